@@ -1,0 +1,147 @@
+"""Every error lgov raises on purpose.
+
+Each class has a stable ``code`` (a slug that may be matched by programs) and each instance may carry a ``hint`` that says
+what to do next::
+
+    LgovError
+     ├── SettingsError            a setting has no meaning, or an unknown name
+     ├── PluginError              a plugin that decides could not be loaded, or its hooks do not fit
+     ├── PolicyError
+     │    ├── PolicyFileError     a policy file is missing, unreadable or wrong (file, line, what to write instead)
+     │    └── PolicyDenied        an act was denied and the caller asked for an exception; carries the Decision
+     ├── AuditError               a decision could not be made durable
+     ├── ScopeError               a rollout scope is missing, or does not fit
+     ├── ArmError                 an adapter cannot govern what it was asked to govern
+     ├── StoreError               the trace store cannot be opened, read or written
+     ├── ModelError               a model cannot be found, checked, converted or loaded
+     ├── EndpointError            the training endpoint was asked for something it cannot do
+     │    └── UpstreamError       the server behind the endpoint failed
+     ├── TransitionError          recorded calls cannot become training data
+     └── TrainError               an update cannot go on (not finite, collapsed, no data)
+
+``str(error)`` is the message followed by the hint.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar
+
+if TYPE_CHECKING:
+    from lgov_core.types import Decision
+
+
+class LgovError(Exception):
+    """Root of the tree. ``message`` says what happened to what; ``hint`` says what to do next."""
+
+    code: ClassVar[str] = "lgov"
+
+    def __init__(self, message: str, *, hint: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+
+    def __str__(self) -> str:
+        return f"{self.message} ({self.hint})" if self.hint else self.message
+
+
+class SettingsError(LgovError):
+    """A setting has no meaning, or its name is unknown."""
+
+    code = "settings"
+
+
+class PluginError(LgovError):
+    """A plugin that takes part in decisions could not be loaded, or its hooks do not fit. Fatal: fails closed."""
+
+    code = "plugin"
+
+
+class PolicyError(LgovError):
+    """A policy is missing, wrong, or said no."""
+
+    code = "policy"
+
+
+class PolicyFileError(PolicyError):
+    """A policy file is missing, unreadable or wrong. ``path`` and ``line`` (1-based) say where, when known."""
+
+    code = "policy_file"
+
+    def __init__(
+        self, message: str, *, path: str | None = None, line: int | None = None, hint: str | None = None
+    ) -> None:
+        where = ":".join(str(part) for part in (path, line) if part is not None)
+        super().__init__(f"{where}: {message}" if where else message, hint=hint)
+        self.path = path
+        self.line = line
+
+
+class PolicyDenied(PolicyError):
+    """An act was denied and the caller asked for an exception instead of a decision."""
+
+    code = "policy_denied"
+
+    def __init__(self, decision: Decision) -> None:
+        super().__init__(decision.tell())
+        self.decision = decision
+
+
+class AuditError(LgovError):
+    """A decision could not be made durable. Whoever catches it must treat the act as denied."""
+
+    code = "audit"
+
+
+class ScopeError(LgovError):
+    """A rollout scope is missing where one is needed, or its ids do not fit."""
+
+    code = "scope"
+
+
+class ArmError(LgovError):
+    """An adapter cannot govern what it was asked to govern. The process must not run ungoverned."""
+
+    code = "arm"
+
+
+class StoreError(LgovError):
+    """The trace store cannot be opened, read or written."""
+
+    code = "store"
+
+
+class ModelError(LgovError):
+    """A model cannot be found, checked, converted or loaded."""
+
+    code = "model"
+
+
+class EndpointError(LgovError):
+    """The training endpoint was asked for something it cannot do. ``status`` is the HTTP status it answers with."""
+
+    code = "endpoint"
+
+    def __init__(self, message: str, *, status: int = 400, hint: str | None = None) -> None:
+        super().__init__(message, hint=hint)
+        self.status = status
+
+
+class UpstreamError(EndpointError):
+    """The server behind the endpoint failed or could not be reached."""
+
+    code = "upstream"
+
+    def __init__(self, message: str, *, status: int = 502, hint: str | None = None) -> None:
+        super().__init__(message, status=status, hint=hint)
+
+
+class TransitionError(LgovError):
+    """Recorded calls cannot become training data."""
+
+    code = "transition"
+
+
+class TrainError(LgovError):
+    """An update cannot go on: a loss that is not finite, a collapsed policy, or no data."""
+
+    code = "train"

@@ -1,0 +1,173 @@
+"""The hooks, in the order in which an action flows through them: the table of contents of the product.
+
+A plugin is any object or module with functions of these names marked ``@hookimpl``; an implementation may take fewer of
+the named arguments. Decision hooks may be plain functions or coroutine functions: the governor drives both from
+synchronous and from asynchronous agents.
+
+Decision hooks (``lgov_agent_startup`` … ``lgov_agent_shutdown``) share one contract. The governor walks the
+implementations itself: each gets the action as the transforms before it left it, transforms are folded in order, and of
+all effects the most severe wins. An implementation that raises, returns something that is not a `Decision`, or does not
+answer within the governor's timeout counts as a deny *in its slot*; it never removes the verdicts of the others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import pluggy
+
+if TYPE_CHECKING:
+    from lgov_core.adapter import Adapter
+    from lgov_core.types import Action, Decision, Reward, ToolOutcome
+
+PROJECT = "lgov"
+
+hookspec = pluggy.HookspecMarker(PROJECT)
+hookimpl = pluggy.HookimplMarker(PROJECT)
+
+if TYPE_CHECKING:
+    Verdict = Decision | Awaitable[Decision | None] | None
+
+DECISION_HOOKS = (
+    "lgov_agent_startup",
+    "lgov_input",
+    "lgov_pre_model_call",
+    "lgov_post_model_call",
+    "lgov_pre_tool_call",
+    "lgov_post_tool_call",
+    "lgov_output",
+    "lgov_agent_shutdown",
+)
+
+
+@hookspec
+def lgov_framework() -> Adapter:  # type: ignore[empty-body]
+    """Names an adapter that can govern one framework.
+
+    When: once, when a process is armed (``lgov run``, training workers).
+    Gets: nothing.
+    Returns: an `Adapter`; must not import the framework.
+    If it raises: arming fails and the process does not start (fails closed).
+    Cost: any; not on the path of an action.
+    """
+
+
+@hookspec
+def lgov_agent_startup(action: Action) -> Verdict:
+    """Judges whether a rollout may begin.
+
+    When: a rollout scope is entered through the governor, before the agent runs.
+    Gets: ``action`` with kind ``agent`` and the task's id as name.
+    Returns: a `Decision`, an awaitable of one, or None for no opinion.
+    If it raises: deny in its slot; the rollout does not begin.
+    Cost: once a rollout.
+    """
+
+
+@hookspec
+def lgov_input(action: Action) -> Verdict:
+    """Judges what the user said before the agent sees it.
+
+    When: an agent is invoked, before its first model call.
+    Gets: ``action.text``, the new user text.
+    Returns: a `Decision` (transform replaces ``text``), an awaitable of one, or None for no opinion.
+    If it raises: deny in its slot; no model is called.
+    Cost: once an invocation.
+    """
+
+
+@hookspec
+def lgov_pre_model_call(action: Action) -> Verdict:
+    """Judges a model call before it is sent.
+
+    When: before every model call.
+    Gets: ``action.name`` (the model), ``action.arguments["messages"]`` as role/content mappings.
+    Returns: a `Decision`, an awaitable of one, or None for no opinion.
+    If it raises: deny in its slot; nothing is sent, the agent gets the denial as the reply.
+    Cost: once a model call; keep it under 100 µs.
+    """
+
+
+@hookspec
+def lgov_post_model_call(action: Action) -> Verdict:
+    """Judges what the model wrote before the agent acts on it.
+
+    When: after every model call, before any proposed tool call is judged.
+    Gets: ``action.text``, the reply's text; ``action.arguments["tool_calls"]``, the calls it proposes.
+    Returns: a `Decision` (transform replaces ``text``), an awaitable of one, or None for no opinion.
+    If it raises: deny in its slot; the reply is replaced by the denial and its tool calls are dropped.
+    Cost: once a model call; keep it under 100 µs.
+    """
+
+
+@hookspec
+def lgov_pre_tool_call(action: Action) -> Verdict:
+    """Judges a tool call before it runs.
+
+    When: before every tool call, hand-off or call of another agent.
+    Gets: ``action.name``, ``action.arguments``, ``action.call_id``.
+    Returns: a `Decision` (transform replaces ``arguments``), an awaitable of one, or None for no opinion.
+    If it raises: deny in its slot; the tool does not run and the model is told.
+    Cost: once a tool call; keep it under 100 µs.
+    """
+
+
+@hookspec
+def lgov_post_tool_call(action: Action) -> Verdict:
+    """Judges a tool's result before the model reads it.
+
+    When: after every tool call that returned.
+    Gets: ``action.text``, the result as the model would read it; name, arguments and call id as before the call.
+    Returns: a `Decision` (transform replaces ``text``), an awaitable of one, or None for no opinion.
+    If it raises: deny in its slot; the model reads the denial instead of the result.
+    Cost: once a tool call; keep it under 100 µs.
+    """
+
+
+@hookspec
+def lgov_output(action: Action) -> Verdict:
+    """Judges the agent's final answer before the caller gets it.
+
+    When: an agent is about to return.
+    Gets: ``action.text``, the final answer.
+    Returns: a `Decision` (transform replaces ``text``), an awaitable of one, or None for no opinion.
+    If it raises: deny in its slot; the caller gets the denial.
+    Cost: once an invocation.
+    """
+
+
+@hookspec
+def lgov_agent_shutdown(action: Action) -> Verdict:
+    """Judges the end of a rollout, for the record: nothing is left to block.
+
+    When: a rollout scope is left through the governor.
+    Gets: ``action`` as at ``lgov_agent_startup``.
+    Returns: a `Decision`, an awaitable of one, or None for no opinion.
+    If it raises: deny in its slot; recorded.
+    Cost: once a rollout.
+    """
+
+
+@hookspec
+def lgov_reward(outcome: ToolOutcome) -> Sequence[Reward]:  # type: ignore[empty-body]
+    """Turns what came of a tool call into intermediate rewards (AIR).
+
+    When: after every tool call: succeeded, failed, timed out or denied.
+    Gets: ``outcome`` with the action, its status, and the decision where there was one.
+    Returns: rewards on explicit targets; the rewards of all plugins are collected. An empty list for none.
+    If it raises: the error is reported as an event and no reward of that plugin is recorded; the agent goes on.
+    Cost: once a tool call; keep it under 100 µs.
+    """
+
+
+@hookspec
+def lgov_observe(event: Any) -> None:
+    """Sees everything that happened: decisions, tool outcomes, rewards, spans.
+
+    When: after each of them; for decisions, after their audit entry is committed.
+    Gets: ``event``: an `ObservedDecision`, a `ToolOutcome`, a `Reward`, a `Span` or a `PluginFailure`.
+    Returns: nothing.
+    If it raises: the error is counted on the governor and the others still see the event; the agent goes on.
+    Cost: must not block; keep it under 50 µs.
+    """

@@ -1,0 +1,97 @@
+"""Which rollout the running code belongs to.
+
+The scope is a context variable, so a hundred interleaved rollouts in one event loop stay apart. asyncio tasks and
+``asyncio.to_thread`` inherit it by themselves; plain threads and executors do not, so `carry_into_threads` makes
+``threading.Thread`` and ``ThreadPoolExecutor.submit`` hand it on explicitly.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import contextvars
+import functools
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from lgov_core.errors import ScopeError
+
+
+@dataclass(frozen=True, slots=True)
+class RolloutScope:
+    """The rollout, attempt (from 1) and session that the running code belongs to."""
+
+    rollout_id: str
+    attempt: int = 1
+    session_id: str | None = None
+    task_id: str | None = None
+
+    def __post_init__(self) -> None:
+        if not self.rollout_id or any(c in self.rollout_id for c in "/\r\n\0"):
+            raise ScopeError(f"rollout id {self.rollout_id!r} is empty or holds a slash or control character")
+        if self.attempt < 1:
+            raise ScopeError(f"attempt must be 1 or more, not {self.attempt}")
+
+
+_CURRENT: contextvars.ContextVar[RolloutScope | None] = contextvars.ContextVar("lgov_rollout", default=None)
+
+
+def current_scope() -> RolloutScope | None:
+    """The scope of the running code, or None outside any rollout. Callable from any thread or task."""
+    return _CURRENT.get()
+
+
+@contextmanager
+def enter_scope(scope: RolloutScope | None) -> Iterator[RolloutScope | None]:
+    """Makes ``scope`` current inside the block, in this thread or task only. Scopes nest; the inner one wins."""
+    token = _CURRENT.set(scope)
+    try:
+        yield scope
+    finally:
+        _CURRENT.reset(token)
+
+
+def _carrying(function: Callable[..., Any], scope: RolloutScope) -> Callable[..., Any]:
+    @functools.wraps(function)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        with enter_scope(scope):
+            return function(*args, **kwargs)
+
+    return run
+
+
+def carry_into_threads() -> None:
+    """Makes every thread and executor job started from inside a scope belong to that scope.
+
+    Wraps ``threading.Thread.start`` and ``ThreadPoolExecutor.submit`` for the whole process; only lgov's own variable is
+    carried, user context variables keep their normal behaviour. Calling it again changes nothing. Process pools are
+    not covered: a child process is attributed by its environment instead.
+    """
+    if getattr(threading.Thread.start, "_lgov_carries", False):
+        return
+    start, submit = threading.Thread.start, concurrent.futures.ThreadPoolExecutor.submit
+
+    @functools.wraps(start)
+    def start_in_scope(self: threading.Thread) -> None:
+        if (scope := _CURRENT.get()) is not None:
+            self.run = _carrying(self.run, scope)  # type: ignore[method-assign]
+        start(self)
+
+    @functools.wraps(submit)
+    def submit_in_scope(self: Any, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+        # A worker thread of the pool may itself have inherited the scope of whoever made the pool grow, so the job's
+        # own scope (or its absence) is set in any case.
+        scope = _CURRENT.get()
+
+        @functools.wraps(fn)
+        def job(*a: Any, **k: Any) -> Any:
+            with enter_scope(scope):
+                return fn(*a, **k)
+
+        return submit(self, job, *args, **kwargs)
+
+    start_in_scope._lgov_carries = True  # type: ignore[attr-defined]
+    threading.Thread.start = start_in_scope  # type: ignore[method-assign]
+    concurrent.futures.ThreadPoolExecutor.submit = submit_in_scope  # type: ignore[method-assign]

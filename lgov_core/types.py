@@ -1,0 +1,249 @@
+"""The values that flow through lgov. All are frozen: whoever holds one may share it between threads and tasks.
+
+Ids are strings chosen by whoever creates the thing; times are Unix seconds as ``float``; durations are seconds unless the
+name says otherwise.
+"""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import IntEnum, StrEnum
+from types import MappingProxyType
+from typing import Any, Literal, TypeAlias
+
+JSONValue: TypeAlias = "None | bool | int | float | str | Sequence[JSONValue] | Mapping[str, JSONValue]"
+
+_NOTHING: Mapping[str, Any] = MappingProxyType({})
+
+
+def new_id(prefix: str) -> str:
+    """A fresh id such as ``call_6f1c…``: the prefix, an underscore and 24 random hex digits."""
+    return f"{prefix}_{uuid.uuid4().hex[:24]}"
+
+
+class Point(StrEnum):
+    """Where in an agent's life a judgement happens: the eight points of AGENT-HOOKS-0.1."""
+
+    AGENT_STARTUP = "agent_startup"
+    INPUT = "input"
+    PRE_MODEL_CALL = "pre_model_call"
+    POST_MODEL_CALL = "post_model_call"
+    PRE_TOOL_CALL = "pre_tool_call"
+    POST_TOOL_CALL = "post_tool_call"
+    OUTPUT = "output"
+    AGENT_SHUTDOWN = "agent_shutdown"
+
+
+class Effect(IntEnum):
+    """What a decision does, ordered by severity: the greatest of several wins."""
+
+    ALLOW = 0
+    WARN = 1
+    TRANSFORM = 2
+    ESCALATE = 3
+    DENY = 4
+
+    @property
+    def label(self) -> str:
+        """The name in lower case, as it is written in records."""
+        return self.name.lower()
+
+
+class Severity(StrEnum):
+    """How bad the thing is that a decision found."""
+
+    LOW = "low"
+    MEDIUM = "medium"
+    HIGH = "high"
+    CRITICAL = "critical"
+
+
+Kind: TypeAlias = Literal["function", "handoff", "agent", "mcp", "shell", "hosted", "model", "text"]
+
+
+@dataclass(frozen=True, slots=True)
+class Action:
+    """What is about to happen (or, at a ``post_`` point, what just came back) and who does it.
+
+    ``arguments`` is what the tool will be called with, or for a model call ``{"messages": [...]}``; ``text`` is the text
+    judged at ``input``, ``output``, ``post_model_call`` and ``post_tool_call``. ``call_id`` is the framework's id of the
+    tool call (the ``tool_call_id`` the model wrote) or of the model call. ``native`` is the framework's own object, so
+    that a policy made for one framework loses nothing; it is never recorded.
+    """
+
+    point: Point
+    name: str
+    kind: Kind = "function"
+    arguments: Mapping[str, Any] = field(default_factory=lambda: _NOTHING)
+    text: str | None = None
+    agent: str | None = None
+    framework: str | None = None
+    session_id: str | None = None
+    rollout_id: str | None = None
+    attempt: int | None = None
+    call_id: str | None = None
+    parent_id: str | None = None
+    native: Any = field(default=None, repr=False, compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """The judgement of one action.
+
+    ``effect`` is what happens; ``blocks`` is true for deny and escalate. ``arguments`` (or ``text``) replaces the
+    action's own when the effect is transform; on a combined decision it may also be set beside a warn.
+    ``abort`` asks for the end of the run instead of a message to the model. ``parts`` holds the decisions that were
+    combined into this one, in the order in which they were taken. ``decision_id`` is the id of its audit entry, set
+    once the entry is committed. ``latency_us`` is the time the judgement took, in microseconds, without the commit.
+    ``shadowed`` is true when the policy set only watches: the effect recorded in ``parts`` was not enforced.
+    """
+
+    effect: Effect
+    policy: str
+    rule: str = ""
+    reason: str = ""
+    severity: Severity = Severity.LOW
+    abort: bool = False
+    arguments: Mapping[str, Any] | None = None
+    text: str | None = None
+    parts: tuple[Decision, ...] = ()
+    decision_id: str | None = None
+    latency_us: float = 0.0
+    shadowed: bool = False
+
+    @property
+    def blocks(self) -> bool:
+        """Whether the act must not go on."""
+        return self.effect >= Effect.ESCALATE
+
+    def tell(self) -> str:
+        """The denial as the model reads it: what, why, and that asking again will not help."""
+        where = f"{self.policy}/{self.rule}" if self.rule else self.policy
+        return f"DENIED by policy {where}: {self.reason or 'not allowed'}. It was not run; do not repeat it."
+
+
+ALLOW = Decision(Effect.ALLOW, policy="lgov")
+
+
+class Outcome(StrEnum):
+    """How an attempt ended. ``infrastructure`` and ``timeout`` never become a training reward."""
+
+    SUCCEEDED = "succeeded"
+    FAILED = "failed"
+    BLOCKED = "blocked"
+    INFRASTRUCTURE = "infrastructure"
+    TIMEOUT = "timeout"
+    TRUNCATED = "truncated"
+
+    @property
+    def trainable(self) -> bool:
+        """Whether the attempt says something about the policy rather than about the machines."""
+        return self not in (Outcome.INFRASTRUCTURE, Outcome.TIMEOUT)
+
+
+ToolStatus: TypeAlias = Literal["ok", "error", "denied", "timeout", "invalid_args", "unknown_tool"]
+
+
+@dataclass(frozen=True, slots=True)
+class ToolOutcome:
+    """What came of one tool call. ``action`` is the call as the model proposed it; ``error_type`` is a class name."""
+
+    action: Action
+    status: ToolStatus
+    result: str | None = None
+    error_type: str | None = None
+    error: str | None = None
+    decision: Decision | None = None
+    started_at: float = field(default_factory=time.time)
+    duration_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Reward:
+    """One number on one target.
+
+    The target is explicit, never guessed: a tool call (``tool_call_id``: credited to the model call that proposed it), a
+    model call (``response_id``), or, with neither set, the attempt as a whole. ``dimension`` keeps channels apart
+    (``task``, ``air``, ``compliance``). ``value`` must be finite.
+    """
+
+    value: float
+    dimension: str = "task"
+    rollout_id: str | None = None
+    attempt: int | None = None
+    response_id: str | None = None
+    tool_call_id: str | None = None
+    source: str = ""
+    reward_id: str = field(default_factory=lambda: new_id("rwd"))
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """One thing that happened, in GenAI semantic-convention names plus ``lgov.*`` (see ``lgov_core.trace``)."""
+
+    name: str
+    span_id: str
+    started_at: float
+    ended_at: float | None
+    attributes: Mapping[str, JSONValue]
+    rollout_id: str | None = None
+    attempt: int | None = None
+    parent_id: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Rollout:
+    """One task handed to an agent. ``task_id`` names the group: rollouts of one task are compared with each other."""
+
+    rollout_id: str
+    task_id: str
+    run_id: str
+    input: Mapping[str, JSONValue]
+    created_at: float = field(default_factory=time.time)
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """One try at a rollout. ``outcome`` is None while it runs; ``error`` says what went wrong, for people."""
+
+    rollout_id: str
+    attempt: int
+    started_at: float
+    ended_at: float | None = None
+    outcome: Outcome | None = None
+    error: str | None = None
+    result: JSONValue = None
+
+
+@dataclass(frozen=True, slots=True)
+class CapturedCall:
+    """One model call exactly as the endpoint served it.
+
+    ``prompt_ids`` and ``response_ids`` are token ids (int); ``logprobs`` are the behaviour log-probabilities of
+    ``response_ids`` at the temperature sampled, same length, or None when an upstream did not give them; both id lists
+    are None when an upstream did not give them. ``weights_version`` counts the weights published so far (0 = as loaded;
+    None = unknown upstream). ``tool_call_ids`` are the ids given to the tool calls parsed from the reply, so that a
+    tool's reward finds the call that proposed it. ``request`` and ``response`` are the JSON bodies.
+    """
+
+    response_id: str
+    model: str
+    request: Mapping[str, Any]
+    response: Mapping[str, Any]
+    prompt_ids: tuple[int, ...] | None
+    response_ids: tuple[int, ...] | None
+    logprobs: tuple[float, ...] | None
+    finish_reason: str
+    weights_version: int | None
+    temperature: float
+    top_p: float
+    started_at: float
+    ended_at: float
+    rollout_id: str | None = None
+    attempt: int | None = None
+    agent: str | None = None
+    tool_call_ids: tuple[str, ...] = ()
+    engine: str = ""
