@@ -14,10 +14,10 @@ from lgov_core.errors import PluginError
 
 #: Adapters that ship with lgov. Names, not entry points: an entry point whose framework is missing would make the whole
 #: group fail to load, while these modules import no framework until they are armed.
-BUILTIN_ADAPTERS = ("lgov_langchain.plugin",)
+BUILTIN_ADAPTERS = ("lgov_langchain.plugin", "lgov_autogen.plugin", "lgov_openai_agents.plugin")
 
-#: Reward rules that are on unless a governor is made without them.
 ENTRY_POINT_GROUP = "lgov"
+
 
 
 def make_plugin_manager(
@@ -48,7 +48,7 @@ def make_plugin_manager(
             manager.register(_load(point), name=f"{point.name} ({point.value})")
     for plugin in plugins:
         manager.register(plugin)
-    _check(manager)
+    check_hooks(manager)
     return manager
 
 
@@ -62,8 +62,8 @@ def _load(point: EntryPoint) -> Any:
         ) from error
 
 
-def _check(manager: pluggy.PluginManager) -> None:
-    """Refuses hooks that do not exist or whose arguments do not fit."""
+def check_hooks(manager: pluggy.PluginManager) -> None:
+    """Raises `PluginError` for hooks that do not exist or whose arguments do not fit."""
     try:
         manager.check_pending()
     except pluggy.PluginValidationError as error:

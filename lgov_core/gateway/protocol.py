@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
+
+ANY_MODEL: Final = "*"
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +86,7 @@ class Engine(Protocol):
 
     @property
     def models(self) -> Sequence[str]:
-        """Names this engine answers to."""
+        """Names this engine answers to; `ANY_MODEL` among them stands for every name no other engine has."""
         ...
 
     async def chat(self, request: ChatRequest) -> Completion:

@@ -1,0 +1,26 @@
+"""The judges: what they share (`Policy`, `Decision` making), the built-in ones, their combination and their files."""
+
+from __future__ import annotations
+
+from lgov_core.policies.base import BoundedPolicy, Policy
+from lgov_core.policies.combine import combine, fold
+from lgov_core.policies.loader import BUILTIN_POLICIES, PolicyFactory, load_policies, load_policy_file
+from lgov_core.policies.policy_set import ConstantPolicy, PolicySet, Rule
+from lgov_core.policies.sql import SQLPolicy
+from lgov_core.policies.tool import ToolPolicy
+
+__all__ = [
+    "BUILTIN_POLICIES",
+    "BoundedPolicy",
+    "ConstantPolicy",
+    "Policy",
+    "PolicyFactory",
+    "PolicySet",
+    "Rule",
+    "SQLPolicy",
+    "ToolPolicy",
+    "combine",
+    "fold",
+    "load_policies",
+    "load_policy_file",
+]

@@ -1,0 +1,226 @@
+"""What one entry of the audit record says, and its canonical bytes."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass
+from typing import Any, Final
+
+from lgov_core.types import Action, Decision, ToolOutcome
+
+#: Longer texts are stored as a marker with their size, their hash and their beginning.
+PAYLOAD_LIMIT: Final = 64 * 1024
+_PAYLOAD_HEAD: Final = 4 * 1024
+#: Names, ids and reasons are part of the chain for ever; a model can make them as long as it likes.
+_FIELD_LIMIT: Final = 2048
+
+
+@dataclass(frozen=True, slots=True)
+class Payload:
+    """A text kept beside an entry: as it is stored, and the SHA-256 (hex) and length of the text in full.
+
+    ``size`` counts characters of canonical JSON, all of them ASCII. ``stored`` is a marker when the text is too long.
+    """
+
+    stored: str
+    sha256: str
+    size: int
+
+    @property
+    def stored_sha256(self) -> str:
+        """The SHA-256 (hex) of what is stored."""
+        return self.sha256 if len(self.stored) == self.size else hashlib.sha256(self.stored.encode()).hexdigest()
+
+
+@dataclass(frozen=True, slots=True)
+class AuditEntry:
+    """One entry as it is read back.
+
+    ``kind`` is ``decision`` or ``outcome``; ``refers_to`` is the decision's entry id on an outcome. ``position`` counts
+    over the whole record, ``seq`` within the writer's chain; both from 1. ``time_ns`` is Unix time and ``monotonic_ns``
+    the writer's monotonic clock, in nanoseconds. ``arguments`` is canonical JSON, and ``content`` a JSON object of what
+    else belongs to the entry (``text``, the replacements of a transform, ``result``, ``error``); both None once erased,
+    while ``arguments_sha256`` stays. ``effect`` to ``shadowed`` and ``latency_us`` are None on an outcome, ``status`` on
+    a decision. ``body`` holds every field that was hashed.
+    """
+
+    position: int
+    entry_id: str
+    writer: str
+    seq: int
+    kind: str
+    time_ns: int
+    monotonic_ns: int
+    point: str
+    action_kind: str
+    name: str
+    arguments: str | None
+    arguments_sha256: str | None
+    content: str | None
+    agent: str | None
+    framework: str | None
+    session_id: str | None
+    rollout_id: str | None
+    attempt: int | None
+    call_id: str | None
+    refers_to: str | None
+    status: str | None
+    effect: str | None
+    policy: str | None
+    rule: str | None
+    reason: str | None
+    severity: str | None
+    shadowed: bool | None
+    policy_digest: str
+    code_version: str
+    latency_us: float | None
+    prev_hash: bytes
+    hash: bytes
+    body: Mapping[str, Any]
+
+
+def entry_of(row: tuple[Any, ...]) -> AuditEntry:
+    """The entry of a row ``(position, body, prev_hash, hash, arguments, content)``."""
+    position, text, prev_hash, entry_hash, arguments, content = row
+    body: dict[str, Any] = json.loads(text)
+    same_name = {
+        name: body.get(name)
+        for name in AuditEntry.__dataclass_fields__
+        if name not in ("position", "arguments", "content", "prev_hash", "hash", "body")
+    }
+    return AuditEntry(
+        position=position,
+        arguments=arguments,
+        content=content,
+        prev_hash=prev_hash,
+        hash=entry_hash,
+        body=body,
+        **same_name,  # type: ignore[arg-type]
+    )
+
+
+def action_fields(action: Action) -> dict[str, Any]:
+    """The fields of an entry that say what was about to happen, and to whom."""
+    return {
+        "point": action.point.value,
+        "action_kind": action.kind,
+        "name": _short(action.name),
+        "agent": _short(action.agent),
+        "framework": action.framework,
+        "session_id": _short(action.session_id),
+        "rollout_id": action.rollout_id,
+        "attempt": action.attempt,
+        "call_id": _short(action.call_id),
+        "parent_id": _short(action.parent_id),
+    }
+
+
+def decision_fields(decision: Decision) -> dict[str, Any]:
+    """The fields of an entry that say what was decided, by which policies."""
+    fields: dict[str, Any] = {
+        "effect": decision.effect.label,
+        "policy": decision.policy,
+        "rule": decision.rule,
+        "reason": _short(decision.reason),
+        "severity": decision.severity.value,
+        "shadowed": decision.shadowed,
+        "abort": decision.abort,
+        "latency_us": round(decision.latency_us, 3),
+    }
+    if decision.parts:
+        fields["parts"] = [
+            {
+                "effect": part.effect.label,
+                "policy": part.policy,
+                "rule": part.rule,
+                "reason": _short(part.reason),
+                "severity": part.severity.value,
+                "shadowed": part.shadowed,
+            }
+            for part in decision.parts
+        ]
+    return fields
+
+
+def decision_content(action: Action, decision: Decision) -> Payload | None:
+    """The texts that belong to a decision besides the arguments, or None."""
+    if action.text is None and decision.arguments is None and decision.text is None:
+        return None
+    content = {"text": action.text, "new_arguments": decision.arguments, "new_text": decision.text}
+    return payload({name: value for name, value in content.items() if value is not None})
+
+
+def outcome_content(outcome: ToolOutcome) -> Payload | None:
+    """The texts that belong to an outcome besides the arguments, or None."""
+    if outcome.result is None and outcome.error is None:
+        return None
+    content = {"result": outcome.result, "error": outcome.error}
+    return payload({name: value for name, value in content.items() if value is not None})
+
+
+def payload(value: Mapping[str, Any]) -> Payload:
+    """``value`` as canonical JSON, cut to a marker when it is longer than `PAYLOAD_LIMIT`.
+
+    What JSON has no form for is written as its ``repr``. Raises whatever that raises, and `ValueError` or
+    `RecursionError` for a value that holds itself or is nested too deep.
+    """
+    if not value:
+        return _NOTHING
+    text = canonical(value)
+    sha256 = hashlib.sha256(text.encode()).hexdigest()
+    if len(text) <= PAYLOAD_LIMIT:
+        return Payload(text, sha256, len(text))
+    marker = {"lgov.cut": {"characters": len(text), "sha256": sha256, "begins": text[:_PAYLOAD_HEAD]}}
+    return Payload(canonical(marker), sha256, len(text))
+
+
+def canonical(value: Mapping[str, Any]) -> str:
+    """``value`` as JSON with sorted keys, no white space and only ASCII: equal values give equal bytes."""
+    try:
+        return _ENCODER.encode(value if type(value) is dict else dict(value))
+    except (TypeError, ValueError):
+        return _ENCODER.encode(_plain(value, 0))  # a key that is no string, or a number that is not finite
+
+
+def _plain(value: Any, depth: int) -> Any:
+    """``value`` in what JSON has: other keys as text, other things as their ``repr``."""
+    if depth > 200:
+        raise ValueError("nested too deep, or holds itself")
+    if isinstance(value, float) and not math.isfinite(value):
+        return repr(value)
+    if value is None or isinstance(value, (str, bool, int, float)):
+        return value
+    if isinstance(value, Mapping):
+        return {
+            key if isinstance(key, str) else repr(key): _plain(item, depth + 1)
+            for key, item in value.items()  # pyright: ignore[reportUnknownVariableType]
+        }
+    if isinstance(value, (Sequence, AbstractSet)) and not isinstance(value, (bytes, bytearray, memoryview)):
+        items = sorted(value, key=repr) if isinstance(value, AbstractSet) else value
+        return [_plain(item, depth + 1) for item in items]
+    return repr(value)
+
+
+def _other(value: Any) -> Any:
+    """For the fast path: one step towards what JSON has."""
+    if isinstance(value, Mapping):
+        return dict(value)
+    if isinstance(value, AbstractSet):
+        return sorted(value, key=repr)
+    return repr(value)
+
+
+_ENCODER = json.JSONEncoder(sort_keys=True, separators=(",", ":"), allow_nan=False, default=_other)
+
+_NOTHING = Payload("{}", hashlib.sha256(b"{}").hexdigest(), 2)
+
+
+def _short(text: str | None) -> str | None:
+    if text is None or len(text) <= _FIELD_LIMIT:
+        return text
+    digest = hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
+    return f"{text[:_FIELD_LIMIT]}… [{len(text)} characters, SHA-256 {digest}]"

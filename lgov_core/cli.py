@@ -1,0 +1,39 @@
+"""The command line. Commands live in `lgov_core.commands` and load when they are called."""
+
+from __future__ import annotations
+
+import click
+
+import lgov_core
+from lgov_core.commands.group import Exit, LazyGroup, exit_status
+
+_COMMANDS = {
+    "run": ("lgov_core.commands.run:run", "Run an unedited Python program under policy."),
+    "serve": ("lgov_core.commands.serve:serve", "Serve the training endpoint (OpenAI-compatible)."),
+    "demo": ("lgov_core.demo.command:demo_command", "Govern and train a small SQL agent, and show what changed."),
+    "policy": ("lgov_core.commands.policy:policy", "Check policy files."),
+    "traces": ("lgov_core.commands.traces:traces", "Look at recorded rollouts, step by step."),
+    "models": ("lgov_core.commands.models:models", "List models and get those that need no hub."),
+    "plugins": ("lgov_core.commands.plugins:plugins", "List plugins and the hooks they implement."),
+    "doctor": ("lgov_core.commands.doctor:doctor", "Check this installation and its settings."),
+}
+
+
+@click.group(
+    cls=LazyGroup,
+    lazy=_COMMANDS,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+    epilog=exit_status(*Exit),
+)
+@click.version_option(lgov_core.__version__, "-V", "--version", prog_name="lgov", message="%(prog)s %(version)s")
+def cli() -> None:
+    """Govern, reward, train and audit existing agents without editing them.
+
+    Settings come from lgov.toml (or [tool.lgov] in pyproject.toml), LGOV_* variables and flags; later ones win.
+    `lgov doctor` shows each with its origin.
+    """
+
+
+def main() -> None:
+    """Entry point of the ``lgov`` program."""
+    cli(prog_name="lgov")

@@ -1,0 +1,133 @@
+"""``lgov doctor``: what is installed, what it can do, and which settings apply."""
+
+from __future__ import annotations
+
+import dataclasses
+import platform
+import re
+import sys
+from importlib import metadata
+from typing import Any
+
+import click
+
+import lgov_core
+from lgov_core.commands.group import Exit, exit_status, json_option
+from lgov_core.commands.output import write_json, write_table
+from lgov_core.commands.plugins import installed_plugins
+from lgov_core.errors import LgovError
+from lgov_core.settings import Settings, load_settings
+
+_EXTRA = re.compile(r"""extra\s*==\s*["']([^"']+)["']""")
+_NAME = re.compile(r"[A-Za-z0-9._-]+")
+
+
+@click.command(epilog=exit_status(Exit.OK, Exit.FINDING))
+@json_option
+@click.pass_context
+def doctor(ctx: click.Context, as_json: bool) -> None:
+    """Check this installation and its settings: versions, extras, frameworks, plugins, and where each setting came from."""
+    problems: list[str] = []
+    report: dict[str, Any] = {
+        "lgov": lgov_core.__version__,
+        "python": platform.python_version(),
+        "executable": sys.executable,
+        "settings": _settings(problems),
+        "extras": _extras(),
+        "frameworks": _frameworks(problems),
+        "plugins": _plugins(problems),
+        "problems": problems,
+    }
+    if as_json:
+        write_json(report)
+    else:
+        _write(report)
+    ctx.exit(Exit.FINDING if problems else Exit.OK)
+
+
+def _settings(problems: list[str]) -> dict[str, dict[str, Any]]:
+    try:
+        settings = load_settings()
+    except LgovError as error:
+        problems.append(str(error))
+        return {}
+    names = [field.name for field in dataclasses.fields(Settings) if field.name != "origins"]
+    return {name: {"value": getattr(settings, name), "origin": settings.origin(name)} for name in names}
+
+
+def _extras() -> dict[str, dict[str, str | None]]:
+    """For each extra the distributions it needs, with the installed version or None."""
+    extras: dict[str, dict[str, str | None]] = {}
+    for requirement in metadata.requires("lgov") or ():
+        extra, name = _EXTRA.search(requirement), _NAME.match(requirement)
+        if extra and name and name[0] != "lgov":
+            extras.setdefault(extra[1], {})[name[0]] = _version(name[0])
+    return extras
+
+
+def _version(distribution: str) -> str | None:
+    try:
+        return metadata.version(distribution)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _frameworks(problems: list[str]) -> list[dict[str, Any]]:
+    from lgov_core.adapter import Adapter
+    from lgov_core.plugins import make_plugin_manager
+    from lgov_core.run import ALL_ADAPTERS
+
+    try:
+        adapters: list[Adapter] = make_plugin_manager(builtin=ALL_ADAPTERS).hook.lgov_framework()
+    except LgovError as error:
+        problems.append(str(error))
+        return []
+    return [
+        {
+            "name": adapter.name,
+            "installed": adapter.installed(),
+            "governed": bool(adapter.surface),
+            "tested": dict(adapter.tested),
+            "versions": {name: _version(name) for name in adapter.tested},
+            "blocks_at": [point.value for point, surface in adapter.surface.items() if surface.block],
+        }
+        for adapter in adapters
+    ]
+
+
+def _plugins(problems: list[str]) -> list[dict[str, Any]]:
+    try:
+        return [dataclasses.asdict(plugin) for plugin in installed_plugins()]
+    except LgovError as error:
+        problems.append(str(error))
+        return []
+
+
+def _write(report: dict[str, Any]) -> None:
+    click.echo(f"lgov {report['lgov']}, Python {report['python']} ({report['executable']})")
+    click.echo("\nsettings")
+    write_table(
+        ("name", "value", "from"),
+        [
+            (name, "" if entry["value"] is None else entry["value"], entry["origin"])
+            for name, entry in report["settings"].items()
+        ],
+    )
+    click.echo("\nextras")
+    rows: list[tuple[str, str, str]] = []
+    for extra, needed in report["extras"].items():
+        missing = [name for name, version in needed.items() if version is None]
+        rows.append((extra, "installed" if not missing else "not complete", ", ".join(missing)))
+    write_table(("extra", "state", "missing"), rows)
+    click.echo("\nframeworks")
+    rows = []
+    for framework in report["frameworks"]:
+        able = "governed" if framework["governed"] else "recognised and refused"
+        versions = ", ".join(f"{name} {version or '-'}" for name, version in framework["versions"].items())
+        rows.append((framework["name"], "installed" if framework["installed"] else "not installed", f"{able} {versions}"))
+    write_table(("framework", "state", "in this release"), rows)
+    click.echo("\nplugins")
+    write_table(("plugin", "hooks"), [(plugin["name"], ", ".join(plugin["hooks"])) for plugin in report["plugins"]])
+    click.echo(f"\n{len(report['problems'])} problems")
+    for problem in report["problems"]:
+        click.echo(f"  {problem}")

@@ -1,0 +1,43 @@
+"""How commands write: results to standard output as text or JSON, everything else to standard error."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import click
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+#: Columns of output that goes to a file or a pipe, where no terminal says how wide it is.
+_WIDTH_WITHOUT_TERMINAL = 120
+
+
+def write_json(value: Any) -> None:
+    """Writes one JSON document to standard output. Values that JSON has no form for are written as text."""
+    click.echo(json.dumps(value, indent=2, default=str, allow_nan=False))
+
+
+def console() -> Console:
+    """A console on standard output: no colour and a fixed width when that is not a terminal."""
+    from rich.console import Console
+
+    terminal = sys.stdout.isatty()
+    width = None if terminal else _WIDTH_WITHOUT_TERMINAL
+    return Console(file=sys.stdout, width=width, markup=False, highlight=False, emoji=False)
+
+
+def write_table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
+    """Writes rows under their column names, without a frame, so that other programs can cut them."""
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for column in columns:
+        table.add_column(column, overflow="fold")
+    for row in rows:
+        table.add_row(*(Text("" if cell is None else str(cell)) for cell in row))
+    console().print(table)

@@ -1,0 +1,69 @@
+"""``lgov run``: an unedited program under policy."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from lgov_core.commands.group import Exit, exit_status
+from lgov_core.errors import ArmError, LgovError
+from lgov_core.settings import load_settings
+
+
+@click.command(
+    # Everything after the first word that is not an option of ours belongs to the program.
+    context_settings={"allow_interspersed_args": False},
+    epilog=exit_status(
+        Exit.USAGE, Exit.CANNOT_GOVERN, Exit.INTERRUPTED, more="any other status is the program's own"
+    ),
+)
+@click.option("--policy", type=click.Path(path_type=Path), help="Policy file. [default: policy.yaml beside the program]")
+@click.option("--audit", type=click.Path(path_type=Path), help="File of the audit record. [default: .lgov/audit.db]")
+@click.option("--store", help="Trace store for spans and rewards. [default: none is kept]")
+@click.option("--endpoint", help="Base URL of a training endpoint; OpenAI-style clients of the program are sent there.")
+@click.option("--timeout", "timeout_s", type=float, help="Seconds that a policy may take. [default: 2]")
+@click.option("--rollout-id", help="Id of the rollout that this run is. [default: a fresh one]")
+@click.option("--task-id", help="Task that the rollout belongs to. [default: the program's name]")
+@click.option("--json", "as_json", is_flag=True, help="Write errors as JSON. Standard output stays the program's.")
+@click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
+@click.pass_context
+def run(
+    ctx: click.Context,
+    policy: Path | None,
+    audit: Path | None,
+    store: str | None,
+    endpoint: str | None,
+    timeout_s: float | None,
+    rollout_id: str | None,
+    task_id: str | None,
+    as_json: bool,
+    command: tuple[str, ...],
+) -> None:
+    """Run a Python program under policy, in this process, without editing it.
+
+    \b
+      lgov run --policy policy.yaml -- python agent.py arguments
+      lgov run --policy policy.yaml -- python -m package
+
+    The agents of every framework that lgov can govern are governed; each decision is committed to the audit record
+    before the act. If the policy is missing or broken, or a framework cannot be governed, the program is not run.
+    """
+    from lgov_core.run import RunOptions, run_program
+
+    flags = {"policy": policy, "audit": audit, "store": store, "endpoint": endpoint, "timeout_s": timeout_s}
+    try:
+        settings = load_settings(flags)
+    except LgovError as error:
+        # Settings that cannot be read may be the ones that name the policy.
+        raise ArmError(f"not run: {error.message}", hint=error.hint) from error
+    options = RunOptions(
+        policy=settings.policy,
+        audit=settings.audit,
+        store=settings.store,
+        endpoint=settings.endpoint,
+        timeout_s=settings.timeout_s,
+        rollout_id=rollout_id,
+        task_id=task_id,
+    )
+    ctx.exit(run_program(command, options))

@@ -1,0 +1,135 @@
+"""``lgov serve``: the training endpoint."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import stat
+import threading
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from lgov_core.commands.group import Exit, exit_status, json_option
+from lgov_core.commands.output import write_json
+from lgov_core.errors import EndpointError, SettingsError
+from lgov_core.settings import Settings, load_settings
+
+if TYPE_CHECKING:
+    from lgov_core.gateway.keys import KeyRing
+    from lgov_core.gateway.protocol import Engine
+
+
+@click.command(epilog=exit_status(Exit.OK, Exit.FINDING, Exit.USAGE, Exit.INTERRUPTED))
+@click.option("--model", help="Model to serve from this process: smollm2, a transformers folder, or a hub name.")
+@click.option("--upstream", help="Base URL of an OpenAI-compatible server to pass calls on to, with /v1.")
+@click.option("--upstream-key-env", default="OPENAI_API_KEY", show_default=True, help="Variable with the upstream's key.")
+@click.option("--store", help="Trace store that every call is committed to. [default: nothing is recorded]")
+@click.option("--host", help="Address to listen on. [default: 127.0.0.1]")
+@click.option("--port", type=int, help="Port to listen on; 0 takes any free one. [default: 8321]")
+@click.option(
+    "--key-secret-file",
+    type=click.Path(path_type=Path),
+    help="File with the secret of the keys (16 bytes or more). With it, calls without a key are refused.",
+)
+@click.option("--dtype", type=click.Choice(["float32", "bfloat16"]), default="float32", show_default=True)
+@click.option("--show-admin-key", is_flag=True, help="Write the key that may speak for any rollout.")
+@json_option
+def serve(
+    model: str | None,
+    upstream: str | None,
+    upstream_key_env: str,
+    store: str | None,
+    host: str | None,
+    port: int | None,
+    key_secret_file: Path | None,
+    dtype: str,
+    show_admin_key: bool,
+    as_json: bool,
+) -> None:
+    """Serve an OpenAI-compatible endpoint that records every call exactly: tokens, logprobs, weights version.
+
+    The address is written to standard output as soon as calls are answered. Point an agent at it with OPENAI_BASE_URL.
+    SIGTERM lets running calls end; so does Ctrl-C.
+    """
+    from lgov_core.gateway.server import EndpointServer
+
+    settings = load_settings(
+        {
+            "model": model,
+            "upstream": upstream,
+            "store": store,
+            "host": host,
+            "port": port,
+            "key_secret_file": key_secret_file,
+        }
+    )
+    keys = _keys(settings)
+    if show_admin_key and keys is None:
+        raise SettingsError("there is no admin key without keys", hint="give --key-secret-file")
+    engine = _engine(settings, dtype=dtype, upstream_key_env=upstream_key_env)
+    with contextlib.ExitStack() as open_things:
+        recorded = None
+        if settings.store is not None:
+            from lgov_core.store import open_store
+
+            recorded = open_store(settings.store)
+            open_things.callback(recorded.close)
+        else:
+            click.echo("note: no store is set, so nothing is recorded (--store)", err=True)
+        asked_to_stop = _on_sigterm()
+        server = EndpointServer([engine], recorded, keys=keys, host=settings.host, port=settings.port)
+        open_things.enter_context(server)
+        about = {"url": server.url, "base_url": server.base_url, "models": list(engine.models), "store": settings.store}
+        if show_admin_key and keys is not None:
+            about["admin_key"] = keys.admin
+        if as_json:
+            write_json(about)
+        else:
+            click.echo(f"serving {', '.join(about['models'])} on {about['base_url']}")
+            if "admin_key" in about:
+                click.echo(f"admin key {about['admin_key']}")
+        asked_to_stop.wait()
+
+
+def _keys(settings: Settings) -> KeyRing | None:
+    from lgov_core.gateway.keys import KeyRing
+
+    path = settings.key_secret_file
+    if path is None:
+        return None
+    try:
+        if os.name == "posix" and path.stat().st_mode & (stat.S_IRWXG | stat.S_IRWXO):
+            raise SettingsError(f"{path} can be read by other users", hint=f"chmod 600 {path}")
+        secret = path.read_bytes().strip()
+    except OSError as error:
+        raise SettingsError(f"the key secret {path} cannot be read: {error.strerror}") from error
+    return KeyRing(secret)
+
+
+def _engine(settings: Settings, *, dtype: str, upstream_key_env: str) -> Engine:
+    if (settings.model is None) == (settings.upstream is None):
+        given = "neither" if settings.model is None else "both"
+        raise SettingsError(
+            f"one of model and upstream must be set, {given} is",
+            hint="lgov serve --model smollm2, or lgov serve --upstream http://127.0.0.1:8000/v1",
+        )
+    if settings.upstream is not None:
+        try:
+            from lgov_core.gateway.upstream import UpstreamEngine
+        except ImportError as error:
+            raise EndpointError(f"the endpoint needs {error.name}", hint="pip install 'lgov[gateway]'") from error
+        return UpstreamEngine(settings.upstream, api_key=os.environ.get(upstream_key_env) or None)
+    from lgov_core.gateway.embedded import EmbeddedEngine
+    from lgov_core.models import load_model
+
+    return EmbeddedEngine(load_model(str(settings.model), dtype=dtype))
+
+
+def _on_sigterm() -> threading.Event:
+    """An event that SIGTERM sets, so that the store is closed before the process ends."""
+    asked = threading.Event()
+    signal.signal(signal.SIGTERM, lambda _number, _frame: asked.set())
+    return asked

@@ -1,0 +1,114 @@
+"""``lgov demo``."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from pathlib import Path
+
+import click
+
+from lgov_core.errors import LgovError
+
+
+@click.command("demo")
+@click.option("--model", type=click.Choice(["tiny", "smollm2"]), default="tiny", show_default=True, help="What to train.")
+@click.option("--seeds", type=click.IntRange(1, 100), default=1, show_default=True, help="How many seeds to run.")
+@click.option("--first-seed", type=click.IntRange(0), default=0, show_default=True, help="The first of them.")
+@click.option("--ungoverned", is_flag=True, help="Run every seed a second time with governance off, to compare.")
+@click.option("--quick", is_flag=True, help="A short version, for tests.")
+@click.option("--iterations", type=click.IntRange(0), default=None, help="Updates, instead of the model's plan.")
+@click.option("--folder", type=click.Path(file_okay=False, path_type=Path), default=None, help="Where to leave the run.")
+@click.option("--resume", is_flag=True, help="Go on with the interrupted run in --folder.")
+@click.option("--json", "as_json", is_flag=True, help="Print the result as JSON on standard output.")
+def demo_command(
+    model: str,
+    seeds: int,
+    first_seed: int,
+    ungoverned: bool,
+    quick: bool,
+    iterations: int | None,
+    folder: Path | None,
+    resume: bool,
+    as_json: bool,
+) -> None:
+    """Governs, captures, rewards and trains a real LangChain agent, and shows what came of it.
+
+    An agent that knows nothing of lgov answers pay questions from a company database. Its model begins poor and
+    dangerous; policies judge every query before it runs; the endpoint records exact tokens; GRPO trains the model.
+
+    Exit codes: 0 done; 1 something failed (the message says what); 2 usage; 130 interrupted (a checkpoint is written; go on
+    with --resume --folder FOLDER).
+    """
+    if resume and folder is None:
+        raise click.UsageError("--resume needs --folder: the folder of the interrupted run")
+    target = folder or Path("runs") / time.strftime("demo-%Y%m%d-%H%M%S")
+    try:
+        import torch  # noqa: F401
+        from langchain.agents import create_agent  # noqa: F401  # pyright: ignore
+    except ModuleNotFoundError as error:
+        raise click.ClickException(
+            f'the demo needs {error.name}: pip install "lgov[langchain,gateway,train]" (CPU only: torch first)'
+        ) from error
+    sys.exit(
+        _run(model, range(first_seed, first_seed + seeds), ungoverned, quick, iterations, target, resume, as_json)
+    )
+
+
+def _run(
+    model: str,
+    seeds: range,
+    ungoverned: bool,
+    quick: bool,
+    iterations: int | None,
+    folder: Path,
+    resume: bool,
+    as_json: bool,
+) -> int:
+    from rich.console import Console
+
+    from lgov_core.demo.measure import RunReport
+    from lgov_core.demo.plans import plan_for
+    from lgov_core.demo.progress import Display
+    from lgov_core.demo.report import as_json as report_json
+    from lgov_core.demo.report import draw_curves, print_table
+    from lgov_core.demo.run import RunSpec, run_once
+
+    display = Display()
+    plan = plan_for(model, quick=quick, iterations=iterations)
+    reports: list[RunReport] = []
+    failed = ""
+    for seed in seeds:
+        for governed in (True, False) if ungoverned else (True,):
+            name = f"seed{seed}-{'governed' if governed else 'ungoverned'}"
+            display.say(f"{model}, seed {seed}, {'governed' if governed else 'governance off'}: {folder / name}")
+            spec = RunSpec(seed, governed, plan, folder / name, folder / f"seed{seed}-warm", resume)
+            try:
+                report = run_once(spec, display)
+            except KeyboardInterrupt:
+                failed = "interrupted"
+                break
+            except LgovError as error:
+                click.echo(f"lgov demo: {error}", err=True)
+                failed = error.code
+                break
+            reports.append(report)
+            draw_curves(spec.folder)
+            if report.interrupted:
+                failed = "interrupted"
+                break
+        if failed:
+            break
+    if reports:
+        (folder / "report.json").write_text(json.dumps(report_json(reports), indent=2))
+        if as_json:
+            click.echo(json.dumps(report_json(reports), indent=2))
+        else:
+            print_table(reports, Console(width=None if sys.stdout.isatty() else 130))
+    if failed == "interrupted":
+        click.echo(f"interrupted; go on with: lgov demo --model {model} --resume --folder {folder}", err=True)
+        return 130
+    return 1 if failed else 0
+
+

@@ -1,0 +1,59 @@
+"""How long and how hard the demo trains, by model."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from lgov_core.train.grpo import GRPOConfig
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """One training plan. ``tasks`` groups of ``group`` rollouts make an iteration; ``evaluations`` held-out rollouts are run
+    before and after. ``max_batch`` bounds the embedded engine's micro-batch.
+    """
+
+    model: str
+    warm_steps: int
+    iterations: int
+    tasks: int
+    group: int
+    evaluations: int
+    grpo: GRPOConfig
+    concurrency: int
+    max_batch: int
+    workers: int = 1
+    max_new_tokens: int = 48
+
+
+TINY = Plan(
+    model="tiny",
+    warm_steps=300,
+    iterations=60,
+    tasks=16,
+    group=8,
+    evaluations=192,
+    grpo=GRPOConfig(learning_rate=2e-4, epochs=2, kl=0.02),
+    concurrency=128,
+    max_batch=128,
+)
+
+SMOLLM2 = Plan(
+    model="smollm2",
+    warm_steps=30,
+    iterations=7,
+    tasks=6,
+    group=8,
+    evaluations=64,
+    grpo=GRPOConfig(learning_rate=3e-4, epochs=1, kl=0.02, tokens_per_batch=2048),
+    concurrency=64,
+    max_batch=64,
+)
+
+
+def plan_for(model: str, *, quick: bool, iterations: int | None) -> Plan:
+    """The plan of a model; ``quick`` is short enough for a test and still learns."""
+    plan = {"tiny": TINY, "smollm2": SMOLLM2}[model]
+    if quick:
+        plan = replace(plan, iterations=min(plan.iterations, 15), evaluations=min(plan.evaluations, 128))
+    return replace(plan, iterations=iterations) if iterations is not None else plan

@@ -1,0 +1,137 @@
+"""Makes the demo's models: built or loaded, then warmed up on the imperfect log."""
+
+from __future__ import annotations
+
+import json
+import random
+import sqlite3
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+from lgov_core.demo.questions import DEPARTMENTS, draw_question
+from lgov_core.demo.warm_start import Denials, Message, draw_conversation
+from lgov_core.models import LanguageModel, build_tiny, load_model
+from lgov_core.policies import load_policy_file
+from lgov_core.train.policy_model import full_policy, lora_policy
+from lgov_core.train.rows import TrainRow
+from lgov_core.train.supervised import SupervisedConfig, supervised
+from lgov_core.types import Action, Decision, Point
+
+SYSTEM: Message = {"role": "system", "content": "Answer from the company database."}
+
+#: The agent's tool as its framework describes it to the model.
+TOOLS: tuple[Mapping[str, Any], ...] = (
+    {
+        "type": "function",
+        "function": {
+            "name": "run_sql",
+            "description": "Run SQL on the company database.",
+            "parameters": {"type": "object", "properties": {"query": {"type": "string"}}, "required": ["query"]},
+        },
+    },
+)
+
+Progress = Callable[[int, int, float], None]
+
+
+def denials_of(policy_file: Path) -> Denials:
+    """The texts with which the policy denies each habit of the log."""
+    policies = load_policy_file(policy_file)
+
+    def ask(query: str) -> str:
+        verdict: Decision | None = policies.judge(
+            Action(Point.PRE_TOOL_CALL, "run_sql", arguments={"query": query}, agent="pay_desk")
+        )
+        if verdict is None or not verdict.blocks:
+            raise AssertionError(f"the demo's policy does not deny {query!r}")
+        return verdict.tell()
+
+    select = "SELECT COUNT(*) FROM staff"
+    return Denials(
+        {"DELETE": ask(f"DELETE FROM staff; {select}"), "DROP": ask(f"DROP TABLE staff; {select}")},
+        ask("SELECT answer FROM answer_key"),
+    )
+
+
+class ImperfectLog:
+    """Draws conversations from the log, as messages or as rows of tokens. Deterministic given the seed."""
+
+    def __init__(self, template: Path, denials: Denials, *, seed: int) -> None:
+        self._chance = random.Random(seed)
+        self._database = sqlite3.connect(template, check_same_thread=False)
+        self._denials = denials
+
+    def messages(self) -> list[Message]:
+        """One conversation, system message first."""
+        return [SYSTEM, *draw_conversation(self._chance, self._database, self._denials)]
+
+    def rows(self, model: LanguageModel, count: int) -> list[TrainRow]:
+        """``count`` conversations as rows of tokens, the assistant's turns masked for training."""
+        return [row for _ in range(count) for row in conversation_rows(model, self.messages())]
+
+    def close(self) -> None:
+        """Closes the log's database connection."""
+        self._database.close()
+
+
+def conversation_rows(model: LanguageModel, messages: Sequence[Message]) -> list[TrainRow]:
+    """A conversation as the tokens that the endpoint would see: usually one row, more where prompts do not extend."""
+    rows: list[tuple[list[int], list[int]]] = []
+    for turn, message in enumerate(messages):
+        if message["role"] != "assistant":
+            continue
+        prompt = model.render(messages[:turn], TOOLS)
+        reply = model.encode_reply(message, TOOLS)
+        if rows and prompt[: len(rows[-1][0])] == rows[-1][0]:
+            ids, mask = rows[-1]
+        else:
+            ids, mask = [], []
+            rows.append((ids, mask))
+        seen = len(ids)
+        ids += [*prompt[seen:], *reply]
+        mask += [*([0] * (len(prompt) - seen)), *([1] * len(reply))]
+    blank = [(tuple(ids), tuple(mask), (0.0,) * len(ids)) for ids, mask in rows]
+    return [TrainRow(ids, mask, zeros, zeros, zeros, 1.0) for ids, mask, zeros in blank]
+
+
+def tiny_model(template: Path, denials: Denials, *, seed: int, steps: int, progress: Progress) -> LanguageModel:
+    """A transformer of about a million parameters, warmed up on the log."""
+    log = ImperfectLog(template, denials, seed=seed)
+    with closing(log):
+        model = build_tiny(_corpus(log, denials), seed=seed)
+        config = SupervisedConfig(steps=steps)
+        supervised(model.module, lambda count: log.rows(model, count), config, progress)
+    return model
+
+
+def smollm2_model(template: Path, denials: Denials, *, seed: int, steps: int, progress: Progress) -> LanguageModel:
+    """SmolLM2-135M-Instruct, warmed up on the log through low-rank adapters, which are then merged."""
+    import torch
+
+    model = load_model("smollm2", dtype="float32", tool_format="compact")
+    log = ImperfectLog(template, denials, seed=seed)
+    policy = lora_policy(model.module, rank=16, seed=seed)
+    config = SupervisedConfig(steps=steps, batch=16, learning_rate=1e-3, bf16=True)
+    with closing(log):
+        supervised(policy.module, lambda count: log.rows(model, count), config, progress)
+    with torch.no_grad():
+        model.module.load_state_dict(dict(policy.served()), strict=False)
+    return model
+
+
+def _corpus(log: ImperfectLog, denials: Denials) -> list[str]:
+    """Texts from which the tiny model's tokenizer learns its words."""
+    chance = random.Random(0)
+    texts = [str(SYSTEM["content"]), *denials.destructive.values(), denials.peek, *DEPARTMENTS]
+    for _ in range(400):
+        for message in log.messages():
+            texts.append(str(message.get("content") or ""))
+            for call in message.get("tool_calls", ()):
+                texts.append(f"@run_sql {json.loads(call['function']['arguments'])['query']}")
+        texts += [draw_question(chance, "held_out").text, "Error: no such table: staff", "Error: no such column: "]
+    return texts
+
+
+POLICIES = {"tiny": full_policy, "smollm2": lora_policy}

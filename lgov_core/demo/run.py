@@ -1,0 +1,247 @@
+"""One run of the demo: warm start, evaluate, train, evaluate again, and leave a folder that can be looked at."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import random
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from lgov_core.demo.company import build_company
+from lgov_core.demo.measure import Evaluation, OracleRecord, RunReport, evaluate
+from lgov_core.demo.plans import Plan
+from lgov_core.demo.prepare import POLICIES, denials_of, smollm2_model, tiny_model
+from lgov_core.demo.progress import Display
+from lgov_core.demo.questions import Question, Split, draw_question
+from lgov_core.errors import TrainError
+from lgov_core.gateway.embedded import EmbeddedEngine
+from lgov_core.gateway.server import EndpointServer
+from lgov_core.models import LanguageModel, load_model
+from lgov_core.store import open_store
+from lgov_core.store.protocol import TraceStore
+from lgov_core.train.grpo import GRPO
+from lgov_core.train.jobs import WorkerConfig
+from lgov_core.train.loop import Task, TrainingLoop
+from lgov_core.train.policy_model import PolicyModel
+from lgov_core.train.pool import WorkerPool
+
+HERE = Path(__file__).parent
+POLICY_FILE = HERE / "policy.yaml"
+AGENT_FILE = HERE / "agent.py"
+
+
+@dataclass(frozen=True, slots=True)
+class RunSpec:
+    """What to run: the seed, with or without governance, by which plan, and into which folder."""
+
+    seed: int
+    governed: bool
+    plan: Plan
+    folder: Path
+    warm_folder: Path
+    resume: bool = False
+
+    @property
+    def run_id(self) -> str:
+        """The name of the run in the store."""
+        return f"demo-{self.plan.model}-seed{self.seed}-{'governed' if self.governed else 'ungoverned'}"
+
+
+def run_once(spec: RunSpec, display: Display) -> RunReport:
+    """Runs one seed to its end, or until Ctrl-C: then a checkpoint is written and the report says so.
+
+    Raises `LgovError` for what cannot be done; what was recorded until then stays in the folder.
+    """
+    began = time.monotonic()
+    spec.folder.mkdir(parents=True, exist_ok=True)
+    _write_config(spec)
+    template = spec.folder / "company.sqlite"
+    if not (spec.resume and template.exists()):
+        build_company(template, seed=spec.seed)
+    model = _warm_model(spec, template, display)
+    policy: PolicyModel = POLICIES[spec.plan.model](model.module)
+    store = open_store(str(spec.folder / "store.sqlite"))
+    oracle = OracleRecord(spec.folder / "oracle.jsonl")
+    with contextlib.closing(store):
+        store.fail_open_attempts("the run was interrupted")
+        with _serving(spec, model, store) as (engine, url):
+            loop_parts = (spec, policy, engine, store)
+            with WorkerPool(
+                _worker_config(spec, template, url),
+                store,
+                workers=spec.plan.workers,
+                concurrency=spec.plan.concurrency,
+                log_dir=spec.folder / "logs",
+            ) as pool:
+                session = _Session(*loop_parts, pool, oracle, display)
+                return session.run(began)
+
+
+class _Session:
+    """The part of a run in which everything is up."""
+
+    def __init__(
+        self,
+        spec: RunSpec,
+        policy: PolicyModel,
+        engine: EmbeddedEngine,
+        store: TraceStore,
+        pool: WorkerPool,
+        oracle: OracleRecord,
+        display: Display,
+    ) -> None:
+        self.spec = spec
+        self.plan = spec.plan
+        self.oracle = oracle
+        self.display = display
+        self.store = store
+        self.rollouts = 0
+        grpo = GRPO(
+            policy.module, spec.plan.grpo, reference=policy.reference, reference_mode=policy.reference_mode
+        )
+        self.loop = TrainingLoop(
+            run_id=spec.run_id,
+            policy=policy,
+            grpo=grpo,
+            engine=engine,
+            store=store,
+            pool=pool,
+            folder=spec.folder,
+            checkpoint_every=5 if spec.plan.model == "tiny" else 1,
+        )
+
+    def run(self, began: float) -> RunReport:
+        before: Evaluation | None = self._recorded("before")
+        after: Evaluation | None = None
+        interrupted = False
+        try:
+            if before is None:
+                before = self._evaluate("before")
+            if self.spec.resume:
+                self.loop.resume()
+            self._train()
+            after = self._evaluate("after")
+        except KeyboardInterrupt:
+            interrupted = True
+            if self.loop.done:
+                self.loop.checkpoint()
+        if before is None:
+            raise TrainError("interrupted before the first evaluation was done", hint="nothing was trained yet")
+        self.oracle.refresh()
+        return RunReport(
+            seed=self.spec.seed,
+            governed=self.spec.governed,
+            model=self.plan.model,
+            folder=str(self.spec.folder),
+            before=before,
+            after=after,
+            updates=self.loop.done,
+            rollouts=self.rollouts,
+            executed_violations=self.oracle.violations,
+            oracle_attempts=self.oracle.attempts,
+            seconds=round(time.monotonic() - began, 1),
+            denied_rollout=self._denied_rollout(),
+            interrupted=interrupted,
+        )
+
+    def _train(self) -> None:
+        with self.display.stage("train", self.plan.iterations) as stage:
+            stage.to(self.loop.done)
+            while self.loop.done < self.plan.iterations:
+                chance = random.Random(f"{self.spec.seed}/{self.loop.done}")
+                tasks = [_task(chance, "train", f"i{self.loop.done}-{n}") for n in range(self.plan.tasks)]
+                iteration = self.loop.iterate(tasks, self.plan.group, stage.detail)
+                self.rollouts += len(iteration.results)
+                now = evaluate(iteration.results, self.oracle.refresh().violated)
+                self._log({"phase": "train", **iteration.metrics(), **asdict(now)})
+                stage.to(self.loop.done, f"accuracy {now.accuracy:.2f}  attempted {now.attempted:.2f}")
+
+    def _evaluate(self, moment: str) -> Evaluation:
+        """Held-out questions, the same ones at every moment; sampled, because greedy decoding hides violations."""
+        chance = random.Random(f"held-out/{self.spec.seed}")
+        tasks = [_task(chance, "held_out", f"{moment}-{n}") for n in range(self.plan.evaluations)]
+        with self.display.stage(f"evaluate {moment}", len(tasks)) as stage:
+            results = self.loop.collect(tasks, 1, lambda done, _total: stage.to(done))
+        found = evaluate(results, self.oracle.refresh().violated)
+        self._log({"phase": moment, "step": self.loop.done, **asdict(found)})
+        return found
+
+    def _log(self, metrics: dict[str, Any]) -> None:
+        with (self.spec.folder / "metrics.jsonl").open("a") as file:
+            file.write(json.dumps(metrics) + "\n")
+
+    def _recorded(self, phase: str) -> Evaluation | None:
+        """An evaluation that an interrupted run has already done."""
+        path = self.spec.folder / "metrics.jsonl"
+        if not (self.spec.resume and path.exists()):
+            return None
+        for line in path.read_text().splitlines():
+            entry = json.loads(line)
+            if entry["phase"] == phase:
+                fields = {name: entry[name] for name in Evaluation.__dataclass_fields__}
+                return Evaluation(**{**fields, "interval": tuple(fields["interval"])})
+        return None
+
+    def _denied_rollout(self) -> str | None:
+        """A rollout in which something was denied, for the reader to look at."""
+        for reward in self.store.rewards():
+            if reward.dimension == "compliance":
+                return reward.rollout_id
+        return None
+
+
+def _task(chance: random.Random, split: Split, task_id: str) -> Task:
+    question: Question = draw_question(chance, split)
+    return Task(task_id, {"question": asdict(question), "figures_seed": chance.randrange(10**9)})
+
+
+def _warm_model(spec: RunSpec, template: Path, display: Display) -> LanguageModel:
+    """The warmed-up model; made once per seed, so that governed and ungoverned runs begin with the same weights."""
+    if (spec.warm_folder / "config.json").exists():
+        return load_model(str(spec.warm_folder), dtype="float32", tool_format="compact")
+    make = {"tiny": tiny_model, "smollm2": smollm2_model}[spec.plan.model]
+    with display.stage("warm start", spec.plan.warm_steps) as stage:
+        model = make(
+            template,
+            denials_of(POLICY_FILE),
+            seed=spec.seed,
+            steps=spec.plan.warm_steps,
+            progress=lambda step, _steps, loss: stage.to(step, f"loss {loss:.2f}"),
+        )
+    model.save(spec.warm_folder)
+    return model
+
+
+@contextlib.contextmanager
+def _serving(spec: RunSpec, model: LanguageModel, store: TraceStore) -> Iterator[tuple[EmbeddedEngine, str]]:
+    engine = EmbeddedEngine(model, max_batch=spec.plan.max_batch, max_new_tokens=spec.plan.max_new_tokens)
+    with EndpointServer([engine], store) as server:
+        yield engine, f"{server.url}/v1"
+
+
+def _worker_config(spec: RunSpec, template: Path, url: str) -> WorkerConfig:
+    return WorkerConfig(
+        factory="lgov_core.demo.episode:make_runner",
+        options={
+            "agent": str(AGENT_FILE),
+            "model": spec.plan.model,
+            "template": str(template),
+            "folder": str(spec.folder / "databases"),
+            "oracle": str(spec.folder / "oracle.jsonl"),
+        },
+        policy=str(POLICY_FILE),
+        audit=str(spec.folder / "audit.sqlite"),
+        store=str(spec.folder / "store.sqlite"),
+        endpoint=url,
+        shadow=not spec.governed,
+        timeout_s=120.0 if spec.plan.model == "tiny" else 600.0,
+    )
+
+
+def _write_config(spec: RunSpec) -> None:
+    config = {"seed": spec.seed, "governed": spec.governed, "plan": asdict(spec.plan)}
+    (spec.folder / "config.json").write_text(json.dumps(config, indent=2))

@@ -1,0 +1,226 @@
+"""The embedded engine: a torch model in this process, whose weights can be swapped while calls come in."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections.abc import AsyncIterator, Generator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from lgov_core.errors import EndpointError, ModelError
+from lgov_core.gateway.openai_format import completion_pieces
+from lgov_core.gateway.protocol import ChatRequest, Completion, StreamPiece, ToolCall
+from lgov_core.gateway.token_history import TokenHistory
+from lgov_core.types import new_id
+
+if TYPE_CHECKING:
+    import torch
+
+    from lgov_core.gateway.generation import Row
+    from lgov_core.models import LanguageModel
+
+#: Below this a temperature is greedy: dividing by it would leave the range of float32.
+_COLDEST = 1e-4
+
+
+class EmbeddedEngine:
+    """Answers chat completions with a `LanguageModel`, as an `lgov_core.gateway.protocol.Engine`.
+
+    A thread of its own decodes up to ``max_batch`` calls together; a call that finds nothing running waits
+    ``max_wait_ms`` for others. ``max_new_tokens`` is the most tokens a reply may have, whatever the request says.
+    ``threads`` is the number of torch threads of that thread (None: torch's own choice). Requests without a seed draw
+    theirs from ``seed`` and their order.
+
+    ``chat`` and ``stream`` belong to one event loop; `publish`, `pause` and `resume` may be called from any thread and
+    block. Nobody else may change the module's weights or run it in training mode unless the engine is paused.
+
+    A reply that was cut off at its token limit proposes no tool calls: half a call is never acted on.
+    """
+
+    def __init__(
+        self,
+        model: LanguageModel,
+        *,
+        max_batch: int = 64,
+        max_new_tokens: int = 64,
+        max_wait_ms: float = 3.0,
+        threads: int | None = None,
+        seed: int = 0,
+        name: str = "embedded",
+    ) -> None:
+        if max_batch < 1 or max_new_tokens < 1:
+            raise ModelError(f"max_batch ({max_batch}) and max_new_tokens ({max_new_tokens}) must be at least 1")
+        from lgov_core.gateway.decode_worker import DecodeWorker
+        from lgov_core.gateway.generation import Decoder
+
+        self.name = name
+        self._model = model
+        self._max_new_tokens = max_new_tokens
+        self._seed = seed
+        self._count = 0
+        self._history = TokenHistory(model)
+        self._decoder = Decoder(model)
+        self._worker = DecodeWorker(
+            self._decoder, max_batch=max_batch, max_wait_s=max_wait_ms / 1e3, threads=threads
+        )
+
+    @property
+    def models(self) -> Sequence[str]:
+        """The model's one name."""
+        return (self._model.name,)
+
+    @property
+    def weights_version(self) -> int:
+        """The version of the weights in use: 0 as loaded, then what `publish` returned."""
+        return self._worker.weights_version
+
+    async def start(self) -> None:
+        """Starts decoding. Raises `EndpointError` when the engine was closed."""
+        self._worker.start()
+
+    async def close(self) -> None:
+        """Fails the calls that run and wait with an `EndpointError` (503) and ends the thread."""
+        await asyncio.to_thread(self._worker.close)
+
+    async def chat(self, request: ChatRequest) -> Completion:
+        """The whole reply.
+
+        Raises `EndpointError`: 400 for a prompt longer than the model's context or a conversation that is no text, 500
+        when the model failed, 503 when the engine is closed. Cancelling the call takes it out of its batch.
+        """
+        from lgov_core.gateway.decode_worker import Job
+
+        prompt_text, prompt_ids = self._prompt(request)
+        row = self._row(request, prompt_ids)
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[int] = loop.create_future()
+        self._worker.submit(Job(row, future, loop))
+        try:
+            version = await future
+        except asyncio.CancelledError:
+            row.abandoned = True
+            raise
+        return self._completion(request, prompt_text, row, version)
+
+    async def stream(self, request: ChatRequest) -> AsyncIterator[StreamPiece]:
+        """The reply in pieces, which come once it is whole: only then is it known what in it is a tool call."""
+        completion = await self.chat(request)
+        for piece in completion_pieces(completion, request.body):
+            yield piece
+
+    def publish(self, state_dict: Mapping[str, torch.Tensor], version: int | None = None) -> int:
+        """Copies new weights into the model between two batches; returns the version now served.
+
+        ``state_dict`` maps names of the module's own state to tensors of the same shape, any dtype and device; names
+        may be left out. ``version`` must be above the present one (default: one more). Running calls are finished
+        with the old weights, waiting ones are answered with the new. Blocks until it is done; works while paused.
+        Raises `ModelError`, with nothing changed, for an unknown name, another shape, a value that is not finite or a
+        version that does not rise; `EndpointError` when the engine is closed.
+        """
+        swapped: int = self._worker.between_batches(lambda: self._swap(state_dict, version))
+        return swapped
+
+    @contextmanager
+    def pause(self) -> Generator[None]:
+        """Within it nothing is decoded: running calls are finished first, new ones wait. Blocks until then."""
+        self._worker.pause()
+        try:
+            yield
+        finally:
+            self._worker.resume()
+
+    def _swap(self, state_dict: Mapping[str, torch.Tensor], version: int | None) -> int:
+        import torch
+
+        present = self._worker.weights_version
+        new_version = present + 1 if version is None else version
+        if new_version <= present:
+            raise ModelError(f"weights version {new_version} cannot follow {present}")
+        own: dict[str, torch.Tensor] = self._model.module.state_dict()
+        unknown = sorted(set(state_dict) - set(own))
+        if unknown:
+            raise ModelError(
+                f"{len(unknown)} published weights are unknown to model {self._model.name!r}, such as {unknown[0]!r}",
+                hint=f"its own are named like {next(iter(own))!r}",
+            )
+        for name, tensor in state_dict.items():
+            if tensor.shape != own[name].shape:
+                raise ModelError(f"published {name!r} is {tuple(tensor.shape)}, the model's is
+                {tuple(own[name].shape)}")
+            if not bool(torch.isfinite(tensor).all()):
+                raise ModelError(f"published {name!r} holds values that are not finite", hint="the update diverged")
+        with torch.no_grad():
+            for name, tensor in state_dict.items():
+                own[name].copy_(tensor)
+        self._decoder.forget()
+        self._worker.weights_version = new_version
+        return new_version
+
+    def _prompt(self, request: ChatRequest) -> tuple[str, tuple[int, ...]]:
+        try:
+            text, ids = self._history.render(request.messages, request.tools)
+        except UnicodeEncodeError as error:
+            raise EndpointError(f"a message is no text: {error}") from error
+        limit = self._model.context_length
+        if len(ids) >= limit:
+            raise EndpointError(
+                f"the prompt has {len(ids)} tokens, but the context of model {self._model.name!r} holds {limit}, "
+                "reply included",
+                hint="shorten the conversation or the tool results",
+            )
+        return text, ids
+
+    def _row(self, request: ChatRequest, prompt_ids: tuple[int, ...]) -> Row:
+        from lgov_core.gateway.generation import Row, draw_uniforms
+
+        asked = self._max_new_tokens if request.max_tokens is None else request.max_tokens
+        if asked < 1:
+            raise EndpointError(f"max_tokens must be at least 1, not {asked}")
+        count = min(asked, self._max_new_tokens, self._model.context_length - len(prompt_ids))
+        seed = request.seed
+        if seed is None:
+            self._count += 1
+            digest = hashlib.blake2b(f"{self._seed} {self._count}".encode(), digest_size=8).digest()
+            seed = int.from_bytes(digest)
+        return Row(
+            prompt_ids=prompt_ids,
+            max_new_tokens=count,
+            temperature=request.temperature if request.temperature >= _COLDEST else 0.0,
+            top_p=request.top_p,
+            uniforms=draw_uniforms(seed % 2**63, count),
+            stop=request.stop,
+        )
+
+    def _completion(self, request: ChatRequest, prompt_text: str, row: Row, version: int) -> Completion:
+        ended = row.response_ids[-1] in self._model.eos_ids
+        text = self._model.decode(row.response_ids[:-1] if ended else row.response_ids)
+        before_stop = _before_stop(text, request.stop)
+        content: str | None = before_stop
+        calls: tuple[ToolCall, ...] = ()
+        if request.tools and row.finish == "stop":
+            parsed = self._model.format.parse(before_stop, request.tools)
+            content = parsed.content
+            calls = tuple(ToolCall(new_id("call"), call.name, call.arguments_text) for call in parsed.calls)
+        if before_stop == text:
+            self._history.remember(prompt_text, row.prompt_ids, row.response_ids, text, content, calls)
+        return Completion(
+            response_id=new_id("chatcmpl"),
+            model=self._model.name,
+            text=text,
+            content=content,
+            tool_calls=calls,
+            finish_reason="tool_calls" if calls else row.finish,
+            prompt_ids=row.prompt_ids,
+            response_ids=tuple(row.response_ids),
+            logprobs=tuple(row.logprobs),
+            weights_version=version,
+            prompt_tokens=len(row.prompt_ids),
+            completion_tokens=len(row.response_ids),
+        )
+
+
+def _before_stop(text: str, stop: Sequence[str]) -> str:
+    """The text up to the first stop string; ``text`` itself when there is none."""
+    places = [place for word in stop if (place := text.find(word)) >= 0]
+    return text[: min(places)] if places else text

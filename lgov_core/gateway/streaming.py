@@ -1,0 +1,169 @@
+"""A streamed reply: every piece as it comes, the end only after the call is recorded."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import json
+import logging
+import re
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import aclosing
+from typing import Any, Final, cast
+
+from lgov_core.errors import EndpointError, LgovError, UpstreamError
+from lgov_core.gateway.capture import Capture, Exchange
+from lgov_core.gateway.openai_format import completion_body, error_body
+from lgov_core.gateway.protocol import Completion, StreamPiece
+from lgov_core.gateway.upstream_reply import StreamAssembler, read_completion
+
+_LOG = logging.getLogger("lgov.gateway")
+# A chunk with a finish reason tells the client that it has everything, so it is held until the call is recorded.
+_FINISHES = re.compile(r'"finish_reason"\s*:\s*"')
+_GONE: Final = "gone"
+_ENDED: Final = "ended"
+
+_Item = StreamPiece | Exception | str
+_Send = Callable[[dict[str, Any]], Awaitable[None]]
+_Receive = Callable[[], Awaitable[dict[str, Any]]]
+
+
+def as_lgov_error(error: Exception, engine: str) -> LgovError:
+    """An engine's error as one of lgov's; one that is not is a defect of the engine and is logged."""
+    if isinstance(error, LgovError):
+        return error
+    _LOG.error("engine %s failed", engine, exc_info=error)
+    return EndpointError(f"engine {engine} failed: {type(error).__name__}: {error}", status=500)
+
+
+def _event(data: str) -> bytes:
+    lines = data.replace("\n", "\ndata: ")
+    return f"data: {lines}\n\n".encode()
+
+
+class StreamedReply:
+    """An ASGI response that relays one engine stream.
+
+    The pieces go out as they come, except that the finishing chunk and what follows wait for the commit. An error
+    before the first piece is an ordinary error response (made by ``error_response``); a later one is an event with an
+    ``error``, and then there is no ``[DONE]``. When the client leaves, the engine's stream is closed and what it
+    produced until then is recorded with the finish reason ``cancelled``.
+    """
+
+    def __init__(
+        self,
+        exchange: Exchange,
+        pieces: AsyncIterator[StreamPiece],
+        capture: Capture,
+        error_response: Callable[[LgovError], Any],
+    ) -> None:
+        self._exchange = exchange
+        self._pieces = pieces
+        self._capture = capture
+        self._error_response = error_response
+        self._seen: list[str] = []
+        self._started = False
+
+    async def __call__(self, scope: Any, receive: _Receive, send: _Send) -> None:
+        """Relays the stream. Called once, by the server."""
+        # One queue for pieces and for the client's leaving: whichever comes first is handled first.
+        queue: asyncio.Queue[_Item] = asyncio.Queue()
+        pump = asyncio.create_task(self._pump(queue))
+        watch = asyncio.create_task(self._watch(receive, queue))
+        try:
+            last = await self._relay(queue, send)
+            if last is _GONE:
+                pump.cancel()
+                await asyncio.gather(pump, return_exceptions=True)
+                await self._record_cancelled(queue)
+            elif isinstance(last, Exception):
+                await self._fail(as_lgov_error(last, self._exchange.engine), scope, receive, send)
+        finally:
+            pump.cancel()
+            watch.cancel()
+            await asyncio.gather(pump, watch, return_exceptions=True)
+
+    async def _pump(self, queue: asyncio.Queue[_Item]) -> None:
+        try:
+            async with aclosing(cast("Any", self._pieces)) as pieces:
+                async for piece in pieces:
+                    queue.put_nowait(piece)
+        except Exception as error:  # noqa: BLE001 - not swallowed: the relay answers with it
+            queue.put_nowait(error)
+        else:
+            queue.put_nowait(_ENDED)
+
+    @staticmethod
+    async def _watch(receive: _Receive, queue: asyncio.Queue[_Item]) -> None:
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        queue.put_nowait(_GONE)
+
+    async def _relay(self, queue: asyncio.Queue[_Item], send: _Send) -> Exception | str | None:
+        """Sends until the reply is complete (None), or returns what stopped it."""
+        ready: list[bytes] = []
+        held: list[bytes] = []
+        while True:
+            if ready and queue.empty():
+                await self._send(send, b"".join(ready))
+                ready.clear()
+            item = await queue.get()
+            if isinstance(item, Exception) or item is _GONE:
+                if ready and item is not _GONE:
+                    await self._send(send, b"".join(ready))
+                return cast("Exception | str", item)
+            if not isinstance(item, StreamPiece):
+                return EndpointError(f"engine {self._exchange.engine} ended without a completion", status=500)
+            if item.completion is None:
+                self._seen.append(item.data)
+                hold = bool(held) or _FINISHES.search(item.data) is not None
+                (held if hold else ready).append(_event(item.data))
+                continue
+            if ready:
+                await self._send(send, b"".join(ready))
+            try:
+                await self._commit(item.completion)
+            except LgovError as error:
+                return error
+            await self._send(send, b"".join(held) + _event("[DONE]"), more=False)
+            return None
+
+    async def _commit(self, completion: Completion) -> None:
+        body = completion_body(completion, self._exchange.request.body)
+        await self._capture.commit(self._exchange, completion, body)
+
+    async def _record_cancelled(self, queue: asyncio.Queue[_Item]) -> None:
+        while not queue.empty():
+            item = queue.get_nowait()
+            if isinstance(item, StreamPiece):
+                if item.completion is not None:  # it was complete: only its reader is gone
+                    await self._commit(item.completion)
+                    return
+                self._seen.append(item.data)
+        assembler = StreamAssembler()
+        try:
+            for data in self._seen:
+                assembler.add(data)
+            completion = read_completion(assembler.body(finish_reason="cancelled"))
+        except UpstreamError:
+            completion = None  # nothing that has an id came; counted below
+        if completion is None:
+            self._capture.counters.cancelled_unrecorded += 1
+            return
+        await self._commit(dataclasses.replace(completion, model=completion.model or self._exchange.request.model))
+        self._capture.counters.cancelled += 1
+
+    async def _send(self, send: _Send, body: bytes, *, more: bool = True) -> None:
+        if not self._started:
+            self._started = True
+            headers = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache")]
+            await send({"type": "http.response.start", "status": 200, "headers": headers})
+        await send({"type": "http.response.body", "body": body, "more_body": more})
+
+    async def _fail(self, error: LgovError, scope: Any, receive: _Receive, send: _Send) -> None:
+        response = self._error_response(error)
+        if not self._started:
+            await response(scope, receive, send)
+            return
+        event = _event(json.dumps(error_body(error, getattr(error, "status", 500))))
+        await self._send(send, event, more=False)

@@ -1,0 +1,393 @@
+"""The front door for adapters: judge an action before it happens, record what came of it.
+
+A `Governor` walks the decision hooks itself, folds transforms, takes the most severe verdict, and commits the decision to
+the audit record before it answers. Whatever breaks on the way (a policy that raises or does not answer in time, a record
+that cannot be written, no policy at all) is a deny. `Governor.decide` serves synchronous agents, `Governor.adecide`
+asynchronous ones; an asynchronous agent that runs its tools in threads uses both at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import inspect
+import threading
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import TimeoutError as FutureTimeoutError
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+import pluggy
+
+from lgov_core.errors import AuditError, PolicyDenied
+from lgov_core.hookspecs import DECISION_HOOKS
+from lgov_core.plugins import check_hooks, make_plugin_manager
+from lgov_core.policies.base import Policy
+from lgov_core.policies.combine import combine, fold
+from lgov_core.scope import RolloutScope, current_scope, enter_scope
+from lgov_core.types import Action, Decision, Effect, Point, Reward, Severity, ToolOutcome
+
+#: A transform is judged again in its new form; one that still changes after so many rounds is denied.
+MAX_TRANSFORM_ROUNDS = 4
+
+_HOOK_OF_POINT = {point: f"lgov_{point.value}" for point in Point}
+assert set(_HOOK_OF_POINT.values()) == set(DECISION_HOOKS)
+
+
+class AuditRecord(Protocol):
+    """Where decisions are made durable. Both methods raise `AuditError` when they cannot."""
+
+    def commit(self, action: Action, decision: Decision) -> str:
+        """Makes the decision durable and returns its entry's id."""
+        ...
+
+    def commit_outcome(self, outcome: ToolOutcome, decision_id: str | None) -> str:
+        """Appends what came of the action as an entry of its own."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class ObservedDecision:
+    """A decision that was taken and committed; ``at`` is Unix time in seconds."""
+
+    action: Action
+    decision: Decision
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
+class PluginFailure:
+    """A plugin that raised outside a decision: ``hook`` and ``plugin`` say where, ``error`` what."""
+
+    hook: str
+    plugin: str
+    error: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Judge:
+    """One voice in a decision: an implementation of a hook, or a policy given to the governor directly."""
+
+    name: str
+    ask: Callable[[Action], Any]
+    bounded: bool
+    is_async: bool
+
+
+class Governor:
+    """Judges and records for one process, or one part of it.
+
+    ``policies`` judge first, in their order; then the plugins' decision hooks. ``audit`` is where decisions are
+    committed; without it nothing is recorded, which only tests and dry runs should want. ``timeout_s`` bounds each
+    voice that does not promise bounded cost: such a voice runs in a watched thread (or, if it is a coroutine, under a
+    deadline) and counts as a deny when it is late.
+
+    With no policy and no plugin that judges, every act (``pre_tool_call``) is denied. All methods may be called from any
+    thread and from any number of tasks. Fails closed.
+    """
+
+    def __init__(
+        self,
+        policies: Policy | Iterable[Policy] = (),
+        *,
+        plugins: Iterable[object] = (),
+        audit: AuditRecord | None = None,
+        timeout_s: float = 2.0,
+        manager: pluggy.PluginManager | None = None,
+    ) -> None:
+        self.policies: tuple[Policy, ...] = (policies,) if isinstance(policies, Policy) else tuple(policies)
+        self.manager = manager if manager is not None else make_plugin_manager()
+        for plugin in plugins:
+            self.manager.register(plugin)
+        check_hooks(self.manager)
+        self.audit = audit
+        self.timeout_s = timeout_s
+        self.failures: Counter[str] = Counter()
+        self.effects: Counter[str] = Counter()
+        self._count_lock = threading.Lock()
+        self._watched: ThreadPoolExecutor | None = None
+        self._judges: dict[Point, tuple[_Judge, ...]] = {}
+
+    # ------------------------------------------------------------------ decisions
+
+    def decide(self, action: Action) -> Decision:
+        """Judges ``action`` for a synchronous agent. The decision is durable when this returns; nothing is raised.
+
+        Coroutine hooks are run to their end on an event loop of their own in a watched thread.
+        """
+        action, began = _in_scope(action), time.perf_counter()
+        rounds: list[list[Decision]] = []
+        current = action
+        while True:
+            before, taken = current, []
+            for judge in self._judges_of(action.point):
+                decision = self._ask(judge, current)
+                if decision is not None:
+                    taken.append(decision)
+                    current = fold(current, decision)
+            rounds.append(taken)
+            if _settled(before, current) or len(rounds) == MAX_TRANSFORM_ROUNDS:
+                break
+        return self._conclude(action, before, current, rounds, began)
+
+    async def adecide(self, action: Action) -> Decision:
+        """Judges ``action`` for an asynchronous agent. As `decide`; the event loop is not held up by slow policies."""
+        action, began = _in_scope(action), time.perf_counter()
+        rounds: list[list[Decision]] = []
+        current = action
+        while True:
+            before, taken = current, []
+            for judge in self._judges_of(action.point):
+                decision = await self._aask(judge, current)
+                if decision is not None:
+                    taken.append(decision)
+                    current = fold(current, decision)
+            rounds.append(taken)
+            if _settled(before, current) or len(rounds) == MAX_TRANSFORM_ROUNDS:
+                break
+        return self._conclude(action, before, current, rounds, began)
+
+    def _judges_of(self, point: Point) -> tuple[_Judge, ...]:
+        judges = self._judges.get(point)
+        if judges is None:
+            found = [
+                _Judge(policy.name, policy.judge, bool(getattr(policy, "bounded", False)), False)
+                for policy in self.policies
+            ]
+            caller = getattr(self.manager.hook, _HOOK_OF_POINT[point])
+            # get_hookimpls lists them in the order in which pluggy registered them; the last registered is called first.
+            for impl in reversed(caller.get_hookimpls()):
+                takes = set(impl.argnames)
+                found.append(
+                    _Judge(
+                        impl.plugin_name,
+                        impl.function if "action" in takes else _without_arguments(impl.function),
+                        bool(getattr(impl.plugin, "bounded", False)),
+                        inspect.iscoroutinefunction(impl.function),
+                    )
+                )
+            judges = self._judges[point] = tuple(found)
+        return judges
+
+    def plugins_changed(self) -> None:
+        """Must be called after plugins were registered or removed on ``manager`` once decisions have been taken."""
+        self._judges.clear()
+
+    def _ask(self, judge: _Judge, action: Action) -> Decision | None:
+        try:
+            if judge.bounded and not judge.is_async:
+                answer = judge.ask(action)
+            else:
+                answer = self._pool().submit(_carried(judge.ask), action).result(self.timeout_s)
+            if inspect.isawaitable(answer):
+                answer = self._pool().submit(_carried(_run_to_end), answer, self.timeout_s).result(self.timeout_s)
+            return _checked(answer, judge)
+        except (TimeoutError, FutureTimeoutError):
+            return _late(judge, self.timeout_s)
+        except Exception as error:  # noqa: BLE001 - whatever a policy raises is a deny in its slot
+            return _failed(judge, error)
+
+    async def _aask(self, judge: _Judge, action: Action) -> Decision | None:
+        try:
+            if judge.is_async or judge.bounded:
+                answer = judge.ask(action)
+            else:
+                future = asyncio.wrap_future(self._pool().submit(_carried(judge.ask), action))
+                answer = await asyncio.wait_for(future, self.timeout_s)
+            if inspect.isawaitable(answer):
+                answer = await asyncio.wait_for(answer, self.timeout_s)
+            return _checked(answer, judge)
+        except TimeoutError:
+            return _late(judge, self.timeout_s)
+        except Exception as error:  # noqa: BLE001 - whatever a policy raises is a deny in its slot
+            return _failed(judge, error)
+
+    def _pool(self) -> ThreadPoolExecutor:
+        with self._count_lock:
+            if self._watched is None:
+                self._watched = ThreadPoolExecutor(max_workers=32, thread_name_prefix="lgov-policy")
+            return self._watched
+
+    def _conclude(
+        self, action: Action, before: Action, final: Action, rounds: Sequence[Sequence[Decision]], began: float
+    ) -> Decision:
+        decisions = list(rounds[0])
+        # Later rounds judge what the transforms made of the action. Their allows and repeated transforms add nothing.
+        for taken in rounds[1:]:
+            decisions.extend(part for part in taken if part.blocks)
+        if not _settled(before, final):
+            decisions.append(
+                _deny("transform-unsettled", f"the transforms of this action did not settle in {len(rounds)} rounds")
+            )
+        elif not decisions and action.point is Point.PRE_TOOL_CALL:
+            decisions.append(_deny("no-policy", "no policy covers this act"))
+        decision = combine(decisions, original=action, folded=final)
+        decision = replace(decision, latency_us=(time.perf_counter() - began) * 1e6)
+        if self.audit is not None:
+            try:
+                decision = replace(decision, decision_id=self.audit.commit(action, decision))
+            except AuditError as error:
+                self._count(self.failures, "audit")
+                decision = replace(
+                    _deny("audit-failed", "the decision could not be recorded, so nothing may be done"),
+                    parts=(*decision.parts, _deny("audit-failed", str(error))),
+                    latency_us=decision.latency_us,
+                )
+        self._count(self.effects, decision.effect.label)
+        self.observe(ObservedDecision(action, decision, time.time()))
+        return decision
+
+    # ------------------------------------------------------------------ outcomes, rewards, events
+
+    def record(self, outcome: ToolOutcome) -> list[Reward]:
+        """Records what came of a tool call and returns the intermediate rewards it earned.
+
+        The outcome is appended to the audit record as an entry of its own; the rewards of every plugin are collected,
+        addressed to the call, and shown to every observer (the store among them). Never raises: the act has happened. A
+        failing plugin or record is counted in ``failures`` and shown as a `PluginFailure`.
+        """
+        outcome = replace(outcome, action=_in_scope(outcome.action))
+        if self.audit is not None:
+            try:
+                self.audit.commit_outcome(outcome, outcome.decision.decision_id if outcome.decision else None)
+            except AuditError as error:
+                self._fail("commit_outcome", "audit", error)
+        rewards: list[Reward] = []
+        for impl in reversed(self.manager.hook.lgov_reward.get_hookimpls()):
+            try:
+                for reward in impl.function(**({"outcome": outcome} if impl.argnames else {})) or ():
+                    rewards.append(_addressed(reward, outcome.action))
+            except Exception as error:  # noqa: BLE001 - a reward rule must not break the agent
+                self._fail("lgov_reward", impl.plugin_name, error)
+        self.observe(outcome)
+        for reward in rewards:
+            self.observe(reward)
+        return rewards
+
+    async def arecord(self, outcome: ToolOutcome) -> list[Reward]:
+        """As `record`, in a thread, so that a slow store does not hold up the event loop."""
+        return await asyncio.to_thread(self.record, outcome)
+
+    def observe(self, event: Any) -> None:
+        """Shows ``event`` to every observer. An observer that raises is counted; the others still see it."""
+        for impl in reversed(self.manager.hook.lgov_observe.get_hookimpls()):
+            try:
+                impl.function(**({"event": event} if impl.argnames else {}))
+            except Exception as error:  # noqa: BLE001 - observers are isolated from the agent and from each other
+                self._count(self.failures, f"lgov_observe:{impl.plugin_name}")
+                if not isinstance(event, PluginFailure):
+                    self.observe(PluginFailure("lgov_observe", impl.plugin_name, f"{type(error).__name__}: {error}"))
+
+    def _fail(self, hook: str, plugin: str, error: Exception) -> None:
+        self._count(self.failures, f"{hook}:{plugin}")
+        self.observe(PluginFailure(hook, plugin, f"{type(error).__name__}: {error}"))
+
+    def _count(self, counter: Counter[str], key: str) -> None:
+        with self._count_lock:
+            counter[key] += 1
+
+    # ------------------------------------------------------------------ rollouts
+
+    @contextmanager
+    def rollout(self, scope: RolloutScope) -> Iterator[RolloutScope]:
+        """Runs the block as one attempt at a rollout.
+
+        ``agent_startup`` is judged on entry and raises `PolicyDenied` when it is denied; ``agent_shutdown`` is judged on
+        exit, for the record.
+        """
+        with enter_scope(scope):
+            decision = self.decide(_life(Point.AGENT_STARTUP, scope))
+            if decision.blocks:
+                raise PolicyDenied(decision)
+            try:
+                yield scope
+            finally:
+                self.decide(_life(Point.AGENT_SHUTDOWN, scope))
+
+    @asynccontextmanager
+    async def arollout(self, scope: RolloutScope) -> AsyncIterator[RolloutScope]:
+        """As `rollout`, for asynchronous agents."""
+        with enter_scope(scope):
+            decision = await self.adecide(_life(Point.AGENT_STARTUP, scope))
+            if decision.blocks:
+                raise PolicyDenied(decision)
+            try:
+                yield scope
+            finally:
+                await self.adecide(_life(Point.AGENT_SHUTDOWN, scope))
+
+    def close(self) -> None:
+        """Gives the watched threads back; a policy that hangs keeps its own. Decisions may still be asked for."""
+        with self._count_lock:
+            pool, self._watched = self._watched, None
+        if pool is not None:
+            pool.shutdown(wait=False, cancel_futures=True)
+
+
+def _life(point: Point, scope: RolloutScope) -> Action:
+    return Action(point, name=scope.task_id or scope.rollout_id, kind="agent")
+
+
+def _in_scope(action: Action) -> Action:
+    scope = current_scope()
+    if scope is None or action.rollout_id is not None:
+        return action
+    return replace(
+        action,
+        rollout_id=scope.rollout_id,
+        attempt=scope.attempt,
+        session_id=action.session_id or scope.session_id,
+    )
+
+
+def _addressed(reward: Reward, action: Action) -> Reward:
+    """The reward with the call it belongs to filled in where the rule left it open."""
+    if reward.rollout_id is not None:
+        return reward
+    target = action.call_id if reward.response_id is None and reward.tool_call_id is None else reward.tool_call_id
+    return replace(reward, rollout_id=action.rollout_id, attempt=action.attempt, tool_call_id=target)
+
+
+def _settled(before: Action, after: Action) -> bool:
+    return before.arguments == after.arguments and before.text == after.text
+
+
+def _deny(rule: str, reason: str) -> Decision:
+    return Decision(Effect.DENY, policy="lgov", rule=rule, reason=reason, severity=Severity.CRITICAL)
+
+
+def _late(judge: _Judge, timeout_s: float) -> Decision:
+    reason = f"{judge.name} did not answer within {timeout_s:g} s"
+    return Decision(Effect.DENY, policy=judge.name, rule="policy-timeout", reason=reason, severity=Severity.CRITICAL)
+
+
+def _failed(judge: _Judge, error: BaseException) -> Decision:
+    reason = f"{judge.name} failed with {type(error).__name__}"
+    return Decision(Effect.DENY, policy=judge.name, rule="policy-error", reason=reason, severity=Severity.CRITICAL)
+
+
+def _checked(answer: Any, judge: _Judge) -> Decision | None:
+    if answer is None or isinstance(answer, Decision):
+        return answer
+    raise TypeError(f"{judge.name} answered {type(answer).__name__}, not a Decision or None")
+
+
+def _without_arguments(function: Callable[[], Any]) -> Callable[[Action], Any]:
+    return lambda _action: function()
+
+
+def _carried(function: Callable[..., Any]) -> Callable[..., Any]:
+    """``function`` with the caller's context variables, for a thread of the pool."""
+    context = contextvars.copy_context()
+    return lambda *args: context.run(function, *args)
+
+
+def _run_to_end(awaitable: Awaitable[Any], timeout_s: float) -> Any:
+    async def wait() -> Any:
+        return await asyncio.wait_for(awaitable, timeout_s)
+
+    return asyncio.run(wait())

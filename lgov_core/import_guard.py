@@ -1,0 +1,110 @@
+"""Arms each framework the moment a program imports it, and ends the process when it cannot be governed.
+
+A framework is armed right after its first top-level package has been loaded and before the importing statement goes
+on, so that every name the program imports from it is already governed. An import that merely raised could be tried
+again, and the second try would find the half-loaded module ungoverned; so a framework that cannot be armed ends the
+process.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec, NamespaceLoader, PathFinder
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, NoReturn
+
+if TYPE_CHECKING:
+    from lgov_core.adapter import Adapter
+    from lgov_core.governor import Governor
+
+#: How long a second thread that imports a framework waits for the first to have armed it, in seconds.
+ARMING_TIMEOUT_S = 120.0
+
+
+class FrameworkGuard(MetaPathFinder):
+    """Watches for the import of the modules of ``adapters``.
+
+    ``refuse`` is called with a sentence when a framework cannot be governed, and must end the process. Safe with any
+    number of importing threads.
+    """
+
+    def __init__(self, adapters: Iterable[Adapter], governor: Governor, refuse: Callable[[str], NoReturn]) -> None:
+        self._adapters = tuple(adapters)
+        self._by_module = {module: adapter for adapter in self._adapters for module in adapter.modules}
+        self._governor = governor
+        self._refuse = refuse
+        self._lock = threading.RLock()
+        self._begun: set[str] = set()
+        self.armed: list[str] = []
+
+    def install(self) -> None:
+        """Begins to watch; frameworks that are loaded already are armed at once."""
+        sys.meta_path.insert(0, self)
+        for adapter in self._adapters:
+            if any(module in sys.modules for module in adapter.modules):
+                self.arm(adapter)
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        """Finds a framework's top-level module with the other finders and puts the arming behind its loading."""
+        adapter = self._by_module.get(fullname)
+        if adapter is None or adapter.name in self.armed:
+            return None
+        for finder in sys.meta_path:
+            if finder is self:
+                continue
+            find: Any = getattr(finder, "find_spec", None)
+            spec: ModuleSpec | None = find(fullname, path, target) if find is not None else None
+            if spec is not None:
+                spec.loader = _ArmingLoader(self, adapter, spec.loader)
+                return spec
+        return None
+
+    def arm(self, adapter: Adapter) -> None:
+        """Arms ``adapter`` unless that has been done. Returns without arming only inside the arming itself."""
+        if not self._lock.acquire(timeout=ARMING_TIMEOUT_S):
+            self._refuse(f"{adapter.name} was not armed within {ARMING_TIMEOUT_S:g} s")
+        try:
+            # A module of the same name that is not the framework is nobody's business.
+            if adapter.name in self._begun or not adapter.installed():
+                return
+            self._begun.add(adapter.name)
+            try:
+                adapter.arm(self._governor)
+            except BaseException as error:  # noqa: BLE001 - whatever went wrong, nothing may run ungoverned
+                self._refuse(f"{adapter.name} cannot be governed: {error}")
+            self.armed.append(adapter.name)
+        finally:
+            self._lock.release()
+
+
+class _ArmingLoader(Loader):
+    """Loads a module with its own loader, then has its framework armed."""
+
+    def __init__(self, guard: FrameworkGuard, adapter: Adapter, inner: Loader | None) -> None:
+        self._guard = guard
+        self._adapter = adapter
+        self._inner = inner
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
+        return self._inner.create_module(spec) if self._inner is not None else None
+
+    def exec_module(self, module: ModuleType) -> None:
+        spec = module.__spec__
+        if self._inner is None:  # A namespace package: there is nothing to execute.
+            find: Any = PathFinder.find_spec
+            loader: Any = NamespaceLoader(module.__name__, list(module.__path__), find)
+        else:
+            loader = self._inner
+        module.__loader__ = loader
+        if spec is not None:
+            spec.loader = loader
+        if not self._adapter.surface:  # Nothing can be governed, so not even its import is worth running.
+            self._guard.arm(self._adapter)
+        if self._inner is not None:
+            self._inner.exec_module(module)
+        self._guard.arm(self._adapter)

@@ -1,0 +1,84 @@
+"""How a conversation becomes the text of a prompt, and that text the prompt's tokens.
+
+Two chat templates of our own: `turn_template` (one token a turn's head, one its end; for models made here) and
+`chatml_template` (ChatML with every role, for SmolLM2). Under both, a later prompt begins with exactly the earlier
+prompt and the earlier reply, end token included, so that the calls of a rollout extend one another.
+
+`PromptText` turns rendered text into tokens. Control tokens count only where the template wrote them: a tool result
+that contains the text of an end-of-turn token stays text and cannot forge a turn.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
+
+ROLES = ("system", "user", "assistant", "tool")
+END = "<|end|>"
+PAD = "<|pad|>"
+
+# Private-use characters around a number: the stand-in for a control token's text, or for a place where tokens must
+# break.
+_OPEN, _CLOSE = "\ue000", "\ue001"
+_STAND_IN = re.compile(f"{_OPEN}(\\d+){_CLOSE}")
+#: Stands before each assistant turn's text: its tokens never merge with those of the turn's head.
+REPLY_STARTS = f"{_OPEN}0{_CLOSE}"
+
+
+def role_token(role: str) -> str:
+    """The token that begins a turn of that role under `turn_template`."""
+    return f"<|{role}|>"
+
+
+def turn_template() -> str:
+    """The Jinja template of the models built here: role token, content, end token; nothing else."""
+    return (
+        "{% for message in messages %}{{ '<|' + message['role'] + '|>' + message['content'] + '"
+        + END
+        + "' }}{% endfor %}{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}"
+    )
+
+
+def chatml_template() -> str:
+    """ChatML for any role, without a system message of its own."""
+    return (
+        "{% for message in messages %}"
+        "{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>' + '\n' }}"
+        "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+    )
+
+
+class PromptText:
+    """Text to tokens for one tokenizer. Has no changing state: callable from any thread."""
+
+    def __init__(self, tokenizer: PreTrainedTokenizerFast) -> None:
+        added: dict[int, Any] = tokenizer.added_tokens_decoder
+        control = sorted({str(token.content) for token in added.values()}, key=len, reverse=True)
+        # Whitespace that a tokenizer lists as an added token is ordinary text.
+        self._texts = ("", _OPEN, *(text for text in control if text.strip()))
+        self._stand_ins = {text: f"{_OPEN}{n}{_CLOSE}" for n, text in enumerate(self._texts) if text}
+        self._control = re.compile("|".join(map(re.escape, self._stand_ins)))
+        self._backend = tokenizer.backend_tokenizer
+
+    def protect(self, content: str) -> str:
+        """``content`` with stand-ins for the text of control tokens; `encode` makes plain text of them again."""
+        return self._control.sub(lambda match: self._stand_ins[match.group()], content)
+
+    def encode(self, rendered: str) -> list[int]:
+        """The token ids of rendered text: control tokens in it are tokens, stand-ins the plain text they stand for."""
+        pieces = _STAND_IN.split(rendered)
+        ids: list[int] = []
+        for place, piece in enumerate(pieces):
+            if place % 2 == 0:
+                ids += self._plain(piece)
+            elif text := self._texts[int(piece)]:
+                # Cut after its first character, the text is no control token any more.
+                ids += self._plain(text[:1])
+                ids += self._plain(text[1:])
+        return ids
+
+    def _plain(self, text: str) -> list[int]:
+        return self._backend.encode(text, add_special_tokens=False).ids if text else []

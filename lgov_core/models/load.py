@@ -1,0 +1,129 @@
+"""Loads a model by name: one that was pulled, a folder, or one from the hub."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+from lgov_core.errors import ModelError
+from lgov_core.models.language_model import DETAILS_FILE, LanguageModel
+from lgov_core.models.quiet import no_transformers_bars
+from lgov_core.models.smollm2 import SMOLLM2, smollm2_folder
+
+if TYPE_CHECKING:
+    import torch
+    from transformers import PreTrainedModel, PreTrainedTokenizerFast
+
+_DTYPES = ("float32", "bfloat16", "float16")
+
+
+def load_model(
+    name_or_path: str | os.PathLike[str],
+    *,
+    dtype: str = "float32",
+    tool_format: str | None = None,
+    device: str = "cpu",
+) -> LanguageModel:
+    """The model of that name, in evaluation mode.
+
+    ``smollm2`` is what `pull_smollm2` put into the cache; an existing folder is read as it is; anything else is a
+    name on the hub. ``dtype`` is float32, bfloat16 or float16. ``tool_format`` defaults to what the folder says, or
+    ``hermes``. Raises `ModelError`: not found, not reachable, not a causal language model, no chat template, or
+    without the ``train`` extra.
+    """
+    source, name, local = _source(name_or_path)
+    module, tokenizer = _load(source, name, dtype, device, local=local)
+    details = _details(source) if local else {}
+    return LanguageModel(
+        module,
+        tokenizer,
+        str(details.get("name") or name),
+        tool_format or str(details.get("tool_format") or "hermes"),
+        _eos_ids(module, tokenizer),
+    )
+
+
+def _source(name_or_path: str | os.PathLike[str]) -> tuple[str, str, bool]:
+    """Where to load from, the model's name, and whether that is a folder."""
+    given = os.fspath(name_or_path)
+    if given == "tiny":
+        raise ModelError(
+            "the tiny model is not stored anywhere", hint="build_tiny makes one; to load a saved one, name its folder"
+        )
+    if given == SMOLLM2:
+        folder = smollm2_folder()
+        if not Path(folder, "config.json").is_file():
+            raise ModelError(f"smollm2 is not in {folder}", hint="lgov models pull smollm2")
+        return str(folder), SMOLLM2, True
+    path = Path(given).expanduser()
+    if path.is_dir():
+        if not (path / "config.json").is_file():
+            raise ModelError(f"{path} is not a transformers folder: it has no config.json")
+        return str(path), path.resolve().name, True
+    if not isinstance(name_or_path, str) or given.startswith((".", "/", "~")) or given.count("/") > 1 or "\\" in given:
+        raise ModelError(f"no model folder {given}", hint="smollm2, a transformers folder, or a hub name owner/model")
+    return given, given, False
+
+
+def _load(
+    source: str, name: str, dtype: str, device: str, *, local: bool
+) -> tuple[PreTrainedModel, PreTrainedTokenizerFast]:
+    try:
+        import torch
+        from safetensors import SafetensorError
+        from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
+    except ImportError as error:
+        raise ModelError(f"models need {error.name}", hint="pip install 'lgov[train]'") from error
+    if dtype not in _DTYPES:
+        raise ModelError(f"unknown dtype {dtype!r}", hint=f"one of {', '.join(_DTYPES)}")
+    torch_dtype: torch.dtype = getattr(torch, dtype)
+    try:
+        with no_transformers_bars():
+            tokenizer: Any = AutoTokenizer.from_pretrained(source, local_files_only=local)
+            module: Any = AutoModelForCausalLM.from_pretrained(
+                source, dtype=torch_dtype, attn_implementation="sdpa", local_files_only=local
+            )
+    except OSError as error:
+        hint = (
+            "the folder is incomplete or damaged"
+            if local
+            else "the hub could not be reached or has no such model; download it and name its folder, or use smollm2"
+        )
+        raise ModelError(f"cannot load model {name!r}: {_first_line(error)}", hint=hint) from error
+    except (ValueError, KeyError, RuntimeError, SafetensorError) as error:
+        raise ModelError(f"cannot load model {name!r}: {_first_line(error)}") from error
+    if not isinstance(tokenizer, PreTrainedTokenizerFast):
+        raise ModelError(f"model {name!r} has no fast tokenizer", hint="its folder needs a tokenizer.json")
+    try:
+        return module.to(device).eval(), tokenizer
+    except (RuntimeError, AssertionError) as error:
+        raise ModelError(f"cannot put model {name!r} on device {device!r}: {_first_line(error)}") from error
+
+
+def _first_line(error: BaseException) -> str:
+    lines = str(error).strip().splitlines()
+    return lines[0] if lines else type(error).__name__
+
+
+def _details(folder: str) -> dict[str, Any]:
+    path = Path(folder, DETAILS_FILE)
+    if not path.is_file():
+        return {}
+    try:
+        details = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ModelError(f"cannot read {path}: {error}") from error
+    if not isinstance(details, dict):
+        raise ModelError(f"{path} must hold a JSON object")
+    return details
+
+
+def _eos_ids(module: PreTrainedModel, tokenizer: PreTrainedTokenizerFast) -> frozenset[int]:
+    """What ends a reply: the tokenizer's end token, and whatever the generation settings name besides."""
+    settings: Any = getattr(module, "generation_config", None)
+    named: Any = getattr(settings, "eos_token_id", None)
+    several = named if isinstance(named, list | tuple) else [named]
+    ids = {int(i) for i in (*several, cast("Any", tokenizer.eos_token_id)) if i is not None}
+    return frozenset(ids)

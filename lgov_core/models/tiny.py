@@ -1,0 +1,93 @@
+"""A transformer of about a million parameters with a tokenizer learnt from the texts it will see."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from lgov_core.errors import ModelError
+from lgov_core.models.chat_template import END, PAD, ROLES, role_token, turn_template
+from lgov_core.models.language_model import LanguageModel
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
+
+#: The first tokens of the vocabulary, in this order.
+_CONTROL = [PAD, END, *map(role_token, ROLES)]
+_PAD_ID, _END_ID = _CONTROL.index(PAD), _CONTROL.index(END)
+
+
+def build_tiny(
+    corpus: Iterable[str],
+    *,
+    seed: int,
+    hidden: int = 128,
+    layers: int = 4,
+    heads: int = 4,
+    intermediate: int = 384,
+    max_positions: int = 512,
+    vocab_size: int = 512,
+) -> LanguageModel:
+    """A Llama with random weights (fp32, cpu) and a byte-level BPE tokenizer trained on ``corpus``.
+
+    ``vocab_size`` is the most tokens there may be (at least 262: every byte and the control tokens). Digits are
+    tokens of their own, so that a number is copied digit by digit; every text survives encoding and decoding. The
+    same corpus and seed give the same model. torch's global random state is left as it was. Raises `ModelError` for
+    sizes that cannot be.
+    """
+    if hidden % heads or (hidden // heads) % 2:
+        raise ModelError(f"hidden size {hidden} does not divide into {heads} heads of even size")
+    tokenizer = train_tokenizer(corpus, vocab_size=vocab_size, max_positions=max_positions)
+
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    config = LlamaConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=hidden,
+        intermediate_size=intermediate,
+        num_hidden_layers=layers,
+        num_attention_heads=heads,
+        num_key_value_heads=heads,
+        max_position_embeddings=max_positions,
+        tie_word_embeddings=True,
+        bos_token_id=None,
+        eos_token_id=_END_ID,
+        pad_token_id=_PAD_ID,
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        module = LlamaForCausalLM(config).eval()
+    return LanguageModel(module, tokenizer, "tiny", "compact", frozenset({_END_ID}))
+
+
+def train_tokenizer(corpus: Iterable[str], *, vocab_size: int, max_positions: int) -> PreTrainedTokenizerFast:
+    """A byte-level BPE tokenizer with the control tokens and chat template of `turn_template`."""
+    try:
+        from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+        from transformers import PreTrainedTokenizerFast
+    except ImportError as error:
+        raise ModelError(f"models need {error.name}", hint="pip install 'lgov[train]'") from error
+
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    least = len(alphabet) + len(_CONTROL)
+    if vocab_size < least:
+        raise ModelError(f"a vocabulary of {vocab_size} tokens is too small", hint=f"at least {least} are needed")
+    backend = Tokenizer(models.BPE())
+    backend.pre_tokenizer = pre_tokenizers.Sequence(
+        [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
+    )
+    backend.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size, special_tokens=_CONTROL, initial_alphabet=alphabet, show_progress=False
+    )
+    backend.train_from_iterator(corpus, trainer)
+    return PreTrainedTokenizerFast(
+        tokenizer_object=backend,
+        eos_token=END,
+        pad_token=PAD,
+        additional_special_tokens=[role_token(role) for role in ROLES],
+        chat_template=turn_template(),
+        model_max_length=max_positions,
+        clean_up_tokenization_spaces=False,
+    )

@@ -1,0 +1,202 @@
+"""Policy files: YAML to a `PolicySet`.
+
+Whatever is not understood is an error that says where it stands and what to write instead.
+"""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+import inspect
+import json
+from collections.abc import Callable, Iterable, Mapping
+from os import PathLike
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from lgov_core.errors import PolicyError, PolicyFileError
+from lgov_core.policies.base import Policy
+from lgov_core.policies.document import Place, read_yaml
+from lgov_core.policies.policy_set import ConstantPolicy, PolicySet, Rule
+from lgov_core.policies.sql import SQLPolicy
+from lgov_core.policies.tool import ToolPolicy
+from lgov_core.types import Effect, Point, Severity
+
+#: Makes a policy: gets the rule's name as ``name`` and the entries of ``with`` as keyword arguments.
+PolicyFactory = Callable[..., Policy]
+
+
+def _allow(*, name: str, reason: str = "") -> Policy:
+    return ConstantPolicy(Effect.ALLOW, name=name, reason=reason)
+
+
+def _deny(*, name: str, reason: str = "") -> Policy:
+    return ConstantPolicy(Effect.DENY, name=name, reason=reason)
+
+
+#: The policies that a rule may ``use``. Pass another mapping as ``registry`` to widen it.
+BUILTIN_POLICIES: Mapping[str, PolicyFactory] = MappingProxyType(
+    {"sql": SQLPolicy, "tool": ToolPolicy, "allow": _allow, "deny": _deny}
+)
+
+_TOP = ("version", "name", "mode", "default", "rules")
+_RULE = ("name", "on", "tools", "agents", "use", "with", "severity")
+
+
+def load_policy_file(
+    path: str | PathLike[str], *, registry: Mapping[str, PolicyFactory] = BUILTIN_POLICIES
+) -> PolicySet:
+    """The policies in a YAML file. Raises `PolicyFileError` with the line when anything in it is not understood."""
+    source = str(path)
+    try:
+        text = Path(path).read_text(encoding="utf-8-sig")
+    except FileNotFoundError as error:
+        raise PolicyFileError("there is no such file", path=source, hint="check the path of the policy file") from error
+    except UnicodeDecodeError as error:
+        raise PolicyFileError("the file is not UTF-8 text", path=source) from error
+    except (OSError, ValueError) as error:
+        raise PolicyFileError(f"the file cannot be read: {error}", path=source) from error
+    document, lines = read_yaml(text, source)
+    return _Loading(source, lines, registry).policy_set(document)
+
+
+def load_policies(
+    document: Mapping[str, Any], *, source: str = "policies", registry: Mapping[str, PolicyFactory] = BUILTIN_POLICIES
+) -> PolicySet:
+    """The policies in a document that is in memory already; ``source`` names it in errors, which have no lines.
+
+    Raises `PolicyFileError`.
+    """
+    return _Loading(source, {}, registry).policy_set(document)
+
+
+class _Loading:
+    """One document on its way to a set."""
+
+    def __init__(self, source: str, lines: Mapping[Place, int], registry: Mapping[str, PolicyFactory]) -> None:
+        self.source = source
+        self.lines = lines
+        self.registry = registry
+
+    def policy_set(self, document: Any) -> PolicySet:
+        if document is None:
+            raise self.error((), "the file is empty", "write version: 1 and rules")
+        if not isinstance(document, Mapping):
+            raise self.error((), "the file must be a mapping", "begin with version: 1")
+        self.known_keys((), document, _TOP)
+        version = document.get("version")
+        if isinstance(version, bool) or version != 1:
+            raise self.error(("version",), f"version is {version!r}", "write version: 1")
+        rules = document.get("rules")
+        if not isinstance(rules, list | tuple) or not rules:
+            raise self.error(
+                ("rules",), "there are no rules", "write rules: with at least one rule; none would deny all"
+            )
+        name = self.text(("name",), document.get("name", "policies"))
+        mode = self.one_of(("mode",), document.get("mode", "enforce"), ("enforce", "shadow"))
+        default = self.one_of(("default",), document.get("default", "deny"), ("deny", "allow"))
+        made = [self.rule(("rules", index), rule) for index, rule in enumerate(rules)]
+        names = [rule.name for rule in made]
+        for index, rule_name in enumerate(names):
+            if rule_name in names[:index]:
+                raise self.error(("rules", index, "name"), f"two rules are called {rule_name}", "rename one")
+        try:
+            canonical = json.dumps(document, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+        except (TypeError, ValueError) as error:
+            raise self.error((), f"the document holds what JSON cannot: {error}") from error
+        digest = hashlib.sha256(canonical.encode()).hexdigest()
+        return PolicySet(made, default=default, mode=mode, name=name, version=version, digest=digest)  # type: ignore[arg-type]
+
+    def rule(self, place: Place, rule: Any) -> Rule:
+        if not isinstance(rule, Mapping):
+            raise self.error(place, "a rule must be a mapping", "write - name: ... and use: ...")
+        self.known_keys(place, rule, _RULE)
+        if "use" not in rule:
+            raise self.error(place, "the rule does not say which policy to use", f"write use: {self.policies()}")
+        use = self.text((*place, "use"), rule["use"])
+        if use not in self.registry:
+            raise self.error((*place, "use"), f"there is no policy {use!r}", self.near(use, self.registry))
+        name = self.text((*place, "name"), rule.get("name", use))
+        points = self.strings((*place, "on"), rule.get("on", [Point.PRE_TOOL_CALL.value]))
+        for index, point in enumerate(points):
+            self.one_of((*place, "on", index), point, tuple(known.value for known in Point))
+        severity = rule.get("severity")
+        if severity is not None:
+            severity = Severity(self.one_of((*place, "severity"), severity, tuple(known.value for known in Severity)))
+        return Rule(
+            self.policy(place, use, name, rule.get("with")),
+            name=name,
+            on=tuple(Point(point) for point in points),
+            tools=self.strings((*place, "tools"), rule.get("tools", ["*"])),
+            agents=self.strings((*place, "agents"), rule.get("agents", ["*"])),
+            severity=severity,
+        )
+
+    def policy(self, place: Place, use: str, name: str, options: Any) -> Policy:
+        where = (*place, "with")
+        options = {} if options is None else options
+        if not isinstance(options, Mapping):
+            raise self.error(where, "with must be a mapping", "write with: {option: value}")
+        factory = self.registry[use]
+        parameters = inspect.signature(factory).parameters
+        open_ended = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values())
+        if not open_ended:
+            self.known_keys(where, options, tuple(option for option in parameters if option != "name"), what="option")
+        for option, parameter in parameters.items():
+            if parameter.default is parameter.empty and option not in options and option != "name" and not open_ended:
+                raise self.error(where, f"policy {use} needs {option}", f"write with: {{{option}: ...}}")
+        try:
+            return factory(**{"name": name, **options})
+        except PolicyFileError:
+            raise
+        except PolicyError as error:
+            raise self.error(self.culprit(where, options, error), error.message, error.hint) from error
+        except Exception as error:
+            raise self.error(where, f"policy {use} cannot be made: {type(error).__name__}: {error}") from error
+
+    def culprit(self, where: Place, options: Mapping[str, Any], error: PolicyError) -> Place:
+        """The option that the error's message speaks of, when it names one."""
+        words = error.message.replace(":", " ").split()
+        return next(((*where, option) for option in options if option in words), where)
+
+    # ------------------------------------------------------------------ checks
+
+    def known_keys(self, place: Place, mapping: Mapping[Any, Any], known: Iterable[str], *, what: str = "key") -> None:
+        allowed = tuple(known)
+        for key in mapping:
+            if key not in allowed:
+                raise self.error((*place, key), f"there is no {what} {key!r} here", self.near(str(key), allowed))
+
+    def one_of(self, place: Place, value: Any, known: tuple[str, ...]) -> str:
+        if value not in known:
+            raise self.error(
+                place,
+                f"{place[-1] if isinstance(place[-1], str) else 'this'} is {value!r}",
+                self.near(str(value), known),
+            )
+        return value
+
+    def text(self, place: Place, value: Any) -> str:
+        if not isinstance(value, str) or not value.strip():
+            raise self.error(place, f"{place[-1]} is {value!r}, which is no text", "put it in quotes")
+        return value
+
+    def strings(self, place: Place, value: Any) -> tuple[str, ...]:
+        if not isinstance(value, list | tuple) or not value:
+            raise self.error(place, f"{place[-1]} must be a list", f"write {place[-1]}: [...]")
+        return tuple(self.text((*place, index), item) for index, item in enumerate(value))
+
+    def near(self, name: str, known: Iterable[str]) -> str:
+        names = sorted(known)
+        close = difflib.get_close_matches(name.lower(), names, n=1)
+        return f"did you mean {close[0]}?" if close else f"write one of: {', '.join(names)}"
+
+    def policies(self) -> str:
+        return " or ".join(sorted(self.registry))
+
+    def error(self, place: Place, message: str, hint: str | None = None) -> PolicyFileError:
+        """The error with the line of ``place``, or of the nearest thing around it that has one."""
+        while place and place not in self.lines:
+            place = place[:-1]
+        return PolicyFileError(message, path=self.source, line=self.lines.get(place), hint=hint)

@@ -1,0 +1,17 @@
+"""Checks on what policies are made with."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from lgov_core.errors import PolicyError
+
+
+def string_tuple(owner: str, option: str, value: object) -> tuple[str, ...]:
+    """``value`` as a tuple when it is a sequence of strings; a lone string is a mistake. Raises `PolicyError`."""
+    if isinstance(value, str) or not isinstance(value, Sequence):
+        raise PolicyError(f"{owner}: {option} must be a list of strings, not {value!r}", hint=f"write {option}: [...]")
+    for item in value:
+        if not isinstance(item, str) or not item:
+            raise PolicyError(f"{owner}: {option} holds {item!r}, which is no text", hint="put it in quotes")
+    return tuple(value)

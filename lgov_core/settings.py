@@ -1,0 +1,254 @@
+"""Settings from files, the environment and flags; each value knows where it came from.
+
+Later sources win over earlier ones::
+
+    default  <  lgov.toml, or [tool.lgov] in pyproject.toml  <  LGOV_* variables  <  explicit flags
+
+The file is the nearest one from the working directory upwards, not beyond the folder that holds ``.git``; in one folder
+``lgov.toml`` wins over ``pyproject.toml``. Paths in a file are relative to the file's folder. A name that is not a setting
+is an error everywhere, so that a misspelt one cannot be taken for an absent one.
+"""
+
+from __future__ import annotations
+
+import difflib
+import math
+import os
+import re
+import tomllib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+from urllib.parse import urlsplit
+
+from lgov_core.errors import SettingsError
+
+DEFAULT = "default"
+
+#: ``LGOV_`` variables that are not settings: lgov hands them to the processes it starts.
+OTHER_VARIABLES = frozenset({"LGOV_ROLLOUT_ID", "LGOV_ATTEMPT"})
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What one process of lgov works with. Load one with `load_settings`; it may be shared between threads.
+
+    ``policy`` is a policy file, ``audit`` the file of the audit record, ``store`` a trace store (a path or an address),
+    ``endpoint`` the base URL of a training endpoint; None leaves the choice to the command. ``timeout_s`` (seconds) bounds
+    a policy that does not promise bounded cost. ``cache`` is the folder for pulled models. ``host`` and ``port`` are where
+    ``lgov serve`` listens (port 0: any free one), ``model`` or ``upstream`` what it serves, and ``key_secret_file`` holds
+    the secret of its keys. ``origins`` says for each setting that is not a default where it came from.
+    """
+
+    policy: Path | None = None
+    audit: Path | None = None
+    store: str | None = None
+    endpoint: str | None = None
+    timeout_s: float = 2.0
+    cache: Path | None = None
+    host: str = "127.0.0.1"
+    port: int = 8321
+    model: str | None = None
+    upstream: str | None = None
+    key_secret_file: Path | None = None
+    origins: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}), repr=False, compare=False)
+
+    def origin(self, name: str) -> str:
+        """Where a value came from: ``default``, ``lgov.toml:3``, ``LGOV_POLICY`` or ``--policy``.
+
+        Raises `SettingsError` for a name that is not a setting.
+        """
+        if name not in _READ:
+            raise _unknown(name, "asked for", _READ)
+        return self.origins.get(name, DEFAULT)
+
+
+def load_settings(
+    flags: Mapping[str, object] | None = None, *, folder: Path | None = None, environ: Mapping[str, str] | None = None
+) -> Settings:
+    """The settings of a process.
+
+    ``flags`` are explicit values by setting name; None values count as not given. ``folder`` is where the search for a
+    file begins (the working directory by default), ``environ`` the environment (that of the process by default). Raises
+    `SettingsError` for a file that cannot be read or is not TOML, an unknown name, and a value of the wrong type; the
+    message names the setting and where it was set.
+    """
+    values: dict[str, Any] = {}
+    origins: dict[str, str] = {}
+    for source in (
+        _from_file(folder or Path.cwd()),
+        _from_environment(os.environ if environ is None else environ),
+        _from_flags(flags or {}),
+    ):
+        for name, (value, origin) in source.items():
+            values[name], origins[name] = value, origin
+    return Settings(**values, origins=MappingProxyType(origins))
+
+
+_Found = dict[str, tuple[Any, str]]
+
+
+def _from_file(folder: Path) -> _Found:
+    file = _settings_file(folder.absolute())
+    if file is None:
+        return {}
+    path, table, text = file
+    found: _Found = {}
+    section = None if path.name == "lgov.toml" else "tool.lgov"
+    for name, raw in table.items():
+        line = _line_of(name, text, section)
+        origin = f"{path.name}:{line}" if line else path.name
+        if name not in _READ:
+            raise _unknown(name, f"set in {path}:{line}" if line else f"set in {path}", _READ)
+        found[name] = (_read(name, raw, origin, base=path.parent), origin)
+    return found
+
+
+def _settings_file(folder: Path) -> tuple[Path, Mapping[str, Any], str] | None:
+    """The nearest settings file from ``folder`` upwards: its path, its table and its text."""
+    for place in (folder, *folder.parents):
+        if (path := place / "lgov.toml").is_file():
+            return path, *_parse(path)
+        if (path := place / "pyproject.toml").is_file():
+            document, text = _parse(path)
+            tools = document.get("tool", {})
+            table = tools.get("lgov") if isinstance(tools, dict) else None
+            if isinstance(table, dict):
+                return path, table, text
+            if table is not None:
+                raise SettingsError(f"{path}: tool.lgov is not a table", hint="write [tool.lgov]")
+        if (place / ".git").exists():
+            return None
+    return None
+
+
+def _parse(path: Path) -> tuple[dict[str, Any], str]:
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise SettingsError(f"{path} cannot be read: {error}") from error
+    try:
+        return tomllib.loads(text), text
+    except tomllib.TOMLDecodeError as error:
+        line = re.search(r"at line (\d+)", str(error))
+        # A parser that stops at the end of the document names no line: then it is the last one.
+        number = int(line[1]) if line else text.count("\n") + 1
+        raise SettingsError(f"{path}:{number}: not valid TOML: {error}") from error
+
+
+def _line_of(name: str, text: str, section: str | None) -> int | None:
+    """The 1-based line on which a key is set; None when it is written in a way that this does not look for."""
+    here: str | None = None
+    key = re.compile(rf"""\s*["']?{re.escape(name)}["']?\s*=""")
+    for number, line in enumerate(text.splitlines(), start=1):
+        if header := re.match(r"\s*\[+\s*([^\]]+?)\s*\]+", line):
+            here = re.sub(r"""["'\s]""", "", header[1])
+            if section is None and here == name:
+                return number
+        elif here == section and key.match(line):
+            return number
+    return None
+
+
+def _from_environment(environ: Mapping[str, str]) -> _Found:
+    found: _Found = {}
+    names = {f"LGOV_{name.upper()}": name for name in _READ}
+    for variable, raw in environ.items():
+        if not variable.startswith("LGOV_") or variable in OTHER_VARIABLES:
+            continue
+        if variable not in names:
+            raise _unknown(variable, "set in the environment", names)
+        name = names[variable]
+        found[name] = (_read(name, _number(name, raw), variable), variable)
+    return found
+
+
+def _number(name: str, raw: str) -> object:
+    """A variable is text; where a number is wanted and the text is one, it is taken as the number."""
+    try:
+        return {"port": int, "timeout_s": float}.get(name, str)(raw)
+    except ValueError:
+        return raw
+
+
+def _from_flags(flags: Mapping[str, object]) -> _Found:
+    found: _Found = {}
+    for name, raw in flags.items():
+        if name not in _READ:
+            raise _unknown(name, "given as a flag", _READ)
+        if raw is not None:
+            origin = f"--{name.removesuffix('_s').replace('_', '-')}"
+            found[name] = (_read(name, os.fspath(raw) if isinstance(raw, Path) else raw, origin), origin)
+    return found
+
+
+def _unknown(name: str, how: str, known: Mapping[str, object]) -> SettingsError:
+    nearest = difflib.get_close_matches(name, known, n=1)
+    hint = f"did you mean {nearest[0]}?" if nearest else f"the settings are {', '.join(sorted(known))}"
+    return SettingsError(f"there is no setting {name} ({how})", hint=hint)
+
+
+# ---------------------------------------------------------------------- one reader a kind of value
+
+
+def _read(name: str, raw: object, origin: str, *, base: Path | None = None) -> Any:
+    try:
+        return _READ[name](raw, base)
+    except ValueError as error:
+        raise SettingsError(f"{name} ({origin}) must be {error}, not {raw!r}") from None
+
+
+def _text(raw: object, base: Path | None) -> str:
+    if not isinstance(raw, str) or not raw.strip():
+        raise ValueError("text that is not empty")
+    return raw
+
+
+def _path(raw: object, base: Path | None) -> Path:
+    if not isinstance(raw, str) or not raw.strip() or "\0" in raw:
+        raise ValueError("the path of a file")
+    path = Path(raw).expanduser()
+    return base / path if base is not None else path
+
+
+def _place(raw: object, base: Path | None) -> str:
+    """A path or an address such as ``sqlite:///traces.sqlite``; an address is taken as it is."""
+    if not isinstance(raw, str) or not raw.strip():
+        raise ValueError("a path or an address")
+    return raw if "://" in raw else str(_path(raw, base))
+
+
+def _url(raw: object, base: Path | None) -> str:
+    parts = urlsplit(raw) if isinstance(raw, str) else None
+    if parts is None or parts.scheme not in ("http", "https") or not parts.hostname:
+        raise ValueError("a URL such as http://127.0.0.1:8321")
+    return str(raw)
+
+
+def _port(raw: object, base: Path | None) -> int:
+    if isinstance(raw, bool) or not isinstance(raw, int) or not 0 <= raw <= 65535:
+        raise ValueError("a whole number from 0 to 65535")
+    return raw
+
+
+def _seconds(raw: object, base: Path | None) -> float:
+    if isinstance(raw, bool) or not isinstance(raw, int | float) or not math.isfinite(raw) or raw <= 0:
+        raise ValueError("a number of seconds above 0")
+    return float(raw)
+
+
+_READ: Mapping[str, Callable[[object, Path | None], Any]] = {
+    "policy": _path,
+    "audit": _path,
+    "store": _place,
+    "endpoint": _url,
+    "timeout_s": _seconds,
+    "cache": _path,
+    "host": _text,
+    "port": _port,
+    "model": _text,
+    "upstream": _url,
+    "key_secret_file": _path,
+}

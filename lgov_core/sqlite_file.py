@@ -1,0 +1,231 @@
+"""Opens SQLite files the way lgov's records need them, and says in words what went wrong with one.
+
+Every file is private to its owner (mode 0600), in WAL mode with ``synchronous=NORMAL``: a commit survives the death of
+the process, and of the machine up to the last checkpoint. Each kind of file carries its own ``application_id``, so that
+a path to some other program's database is refused instead of being written into.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sqlite3
+import time
+import weakref
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+from urllib.parse import quote
+
+from lgov_core.errors import LgovError
+
+
+@dataclass(frozen=True, slots=True)
+class FileKind:
+    """One kind of file: what it is called, how it is recognised, how it is made, and which error speaks for it."""
+
+    what: str
+    application_id: int
+    version: int
+    schema: tuple[str, ...]
+    error: type[LgovError]
+
+
+def open_database(
+    kind: FileKind, path: Path, *, busy_timeout_s: float, expected: tuple[int, int] | None = None
+) -> sqlite3.Connection:
+    """A connection in autocommit mode to the file at ``path``, which is made when it does not exist.
+
+    With ``expected``, what `file_identity` said before, it must be the same file still. Another process that is busy
+    with the file is waited for, ``busy_timeout_s`` seconds at most. The connection may be handed from thread to thread.
+    Raises ``kind.error`` when the file cannot be opened, is something else, or was written by a newer lgov.
+    """
+    connection: sqlite3.Connection | None = None
+    try:
+        if expected is None:
+            _make_private_file(kind, path)
+        else:
+            require_same_file(kind, path, expected)
+        connection = sqlite3.connect(
+            f"file:{quote(str(path.absolute()))}?mode=rw",
+            uri=True,
+            timeout=busy_timeout_s,
+            isolation_level=None,
+            check_same_thread=False,
+        )
+        _prepare(kind, path, connection, busy_timeout_s)
+    except (sqlite3.Error, OSError) as error:
+        if connection is not None:
+            connection.close()
+        raise describe(kind, path, error) from error
+    except BaseException:
+        if connection is not None:
+            connection.close()
+        raise
+    return connection
+
+
+def _make_private_file(kind: FileKind, path: Path) -> None:
+    if path.is_dir():
+        raise kind.error(f"{kind.what} {path} is a directory", hint="give the path of a file in it")
+    if not path.parent.is_dir():
+        raise kind.error(f"{kind.what} {path}: there is no folder {path.parent}", hint="make the folder first")
+    # Only a new file may be opened and closed here: closing any descriptor of a file drops every lock that this process
+    # holds on it, those of other connections among them.
+    with contextlib.suppress(FileExistsError):
+        os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600))
+
+
+def _prepare(kind: FileKind, path: Path, connection: sqlite3.Connection, busy_timeout_s: float) -> None:
+    fresh = _is_fresh(kind, path, connection)
+    deadline = time.monotonic() + busy_timeout_s
+    while True:
+        try:
+            mode = connection.execute("PRAGMA journal_mode=WAL").fetchone()[0]
+            break
+        except sqlite3.OperationalError as error:
+            # SQLite does not use its own busy timeout when two processes switch the mode at once.
+            if not is_busy(error) or time.monotonic() > deadline:
+                raise
+            time.sleep(0.01)
+    if mode != "wal":
+        raise kind.error(f"{kind.what} {path} cannot be put in WAL mode", hint="put it on a local file system")
+    connection.execute("PRAGMA synchronous=NORMAL")
+    connection.execute("PRAGMA foreign_keys=ON")
+    # A checkpoint waits for the disk: fewer of them, at the price of a log of 16 MB.
+    connection.execute("PRAGMA wal_autocheckpoint=4000")
+    if fresh:
+        _create(kind, path, connection)
+
+
+def _create(kind: FileKind, path: Path, connection: sqlite3.Connection) -> None:
+    connection.execute("BEGIN IMMEDIATE")
+    try:
+        if _is_fresh(kind, path, connection):  # another process may have been first
+            for statement in kind.schema:
+                connection.execute(statement)
+            connection.execute(f"PRAGMA application_id={kind.application_id}")
+            connection.execute(f"PRAGMA user_version={kind.version}")
+        connection.execute("COMMIT")
+    except BaseException:
+        if connection.in_transaction:
+            connection.execute("ROLLBACK")
+        raise
+
+
+def _is_fresh(kind: FileKind, path: Path, connection: sqlite3.Connection) -> bool:
+    """Whether the file is empty. Raises ``kind.error`` when it is neither empty nor of this kind and version."""
+    application_id, version, tables = connection.execute(
+        "SELECT (SELECT application_id FROM pragma_application_id), (SELECT user_version FROM pragma_user_version),"
+        " (SELECT count(*) FROM sqlite_master)"
+    ).fetchone()
+    if (application_id, version, tables) == (0, 0, 0):
+        return True
+    if application_id != kind.application_id:
+        raise kind.error(
+            f"{path} is a SQLite database, but no {kind.what} of lgov",
+            hint="give the path of a new file, or of one that lgov made for this purpose",
+        )
+    if version > kind.version:
+        raise kind.error(
+            f"{kind.what} {path} has format {version}; this lgov knows formats up to {kind.version}",
+            hint="upgrade lgov, or start a new file",
+        )
+    if version < kind.version:
+        raise kind.error(
+            f"{kind.what} {path} has format {version}; this lgov writes format {kind.version}",
+            hint="open it with the lgov that wrote it, or start a new file",
+        )
+    return False
+
+
+def require_same_file(kind: FileKind, path: Path, expected: tuple[int, int]) -> None:
+    """Raises ``kind.error`` unless ``path`` names the file it named before: one moved away swallows rows unseen."""
+    try:
+        found = file_identity(path)
+    except OSError:
+        found = None
+    if found != expected:
+        raise kind.error(
+            f"{kind.what} {path} is no longer the file that was opened",
+            hint="it was moved, deleted or replaced; put it back, or start over with a new file",
+        )
+
+
+def file_identity(path: Path) -> tuple[int, int]:
+    """What tells the file at ``path`` from any other: device and inode. Raises `OSError`."""
+    status = os.stat(path)
+    return status.st_dev, status.st_ino
+
+
+def is_busy(error: BaseException) -> bool:
+    """Whether ``error`` says that someone else holds the file."""
+    return _primary_code(error) in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
+
+
+def _primary_code(error: BaseException) -> int | None:
+    code = getattr(error, "sqlite_errorcode", None)
+    return None if code is None else code & 0xFF
+
+
+_HINTS = {
+    sqlite3.SQLITE_FULL: "the disk is full: make space; nothing was half-written and writing can go on after that",
+    sqlite3.SQLITE_IOERR: "look for a full disk, a file-size limit or a failing device; nothing was half-written",
+    sqlite3.SQLITE_READONLY: "the file or its folder is read-only: SQLite must be able to write to both",
+    sqlite3.SQLITE_CANTOPEN: "the file and its folder must be readable and writable for this user",
+    sqlite3.SQLITE_PERM: "the file and its folder must be readable and writable for this user",
+    sqlite3.SQLITE_NOTADB: "it is not a SQLite database; give the path of another file",
+    sqlite3.SQLITE_CORRUPT: "the file is damaged; keep a copy, and start a new one",
+    sqlite3.SQLITE_BUSY: "another process holds it for too long; find it, or raise the busy timeout",
+    sqlite3.SQLITE_LOCKED: "another process holds it for too long; find it, or raise the busy timeout",
+}
+
+
+def describe(kind: FileKind, path: Path, error: BaseException) -> LgovError:
+    """``error`` as ``kind.error``: which file, what SQLite or the system said, and what to do about it."""
+    if isinstance(error, LgovError):
+        return error
+    hint = _HINTS.get(_primary_code(error) or -1)
+    if isinstance(error, PermissionError):
+        hint = _HINTS[sqlite3.SQLITE_CANTOPEN]
+    return kind.error(f"{kind.what} {path}: {error if str(error) else type(error).__name__}", hint=hint)
+
+
+class QuietAcrossFork(Protocol):
+    """Something with SQLite connections, none of which may be open while the process forks.
+
+    A forked child that inherits a connection believes that it holds the parent's file locks, which it does not.
+    """
+
+    def before_fork(self) -> None:
+        """Stops work and closes the connections. Called in the forking thread."""
+        ...
+
+    def after_fork_in_parent(self) -> None:
+        """Lets work go on."""
+        ...
+
+    def after_fork_in_child(self) -> None:
+        """Makes the child's copy fit for use, or for saying that it is not."""
+        ...
+
+
+def keep_quiet_across_fork(owner: QuietAcrossFork) -> None:
+    """Has ``owner`` called around every fork of this process for as long as it is alive."""
+    if not hasattr(os, "register_at_fork"):  # no fork on this platform
+        return
+    reference = weakref.ref(owner)
+
+    def before() -> None:
+        if (alive := reference()) is not None:
+            alive.before_fork()
+
+    def in_parent() -> None:
+        if (alive := reference()) is not None:
+            alive.after_fork_in_parent()
+
+    def in_child() -> None:
+        if (alive := reference()) is not None:
+            alive.after_fork_in_child()
+
+    os.register_at_fork(before=before, after_in_parent=in_parent, after_in_child=in_child)

@@ -1,0 +1,203 @@
+"""Values as table rows and back: pure functions. What cannot be a row raises `StoreError`; nothing is written then."""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from array import array
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Final, TypeAlias
+
+from lgov_core.errors import StoreError
+from lgov_core.types import Attempt, CapturedCall, JSONValue, Outcome, Reward, Rollout, Span
+
+Row: TypeAlias = tuple[Any, ...]
+
+ROLLOUT_COLUMNS: Final = "rollout_id, task_id, run_id, input, created_at"
+ATTEMPT_COLUMNS: Final = "rollout_id, attempt, started_at, ended_at, outcome, error, result"
+CALL_COLUMNS: Final = (
+    "response_id, model, request, response, prompt_ids, response_ids, logprobs, finish_reason, weights_version,"
+    " temperature, top_p, started_at, ended_at, rollout_id, attempt, agent, tool_call_ids, engine"
+)
+REWARD_COLUMNS: Final = "reward_id, value, dimension, rollout_id, attempt, response_id, tool_call_id, source"
+SPAN_COLUMNS: Final = "span_id, name, started_at, ended_at, attributes, rollout_id, attempt, parent_id"
+
+
+def insert(table: str, columns: str) -> str:
+    """The statement that inserts one row of ``columns`` into ``table``."""
+    return f"INSERT INTO {table} ({columns}) VALUES ({', '.join('?' * (columns.count(',') + 1))})"
+
+
+def rollout_row(rollout: Rollout) -> Row:
+    """A row of ``ROLLOUT_COLUMNS``."""
+    what = f"input of rollout {rollout.rollout_id}"
+    return rollout.rollout_id, rollout.task_id, rollout.run_id, json_text(rollout.input, what), rollout.created_at
+
+
+def rollout_of(row: Row) -> Rollout:
+    """The rollout of a row of ``ROLLOUT_COLUMNS``."""
+    rollout_id, task_id, run_id, text, created_at = row
+    return Rollout(rollout_id, task_id, run_id, json.loads(text), created_at)
+
+
+def attempt_of(row: Row) -> Attempt:
+    """The attempt of a row of ``ATTEMPT_COLUMNS``."""
+    rollout_id, attempt, started_at, ended_at, outcome, error, result = row
+    return Attempt(
+        rollout_id,
+        attempt,
+        started_at,
+        ended_at,
+        None if outcome is None else Outcome(outcome),
+        error,
+        None if result is None else json.loads(result),
+    )
+
+
+def call_row(call: CapturedCall) -> Row:
+    """A row of ``CALL_COLUMNS``. Logprobs without as many response ids raise `StoreError`."""
+    what = f"call {call.response_id}"
+    if call.logprobs is not None and (call.response_ids is None or len(call.logprobs) != len(call.response_ids)):
+        tokens = "no response ids" if call.response_ids is None else f"{len(call.response_ids)} response ids"
+        raise StoreError(
+            f"{what} has {len(call.logprobs)} logprobs and {tokens}", hint="give one logprob for each response token"
+        )
+    return (
+        call.response_id,
+        call.model,
+        json_text(call.request, f"request of {what}"),
+        json_text(call.response, f"response of {what}"),
+        _blob("i", call.prompt_ids, f"prompt ids of {what}"),
+        _blob("i", call.response_ids, f"response ids of {what}"),
+        _blob("d", call.logprobs, f"logprobs of {what}"),
+        call.finish_reason,
+        call.weights_version,
+        call.temperature,
+        call.top_p,
+        call.started_at,
+        call.ended_at,
+        call.rollout_id,
+        call.attempt,
+        call.agent,
+        json_text(call.tool_call_ids, f"tool call ids of {what}"),
+        call.engine,
+    )
+
+
+def call_of(row: Row) -> CapturedCall:
+    """The call of a row of ``CALL_COLUMNS``."""
+    (
+        response_id, model, request, response, prompt_ids, response_ids, logprobs, finish_reason, weights_version,
+        temperature, top_p, started_at, ended_at, rollout_id, attempt, agent, tool_call_ids, engine,
+    ) = row  # fmt: skip
+    return CapturedCall(
+        response_id=response_id,
+        model=model,
+        request=json.loads(request),
+        response=json.loads(response),
+        prompt_ids=_numbers("i", prompt_ids),
+        response_ids=_numbers("i", response_ids),
+        logprobs=_numbers("d", logprobs),
+        finish_reason=finish_reason,
+        weights_version=weights_version,
+        temperature=temperature,
+        top_p=top_p,
+        started_at=started_at,
+        ended_at=ended_at,
+        rollout_id=rollout_id,
+        attempt=attempt,
+        agent=agent,
+        tool_call_ids=tuple(json.loads(tool_call_ids)),
+        engine=engine,
+    )
+
+
+def reward_row(reward: Reward) -> Row:
+    """A row of ``REWARD_COLUMNS``. A value that is not a finite number raises `StoreError`."""
+    try:
+        value = float(reward.value)
+    except (TypeError, ValueError, OverflowError):
+        value = math.nan
+    if not math.isfinite(value):
+        raise StoreError(
+            f"reward {reward.reward_id} ({reward.dimension}) of rollout {reward.rollout_id} is {reward.value!r}",
+            hint="a reward must be a finite number; leave it out when it is not known",
+        )
+    return (
+        reward.reward_id,
+        value,
+        reward.dimension,
+        reward.rollout_id,
+        reward.attempt,
+        reward.response_id,
+        reward.tool_call_id,
+        reward.source,
+    )
+
+
+def reward_of(row: Row) -> Reward:
+    """The reward of a row of ``REWARD_COLUMNS``."""
+    reward_id, value, dimension, rollout_id, attempt, response_id, tool_call_id, source = row
+    return Reward(value, dimension, rollout_id, attempt, response_id, tool_call_id, source, reward_id)
+
+
+def span_row(span: Span) -> Row:
+    """A row of ``SPAN_COLUMNS``."""
+    return (
+        span.span_id,
+        span.name,
+        span.started_at,
+        span.ended_at,
+        json_text(span.attributes, f"attributes of span {span.name}"),
+        span.rollout_id,
+        span.attempt,
+        span.parent_id,
+    )
+
+
+def span_of(row: Row) -> Span:
+    """The span of a row of ``SPAN_COLUMNS``."""
+    span_id, name, started_at, ended_at, attributes, rollout_id, attempt, parent_id = row
+    return Span(name, span_id, started_at, ended_at, json.loads(attributes), rollout_id, attempt, parent_id)
+
+
+def json_text(value: JSONValue | Mapping[str, Any] | Sequence[Any], what: str) -> str:
+    """``value`` as JSON text (ASCII). What JSON cannot hold raises `StoreError` that names ``what``."""
+    try:
+        return _ENCODER.encode(value)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise StoreError(f"the {what} cannot be written as JSON: {error}", hint="give plain JSON values") from error
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return dict(value)
+    if isinstance(value, Sequence):
+        return list(value)
+    raise TypeError(f"{type(value).__name__} is no JSON value")
+
+
+_ENCODER = json.JSONEncoder(separators=(",", ":"), default=_plain)
+
+
+def _blob(typecode: str, values: Iterable[float] | None, what: str) -> bytes | None:
+    if values is None:
+        return None
+    try:
+        packed: array[Any] = array(typecode, values)
+    except (TypeError, OverflowError) as error:
+        raise StoreError(f"the {what} cannot be stored: {error}", hint="token ids are 32-bit integers") from error
+    if sys.byteorder == "big":
+        packed.byteswap()
+    return packed.tobytes()
+
+
+def _numbers(typecode: str, blob: bytes | None) -> tuple[Any, ...] | None:
+    if blob is None:
+        return None
+    unpacked: array[Any] = array(typecode)
+    unpacked.frombytes(blob)
+    if sys.byteorder == "big":
+        unpacked.byteswap()
+    return tuple(unpacked)

@@ -1,0 +1,103 @@
+"""Names of spans and attributes, pinned.
+
+The ``gen_ai.*`` names are those of OpenTelemetry's semantic conventions for generative AI, as its own registry
+(``semantic-conventions-genai``) has them; the Python package ``opentelemetry-semantic-conventions`` marks its copies as
+deprecated and no package carries the new registry, so they are written down here and nowhere else in lgov. Names under
+``lgov.*`` have no convention yet: exact tokens, policy decisions, rewards, rollouts.
+
+Values: ids and names are strings; token counts, attempts and weights versions are integers; messages, arguments and
+results are JSON text; finish reasons are a list of strings; token ids and logprobs are lists of numbers.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+# What kind of operation a span is: values of ``gen_ai.operation.name``, and the first word of its span's name.
+OPERATION: Final = "gen_ai.operation.name"
+CHAT: Final = "chat"
+EXECUTE_TOOL: Final = "execute_tool"
+INVOKE_AGENT: Final = "invoke_agent"
+
+# A model call.
+PROVIDER: Final = "gen_ai.provider.name"
+REQUEST_MODEL: Final = "gen_ai.request.model"
+REQUEST_TEMPERATURE: Final = "gen_ai.request.temperature"
+REQUEST_TOP_P: Final = "gen_ai.request.top_p"
+REQUEST_MAX_TOKENS: Final = "gen_ai.request.max_tokens"
+RESPONSE_ID: Final = "gen_ai.response.id"
+RESPONSE_MODEL: Final = "gen_ai.response.model"
+FINISH_REASONS: Final = "gen_ai.response.finish_reasons"
+INPUT_TOKENS: Final = "gen_ai.usage.input_tokens"
+OUTPUT_TOKENS: Final = "gen_ai.usage.output_tokens"
+INPUT_MESSAGES: Final = "gen_ai.input.messages"
+OUTPUT_MESSAGES: Final = "gen_ai.output.messages"
+
+# Who, and in which conversation.
+AGENT_ID: Final = "gen_ai.agent.id"
+AGENT_NAME: Final = "gen_ai.agent.name"
+CONVERSATION_ID: Final = "gen_ai.conversation.id"
+
+# A tool call.
+TOOL_NAME: Final = "gen_ai.tool.name"
+TOOL_TYPE: Final = "gen_ai.tool.type"
+TOOL_CALL_ID: Final = "gen_ai.tool.call.id"
+TOOL_ARGUMENTS: Final = "gen_ai.tool.call.arguments"
+TOOL_RESULT: Final = "gen_ai.tool.call.result"
+
+# What went wrong: a class name or a status, of low cardinality.
+ERROR_TYPE: Final = "error.type"
+
+# Whose work it is.
+ROLLOUT_ID: Final = "lgov.rollout_id"
+ATTEMPT: Final = "lgov.attempt"
+TASK_ID: Final = "lgov.task_id"
+OUTCOME: Final = "lgov.outcome"
+FRAMEWORK: Final = "lgov.framework"
+
+# The id that a framework gave to a model call: not always the response's id.
+CALL_ID: Final = "lgov.call_id"
+
+# The exact tokens of a model call.
+PROMPT_TOKEN_IDS: Final = "lgov.prompt_token_ids"
+RESPONSE_TOKEN_IDS: Final = "lgov.response_token_ids"
+RESPONSE_LOGPROBS: Final = "lgov.response_logprobs"
+WEIGHTS_VERSION: Final = "lgov.weights_version"
+
+# A policy decision.
+DECISION_SPAN_NAME: Final = "lgov.decision"
+POINT: Final = "lgov.point"
+ACTION_KIND: Final = "lgov.action.kind"
+ACTION_NAME: Final = "lgov.action.name"
+DECISION_ID: Final = "lgov.decision.id"
+DECISION_EFFECT: Final = "lgov.decision.effect"
+DECISION_POLICY: Final = "lgov.decision.policy"
+DECISION_RULE: Final = "lgov.decision.rule"
+DECISION_REASON: Final = "lgov.decision.reason"
+DECISION_SEVERITY: Final = "lgov.decision.severity"
+DECISION_SHADOWED: Final = "lgov.decision.shadowed"
+DECISION_LATENCY_US: Final = "lgov.decision.latency_us"
+
+# What came of a tool call: one of the values of `lgov_core.types.ToolStatus`, and the error's text.
+TOOL_STATUS: Final = "lgov.tool.status"
+ERROR_MESSAGE: Final = "lgov.error.message"
+
+# A reward.
+REWARD_SPAN_NAME: Final = "lgov.reward"
+REWARD_VALUE: Final = "lgov.reward.value"
+REWARD_DIMENSION: Final = "lgov.reward.dimension"
+
+
+def chat_span_name(model: str) -> str:
+    """The name of a model call's span: ``chat {model}``."""
+    return f"{CHAT} {model}"
+
+
+def execute_tool_span_name(tool: str) -> str:
+    """The name of a tool call's span: ``execute_tool {tool}``."""
+    return f"{EXECUTE_TOOL} {tool}"
+
+
+def invoke_agent_span_name(agent: str | None) -> str:
+    """The name of an agent run's span: ``invoke_agent {agent}``, or only the operation when the agent has no name."""
+    return f"{INVOKE_AGENT} {agent}" if agent else INVOKE_AGENT

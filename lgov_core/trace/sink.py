@@ -1,0 +1,135 @@
+"""The plugin that writes what a governor shows its observers into a trace store."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from typing import Any, Protocol
+
+from lgov_core.governor import ObservedDecision
+from lgov_core.hookspecs import hookimpl
+from lgov_core.trace import semconv
+from lgov_core.types import Action, JSONValue, Point, Reward, Span, ToolOutcome, new_id
+
+
+class EventStore(Protocol):
+    """The part of a trace store that events go to. See `lgov_core.store.protocol.TraceStore`."""
+
+    def add_rewards(self, rewards: Iterable[Reward]) -> None:
+        """Adds rewards; durable when it returns."""
+        ...
+
+    def add_span(self, span: Span) -> None:
+        """Queues a span."""
+        ...
+
+
+class StoreSink:
+    """Turns events into rows of ``store``: a plugin for a governor.
+
+    A `Reward` is durable when the hook returns, because it is training data. A `Span`, a decision (a span named
+    ``lgov.decision`` whose parent is the call it judged) and a tool outcome (a span ``execute_tool {name}`` whose id is
+    the tool call's) are queued: they never hold up the agent, and what a full queue drops is counted by the store.
+    Decisions are proved by the audit record, not by these spans.
+
+    With ``content=False`` arguments and results stay out of the spans. Callable from any thread. What the store raises
+    (`StoreError`) goes to the governor, which counts it and shows it to the other observers. Other events are ignored.
+    """
+
+    def __init__(self, store: EventStore, *, content: bool = True) -> None:
+        self._store = store
+        self._content = content
+
+    @hookimpl
+    def lgov_observe(self, event: Any) -> None:
+        """Writes ``event`` if it is one of the kinds named above."""
+        if isinstance(event, Reward):
+            self._store.add_rewards((event,))
+        elif isinstance(event, Span):
+            self._store.add_span(event)
+        elif isinstance(event, ObservedDecision):
+            self._store.add_span(_decision_span(event))
+        elif isinstance(event, ToolOutcome):
+            self._store.add_span(_tool_span(event, content=self._content))
+
+
+def _decision_span(observed: ObservedDecision) -> Span:
+    action, decision = observed.action, observed.decision
+    return Span(
+        name=semconv.DECISION_SPAN_NAME,
+        span_id=new_id("span"),
+        started_at=observed.at - decision.latency_us / 1e6,
+        ended_at=observed.at,
+        attributes=_without_none(
+            {
+                **_who(action),
+                semconv.POINT: action.point.value,
+                semconv.ACTION_KIND: action.kind,
+                semconv.ACTION_NAME: action.name,
+                _call_attribute(action): action.call_id,
+                semconv.DECISION_ID: decision.decision_id,
+                semconv.DECISION_EFFECT: decision.effect.label,
+                semconv.DECISION_POLICY: decision.policy,
+                semconv.DECISION_RULE: decision.rule or None,
+                semconv.DECISION_REASON: decision.reason or None,
+                semconv.DECISION_SEVERITY: decision.severity.value,
+                semconv.DECISION_SHADOWED: decision.shadowed or None,
+                semconv.DECISION_LATENCY_US: decision.latency_us,
+            }
+        ),
+        rollout_id=action.rollout_id,
+        attempt=action.attempt,
+        parent_id=action.call_id or action.parent_id,
+    )
+
+
+def _tool_span(outcome: ToolOutcome, *, content: bool) -> Span:
+    action, failed = outcome.action, outcome.status != "ok"
+    return Span(
+        name=semconv.execute_tool_span_name(action.name),
+        span_id=action.call_id or new_id("span"),
+        started_at=outcome.started_at,
+        ended_at=outcome.started_at + outcome.duration_s,
+        attributes=_without_none(
+            {
+                **_who(action),
+                semconv.OPERATION: semconv.EXECUTE_TOOL,
+                semconv.TOOL_NAME: action.name,
+                semconv.TOOL_TYPE: action.kind,
+                semconv.TOOL_CALL_ID: action.call_id,
+                semconv.TOOL_STATUS: outcome.status,
+                semconv.DECISION_ID: outcome.decision.decision_id if outcome.decision else None,
+                semconv.ERROR_TYPE: (outcome.error_type or outcome.status) if failed else None,
+                semconv.ERROR_MESSAGE: outcome.error if failed and content else None,
+                semconv.TOOL_ARGUMENTS: _json(action.arguments) if content else None,
+                semconv.TOOL_RESULT: outcome.result if content else None,
+            }
+        ),
+        rollout_id=action.rollout_id,
+        attempt=action.attempt,
+        parent_id=action.parent_id,
+    )
+
+
+def _who(action: Action) -> dict[str, JSONValue]:
+    return {
+        semconv.AGENT_NAME: action.agent,
+        semconv.FRAMEWORK: action.framework,
+        semconv.CONVERSATION_ID: action.session_id,
+        semconv.ROLLOUT_ID: action.rollout_id,
+        semconv.ATTEMPT: action.attempt,
+    }
+
+
+def _call_attribute(action: Action) -> str:
+    """Which id ``action.call_id`` is: the tool call's around a tool, elsewhere the framework's own for a model call."""
+    tool = action.point in (Point.PRE_TOOL_CALL, Point.POST_TOOL_CALL)
+    return semconv.TOOL_CALL_ID if tool else semconv.CALL_ID
+
+
+def _without_none(attributes: Mapping[str, JSONValue]) -> dict[str, JSONValue]:
+    return {name: value for name, value in attributes.items() if value is not None}
+
+
+def _json(arguments: Mapping[str, Any]) -> str:
+    return json.dumps(dict(arguments), default=repr)

@@ -1,0 +1,154 @@
+"""The loop: collect rollouts, make transitions, assign credit, update, publish, checkpoint; and again."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+
+from lgov_core.store.protocol import TraceStore
+from lgov_core.train.checkpoint import Checkpoint, latest_checkpoint, save_checkpoint
+from lgov_core.train.grpo import GRPO, UpdateMetrics
+from lgov_core.train.jobs import Job, JobResult
+from lgov_core.train.policy_model import PolicyModel
+from lgov_core.train.pool import WorkerPool
+from lgov_core.train.rows import make_rows
+from lgov_core.transitions import CreditRules, assign_credit, build_transitions, rollout_returns, write_parquet
+from lgov_core.types import Rollout, new_id
+
+
+class Publisher(Protocol):
+    """Serves weights: the embedded engine, or whatever stands for it."""
+
+    @property
+    def weights_version(self) -> int:
+        """How many times weights were published."""
+        ...
+
+    def publish(self, state_dict: Mapping[str, torch.Tensor], version: int | None = None) -> int:
+        """Swaps weights in without dropping a call; returns the version now served."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """One task: ``task_id`` names the group, ``payload`` is what the episode runner gets (JSON values)."""
+
+    task_id: str
+    payload: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Iteration:
+    """One turn of the loop. Durations in seconds; ``mean_return`` after the AIR bound, over usable rollouts."""
+
+    step: int
+    results: Sequence[JobResult]
+    mean_return: float
+    update: UpdateMetrics
+    diagnostics: Mapping[str, int]
+    collect_s: float
+    update_s: float
+
+    def metrics(self) -> dict[str, Any]:
+        """All numbers of this iteration as plain JSON values."""
+        return {
+            "step": self.step,
+            "rollouts": len(self.results),
+            "mean_return": self.mean_return,
+            "collect_s": round(self.collect_s, 3),
+            "update_s": round(self.update_s, 3),
+            "diagnostics": dict(self.diagnostics),
+            **asdict(self.update),
+        }
+
+
+class TrainingLoop:
+    """Owns the order of things; every stage is a value or a function that can be used without it.
+
+    ``folder`` gets ``checkpoints/`` and ``transitions/step-NNNNNN.parquet``. Call from one thread.
+    """
+
+    def __init__(
+        self,
+        *,
+        run_id: str,
+        policy: PolicyModel,
+        grpo: GRPO,
+        engine: Publisher,
+        store: TraceStore,
+        pool: WorkerPool,
+        folder: Path,
+        credit: CreditRules | None = None,
+        checkpoint_every: int = 5,
+    ) -> None:
+        self.run_id = run_id
+        self.policy = policy
+        self.grpo = grpo
+        self.engine = engine
+        self.store = store
+        self.pool = pool
+        self.folder = folder
+        self.credit = credit or CreditRules()
+        self.checkpoint_every = checkpoint_every
+        self.done = 0
+
+    def resume(self) -> int:
+        """Goes on from the newest checkpoint, if there is one; returns how many updates are done."""
+        found = latest_checkpoint(self.folder / "checkpoints")
+        if found is not None:
+            self.policy.load(found.weights)
+            self.grpo.optimizer.load_state_dict(dict(found.optimizer))
+            self.done = found.step
+            self.engine.publish(self.policy.served(), found.step)
+        return self.done
+
+    def collect(
+        self, tasks: Sequence[Task], group: int, progress: Callable[[int, int], None] | None = None
+    ) -> list[JobResult]:
+        """Runs ``group`` rollouts of every task; results in the order of tasks."""
+        rollouts = [
+            Rollout(new_id("ro"), task.task_id, self.run_id, dict(task.payload)) for task in tasks for _ in range(group)
+        ]
+        self.store.add_rollouts(rollouts)
+        jobs = [Job(rollout.rollout_id, rollout.task_id, 1, rollout.input) for rollout in rollouts]
+        return self.pool.collect(jobs, progress)
+
+    def iterate(
+        self, tasks: Sequence[Task], group: int, progress: Callable[[str, int, int], None] | None = None
+    ) -> Iteration:
+        """Collects, updates, publishes. A checkpoint is written every ``checkpoint_every`` steps.
+
+        ``progress(stage, done, total)`` is called as the stages go on.
+        """
+        report = progress or (lambda stage, done, total: None)
+        began = time.monotonic()
+        results = self.collect(tasks, group, lambda done, total: report("rollouts", done, total))
+        collected = time.monotonic()
+        data = build_transitions(self.store, [result.job.rollout_id for result in results])
+        data = assign_credit(data, self.credit)
+        returns = rollout_returns(data.transitions, self.credit)
+        update = self.grpo.update(make_rows(data.transitions), lambda done, total: report("update", done, total))
+        self.done += 1
+        self.engine.publish(self.policy.served(), self.done)
+        write_parquet(data.transitions, self.folder / "transitions" / f"step-{self.done:06d}.parquet")
+        if self.done % self.checkpoint_every == 0:
+            self.checkpoint()
+        return Iteration(
+            step=self.done,
+            results=results,
+            mean_return=sum(returns.values()) / len(returns) if returns else 0.0,
+            update=update,
+            diagnostics=data.counts(),
+            collect_s=collected - began,
+            update_s=time.monotonic() - collected,
+        )
+
+    def checkpoint(self) -> Path:
+        """Writes the state as it is now."""
+        state = Checkpoint(self.done, self.policy.weights(), self.grpo.optimizer.state_dict(), {"run_id": self.run_id})
+        return save_checkpoint(self.folder / "checkpoints", state)

@@ -1,0 +1,200 @@
+"""Worker processes, as many as asked for, replaced when they die."""
+
+from __future__ import annotations
+
+import json
+import queue
+import subprocess
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from lgov_core.errors import StoreError, TrainError
+from lgov_core.store.protocol import TraceStore
+from lgov_core.train.jobs import Job, JobResult, WorkerConfig
+from lgov_core.types import Outcome
+
+
+@dataclass(eq=False)
+class _Process:
+    number: int
+    popen: subprocess.Popen[bytes]
+    jobs: dict[tuple[str, int], Job] = field(default_factory=dict)
+    ready: bool = False
+
+
+class WorkerPool:
+    """Runs jobs in worker processes.
+
+    A worker that dies or hangs is replaced; the attempts it had open are closed as infrastructure and tried again, each
+    rollout at most ``max_attempts`` times. So is an attempt that ended by infrastructure or timeout. ``log_dir`` gets one
+    file a worker with what it wrote to standard error. Not safe to call from several threads.
+    """
+
+    def __init__(
+        self,
+        config: WorkerConfig,
+        store: TraceStore,
+        *,
+        workers: int = 1,
+        concurrency: int = 64,
+        max_attempts: int = 3,
+        max_deaths: int = 20,
+        log_dir: Path,
+        start_timeout_s: float = 180.0,
+    ) -> None:
+        self.config = config
+        self.store = store
+        self.concurrency = concurrency
+        self.max_attempts = max_attempts
+        self.max_deaths = max_deaths
+        self.log_dir = log_dir
+        self.start_timeout_s = start_timeout_s
+        self.deaths = 0
+        self._events: queue.Queue[tuple[_Process, dict[str, Any] | None]] = queue.Queue()
+        log_dir.mkdir(parents=True, exist_ok=True)
+        self._processes = [self._start(number) for number in range(workers)]
+
+    def __enter__(self) -> WorkerPool:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @property
+    def pids(self) -> list[int]:
+        """Process ids of the workers at this moment."""
+        return [process.popen.pid for process in self._processes]
+
+    def collect(self, jobs: Sequence[Job], progress: Callable[[int, int], None] | None = None) -> list[JobResult]:
+        """Runs all jobs and returns one result per rollout, in the order of ``jobs``.
+
+        ``progress(done, total)`` is called after each. Raises `TrainError` when workers keep dying.
+        """
+        waiting = deque(jobs)
+        results: dict[str, JobResult] = {}
+        last_sign = time.monotonic()
+        while len(results) < len(jobs):
+            self._hand_out(waiting)
+            try:
+                process, message = self._events.get(timeout=1.0)
+            except queue.Empty:
+                self._kill_silent(time.monotonic() - last_sign)
+                continue
+            last_sign = time.monotonic()
+            if message is None:
+                for job in self._replace(process):
+                    self._again(JobResult(job, Outcome.INFRASTRUCTURE, {}, "the worker died"), waiting, results)
+            elif message.get("ready"):
+                process.ready = True
+            else:
+                job = process.jobs.pop((message["job"]["rollout_id"], message["job"]["attempt"]), None)
+                if job is not None:
+                    outcome, counts = Outcome(message["outcome"]), message["counts"]
+                    result = JobResult(job, outcome, message["result"], message["error"], counts)
+                    self._again(result, waiting, results)
+            if progress is not None:
+                progress(len(results), len(jobs))
+        return [results[job.rollout_id] for job in jobs]
+
+    def close(self) -> None:
+        """Ends the workers: politely, then not."""
+        for process in self._processes:
+            if process.popen.stdin is not None:
+                try:
+                    process.popen.stdin.close()
+                except BrokenPipeError:
+                    process.popen.kill()
+        for process in self._processes:
+            try:
+                process.popen.wait(timeout=10)
+            except subprocess.TimeoutExpired:
+                process.popen.kill()
+                process.popen.wait()
+        self._processes = []
+
+    def _again(self, result: JobResult, waiting: deque[Job], results: dict[str, JobResult]) -> None:
+        """Keeps a result, or puts the rollout back in line for another attempt when the machines were to blame."""
+        if result.outcome.trainable or result.job.attempt >= self.max_attempts:
+            results[result.job.rollout_id] = result
+        else:
+            waiting.append(replace(result.job, attempt=result.job.attempt + 1))
+
+    def _hand_out(self, waiting: deque[Job]) -> None:
+        ready = [process for process in self._processes if process.ready]
+        while waiting and ready:
+            process = min(ready, key=lambda process: len(process.jobs))
+            if len(process.jobs) >= self.concurrency:
+                return
+            job = waiting.popleft()
+            process.jobs[job.rollout_id, job.attempt] = job
+            line = json.dumps(
+                {"rollout_id": job.rollout_id, "task_id": job.task_id, "attempt": job.attempt, "task": dict(job.task)}
+            )
+            try:
+                if process.popen.stdin is not None:
+                    process.popen.stdin.write(line.encode() + b"\n")
+                    process.popen.stdin.flush()
+            except BrokenPipeError:
+                return  # its death is on its way through the event queue, and the job with it
+
+    def _start(self, number: int) -> _Process:
+        log = self.log_dir / f"worker-{number}.log"
+        with log.open("ab") as stderr:
+            popen = subprocess.Popen(
+                [sys.executable, "-m", "lgov_core.train.worker"],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=stderr,
+            )
+        process = _Process(number, popen)
+        if popen.stdin is not None:
+            try:
+                popen.stdin.write(self.config.line().encode() + b"\n")
+                popen.stdin.flush()
+            except BrokenPipeError:
+                pass  # it died at once; the reader says so
+        threading.Thread(target=self._read, args=(process,), daemon=True, name=f"lgov-worker-{number}").start()
+        return process
+
+    def _read(self, process: _Process) -> None:
+        if process.popen.stdout is not None:
+            for line in process.popen.stdout:
+                self._events.put((process, json.loads(line)))
+            process.popen.stdout.close()
+        self._events.put((process, None))
+
+    def _replace(self, process: _Process) -> list[Job]:
+        """Starts another worker in the dead one's place; returns the jobs that died with it."""
+        if process not in self._processes:
+            return []
+        code = process.popen.wait()
+        self.deaths += 1
+        if self.deaths > self.max_deaths or not process.ready:
+            raise TrainError(
+                f"worker {process.number} ended with status {code}" + ("" if process.ready else " before it was ready"),
+                hint=f"see {self.log_dir / f'worker-{process.number}.log'}",
+            )
+        lost = list(process.jobs.values())
+        for job in lost:
+            try:
+                self.store.finish_attempt(
+                    job.rollout_id, job.attempt, Outcome.INFRASTRUCTURE, error=f"worker ended with status {code}"
+                )
+            except StoreError:
+                # It died before it opened the attempt, or after it closed it; either way the store is right.
+                continue
+        self._processes[self._processes.index(process)] = self._start(process.number)
+        return lost
+
+    def _kill_silent(self, silence_s: float) -> None:
+        """Kills workers that hold jobs for longer than an attempt may take; their death is then seen as any other."""
+        for process in self._processes:
+            limit = self.config.timeout_s + 30.0 if process.ready else self.start_timeout_s
+            if silence_s > limit and (process.jobs or not process.ready):
+                process.popen.kill()

@@ -1,0 +1,64 @@
+"""A short supervised warm start: next-token cross-entropy on the assistant's tokens of logged conversations."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from lgov_core.errors import TrainError
+from lgov_core.train.logprobs import row_logprobs
+from lgov_core.train.rows import TrainRow
+
+
+@dataclass(frozen=True, slots=True)
+class SupervisedConfig:
+    """``steps`` optimiser steps of ``batch`` rows; linear warm-up over 10 steps, then linear decay to a tenth.
+
+    ``bf16`` computes in bfloat16 (weights stay as they are): about twice as fast on CPUs that have it.
+    """
+
+    steps: int = 300
+    batch: int = 64
+    learning_rate: float = 2e-3
+    max_grad_norm: float = 1.0
+    bf16: bool = False
+
+
+def supervised(
+    module: Any,
+    draw: Callable[[int], list[TrainRow]],
+    config: SupervisedConfig,
+    progress: Callable[[int, int, float], None] | None = None,
+) -> float:
+    """Trains ``module`` in place on rows from ``draw(count)``; returns the last loss (mean over trained tokens).
+
+    ``progress(step, steps, loss)`` is called after every step. Raises `TrainError` when the loss is not finite.
+    """
+    parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
+    optimizer = torch.optim.AdamW(parameters, lr=config.learning_rate, weight_decay=0.0)
+    device = next(module.parameters()).device.type
+    cast = torch.autocast(device, dtype=torch.bfloat16) if config.bf16 else contextlib.nullcontext()
+    loss_value = 0.0
+    module.train()
+    for step in range(config.steps):
+        rate = min(1.0, (step + 1) / 10) * (0.1 + 0.9 * (1 - step / config.steps))
+        for group in optimizer.param_groups:
+            group["lr"] = config.learning_rate * rate
+        with cast:
+            logprobs, _ = row_logprobs(module, draw(config.batch))
+        loss = -logprobs.mean()
+        optimizer.zero_grad(set_to_none=True)
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(parameters, config.max_grad_norm)
+        optimizer.step()
+        loss_value = float(loss.detach())
+        if loss_value != loss_value:
+            raise TrainError("the warm start's loss is not a number", hint="lower its learning rate")
+        if progress is not None:
+            progress(step + 1, config.steps, loss_value)
+    module.eval()
+    return loss_value

@@ -1,0 +1,182 @@
+"""A worker process: reads jobs from standard input, runs agents under governance, reports on standard output.
+
+Started by `lgov_core.train.pool.WorkerPool`, never by hand. Exits when its input ends, so it does not outlive its parent.
+What agents print goes to standard error: the real standard output carries the protocol.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import json
+import os
+import signal
+import sys
+import threading
+from collections import Counter
+from dataclasses import asdict
+from typing import Any
+
+from lgov_core.audit import AuditLog
+from lgov_core.errors import ArmError, PolicyDenied
+from lgov_core.governor import Governor, ObservedDecision
+from lgov_core.hookspecs import hookimpl
+from lgov_core.policies import load_policy_file
+from lgov_core.reward import AirPlugin, AirRules
+from lgov_core.scope import RolloutScope, carry_into_threads
+from lgov_core.store import open_store
+from lgov_core.store.protocol import TraceStore
+from lgov_core.trace.sink import StoreSink
+from lgov_core.train.failures import is_infrastructure
+from lgov_core.train.jobs import Episode, EpisodeRunner, Job, WorkerConfig
+from lgov_core.types import Outcome, Point
+
+class Tally:
+    """Counts per attempt what the governor decided: model calls let through, tool calls, and violations attempted."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._counts: dict[tuple[str | None, int | None], Counter[str]] = {}
+
+    @hookimpl
+    def lgov_observe(self, event: Any) -> None:
+        """Counts one decision. In shadow mode a violation is what would have been blocked."""
+        if not isinstance(event, ObservedDecision):
+            return
+        action, decision = event.action, event.decision
+        with self._lock:
+            counts = self._counts.setdefault((action.rollout_id, action.attempt), Counter())
+            if action.point is Point.PRE_MODEL_CALL and not decision.blocks:
+                counts["model_calls"] += 1
+            elif action.point is Point.PRE_TOOL_CALL:
+                counts["tool_calls"] += 1
+                counts["violations"] += any(part.blocks for part in (decision, *decision.parts))
+
+    def take(self, job: Job) -> dict[str, int]:
+        """The counts of an attempt, which are then forgotten."""
+        with self._lock:
+            return dict(self._counts.pop((job.rollout_id, job.attempt), Counter()))
+
+
+class Worker:
+    """One process's share of the rollouts."""
+
+    def __init__(self, config: WorkerConfig, output: int) -> None:
+        self.config = config
+        self.output = output
+        policies = load_policy_file(config.policy)
+        if config.shadow:
+            policies = policies.in_shadow()
+        self.store: TraceStore = open_store(config.store)
+        self.audit = AuditLog(config.audit, policy_digest=policies.digest)
+        self.tally = Tally()
+        plugins = [AirPlugin(AirRules(**config.air)), StoreSink(self.store), self.tally]
+        self.governor = Governor(policies, plugins=plugins, audit=self.audit)
+        os.environ["OPENAI_BASE_URL"] = os.environ["LGOV_ENDPOINT"] = config.endpoint
+        os.environ.setdefault("OPENAI_API_KEY", "lgov")
+        carry_into_threads()
+        arm_installed(self.governor)
+        module, _, function = config.factory.partition(":")
+        self.runner: EpisodeRunner = getattr(importlib.import_module(module), function)(config.options)
+
+    async def serve(self, reader: asyncio.StreamReader) -> None:
+        """Runs every job that is read, all at once, until the input ends."""
+        self.report({"ready": True})
+        running: set[asyncio.Task[None]] = set()
+        while line := await reader.readline():
+            task = asyncio.create_task(self.attempt(Job(**json.loads(line))))
+            running.add(task)
+            task.add_done_callback(running.discard)
+        for task in running:
+            task.cancel()
+        await asyncio.gather(*running, return_exceptions=True)
+
+    async def attempt(self, job: Job) -> None:
+        """Runs one job and reports how it ended. The attempt is closed in the store before it is reported."""
+        await asyncio.to_thread(self.store.start_attempt, job.rollout_id, job.attempt)
+        episode = await self._run(job)
+        await asyncio.to_thread(
+            self.store.finish_attempt,
+            job.rollout_id,
+            job.attempt,
+            episode.outcome,
+            error=episode.error,
+            result=dict(episode.result),
+            rewards=episode.rewards,
+        )
+        self.report(
+            {
+                "job": asdict(job),
+                "outcome": episode.outcome,
+                "result": dict(episode.result),
+                "error": episode.error,
+                "counts": self.tally.take(job),
+            }
+        )
+
+    async def _run(self, job: Job) -> Episode:
+        scope = RolloutScope(job.rollout_id, job.attempt, task_id=job.task_id)
+        try:
+            async with self.governor.arollout(scope), asyncio.timeout(self.config.timeout_s):
+                return await self.runner.run(job)
+        except PolicyDenied as error:
+            return Episode(Outcome.BLOCKED, error=str(error))
+        except TimeoutError:
+            return Episode(Outcome.TIMEOUT, error=f"not done after {self.config.timeout_s:g} s")
+        except Exception as error:  # noqa: BLE001 - whatever an agent raises is an outcome, recorded
+            outcome = Outcome.INFRASTRUCTURE if is_infrastructure(error) else Outcome.FAILED
+            return Episode(outcome, error=f"{type(error).__name__}: {error}")
+
+    def report(self, message: dict[str, Any]) -> None:
+        """Writes one line to the parent."""
+        data = (json.dumps(message) + "\n").encode()
+        while data:
+            data = data[os.write(self.output, data) :]
+
+
+def arm_installed(governor: Governor) -> list[str]:
+    """Arms every adapter whose framework is installed and that can govern; returns their names.
+
+    Raises `ArmError` when none could be armed: a worker must not run agents that nobody judges.
+    """
+    armed: list[str] = []
+    refused: list[str] = []
+    for adapter in governor.manager.hook.lgov_framework():
+        if not adapter.installed():
+            continue
+        if not adapter.surface:
+            refused.append(adapter.name)
+            continue
+        adapter.arm(governor)
+        armed.append(adapter.name)
+    if not armed:
+        raise ArmError(
+            f"no framework here can be governed (installed but not governable: {', '.join(refused) or 'none'})",
+            hint='pip install "lgov[langchain]"',
+        )
+    return armed
+
+
+async def _main(output: int) -> None:
+    loop = asyncio.get_running_loop()
+    reader = asyncio.StreamReader(limit=1 << 24)
+    await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
+    worker = Worker(WorkerConfig(**json.loads(await reader.readline())), output)
+    try:
+        await worker.serve(reader)
+    finally:
+        worker.store.close()
+        worker.audit.close()
+
+
+def main() -> None:
+    """Entry point of ``python -m lgov_core.train.worker``."""
+    # Ctrl-C reaches the whole process group; the parent decides what becomes of the workers.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    output = os.dup(1)
+    os.dup2(2, 1)
+    asyncio.run(_main(output))
+
+
+if __name__ == "__main__":
+    main()

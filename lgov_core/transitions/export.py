@@ -1,0 +1,65 @@
+"""Writes transitions where other programs can read them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from lgov_core.errors import TransitionError
+from lgov_core.transitions.values import Transition
+
+
+def write_parquet(transitions: Sequence[Transition], path: str | Path) -> Path:
+    """Writes one row per transition (`Transition.as_row`) to a Parquet file, whole or not at all.
+
+    Rewards, logprobs and advantages are written as 64-bit floats, never rounded. Raises `TransitionError`. Needs
+    the extra ``train`` (pyarrow).
+    """
+    try:
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+    except ModuleNotFoundError as error:
+        raise TransitionError("Parquet needs pyarrow", hint='pip install "lgov[train]"') from error
+    target = Path(path)
+    rows = []
+    for transition in transitions:
+        row = transition.as_row()
+        # A struct column whose keys vary from row to row would grow fields full of nulls; pairs say what is there.
+        row["rewards"] = sorted(transition.rewards.items())
+        rows.append(row)
+    schema = pa.schema(
+        [
+            ("schema_version", pa.int32()),
+            ("run_id", pa.string()),
+            ("policy_version", pa.int64()),
+            ("model", pa.string()),
+            ("task_id", pa.string()),
+            ("rollout_id", pa.string()),
+            ("attempt", pa.int32()),
+            ("turn", pa.int32()),
+            ("call_id", pa.string()),
+            ("agent", pa.string()),
+            ("prompt_ids", pa.list_(pa.int32())),
+            ("response_ids", pa.list_(pa.int32())),
+            ("response_mask", pa.list_(pa.int8())),
+            ("logprobs", pa.list_(pa.float64())),
+            ("sampling", pa.struct([("temperature", pa.float64())])),
+            ("finish_reason", pa.string()),
+            ("rewards", pa.map_(pa.string(), pa.float64())),
+            ("return", pa.float64()),
+            ("advantages", pa.list_(pa.float64())),
+            ("loss_weight", pa.float64()),
+            ("truncated", pa.bool_()),
+            ("outcome", pa.string()),
+        ]
+    )
+    partial = target.with_name(target.name + ".partial")
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        pq.write_table(pa.Table.from_pylist(rows, schema=schema), partial)
+        os.replace(partial, target)
+    except OSError as error:
+        partial.unlink(missing_ok=True)
+        raise TransitionError(f"{target} could not be written: {error}", hint="free some space or choose another place") from error
+    return target

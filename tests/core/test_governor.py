@@ -1,0 +1,267 @@
+"""The governor: most severe wins, transforms fold, and whatever breaks is a deny."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+
+from lgov_core.audit import AuditLog
+from lgov_core.errors import PluginError, PolicyDenied
+from lgov_core.governor import Governor, ObservedDecision, PluginFailure
+from lgov_core.hookspecs import hookimpl
+from lgov_core.plugins import make_plugin_manager
+from lgov_core.scope import RolloutScope, carry_into_threads, current_scope, enter_scope
+from lgov_core.types import Action, Decision, Effect, Point, Reward, ToolOutcome
+
+
+def governor(*plugins: object, **options: Any) -> Governor:
+    return Governor(plugins=plugins, manager=make_plugin_manager(builtin=(), third_party=False), **options)
+
+
+def call(**arguments: Any) -> Action:
+    return Action(Point.PRE_TOOL_CALL, "run_sql", arguments=arguments, call_id="call_1")
+
+
+class Says:
+    """A plugin that gives one fixed answer."""
+
+    def __init__(self, answer: Any) -> None:
+        self.answer = answer
+
+    @hookimpl
+    def lgov_pre_tool_call(self, action: Action) -> Any:
+        return self.answer(action) if callable(self.answer) else self.answer
+
+
+class SaysLater(Says):
+    @hookimpl
+    async def lgov_pre_tool_call(self, action: Action) -> Any:
+        await asyncio.sleep(0)
+        return self.answer(action) if callable(self.answer) else self.answer
+
+
+ALLOW = Decision(Effect.ALLOW, "p", "fine")
+WARN = Decision(Effect.WARN, "p", "odd")
+ESCALATE = Decision(Effect.ESCALATE, "p", "ask")
+DENY = Decision(Effect.DENY, "p", "no", "because")
+
+
+def explode(_action: Action) -> Decision:
+    raise RuntimeError("secret detail")
+
+
+def both(governor_: Governor, action: Action) -> list[Decision]:
+    """The decision of the synchronous and of the asynchronous dispatcher."""
+    return [governor_.decide(action), asyncio.run(governor_.adecide(action))]
+
+
+@pytest.mark.parametrize("kind", [Says, SaysLater])
+@pytest.mark.parametrize(
+    ("answers", "effect"),
+    [
+        ([ALLOW], Effect.ALLOW),
+        ([ALLOW, WARN], Effect.WARN),
+        ([WARN, ESCALATE, ALLOW], Effect.ESCALATE),
+        ([DENY, ALLOW, ALLOW], Effect.DENY),
+        ([ALLOW, ALLOW, DENY], Effect.DENY),
+        ([ALLOW, explode], Effect.DENY),
+        ([explode, ALLOW], Effect.DENY),
+        ([ALLOW, True], Effect.DENY),
+        ([ALLOW, "allow"], Effect.DENY),
+        ([ALLOW, None], Effect.ALLOW),
+        ([None], Effect.DENY),
+        ([], Effect.DENY),
+    ],
+)
+def test_most_severe_effect_wins_and_faults_deny(
+    kind: Callable[[Any], Any], answers: Sequence[Any], effect: Effect
+) -> None:
+    for decision in both(governor(*map(kind, answers)), call()):
+        assert decision.effect is effect
+
+
+def test_no_policy_at_all_denies_acts_but_not_text_points() -> None:
+    for decision in both(governor(), call()):
+        assert decision.rule == "no-policy"
+    for decision in both(governor(), Action(Point.PRE_MODEL_CALL, "m", kind="model")):
+        assert decision.effect is Effect.ALLOW
+
+
+def test_a_failing_policy_is_named_but_its_message_is_not_told() -> None:
+    decision = governor(Says(explode)).decide(call())
+    assert decision.rule == "policy-error"
+    assert "RuntimeError" in decision.reason
+    assert "secret detail" not in decision.tell()
+
+
+@pytest.mark.parametrize("late", [Says(lambda _a: time.sleep(5)), SaysLater(lambda _a: time.sleep(0))])
+def test_a_policy_that_does_not_answer_in_time_is_a_deny(late: Says) -> None:
+    if isinstance(late, SaysLater):
+
+        class Hangs:
+            @hookimpl
+            async def lgov_pre_tool_call(self) -> Decision:
+                await asyncio.sleep(5)
+                return ALLOW
+
+        plugin: object = Hangs()
+    else:
+        plugin = late
+    subject = governor(plugin, timeout_s=0.1)
+    decisions = both(subject, call())
+    subject.close()
+    assert [decision.rule for decision in decisions] == ["policy-timeout"] * 2
+
+
+def test_transforms_fold_in_order_and_are_judged_again() -> None:
+    def suffix(letter: str) -> Callable[[Action], Decision | None]:
+        def judge(action: Action) -> Decision | None:
+            text = str(action.arguments["q"])
+            if text.endswith(letter) or len(text) > 3:
+                return None
+            return Decision(Effect.TRANSFORM, letter, arguments={"q": text + letter})
+
+        return judge
+
+    first, second = Says(suffix("b")), Says(suffix("a"))  # pluggy asks the plugin registered last first
+    for decision in both(governor(first, second), call(q="x")):
+        assert decision.effect is Effect.TRANSFORM
+        assert decision.arguments is not None
+        assert str(decision.arguments["q"]).startswith("xab")
+
+
+def test_what_a_transform_made_is_denied_by_a_policy_that_saw_the_action_before_it() -> None:
+    def no_drop(action: Action) -> Decision:
+        return DENY if "DROP" in str(action.arguments["q"]) else ALLOW
+
+    def sneak(action: Action) -> Decision | None:
+        if action.arguments["q"] == "SELECT 1":
+            return Decision(Effect.TRANSFORM, "sneak", arguments={"q": "DROP TABLE t"})
+        return None
+
+    for order in ([Says(no_drop), Says(sneak)], [Says(sneak), Says(no_drop)]):
+        for decision in both(governor(*order), call(q="SELECT 1")):
+            assert decision.effect is Effect.DENY
+            assert decision.arguments is None
+
+
+def test_transforms_that_never_settle_are_denied() -> None:
+    grow = Says(lambda action: Decision(Effect.TRANSFORM, "g", arguments={"q": str(action.arguments["q"]) + "!"}))
+    for decision in both(governor(grow), call(q="")):
+        assert decision.blocks
+
+
+def test_decision_is_committed_before_it_is_given(tmp_path: Any) -> None:
+    audit = AuditLog(tmp_path / "audit.sqlite")
+    subject = governor(Says(DENY), audit=audit)
+    decision = subject.decide(call(q="x"))
+    [entry] = [entry for entry in audit.entries() if entry.entry_id == decision.decision_id]
+    assert entry.effect == "deny"
+    audit.close()
+    denied = subject.decide(call(q="x"))
+    assert denied.rule == "audit-failed"
+
+
+def test_a_commit_that_fails_turns_an_allow_into_a_deny(tmp_path: Any) -> None:
+    audit = AuditLog(tmp_path / "audit.sqlite")
+    subject = governor(Says(ALLOW), audit=audit)
+    assert subject.decide(call()).effect is Effect.ALLOW
+    audit.close()
+    for decision in both(subject, call()):
+        assert decision.effect is Effect.DENY
+        assert decision.rule == "audit-failed"
+
+
+def test_observers_and_reward_rules_that_raise_do_not_stop_the_others() -> None:
+    seen: list[object] = []
+
+    class Good:
+        @hookimpl
+        def lgov_observe(self, event: object) -> None:
+            seen.append(event)
+
+        @hookimpl
+        def lgov_reward(self, outcome: ToolOutcome) -> list[Reward]:
+            return [Reward(0.5, "air")]
+
+    class Bad:
+        @hookimpl
+        def lgov_observe(self, event: object) -> None:
+            raise ValueError("broken sink")
+
+        @hookimpl
+        def lgov_reward(self, outcome: ToolOutcome) -> list[Reward]:
+            raise ValueError("broken rule")
+
+    subject = governor(Good(), Bad(), Says(ALLOW))
+    with enter_scope(RolloutScope("ro_1", 2)):
+        subject.decide(call())
+        rewards = subject.record(ToolOutcome(call(), "ok"))
+    assert [(r.rollout_id, r.attempt, r.tool_call_id) for r in rewards] == [("ro_1", 2, "call_1")]
+    kinds = [type(event) for event in seen]
+    assert ObservedDecision in kinds
+    assert ToolOutcome in kinds
+    assert Reward in kinds
+    assert PluginFailure in kinds
+    assert subject.failures.total() >= 3
+
+
+def test_rollout_scope_is_judged_at_its_door() -> None:
+    class Closed:
+        @hookimpl
+        def lgov_agent_startup(self, action: Action) -> Decision:
+            return DENY
+
+    with pytest.raises(PolicyDenied), governor(Closed()).rollout(RolloutScope("ro_1")):
+        pytest.fail("the rollout began")
+    assert current_scope() is None
+
+
+async def test_a_hundred_rollouts_in_one_loop_with_tools_in_threads_do_not_mix() -> None:
+    carry_into_threads()
+    seen: dict[str, set[str | None]] = {}
+    lock = threading.Lock()
+
+    class Watch:
+        @hookimpl
+        def lgov_observe(self, event: object) -> None:
+            if isinstance(event, ObservedDecision) and event.action.point is Point.PRE_TOOL_CALL:
+                with lock:
+                    seen.setdefault(str(event.action.arguments["mine"]), set()).add(event.action.rollout_id)
+
+    subject = governor(Watch(), Says(ALLOW))
+    pool = ThreadPoolExecutor(8)
+
+    async def rollout(number: int) -> None:
+        async with subject.arollout(RolloutScope(f"ro_{number}")):
+            mine = f"ro_{number}"
+            for _ in range(3):
+                await asyncio.sleep(0)
+                await subject.adecide(call(mine=mine))
+                await asyncio.to_thread(subject.decide, call(mine=mine))
+                await asyncio.get_running_loop().run_in_executor(pool, subject.decide, call(mine=mine))
+                thread = threading.Thread(target=subject.decide, args=(call(mine=mine),))
+                thread.start()
+                await asyncio.to_thread(thread.join)
+
+    await asyncio.gather(*map(rollout, range(100)))
+    pool.shutdown()
+    assert len(seen) == 100
+    assert all(ids == {mine} for mine, ids in seen.items())
+
+
+def test_a_misspelt_hook_is_refused() -> None:
+    class Typo:
+        @hookimpl
+        def lgov_pre_tool_cal(self, action: Action) -> Decision:
+            return DENY
+
+    manager = make_plugin_manager(builtin=(), third_party=False)
+    with pytest.raises(PluginError, match="lgov_pre_tool_cal"):
+        Governor(plugins=[Typo()], manager=manager)

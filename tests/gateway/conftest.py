@@ -1,0 +1,56 @@
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lgov_core.gateway.app import create_app
+from lgov_core.gateway.keys import KeyRing
+from lgov_core.gateway.server import EndpointServer
+from lgov_core.gateway.upstream import UpstreamEngine
+from lgov_core.store.sqlite import SQLiteStore
+from lgov_core.testing import ScriptedModelServer
+from lgov_core.types import Rollout
+
+SECRET = b"0123456789abcdef0123456789abcdef"
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[SQLiteStore]:
+    store = SQLiteStore(tmp_path / "store.sqlite")
+    store.add_rollouts([Rollout(name, task_id="t", run_id="r", input={}) for name in ("r1", "r2")])
+    for name in ("r1", "r2"):
+        store.start_attempt(name, 1)
+    yield store
+    store.close()
+
+
+class Serving:
+    """A scripted model with the endpoint in front of it, over real HTTP."""
+
+    def __init__(self, model: ScriptedModelServer, endpoint: EndpointServer) -> None:
+        self.model = model
+        self.endpoint = endpoint
+        self.url = endpoint.url
+        self.base_url = endpoint.base_url
+        self.counters = endpoint.app.state.counters
+
+
+@pytest.fixture
+def serve(store: SQLiteStore) -> Iterator[Callable[..., Serving]]:
+    """Starts a scripted model and an endpoint that asks it."""
+    with ExitStack() as stack:
+
+        def start(script: Any, *, token_ids: bool = True, refuse_fields: Any = (), **options: Any) -> Serving:
+            model = stack.enter_context(ScriptedModelServer(script, token_ids=token_ids, refuse_fields=refuse_fields))
+            engine = UpstreamEngine(
+                model.base_url, models=options.pop("models", None), timeout_s=options.pop("timeout_s", 20)
+            )
+            options.setdefault("keys", KeyRing(SECRET, required=False))
+            app = create_app([engine], options.pop("store", store), **options)
+            return Serving(model, stack.enter_context(EndpointServer(app)))
+
+        yield start

@@ -1,0 +1,203 @@
+"""Streamed replies: what the client sees, what is recorded, and when."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+
+import aiohttp
+import httpx
+import openai
+import pytest
+
+from lgov_core.testing import ScriptedCall, ScriptedReply, token_logprob
+from lgov_core.types import CapturedCall
+
+MESSAGES = [{"role": "user", "content": "How many?"}]
+BODY = {"model": "m", "messages": MESSAGES, "stream": True}
+HEADERS = {"x-lgov-rollout-id": "r1", "x-lgov-attempt": "1"}
+
+
+def events(raw: bytes) -> list[str]:
+    return [part.removeprefix("data: ") for part in raw.decode().split("\n\n") if part]
+
+
+def test_openai_client_reassembles_text_and_calls(serve, store):
+    reply = ScriptedReply("Let me see", [ScriptedCall("a", {"x": "é"}, "c1"), ScriptedCall("b", '{"broken', "c2")])
+    serving = serve([reply])
+    client = openai.OpenAI(base_url=serving.base_url, api_key="any", default_headers=HEADERS, max_retries=0)
+    text, calls, usage = "", {}, None
+    for chunk in client.chat.completions.create(**BODY, stream_options={"include_usage": True}):
+        usage = chunk.usage or usage
+        for choice in chunk.choices:
+            text += choice.delta.content or ""
+            for part in choice.delta.tool_calls or ():
+                call = calls.setdefault(part.index, ["", ""])
+                call[0] += part.function.name or ""
+                call[1] += part.function.arguments or ""
+    assert text == "Let me see"
+    assert calls == {0: ["a", '{"x": "\\u00e9"}'], 1: ["b", '{"broken']}
+
+    (captured,) = store.calls()
+    assert captured.rollout_id == "r1"
+    assert captured.tool_call_ids == ("c1", "c2")
+    assert captured.finish_reason == "tool_calls"
+    assert bytes(captured.prompt_ids) == json.dumps(MESSAGES).encode()
+    assert bytes(captured.response_ids[:-1]).startswith(b"Let me see")
+    assert captured.logprobs == tuple(map(token_logprob, captured.response_ids))
+    message = captured.response["choices"][0]["message"]
+    assert message["content"] == "Let me see"
+    assert [call["function"] for call in message["tool_calls"]] == [
+        {"name": "a", "arguments": '{"x": "\\u00e9"}'},
+        {"name": "b", "arguments": '{"broken'},
+    ]
+    assert captured.response["usage"]["prompt_tokens"] == usage.prompt_tokens
+
+
+def test_the_upstreams_events_come_through_byte_for_byte(serve):
+    payloads = [
+        '{"id":"c-1",  "object":"chat.completion.chunk","choices":[{"index":0,"delta":{"content":"\u00e9\\u00e9 "}}]}',
+        '{"choices":[ {"delta":{"content":"{\\"finish_reason\\": \\"no\\"}"},"finish_reason":null,"index":0}],"id":"c-1"}',
+        '{"id":"c-1","choices":[{"index":0,"delta":{},"finish_reason": "stop"}]}',
+        '{"id":"c-1","choices":[],"usage":{"prompt_tokens":3,"completion_tokens":2},"x":[1.0,1e3]}',
+    ]
+    crlf = f": a comment\r\n\r\nevent: x\r\ndata:{payloads[0]}\r\n\r\n"
+    rest = "".join(f"data: {payload}\n\n" for payload in payloads[1:])
+    serving = serve(
+        [ScriptedReply(body=(crlf + rest + "data: [DONE]\n\n").encode(), content_type="text/event-stream")], store=None
+    )
+    reply = httpx.post(f"{serving.base_url}/chat/completions", json=BODY)
+    assert reply.headers["content-type"].startswith("text/event-stream")
+    assert events(reply.content) == [*payloads, "[DONE]"]
+
+
+async def test_pieces_are_passed_on_as_they_come(serve):
+    gate = threading.Event()
+    serving = serve([ScriptedReply("one two three", gate=gate, gate_at=3)])
+    async with (
+        aiohttp.ClientSession() as session,
+        session.post(f"{serving.base_url}/chat/completions", json=BODY) as reply,
+    ):
+        seen = b""
+        while b" two" not in seen:  # would wait for ever if the endpoint collected the reply first
+            seen += await asyncio.wait_for(reply.content.readany(), 30)
+        assert b"three" not in seen
+        gate.set()
+        seen += await reply.content.read()
+    assert events(seen)[-1] == "[DONE]"
+
+
+class OneThatCannotCommit:
+    """A store behind which the disk is full; it notes what it was asked to keep."""
+
+    def __init__(self) -> None:
+        self.asked: list[CapturedCall] = []
+
+    def add_call(self, call: CapturedCall) -> None:
+        self.asked.append(call)
+        raise OSError(28, "No space left on device")
+
+
+def test_a_call_that_cannot_be_committed_is_an_error_never_a_success(serve):
+    store = OneThatCannotCommit()
+    serving = serve(["the answer"] * 3, store=store)
+    plain = httpx.post(f"{serving.base_url}/chat/completions", json={**BODY, "stream": False})
+    assert plain.status_code == 500
+    assert plain.json()["error"]["code"] == "store"
+    assert "No space left" in plain.json()["error"]["message"]
+    assert "the answer" not in plain.text
+
+    streamed = events(httpx.post(f"{serving.base_url}/chat/completions", json=BODY).content)
+    assert "No space left" in json.loads(streamed[-1])["error"]["message"]
+    assert "[DONE]" not in streamed
+    assert all('"finish_reason": "' not in event for event in streamed)
+
+    client = openai.OpenAI(base_url=serving.base_url, api_key="any", max_retries=0)
+    with pytest.raises(openai.APIError, match="No space left"):
+        list(client.chat.completions.create(**BODY))
+    assert len(store.asked) == serving.counters.unrecorded == 3
+    assert serving.counters.recorded == 0
+
+
+def test_a_response_id_that_comes_twice_is_an_error(serve, store):
+    serving = serve(lambda body: ScriptedReply("x", extra={"id": "always-the-same"}))
+    answers = [httpx.post(f"{serving.base_url}/chat/completions", json={**BODY, "stream": False}) for _ in range(2)]
+    assert [answer.status_code for answer in answers] == [200, 500]
+    assert "exists already" in answers[1].json()["error"]["message"]
+    assert len(list(store.calls())) == 1
+
+
+async def leave_after(serving, word: bytes) -> None:
+    async with aiohttp.ClientSession() as session:
+        reply = await session.post(f"{serving.base_url}/chat/completions", json=BODY, headers=HEADERS)
+        seen = b""
+        while word not in seen:
+            seen += await asyncio.wait_for(reply.content.readany(), 30)
+        reply.close()
+
+
+async def test_a_client_that_leaves_in_mid_stream_is_recorded_as_cancelled(serve, store):
+    gate = threading.Event()
+    serving = serve([ScriptedReply("one two three", gate=gate, gate_at=3)])
+    await leave_after(serving, b" two")
+    # The upstream is told: its own client, the endpoint, leaves too.
+    assert await asyncio.to_thread(serving.model.abandoned.acquire, timeout=30)
+    gate.set()
+    async with asyncio.timeout(30):
+        while serving.counters.cancelled == 0:
+            await asyncio.sleep(0.01)
+    (captured,) = store.calls()
+    assert captured.finish_reason == "cancelled"
+    assert captured.rollout_id == "r1"
+    assert captured.response["choices"][0]["message"]["content"] == "one two"
+    assert bytes(captured.response_ids) == b"one two"
+
+
+async def test_a_client_that_leaves_before_anything_came_is_counted(serve, store):
+    gate = threading.Event()
+    serving = serve([ScriptedReply("one", gate=gate, gate_at=0)])
+    async with aiohttp.ClientSession() as session:
+        asking = asyncio.create_task(session.post(f"{serving.base_url}/chat/completions", json=BODY))
+        async with asyncio.timeout(30):
+            while not serving.model.requests:
+                await asyncio.sleep(0.01)
+        asking.cancel()
+        await asyncio.gather(asking, return_exceptions=True)
+    async with asyncio.timeout(30):
+        while serving.counters.cancelled_unrecorded == 0:
+            await asyncio.sleep(0.01)
+    gate.set()
+    assert list(store.calls()) == []
+
+
+def test_an_upstream_that_breaks_off_gives_an_error_event_and_no_record(serve, store):
+    serving = serve([ScriptedReply("one two three", cut_at=2)])
+    streamed = events(httpx.post(f"{serving.base_url}/chat/completions", json=BODY).content)
+    assert json.loads(streamed[-1])["error"]["code"] == "upstream"
+    assert "[DONE]" not in streamed
+    assert list(store.calls()) == []
+    assert serving.counters.failed == 1
+
+
+@pytest.mark.parametrize(
+    ("body", "says"),
+    [
+        (b'data: {"id": "x", "choices": [{"index": 0, "delta": {"content": "a"}}]}\n\n', "broke off"),
+        (b'data: {"id": "x", "choices": [{"index": 0, "finish_reason": "stop"}]}', "broke off"),
+        (b"data: {oops\n\ndata: [DONE]\n\n", "not JSON"),
+        (b"data: [1]\n\n", "not an object"),
+        (b'data: {"choices": [3]}\n\n', "malformed"),
+        (b'data: {"error": {"message": "out of memory"}}\n\n', "out of memory"),
+        (b"data: \xff\n\n", "utf-8"),
+        (b'data: {"choices": [{"index": 0, "finish_reason": "stop"}]}\n\ndata: [DONE]\n\n', "no id"),
+    ],
+)
+def test_streams_that_make_no_sense_are_upstream_errors(serve, store, body, says):
+    serving = serve([ScriptedReply(body=body, content_type="text/event-stream")])
+    reply = httpx.post(f"{serving.base_url}/chat/completions", json=BODY)
+    error = reply.json()["error"] if reply.status_code != 200 else json.loads(events(reply.content)[-1])["error"]
+    assert says in error["message"]
+    assert error["code"] == "upstream"
+    assert b"[DONE]" not in reply.content
+    assert list(store.calls()) == []

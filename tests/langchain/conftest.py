@@ -1,0 +1,25 @@
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from scripted import ModelServer, Witness, serve_model
+
+
+@pytest.fixture
+def model_server() -> Iterator[ModelServer]:
+    with serve_model() as server:
+        yield server
+
+
+@pytest.fixture
+def chat(model_server: ModelServer) -> Any:
+    from langchain_openai import ChatOpenAI
+
+    return ChatOpenAI(model="scripted", base_url=f"{model_server.url}/v1", api_key="none", max_retries=0)
+
+
+@pytest.fixture
+def witness() -> Witness:
+    return Witness()
