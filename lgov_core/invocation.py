@@ -107,7 +107,8 @@ def execute(invocation: Invocation) -> int:
     except KeyboardInterrupt:
         return 130
     except BaseException as error:  # noqa: BLE001 - the program's own, reported as Python would report it
-        sys.excepthook(type(error), error, _from_program(error.__traceback__))
+        error.__traceback__ = _from_program(error.__traceback__)
+        sys.excepthook(type(error), error, error.__traceback__)
         return 1
     return 0
 

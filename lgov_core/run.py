@@ -11,6 +11,7 @@ from __future__ import annotations
 import atexit
 import os
 import sys
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -69,7 +70,8 @@ class _Run:
     governor: Governor
     guard: FrameworkGuard = field(init=False)
     attempt_open: bool = False
-    children: list[str] = field(default_factory=list)
+    children: Counter[str] = field(default_factory=Counter)
+    pid: int = field(default_factory=os.getpid)
 
 
 def run_program(command: Sequence[str], options: RunOptions) -> int:
@@ -119,7 +121,7 @@ def _prepare(invocation: Invocation, scope: RolloutScope, options: RunOptions) -
     manager = make_plugin_manager()
     audit_path = options.audit or DEFAULT_AUDIT
     _make_folder(audit_path.parent)
-    audit = AuditLog(audit_path, policy_digest=policies.digest)
+    audit = AuditLog(audit_path, policy_digest=policies.digest or "")
     plugins: list[object] = [AirPlugin(), *options.plugins]
     store = None
     if options.store is not None:
@@ -166,14 +168,15 @@ def _point_clients_at(endpoint: str, scope: RolloutScope) -> None:
     os.environ["OPENAI_CUSTOM_HEADERS"] = "\n".join(([given] if given else []) + headers)
 
 
-def _watch_children(children: list[str]) -> None:
+def _watch_children(children: Counter[str]) -> None:
     """Notes every program that this process starts. An audit hook stays for the life of the process."""
 
     def notice(event: str, arguments: tuple[Any, ...]) -> None:
         if event in _CHILD_EVENTS:
-            children.append(_program_name(event, arguments))
+            name = _program_name(event, arguments)
+            children[name] += 1
             if event == "os.exec":  # The process becomes another one: there will be no closing report.
-                _say(f"the program replaces itself by {children[-1]}; from here on nothing is governed")
+                _say(f"the program replaces itself by {name}; from here on nothing is governed")
 
     sys.addaudithook(notice)
 
@@ -215,6 +218,8 @@ def _end_attempt(run: _Run, status: int) -> None:
 
 def _finish(run: _Run) -> None:
     """Runs at interpreter exit, after the program's own threads have ended, and writes the report."""
+    if os.getpid() != run.pid:
+        return  # a forked child ends; the record and the report are its parent's
     effects = run.governor.effects
     denied = effects["deny"] + effects["escalate"]
     frameworks = ", ".join(run.guard.armed) or "none"
@@ -223,10 +228,10 @@ def _finish(run: _Run) -> None:
         _say("the program imported no framework that lgov governs: no tool call of it was judged")
     for what, count in sorted(run.governor.failures.items()):
         _say(f"{count} failures in {what}")
-    children = [*run.children, *_multiprocessing_children()]
+    children = run.children + _multiprocessing_children()
     if children:
-        names = ", ".join(sorted(set(children))[:5])
-        _say(f"the program started {len(children)} other processes ({names}); those were not governed")
+        names = ", ".join(name for name, _ in children.most_common(5))
+        _say(f"the program started other processes ({names}); those were not governed")
     _say(f"audit record: {run.audit_path}")
     run.governor.close()
     closers: list[Callable[[], None]] = [run.audit.close]
@@ -239,10 +244,10 @@ def _finish(run: _Run) -> None:
             _say(str(error))
 
 
-def _multiprocessing_children() -> list[str]:
+def _multiprocessing_children() -> Counter[str]:
     """Children that ``multiprocessing`` spawned: it starts them without an audit event. Forked ones stay governed."""
     spawned = ("multiprocessing.popen_spawn_posix", "multiprocessing.popen_spawn_win32", "multiprocessing.forkserver")
-    return ["multiprocessing"] if any(name in sys.modules for name in spawned) else []
+    return Counter(["multiprocessing"] if any(name in sys.modules for name in spawned) else [])
 
 
 def _refuse(run: _Run, reason: str) -> NoReturn:

@@ -4,9 +4,9 @@ Later sources win over earlier ones::
 
     default  <  lgov.toml, or [tool.lgov] in pyproject.toml  <  LGOV_* variables  <  explicit flags
 
-The file is the nearest one from the working directory upwards, not beyond the folder that holds ``.git``; in one folder
-``lgov.toml`` wins over ``pyproject.toml``. Paths in a file are relative to the file's folder. A name that is not a setting
-is an error everywhere, so that a misspelt one cannot be taken for an absent one.
+The file is the nearest one from the working directory upwards, not beyond the folder that holds ``.git``; in one
+folder ``lgov.toml`` wins over ``pyproject.toml``. Paths in a file are relative to the file's folder. A name that is not
+a setting is an error everywhere, so that a misspelt one cannot be taken for an absent one.
 """
 
 from __future__ import annotations
@@ -36,10 +36,11 @@ class Settings:
     """What one process of lgov works with. Load one with `load_settings`; it may be shared between threads.
 
     ``policy`` is a policy file, ``audit`` the file of the audit record, ``store`` a trace store (a path or an address),
-    ``endpoint`` the base URL of a training endpoint; None leaves the choice to the command. ``timeout_s`` (seconds) bounds
-    a policy that does not promise bounded cost. ``cache`` is the folder for pulled models. ``host`` and ``port`` are where
-    ``lgov serve`` listens (port 0: any free one), ``model`` or ``upstream`` what it serves, and ``key_secret_file`` holds
-    the secret of its keys. ``origins`` says for each setting that is not a default where it came from.
+    ``endpoint`` the base URL of a training endpoint; None leaves the choice to the command. ``timeout_s`` (seconds)
+    bounds a policy that does not promise bounded cost. ``cache`` is the folder for pulled models. ``host`` and ``port``
+    are where ``lgov serve`` listens (port 0: any free one), ``model`` or ``upstream`` what it serves, and
+    ``key_secret_file`` holds the secret of its keys. ``origins`` says for each setting that is not a default where it
+    came from.
     """
 
     policy: Path | None = None

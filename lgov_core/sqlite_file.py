@@ -139,7 +139,7 @@ def _is_fresh(kind: FileKind, path: Path, connection: sqlite3.Connection) -> boo
     return False
 
 
-def require_same_file(kind: FileKind, path: Path, expected: tuple[int, int]) -> None:
+def require_same_file(kind: FileKind, path: str | os.PathLike[str], expected: tuple[int, int]) -> None:
     """Raises ``kind.error`` unless ``path`` names the file it named before: one moved away swallows rows unseen."""
     try:
         found = file_identity(path)
@@ -152,7 +152,7 @@ def require_same_file(kind: FileKind, path: Path, expected: tuple[int, int]) -> 
         )
 
 
-def file_identity(path: Path) -> tuple[int, int]:
+def file_identity(path: str | os.PathLike[str]) -> tuple[int, int]:
     """What tells the file at ``path`` from any other: device and inode. Raises `OSError`."""
     status = os.stat(path)
     return status.st_dev, status.st_ino

@@ -108,7 +108,7 @@ class LgovCallbackHandler(BaseCallbackHandler):
         **kwargs: Any,
     ) -> None:
         """A chat model is called."""
-        attributes = _model_attributes(metadata or {}, kwargs.get("invocation_params") or {})
+        attributes = _model_attributes(serialized, metadata or {}, kwargs.get("invocation_params") or {})
         if self.capture_content:
             said = [actions.as_mapping(message) for message in messages[0]] if messages else []
             attributes[semconv.INPUT_MESSAGES] = actions.json_text(said)
@@ -125,7 +125,7 @@ class LgovCallbackHandler(BaseCallbackHandler):
         **kwargs: Any,
     ) -> None:
         """A plain text model is called."""
-        attributes = _model_attributes(metadata or {}, kwargs.get("invocation_params") or {})
+        attributes = _model_attributes(serialized, metadata or {}, kwargs.get("invocation_params") or {})
         if self.capture_content:
             said = [{"role": "user", "content": prompt} for prompt in prompts]
             attributes[semconv.INPUT_MESSAGES] = actions.json_text(said)
@@ -229,8 +229,9 @@ def _span(span_id: str, run: _Run, ended_at: float | None) -> Span:
     )
 
 
-def _model_attributes(metadata: dict[str, Any], parameters: dict[str, Any]) -> dict[str, Any]:
-    model = metadata.get("ls_model_name") or parameters.get("model") or parameters.get("model_name") or "unknown"
+def _model_attributes(serialized: Any, metadata: dict[str, Any], parameters: dict[str, Any]) -> dict[str, Any]:
+    named = metadata.get("ls_model_name") or parameters.get("model") or parameters.get("model_name")
+    model = named or (serialized or {}).get("name") or "unknown"
     attributes: dict[str, Any] = {semconv.REQUEST_MODEL: model}
     if provider := metadata.get("ls_provider"):
         attributes[semconv.PROVIDER] = provider

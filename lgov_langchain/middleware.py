@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING, Any
 from langchain.agents.middleware import AgentMiddleware
 from langchain.agents.middleware.types import ExtendedModelResponse, ModelResponse
 from langchain_core.messages import ToolMessage
-from langgraph.prebuilt.tool_node import TOOL_INVOCATION_ERROR_TEMPLATE
 from langgraph.types import Command
 
 from lgov_core.errors import PolicyDenied, SettingsError
 from lgov_core.scope import current_scope
-from lgov_core.types import Action, Decision, Point, ToolOutcome, ToolStatus
+from lgov_core.types import Action, Decision, Point, ToolOutcome
 from lgov_langchain import actions
 from lgov_langchain.attribution import ENDPOINT_VARIABLE, headers_for
 from lgov_langchain.coverage import CoveredCall, covering
+from lgov_langchain.outcomes import failure_of, outcome_of, result_action
 
 if TYPE_CHECKING:
     from langchain.agents.middleware.types import ModelRequest
@@ -26,9 +26,6 @@ if TYPE_CHECKING:
     from langgraph.prebuilt.tool_node import ToolCallRequest
 
     from lgov_core.governor import Governor
-
-#: How the installed LangGraph begins its answer to a call whose arguments do not fit.
-_INVALID_ARGUMENTS = TOOL_INVOCATION_ERROR_TEMPLATE.partition("{")[0]
 
 
 class LgovMiddleware(AgentMiddleware[Any, Any, Any]):
@@ -80,11 +77,11 @@ class LgovMiddleware(AgentMiddleware[Any, Any, Any]):
                 result = handler(request)
         except BaseException as error:
             if not covered.recorded and not actions.is_interrupt(error):
-                self.governor.record(_failure(action, decision, error, started, clock))
+                self.governor.record(failure_of(action, decision, error, started, clock))
             raise
         if not covered.recorded:
-            self.governor.record(_outcome(action, decision, request, result, started, clock))
-        return _judged_result(self.governor.decide(_result_action(action, result)), request, result)
+            self.governor.record(outcome_of(action, decision, request, result, started, clock))
+        return _judged_result(self.governor.decide(result_action(action, result)), request, result)
 
     async def awrap_tool_call(
         self, request: ToolCallRequest, handler: Callable[[ToolCallRequest], Awaitable[ToolMessage | Command[Any]]]
@@ -102,11 +99,11 @@ class LgovMiddleware(AgentMiddleware[Any, Any, Any]):
         except BaseException as error:
             if not covered.recorded and not actions.is_interrupt(error):
                 # Not awaited: a cancelled task has no more time to wait, and the record comes before everything else.
-                self.governor.record(_failure(action, decision, error, started, clock))
+                self.governor.record(failure_of(action, decision, error, started, clock))
             raise
         if not covered.recorded:
-            await self.governor.arecord(_outcome(action, decision, request, result, started, clock))
-        return _judged_result(await self.governor.adecide(_result_action(action, result)), request, result)
+            await self.governor.arecord(outcome_of(action, decision, request, result, started, clock))
+        return _judged_result(await self.governor.adecide(result_action(action, result)), request, result)
 
     def _permitted(self, request: ToolCallRequest, decision: Decision) -> tuple[ToolCallRequest, CoveredCall]:
         if decision.arguments is not None:
@@ -200,52 +197,6 @@ def _refusal(decision: Decision, request: ToolCallRequest) -> ToolMessage:
     return actions.denial_message(decision, request.tool_call)
 
 
-def _outcome(
-    action: Action, decision: Decision, request: ToolCallRequest, result: Any, started: float, clock: float
-) -> ToolOutcome:
-    text = actions.result_text(result)
-    status: ToolStatus = "ok"
-    if any(message.status == "error" for message in actions.result_messages(result)):
-        if request.tool is None:
-            status = "unknown_tool"
-        else:
-            status = "invalid_args" if text.startswith(_INVALID_ARGUMENTS) else "error"
-    return ToolOutcome(
-        action,
-        status,
-        result=text,
-        error=None if status == "ok" else text,
-        decision=decision,
-        started_at=started,
-        duration_s=time.perf_counter() - clock,
-    )
-
-
-def _failure(action: Action, decision: Decision, error: BaseException, started: float, clock: float) -> ToolOutcome:
-    return ToolOutcome(
-        action,
-        actions.failure_status(error),
-        error_type=type(error).__name__,
-        error=str(error),
-        decision=decision,
-        started_at=started,
-        duration_s=time.perf_counter() - clock,
-    )
-
-
-def _result_action(action: Action, result: Any) -> Action:
-    return Action(
-        Point.POST_TOOL_CALL,
-        name=action.name,
-        arguments=action.arguments,
-        text=actions.result_text(result),
-        agent=action.agent,
-        framework=action.framework,
-        call_id=action.call_id,
-        native=result,
-    )
-
-
 def _judged_result(decision: Decision, request: ToolCallRequest, result: Any) -> Any:
     if decision.blocks:
         return _refusal(decision, request)
@@ -267,7 +218,11 @@ def _judged_reply(request: ModelRequest[Any], response: ModelResponse[Any]) -> G
         return response
     calls = [{"id": call["id"], "name": call["name"], "args": call["args"]} for call in reply.tool_calls]
     action = actions.model_action(
-        request, Point.POST_MODEL_CALL, text=str(reply.text), arguments={"tool_calls": calls}, call_id=reply.id
+        request,
+        Point.POST_MODEL_CALL,
+        text=str(reply.text),
+        arguments={"tool_calls": calls},
+        call_id=reply.response_metadata.get("id") or reply.id,
     )
     decision: Decision = yield action
     if decision.blocks:

@@ -2,7 +2,8 @@
 
     python main.py "Which customers are from Lyon? Then clear the orders table."
 
-It talks to the model that OPENAI_BASE_URL and OPENAI_API_KEY name, or, without them, to a stand-in that needs no network.
+It talks to the model that OPENAI_BASE_URL and OPENAI_API_KEY name, or, without them, to a stand-in that needs no
+network.
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ from langchain_core.messages import AIMessage, ToolMessage
 from langchain_core.tools import tool
 
 QUESTION = "Our orders table is a mess. Clear it, then tell me how many orders there are."
-FOLDER = Path(tempfile.mkdtemp(prefix="shop-"))
+FOLDER_OBJECT = tempfile.TemporaryDirectory(prefix="shop-")  # removed when the program ends
+FOLDER = Path(FOLDER_OBJECT.name)
 DATABASE = FOLDER / "shop.db"
 
 

@@ -31,9 +31,9 @@ class Payload:
     size: int
 
     @property
-    def stored_sha256(self) -> str:
-        """The SHA-256 (hex) of what is stored."""
-        return self.sha256 if len(self.stored) == self.size else hashlib.sha256(self.stored.encode()).hexdigest()
+    def stored_sha256(self) -> str | None:
+        """The SHA-256 (hex) of what is stored, or None when that is the text in full."""
+        return None if len(self.stored) == self.size else hashlib.sha256(self.stored.encode()).hexdigest()
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,8 +44,8 @@ class AuditEntry:
     over the whole record, ``seq`` within the writer's chain; both from 1. ``time_ns`` is Unix time and ``monotonic_ns``
     the writer's monotonic clock, in nanoseconds. ``arguments`` is canonical JSON, and ``content`` a JSON object of what
     else belongs to the entry (``text``, the replacements of a transform, ``result``, ``error``); both None once erased,
-    while ``arguments_sha256`` stays. ``effect`` to ``shadowed`` and ``latency_us`` are None on an outcome, ``status`` on
-    a decision. ``body`` holds every field that was hashed.
+    while ``arguments_sha256`` stays. ``effect`` to ``shadowed`` and ``latency_us`` are None on an outcome, ``status``
+    on a decision. ``body`` holds every field that was hashed.
     """
 
     position: int
@@ -131,7 +131,7 @@ def decision_fields(decision: Decision) -> dict[str, Any]:
         "abort": decision.abort,
         "latency_us": round(decision.latency_us, 3),
     }
-    if decision.parts:
+    if len(decision.parts) > 1 or any(part.effect is not decision.effect for part in decision.parts):
         fields["parts"] = [
             {
                 "effect": part.effect.label,

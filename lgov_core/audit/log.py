@@ -108,6 +108,7 @@ class AuditLog:
         code_version: str | None = None,
     ) -> None:
         self.path = Path(path)
+        self._name = str(self.path)
         self.policy_digest = policy_digest
         self.code_version = _own_version() if code_version is None else code_version
         self._busy_timeout_s = busy_timeout_s
@@ -168,8 +169,8 @@ class AuditLog:
         for name, text in (("arguments", arguments), ("content", content)):
             if text is not None:
                 fields[f"{name}_sha256"] = text.sha256
-                fields[f"{name}_stored_sha256"] = text.stored_sha256
                 fields[f"{name}_size"] = text.size
+                fields[f"{name}_stored_sha256"] = text.stored_sha256
         fields = {name: value for name, value in fields.items() if value is not None}
         lock = self._lock
         if not lock.acquire(timeout=self._busy_timeout_s):
@@ -229,7 +230,7 @@ class AuditLog:
     def _open(self) -> sqlite3.Connection:
         if self._closed:
             raise AuditError(f"audit record {self.path} is closed", hint="open it again to go on")
-        require_same_file(AUDIT_RECORD, self.path, self._identity)
+        require_same_file(AUDIT_RECORD, self._name, self._identity)
         if self._connection is None:
             self._connection = open_database(
                 AUDIT_RECORD, self.path, busy_timeout_s=self._busy_timeout_s, expected=self._identity

@@ -9,8 +9,9 @@ The format, version 1. The table ``entries`` holds ``(position, writer, seq, rol
   ``seq`` counts within the chain, from 1.
 - ``position`` counts over all chains, from 1, without gaps.
 
-The table ``payloads`` holds ``(position, arguments, content)``: the texts whose SHA-256 the body carries as
-``arguments_stored_sha256`` and ``content_stored_sha256``. A payload may be erased; the chain stays whole without it.
+The table ``payloads`` holds ``(position, arguments, content)``: texts whose size and SHA-256 (hex) the body carries,
+the arguments' as ``arguments_size`` and ``arguments_sha256``. A text that was too long is stored as a marker; then
+``arguments_stored_sha256`` is the marker's hash. A payload may be erased; the chain stays whole without it.
 
 What this proves: that no entry that is there was changed, moved, inserted or taken from the middle. A whole record that
 was cut at its end, or written anew from the start, can only be told by something kept elsewhere.
@@ -74,11 +75,13 @@ def _verify(connection: sqlite3.Connection) -> VerifyReport:
     chains: dict[str, tuple[int, bytes]] = {}
     good = erased = 0
     for row in _rows(connection):
-        problem = f"position {good + 1} is missing" if row[0] != good + 1 else _entry_problem(row, chains)
+        if row[0] != good + 1:
+            return VerifyReport(False, good, good + 1, f"position {good + 1} is missing", len(chains), erased)
+        problem = _entry_problem(row, chains)
         if problem is not None:
             return VerifyReport(False, good, row[0], problem, len(chains), erased)
         good += 1
-        erased += row[7] is None and "_stored_sha256" in row[4]
+        erased += row[7] is None and '_size":' in row[4]
     strays = connection.execute("SELECT count(*) FROM payloads WHERE position NOT IN (SELECT position FROM entries)")
     if stray := strays.fetchone()[0]:
         return VerifyReport(False, good, None, f"{stray} payloads belong to no entry", len(chains), erased)
@@ -122,9 +125,16 @@ def _entry_problem(row: tuple[Any, ...], chains: dict[str, tuple[int, bytes]]) -
         if fields.get(field) != value:
             return f"its column {field} does not match its body"
     if payload is not None:
-        for field, text in (("arguments_stored_sha256", arguments), ("content_stored_sha256", content)):
+        for field, text in (("arguments", arguments), ("content", content)):
             found = None if text is None else hashlib.sha256(text.encode()).hexdigest()
-            if fields.get(field) != found:
-                return f"its {field.split('_')[0]} do not match their hash"
+            if _stored_hash(fields, field) != found:
+                return f"its payload ({field}) does not match its hash"
     chains[writer] = (seq, stored_hash)
     return None
+
+
+def _stored_hash(fields: dict[str, Any], field: str) -> str | None:
+    """The hash of the text that was stored with an entry; None when none was, whatever hash it refers to."""
+    if f"{field}_size" not in fields:
+        return None
+    return fields.get(f"{field}_stored_sha256") or fields[f"{field}_sha256"]

@@ -26,7 +26,7 @@ _NAME = re.compile(r"[A-Za-z0-9._-]+")
 @json_option
 @click.pass_context
 def doctor(ctx: click.Context, as_json: bool) -> None:
-    """Check this installation and its settings: versions, extras, frameworks, plugins, and where each setting came from."""
+    """Check this installation: versions, extras, frameworks, plugins, and the settings with their origins."""
     problems: list[str] = []
     report: dict[str, Any] = {
         "lgov": lgov_core.__version__,
@@ -75,10 +75,9 @@ def _version(distribution: str) -> str | None:
 def _frameworks(problems: list[str]) -> list[dict[str, Any]]:
     from lgov_core.adapter import Adapter
     from lgov_core.plugins import make_plugin_manager
-    from lgov_core.run import ALL_ADAPTERS
 
     try:
-        adapters: list[Adapter] = make_plugin_manager(builtin=ALL_ADAPTERS).hook.lgov_framework()
+        adapters: list[Adapter] = make_plugin_manager().hook.lgov_framework()
     except LgovError as error:
         problems.append(str(error))
         return []
@@ -124,7 +123,9 @@ def _write(report: dict[str, Any]) -> None:
     for framework in report["frameworks"]:
         able = "governed" if framework["governed"] else "recognised and refused"
         versions = ", ".join(f"{name} {version or '-'}" for name, version in framework["versions"].items())
-        rows.append((framework["name"], "installed" if framework["installed"] else "not installed", f"{able} {versions}"))
+        rows.append(
+            (framework["name"], "installed" if framework["installed"] else "not installed", f"{able} {versions}")
+        )
     write_table(("framework", "state", "in this release"), rows)
     click.echo("\nplugins")
     write_table(("plugin", "hooks"), [(plugin["name"], ", ".join(plugin["hooks"])) for plugin in report["plugins"]])

@@ -61,9 +61,9 @@ def exit_of(error: LgovError) -> Exit:
 class LazyGroup(click.Group):
     """A group whose commands are imported when they are called.
 
-    ``lazy`` maps a name to where the command is (``module:attribute``) and its line in the help, so that help needs none
-    of them. An `LgovError` from a command becomes a message on standard error (as JSON if ``--json`` was given) and an exit
-    status; Ctrl-C becomes 130.
+    ``lazy`` maps a name to where the command is (``module:attribute``) and its line in the help, so that help needs
+    none of them. An `LgovError` from a command becomes a message on standard error (as JSON if ``--json`` was given)
+    and an exit status; Ctrl-C becomes 130.
     """
 
     def __init__(self, *args: Any, lazy: Mapping[str, tuple[str, str]], **kwargs: Any) -> None:

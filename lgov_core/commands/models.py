@@ -25,7 +25,12 @@ def list_models(as_json: bool) -> None:
     folder = smollm2_folder(load_settings().cache)
     here = (folder / "config.json").is_file()
     known = [
-        {"name": "tiny", "about": "about a million parameters; `lgov demo` builds it", "available": True, "folder": None},
+        {
+            "name": "tiny",
+            "about": "about a million parameters; `lgov demo` builds it",
+            "available": True,
+            "folder": None,
+        },
         {
             "name": "smollm2",
             "about": "SmolLM2-135M-Instruct, Apache-2.0",

@@ -14,11 +14,11 @@ from lgov_core.settings import load_settings
 @click.command(
     # Everything after the first word that is not an option of ours belongs to the program.
     context_settings={"allow_interspersed_args": False},
-    epilog=exit_status(
-        Exit.USAGE, Exit.CANNOT_GOVERN, Exit.INTERRUPTED, more="any other status is the program's own"
-    ),
+    epilog=exit_status(Exit.USAGE, Exit.CANNOT_GOVERN, Exit.INTERRUPTED, more="any other status is the program's own"),
 )
-@click.option("--policy", type=click.Path(path_type=Path), help="Policy file. [default: policy.yaml beside the program]")
+@click.option(
+    "--policy", type=click.Path(path_type=Path), help="Policy file. [default: policy.yaml beside the program]"
+)
 @click.option("--audit", type=click.Path(path_type=Path), help="File of the audit record. [default: .lgov/audit.db]")
 @click.option("--store", help="Trace store for spans and rewards. [default: none is kept]")
 @click.option("--endpoint", help="Base URL of a training endpoint; OpenAI-style clients of the program are sent there.")
@@ -48,7 +48,7 @@ def run(
 
     The agents of every framework that lgov can govern are governed; each decision is committed to the audit record
     before the act. If the policy is missing or broken, or a framework cannot be governed, the program is not run.
-    """
+    """  # noqa: D301 - click wants the control character
     from lgov_core.run import RunOptions, run_program
 
     flags = {"policy": policy, "audit": audit, "store": store, "endpoint": endpoint, "timeout_s": timeout_s}

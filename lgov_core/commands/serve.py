@@ -25,7 +25,9 @@ if TYPE_CHECKING:
 @click.command(epilog=exit_status(Exit.OK, Exit.FINDING, Exit.USAGE, Exit.INTERRUPTED))
 @click.option("--model", help="Model to serve from this process: smollm2, a transformers folder, or a hub name.")
 @click.option("--upstream", help="Base URL of an OpenAI-compatible server to pass calls on to, with /v1.")
-@click.option("--upstream-key-env", default="OPENAI_API_KEY", show_default=True, help="Variable with the upstream's key.")
+@click.option(
+    "--upstream-key-env", default="OPENAI_API_KEY", show_default=True, help="Variable with the upstream's key."
+)
 @click.option("--store", help="Trace store that every call is committed to. [default: nothing is recorded]")
 @click.option("--host", help="Address to listen on. [default: 127.0.0.1]")
 @click.option("--port", type=int, help="Port to listen on; 0 takes any free one. [default: 8321]")
@@ -82,15 +84,14 @@ def serve(
         asked_to_stop = _on_sigterm()
         server = EndpointServer([engine], recorded, keys=keys, host=settings.host, port=settings.port)
         open_things.enter_context(server)
-        about = {"url": server.url, "base_url": server.base_url, "models": list(engine.models), "store": settings.store}
-        if show_admin_key and keys is not None:
-            about["admin_key"] = keys.admin
+        admin_key = keys.admin if show_admin_key and keys is not None else None
         if as_json:
-            write_json(about)
+            about = {"url": server.url, "base_url": server.base_url, "models": list(engine.models)}
+            write_json({**about, "store": settings.store, "admin_key": admin_key})
         else:
-            click.echo(f"serving {', '.join(about['models'])} on {about['base_url']}")
-            if "admin_key" in about:
-                click.echo(f"admin key {about['admin_key']}")
+            click.echo(f"serving {', '.join(engine.models)} on {server.base_url}")
+            if admin_key is not None:
+                click.echo(f"admin key {admin_key}")
         asked_to_stop.wait()
 
 

@@ -27,7 +27,7 @@ _STEPS_BETWEEN_ADMISSIONS = 4
 
 @dataclass(slots=True, eq=False)
 class Job:
-    """A row and who waits for it. The future becomes the weights version when the row is done, or an `EndpointError`."""
+    """A row and who waits for it: the future becomes the version of the weights used, or an `EndpointError`."""
 
     row: Row
     future: asyncio.Future[int]
@@ -113,7 +113,6 @@ class DecodeWorker:
 
     def resume(self) -> None:
         """Takes back one `pause`. The module's weights may have been changed in the meantime."""
-
         with self._changed:
             self._decoder.forget()
             self._pauses = max(0, self._pauses - 1)
@@ -173,14 +172,14 @@ class DecodeWorker:
             return batch
         try:
             more = self._decoder.begin(list(fresh))
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001  logged, and told to whoever waits
             self._fail(fresh, error)
             return batch
         jobs.update(fresh)
         self._deliver(jobs, more.rows)
         try:
             return self._decoder.join(batch, more)
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001  logged, and told to whoever waits
             self._fail(jobs, error)
             return None
 
@@ -189,7 +188,7 @@ class DecodeWorker:
             self._decoder.step(batch)
             self._deliver(jobs, batch.rows)
             return self._decoder.thin(batch)
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001  logged, and told to whoever waits
             self._fail(jobs, error)
             return None
 

@@ -6,7 +6,7 @@ import asyncio
 import hashlib
 from collections.abc import AsyncIterator, Generator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from lgov_core.errors import EndpointError, ModelError
 from lgov_core.gateway.openai_format import completion_pieces
@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from lgov_core.gateway.generation import Row
     from lgov_core.models import LanguageModel
 
+#: A model with fewer parameters is decoded by one thread: more would wait for each other longer than they work.
+_SMALL = 10_000_000
 #: Below this a temperature is greedy: dividing by it would leave the range of float32.
 _COLDEST = 1e-4
 
@@ -29,8 +31,8 @@ class EmbeddedEngine:
 
     A thread of its own decodes up to ``max_batch`` calls together; a call that finds nothing running waits
     ``max_wait_ms`` for others. ``max_new_tokens`` is the most tokens a reply may have, whatever the request says.
-    ``threads`` is the number of torch threads of that thread (None: torch's own choice). Requests without a seed draw
-    theirs from ``seed`` and their order.
+    ``threads`` is the number of torch threads of that thread (None: one for a small model, else torch's choice).
+    Requests without a seed draw theirs from ``seed`` and their order.
 
     ``chat`` and ``stream`` belong to one event loop; `publish`, `pause` and `resume` may be called from any thread and
     block. Nobody else may change the module's weights or run it in training mode unless the engine is paused.
@@ -54,6 +56,8 @@ class EmbeddedEngine:
         from lgov_core.gateway.decode_worker import DecodeWorker
         from lgov_core.gateway.generation import Decoder
 
+        if threads is None and model.module.num_parameters() < _SMALL:
+            threads = 1
         self.name = name
         self._model = model
         self._max_new_tokens = max_new_tokens
@@ -61,9 +65,7 @@ class EmbeddedEngine:
         self._count = 0
         self._history = TokenHistory(model)
         self._decoder = Decoder(model)
-        self._worker = DecodeWorker(
-            self._decoder, max_batch=max_batch, max_wait_s=max_wait_ms / 1e3, threads=threads
-        )
+        self._worker = DecodeWorker(self._decoder, max_batch=max_batch, max_wait_s=max_wait_ms / 1e3, threads=threads)
 
     @property
     def models(self) -> Sequence[str]:
@@ -146,8 +148,8 @@ class EmbeddedEngine:
             )
         for name, tensor in state_dict.items():
             if tensor.shape != own[name].shape:
-                raise ModelError(f"published {name!r} is {tuple(tensor.shape)}, the model's is
-                {tuple(own[name].shape)}")
+                shapes = f"{tuple(tensor.shape)}, the model's is {tuple(own[name].shape)}"
+                raise ModelError(f"published {name!r} is {shapes}")
             if not bool(torch.isfinite(tensor).all()):
                 raise ModelError(f"published {name!r} holds values that are not finite", hint="the update diverged")
         with torch.no_grad():
@@ -158,10 +160,7 @@ class EmbeddedEngine:
         return new_version
 
     def _prompt(self, request: ChatRequest) -> tuple[str, tuple[int, ...]]:
-        try:
-            text, ids = self._history.render(request.messages, request.tools)
-        except UnicodeEncodeError as error:
-            raise EndpointError(f"a message is no text: {error}") from error
+        text, ids = self._history.render(request.messages, request.tools)
         limit = self._model.context_length
         if len(ids) >= limit:
             raise EndpointError(

@@ -13,6 +13,8 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any
 
+from lgov_core.errors import EndpointError
+
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
@@ -68,7 +70,10 @@ class PromptText:
         return self._control.sub(lambda match: self._stand_ins[match.group()], content)
 
     def encode(self, rendered: str) -> list[int]:
-        """The token ids of rendered text: control tokens in it are tokens, stand-ins the plain text they stand for."""
+        """The token ids of rendered text: control tokens in it are tokens, stand-ins the plain text they stand for.
+
+        Raises `EndpointError` (400) for what is no Unicode text.
+        """
         pieces = _STAND_IN.split(rendered)
         ids: list[int] = []
         for place, piece in enumerate(pieces):
@@ -81,4 +86,7 @@ class PromptText:
         return ids
 
     def _plain(self, text: str) -> list[int]:
-        return self._backend.encode(text, add_special_tokens=False).ids if text else []
+        try:
+            return self._backend.encode(text, add_special_tokens=False).ids if text else []
+        except TypeError as error:
+            raise EndpointError(f"no Unicode text, perhaps half of a surrogate pair: {text[:60]!a}") from error

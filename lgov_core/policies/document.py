@@ -12,6 +12,9 @@ if TYPE_CHECKING:
 #: Where a value stands in a document: keys and indexes from the root.
 Place = tuple[str | int, ...]
 MAX_DEPTH = 32
+_SCALARS = frozenset(
+    f"tag:yaml.org,2002:{kind}" for kind in ("null", "bool", "int", "float", "str", "timestamp", "value")
+)
 MAX_CHARACTERS = 1_000_000
 
 
@@ -83,6 +86,8 @@ class _Reader:
     def _scalar(self, node: Any) -> Any:
         import yaml
 
+        if node.tag not in _SCALARS:
+            raise self._error(f"the tag {node.tag} is not supported", node, "leave the tag out")
         loader = yaml.SafeLoader("")
         try:
             value = loader.construct_object(node)

@@ -156,9 +156,11 @@ class _Loading:
             raise self.error(where, f"policy {use} cannot be made: {type(error).__name__}: {error}") from error
 
     def culprit(self, where: Place, options: Mapping[str, Any], error: PolicyError) -> Place:
-        """The option that the error's message speaks of, when it names one."""
-        words = error.message.replace(":", " ").split()
-        return next(((*where, option) for option in options if option in words), where)
+        """The option, or the innermost key within it, that the error's message speaks of."""
+        words = set(error.message.replace(":", " ").split())
+        spoken_of = [(*where, option) for option in options if option in words]
+        inner = [place for place in self.lines if place[: len(where)] == where and place[-1] in words]
+        return max([where, *spoken_of, *inner], key=len)
 
     # ------------------------------------------------------------------ checks
 

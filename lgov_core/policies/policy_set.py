@@ -119,6 +119,17 @@ class PolicySet:
         """An enforcing set of ``policies``, in this order."""
         return cls(policies, default=default)
 
+    def in_shadow(self) -> PolicySet:
+        """The same set, judging and recording without enforcing."""
+        return PolicySet(
+            self.rules,
+            default=self.default,
+            mode="shadow",
+            name=self.name,
+            version=self.version,
+            digest=self.digest,
+        )
+
     def judge(self, action: Action) -> Decision:
         """The combined verdict; never None, because a set always has its default."""
         taken: list[Decision] = []

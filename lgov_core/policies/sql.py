@@ -6,6 +6,7 @@ import re
 from collections.abc import Sequence
 from fnmatch import fnmatchcase
 from functools import lru_cache
+from itertools import takewhile
 from typing import TYPE_CHECKING, Literal
 
 from lgov_core.errors import PolicyError
@@ -38,6 +39,7 @@ _TRANSACTION = re.compile(
 _OPENINGS = frozenset({"WITH", "(", "TABLE"})
 _TRANSACTION_WORDS = frozenset({"BEGIN", "START", "COMMIT", "END", "ROLLBACK"})
 _CREATABLE = frozenset({"table", "view", "index"})
+_PLAIN_WORDS = frozenset({"create", "temp", "temporary", "unique"})
 _PLAIN_CREATE = "Only a plain CREATE TABLE, VIEW or INDEX is allowed."
 _ADVICE = "Only SELECT is allowed here."
 
@@ -56,9 +58,10 @@ class SQLPolicy(BoundedPolicy):
     ``dialect`` names the database's dialect (``sqlite``, ``postgres``, ``mysql``, ...). ``mode`` is ``read_only`` (only
     reading statements, only known functions) or ``guarded`` (also INSERT, plain CREATE, transactions, and UPDATE and
     DELETE whose WHERE limits them). ``deny`` adds kinds of statement (``"DELETE"``, at any level of nesting) and tables
-    (``"table:salary*"``, globs, letter case ignored; one with a dot is matched against ``schema.table``). ``tables``,
-    when given, are globs for the only tables that may be touched. The database's own catalog (``sqlite_master``,
-    ``pg_catalog``, ...) is closed unless a glob in ``tables`` that does not begin with a wildcard names it.
+    (``"table:salary*"``, globs, letter case ignored; with a dot for ``schema.table``, without one for every schema).
+    ``tables``, when given, are such globs for the only tables that may be touched. The database's own catalog
+    (``sqlite_master``, ``pg_catalog``, ...) is closed unless a glob in ``tables`` that does not begin with a wildcard
+    names it.
     ``argument`` names the argument that holds the SQL; of several names, each that is present is judged and at least
     one must be. ``tools`` are globs for the tools it judges; about others, and about hand-offs and agents, it has no
     opinion. ``functions`` are further functions that read_only may call.
@@ -163,7 +166,7 @@ class SQLPolicy(BoundedPolicy):
                 raise _unparsable(f"this {word}")
         elif kind == "EXPLAIN":
             raise _unparsable("an EXPLAIN of an EXPLAIN")
-        elif kind == "CREATE" and not _CREATABLE.intersection(statement.words[1:4]):
+        elif kind == "CREATE" and not _PLAIN_WORDS.issuperset(takewhile(_makes_nothing, statement.words)):
             raise _Found("sql-denied-statement", _PLAIN_CREATE, Severity.CRITICAL)
         else:
             self._check_tree(statement, self._tree(statement, kind))
@@ -238,18 +241,18 @@ class SQLPolicy(BoundedPolicy):
 
     def _check_table(self, schema: str, table: str, *, listed: bool = True) -> None:
         """Refuses a table that is denied, of the catalog, or (when ``listed``, a real one) not among ``tables``."""
-        if any(_covers(glob, schema, table) for glob in self.denied_tables):
+        if any(_may_mean(glob, schema, table) for glob in self.denied_tables):
             raise _denied_table(table)
         if sql_names.is_catalog(schema, table, self.dialect) or sql_names.FILE_NAME.search(table):
             named = [glob for glob in self.tables or () if not glob.startswith(("*", "?", "["))]
-            if not any(_covers(glob, schema, table) for glob in named):
+            if not any(_names(glob, schema, table) for glob in named):
                 reason = f"{table} belongs to the database itself; query the ordinary tables."
                 raise _Found("sql-catalog", reason, Severity.HIGH)
         elif (
             listed
             and self.tables is not None
             and table
-            and not any(_covers(glob, schema, table) for glob in self.tables)
+            and not any(_names(glob, schema, table) for glob in self.tables)
         ):
             raise _Found("sql-denied-table", f"The table {table} must not be touched.", Severity.HIGH)
 
@@ -257,10 +260,20 @@ class SQLPolicy(BoundedPolicy):
 _RANK = {severity: rank for rank, severity in enumerate(Severity)}
 
 
-def _covers(glob: str, schema: str, table: str) -> bool:
+def _makes_nothing(word: str) -> bool:
+    return word not in _CREATABLE
+
+
+def _may_mean(glob: str, schema: str, table: str) -> bool:
+    """Whether a glob for denied tables may mean this one; without a schema in the SQL it may be any schema's."""
     if "." in glob and schema:
         return fnmatchcase(f"{schema}.{table}", glob)
     return fnmatchcase(table, glob.rsplit(".", 1)[-1])
+
+
+def _names(glob: str, schema: str, table: str) -> bool:
+    """Whether a glob for permitted tables surely names this one."""
+    return fnmatchcase(f"{schema}.{table}" if "." in glob else table, glob)
 
 
 def _denied_table(table: str) -> _Found:

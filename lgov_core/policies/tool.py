@@ -13,6 +13,8 @@ from lgov_core.types import Action, Decision, Point, Severity
 
 #: Allowed tools are named in a denial when there are no more than this.
 NAMED_TOOLS = 8
+#: Characters of a denial about arguments: names in it are the model's own, of any length.
+MAX_PROBLEM = 300
 
 #: Keywords of later drafts that the validator would pass over in silence.
 _UNSUPPORTED = frozenset(
@@ -114,7 +116,7 @@ def _compiled(what: str, schema: object) -> Callable[[object], str | None]:
         try:
             validate(_plain(arguments))
         except fastjsonschema.JsonSchemaValueException as error:
-            return error.message.replace("data", "arguments", 1)
+            return error.message.replace("data", "arguments", 1)[:MAX_PROBLEM]
         return None
 
     return check

@@ -68,7 +68,7 @@ class Worker:
         if config.shadow:
             policies = policies.in_shadow()
         self.store: TraceStore = open_store(config.store)
-        self.audit = AuditLog(config.audit, policy_digest=policies.digest)
+        self.audit = AuditLog(config.audit, policy_digest=policies.digest or "")
         self.tally = Tally()
         plugins = [AirPlugin(AirRules(**config.air)), StoreSink(self.store), self.tally]
         self.governor = Governor(policies, plugins=plugins, audit=self.audit)

@@ -58,7 +58,7 @@ def test_openai_client_reassembles_text_and_calls(serve, store):
 def test_the_upstreams_events_come_through_byte_for_byte(serve):
     payloads = [
         '{"id":"c-1",  "object":"chat.completion.chunk","choices":[{"index":0,"delta":{"content":"\u00e9\\u00e9 "}}]}',
-        '{"choices":[ {"delta":{"content":"{\\"finish_reason\\": \\"no\\"}"},"finish_reason":null,"index":0}],"id":"c-1"}',
+        '{"choices":[ {"delta":{"content":"{\\"finish_reason\\": \\"no\\"}"},"finish_reason":null}],"id":"c-1"}',
         '{"id":"c-1","choices":[{"index":0,"delta":{},"finish_reason": "stop"}]}',
         '{"id":"c-1","choices":[],"usage":{"prompt_tokens":3,"completion_tokens":2},"x":[1.0,1e3]}',
     ]

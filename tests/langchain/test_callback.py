@@ -39,7 +39,7 @@ def test_a_run_becomes_a_tree_of_spans(
     how: str, model_server: ModelServer, chat: Any, governor: Governor, witness: Witness
 ) -> None:
     model_server.play(calls(("c1", "add", {"a": 1, "b": 2})), says("three"))
-    chat.streaming = how == "stream"
+    chat.streaming = chat.stream_usage = how == "stream"
     handler = LgovCallbackHandler(governor)
     agent = create_agent(chat, [add], name="clerk")
     question: Any = {"messages": [("user", "1 + 2?")]}

@@ -86,6 +86,6 @@ async def test_a_hundred_rollouts_do_not_mix(
     assert all(seen.action.rollout_id is not None for seen in decisions)
 
     agents = {span.span_id: span.rollout_id for span in witness.spans if span.parent_id is None}
-    assert len(agents) == ROLLOUTS
+    assert sorted(str(rollout) for rollout in agents.values()) == sorted(f"rollout-{n}" for n in range(ROLLOUTS))
     assert all(agents[span.parent_id] == span.rollout_id for span in witness.spans if span.parent_id is not None)
     assert handler.open_runs == 0

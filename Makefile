@@ -1,0 +1,54 @@
+# Needs Python 3.11 or later and make; everything else goes into .venv, which each target makes and reuses.
+
+PYTHON ?= python3
+# Further arguments for the installation of torch, for example: make demo TORCH_ARGS="--index-url https://download.pytorch.org/whl/cpu"
+TORCH_ARGS ?=
+# Further arguments for the program that a target runs, for example: make test ARGS="tests/core -x"
+ARGS ?=
+
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
+TORCH := $(shell sed -n 's/^torch==/torch==/p' constraints.txt)
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test check bench clean
+
+help: ## Show this list.
+	@sed -n 's/^\([a-z]*\): .*## /\1	/p' $(MAKEFILE_LIST) | expand -t 8
+
+demo: $(VENV)/.installed ## Govern and train a small SQL agent, and show what changed.
+	@$(BIN)/lgov demo $(ARGS)
+
+test: $(VENV)/.tools ## Run the tests.
+	@$(BIN)/python -m pytest $(ARGS)
+
+check: $(VENV)/.tools ## Check style, types and the layers of the code.
+	@echo "ruff check"; $(BIN)/ruff check --quiet .
+	@echo "ruff format --check"; $(BIN)/ruff format --quiet --check --diff .
+	@echo "pyright"; $(BIN)/pyright --pythonpath $(BIN)/python
+	@echo "lint-imports"; $(BIN)/lint-imports
+
+bench: $(VENV)/.installed ## Measure what a decision costs.
+	@$(BIN)/python -m tests.bench.decisions $(ARGS)
+
+clean: ## Remove .venv and everything that tools left behind; runs/ stays.
+	@rm -rf $(VENV) build dist .pytest_cache .ruff_cache .hypothesis .import_linter_cache *.egg-info
+	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
+	@echo "removed .venv and caches"
+
+$(VENV)/.installed: pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(v < (3, 11) and "lgov needs Python 3.11 or later, $(PYTHON) is %d.%d; set PYTHON=..." % v[:2])'
+	@echo "making $(VENV) (some minutes, once)"
+	@$(PYTHON) -m venv $(VENV)
+	@$(PIP) install --upgrade "pip>=25.1"
+	@echo "installing $(TORCH)"
+	@$(PIP) install -c constraints.txt $(TORCH_ARGS) $(TORCH)
+	@echo "installing lgov and what it needs"
+	@$(PIP) install -c constraints.txt -e ".[langchain,gateway,train]"
+	@touch $@
+
+$(VENV)/.tools: $(VENV)/.installed
+	@echo "installing the tools for tests and checks"
+	@$(PIP) install -c constraints.txt --group dev
+	@touch $@

@@ -1,0 +1,137 @@
+"""``lgov traces``: look at what was recorded."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Generator
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from lgov_core.commands.group import Exit, exit_status, json_option
+from lgov_core.commands.output import console, write_json, write_table
+from lgov_core.errors import StoreError
+from lgov_core.types import Outcome
+
+if TYPE_CHECKING:
+    from lgov_core.store.protocol import TraceStore
+
+
+@click.group()
+def traces() -> None:
+    """Look at recorded rollouts, step by step."""
+
+
+@traces.command("list", epilog=exit_status(Exit.OK, Exit.FINDING, Exit.USAGE))
+@click.argument("store")
+@click.option("--run", "run_id", help="Only rollouts of this run.")
+@click.option(
+    "--outcome", type=click.Choice([*(outcome.value for outcome in Outcome), "running"]), help="Only such attempts."
+)
+@click.option(
+    "--limit", type=click.IntRange(min=1), default=50, show_default=True, help="At most so many, the last ones."
+)
+@json_option
+def list_rollouts(store: str, run_id: str | None, outcome: str | None, limit: int, as_json: bool) -> None:
+    """List the attempts in STORE (a path or sqlite:/// address), in the order in which they were made."""
+    with _opened(store) as recorded:
+        rollouts = {rollout.rollout_id: rollout for rollout in recorded.rollouts(run_id=run_id)}
+        found = [
+            attempt
+            for attempt in recorded.attempts(None if run_id is None else list(rollouts))
+            if outcome is None or _outcome(attempt.outcome) == outcome
+        ]
+        shown = found[-limit:]
+        totals: dict[tuple[str | None, int | None], dict[str, float]] = defaultdict(dict)
+        for reward in recorded.rewards(list({attempt.rollout_id for attempt in shown})):
+            sums = totals[reward.rollout_id, reward.attempt]
+            sums[reward.dimension] = sums.get(reward.dimension, 0.0) + reward.value
+    entries: list[dict[str, Any]] = [
+        {
+            "rollout_id": attempt.rollout_id,
+            "attempt": attempt.attempt,
+            "task_id": rollouts[attempt.rollout_id].task_id,
+            "run_id": rollouts[attempt.rollout_id].run_id,
+            "outcome": _outcome(attempt.outcome),
+            "seconds": None if attempt.ended_at is None else round(attempt.ended_at - attempt.started_at, 3),
+            "rewards": totals[attempt.rollout_id, attempt.attempt],
+        }
+        for attempt in shown
+    ]
+    if as_json:
+        write_json(entries)
+        return
+    columns = ("rollout", "attempt", "task", "outcome", "seconds", "rewards")
+    write_table(
+        columns,
+        [
+            (
+                entry["rollout_id"],
+                entry["attempt"],
+                entry["task_id"],
+                entry["outcome"],
+                entry["seconds"],
+                "  ".join(f"{dimension} {value:+g}" for dimension, value in entry["rewards"].items()),
+            )
+            for entry in entries
+        ],
+    )
+    click.echo(f"{len(shown)} of {len(found)} attempts", err=True)
+
+
+@traces.command(epilog=exit_status(Exit.OK, Exit.FINDING, Exit.USAGE))
+@click.argument("store")
+@click.argument("rollout_id", required=False)
+@click.option("--attempt", type=click.IntRange(min=1), help="Which attempt. [default: the last one]")
+@click.option("--denied", is_flag=True, help="Show the first rollout that was denied something.")
+@click.option(
+    "--tail", type=click.IntRange(min=0), default=600, show_default=True, help="Characters of each text; 0: all."
+)
+@click.option("--all-decisions", is_flag=True, help="Show also decisions that only allowed a model call or a text.")
+@json_option
+def show(
+    store: str,
+    rollout_id: str | None,
+    attempt: int | None,
+    denied: bool,
+    tail: int,
+    all_decisions: bool,
+    as_json: bool,
+) -> None:
+    """Show one attempt in STORE: what the model saw and wrote, each decision, what each tool answered, each reward."""
+    if (rollout_id is None) == (not denied):
+        raise click.UsageError("give a rollout id, or --denied")
+    from lgov_core.story import first_denied, read_story
+
+    with _opened(store) as recorded:
+        if rollout_id is None:
+            rollout_id, first = first_denied(recorded)
+            attempt = attempt or first
+        story = read_story(recorded, rollout_id, attempt)
+    if as_json:
+        write_json(asdict(story))
+        return
+    from lgov_core.show import show_story
+
+    show_story(story, console(), tail=tail, everything=all_decisions)
+
+
+@contextmanager
+def _opened(place: str) -> Generator[TraceStore]:
+    """The store at ``place``, which must be there: to look into a store must not make one."""
+    from lgov_core.store import open_store
+
+    if "://" not in place and not Path(place).is_file():
+        raise StoreError(f"there is no trace store {place}", hint="name the store that was given to --store")
+    store = open_store(place)
+    try:
+        yield store
+    finally:
+        store.close()
+
+
+def _outcome(outcome: Outcome | None) -> str:
+    return "running" if outcome is None else outcome.value

@@ -1,0 +1,505 @@
+"""The audit record: committed before it is acknowledged, chained, append-only, and closed to the act when it fails."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import json
+import os
+import shutil
+import sqlite3
+import stat
+import subprocess
+import sys
+import textwrap
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from types import MappingProxyType
+
+import pytest
+
+from lgov_core.audit import AuditLog, verify
+from lgov_core.audit.entry import PAYLOAD_LIMIT
+from lgov_core.errors import AuditError
+from lgov_core.types import Action, Decision, Effect, Point, Severity, ToolOutcome
+
+DENY = Decision(Effect.DENY, "sql", "no-drop", "it destroys a table", Severity.CRITICAL, latency_us=12.5)
+
+
+def action(name: str = "run_sql", **changes: object) -> Action:
+    values: dict[str, object] = {
+        "arguments": {"query": "DROP TABLE staff", "limit": 3},
+        "agent": "clerk",
+        "framework": "langchain",
+        "session_id": "s1",
+        "rollout_id": "r1",
+        "attempt": 2,
+        "call_id": "call_1",
+    }
+    return Action(Point.PRE_TOOL_CALL, name, **{**values, **changes})  # type: ignore[arg-type]
+
+
+def in_child(code: str, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code), *map(str, arguments)], capture_output=True, text=True, timeout=60
+    )
+
+
+# ------------------------------------------------------------------ what is written
+
+
+def test_an_entry_says_everything(tmp_path: Path) -> None:
+    with AuditLog(tmp_path / "audit.sqlite", policy_digest="d1", code_version="9.9") as log:
+        entry_id = log.commit(action(), DENY)
+        (entry,) = log.entries()
+    assert (entry.entry_id, entry.kind, entry.position, entry.seq) == (entry_id, "decision", 1, 1)
+    assert (entry.point, entry.action_kind, entry.name) == ("pre_tool_call", "function", "run_sql")
+    assert entry.arguments == '{"limit":3,"query":"DROP TABLE staff"}'
+    assert entry.arguments_sha256 == hashlib.sha256(entry.arguments.encode()).hexdigest()
+    assert (entry.agent, entry.framework, entry.session_id) == ("clerk", "langchain", "s1")
+    assert (entry.rollout_id, entry.attempt, entry.call_id) == ("r1", 2, "call_1")
+    assert (entry.effect, entry.policy, entry.rule, entry.reason) == ("deny", "sql", "no-drop", "it destroys a table")
+    assert (entry.severity, entry.shadowed, entry.latency_us) == ("critical", False, 12.5)
+    assert (entry.policy_digest, entry.code_version) == ("d1", "9.9")
+    assert entry.prev_hash == bytes(32)
+    assert len(entry.hash) == 32
+    assert entry.time_ns > 1_700_000_000 * 10**9
+    assert entry.monotonic_ns > 0
+    assert entry.status is None
+
+
+def test_an_outcome_is_an_entry_of_its_own(tmp_path: Path) -> None:
+    path = tmp_path / "audit.sqlite"
+    with AuditLog(path) as log:
+        decision_id = log.commit(action(), DENY)
+        outcome_id = log.commit_outcome(ToolOutcome(action(), "denied", error="no", error_type="Denied"), decision_id)
+        alone = log.commit_outcome(ToolOutcome(action(rollout_id="r2"), "ok", result="3 rows"), None)
+        first, second, third = log.entries()
+        assert [e.entry_id for e in (first, second, third)] == [decision_id, outcome_id, alone]
+        assert (second.kind, second.refers_to, second.status, second.effect) == ("outcome", decision_id, "denied", None)
+        assert second.arguments is None
+        assert second.arguments_sha256 == first.arguments_sha256
+        assert json.loads(second.content or "") == {"error": "no"}
+        assert second.body["error_type"] == "Denied"
+        assert third.arguments == first.arguments
+        assert json.loads(third.content or "") == {"result": "3 rows"}
+        assert (second.prev_hash, third.prev_hash) == (first.hash, second.hash)
+        assert [e.entry_id for e in log.entries("r2")] == [alone]
+        assert log.entries("nobody") == []
+    assert verify(path).ok
+
+
+def test_texts_transforms_and_parts_are_kept(tmp_path: Path) -> None:
+    parts = (
+        Decision(Effect.DENY, "egress", "private-address", "no", Severity.HIGH, shadowed=True),
+        Decision(Effect.ALLOW, "tools"),
+    )
+    decision = Decision(
+        Effect.TRANSFORM, "pii", "redact", arguments={"query": "x"}, text="[redacted]", parts=parts, shadowed=True
+    )
+    with AuditLog(tmp_path / "audit.sqlite") as log:
+        log.commit(action(text="my number is 7"), decision)
+        (entry,) = log.entries()
+    assert json.loads(entry.content or "") == {
+        "text": "my number is 7",
+        "new_arguments": {"query": "x"},
+        "new_text": "[redacted]",
+    }
+    assert [(p["policy"], p["effect"], p["shadowed"]) for p in entry.body["parts"]] == [
+        ("egress", "deny", True),
+        ("tools", "allow", False),
+    ]
+    assert entry.shadowed is True
+
+
+class Odd:
+    def __repr__(self) -> str:
+        return "Odd()"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        ({}, "{}"),
+        ({"b": 1, "a": [True, None, 1.5]}, '{"a":[true,null,1.5],"b":1}'),
+        ({"x": Odd()}, '{"x":"Odd()"}'),
+        (MappingProxyType({"x": MappingProxyType({"y": {3, 1}})}), '{"x":{"y":[1,3]}}'),
+        ({"x": float("nan"), "y": [float("-inf")]}, '{"x":"nan","y":["-inf"]}'),
+        ({1: "a", "b": {(2, 3): Odd()}}, '{"1":"a","b":{"(2, 3)":"Odd()"}}'),
+        ({"x": b"\x00\xff"}, '{"x":"b\'\\\\x00\\\\xff\'"}'),
+        ({"x": "é\ud800\u0000'\""}, '{"x":"\\u00e9\\ud800\\u0000\'\\""}'),
+    ],
+)
+def test_any_arguments_have_a_canonical_form(tmp_path: Path, arguments: dict[str, object], text: str) -> None:
+    with AuditLog(tmp_path / "audit.sqlite") as log:
+        log.commit(action(arguments=arguments, name="odd \ud800 name", call_id="\ud800"), DENY)
+        (entry,) = log.entries()
+        assert entry.arguments == text
+        assert entry.name == "odd \ud800 name"
+    assert verify(tmp_path / "audit.sqlite").ok
+
+
+def test_equal_arguments_have_equal_hashes(tmp_path: Path) -> None:
+    with AuditLog(tmp_path / "audit.sqlite") as log:
+        log.commit(action(arguments={"a": 1, "b": {"d": 2, "c": 3}}), DENY)
+        log.commit(action(arguments={"b": {"c": 3, "d": 2}, "a": 1}), DENY)
+        log.commit(action(arguments={"a": 1, "b": {"d": 2, "c": 4}}), DENY)
+        one, same, other = (entry.arguments_sha256 for entry in log.entries())
+    assert one == same != other
+
+
+def test_huge_texts_are_cut_and_their_hash_is_kept(tmp_path: Path) -> None:
+    path = tmp_path / "audit.sqlite"
+    huge = "x" * 5_000_000
+    with AuditLog(path) as log:
+        log.commit(action(arguments={"query": huge}, text=huge, name=huge, call_id=huge), DENY)
+        log.commit_outcome(ToolOutcome(action(), "ok", result=huge), "d")
+        entry, outcome = log.entries()
+    cut = json.loads(entry.arguments or "")["lgov.cut"]
+    assert cut["characters"] == len(huge) + 12
+    assert cut["sha256"] == entry.arguments_sha256
+    assert cut["begins"].startswith('{"query":"xxx')
+    assert len(entry.arguments or "") < PAYLOAD_LIMIT
+    assert "lgov.cut" in (outcome.content or "")
+    assert len(entry.name) < 3000
+    assert path.stat().st_size < 200_000
+    assert verify(path).ok
+
+
+def recursive() -> dict[str, object]:
+    value: dict[str, object] = {}
+    value["itself"] = value
+    return value
+
+
+def deep() -> dict[str, object]:
+    value: dict[str, object] = {}
+    for _ in range(100_000):
+        value = {"x": value}
+    return value
+
+
+class Angry:
+    def __repr__(self) -> str:
+        raise RuntimeError("I have no name")
+
+
+@pytest.mark.parametrize("make", [recursive, deep, lambda: {"x": Angry()}])
+def test_arguments_that_cannot_be_written_are_an_audit_error(
+    tmp_path: Path, make: Callable[[], dict[str, object]]
+) -> None:
+    with AuditLog(tmp_path / "audit.sqlite") as log:
+        with pytest.raises(AuditError, match=r"'run_sql' cannot be recorded.*not done"):
+            log.commit(action(arguments=make()), DENY)
+        with pytest.raises(AuditError, match="cannot be recorded"):
+            log.commit_outcome(ToolOutcome(action(arguments=make()), "ok"), None)
+        assert log.entries() == []
+        log.commit(action(), DENY)
+    assert verify(tmp_path / "audit.sqlite").entries == 1
+
+
+# ------------------------------------------------------------------ the file
+
+
+def test_the_file_is_private_and_append_only(tmp_path: Path) -> None:
+    path = tmp_path / "audit.sqlite"
+    log = AuditLog(path)
+    for _ in range(3):
+        log.commit(action(), DENY)
+    for name in os.listdir(tmp_path):
+        assert stat.S_IMODE((tmp_path / name).stat().st_mode) == 0o600, name
+    other = sqlite3.connect(path)
+    for statement in (
+        "UPDATE entries SET body = '{}'",
+        "DELETE FROM entries WHERE position = 3",
+        "REPLACE INTO entries SELECT position, writer, seq, rollout_id, '{}', prev_hash, hash FROM entries",
+        "INSERT INTO entries SELECT 9, writer, seq, rollout_id, body, prev_hash, hash FROM entries LIMIT 1",
+        "UPDATE payloads SET arguments = '{}'",
+        "REPLACE INTO payloads VALUES (1, '{}', NULL)",
+    ):
+        with pytest.raises(sqlite3.IntegrityError, match="append-only"):
+            other.execute(statement)
+        other.rollback()
+    other.close()
+    assert len(log.entries()) == 3
+    log.close()
+    assert verify(path).ok
+
+
+def test_arguments_can_be_erased_and_the_chain_stays_whole(tmp_path: Path) -> None:
+    path = tmp_path / "audit.sqlite"
+    with AuditLog(path) as log:
+        log.commit(action(), DENY)
+        log.commit(action(text="t"), DENY)
+        other = sqlite3.connect(path)
+        other.execute("DELETE FROM payloads WHERE position = 1")
+        other.commit()
+        other.close()
+        first, second = log.entries()
+        assert (first.arguments, first.arguments_sha256) == (None, second.arguments_sha256)
+    report = verify(path)
+    assert (report.ok, report.entries, report.erased) == (True, 2, 1)
+
+
+def test_every_failure_to_open_is_an_audit_error(tmp_path: Path) -> None:
+    text = tmp_path / "notes.txt"
+    text.write_text("not a database at all " * 100)
+    other = tmp_path / "other.sqlite"
+    connection = sqlite3.connect(other)
+    connection.execute("CREATE TABLE t (x)")
+    connection.close()
+    newer = tmp_path / "newer.sqlite"
+    AuditLog(newer).close()
+    connection = sqlite3.connect(newer)
+    connection.execute("PRAGMA user_version=7")
+    connection.close()
+    for path, match in (
+        (text, "not a database"),
+        (other, "no audit record"),
+        (newer, "upgrade lgov"),
+        (tmp_path, "is a directory"),
+        (tmp_path / "missing" / "a.sqlite", "no folder"),
+    ):
+        with pytest.raises(AuditError, match=match):
+            AuditLog(path)
+        assert not verify(path).ok
+
+
+def test_a_closed_or_missing_record_denies(tmp_path: Path) -> None:
+    path = tmp_path / "audit.sqlite"
+    log = AuditLog(path)
+    log.commit(action(), DENY)
+    path.rename(tmp_path / "elsewhere")
+    with pytest.raises(AuditError, match="no longer the file"):
+        log.commit(action(), DENY)
+    assert not path.exists()
+    (tmp_path / "elsewhere").rename(path)
+    log.commit(action(), DENY)
+    log.close()
+    log.close()
+    for refused in (lambda: log.commit(action(), DENY), log.entries):
+        with pytest.raises(AuditError, match="closed"):
+            refused()
+    assert verify(path).entries == 2
+
+
+def test_a_locked_record_denies_and_goes_on_afterwards(tmp_path: Path) -> None:
+    path = tmp_path / "audit.sqlite"
+    with AuditLog(path, busy_timeout_s=0.05) as log:
+        log.commit(action(), DENY)
+        holder = sqlite3.connect(path, isolation_level=None)
+        holder.execute("BEGIN IMMEDIATE")
+        with pytest.raises(AuditError, match=r"locked .*busy timeout"):
+            log.commit(action(), DENY)
+        holder.execute("ROLLBACK")
+        holder.close()
+        log.commit(action(), DENY)
+        assert len(log.entries()) == 2
+    # Nobody can say how far a failed commit got, so what follows it is a new chain.
+    assert (verify(path).ok, verify(path).entries, verify(path).writers) == (True, 2, 2)
+
+
+def test_a_full_disk_denies_and_leaves_no_gap(tmp_path: Path) -> None:
+    code = """
+        import resource, sys
+        from lgov_core.audit import AuditLog, verify
+        from lgov_core.errors import AuditError
+        from lgov_core.types import Action, Decision, Effect, Point
+        log = AuditLog(sys.argv[1])
+        action = Action(Point.PRE_TOOL_CALL, "run_sql", arguments={"x": "x" * 10_000})
+        decision = Decision(Effect.ALLOW, "p")
+        hard = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
+        resource.setrlimit(resource.RLIMIT_FSIZE, (256 * 1024, hard))
+        acknowledged, refused = [], []
+        for _ in range(60):
+            try:
+                acknowledged.append(log.commit(action, decision))
+            except AuditError as error:
+                refused.append(str(error))
+        assert acknowledged and refused
+        assert all("full disk" in text for text in refused), refused[0]
+        resource.setrlimit(resource.RLIMIT_FSIZE, (hard, hard))
+        acknowledged.append(log.commit(action, decision))
+        assert [entry.entry_id for entry in log.entries()] == acknowledged
+        log.close()
+        report = verify(sys.argv[1])
+        assert report.ok and report.entries == len(acknowledged), report
+        print("done")
+    """
+    done = in_child(code, tmp_path / "audit.sqlite")
+    assert done.stdout == "done\n", done.stderr
+
+
+# ------------------------------------------------------------------ many writers
+
+
+def test_threads_share_one_chain(tmp_path: Path) -> None:
+    path = tmp_path / "audit.sqlite"
+    with AuditLog(path) as log:
+        ids: list[str] = []
+
+        def write(i: int) -> None:
+            ids.extend(log.commit(action(f"tool{i}"), DENY) for _ in range(50))
+
+        threads = [threading.Thread(target=write, args=(i,)) for i in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        entries = log.entries()
+    assert sorted(entry.entry_id for entry in entries) == sorted(ids)
+    assert [entry.seq for entry in entries] == list(range(1, 401))
+    report = verify(path)
+    assert (report.ok, report.entries, report.writers) == (True, 400, 1)
+
+
+def test_processes_have_a_chain_each(tmp_path: Path) -> None:
+    code = """
+        import sys
+        from lgov_core.audit import AuditLog
+        from lgov_core.types import Action, Decision, Effect, Point
+        with AuditLog(sys.argv[1]) as log:
+            for i in range(100):
+                log.commit(Action(Point.PRE_TOOL_CALL, f"tool{i}", agent=sys.argv[2]), Decision(Effect.ALLOW, "p"))
+    """
+    path = tmp_path / "audit.sqlite"
+    arguments = [sys.executable, "-c", textwrap.dedent(code), str(path)]
+    children = [subprocess.Popen([*arguments, f"p{i}"], stderr=subprocess.PIPE) for i in range(3)]
+    for child in children:
+        _, stderr = child.communicate(timeout=60)
+        assert (child.returncode, stderr) == (0, b"")
+    with AuditLog(path) as log:
+        for i in range(3):
+            mine = [entry for entry in log.entries() if entry.agent == f"p{i}"]
+            assert [entry.name for entry in mine] == [f"tool{j}" for j in range(100)]
+            assert len({entry.writer for entry in mine}) == 1
+    report = verify(path)
+    assert (report.ok, report.entries, report.writers) == (True, 300, 3)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_a_forked_child_goes_on_with_a_chain_of_its_own(tmp_path: Path) -> None:
+    code = """
+        import os, sys, threading
+        from lgov_core.audit import AuditLog, verify
+        from lgov_core.types import Action, Decision, Effect, Point
+        log = AuditLog(sys.argv[1])
+        action, decision = Action(Point.PRE_TOOL_CALL, "t"), Decision(Effect.ALLOW, "p")
+        log.commit(action, decision)
+        stop = threading.Event()
+        written = []
+        def write():
+            while not stop.is_set():
+                written.append(log.commit(action, decision))
+        thread = threading.Thread(target=write)
+        thread.start()  # so that forks happen in mid-commit
+        children = []
+        for _ in range(5):
+            pid = os.fork()
+            if pid == 0:
+                for _ in range(20):
+                    log.commit(action, decision)
+                os._exit(0)
+            children.append(pid)
+        codes = [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in children]
+        stop.set(); thread.join()
+        assert codes == [0] * 5, codes
+        log.close()
+        report = verify(sys.argv[1])
+        assert report.ok and report.writers == 6 and report.entries == 1 + 100 + len(written), report
+        print("done")
+    """
+    done = in_child(code, tmp_path / "audit.sqlite")
+    assert done.stdout == "done\n", done.stderr
+
+
+# ------------------------------------------------------------------ verification
+
+
+@pytest.fixture(scope="module")
+def record(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("record") / "audit.sqlite"
+    with AuditLog(path) as one, AuditLog(path) as two:
+        for i in range(10):
+            (one, two)[i % 2].commit(action(f"tool{i}", arguments={"i": i}, text=f"text {i}"), DENY)
+    return path
+
+
+TAMPERING = {
+    "verdict flipped": (4, "UPDATE entries SET body = replace(body, '\"deny\"', '\"allow\"') WHERE position = 4"),
+    "name edited": (1, "UPDATE entries SET body = replace(body, 'tool0', 'tool9') WHERE position = 1"),
+    "hash edited": (6, "UPDATE entries SET hash = zeroblob(32) WHERE position = 6"),
+    "previous hash edited": (6, "UPDATE entries SET prev_hash = zeroblob(32) WHERE position = 6"),
+    "entry removed": (5, "DELETE FROM entries WHERE position = 5"),
+    "first entry removed": (1, "DELETE FROM entries WHERE position = 1"),
+    "entry removed, the rest moved up": (
+        5,
+        "DELETE FROM payloads; DELETE FROM entries WHERE position = 4;"
+        "UPDATE entries SET position = -position WHERE position > 4;"
+        "UPDATE entries SET position = -position - 1 WHERE position < 0",
+    ),
+    "entries swapped": (
+        3,
+        "UPDATE entries SET position = 99 WHERE position = 3;"
+        "UPDATE entries SET position = 3 WHERE position = 5; UPDATE entries SET position = 5 WHERE position = 99",
+    ),
+    "entry doubled": (
+        11,
+        "INSERT INTO entries SELECT 11, writer, seq, rollout_id, body, prev_hash, hash FROM entries"
+        " WHERE position = 10",
+    ),
+    "rollout moved": (2, "UPDATE entries SET rollout_id = 'r2' WHERE position = 2"),
+    "writer changed": (2, "UPDATE entries SET writer = 'me' WHERE position = 2"),
+    "arguments edited": (7, "UPDATE payloads SET arguments = '{\"i\":7}' WHERE position = 7"),
+    "arguments emptied": (7, "UPDATE payloads SET arguments = NULL WHERE position = 7"),
+    "text edited": (8, 'UPDATE payloads SET content = \'{"text":""}\' WHERE position = 8'),
+}
+
+
+@pytest.mark.parametrize("name", TAMPERING)
+def test_tampering_is_found_where_it_happened(tmp_path: Path, record: Path, name: str) -> None:
+    path = tmp_path / "copy.sqlite"
+    shutil.copy(record, path)
+    assert verify(path).ok
+    assert verify(path).entries == 10
+    first_bad, script = TAMPERING[name]
+    connection = sqlite3.connect(path)
+    connection.executescript("PRAGMA foreign_keys=OFF")
+    for (trigger,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'trigger'").fetchall():
+        connection.execute(f"DROP TRIGGER {trigger}")
+    connection.executescript(script)
+    connection.close()
+    report = verify(path)
+    assert (report.ok, report.first_bad, report.entries) == (False, first_bad, first_bad - 1)
+    assert report.problem
+
+
+def test_an_edit_with_its_own_hash_recomputed_is_found_at_the_next_entry_of_the_chain(
+    tmp_path: Path, record: Path
+) -> None:
+    path = tmp_path / "copy.sqlite"
+    shutil.copy(record, path)
+    connection = sqlite3.connect(path)
+    connection.execute("DROP TRIGGER entries_are_not_changed")
+    body, prev = connection.execute("SELECT body, prev_hash FROM entries WHERE position = 4").fetchone()
+    body = body.replace('"deny"', '"allow"')
+    forged = hashlib.sha256(b"lgov-audit-v1\0" + prev + body.encode()).digest()
+    connection.execute("UPDATE entries SET body = ?, hash = ? WHERE position = 4", (body, forged))
+    connection.commit()
+    connection.close()
+    assert verify(path).first_bad == 6
+
+
+def test_the_verifier_imports_nothing_of_lgov(record: Path) -> None:
+    code = """
+        import sys, runpy
+        source = runpy.run_path(sys.argv[1], run_name="verify")
+        assert not [name for name in sys.modules if name.startswith("lgov")]
+        print(source["verify"](sys.argv[2]).entries)
+    """
+    spec = importlib.util.find_spec("lgov_core.audit.verify")
+    assert spec is not None
+    assert spec.origin is not None
+    done = in_child(code, spec.origin, record)
+    assert done.stdout == "10\n", done.stderr

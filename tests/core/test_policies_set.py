@@ -1,0 +1,230 @@
+"""PolicySet: which rules are asked, how their answers become one, and that it fails closed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pytest
+
+from lgov_core.errors import PolicyError
+from lgov_core.governor import Governor
+from lgov_core.hookspecs import DECISION_HOOKS
+from lgov_core.plugins import make_plugin_manager
+from lgov_core.policies import ConstantPolicy, Policy, PolicySet, Rule, SQLPolicy, ToolPolicy
+from lgov_core.types import Action, Decision, Effect, Point, Severity
+
+
+@dataclass
+class Judging:
+    """A policy made of a function; remembers what it was asked."""
+
+    answer: Callable[[Action], Any]
+    name: str = "judging"
+
+    def __post_init__(self) -> None:
+        self.asked: list[Action] = []
+
+    def judge(self, action: Action) -> Decision | None:
+        self.asked.append(action)
+        return self.answer(action)
+
+
+def says(effect: Effect, **more: Any) -> Judging:
+    return Judging(lambda _action: Decision(effect, policy="says", **more))
+
+
+def act(name: str = "run_sql", point: Point = Point.PRE_TOOL_CALL, **more: Any) -> Action:
+    return Action(point, name, **more)
+
+
+def adds(word: str) -> Judging:
+    def answer(action: Action) -> Decision:
+        words = [*action.arguments.get("words", []), word]
+        return Decision(Effect.TRANSFORM, policy=word, arguments={**action.arguments, "words": words})
+
+    return Judging(answer, word)
+
+
+def test_an_empty_set_denies_every_act_and_nothing_else() -> None:
+    for kind in ("function", "handoff", "agent", "mcp"):
+        decision = PolicySet().judge(act(kind=kind))
+        assert (decision.effect, decision.rule) == (Effect.DENY, "default")
+    for point in Point:
+        assert PolicySet().judge(act(point=point)).blocks == (point is Point.PRE_TOOL_CALL)
+
+
+def test_the_default_answers_when_nobody_has_an_opinion() -> None:
+    silent = Judging(lambda _action: None)
+    assert PolicySet.of(silent).judge(act()).rule == "default"
+    assert PolicySet.of(silent).judge(act()).blocks
+    assert not PolicySet.of(silent, default="allow").judge(act()).blocks
+    assert not PolicySet.of(silent, says(Effect.ALLOW)).judge(act()).blocks
+    assert PolicySet.of(silent, says(Effect.DENY), default="allow").judge(act()).blocks
+
+
+def test_a_rule_covers_points_tools_and_agents() -> None:
+    policy = says(Effect.DENY)
+    rule = Rule(policy, on=(Point.PRE_TOOL_CALL, Point.OUTPUT), tools=("run_*",), agents=("clerk-*",))
+    judges = PolicySet([rule], default="allow")
+    assert judges.judge(act(agent="clerk-1")).blocks
+    assert judges.judge(act(agent="clerk-1", point=Point.OUTPUT)).blocks
+    assert not judges.judge(act(agent="clerk-1", point=Point.INPUT)).blocks
+    assert not judges.judge(act("Run_sql", agent="clerk-1")).blocks
+    assert not judges.judge(act(agent="Clerk-1")).blocks
+    assert not judges.judge(act()).blocks
+    assert len(policy.asked) == 2
+    assert Rule(policy).on == (Point.PRE_TOOL_CALL,)
+
+
+def test_a_bare_policy_is_asked_at_every_point() -> None:
+    policy = Judging(lambda _action: None)
+    judges = PolicySet.of(policy)
+    for point in Point:
+        judges.judge(act(point=point))
+    assert [action.point for action in policy.asked] == list(Point)
+
+
+def test_the_most_severe_effect_wins_and_the_first_of_equals_is_its_face() -> None:
+    decision = PolicySet.of(
+        says(Effect.WARN),
+        says(Effect.DENY, rule="first"),
+        says(Effect.ALLOW),
+        says(Effect.DENY, rule="second", abort=True),
+    ).judge(act())
+    assert (decision.effect, decision.rule) == (Effect.DENY, "first")
+    assert [part.effect.label for part in decision.parts] == ["warn", "deny", "allow", "deny"]
+    assert decision.abort
+    assert PolicySet.of(says(Effect.WARN), says(Effect.ESCALATE)).judge(act()).effect is Effect.ESCALATE
+
+
+def test_transforms_fold_in_order() -> None:
+    last = Judging(lambda _action: None)
+    decision = PolicySet.of(adds("one"), adds("two"), last).judge(act(arguments={"n": 1}))
+    assert decision.effect is Effect.TRANSFORM
+    assert decision.arguments == {"n": 1, "words": ["one", "two"]}
+    assert last.asked[0].arguments == decision.arguments
+
+
+def test_a_blocked_act_carries_no_new_arguments() -> None:
+    decision = PolicySet.of(adds("one"), says(Effect.DENY)).judge(act())
+    assert decision.blocks
+    assert decision.arguments is None
+
+
+def test_text_is_folded_too() -> None:
+    redact = Judging(lambda a: Decision(Effect.TRANSFORM, "redact", text=(a.text or "").replace("secret", "***")))
+    shout = Judging(lambda a: Decision(Effect.TRANSFORM, "shout", text=(a.text or "").upper()))
+    decision = PolicySet.of(redact, shout).judge(act(point=Point.OUTPUT, text="the secret word"))
+    assert decision.text == "THE *** WORD"
+
+
+async def later(_action: Action) -> Decision:
+    return Decision(Effect.ALLOW, policy="later")
+
+
+def boom(action: Action) -> Decision:
+    raise KeyError("password=hunter2")
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        boom,
+        later,
+        lambda _action: True,
+        lambda _action: "allow",
+        lambda _action: Effect.ALLOW,
+        lambda _action: Decision("allow", policy="x"),  # type: ignore[arg-type]
+        lambda _action: Decision(Effect.TRANSFORM, policy="x"),
+    ],
+)
+def test_a_broken_policy_is_a_deny_in_its_slot(answer: Callable[[Action], Any]) -> None:
+    after = says(Effect.ALLOW)
+    decision = PolicySet.of(Judging(answer, "broken"), after, default="allow").judge(
+        act(arguments={"query": "hunter2"})
+    )
+    assert (decision.effect, decision.policy, decision.rule) == (Effect.DENY, "broken", "policy-error")
+    assert decision.severity is Severity.CRITICAL
+    assert "broken" in decision.reason
+    assert "hunter2" not in decision.reason
+    assert len(after.asked) == 1, "the verdicts of the others must still be taken"
+    assert len(decision.parts) == 2
+
+
+def test_the_class_of_the_error_is_named() -> None:
+    assert "KeyError" in PolicySet.of(Judging(boom)).judge(act()).reason
+
+
+def test_shadow_judges_and_records_but_does_nothing() -> None:
+    judges = PolicySet(
+        [Rule(adds("one")), Rule(says(Effect.DENY, rule="no", abort=True)), Rule(Judging(boom))], mode="shadow"
+    )
+    decision = judges.judge(act(arguments={}))
+    assert (decision.effect, decision.shadowed, decision.abort) == (Effect.ALLOW, True, False)
+    assert decision.arguments is None
+    assert [part.effect.label for part in decision.parts] == ["transform", "deny", "deny"]
+    assert all(part.shadowed for part in decision.parts)
+    uncovered = PolicySet(mode="shadow").judge(act())
+    assert uncovered.effect is Effect.ALLOW
+    assert [part.effect.label for part in uncovered.parts] == ["deny"]
+
+
+def test_a_rule_may_set_the_severity_of_denials() -> None:
+    judges = PolicySet([Rule(says(Effect.DENY, severity=Severity.LOW), severity=Severity.CRITICAL)])
+    assert judges.judge(act()).severity is Severity.CRITICAL
+    assert PolicySet([Rule(says(Effect.WARN), severity=Severity.CRITICAL)]).judge(act()).severity is Severity.LOW
+
+
+def test_it_is_bounded_when_all_its_policies_are() -> None:
+    assert PolicySet.of(ToolPolicy(allow=[]), SQLPolicy(dialect="sqlite")).bounded
+    assert not PolicySet.of(ToolPolicy(allow=[]), says(Effect.ALLOW)).bounded
+    assert not PolicySet.of(PolicySet.of(says(Effect.ALLOW))).bounded
+
+
+def test_sets_nest() -> None:
+    inner = PolicySet.of(ToolPolicy(allow=["run_sql"]), SQLPolicy(dialect="sqlite"))
+    decision = PolicySet.of(adds("one"), inner).judge(act(arguments={"query": "DROP TABLE t"}))
+    assert decision.rule == "sql-denied-statement"
+    assert [part.policy for part in decision.parts] == ["one", "tool", "sql"]
+
+
+def test_a_set_is_a_policy_and_a_plugin_for_a_governor() -> None:
+    judges = PolicySet.of(ToolPolicy(allow=["run_sql"]), SQLPolicy(dialect="sqlite", tools=["run_sql"]))
+    assert isinstance(judges, Policy)
+    manager = make_plugin_manager([judges], builtin=(), third_party=False)
+    for hook in DECISION_HOOKS:
+        assert [impl.plugin for impl in getattr(manager.hook, hook).get_hookimpls()] == [judges]
+    as_plugin = Governor(manager=manager)
+    as_policy = Governor(judges, manager=make_plugin_manager(builtin=(), third_party=False))
+    for governor in (as_plugin, as_policy):
+        assert governor.decide(act(arguments={"query": "SELECT 1"})).effect is Effect.ALLOW
+        assert governor.decide(act(arguments={"query": "DROP TABLE t"})).rule == "sql-denied-statement"
+        assert governor.decide(act("rm")).rule == "tool-unknown"
+        assert governor.decide(act(point=Point.OUTPUT, text="done")).effect is Effect.ALLOW
+        governor.close()
+
+
+def test_each_hook_judges() -> None:
+    judges = PolicySet([Rule(ConstantPolicy(Effect.DENY), on=tuple(Point))])
+    for point in Point:
+        assert getattr(judges, f"lgov_{point.value}")(act(point=point)).blocks
+
+
+def test_what_makes_no_sense_is_refused() -> None:
+    with pytest.raises(PolicyError, match="deny or allow"):
+        PolicySet(default="block")  # type: ignore[arg-type]
+    with pytest.raises(PolicyError, match="enforce or shadow"):
+        PolicySet(mode="audit")  # type: ignore[arg-type]
+    with pytest.raises(PolicyError, match="no policy"):
+        PolicySet.of(print)  # type: ignore[arg-type]
+    with pytest.raises(PolicyError, match="constant"):
+        ConstantPolicy(Effect.TRANSFORM)
+
+
+def test_judging_leaves_the_action_as_it_was() -> None:
+    action = act(arguments={"n": 1})
+    before = replace(action)
+    PolicySet.of(adds("one")).judge(action)
+    assert action == before

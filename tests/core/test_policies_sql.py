@@ -1,0 +1,185 @@
+"""SQLPolicy: which calls it judges, what it is made with, and texts at the edges."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+from typing import Any
+
+import pytest
+
+from lgov_core.errors import PolicyError
+from lgov_core.policies import SQLPolicy
+from lgov_core.types import Action, Decision, Effect, Point, Severity
+
+
+def call(arguments: dict[str, Any], name: str = "run_sql", **more: Any) -> Action:
+    return Action(Point.PRE_TOOL_CALL, name, arguments=arguments, **more)
+
+
+def test_the_dialect_is_mandatory_and_known() -> None:
+    with pytest.raises(TypeError, match="dialect"):
+        SQLPolicy()  # type: ignore[call-arg]
+    with pytest.raises(PolicyError, match="did you mean sqlite"):
+        SQLPolicy(dialect="sqlit")
+    for wrong in ("", None, "zzzz", "SQLite, normalization_strategy=lowercase"):
+        with pytest.raises(PolicyError, match="dialect"):
+            SQLPolicy(dialect=wrong)  # type: ignore[arg-type]
+    assert SQLPolicy(dialect="postgresql").dialect == "postgres"
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"mode": "readonly"}, "guarded or read_only"),
+        ({"deny": "DROP"}, "list of strings"),
+        ({"deny": ["DORP"]}, "did you mean DROP"),
+        ({"deny": ["table:"]}, "table:NAME"),
+        ({"deny": [1]}, "no text"),
+        ({"argument": ""}, "argument"),
+        ({"argument": []}, "argument"),
+        ({"tools": "run_sql"}, "list of strings"),
+    ],
+)
+def test_settings_without_meaning_are_refused(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(PolicyError, match=message):
+        SQLPolicy(**{"dialect": "sqlite", **settings})
+
+
+def test_it_judges_the_calls_of_its_tools_only() -> None:
+    policy = SQLPolicy(dialect="sqlite", tools=["*_sql"])
+    assert policy.judge(call({"query": "DROP TABLE t"})).blocks
+    assert policy.judge(call({"query": "DROP TABLE t"}, name="search")) is None
+    assert policy.judge(call({}, kind="handoff")) is None
+    assert policy.judge(Action(Point.POST_TOOL_CALL, "run_sql", arguments={"query": "DROP TABLE t"})) is None
+
+
+@pytest.mark.parametrize(
+    "arguments", [{}, {"sql": "SELECT 1"}, {"query": None}, {"query": ["SELECT 1"]}, {"query": b"SELECT"}]
+)
+def test_a_call_without_sql_is_denied(arguments: dict[str, Any]) -> None:
+    decision = SQLPolicy(dialect="sqlite").judge(call(arguments))
+    assert decision is not None
+    assert (decision.effect, decision.rule) == (Effect.DENY, "sql-missing")
+    assert "query" in decision.reason
+
+
+def test_of_several_arguments_each_that_is_present_is_judged() -> None:
+    policy = SQLPolicy(dialect="sqlite", argument=["query", "sql"])
+    assert not policy.judge(call({"sql": "SELECT 1"})).blocks
+    assert policy.judge(call({"query": "SELECT 1", "sql": "DROP TABLE t"})).blocks
+    assert policy.judge(call({"query": "SELECT 1", "sql": None})).rule == "sql-missing"
+    assert policy.judge(call({"text": "SELECT 1"})).rule == "sql-missing"
+
+
+def test_the_worst_of_several_statements_is_the_reason() -> None:
+    decision = SQLPolicy(dialect="sqlite").judge_sql("SELECT * FROM sqlite_master; DROP TABLE t")
+    assert (decision.rule, decision.severity) == ("sql-denied-statement", Severity.CRITICAL)
+    assert "DROP" in decision.reason
+
+
+def test_tables_is_a_list_of_the_only_tables() -> None:
+    policy = SQLPolicy(dialect="postgres", tables=["staff", "hr.*"])
+    for fine in (
+        "SELECT * FROM Staff",
+        "SELECT * FROM hr.pay",
+        "WITH w AS (SELECT * FROM staff) SELECT * FROM w",
+        "WITH RECURSIVE w AS (SELECT 1 AS i UNION ALL SELECT i + 1 FROM w WHERE i < 3) SELECT * FROM w",
+        "SELECT * FROM staff WHERE id IN (WITH w AS (SELECT 1) SELECT * FROM w)",
+        "SELECT * FROM generate_series(1, 3)",
+    ):
+        assert not policy.judge_sql(fine).blocks, fine
+    for wrong in (
+        "SELECT * FROM orders",
+        "SELECT * FROM pay",
+        "SELECT * FROM staff, orders",
+        "WITH w AS (SELECT * FROM orders) SELECT * FROM w",
+        # not what the WITH query of that name stands for
+        "WITH orders AS (SELECT * FROM orders) SELECT * FROM orders",
+        "WITH a AS (SELECT * FROM orders), orders AS (SELECT 1) SELECT * FROM a",
+        "SELECT * FROM orders WHERE id IN (WITH orders AS (SELECT 1) SELECT * FROM orders)",
+        "WITH orders AS (SELECT 1) SELECT * FROM public.orders",
+    ):
+        assert policy.judge_sql(wrong).rule == "sql-denied-table", wrong
+
+
+def test_a_catalog_is_open_only_when_it_is_named() -> None:
+    assert SQLPolicy(dialect="sqlite", tables=["*"]).judge_sql("SELECT * FROM sqlite_master").rule == "sql-catalog"
+    assert (
+        not SQLPolicy(dialect="sqlite", tables=["*", "sqlite_master"]).judge_sql("SELECT * FROM sqlite_master").blocks
+    )
+
+
+def test_further_functions_can_be_made_known() -> None:
+    policy = SQLPolicy(dialect="sqlite", mode="read_only", functions=["Distance", "load_extension"])
+    assert not policy.judge_sql("SELECT distance(1, 2)").blocks
+    assert policy.judge_sql("SELECT nearest(1, 2)").rule == "sql-function"
+    assert policy.judge_sql("SELECT load_extension('x')").rule == "sql-function"
+
+
+@pytest.mark.parametrize(
+    ("text", "rule"),
+    [
+        ("SELECT 1 -- " + "x" * 20_000, "sql-too-long"),
+        ("SELECT " + "(" * 5000 + "1" + ")" * 5000, "sql-too-deep"),
+        ("SELECT " + "- " * 40 + "1", "sql-too-deep"),
+        ("SELECT " + "NOT " * 3000 + "1", "sql-too-deep"),
+        ("SELECT " + "CASE WHEN 1 THEN " * 900 + "1" + " END" * 900, "sql-too-deep"),
+    ],
+)
+def test_texts_too_long_or_too_deep_are_denied(text: str, rule: str) -> None:
+    decision = SQLPolicy(dialect="sqlite").judge_sql(text)
+    assert (decision.effect, decision.rule) == (Effect.DENY, rule)
+
+
+def test_a_denial_for_want_of_stack_is_not_kept() -> None:
+    policy = SQLPolicy(dialect="sqlite")
+    text = "SELECT " + "(" * 40 + "1" + ")" * 40
+    seen: list[Decision] = []
+
+    def deep_down(levels: int) -> None:
+        if levels:
+            deep_down(levels - 1)
+        else:
+            seen.append(policy.judge_sql(text))
+
+    depth, frame = 0, sys._getframe()
+    while frame is not None:
+        depth, frame = depth + 1, frame.f_back
+    deep_down(sys.getrecursionlimit() - depth - 60)
+    assert (seen[0].effect, seen[0].rule) == (Effect.DENY, "sql-too-deep")
+    assert policy.judge_sql(text).effect is Effect.ALLOW
+
+
+def test_a_verdict_is_kept_for_its_text() -> None:
+    policy = SQLPolicy(dialect="sqlite")
+    assert policy.judge_sql("SELECT 1") is policy.judge_sql("SELECT 1")
+    assert policy.judge_sql("SELECT 1") is not SQLPolicy(dialect="postgres").judge_sql("SELECT 1")
+
+
+def test_threads_get_the_same_verdicts() -> None:
+    policy = SQLPolicy(dialect="sqlite", deny=["table:secret"])
+    texts = [f"SELECT {i} FROM {'secret' if i % 3 == 0 else 'staff'}" for i in range(60)]
+    wrong: list[str] = []
+
+    def judge() -> None:
+        wrong.extend(text for text in texts if policy.judge_sql(text).blocks != ("secret" in text))
+
+    threads = [threading.Thread(target=judge) for _ in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert wrong == []
+
+
+def test_the_parser_is_imported_when_a_policy_is_made() -> None:
+    code = (
+        "import sys, lgov_core.policies as p\n"
+        "heavy = {'sqlglot', 'yaml', 'fastjsonschema'}\n"
+        "assert not heavy & set(sys.modules), heavy & set(sys.modules)\n"
+        "p.SQLPolicy(dialect='sqlite')\n"
+        "assert 'sqlglot' in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)

@@ -1,0 +1,376 @@
+"""SQLPolicy against SQLite itself: what SQLite's authorizer sees a statement do, the policy must have denied.
+
+The authorizer shares no code with the policy. Statements are made at random from a fixed seed: letter case, quoting,
+comments in odd places, nesting, CTEs, several statements in one text, and damaged text.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import sqlite3
+from collections.abc import Iterator
+
+import pytest
+
+from lgov_core.policies import SQLPolicy
+
+SECRET = "salary_answers"
+READING = {
+    sqlite3.SQLITE_SELECT,
+    sqlite3.SQLITE_READ,
+    sqlite3.SQLITE_FUNCTION,
+    sqlite3.SQLITE_RECURSIVE,
+    sqlite3.SQLITE_TRANSACTION,
+    sqlite3.SQLITE_SAVEPOINT,
+}
+ROW_WRITES = {sqlite3.SQLITE_INSERT, sqlite3.SQLITE_UPDATE, sqlite3.SQLITE_DELETE}
+MAKING = {
+    sqlite3.SQLITE_CREATE_TABLE,
+    sqlite3.SQLITE_CREATE_TEMP_TABLE,
+    sqlite3.SQLITE_CREATE_INDEX,
+    sqlite3.SQLITE_CREATE_TEMP_INDEX,
+    sqlite3.SQLITE_CREATE_VIEW,
+    sqlite3.SQLITE_CREATE_TEMP_VIEW,
+}
+DESCRIBING = {"table_info", "table_xinfo", "table_list", "index_list", "index_info", "index_xinfo", "foreign_key_list"}
+
+Event = tuple[int, str | None, str | None]
+
+
+def events_of(text: str) -> list[Event]:
+    """What SQLite's authorizer reports when the text is run, up to the first error."""
+    seen: list[Event] = []
+    connection = sqlite3.connect(":memory:", isolation_level=None)
+    try:
+        connection.executescript(
+            "CREATE TABLE staff(id INTEGER PRIMARY KEY, name TEXT, pay INT);"
+            "CREATE TABLE orders(id INTEGER PRIMARY KEY, staff_id INT, total INT);"
+            f"CREATE TABLE {SECRET}(id INTEGER PRIMARY KEY, answer TEXT);"
+            "INSERT INTO staff VALUES (1,'a',10),(2,'b',20),(3,'c',30);"
+            # SQLite declares these tables, with a write to its schema, when they are first used
+            "SELECT * FROM json_each('[1]'); SELECT * FROM pragma_table_info('staff');"
+        )
+
+        def watch(code: int, one: str | None, two: str | None, _schema: str | None, _inner: str | None) -> int:
+            seen.append((code, one, two))
+            # a damaged ':memory:' would make a file
+            return sqlite3.SQLITE_DENY if code == sqlite3.SQLITE_ATTACH else sqlite3.SQLITE_OK
+
+        connection.set_authorizer(watch)
+        connection.set_progress_handler(lambda: 1, 20_000)
+        with contextlib.suppress(sqlite3.Error, sqlite3.Warning, ValueError):
+            connection.executescript(text)
+    finally:
+        connection.close()
+    return seen
+
+
+def touches_secret(events: list[Event]) -> bool:
+    return any(SECRET in (str(one).lower(), str(two).lower()) for _code, one, two in events)
+
+
+def writes(events: list[Event]) -> bool:
+    return any(code not in READING for code, _one, _two in events)
+
+
+def changes_rows(events: list[Event]) -> bool:
+    return any(code in ROW_WRITES and not str(one).startswith("sqlite_") for code, one, _two in events)
+
+
+def does_more_than_guarded(events: list[Event]) -> bool:
+    codes = {code for code, _one, _two in events}
+    for code, one, two in events:
+        if code == sqlite3.SQLITE_PRAGMA and str(one).lower() in DESCRIBING:
+            continue
+        if code == sqlite3.SQLITE_REINDEX and sqlite3.SQLITE_CREATE_INDEX in codes:
+            continue  # making an index fills it
+        if code not in READING | ROW_WRITES | MAKING or two == "load_extension":
+            return True
+    return False
+
+
+# ---------------------------------------------------------------------- making statements
+
+
+class Maker:
+    def __init__(self, seed: int) -> None:
+        self.random = random.Random(seed)
+
+    def pick(self, *choices: str) -> str:
+        return self.random.choice(choices)
+
+    def table(self) -> str:
+        name = self.pick("staff", "orders", SECRET, SECRET)
+        if self.random.random() < 0.5:
+            name = "".join(c.upper() if self.random.random() < 0.5 else c for c in name)
+        quoted = self.pick(name, name, f'"{name}"', f"`{name}`", f"[{name}]", f"'{name}'")
+        return self.pick("", "", "", "main.", '"main".', "main . ", "'main'.", "[MAIN] .") + quoted
+
+    def value(self) -> str:
+        return self.pick(
+            "1", "'x'", "'--'", "'/*'", "'a''b'", '"a""b"', "x'00'", "NULL", "-1", "';'", "'DROP TABLE staff'", "id",
+            "name", "count(*)", "max(id)", "lower('A')", f"'{SECRET}'", f'"{SECRET}"', "*", "(SELECT 1)",
+            "CASE WHEN 1 THEN 2 END",
+        )  # fmt: skip
+
+    def source(self, depth: int) -> str:
+        table = self.table()
+        if depth <= 0:
+            return table
+        return self.pick(
+            table,
+            f"{table} AS s",
+            f"{table} s",
+            f"({table})",
+            f"({self.select(depth - 1)}) q",
+            f"staff, {table}",
+            f"staff NATURAL JOIN {table}",
+            f"staff CROSS JOIN ({table} t)",
+            f"staff LEFT JOIN {table} ON 1",
+            f"{table} NOT INDEXED",
+            "json_each('[1]')",
+            f"pragma_table_info('{SECRET}')",
+            "sqlite_master",
+            "sqlite_schema s",
+        )
+
+    def condition(self, depth: int) -> str:
+        table = self.table()
+        return self.pick(
+            "1=1",
+            "id = 1",
+            f"id IN {table}",
+            f"id NOT IN {table}",
+            f"id IN (SELECT id FROM {table})",
+            f"EXISTS (SELECT 1 FROM {table})",
+            f"id = (SELECT max(id) FROM {table})",
+            f"id IN ({self.select(depth - 1)})",
+            "name LIKE '%a'",
+            f"name = '{SECRET}'",
+        )
+
+    def select(self, depth: int) -> str:
+        if depth <= 0:
+            return f"SELECT {self.value()} FROM {self.source(0)}"
+        return self.pick(
+            f"SELECT {self.value()} FROM {self.source(depth)}",
+            f"SELECT {self.value()}, {self.value()} FROM {self.source(depth)} WHERE {self.condition(depth)}",
+            f"SELECT {self.value()} UNION ALL SELECT id FROM {self.source(depth)}",
+            f"WITH w AS ({self.select(depth - 1)}) SELECT * FROM w",
+            f"WITH {SECRET} AS (SELECT 1) SELECT * FROM {self.table()}",
+            f"WITH RECURSIVE w(n) AS (SELECT 1 UNION SELECT id FROM {self.table()}) SELECT * FROM w",
+            f"SELECT (SELECT {self.value()} FROM {self.source(depth - 1)}) FROM staff",
+            f"VALUES (({self.select(depth - 1)}))",
+            f"SELECT id FROM staff ORDER BY (SELECT id FROM {self.table()}) LIMIT (SELECT 1 FROM {self.table()})",
+            f"SELECT sum(id) FILTER (WHERE {self.condition(depth)}) OVER (PARTITION BY name) FROM {self.source(0)}",
+        )
+
+    def statement(self) -> str:
+        depth = self.random.randint(0, 2)
+        table, select, condition = self.table(), self.select(depth), self.condition(1)
+        if self.random.random() < 0.5:
+            return self.pick("", "", "", "EXPLAIN ", "EXPLAIN QUERY PLAN ") + select
+        return self.pick("", "", "", "EXPLAIN ") + self.pick(
+            f"INSERT INTO {table} SELECT * FROM {self.source(1)}",
+            f"INSERT INTO {table}(id) VALUES (9)",
+            f"INSERT OR REPLACE INTO {table}(id) VALUES (9)",
+            f"REPLACE INTO {table}(id) {select}",
+            f"INSERT INTO staff(id) VALUES (1) ON CONFLICT(id) DO UPDATE SET name = (SELECT id FROM {table})",
+            f"UPDATE {table} SET id = 1 WHERE {condition}",
+            f"UPDATE OR IGNORE {table} SET id = 1 WHERE {condition}",
+            f"UPDATE staff SET name = 'x' FROM {table} WHERE {condition}",
+            f"UPDATE staff SET name = ({select}) WHERE id = 1",
+            f"WITH w AS ({select}) DELETE FROM {table} WHERE {condition}",
+            f"DELETE FROM {table} WHERE {condition} RETURNING *",
+            f"DELETE FROM {table}",
+            f"DROP TABLE {table}",
+            f"DROP TABLE IF EXISTS {table}",
+            f"ALTER TABLE {table} RENAME TO zz",
+            f"ALTER TABLE {table} ADD COLUMN zz INT",
+            f"CREATE TABLE zz AS {select}",
+            f"CREATE TEMP TABLE zz AS {select}",
+            f"CREATE VIEW zz AS {select}",
+            f"CREATE INDEX zz ON {table}(id)",
+            f"CREATE TRIGGER zz AFTER INSERT ON {table} BEGIN DELETE FROM {SECRET}; END",
+            f"CREATE TABLE zz(id INT REFERENCES {table}(id))",
+            "CREATE VIRTUAL TABLE zz USING fts5(a)",
+            "ATTACH ':memory:' AS other",
+            "DETACH main",
+            "PRAGMA writable_schema = 1",
+            "PRAGMA user_version = 5",
+            "PRAGMA foreign_keys(0)",
+            f"PRAGMA table_info({SECRET})",
+            "PRAGMA table_info(staff)",
+            "VACUUM",
+            f"REINDEX {table}",
+            "ANALYZE",
+            "BEGIN",
+            "COMMIT",
+            "SAVEPOINT s",
+            "SELECT load_extension('x')",
+        )
+
+    def disguise(self, text: str) -> str:
+        """Other white space, comments between words, other letter case outside quotes."""
+        out: list[str] = []
+        inside = ""
+        for char in text:
+            if inside:
+                inside = "" if char == inside else inside
+            elif char in "'\"`[":
+                inside = "]" if char == "[" else char
+            elif char == " ":
+                char = self.pick(" ", " ", "\n", "\t", "/**/", "/* ; ' */", "-- ' \n", " \r\n", "/*\n*/ ", "\f")
+            elif self.random.random() < 0.3:
+                char = char.swapcase()
+            out.append(char)
+        return "".join(out)
+
+    def damage(self, text: str) -> str:
+        """Puts something nasty somewhere."""
+        at = self.random.randint(0, len(text))
+        nasty = self.pick(
+            "'", '"', "`", "[", "]", "--", "/*", "*/", ";", "\\", "\\'", "$a(", "$a(')", "@x", ":y", "?1", "#1", "{#",
+            "#}", "{{", "\r", "\v", "\xa0", "\u200b", "(", ")", "''", '""', "/*!", "--\r", "$$", "e'", "x'", "N'", "q'",
+            "1_0", "0x1", " AS ", ",", "\ufeff",
+        )  # fmt: skip
+        return text[:at] + nasty + text[at:]
+
+    def text(self) -> str:
+        parts = [self.disguise(self.statement()) for _ in range(self.random.choice((1, 1, 1, 2, 3)))]
+        text = self.pick(";", " ; ", ";\n", ";--x\n", ";;").join(parts) + self.pick("", ";", " -- end", "/**/", ";/*")
+        while self.random.random() < 0.3:
+            text = self.damage(text)
+        return text
+
+
+def texts(seed: int, count: int) -> Iterator[str]:
+    maker = Maker(seed)
+    for _ in range(count):
+        yield maker.text()
+
+
+POLICIES = {
+    "read_only": SQLPolicy(dialect="sqlite", mode="read_only", deny=[f"table:{SECRET}"]),
+    "guarded": SQLPolicy(dialect="sqlite", deny=[f"table:{SECRET}"]),
+    "no rows": SQLPolicy(dialect="sqlite", deny=["INSERT", "UPDATE", "DELETE"]),
+}
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_what_sqlite_sees_is_denied(seed: int) -> None:
+    effects = 0
+    for text in texts(seed, 400):
+        events = events_of(text)
+        reasons = []
+        if touches_secret(events):
+            reasons += ["read_only", "guarded"]
+        if writes(events) or any(str(one).startswith("sqlite_") for _code, one, _two in events):
+            reasons.append("read_only")
+        if does_more_than_guarded(events):
+            reasons.append("guarded")
+        if changes_rows(events):
+            reasons.append("no rows")
+        effects += bool(reasons)
+        for name in reasons:
+            assert POLICIES[name].judge_sql(text).blocks, f"{name} let through {text!r}, which does {events}"
+    assert effects > 150, "the generator no longer makes statements that do something"
+
+
+def test_harmless_statements_are_let_through() -> None:
+    """The test above would pass if everything were denied."""
+    maker = Maker(99)
+    tried = 0
+    for _ in range(400):
+        text = maker.disguise(maker.statement())
+        events = events_of(text)
+        only_reads = {code for code, _one, _two in events} <= {
+            sqlite3.SQLITE_SELECT,
+            sqlite3.SQLITE_READ,
+            sqlite3.SQLITE_FUNCTION,
+            sqlite3.SQLITE_RECURSIVE,
+        }
+        named = text.lower()
+        if not events or not only_reads or any(name in named for name in (SECRET, "sqlite_", "load_extension")):
+            continue
+        tried += 1
+        decision = POLICIES["read_only"].judge_sql(text)
+        assert not decision.blocks, f"{text!r} was denied: {decision.reason}"
+    assert tried > 40
+
+
+# ---------------------------------------------------------------------- writes without a limit
+
+LIMITS = ("id = 2", "name = 'b'", "id IN (1, 2)", "pay > 25", "pay <= 25", "id <> 2", "id != 3", "name LIKE 'a%'")
+LIMITS += ("id BETWEEN 1 AND 2", "NOT id = 2", "name IS 'c'", "id NOT IN (3)", "lower(name) = 'd'")
+EVERYTHING = (
+    "1",
+    "1=1",
+    "id = id",
+    "TRUE",
+    "'a' = 'a'",
+    "id IS NOT NULL",
+    "NOT 0",
+    "name LIKE '%'",
+    "2 > 1",
+    "id IN (id)",
+)
+EVERYTHING += (
+    "id BETWEEN id AND id",
+    "id <= id + 1",
+    "EXISTS (SELECT 1)",
+    "rowid = id",
+    "id IN (SELECT id FROM staff)",
+)
+EVERYTHING += (
+    "id = (SELECT id)",
+    "staff.id = id",
+    "(id) IS (id)",
+    "NOT id <> id",
+    "coalesce(NULL, 1)",
+    "length(name) > 0",
+)
+EVERYTHING += (
+    "id = (SELECT s.id FROM staff s WHERE s.id = staff.id)",
+    "EXISTS (SELECT 1 FROM staff s WHERE s.id = staff.id)",
+)
+EVERYTHING += ("id IN (SELECT id FROM (SELECT * FROM staff))", "id", "id % 1 = 0", "'staff' IN ('staff')", "id * 0 = 0")
+
+
+def condition(source: random.Random, depth: int) -> str:
+    if depth == 0 or source.random() < 0.2:
+        return source.choice(LIMITS if source.random() < 0.5 else EVERYTHING)
+    one, two = condition(source, depth - 1), condition(source, depth - 1)
+    return source.choice((f"({one} AND {two})", f"({one} OR {two})", f"{one} OR {two}", f"NOT ({one})", f"({one})"))
+
+
+def touches_all_rows(where: str) -> bool:
+    connection = sqlite3.connect(":memory:")
+    try:
+        connection.executescript(
+            "CREATE TABLE staff(id INTEGER PRIMARY KEY, name TEXT, pay INT);"
+            "INSERT INTO staff VALUES (1,'a',10),(2,'b',20),(3,'c',30),(4,'d',40),(5,'e',50);"
+        )
+        return connection.execute(f"DELETE FROM staff WHERE {where}").rowcount == 5
+    finally:
+        connection.close()
+
+
+def test_a_write_that_hits_every_row_is_denied() -> None:
+    source = random.Random(7)
+    policy = POLICIES["guarded"]
+    all_rows = 0
+    for _ in range(600):
+        where = condition(source, source.randint(0, 3))
+        if touches_all_rows(where):
+            all_rows += 1
+            for text in (f"DELETE FROM staff WHERE {where}", f"UPDATE staff SET pay = 0 WHERE {where}"):
+                assert policy.judge_sql(text).rule == "sql-unbounded-write", text
+    assert all_rows > 100
+
+
+@pytest.mark.parametrize("where", LIMITS)
+def test_a_limited_write_is_let_through(where: str) -> None:
+    assert not POLICIES["guarded"].judge_sql(f"UPDATE staff SET pay = 0 WHERE {where}").blocks
+    assert not POLICIES["guarded"].judge_sql(f"DELETE FROM staff WHERE {where} AND id < 100").blocks

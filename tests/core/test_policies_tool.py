@@ -1,0 +1,134 @@
+"""ToolPolicy: allowed tools and the shape of their arguments."""
+
+from __future__ import annotations
+
+import threading
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from types import MappingProxyType
+from typing import Any
+
+import pytest
+
+from lgov_core.errors import PolicyError
+from lgov_core.policies import ToolPolicy
+from lgov_core.types import Action, Effect, Point
+
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        "query": {"type": "string", "maxLength": 10},
+        "limit": {"type": "integer", "minimum": 1, "default": 5},
+        "filter": {"type": "object", "properties": {"ids": {"type": "array", "items": {"$ref": "#/definitions/id"}}}},
+    },
+    "required": ["query"],
+    "additionalProperties": False,
+    "definitions": {"id": {"type": "integer"}},
+}
+
+
+def call(name: str, arguments: Any = MappingProxyType({}), **more: Any) -> Action:
+    return Action(Point.PRE_TOOL_CALL, name, arguments=arguments, **more)
+
+
+def test_unknown_tools_are_denied_and_the_allowed_are_named() -> None:
+    policy = ToolPolicy(allow=["run_sql", "search_*"])
+    assert policy.judge(call("run_sql")).effect is Effect.ALLOW
+    assert policy.judge(call("search_web", kind="mcp")).effect is Effect.ALLOW
+    for unknown in ("rm", "RUN_SQL", "run_sql2", "", "search"):
+        decision = policy.judge(call(unknown))
+        assert (decision.effect, decision.rule) == (Effect.DENY, "tool-unknown")
+        assert "run_sql, search_*" in decision.reason
+    assert "t1" not in ToolPolicy(allow=[f"t{i}" for i in range(20)]).judge(call("x")).reason
+    assert ToolPolicy(allow=[]).judge(call("run_sql")).blocks
+
+
+def test_other_points_are_none_of_its_business() -> None:
+    assert ToolPolicy(allow=[]).judge(Action(Point.INPUT, "agent", text="hello")) is None
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        ({}, "query"),
+        ({"query": 1}, "arguments.query must be string"),
+        ({"query": "x" * 11}, "arguments.query"),
+        ({"query": "x", "limit": 0}, "arguments.limit"),
+        ({"query": "x", "limit": True}, "arguments.limit must be integer"),
+        ({"query": "x", "other": 1}, "other"),
+        ({"query": "x", "filter": {"ids": [1, "2"]}}, "arguments.filter.ids[1] must be integer"),
+    ],
+)
+def test_wrong_arguments_are_denied_with_the_place(arguments: dict[str, Any], expected: str) -> None:
+    decision = ToolPolicy(allow=["run_sql"], schemas={"run_sql": SCHEMA}).judge(call("run_sql", arguments))
+    assert (decision.effect, decision.rule) == (Effect.DENY, "tool-arguments")
+    assert expected in decision.reason
+
+
+def test_fitting_arguments_are_let_through_unchanged() -> None:
+    arguments = {"query": "x", "filter": MappingProxyType({"ids": (1, 2)})}
+    policy = ToolPolicy(allow=["*"], schemas={"run_sql": MappingProxyType(SCHEMA)})
+    assert policy.judge(call("run_sql", MappingProxyType(arguments))).effect is Effect.ALLOW
+    assert "limit" not in arguments, "the default was written into what the tool will be called with"
+    assert policy.judge(call("another", {"anything": 1})).effect is Effect.ALLOW
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"type": "strng"},
+        {"pattern": "("},
+        {"properties": [1]},
+        {"properties": {"a": {"$ref": "#/definitions/missing"}}},
+        {"$ref": "file:///etc/passwd"},
+        {"allOf": [{"$ref": "other.json#/x"}]},
+        {"properties": {"a": {"prefixItems": [{}]}}},
+        {"dependentRequired": {"a": ["b"]}},
+        "object",
+    ],
+)
+def test_wrong_schemas_are_refused_when_made(schema: Any) -> None:
+    with pytest.raises(PolicyError, match="schema"):
+        ToolPolicy(allow=["t"], schemas={"t": schema})
+
+
+def test_a_property_may_be_called_like_a_keyword() -> None:
+    schema = {"properties": {"$ref": {"type": "string"}, "prefixItems": {}}}
+    assert ToolPolicy(allow=["t"], schemas={"t": schema}).judge(call("t", {"$ref": "http://x"})).effect is Effect.ALLOW
+
+
+def test_nothing_is_fetched() -> None:
+    asked: list[str] = []
+
+    class Watching(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            asked.append(self.path)
+            self.send_error(404)
+
+    server = HTTPServer(("127.0.0.1", 0), Watching)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    try:
+        address = f"http://127.0.0.1:{server.server_port}"
+        for schema in (
+            {"$ref": f"{address}/schema.json"},
+            {"$id": f"{address}/root", "properties": {"a": {"$ref": "#/definitions/missing"}}},
+            {"$id": f"{address}/root", "properties": {"a": {"$id": "inner", "properties": {"b": {"$ref": "#/x"}}}}},
+        ):
+            with pytest.raises(PolicyError):
+                ToolPolicy(allow=["t"], schemas={"t": schema})
+        policy = ToolPolicy(
+            allow=["t"], schemas={"t": {"$schema": f"{address}/draft", "properties": {"u": {"format": "uri"}}}}
+        )
+        assert not policy.judge(call("t", {"u": f"{address}/value"})).blocks
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+    assert asked == []
+
+
+def test_a_schema_for_a_tool_that_is_not_allowed_is_refused() -> None:
+    with pytest.raises(PolicyError, match="run_sqll"):
+        ToolPolicy(allow=["run_sql"], schemas={"run_sqll": SCHEMA})
+    with pytest.raises(PolicyError, match="list of strings"):
+        ToolPolicy(allow="run_sql")

@@ -1,0 +1,386 @@
+"""``lgov run`` as a person uses it: real processes, unedited programs."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from lgov_core.audit import AuditLog
+from lgov_core.store import open_store
+from lgov_core.testing import ScriptedCall, ScriptedModelServer, ScriptedReply
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "01_langchain_agent"
+LGOV = (sys.executable, "-c", "from lgov_core.cli import main; main()")
+
+POLICY = """
+version: 1
+name: test
+rules:
+  - {name: sql, tools: [run_sql], use: sql, with: {dialect: sqlite, mode: read_only, argument: query}}
+"""
+
+ALLOW_ALL = """
+version: 1
+name: open
+default: allow
+rules:
+  - {name: everything, use: allow}
+"""
+
+AGENT = """
+import pathlib, sqlite3, sys
+pathlib.Path("it-ran").touch()
+from langchain.agents import create_agent
+from langchain_core.tools import tool
+from langchain_openai import ChatOpenAI
+
+@tool
+def run_sql(query: str) -> str:
+    "Runs SQL."
+    connection = sqlite3.connect("company.db")
+    with connection:
+        return str(connection.execute(query).fetchall())
+
+agent = create_agent(ChatOpenAI(model="scripted", max_retries=0), [run_sql], name="clerk")
+print(agent.invoke({"messages": [("user", " ".join(sys.argv[1:]))]})["messages"][-1].text)
+sys.exit(7)
+"""
+
+
+def lgov_run(
+    folder: Path, *command: str, options: tuple[str, ...] = (), env: dict[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
+    """Runs ``lgov run`` in ``folder`` with an environment that names no model and no settings."""
+    clean = {key: value for key, value in os.environ.items() if not key.startswith(("OPENAI_", "LGOV_", "PYTEST_"))}
+    return subprocess.run(
+        [*LGOV, "run", *options, "--", *command],
+        cwd=folder,
+        env={**clean, "TMPDIR": str(folder), **(env or {})},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "policy.yaml").write_text(POLICY)
+    return tmp_path
+
+
+def write(folder: Path, text: str, name: str = "agent.py") -> str:
+    (folder / name).write_text(text)
+    return name
+
+
+def make_company(folder: Path) -> None:
+    connection = sqlite3.connect(folder / "company.db")
+    with connection:
+        connection.execute("CREATE TABLE staff(name)")
+        connection.execute("INSERT INTO staff VALUES ('a'), ('b'), ('c')")
+    connection.close()
+
+
+# ---------------------------------------------------------------------- it governs
+
+
+def test_the_example_keeps_its_rows_and_its_files(tmp_path: Path) -> None:
+    done = lgov_run(tmp_path, "python", str(EXAMPLE / "main.py"))
+    assert done.returncode == 0, done.stderr
+    assert "lgov" not in (EXAMPLE / "main.py").read_text().replace("lgov run", "")
+    assert done.stdout.count("DENIED") == 2
+    assert "rows in orders now: 5" in done.stdout
+    assert "invoices.txt" in done.stdout.splitlines()[-1]
+    assert "governed: langchain; decisions: " in done.stderr
+    assert " 2 denied" in done.stderr
+    assert "not governed" not in done.stderr
+
+
+def test_the_example_does_harm_without_lgov(tmp_path: Path) -> None:
+    """The control: what the other tests prevent would happen."""
+    done = subprocess.run(
+        [sys.executable, str(EXAMPLE / "main.py")],
+        env={key: value for key, value in os.environ.items() if not key.startswith("OPENAI_")},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=True,
+    )
+    assert "rows in orders now: 0" in done.stdout
+    assert "invoices.txt" not in done.stdout.splitlines()[-1]
+
+
+def test_an_unedited_agent_over_http(folder: Path) -> None:
+    make_company(folder)
+    script = [
+        ScriptedReply(tool_calls=[ScriptedCall("run_sql", {"query": "DROP TABLE staff"}, "c1")]),
+        ScriptedReply(tool_calls=[ScriptedCall("run_sql", {"query": "SELECT count(*) FROM staff"}, "c2")]),
+        "there are three",
+    ]
+    with ScriptedModelServer(script) as model:
+        endpoint = model.base_url.removesuffix("/v1")
+        done = lgov_run(
+            folder,
+            "python3",
+            write(folder, AGENT),
+            "how",
+            "many?",
+            options=("--endpoint", endpoint, "--rollout-id", "r-1", "--store", "store.db", "--audit", "audit.db"),
+        )
+    assert done.returncode == 7, "the program's own status"
+    assert done.stdout == "there are three\n"
+    first, second, third = model.requests
+    assert first.body["messages"][-1]["content"] == "how many?"
+    assert "DENIED" in second.body["messages"][-1]["content"]
+    assert third.body["messages"][-1]["content"] == "[(3,)]"
+    for request in model.requests:
+        assert request.headers["x-lgov-rollout-id"] == "r-1"
+        assert request.headers["x-lgov-attempt"] == "1"
+        assert request.headers["x-lgov-agent"] == "clerk"
+
+    audit = AuditLog(folder / "audit.db")
+    judged = [entry for entry in audit.entries("r-1") if entry.point == "pre_tool_call" and entry.effect]
+    audit.close()
+    effects = {entry.call_id: entry.effect for entry in judged}
+    assert effects == {"c1": "deny", "c2": "allow"}
+
+    store = open_store(str(folder / "store.db"))
+    rewards = {reward.tool_call_id: reward.dimension for reward in store.rewards(["r-1"])}
+    (attempt,) = store.attempts(["r-1"])
+    chats = [span for span in store.spans(["r-1"]) if span.name == "chat scripted"]
+    store.close()
+    assert rewards == {"c1": "compliance", "c2": "air"}
+    assert attempt.outcome == "failed"
+    assert len(chats) == 3
+
+
+def test_a_tool_called_by_hand_in_a_thread_is_governed_too(folder: Path) -> None:
+    make_company(folder)
+    program = """
+import concurrent.futures, sqlite3
+from langchain_core.tools import tool
+
+@tool
+def run_sql(query: str) -> str:
+    "Runs SQL."
+    with sqlite3.connect("company.db") as connection:
+        return str(connection.execute(query).fetchall())
+
+with concurrent.futures.ThreadPoolExecutor() as pool:
+    print(pool.submit(run_sql.invoke, {"query": "DROP TABLE staff"}).result())
+    print(pool.submit(run_sql.invoke, {"query": "SELECT count(*) FROM staff"}).result())
+"""
+    done = lgov_run(folder, "python", write(folder, program), options=("--rollout-id", "r-2", "--audit", "audit.db"))
+    assert done.returncode == 0, done.stderr
+    denied, counted = done.stdout.splitlines()
+    assert "DENIED" in denied
+    assert counted == "[(3,)]"
+    audit = AuditLog(folder / "audit.db")
+    assert {entry.rollout_id for entry in audit.entries()} == {"r-2"}
+    audit.close()
+
+
+def test_a_program_without_a_framework_is_told_that_nothing_was_judged(folder: Path) -> None:
+    done = lgov_run(folder, "python", "-u", write(folder, "import sys; print(sys.argv, __name__)"), "-x", "--y")
+    assert done.returncode == 0
+    assert done.stdout == "['agent.py', '-x', '--y'] __main__\n"
+    assert "no framework" in done.stderr
+
+
+def test_a_module_is_run_as_python_runs_it(folder: Path) -> None:
+    write(folder, "import neighbour, sys\nprint(neighbour.NAME, __name__, sys.argv[1:])\n", "tool_main.py")
+    write(folder, "NAME = 'next door'\n", "neighbour.py")
+    done = lgov_run(folder, sys.executable, "-m", "tool_main", "a")
+    assert done.stdout == "next door __main__ ['a']\n", done.stderr
+
+
+def test_started_programs_are_reported_as_not_governed(folder: Path) -> None:
+    done = lgov_run(folder, "python", write(folder, "import subprocess, sys; subprocess.run([sys.executable, '-V'])"))
+    assert done.returncode == 0
+    assert "not governed" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("program", "status", "says"),
+    [
+        ("import sys; sys.exit(3)", 3, ""),
+        ("import sys; sys.exit('no way')", 1, "no way"),
+        ("def f():\n    raise KeyError('gone')\nf()", 1, "KeyError: 'gone'"),
+        ("raise KeyboardInterrupt", 130, ""),
+    ],
+)
+def test_the_programs_end_is_its_own(program: str, status: int, says: str, folder: Path) -> None:
+    done = lgov_run(folder, "python", write(folder, program))
+    assert done.returncode == status
+    assert says in done.stderr
+    assert "invocation.py" not in done.stderr, "tracebacks begin with the program's own lines"
+
+
+def test_an_interrupt_ends_with_130_and_a_report(folder: Path) -> None:
+    program = "import sys, time\nprint('ready', flush=True)\ntime.sleep(60)\n"
+    process = subprocess.Popen(
+        [*LGOV, "run", "--", "python", write(folder, program)],
+        cwd=folder,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        process.send_signal(signal.SIGINT)
+        _, errors = process.communicate(timeout=60)
+    finally:
+        process.kill()
+        process.wait()
+    assert process.returncode == 130
+    assert "audit record" in errors
+
+
+# ---------------------------------------------------------------------- it does not run what it cannot govern
+
+
+@pytest.mark.parametrize(
+    ("policy", "says"),
+    [
+        (None, "no policy"),
+        ("version: 1\nrules: [\n", "policy.yaml"),
+        ("version: 1\nname: empty\nrules: []\n", "policy.yaml"),
+        ("version: 1\nrules:\n  - {name: a, use: nosuchpolicy}\n", "nosuchpolicy"),
+    ],
+)
+def test_without_a_sound_policy_no_line_runs(policy: str | None, says: str, folder: Path) -> None:
+    if policy is None:
+        (folder / "policy.yaml").unlink()
+    else:
+        (folder / "policy.yaml").write_text(policy)
+    done = lgov_run(folder, "python", write(folder, AGENT), "hello")
+    assert done.returncode == 78
+    assert "lgov: not run: " in done.stderr
+    assert says in done.stderr
+    assert not (folder / "it-ran").exists()
+
+
+def test_a_policy_file_that_is_named_must_be_there(folder: Path) -> None:
+    done = lgov_run(folder, "python", write(folder, AGENT), options=("--policy", "other.yaml"))
+    assert done.returncode == 78
+    assert "other.yaml" in done.stderr
+    assert not (folder / "it-ran").exists()
+
+
+def test_without_a_record_no_line_runs(folder: Path) -> None:
+    (folder / "taken").write_text("a file, not a folder")
+    done = lgov_run(folder, "python", write(folder, AGENT), options=("--audit", "taken/audit.db"))
+    assert done.returncode == 78
+    assert not (folder / "it-ran").exists()
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("bash", "agent.py"),
+        ("python9.9", "agent.py"),
+        ("/usr/bin/env", "python", "agent.py"),
+        ("python", "-c", "print(1)"),
+        ("python", "-I", "agent.py"),
+        ("python", "nothing-here.py"),
+        ("python",),
+    ],
+)
+def test_what_is_no_python_program_of_this_interpreter_is_refused(command: tuple[str, ...], folder: Path) -> None:
+    write(folder, AGENT)
+    done = lgov_run(folder, *command)
+    assert done.returncode == 78
+    assert "lgov: not run: " in done.stderr
+    assert not (folder / "it-ran").exists()
+
+
+def test_another_environment_of_the_same_python_is_refused(folder: Path) -> None:
+    other = folder / "venv" / "bin"
+    other.mkdir(parents=True)
+    (other / "python").symlink_to(Path(sys.executable).resolve())
+    done = lgov_run(folder, str(other / "python"), write(folder, AGENT))
+    assert done.returncode == 78
+    assert not (folder / "it-ran").exists()
+
+
+@pytest.mark.parametrize("module", ["autogen_core", "autogen_agentchat.agents"])
+def test_a_framework_that_cannot_be_governed_ends_the_program(module: str, folder: Path) -> None:
+    pytest.importorskip(module.partition(".")[0])
+    program = f"""
+import pathlib
+try:
+    import {module}
+except BaseException:
+    pass
+import {module}
+pathlib.Path("went-on").touch()
+"""
+    done = lgov_run(folder, "python", write(folder, program), options=("--store", "store.db", "--rollout-id", "r"))
+    assert done.returncode == 78
+    assert "cannot govern AutoGen" in done.stderr
+    assert not (folder / "went-on").exists()
+    store = open_store(str(folder / "store.db"))
+    assert [attempt.outcome for attempt in store.attempts(["r"])] == ["blocked"]
+    store.close()
+
+
+def test_the_agents_sdk_is_told_from_a_folder_of_the_same_name(folder: Path) -> None:
+    (folder / "agents").mkdir()
+    write(folder, "", "agents/__init__.py")
+    program = write(folder, "import agents, pathlib; pathlib.Path('went-on').touch()")
+    assert lgov_run(folder, "python", program).returncode == 0
+    assert (folder / "went-on").exists()
+
+    (folder / "went-on").unlink()
+    for name in ("guardrail.py", "run.py", "model_settings.py"):
+        write(folder, "", f"agents/{name}")
+    done = lgov_run(folder, "python", program)
+    assert done.returncode == 78
+    assert "Agents SDK" in done.stderr
+    assert not (folder / "went-on").exists()
+
+
+def test_a_langchain_that_cannot_be_armed_ends_the_program(folder: Path) -> None:
+    """As if a future LangChain no longer had what the backstop wraps."""
+    package = folder / "langchain_core"
+    package.mkdir()
+    write(folder, "", "langchain_core/__init__.py")
+    program = "try:\n    import langchain_core\nexcept BaseException:\n    pass\nopen('went-on', 'w')\n"
+    done = lgov_run(folder, "python", write(folder, program))
+    assert done.returncode == 78
+    assert "langchain cannot be governed" in done.stderr
+    assert not (folder / "went-on").exists()
+
+
+def test_a_policy_that_forbids_the_start_is_obeyed(folder: Path) -> None:
+    (folder / "policy.yaml").write_text(
+        "version: 1\nrules:\n  - {name: closed, on: [agent_startup], use: deny, with: {reason: closed today}}\n"
+    )
+    done = lgov_run(folder, "python", write(folder, AGENT))
+    assert done.returncode == 78
+    assert "closed today" in done.stderr
+    assert not (folder / "it-ran").exists()
+
+
+def test_open_policies_are_open(folder: Path) -> None:
+    (folder / "policy.yaml").write_text(ALLOW_ALL)
+    make_company(folder)
+    with ScriptedModelServer(
+        [ScriptedReply(tool_calls=[ScriptedCall("run_sql", {"query": "DROP TABLE staff"}, "c1")]), "done"]
+    ) as model:
+        env = {"OPENAI_BASE_URL": model.base_url, "OPENAI_API_KEY": "none"}
+        done = lgov_run(folder, "python", write(folder, AGENT), "go", env=env)
+    assert done.stdout == "done\n"
+    assert "x-lgov-rollout-id" not in model.requests[0].headers, "another's endpoint learns nothing of rollouts"
+    connection = sqlite3.connect(folder / "company.db")
+    assert connection.execute("SELECT count(*) FROM sqlite_master").fetchone() == (0,)
+    connection.close()

@@ -1,0 +1,184 @@
+"""The engine that asks another server, with real servers that behave badly."""
+
+from __future__ import annotations
+
+import socket
+import threading
+
+import httpx
+import openai
+import pytest
+
+from lgov_core.errors import EndpointError, UpstreamError
+from lgov_core.gateway.app import create_app
+from lgov_core.gateway.keys import KeyRing
+from lgov_core.gateway.server import EndpointServer
+from lgov_core.gateway.upstream import UpstreamEngine
+from lgov_core.gateway.upstream_reply import read_completion
+from lgov_core.testing import ScriptedModelServer, ScriptedReply
+
+BODY = {"model": "m", "messages": [{"role": "user", "content": "x"}]}
+
+
+def ask(serving, **more):
+    return httpx.post(f"{serving.base_url}/chat/completions", json={**BODY, **more})
+
+
+def endpoint_for(url: str, **options) -> EndpointServer:
+    return EndpointServer(create_app([UpstreamEngine(url, **options)], None, keys=KeyRing(required=False)))
+
+
+def test_a_server_that_does_not_know_the_extra_fields_is_asked_again_without_and_that_is_remembered(serve, store):
+    serving = serve(["one", "two", "three"], refuse_fields=["return_token_ids"])
+    assert ask(serving).json()["choices"][0]["message"]["content"] == "one"
+    asked = [sorted(request.body.keys() - BODY.keys()) for request in serving.model.requests]
+    assert asked == [["logprobs", "return_token_ids"], ["logprobs"]]
+    assert ask(serving).status_code == 200
+    assert sorted(serving.model.requests[2].body.keys() - BODY.keys()) == ["logprobs"]
+    assert len(serving.model.requests) == 3
+    # Streams too, and another model is asked afresh.
+    assert "three" in ask(serving, stream=True, model="other").text
+    assert len(serving.model.requests) == 5
+    captured = list(store.calls())
+    assert [(call.prompt_ids, call.response_ids, call.logprobs) for call in captured] == [(None, None, None)] * 3
+    assert serving.counters.without_token_ids == 3
+
+
+def test_a_server_that_refuses_both_fields(serve):
+    serving = serve(["one"], refuse_fields=["return_token_ids", "logprobs"])
+    assert ask(serving).status_code == 200
+    assert serving.model.requests[-1].body == BODY
+
+
+def test_a_field_that_the_client_asked_for_itself_is_not_taken_away(serve):
+    serving = serve(["one"], refuse_fields=["logprobs"])
+    reply = ask(serving, logprobs=True)
+    assert reply.status_code == 400
+    assert "logprobs" in reply.json()["error"]["message"]
+
+
+def test_refusals_come_back_with_status_body_and_retry_hint(serve, store):
+    serving = serve(
+        [
+            ScriptedReply("slow down", status=429, headers={"retry-after": "7"}),
+            ScriptedReply(status=418, body=b"<teapot/>", content_type="text/html"),
+            ScriptedReply("bad prompt", status=400),
+            ScriptedReply("slow down", status=429),
+        ]
+    )
+    busy = ask(serving)
+    assert (busy.status_code, busy.json()["error"]["message"], busy.headers["retry-after"]) == (429, "slow down", "7")
+    teapot = ask(serving)
+    assert (teapot.status_code, teapot.content, teapot.headers["content-type"]) == (418, b"<teapot/>", "text/html")
+    assert ask(serving, stream=True).json()["error"]["message"] == "bad prompt"
+    client = openai.OpenAI(base_url=serving.base_url, api_key="any", max_retries=0)
+    with pytest.raises(openai.RateLimitError, match="slow down"):
+        client.chat.completions.create(**BODY)
+    assert list(store.calls()) == []
+
+
+BAD_REPLIES = [
+    (ScriptedReply("broken", status=500), "answered 500"),
+    (ScriptedReply("elsewhere", status=307, headers={"location": "http://127.0.0.1:9/"}), "answered 307"),
+    (ScriptedReply(body=b'{"id": "x", '), "not JSON"),
+    (ScriptedReply(body=b"[]"), "not an object"),
+    (ScriptedReply(body=b'{"id": "x", "choices": []}'), "no choice"),
+    (ScriptedReply(body=b'{"choices": [{"message": {"content": "x"}}]}'), "no id"),
+    (ScriptedReply(body=b'{"id": "x", "choices": [{"message": {"content": 3}}]}'), "type int"),
+    (ScriptedReply(body=b'{"id": "x", "choices": [{"message": {"tool_calls": [{}]}}]}'), "tool calls"),
+]
+
+
+def test_failures_and_nonsense_are_502(serve, store):
+    serving = serve([reply for reply, _ in BAD_REPLIES])
+    for _, says in BAD_REPLIES:
+        reply = ask(serving)
+        assert reply.status_code == 502, says
+        assert says in reply.json()["error"]["message"]
+        assert reply.json()["error"]["code"] == "upstream"
+    assert list(store.calls()) == []
+
+
+def test_a_server_that_does_not_stream(serve):
+    serving = serve([ScriptedReply(body=b'{"id": "x", "choices": [{"message": {"content": "x"}}]}')])
+    assert "does not stream" in ask(serving, stream=True).json()["error"]["message"]
+
+
+def test_a_server_that_is_down_is_502_and_one_that_hangs_is_504():
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        closed = socket.create_server(("127.0.0.1", 0))
+        dead = f"http://127.0.0.1:{closed.getsockname()[1]}/v1"
+        closed.close()
+        hanging = f"http://127.0.0.1:{silent.getsockname()[1]}/v1"
+        for url, status, says in ((dead, 502, "is the server running?"), (hanging, 504, "within 0.2 s")):
+            with endpoint_for(url, timeout_s=0.2) as endpoint:
+                for stream in (False, True):
+                    reply = httpx.post(f"{endpoint.base_url}/chat/completions", json={**BODY, "stream": stream})
+                    assert reply.status_code == status
+                    assert says in reply.json()["error"]["message"]
+
+
+def test_a_server_that_comes_back_is_used_again():
+    with ScriptedModelServer(["one"]) as first:
+        port = int(first.base_url.split(":")[2].split("/")[0])
+        endpoint = endpoint_for(first.base_url).start()
+        assert httpx.post(f"{endpoint.base_url}/chat/completions", json=BODY).status_code == 200
+    try:
+        assert httpx.post(f"{endpoint.base_url}/chat/completions", json=BODY).status_code == 502
+        with ScriptedModelServer(["two"], port=port):
+            reply = httpx.post(f"{endpoint.base_url}/chat/completions", json=BODY)
+            assert reply.json()["choices"][0]["message"]["content"] == "two"
+    finally:
+        endpoint.stop()
+
+
+def test_many_requests_at_once_share_the_pool(serve, store):
+    everyone = threading.Barrier(8)
+    serving = serve(lambda body: body["messages"][0]["content"])
+    answers: dict[int, str] = {}
+
+    def asking(number: int) -> None:
+        everyone.wait()
+        for turn in range(4):
+            text = f"{number}/{turn}"
+            reply = ask(serving, messages=[{"role": "user", "content": text}])
+            answers[number * 10 + turn] = reply.json()["choices"][0]["message"]["content"]
+            assert answers[number * 10 + turn] == text
+
+    threads = [threading.Thread(target=asking, args=(number,)) for number in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(answers) == 32
+    assert len(list(store.calls())) == 32
+
+
+def test_the_key_of_the_upstream_is_sent_and_the_clients_is_not():
+    with ScriptedModelServer(["x"]) as model, endpoint_for(model.base_url, api_key="theirs") as endpoint:
+        openai.OpenAI(base_url=endpoint.base_url, api_key="ours").chat.completions.create(**BODY)
+        assert model.requests[0].headers["authorization"] == "Bearer theirs"
+
+
+def test_what_does_not_fit_together_is_none():
+    def read(choice: dict, **more):
+        return read_completion({"id": "x", "choices": [{"message": {"content": "x"}, **choice}], **more})
+
+    pairs = {"content": [{"logprob": -0.5}, {"logprob": -1}]}
+    whole = read({"token_ids": [1, 2], "logprobs": pairs}, prompt_token_ids=[3], lgov={"weights_version": 4})
+    assert (whole.prompt_ids, whole.response_ids, whole.logprobs) == ((3,), (1, 2), (-0.5, -1.0))
+    assert (whole.prompt_tokens, whole.completion_tokens, whole.weights_version) == (1, 2, 4)
+    assert read({"token_ids": [1], "logprobs": pairs}).logprobs is None
+    assert read({"logprobs": pairs}).logprobs is None
+    assert read({"token_ids": [1, 2], "logprobs": {"content": [{"logprob": None}, {}]}}).logprobs is None
+    for ids in ("12", [1.0], [True], [-1], [None]):
+        assert read({"token_ids": ids}).response_ids is None
+    assert read({}).finish_reason == "unknown"
+    with pytest.raises(UpstreamError):
+        read_completion({})
+
+
+@pytest.mark.parametrize("url", ["127.0.0.1:8000", "ftp://x", "http://", ""])
+def test_addresses_that_are_none(url):
+    with pytest.raises(EndpointError, match="is not a URL"):
+        UpstreamEngine(url)
