@@ -222,7 +222,10 @@ def _place(raw: object, base: Path | None) -> str:
 
 
 def _url(raw: object, base: Path | None) -> str:
-    parts = urlsplit(raw) if isinstance(raw, str) else None
+    try:
+        parts = urlsplit(raw) if isinstance(raw, str) else None
+    except ValueError:
+        parts = None
     if parts is None or parts.scheme not in ("http", "https") or not parts.hostname:
         raise ValueError("a URL such as http://127.0.0.1:8321")
     return str(raw)

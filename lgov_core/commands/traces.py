@@ -124,7 +124,8 @@ def _opened(place: str) -> Generator[TraceStore]:
     """The store at ``place``, which must be there: to look into a store must not make one."""
     from lgov_core.store import open_store
 
-    if "://" not in place and not Path(place).is_file():
+    path = place.removeprefix("sqlite:///")
+    if "://" not in path and not Path(path).is_file():
         raise StoreError(f"there is no trace store {place}", hint="name the store that was given to --store")
     store = open_store(place)
     try:

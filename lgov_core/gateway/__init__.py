@@ -1,7 +1,7 @@
 """The training endpoint: OpenAI-compatible routes that attribute and record every model call.
 
-Engines answer (`Engine`: the embedded one, an upstream one, or your own), `EndpointServer` serves them, `KeyRing` issues
-keys that are bound to one attempt. The web server and the clients are imported when they are first used.
+Engines answer (`Engine`: the embedded one, an upstream one, or your own), `EndpointServer` serves them, `KeyRing`
+issues keys that are bound to one attempt. The web server and the clients are imported when they are first used.
 """
 
 from lgov_core.gateway.keys import KeyRing

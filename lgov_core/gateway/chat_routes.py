@@ -9,7 +9,7 @@ from typing import Any
 
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 
 from lgov_core.errors import EndpointError, LgovError
 from lgov_core.gateway.attribution import Attribution, attribute
@@ -18,7 +18,7 @@ from lgov_core.gateway.keys import KeyRing
 from lgov_core.gateway.openai_format import completion_body, error_body, read_chat_request, read_json, wants_usage
 from lgov_core.gateway.protocol import ANY_MODEL, Engine
 from lgov_core.gateway.streaming import StreamedReply, as_lgov_error
-from lgov_core.gateway.upstream_reply import UpstreamRejection
+from lgov_core.gateway.upstream_reply import ReceivedBody, UpstreamRejection
 
 
 async def read_body(request: Request, limit: int) -> bytes:
@@ -129,7 +129,7 @@ class ChatRoutes:
 
 
 def _json(content: Mapping[str, Any], status: int = 200) -> Response:
-    # JSONResponse refuses NaN; an upstream's own JSON has to go through as it is.
-    return Response(
-        json.dumps(content, ensure_ascii=False, separators=(",", ":")), status, media_type=JSONResponse.media_type
-    )
+    if isinstance(content, ReceivedBody):
+        return Response(content.received, status, media_type="application/json")
+    text = json.dumps(content, ensure_ascii=False, separators=(",", ":"))
+    return Response(text, status, media_type="application/json")

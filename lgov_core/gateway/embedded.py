@@ -31,8 +31,9 @@ class EmbeddedEngine:
 
     A thread of its own decodes up to ``max_batch`` calls together; a call that finds nothing running waits
     ``max_wait_ms`` for others. ``max_new_tokens`` is the most tokens a reply may have, whatever the request says.
-    ``threads`` is the number of torch threads of that thread (None: one for a small model, else torch's choice).
-    Requests without a seed draw theirs from ``seed`` and their order.
+    ``threads`` is the number of torch threads of that thread (None: one for a small model, else torch's choice);
+    threads started later begin with the same number, so a trainer in a new thread sets its own. Requests without a
+    seed draw theirs from ``seed`` and their order.
 
     ``chat`` and ``stream`` belong to one event loop; `publish`, `pause` and `resume` may be called from any thread and
     block. Nobody else may change the module's weights or run it in training mode unless the engine is paused.

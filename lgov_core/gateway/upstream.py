@@ -13,7 +13,7 @@ import aiohttp
 
 from lgov_core.errors import EndpointError, UpstreamError
 from lgov_core.gateway.protocol import ANY_MODEL, ChatRequest, Completion, StreamPiece
-from lgov_core.gateway.upstream_reply import StreamAssembler, UpstreamRejection, read_completion
+from lgov_core.gateway.upstream_reply import ReceivedBody, StreamAssembler, UpstreamRejection, read_completion
 
 _WANTED = ("logprobs", "return_token_ids")
 _UNKNOWN_FIELD = re.compile(
@@ -86,7 +86,7 @@ class UpstreamEngine:
             raise UpstreamError(f"the upstream {self._url} answered with what is not JSON: {raw[:200]!r}") from error
         if not isinstance(body, dict):
             raise UpstreamError(f"the upstream {self._url} answered with what is not an object: {raw[:200]!r}")
-        return read_completion(body)
+        return read_completion(ReceivedBody(body, raw))
 
     async def stream(self, request: ChatRequest) -> AsyncGenerator[StreamPiece, None]:
         """The upstream's events with their data exactly as they came, then what they amount to."""

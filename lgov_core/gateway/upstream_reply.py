@@ -27,6 +27,16 @@ class UpstreamRejection(UpstreamError):
         self.headers = headers
 
 
+class ReceivedBody(dict[str, Any]):
+    """A JSON body that also keeps the bytes in which it came, so that it can be passed on exactly."""
+
+    __slots__ = ("received",)
+
+    def __init__(self, content: Mapping[str, Any], received: bytes) -> None:
+        super().__init__(content)
+        self.received = received
+
+
 def read_completion(body: Mapping[str, Any]) -> Completion:
     """A chat completion body as a `Completion` whose ``raw`` is the body. Raises `UpstreamError` if it is not one."""
     response_id, choices = body.get("id"), body.get("choices")
@@ -60,19 +70,21 @@ def read_completion(body: Mapping[str, Any]) -> Completion:
 
 
 def _ids(value: Any) -> tuple[int, ...] | None:
-    if not isinstance(value, list) or not all(type(item) is int and item >= 0 for item in cast("list[Any]", value)):
+    if not isinstance(value, list):
         return None
-    return tuple(cast("list[int]", value))
+    ids = cast("list[Any]", value)  # long, hence the checks without a loop in Python
+    return tuple(ids) if set(map(type, ids)) <= {int} and min(ids, default=0) >= 0 else None
 
 
 def _logprobs(value: Any, response_ids: tuple[int, ...] | None) -> tuple[float, ...] | None:
     content = value.get("content") if isinstance(value, dict) else None
     if response_ids is None or not isinstance(content, list) or len(cast("list[Any]", content)) != len(response_ids):
         return None
-    found: list[Any] = [item.get("logprob") if isinstance(item, dict) else None for item in cast("list[Any]", content)]
-    if not all(isinstance(item, (int, float)) and math.isfinite(item) for item in found):
+    try:
+        found = tuple([float(item["logprob"]) for item in cast("list[Any]", content)])
+    except (KeyError, TypeError, ValueError):
         return None
-    return tuple(map(float, found))
+    return found if all(map(math.isfinite, found)) else None
 
 
 def _count(value: Any, ids: tuple[int, ...] | None) -> int:

@@ -81,6 +81,14 @@ def test_the_upstreams_json_comes_back_unchanged(serve):
     assert "lgov" not in reply
 
 
+def test_the_upstreams_json_comes_back_byte_for_byte(serve, store):
+    text = '{ "id":"x",\n"choices":[ {"message": {"content":"\\u00e9 é"}, "finish_reason":"stop"}],  "n": 1e3 }\n'
+    serving = serve([ScriptedReply(body=text.encode())])
+    reply = httpx.post(f"{serving.base_url}/chat/completions", json={"model": "m", "messages": MESSAGES})
+    assert reply.text == text
+    assert [call.response for call in store.calls()] == [json.loads(text)]
+
+
 def test_models_and_health(serve):
     serving = serve([], models=["big", "small"])
     assert [model.id for model in client(serving).models.list()] == ["big", "small"]

@@ -1,0 +1,75 @@
+"""What the documents say holds."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+import tomllib
+from pathlib import Path
+
+import click
+import pytest
+
+from lgov_core.cli import cli
+from lgov_core.commands.group import Exit, LazyGroup
+from lgov_core.policies import load_policy_file
+from lgov_core.settings import Settings, load_settings
+
+ROOT = Path(__file__).parents[2]
+DOCUMENTS = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").glob("*.md")), *sorted(ROOT.glob("examples/*/*.md"))]
+
+
+def blocks(path: Path, language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```", path.read_text(encoding="utf-8"), re.M | re.S)
+
+
+@pytest.mark.parametrize("path", [ROOT / "README.md", ROOT / "docs" / "policy-files.md"], ids=lambda path: path.name)
+def test_the_policy_files_in_the_documents_load(path: Path, tmp_path: Path) -> None:
+    (text,) = blocks(path, "yaml")
+    file = tmp_path / "policy.yaml"
+    file.write_text(text)
+    assert load_policy_file(file).rules
+
+
+def test_the_settings_file_in_the_documents_loads(tmp_path: Path) -> None:
+    (text,) = blocks(ROOT / "docs" / "settings.md", "toml")
+    (tmp_path / "lgov.toml").write_text(text)
+    settings = load_settings(folder=tmp_path, environ={})
+    assert {name for name in tomllib.loads(text) if settings.origin(name) == "default"} == set()
+
+
+def test_every_setting_is_documented_with_its_variable_and_default() -> None:
+    rows = re.findall(
+        r"^\| `(\w+)` \| `(\w+)` \| `([\w-]+)` \| (.*?) \|", (ROOT / "docs/settings.md").read_text(), re.M
+    )
+    fields = [field for field in dataclasses.fields(Settings) if field.name != "origins"]
+    assert [row[0] for row in rows] == [field.name for field in fields]
+    for (name, variable, _, default), field in zip(rows, fields, strict=True):
+        assert variable == f"LGOV_{name.upper()}"
+        if field.default is not None:
+            assert default == str(field.default)
+
+
+def test_the_commands_in_the_readme_exist_and_none_is_missing() -> None:
+    table = (ROOT / "README.md").read_text().partition("## Commands")[2].partition("## Layout")[0]
+    named = {tuple(match.split()) for match in re.findall(r"`lgov ([a-z]+(?: [a-z]+\b(?!:))?)", table)}
+    existing: set[tuple[str, ...]] = set()
+    assert isinstance(cli, LazyGroup)
+    for name in cli.commands:
+        command = cli.load(name)
+        inner = command.commands if isinstance(command, click.Group) else {}
+        existing |= {(name, sub) for sub in inner} or {(name,)}
+    known = {path if path in existing else path[:1] for path in named}
+    assert known == existing
+
+
+def test_the_exit_codes_in_the_readme_are_those_of_the_program() -> None:
+    table = (ROOT / "README.md").read_text().partition("| exit status |")[2].partition("## Layout")[0]
+    assert [int(code) for code in re.findall(r"^\| (\d+) \|", table, re.M)] == [code.value for code in Exit]
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_links_between_documents_lead_somewhere(path: Path) -> None:
+    for target in re.findall(r"\]\(([^)#]+)\)", path.read_text(encoding="utf-8")):
+        if "://" not in target:
+            assert (path.parent / target).exists(), target

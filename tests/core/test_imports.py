@@ -1,0 +1,99 @@
+"""``import lgov_core`` stays light, and so does the base installation."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from importlib import metadata
+
+import pytest
+from packaging.requirements import Requirement
+
+import lgov_core
+
+#: Top-level modules that load when they are first needed, never with lgov itself.
+HEAVY = (
+    "agents",
+    "aiohttp",
+    "autogen_agentchat",
+    "autogen_core",
+    "fastjsonschema",
+    "gguf",
+    "langchain",
+    "langchain_core",
+    "langgraph",
+    "matplotlib",
+    "numpy",
+    "openai",
+    "peft",
+    "pyarrow",
+    "pydantic",
+    "rich",
+    "sqlglot",
+    "starlette",
+    "tokenizers",
+    "torch",
+    "transformers",
+    "uvicorn",
+    "wrapt",
+    "yaml",
+)
+#: The exported values need these two at most: pluggy for the governor, yaml for policy files.
+WITH_NAMES = tuple(name for name in HEAVY if name != "yaml")
+
+
+def loaded_by(code: str) -> set[str]:
+    """The modules that a fresh interpreter has loaded after ``code``."""
+    program = f"{code}\nimport sys, json\nprint(json.dumps(sorted(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
+    return set(json.loads(done.stdout.splitlines()[-1]))
+
+
+def test_importing_lgov_loads_nothing_else_of_it() -> None:
+    loaded = loaded_by("import lgov_core")
+    assert {name for name in loaded if name.startswith("lgov_")} == {"lgov_core"}
+    # What an editable or installed environment loads at start-up by itself is not lgov's doing.
+    assert loaded - loaded_by("") <= {"lgov_core"} | set(sys.stdlib_module_names) | {
+        name for name in loaded if name.partition(".")[0] in sys.stdlib_module_names
+    }
+
+
+@pytest.mark.parametrize("name", lgov_core.__all__)
+def test_no_exported_name_loads_anything_heavy(name: str) -> None:
+    assert loaded_by(f"from lgov_core import {name}").isdisjoint(WITH_NAMES)
+
+
+@pytest.mark.parametrize(
+    "module",
+    ["lgov_langchain", "lgov_langchain.plugin", "lgov_autogen.plugin", "lgov_openai_agents.plugin", "lgov_core.run"],
+)
+def test_adapters_load_no_framework_before_they_are_armed(module: str) -> None:
+    assert loaded_by(f"import {module}").isdisjoint(HEAVY)
+
+
+def test_a_governor_with_its_adapters_loads_no_framework() -> None:
+    assert loaded_by("from lgov_core import Governor; Governor()").isdisjoint(HEAVY)
+
+
+def base_installation() -> set[str]:
+    """The distributions that ``pip install lgov`` brings on this platform, lgov included."""
+    found: set[str] = set()
+    waiting = ["lgov"]
+    while waiting:
+        name = re.sub(r"[-_.]+", "-", waiting.pop()).lower()
+        if name in found:
+            continue
+        found.add(name)
+        for text in metadata.requires(name) or ():
+            requirement = Requirement(text)
+            if requirement.marker is None or requirement.marker.evaluate({"extra": ""}):
+                waiting.append(requirement.name)
+    return found
+
+
+def test_the_base_installation_has_at_most_twelve_distributions() -> None:
+    found = base_installation()
+    assert {"click", "pluggy", "rich", "sqlglot"} <= found
+    assert len(found) <= 12, sorted(found)
