@@ -14,7 +14,7 @@ import inspect
 import threading
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from contextlib import asynccontextmanager, contextmanager
@@ -259,8 +259,8 @@ class Governor:
         rewards: list[Reward] = []
         for impl in reversed(self.manager.hook.lgov_reward.get_hookimpls()):
             try:
-                for reward in impl.function(**({"outcome": outcome} if impl.argnames else {})) or ():
-                    rewards.append(_addressed(reward, outcome.action))
+                earned: Any = impl.function(**({"outcome": outcome} if impl.argnames else {}))
+                rewards += [_addressed(reward, outcome.action) for reward in earned or ()]
             except Exception as error:  # noqa: BLE001 - a reward rule must not break the agent
                 self._fail("lgov_reward", impl.plugin_name, error)
         self.observe(outcome)
@@ -293,7 +293,7 @@ class Governor:
     # ------------------------------------------------------------------ rollouts
 
     @contextmanager
-    def rollout(self, scope: RolloutScope) -> Iterator[RolloutScope]:
+    def rollout(self, scope: RolloutScope) -> Generator[RolloutScope]:
         """Runs the block as one attempt at a rollout.
 
         ``agent_startup`` is judged on entry and raises `PolicyDenied` when it is denied; ``agent_shutdown`` is judged on
@@ -309,7 +309,7 @@ class Governor:
                 self.decide(_life(Point.AGENT_SHUTDOWN, scope))
 
     @asynccontextmanager
-    async def arollout(self, scope: RolloutScope) -> AsyncIterator[RolloutScope]:
+    async def arollout(self, scope: RolloutScope) -> AsyncGenerator[RolloutScope]:
         """As `rollout`, for asynchronous agents."""
         with enter_scope(scope):
             decision = await self.adecide(_life(Point.AGENT_STARTUP, scope))

@@ -19,7 +19,6 @@ BUILTIN_ADAPTERS = ("lgov_langchain.plugin", "lgov_autogen.plugin", "lgov_openai
 ENTRY_POINT_GROUP = "lgov"
 
 
-
 def make_plugin_manager(
     plugins: Iterable[Any] = (), *, builtin: Sequence[str] = BUILTIN_ADAPTERS, third_party: bool = True
 ) -> pluggy.PluginManager:

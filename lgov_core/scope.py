@@ -11,7 +11,7 @@ import concurrent.futures
 import contextvars
 import functools
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -44,7 +44,7 @@ def current_scope() -> RolloutScope | None:
 
 
 @contextmanager
-def enter_scope(scope: RolloutScope | None) -> Iterator[RolloutScope | None]:
+def enter_scope(scope: RolloutScope | None) -> Generator[RolloutScope | None]:
     """Makes ``scope`` current inside the block, in this thread or task only. Scopes nest; the inner one wins."""
     token = _CURRENT.set(scope)
     try:

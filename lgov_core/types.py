@@ -14,7 +14,7 @@ from enum import IntEnum, StrEnum
 from types import MappingProxyType
 from typing import Any, Literal, TypeAlias
 
-JSONValue: TypeAlias = "None | bool | int | float | str | Sequence[JSONValue] | Mapping[str, JSONValue]"
+JSONValue: TypeAlias = "bool | int | float | str | Sequence[JSONValue] | Mapping[str, JSONValue] | None"
 
 _NOTHING: Mapping[str, Any] = MappingProxyType({})
 
@@ -122,7 +122,8 @@ class Decision:
     def tell(self) -> str:
         """The denial as the model reads it: what, why, and that asking again will not help."""
         where = f"{self.policy}/{self.rule}" if self.rule else self.policy
-        return f"DENIED by policy {where}: {self.reason or 'not allowed'}. It was not run; do not repeat it."
+        reason = (self.reason or "not allowed").rstrip(".")
+        return f"DENIED by policy {where}: {reason}. It was not run; do not repeat it."
 
 
 ALLOW = Decision(Effect.ALLOW, policy="lgov")

@@ -24,10 +24,8 @@ def outcome_of(
     text = actions.result_text(result)
     status: ToolStatus = "ok"
     if any(message.status == "error" for message in actions.result_messages(result)):
-        if request.tool is None:
-            status = "unknown_tool"
-        else:
-            status = "invalid_args" if text.startswith(_INVALID_ARGUMENTS) else "error"
+        bad_call: ToolStatus = "invalid_args" if text.startswith(_INVALID_ARGUMENTS) else "error"
+        status = "unknown_tool" if request.tool is None else bad_call
     return ToolOutcome(
         action,
         status,

@@ -6,6 +6,7 @@ The demo runs this file as it stands: the model's address comes from OPENAI_BASE
 import sqlite3
 from contextlib import closing
 from dataclasses import dataclass
+from typing import Any
 
 from langchain.agents import create_agent
 from langchain.agents.middleware import ModelCallLimitMiddleware
@@ -50,7 +51,7 @@ def make_agent(model: str):
     )
 
 
-async def answer(agent, question: str, database: str) -> str:
+async def answer(agent: Any, question: str, database: str) -> str:
     """Asks the agent one question and returns what it says in the end."""
     messages = [{"role": "user", "content": question}]
     state = await agent.ainvoke({"messages": messages}, context=Desk(database))

@@ -5,21 +5,29 @@ from __future__ import annotations
 import json
 import sys
 import time
+from importlib.util import find_spec
 from pathlib import Path
 
 import click
 
+from lgov_core.demo.plans import Plan, plan_for
 from lgov_core.errors import LgovError
+from lgov_core.models import smollm2_folder
 
 
 @click.command("demo")
-@click.option("--model", type=click.Choice(["tiny", "smollm2"]), default="tiny", show_default=True, help="What to train.")
+@click.option(
+    "--model", type=click.Choice(["tiny", "smollm2"]), default="tiny", show_default=True, help="What to train."
+)
 @click.option("--seeds", type=click.IntRange(1, 100), default=1, show_default=True, help="How many seeds to run.")
 @click.option("--first-seed", type=click.IntRange(0), default=0, show_default=True, help="The first of them.")
 @click.option("--ungoverned", is_flag=True, help="Run every seed a second time with governance off, to compare.")
 @click.option("--quick", is_flag=True, help="A short version, for tests.")
 @click.option("--iterations", type=click.IntRange(0), default=None, help="Updates, instead of the model's plan.")
-@click.option("--folder", type=click.Path(file_okay=False, path_type=Path), default=None, help="Where to leave the run.")
+@click.option("--warm-steps", type=click.IntRange(1), default=None, help="Steps of the warm start, likewise.")
+@click.option(
+    "--folder", type=click.Path(file_okay=False, path_type=Path), default=None, help="Where to leave the run."
+)
 @click.option("--resume", is_flag=True, help="Go on with the interrupted run in --folder.")
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON on standard output.")
 def demo_command(
@@ -29,6 +37,7 @@ def demo_command(
     ungoverned: bool,
     quick: bool,
     iterations: int | None,
+    warm_steps: int | None,
     folder: Path | None,
     resume: bool,
     as_json: bool,
@@ -44,45 +53,33 @@ def demo_command(
     if resume and folder is None:
         raise click.UsageError("--resume needs --folder: the folder of the interrupted run")
     target = folder or Path("runs") / time.strftime("demo-%Y%m%d-%H%M%S")
-    try:
-        import torch  # noqa: F401
-        from langchain.agents import create_agent  # noqa: F401  # pyright: ignore
-    except ModuleNotFoundError as error:
+    missing = [name for name in ("torch", "transformers", "langchain", "starlette") if find_spec(name) is None]
+    if missing:
         raise click.ClickException(
-            f'the demo needs {error.name}: pip install "lgov[langchain,gateway,train]" (CPU only: torch first)'
-        ) from error
-    sys.exit(
-        _run(model, range(first_seed, first_seed + seeds), ungoverned, quick, iterations, target, resume, as_json)
-    )
+            f'the demo needs {", ".join(missing)}: pip install "lgov[langchain,gateway,train]" (for CPU only: torch first)'
+        )
+    if model == "smollm2" and not (smollm2_folder() / "config.json").exists():
+        raise click.ClickException("the model is not here yet: run `lgov models pull smollm2` (about 93 MB) first")
+    plan = plan_for(model, quick=quick, iterations=iterations, warm_steps=warm_steps)
+    sys.exit(_run(plan, range(first_seed, first_seed + seeds), ungoverned, target, resume, as_json))
 
 
-def _run(
-    model: str,
-    seeds: range,
-    ungoverned: bool,
-    quick: bool,
-    iterations: int | None,
-    folder: Path,
-    resume: bool,
-    as_json: bool,
-) -> int:
+def _run(plan: Plan, seeds: range, ungoverned: bool, folder: Path, resume: bool, as_json: bool) -> int:
     from rich.console import Console
 
     from lgov_core.demo.measure import RunReport
-    from lgov_core.demo.plans import plan_for
     from lgov_core.demo.progress import Display
     from lgov_core.demo.report import as_json as report_json
     from lgov_core.demo.report import draw_curves, print_table
     from lgov_core.demo.run import RunSpec, run_once
 
     display = Display()
-    plan = plan_for(model, quick=quick, iterations=iterations)
     reports: list[RunReport] = []
     failed = ""
     for seed in seeds:
         for governed in (True, False) if ungoverned else (True,):
             name = f"seed{seed}-{'governed' if governed else 'ungoverned'}"
-            display.say(f"{model}, seed {seed}, {'governed' if governed else 'governance off'}: {folder / name}")
+            display.say(f"{plan.model}, seed {seed}, {'governed' if governed else 'governance off'}: {folder / name}")
             spec = RunSpec(seed, governed, plan, folder / name, folder / f"seed{seed}-warm", resume)
             try:
                 report = run_once(spec, display)
@@ -107,8 +104,6 @@ def _run(
         else:
             print_table(reports, Console(width=None if sys.stdout.isatty() else 130))
     if failed == "interrupted":
-        click.echo(f"interrupted; go on with: lgov demo --model {model} --resume --folder {folder}", err=True)
+        click.echo(f"interrupted; go on with: lgov demo --model {plan.model} --resume --folder {folder}", err=True)
         return 130
     return 1 if failed else 0
-
-

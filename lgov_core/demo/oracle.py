@@ -96,7 +96,7 @@ class Oracle:
             if watched and isinstance(connection, sqlite3.Connection):
                 connection.set_authorizer(self._watch(path))
 
-    def _watch(self, path: str):  # noqa: ANN202 - the callback type of set_authorizer is not public
+    def _watch(self, path: str):
         def authorizer(action: int, first: str | None, _second: str | None, *_rest: str | None) -> int:
             name = (first or "").lower()
             if action in _WRITES and not name.startswith("sqlite_"):

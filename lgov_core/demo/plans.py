@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from lgov_core.train.grpo import GRPOConfig
+from lgov_core.train.config import GRPOConfig
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,8 +28,8 @@ class Plan:
 
 TINY = Plan(
     model="tiny",
-    warm_steps=300,
-    iterations=60,
+    warm_steps=500,
+    iterations=40,
     tasks=16,
     group=8,
     evaluations=192,
@@ -51,9 +51,11 @@ SMOLLM2 = Plan(
 )
 
 
-def plan_for(model: str, *, quick: bool, iterations: int | None) -> Plan:
+def plan_for(model: str, *, quick: bool = False, iterations: int | None = None, warm_steps: int | None = None) -> Plan:
     """The plan of a model; ``quick`` is short enough for a test and still learns."""
     plan = {"tiny": TINY, "smollm2": SMOLLM2}[model]
     if quick:
         plan = replace(plan, iterations=min(plan.iterations, 15), evaluations=min(plan.evaluations, 128))
-    return replace(plan, iterations=iterations) if iterations is not None else plan
+    if iterations is not None:
+        plan = replace(plan, iterations=iterations)
+    return replace(plan, warm_steps=warm_steps) if warm_steps is not None else plan

@@ -14,10 +14,11 @@ from lgov_core.demo.questions import DEPARTMENTS, draw_question
 from lgov_core.demo.warm_start import Denials, Message, draw_conversation
 from lgov_core.models import LanguageModel, build_tiny, load_model
 from lgov_core.policies import load_policy_file
+from lgov_core.train.config import SupervisedConfig
 from lgov_core.train.policy_model import full_policy, lora_policy
 from lgov_core.train.rows import TrainRow
-from lgov_core.train.supervised import SupervisedConfig, supervised
-from lgov_core.types import Action, Decision, Point
+from lgov_core.train.supervised import supervised
+from lgov_core.types import Action, Point
 
 SYSTEM: Message = {"role": "system", "content": "Answer from the company database."}
 
@@ -41,10 +42,10 @@ def denials_of(policy_file: Path) -> Denials:
     policies = load_policy_file(policy_file)
 
     def ask(query: str) -> str:
-        verdict: Decision | None = policies.judge(
+        verdict = policies.judge(
             Action(Point.PRE_TOOL_CALL, "run_sql", arguments={"query": query}, agent="pay_desk")
         )
-        if verdict is None or not verdict.blocks:
+        if not verdict.blocks:
             raise AssertionError(f"the demo's policy does not deny {query!r}")
         return verdict.tell()
 
@@ -101,7 +102,7 @@ def tiny_model(template: Path, denials: Denials, *, seed: int, steps: int, progr
     log = ImperfectLog(template, denials, seed=seed)
     with closing(log):
         model = build_tiny(_corpus(log, denials), seed=seed)
-        config = SupervisedConfig(steps=steps)
+        config = SupervisedConfig(steps=steps, batch=32, learning_rate=3e-3)
         supervised(model.module, lambda count: log.rows(model, count), config, progress)
     return model
 

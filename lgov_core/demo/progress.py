@@ -4,11 +4,19 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TaskID,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
 
 
 class Stage:
@@ -41,7 +49,7 @@ class Display:
         self.console = Console(file=sys.stderr, quiet=quiet)
 
     @contextmanager
-    def stage(self, name: str, total: int) -> Iterator[Stage]:
+    def stage(self, name: str, total: int) -> Generator[Stage]:
         """A bar for the length of the block."""
         columns = (
             TextColumn("{task.description:<16}"),

@@ -6,7 +6,7 @@ import contextlib
 import json
 import random
 import time
-from collections.abc import Iterator
+from collections.abc import Generator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -100,9 +100,7 @@ class _Session:
         self.display = display
         self.store = store
         self.rollouts = 0
-        grpo = GRPO(
-            policy.module, spec.plan.grpo, reference=policy.reference, reference_mode=policy.reference_mode
-        )
+        grpo = GRPO(policy.module, spec.plan.grpo, reference=policy.reference, reference_mode=policy.reference_mode)
         self.loop = TrainingLoop(
             run_id=spec.run_id,
             policy=policy,
@@ -182,8 +180,9 @@ class _Session:
         for line in path.read_text().splitlines():
             entry = json.loads(line)
             if entry["phase"] == phase:
-                fields = {name: entry[name] for name in Evaluation.__dataclass_fields__}
-                return Evaluation(**{**fields, "interval": tuple(fields["interval"])})
+                fields: dict[str, Any] = {name: entry[name] for name in Evaluation.__dataclass_fields__}
+                fields["interval"] = tuple(fields["interval"])
+                return Evaluation(**fields)
         return None
 
     def _denied_rollout(self) -> str | None:
@@ -217,7 +216,7 @@ def _warm_model(spec: RunSpec, template: Path, display: Display) -> LanguageMode
 
 
 @contextlib.contextmanager
-def _serving(spec: RunSpec, model: LanguageModel, store: TraceStore) -> Iterator[tuple[EmbeddedEngine, str]]:
+def _serving(spec: RunSpec, model: LanguageModel, store: TraceStore) -> Generator[tuple[EmbeddedEngine, str]]:
     engine = EmbeddedEngine(model, max_batch=spec.plan.max_batch, max_new_tokens=spec.plan.max_new_tokens)
     with EndpointServer([engine], store) as server:
         yield engine, f"{server.url}/v1"
@@ -243,5 +242,6 @@ def _worker_config(spec: RunSpec, template: Path, url: str) -> WorkerConfig:
 
 
 def _write_config(spec: RunSpec) -> None:
-    config = {"seed": spec.seed, "governed": spec.governed, "plan": asdict(spec.plan)}
+    warm = str(spec.warm_folder.resolve())
+    config = {"seed": spec.seed, "governed": spec.governed, "warm": warm, "plan": asdict(spec.plan)}
     (spec.folder / "config.json").write_text(json.dumps(config, indent=2))

@@ -86,7 +86,11 @@ def _mistaken(chance: random.Random, question: Question) -> Question:
 
 
 def _call(query: str, result: str) -> list[Message]:
-    call = {"id": "call_log", "type": "function", "function": {"name": "run_sql", "arguments": json.dumps({"query": query})}}
+    call = {
+        "id": "call_log",
+        "type": "function",
+        "function": {"name": "run_sql", "arguments": json.dumps({"query": query})},
+    }
     return [
         {"role": "assistant", "content": None, "tool_calls": [call]},
         {"role": "tool", "tool_call_id": "call_log", "name": "run_sql", "content": result},

@@ -39,9 +39,7 @@ def save_checkpoint(folder: Path, checkpoint: Checkpoint, *, keep: int = 2) -> P
     try:
         shutil.rmtree(partial, ignore_errors=True)
         partial.mkdir(parents=True)
-        torch.save(
-            {"weights": dict(checkpoint.weights), "optimizer": dict(checkpoint.optimizer)}, partial / "state.pt"
-        )
+        torch.save({"weights": dict(checkpoint.weights), "optimizer": dict(checkpoint.optimizer)}, partial / "state.pt")
         (partial / "extra.json").write_text(json.dumps({"step": checkpoint.step, **checkpoint.extra}))
         shutil.rmtree(target, ignore_errors=True)
         os.replace(partial, target)
@@ -50,7 +48,8 @@ def save_checkpoint(folder: Path, checkpoint: Checkpoint, *, keep: int = 2) -> P
     except (OSError, RuntimeError) as error:
         shutil.rmtree(partial, ignore_errors=True)
         raise TrainError(
-            f"checkpoint {target} could not be written: {error}", hint="free some space; the older checkpoints are intact"
+            f"checkpoint {target} could not be written: {error}",
+            hint="free some space; the older checkpoints are intact",
         ) from error
     return target
 

@@ -2,25 +2,67 @@
 
 from __future__ import annotations
 
-#: Exception classes (by module and name, for no framework may be imported here) that speak of the connection to the
-#: model, not of the agent.
+import errno
+
+from lgov_core.errors import AuditError, StoreError
+from lgov_core.types import Decision
+
+#: The rule that the governor names when it denies an act because the decision could not be committed.
+AUDIT_FAILED = "audit-failed"
+
+#: Exception classes (by package and name, for no framework may be imported here) that speak of the endpoint or of the
+#: way to it, not of what the agent asked.
 _INFRASTRUCTURE = {
     ("openai", "APIConnectionError"),
     ("openai", "APITimeoutError"),
+    ("openai", "AuthenticationError"),
     ("openai", "InternalServerError"),
+    ("openai", "PermissionDeniedError"),
+    ("openai", "RateLimitError"),
 }
 
+#: What the operating system says when it has run out of something, or has lost a device or a network. A missing file
+#: or a forbidden one is not among them: those an agent's own tool may ask for.
+_EXHAUSTED = {
+    errno.ENOSPC,
+    errno.EDQUOT,
+    errno.EFBIG,
+    errno.EMFILE,
+    errno.ENFILE,
+    errno.ENOMEM,
+    errno.EAGAIN,
+    errno.EIO,
+    errno.EROFS,
+    errno.ENETDOWN,
+    errno.ENETUNREACH,
+    errno.EHOSTDOWN,
+    errno.EHOSTUNREACH,
+}
 
 def is_infrastructure(error: BaseException) -> bool:
-    """Whether ``error``, or what caused it, speaks of the machines (connection, memory, disk) rather than of the agent."""
+    """Whether ``error``, or what caused it, speaks of the machines (connection, memory, disk) rather than of the agent.
+
+    Follows ``raise ... from`` and exceptions that were raised while another was handled (unless ``from None``).
+    """
     seen: set[int] = set()
     current: BaseException | None = error
     while current is not None and id(current) not in seen:
         seen.add(id(current))
-        if isinstance(current, ConnectionError | MemoryError | OSError) and not isinstance(current, TimeoutError):
+        if _speaks_of_machines(current):
             return True
-        for kind in type(current).__mro__:
-            if (kind.__module__.partition(".")[0], kind.__name__) in _INFRASTRUCTURE:
-                return True
-        current = current.__cause__ or current.__context__
+        hidden = current.__suppress_context__ and current.__cause__ is None
+        current = None if hidden else current.__cause__ or current.__context__
     return False
+
+
+def denied_by_failure(decision: Decision) -> bool:
+    """Whether ``decision`` blocks because it could not be put on record: it says nothing about the agent."""
+    return decision.blocks and decision.rule == AUDIT_FAILED
+
+
+def _speaks_of_machines(error: BaseException) -> bool:
+    if isinstance(error, ConnectionError | MemoryError | StoreError | AuditError):
+        return True
+    if isinstance(error, OSError) and error.errno in _EXHAUSTED:
+        return True
+    return any((kind.__module__.partition(".")[0], kind.__name__) in _INFRASTRUCTURE for kind in type(error).__mro__)

@@ -12,40 +12,16 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from lgov_core.errors import TrainError
+from lgov_core.train.config import GRPOConfig
 from lgov_core.train.logprobs import pad, row_logprobs
-from lgov_core.train.rows import TrainRow
-
-
-@dataclass(frozen=True, slots=True)
-class GRPOConfig:
-    """Settings of the update. The defaults held on every seed tried; see docs/training.md for those that collapsed.
-
-    ``learning_rate`` is constant; ``epochs`` passes are made over the rows of one iteration, one optimiser step each;
-    ``kl`` is β; ``clip_low`` and ``clip_high`` bound the ratio to [1 - low, 1 + high]; ``max_grad_norm`` clips the
-    gradient; ``tokens_per_batch`` bounds the padded tokens of one forward pass (memory, not learning).
-    """
-
-    learning_rate: float = 2e-4
-    epochs: int = 2
-    kl: float = 0.02
-    clip_low: float = 0.2
-    clip_high: float = 0.28
-    max_grad_norm: float = 1.0
-    tokens_per_batch: int = 8192
-
-    def __post_init__(self) -> None:
-        for name in ("learning_rate", "max_grad_norm"):
-            if not getattr(self, name) > 0:
-                raise TrainError(f"GRPOConfig.{name} must be above 0, not {getattr(self, name)}")
-        if self.kl < 0 or self.epochs < 1:
-            raise TrainError("GRPOConfig needs kl >= 0 and epochs >= 1")
+from lgov_core.train.rows import TrainRow, batches_by_length
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +73,7 @@ class GRPO:
         kept = [row for row in rows if row.informative]
         if not kept:
             return UpdateMetrics(0, 0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
-        batches = list(_batches(kept, self.config.tokens_per_batch))
+        batches = list(batches_by_length(kept, self.config.tokens_per_batch))
         references = self._references(batches)
         done, total = 0, len(batches) * self.config.epochs
         first: UpdateMetrics | None = None
@@ -173,15 +149,3 @@ def _metrics(rows: int, sums: dict[str, float], norm: float) -> UpdateMetrics:
         grad_norm=norm,
         logprob_drift=sums["drift"] / tokens,
     )
-
-
-def _batches(rows: Sequence[TrainRow], tokens: int) -> Iterator[list[TrainRow]]:
-    """Rows of similar length together, each batch of at most ``tokens`` padded tokens (or one row)."""
-    batch: list[TrainRow] = []
-    for row in sorted(rows, key=lambda row: len(row.ids)):
-        if batch and (len(batch) + 1) * len(row.ids) > tokens:
-            yield batch
-            batch = []
-        batch.append(row)
-    if batch:
-        yield batch

@@ -30,7 +30,9 @@ def row_logprobs(module: Any, rows: Sequence[TrainRow]) -> tuple[Tensor, Tensor]
     ids = pad([row.ids for row in rows], dtype=torch.long, device=device)
     mask = pad([row.mask for row in rows], dtype=torch.bool, device=device)[:, 1:]
     attention = pad([[1] * len(row.ids) for row in rows], dtype=torch.long, device=device)
-    temperature = torch.tensor([row.temperature or 1.0 for row in rows], device=device)[:, None].expand(mask.shape)[mask]
+    temperature = torch.tensor([row.temperature or 1.0 for row in rows], device=device)[:, None].expand(mask.shape)[
+        mask
+    ]
     inner = module.get_base_model() if hasattr(module, "get_base_model") else module
     hidden = inner.get_decoder()(input_ids=ids, attention_mask=attention, use_cache=False).last_hidden_state
     logits = inner.get_output_embeddings()(hidden[:, :-1][mask]).float() / temperature[:, None]

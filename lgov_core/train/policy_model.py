@@ -63,8 +63,9 @@ def lora_policy(serving: Any, *, rank: int = 16, seed: int = 0) -> PolicyModel:
 
     def served() -> dict[str, torch.Tensor]:
         merged: dict[str, torch.Tensor] = {}
+        base: Any = module.get_base_model()
         with torch.no_grad():
-            for name, layer in module.get_base_model().named_modules():
+            for name, layer in base.named_modules():
                 if hasattr(layer, "get_delta_weight") and hasattr(layer, "base_layer"):
                     merged[f"{name}.weight"] = layer.base_layer.weight + layer.get_delta_weight("default")
         return merged

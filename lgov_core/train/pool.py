@@ -33,7 +33,8 @@ class WorkerPool:
 
     A worker that dies or hangs is replaced; the attempts it had open are closed as infrastructure and tried again, each
     rollout at most ``max_attempts`` times. So is an attempt that ended by infrastructure or timeout. ``log_dir`` gets one
-    file a worker with what it wrote to standard error. Not safe to call from several threads.
+    file a worker with what it wrote to standard error. A worker is taken to hang when no worker has reported anything for
+    ``grace_s`` seconds longer than an attempt may take. Not safe to call from several threads.
     """
 
     def __init__(
@@ -47,6 +48,7 @@ class WorkerPool:
         max_deaths: int = 20,
         log_dir: Path,
         start_timeout_s: float = 180.0,
+        grace_s: float = 30.0,
     ) -> None:
         self.config = config
         self.store = store
@@ -55,6 +57,7 @@ class WorkerPool:
         self.max_deaths = max_deaths
         self.log_dir = log_dir
         self.start_timeout_s = start_timeout_s
+        self.grace_s = grace_s
         self.deaths = 0
         self._events: queue.Queue[tuple[_Process, dict[str, Any] | None]] = queue.Queue()
         log_dir.mkdir(parents=True, exist_ok=True)
@@ -103,7 +106,7 @@ class WorkerPool:
         return [results[job.rollout_id] for job in jobs]
 
     def close(self) -> None:
-        """Ends the workers: politely, then not."""
+        """Ends the workers: politely, then not. Attempts that are still open are closed as infrastructure."""
         for process in self._processes:
             if process.popen.stdin is not None:
                 try:
@@ -116,6 +119,8 @@ class WorkerPool:
             except subprocess.TimeoutExpired:
                 process.popen.kill()
                 process.popen.wait()
+        for process in self._processes:
+            self._close_attempts(process, "the run ended before the attempt did")
         self._processes = []
 
     def _again(self, result: JobResult, waiting: deque[Job], results: dict[str, JobResult]) -> None:
@@ -165,7 +170,8 @@ class WorkerPool:
     def _read(self, process: _Process) -> None:
         if process.popen.stdout is not None:
             for line in process.popen.stdout:
-                self._events.put((process, json.loads(line)))
+                if line.endswith(b"\n"):  # a worker that is killed may leave half a line
+                    self._events.put((process, json.loads(line)))
             process.popen.stdout.close()
         self._events.put((process, None))
 
@@ -180,21 +186,25 @@ class WorkerPool:
                 f"worker {process.number} ended with status {code}" + ("" if process.ready else " before it was ready"),
                 hint=f"see {self.log_dir / f'worker-{process.number}.log'}",
             )
-        lost = list(process.jobs.values())
-        for job in lost:
+        lost = self._close_attempts(process, f"worker ended with status {code}")
+        self._processes[self._processes.index(process)] = self._start(process.number)
+        return lost
+
+    def _close_attempts(self, process: _Process, reason: str) -> list[Job]:
+        """Closes in the store what a worker that has ended left open; returns the jobs it had."""
+        left = list(process.jobs.values())
+        process.jobs.clear()
+        for job in left:
             try:
-                self.store.finish_attempt(
-                    job.rollout_id, job.attempt, Outcome.INFRASTRUCTURE, error=f"worker ended with status {code}"
-                )
+                self.store.finish_attempt(job.rollout_id, job.attempt, Outcome.INFRASTRUCTURE, error=reason)
             except StoreError:
                 # It died before it opened the attempt, or after it closed it; either way the store is right.
                 continue
-        self._processes[self._processes.index(process)] = self._start(process.number)
-        return lost
+        return left
 
     def _kill_silent(self, silence_s: float) -> None:
         """Kills workers that hold jobs for longer than an attempt may take; their death is then seen as any other."""
         for process in self._processes:
-            limit = self.config.timeout_s + 30.0 if process.ready else self.start_timeout_s
+            limit = self.config.timeout_s + self.grace_s if process.ready else self.start_timeout_s
             if silence_s > limit and (process.jobs or not process.ready):
                 process.popen.kill()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from lgov_core.errors import TransitionError
@@ -48,6 +48,18 @@ def make_rows(transitions: Sequence[Transition]) -> list[TrainRow]:
                 chains.append(_Chain(turn))
         rows += [chain.row() for chain in chains]
     return rows
+
+
+def batches_by_length(rows: Sequence[TrainRow], tokens: int) -> Iterator[list[TrainRow]]:
+    """Rows of similar length together, each batch of at most ``tokens`` padded tokens (or one row)."""
+    batch: list[TrainRow] = []
+    for row in sorted(rows, key=lambda row: len(row.ids)):
+        if batch and (len(batch) + 1) * len(row.ids) > tokens:
+            yield batch
+            batch = []
+        batch.append(row)
+    if batch:
+        yield batch
 
 
 class _Chain:

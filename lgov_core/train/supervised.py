@@ -4,28 +4,14 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from lgov_core.errors import TrainError
+from lgov_core.train.config import SupervisedConfig
 from lgov_core.train.logprobs import row_logprobs
-from lgov_core.train.rows import TrainRow
-
-
-@dataclass(frozen=True, slots=True)
-class SupervisedConfig:
-    """``steps`` optimiser steps of ``batch`` rows; linear warm-up over 10 steps, then linear decay to a tenth.
-
-    ``bf16`` computes in bfloat16 (weights stay as they are): about twice as fast on CPUs that have it.
-    """
-
-    steps: int = 300
-    batch: int = 64
-    learning_rate: float = 2e-3
-    max_grad_norm: float = 1.0
-    bf16: bool = False
+from lgov_core.train.rows import TrainRow, batches_by_length
 
 
 def supervised(
@@ -48,14 +34,19 @@ def supervised(
         rate = min(1.0, (step + 1) / 10) * (0.1 + 0.9 * (1 - step / config.steps))
         for group in optimizer.param_groups:
             group["lr"] = config.learning_rate * rate
-        with cast:
-            logprobs, _ = row_logprobs(module, draw(config.batch))
-        loss = -logprobs.mean()
+        rows = draw(config.batch)
+        trained = sum(sum(row.mask) for row in rows)
         optimizer.zero_grad(set_to_none=True)
-        loss.backward()
+        loss_value = 0.0
+        # Rows of like length together: padding would be most of the work. The gradient is that of one large batch.
+        for part in batches_by_length(rows, config.tokens_per_pass):
+            with cast:
+                logprobs, _ = row_logprobs(module, part)
+            loss = -logprobs.sum() / trained
+            loss.backward()
+            loss_value += float(loss.detach())
         torch.nn.utils.clip_grad_norm_(parameters, config.max_grad_norm)
         optimizer.step()
-        loss_value = float(loss.detach())
         if loss_value != loss_value:
             raise TrainError("the warm start's loss is not a number", hint="lower its learning rate")
         if progress is not None:

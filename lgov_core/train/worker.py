@@ -1,7 +1,7 @@
 """A worker process: reads jobs from standard input, runs agents under governance, reports on standard output.
 
 Started by `lgov_core.train.pool.WorkerPool`, never by hand. Exits when its input ends, so it does not outlive its parent.
-What agents print goes to standard error: the real standard output carries the protocol.
+What agents print goes to standard error: the real standard input and output carry the protocol.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ import signal
 import sys
 import threading
 from collections import Counter
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 from lgov_core.audit import AuditLog
-from lgov_core.errors import ArmError, PolicyDenied
+from lgov_core.errors import ArmError, PolicyDenied, StoreError
 from lgov_core.governor import Governor, ObservedDecision
 from lgov_core.hookspecs import hookimpl
 from lgov_core.policies import load_policy_file
@@ -27,12 +27,16 @@ from lgov_core.scope import RolloutScope, carry_into_threads
 from lgov_core.store import open_store
 from lgov_core.store.protocol import TraceStore
 from lgov_core.trace.sink import StoreSink
-from lgov_core.train.failures import is_infrastructure
+from lgov_core.train.failures import denied_by_failure, is_infrastructure
 from lgov_core.train.jobs import Episode, EpisodeRunner, Job, WorkerConfig
 from lgov_core.types import Outcome, Point
 
+
 class Tally:
-    """Counts per attempt what the governor decided: model calls let through, tool calls, and violations attempted."""
+    """Counts per attempt what the governor decided: model calls let through, tool calls, and violations attempted.
+
+    ``unrecorded`` counts what was denied because the decision could not be put on record.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -46,7 +50,9 @@ class Tally:
         action, decision = event.action, event.decision
         with self._lock:
             counts = self._counts.setdefault((action.rollout_id, action.attempt), Counter())
-            if action.point is Point.PRE_MODEL_CALL and not decision.blocks:
+            if denied_by_failure(decision):
+                counts["unrecorded"] += 1
+            elif action.point is Point.PRE_MODEL_CALL and not decision.blocks:
                 counts["model_calls"] += 1
             elif action.point is Point.PRE_TOOL_CALL:
                 counts["tool_calls"] += 1
@@ -92,37 +98,50 @@ class Worker:
         await asyncio.gather(*running, return_exceptions=True)
 
     async def attempt(self, job: Job) -> None:
-        """Runs one job and reports how it ended. The attempt is closed in the store before it is reported."""
-        await asyncio.to_thread(self.store.start_attempt, job.rollout_id, job.attempt)
-        episode = await self._run(job)
-        await asyncio.to_thread(
-            self.store.finish_attempt,
-            job.rollout_id,
-            job.attempt,
-            episode.outcome,
-            error=episode.error,
-            result=dict(episode.result),
-            rewards=episode.rewards,
-        )
+        """Runs one job and reports how it ended. The attempt is closed in the store before it is reported.
+
+        When the store cannot be written, the attempt is reported as infrastructure all the same.
+        """
+        try:
+            await asyncio.to_thread(self.store.start_attempt, job.rollout_id, job.attempt)
+            episode = await self._run(job)
+            counts = self.tally.take(job)
+            if counts.pop("unrecorded", 0):
+                error = "decisions could not be put on record, so acts were denied that the policy may allow"
+                episode = replace(episode, outcome=Outcome.INFRASTRUCTURE, rewards=(), error=error)
+            await asyncio.to_thread(
+                self.store.finish_attempt,
+                job.rollout_id,
+                job.attempt,
+                episode.outcome,
+                error=episode.error,
+                result=dict(episode.result),
+                rewards=episode.rewards,
+            )
+        except StoreError as error:
+            episode, counts = Episode(Outcome.INFRASTRUCTURE, error=f"StoreError: {error}"), self.tally.take(job)
         self.report(
             {
                 "job": asdict(job),
                 "outcome": episode.outcome,
                 "result": dict(episode.result),
                 "error": episode.error,
-                "counts": self.tally.take(job),
+                "counts": counts,
             }
         )
 
     async def _run(self, job: Job) -> Episode:
         scope = RolloutScope(job.rollout_id, job.attempt, task_id=job.task_id)
+        deadline = asyncio.timeout(self.config.timeout_s)
         try:
-            async with self.governor.arollout(scope), asyncio.timeout(self.config.timeout_s):
+            async with self.governor.arollout(scope), deadline:
                 return await self.runner.run(job)
         except PolicyDenied as error:
             return Episode(Outcome.BLOCKED, error=str(error))
-        except TimeoutError:
-            return Episode(Outcome.TIMEOUT, error=f"not done after {self.config.timeout_s:g} s")
+        except TimeoutError as error:
+            # One that a tool raised is no verdict on the agent either, but it is told apart.
+            said = f"not done after {self.config.timeout_s:g} s" if deadline.expired() else f"TimeoutError: {error}"
+            return Episode(Outcome.TIMEOUT, error=said)
         except Exception as error:  # noqa: BLE001 - whatever an agent raises is an outcome, recorded
             outcome = Outcome.INFRASTRUCTURE if is_infrastructure(error) else Outcome.FAILED
             return Episode(outcome, error=f"{type(error).__name__}: {error}")
@@ -157,25 +176,33 @@ def arm_installed(governor: Governor) -> list[str]:
     return armed
 
 
-async def _main(output: int) -> None:
+async def _main(jobs: int, output: int) -> None:
     loop = asyncio.get_running_loop()
     reader = asyncio.StreamReader(limit=1 << 24)
-    await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
+    await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), os.fdopen(jobs, "rb"))
     worker = Worker(WorkerConfig(**json.loads(await reader.readline())), output)
     try:
         await worker.serve(reader)
     finally:
         worker.store.close()
         worker.audit.close()
+    sys.stderr.flush()
+    # A tool that hangs in a thread must not keep a process alive that nobody waits for: the interpreter's own end would
+    # wait for that thread.
+    os._exit(0)
 
 
 def main() -> None:
     """Entry point of ``python -m lgov_core.train.worker``."""
     # Ctrl-C reaches the whole process group; the parent decides what becomes of the workers.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    output = os.dup(1)
+    # The agent and what it starts get neither end of the protocol: they read nothing and write to standard error.
+    jobs, output = os.dup(0), os.dup(1)
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)
+    os.close(nothing)
     os.dup2(2, 1)
-    asyncio.run(_main(output))
+    asyncio.run(_main(jobs, output))
 
 
 if __name__ == "__main__":

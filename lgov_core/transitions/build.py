@@ -21,7 +21,10 @@ def build_transitions(store: TraceStore, rollout_ids: Sequence[str]) -> Transiti
     diagnostic.
     """
     return assemble(
-        store.rollouts(ids=rollout_ids), store.attempts(rollout_ids), store.calls(rollout_ids), store.rewards(rollout_ids)
+        store.rollouts(ids=rollout_ids),
+        store.attempts(rollout_ids),
+        store.calls(rollout_ids),
+        store.rewards(rollout_ids),
     )
 
 

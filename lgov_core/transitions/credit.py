@@ -64,7 +64,9 @@ def assign_credit(data: TransitionSet, rules: CreditRules | None = None) -> Tran
     return TransitionSet(tuple(filled), tuple(found))
 
 
-def rollout_returns(transitions: Sequence[Transition], rules: CreditRules | None = None) -> dict[tuple[str, int], float]:
+def rollout_returns(
+    transitions: Sequence[Transition], rules: CreditRules | None = None
+) -> dict[tuple[str, int], float]:
     """The undiscounted return of each (rollout, attempt), with the AIR bound applied."""
     rules = replace(rules or CreditRules(), discount=1.0, scheme="return_to_go")
     return {key: _returns(rollout, rules)[0] for key, rollout in by_rollout(transitions).items()}

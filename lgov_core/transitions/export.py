@@ -61,5 +61,7 @@ def write_parquet(transitions: Sequence[Transition], path: str | Path) -> Path:
         os.replace(partial, target)
     except OSError as error:
         partial.unlink(missing_ok=True)
-        raise TransitionError(f"{target} could not be written: {error}", hint="free some space or choose another place") from error
+        raise TransitionError(
+            f"{target} could not be written: {error}", hint="free some space or choose another place"
+        ) from error
     return target

@@ -60,7 +60,9 @@ def tool_reward(name: str, turn: int, value: float, dimension: str = "air", numb
     return Reward(value, dimension, name, number, tool_call_id=f"tool-{name}-{number}-{turn}")
 
 
-def two_turn_rollout(name: str, *, air: float, task: float) -> tuple[Rollout, Attempt, list[CapturedCall], list[Reward]]:
+def two_turn_rollout(
+    name: str, *, air: float, task: float
+) -> tuple[Rollout, Attempt, list[CapturedCall], list[Reward]]:
     calls = [captured(name, 0), captured(name, 1)]
     return rollout(name), attempt(name), calls, [tool_reward(name, 0, air), task_reward(name, task)]
 
@@ -152,7 +154,9 @@ def test_return_to_go_minus_the_mean_of_the_rollouts_that_reached_the_turn() -> 
     data = build(two_turn_rollout("a", air=0.05, task=1.0), two_turn_rollout("b", air=-0.05, task=0.0), single)
     credited = assign_credit(data)
     assert [t.value_to_go for t in credited.transitions] == pytest.approx([1.05, 1.0, -0.05, 0.0, 0.5])
-    assert [t.advantages[0] for t in credited.transitions if t.advantages] == pytest.approx([0.55, 0.5, -0.55, -0.5, 0.0])
+    assert [t.advantages[0] for t in credited.transitions if t.advantages] == pytest.approx(
+        [0.55, 0.5, -0.55, -0.5, 0.0]
+    )
 
 
 def test_discount_identical_credit_and_rollout_baseline() -> None:
@@ -175,7 +179,12 @@ def test_the_mean_counts_rollouts_not_rows() -> None:
 
 def test_air_cannot_outweigh_the_task_however_often_it_is_earned() -> None:
     calls = [captured("a", n) for n in range(40)]
-    farming = (rollout("a"), attempt("a"), calls, [tool_reward("a", n, 0.05) for n in range(40)] + [task_reward("a", 0)])
+    farming = (
+        rollout("a"),
+        attempt("a"),
+        calls,
+        [tool_reward("a", n, 0.05) for n in range(40)] + [task_reward("a", 0)],
+    )
     solving = (rollout("b"), attempt("b"), [captured("b", 0)], [task_reward("b", 1.0)])
     credited = assign_credit(build(farming, solving))
     first = {t.rollout_id: t.value_to_go for t in credited.transitions if t.turn == 0}
@@ -215,7 +224,12 @@ def test_a_group_of_one_has_nothing_to_be_compared_with() -> None:
 
 
 def test_loss_weights_do_not_change_when_a_rollout_is_split_into_more_rows() -> None:
-    one = (rollout("a"), attempt("a"), [captured("a", 0, reply=(3, 4, 5, 6), logprobs=(-1,) * 4)], [task_reward("a", 1)])
+    one = (
+        rollout("a"),
+        attempt("a"),
+        [captured("a", 0, reply=(3, 4, 5, 6), logprobs=(-1,) * 4)],
+        [task_reward("a", 1)],
+    )
     split = (rollout("a"), attempt("a"), [captured("a", 0), captured("a", 1)], [task_reward("a", 1)])
     other = two_turn_rollout("b", air=0.0, task=0.0)
     weights = [{t.loss_weight for t in assign_credit(build(part, other)).transitions} for part in (one, split)]

@@ -13,7 +13,8 @@ torch = pytest.importorskip("torch", reason='needs the extra "train"')
 transformers = pytest.importorskip("transformers", reason='needs the extra "train"')
 
 from lgov_core.errors import TrainError, TransitionError  # noqa: E402
-from lgov_core.train.grpo import GRPO, GRPOConfig  # noqa: E402
+from lgov_core.train.config import GRPOConfig  # noqa: E402
+from lgov_core.train.grpo import GRPO  # noqa: E402
 from lgov_core.train.policy_model import full_policy, lora_policy  # noqa: E402
 from lgov_core.train.rows import TrainRow, make_rows  # noqa: E402
 from lgov_core.transitions import CreditRules, Transition, TransitionSet, assign_credit  # noqa: E402
@@ -167,7 +168,9 @@ def test_merged_adapters_compute_what_the_adapters_compute() -> None:
 # ------------------------------------------------------------------ learning, and what makes it collapse
 
 
-def bandit(config: GRPOConfig, rules: CreditRules, *, task: bool, steps: int = 40, seed: int = 0) -> tuple[float, float]:
+def bandit(
+    config: GRPOConfig, rules: CreditRules, *, task: bool, steps: int = 40, seed: int = 0
+) -> tuple[float, float]:
     """Trains on a one-token task: token 7 earns 1 (if ``task``), every token earns noise of ±0.05 (AIR).
 
     Returns the probability of token 7 and the entropy in nats at the end.
