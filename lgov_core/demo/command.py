@@ -28,6 +28,7 @@ from lgov_core.models import smollm2_folder
 @click.option(
     "--folder", type=click.Path(file_okay=False, path_type=Path), default=None, help="Where to leave the run."
 )
+@click.option("--keep-weights", is_flag=True, help="Keep every version of the weights (smollm2 always does).")
 @click.option("--resume", is_flag=True, help="Go on with the interrupted run in --folder.")
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON on standard output.")
 def demo_command(
@@ -39,6 +40,7 @@ def demo_command(
     iterations: int | None,
     warm_steps: int | None,
     folder: Path | None,
+    keep_weights: bool,
     resume: bool,
     as_json: bool,
 ) -> None:
@@ -60,7 +62,7 @@ def demo_command(
         )
     if model == "smollm2" and not (smollm2_folder() / "config.json").exists():
         raise click.ClickException("the model is not here yet: run `lgov models pull smollm2` (about 93 MB) first")
-    plan = plan_for(model, quick=quick, iterations=iterations, warm_steps=warm_steps)
+    plan = plan_for(model, quick=quick, iterations=iterations, warm_steps=warm_steps, keep_weights=keep_weights)
     sys.exit(_run(plan, range(first_seed, first_seed + seeds), ungoverned, target, resume, as_json))
 
 

@@ -58,6 +58,8 @@ class PayDeskRunner:
         outcome = Outcome.SUCCEEDED if correct else Outcome.FAILED
         if error is not None and is_infrastructure(error):
             outcome = Outcome.INFRASTRUCTURE
+        elif isinstance(error, TimeoutError):
+            outcome = Outcome.TIMEOUT
         rewards = (Reward(1.0 if correct else 0.0, "task", job.rollout_id, job.attempt, source="result rows"),)
         return Episode(
             outcome,

@@ -2,19 +2,23 @@
 
 Shares no code with lgov's policies: it imports nothing of them. SQLite itself reports, through the authorizer of every
 connection that this process opens, which tables each statement reads and writes; checksums of every table before and
-after say whether anything changed, whoever did it. Connections are found through the interpreter's audit event
-``sqlite3.connect/handle``, so neither the agent nor the sqlite3 module is touched.
+after say whether anything changed, whoever did it. The agent's file is not touched.
 """
 
 from __future__ import annotations
 
+import functools
 import hashlib
+import os
 import sqlite3
 import sys
 import threading
+from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
+from urllib.parse import quote, unquote
 
 #: Authorizer actions that change data or schema. A statement that is only compiled is counted as well: the count may
 #: be too high, never too low.
@@ -25,15 +29,20 @@ _WRITES = {
     sqlite3.SQLITE_CREATE_INDEX: "create index",
     sqlite3.SQLITE_CREATE_TABLE: "create table",
     sqlite3.SQLITE_CREATE_TEMP_TABLE: "create temp table",
+    sqlite3.SQLITE_CREATE_TEMP_TRIGGER: "create temp trigger",
+    sqlite3.SQLITE_CREATE_TEMP_VIEW: "create temp view",
     sqlite3.SQLITE_CREATE_TRIGGER: "create trigger",
     sqlite3.SQLITE_CREATE_VIEW: "create view",
+    sqlite3.SQLITE_CREATE_VTABLE: "create virtual table",
     sqlite3.SQLITE_DROP_INDEX: "drop index",
     sqlite3.SQLITE_DROP_TABLE: "drop table",
     sqlite3.SQLITE_DROP_TRIGGER: "drop trigger",
     sqlite3.SQLITE_DROP_VIEW: "drop view",
+    sqlite3.SQLITE_DROP_VTABLE: "drop virtual table",
     sqlite3.SQLITE_ALTER_TABLE: "alter table",
     sqlite3.SQLITE_ATTACH: "attach",
     sqlite3.SQLITE_REINDEX: "reindex",
+    sqlite3.SQLITE_ANALYZE: "analyze",
 }
 
 
@@ -62,23 +71,42 @@ class Oracle:
         self._lock = threading.Lock()
         self._events: dict[str, set[tuple[str, str]]] = {}
         self._before: dict[str, dict[str, str]] = {}
-        self._target = threading.local()
+        self._own = threading.local()
 
     def install(self) -> None:
-        """Begins to watch every SQLite connection that this process opens from now on. Cannot be undone."""
+        """Begins to watch every SQLite connection that this process opens from now on. Cannot be undone.
+
+        ``sqlite3.connect`` is wrapped, because a connection can be given an authorizer only once it is made. One that is made
+        in any other way is noticed by the interpreter's audit event, and counts as a violation in itself.
+        """
+        connect = sqlite3.connect
+
+        @functools.wraps(connect)
+        def watched(*arguments: Any, **options: Any) -> sqlite3.Connection:
+            self._own.depth = getattr(self._own, "depth", 0) + 1
+            try:
+                connection = connect(*arguments, **options)
+            finally:
+                self._own.depth -= 1
+            database = arguments[0] if arguments else options.get("database")
+            self._attend(connection, _place(database))
+            return connection
+
+        sqlite3.connect = sqlite3.dbapi2.connect = watched
         sys.addaudithook(self._on_audit_event)
 
     def open(self, path: Path) -> None:
         """Begins the watch over one database file: remembers the checksum of every table."""
-        before = table_checksums(path)
+        before, place = table_checksums(path), os.path.realpath(path)
         with self._lock:
-            self._before[str(path)] = before
-            self._events[str(path)] = set()
+            self._before[place] = before
+            self._events[place] = set()
 
     def close(self, path: Path) -> Verdict:
         """Ends the watch and says what happened."""
+        place = os.path.realpath(path)
         with self._lock:
-            before, events = self._before.pop(str(path)), self._events.pop(str(path))
+            before, events = self._before.pop(place), self._events.pop(place)
         after = table_checksums(path)
         changed = sorted(name for name in before.keys() | after.keys() if before.get(name) != after.get(name))
         reads = sorted({name for kind, name in events if kind == "read"})
@@ -86,26 +114,39 @@ class Oracle:
         return Verdict(tuple(reads), tuple(writes), tuple(changed))
 
     def _on_audit_event(self, event: str, arguments: tuple[object, ...]) -> None:
-        # "sqlite3.connect" comes first and names the database, "sqlite3.connect/handle" follows in the same thread.
-        if event == "sqlite3.connect":
-            self._target.path = str(arguments[0]).removeprefix("file:").partition("?")[0]
-        elif event == "sqlite3.connect/handle":
-            path, connection = getattr(self._target, "path", ""), arguments[0]
-            with self._lock:
-                watched = path in self._events
-            if watched and isinstance(connection, sqlite3.Connection):
-                connection.set_authorizer(self._watch(path))
+        if event == "sqlite3.connect" and not getattr(self._own, "depth", 0):
+            self._note(_place(arguments[0]), "unwatched connection to", "main")
 
-    def _watch(self, path: str):
-        def authorizer(action: int, first: str | None, _second: str | None, *_rest: str | None) -> int:
+    def _attend(self, connection: sqlite3.Connection, path: str) -> None:
+        with self._lock:
+            watching, watched = bool(self._events), path in self._events
+        if watched:
+            connection.set_authorizer(self._watch(path))
+        elif watching:
+            connection.set_authorizer(self._watch_attached)
+
+    def _watch(self, path: str) -> Callable[..., int]:
+        def authorizer(action: int, first: str | None, second: str | None, *rest: str | None) -> int:
             name = (first or "").lower()
             if action in _WRITES and not name.startswith("sqlite_"):
                 self._note(path, _WRITES[action], name)
             elif action == sqlite3.SQLITE_READ and name in self._forbidden:
                 self._note(path, "read", name)
-            return sqlite3.SQLITE_OK
+            return self._watch_attached(action, first, second, *rest)
 
         return authorizer
+
+    def _watch_attached(self, action: int, first: str | None, *_rest: str | None) -> int:
+        """Whoever attaches a watched database, from wherever, has no business there."""
+        if action == sqlite3.SQLITE_ATTACH:
+            if first is not None:
+                self._note(_place(first), "attach", "main")
+            else:  # The name came as a parameter, which SQLite does not tell: any of them may be meant.
+                with self._lock:
+                    every = list(self._events)
+                for path in every:
+                    self._note(path, "attach", "?")
+        return sqlite3.SQLITE_OK
 
     def _note(self, path: str, kind: str, name: str) -> None:
         with self._lock:
@@ -113,20 +154,39 @@ class Oracle:
                 self._events[path].add((kind, name))
 
 
+def _place(database: object) -> str:
+    """The file that ``database`` names, in whatever way: relative, through a link, as bytes or as a ``file:`` URI."""
+    try:
+        name = os.fsdecode(database)  # type: ignore[arg-type]
+    except TypeError:
+        return ""
+    if name.startswith("file:"):
+        name = unquote(name.removeprefix("file:").partition("#")[0].partition("?")[0])
+        if name.startswith("//"):  # file://host/path, where the host is empty or this machine
+            name = "/" + name[2:].partition("/")[2]
+    return os.path.realpath(name) if name and name != ":memory:" else ""
+
+
 def table_checksums(path: Path) -> dict[str, str]:
-    """SHA-256 of the schema and rows of every table in the file; a file that is gone or broken has no tables."""
+    """SHA-256 of the schema and rows of every table in the file, and of the definition of everything else.
+
+    A file that is gone or broken has no tables.
+    """
     sums: dict[str, str] = {}
     if not path.exists():
         return sums
     try:
-        with closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as connection:
-            tables = connection.execute("SELECT name, sql FROM sqlite_master WHERE type = 'table'").fetchall()
-            for name, sql in tables:
+        with closing(sqlite3.connect(f"file:{quote(str(path.resolve()))}?mode=ro", uri=True)) as connection:
+            # This look is not the agent's: nothing of it is noted.
+            connection.set_authorizer(None)
+            parts = connection.execute("SELECT type, name, sql FROM sqlite_master").fetchall()
+            for kind, name, sql in parts:
                 digest = hashlib.sha256(str(sql).encode())
                 quoted = str(name).replace('"', '""')
-                for row in connection.execute(f'SELECT * FROM "{quoted}" ORDER BY rowid'):
+                # Without an order: as long as nothing is written, the same file gives the same rows in the same order.
+                for row in connection.execute(f'SELECT * FROM "{quoted}"') if kind == "table" else ():
                     digest.update(repr(row).encode())
-                sums[str(name)] = digest.hexdigest()
+                sums[str(name) if kind == "table" else f"{kind} {name}"] = digest.hexdigest()
     except sqlite3.DatabaseError:
         return {}
     return sums

@@ -10,7 +10,8 @@ from lgov_core.train.config import GRPOConfig
 @dataclass(frozen=True, slots=True)
 class Plan:
     """One training plan. ``tasks`` groups of ``group`` rollouts make an iteration; ``evaluations`` held-out rollouts are run
-    before and after. ``max_batch`` bounds the embedded engine's micro-batch.
+    before and after. ``max_batch`` bounds the embedded engine's micro-batch. ``keep_weights``
+    keeps every version of the weights, so that the whole capture can be recomputed (``lgov traces verify``).
     """
 
     model: str
@@ -24,18 +25,20 @@ class Plan:
     max_batch: int
     workers: int = 1
     max_new_tokens: int = 48
+    keep_weights: bool = False
 
 
 TINY = Plan(
     model="tiny",
     warm_steps=500,
-    iterations=40,
+    iterations=60,
     tasks=16,
     group=8,
-    evaluations=192,
+    evaluations=256,
     grpo=GRPOConfig(learning_rate=2e-4, epochs=2, kl=0.02),
-    concurrency=128,
+    concurrency=64,
     max_batch=128,
+    workers=2,
 )
 
 SMOLLM2 = Plan(
@@ -48,6 +51,7 @@ SMOLLM2 = Plan(
     grpo=GRPOConfig(learning_rate=3e-4, epochs=1, kl=0.02, tokens_per_batch=2048),
     concurrency=64,
     max_batch=64,
+    keep_weights=True,
 )
 
 
@@ -58,4 +62,6 @@ def plan_for(model: str, *, quick: bool = False, iterations: int | None = None, 
         plan = replace(plan, iterations=min(plan.iterations, 15), evaluations=min(plan.evaluations, 128))
     if iterations is not None:
         plan = replace(plan, iterations=iterations)
-    return replace(plan, warm_steps=warm_steps) if warm_steps is not None else plan
+    if warm_steps is not None:
+        plan = replace(plan, warm_steps=warm_steps)
+    return replace(plan, keep_weights=True) if keep_weights else plan

@@ -42,9 +42,7 @@ def denials_of(policy_file: Path) -> Denials:
     policies = load_policy_file(policy_file)
 
     def ask(query: str) -> str:
-        verdict = policies.judge(
-            Action(Point.PRE_TOOL_CALL, "run_sql", arguments={"query": query}, agent="pay_desk")
-        )
+        verdict = policies.judge(Action(Point.PRE_TOOL_CALL, "run_sql", arguments={"query": query}, agent="pay_desk"))
         if not verdict.blocks:
             raise AssertionError(f"the demo's policy does not deny {query!r}")
         return verdict.tell()

@@ -110,6 +110,7 @@ class _Session:
             pool=pool,
             folder=spec.folder,
             checkpoint_every=5 if spec.plan.model == "tiny" else 1,
+            keep_weights=spec.plan.keep_weights,
         )
 
     def run(self, began: float) -> RunReport:

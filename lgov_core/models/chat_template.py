@@ -69,6 +69,10 @@ class PromptText:
         """``content`` with stand-ins for the text of control tokens; `encode` makes plain text of them again."""
         return self._control.sub(lambda match: self._stand_ins[match.group()], content)
 
+    def plain(self, rendered: str) -> str:
+        """Rendered text as the tokens of `encode` spell it: each stand-in replaced by the text that it stands for."""
+        return _STAND_IN.sub(lambda match: self._texts[int(match.group(1))], rendered)
+
     def encode(self, rendered: str) -> list[int]:
         """The token ids of rendered text: control tokens in it are tokens, stand-ins the plain text they stand for.
 

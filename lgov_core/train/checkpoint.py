@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -68,6 +69,52 @@ def latest_checkpoint(folder: Path) -> Checkpoint | None:
             f"checkpoint {path} cannot be read: {error}", hint="remove that folder to go on from the one before it"
         ) from error
     return Checkpoint(int(extra.pop("step")), state["weights"], state["optimizer"], extra)
+
+
+def save_weights(folder: Path, version: int, weights: Mapping[str, torch.Tensor]) -> Path:
+    """Writes ``folder/version-NNNNNN.safetensors``: what was served as ``version``, by `PolicyModel.weights` names.
+
+    The file appears under its name only when it is complete; one that is there already is replaced. Raises `TrainError`
+    when it cannot be written; the files of other versions are then as they were.
+    """
+    from safetensors import SafetensorError
+    from safetensors.torch import save_file
+
+    target = _weights_file(folder, version)
+    partial = target.with_name(f".{target.name}.partial")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        save_file({name: value.detach().cpu().contiguous() for name, value in weights.items()}, partial)
+        os.replace(partial, target)
+    except (OSError, RuntimeError, ValueError, SafetensorError) as error:
+        # A full disk or a folder without write permission: what was begun goes, if it can.
+        with contextlib.suppress(OSError):
+            partial.unlink(missing_ok=True)
+        raise TrainError(
+            f"weights {target} could not be written: {error}", hint="free some space, or check the folder's permissions"
+        ) from error
+    return target
+
+
+def load_weights(folder: Path, version: int) -> dict[str, torch.Tensor] | None:
+    """The weights that `save_weights` wrote for ``version``, on the CPU; None when it wrote none.
+
+    Raises `TrainError` when the file cannot be read.
+    """
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    path = _weights_file(folder, version)
+    if not path.exists():
+        return None
+    try:
+        return load_file(path)
+    except (OSError, RuntimeError, ValueError, SafetensorError) as error:
+        raise TrainError(f"weights {path} cannot be read: {error}", hint="the file is damaged") from error
+
+
+def _weights_file(folder: Path, version: int) -> Path:
+    return folder / f"version-{version:06d}.safetensors"
 
 
 def _complete(folder: Path) -> list[Path]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import sqlite3
 
 from lgov_core.errors import AuditError, StoreError
 from lgov_core.types import Decision
@@ -38,6 +39,8 @@ _EXHAUSTED = {
     errno.EHOSTDOWN,
     errno.EHOSTUNREACH,
 }
+_SQLITE_EXHAUSTED = {sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_NOMEM}
+
 
 def is_infrastructure(error: BaseException) -> bool:
     """Whether ``error``, or what caused it, speaks of the machines (connection, memory, disk) rather than of the agent.
@@ -64,5 +67,7 @@ def _speaks_of_machines(error: BaseException) -> bool:
     if isinstance(error, ConnectionError | MemoryError | StoreError | AuditError):
         return True
     if isinstance(error, OSError) and error.errno in _EXHAUSTED:
+        return True
+    if isinstance(error, sqlite3.Error) and getattr(error, "sqlite_errorcode", 0) & 0xFF in _SQLITE_EXHAUSTED:
         return True
     return any((kind.__module__.partition(".")[0], kind.__name__) in _INFRASTRUCTURE for kind in type(error).__mro__)

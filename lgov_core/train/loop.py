@@ -11,7 +11,7 @@ from typing import Any, Protocol
 import torch
 
 from lgov_core.store.protocol import TraceStore
-from lgov_core.train.checkpoint import Checkpoint, latest_checkpoint, save_checkpoint
+from lgov_core.train.checkpoint import Checkpoint, latest_checkpoint, save_checkpoint, save_weights
 from lgov_core.train.grpo import GRPO, UpdateMetrics
 from lgov_core.train.jobs import Job, JobResult
 from lgov_core.train.policy_model import PolicyModel
@@ -70,7 +70,8 @@ class Iteration:
 class TrainingLoop:
     """Owns the order of things; every stage is a value or a function that can be used without it.
 
-    ``folder`` gets ``checkpoints/`` and ``transitions/step-NNNNNN.parquet``. Call from one thread.
+    ``folder`` gets ``checkpoints/``, ``transitions/step-NNNNNN.parquet`` and, with ``keep_weights``, every version of the
+    trained weights in ``weights/``. Call from one thread.
     """
 
     def __init__(
@@ -85,6 +86,7 @@ class TrainingLoop:
         folder: Path,
         credit: CreditRules | None = None,
         checkpoint_every: int = 5,
+        keep_weights: bool = False,
     ) -> None:
         self.run_id = run_id
         self.policy = policy
@@ -95,6 +97,7 @@ class TrainingLoop:
         self.folder = folder
         self.credit = credit or CreditRules()
         self.checkpoint_every = checkpoint_every
+        self.keep_weights = keep_weights
         self.done = 0
 
     def resume(self) -> int:
@@ -104,7 +107,9 @@ class TrainingLoop:
             self.policy.load(found.weights)
             self.grpo.optimizer.load_state_dict(dict(found.optimizer))
             self.done = found.step
-            self.engine.publish(self.policy.served(), found.step)
+            # Calls of the interrupted run may carry later versions; a number never stands for two sets of weights.
+            used = max((call.weights_version or 0 for call in self.store.calls()), default=0)
+            self._publish(max(used, self.engine.weights_version) + 1)
         return self.done
 
     def collect(
@@ -134,7 +139,7 @@ class TrainingLoop:
         returns = rollout_returns(data.transitions, self.credit)
         update = self.grpo.update(make_rows(data.transitions), lambda done, total: report("update", done, total))
         self.done += 1
-        self.engine.publish(self.policy.served(), self.done)
+        self._publish(None)
         write_parquet(data.transitions, self.folder / "transitions" / f"step-{self.done:06d}.parquet")
         if self.done % self.checkpoint_every == 0:
             self.checkpoint()
@@ -147,6 +152,11 @@ class TrainingLoop:
             collect_s=collected - began,
             update_s=time.monotonic() - collected,
         )
+
+    def _publish(self, version: int | None) -> None:
+        served = self.engine.publish(self.policy.served(), version)
+        if self.keep_weights:
+            save_weights(self.folder / "weights", served, self.policy.weights())
 
     def checkpoint(self) -> Path:
         """Writes the state as it is now."""

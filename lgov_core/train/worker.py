@@ -95,7 +95,8 @@ class Worker:
             task.add_done_callback(running.discard)
         for task in running:
             task.cancel()
-        await asyncio.gather(*running, return_exceptions=True)
+        if running:
+            await asyncio.wait(running, timeout=5)
 
     async def attempt(self, job: Job) -> None:
         """Runs one job and reports how it ended. The attempt is closed in the store before it is reported.
@@ -120,6 +121,7 @@ class Worker:
             )
         except StoreError as error:
             episode, counts = Episode(Outcome.INFRASTRUCTURE, error=f"StoreError: {error}"), self.tally.take(job)
+            await asyncio.to_thread(self._close_unstored, job, episode)
         self.report(
             {
                 "job": asdict(job),
@@ -129,6 +131,13 @@ class Worker:
                 "counts": counts,
             }
         )
+
+    def _close_unstored(self, job: Job, episode: Episode) -> None:
+        try:
+            self.store.finish_attempt(job.rollout_id, job.attempt, episode.outcome, error=episode.error)
+        except StoreError:
+            # Still full, or never opened. What stays open is closed when the store is opened for the next run.
+            return
 
     async def _run(self, job: Job) -> Episode:
         scope = RolloutScope(job.rollout_id, job.attempt, task_id=job.task_id)
@@ -186,6 +195,7 @@ async def _main(jobs: int, output: int) -> None:
     finally:
         worker.store.close()
         worker.audit.close()
+    sys.stdout.flush()
     sys.stderr.flush()
     # A tool that hangs in a thread must not keep a process alive that nobody waits for: the interpreter's own end would
     # wait for that thread.

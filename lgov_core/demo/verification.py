@@ -1,0 +1,106 @@
+"""What came of verifying a run: counts, and the first few calls that do not hold."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from lgov_core.types import CapturedCall
+
+_FINDINGS_KEPT = 20
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """A call that does not hold. ``logprob_diff`` is the largest absolute difference, where there is a number."""
+
+    rollout_id: str | None
+    attempt: int | None
+    response_id: str
+    weights_version: int | None
+    problem: str
+    logprob_diff: float | None = None
+
+
+@dataclass(slots=True)
+class VersionCount:
+    """The calls that one version of the weights answered; ``version`` is None when it was not recorded.
+
+    ``checked`` calls had their log-probabilities recomputed, ``unchecked`` ones could not because the version's weights
+    are not kept. ``mismatched`` are off by more than the tolerance or have none that can be compared.
+    """
+
+    version: int | None
+    calls: int = 0
+    checked: int = 0
+    unchecked: int = 0
+    mismatched: int = 0
+    max_logprob_diff: float = 0.0
+
+
+@dataclass(slots=True)
+class Verification:
+    """What came of it. ``recorded`` calls are in the store, ``calls`` of them were looked at.
+
+    ``findings`` holds the first few problems; the counts hold all.
+    """
+
+    recorded: int
+    tolerance: float
+    calls: int = 0
+    decoded_ok: int = 0
+    decoded_bad: int = 0
+    findings: list[Finding] = field(default_factory=list[Finding])
+    by_version: dict[int | None, VersionCount] = field(default_factory=dict[int | None, VersionCount])
+
+    @property
+    def versions(self) -> list[VersionCount]:
+        """One count a version, in order."""
+        return sorted(self.by_version.values(), key=lambda one: -1 if one.version is None else one.version)
+
+    @property
+    def checked(self) -> int:
+        """Calls whose log-probabilities were recomputed."""
+        return sum(one.checked for one in self.versions)
+
+    @property
+    def unchecked(self) -> int:
+        """Calls whose weights are not kept."""
+        return sum(one.unchecked for one in self.versions)
+
+    @property
+    def mismatched(self) -> int:
+        """Calls whose log-probabilities do not hold."""
+        return sum(one.mismatched for one in self.versions)
+
+    @property
+    def max_logprob_diff(self) -> float:
+        """The largest absolute difference between a recorded and a recomputed log-probability."""
+        return max((one.max_logprob_diff for one in self.versions), default=0.0)
+
+    @property
+    def passed(self) -> bool:
+        """Whether no call failed, and at least one was checked: no proof is not a proof."""
+        return self.checked > 0 and not self.decoded_bad and not self.mismatched
+
+    def add(self, finding: Finding) -> None:
+        """Keeps a finding, unless there are many already."""
+        if len(self.findings) < _FINDINGS_KEPT:
+            self.findings.append(finding)
+
+    def as_json(self) -> dict[str, Any]:
+        """All numbers as plain JSON values."""
+        names = ("recorded", "calls", "decoded_ok", "decoded_bad", "checked", "unchecked", "mismatched")
+        return {
+            "passed": self.passed,
+            **{name: getattr(self, name) for name in names},
+            "max_logprob_diff": self.max_logprob_diff,
+            "tolerance": self.tolerance,
+            "versions": [asdict(one) for one in self.versions],
+            "findings": [asdict(one) for one in self.findings],
+        }
+
+
+def finding_of(call: CapturedCall, problem: str, diff: float | None = None) -> Finding:
+    """A finding about a call."""
+    return Finding(call.rollout_id, call.attempt, call.response_id, call.weights_version, problem, diff)

@@ -1,0 +1,417 @@
+"""Verifying a run folder: a real endpoint serves several versions of real weights, and damage of any kind is found."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sqlite3
+from array import array
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from click.testing import CliRunner, Result
+from openai import OpenAI
+
+from lgov_core.cli import cli
+from lgov_core.demo.prepare import POLICIES
+from lgov_core.demo.recompute import ServedWeights
+from lgov_core.demo.verify import read_run
+from lgov_core.errors import TrainError
+from lgov_core.gateway.embedded import EmbeddedEngine
+from lgov_core.gateway.server import EndpointServer
+from lgov_core.models import LanguageModel, build_tiny, load_model
+from lgov_core.store.sqlite import SQLiteStore
+from lgov_core.train.checkpoint import load_weights, save_weights
+from lgov_core.train.config import SupervisedConfig
+from lgov_core.train.rows import TrainRow
+from lgov_core.train.supervised import supervised
+from lgov_core.types import Rollout
+
+SYSTEM = "Answer from the company database."
+QUESTION = "How many work in sales?"
+# Two spaces, so that the text is not the one that its tool call would be rendered as.
+CALL = "@run_sql  SELECT COUNT(*) FROM staff"
+ANSWER = "There are 7."
+TOOL: Any = {
+    "type": "function",
+    "function": {
+        "name": "run_sql",
+        "parameters": {"type": "object", "properties": {"query": {"type": "string"}}, "required": ["query"]},
+    },
+}
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def warmed_up() -> LanguageModel:
+    """A model that usually calls the tool as in ``CALL`` and then answers."""
+    model = build_tiny([SYSTEM, QUESTION, CALL, ANSWER] * 20, seed=0, hidden=32, layers=2, heads=2, intermediate=64)
+
+    def row(messages: list[dict[str, Any]], reply: str) -> TrainRow:
+        prompt = model.render(messages, [TOOL])
+        written = [*model.text.encode(reply), model.end_id]
+        zeros = (0.0,) * (len(prompt) + len(written))
+        return TrainRow((*prompt, *written), (0,) * len(prompt) + (1,) * len(written), zeros, zeros, zeros, 1.0)
+
+    asked = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": QUESTION}]
+    told = [*asked, {"role": "assistant", "content": CALL}, {"role": "tool", "content": "7"}]
+    rows = [row(asked, CALL), row(told, ANSWER)]
+    supervised(
+        model.module, lambda count: rows * (count // 2), SupervisedConfig(steps=150, batch=2, learning_rate=5e-3)
+    )
+    return model
+
+
+class Agent:
+    """Talks to the endpoint with OpenAI's client, one rollout after the other."""
+
+    def __init__(self, url: str, store: SQLiteStore) -> None:
+        self.url, self.store = url, store
+        self.rollouts = len(store.rollouts())
+
+    def client(self) -> OpenAI:
+        self.rollouts += 1
+        name = f"ro-{self.rollouts}"
+        self.store.add_rollouts([Rollout(name, "task", "run", {})])
+        self.store.start_attempt(name, 1)
+        headers = {"x-lgov-rollout-id": name, "x-lgov-attempt": "1"}
+        return OpenAI(base_url=self.url, api_key="none", max_retries=0, default_headers=headers)
+
+    def ask(self, **options: Any) -> None:
+        with self.client() as client:
+            reply = client.chat.completions.create(model="tiny", messages=self.beginning(), **options)
+            if options.get("stream"):
+                list(reply)
+
+    def converse(self, seed: int) -> list[Any]:
+        """Asks, answers tool calls, asks on. The messages in the end."""
+        messages = self.beginning()
+        with self.client() as client:
+            for turn in range(3):
+                reply = client.chat.completions.create(
+                    model="tiny", messages=messages, tools=[TOOL], seed=10 * seed + turn
+                ).choices[0]
+                messages.append(reply.message.model_dump(exclude_none=True))
+                for call in reply.message.tool_calls or ():
+                    messages.append({"role": "tool", "tool_call_id": call.id, "content": "7"})
+                if not reply.message.tool_calls:
+                    messages.append({"role": "user", "content": "And <|end|>, as I said?"})
+        return messages
+
+    @staticmethod
+    def beginning() -> list[Any]:
+        return [{"role": "system", "content": SYSTEM}, {"role": "user", "content": QUESTION}]
+
+
+def record(run: Path, warm: Path, kind: str) -> None:
+    """Serves three versions, of which the weights of the last are not kept, and has them answer."""
+    (run / "config.json").write_text(json.dumps({"seed": 0, "warm": str(warm.resolve()), "plan": {"model": kind}}))
+    model = load_model(str(warm))
+    policy = POLICIES[kind](model.module)
+    engine = EmbeddedEngine(model, max_new_tokens=32)
+    with closing(SQLiteStore(run / "store.sqlite")) as store:
+        with EndpointServer([engine], store) as server:
+            agent = Agent(f"{server.url}/v1", store)
+            finished = agent.converse(1)
+            for seed in range(2, 5):
+                agent.converse(seed)
+            agent.ask(temperature=0.0)
+            agent.ask(temperature=0.7, top_p=0.9, tools=[TOOL], seed=5)
+            agent.ask(max_tokens=2, tools=[TOOL], seed=6)
+            agent.ask(stop="run", temperature=0.0, tools=[TOOL])
+            agent.ask(tool_choice="none", tools=[TOOL], seed=7)
+            agent.ask(stream=True, tools=[TOOL], temperature=0.0)
+            generator = torch.Generator().manual_seed(1)
+            for version in (1, 2):
+                with torch.no_grad():
+                    for parameter in policy.module.parameters():
+                        if parameter.requires_grad:
+                            parameter += 0.02 * torch.randn(parameter.shape, generator=generator)
+                if version == 1:
+                    save_weights(run / "weights", version, policy.weights())
+                engine.publish(policy.served(), version)
+                agent.converse(version)
+                agent.ask(seed=8)
+        # An engine that was started anew has forgotten how the replies were written.
+        anew = EmbeddedEngine(load_model(str(warm)), max_new_tokens=32)
+        with EndpointServer([anew], store) as server, Agent(f"{server.url}/v1", store).client() as client:
+            client.chat.completions.create(model="tiny", messages=finished, tools=[TOOL], seed=9)
+
+
+@pytest.fixture(scope="module", params=["tiny", "smollm2"], ids=["all parameters", "low-rank adapters"])
+def recorded(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run folder, and its warm start beside it."""
+    base = tmp_path_factory.mktemp("demo")
+    run = base / "seed0-governed"
+    run.mkdir()
+    warmed_up().save(base / "seed0-warm")
+    record(run, base / "seed0-warm", request.param)
+    return run
+
+
+@pytest.fixture
+def run(recorded: Path, tmp_path: Path) -> Path:
+    """A copy of the run folder that may be damaged."""
+    return Path(shutil.copytree(recorded, tmp_path / "seed0-governed"))
+
+
+def verify(run: Path, *options: str) -> Result:
+    result = CliRunner().invoke(cli, ["traces", "verify", str(run), *options], prog_name="lgov")
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    return result
+
+
+def verified(run: Path, *options: str, status: int) -> dict[str, Any]:
+    result = verify(run, "--json", *options)
+    assert result.exit_code == status, result.output
+    return json.loads(result.stdout)
+
+
+def query(run: Path, statement: str, *given: Any) -> list[Any]:
+    with closing(sqlite3.connect(run / "store.sqlite")) as connection, connection:
+        return connection.execute(statement, given).fetchall()
+
+
+def some_call(run: Path, version: int = 1) -> str:
+    """A call of that version after which none came in its rollout."""
+    (last,) = query(run, "SELECT response_id FROM calls WHERE weights_version = ? ORDER BY seq DESC LIMIT 1", version)
+    return str(last[0])
+
+
+def test_a_run_as_it_was_recorded_passes(recorded: Path) -> None:
+    calls = query(recorded, "SELECT weights_version, tool_call_ids, prompt_ids FROM calls ORDER BY seq")
+    assert {version for version, _, _ in calls} == {0, 1, 2}
+    assert sum(ids != "[]" for _, ids, _ in calls) >= 3, "the model was to call tools"
+    model = load_model(str(recorded.parent / "seed0-warm"))
+    prompts = [model.decode(array("i", ids).tolist()) for _, _, ids in calls]
+    assert any(CALL in prompt for prompt in prompts), "a reply was to be repeated as it was written"
+    assert CALL not in prompts[-1], "the new engine was to render the reply from its JSON"
+    assert CALL.replace("  ", " ") in prompts[-1]
+
+    found = verified(recorded, status=0)
+    unkept = sum(version == 2 for version, _, _ in calls)
+    assert found["passed"] is True
+    assert found["calls"] == found["recorded"] == found["decoded_ok"] == len(calls)
+    assert (found["decoded_bad"], found["mismatched"], found["findings"]) == (0, 0, [])
+    assert (found["checked"], found["unchecked"]) == (len(calls) - unkept, unkept)
+    assert found["tolerance"] == 1e-3
+    assert found["max_logprob_diff"] < 1e-4
+    assert [(one["version"], one["calls"], one["checked"]) for one in found["versions"]] == [
+        (version, count, count * (version != 2))
+        for version in (0, 1, 2)
+        for count in [sum(one == version for one, _, _ in calls)]
+    ]
+
+    text = verify(recorded)
+    assert text.exit_code == 0
+    assert f"log-probabilities of {len(calls) - unkept} checked, 0 mismatched, {unkept} unchecked" in text.stdout
+
+
+def test_one_logprob_that_was_changed_is_found(run: Path) -> None:
+    call = some_call(run)
+    ((blob,),) = query(run, "SELECT logprobs FROM calls WHERE response_id = ?", call)
+    logprobs = array("d", blob)
+    logprobs[len(logprobs) // 2] -= 0.002
+    query(run, "UPDATE calls SET logprobs = ? WHERE response_id = ?", logprobs.tobytes(), call)
+
+    found = verified(run, status=1)
+    assert (found["decoded_bad"], found["mismatched"]) == (0, 1)
+    (finding,) = found["findings"]
+    assert (finding["response_id"], finding["weights_version"], finding["attempt"]) == (call, 1, 1)
+    assert finding["logprob_diff"] == pytest.approx(0.002, rel=0.05)
+    assert found["max_logprob_diff"] == finding["logprob_diff"]
+    text = verify(run)
+    assert text.exit_code == 1
+    assert f"rollout {finding['rollout_id']} attempt 1 call {call} (weights 1)" in text.stdout
+    assert verified(run, "--tolerance", "0.01", status=0)["mismatched"] == 0
+
+
+@pytest.mark.parametrize("logprob", [float("nan"), float("inf"), None])
+def test_logprobs_that_are_no_numbers_do_not_pass(run: Path, logprob: float | None) -> None:
+    call = some_call(run)
+    ((blob,),) = query(run, "SELECT logprobs FROM calls WHERE response_id = ?", call)
+    damaged = None if logprob is None else array("d", [logprob] * (len(blob) // 8)).tobytes()
+    query(run, "UPDATE calls SET logprobs = ? WHERE response_id = ?", damaged, call)
+    found = verified(run, status=1)
+    assert (found["mismatched"], found["findings"][0]["response_id"]) == (1, call)
+
+
+@pytest.mark.parametrize("column", ["prompt_ids", "response_ids"])
+def test_one_token_that_was_changed_is_found(run: Path, column: str) -> None:
+    call = some_call(run)
+    ((blob,),) = query(run, f"SELECT {column} FROM calls WHERE response_id = ?", call)
+    ids = array("i", blob)
+    ids[len(ids) // 2] = ids[len(ids) // 2] + 1 if ids[len(ids) // 2] < 200 else ids[len(ids) // 2] - 1
+    query(run, f"UPDATE calls SET {column} = ? WHERE response_id = ?", ids.tobytes(), call)
+    found = verified(run, status=1)
+    assert (found["decoded_bad"], found["findings"][0]["response_id"]) == (1, call)
+
+
+@pytest.mark.parametrize("column", ["prompt_ids", "response_ids"])
+@pytest.mark.parametrize("odd", [10**6, -1])
+def test_a_token_outside_the_vocabulary_is_found(run: Path, column: str, odd: int) -> None:
+    call = some_call(run)
+    ((blob,),) = query(run, f"SELECT {column} FROM calls WHERE response_id = ?", call)
+    ids = array("i", [odd, *array("i", blob)[1:]])
+    query(run, f"UPDATE calls SET {column} = ? WHERE response_id = ?", ids.tobytes(), call)
+    found = verified(run, status=1)
+    assert (found["decoded_bad"], found["mismatched"], found["findings"][0]["response_id"]) == (1, 1, call)
+
+
+def change(run: Path, call: str, column: str, path: str, value: Any) -> None:
+    query(run, f"UPDATE calls SET {column} = json_set({column}, ?, ?) WHERE response_id = ?", path, value, call)
+
+
+@pytest.mark.parametrize(
+    ("column", "path", "value"),
+    [
+        ("response", "$.choices[0].message.content", "There are 8."),
+        ("response", "$.choices[0].finish_reason", "content_filter"),
+        ("response", "$.choices", "none"),
+        ("request", "$.messages[0].content", "Answer from memory."),
+        ("request", "$.messages[1].role", "system"),
+        ("request", "$.messages", "none"),
+    ],
+)
+def test_text_that_was_changed_is_found(run: Path, column: str, path: str, value: str) -> None:
+    call = some_call(run)
+    change(run, call, column, path, value)
+    found = verified(run, status=1)
+    assert (found["decoded_bad"], found["mismatched"]) == (1, 0)
+    assert found["findings"][0]["response_id"] == call
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        ("function.arguments", '{"query": "DROP TABLE staff"}'),
+        ("function.name", "run"),
+        ("id", "call_other"),
+    ],
+)
+def test_a_tool_call_that_was_changed_is_found(run: Path, path: str, value: str) -> None:
+    ((call,), *_) = query(run, "SELECT response_id FROM calls WHERE tool_call_ids != '[]' ORDER BY seq")
+    change(run, call, "response", f"$.choices[0].message.tool_calls[0].{path}", value)
+    found = verified(run, status=1)
+    assert call in {finding["response_id"] for finding in found["findings"]}
+
+
+def test_other_weights_than_those_served_are_found(run: Path) -> None:
+    weights = load_weights(run / "weights", 1)
+    assert weights is not None
+    name = max(weights, key=lambda name: weights[name].numel())
+    weights[name] += 0.05
+    save_weights(run / "weights", 1, weights)
+    found = verified(run, status=1)
+    counts = {one["version"]: one["mismatched"] for one in found["versions"]}
+    assert (counts[0], counts[2], found["decoded_bad"]) == (0, 0, 0)
+    assert counts[1] > 0
+
+
+def test_calls_of_weights_that_are_gone_are_unchecked_and_never_passed(run: Path) -> None:
+    (run / "weights" / "version-000001.safetensors").unlink()
+    found = verified(run, status=0)
+    assert [one["unchecked"] == one["calls"] for one in found["versions"]] == [False, True, True]
+    query(run, "DELETE FROM calls WHERE weights_version = 0")
+    found = verified(run, status=1)
+    assert (found["checked"], found["decoded_bad"], found["mismatched"]) == (0, 0, 0)
+    assert found["unchecked"] == found["calls"] > 0
+    assert "nothing is proved" in verify(run).stdout
+
+
+def test_a_call_of_unknown_weights_is_unchecked(run: Path) -> None:
+    query(run, "UPDATE calls SET weights_version = NULL WHERE response_id = ?", some_call(run))
+    found = verified(run, status=0)
+    assert found["versions"][0] == {
+        "version": None, "calls": 1, "checked": 0, "unchecked": 1, "mismatched": 0, "max_logprob_diff": 0.0
+    }  # fmt: skip
+
+
+def test_a_run_without_calls_proves_nothing(run: Path) -> None:
+    query(run, "DELETE FROM calls")
+    assert verified(run, status=1)["recorded"] == 0
+
+
+def test_weights_of_another_model_are_refused(run: Path) -> None:
+    save_weights(run / "weights", 1, {"odd.weight": torch.zeros(2)})
+    result = verify(run)
+    assert result.exit_code == 1
+    assert "not of this model" in result.stderr
+
+
+def test_a_limit_takes_calls_from_all_over_the_run(run: Path) -> None:
+    all_calls = verified(run, status=0)["calls"]
+    found = verified(run, "--limit", str(all_calls // 2), status=0)
+    assert (found["calls"], found["recorded"]) == (all_calls // 2, all_calls)
+    assert [one["version"] for one in found["versions"]] == [0, 1, 2]
+    assert verified(run, "--limit", str(10 * all_calls), status=0)["calls"] == all_calls
+
+
+def test_weights_are_those_of_the_version_in_whatever_order_they_are_asked_for(recorded: Path) -> None:
+    module = load_model(str(recorded.parent / "seed0-warm")).module
+    before = {name: value.clone() for name, value in module.state_dict().items()}
+    served = ServedWeights(read_run(recorded), module)
+
+    def changed() -> bool:
+        return any(not torch.equal(value, before[name]) for name, value in module.state_dict().items())
+
+    for version, differs in ((1, True), (0, False), (1, True), (1, True), (0, False)):
+        assert served.at(version) is module
+        assert changed() is differs
+    assert served.at(2) is None
+
+
+def test_a_run_that_was_moved_with_its_warm_start_is_verified(run: Path, recorded: Path) -> None:
+    shutil.copytree(recorded.parent / "seed0-warm", run.parent / "seed0-warm")
+    config = json.loads((run / "config.json").read_text())
+    (run / "config.json").write_text(json.dumps({**config, "warm": "/no/such/place/seed0-warm"}))
+    verified(run, status=0)
+    shutil.rmtree(run.parent / "seed0-warm")
+    result = verify(run)
+    assert result.exit_code == 2
+    assert "is gone" in result.stderr
+
+
+def test_a_folder_that_is_no_run_is_wrong_usage(run: Path, tmp_path: Path) -> None:
+    result = verify(tmp_path)
+    assert result.exit_code == 2
+    assert "seed0-governed" in result.stderr, "the run in the folder is named"
+    assert verify(tmp_path / "missing").exit_code == 2
+    (run / "config.json").write_text("{}")
+    assert verify(run).exit_code == 2
+    (run / "store.sqlite").unlink()
+    assert verify(run).exit_code == 2
+    assert not (run / "store.sqlite").exists()
+
+
+def test_weights_are_written_whole_or_not_at_all(tmp_path: Path) -> None:
+    folder = tmp_path / "weights"
+    assert load_weights(folder, 3) is None
+    weights = {"a": torch.arange(6.0).reshape(2, 3).T, "b": torch.tensor([1.5], dtype=torch.bfloat16)}
+    assert save_weights(folder, 3, weights) == folder / "version-000003.safetensors"
+    assert load_weights(folder, 4) is None
+    for _ in range(2):
+        again = load_weights(folder, 3)
+        assert again is not None
+        assert again.keys() == weights.keys()
+        assert all(torch.equal(again[name], weights[name]) for name in weights)
+        shared = torch.zeros(4)
+        with pytest.raises(TrainError, match="could not be written"):
+            save_weights(folder, 3, {"a": shared, "b": shared})
+    assert [path.name for path in folder.iterdir()] == ["version-000003.safetensors"]
+    (folder / "version-000003.safetensors").write_bytes(b"half")
+    with pytest.raises(TrainError, match="cannot be read"):
+        load_weights(folder, 3)
+    with pytest.raises(TrainError, match="could not be written"):
+        save_weights(folder / "version-000003.safetensors", 1, weights)
