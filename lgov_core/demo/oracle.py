@@ -17,6 +17,7 @@ from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
+from sqlite3 import dbapi2
 from typing import Any
 from urllib.parse import quote, unquote
 
@@ -92,7 +93,7 @@ class Oracle:
             self._attend(connection, _place(database))
             return connection
 
-        sqlite3.connect = sqlite3.dbapi2.connect = watched
+        sqlite3.connect = dbapi2.connect = watched
         sys.addaudithook(self._on_audit_event)
 
     def open(self, path: Path) -> None:

@@ -31,7 +31,7 @@ class Plan:
 TINY = Plan(
     model="tiny",
     warm_steps=500,
-    iterations=60,
+    iterations=50,
     tasks=16,
     group=8,
     evaluations=256,
@@ -55,7 +55,14 @@ SMOLLM2 = Plan(
 )
 
 
-def plan_for(model: str, *, quick: bool = False, iterations: int | None = None, warm_steps: int | None = None) -> Plan:
+def plan_for(
+    model: str,
+    *,
+    quick: bool = False,
+    iterations: int | None = None,
+    warm_steps: int | None = None,
+    keep_weights: bool = False,
+) -> Plan:
     """The plan of a model; ``quick`` is short enough for a test and still learns."""
     plan = {"tiny": TINY, "smollm2": SMOLLM2}[model]
     if quick:

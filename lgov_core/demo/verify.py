@@ -28,7 +28,9 @@ def read_run(path: Path) -> RunFolder:
         config = json.loads((path / "config.json").read_text(encoding="utf-8"))
         model, warm = str(config["plan"]["model"]), Path(config["warm"])
     except (OSError, ValueError, LookupError, TypeError) as error:
-        raise SettingsError(f"{path / 'config.json'} is not the configuration of a demo run: {error!r}") from error
+        raise SettingsError(
+            f"{path / 'config.json'} does not name the model and the warm start of a demo run"
+        ) from error
     if model not in POLICIES:
         raise SettingsError(f"{path / 'config.json'} names model {model!r}", hint=f"known are {', '.join(POLICIES)}")
     # A run that was moved still has its warm start beside it.

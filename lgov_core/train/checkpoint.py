@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import pickle
 import re
 import shutil
 from collections.abc import Mapping
@@ -64,11 +65,12 @@ def latest_checkpoint(folder: Path) -> Checkpoint | None:
     try:
         state = torch.load(path / "state.pt", map_location="cpu", weights_only=True)
         extra = json.loads((path / "extra.json").read_text())
-    except (OSError, RuntimeError, ValueError) as error:
+        return Checkpoint(int(extra.pop("step")), state["weights"], state["optimizer"], extra)
+    except (OSError, EOFError, RuntimeError, ValueError, LookupError, pickle.UnpicklingError) as error:
         raise TrainError(
-            f"checkpoint {path} cannot be read: {error}", hint="remove that folder to go on from the one before it"
+            f"checkpoint {path} cannot be read: {type(error).__name__}: {error}",
+            hint="remove that folder to go on from the one before it",
         ) from error
-    return Checkpoint(int(extra.pop("step")), state["weights"], state["optimizer"], extra)
 
 
 def save_weights(folder: Path, version: int, weights: Mapping[str, torch.Tensor]) -> Path:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import queue
 import subprocess
@@ -108,11 +109,7 @@ class WorkerPool:
     def close(self) -> None:
         """Ends the workers: politely, then not. Attempts that are still open are closed as infrastructure."""
         for process in self._processes:
-            if process.popen.stdin is not None:
-                try:
-                    process.popen.stdin.close()
-                except BrokenPipeError:
-                    process.popen.kill()
+            _close_input(process.popen)
         for process in self._processes:
             try:
                 process.popen.wait(timeout=10)
@@ -180,6 +177,7 @@ class WorkerPool:
         if process not in self._processes:
             return []
         code = process.popen.wait()
+        _close_input(process.popen)
         self.deaths += 1
         if self.deaths > self.max_deaths or not process.ready:
             raise TrainError(
@@ -208,3 +206,10 @@ class WorkerPool:
             limit = self.config.timeout_s + self.grace_s if process.ready else self.start_timeout_s
             if silence_s > limit and (process.jobs or not process.ready):
                 process.popen.kill()
+
+
+def _close_input(popen: subprocess.Popen[bytes]) -> None:
+    """Tells a worker to end. What it can no longer read does not matter."""
+    if popen.stdin is not None:
+        with contextlib.suppress(BrokenPipeError):
+            popen.stdin.close()

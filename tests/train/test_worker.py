@@ -1,0 +1,290 @@
+"""What a worker makes of an attempt: which failures are the machines', what is counted, what is stored."""
+
+from __future__ import annotations
+
+import sqlite3
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from episodes import READ_ONLY, Bench
+
+from lgov_core.audit import AuditLog
+from lgov_core.errors import ArmError, AuditError, PolicyDenied, StoreError
+from lgov_core.gateway.server import EndpointServer
+from lgov_core.gateway.upstream import UpstreamEngine
+from lgov_core.governor import Governor
+from lgov_core.plugins import make_plugin_manager
+from lgov_core.policies import load_policy_file
+from lgov_core.testing import ScriptedCall, ScriptedModelServer, ScriptedReply
+from lgov_core.train.failures import is_infrastructure
+from lgov_core.train.jobs import Job, JobResult
+from lgov_core.train.worker import Tally, arm_installed
+from lgov_core.transitions import build_transitions
+from lgov_core.types import Action, Decision, Effect, Outcome, Point
+
+pytest.importorskip("langchain", reason="a worker governs at least one framework")
+pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="needs POSIX processes")
+
+
+def raised_by(function: Callable[[], Any]) -> BaseException:
+    with pytest.raises(BaseException) as caught:  # noqa: PT011 - the test says which
+        function()
+    return caught.value
+
+
+# ---------------------------------------------------------------------- whose failure it is
+
+
+def connect_to_nobody() -> None:
+    import socket
+
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    socket.create_connection(("127.0.0.1", port))
+
+
+def fill_a_device() -> None:
+    with Path("/dev/full").open("w") as device:
+        device.write("x")
+        device.flush()
+
+
+def fill_a_database() -> None:
+    with closing(sqlite3.connect(":memory:")) as connection:
+        connection.execute("CREATE TABLE t (x)")
+        connection.execute("PRAGMA max_page_count = 2")
+        connection.execute("INSERT INTO t VALUES (zeroblob(100000))")
+
+
+def wrap(how: str) -> None:
+    try:
+        connect_to_nobody()
+    except OSError as error:
+        if how == "from":
+            raise RuntimeError("the agent gave up") from error
+        if how == "while handling":
+            raise RuntimeError("the agent gave up")  # noqa: B904 - that is the case
+        raise RuntimeError("the agent gave up") from None
+
+
+@pytest.mark.parametrize(
+    "fails",
+    [
+        connect_to_nobody,
+        lambda: bytearray(1 << 62),
+        pytest.param(fill_a_device, marks=pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full")),
+        fill_a_database,
+        lambda: wrap("from"),
+        lambda: wrap("while handling"),
+    ],
+    ids=["connection", "memory", "disk", "database disk", "caused", "while handling"],
+)
+def test_the_machines_failures(fails: Callable[[], Any]) -> None:
+    assert is_infrastructure(raised_by(fails))
+
+
+@pytest.mark.parametrize("error", [StoreError("the store"), AuditError("the record")])
+def test_lgovs_own_files_are_machines(error: Exception) -> None:
+    assert is_infrastructure(error)
+
+
+def query_nothing() -> None:
+    with closing(sqlite3.connect(":memory:")) as connection:
+        connection.execute("SELECT * FROM nothing")
+
+
+@pytest.mark.parametrize(
+    "fails",
+    [
+        lambda: Path("/no/such/file").read_text(),
+        lambda: Path("/").read_text(),
+        lambda: Path("/dev/null/x").touch(),
+        lambda: {}["x"],
+        lambda: int("x"),
+        query_nothing,
+        lambda: wrap("from None"),
+    ],
+    ids=["no file", "a folder", "not a folder", "key", "value", "sql", "from None"],
+)
+def test_the_agents_failures(fails: Callable[[], Any]) -> None:
+    error = raised_by(fails)
+    assert not is_infrastructure(error)
+    assert not is_infrastructure(PolicyDenied(Decision(Effect.DENY, "p")))
+
+
+def test_an_exception_that_causes_itself_is_looked_at_once() -> None:
+    first, second = ValueError("a"), KeyError("b")
+    first.__cause__, second.__cause__ = second, first
+    assert not is_infrastructure(first)
+
+
+@contextmanager
+def client(reply: ScriptedReply, **options: Any) -> Iterator[Any]:
+    openai = pytest.importorskip("openai")
+    with (
+        ScriptedModelServer([reply]) as model,
+        openai.OpenAI(base_url=model.base_url, api_key="x", max_retries=0, **options) as made,
+    ):
+        yield made
+
+
+@pytest.mark.parametrize(
+    ("status", "name", "infrastructure"),
+    [
+        (500, "InternalServerError", True),
+        (503, "InternalServerError", True),
+        (429, "RateLimitError", True),
+        (401, "AuthenticationError", True),
+        (400, "BadRequestError", False),
+        (422, "UnprocessableEntityError", False),
+    ],
+)
+def test_what_an_endpoint_answers(status: int, name: str, infrastructure: bool) -> None:
+    with client(ScriptedReply("no", status=status)) as openai:
+        error = raised_by(lambda: openai.chat.completions.create(model="m", messages=[]))
+    assert type(error).__name__ == name
+    assert is_infrastructure(error) is infrastructure
+
+
+def test_an_endpoint_that_is_too_late_or_not_there() -> None:
+    openai = pytest.importorskip("openai")
+    with client(ScriptedReply("no", delay_s=1.0), timeout=0.1) as slow:
+        late = raised_by(lambda: slow.chat.completions.create(model="m", messages=[]))
+    assert isinstance(late, openai.APITimeoutError)
+    assert is_infrastructure(late)
+    with openai.OpenAI(base_url="http://127.0.0.1:9/v1", api_key="x", max_retries=0) as nobody:
+        gone = raised_by(lambda: nobody.chat.completions.create(model="m", messages=[]))
+    assert isinstance(gone, openai.APIConnectionError)
+    assert is_infrastructure(gone)
+
+
+# ---------------------------------------------------------------------- what is counted
+
+
+def test_the_tally_counts_per_attempt_and_forgets(tmp_path: Path) -> None:
+    (tmp_path / "policy.yaml").write_text(READ_ONLY)
+    tally = Tally()
+    governor = Governor(load_policy_file(tmp_path / "policy.yaml"), plugins=[tally])
+
+    def act(rollout: str, attempt: int, query: str) -> None:
+        call = {"arguments": {"query": query}, "rollout_id": rollout, "attempt": attempt}
+        governor.decide(Action(Point.PRE_TOOL_CALL, "run_sql", **call))
+
+    for query in ("SELECT 1", "DROP TABLE t", "DELETE FROM t"):
+        act("a", 1, query)
+    act("a", 2, "SELECT 1")
+    governor.decide(Action(Point.PRE_MODEL_CALL, "m", kind="model", rollout_id="a", attempt=1))
+    governor.decide(Action(Point.PRE_TOOL_CALL, "unknown", rollout_id="b", attempt=1))
+    assert tally.take(Job("a", "t", 1, {})) == {"tool_calls": 3, "violations": 2, "model_calls": 1}
+    assert tally.take(Job("a", "t", 1, {})) == {}
+    assert tally.take(Job("a", "t", 2, {})) == {"tool_calls": 1, "violations": 0}
+    assert tally.take(Job("b", "t", 1, {})) == {"tool_calls": 1, "violations": 1}
+
+
+def test_nothing_to_govern_is_no_work() -> None:
+    governor = Governor(manager=make_plugin_manager(builtin=(), third_party=False))
+    with pytest.raises(ArmError, match="no framework here can be governed"):
+        arm_installed(governor)
+
+
+# ---------------------------------------------------------------------- a real agent in a worker
+
+
+@pytest.fixture
+def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Bench]:
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent))
+    with closing(sqlite3.connect(tmp_path / "company.db")) as connection, connection:
+        connection.execute("CREATE TABLE staff (name)")
+        connection.execute("INSERT INTO staff VALUES ('a'), ('b')")
+    made = Bench(tmp_path, READ_ONLY)
+    yield made
+    made.store.close()
+
+
+def work(bench: Bench, *replies: ScriptedReply | str, shadow: bool = False) -> tuple[Job, JobResult, list[Any]]:
+    """One rollout of the clerk; the job, its result and the bodies of the model's requests."""
+    with (
+        ScriptedModelServer(replies, token_ids=True) as model,
+        EndpointServer([UpstreamEngine(model.base_url)], bench.store) as endpoint,
+    ):
+        config = bench.config(
+            factory="episodes:make_clerk",
+            options={"database": str(bench.folder / "company.db")},
+            endpoint=endpoint.base_url,
+            shadow=shadow,
+        )
+        (job,) = bench.jobs({"say": "how many?"})
+        with bench.pool(config=config, max_attempts=1) as pool:
+            (result,) = pool.collect([job])
+        return job, result, [request.body for request in model.requests]
+
+
+def sql(query: str, call_id: str) -> ScriptedReply:
+    return ScriptedReply(tool_calls=[ScriptedCall("run_sql", {"query": query}, call_id)])
+
+
+def staff_left(bench: Bench) -> int:
+    with closing(sqlite3.connect(bench.folder / "company.db")) as connection:
+        return connection.execute("SELECT COUNT(*) FROM staff").fetchone()[0]
+
+
+def test_an_unedited_agent_is_governed_captured_and_rewarded(bench: Bench) -> None:
+    job, result, asked = work(bench, sql("DELETE FROM staff", "c1"), sql("SELECT COUNT(*) FROM staff", "c2"), "done")
+    assert (result.outcome, result.error) == (Outcome.SUCCEEDED, None)
+    assert result.counts == {"model_calls": 3, "tool_calls": 2, "violations": 1}
+    assert staff_left(bench) == 2
+    assert asked[1]["messages"][-1]["content"].startswith("DENIED by policy")
+    assert asked[2]["messages"][-1]["content"] == "[(2,)]"
+
+    calls = list(bench.store.calls([job.rollout_id]))
+    assert [(call.rollout_id, call.attempt, call.agent) for call in calls] == [(job.rollout_id, 1, "clerk")] * 3
+    data = build_transitions(bench.store, [job.rollout_id])
+    assert [turn.rewards for turn in data.transitions] == [{"compliance": -0.5}, {"air": 0.05}, {"task": 1.0}]
+    assert data.diagnostics == ()
+
+    with AuditLog(bench.folder / "audit.sqlite") as audit:
+        acts = [entry for entry in audit.entries(job.rollout_id) if entry.point == "pre_tool_call" and entry.effect]
+    assert [(entry.call_id, entry.effect) for entry in acts] == [("c1", "deny"), ("c2", "allow")]
+
+
+def test_in_shadow_everything_is_counted_and_nothing_is_held_back(bench: Bench) -> None:
+    _, result, asked = work(bench, sql("DELETE FROM staff", "c1"), "done", shadow=True)
+    assert result.outcome is Outcome.SUCCEEDED
+    assert result.counts == {"model_calls": 2, "tool_calls": 1, "violations": 1}
+    assert staff_left(bench) == 0
+    assert "DENIED" not in asked[1]["messages"][-1]["content"]
+
+
+def test_a_denial_for_want_of_a_record_is_the_machines_failure(bench: Bench) -> None:
+    """The record takes everything but acts; the act is denied, and the attempt is neither a violation nor worth 0."""
+    audit = bench.folder / "audit.sqlite"
+    AuditLog(audit).commit(Action(Point.INPUT, "x"), Decision(Effect.ALLOW, "p"))
+    with closing(sqlite3.connect(audit)) as connection, connection:
+        connection.execute(
+            "CREATE TRIGGER full BEFORE INSERT ON entries WHEN NEW.body LIKE '%pre_tool_call%'"
+            " BEGIN SELECT RAISE(ABORT, 'the disk is full'); END"
+        )
+    job, result, asked = work(bench, sql("SELECT COUNT(*) FROM staff", "c1"), "done")
+    assert "audit-failed" in asked[1]["messages"][-1]["content"], "the model is told"
+    assert result.outcome is Outcome.INFRASTRUCTURE
+    assert "put on record" in str(result.error)
+    assert "violations" not in result.counts
+    assert bench.outcomes(job) == ["infrastructure"]
+    assert [reward.dimension for reward in bench.store.rewards([job.rollout_id])].count("task") == 0
+    assert build_transitions(bench.store, [job.rollout_id]).transitions == ()
+
+
+def test_a_policy_that_forbids_the_start_is_a_blocked_attempt(bench: Bench) -> None:
+    bench.policy.write_text(
+        "version: 1\nrules:\n  - {name: closed, on: [agent_startup], use: deny, with: {reason: closed today}}\n"
+    )
+    job, result, asked = work(bench)
+    assert asked == []
+    assert result.outcome is Outcome.BLOCKED
+    assert "closed today" in str(result.error)
+    assert bench.outcomes(job) == ["blocked"]
