@@ -13,7 +13,7 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -26,7 +26,11 @@ from lgov_core.train.rows import TrainRow, batches_by_length
 
 @dataclass(frozen=True, slots=True)
 class UpdateMetrics:
-    """What one update did. Means are over trained tokens, of the first epoch unless they say otherwise."""
+    """What one update did. Means are over trained tokens, of the first epoch; ``clip_fraction`` is of the last.
+
+    ``entropy`` is the mean of -log p over the tokens that were sampled; ``logprob_drift`` the mean absolute difference
+    between recorded and recomputed log-probabilities before the first step.
+    """
 
     rows: int
     tokens: int
@@ -76,7 +80,7 @@ class GRPO:
         batches = list(batches_by_length(kept, self.config.tokens_per_batch))
         references = self._references(batches)
         done, total = 0, len(batches) * self.config.epochs
-        first: UpdateMetrics | None = None
+        first = last = None
         for _ in range(self.config.epochs):
             self.optimizer.zero_grad(set_to_none=True)
             sums: dict[str, float] = {}
@@ -94,10 +98,12 @@ class GRPO:
                     hint="lower the learning rate; the weights before this step are kept",
                 )
             self.optimizer.step()
-            first = first or _metrics(len(kept), sums, norm)
-        if first is None:  # pragma: no cover - epochs >= 1
+            last = _metrics(len(kept), sums, norm)
+            first = first or last
+        if first is None or last is None:  # pragma: no cover - epochs >= 1
             raise TrainError("no epoch was run")
-        return first
+        # Before the first step every ratio is 1: clipping only shows in the last pass.
+        return replace(first, clip_fraction=last.clip_fraction)
 
     def _references(self, batches: Sequence[Sequence[TrainRow]]) -> list[torch.Tensor | None]:
         if self.config.kl == 0:

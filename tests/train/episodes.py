@@ -135,7 +135,9 @@ async def print_much(job: Job) -> Episode:
 
 
 async def read_input(job: Job) -> Episode:
-    child = subprocess.run([sys.executable, "-c", "import sys; print(sys.stdin.read())"], capture_output=True, text=True)
+    child = subprocess.run(
+        [sys.executable, "-c", "import sys; print(sys.stdin.read())"], capture_output=True, text=True
+    )
     return answer(job, read=sys.stdin.read(), read_by_child=child.stdout.strip())
 
 
@@ -217,6 +219,33 @@ class Clerk:
 
 def make_clerk(options: Mapping[str, Any]) -> Clerk:
     return Clerk(options)
+
+
+class Asker:
+    """A real LangChain agent that asks once and is paid every second time, whatever it said.
+
+    A job that names a behaviour behaves so instead.
+    """
+
+    def __init__(self, options: Mapping[str, Any]) -> None:
+        from langchain.agents import create_agent
+        from langchain_openai import ChatOpenAI
+
+        self.agent: Any = create_agent(ChatOpenAI(model="tiny", max_retries=0, timeout=60), [], name="asker")
+        self.count = 0
+
+    async def run(self, job: Job) -> Episode:
+        if "do" in job.task:
+            return await BEHAVIOURS[job.task["do"]](job)
+        self.count += 1
+        paid = float(self.count % 2)
+        await self.agent.ainvoke({"messages": [("user", job.task["say"])]})
+        reward = Reward(paid, "task", job.rollout_id, job.attempt)
+        return Episode(Outcome.SUCCEEDED if paid else Outcome.FAILED, (reward,))
+
+
+def make_asker(options: Mapping[str, Any]) -> Asker:
+    return Asker(options)
 
 
 # ---------------------------------------------------------------------- in the test

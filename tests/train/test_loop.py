@@ -1,0 +1,161 @@
+"""The loop with everything real: worker processes, HTTP, the embedded engine, a store, and a very small model."""
+
+from __future__ import annotations
+
+import copy
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from episodes import Bench
+
+torch = pytest.importorskip("torch", reason='needs the extra "train"')
+parquet = pytest.importorskip("pyarrow.parquet", reason='needs the extra "train"')
+pytest.importorskip("transformers", reason='needs the extra "train"')
+pytest.importorskip("langchain", reason="a worker governs at least one framework")
+
+from lgov_core.gateway.embedded import EmbeddedEngine  # noqa: E402
+from lgov_core.gateway.server import EndpointServer  # noqa: E402
+from lgov_core.models import build_tiny  # noqa: E402
+from lgov_core.train.checkpoint import latest_checkpoint  # noqa: E402
+from lgov_core.train.config import GRPOConfig  # noqa: E402
+from lgov_core.train.grpo import GRPO  # noqa: E402
+from lgov_core.train.loop import Task, TrainingLoop  # noqa: E402
+from lgov_core.train.policy_model import full_policy  # noqa: E402
+from lgov_core.types import Outcome  # noqa: E402
+
+pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="needs POSIX processes")
+
+TASKS = [Task("hello", {"say": "hello"}), Task("count", {"say": "one two three"})]
+
+
+@pytest.fixture
+def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Bench]:
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent))
+    torch.set_num_threads(1)
+    made = Bench(tmp_path)
+    yield made
+    made.store.close()
+
+
+@contextmanager
+def running(bench: Bench, checkpoint_every: int = 1) -> Iterator[TrainingLoop]:
+    model = build_tiny(["hello", "one two three"], seed=0, hidden=32, layers=2, heads=2, intermediate=64)
+    policy = full_policy(model.module)
+    engine = EmbeddedEngine(model, max_new_tokens=6, threads=1)
+    config = GRPOConfig(learning_rate=1e-3)
+    with EndpointServer([engine], bench.store) as endpoint:
+        worker = bench.config(factory="episodes:make_asker", endpoint=endpoint.base_url)
+        with bench.pool(config=worker, max_attempts=2) as pool:
+            yield TrainingLoop(
+                run_id="run",
+                policy=policy,
+                grpo=GRPO(policy.module, config, reference=policy.reference),
+                engine=engine,
+                store=bench.store,
+                pool=pool,
+                folder=bench.folder,
+                checkpoint_every=checkpoint_every,
+            )
+
+
+def same(first: Any, second: Any) -> bool:
+    return first.keys() == second.keys() and all(torch.equal(first[name], second[name]) for name in first)
+
+
+def test_one_turn_collects_updates_publishes_and_leaves_everything_on_record(bench: Bench) -> None:
+    stages: list[tuple[str, int, int]] = []
+    with running(bench) as loop:
+        before = loop.policy.weights()
+        first = loop.iterate(TASKS, 4, lambda *stage: stages.append(stage))
+        assert not same(before, loop.policy.weights())
+        second = loop.iterate(TASKS, 4)
+        served = loop.engine.weights_version
+    assert (first.step, second.step, loop.done) == (1, 2, 2)
+    assert [result.job.task_id for result in first.results] == ["hello"] * 4 + ["count"] * 4
+    assert first.mean_return == pytest.approx(0.5)
+    assert first.diagnostics == {} or set(first.diagnostics) <= {"truncated_reply"}
+    assert first.update.rows == 8
+    # The engine and the trainer agree on what the weights say about the tokens that were sampled.
+    assert first.update.logprob_drift < 1e-3
+    assert second.update.logprob_drift < 1e-3
+    assert ("rollouts", 8, 8) in stages
+    assert stages[-1][0] == "update"
+    assert stages[-1][1] == stages[-1][2]
+
+    by_run = [
+        {call.weights_version for call in bench.store.calls([result.job.rollout_id for result in turn.results])}
+        for turn in (first, second)
+    ]
+    assert by_run[0] == {0}
+    assert len(by_run[1]) == 1, "one iteration is served by one set of weights"
+    assert by_run[0] < by_run[0] | by_run[1]
+    assert max(by_run[1]) <= served
+
+    rows = parquet.read_table(bench.folder / "transitions" / "step-000001.parquet").to_pylist()
+    assert len(rows) == 8
+    assert {row["policy_version"] for row in rows} == {0}
+    assert {row["agent"] for row in rows} == {"asker"}
+    calls = {call.response_id: call for call in bench.store.calls()}
+    for row in rows:
+        call = calls[row["call_id"]]
+        assert tuple(row["prompt_ids"]) == call.prompt_ids
+        assert tuple(row["response_ids"]) == call.response_ids
+        assert row["logprobs"] == pytest.approx(call.logprobs, abs=1e-6)
+        assert len(row["advantages"]) == len(row["response_ids"])
+    assert first.metrics()["rollouts"] == 8
+
+
+def test_what_the_machines_broke_is_left_out_and_not_a_return_of_0(bench: Bench) -> None:
+    broken = [Task("broken", {"do": "lose_connection"}), Task("dies", {"do": "die_once", "say": "hello"})]
+    with running(bench) as loop:
+        turn = loop.iterate([*TASKS[:1], broken[0]], 4)
+        assert turn.mean_return == pytest.approx(0.5), "the mean is over what is usable"
+        assert turn.diagnostics["excluded_outcome"] == 4
+        assert {result.outcome for result in turn.results[4:]} == {Outcome.INFRASTRUCTURE}
+        # A worker that dies in mid-iteration costs time and nothing else.
+        turn = loop.iterate([*TASKS[:1], broken[1]], 2)
+        assert "excluded_outcome" not in turn.diagnostics
+    attempts = bench.store.attempts()
+    assert {attempt.outcome for attempt in attempts if "worker ended" in (attempt.error or "")} == {
+        Outcome.INFRASTRUCTURE
+    }
+
+
+def test_an_iteration_without_anything_usable_changes_nothing(bench: Bench) -> None:
+    with running(bench) as loop:
+        before = loop.policy.weights()
+        turn = loop.iterate([Task("broken", {"do": "lose_connection"})], 2)
+        assert same(before, loop.policy.weights())
+    assert turn.update.rows == 0
+    assert turn.mean_return == 0.0
+    assert turn.step == 1
+
+
+def test_a_run_that_is_resumed_has_the_weights_the_optimizer_and_the_step(bench: Bench) -> None:
+    with running(bench, checkpoint_every=2) as loop:
+        assert loop.resume() == 0, "there is nothing to resume"
+        loop.iterate(TASKS, 2)
+        assert latest_checkpoint(bench.folder / "checkpoints") is None
+        loop.iterate(TASKS, 2)
+        weights, state = loop.policy.weights(), copy.deepcopy(loop.grpo.optimizer.state_dict())
+        loop.iterate(TASKS, 2)  # not in a checkpoint: lost
+    used = {call.weights_version for call in bench.store.calls()}
+    with running(bench, checkpoint_every=2) as loop:
+        assert not same(weights, loop.policy.weights())
+        assert loop.resume() == 2
+        assert loop.done == 2
+        assert same(weights, loop.policy.weights())
+        resumed = loop.grpo.optimizer.state_dict()
+        assert resumed["state"].keys() == state["state"].keys()
+        for number, values in state["state"].items():
+            assert same(values, resumed["state"][number])
+        turn = loop.iterate(TASKS, 2)
+        assert turn.step == 3
+        # What the engine serves is what was loaded: its samples agree with the trainer, under a version of their own.
+        assert turn.update.logprob_drift < 1e-3
+        ids = [result.job.rollout_id for result in turn.results]
+        assert not used & {call.weights_version for call in bench.store.calls(ids)}
