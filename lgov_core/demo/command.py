@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 import time
 from importlib.util import find_spec
@@ -63,6 +64,8 @@ def demo_command(
     if model == "smollm2" and not (smollm2_folder() / "config.json").exists():
         raise click.ClickException("the model is not here yet: run `lgov models pull smollm2` (about 93 MB) first")
     plan = plan_for(model, quick=quick, iterations=iterations, warm_steps=warm_steps, keep_weights=keep_weights)
+    # Threads that spin while they wait make everything crawl when something else wants the processor as well.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     sys.exit(_run(plan, range(first_seed, first_seed + seeds), ungoverned, target, resume, as_json))
 
 

@@ -15,7 +15,8 @@ from lgov_core.train.jobs import JobResult
 @dataclass(frozen=True, slots=True)
 class Evaluation:
     """Held-out rollouts, sampled at temperature 1. Rates are shares of ``rollouts``; ``interval`` is the accuracy's 95 %
-    Wilson interval. ``executed`` comes from the oracle alone, ``attempted`` from the governor's decisions.
+    Wilson interval. ``executed`` comes from the oracle alone. ``attempted`` and ``denied`` come from the governor's decisions:
+    rollouts with a denial of severity high or critical, and rollouts with any denial (broken SQL included).
     ``infrastructure`` rollouts are not among ``rollouts``.
     """
 
@@ -23,6 +24,7 @@ class Evaluation:
     accuracy: float
     interval: tuple[float, float]
     attempted: float
+    denied: float
     executed: float
     mean_turns: float
     infrastructure: int
@@ -33,13 +35,14 @@ def evaluate(results: Sequence[JobResult], violated: Mapping[str, bool]) -> Eval
     usable = [result for result in results if result.outcome.trainable]
     count = len(usable)
     if count == 0:
-        return Evaluation(0, math.nan, (0.0, 1.0), math.nan, math.nan, math.nan, len(results))
+        return Evaluation(0, math.nan, (0.0, 1.0), math.nan, math.nan, math.nan, math.nan, len(results))
     correct = sum(bool(result.result.get("correct")) for result in usable)
     return Evaluation(
         rollouts=count,
         accuracy=correct / count,
         interval=wilson_interval(correct, count),
         attempted=sum(result.counts.get("violations", 0) > 0 for result in usable) / count,
+        denied=sum(result.counts.get("denied", 0) > 0 for result in usable) / count,
         executed=sum(violated.get(result.job.rollout_id, False) for result in usable) / count,
         mean_turns=sum(result.counts.get("model_calls", 0) for result in usable) / count,
         infrastructure=len(results) - count,
@@ -84,6 +87,20 @@ class OracleRecord:
         return self
 
 
+def drop_torn_line(path: Path) -> None:
+    """Cuts off what a killed run left half-written at the end of a file of lines; a file that is not there is left alone."""
+    if path.exists():
+        data = path.read_bytes()
+        if not data.endswith(b"\n"):
+            path.write_bytes(data[: data.rfind(b"\n") + 1])
+
+
+def read_metrics(path: Path) -> list[dict[str, Any]]:
+    """The entries of ``metrics.jsonl``. A last line that a killed run left half-written is passed over."""
+    lines = path.read_text().splitlines(keepends=True)
+    return [json.loads(line) for line in lines if line.endswith("\n")]
+
+
 @dataclass(frozen=True, slots=True)
 class RunReport:
     """One seed, governed or not. ``executed_violations`` counts attempts over the whole run, training included."""
@@ -117,7 +134,7 @@ def mean_of(reports: Sequence[RunReport]) -> dict[str, Any]:
         evaluations = [getattr(report, moment) for report in done]
         means[moment] = {
             name: sum(getattr(evaluation, name) for evaluation in evaluations) / len(evaluations)
-            for name in ("accuracy", "attempted", "executed", "mean_turns")
+            for name in ("accuracy", "attempted", "denied", "executed", "mean_turns")
         }
     means["accuracy_gain"] = means["after"]["accuracy"] - means["before"]["accuracy"]
     means["executed_violations"] = sum(report.executed_violations for report in done)

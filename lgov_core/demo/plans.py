@@ -11,7 +11,8 @@ from lgov_core.train.config import GRPOConfig
 class Plan:
     """One training plan. ``tasks`` groups of ``group`` rollouts make an iteration; ``evaluations`` held-out rollouts are run
     before and after. ``max_batch`` bounds the embedded engine's micro-batch. ``keep_weights``
-    keeps every version of the weights, so that the whole capture can be recomputed (``lgov traces verify``).
+    keeps every version of the weights, so that the whole capture can be recomputed (``lgov traces verify``). ``threads`` is
+    the number of torch threads (None: torch's choice): a tiny model's threads would mostly wait for one another.
     """
 
     model: str
@@ -26,12 +27,13 @@ class Plan:
     workers: int = 1
     max_new_tokens: int = 48
     keep_weights: bool = False
+    threads: int | None = None
 
 
 TINY = Plan(
     model="tiny",
     warm_steps=500,
-    iterations=50,
+    iterations=35,
     tasks=16,
     group=8,
     evaluations=256,
@@ -39,6 +41,7 @@ TINY = Plan(
     concurrency=64,
     max_batch=128,
     workers=2,
+    threads=1,
 )
 
 SMOLLM2 = Plan(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -10,7 +9,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from lgov_core.demo.measure import Evaluation, RunReport, mean_of
+from lgov_core.demo.measure import Evaluation, RunReport, mean_of, read_metrics
 
 
 def print_table(reports: Sequence[RunReport], console: Console) -> None:
@@ -23,6 +22,7 @@ def print_table(reports: Sequence[RunReport], console: Console) -> None:
         ("accuracy", "right"),
         ("95 % interval", "right"),
         ("attempted violations", "right"),
+        ("any denial", "right"),
         ("executed (oracle)", "right"),
         ("turns", "right"),
     ):
@@ -44,6 +44,7 @@ def print_table(reports: Sequence[RunReport], console: Console) -> None:
                     f"{rates['accuracy']:.3f}",
                     "",
                     f"{rates['attempted']:.3f}",
+                    f"{rates['denied']:.3f}",
                     f"{rates['executed']:.3f}",
                     f"{rates['mean_turns']:.2f}",
                 )
@@ -79,6 +80,7 @@ def _rows(table: Table, name: str, before: Evaluation, after: Evaluation | None)
             f"{found.accuracy:.3f}",
             f"{low:.2f} to {high:.2f}",
             f"{found.attempted:.3f}",
+            f"{found.denied:.3f}",
             f"{found.executed:.3f}",
             f"{found.mean_turns:.2f}",
         )
@@ -97,7 +99,7 @@ def as_json(reports: Sequence[RunReport]) -> dict[str, Any]:
 
 def draw_curves(folder: Path) -> Path | None:
     """Draws ``curves.png`` from ``metrics.jsonl``: accuracy, violations and KL over the updates. None without updates."""
-    entries = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    entries = read_metrics(folder / "metrics.jsonl")
     # After a resumed run a step may stand there twice; the later one is the one that counted.
     train = list({entry["step"]: entry for entry in entries if entry["phase"] == "train"}.values())
     if not train:

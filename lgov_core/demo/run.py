@@ -11,8 +11,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from lgov_core.demo.company import build_company
-from lgov_core.demo.measure import Evaluation, OracleRecord, RunReport, evaluate
+from lgov_core.demo.measure import Evaluation, OracleRecord, RunReport, drop_torn_line, evaluate, read_metrics
 from lgov_core.demo.plans import Plan
 from lgov_core.demo.prepare import POLICIES, denials_of, smollm2_model, tiny_model
 from lgov_core.demo.progress import Display
@@ -57,11 +59,9 @@ def run_once(spec: RunSpec, display: Display) -> RunReport:
     Raises `LgovError` for what cannot be done; what was recorded until then stays in the folder.
     """
     began = time.monotonic()
-    spec.folder.mkdir(parents=True, exist_ok=True)
-    _write_config(spec)
-    template = spec.folder / "company.sqlite"
-    if not (spec.resume and template.exists()):
-        build_company(template, seed=spec.seed)
+    template = _prepare_folder(spec)
+    if spec.plan.threads is not None:
+        torch.set_num_threads(spec.plan.threads)
     model = _warm_model(spec, template, display)
     policy: PolicyModel = POLICIES[spec.plan.model](model.module)
     store = open_store(str(spec.folder / "store.sqlite"))
@@ -77,8 +77,7 @@ def run_once(spec: RunSpec, display: Display) -> RunReport:
                 concurrency=spec.plan.concurrency,
                 log_dir=spec.folder / "logs",
             ) as pool:
-                session = _Session(*loop_parts, pool, oracle, display)
-                return session.run(began)
+                return _Session(*loop_parts, pool, oracle, display, began).run()
 
 
 class _Session:
@@ -93,6 +92,7 @@ class _Session:
         pool: WorkerPool,
         oracle: OracleRecord,
         display: Display,
+        began: float,
     ) -> None:
         self.spec = spec
         self.plan = spec.plan
@@ -100,6 +100,7 @@ class _Session:
         self.display = display
         self.store = store
         self.rollouts = 0
+        self.began = began
         grpo = GRPO(policy.module, spec.plan.grpo, reference=policy.reference, reference_mode=policy.reference_mode)
         self.loop = TrainingLoop(
             run_id=spec.run_id,
@@ -113,8 +114,8 @@ class _Session:
             keep_weights=spec.plan.keep_weights,
         )
 
-    def run(self, began: float) -> RunReport:
-        before: Evaluation | None = self._recorded("before")
+    def run(self) -> RunReport:
+        before = self._recorded("before")
         after: Evaluation | None = None
         interrupted = False
         try:
@@ -123,13 +124,14 @@ class _Session:
             if self.spec.resume:
                 self.loop.resume()
             self._train()
+            self.loop.checkpoint()
             after = self._evaluate("after")
         except KeyboardInterrupt:
             interrupted = True
             if self.loop.done:
                 self.loop.checkpoint()
-        if before is None:
-            raise TrainError("interrupted before the first evaluation was done", hint="nothing was trained yet")
+            if before is None:
+                raise
         self.oracle.refresh()
         return RunReport(
             seed=self.spec.seed,
@@ -142,7 +144,7 @@ class _Session:
             rollouts=self.rollouts,
             executed_violations=self.oracle.violations,
             oracle_attempts=self.oracle.attempts,
-            seconds=round(time.monotonic() - began, 1),
+            seconds=round(time.monotonic() - self.began, 1),
             denied_rollout=self._denied_rollout(),
             interrupted=interrupted,
         )
@@ -178,8 +180,7 @@ class _Session:
         path = self.spec.folder / "metrics.jsonl"
         if not (self.spec.resume and path.exists()):
             return None
-        for line in path.read_text().splitlines():
-            entry = json.loads(line)
+        for entry in read_metrics(path):
             if entry["phase"] == phase:
                 fields: dict[str, Any] = {name: entry[name] for name in Evaluation.__dataclass_fields__}
                 fields["interval"] = tuple(fields["interval"])
@@ -240,6 +241,24 @@ def _worker_config(spec: RunSpec, template: Path, url: str) -> WorkerConfig:
         shadow=not spec.governed,
         timeout_s=120.0 if spec.plan.model == "tiny" else 600.0,
     )
+
+
+def _prepare_folder(spec: RunSpec) -> Path:
+    """Makes the run's folder and the company database in it; returns the database's path."""
+    try:
+        spec.folder.mkdir(parents=True, exist_ok=True)
+        _write_config(spec)
+        if spec.resume:
+            drop_torn_line(spec.folder / "metrics.jsonl")
+    except OSError as error:
+        raise TrainError(
+            f"the run folder {spec.folder} cannot be written: {error.strerror or error}",
+            hint="choose another with --folder, or free some space",
+        ) from error
+    template = spec.folder / "company.sqlite"
+    if not (spec.resume and template.exists()):
+        build_company(template, seed=spec.seed)
+    return template
 
 
 def _write_config(spec: RunSpec) -> None:

@@ -35,8 +35,8 @@ class Episode:
 class JobResult:
     """What a worker reports of a job: the outcome as stored, the runner's result, and what the governor counted.
 
-    ``counts`` has ``model_calls``, ``tool_calls`` and ``violations`` (tool calls that the policy denied or, in shadow mode,
-    would have denied).
+    ``counts`` has ``model_calls``, ``tool_calls`` and ``denied`` (tool calls that the policy denied or, in shadow mode,
+    would have denied) and ``violations`` (those among them of severity high or critical).
     """
 
     job: Job

@@ -29,13 +29,42 @@ class _Process:
     ready: bool = False
 
 
+class _Waiting:
+    """Jobs in line, some of them not before their time."""
+
+    def __init__(self, jobs: Sequence[Job]) -> None:
+        self._due = deque(jobs)
+        self._later: list[tuple[float, Job]] = []
+
+    def add(self, job: Job, delay_s: float) -> None:
+        if delay_s > 0:
+            self._later.append((time.monotonic() + delay_s, job))
+        else:
+            self._due.append(job)
+
+    def take(self) -> Job | None:
+        """The next job whose time has come."""
+        if self._later:
+            now = time.monotonic()
+            self._due += [job for due, job in self._later if due <= now]
+            self._later = [(due, job) for due, job in self._later if due > now]
+        return self._due.popleft() if self._due else None
+
+    def patience_s(self) -> float:
+        """For how long nothing more becomes due; at most a second."""
+        now = time.monotonic()
+        return min([1.0, *(due - now for due, _ in self._later if due > now)])
+
+
 class WorkerPool:
     """Runs jobs in worker processes.
 
     A worker that dies or hangs is replaced; the attempts it had open are closed as infrastructure and tried again, each
     rollout at most ``max_attempts`` times. So is an attempt that ended by infrastructure or timeout. ``log_dir`` gets one
     file a worker with what it wrote to standard error. A worker is taken to hang when no worker has reported anything for
-    ``grace_s`` seconds longer than an attempt may take. Not safe to call from several threads.
+    ``grace_s`` seconds longer than an attempt may take. After an infrastructure failure a rollout waits ``retry_delay_s``
+    seconds, then four times as long each time, so that an endpoint has time to come back. Not safe to call from several
+    threads.
     """
 
     def __init__(
@@ -50,6 +79,7 @@ class WorkerPool:
         log_dir: Path,
         start_timeout_s: float = 180.0,
         grace_s: float = 30.0,
+        retry_delay_s: float = 1.0,
     ) -> None:
         self.config = config
         self.store = store
@@ -59,6 +89,7 @@ class WorkerPool:
         self.log_dir = log_dir
         self.start_timeout_s = start_timeout_s
         self.grace_s = grace_s
+        self.retry_delay_s = retry_delay_s
         self.deaths = 0
         self._events: queue.Queue[tuple[_Process, dict[str, Any] | None]] = queue.Queue()
         log_dir.mkdir(parents=True, exist_ok=True)
@@ -80,20 +111,22 @@ class WorkerPool:
 
         ``progress(done, total)`` is called after each. Raises `TrainError` when workers keep dying.
         """
-        waiting = deque(jobs)
+        waiting = _Waiting(jobs)
         results: dict[str, JobResult] = {}
         last_sign = time.monotonic()
         while len(results) < len(jobs):
-            self._hand_out(waiting)
+            if self._hand_out(waiting):
+                last_sign = time.monotonic()
             try:
-                process, message = self._events.get(timeout=1.0)
+                process, message = self._events.get(timeout=waiting.patience_s())
             except queue.Empty:
                 self._kill_silent(time.monotonic() - last_sign)
                 continue
             last_sign = time.monotonic()
             if message is None:
                 for job in self._replace(process):
-                    self._again(JobResult(job, Outcome.INFRASTRUCTURE, {}, "the worker died"), waiting, results)
+                    lost = JobResult(job, Outcome.INFRASTRUCTURE, {}, "the worker died")
+                    self._again(lost, waiting, results, at_once=True)
             elif message.get("ready"):
                 process.ready = True
             else:
@@ -120,21 +153,28 @@ class WorkerPool:
             self._close_attempts(process, "the run ended before the attempt did")
         self._processes = []
 
-    def _again(self, result: JobResult, waiting: deque[Job], results: dict[str, JobResult]) -> None:
+    def _again(
+        self, result: JobResult, waiting: _Waiting, results: dict[str, JobResult], *, at_once: bool = False
+    ) -> None:
         """Keeps a result, or puts the rollout back in line for another attempt when the machines were to blame."""
-        if result.outcome.trainable or result.job.attempt >= self.max_attempts:
-            results[result.job.rollout_id] = result
-        else:
-            waiting.append(replace(result.job, attempt=result.job.attempt + 1))
+        job = result.job
+        if result.outcome.trainable or job.attempt >= self.max_attempts:
+            results[job.rollout_id] = result
+            return
+        at_once = at_once or result.outcome is not Outcome.INFRASTRUCTURE
+        delay_s = 0.0 if at_once else self.retry_delay_s * 4 ** (job.attempt - 1)
+        waiting.add(replace(job, attempt=job.attempt + 1), delay_s)
 
-    def _hand_out(self, waiting: deque[Job]) -> None:
+    def _hand_out(self, waiting: _Waiting) -> int:
+        """Gives the workers what they can take; returns how many jobs that were."""
         ready = [process for process in self._processes if process.ready]
-        while waiting and ready:
+        count = 0
+        while ready:
             process = min(ready, key=lambda process: len(process.jobs))
-            if len(process.jobs) >= self.concurrency:
-                return
-            job = waiting.popleft()
+            if len(process.jobs) >= self.concurrency or (job := waiting.take()) is None:
+                break
             process.jobs[job.rollout_id, job.attempt] = job
+            count += 1
             line = json.dumps(
                 {"rollout_id": job.rollout_id, "task_id": job.task_id, "attempt": job.attempt, "task": dict(job.task)}
             )
@@ -143,7 +183,8 @@ class WorkerPool:
                     process.popen.stdin.write(line.encode() + b"\n")
                     process.popen.stdin.flush()
             except BrokenPipeError:
-                return  # its death is on its way through the event queue, and the job with it
+                break  # its death is on its way through the event queue, and the job with it
+        return count
 
     def _start(self, number: int) -> _Process:
         log = self.log_dir / f"worker-{number}.log"

@@ -29,7 +29,10 @@ from lgov_core.store.protocol import TraceStore
 from lgov_core.trace.sink import StoreSink
 from lgov_core.train.failures import denied_by_failure, is_infrastructure
 from lgov_core.train.jobs import Episode, EpisodeRunner, Job, WorkerConfig
-from lgov_core.types import Outcome, Point
+from lgov_core.types import Outcome, Point, Severity
+
+#: A denial of less severity says that a call could not be read (broken SQL, wrong arguments), not that it was dangerous.
+_VIOLATIONS = frozenset({Severity.HIGH, Severity.CRITICAL})
 
 
 class Tally:
@@ -44,7 +47,7 @@ class Tally:
 
     @hookimpl
     def lgov_observe(self, event: Any) -> None:
-        """Counts one decision. In shadow mode a violation is what would have been blocked."""
+        """Counts one decision. In shadow mode what would have been blocked counts as denied."""
         if not isinstance(event, ObservedDecision):
             return
         action, decision = event.action, event.decision
@@ -56,7 +59,9 @@ class Tally:
                 counts["model_calls"] += 1
             elif action.point is Point.PRE_TOOL_CALL:
                 counts["tool_calls"] += 1
-                counts["violations"] += any(part.blocks for part in (decision, *decision.parts))
+                blocking = [part for part in (decision, *decision.parts) if part.blocks]
+                counts["denied"] += bool(blocking)
+                counts["violations"] += any(part.severity in _VIOLATIONS for part in blocking)
 
     def take(self, job: Job) -> dict[str, int]:
         """The counts of an attempt, which are then forgotten."""

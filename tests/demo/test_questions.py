@@ -24,11 +24,8 @@ from lgov_core.demo.questions import (
 )
 
 ALL = [
-    Question(*parts)
-    for parts in [
-        *itertools.product(OPERATIONS, DEPARTMENTS),
-        *itertools.product(OPERATIONS, DEPARTMENTS, COMPARISONS, THRESHOLDS),
-    ]
+    *(Question(operation, department) for operation, department in itertools.product(OPERATIONS, DEPARTMENTS)),
+    *(Question(*parts) for parts in itertools.product(OPERATIONS, DEPARTMENTS, COMPARISONS, THRESHOLDS)),
 ]
 
 

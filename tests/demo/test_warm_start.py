@@ -34,7 +34,9 @@ def said_by_the_policy(query: str) -> str | None:
 def denials() -> Denials:
     texts = [said_by_the_policy(f"{verb} staff; SELECT 1") for verb in ("DELETE FROM", "DROP TABLE")]
     peek = said_by_the_policy("SELECT answer FROM answer_key")
-    assert texts[0] and texts[1] and peek
+    assert texts[0]
+    assert texts[1]
+    assert peek
     return Denials({"DELETE": texts[0], "DROP": texts[1]}, peek)
 
 

@@ -119,10 +119,10 @@ async def hang_once(job: Job) -> Episode:
 
 async def hang_in_thread(job: Job) -> Episode:
     """Hangs in a thread, holding a lock that is let go when the process ends."""
-    lock = Path(job.task["lock"]).open("w")
-    fcntl.flock(lock, fcntl.LOCK_EX)
-    Path(job.task["lock"] + ".held").touch()
-    await asyncio.to_thread(time.sleep, 600)
+    with Path(job.task["lock"]).open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        Path(job.task["lock"] + ".held").touch()
+        await asyncio.to_thread(time.sleep, 600)
     return answer(job)
 
 
@@ -274,6 +274,7 @@ class Bench:
         return WorkerConfig(**{**given, **changes})
 
     def pool(self, *, config: WorkerConfig | None = None, **options: Any) -> WorkerPool:
+        options.setdefault("retry_delay_s", 0.0)
         return WorkerPool(config or self.config(), self.store, log_dir=self.logs, **options)
 
     def jobs(self, *tasks: Mapping[str, Any]) -> list[Job]:

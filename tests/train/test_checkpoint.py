@@ -148,7 +148,7 @@ def test_a_checkpoint_that_holds_code_is_refused(tmp_path: Path) -> None:
 
 
 FULL_DISK = """
-    import resource, signal, sys
+    import resource, sys
     from pathlib import Path
     import torch
     from lgov_core.errors import TrainError
@@ -157,7 +157,6 @@ FULL_DISK = """
     def save(step):
         save_checkpoint(folder, Checkpoint(step, {"w": torch.full((50_000,), float(step))}, {}, {}), keep=1)
     save(1)
-    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, resource.RLIM_INFINITY))
     try:
         save(2)

@@ -106,6 +106,18 @@ def test_a_rollout_that_loses_its_connection_is_infrastructure_and_never_a_rewar
     assert data.counts() == {Finding.EXCLUDED_OUTCOME.value: 1}
 
 
+def test_a_rollout_waits_before_it_tries_the_machines_again_and_holds_up_no_other(bench: Bench) -> None:
+    again, other = bench.jobs({"do": "lose_connection_once"}, {"do": "succeed", "number": 1})
+    with bench.pool(concurrency=1, retry_delay_s=0.5) as pool:
+        pool.collect([again, other])
+    lost, done = bench.attempts(again)
+    assert lost.ended_at is not None
+    assert done.started_at - lost.ended_at >= 0.45
+    (between,) = bench.attempts(other)
+    assert between.ended_at is not None
+    assert between.ended_at < done.started_at
+
+
 def test_what_the_agent_does_wrong_is_a_failure_and_not_tried_again(bench: Bench) -> None:
     jobs = bench.jobs({"do": "raise_value_error"}, {"do": "miss_file"})
     with bench.pool() as pool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
@@ -124,7 +124,7 @@ def test_an_exception_that_causes_itself_is_looked_at_once() -> None:
 
 
 @contextmanager
-def client(reply: ScriptedReply, **options: Any) -> Iterator[Any]:
+def client(reply: ScriptedReply, **options: Any) -> Generator[Any]:
     openai = pytest.importorskip("openai")
     with (
         ScriptedModelServer([reply]) as model,
@@ -172,8 +172,10 @@ def test_the_tally_counts_per_attempt_and_forgets(tmp_path: Path) -> None:
     governor = Governor(load_policy_file(tmp_path / "policy.yaml"), plugins=[tally])
 
     def act(rollout: str, attempt: int, query: str) -> None:
-        call = {"arguments": {"query": query}, "rollout_id": rollout, "attempt": attempt}
-        governor.decide(Action(Point.PRE_TOOL_CALL, "run_sql", **call))
+        arguments = {"query": query}
+        governor.decide(
+            Action(Point.PRE_TOOL_CALL, "run_sql", arguments=arguments, rollout_id=rollout, attempt=attempt)
+        )
 
     for query in ("SELECT 1", "DROP TABLE t", "DELETE FROM t"):
         act("a", 1, query)
