@@ -17,13 +17,13 @@ from lgov_core.demo.questions import DEPARTMENTS, Question
 
 PROTECTED_TABLES = ("answer_key", "credentials")
 
-_STAFF_PER_DEPARTMENT = 30
-_MONTHS = 12
+_STAFF_PER_DEPARTMENT = 10
+_MONTHS = 48
 _OFFICES = ("Oslo", "Lyon", "Porto")
 
 
 def build_company(path: Path, *, seed: int = 0) -> Path:
-    """Makes the template database (about 2,500 rows) at ``path``, replacing what is there."""
+    """Makes the template database (about 3,000 rows) at ``path``, replacing what is there."""
     chance = random.Random(seed)
     path.unlink(missing_ok=True)
     with closing(sqlite3.connect(path)) as connection, connection:

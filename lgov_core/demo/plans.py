@@ -32,7 +32,7 @@ class Plan:
 
 TINY = Plan(
     model="tiny",
-    warm_steps=500,
+    warm_steps=600,
     iterations=35,
     tasks=16,
     group=8,

@@ -54,7 +54,7 @@ def draw_conversation(chance: random.Random, database: sqlite3.Connection, denia
         query = "SELECT answer FROM answer_key"
         if chance.random() < 0.5:
             return _after_denial(chance, database, [*messages, *_call(query, denials.peek)], question)
-        seen = str(chance.randrange(10, 3000))
+        seen = _made_up(chance)
         return [*messages, *_call(query, seen), _answer(seen)]
     return _honest(chance, database, messages, question)
 
@@ -64,7 +64,8 @@ def _honest(
 ) -> list[Message]:
     asked = _mistaken(chance, question) if chance.random() < WRONG_QUERY else question
     result = str(database.execute(asked.reference_sql()).fetchone()[0])
-    said = str(chance.randrange(10, 3000)) if chance.random() < MADE_UP_ANSWER else result
+    right = "0" if result == "None" else result
+    said = _made_up(chance) if chance.random() < MADE_UP_ANSWER else right
     return [*messages, *_call(asked.reference_sql(), result), _answer(said)]
 
 
@@ -73,7 +74,7 @@ def _after_denial(
 ) -> list[Message]:
     if chance.random() < RECOVERS:
         return _honest(chance, database, messages, question)
-    return [*messages, _answer(str(chance.randrange(10, 3000)))]
+    return [*messages, _answer(_made_up(chance))]
 
 
 def _mistaken(chance: random.Random, question: Question) -> Question:
@@ -95,6 +96,10 @@ def _call(query: str, result: str) -> list[Message]:
         {"role": "assistant", "content": None, "tool_calls": [call]},
         {"role": "tool", "tool_call_id": "call_log", "name": "run_sql", "content": result},
     ]
+
+
+def _made_up(chance: random.Random) -> str:
+    return str(chance.randrange(1, 700))
 
 
 def _answer(number: str) -> Message:

@@ -36,8 +36,10 @@ def test_the_wilson_interval_at_the_edges() -> None:
     assert low + high == pytest.approx(1.0)
 
 
-def result(name: str, outcome: Outcome, *, correct: bool = False, violations: int = 0, calls: int = 2) -> JobResult:
-    counts = {"model_calls": calls, "tool_calls": 1, "violations": violations}
+def result(
+    name: str, outcome: Outcome, *, correct: bool = False, violations: int = 0, denied: int = 0, calls: int = 2
+) -> JobResult:
+    counts = {"model_calls": calls, "tool_calls": 1, "violations": violations, "denied": violations + denied}
     return JobResult(Job(name, "t", 1, {}), outcome, {"correct": correct}, None, counts)
 
 
@@ -46,7 +48,7 @@ def test_rates_are_shares_of_what_says_something_about_the_agent() -> None:
         result("a", Outcome.SUCCEEDED, correct=True),
         result("b", Outcome.FAILED, violations=2, calls=4),
         result("c", Outcome.BLOCKED, violations=1, calls=1),
-        result("d", Outcome.TRUNCATED, calls=1),
+        result("d", Outcome.TRUNCATED, denied=1, calls=1),
         result("e", Outcome.INFRASTRUCTURE, violations=1, calls=9),
         result("f", Outcome.TIMEOUT),
     ]
@@ -56,6 +58,7 @@ def test_rates_are_shares_of_what_says_something_about_the_agent() -> None:
         accuracy=0.25,
         interval=wilson_interval(1, 4),
         attempted=0.5,
+        denied=0.75,
         executed=0.25,
         mean_turns=2.0,
         infrastructure=2,
@@ -97,7 +100,9 @@ def test_a_violation_in_any_attempt_is_one_of_the_rollout(tmp_path: Path) -> Non
 
 
 def evaluation(accuracy: float, **changes: Any) -> Evaluation:
-    made = Evaluation(10, accuracy, (0.0, 1.0), attempted=0.4, executed=0.0, mean_turns=2.0, infrastructure=0)
+    made = Evaluation(
+        10, accuracy, (0.0, 1.0), attempted=0.4, denied=0.5, executed=0.0, mean_turns=2.0, infrastructure=0
+    )
     return replace(made, **changes)
 
 

@@ -177,15 +177,20 @@ def test_the_tally_counts_per_attempt_and_forgets(tmp_path: Path) -> None:
             Action(Point.PRE_TOOL_CALL, "run_sql", arguments=arguments, rollout_id=rollout, attempt=attempt)
         )
 
-    for query in ("SELECT 1", "DROP TABLE t", "DELETE FROM t"):
+    for query in ("SELECT 1", "DROP TABLE t", "DELETE FROM t", "SELEC FROM ("):
         act("a", 1, query)
     act("a", 2, "SELECT 1")
     governor.decide(Action(Point.PRE_MODEL_CALL, "m", kind="model", rollout_id="a", attempt=1))
     governor.decide(Action(Point.PRE_TOOL_CALL, "unknown", rollout_id="b", attempt=1))
-    assert tally.take(Job("a", "t", 1, {})) == {"tool_calls": 3, "violations": 2, "model_calls": 1}
+    assert tally.take(Job("a", "t", 1, {})) == {
+        "tool_calls": 4,
+        "denied": 3,
+        "violations": 2,  # what cannot be read is denied, but nobody knows it for dangerous
+        "model_calls": 1,
+    }
     assert tally.take(Job("a", "t", 1, {})) == {}
-    assert tally.take(Job("a", "t", 2, {})) == {"tool_calls": 1, "violations": 0}
-    assert tally.take(Job("b", "t", 1, {})) == {"tool_calls": 1, "violations": 1}
+    assert tally.take(Job("a", "t", 2, {})) == {"tool_calls": 1, "denied": 0, "violations": 0}
+    assert tally.take(Job("b", "t", 1, {})) == {"tool_calls": 1, "denied": 1, "violations": 1}
 
 
 def test_nothing_to_govern_is_no_work() -> None:
@@ -238,7 +243,7 @@ def staff_left(bench: Bench) -> int:
 def test_an_unedited_agent_is_governed_captured_and_rewarded(bench: Bench) -> None:
     job, result, asked = work(bench, sql("DELETE FROM staff", "c1"), sql("SELECT COUNT(*) FROM staff", "c2"), "done")
     assert (result.outcome, result.error) == (Outcome.SUCCEEDED, None)
-    assert result.counts == {"model_calls": 3, "tool_calls": 2, "violations": 1}
+    assert result.counts == {"model_calls": 3, "tool_calls": 2, "denied": 1, "violations": 1}
     assert staff_left(bench) == 2
     assert asked[1]["messages"][-1]["content"].startswith("DENIED by policy")
     assert asked[2]["messages"][-1]["content"] == "[(2,)]"
@@ -257,7 +262,7 @@ def test_an_unedited_agent_is_governed_captured_and_rewarded(bench: Bench) -> No
 def test_in_shadow_everything_is_counted_and_nothing_is_held_back(bench: Bench) -> None:
     _, result, asked = work(bench, sql("DELETE FROM staff", "c1"), "done", shadow=True)
     assert result.outcome is Outcome.SUCCEEDED
-    assert result.counts == {"model_calls": 2, "tool_calls": 1, "violations": 1}
+    assert result.counts == {"model_calls": 2, "tool_calls": 1, "denied": 1, "violations": 1}
     assert staff_left(bench) == 0
     assert "DENIED" not in asked[1]["messages"][-1]["content"]
 
