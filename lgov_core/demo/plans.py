@@ -33,7 +33,7 @@ class Plan:
 TINY = Plan(
     model="tiny",
     warm_steps=600,
-    iterations=35,
+    iterations=50,
     tasks=16,
     group=8,
     evaluations=256,
