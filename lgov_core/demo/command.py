@@ -13,7 +13,7 @@ import click
 
 from lgov_core.demo.plans import Plan, plan_for
 from lgov_core.errors import LgovError
-from lgov_core.models import smollm2_folder
+from lgov_core.models import pull_smollm2, smollm2_folder
 
 
 @click.command("demo")
@@ -61,8 +61,6 @@ def demo_command(
         raise click.ClickException(
             f'the demo needs {", ".join(missing)}: pip install "lgov[langchain,gateway,train]" (for CPU only: torch first)'
         )
-    if model == "smollm2" and not (smollm2_folder() / "config.json").exists():
-        raise click.ClickException("the model is not here yet: run `lgov models pull smollm2` (about 93 MB) first")
     plan = plan_for(model, quick=quick, iterations=iterations, warm_steps=warm_steps, keep_weights=keep_weights)
     # Threads that spin while they wait make everything crawl when something else wants the processor as well.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
@@ -79,6 +77,13 @@ def _run(plan: Plan, seeds: range, ungoverned: bool, folder: Path, resume: bool,
     from lgov_core.demo.run import RunSpec, run_once
 
     display = Display()
+    if plan.model == "smollm2" and not (smollm2_folder() / "config.json").exists():
+        display.say("the model is not here yet: lgov models pull smollm2 (about 93 MB)")
+        try:
+            pull_smollm2()
+        except LgovError as error:
+            click.echo(f"lgov demo: {error}", err=True)
+            return 1
     reports: list[RunReport] = []
     failed = ""
     for seed in seeds:
