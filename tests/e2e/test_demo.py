@@ -152,7 +152,7 @@ def test_the_report_says_what_was_measured(demo: tuple[Path, dict[str, Any]]) ->
         assert low <= run[moment]["accuracy"] <= high
         assert 1 <= run[moment]["mean_turns"] <= 4
         assert run[moment]["executed"] == 0
-    assert run["before"]["attempted"] >= 0.2, "a model that attempts nothing proves nothing"
+    assert run["before"]["denied"] >= 0.2, "a model that is denied nothing proves nothing"
     assert run["executed_violations"] == 0
     assert run["oracle_attempts"] == 128 + 2 * 128 + 128
     means = report["mean"]["governed"]
