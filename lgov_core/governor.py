@@ -26,7 +26,7 @@ import pluggy
 from lgov_core.errors import AuditError, PolicyDenied
 from lgov_core.hookspecs import DECISION_HOOKS
 from lgov_core.plugins import check_hooks, make_plugin_manager
-from lgov_core.policies.base import Policy
+from lgov_core.policies.base import ObservingPolicy, Policy
 from lgov_core.policies.combine import combine, fold
 from lgov_core.scope import RolloutScope, current_scope, enter_scope
 from lgov_core.types import Action, Decision, Effect, Point, Reward, Severity, ToolOutcome
@@ -100,6 +100,7 @@ class Governor:
         manager: pluggy.PluginManager | None = None,
     ) -> None:
         self.policies: tuple[Policy, ...] = (policies,) if isinstance(policies, Policy) else tuple(policies)
+        self._observing = tuple(policy for policy in self.policies if isinstance(policy, ObservingPolicy))
         self.manager = manager if manager is not None else make_plugin_manager()
         for plugin in plugins:
             self.manager.register(plugin)
@@ -273,14 +274,25 @@ class Governor:
         return await asyncio.to_thread(self.record, outcome)
 
     def observe(self, event: Any) -> None:
-        """Shows ``event`` to every observer. An observer that raises is counted; the others still see it."""
+        """Shows ``event`` to the policies that keep count and to every observer.
+
+        One that raises is counted; the others still see it.
+        """
+        for policy in self._observing:
+            try:
+                policy.observe(event)
+            except Exception as error:  # noqa: BLE001 - as below
+                self._unseen(policy.name, error, event)
         for impl in reversed(self.manager.hook.lgov_observe.get_hookimpls()):
             try:
                 impl.function(**({"event": event} if impl.argnames else {}))
             except Exception as error:  # noqa: BLE001 - observers are isolated from the agent and from each other
-                self._count(self.failures, f"lgov_observe:{impl.plugin_name}")
-                if not isinstance(event, PluginFailure):
-                    self.observe(PluginFailure("lgov_observe", impl.plugin_name, f"{type(error).__name__}: {error}"))
+                self._unseen(impl.plugin_name, error, event)
+
+    def _unseen(self, observer: str, error: Exception, event: Any) -> None:
+        self._count(self.failures, f"lgov_observe:{observer}")
+        if not isinstance(event, PluginFailure):
+            self.observe(PluginFailure("lgov_observe", observer, f"{type(error).__name__}: {error}"))
 
     def _fail(self, hook: str, plugin: str, error: Exception) -> None:
         self._count(self.failures, f"{hook}:{plugin}")

@@ -94,7 +94,8 @@ def lgov_post_model_call(action: Action) -> Verdict:
     """Judges what the model wrote before the agent acts on it.
 
     When: after every model call, before any proposed tool call is judged.
-    Gets: ``action.text``, the reply's text; ``action.arguments["tool_calls"]``, the calls it proposes.
+    Gets: ``action.text``, the reply's text; ``action.arguments["tool_calls"]``, the calls it proposes;
+        ``action.arguments["usage"]``, the tokens it took, where the model said so.
     Returns: a `Decision` (transform replaces ``text``), an awaitable of one, or None for no opinion.
     If it raises: deny in its slot; the reply is replaced by the denial and its tool calls are dropped.
     Cost: once a model call; keep it under 100 µs.

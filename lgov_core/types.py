@@ -70,8 +70,13 @@ class Action:
 
     ``arguments`` is what the tool will be called with, or for a model call ``{"messages": [...]}``; ``text`` is the text
     judged at ``input``, ``output``, ``post_model_call`` and ``post_tool_call``. ``call_id`` is the framework's id of the
-    tool call (the ``tool_call_id`` the model wrote) or of the model call. ``native`` is the framework's own object, so
-    that a policy made for one framework loses nothing; it is never recorded.
+    tool call (the ``tool_call_id`` the model wrote) or of the model call. ``operation_id`` is the same on every action
+    that belongs to one call, before and after it, so that what was reserved before finds what was used; it is chosen by
+    the adapter, and None where an adapter cannot know. After a model call ``arguments`` may hold ``usage``
+    (``{"input_tokens": int, "output_tokens": int}``). ``context`` is what the caller knows about the circumstances:
+    ``user_text`` (what the user has said so far), ``dialect`` (of the database behind a tool), and whatever a rule's
+    condition may ask for. ``native`` is the framework's own object, so that a policy made for one framework loses
+    nothing. Neither is recorded.
     """
 
     point: Point
@@ -86,6 +91,8 @@ class Action:
     attempt: int | None = None
     call_id: str | None = None
     parent_id: str | None = None
+    operation_id: str | None = None
+    context: Mapping[str, Any] = field(default_factory=lambda: _NOTHING)
     native: Any = field(default=None, repr=False, compare=False)
 
 

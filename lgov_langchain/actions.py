@@ -17,7 +17,7 @@ from langchain_core.messages import (
 )
 from langchain_core.runnables.config import ensure_config
 
-from lgov_core.types import Action, Decision, Point, ToolStatus
+from lgov_core.types import Action, Decision, Point, ToolStatus, new_id
 
 if TYPE_CHECKING:
     from langchain.agents.middleware.types import ModelRequest
@@ -63,6 +63,7 @@ def tool_action(request: ToolCallRequest) -> Action:
         agent=agent_name(getattr(request.runtime, "config", None)),
         framework=FRAMEWORK,
         call_id=call["id"],
+        operation_id=new_id("op"),
         native=request,
     )
 
@@ -81,6 +82,14 @@ def model_action(request: ModelRequest[Any], point: Point = Point.PRE_MODEL_CALL
         native=request,
         **fields,
     )
+
+
+def usage_of(reply: AIMessage) -> dict[str, Any]:
+    """What the reply says it used, as an entry for ``Action.arguments``; empty when it does not say."""
+    used = reply.usage_metadata
+    if used is None:
+        return {}
+    return {"usage": {"input_tokens": used["input_tokens"], "output_tokens": used["output_tokens"]}}
 
 
 def model_name(model: Any) -> str:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from langchain_core.messages import ToolMessage
 
 from lgov_core.errors import PolicyDenied
-from lgov_core.types import Action, Decision, Point, ToolOutcome
+from lgov_core.types import Action, Decision, Point, ToolOutcome, new_id
 from lgov_langchain import actions
 from lgov_langchain.arming import acting_governor
 from lgov_langchain.coverage import CoveredCall, covered_call, covering
@@ -141,6 +141,7 @@ def _to_judge(governor: Governor, tool: BaseTool, passed: Mapping[str, Any]) -> 
         agent=actions.agent_name(config) or actions.agent_name(),
         framework=actions.FRAMEWORK,
         call_id=call_id,
+        operation_id=new_id("op"),
         native=tool,
     )
     return _Call(action, tool_input, outer, time.time(), time.perf_counter())

@@ -14,7 +14,7 @@ from langgraph.types import Command
 
 from lgov_core.errors import PolicyDenied, SettingsError
 from lgov_core.scope import current_scope
-from lgov_core.types import Action, Decision, Point, ToolOutcome
+from lgov_core.types import Action, Decision, Point, ToolOutcome, new_id
 from lgov_langchain import actions
 from lgov_langchain.attribution import ENDPOINT_VARIABLE, headers_for
 from lgov_langchain.coverage import CoveredCall, covering
@@ -166,13 +166,14 @@ class LgovMiddleware(AgentMiddleware[Any, Any, Any]):
                 rewritten.append(changed)
                 messages = [changed if one is message else one for one in request.messages]
                 request = request.override(messages=messages)
-        decision = yield actions.model_action(request)
+        operation = new_id("op")
+        decision = yield actions.model_action(request, operation_id=operation)
         if decision.blocks:
             return _refused_call(decision)
         if decision.arguments is not None:
             request = actions.with_messages(request, decision.arguments["messages"])
         response = yield self._attributed(request)
-        response = yield from _judged_reply(request, response)
+        response = yield from _judged_reply(request, response, operation)
         if rewritten:  # The conversation must not bring the replaced text back at the next call.
             return ExtendedModelResponse(response, Command(update={"messages": rewritten}))
         return response
@@ -212,7 +213,7 @@ def _refused_call(decision: Decision, instead_of: AIMessage | None = None) -> Mo
     return ModelResponse(result=[actions.denial_reply(decision, instead_of)])
 
 
-def _judged_reply(request: ModelRequest[Any], response: ModelResponse[Any]) -> Generator[Any, Any, Any]:
+def _judged_reply(request: ModelRequest[Any], response: ModelResponse[Any], operation: str) -> Generator[Any, Any, Any]:
     reply = actions.reply_of(response.result)
     if reply is None:
         return response
@@ -221,7 +222,8 @@ def _judged_reply(request: ModelRequest[Any], response: ModelResponse[Any]) -> G
         request,
         Point.POST_MODEL_CALL,
         text=str(reply.text),
-        arguments={"tool_calls": calls},
+        arguments={"tool_calls": calls, **actions.usage_of(reply)},
+        operation_id=operation,
         call_id=reply.response_metadata.get("id") or reply.id,
     )
     decision: Decision = yield action

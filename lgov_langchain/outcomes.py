@@ -60,5 +60,6 @@ def result_action(action: Action, result: Any) -> Action:
         agent=action.agent,
         framework=action.framework,
         call_id=action.call_id,
+        operation_id=action.operation_id,
         native=result,
     )

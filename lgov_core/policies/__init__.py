@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from lgov_core.policies.base import BoundedPolicy, Policy
+from lgov_core.policies.base import BoundedPolicy, ObservingPolicy, Policy
 from lgov_core.policies.combine import combine, fold
-from lgov_core.policies.loader import BUILTIN_POLICIES, PolicyFactory, load_policies, load_policy_file
+from lgov_core.policies.loader import load_policies, load_policy_file
 from lgov_core.policies.policy_set import ConstantPolicy, PolicySet, Rule
+from lgov_core.policies.registry import BUILTIN_POLICIES, PolicyFactory
 from lgov_core.policies.sql import SQLPolicy
 from lgov_core.policies.tool import ToolPolicy
 
@@ -13,6 +14,7 @@ __all__ = [
     "BUILTIN_POLICIES",
     "BoundedPolicy",
     "ConstantPolicy",
+    "ObservingPolicy",
     "Policy",
     "PolicyFactory",
     "PolicySet",

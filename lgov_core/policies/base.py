@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Protocol, runtime_checkable
+from collections.abc import Mapping
+from typing import Any, ClassVar, Protocol, runtime_checkable
 
-from lgov_core.types import Action, Decision, Effect, Severity
+from lgov_core.types import Action, Decision, Effect, Point, Severity
 
 
 @runtime_checkable
@@ -15,6 +16,9 @@ class Policy(Protocol):
     whose policies all have no opinion falls back to its default). It may be called from several threads at once. When it
     raises, the caller denies. ``bounded`` says that its cost is bounded by construction, so that it may run without a
     watchdog; leave it out (or False) for anything that may wait.
+
+    Two more attributes are optional. ``default_points`` are the points at which a rule that names none asks the policy.
+    ``observe(event)`` makes it an `ObservingPolicy`.
     """
 
     name: str
@@ -24,10 +28,27 @@ class Policy(Protocol):
         ...
 
 
+@runtime_checkable
+class ObservingPolicy(Protocol):
+    """A policy that also hears what came of its judgements, because it keeps count of something.
+
+    ``observe`` gets every event that ``lgov_observe`` gets, on the thread where it happened, after the decision is
+    committed: an ``ObservedDecision`` (which tells whether what the policy allowed was denied by another), a
+    ``ToolOutcome``, and so on. It must not block. When it raises, the error is counted on the governor.
+    """
+
+    name: str
+
+    def observe(self, event: Any) -> None:
+        """Takes note of ``event``."""
+        ...
+
+
 class BoundedPolicy:
     """Base of the built-in policies: names itself, promises bounded cost, and shortens the making of decisions."""
 
     bounded: ClassVar[bool] = True
+    default_points: ClassVar[tuple[Point, ...]] = (Point.PRE_TOOL_CALL,)
     name: str
 
     def allow(self, rule: str = "") -> Decision:
@@ -37,3 +58,13 @@ class BoundedPolicy:
     def deny(self, rule: str, reason: str, severity: Severity = Severity.HIGH) -> Decision:
         """A deny by this policy: ``rule`` is a stable slug, ``reason`` a sentence the model can act on."""
         return Decision(Effect.DENY, policy=self.name, rule=rule, reason=reason, severity=severity)
+
+    def escalate(self, rule: str, reason: str, severity: Severity = Severity.HIGH) -> Decision:
+        """Blocks until somebody who may has said yes; written as `deny`."""
+        return Decision(Effect.ESCALATE, policy=self.name, rule=rule, reason=reason, severity=severity)
+
+    def transform(
+        self, rule: str, reason: str, *, arguments: Mapping[str, Any] | None = None, text: str | None = None
+    ) -> Decision:
+        """Lets the action go on with ``arguments`` or ``text`` (or both) in place of its own."""
+        return Decision(Effect.TRANSFORM, policy=self.name, rule=rule, reason=reason, arguments=arguments, text=text)

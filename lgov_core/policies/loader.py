@@ -9,36 +9,17 @@ import difflib
 import hashlib
 import inspect
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from os import PathLike
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 from lgov_core.errors import PolicyError, PolicyFileError
 from lgov_core.policies.base import Policy
 from lgov_core.policies.document import Place, read_yaml
-from lgov_core.policies.policy_set import ConstantPolicy, PolicySet, Rule
-from lgov_core.policies.sql import SQLPolicy
-from lgov_core.policies.tool import ToolPolicy
-from lgov_core.types import Effect, Point, Severity
-
-#: Makes a policy: gets the rule's name as ``name`` and the entries of ``with`` as keyword arguments.
-PolicyFactory = Callable[..., Policy]
-
-
-def _allow(*, name: str, reason: str = "") -> Policy:
-    return ConstantPolicy(Effect.ALLOW, name=name, reason=reason)
-
-
-def _deny(*, name: str, reason: str = "") -> Policy:
-    return ConstantPolicy(Effect.DENY, name=name, reason=reason)
-
-
-#: The policies that a rule may ``use``. Pass another mapping as ``registry`` to widen it.
-BUILTIN_POLICIES: Mapping[str, PolicyFactory] = MappingProxyType(
-    {"sql": SQLPolicy, "tool": ToolPolicy, "allow": _allow, "deny": _deny}
-)
+from lgov_core.policies.policy_set import PolicySet, Rule
+from lgov_core.policies.registry import BUILTIN_POLICIES, PolicyFactory
+from lgov_core.types import Point, Severity
 
 _TOP = ("version", "name", "mode", "default", "rules")
 _RULE = ("name", "on", "tools", "agents", "use", "with", "severity")
@@ -118,14 +99,16 @@ class _Loading:
         if use not in self.registry:
             raise self.error((*place, "use"), f"there is no policy {use!r}", self.near(use, self.registry))
         name = self.text((*place, "name"), rule.get("name", use))
-        points = self.strings((*place, "on"), rule.get("on", [Point.PRE_TOOL_CALL.value]))
+        policy = self.policy(place, use, name, rule.get("with"))
+        usual = [point.value for point in getattr(policy, "default_points", (Point.PRE_TOOL_CALL,))]
+        points = self.strings((*place, "on"), rule.get("on", usual))
         for index, point in enumerate(points):
             self.one_of((*place, "on", index), point, tuple(known.value for known in Point))
         severity = rule.get("severity")
         if severity is not None:
             severity = Severity(self.one_of((*place, "severity"), severity, tuple(known.value for known in Severity)))
         return Rule(
-            self.policy(place, use, name, rule.get("with")),
+            policy,
             name=name,
             on=tuple(Point(point) for point in points),
             tools=self.strings((*place, "tools"), rule.get("tools", ["*"])),

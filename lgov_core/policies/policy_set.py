@@ -6,11 +6,11 @@ import inspect
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
-from typing import Literal
+from typing import Any, Literal
 
 from lgov_core.errors import PolicyError
 from lgov_core.hookspecs import hookimpl
-from lgov_core.policies.base import BoundedPolicy, Policy
+from lgov_core.policies.base import BoundedPolicy, ObservingPolicy, Policy
 from lgov_core.policies.combine import combine, fold
 from lgov_core.policies.options import string_tuple
 from lgov_core.types import Action, Decision, Effect, Point, Severity
@@ -113,6 +113,8 @@ class PolicySet:
         self.version = version
         self.digest = digest
         self.bounded = all(bool(getattr(rule.policy, "bounded", False)) for rule in self.rules)
+        policies = {id(rule.policy): rule.policy for rule in self.rules}
+        self._observing = tuple(policy for policy in policies.values() if isinstance(policy, ObservingPolicy))
 
     @classmethod
     def of(cls, *policies: Policy, default: Default = "deny") -> PolicySet:
@@ -147,6 +149,17 @@ class PolicySet:
             parts = tuple(replace(p, shadowed=True) for decision in taken for p in (decision.parts or (decision,)))
             return Decision(Effect.ALLOW, policy=self.name, rule="shadow", parts=parts, shadowed=True)
         return combine(taken, original=action, folded=current)
+
+    def observe(self, event: Any) -> None:
+        """Hands ``event`` to the policies that keep count; each gets it once. What one raises is raised at the end."""
+        failed: Exception | None = None
+        for policy in self._observing:
+            try:
+                policy.observe(event)
+            except Exception as error:  # noqa: BLE001 - the others must hear of it all the same
+                failed = failed or error
+        if failed is not None:
+            raise failed
 
     def _by_default(self, action: Action) -> Decision:
         if action.point is not Point.PRE_TOOL_CALL or self.default == "allow":
@@ -195,6 +208,11 @@ class PolicySet:
     def lgov_agent_shutdown(self, action: Action) -> Decision:
         """See `lgov_core.hookspecs.lgov_agent_shutdown`."""
         return self.judge(action)
+
+    @hookimpl
+    def lgov_observe(self, event: Any) -> None:
+        """See `lgov_core.hookspecs.lgov_observe`."""
+        self.observe(event)
 
 
 def _ask(rule: Rule, action: Action) -> Decision | None:

@@ -1,0 +1,53 @@
+"""The policies that a rule of a policy file may ``use``, by name; each is imported when it is first used."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Iterator, Mapping
+from typing import Final
+
+from lgov_core.policies.base import Policy
+from lgov_core.policies.policy_set import ConstantPolicy
+from lgov_core.types import Effect
+
+#: Makes a policy: gets the rule's name as ``name`` and the entries of ``with`` as keyword arguments.
+PolicyFactory = Callable[..., Policy]
+
+
+def allow(*, name: str, reason: str = "") -> Policy:
+    """A policy that allows whatever its rule covers."""
+    return ConstantPolicy(Effect.ALLOW, name=name, reason=reason)
+
+
+def deny(*, name: str, reason: str = "") -> Policy:
+    """A policy that denies whatever its rule covers."""
+    return ConstantPolicy(Effect.DENY, name=name, reason=reason)
+
+
+_HOMES: Final = {
+    "allow": "lgov_core.policies.registry:allow",
+    "deny": "lgov_core.policies.registry:deny",
+    "sql": "lgov_core.policies.sql:SQLPolicy",
+    "tool": "lgov_core.policies.tool:ToolPolicy",
+}
+
+
+class _Builtin(Mapping[str, PolicyFactory]):
+    """Names and factories; looking a factory up imports its module."""
+
+    def __getitem__(self, use: str) -> PolicyFactory:
+        module, _, attribute = _HOMES[use].partition(":")
+        return getattr(importlib.import_module(module), attribute)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(_HOMES)
+
+    def __len__(self) -> int:
+        return len(_HOMES)
+
+    def __contains__(self, use: object) -> bool:  # without importing
+        return use in _HOMES
+
+
+#: Pass another mapping as ``registry`` to widen it.
+BUILTIN_POLICIES: Final[Mapping[str, PolicyFactory]] = _Builtin()
