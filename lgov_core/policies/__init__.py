@@ -6,12 +6,14 @@ from lgov_core.policies.base import BoundedPolicy, ObservingPolicy, Policy
 from lgov_core.policies.combine import combine, fold
 from lgov_core.policies.loader import load_policies, load_policy_file
 from lgov_core.policies.policy_set import ConstantPolicy, PolicySet, Rule
+from lgov_core.policies.presets import PRESETS, preset
 from lgov_core.policies.registry import BUILTIN_POLICIES, PolicyFactory
 from lgov_core.policies.sql import SQLPolicy
 from lgov_core.policies.tool import ToolPolicy
 
 __all__ = [
     "BUILTIN_POLICIES",
+    "PRESETS",
     "BoundedPolicy",
     "ConstantPolicy",
     "ObservingPolicy",
@@ -25,4 +27,5 @@ __all__ = [
     "fold",
     "load_policies",
     "load_policy_file",
+    "preset",
 ]

@@ -1,0 +1,119 @@
+"""Presets: policy sets for a kernel whose acts carry SQL, from nothing but reading to watching only."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from typing import Final, Literal, TypeAlias, get_args
+
+from lgov_core.errors import PolicyError
+from lgov_core.policies.base import BoundedPolicy
+from lgov_core.policies.policy_set import PolicySet, Rule
+from lgov_core.policies.sql import SQLPolicy
+from lgov_core.policies.sql_names import known_dialect
+from lgov_core.types import Action, Decision, Point, Severity
+
+Preset: TypeAlias = Literal["strict", "read_only", "guarded", "permissive"]
+
+#: The names of the presets, from the strictest to the one that only watches.
+PRESETS: Final[tuple[Preset, ...]] = get_args(Preset)
+#: The arguments in which an act may carry SQL. `KernelSpace.execute` puts its input into ``input``.
+SQL_ARGUMENTS: Final = ("query", "input", "sql")
+#: Without a dialect the SQL must be harmless in each of these: what one server ignores another may execute.
+COMMON_DIALECTS: Final = ("sqlite", "postgres", "mysql")
+
+
+def preset(name: str, *, dialect: str | None = None) -> PolicySet:
+    """The preset ``name`` as a policy set. Each judges the SQL text in the arguments ``query``, ``input`` and ``sql``.
+
+    - ``strict``: an act is allowed when SQL is all that it carries and that SQL only reads, with functions known to be
+      harmless. A further argument is denied.
+    - ``read_only``: as ``strict``, but other arguments (a limit, parameters) may stand beside the SQL. They are not judged.
+    - ``guarded``: as ``read_only``, but the SQL may also INSERT, create plain tables, views and indexes, use transactions,
+      and UPDATE or DELETE rows that a WHERE picks out.
+    - ``permissive``: judges as ``guarded`` and records what that would have denied, but blocks nothing (mode ``shadow``).
+
+    Under the first three an act without SQL, a text that is no SQL and a hand-off are denied: what is unknown is not
+    allowed. None of them knows what your tools do; a rule on their names (`ToolPolicy`) belongs beside a preset. Points
+    other than ``pre_tool_call`` are allowed.
+
+    ``dialect`` is that of the database. An action may name its own in ``context["dialect"]``, which goes before. With
+    neither, the SQL must be allowed in each of `COMMON_DIALECTS`. Raises `PolicyError` for an unknown name or dialect.
+    """
+    if name not in PRESETS:
+        close = difflib.get_close_matches(str(name).lower(), PRESETS, n=1)
+        hint = f"did you mean {close[0]}?" if close else f"write one of: {', '.join(PRESETS)}"
+        raise PolicyError(f"there is no preset {name!r}", hint=hint)
+    judge = CarriedSQL(
+        mode="read_only" if name in ("strict", "read_only") else "guarded",
+        only=name == "strict",
+        dialect=dialect,
+        name=f"{name}-sql",
+    )
+    made = PolicySet([Rule(judge)], default="deny", name=name)
+    return made.in_shadow() if name == "permissive" else made
+
+
+class CarriedSQL(BoundedPolicy):
+    """Allows an act whose SQL may run, and denies an act that carries none.
+
+    Judges ``pre_tool_call`` of every kind, a kernel's whole agents included, by `SQLPolicy` in ``mode``; ``only`` denies
+    arguments beside the SQL. ``dialect`` as in `preset`. May be called from several threads at once. Fails closed.
+    """
+
+    def __init__(
+        self,
+        *,
+        mode: Literal["guarded", "read_only"] = "read_only",
+        only: bool = False,
+        dialect: str | None = None,
+        name: str = "carried-sql",
+    ) -> None:
+        self.name = name
+        self.mode: Literal["guarded", "read_only"] = mode
+        self.only = only
+        self.dialect = None if dialect is None else known_dialect(dialect)
+        self._judges: dict[str, SQLPolicy] = {}
+        for known in COMMON_DIALECTS if self.dialect is None else (self.dialect,):
+            self._judge_of(known)
+
+    def judge(self, action: Action) -> Decision | None:
+        """The verdict on an act; None at other points."""
+        if action.point is not Point.PRE_TOOL_CALL:
+            return None
+        arguments = action.arguments
+        texts = [arguments[name] for name in SQL_ARGUMENTS if name in arguments]
+        if action.kind == "handoff" or not texts or not all(isinstance(text, str) for text in texts):
+            wanted = " or ".join(SQL_ARGUMENTS)
+            return self.deny("sql-missing", f"Only SQL may run here; give it as text in {wanted}.", Severity.MEDIUM)
+        if self.only:
+            for argument in arguments:
+                if argument not in SQL_ARGUMENTS:
+                    reason = f"The argument {str(argument)[:80]!r} is not allowed here; give nothing but the SQL."
+                    return self.deny("argument-unknown", reason, Severity.MEDIUM)
+        try:
+            judges = self._judges_for(action.context)
+        except PolicyError as error:
+            return self.deny("dialect-unknown", f"{error.message}.", Severity.MEDIUM)
+        worst: Decision | None = None
+        for text in texts:
+            for judge in judges:
+                verdict = judge.judge_sql(text)
+                if worst is None or verdict.effect > worst.effect:
+                    worst = verdict
+        return worst
+
+    def _judges_for(self, context: Mapping[str, object]) -> list[SQLPolicy]:
+        named = context.get("dialect", self.dialect)
+        if named is None:
+            return [self._judge_of(known) for known in COMMON_DIALECTS]
+        if not isinstance(named, str):
+            raise PolicyError(f"the dialect of this act is {type(named).__name__}, not text")
+        return [self._judge_of(known_dialect(named))]
+
+    def _judge_of(self, dialect: str) -> SQLPolicy:
+        # Two threads may make the same one at the same time; either will do.
+        judge = self._judges.get(dialect)
+        if judge is None:
+            judge = self._judges[dialect] = SQLPolicy(dialect=dialect, mode=self.mode, name=self.name)
+        return judge
