@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Generator
-from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,12 +11,12 @@ import click
 
 from lgov_core.commands.group import Exit, exit_status, json_option
 from lgov_core.commands.output import console, write_json, write_table
-from lgov_core.errors import ModelError, StoreError
+from lgov_core.commands.recorded import opened_store
+from lgov_core.errors import ModelError
 from lgov_core.types import Outcome
 
 if TYPE_CHECKING:
     from lgov_core.demo.verification import Verification
-    from lgov_core.store.protocol import TraceStore
 
 #: Problems that are written out; the rest is only counted.
 _FINDINGS_SHOWN = 5
@@ -41,7 +39,7 @@ def traces() -> None:
 @json_option
 def list_rollouts(store: str, run_id: str | None, outcome: str | None, limit: int, as_json: bool) -> None:
     """List the attempts in STORE (a path or sqlite:/// address), in the order in which they were made."""
-    with _opened(store) as recorded:
+    with opened_store(store) as recorded:
         rollouts = {rollout.rollout_id: rollout for rollout in recorded.rollouts(run_id=run_id)}
         found = [
             attempt
@@ -110,7 +108,7 @@ def show(
         raise click.UsageError("give a rollout id, or --denied")
     from lgov_core.story import first_denied, read_story
 
-    with _opened(store) as recorded:
+    with opened_store(store) as recorded:
         if rollout_id is None:
             rollout_id, first = first_denied(recorded)
             attempt = attempt or first
@@ -189,21 +187,6 @@ def _write_verification(result: Verification) -> None:
     )
     if not result.checked:
         click.echo("nothing could be checked, so nothing is proved")
-
-
-@contextmanager
-def _opened(place: str) -> Generator[TraceStore]:
-    """The store at ``place``, which must be there: to look into a store must not make one."""
-    from lgov_core.store import open_store
-
-    path = place.removeprefix("sqlite:///")
-    if "://" not in path and not Path(path).is_file():
-        raise StoreError(f"there is no trace store {place}", hint="name the store that was given to --store")
-    store = open_store(place)
-    try:
-        yield store
-    finally:
-        store.close()
 
 
 def _outcome(outcome: Outcome | None) -> str:

@@ -139,7 +139,7 @@ class PolicySet:
         for rule in self.rules:
             if not rule.covers(current):
                 continue
-            decision = _ask(rule, current)
+            decision = ask(rule, current)
             if decision is not None:
                 taken.append(decision)
                 current = fold(current, decision)
@@ -215,7 +215,8 @@ class PolicySet:
         self.observe(event)
 
 
-def _ask(rule: Rule, action: Action) -> Decision | None:
+def ask(rule: Rule, action: Action) -> Decision | None:
+    """What the rule's policy says about an action that the rule covers; whatever goes wrong there is a deny."""
     try:
         answer: object = rule.policy.judge(action)
     except Exception as error:  # noqa: BLE001 - whatever a policy raises is a deny in its slot

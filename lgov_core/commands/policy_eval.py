@@ -1,0 +1,87 @@
+"""``lgov policy eval``."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from lgov_core.commands.group import Exit, exit_status, json_option
+
+if TYPE_CHECKING:
+    from lgov_core.policy_cases import Case
+    from lgov_core.types import Decision
+
+
+@click.command("eval", epilog=exit_status(Exit.OK, Exit.FINDING, Exit.USAGE))
+@click.argument("file", type=click.Path(path_type=Path))
+@click.argument("cases", type=click.Path(path_type=Path))
+@json_option
+@click.pass_context
+def evaluate(ctx: click.Context, file: Path, cases: Path, as_json: bool) -> None:
+    """Judge the actions in CASES (JSON lines) by the policies in FILE and compare with what they expect.
+
+    Writes one JSON line a case (id, effect, policy, rule, severity, reason, expect, ok), then a summary: as text, or with
+    --json as a last line {"summary": {...}}. Exits 1 when any case is judged otherwise than expected. A case is
+    {"id", "point", "name", "arguments", "agent"?, "text"?, "user_text"?, "context"?, "expect": "allow"|"deny"}.
+    """
+    from lgov_core.governor import Governor
+    from lgov_core.plugins import make_plugin_manager
+    from lgov_core.policies import load_policy_file
+    from lgov_core.policy_cases import read_cases
+
+    policies = load_policy_file(file)
+    # The policies in the file are asked, and nothing else that happens to be installed.
+    governor = Governor(policies, manager=make_plugin_manager(builtin=(), third_party=False))
+    judged: list[tuple[Case, Decision]] = []
+    try:
+        for case in read_cases(cases):
+            decision = governor.decide(case.action)
+            judged.append((case, decision))
+            click.echo(json.dumps(_line(case, decision), ensure_ascii=False))
+    finally:
+        governor.close()
+    summary = _summary(judged)
+    click.echo(json.dumps({"summary": summary}) if as_json else _in_words(summary))
+    ctx.exit(Exit.FINDING if summary["mismatches"] else Exit.OK)
+
+
+def _line(case: Case, decision: Decision) -> dict[str, Any]:
+    return {
+        "id": case.case_id,
+        "effect": decision.effect.label,
+        "policy": decision.policy,
+        "rule": decision.rule,
+        "severity": decision.severity.value,
+        "reason": decision.reason,
+        "expect": "deny" if case.blocked else "allow",
+        "ok": case.blocked == decision.blocks,
+    }
+
+
+def _summary(judged: list[tuple[Case, Decision]]) -> dict[str, int]:
+    """Counts: cases that expect a deny and those of them that were blocked; the others and the false alarms in them."""
+    malicious = [decision.blocks for case, decision in judged if case.blocked]
+    benign = [decision.blocks for case, decision in judged if not case.blocked]
+    return {
+        "cases": len(judged),
+        "malicious": len(malicious),
+        "blocked": sum(malicious),
+        "benign": len(benign),
+        "false_alarms": sum(benign),
+        "mismatches": len(malicious) - sum(malicious) + sum(benign),
+    }
+
+
+def _in_words(summary: dict[str, int]) -> str:
+    return (
+        f"{summary['cases']} cases: {_share(summary['blocked'], summary['malicious'])} of the malicious blocked,"
+        f" {_share(summary['false_alarms'], summary['benign'])} of the benign are false alarms,"
+        f" {summary['mismatches']} mismatches"
+    )
+
+
+def _share(part: int, whole: int) -> str:
+    return f"{part} of {whole} ({part / whole:.1%})" if whole else "0 of 0"

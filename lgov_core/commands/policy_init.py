@@ -1,0 +1,42 @@
+"""``lgov policy init``."""
+
+from __future__ import annotations
+
+import os
+from importlib import resources
+from pathlib import Path
+
+import click
+
+from lgov_core.commands.group import Exit, exit_status, json_option
+from lgov_core.commands.output import write_json
+from lgov_core.errors import PolicyError
+
+
+@click.command(epilog=exit_status(Exit.OK, Exit.FINDING, Exit.USAGE))
+@click.argument("file", type=click.Path(path_type=Path), default=Path("policy.yaml"))
+@click.option("--force", is_flag=True, help="Replace FILE when it is there already.")
+@json_option
+def init(file: Path, force: bool, as_json: bool) -> None:
+    """Write a commented policy file to start from to FILE (policy.yaml unless named)."""
+    text = resources.files("lgov_core.policies").joinpath("starter.yaml").read_bytes()
+    # A new file, or none: an existing policy must not be lost, and a link not be followed to somewhere else.
+    scratch = file.with_name(f".{file.name}.{os.getpid()}.new")
+    try:
+        if not force:
+            with open(file, "xb") as made:
+                made.write(text)
+        else:
+            scratch.write_bytes(text)
+            os.replace(scratch, file)
+    except FileExistsError as error:
+        raise PolicyError(f"{file} is there already", hint="choose another name, or replace it with --force") from error
+    except OSError as error:
+        scratch.unlink(missing_ok=True)
+        raise PolicyError(f"{file} cannot be written: {error.strerror or error}", hint="name another place") from error
+    if as_json:
+        write_json({"file": str(file)})
+        return
+    click.echo(f"wrote {file}")
+    click.echo(f"  change it, then: lgov policy check {file}")
+    click.echo(f"  govern a program with it: lgov run --policy {file} -- python agent.py")

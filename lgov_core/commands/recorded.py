@@ -1,0 +1,41 @@
+"""Opens what was recorded, for commands that only look: to look into a record must not make one."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from lgov_core.errors import StoreError
+
+if TYPE_CHECKING:
+    from lgov_core.store.protocol import TraceStore
+
+#: Where SQLite keeps a file's application id, and what an audit record has there.
+_APPLICATION_ID = slice(68, 72)
+_AUDIT_RECORD = b"lgvA"
+
+
+@contextmanager
+def opened_store(place: str) -> Generator[TraceStore]:
+    """The trace store at ``place`` (a path or an address), which must be there. Raises `StoreError`."""
+    from lgov_core.store import open_store
+
+    path = place.removeprefix("sqlite:///")
+    if "://" not in path and not Path(path).is_file():
+        raise StoreError(f"there is no trace store {place}", hint="name the store that was given to --store")
+    store = open_store(place)
+    try:
+        yield store
+    finally:
+        store.close()
+
+
+def is_audit_record(place: str) -> bool:
+    """Whether the file at ``place`` is an audit record; False also when there is no such file."""
+    try:
+        with Path(place).open("rb") as file:
+            return file.read(_APPLICATION_ID.stop)[_APPLICATION_ID] == _AUDIT_RECORD
+    except (OSError, ValueError):
+        return False

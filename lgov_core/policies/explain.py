@@ -1,0 +1,52 @@
+"""Why a policy set answers what it answers: every rule, and what it said."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from lgov_core.policies.combine import fold
+from lgov_core.policies.policy_set import PolicySet, ask
+from lgov_core.types import Action, Decision
+
+
+@dataclass(frozen=True, slots=True)
+class RuleVerdict:
+    """What one rule said. ``covers`` is false when it was not asked; then ``decision`` is None.
+
+    A rule that covers the action and has no ``decision`` had no opinion. ``arguments`` and ``text`` are what it was
+    asked about, as the transforms of the rules before it left them.
+    """
+
+    rule: str
+    covers: bool
+    decision: Decision | None
+    arguments: Mapping[str, Any]
+    text: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """The verdicts of all rules in order, and the answer of the set as a whole."""
+
+    verdicts: tuple[RuleVerdict, ...]
+    decision: Decision
+
+
+def explain(policies: PolicySet, action: Action) -> Explanation:
+    """Asks every rule about ``action``, and then the set.
+
+    Policies that keep count (budgets, rates, loops) are asked twice and count twice: ask a set that nobody else uses.
+    """
+    verdicts: list[RuleVerdict] = []
+    current = action
+    for rule in policies.rules:
+        if not rule.covers(current):
+            verdicts.append(RuleVerdict(rule.name, False, None, current.arguments, current.text))
+            continue
+        decision = ask(rule, current)
+        verdicts.append(RuleVerdict(rule.name, True, decision, current.arguments, current.text))
+        if decision is not None:
+            current = fold(current, decision)
+    return Explanation(tuple(verdicts), policies.judge(action))

@@ -1,0 +1,181 @@
+"""What a policy would have decided about actions that are on record: from a trace store, or from an audit record.
+
+An audit record holds every decision with what it was about. A trace store holds the tool calls only. What was recorded
+without its arguments, or was cut because it was too long, cannot be judged again: it is counted, never guessed.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, cast
+
+from lgov_core.trace import semconv
+from lgov_core.types import Action, Decision, Point
+
+if TYPE_CHECKING:
+    from lgov_core.audit import AuditEntry
+    from lgov_core.governor import Governor
+    from lgov_core.store.protocol import TraceStore
+
+_BLOCKING = frozenset({"deny", "escalate"})
+_CUT = "lgov.cut"
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedAction:
+    """An action as it was recorded and what was decided then; ``effect`` is None when no decision was recorded."""
+
+    action: Action
+    effect: str | None
+    policy: str | None
+    rule: str | None
+    reason: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """A recorded action that would now be blocked, or no longer is."""
+
+    recorded: RecordedAction
+    decision: Decision
+
+
+@dataclass(slots=True)
+class Replay:
+    """What came of a replay: counts of actions, and the changed ones in the order of the record.
+
+    ``unknown`` counts what was recorded without a decision: it is judged, but nothing is there to compare with.
+    ``incomplete`` counts actions whose arguments are not in the record any more.
+    """
+
+    judged: int = 0
+    unknown: int = 0
+    incomplete: int = 0
+    blocked_then: int = 0
+    blocked_now: int = 0
+    changes: list[Change] = field(default_factory=lambda: [])
+
+
+def replay(governor: Governor, recorded: Iterable[RecordedAction | None]) -> Replay:
+    """Judges every action once more, in order; None stands for one that cannot be. Budgets and rates count anew."""
+    result = Replay()
+    for one in recorded:
+        if one is None:
+            result.incomplete += 1
+            continue
+        decision = governor.decide(one.action)
+        result.judged += 1
+        result.blocked_now += decision.blocks
+        if one.effect is None:
+            result.unknown += 1
+            continue
+        blocked = one.effect in _BLOCKING
+        result.blocked_then += blocked
+        if blocked != decision.blocks:
+            result.changes.append(Change(one, decision))
+    return result
+
+
+# ---------------------------------------------------------------------- from an audit record
+
+
+def from_audit(entries: Iterable[AuditEntry]) -> Iterator[RecordedAction | None]:
+    """The decisions of an audit record, as actions."""
+    for entry in entries:
+        if entry.kind != "decision":
+            continue
+        arguments = _object(entry.arguments)
+        content = _object(entry.content) if "content_sha256" in entry.body else {}
+        if arguments is None or content is None:
+            yield None
+            continue
+        action = Action(
+            Point(entry.point),
+            entry.name,
+            kind=entry.action_kind,  # type: ignore[arg-type]
+            arguments=arguments,
+            text=content.get("text"),
+            agent=entry.agent,
+            framework=entry.framework,
+            session_id=entry.session_id,
+            rollout_id=entry.rollout_id,
+            attempt=entry.attempt,
+            call_id=entry.call_id,
+        )
+        yield RecordedAction(action, entry.effect, entry.policy, entry.rule, entry.reason)
+
+
+# ---------------------------------------------------------------------- from a trace store
+
+
+def from_store(store: TraceStore) -> Iterator[RecordedAction | None]:
+    """The tool calls in a trace store, each with what the user had said in its rollout's first model call."""
+    spans = store.spans()
+    decisions = {
+        (span.rollout_id, span.attempt, span.attributes.get(semconv.TOOL_CALL_ID)): span.attributes
+        for span in spans
+        if span.name == semconv.DECISION_SPAN_NAME and span.attributes.get(semconv.POINT) == Point.PRE_TOOL_CALL.value
+    }
+    said = _user_texts(store)
+    seen: set[tuple[Any, ...]] = set()
+    for span in spans:
+        found = span.attributes
+        # The sink's own spans carry the status; those of a callback handler describe the same calls once more.
+        if found.get(semconv.OPERATION) != semconv.EXECUTE_TOOL or semconv.TOOL_STATUS not in found:
+            continue
+        key = (span.rollout_id, span.attempt, found.get(semconv.TOOL_CALL_ID))
+        if key[2] is not None and key in seen:
+            continue
+        seen.add(key)
+        arguments = _object(found.get(semconv.TOOL_ARGUMENTS))
+        if arguments is None:
+            yield None
+            continue
+        decision: Mapping[str, Any] = decisions.get(key, {}) if key[2] is not None else {}
+        action = Action(
+            Point.PRE_TOOL_CALL,
+            str(found[semconv.TOOL_NAME]),
+            kind=found.get(semconv.TOOL_TYPE, "function"),  # type: ignore[arg-type]
+            arguments=arguments,
+            agent=_text(found.get(semconv.AGENT_NAME)),
+            framework=_text(found.get(semconv.FRAMEWORK)),
+            session_id=_text(found.get(semconv.CONVERSATION_ID)),
+            rollout_id=span.rollout_id,
+            attempt=span.attempt,
+            call_id=_text(key[2]),
+            context={"user_text": said[span.rollout_id]} if span.rollout_id in said else {},
+        )
+        yield RecordedAction(
+            action,
+            decision.get(semconv.DECISION_EFFECT),
+            decision.get(semconv.DECISION_POLICY),
+            decision.get(semconv.DECISION_RULE),
+            decision.get(semconv.DECISION_REASON),
+        )
+
+
+def _user_texts(store: TraceStore) -> dict[str | None, str]:
+    said: dict[str | None, list[str]] = defaultdict(list)
+    for call in store.calls():
+        if call.rollout_id in said:
+            continue
+        for message in call.request.get("messages", ()):
+            if message.get("role") == "user" and isinstance(message.get("content"), str):
+                said[call.rollout_id].append(message["content"])
+    return {rollout: "\n".join(texts) for rollout, texts in said.items()}
+
+
+def _text(value: Any) -> str | None:
+    return value if isinstance(value, str) else None
+
+
+def _object(text: Any) -> dict[str, Any] | None:
+    """The object in ``text``, or None when there is none any more, or only its beginning."""
+    try:
+        value = json.loads(text)
+    except (TypeError, ValueError):
+        return None
+    return cast("dict[str, Any]", value) if isinstance(value, dict) and _CUT not in value else None
