@@ -33,7 +33,7 @@ bench: $(VENV)/.installed ## Measure what a decision costs.
 	@$(BIN)/python -m tests.bench.decisions $(ARGS)
 
 clean: ## Remove .venv and everything that tools left behind; runs/ stays.
-	@rm -rf $(VENV) build dist .pytest_cache .ruff_cache .hypothesis .import_linter_cache *.egg-info
+	@rm -rf $(VENV) .peers build dist .pytest_cache .ruff_cache .hypothesis .import_linter_cache *.egg-info
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
 	@echo "removed .venv and caches"
 

@@ -25,6 +25,7 @@ def deny(*, name: str, reason: str = "") -> Policy:
 
 
 _HOMES: Final = {
+    "agent_os": "lgov_core.policies.agent_os:AgentOSPolicy",
     "allow": "lgov_core.policies.registry:allow",
     "deny": "lgov_core.policies.registry:deny",
     "sql": "lgov_core.policies.sql:SQLPolicy",
