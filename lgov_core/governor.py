@@ -27,7 +27,7 @@ from lgov_core.errors import AuditError, PolicyDenied
 from lgov_core.hookspecs import DECISION_HOOKS
 from lgov_core.plugins import check_hooks, make_plugin_manager
 from lgov_core.policies.base import ObservingPolicy, Policy
-from lgov_core.policies.combine import combine, fold
+from lgov_core.policies.combine import BadAnswer, checked, combine, fault, fold, private_copy
 from lgov_core.scope import RolloutScope, current_scope, enter_scope
 from lgov_core.types import Action, Decision, Effect, Point, Reward, Severity, ToolOutcome
 
@@ -183,27 +183,31 @@ class Governor:
             if judge.bounded and not judge.is_async:
                 answer = judge.ask(action)
             else:
-                answer = self._pool().submit(_carried(judge.ask), action).result(self.timeout_s)
-            if inspect.isawaitable(answer):
+                answer = self._pool().submit(_carried(judge.ask), _own(judge, action)).result(self.timeout_s)
+            if type(answer) is not Decision and inspect.isawaitable(answer):
                 answer = self._pool().submit(_carried(_run_to_end), answer, self.timeout_s).result(self.timeout_s)
             return _checked(answer, judge)
         except (TimeoutError, FutureTimeoutError):
             return _late(judge, self.timeout_s)
+        except BadAnswer as error:
+            return fault(judge.name, "policy-error", f"{judge.name} {error}")
         except Exception as error:  # noqa: BLE001 - whatever a policy raises is a deny in its slot
             return _failed(judge, error)
 
     async def _aask(self, judge: _Judge, action: Action) -> Decision | None:
         try:
             if judge.is_async or judge.bounded:
-                answer = judge.ask(action)
+                answer = judge.ask(_own(judge, action))
             else:
-                future = asyncio.wrap_future(self._pool().submit(_carried(judge.ask), action))
+                future = asyncio.wrap_future(self._pool().submit(_carried(judge.ask), _own(judge, action)))
                 answer = await asyncio.wait_for(future, self.timeout_s)
-            if inspect.isawaitable(answer):
+            if type(answer) is not Decision and inspect.isawaitable(answer):
                 answer = await asyncio.wait_for(answer, self.timeout_s)
             return _checked(answer, judge)
         except TimeoutError:
             return _late(judge, self.timeout_s)
+        except BadAnswer as error:
+            return fault(judge.name, "policy-error", f"{judge.name} {error}")
         except Exception as error:  # noqa: BLE001 - whatever a policy raises is a deny in its slot
             return _failed(judge, error)
 
@@ -221,26 +225,31 @@ class Governor:
         for taken in rounds[1:]:
             decisions.extend(part for part in taken if part.blocks)
         if not _settled(before, final):
-            decisions.append(
-                _deny("transform-unsettled", f"the transforms of this action did not settle in {len(rounds)} rounds")
-            )
+            reason = f"the transforms of this action did not settle in {len(rounds)} rounds"
+            decisions.append(fault("lgov", "transform-unsettled", reason))
         elif not decisions and action.point is Point.PRE_TOOL_CALL:
-            decisions.append(_deny("no-policy", "no policy covers this act"))
-        decision = combine(decisions, original=action, folded=final)
-        decision = replace(decision, latency_us=(time.perf_counter() - began) * 1e6)
+            reason = "no policy covers this act"
+            decisions.append(Decision(Effect.DENY, "lgov", "no-policy", reason, Severity.CRITICAL))
+        latency_us = (time.perf_counter() - began) * 1e6
+        decision = combine(decisions, original=action, folded=final, latency_us=latency_us)
         if self.audit is not None:
             try:
-                decision = replace(decision, decision_id=self.audit.commit(action, decision))
-            except AuditError as error:
+                decision = decision.changed(decision_id=self.audit.commit(action, decision))
+            except Exception as error:  # noqa: BLE001 - whatever the record raises, nothing is on it
                 self._count(self.failures, "audit")
+                said = str(error) if isinstance(error, AuditError) else type(error).__name__
                 decision = replace(
-                    _deny("audit-failed", "the decision could not be recorded, so nothing may be done"),
-                    parts=(*decision.parts, _deny("audit-failed", str(error))),
-                    latency_us=decision.latency_us,
+                    fault("lgov", "audit-failed", "the decision could not be recorded, so nothing may be done"),
+                    parts=(*decision.parts, fault("lgov", "audit-failed", said)),
+                    latency_us=latency_us,
                 )
         self._count(self.effects, decision.effect.label)
-        self.observe(ObservedDecision(action, decision, time.time()))
+        if self._observed():
+            self.observe(ObservedDecision(action, decision, time.time()))
         return decision
+
+    def _observed(self) -> bool:
+        return bool(self._observing or self.manager.hook.lgov_observe.get_hookimpls())
 
     # ------------------------------------------------------------------ outcomes, rewards, events
 
@@ -348,11 +357,22 @@ def _in_scope(action: Action) -> Action:
     scope = current_scope()
     if scope is None or action.rollout_id is not None:
         return action
-    return replace(
-        action,
-        rollout_id=scope.rollout_id,
-        attempt=scope.attempt,
-        session_id=action.session_id or scope.session_id,
+    return Action(  # dataclasses.replace would take several times as long, on the path of every decision
+        action.point,
+        action.name,
+        action.kind,
+        action.arguments,
+        action.text,
+        action.agent,
+        action.framework,
+        action.session_id or scope.session_id,
+        scope.rollout_id,
+        scope.attempt,
+        action.call_id,
+        action.parent_id,
+        action.operation_id,
+        action.context,
+        action.native,
     )
 
 
@@ -365,27 +385,29 @@ def _addressed(reward: Reward, action: Action) -> Reward:
 
 
 def _settled(before: Action, after: Action) -> bool:
-    return before.arguments == after.arguments and before.text == after.text
+    return before is after or (before.arguments == after.arguments and before.text == after.text)
 
 
-def _deny(rule: str, reason: str) -> Decision:
-    return Decision(Effect.DENY, policy="lgov", rule=rule, reason=reason, severity=Severity.CRITICAL)
+def _own(judge: _Judge, action: Action) -> Action:
+    """The action with arguments that are the judge's own to change, unless it is one of the built-in, bounded kind."""
+    if judge.bounded:
+        return action
+    return action.changed(arguments=private_copy(action.arguments), context=private_copy(action.context))
 
 
 def _late(judge: _Judge, timeout_s: float) -> Decision:
-    reason = f"{judge.name} did not answer within {timeout_s:g} s"
-    return Decision(Effect.DENY, policy=judge.name, rule="policy-timeout", reason=reason, severity=Severity.CRITICAL)
+    return fault(judge.name, "policy-timeout", f"{judge.name} did not answer within {timeout_s:g} s")
 
 
 def _failed(judge: _Judge, error: BaseException) -> Decision:
-    reason = f"{judge.name} failed with {type(error).__name__}"
-    return Decision(Effect.DENY, policy=judge.name, rule="policy-error", reason=reason, severity=Severity.CRITICAL)
+    return fault(judge.name, "policy-error", f"{judge.name} failed with {type(error).__name__}")
 
 
 def _checked(answer: Any, judge: _Judge) -> Decision | None:
-    if answer is None or isinstance(answer, Decision):
-        return answer
-    raise TypeError(f"{judge.name} answered {type(answer).__name__}, not a Decision or None")
+    decision = checked(answer)
+    if decision is None or judge.bounded or decision.arguments is None:
+        return decision
+    return decision.changed(arguments=private_copy(decision.arguments))
 
 
 def _without_arguments(function: Callable[[], Any]) -> Callable[[Action], Any]:

@@ -95,6 +95,37 @@ class Action:
     context: Mapping[str, Any] = field(default_factory=lambda: _NOTHING)
     native: Any = field(default=None, repr=False, compare=False)
 
+    def __post_init__(self) -> None:
+        if type(self.point) is not Point:
+            # A policy compares points by identity: a plain "pre_tool_call" must not slip past it.
+            object.__setattr__(self, "point", Point(self.point))
+
+    def changed(
+        self,
+        *,
+        arguments: Mapping[str, Any] | None = None,
+        text: str | None = None,
+        context: Mapping[str, Any] | None = None,
+    ) -> Action:
+        """The same action with what is given in place of its own; None leaves what was there."""
+        return Action(
+            self.point,
+            self.name,
+            self.kind,
+            self.arguments if arguments is None else arguments,
+            self.text if text is None else text,
+            self.agent,
+            self.framework,
+            self.session_id,
+            self.rollout_id,
+            self.attempt,
+            self.call_id,
+            self.parent_id,
+            self.operation_id,
+            self.context if context is None else context,
+            self.native,
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class Decision:
@@ -106,6 +137,9 @@ class Decision:
     combined into this one, in the order in which they were taken. ``decision_id`` is the id of its audit entry, set
     once the entry is committed. ``latency_us`` is the time the judgement took, in microseconds, without the commit.
     ``shadowed`` is true when the policy set only watches: the effect recorded in ``parts`` was not enforced.
+    ``fault`` is true when the act was denied because the judgement itself failed (a policy that raised or was late, a
+    record that could not be written): it says something about the machines and nothing about the agent, so it is no
+    violation and earns no penalty.
     """
 
     effect: Effect
@@ -120,11 +154,40 @@ class Decision:
     decision_id: str | None = None
     latency_us: float = 0.0
     shadowed: bool = False
+    fault: bool = False
 
     @property
     def blocks(self) -> bool:
         """Whether the act must not go on."""
         return self.effect >= Effect.ESCALATE
+
+    def changed(
+        self,
+        *,
+        policy: str | None = None,
+        rule: str | None = None,
+        reason: str | None = None,
+        severity: Severity | None = None,
+        arguments: Mapping[str, Any] | None = None,
+        decision_id: str | None = None,
+        shadowed: bool | None = None,
+    ) -> Decision:
+        """The same decision with what is given in place of its own; None leaves what was there."""
+        return Decision(
+            self.effect,
+            self.policy if policy is None else policy,
+            self.rule if rule is None else rule,
+            self.reason if reason is None else reason,
+            self.severity if severity is None else severity,
+            self.abort,
+            self.arguments if arguments is None else arguments,
+            self.text,
+            self.parts,
+            self.decision_id if decision_id is None else decision_id,
+            self.latency_us,
+            self.shadowed if shadowed is None else shadowed,
+            self.fault,
+        )
 
     def tell(self) -> str:
         """The denial as the model reads it: what, why, and that asking again will not help."""
@@ -133,7 +196,7 @@ class Decision:
         return f"DENIED by policy {where}: {reason}. It was not run; do not repeat it."
 
 
-ALLOW = Decision(Effect.ALLOW, policy="lgov")
+ALLOW = Decision(Effect.ALLOW, policy="lgov", rule="default", reason="Nothing speaks against it.")
 
 
 class Outcome(StrEnum):

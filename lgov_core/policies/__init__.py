@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from lgov_core.policies.base import BoundedPolicy, ObservingPolicy, Policy
 from lgov_core.policies.combine import combine, fold
+from lgov_core.policies.conditions import Condition, ConditionError, condition_of
+from lgov_core.policies.digest import digest_of
 from lgov_core.policies.loader import load_policies, load_policy_file
-from lgov_core.policies.policy_set import ConstantPolicy, PolicySet, Rule
+from lgov_core.policies.policy_set import ConstantPolicy, PolicySet
 from lgov_core.policies.presets import PRESETS, preset
 from lgov_core.policies.registry import BUILTIN_POLICIES, PolicyFactory
+from lgov_core.policies.rule import Rule
 from lgov_core.policies.sql import SQLPolicy
 from lgov_core.policies.tool import ToolPolicy
 
@@ -15,6 +18,8 @@ __all__ = [
     "BUILTIN_POLICIES",
     "PRESETS",
     "BoundedPolicy",
+    "Condition",
+    "ConditionError",
     "ConstantPolicy",
     "ObservingPolicy",
     "Policy",
@@ -24,6 +29,8 @@ __all__ = [
     "SQLPolicy",
     "ToolPolicy",
     "combine",
+    "condition_of",
+    "digest_of",
     "fold",
     "load_policies",
     "load_policy_file",

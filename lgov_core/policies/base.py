@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping
-from typing import Any, ClassVar, Protocol, runtime_checkable
+from functools import lru_cache
+from types import MappingProxyType
+from typing import Any, ClassVar, Protocol, Self, runtime_checkable
 
 from lgov_core.types import Action, Decision, Effect, Point, Severity
 
@@ -17,7 +20,8 @@ class Policy(Protocol):
     raises, the caller denies. ``bounded`` says that its cost is bounded by construction, so that it may run without a
     watchdog; leave it out (or False) for anything that may wait.
 
-    Two more attributes are optional. ``default_points`` are the points at which a rule that names none asks the policy.
+    Two more attributes are optional. ``default_points`` are the points at which a rule that names none asks the policy; a
+    policy without them is asked at every point.
     ``observe(event)`` makes it an `ObservingPolicy`.
     """
 
@@ -50,10 +54,19 @@ class BoundedPolicy:
     bounded: ClassVar[bool] = True
     default_points: ClassVar[tuple[Point, ...]] = (Point.PRE_TOOL_CALL,)
     name: str
+    #: What it was made with, by option: for the digest of the set it is in.
+    made_with: Mapping[str, Any]
 
-    def allow(self, rule: str = "") -> Decision:
+    def __new__(cls, *args: Any, **options: Any) -> Self:
+        """Remembers what the policy is made with."""
+        made = super().__new__(cls)
+        names = [name for name in inspect.signature(cls.__init__).parameters if name != "self"]
+        made.made_with = MappingProxyType({**dict(zip(names, args, strict=False)), **options})
+        return made
+
+    def allow(self, rule: str = "allow") -> Decision:
         """An allow by this policy."""
-        return Decision(Effect.ALLOW, policy=self.name, rule=rule)
+        return _allowed(self.name, rule)
 
     def deny(self, rule: str, reason: str, severity: Severity = Severity.HIGH) -> Decision:
         """A deny by this policy: ``rule`` is a stable slug, ``reason`` a sentence the model can act on."""
@@ -68,3 +81,9 @@ class BoundedPolicy:
     ) -> Decision:
         """Lets the action go on with ``arguments`` or ``text`` (or both) in place of its own."""
         return Decision(Effect.TRANSFORM, policy=self.name, rule=rule, reason=reason, arguments=arguments, text=text)
+
+
+@lru_cache(1024)
+def _allowed(policy: str, rule: str) -> Decision:
+    # Decisions are frozen, and an allow is what is answered most often.
+    return Decision(Effect.ALLOW, policy=policy, rule=rule, reason=f"{policy} has nothing against it.")

@@ -1,41 +1,117 @@
-"""How several decisions on one action become one."""
+"""How several decisions on one action become one, and what counts as a decision at all."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
+import inspect
+from collections.abc import Mapping, Sequence
+from typing import Any
 
-from lgov_core.types import ALLOW, Action, Decision, Effect
+from lgov_core.types import ALLOW, Action, Decision, Effect, Severity
+
+
+class BadAnswer(Exception):
+    """A policy answered something that is no decision. The message says what, in words that may be told to the model."""
 
 
 def fold(action: Action, decision: Decision) -> Action:
     """The action as ``decision`` leaves it: a transform's arguments or text put in place of the action's own."""
     if decision.effect is not Effect.TRANSFORM:
         return action
-    if decision.arguments is not None:
-        action = replace(action, arguments=decision.arguments)
-    if decision.text is not None:
-        action = replace(action, text=decision.text)
-    return action
+    return action.changed(arguments=decision.arguments, text=decision.text)
 
 
-def combine(decisions: Sequence[Decision], *, original: Action, folded: Action) -> Decision:
+def combine(
+    decisions: Sequence[Decision],
+    *,
+    original: Action,
+    folded: Action,
+    latency_us: float = 0.0,
+    shadow_of: str | None = None,
+) -> Decision:
     """One decision out of several.
 
     The most severe effect wins; of equals the first taken is the face (its policy, rule and reason). ``parts`` carries
     all of them, flattened. What the transforms left of the action is kept (``arguments``, ``text``) unless the result
-    blocks. An empty sequence is an allow without parts.
+    blocks. A result that blocks is a ``fault`` when every part that blocks is one. An empty sequence is an allow without
+    parts. With ``shadow_of``, the name of a set that only watches, the result allows and every part is ``shadowed``.
     """
     if not decisions:
         return ALLOW
-    face = max(decisions, key=lambda decision: decision.effect)  # max keeps the first of equals
-    parts = tuple(part for decision in decisions for part in (decision.parts or (decision,)))
-    changed = not face.blocks
-    return replace(
-        face,
-        parts=parts,
-        abort=any(decision.abort for decision in decisions if decision.blocks),
-        arguments=folded.arguments if changed and folded.arguments is not original.arguments else None,
-        text=folded.text if changed and folded.text is not original.text else None,
-        shadowed=any(part.shadowed for part in parts),
+    if len(decisions) == 1:
+        face = decisions[0]
+        parts = face.parts or decisions
+        shadowed = face.shadowed
+    else:
+        face = max(decisions, key=_effect)  # max keeps the first of equals
+        parts = [part for decision in decisions for part in (decision.parts or (decision,))]
+        shadowed = any(part.shadowed for part in parts)
+    if shadow_of is not None:
+        reason = "The policies only watch; nothing is blocked."
+        marked = tuple(part.changed(shadowed=True) for part in parts)
+        return Decision(Effect.ALLOW, shadow_of, "shadow", reason, parts=marked, latency_us=latency_us, shadowed=True)
+    blocks = face.effect >= Effect.ESCALATE
+    return Decision(
+        face.effect,
+        face.policy,
+        face.rule,
+        face.reason,
+        face.severity,
+        blocks and any(decision.abort for decision in decisions if decision.effect >= Effect.ESCALATE),
+        None if blocks or folded.arguments is original.arguments else folded.arguments,
+        None if blocks or folded.text is original.text else folded.text,
+        tuple(parts),
+        None,
+        latency_us,
+        shadowed,
+        blocks and all(part.fault for part in parts if part.effect >= Effect.ESCALATE and not part.shadowed),
     )
+
+
+def _effect(decision: Decision) -> Effect:
+    return decision.effect
+
+
+def checked(answer: object) -> Decision | None:
+    """``answer`` when it is a decision that has a meaning, or None. Raises `BadAnswer` for anything else."""
+    if answer is None:
+        return None
+    if not isinstance(answer, Decision):
+        if inspect.iscoroutine(answer):
+            answer.close()
+        raise BadAnswer(f"answered {type(answer).__name__} instead of a Decision")
+    if not isinstance(answer.effect, Effect):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise BadAnswer("answered an effect that does not exist")
+    if not isinstance(answer.severity, Severity):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise BadAnswer("answered a severity that does not exist")
+    if answer.parts and not all(isinstance(part, Decision) for part in answer.parts):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise BadAnswer("answered parts that are no decisions")
+    if answer.effect is Effect.TRANSFORM:
+        if answer.arguments is None and answer.text is None:
+            raise BadAnswer("answered a transform without saying into what")
+        if not isinstance(answer.arguments, Mapping | None) or not isinstance(answer.text, str | None):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise BadAnswer("answered a transform into what is no argument mapping or no text")
+    return answer
+
+
+def fault(policy: str, rule: str, reason: str) -> Decision:
+    """A deny because the judgement itself failed; it says nothing about the agent."""
+    return Decision(Effect.DENY, policy, rule, reason, Severity.CRITICAL, fault=True)
+
+
+def private_copy(value: Any) -> Any:
+    """``value`` with containers of its own, so that whoever gets it changes nobody else's arguments.
+
+    Mappings become dicts, lists and tuples stay what they are; what is no container is shared. Raises `RecursionError` for
+    a value that contains itself.
+    """
+    if isinstance(value, Mapping):
+        return {key: private_copy(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [private_copy(item) for item in value]
+    if isinstance(value, tuple):
+        return tuple(private_copy(item) for item in value)
+    if isinstance(value, set | frozenset):
+        return set(value) if isinstance(value, set) else value
+    if isinstance(value, bytearray):
+        return bytearray(value)
+    return value

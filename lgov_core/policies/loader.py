@@ -16,13 +16,14 @@ from typing import Any
 
 from lgov_core.errors import PolicyError, PolicyFileError
 from lgov_core.policies.base import Policy
+from lgov_core.policies.conditions import Condition, ConditionProblem, compiled
 from lgov_core.policies.document import Place, read_yaml
 from lgov_core.policies.policy_set import PolicySet, Rule
 from lgov_core.policies.registry import BUILTIN_POLICIES, PolicyFactory
 from lgov_core.types import Point, Severity
 
 _TOP = ("version", "name", "mode", "default", "rules")
-_RULE = ("name", "on", "tools", "agents", "use", "with", "severity")
+_RULE = ("name", "on", "tools", "agents", "when", "use", "with", "severity")
 
 
 def load_policy_file(
@@ -100,10 +101,11 @@ class _Loading:
             raise self.error((*place, "use"), f"there is no policy {use!r}", self.near(use, self.registry))
         name = self.text((*place, "name"), rule.get("name", use))
         policy = self.policy(place, use, name, rule.get("with"))
-        usual = [point.value for point in getattr(policy, "default_points", (Point.PRE_TOOL_CALL,))]
-        points = self.strings((*place, "on"), rule.get("on", usual))
-        for index, point in enumerate(points):
-            self.one_of((*place, "on", index), point, tuple(known.value for known in Point))
+        points: tuple[str, ...] = ()  # the policy's own
+        if "on" in rule:
+            points = self.strings((*place, "on"), rule["on"])
+            for index, point in enumerate(points):
+                self.one_of((*place, "on", index), point, tuple(known.value for known in Point))
         severity = rule.get("severity")
         if severity is not None:
             severity = Severity(self.one_of((*place, "severity"), severity, tuple(known.value for known in Severity)))
@@ -114,7 +116,14 @@ class _Loading:
             tools=self.strings((*place, "tools"), rule.get("tools", ["*"])),
             agents=self.strings((*place, "agents"), rule.get("agents", ["*"])),
             severity=severity,
+            when=self.condition((*place, "when"), rule["when"]) if "when" in rule else None,
         )
+
+    def condition(self, place: Place, source: Any) -> Condition:
+        try:
+            return compiled(source)
+        except ConditionProblem as problem:
+            raise self.error((*place, *problem.place), problem.message, problem.hint) from problem
 
     def policy(self, place: Place, use: str, name: str, options: Any) -> Policy:
         where = (*place, "with")

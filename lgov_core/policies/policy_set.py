@@ -2,57 +2,25 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
-from fnmatch import fnmatchcase
-from typing import Any, Literal
+from functools import lru_cache
+from typing import Any, ClassVar, Literal
 
 from lgov_core.errors import PolicyError
 from lgov_core.hookspecs import hookimpl
 from lgov_core.policies.base import BoundedPolicy, ObservingPolicy, Policy
-from lgov_core.policies.combine import combine, fold
-from lgov_core.policies.options import string_tuple
+from lgov_core.policies.combine import BadAnswer, checked, combine, fault, fold, private_copy
+from lgov_core.policies.conditions import ConditionError
+from lgov_core.policies.digest import digest_of
+from lgov_core.policies.rule import Fits, Rule, is_literal, one_of_globs
 from lgov_core.types import Action, Decision, Effect, Point, Severity
 
 Default = Literal["deny", "allow"]
 SetMode = Literal["enforce", "shadow"]
 
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Rule:
-    """A policy and the actions it covers.
-
-    ``on`` are the points; ``tools`` and ``agents`` are globs (letter case matters) for the action's name and agent; an
-    action without an agent is covered by ``*`` only. ``severity`` replaces that of the policy's blocking decisions.
-    """
-
-    policy: Policy
-    name: str = ""
-    on: tuple[Point, ...] = (Point.PRE_TOOL_CALL,)
-    tools: tuple[str, ...] = ("*",)
-    agents: tuple[str, ...] = ("*",)
-    severity: Severity | None = None
-
-    def __post_init__(self) -> None:
-        if not isinstance(self.policy, Policy):  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise PolicyError(
-                f"rule {self.name!r}: {self.policy!r} is no policy", hint="a policy has a name and judge()"
-            )
-        object.__setattr__(self, "name", self.name or self.policy.name)
-        object.__setattr__(self, "on", tuple(Point(point) for point in self.on))
-        object.__setattr__(self, "tools", string_tuple(self.name, "tools", self.tools))
-        object.__setattr__(self, "agents", string_tuple(self.name, "agents", self.agents))
-
-    def covers(self, action: Action) -> bool:
-        """Whether the policy is asked about ``action``."""
-        return (
-            action.point in self.on
-            and any(glob == "*" or fnmatchcase(action.name, glob) for glob in self.tools)
-            and any(
-                glob == "*" or (action.agent is not None and fnmatchcase(action.agent, glob)) for glob in self.agents
-            )
-        )
+#: Which rules reach a tool is remembered for so many names, of at most so many characters.
+REMEMBERED_NAMES = 2048
+MAX_REMEMBERED_NAME = 200
 
 
 class ConstantPolicy(BoundedPolicy):
@@ -79,18 +47,27 @@ class ConstantPolicy(BoundedPolicy):
 class PolicySet:
     """Judges with every rule that covers an action.
 
-    A bare policy among ``rules`` is asked at every point. Transforms fold in order: a later rule sees the arguments as
-    the earlier ones left them; then the most severe effect wins. A policy that raises, or answers something that is not
-    a `Decision` or None, counts as a deny in its slot (rule ``policy-error``) and the others are still asked.
+    A bare policy among ``rules`` is a `Rule` without further restriction. Rules are asked in their order. Transforms
+    fold: a later rule sees the arguments as the earlier ones left them; then the most severe effect wins. A policy that
+    raises, or answers something that is not a `Decision` or None, counts as a deny in its slot (rule ``policy-error``),
+    a condition that cannot be told too (rule ``condition-error``), and the others are still asked. What a policy that
+    does not promise bounded cost does to the arguments it gets changes nobody else's.
 
-    ``default`` is the answer to an act (``pre_tool_call``) that no rule covers, or on which every rule that does has no
-    opinion; at other points such an action is allowed. A set without rules therefore denies every act. With ``mode``
-    ``shadow`` everything is judged and recorded in ``parts`` (marked ``shadowed``), nothing is blocked or changed.
-    ``digest`` is the SHA-256 of the document the set was loaded from, in hex, or None.
+    A rule whose policy has no opinion (None) counts as one that does not cover the action. ``default`` is the answer to
+    an act (``pre_tool_call``) that no rule covers; at other points such an action is allowed. A covered action is
+    allowed when every rule that covers it allows it. A set without rules therefore denies every act.
+
+    Every decision and every part names the rule it comes from: ``policy`` is the rule's name, ``rule`` the slug of what
+    in it was decisive, and ``reason`` is never empty. (The parts of a set within a set name the inner rules.)
+
+    With ``mode`` ``shadow`` everything is judged and recorded in ``parts`` (marked ``shadowed``), nothing is blocked or
+    changed. ``digest`` is a SHA-256 in hex: of the document the set was loaded from, or else of what `digest_of` says.
 
     A set is a `Policy`, ``bounded`` when all its policies are, and a plugin: it implements the eight decision hooks.
     Give it to a governor one way or the other, not both. May be called from several threads at once. Fails closed.
     """
+
+    default_points: ClassVar[tuple[Point, ...]] = tuple(Point)
 
     def __init__(
         self,
@@ -106,15 +83,17 @@ class PolicySet:
             raise PolicyError(f"{name}: default {default!r} is unknown", hint="write deny or allow")
         if mode not in ("enforce", "shadow"):
             raise PolicyError(f"{name}: mode {mode!r} is unknown", hint="write enforce or shadow")
-        self.rules = tuple(rule if isinstance(rule, Rule) else Rule(rule, on=tuple(Point)) for rule in rules)
+        self.rules = tuple(rule if isinstance(rule, Rule) else Rule(rule) for rule in rules)
         self.default: Default = default
         self.mode: SetMode = mode
         self.name = name
         self.version = version
-        self.digest = digest
-        self.bounded = all(bool(getattr(rule.policy, "bounded", False)) for rule in self.rules)
+        self.bounded = all(rule.bounded for rule in self.rules)
+        self.digest = digest if digest is not None else digest_of(self.rules, default, mode, name, version)
         policies = {id(rule.policy): rule.policy for rule in self.rules}
         self._observing = tuple(policy for policy in policies.values() if isinstance(policy, ObservingPolicy))
+        self._index = {point: _Index([rule for rule in self.rules if point in rule.on]) for point in Point}
+        self._remembered = lru_cache(REMEMBERED_NAMES)(self._rules_for)
 
     @classmethod
     def of(cls, *policies: Policy, default: Default = "deny") -> PolicySet:
@@ -134,21 +113,29 @@ class PolicySet:
 
     def judge(self, action: Action) -> Decision:
         """The combined verdict; never None, because a set always has its default."""
+        name = action.name
+        if type(name) is not str:
+            taken = [self._deny("action-unclear", "The name of this action is no text.")]
+            return self._one(taken, action, action)
         taken: list[Decision] = []
         current = action
-        for rule in self.rules:
-            if not rule.covers(current):
-                continue
+        rules = (self._remembered if len(name) <= MAX_REMEMBERED_NAME else self._rules_for)(action.point, name)
+        for rule in rules:
             decision = ask(rule, current)
             if decision is not None:
                 taken.append(decision)
-                current = fold(current, decision)
+                if decision.effect is Effect.TRANSFORM:
+                    current = fold(current, decision)
         if not taken:
             taken.append(self._by_default(action))
-        if self.mode == "shadow":
-            parts = tuple(replace(p, shadowed=True) for decision in taken for p in (decision.parts or (decision,)))
-            return Decision(Effect.ALLOW, policy=self.name, rule="shadow", parts=parts, shadowed=True)
-        return combine(taken, original=action, folded=current)
+        return self._one(taken, action, current)
+
+    def _one(self, taken: list[Decision], original: Action, folded: Action) -> Decision:
+        shadow_of = self.name if self.mode == "shadow" else None
+        return combine(taken, original=original, folded=folded, shadow_of=shadow_of)
+
+    def _rules_for(self, point: Point, name: str) -> tuple[Rule, ...]:
+        return self._index[point].rules_for(name)
 
     def observe(self, event: Any) -> None:
         """Hands ``event`` to the policies that keep count; each gets it once. What one raises is raised at the end."""
@@ -162,10 +149,14 @@ class PolicySet:
             raise failed
 
     def _by_default(self, action: Action) -> Decision:
-        if action.point is not Point.PRE_TOOL_CALL or self.default == "allow":
-            return Decision(Effect.ALLOW, policy=self.name, rule="default")
-        reason = f"No policy allows {action.name[:80]}."
-        return Decision(Effect.DENY, policy=self.name, rule="default", reason=reason, severity=Severity.MEDIUM)
+        if action.point is not Point.PRE_TOOL_CALL:
+            return Decision(Effect.ALLOW, self.name, "default", "No rule covers this; only acts need one.")
+        if self.default == "allow":
+            return Decision(Effect.ALLOW, self.name, "default", "No rule covers this; the default is allow.")
+        return self._deny("default", f"No policy allows {action.name[:80]}.")
+
+    def _deny(self, rule: str, reason: str) -> Decision:
+        return Decision(Effect.DENY, self.name, rule, reason, Severity.MEDIUM)
 
     # ------------------------------------------------------------------ the set as a plugin
 
@@ -215,29 +206,72 @@ class PolicySet:
         self.observe(event)
 
 
+class _Index:
+    """The rules of one point, found by the name of the tool without asking each."""
+
+    def __init__(self, rules: list[Rule]) -> None:
+        self._rules = rules
+        self._literal: dict[str, list[int]] = {}
+        self._wild: list[tuple[int, Fits | None]] = []
+        for place, rule in enumerate(rules):
+            if "*" in rule.tools:
+                self._wild.append((place, None))
+                continue
+            for tool in rule.tools:
+                if is_literal(tool):
+                    self._literal.setdefault(tool, []).append(place)
+            wild = [tool for tool in rule.tools if not is_literal(tool)]
+            if wild:
+                self._wild.append((place, one_of_globs(wild)))
+
+    def rules_for(self, name: str) -> tuple[Rule, ...]:
+        """The rules whose globs fit ``name``, in the order of the set."""
+        places = set(self._literal.get(name, ()))
+        places.update(place for place, fits in self._wild if fits is None or fits(name))
+        return tuple(self._rules[place] for place in sorted(places))
+
+
 def ask(rule: Rule, action: Action) -> Decision | None:
-    """What the rule's policy says about an action that the rule covers; whatever goes wrong there is a deny."""
-    try:
-        answer: object = rule.policy.judge(action)
-    except Exception as error:  # noqa: BLE001 - whatever a policy raises is a deny in its slot
-        return _broken(rule, f"raised {type(error).__name__}")
-    if answer is None:
+    """What ``rule`` answers to an action whose point and name are the rule's; None when it does not cover it.
+
+    Never raises an `Exception`: what goes wrong is a deny. The answer bears the name of the rule, a slug and a reason.
+    """
+    if rule.fits_agent is not None and not (isinstance(action.agent, str) and rule.fits_agent(action.agent)):
         return None
-    if inspect.iscoroutine(answer):
-        answer.close()
-    if not isinstance(answer, Decision):  # pyright: ignore[reportUnnecessaryIsInstance]
-        return _broken(rule, f"answered {type(answer).__name__} instead of a Decision")
-    if not isinstance(answer.effect, Effect):  # pyright: ignore[reportUnnecessaryIsInstance]
-        return _broken(rule, "answered an effect that does not exist")
-    if answer.effect is Effect.TRANSFORM and answer.arguments is None and answer.text is None:
-        return _broken(rule, "answered a transform without saying into what")
-    if rule.severity is not None and answer.blocks:
-        return replace(answer, severity=rule.severity)
-    return answer
+    if rule.condition is not None:
+        try:
+            if not rule.condition.holds(action):
+                return None
+        except ConditionError as error:
+            reason = f"The condition of rule {rule.name} cannot be checked: {error}."
+            return Decision(
+                Effect.DENY, rule.name, "condition-error", reason, Severity.MEDIUM, fault=error.not_the_agents
+            )
+        except Exception as error:  # noqa: BLE001 - as below
+            return fault(
+                rule.name, "condition-error", f"The condition of rule {rule.name} raised {type(error).__name__}."
+            )
+    try:
+        if rule.bounded:
+            answer = checked(rule.policy.judge(action))
+        else:
+            own = action.changed(arguments=private_copy(action.arguments), context=private_copy(action.context))
+            answer = checked(rule.policy.judge(own))
+            if answer is not None and answer.arguments is not None:
+                answer = answer.changed(arguments=private_copy(answer.arguments))
+    except BadAnswer as error:
+        return fault(rule.name, "policy-error", f"The policy {rule.name} {error}.")
+    except Exception as error:  # noqa: BLE001 - whatever a policy raises is a deny in its slot
+        # The class of an error is named, its message is not: it may hold what the tool was called with.
+        return fault(rule.name, "policy-error", f"The policy {rule.name} raised {type(error).__name__}.")
+    return None if answer is None else _named(rule, answer)
 
 
-def _broken(rule: Rule, what: str) -> Decision:
-    # The class of an error is named, its message is not: it may hold what the tool was called with.
-    name = rule.policy.name
-    reason = f"The policy {name} {what}."
-    return Decision(Effect.DENY, policy=name, rule="policy-error", reason=reason, severity=Severity.CRITICAL)
+def _named(rule: Rule, answer: Decision) -> Decision:
+    blocks = answer.effect >= Effect.ESCALATE
+    policy = answer.policy if answer.parts else rule.name
+    severity = rule.severity if rule.severity is not None and blocks else answer.severity
+    if answer.policy == policy and answer.rule and answer.reason and severity is answer.severity:
+        return answer
+    reason = answer.reason or f"{policy} answers {answer.effect.label}."
+    return answer.changed(policy=policy, rule=answer.rule or answer.effect.label, reason=reason, severity=severity)

@@ -18,8 +18,9 @@ class AirRules:
     """How much each kind of tool outcome is worth.
 
     ``tool_success`` and ``tool_error`` go to the dimension ``air``; ``denied`` goes to ``compliance``, so that a penalty is
-    never averaged away by tool rewards. A tool that timed out says something about the machines, not about the call:
-    no reward. Values must be finite. How far a rollout's AIR can add up is bounded where credit is assigned
+    never averaged away by tool rewards. A tool that timed out says something about the machines, not about the call: no
+    reward. So does a denial because a policy failed or the record could not be written (`Decision.fault`). Values must be
+    finite. How far a rollout's AIR can add up is bounded where credit is assigned
     (`lgov_core.transitions.CreditRules.air_cap`).
     """
 
@@ -41,11 +42,13 @@ class AirPlugin:
 
     @hookimpl
     def lgov_reward(self, outcome: ToolOutcome) -> Sequence[Reward]:
-        """One reward for a success, an error or a denial; none for a timeout or a rule worth 0."""
+        """One reward for a success, an error or a denial; none for a timeout, a fault or a rule worth 0."""
         if outcome.status == "ok":
             value, dimension = self.rules.tool_success, "air"
         elif outcome.status in _ERRORS:
             value, dimension = self.rules.tool_error, "air"
+        elif outcome.status == "denied" and outcome.decision is not None and outcome.decision.fault:
+            return []
         elif outcome.status == "denied":
             value, dimension = self.rules.denied, "compliance"
         else:

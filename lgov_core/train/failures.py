@@ -8,9 +8,6 @@ import sqlite3
 from lgov_core.errors import AuditError, StoreError
 from lgov_core.types import Decision
 
-#: The rule that the governor names when it denies an act because the decision could not be committed.
-AUDIT_FAILED = "audit-failed"
-
 #: Exception classes (by package and name, for no framework may be imported here) that speak of the endpoint or of the
 #: way to it, not of what the agent asked.
 _INFRASTRUCTURE = {
@@ -59,8 +56,8 @@ def is_infrastructure(error: BaseException) -> bool:
 
 
 def denied_by_failure(decision: Decision) -> bool:
-    """Whether ``decision`` blocks because it could not be put on record: it says nothing about the agent."""
-    return decision.blocks and decision.rule == AUDIT_FAILED
+    """Whether ``decision`` blocks because judging or recording it failed: it says nothing about the agent."""
+    return decision.blocks and decision.fault
 
 
 def _speaks_of_machines(error: BaseException) -> bool:

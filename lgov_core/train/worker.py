@@ -38,7 +38,7 @@ _VIOLATIONS = frozenset({Severity.HIGH, Severity.CRITICAL})
 class Tally:
     """Counts per attempt what the governor decided: model calls let through, tool calls, and violations attempted.
 
-    ``unrecorded`` counts what was denied because the decision could not be put on record.
+    ``faults`` counts what was denied because a policy failed or the decision could not be put on record.
     """
 
     def __init__(self) -> None:
@@ -54,12 +54,12 @@ class Tally:
         with self._lock:
             counts = self._counts.setdefault((action.rollout_id, action.attempt), Counter())
             if denied_by_failure(decision):
-                counts["unrecorded"] += 1
+                counts["faults"] += 1
             elif action.point is Point.PRE_MODEL_CALL and not decision.blocks:
                 counts["model_calls"] += 1
             elif action.point is Point.PRE_TOOL_CALL:
                 counts["tool_calls"] += 1
-                blocking = [part for part in (decision, *decision.parts) if part.blocks]
+                blocking = [part for part in (decision, *decision.parts) if part.blocks and not part.fault]
                 counts["denied"] += bool(blocking)
                 counts["violations"] += any(part.severity in _VIOLATIONS for part in blocking)
 
@@ -112,8 +112,8 @@ class Worker:
             await asyncio.to_thread(self.store.start_attempt, job.rollout_id, job.attempt)
             episode = await self._run(job)
             counts = self.tally.take(job)
-            if counts.pop("unrecorded", 0):
-                error = "decisions could not be put on record, so acts were denied that the policy may allow"
+            if counts.pop("faults", 0):
+                error = "a policy or the audit record failed, so acts were denied that the policy may allow"
                 episode = replace(episode, outcome=Outcome.INFRASTRUCTURE, rewards=(), error=error)
             await asyncio.to_thread(
                 self.store.finish_attempt,

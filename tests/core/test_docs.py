@@ -25,10 +25,15 @@ def blocks(path: Path, language: str) -> list[str]:
 
 @pytest.mark.parametrize("path", [ROOT / "README.md", ROOT / "docs" / "policy-files.md"], ids=lambda path: path.name)
 def test_the_policy_files_in_the_documents_load(path: Path, tmp_path: Path) -> None:
-    (text,) = blocks(path, "yaml")
+    text, *conditions = blocks(path, "yaml")
     file = tmp_path / "policy.yaml"
     file.write_text(text)
     assert load_policy_file(file).rules
+    for condition in conditions:
+        assert condition.startswith("when:")
+        rule = condition.replace("\n", "\n    ")
+        file.write_text(f"version: 1\nrules:\n  - name: r\n    use: deny\n    {rule}\n")
+        assert load_policy_file(file).rules[0].condition is not None
 
 
 def test_the_settings_file_in_the_documents_loads(tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ HEAVY = (
     "aiohttp",
     "autogen_agentchat",
     "autogen_core",
+    "cel_expr_python",
     "fastjsonschema",
     "gguf",
     "langchain",

@@ -12,7 +12,7 @@ from lgov_core.errors import PolicyError
 from lgov_core.governor import Governor
 from lgov_core.hookspecs import DECISION_HOOKS
 from lgov_core.plugins import make_plugin_manager
-from lgov_core.policies import ConstantPolicy, Policy, PolicySet, Rule, SQLPolicy, ToolPolicy
+from lgov_core.policies import ConstantPolicy, Policy, PolicySet, Rule, SQLPolicy, ToolPolicy, load_policies
 from lgov_core.types import Action, Decision, Effect, Point, Severity
 
 
@@ -75,15 +75,33 @@ def test_a_rule_covers_points_tools_and_agents() -> None:
     assert not judges.judge(act(agent="Clerk-1")).blocks
     assert not judges.judge(act()).blocks
     assert len(policy.asked) == 2
-    assert Rule(policy).on == (Point.PRE_TOOL_CALL,)
 
 
-def test_a_bare_policy_is_asked_at_every_point() -> None:
-    policy = Judging(lambda _action: None)
-    judges = PolicySet.of(policy)
-    for point in Point:
-        judges.judge(act(point=point))
-    assert [action.point for action in policy.asked] == list(Point)
+class AtOutput(Judging):
+    default_points = (Point.OUTPUT,)
+
+
+@pytest.mark.parametrize(("kind", "points"), [(Judging, tuple(Point)), (AtOutput, (Point.OUTPUT,))])
+def test_without_points_a_policy_is_asked_at_its_own_and_without_those_at_every_one(
+    kind: type[Judging], points: tuple[Point, ...]
+) -> None:
+    for make in (lambda p: PolicySet.of(p), lambda p: PolicySet([Rule(p)]), lambda p: PolicySet.of(PolicySet.of(p))):
+        policy = kind(lambda _action: None)
+        judges = make(policy)
+        for point in Point:
+            judges.judge(act(point=point))
+        assert tuple(action.point for action in policy.asked) == points
+    document = {"version": 1, "rules": [{"use": "mine"}]}
+    policy = kind(lambda _action: None)
+    (rule,) = load_policies(document, registry={"mine": lambda *, name: policy}).rules
+    assert rule.on == points
+    assert Rule(ConstantPolicy(Effect.DENY)).on == (Point.PRE_TOOL_CALL,)
+
+
+def test_a_point_in_plain_words_is_the_point() -> None:
+    assert PolicySet.of(ToolPolicy(allow=["search"])).judge(Action("pre_tool_call", "rm")).blocks  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="pre_tool_cal"):
+        Action("pre_tool_cal", "rm")  # type: ignore[arg-type]
 
 
 def test_the_most_severe_effect_wins_and_the_first_of_equals_is_its_face() -> None:

@@ -279,7 +279,7 @@ def test_a_denial_for_want_of_a_record_is_the_machines_failure(bench: Bench) -> 
     job, result, asked = work(bench, sql("SELECT COUNT(*) FROM staff", "c1"), "done")
     assert "audit-failed" in asked[1]["messages"][-1]["content"], "the model is told"
     assert result.outcome is Outcome.INFRASTRUCTURE
-    assert "put on record" in str(result.error)
+    assert "audit record failed" in str(result.error)
     assert "violations" not in result.counts
     assert bench.outcomes(job) == ["infrastructure"]
     assert [reward.dimension for reward in bench.store.rewards([job.rollout_id])].count("task") == 0
