@@ -90,7 +90,7 @@ def _fields(change: Change) -> dict[str, Any]:
         "now": change.decision.effect.label,
         "now_policy": change.decision.policy,
         "now_rule": change.decision.rule,
-        "reason": change.decision.reason or change.recorded.reason,
+        "reason": change.decision.reason if change.decision.blocks else change.recorded.reason,
     }
 
 

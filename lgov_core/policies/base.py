@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping
-from functools import lru_cache
 from types import MappingProxyType
 from typing import Any, ClassVar, Protocol, Self, runtime_checkable
 
@@ -64,9 +63,9 @@ class BoundedPolicy:
         made.made_with = MappingProxyType({**dict(zip(names, args, strict=False)), **options})
         return made
 
-    def allow(self, rule: str = "allow") -> Decision:
+    def allow(self, rule: str = "") -> Decision:
         """An allow by this policy."""
-        return _allowed(self.name, rule)
+        return Decision(Effect.ALLOW, policy=self.name, rule=rule)
 
     def deny(self, rule: str, reason: str, severity: Severity = Severity.HIGH) -> Decision:
         """A deny by this policy: ``rule`` is a stable slug, ``reason`` a sentence the model can act on."""
@@ -81,9 +80,3 @@ class BoundedPolicy:
     ) -> Decision:
         """Lets the action go on with ``arguments`` or ``text`` (or both) in place of its own."""
         return Decision(Effect.TRANSFORM, policy=self.name, rule=rule, reason=reason, arguments=arguments, text=text)
-
-
-@lru_cache(1024)
-def _allowed(policy: str, rule: str) -> Decision:
-    # Decisions are frozen, and an allow is what is answered most often.
-    return Decision(Effect.ALLOW, policy=policy, rule=rule, reason=f"{policy} has nothing against it.")

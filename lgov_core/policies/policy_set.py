@@ -273,5 +273,12 @@ def _named(rule: Rule, answer: Decision) -> Decision:
     severity = rule.severity if rule.severity is not None and blocks else answer.severity
     if answer.policy == policy and answer.rule and answer.reason and severity is answer.severity:
         return answer
+    if answer.effect is Effect.ALLOW and not (answer.rule or answer.reason or answer.parts):
+        return _plain_allow(policy)
     reason = answer.reason or f"{policy} answers {answer.effect.label}."
     return answer.changed(policy=policy, rule=answer.rule or answer.effect.label, reason=reason, severity=severity)
+
+
+@lru_cache(1024)
+def _plain_allow(rule: str) -> Decision:
+    return Decision(Effect.ALLOW, rule, "allow", f"{rule} has nothing against it.")

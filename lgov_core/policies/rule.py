@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 
 from lgov_core.errors import PolicyError
 from lgov_core.policies.base import Policy
-from lgov_core.policies.conditions import Condition, condition_of
+from lgov_core.policies.conditions import Condition, ConditionError, condition_of
 from lgov_core.policies.options import string_tuple
 from lgov_core.types import Action, Point, Severity
 
@@ -65,8 +65,13 @@ class Rule:
         settle("fits_agent", None if "*" in agents else one_of_globs(agents))
 
     def covers(self, action: Action) -> bool:
-        """Whether the policy is asked about ``action``. Raises `ConditionError` when the condition cannot be told."""
-        return self.reaches(action) and (self.condition is None or self.condition.holds(action))
+        """Whether the rule has a say about ``action``. A condition that cannot be told counts: it denies."""
+        if not self.reaches(action):
+            return False
+        try:
+            return self.condition is None or self.condition.holds(action)
+        except ConditionError:
+            return True
 
     def reaches(self, action: Action) -> bool:
         """Whether point, name and agent are those of the rule, whatever its condition says."""

@@ -100,7 +100,7 @@ def broken(old: str, new: str) -> str:
         (broken("default: deny", "defualt: deny"), 3, "did you mean default?"),
         (broken("name: pay-desk", "mode: shadows"), 2, "did you mean shadow?"),
         (broken("    use: tool", "    use: tol"), 6, "did you mean tool?"),
-        (broken("    use: tool\n", ""), 5, "write use: allow or deny or sql or tool"),
+        (broken("    use: tool\n", ""), 5, "write use: "),
         (broken("    on: [pre_tool_call]", "    on: [pre_tool_cal]"), 14, "did you mean pre_tool_call?"),
         (broken("    on: [pre_tool_call]", "    on: pre_tool_call"), 14, "write on: [...]"),
         (broken("    on: [pre_tool_call]", "    on: []"), 14, "must be a list"),
