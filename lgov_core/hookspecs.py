@@ -12,13 +12,14 @@ answer within the governor's timeout counts as a deny *in its slot*; it never re
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import pluggy
 
 if TYPE_CHECKING:
     from lgov_core.adapter import Adapter
+    from lgov_core.policies.registry import PolicyFactory
     from lgov_core.types import Action, Decision, Reward, ToolOutcome
 
 PROJECT = "lgov"
@@ -49,6 +50,19 @@ def lgov_framework() -> Adapter:  # type: ignore[empty-body]
     Gets: nothing.
     Returns: an `Adapter`; must not import the framework.
     If it raises: arming fails and the process does not start (fails closed).
+    Cost: any; not on the path of an action.
+    """
+
+
+@hookspec
+def lgov_policies() -> Mapping[str, PolicyFactory]:  # type: ignore[empty-body]
+    """Names policies that rules of policy files may ``use`` besides the built-in ones.
+
+    When: a policy file uses a name that is not built in. Only plugins found by their entry point are asked.
+    Gets: nothing.
+    Returns: names and what makes a policy: called with ``name`` (the rule's) and the entries of ``with`` as keyword
+        arguments; raises `PolicyError` for options that make no sense.
+    If it raises: loading fails (fails closed); so it does when two plugins give the same name, or one that is built in.
     Cost: any; not on the path of an action.
     """
 

@@ -19,17 +19,18 @@ from lgov_core.policies.base import Policy
 from lgov_core.policies.conditions import Condition, ConditionProblem, compiled
 from lgov_core.policies.document import Place, read_yaml
 from lgov_core.policies.policy_set import PolicySet, Rule
-from lgov_core.policies.registry import BUILTIN_POLICIES, PolicyFactory
+from lgov_core.policies.registry import BUILTIN_POLICIES, PolicyFactory, available_policies
 from lgov_core.types import Point, Severity
 
 _TOP = ("version", "name", "mode", "default", "rules")
 _RULE = ("name", "on", "tools", "agents", "when", "use", "with", "severity")
 
 
-def load_policy_file(
-    path: str | PathLike[str], *, registry: Mapping[str, PolicyFactory] = BUILTIN_POLICIES
-) -> PolicySet:
-    """The policies in a YAML file. Raises `PolicyFileError` with the line when anything in it is not understood."""
+def load_policy_file(path: str | PathLike[str], *, registry: Mapping[str, PolicyFactory] | None = None) -> PolicySet:
+    """The policies in a YAML file. Raises `PolicyFileError` with the line when anything in it is not understood.
+
+    ``registry`` are the policies that rules may use; None: the built-in ones and those of installed plugins.
+    """
     source = str(path)
     try:
         text = Path(path).read_text(encoding="utf-8-sig")
@@ -44,7 +45,7 @@ def load_policy_file(
 
 
 def load_policies(
-    document: Mapping[str, Any], *, source: str = "policies", registry: Mapping[str, PolicyFactory] = BUILTIN_POLICIES
+    document: Mapping[str, Any], *, source: str = "policies", registry: Mapping[str, PolicyFactory] | None = None
 ) -> PolicySet:
     """The policies in a document that is in memory already; ``source`` names it in errors, which have no lines.
 
@@ -56,10 +57,11 @@ def load_policies(
 class _Loading:
     """One document on its way to a set."""
 
-    def __init__(self, source: str, lines: Mapping[Place, int], registry: Mapping[str, PolicyFactory]) -> None:
+    def __init__(self, source: str, lines: Mapping[Place, int], registry: Mapping[str, PolicyFactory] | None) -> None:
         self.source = source
         self.lines = lines
-        self.registry = registry
+        self.plugins_asked = registry is not None
+        self.registry = BUILTIN_POLICIES if registry is None else registry
 
     def policy_set(self, document: Any) -> PolicySet:
         if document is None:
@@ -97,6 +99,9 @@ class _Loading:
         if "use" not in rule:
             raise self.error(place, "the rule does not say which policy to use", f"write use: {self.policies()}")
         use = self.text((*place, "use"), rule["use"])
+        if use not in self.registry and not self.plugins_asked:
+            # Plugins are imported only for a file that needs them.
+            self.registry, self.plugins_asked = available_policies(), True
         if use not in self.registry:
             raise self.error((*place, "use"), f"there is no policy {use!r}", self.near(use, self.registry))
         name = self.text((*place, "name"), rule.get("name", use))

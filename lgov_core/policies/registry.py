@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Iterator, Mapping
-from typing import Final
+from typing import Any, Final, cast
 
+from lgov_core.errors import PluginError
+from lgov_core.plugins import make_plugin_manager
 from lgov_core.policies.base import Policy
 from lgov_core.policies.policy_set import ConstantPolicy
 from lgov_core.types import Effect
@@ -52,3 +54,30 @@ class _Builtin(Mapping[str, PolicyFactory]):
 
 #: Pass another mapping as ``registry`` to widen it.
 BUILTIN_POLICIES: Final[Mapping[str, PolicyFactory]] = _Builtin()
+
+
+def available_policies() -> Mapping[str, PolicyFactory]:
+    """The built-in policies and those of installed plugins (`lgov_core.hookspecs.lgov_policies`).
+
+    Raises `PluginError` when a plugin cannot be loaded, gives something else than factories by name, or a name that is
+    taken: nobody could know which of two policies judges.
+    """
+    manager = make_plugin_manager(builtin=())
+    found: dict[str, PolicyFactory] = {}
+    for impl in reversed(manager.hook.lgov_policies.get_hookimpls()):
+        try:
+            given: dict[Any, Any] = dict(cast(Any, impl.function)())
+        except Exception as error:
+            raise PluginError(
+                f"plugin {impl.plugin_name} does not give its policies: {type(error).__name__}: {error}",
+                hint="repair or uninstall it",
+            ) from error
+        for name, factory in given.items():
+            if not isinstance(name, str) or not callable(factory):
+                raise PluginError(f"plugin {impl.plugin_name}: {name!r}: {factory!r} is no policy by name")
+            if name in BUILTIN_POLICIES or name in found:
+                raise PluginError(
+                    f"plugin {impl.plugin_name}: there is a policy {name!r} already", hint="rename or uninstall one"
+                )
+            found[name] = factory
+    return {**BUILTIN_POLICIES, **found} if found else BUILTIN_POLICIES
