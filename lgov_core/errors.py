@@ -8,7 +8,8 @@ what to do next::
      ├── PluginError              a plugin that decides could not be loaded, or its hooks do not fit
      ├── PolicyError
      │    ├── PolicyFileError     a policy file is missing, unreadable or wrong (file, line, what to write instead)
-     │    └── PolicyDenied        an act was denied and the caller asked for an exception; carries the Decision
+     │    ├── PolicyDenied        an act was denied and the caller asked for an exception; carries the Decision
+     │    └── PolicyViolationError  the same on the training side; carries the PolicyViolation
      ├── AuditError               a decision could not be made durable
      ├── ScopeError               a rollout scope is missing, or does not fit
      ├── ArmError                 an adapter cannot govern what it was asked to govern
@@ -16,6 +17,8 @@ what to do next::
      ├── ModelError               a model cannot be found, checked, converted or loaded
      ├── EndpointError            the training endpoint was asked for something it cannot do
      │    └── UpstreamError       the server behind the endpoint failed
+     ├── RewardError              a reward is not a finite number, or what makes rewards has no meaning; also a ValueError
+     ├── ExportError              recorded entries cannot be handed to a store or written to a file
      ├── TransitionError          recorded calls cannot become training data
      └── TrainError               an update cannot go on (not finite, collapsed, no data)
 
@@ -27,6 +30,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, ClassVar
 
 if TYPE_CHECKING:
+    from lgov_core.reward.violation import PolicyViolation
     from lgov_core.types import Decision
 
 
@@ -86,6 +90,16 @@ class PolicyDenied(PolicyError):
         self.decision = decision
 
 
+class PolicyViolationError(PolicyError):
+    """A policy blocked an act and the caller asked for an exception. ``violation`` says which, why and at what price."""
+
+    code = "policy_violation"
+
+    def __init__(self, violation: PolicyViolation) -> None:
+        super().__init__(f"policy violation: {violation.policy_name}: {violation.description}")
+        self.violation = violation
+
+
 class AuditError(LgovError):
     """A decision could not be made durable. Whoever catches it must treat the act as denied."""
 
@@ -133,6 +147,22 @@ class UpstreamError(EndpointError):
 
     def __init__(self, message: str, *, status: int = 502, hint: str | None = None) -> None:
         super().__init__(message, status=status, hint=hint)
+
+
+class RewardError(LgovError, ValueError):
+    """A reward is not a finite number, or what rewards are made from has no meaning."""
+
+    code = "reward"
+
+
+class ExportError(LgovError):
+    """Recorded entries cannot be handed to a store or written to a file. ``stored`` says how many were, all the same."""
+
+    code = "export"
+
+    def __init__(self, message: str, *, stored: int = 0, hint: str | None = None) -> None:
+        super().__init__(message, hint=hint)
+        self.stored = stored
 
 
 class TransitionError(LgovError):

@@ -1,0 +1,112 @@
+"""Violations: what they cost, and which one a decision is."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+
+from lgov_core import LgovError, PolicySet
+from lgov_core.errors import RewardError
+from lgov_core.policies import ConstantPolicy, combine
+from lgov_core.policies.combine import fault
+from lgov_core.reward import PolicyViolation, PolicyViolationError, PolicyViolationType, violation_of
+from lgov_core.types import ALLOW, Action, Decision, Effect, Point, Severity
+
+ACTION = Action(Point.PRE_TOOL_CALL, "run_sql")
+
+
+def violation(severity: str = "high", **fields: Any) -> PolicyViolation:
+    return PolicyViolation(PolicyViolationType.BLOCKED, "SQLPolicy", "no", severity, **fields)
+
+
+@pytest.mark.parametrize(
+    ("severity", "price"),
+    [("critical", 100.0), ("high", 50.0), ("medium", 10.0), ("low", 1.0), ("CRITICAL", 100.0), (Severity.LOW, 1.0)],
+)
+def test_the_penalty_is_that_of_the_severity_in_any_case(severity: str, price: float) -> None:
+    found = violation(severity)
+    assert (found.penalty, found.severity) == (price, str(severity).lower())
+
+
+@pytest.mark.parametrize("price", [0.0, 0, 7.5, 1e6])
+def test_an_explicit_penalty_is_kept(price: float) -> None:
+    assert violation("critical", penalty=price).penalty == price
+
+
+@pytest.mark.parametrize("price", [-1.0, math.nan, math.inf, "5", True])
+def test_a_penalty_that_would_pay_or_is_no_number_is_refused(price: Any) -> None:
+    with pytest.raises(RewardError, match="penalty"):
+        violation(penalty=price)
+
+
+@pytest.mark.parametrize("severity", ["fatal", "", None, 3, Effect.DENY])
+def test_an_unknown_severity_is_refused(severity: Any) -> None:
+    with pytest.raises(RewardError, match="severity"):
+        violation(severity)
+
+
+def test_an_unknown_type_is_refused_and_a_written_one_is_understood() -> None:
+    assert PolicyViolation("warned", "p", "d", "low").violation_type is PolicyViolationType.WARNED  # type: ignore[arg-type]
+    with pytest.raises(RewardError, match="forgiven"):
+        PolicyViolation("forgiven", "p", "d", "low")  # type: ignore[arg-type]
+
+
+def test_fields_come_in_the_documented_order() -> None:
+    when = datetime(2026, 1, 2, tzinfo=UTC)
+    found = PolicyViolation(PolicyViolationType.MODIFIED, "PII", "redacted", "medium", when, False, 3.0)
+    assert (found.timestamp, found.action_blocked, found.penalty) == (when, False, 3.0)
+
+
+def test_whether_the_act_was_blocked_follows_the_type_unless_given() -> None:
+    assert violation().action_blocked is True
+    assert PolicyViolation(PolicyViolationType.WARNED, "p", "d", "low").action_blocked is False
+    assert violation(action_blocked=False).action_blocked is False
+    assert violation().timestamp.tzinfo is not None
+
+
+def test_the_error_is_in_the_tree_and_carries_the_violation() -> None:
+    found = violation()
+    error = PolicyViolationError(found)
+    assert isinstance(error, LgovError)
+    assert error.violation is found
+    assert "SQLPolicy" in str(error)
+    assert isinstance(RewardError("x"), ValueError)
+
+
+@pytest.mark.parametrize(
+    ("effect", "kind", "blocked"),
+    [
+        (Effect.DENY, PolicyViolationType.BLOCKED, True),
+        (Effect.ESCALATE, PolicyViolationType.BLOCKED, True),
+        (Effect.TRANSFORM, PolicyViolationType.MODIFIED, False),
+        (Effect.WARN, PolicyViolationType.WARNED, False),
+    ],
+)
+def test_a_decision_is_the_violation_of_its_effect(effect: Effect, kind: PolicyViolationType, blocked: bool) -> None:
+    found = violation_of(Decision(effect, "sql", "no-drop", "it destroys", Severity.CRITICAL))
+    assert found == PolicyViolation(kind, "sql", "it destroys", "critical", action_blocked=blocked)
+
+
+def test_an_allow_a_fault_and_a_set_that_only_watches_are_no_violations() -> None:
+    assert violation_of(ALLOW) is None
+    assert violation_of(fault("sql", "policy-error", "it failed")) is None
+    watched = PolicySet([ConstantPolicy(Effect.DENY, name="no")], mode="shadow").judge(ACTION)
+    assert watched is not None
+    assert violation_of(watched) is None
+
+
+def test_of_several_that_blocked_the_most_severe_is_named_and_never_a_fault_or_a_milder_effect() -> None:
+    decisions = [
+        Decision(Effect.DENY, "low", "r", "low", Severity.LOW),
+        Decision(Effect.ESCALATE, "high", "r", "high", Severity.HIGH),
+        Decision(Effect.WARN, "warns", "r", "warns", Severity.CRITICAL),
+        fault("broken", "policy-error", "broken"),
+        replace(Decision(Effect.DENY, "watcher", "r", "watcher", Severity.CRITICAL), shadowed=True),
+    ]
+    found = violation_of(combine(decisions, original=ACTION, folded=ACTION), {"high": "HighPolicy"})
+    assert found is not None
+    assert (found.policy_name, found.severity, found.penalty) == ("HighPolicy", "high", 50.0)
