@@ -79,5 +79,5 @@ def available_policies() -> Mapping[str, PolicyFactory]:
                 raise PluginError(
                     f"plugin {impl.plugin_name}: there is a policy {name!r} already", hint="rename or uninstall one"
                 )
-            found[name] = factory
+            found[name] = cast(PolicyFactory, factory)
     return {**BUILTIN_POLICIES, **found} if found else BUILTIN_POLICIES
