@@ -16,10 +16,14 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from lgov_core.audit import AuditLog
+    from lgov_core.environment import EnvironmentConfig, GovernedEnvironment
     from lgov_core.errors import LgovError, PolicyDenied
     from lgov_core.governor import Governor
     from lgov_core.hookspecs import hookimpl
+    from lgov_core.kernel import KernelSpace
     from lgov_core.policies import PolicySet, SQLPolicy, ToolPolicy, load_policy_file
+    from lgov_core.reward.violation import PolicyViolation, PolicyViolationError
+    from lgov_core.runner import GovernedRollout, GovernedRunner
     from lgov_core.scope import RolloutScope, carry_into_threads, current_scope
     from lgov_core.settings import Settings, load_settings
     from lgov_core.store import TraceStore, open_store
@@ -32,12 +36,19 @@ __all__ = [
     "AuditLog",
     "Decision",
     "Effect",
+    "EnvironmentConfig",
+    "GovernedEnvironment",
+    "GovernedRollout",
+    "GovernedRunner",
     "Governor",
+    "KernelSpace",
     "LgovError",
     "Outcome",
     "Point",
     "PolicyDenied",
     "PolicySet",
+    "PolicyViolation",
+    "PolicyViolationError",
     "Reward",
     "RolloutScope",
     "SQLPolicy",
@@ -56,6 +67,13 @@ __all__ = [
 ]
 
 _HOMES = {
+    "KernelSpace": "lgov_core.kernel",
+    "GovernedRunner": "lgov_core.runner",
+    "GovernedRollout": "lgov_core.runner",
+    "GovernedEnvironment": "lgov_core.environment",
+    "EnvironmentConfig": "lgov_core.environment",
+    "PolicyViolation": "lgov_core.reward.violation",
+    "PolicyViolationError": "lgov_core.reward.violation",
     "AuditLog": "lgov_core.audit",
     "LgovError": "lgov_core.errors",
     "PolicyDenied": "lgov_core.errors",

@@ -12,6 +12,8 @@ what to do next::
      │    └── PolicyViolationError  the same on the training side; carries the PolicyViolation
      ├── AuditError               a decision could not be made durable
      ├── ScopeError               a rollout scope is missing, or does not fit
+     ├── KernelError              an agent, a kernel or an environment cannot be run as asked
+     │    └── ArgumentError       an argument has an unknown name or no meaning; also a TypeError and a ValueError
      ├── ArmError                 an adapter cannot govern what it was asked to govern
      ├── StoreError               the trace store cannot be opened, read or written
      ├── ModelError               a model cannot be found, checked, converted or loaded
@@ -110,6 +112,18 @@ class ScopeError(LgovError):
     """A rollout scope is missing where one is needed, or its ids do not fit."""
 
     code = "scope"
+
+
+class KernelError(LgovError):
+    """An agent, a kernel or an environment cannot be run as asked. Nothing was run."""
+
+    code = "kernel"
+
+
+class ArgumentError(KernelError, TypeError, ValueError):
+    """An argument has an unknown name, or a value without meaning; what a caller of plain Python expects it to be."""
+
+    code = "argument"
 
 
 class ArmError(LgovError):

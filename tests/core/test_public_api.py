@@ -35,8 +35,8 @@ def test_exported_names_are_sorted_and_unique(package: str) -> None:
     assert names == sorted(set(names))
 
 
-def test_the_root_exports_at_most_thirty_names() -> None:
-    assert 0 < len(lgov_core.__all__) <= 30
+def test_the_root_exports_at_most_forty_names() -> None:
+    assert 0 < len(lgov_core.__all__) <= 40
 
 
 @pytest.mark.parametrize(("package", "name"), public_names())

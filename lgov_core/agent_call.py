@@ -1,0 +1,167 @@
+"""One call of an agent or an executor: what is judged, how it is called, and what its answer reads like."""
+
+from __future__ import annotations
+
+import inspect
+import json
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, TypeAlias
+
+from lgov_core.errors import KernelError
+from lgov_core.types import Action, Decision, Point, new_id
+
+#: The name of the act when no agent is named.
+EXECUTE = "execute"
+#: The argument under which an input that is no mapping is judged.
+INPUT = "input"
+
+#: How an agent that is an object is called: the first of these methods it has.
+_SYNC_METHODS = ("run", "invoke", "execute", "__call__", "get_action", "ainvoke")
+_ASYNC_METHODS = ("ainvoke", "run", "invoke", "execute", "__call__", "get_action")
+
+Function: TypeAlias = Callable[[Any], Any]
+
+
+@dataclass(frozen=True, slots=True)
+class AgentCall:
+    """``action`` is judged; ``function`` (None: nothing is run) then gets what the judgement left of the input."""
+
+    action: Action
+    function: Function | None
+    plain: bool
+    by_agent: bool
+
+    def value(self, decision: Decision) -> Any:
+        """What ``function`` is called with: the input, as the decision changed it."""
+        arguments = self.action.arguments if decision.arguments is None else decision.arguments
+        if not self.plain:
+            return dict(arguments)
+        if set(arguments) != {INPUT}:
+            raise KernelError(
+                f"a policy changed the input of {self.action.name} into other arguments than {INPUT!r}",
+                hint=f"a transform of a plain input must answer arguments={{{INPUT!r}: ...}}",
+            )
+        return arguments[INPUT]
+
+    def results(self, text: str | None) -> list[Action]:
+        """What is judged before the caller gets the answer: the result and, when an agent gave it, the output."""
+        points = (Point.POST_TOOL_CALL, Point.OUTPUT) if self.by_agent else (Point.POST_TOOL_CALL,)
+        return [replace(self.action, point=point, text=text) for point in points]
+
+
+def prepare(
+    given: Any, *, agent: Any = None, executor: Function | None = None, prefer_async: bool = False, dialect: str | None
+) -> AgentCall:
+    """The call of ``agent`` (or else ``executor``) with the input ``given``. Raises `KernelError`.
+
+    Containers are copied, so that what was judged is what is run even when somebody changes them meanwhile.
+    """
+    function = executor if agent is None else function_of(agent, prefer_async=prefer_async)
+    if isinstance(given, Action):
+        if given.point is not Point.PRE_TOOL_CALL:
+            raise KernelError(
+                f"an action at {given.point} cannot be run", hint=f"use check, or an action at {Point.PRE_TOOL_CALL}"
+            )
+        action = replace(given, arguments=_copied(given.arguments), operation_id=given.operation_id or new_id("op"))
+        return AgentCall(action, function, plain=False, by_agent=agent is not None)
+    named = name_of(agent) if agent is not None else None
+    plain = not isinstance(given, Mapping)
+    action = Action(
+        Point.PRE_TOOL_CALL,
+        name=named or EXECUTE,
+        arguments={INPUT: _copied(given)} if plain else _copied(given),
+        agent=named,
+        framework="lgov",
+        call_id=new_id("call"),
+        operation_id=new_id("op"),
+        context={} if dialect is None else {"dialect": dialect},
+    )
+    return AgentCall(action, function, plain=plain, by_agent=agent is not None)
+
+
+def name_of(agent: Any) -> str:
+    """What an agent is called: its ``name``, or that of the function or class."""
+    for candidate in (getattr(agent, "name", None), getattr(agent, "__name__", None)):
+        if isinstance(candidate, str) and candidate:
+            return candidate
+    return name_of(agent.func) if isinstance(agent, partial) else type(agent).__name__
+
+
+def function_of(agent: Any, *, prefer_async: bool = False) -> Function:
+    """How ``agent`` is called with one input. Raises `KernelError` for what cannot be called."""
+    if inspect.isclass(agent):
+        raise KernelError(f"{agent.__name__} is a class, not an agent", hint="pass an instance of it")
+    if inspect.isroutine(agent) or isinstance(agent, partial):
+        return _with_one_input(agent)
+    for name in _ASYNC_METHODS if prefer_async else _SYNC_METHODS:
+        method = getattr(agent, name, None)
+        if callable(method):
+            return _with_one_input(method)
+    methods = ", ".join(_SYNC_METHODS)
+    raise KernelError(
+        f"{type(agent).__name__} is no agent", hint=f"pass a function, or an object with one of {methods}"
+    )
+
+
+def _with_one_input(function: Callable[..., Any]) -> Function:
+    """``function`` itself, or, where it takes its input by keyword only (``run(*, task)``), a call that does so."""
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):  # a built-in that does not tell
+        return function
+    by_position = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    if any(one.kind in by_position or one.kind is inspect.Parameter.VAR_POSITIONAL for one in parameters):
+        return function
+    for keyword in ("task", INPUT, "query", "prompt"):
+        if any(one.name == keyword for one in parameters):
+            return lambda value: function(**{keyword: value})
+    raise KernelError(f"{getattr(function, '__qualname__', function)} takes no input", hint="give it one parameter")
+
+
+def is_async(function: Function) -> bool:
+    """Whether calling ``function`` surely gives a coroutine or an asynchronous generator."""
+    return inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function)
+
+
+def drained(result: Any) -> Any:
+    """``result``, with a generator run to its end: what it does must happen before its outcome is recorded."""
+    return list(result) if isinstance(result, Generator) else result
+
+
+async def awaited(result: Any) -> Any:
+    """``result`` once it is there, with generators of both kinds run to their end."""
+    if isinstance(result, AsyncGenerator):
+        return [part async for part in result]
+    if isinstance(result, Awaitable):
+        return await awaited(await result)
+    return drained(result)
+
+
+def text_of(result: Any) -> str | None:
+    """What policies read of a result: text as it is, containers as JSON, anything else as ``str``; None for None."""
+    if result is None or isinstance(result, str):
+        return result
+    if isinstance(result, bytes | bytearray):
+        return bytes(result).decode("utf-8", "replace")
+    if isinstance(result, Mapping | list | tuple | set | frozenset):
+        plain = sorted(result, key=repr) if isinstance(result, set | frozenset) else result
+        try:
+            return json.dumps(plain, ensure_ascii=False, default=str)
+        except (TypeError, ValueError, RecursionError):
+            return str(plain)
+    return str(result)
+
+
+def _copied(value: Any) -> Any:
+    """Containers copied, strings made plain ones; everything else as it is."""
+    if isinstance(value, str):
+        return str.__str__(value)
+    if isinstance(value, Mapping):
+        return {_copied(key): _copied(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_copied(item) for item in value]
+    if type(value) is tuple:
+        return tuple(_copied(item) for item in value)
+    return value

@@ -1,0 +1,431 @@
+"""GovernedRunner: runs tasks through a kernel and records on each rollout what the policies found."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from contextvars import ContextVar
+from dataclasses import dataclass, field, replace
+from typing import Any, Final, Literal, TypeAlias
+from weakref import WeakValueDictionary
+
+from lgov_core.agent_call import function_of
+from lgov_core.errors import ArgumentError, KernelError, LgovError, PolicyDenied
+from lgov_core.execution import Execution
+from lgov_core.kernel import KernelSpace
+from lgov_core.reward.violation import PolicyViolation, PolicyViolationError, PolicyViolationType
+from lgov_core.scope import RolloutScope, carry_into_threads, current_scope, enter_scope
+from lgov_core.task_source import Task, TaskSource, WorkerCount, task_source
+from lgov_core.types import Outcome, new_id
+from lgov_core.violations import Collected, RolloutWatch
+
+__all__ = [
+    "AgentOSRunner",
+    "GovernedRollout",
+    "GovernedRunner",
+    "PolicyViolation",
+    "PolicyViolationError",
+    "PolicyViolationType",
+]
+
+Mode: TypeAlias = Literal["train", "eval"]
+
+#: Seconds between two looks into a store that had no task.
+POLL_S: Final = 0.1
+#: How many violations that name no rollout are remembered.
+UNATTRIBUTED: Final = 1000
+
+_LOG = logging.getLogger(__name__)
+
+
+@dataclass
+class GovernedRollout:
+    """One task that was run. ``total_penalty`` is always the sum of the violations' penalties, at least 0.
+
+    ``success`` means that the task was run to its end and its answer let out; a denial of the task, an exception and a
+    failure of the machines are no success. ``outcome`` says which of them it was (``Outcome.trainable`` whether it may
+    teach anything), ``error`` what was raised, for people. A violation that is reported after the rollout ended is added to
+    it.
+    """
+
+    task_input: Any
+    task_output: Any = None
+    success: bool = False
+    violations: list[PolicyViolation] = field(default_factory=lambda: [])
+    signals_sent: list[str] = field(default_factory=lambda: [])
+    total_penalty: float = 0.0
+    execution_time_ms: float = 0.0
+    outcome: Outcome | None = None
+    error: str | None = None
+    rollout_id: str = ""
+    mode: str = "train"
+
+    def __post_init__(self) -> None:
+        self.total_penalty = _penalty(self.violations)
+        if self.outcome is None:
+            blocked = any(violation.action_blocked for violation in self.violations)
+            self.outcome = Outcome.SUCCEEDED if self.success else Outcome.BLOCKED if blocked else Outcome.FAILED
+
+
+class GovernedRunner:
+    """Runs tasks through ``kernel``, one rollout a task.
+
+    ``kernel`` is a `KernelSpace` or any object with ``execute`` or ``execute_async`` and ``on_policy_violation``
+    (``on_signal`` is used where it is there). With ``fail_on_violation`` a step whose rollout had an act blocked raises
+    `PolicyViolationError`; a lgov kernel also asks that rollout to end at its next point. ``log_violations`` writes a
+    warning for each violation. ``violation_callback`` gets each `PolicyViolation`; what it raises is logged and counted
+    in ``callback_errors``.
+
+    Each violation lands on the rollout whose code caused it, also from threads, executors and child tasks. One that
+    names no rollout is kept in ``unattributed`` and counted, and lands on none. Steps may overlap, in tasks and in
+    threads. Raises `ArgumentError` for a kernel that cannot govern: fails closed.
+    """
+
+    def __init__(
+        self,
+        kernel: Any,
+        fail_on_violation: bool = False,
+        log_violations: bool = True,
+        violation_callback: Callable[[PolicyViolation], Any] | None = None,
+    ) -> None:
+        if violation_callback is not None and not callable(violation_callback):
+            raise ArgumentError(f"violation_callback {violation_callback!r} cannot be called", hint="pass a function")
+        self.kernel = kernel
+        self.fail_on_violation = fail_on_violation
+        self.log_violations = log_violations
+        self.violation_callback = violation_callback
+        self.agent: Any = None
+        self.unattributed: deque[PolicyViolation] = deque(maxlen=UNATTRIBUTED)
+        self.callback_errors = 0
+        self._own = WorkerCount()
+        self._workers: dict[int | str, _Worker] = {}
+        self._current: ContextVar[int | str | None] = ContextVar("lgov_worker", default=None)
+        self._last: dict[str, Any] | None = None
+        self._of_rollout: dict[str, int | str | None] = {}
+        self._finished: WeakValueDictionary[str, GovernedRollout] = WeakValueDictionary()
+        self._lock = threading.Lock()
+        self._watch = RolloutWatch(kernel, heard=self._heard)
+        carry_into_threads()
+
+    # ------------------------------------------------------------------ life
+
+    def init(self, agent: Any, **_options: Any) -> None:
+        """Sets the agent that steps run. Without it a step gives the task to the kernel alone.
+
+        Raises `KernelError` for an agent that cannot be called.
+        """
+        if isinstance(self.kernel, KernelSpace) and agent is not None:
+            function_of(agent)
+        self.agent = agent
+        self._watch.listen()
+
+    def init_worker(
+        self, worker_id: int | str, store: Any = None, *, run_id: str | None = None, **_options: Any
+    ) -> None:
+        """Makes the calling thread or task the worker ``worker_id`` of ``store``, from which `iter` takes tasks.
+
+        One object may hold several workers: each belongs to the thread or task that called this. Through the store the
+        workers share their statistics, with ``run_id`` those of one run. What a store must have: see `TaskSource`.
+        Raises `ArgumentError` for a store that has neither tasks nor statistics.
+        """
+        worker = _Worker(None if store is None else task_source(store, run_id=run_id), WorkerCount())
+        with self._lock:
+            self._workers[worker_id] = worker
+            self._last = None
+        self._current.set(worker_id)
+
+    def teardown_worker(self, worker_id: int | str) -> None:
+        """Hands the last statistics of a worker to its store and lets go of both. Raises `ArgumentError` for no worker."""
+        worker = self._workers.get(worker_id)
+        if worker is None:
+            raise ArgumentError(
+                f"there is no worker {worker_id!r} here", hint="it was never begun, or has ended already"
+            )
+        self._report(worker_id)
+        last = self.get_stats()
+        with self._lock:
+            self._workers.pop(worker_id, None)
+            if not self._workers and worker.source is not None:
+                self._last = last
+
+    def teardown(self) -> None:
+        """Stops listening to the kernel and lets go of the agent. Statistics stay; `init` begins again."""
+        for worker_id in tuple(self._workers):
+            self.teardown_worker(worker_id)
+        self._watch.stop()
+        self.agent = None
+
+    def _worker_id(self) -> int | str | None:
+        """The worker that the running code is: the one of this thread or task, or else the only one there is."""
+        current = self._current.get()
+        if current in self._workers:
+            return current
+        return next(iter(self._workers)) if len(self._workers) == 1 else None
+
+    # ------------------------------------------------------------------ running
+
+    async def step(self, input: Any, mode: Mode = "train", **_options: Any) -> GovernedRollout:
+        """Runs one task and returns its rollout. Further keywords of other trainers (``resources``, …) are ignored.
+
+        ``mode`` is ``"train"`` or ``"eval"`` (ArgumentError for another), for those who read the rollout. The rollout is
+        the current one (`current_scope`), unless that is already being run here; then, and outside any, it is a new
+        one. What the agent raises becomes a rollout without success. Raises `PolicyViolationError` as said above, and
+        `KernelError` when the kernel needs an agent and there is none.
+        """
+        here = current_scope()
+        collected = None if here is None else self._watch.begin(here.rollout_id)
+        if here is not None and collected is not None:
+            return await self._step(input, mode, here, collected, own=False)
+        fresh = RolloutScope(new_id("rollout"), session_id=None if here is None else here.session_id)
+        return await self._step(input, mode, fresh, self._begun(fresh), own=True)
+
+    def _begun(self, scope: RolloutScope) -> Collected:
+        collected = self._watch.begin(scope.rollout_id)
+        if collected is None:
+            raise ArgumentError(f"rollout {scope.rollout_id} is being run already", hint="give each run its own id")
+        return collected
+
+    async def _step(
+        self, task_input: Any, mode: str, scope: RolloutScope, collected: Collected, *, own: bool
+    ) -> GovernedRollout:
+        worker_id = self._worker_id()
+        try:
+            if mode not in ("train", "eval"):
+                raise ArgumentError(f"mode {mode!r} is unknown", hint="write train or eval")
+            self._watch.listen()
+            call = self._call(task_input)
+            self._of_rollout[scope.rollout_id] = worker_id
+            began = time.perf_counter()
+            with enter_scope(scope):
+                output, outcome, error = await _ended(call)
+            if isinstance(output, Execution):
+                output, outcome = output.output, output.outcome
+            elif outcome is Outcome.SUCCEEDED and any(one.action_blocked for one in collected.violations):
+                outcome = Outcome.BLOCKED  # of another kernel nobody can know whether the rest was run
+            if isinstance(error, PolicyViolationError):
+                self._once(error.violation, collected)
+            rollout = GovernedRollout(
+                task_input=task_input,
+                task_output=output,
+                success=outcome is Outcome.SUCCEEDED,
+                violations=collected.violations,
+                signals_sent=collected.signals,
+                execution_time_ms=(time.perf_counter() - began) * 1000,
+                outcome=outcome,
+                error=None if error is None else f"{type(error).__name__}: {error}",
+                rollout_id=scope.rollout_id,
+                mode=mode,
+            )
+            with self._lock:  # before collecting ends, so that a report in between finds one or the other
+                self._finished[scope.rollout_id] = rollout
+        finally:
+            self._watch.end(scope.rollout_id)
+            self._of_rollout.pop(scope.rollout_id, None)
+            if isinstance(self.kernel, KernelSpace):
+                self.kernel.forget_signals(scope.rollout_id, automatic_only=not own)
+        with self._lock:
+            rollout.total_penalty = _penalty(rollout.violations)
+            self._last = None
+            for count in self._counts(worker_id):
+                count.rollouts += 1
+        self._report(worker_id)
+        if error is not None and not isinstance(error, LgovError | PolicyViolationError):
+            _LOG.warning("rollout %s failed: %s", scope.rollout_id, rollout.error)
+        if self.fail_on_violation:
+            for violation in rollout.violations:
+                if violation.action_blocked:
+                    refused = PolicyViolationError(violation)
+                    refused.rollout = rollout  # type: ignore[attr-defined]
+                    raise refused
+        return rollout
+
+    def _call(self, task_input: Any) -> Callable[[], Any]:
+        """How the kernel is called for one task: with the agent when there is one."""
+        if isinstance(self.kernel, KernelSpace):
+            return lambda: self.kernel.run_async(self.agent, task_input)
+        execute = getattr(self.kernel, "execute_async", None) or self.kernel.execute
+        given = (task_input,) if self.agent is None else (self.agent, task_input)
+        try:
+            inspect.signature(execute).bind(*given)
+        except TypeError as error:
+            if self.agent is None:
+                raise KernelError(
+                    f"the kernel {type(self.kernel).__name__} runs nothing without an agent",
+                    hint="call init(agent) first",
+                ) from error
+            raise KernelError(
+                f"{type(self.kernel).__name__}.{execute.__name__} does not take an agent and an input"
+            ) from error
+        except ValueError:  # a built-in that does not tell
+            pass
+        return lambda: execute(*given)
+
+    async def iter(self, *, event: Any = None) -> None:
+        """Takes tasks from the worker's store, runs them and hands the rollouts back.
+
+        ``event`` is an ``asyncio.Event`` or ``threading.Event``: runs until it is set, and waits for tasks when there
+        are none. Without one it runs until there are no more tasks. A task that raises under ``fail_on_violation`` is
+        handed back as blocked, and the next is taken. Raises `KernelError` when there is no store to take tasks from.
+        """
+        worker_id = self._worker_id()
+        source = None if worker_id is None else self._workers[worker_id].source
+        if worker_id is None or source is None or not source.has_tasks:
+            raise KernelError("there is no store to take tasks from", hint="call init_worker(worker_id, store) first")
+        while event is None or not event.is_set():
+            task = await source.next_task()
+            if task is None:
+                if event is None:
+                    return
+                await _sleep(event)
+                continue
+            try:
+                rollout = await self._run_task(task)
+            except BaseException as error:
+                await source.abandon(task, f"{type(error).__name__}: {error}")
+                raise
+            await source.submit(task, rollout, worker_id)
+            await asyncio.sleep(0)  # so that whoever sets the event gets to do so
+
+    async def _run_task(self, task: Task) -> GovernedRollout:
+        scope = RolloutScope(task.rollout_id or new_id("rollout"), attempt=task.attempt, task_id=task.task_id)
+        try:
+            return await self._step(task.input, task.mode, scope, self._begun(scope), own=True)
+        except PolicyViolationError as error:
+            rollout = getattr(error, "rollout", None)
+            if not isinstance(rollout, GovernedRollout):
+                raise
+            return rollout
+
+    # ------------------------------------------------------------------ violations
+
+    def _heard(self, violation: PolicyViolation, rollout_id: str | None, collected: bool) -> None:
+        """Takes note of a violation; ``collected`` says that it is on the list of a running rollout already."""
+        with self._lock:
+            late = None if collected or rollout_id is None else self._finished.get(rollout_id)
+            if rollout_id is None:
+                self.unattributed.append(violation)
+            elif late is not None:
+                late.violations.append(violation)
+                late.total_penalty = _penalty(late.violations)
+            elif not collected:
+                return  # of somebody else who uses the same kernel
+        self._note(violation, rollout_id)
+        if collected and self.fail_on_violation and violation.action_blocked and isinstance(self.kernel, KernelSpace):
+            self.kernel.signal(rollout_id, "SIGTERM", automatic=True)
+
+    def _once(self, violation: PolicyViolation, collected: Collected) -> None:
+        if not any(known is violation for known in collected.violations):
+            collected.violations.append(violation)
+            self._note(violation, collected.rollout_id)
+
+    def _note(self, violation: PolicyViolation, rollout_id: str | None) -> None:
+        with self._lock:
+            for count in self._counts(self._of_rollout.get(rollout_id or "")):
+                count.violations += 1
+        if self.log_violations:
+            _LOG.warning(
+                "policy violation: %s: %s (severity %s, %s)",
+                violation.policy_name,
+                violation.description,
+                violation.severity,
+                "blocked" if violation.action_blocked else "not blocked",
+            )
+        if self.violation_callback is not None:
+            try:
+                self.violation_callback(violation)
+            except Exception:  # noqa: BLE001 - the violation is recorded all the same
+                with self._lock:
+                    self.callback_errors += 1
+                _LOG.exception("the violation callback failed")
+
+    # ------------------------------------------------------------------ statistics
+
+    def _counts(self, worker_id: int | str | None) -> tuple[WorkerCount, ...]:
+        worker = None if worker_id is None else self._workers.get(worker_id)
+        return (self._own,) if worker is None else (self._own, worker.count)
+
+    def _report(self, worker_id: int | str | None) -> None:
+        worker = None if worker_id is None else self._workers.get(worker_id)
+        if worker_id is not None and worker is not None and worker.source is not None:
+            with self._lock:
+                count = replace(worker.count)
+            worker.source.report(worker_id, count)
+
+    def get_stats(self) -> dict[str, Any]:
+        """``total_rollouts``, ``total_violations`` and ``violation_rate`` (violations a rollout; may exceed 1).
+
+        With a store that keeps statistics these are those of all its workers, in all processes; `get_worker_stats` has
+        them apart. Otherwise, those of this object.
+        """
+        shared = self.get_worker_stats()
+        if shared:
+            rollouts = sum(stats["total_rollouts"] for stats in shared.values())
+            return _stats(WorkerCount(rollouts, sum(stats["total_violations"] for stats in shared.values())))
+        with self._lock:
+            return self._last or _stats(self._own)
+
+    def get_worker_stats(self) -> dict[str, dict[str, Any]]:
+        """The statistics of every worker that shares this one's store, by worker id; empty without such a store."""
+        worker_id = self._worker_id()
+        source = None if worker_id is None else self._workers[worker_id].source
+        return {} if source is None else {worker: _stats(count) for worker, count in source.reports().items()}
+
+    def get_violation_rate(self) -> float:
+        """Violations a rollout; 0.0 before the first."""
+        return self.get_stats()["violation_rate"]
+
+
+@dataclass(frozen=True, slots=True)
+class _Worker:
+    source: TaskSource | None
+    count: WorkerCount
+
+
+#: The name that the integration contributed to agent-lightning used.
+AgentOSRunner = GovernedRunner
+
+
+def _penalty(violations: list[PolicyViolation]) -> float:
+    return float(sum(violation.penalty for violation in violations))
+
+
+def _stats(count: WorkerCount) -> dict[str, Any]:
+    return {
+        "total_rollouts": count.rollouts,
+        "total_violations": count.violations,
+        "violation_rate": count.violations / count.rollouts if count.rollouts else 0.0,
+    }
+
+
+async def _ended(call: Callable[[], Any]) -> tuple[Any, Outcome, Exception | None]:
+    """Output, outcome and error of one call of a kernel."""
+    try:
+        result = call()
+        if inspect.isawaitable(result):
+            result = await result
+    except ArgumentError:
+        raise
+    except (PolicyViolationError, PolicyDenied) as error:
+        return None, Outcome.BLOCKED, error
+    except TimeoutError as error:
+        return None, Outcome.TIMEOUT, error
+    except (ConnectionError, MemoryError, LgovError) as error:
+        return None, Outcome.INFRASTRUCTURE, error
+    except Exception as error:  # noqa: BLE001 - a rollout that failed is a result; a cancellation goes on
+        return None, Outcome.FAILED, error
+    return result, Outcome.SUCCEEDED, None
+
+
+async def _sleep(event: Any) -> None:
+    if isinstance(event, asyncio.Event):
+        try:
+            await asyncio.wait_for(event.wait(), POLL_S)
+        except TimeoutError:
+            return
+    else:
+        await asyncio.sleep(POLL_S)

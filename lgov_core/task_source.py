@@ -1,0 +1,231 @@
+"""Where a runner's workers get their tasks, and through which they share their statistics."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import json
+import os
+import time
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final, Protocol, cast
+
+from lgov_core.errors import ArgumentError, StoreError
+from lgov_core.types import Outcome, Rollout, Span, new_id
+
+if TYPE_CHECKING:
+    from lgov_core.runner import GovernedRollout
+    from lgov_core.store import TraceStore
+
+_SPAN: Final = "lgov.runner.worker"
+_ENVELOPE: Final = frozenset({"input", "mode", "rollout_id", "attempt", "task_id"})
+_TRACE_STORE: Final = ("rollouts", "attempts", "start_attempt", "finish_attempt", "add_span", "spans", "flush")
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """One task to run; ``rollout_id`` is None when the store gave none."""
+
+    input: Any
+    mode: Any = "train"
+    rollout_id: str | None = None
+    attempt: int = 1
+    task_id: str | None = None
+
+
+@dataclass(slots=True)
+class WorkerCount:
+    """What one worker has counted. ``reporter`` tells apart objects and processes that are the same worker by name."""
+
+    rollouts: int = 0
+    violations: int = 0
+    reporter: str = field(default_factory=lambda: new_id("worker"))
+
+
+class TaskSource(Protocol):
+    """What a runner needs of a store; `task_source` makes one of any of these:
+
+    - a `TraceStore`: the rollouts without an attempt are the tasks, in their order. A worker takes one by opening its
+      first attempt, so that several workers and processes never take the same one, and closes it with the outcome, the
+      answer, and what policies found. Statistics are spans named ``lgov.runner.worker``.
+    - an object with ``get_task()`` (a task, or None when there is none now) and ``submit_rollout(rollout)``, plain or
+      coroutine functions. A task is the input itself, or a mapping with ``input`` and any of ``mode``, ``rollout_id``,
+      ``attempt`` and ``task_id`` and nothing else. For shared statistics it also has ``report_worker(worker_id, stats)``
+      and ``worker_reports()``, which returns what was last reported, by worker.
+    """
+
+    has_tasks: bool
+
+    async def next_task(self) -> Task | None:
+        """A task that nobody else gets, or None when there is none now."""
+        ...
+
+    async def submit(self, task: Task, rollout: GovernedRollout, worker_id: int | str) -> None:
+        """Hands back what came of a task."""
+        ...
+
+    async def abandon(self, task: Task, reason: str) -> None:
+        """Hands a task back that could not be run, for reasons that are not the agent's."""
+        ...
+
+    def report(self, worker_id: int | str, count: WorkerCount) -> None:
+        """Shares what a worker has counted so far."""
+        ...
+
+    def reports(self) -> dict[str, WorkerCount]:
+        """What the workers have counted, by worker; empty where the store keeps no statistics."""
+        ...
+
+
+def task_source(store: Any, *, run_id: str | None = None) -> TaskSource:
+    """The tasks and statistics of ``store``. Raises `ArgumentError` for a store that has neither."""
+    if all(callable(getattr(store, name, None)) for name in _TRACE_STORE):
+        return _TraceStoreTasks(store, run_id)
+    queue = all(callable(getattr(store, name, None)) for name in ("get_task", "submit_rollout"))
+    counts = all(callable(getattr(store, name, None)) for name in ("report_worker", "worker_reports"))
+    if queue or counts:
+        return _QueueTasks(store, has_tasks=queue, has_counts=counts)
+    raise ArgumentError(
+        f"a {type(store).__name__} has neither tasks nor statistics for workers",
+        hint="pass a TraceStore, or an object with get_task and submit_rollout",
+    )
+
+
+class _TraceStoreTasks:
+    """See `TaskSource`. ``run_id`` limits tasks and statistics to one run."""
+
+    has_tasks = True
+
+    def __init__(self, store: TraceStore, run_id: str | None) -> None:
+        self._store, self._run_id = store, run_id
+        self._waiting: deque[Rollout] = deque()
+        self._where = "runner-statistics" if run_id is None else f"runner-statistics:{run_id}"
+
+    async def next_task(self) -> Task | None:
+        return await asyncio.to_thread(self._next)
+
+    def _next(self) -> Task | None:
+        if not self._waiting:
+            tried = {attempt.rollout_id for attempt in self._store.attempts()}
+            found = self._store.rollouts(run_id=self._run_id)
+            self._waiting.extend(rollout for rollout in found if rollout.rollout_id not in tried)
+        while self._waiting:
+            rollout = self._waiting.popleft()
+            try:
+                self._store.start_attempt(rollout.rollout_id, 1)
+            except StoreError:
+                if self._store.attempts([rollout.rollout_id]):
+                    continue  # another worker was faster
+                raise
+            given = rollout.input["input"] if set(rollout.input) == {"input"} else rollout.input
+            return Task(given, rollout_id=rollout.rollout_id, task_id=rollout.task_id)
+        return None
+
+    async def submit(self, task: Task, rollout: GovernedRollout, worker_id: int | str) -> None:
+        result = {
+            "output": _as_json(rollout.task_output),
+            "violations": [
+                {
+                    "type": str(getattr(violation.violation_type, "value", violation.violation_type)),
+                    "policy": violation.policy_name,
+                    "description": violation.description,
+                    "severity": str(violation.severity),
+                    "blocked": violation.action_blocked,
+                    "penalty": violation.penalty,
+                }
+                for violation in rollout.violations
+            ],
+            "signals": list(rollout.signals_sent),
+            "total_penalty": rollout.total_penalty,
+            "worker": str(worker_id),
+        }
+        outcome = rollout.outcome or Outcome.FAILED
+        await asyncio.to_thread(
+            self._store.finish_attempt,
+            cast(str, task.rollout_id),
+            task.attempt,
+            outcome,
+            error=rollout.error,
+            result=result,
+        )
+
+    async def abandon(self, task: Task, reason: str) -> None:
+        # Not in a thread: whoever abandons a task may be on its way out.
+        self._store.finish_attempt(cast(str, task.rollout_id), task.attempt, Outcome.INFRASTRUCTURE, error=reason)
+
+    def report(self, worker_id: int | str, count: WorkerCount) -> None:
+        now = time.time()
+        reporter = f"{count.reporter}-{os.getpid()}"
+        attributes = {
+            "worker": str(worker_id),
+            "reporter": reporter,
+            "rollouts": count.rollouts,
+            "violations": count.violations,
+        }
+        self._store.add_span(Span(_SPAN, new_id("span"), now, now, attributes, rollout_id=self._where, attempt=1))
+
+    def reports(self) -> dict[str, WorkerCount]:
+        self._store.flush()
+        last: dict[tuple[str, str], WorkerCount] = {}
+        for span in self._store.spans([self._where]):
+            if span.name == _SPAN:
+                seen = cast("Mapping[str, Any]", span.attributes)
+                key = (seen["worker"], seen["reporter"])
+                known = last.setdefault(key, WorkerCount(reporter=key[1]))
+                known.rollouts = max(known.rollouts, seen["rollouts"])
+                known.violations = max(known.violations, seen["violations"])
+        total: dict[str, WorkerCount] = {}
+        for (worker, _), count in last.items():
+            summed = total.setdefault(worker, WorkerCount())
+            summed.rollouts += count.rollouts
+            summed.violations += count.violations
+        return total
+
+
+class _QueueTasks:
+    """See `TaskSource`."""
+
+    def __init__(self, store: Any, *, has_tasks: bool, has_counts: bool) -> None:
+        self._store, self.has_tasks, self._has_counts = store, has_tasks, has_counts
+
+    async def next_task(self) -> Task | None:
+        given = await _settled(self._store.get_task())
+        if given is None:
+            return None
+        if isinstance(given, Mapping) and "input" in given and set(given) <= _ENVELOPE:
+            return Task(**{str(key): value for key, value in given.items()})
+        return Task(given)
+
+    async def submit(self, task: Task, rollout: GovernedRollout, worker_id: int | str) -> None:
+        await _settled(self._store.submit_rollout(rollout))
+
+    async def abandon(self, task: Task, reason: str) -> None:
+        """Such a store cannot be told."""
+
+    def report(self, worker_id: int | str, count: WorkerCount) -> None:
+        if self._has_counts:
+            stats = {"total_rollouts": count.rollouts, "total_violations": count.violations}
+            self._store.report_worker(worker_id, stats)
+
+    def reports(self) -> dict[str, WorkerCount]:
+        if not self._has_counts:
+            return {}
+        reports: Mapping[Any, Mapping[str, Any]] = self._store.worker_reports()
+        return {
+            str(worker): WorkerCount(int(stats["total_rollouts"]), int(stats["total_violations"]))
+            for worker, stats in reports.items()
+        }
+
+
+async def _settled(value: Any) -> Any:
+    return await value if inspect.isawaitable(value) else value
+
+
+def _as_json(value: Any) -> Any:
+    """``value`` where it is JSON, else its text."""
+    try:
+        return json.loads(json.dumps(value, allow_nan=False))
+    except (TypeError, ValueError, RecursionError):
+        return str(value)
