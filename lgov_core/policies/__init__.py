@@ -10,6 +10,7 @@ from lgov_core.policies.loader import load_policies, load_policy_file
 from lgov_core.policies.policy_set import ConstantPolicy, PolicySet
 from lgov_core.policies.presets import PRESETS, preset
 from lgov_core.policies.registry import BUILTIN_POLICIES, PolicyFactory, available_policies
+from lgov_core.policies.reload import ReloadingPolicySet
 from lgov_core.policies.rule import Rule
 from lgov_core.policies.sql import SQLPolicy
 from lgov_core.policies.tool import ToolPolicy
@@ -25,6 +26,7 @@ __all__ = [
     "Policy",
     "PolicyFactory",
     "PolicySet",
+    "ReloadingPolicySet",
     "Rule",
     "SQLPolicy",
     "ToolPolicy",

@@ -21,7 +21,8 @@ class Policy(Protocol):
 
     Two more attributes are optional. ``default_points`` are the points at which a rule that names none asks the policy; a
     policy without them is asked at every point.
-    ``observe(event)`` makes it an `ObservingPolicy`.
+    ``observe(event)`` makes it an `ObservingPolicy`. ``continue_from(previous)`` takes over what ``previous``, the policy of
+    the same rule before its file was changed, has counted; see `ReloadingPolicySet`.
     """
 
     name: str

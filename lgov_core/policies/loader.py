@@ -10,6 +10,7 @@ import hashlib
 import inspect
 import json
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -31,17 +32,49 @@ def load_policy_file(path: str | PathLike[str], *, registry: Mapping[str, Policy
 
     ``registry`` are the policies that rules may use; None: the built-in ones and those of installed plugins.
     """
-    source = str(path)
+    return load_policy_text(read_policy_file(path), str(path), registry=registry)[0]
+
+
+def read_policy_file(path: str | PathLike[str]) -> bytes:
+    """The bytes of a policy file. Raises `PolicyFileError`."""
     try:
-        text = Path(path).read_text(encoding="utf-8-sig")
+        return Path(path).read_bytes()
     except FileNotFoundError as error:
-        raise PolicyFileError("there is no such file", path=source, hint="check the path of the policy file") from error
+        raise PolicyFileError(
+            "there is no such file", path=str(path), hint="check the path of the policy file"
+        ) from error
+    except (OSError, ValueError) as error:
+        raise PolicyFileError(f"the file cannot be read: {error}", path=str(path)) from error
+
+
+@dataclass(frozen=True, slots=True)
+class MadePolicy:
+    """A policy and what the file says that it is made of: the ``use`` and, as canonical JSON, the ``with`` of its rule."""
+
+    use: str
+    options: str
+    policy: Policy
+
+
+def load_policy_text(
+    text: bytes,
+    source: str,
+    *,
+    registry: Mapping[str, PolicyFactory] | None = None,
+    made: Mapping[str, MadePolicy] | None = None,
+) -> tuple[PolicySet, Mapping[str, MadePolicy]]:
+    """The policies in the text of a file, and by rule name what they were made of.
+
+    A rule of ``made`` that says the same as it did keeps its policy, and with it whatever that policy has counted. Raises
+    `PolicyFileError`.
+    """
+    try:
+        decoded = text.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise PolicyFileError("the file is not UTF-8 text", path=source) from error
-    except (OSError, ValueError) as error:
-        raise PolicyFileError(f"the file cannot be read: {error}", path=source) from error
-    document, lines = read_yaml(text, source)
-    return _Loading(source, lines, registry).policy_set(document)
+    document, lines = read_yaml(decoded, source)
+    loading = _Loading(source, lines, registry, made or {})
+    return loading.policy_set(document), loading.made
 
 
 def load_policies(
@@ -51,17 +84,25 @@ def load_policies(
 
     Raises `PolicyFileError`.
     """
-    return _Loading(source, {}, registry).policy_set(document)
+    return _Loading(source, {}, registry, {}).policy_set(document)
 
 
 class _Loading:
     """One document on its way to a set."""
 
-    def __init__(self, source: str, lines: Mapping[Place, int], registry: Mapping[str, PolicyFactory] | None) -> None:
+    def __init__(
+        self,
+        source: str,
+        lines: Mapping[Place, int],
+        registry: Mapping[str, PolicyFactory] | None,
+        kept: Mapping[str, MadePolicy],
+    ) -> None:
         self.source = source
         self.lines = lines
         self.plugins_asked = registry is not None
         self.registry = BUILTIN_POLICIES if registry is None else registry
+        self.kept = kept
+        self.made: dict[str, MadePolicy] = {}
 
     def policy_set(self, document: Any) -> PolicySet:
         if document is None:
@@ -135,6 +176,14 @@ class _Loading:
         options = {} if options is None else options
         if not isinstance(options, Mapping):
             raise self.error(where, "with must be a mapping", "write with: {option: value}")
+        try:
+            said = json.dumps(options, sort_keys=True)
+        except (TypeError, ValueError):  # from Python, and told below
+            said = f"object {id(options)}"
+        kept = self.kept.get(name)
+        if kept is not None and (kept.use, kept.options) == (use, said):
+            self.made[name] = kept
+            return kept.policy
         factory = self.registry[use]
         parameters = inspect.signature(factory).parameters
         open_ended = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values())
@@ -144,13 +193,15 @@ class _Loading:
             if parameter.default is parameter.empty and option not in options and option != "name" and not open_ended:
                 raise self.error(where, f"policy {use} needs {option}", f"write with: {{{option}: ...}}")
         try:
-            return factory(**{"name": name, **options})
+            policy = factory(**{"name": name, **options})
         except PolicyFileError:
             raise
         except PolicyError as error:
             raise self.error(self.culprit(where, options, error), error.message, error.hint) from error
         except Exception as error:
             raise self.error(where, f"policy {use} cannot be made: {type(error).__name__}: {error}") from error
+        self.made[name] = MadePolicy(use, said, policy)
+        return policy
 
     def culprit(self, where: Place, options: Mapping[str, Any], error: PolicyError) -> Place:
         """The option, or the innermost key within it, that the error's message speaks of."""

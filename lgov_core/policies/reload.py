@@ -1,0 +1,171 @@
+"""ReloadingPolicySet: a policy file that may be edited while it governs."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Mapping
+from os import PathLike
+from pathlib import Path
+from typing import Any, ClassVar
+
+from lgov_core.errors import PolicyError, PolicyFileError
+from lgov_core.policies.base import ObservingPolicy
+from lgov_core.policies.loader import MadePolicy, load_policy_text, read_policy_file
+from lgov_core.policies.policy_set import PolicySet
+from lgov_core.policies.registry import PolicyFactory
+from lgov_core.types import Action, Decision, Point
+
+_LOG = logging.getLogger("lgov.policies")
+
+
+class ReloadingPolicySet:
+    """The policies of a file, replaced when the file changes.
+
+    There is always a set: the first is loaded here (`PolicyFileError` when it cannot be), and it is replaced, in one
+    step that all threads see, only by another that loaded. When the new file is missing, wrong or half-written, the set
+    stays, and the failure is logged (logger ``lgov.policies``), kept in ``failure``, given to ``on_failure``, and counted
+    by the governor (as a failing observer).
+
+    The file is read on the path of a decision, at most every ``every_s`` seconds, by one thread while the others go on
+    with the set there is; its whole content is compared, so that an edit that keeps size and times is noticed too. No
+    thread runs in the background: without decisions nothing is reloaded. A changed content is taken once it has been
+    the same at two looks in a row, because a file that is still being written may be a valid one with fewer rules. The
+    decision during which that happens takes as long as loading the file.
+
+    What was counted survives: a rule whose ``use`` and ``with`` say what they said keeps its policy, with every budget,
+    rate and approval in it, whatever else in the file is changed. A rule whose ``with`` changes gets a new policy; when
+    the old one keeps count (it is an `ObservingPolicy`, or has ``continue_from``), the new one must be of the same kind
+    and have ``continue_from(previous)`` to take the counts over, or the new file is refused. A rule that is removed, or
+    gets another name, loses its counts: that is an edit that says so.
+
+    A set that is ``bounded`` is not replaced by one that is not: governors ask a policy once whether it needs watching.
+    ``digest``, ``rules``, ``mode`` and ``default`` are those of the set in force. May be called from several threads
+    at once. Fails closed.
+    """
+
+    default_points: ClassVar[tuple[Point, ...]] = tuple(Point)
+
+    def __init__(
+        self,
+        path: str | PathLike[str],
+        *,
+        every_s: float = 1.0,
+        registry: Mapping[str, PolicyFactory] | None = None,
+        on_failure: Callable[[PolicyError], None] | None = None,
+    ) -> None:
+        if not every_s >= 0:
+            raise PolicyError(f"every_s is {every_s!r}", hint="give seconds, 0 or more")
+        self.path = Path(path)
+        self.every_s = every_s
+        self.registry = registry
+        self.on_failure = on_failure
+        self.failure: PolicyError | None = None
+        self.reloads = 0
+        self._text = self._seen = read_policy_file(self.path)
+        self._current, self._made = load_policy_text(self._text, str(self.path), registry=registry)
+        self.bounded = self._current.bounded
+        self._refused: bytes | None = None
+        self._lock = threading.Lock()
+        self._next_look = time.monotonic() + every_s
+        self._untold: PolicyError | None = None
+
+    @property
+    def current(self) -> PolicySet:
+        """The set in force."""
+        return self._current
+
+    @property
+    def name(self) -> str:
+        """The name of the set in force."""
+        return self._current.name
+
+    @property
+    def digest(self) -> str:
+        """The digest of the set in force."""
+        return self._current.digest
+
+    def judge(self, action: Action) -> Decision:
+        """The verdict of the set in force, after a look at the file when one is due."""
+        if time.monotonic() >= self._next_look and self._lock.acquire(blocking=False):
+            try:
+                self._look()
+            finally:
+                self._next_look = time.monotonic() + self.every_s
+                self._lock.release()
+        return self._current.judge(action)
+
+    def reload(self) -> bool:
+        """Takes the file as it is now; whether it changed anything. Raises `PolicyFileError` and keeps the set otherwise."""
+        with self._lock:
+            self._seen = read_policy_file(self.path)
+            return self._take(self._seen)
+
+    def observe(self, event: Any) -> None:
+        """Hands ``event`` to the policies that keep count. Raises a failure to reload, once, so that it is counted."""
+        self._current.observe(event)
+        failure, self._untold = self._untold, None
+        if failure is not None:
+            raise failure
+
+    def _look(self) -> None:
+        try:
+            text = read_policy_file(self.path)
+            settled, self._seen = text == self._seen, text
+            if text == self._text:
+                self.failure = None
+            elif settled and text != self._refused:
+                self._refused = text
+                self._take(text)
+        except PolicyError as error:
+            self._report(error)
+        except Exception as error:  # noqa: BLE001 - whatever goes wrong, the set in force stays
+            self._report(PolicyFileError(f"{type(error).__name__}: {error}", path=str(self.path)))
+
+    def _take(self, text: bytes) -> bool:
+        if text == self._text:
+            self.failure = None
+            return False
+        loaded, made = load_policy_text(text, str(self.path), registry=self.registry, made=self._made)
+        if self.bounded and not loaded.bounded:
+            slow = ", ".join(rule.name for rule in loaded.rules if not rule.bounded)
+            raise PolicyFileError(
+                f"the policies of {slow} may wait, which those before did not",
+                path=str(self.path),
+                hint="restart the program to use them",
+            )
+        for name, now in made.items():
+            before = self._made.get(name)
+            if before is not None and before.policy is not now.policy:
+                self._hand_over(name, before, now)
+        # One assignment: each thread judges with the one set or with the other.
+        self._current, self._made, self._text = loaded, made, text
+        self.failure = self._untold = None
+        self.reloads += 1
+        _LOG.info("%s: loaded anew, digest %s", self.path, loaded.digest)
+        return True
+
+    def _hand_over(self, rule: str, before: MadePolicy, now: MadePolicy) -> None:
+        counts = isinstance(before.policy, ObservingPolicy) or hasattr(before.policy, "continue_from")
+        if not counts:
+            return
+        take_over = getattr(now.policy, "continue_from", None)
+        if take_over is None or type(now.policy) is not type(before.policy):
+            raise PolicyFileError(
+                f"the change to rule {rule} would forget what its policy has counted",
+                path=str(self.path),
+                hint="restart the program to begin anew, or give the rule another name",
+            )
+        take_over(before.policy)
+
+    def _report(self, error: PolicyError) -> None:
+        if self.failure is not None and str(self.failure) == str(error):
+            return  # the same failure at each look would bury the rest
+        self.failure = self._untold = error
+        _LOG.error("the policies stay as they were: %s", error)
+        if self.on_failure is not None:
+            try:
+                self.on_failure(error)
+            except Exception:  # noqa: BLE001 - a callback must not change a verdict
+                _LOG.exception("%s: on_failure raised", self.path)
