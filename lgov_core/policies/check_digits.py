@@ -1,0 +1,180 @@
+"""Numbers that carry their own check: cards, accounts, national ids, wallets.
+
+Every function takes the digits and letters alone, in upper case, and says whether the number can be one.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from typing import Final
+
+_IBAN_LENGTHS: Final = {
+    country: int(length)
+    for country, length in (
+        pair.split(":")
+        for pair in (
+            "AD:24 AE:23 AL:28 AT:20 AZ:28 BA:20 BE:16 BG:22 BH:22 BI:27 BR:29 BY:28 CH:21 CR:22 CY:28 CZ:24 DE:22 DJ:27"
+            " DK:18 DO:28 EE:20 EG:29 ES:24 FI:18 FK:18 FO:18 FR:27 GB:22 GE:22 GI:23 GL:18 GR:27 GT:28 HR:21 HU:28 IE:22"
+            " IL:23 IQ:23 IS:26 IT:27 JO:30 KW:30 KZ:20 LB:28 LC:32 LI:21 LT:20 LU:20 LV:21 LY:25 MC:27 MD:24 ME:22 MK:19"
+            " MN:20 MR:27 MT:31 MU:30 NI:28 NL:18 NO:15 OM:23 PK:24 PL:28 PS:29 PT:25 QA:29 RO:24 RS:22 RU:33 SA:24 SC:31"
+            " SD:18 SE:24 SI:19 SK:24 SM:27 SO:23 ST:25 SV:28 TL:23 TN:24 TR:26 UA:29 VA:22 VG:24 XK:20 YE:30"
+        ).split()
+    )
+}
+_BASE58 = "123456789ABCDEFGHJKLMNPQRSTUVWXYZabcdefghijkmnopqrstuvwxyz"
+_BECH32 = "qpzry9x8gf2tvdw0s3jn54khce6mua7l"
+_VERHOEFF_MULTIPLY = (
+    "0123456789", "1234067895", "2340178956", "3401289567", "4012395678", "5987604321", "6598710432", "7659821043",
+    "8765932104", "9876543210",
+)  # fmt: skip
+_VERHOEFF_PERMUTE = ("0123456789", "1576283094", "5803796142", "8916043527", "9453126870", "4286573901", "2793806415", "7046913258")  # fmt: skip
+_CF_ODD = dict(zip("0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZ", (1, 0, 5, 7, 9, 13, 15, 17, 19, 21, 1, 0, 5, 7, 9, 13, 15, 17, 19, 21, 2, 4, 18, 20, 11, 3, 6, 8, 12, 14, 16, 10, 22, 25, 24, 23), strict=True))  # fmt: skip
+
+
+def luhn(digits: str) -> bool:
+    """The check of payment cards and of several national numbers."""
+    total = 0
+    for at, digit in enumerate(reversed(digits)):
+        value = int(digit) * (1 + at % 2)
+        total += value - 9 if value > 9 else value
+    return total % 10 == 0
+
+
+def _issued(digits: str) -> bool:  # the ranges that card networks have
+    two, three, four, length = int(digits[:2]), int(digits[:3]), int(digits[:4]), len(digits)
+    if digits[0] == "4":
+        return length in (13, 16, 19)
+    if two in (34, 37):
+        return length == 15
+    if 51 <= two <= 55 or 2221 <= four <= 2720:
+        return length == 16
+    if two in (36, 38, 39) or 300 <= three <= 305:
+        return 14 <= length <= 19
+    if four == 6011 or two == 65 or 644 <= three <= 649 or two == 62 or 3528 <= four <= 3589:
+        return 16 <= length <= 19
+    return (two in (50, 60, 61, 63, 67) or 56 <= two <= 58) and length in (16, 18, 19)
+
+
+def payment_card(digits: str) -> bool:
+    """A card number: a network's range and length, and the Luhn check."""
+    return 13 <= len(digits) <= 19 and len(set(digits)) > 1 and _issued(digits) and luhn(digits)
+
+
+def iban(value: str) -> bool:
+    """An account number with its country's length and the check mod 97."""
+    if _IBAN_LENGTHS.get(value[:2]) != len(value) or not value.isalnum() or not value.isascii():
+        return False
+    return int("".join(str(int(c, 36)) for c in value[4:] + value[:4])) % 97 == 1
+
+
+def us_ssn(digits: str) -> bool:
+    """A US social security number in the ranges that are given out, or a taxpayer number of a person (ITIN)."""
+    area, group, serial = int(digits[:3]), int(digits[3:5]), int(digits[5:])
+    if area >= 900:
+        return serial > 0 and (50 <= group <= 65 or 70 <= group <= 88 or 90 <= group <= 92 or 94 <= group <= 99)
+    return area not in (0, 666) and group > 0 and serial > 0
+
+
+def weighted(weights: tuple[int, ...], modulus: int = 11) -> Callable[[str], bool]:
+    """A check that the weighted sum of all digits is a multiple of ``modulus``."""
+
+    def check(digits: str) -> bool:
+        return sum(w * int(d) for w, d in zip(weights, digits, strict=True)) % modulus == 0 and len(set(digits)) > 1
+
+    return check
+
+
+nl_bsn = weighted((9, 8, 7, 6, 5, 4, 3, 2, -1))
+pl_pesel = weighted((1, 3, 7, 9, 1, 3, 7, 9, 1, 3, 1), 10)
+au_tfn = weighted((1, 4, 3, 7, 5, 8, 6, 9, 10))
+ean13 = weighted((1, 3, 1, 3, 1, 3, 1, 3, 1, 3, 1, 3, 1), 10)
+
+
+def uk_nhs(digits: str) -> bool:
+    """A number of the British health service: 10 digits."""
+    rest = 11 - sum(int(d) * (10 - at) for at, d in enumerate(digits[:9])) % 11
+    return rest != 10 and rest % 11 == int(digits[9])
+
+
+def es_dni(value: str) -> bool:
+    """A Spanish identity number, of a national or a resident."""
+    number = value[:-1].translate(str.maketrans("XYZ", "012"))
+    return "TRWAGMYFPDXBNJZSQVHLCKE"[int(number) % 23] == value[-1]
+
+
+def de_steuer_id(digits: str) -> bool:
+    """A German tax number: 11 digits, ISO 7064 mod 11,10."""
+    product = 10
+    for digit in digits[:10]:
+        product = ((int(digit) + product) % 10 or 10) * 2 % 11
+    return digits[0] != "0" and (11 - product) % 10 == int(digits[10]) and len(set(digits[:10])) < 10
+
+
+def fr_nir(value: str) -> bool:
+    """A French social security number with its key: 15 places, Corsica's letters included."""
+    number = value[:13].replace("2A", "19").replace("2B", "18")
+    return number.isdigit() and 97 - int(number) % 97 == int(value[13:])
+
+
+def it_codice_fiscale(value: str) -> bool:
+    """An Italian tax code: 16 letters and digits, the last a check."""
+    total = sum(_CF_ODD[c] for c in value[0:15:2]) + sum(int(c, 36) if c.isdigit() else ord(c) - 65 for c in value[1:15:2])
+    return chr(65 + total % 26) == value[15]
+
+
+def br_cpf(digits: str) -> bool:
+    """A Brazilian personal number: 11 digits, two of them checks."""
+    for length in (9, 10):
+        rest = sum(int(d) * (length + 1 - at) for at, d in enumerate(digits[:length])) * 10 % 11 % 10
+        if rest != int(digits[length]):
+            return False
+    return len(set(digits)) > 1
+
+
+def in_aadhaar(digits: str) -> bool:
+    """An Indian identity number: 12 digits with a Verhoeff check."""
+    check = 0
+    for at, digit in enumerate(reversed(digits)):
+        check = int(_VERHOEFF_MULTIPLY[check][int(_VERHOEFF_PERMUTE[at % 8][int(digit)])])
+    return check == 0 and digits[0] not in "01"
+
+
+def be_rrn(digits: str) -> bool:
+    """A Belgian register number: 11 digits, the last two a check mod 97."""
+    return int(digits[9:]) in (97 - int(digits[:9]) % 97, 97 - int("2" + digits[:9]) % 97)
+
+
+def sg_nric(value: str) -> bool:
+    """A Singaporean identity number: a letter, 7 digits, a letter."""
+    total = sum(w * int(d) for w, d in zip((2, 7, 6, 5, 4, 3, 2), value[1:8], strict=True)) + 4 * (value[0] in "TG")
+    return ("JZIHGFEDCBA" if value[0] in "ST" else "XWUTRQPNMLK")[total % 11] == value[8]
+
+
+def se_personnummer(value: str) -> bool:
+    """A Swedish personal number, of 10 or 12 digits: a date, a serial and a Luhn check."""
+    digits = value[-10:]
+    return 1 <= int(digits[2:4]) <= 12 and 1 <= int(digits[4:6]) % 60 <= 31 and luhn(digits)
+
+
+def base58_wallet(value: str) -> bool:
+    """A Bitcoin address of the older form: its last four bytes are a double SHA-256."""
+    number = 0
+    for c in value:
+        number = number * 58 + _BASE58.index(c)
+    data = number.to_bytes(25, "big") if number < 1 << 200 else b""
+    return len(data) == 25 and hashlib.sha256(hashlib.sha256(data[:21]).digest()).digest()[:4] == data[21:]
+
+
+def bech32_wallet(value: str) -> bool:
+    """A Bitcoin address of the newer form (BIP 173, BIP 350)."""
+    prefix, _, data = value.lower().rpartition("1")
+    values = [ord(c) >> 5 for c in prefix] + [0] + [ord(c) & 31 for c in prefix] + [_BECH32.find(c) for c in data]
+    if -1 in values:
+        return False
+    check = 1
+    for item in values:
+        top, check = check >> 25, (check & 0x1FFFFFF) << 5 ^ item
+        for bit, generator in enumerate((0x3B6A57B2, 0x26508E6D, 0x1EA119FA, 0x3D4233DD, 0x2A1462B3)):
+            check ^= generator if top >> bit & 1 else 0
+    return check in (1, 0x2BC830A3)

@@ -1,0 +1,188 @@
+"""HeldText: a streamed text that goes out piece by piece, but never a part of what must not go out."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+from lgov_core.policies.findings import Finding, merged
+from lgov_core.policies.text_views import plain_view
+from lgov_core.types import Decision, Effect, Severity
+
+#: Characters that are held back at most. A text that gives no place to cut in so many is stopped.
+MAX_HELD: Final = 65_536
+#: Characters before the held ones that are kept, as they may say what a held number is.
+KEPT: Final = 512
+#: Characters from which no value that holds spaces reaches to the end of the text.
+REACH: Final = 160
+
+_MONTH = re.compile(r"jan|feb|mar|apr|may|jun|jul|aug|sep|oct|nov|dec", re.IGNORECASE)
+_TOKEN_BEFORE = re.compile(r"\S+\s+\Z")
+_KEY_BEGINS = re.compile(r"-----BEGIN(?: [A-Z0-9]{0,12}){0,5}(?:-----|-{0,5}\Z)")
+_KEY_ENDS = re.compile(r"-----END [A-Z0-9 ]{0,48}-----")
+_WORD_ENDS = re.compile(r"\s")
+_RUN = re.compile(r"[^\W_]+")
+
+
+class Scanning(Protocol):
+    """What a text is held for: a policy that finds things in text and denies or replaces them."""
+
+    name: str
+    action: str
+    slug: str
+    noun: str
+    severity: Severity
+
+    def find(self, text: str, start: int = 0) -> list[Finding]:
+        """What is found from ``start`` on."""
+        ...
+
+    def replacement(self, kind: str) -> str:
+        """What stands in place of a value of ``kind``."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class _Hit:
+    finding: Finding
+    policy: Scanning
+
+
+class HeldText:
+    """Takes a text chunk by chunk and gives back what may go out.
+
+    A word goes out once it is complete and nothing that ``policies`` look for can go on over its end; prose is held back
+    by a word, a row of digit groups until it is clear what it is, a private key until it is over. What a policy replaces
+    goes out replaced. When one denies, the text before the place goes out, nothing after it, and ``denied`` holds the
+    decision. However the text is cut into chunks, the same characters go out, those that the policies would have made of
+    the whole text (as long as that needs no more than `MAX_HELD` characters held; a text that does is stopped).
+
+    One object serves one text, from one thread at a time. Fails closed: after an exception nothing more goes out.
+    """
+
+    def __init__(self, *policies: Scanning) -> None:
+        self.policies = policies
+        self.denied: Decision | None = None
+        self.replaced: dict[str, int] = {}
+        self._context = ""
+        self._held = ""
+        self._over = False
+
+    @property
+    def held(self) -> int:
+        """How many characters are held back."""
+        return len(self._held)
+
+    def feed(self, chunk: str) -> str:
+        """Takes the next chunk; what may go out now, which may be nothing."""
+        if self._over or not chunk:
+            return ""
+        self._held += chunk
+        self._over = True  # until this went well
+        cut = self._cut()
+        out = self._release(cut) if cut else ""
+        if len(self._held) > MAX_HELD and self.denied is None:
+            reason = f"The text gave no place to look at it in {MAX_HELD} characters."
+            self.denied = Decision(Effect.DENY, "held-text", "text-unscanned", reason, Severity.HIGH)
+            self._held = ""
+        self._over = self.denied is not None
+        return out
+
+    def finish(self) -> str:
+        """Ends the text; the rest that may go out. Nothing may be fed after it."""
+        if self._over:
+            return ""
+        self._over = True
+        return self._release(len(self._held))
+
+    def _release(self, cut: int) -> str:
+        text, start = self._context + self._held[:cut], len(self._context)
+        hits = self._hits(text, start)
+        out: list[str] = []
+        last = start
+        for hit in hits:
+            out.append(text[last : hit.finding.start])
+            kind, policy = hit.finding.kind, hit.policy
+            if policy.action == "deny":
+                rule = f"{policy.slug}-{kind.replace('_', '-')}"
+                reason = f"There is {policy.noun} in it: {kind} in text. The text ends before it."
+                self.denied = Decision(Effect.DENY, policy.name, rule, reason, policy.severity)
+                self._held = ""
+                return "".join(out)
+            out.append(policy.replacement(kind))
+            self.replaced[kind] = self.replaced.get(kind, 0) + 1
+            last = hit.finding.end
+        out.append(text[last:])
+        self._context = plain_view(text[-4 * KEPT :]).text[-KEPT:]
+        self._held = self._held[cut:]
+        return "".join(out)
+
+    def _hits(self, text: str, start: int) -> list[_Hit]:
+        """The findings of all policies; where two overlap, both are covered, and a denial prevails."""
+        hits: list[_Hit] = []
+        found = (_Hit(finding, policy) for policy in self.policies for finding in policy.find(text, start))
+        for hit in sorted(found, key=lambda h: (h.finding.start, -h.finding.end)):
+            last = hits[-1] if hits else None
+            if last is None or hit.finding.start >= last.finding.end:
+                hits.append(hit)
+                continue
+            (both,) = merged([last.finding, hit.finding])
+            hits[-1] = _Hit(both, hit.policy if hit.policy.action == "deny" else last.policy)
+        return hits
+
+    def _cut(self) -> int:
+        """How many of the held characters may be judged now: none of them can belong to what is still to come."""
+        cut = self._before_groups(_word_start(self._held))
+        while (earlier := self._before_key(cut)) < cut:
+            cut = self._before_groups(earlier)
+        return cut
+
+    def _before_groups(self, end: int) -> int:
+        """``end``, or where the words begin that may belong to one value with what follows ``end``."""
+        held, cut = self._held, end
+        while cut and end - cut <= 2 * REACH:
+            word = _TOKEN_BEFORE.search(held, max(0, cut - REACH), cut)
+            if word is None:  # a word longer than any part of a spaced value
+                return cut
+            if not _goes_on(held, word.start(), word.group()):
+                return cut
+            cut = word.start()
+        if cut:  # a long row of digit groups: what begins far enough from the end is complete
+            cut = _word_start(held[: end - REACH])
+            offset = len(self._context)
+            for hit in self._hits(self._context + held[:end], offset):
+                if hit.finding.start - offset < cut < hit.finding.end - offset:
+                    cut = _word_start(held[: hit.finding.start - offset + 1])
+        return cut
+
+    def _before_key(self, cut: int) -> int:
+        """``cut``, or where a private key begins that is not over before it."""
+        if "BEGIN" not in self._held and self._held.isascii():
+            return cut
+        view = plain_view(self._held[:cut])
+        for match in _KEY_BEGINS.finditer(view.text):
+            marker = match.group()
+            public = marker.endswith("-----") and len(marker) > 15 and "PRIVATE KEY" not in marker
+            if not public and _KEY_ENDS.search(view.text, match.end()) is None:
+                return _word_start(self._held[: view.span(match.start(), match.start() + 1)[0] + 1])
+        return cut
+
+
+def _word_start(text: str) -> int:
+    """Where the last word of ``text`` begins, which may not be complete; the end when it ends in white space."""
+    ends = _WORD_ENDS.search(text[::-1])
+    return len(text) - ends.start() if ends is not None else 0
+
+
+def _goes_on(text: str, begin: int, word: str) -> bool:
+    """Whether a value that holds spaces may go on after ``word``, which begins at ``begin``."""
+    plain = plain_view(word).text
+    runs = _RUN.findall(plain)
+    letters = len(runs[-1]) if runs else 0
+    if any(c.isdigit() for c in plain) or letters <= 2 or _MONTH.search(plain) or "BEGIN" in plain:
+        return True
+    if letters > 4:
+        return False
+    before = _TOKEN_BEFORE.search(text, max(0, begin - REACH), begin)  # a group of letters within an account number
+    return before is not None and any(c.isdigit() for c in before.group())

@@ -1,0 +1,168 @@
+"""What personal data looks like: one table, a row a shape.
+
+A number is only taken for personal data when its check digits hold, or when a word before it says what it is. No shape
+goes on over more than one space, and `lgov_core.policies.held_text` relies on what the words of such a shape look like.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from collections.abc import Callable
+from typing import Final
+
+from lgov_core.policies import check_digits as checks
+from lgov_core.policies.findings import Check, Pattern, left_of
+
+_NOT_ALNUM = re.compile(r"[^A-Za-z0-9]+")
+#: Words that say that a number is about a thing, not a person.
+_OF_A_THING = re.compile(
+    r"\b(?:order|invoice|tracking|parcel|ref|reference|sku|isbn|issn|ean|upc|serial|part|version|ticket|case|build|commit"
+    r"|model|bug|issue|pr|article|item|product|transaction|txn|batch|lot|po|rfc|port|pid|size|price|total|amount|timestamp"
+    r"|doi|arxiv|cas|hash|checksum|checksums)(?:\s(?:no|number|num|id|code))?\.?[\s#:=\"'_-]{0,4}$",
+    re.IGNORECASE,
+)
+_PHONE_WORD = re.compile(
+    r"(?<![A-Za-z])(?:phones?|tele?(?:phone|fon)?|mobile|cell(?:phone)?|handy|fax|desk|landline|call(?:ing|ed|s)?|dial(?:ing)?|ring|sms|texted"
+    r"|whatsapp|signal|reach|answering|hotline|móvil|rufnummer|tél|téléphone|telefono|teléfono|telefoon|contact[_ ]number)"
+    r"(?![a-z])",
+    re.IGNORECASE,
+)
+_MONTHS = r"(?:Jan(?:uary)?|Feb(?:ruary)?|Mar(?:ch)?|Apr(?:il)?|May|June?|July?|Aug(?:ust)?|Sept?(?:ember)?|Oct(?:ober)?|Nov(?:ember)?|Dec(?:ember)?)"
+
+
+def _word(words: str) -> re.Pattern[str]:
+    return re.compile(rf"(?<![A-Za-z])(?:{words})(?![A-Za-z])", re.IGNORECASE)
+
+
+def _bare(text: str) -> str:
+    return _NOT_ALNUM.sub("", text).upper()
+
+
+def _checked(
+    valid: Callable[[str], bool], context: re.Pattern[str] | None = None, unless: re.Pattern[str] | None = None
+) -> Check:
+    """What is ``valid`` without its separators, read to the end or to the end of an earlier group."""
+
+    def check(text: str, start: int, end: int) -> int | None:
+        left = left_of(text, start).replace("_", " ")
+        if (context is not None and context.search(left) is None) or (unless is not None and unless.search(left)):
+            return None
+        while end > start:
+            if valid(_bare(text[start:end])):
+                return end
+            gap = max(text.rfind(" ", start, end), text.rfind("-", start, end))
+            end = gap if gap > start else start
+        return None
+
+    return check
+
+
+def _shape(body: str, flags: int = 0) -> re.Pattern[str]:
+    return re.compile(rf"(?<![A-Za-z0-9])(?:{body})(?![A-Za-z0-9])", flags)
+
+
+def _national(body: str, valid: Callable[[str], bool], context: str | None = None, *hints: str) -> Pattern:
+    return Pattern("national_id", _shape(body, re.IGNORECASE), hints, _checked(valid, _word(context) if context else None))
+
+
+def _said(kind: str, body: str, context: str, *hints: str, digits: int = 0) -> Pattern:
+    """A value of which only the words before it say what it is."""
+    words = _word(context)
+
+    def check(text: str, start: int, end: int) -> int | None:
+        enough = sum(c.isdigit() for c in text[start:end]) >= digits
+        return end if enough and words.search(left_of(text, start, 48).replace("_", " ")) else None
+
+    return Pattern(kind, _shape(body, re.IGNORECASE), hints, check)
+
+
+_FILES = ("png", "jpg", "jpeg", "gif", "svg", "webp", "css", "js", "ts", "json", "html", "xml", "yaml", "yml", "toml", "txt", "pdf", "service", "local", "git")  # fmt: skip
+
+
+def _email(text: str, start: int, end: int) -> int | None:
+    value = text[start:end].lower()
+    if value.rpartition(".")[2] in _FILES or value.startswith("git@") or value.startswith(".") or ".." in value:
+        return None
+    left = left_of(text, start)
+    # user:password@host in a URL is no address
+    return None if re.search(r"://[^\s/]*$", left) and not left.lower().endswith("mailto:") else end
+
+
+def _phone(text: str, start: int, end: int) -> int | None:
+    value = text[start:end]
+    digits = _bare(value).partition("X")[0]
+    left = left_of(text, start, 40).replace("_", " ")
+    if not digits.isdigit() or not 7 <= len(digits) <= 15 or len(set(digits)) < 3:
+        return None
+    if _OF_A_THING.search(left) or re.search(r"[\d.,/=]\s?$|[€$£]\s?$", left[-2:]):
+        return None
+    if _PHONE_WORD.search(left):
+        return end
+    if value.startswith("+") or value.startswith("00"):
+        return end if len(digits) >= 9 else None
+    if re.fullmatch(r"(?:1[-. ]?)?(?:\([2-9]\d{2}\)[-. ]?|[2-9]\d{2}[-. ])[2-9]\d{2}[-. ]\d{4}(?:\s?x\d{1,6})?", value, re.I):
+        return end  # North American
+    if re.fullmatch(r"\(?0\d{1,4}\)?(?:[ /-]\(?\d{2,4}\)?){2,4}|\(0\d{1,4}\)[ -]?\d{5,8}", value) and 9 <= len(digits) <= 12:
+        return end  # national, with its trunk prefix and groups
+    return None
+
+
+_RESOLVERS = frozenset({"8.8.8.8", "8.8.4.4", "1.1.1.1", "1.0.0.1", "9.9.9.9"})
+
+
+def _ip(text: str, start: int, end: int) -> int | None:
+    if re.search(r"(?:version|release|v|ver|==|>=|~=|@|section|§|chapter)[\s:=\"']{0,3}$", left_of(text, start, 16), re.IGNORECASE):
+        return None
+    try:
+        address = ipaddress.ip_address(text[start:end])
+    except ValueError:
+        return None
+    return end if address.is_global and not address.is_multicast and text[start:end] not in _RESOLVERS else None
+
+
+def _letters_and_digits(text: str) -> bool:
+    return sum(c.isdigit() for c in text) >= 4
+
+
+_AHV = checks.ean13
+
+PATTERNS: Final[tuple[Pattern, ...]] = (
+    Pattern("email", re.compile(r"(?<![\w.%+'-])[\w.%+'-]{1,64}(?:@|\[at\]|\(at\))(?:[^\W_][\w-]{0,62}(?:\.|\[dot\]|\(dot\))){1,8}[^\W\d_]{2,24}(?![\w-])", re.I), ("@", "[at]", "(at)"), _email),
+    Pattern("credit_card", re.compile(r"(?<![A-Za-z0-9])(?<!\d[.,])\d(?:[ -]?\d){12,18}(?![A-Za-z0-9])"), (), _checked(checks.payment_card)),
+    Pattern("iban", _shape(r"[A-Z]{2}[ -]?\d{2}(?:[ -]?[A-Z0-9]){11,30}", re.I), (), _checked(checks.iban)),
+    Pattern("us_ssn", re.compile(r"(?<![\w-])\d{3}-\d{2}-\d{4}(?![\w-])"), ("-",), _checked(checks.us_ssn, None, _OF_A_THING)),
+    Pattern("us_ssn", re.compile(r"(?<![\w-])\d{3}[ .]?\d{2}[ .]?\d{4}(?![\w-])"), ("ssn", "social", "itin", "taxpayer"), _checked(checks.us_ssn, _word(r"ssn|social security(?:\s(?:number|no))?|social|itin|taxpayer"))),
+    _national(r"\d{8}[ -]?[A-Z]|[XYZ][ -]?\d{7}[ -]?[A-Z]", checks.es_dni),
+    _national(r"(?!BG|GB|NK|KN|TN|NT|ZZ)[A-CEGHJ-PR-TW-Z][A-CEGHJ-NPR-TW-Z] ?\d{2} ?\d{2} ?\d{2} ?[A-D]", lambda value: len(value) == 9),
+    _national(r"[1-37-8] ?\d{2} ?(?:0[1-9]|[1-9]\d) ?(?:\d{2}|2[AB]) ?\d{3} ?\d{3} ?\d{2}", checks.fr_nir),
+    _national(r"[A-Z]{6}\d{2}[A-EHLMPRST]\d{2}[A-Z]\d{3}[A-Z]", checks.it_codice_fiscale),
+    _national(r"\d{3}\.\d{3}\.\d{3}-\d{2}", checks.br_cpf),
+    _national(r"\d{11}", checks.br_cpf, r"cpf", "cpf"),
+    _national(r"\d{9}|\d{4}[. ]\d{2}[. ]\d{3}", checks.nl_bsn, r"bsn|burgerservicenummer|sofi(?:nummer)?", "bsn", "burgerservice", "sofi"),
+    _national(r"\d{2} ?\d{3} ?\d{3} ?\d{3}", checks.de_steuer_id, r"steuer[ -]?id\w*|steueridentifikations\w*|steuernummer|idnr|tin|tax id", "steuer", "idnr", "tin", "tax"),
+    _national(r"\d{3} ?\d{3} ?\d{4}", checks.uk_nhs, r"nhs", "nhs"),
+    _national(r"\d{4}[ -]\d{4}[ -]\d{4}", checks.in_aadhaar),
+    _national(r"\d{12}", checks.in_aadhaar, r"aadhaar|aadhar|uidai", "aadha", "uidai"),
+    _national(r"[A-Z]{3}[PCHFATBLJG][A-Z]\d{4}[A-Z]", lambda value: len(value) == 10, r"pan", "pan"),
+    _national(r"\d{11}", checks.pl_pesel, r"pesel", "pesel"),
+    _national(r"(?:19|20)?\d{6}[-+]\d{4}", checks.se_personnummer),
+    _national(r"\d{3}[ -]?\d{3}[ -]?\d{3}", checks.luhn, r"sin|social insurance(?:\snumber)?", "sin", "social insurance"),
+    _national(r"\d{3} ?\d{3} ?\d{3}", checks.au_tfn, r"tfn|tax file(?:\snumber)?", "tfn", "tax file"),
+    _national(r"756\.\d{4}\.\d{4}\.\d{2}", _AHV),
+    _national(r"\d{2}\.\d{2}\.\d{2}-\d{3}\.\d{2}", checks.be_rrn),
+    _national(r"[STFG]\d{7}[A-Z]", checks.sg_nric),
+    _said("national_id", r"[A-Z0-9]{1,4}(?:[-./]?[A-Z0-9]{2,8}){1,4}", r"national (?:id(?:entity|entification)?|insurance)(?: card)?(?: (?:number|no))?|id[ -]card(?: (?:number|no))?|identity card(?: (?:number|no))?|personalausweis(?:nummer)?", "national i", "id card", "id-card", "identity card", "personalausweis", digits=6),
+    _said("passport", r"[A-Z]{0,3}\d{5,9}[A-Z]?|[A-Z0-9]{8,9}", r"passports?|passport(?:\s|_)?(?:no|number|num|id)|reisepass\w*|pasaporte|passeport", "pass", "pasaporte", digits=5),
+    _said("driver_license", r"[A-Z0-9]{4,13}(?:-[A-Z0-9]{2,10}){0,4}", r"(?:driver'?s?|driving)[ _-]?licen[cs]e|dl(?:\s(?:no|number))?|führerschein\w*|permis de conduire", "licen", "dl", "führerschein", "permis", digits=4),
+    _said("bank_account", r"\d{6,17}|\d{2,6}(?:-\d{2,10}){1,3}|\d{2}[ ]\d{2}[ ]\d{2}", r"(?:bank |checking |savings )?account (?:no|number|num|#)|acct(?: no| number)?|routing (?:no|number)|aba|sort code|bank account|kontonummer", "acc", "routing", "aba", "sort code", "konto", digits=6),
+    _said("medical_record", r"[A-Z]{0,3}-?\d{5,12}", r"mrn|medical record(?: (?:number|no))?|patient (?:id|number|no)|health (?:card|insurance)(?: (?:number|no))?|medicare(?: (?:number|no))?", "mrn", "medical", "patient", "health", "medicare", digits=5),
+    _said("date_of_birth", rf"\d{{1,4}}[./-]\d{{1,2}}[./-]\d{{1,4}}|\d{{1,2}}(?:st|nd|rd|th)? (?:of )?{_MONTHS}\.?,? \d{{4}}|{_MONTHS}\.? \d{{1,2}}(?:st|nd|rd|th)?,? \d{{4}}|(?:19|20)\d{{6}}", r"dob|d\.o\.b|date of birth|birth ?dates?|birth ?day|born|geboren|geburtsdatum|né|née|nacimiento|nacido|birth", "dob", "d.o.b", "birth", "born", "gebor", "geburts", "né", "naci", digits=5),
+    Pattern("phone", re.compile(r"(?<![\w.+-])(?:\+|00)?\(?\d{1,6}\)?(?:(?: ?[-./] ?| )?\(?\d{1,8}\)?){0,7}(?: ?x\d{1,6})?(?![\w@])", re.I), (), _phone),
+    Pattern("ip_address", re.compile(r"(?<![\w.])(?:\d{1,3}\.){3}\d{1,3}(?![\w]|\.\d)"), (".",), _ip),
+    Pattern("ip_address", re.compile(r"(?<![\w:])(?:[0-9A-Fa-f]{1,4}:){2,7}(?::?[0-9A-Fa-f]{1,4}){1,6}(?![\w:])|(?<![\w:])[0-9A-Fa-f]{1,4}(?::[0-9A-Fa-f]{1,4}){0,5}::(?:[0-9A-Fa-f]{1,4}(?::[0-9A-Fa-f]{1,4}){0,5})?(?![\w:])"), (":",), _ip),
+    Pattern("mac_address", re.compile(r"(?<![\w:-])[0-9A-Fa-f]{2}(?::[0-9A-Fa-f]{2}){5}(?![\w:])|(?<![\w:-])[0-9A-Fa-f]{2}(?:-[0-9A-Fa-f]{2}){5}(?![\w-])")),
+    Pattern("crypto_wallet", _shape(r"[13][1-9A-HJ-NP-Za-km-z]{25,34}"), (), lambda text, start, end: end if checks.base58_wallet(text[start:end]) else None),
+    Pattern("crypto_wallet", _shape(r"bc1[02-9ac-hj-np-z]{11,71}|BC1[02-9AC-HJ-NP-Z]{11,71}"), ("bc1",), lambda text, start, end: end if checks.bech32_wallet(text[start:end]) else None),
+    Pattern("crypto_wallet", _shape(r"0x[0-9A-Fa-f]{40}"), ("0x",)),
+)  # fmt: skip

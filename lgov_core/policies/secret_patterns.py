@@ -1,0 +1,104 @@
+"""What secrets look like: one table, a row a format."""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+from lgov_core.policies.findings import Check, Pattern
+from lgov_core.policies.secret_checks import (
+    basic_credentials,
+    bearer_token,
+    machine_key,
+    not_a_placeholder,
+    password,
+    random_looking,
+    spoken_password,
+    url_password,
+)
+
+_BEFORE = r"(?<![A-Za-z0-9])"
+_AFTER = r"(?![A-Za-z0-9])"
+
+
+def _key(kind: str, body: str, *hints: str, check: Check = not_a_placeholder) -> Pattern:
+    return Pattern(kind, re.compile(f"{_BEFORE}(?:{body}){_AFTER}"), hints, check)
+
+
+def _given(kind: str, names: str, check: Check, *hints: str) -> Pattern:
+    """A value given to a name: ``name = value``, ``"name": "value"``, ``--name value``, ``name: value``."""
+    # The name is found by its last word; what follows it is anchored there, so nothing is tried twice.
+    shape = (
+        rf"(?:{names})(?:_(?:prod|dev|staging|stage|live|test|main|\d{{1,2}})|\d{{1,2}})?"
+        r"[\"'\]`]{0,2}(?:\s{0,3}(?:=>|:=|==?|:)\s{0,3}(?:[bru]{0,2}[\"'`])?|>)([^\s\"'`<]{6,512})"
+    )
+    return Pattern(kind, re.compile(shape, re.IGNORECASE), hints, check)
+
+
+#: A body that begins on the next line, or one that cannot be prose.
+_PEM = (
+    r"-----BEGIN (?:[A-Z0-9]{1,12} ){0,3}PRIVATE KEY(?: BLOCK)?-----"
+    r"(?:\s{1,8}(?:[A-Z][A-Za-z-]{1,30}: [^\n]{0,120}\n\s{0,4}){0,4}"
+    r"(?:(?<=\n)[A-Za-z0-9+/=]{6}|(?<=\s\s)[A-Za-z0-9+/=]{6}|M[CGHIJ][A-Za-z0-9+/]{4}|b3Bl|[A-Za-z0-9+/=]{32})"
+    r"|(?=[A-Za-z0-9+/]{6}))"
+    r"[A-Za-z0-9+/=\s:,.]{0,20000}(?:-----END [A-Z0-9 ]{0,48}-----)?"
+)
+
+KEYS: Final[tuple[Pattern, ...]] = (
+    Pattern("private_key", re.compile(_PEM), ("-----begin",)),
+    Pattern("private_key", re.compile(r"PuTTY-User-Key-File-[23]: \S{1,40}"), ("putty-user-key",)),
+    _key("private_key", r"AGE-SECRET-KEY-1[0-9A-Z]{40,70}", "age-secret-key-1"),
+    _key("aws_access_key", r"(?:AKIA|ASIA|ABIA|ACCA)[A-Z0-9]{16}", "akia", "asia", "abia", "acca"),
+    _key("gcp_key", r"AIza[0-9A-Za-z_-]{35}", "aiza"),
+    _key("gcp_key", r"GOCSPX-[A-Za-z0-9_-]{24,40}", "gocspx-"),
+    _key("gcp_key", r"ya29\.[0-9A-Za-z_-]{20,2048}", "ya29."),
+    Pattern("azure_key", re.compile(r"(?:AccountKey|SharedAccessKey)\s{0,2}=\s{0,2}([A-Za-z0-9+/]{40,90}={0,2})", re.I), ("accountkey", "sharedaccesskey"), not_a_placeholder),
+    Pattern("azure_key", re.compile(r"[?&]sig=([A-Za-z0-9%+/_-]{32,128}={0,2})"), ("sig=",), random_looking),
+    _key("azure_key", r"[A-Za-z0-9_~.-]{3}[78]Q~[A-Za-z0-9_~.-]{31,34}", "q~"),
+    _key("azure_key", r"[A-Za-z0-9]{76}AZDO[A-Za-z0-9]{4}", "azdo"),
+    _key("github_token", r"gh[pousr]_[A-Za-z0-9]{30,255}", "ghp_", "gho_", "ghu_", "ghs_", "ghr_"),
+    _key("github_token", r"github_pat_[A-Za-z0-9_]{22,255}", "github_pat_"),
+    _key("gitlab_token", r"gl(?:pat|dt|rt|cbt|ptt|ft|soat|agent|imt|oas|ffct)-[A-Za-z0-9_.-]{20,300}", "glpat-", "gldt-", "glrt-", "glcbt-", "glptt-", "glft-", "glsoat-", "glagent-", "glimt-", "gloas-", "glffct-"),
+    _key("slack_token", r"xox[abceoprs](?:\.xox[bp])?-[A-Za-z0-9-]{10,250}", "xox"),
+    _key("slack_token", r"xapp-\d-[A-Za-z0-9-]{20,200}", "xapp-"),
+    Pattern("webhook", re.compile(r"hooks\.slack\.com/(?:services|workflows|triggers)/[A-Za-z0-9/_+-]{20,120}"), ("hooks.slack.com",), not_a_placeholder),
+    Pattern("webhook", re.compile(r"discord(?:app)?\.com/api/(?:v\d{1,2}/)?webhooks/\d{15,21}/[A-Za-z0-9_-]{40,100}"), ("/webhooks/",), not_a_placeholder),
+    _key("discord_token", r"[MNO][A-Za-z0-9_-]{23,27}\.[A-Za-z0-9_-]{6}\.[A-Za-z0-9_-]{27,40}", ".", check=random_looking),
+    _key("telegram_token", r"\d{8,10}:AA[A-Za-z0-9_-]{32,35}", ":aa"),
+    _key("stripe_key", r"(?:sk|rk)_(?:live|test|prod)_[A-Za-z0-9]{10,250}", "sk_", "rk_"),
+    _key("stripe_key", r"whsec_[A-Za-z0-9+/=]{24,80}", "whsec_"),
+    _key("anthropic_key", r"sk-ant-[A-Za-z0-9_-]{16,200}", "sk-ant-"),
+    _key("openai_key", r"sk-(?:proj|svcacct|admin|None|or-v1|lf)-[A-Za-z0-9_-]{16,250}", "sk-", check=random_looking),
+    _key("openai_key", r"sk-[A-Za-z0-9_-]{20,250}", "sk-", check=random_looking),
+    _key("huggingface_token", r"(?:hf|api_org)_[A-Za-z0-9]{30,80}", "hf_", "api_org_"),
+    _key("twilio_key", r"SK[0-9a-f]{32}", "sk", check=not_a_placeholder),
+    _key("sendgrid_key", r"SG\.[A-Za-z0-9_-]{16,32}\.[A-Za-z0-9_-]{16,64}", "sg."),
+    _key("mail_key", r"key-[0-9a-f]{32}|[0-9a-f]{32}-us\d{1,2}|re_[A-Za-z0-9]{8}_[A-Za-z0-9]{24}", "key-", "-us", "re_"),
+    _key("npm_token", r"npm_[A-Za-z0-9]{30,40}", "npm_"),
+    _key("pypi_token", r"pypi-[A-Za-z0-9_-]{40,300}", "pypi-"),
+    _key("package_token", r"rubygems_[0-9a-f]{48}|dckr_(?:pat|oat)_[A-Za-z0-9_-]{20,40}|cio[A-Za-z0-9]{32}", "rubygems_", "dckr_", "cio"),
+    _key("cloud_token", r"do[opr]_v1_[a-f0-9]{64}|dapi[a-f0-9]{32}(?:-\d)?|HRKU-[A-Za-z0-9_-]{30,80}|fo1_[\w-]{43}", "_v1_", "dapi", "hrku-", "fo1_"),
+    _key("cloud_token", r"hv[sbr]\.[A-Za-z0-9_-]{24,300}|pul-[a-f0-9]{40}|sbp_[a-f0-9]{40}|dp\.(?:pt|st|ct)\.[A-Za-z0-9]{40,44}|LTAI[A-Za-z0-9]{16,20}", "hvs.", "hvb.", "hvr.", "pul-", "sbp_", "dp.", "ltai"),
+    _key("shop_token", r"shp(?:at|ca|pa|ss)_[a-fA-F0-9]{32}|sq0(?:atp|csp)-[A-Za-z0-9_-]{22,43}|EAAA[A-Za-z0-9_-]{60}", "shp", "sq0", "eaaa"),
+    _key("service_token", r"lin_api_[A-Za-z0-9]{40}|ntn_[A-Za-z0-9]{40,50}|figd_[\w-]{40,50}|NRAK-[A-Z0-9]{27}|gl(?:sa|c)_[A-Za-z0-9_+/=]{30,200}", "lin_api_", "ntn_", "figd_", "nrak-", "glsa_", "glc_"),
+    _key("service_token", r"ATATT3[A-Za-z0-9_=-]{60,300}|sntry[su]_[A-Za-z0-9_=+/]{40,300}|PMAK-[a-f0-9]{24}-[a-f0-9]{34}|gsk_[A-Za-z0-9]{40,60}|xai-[A-Za-z0-9]{60,90}|pplx-[A-Za-z0-9]{40,60}|r8_[A-Za-z0-9]{30,50}", "atatt3", "sntry", "pmak-", "gsk_", "xai-", "pplx-", "r8_"),
+    _key("jwt", r"eyJ[A-Za-z0-9_-]{8,4096}\.eyJ[A-Za-z0-9_-]{4,16384}(?:\.[A-Za-z0-9_-]{0,2048})?", "eyj"),
+    Pattern("url_password", re.compile(r"(?<![A-Za-z0-9+.-])[A-Za-z][A-Za-z0-9+.-]{1,30}://[^\s:/@\"'<>]{0,80}:([^\s/@\"'<>]{1,160})@[^\s/]"), ("://",), url_password),
+    Pattern("basic_auth", re.compile(r"(?<![A-Za-z])basic\s{1,3}([A-Za-z0-9+/]{8,400}={0,2})", re.I), ("basic",), basic_credentials),
+    Pattern("bearer_token", re.compile(r"(?<![A-Za-z])(?:bearer|authorization[\"']?\s{0,2}[:=]\s{0,2}[\"']?token)\s{1,3}([A-Za-z0-9._~+/=-]{16,4096})", re.I), ("bearer", "authorization"), bearer_token),
+    Pattern("basic_auth", re.compile(r"(?<![\w-])(?:-u|--user)[ =][\"']?[A-Za-z0-9_.@-]{1,64}:([^\s\"']{6,128})"), ("-u", "--user"), password),
+)  # fmt: skip
+
+ASSIGNMENTS: Final[tuple[Pattern, ...]] = (
+    _given("password", r"passw(?:or)?d|passphrase|passwd|(?<![A-Za-z])(?:pwd|pass|passcode)|_(?:pwd|pass)|kennwort|passwort|contraseña", password, "pass", "pwd", "kennwort", "contraseña"),
+    Pattern("password", re.compile(r"(?:password|passphrase|passcode|pwd|pin code)\s(?:is|was|to|=>|->)\s(?:now\s)?[\"'`]?([^\s\"'`]{6,128})", re.I), ("pass", "pwd", "pin code"), spoken_password),
+    _given("api_key", r"(?:api|access|auth|secret|private|signing|encryption|master|account|subscription|license|shared)[_. -]?(?:access[_. -]?)?key|apikey", machine_key, "key"),
+    _given("token", r"(?:access|auth|refresh|bearer|api|secret|session|id|bot|personal|deploy|oauth|security|app|user|client|service|gh|github|gitlab|npm|pypi|hf|slack|webhook)[_. -]?token|(?<![A-Za-z_.-])token", machine_key, "token"),
+    _given("secret", r"(?:client|app|api|consumer|shared|webhook|signing|oauth|jwt|session|hmac|totp|django)[_. -]?secret|(?<![A-Za-z])secret(?:[_-]?(?:key|value|token))?|_secret|credentials?", machine_key, "secret", "credential"),
+    Pattern("password", re.compile(r"--[a-z-]{0,24}(?:password|passwd|passphrase|pwd)[ =][\"']?([^\s\"'`]{6,256})", re.I), ("--",), password),
+    Pattern("token", re.compile(r"--[a-z-]{0,24}(?:token|key|secret)[ =][\"']?([^\s\"'`]{12,512})", re.I), ("--",), machine_key),
+    Pattern("token", re.compile(r"(?:token|api key|secret key|access key|secret)\s(?:is|was|to)\s[\"'`]?([^\s\"'`]{16,512})", re.I), ("token is", "key is", "secret is", "token was", "key was", "token to", "key to"), machine_key),
+)  # fmt: skip
+
+ALL: Final = (*KEYS, *ASSIGNMENTS)
+KINDS: Final = tuple(sorted({pattern.kind for pattern in ALL}))
