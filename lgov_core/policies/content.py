@@ -18,7 +18,7 @@ from lgov_core.types import Action, Decision, Point, Severity
 ContentAction = Literal["deny", "redact"]
 
 #: Characters of one action, over all its strings. More is denied: what was not looked at is not let through.
-MAX_CHARACTERS: Final = 4_000_000
+MAX_CHARACTERS: Final = 1_000_000
 #: How deep the arguments may be nested.
 MAX_DEPTH: Final = 64
 _KEY_WORDS = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
@@ -66,7 +66,9 @@ class ContentPolicy(BoundedPolicy):
         wanted = known if kinds is None else string_tuple(name, "kinds", kinds)
         for kind in wanted:
             if kind not in known:
-                raise PolicyError(f"{name}: kinds holds {kind!r}, which is unknown", hint=f"write one of: {', '.join(known)}")
+                raise PolicyError(
+                    f"{name}: kinds holds {kind!r}, which is unknown", hint=f"write one of: {', '.join(known)}"
+                )
         if isinstance(max_characters, bool) or not isinstance(max_characters, int) or max_characters < 1:  # pyright: ignore[reportUnnecessaryIsInstance]
             raise PolicyError(f"{name}: max_characters is {max_characters!r}", hint="write a whole number above 0")
         if not wanted:
@@ -102,7 +104,9 @@ class ContentPolicy(BoundedPolicy):
         if self.action == "deny" or walk.fixed:
             advice = "Leave it out" if self.action == "deny" else "It cannot be replaced there; leave it out"
             kind = next(iter(walk.found))[0]
-            return self.deny(f"{self.slug}-{kind.replace('_', '-')}", f"There is {self.noun} in it: {what}. {advice}.", self.severity)
+            return self.deny(
+                f"{self.slug}-{kind.replace('_', '-')}", f"There is {self.noun} in it: {what}. {advice}.", self.severity
+            )
         return self.transform(
             f"{self.slug}-redacted",
             f"Replaced {self.noun}: {what}.",
@@ -168,7 +172,9 @@ class _Walk:
         for key, item in mapping.items():
             new_key = self.text(key, "", f"a key of {place}") if isinstance(key, str) else self.other(key, "", place)
             named = new_key is key and isinstance(key, str) and _PLAIN_KEY.fullmatch(key) is not None
-            new_item = self.value(item, key if isinstance(key, str) else "", f"{place}.{key}" if named else place, depth + 1)
+            new_item = self.value(
+                item, key if isinstance(key, str) else "", f"{place}.{key}" if named else place, depth + 1
+            )
             while new_key in changed:  # two keys that held a value each, now called the same
                 new_key = f"{new_key}_"
             changed[new_key] = new_item

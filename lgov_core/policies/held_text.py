@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import ClassVar, Final, Protocol
 
 from lgov_core.policies.findings import Finding, merged
 from lgov_core.policies.text_views import plain_view
@@ -28,11 +28,20 @@ _RUN = re.compile(r"[^\W_]+")
 class Scanning(Protocol):
     """What a text is held for: a policy that finds things in text and denies or replaces them."""
 
-    name: str
-    action: str
-    slug: str
-    noun: str
-    severity: Severity
+    #: What begins the rule of its decisions, what it finds is called in a reason, and how bad that is.
+    slug: ClassVar[str]
+    noun: ClassVar[str]
+    severity: ClassVar[Severity]
+
+    @property
+    def name(self) -> str:
+        """What the policy is called in its decisions."""
+        ...
+
+    @property
+    def action(self) -> str:
+        """``deny`` or ``redact``."""
+        ...
 
     def find(self, text: str, start: int = 0) -> list[Finding]:
         """What is found from ``start`` on."""

@@ -40,9 +40,13 @@ def _bare(text: str) -> str:
 
 
 def _checked(
-    valid: Callable[[str], bool], context: re.Pattern[str] | None = None, unless: re.Pattern[str] | None = None
+    valid: Callable[[str], bool],
+    context: re.Pattern[str] | None = None,
+    unless: re.Pattern[str] | None = None,
+    *,
+    shorter: bool = False,
 ) -> Check:
-    """What is ``valid`` without its separators, read to the end or to the end of an earlier group."""
+    """What is ``valid`` without its separators; with ``shorter``, read to the end or to the end of an earlier group."""
 
     def check(text: str, start: int, end: int) -> int | None:
         left = left_of(text, start).replace("_", " ")
@@ -51,6 +55,8 @@ def _checked(
         while end > start:
             if valid(_bare(text[start:end])):
                 return end
+            if not shorter:
+                return None
             gap = max(text.rfind(" ", start, end), text.rfind("-", start, end))
             end = gap if gap > start else start
         return None
@@ -63,7 +69,9 @@ def _shape(body: str, flags: int = 0) -> re.Pattern[str]:
 
 
 def _national(body: str, valid: Callable[[str], bool], context: str | None = None, *hints: str) -> Pattern:
-    return Pattern("national_id", _shape(body, re.IGNORECASE), hints, _checked(valid, _word(context) if context else None))
+    return Pattern(
+        "national_id", _shape(body, re.IGNORECASE), hints, _checked(valid, _word(context) if context else None)
+    )
 
 
 def _said(kind: str, body: str, context: str, *hints: str, digits: int = 0) -> Pattern:
@@ -89,30 +97,42 @@ def _email(text: str, start: int, end: int) -> int | None:
     return None if re.search(r"://[^\s/]*$", left) and not left.lower().endswith("mailto:") else end
 
 
+_INTERNATIONAL = re.compile(r"(?:\+|00)[1-9(]")
+_NORTH_AMERICAN = re.compile(
+    r"(?:1[-. ]?)?(?:\([2-9]\d{2}\)[-. ]?|[2-9]\d{2}[-. ])[2-9]\d{2}[-. ]\d{4}(?:\s?x\d{1,6})?", re.IGNORECASE
+)
+#: A national number with its trunk prefix, in groups.
+_TRUNK = re.compile(r"\(?0[1-9]\d{0,3}\)?(?:[ /-]\(?\d{2,4}\)?){2,4}|\(0[1-9]\d{0,3}\)[ -]?\d{5,8}")
+_PHONE_TAG = re.compile(r"-(?:office|fax|mobile|home|work|cell|phone|desk)\b", re.IGNORECASE)
+
+
 def _phone(text: str, start: int, end: int) -> int | None:
     value = text[start:end]
     digits = _bare(value).partition("X")[0]
+    if not 7 <= len(digits) <= 15 or not digits.isdigit() or len(set(digits)) < 3:
+        return None
     left = left_of(text, start, 40).replace("_", " ")
-    if not digits.isdigit() or not 7 <= len(digits) <= 15 or len(set(digits)) < 3:
+    if left and re.search(r"[\d.,/=]\s?$|[€$£]\s?$", left[-2:]):
         return None
-    if _OF_A_THING.search(left) or re.search(r"[\d.,/=]\s?$|[€$£]\s?$", left[-2:]):
+    shaped = (
+        (len(digits) >= 9 and _INTERNATIONAL.match(value))
+        or _NORTH_AMERICAN.fullmatch(value)
+        or (9 <= len(digits) <= 12 and _TRUNK.fullmatch(value))
+    )
+    if not (shaped or _PHONE_WORD.search(left) or _PHONE_TAG.match(text, end)) or _OF_A_THING.search(left):
         return None
-    if _PHONE_WORD.search(left):
-        return end
-    if value.startswith("+") or value.startswith("00"):
-        return end if len(digits) >= 9 else None
-    if re.fullmatch(r"(?:1[-. ]?)?(?:\([2-9]\d{2}\)[-. ]?|[2-9]\d{2}[-. ])[2-9]\d{2}[-. ]\d{4}(?:\s?x\d{1,6})?", value, re.I):
-        return end  # North American
-    if re.fullmatch(r"\(?0\d{1,4}\)?(?:[ /-]\(?\d{2,4}\)?){2,4}|\(0\d{1,4}\)[ -]?\d{5,8}", value) and 9 <= len(digits) <= 12:
-        return end  # national, with its trunk prefix and groups
-    return None
+    return end
 
 
 _RESOLVERS = frozenset({"8.8.8.8", "8.8.4.4", "1.1.1.1", "1.0.0.1", "9.9.9.9"})
 
 
 def _ip(text: str, start: int, end: int) -> int | None:
-    if re.search(r"(?:version|release|v|ver|==|>=|~=|@|section|§|chapter)[\s:=\"']{0,3}$", left_of(text, start, 16), re.IGNORECASE):
+    if re.search(
+        r"(?:version|release|v|ver|==|>=|~=|@|section|§|chapter)[\s:=\"']{0,3}$",
+        left_of(text, start, 16),
+        re.IGNORECASE,
+    ):
         return None
     try:
         address = ipaddress.ip_address(text[start:end])
@@ -121,16 +141,11 @@ def _ip(text: str, start: int, end: int) -> int | None:
     return end if address.is_global and not address.is_multicast and text[start:end] not in _RESOLVERS else None
 
 
-def _letters_and_digits(text: str) -> bool:
-    return sum(c.isdigit() for c in text) >= 4
-
-
-_AHV = checks.ean13
-
 PATTERNS: Final[tuple[Pattern, ...]] = (
     Pattern("email", re.compile(r"(?<![\w.%+'-])[\w.%+'-]{1,64}(?:@|\[at\]|\(at\))(?:[^\W_][\w-]{0,62}(?:\.|\[dot\]|\(dot\))){1,8}[^\W\d_]{2,24}(?![\w-])", re.I), ("@", "[at]", "(at)"), _email),
-    Pattern("credit_card", re.compile(r"(?<![A-Za-z0-9])(?<!\d[.,])\d(?:[ -]?\d){12,18}(?![A-Za-z0-9])"), (), _checked(checks.payment_card)),
-    Pattern("iban", _shape(r"[A-Z]{2}[ -]?\d{2}(?:[ -]?[A-Z0-9]){11,30}", re.I), (), _checked(checks.iban)),
+    Pattern("credit_card", re.compile(r"(?<![A-Za-z0-9])(?<!\d[.,])\d{4}(?:[ -]?\d){9,15}(?![A-Za-z0-9])"), (), _checked(checks.payment_card, shorter=True)),
+    Pattern("credit_card", re.compile(r"(?<![A-Za-z0-9])[1-9]\d{11,18}(?![A-Za-z0-9])"), ("card", "credit", "debit", "maestro", "cc"), _checked(checks.luhn, _word(r"cards?(?:\s(?:number|no|#))?|credit|debit|maestro|cc|pan"))),
+    Pattern("iban", _shape(r"[A-Z]{2}[ -]?\d{2}(?:[ -]?[A-Z0-9]){11,30}", re.I), (), _checked(checks.iban, shorter=True)),
     Pattern("us_ssn", re.compile(r"(?<![\w-])\d{3}-\d{2}-\d{4}(?![\w-])"), ("-",), _checked(checks.us_ssn, None, _OF_A_THING)),
     Pattern("us_ssn", re.compile(r"(?<![\w-])\d{3}[ .]?\d{2}[ .]?\d{4}(?![\w-])"), ("ssn", "social", "itin", "taxpayer"), _checked(checks.us_ssn, _word(r"ssn|social security(?:\s(?:number|no))?|social|itin|taxpayer"))),
     _national(r"\d{8}[ -]?[A-Z]|[XYZ][ -]?\d{7}[ -]?[A-Z]", checks.es_dni),
@@ -149,7 +164,7 @@ PATTERNS: Final[tuple[Pattern, ...]] = (
     _national(r"(?:19|20)?\d{6}[-+]\d{4}", checks.se_personnummer),
     _national(r"\d{3}[ -]?\d{3}[ -]?\d{3}", checks.luhn, r"sin|social insurance(?:\snumber)?", "sin", "social insurance"),
     _national(r"\d{3} ?\d{3} ?\d{3}", checks.au_tfn, r"tfn|tax file(?:\snumber)?", "tfn", "tax file"),
-    _national(r"756\.\d{4}\.\d{4}\.\d{2}", _AHV),
+    _national(r"756\.\d{4}\.\d{4}\.\d{2}", checks.ean13),
     _national(r"\d{2}\.\d{2}\.\d{2}-\d{3}\.\d{2}", checks.be_rrn),
     _national(r"[STFG]\d{7}[A-Z]", checks.sg_nric),
     _said("national_id", r"[A-Z0-9]{1,4}(?:[-./]?[A-Z0-9]{2,8}){1,4}", r"national (?:id(?:entity|entification)?|insurance)(?: card)?(?: (?:number|no))?|id[ -]card(?: (?:number|no))?|identity card(?: (?:number|no))?|personalausweis(?:nummer)?", "national i", "id card", "id-card", "identity card", "personalausweis", digits=6),
@@ -158,7 +173,7 @@ PATTERNS: Final[tuple[Pattern, ...]] = (
     _said("bank_account", r"\d{6,17}|\d{2,6}(?:-\d{2,10}){1,3}|\d{2}[ ]\d{2}[ ]\d{2}", r"(?:bank |checking |savings )?account (?:no|number|num|#)|acct(?: no| number)?|routing (?:no|number)|aba|sort code|bank account|kontonummer", "acc", "routing", "aba", "sort code", "konto", digits=6),
     _said("medical_record", r"[A-Z]{0,3}-?\d{5,12}", r"mrn|medical record(?: (?:number|no))?|patient (?:id|number|no)|health (?:card|insurance)(?: (?:number|no))?|medicare(?: (?:number|no))?", "mrn", "medical", "patient", "health", "medicare", digits=5),
     _said("date_of_birth", rf"\d{{1,4}}[./-]\d{{1,2}}[./-]\d{{1,4}}|\d{{1,2}}(?:st|nd|rd|th)? (?:of )?{_MONTHS}\.?,? \d{{4}}|{_MONTHS}\.? \d{{1,2}}(?:st|nd|rd|th)?,? \d{{4}}|(?:19|20)\d{{6}}", r"dob|d\.o\.b|date of birth|birth ?dates?|birth ?day|born|geboren|geburtsdatum|né|née|nacimiento|nacido|birth", "dob", "d.o.b", "birth", "born", "gebor", "geburts", "né", "naci", digits=5),
-    Pattern("phone", re.compile(r"(?<![\w.+-])(?:\+|00)?\(?\d{1,6}\)?(?:(?: ?[-./] ?| )?\(?\d{1,8}\)?){0,7}(?: ?x\d{1,6})?(?![\w@])", re.I), (), _phone),
+    Pattern("phone", re.compile(r"(?<![\w.+-])(?:\+|00)?\(?\d{1,15}\)?(?:(?: ?[-./] ?| )(?:\(\d{1,8}\)|\d{2,8})|\(\d{1,8}\)|(?<=\))\d{2,8}){0,7}(?: ?x\d{1,6})?(?![\w@])", re.I), (), _phone),
     Pattern("ip_address", re.compile(r"(?<![\w.])(?:\d{1,3}\.){3}\d{1,3}(?![\w]|\.\d)"), (".",), _ip),
     Pattern("ip_address", re.compile(r"(?<![\w:])(?:[0-9A-Fa-f]{1,4}:){2,7}(?::?[0-9A-Fa-f]{1,4}){1,6}(?![\w:])|(?<![\w:])[0-9A-Fa-f]{1,4}(?::[0-9A-Fa-f]{1,4}){0,5}::(?:[0-9A-Fa-f]{1,4}(?::[0-9A-Fa-f]{1,4}){0,5})?(?![\w:])"), (":",), _ip),
     Pattern("mac_address", re.compile(r"(?<![\w:-])[0-9A-Fa-f]{2}(?::[0-9A-Fa-f]{2}){5}(?![\w:])|(?<![\w:-])[0-9A-Fa-f]{2}(?:-[0-9A-Fa-f]{2}){5}(?![\w-])")),

@@ -13,7 +13,7 @@ from lgov_core.policies.base import BoundedPolicy
 from lgov_core.policies.options import string_tuple
 from lgov_core.policies.provenance_values import KINDS, Address, addresses, covers
 from lgov_core.policies.text_views import INVISIBLE
-from lgov_core.types import Action, Decision, Point, Severity
+from lgov_core.types import Action, Decision, Point
 
 #: Characters of one argument, and of one thing the user said, in which addresses are looked for.
 MAX_TEXT: Final = 200_000
@@ -94,7 +94,8 @@ class ProvenancePolicy(BoundedPolicy):
             raise PolicyError(f"{name}: kinds holds {unknown[0]!r}", hint=f"write one of: {', '.join(KINDS)}")
         self.whole = string_tuple(name, "whole", whole)
         self._trusted = tuple(glob.casefold() for glob in string_tuple(name, "trusted", trusted))
-        self._named = frozenset(address for entry in self._trusted for address in addresses(entry))
+        plain = [entry for entry in self._trusted if not set(entry) & set("*?[")]
+        self._named = frozenset(address for entry in plain for address in addresses(entry))
         if not isinstance(messages, bool):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise PolicyError(f"{name}: messages is {messages!r}", hint="write messages: true or messages: false")
         if isinstance(conversations, bool) or not isinstance(conversations, int) or conversations < 1:  # pyright: ignore[reportUnnecessaryIsInstance]
@@ -126,7 +127,9 @@ class ProvenancePolicy(BoundedPolicy):
                 return self.deny("provenance-unscanned", f"{_place(name)} is longer than {MAX_TEXT} characters.")
             used += [(name, address) for address in addresses(text, name) if address.kind in self.kinds]
             if INVISIBLE.search(text) and used and used[-1][0] == name:
-                return self.deny("provenance-hidden", f"{_place(name)} hides characters in an address. Write it plainly.")
+                return self.deny(
+                    "provenance-hidden", f"{_place(name)} hides characters in an address. Write it plainly."
+                )
         if not used:
             return self.allow()
         return self._verdict(action, used)
@@ -156,7 +159,13 @@ class ProvenancePolicy(BoundedPolicy):
 
     def _trusts(self, address: Address) -> bool:
         form = address.form.casefold()
-        if fnmatch_any(form, self._trusted) or fnmatch_any(form.partition("/")[0], self._trusted):
+        if address.kind == "url":  # the host and the path are matched each on its own: a path may hold any host's name
+            host, _, path = form.partition("?")[0].partition("/")
+            for glob in self._trusted:
+                host_glob, slash, path_glob = glob.removeprefix("https://").removeprefix("http://").partition("/")
+                if "@" not in glob and fnmatchcase(host, host_glob) and (not slash or fnmatchcase(path, path_glob)):
+                    return True
+        elif fnmatch_any(form, tuple(glob for glob in self._trusted if ("@" in glob) == (address.kind == "email"))):
             return True
         return any(covers(said, address) for said in self._named)
 
@@ -179,7 +188,13 @@ class ProvenancePolicy(BoundedPolicy):
         """What is known of what the user said; copies, so that it may be read while others add to it."""
         known: list[_Said] = []
         given = action.context.get("user_text")
-        texts = [given] if isinstance(given, str) else [t for t in given if isinstance(t, str)] if isinstance(given, list | tuple) else []
+        texts = (
+            [given]
+            if isinstance(given, str)
+            else [t for t in given if isinstance(t, str)]
+            if isinstance(given, list | tuple)
+            else []
+        )
         if texts:
             said = _Said()
             for text in texts:
@@ -237,7 +252,11 @@ def _user_texts(messages: Any) -> Iterator[str]:
         if isinstance(content, str):
             yield content
         for part in content if isinstance(content, list | tuple) else ():
-            if isinstance(part, Mapping) and part.get("type") in ("text", "input_text") and isinstance(part.get("text"), str):
+            if (
+                isinstance(part, Mapping)
+                and part.get("type") in ("text", "input_text")
+                and isinstance(part.get("text"), str)
+            ):
                 yield part["text"]
 
 
@@ -257,7 +276,11 @@ def _strings(value: Any, name: str = "", depth: int = 0) -> Iterator[tuple[str, 
         yield name, bytes(value).decode("utf-8", "replace")
     elif isinstance(value, str):
         yield name, value
-    elif value is not None and not isinstance(value, bool | float) and (not isinstance(value, int) or abs(value) < 10**40):
+    elif (
+        value is not None
+        and not isinstance(value, bool | float)
+        and (not isinstance(value, int) or abs(value) < 10**40)
+    ):
         yield name, str(value)
 
 

@@ -25,30 +25,62 @@ class Address:
 
 _EMAIL = re.compile(r"(?<![\w.%+'-])[\w.%+'-]{1,64}@[^\W_][\w-]{0,62}(?:\.[\w-]{1,63}){1,8}")
 _URL = re.compile(r"(?<![A-Za-z0-9+.-])[A-Za-z][A-Za-z0-9+.-]{1,20}:[/\\]{1,3}[^\s<>\"'`|{}]{1,2048}")
-_SCHEME = re.compile(r"(?<![A-Za-z0-9+.-])(?:javascript|data|vbscript|tel|sms|magnet|blob):[^\s<>\"'`]{1,512}", re.IGNORECASE)
+_SCHEME = re.compile(
+    r"(?<![A-Za-z0-9+.-])(?:javascript|mailto|data|vbscript|tel|sms|magnet|blob):[^\s<>\"'`]{1,512}", re.IGNORECASE
+)
 _NETWORK = re.compile(r"(?<![\w:/\\])[/\\]{2}[\w.-]{1,253}[/\\][^\s<>\"'`|]{0,512}")
 #: A host without a scheme: www., a port, a path after it, or an ending that is hardly ever one of a file.
 _HOST = re.compile(
     r"(?<![\w@./\\:%-])((?:[^\W_](?:[\w-]{0,61}[^\W_])?\.){1,8}[^\W\d_]{2,24}|\d{1,3}(?:\.\d{1,3}){3})(:\d{1,5})?([/?#][^\s<>\"'`]{0,2048})?(?![\w@-])"
 )
-_ENDINGS = frozenset(
+_ENDING_WORDS = (
     "com net org io co dev app ai edu gov mil int info biz xyz online site tech top shop store cloud page link click me tv cc"
     " gg us uk de fr es it nl be ch at se no dk fi pl cz pt gr ie eu ru ua cn jp kr in au nz ca br mx ar cl za tr il ir sa ae"
     " sg hk tw id my th vn ph su to ws ly fm ml tk ga cf gq pw icu live news blog wiki space website fun club vip work world"
-    " today agency email network systems host press pro name mobi travel museum bank onion zip mov".split()
+    " today agency email network systems host press pro name mobi travel museum bank onion zip mov"
 )
-_FILE_LIKE = frozenset({"zip", "mov", "pl", "ai", "app", "page", "name", "id", "in", "to", "no", "it", "is", "me", "my", "be", "at", "so", "pub", "press"})  # fmt: skip
+_ENDINGS = frozenset(_ENDING_WORDS.split())
+#: Of those, the ones that a file name, or the first word of the next sentence, may end in.
+_FILE_LIKE = frozenset(
+    [
+        "zip",
+        "mov",
+        "pl",
+        "ai",
+        "app",
+        "page",
+        "name",
+        "id",
+        "in",
+        "to",
+        "no",
+        "it",
+        "is",
+        "me",
+        "my",
+        "be",
+        "at",
+        "so",
+        "pub",
+        "press",
+    ]
+)
 _PATH = re.compile(
     r"(?<![\w:/\\.~%<])(?:[A-Za-z]:[\\/]|~[\w.-]{0,32}[\\/]|\.{1,2}[\\/]|[\\/](?=[\w.~-]))[^\s<>\"'`|*?;,(){}\[\]]{1,1024}"
     r"|(?<![\w:/\\.~%-])[\w.-]{1,128}(?:[\\/][\w. -]{0,127}[\w-]){0,16}[\\/][\w-]{1,64}\.[A-Za-z0-9]{1,6}(?![\w/\\])"
 )
 _IBAN_LIKE = re.compile(r"(?<![A-Za-z0-9])[A-Za-z]{2}\d{2}(?:[ -]?[A-Za-z0-9]){10,30}(?![A-Za-z0-9])")
-_WALLET = re.compile(r"(?<![A-Za-z0-9])(?:0x[0-9A-Fa-f]{40}|bc1[a-z0-9]{11,71}|[13][1-9A-HJ-NP-Za-km-z]{25,34}|[LMr][1-9A-HJ-NP-Za-km-z]{25,34})(?![A-Za-z0-9])")
+_WALLET = re.compile(
+    r"(?<![A-Za-z0-9])(?:0x[0-9A-Fa-f]{40}|bc1[a-z0-9]{11,71}|[13][1-9A-HJ-NP-Za-km-z]{25,34}"
+    r"|[LMr][1-9A-HJ-NP-Za-km-z]{25,34})(?![A-Za-z0-9])"
+)
 _DIGITS = re.compile(r"(?<![\w.+-])\d(?:[ -]?\d){5,33}(?![\w.])")
 _PHONE = re.compile(r"(?<![\w.+])(?:\+|00)\(?[1-9](?:[ ().-]{0,2}\d){7,14}(?!\d)")
 _LOCAL_PHONE = re.compile(r"(?<![\w.+-])\(?\d{2,5}\)?(?:[ .-]\d{2,4}){2,4}(?![\w.-])")
 
-_ACCOUNT_NAME = re.compile(r"account|acct|iban|recipient|payee|beneficiary|wallet|card|routing|creditor|destination|^to$", re.IGNORECASE)
+_ACCOUNT_NAME = re.compile(
+    r"account|acct|iban|recipient|payee|beneficiary|wallet|card|routing|creditor|destination|^to$", re.IGNORECASE
+)
 _PHONE_NAME = re.compile(r"phone|mobile|cell|sms|whats|tel|msisdn|recipient|caller|callee|^to$|number$", re.IGNORECASE)
 _PATH_NAME = re.compile(r"path|file|dir|folder|root|cwd|location|source|target|^src$|^dst$|dest", re.IGNORECASE)
 _TRAILING = ".,;:!?)]}'\"*_»›”’"
@@ -114,7 +146,15 @@ def _paths(text: str, argument: str, taken: list[tuple[int, int]]) -> Iterator[A
             found = True
             yield Address("path", form)
     whole = text.strip()
-    if not found and not taken and whole and argument != ANY and _PATH_NAME.search(argument) and "\n" not in whole and len(whole) <= 1024:
+    if (
+        not found
+        and not taken
+        and whole
+        and argument != ANY
+        and _PATH_NAME.search(argument)
+        and "\n" not in whole
+        and len(whole) <= 1024
+    ):
         yield Address("path", path_form(whole))
 
 

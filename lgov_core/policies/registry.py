@@ -30,6 +30,9 @@ _HOMES: Final = {
     "agent_os": "lgov_core.policies.agent_os:AgentOSPolicy",
     "allow": "lgov_core.policies.registry:allow",
     "deny": "lgov_core.policies.registry:deny",
+    "pii": "lgov_core.policies.pii:PIIPolicy",
+    "provenance": "lgov_core.policies.provenance:ProvenancePolicy",
+    "secrets": "lgov_core.policies.secrets:SecretsPolicy",
     "sql": "lgov_core.policies.sql:SQLPolicy",
     "tool": "lgov_core.policies.tool:ToolPolicy",
 }

@@ -17,17 +17,22 @@ _PLACEHOLDER_WORD = re.compile(
     re.IGNORECASE,
 )
 #: Within a key of a known format only what nobody would generate counts: AWS's own example key ends in EXAMPLE.
-_PLACEHOLDER_IN_KEY = re.compile(r"example|placeholder|redacted|changeme|your|replace|insert|dummy|xxxx|0{12}|1234567890abcdef1234")
+_PLACEHOLDER_IN_KEY = re.compile(
+    r"example|placeholder|redacted|changeme|your|replace|insert|dummy|xxxx|0{12}|1234567890abcdef1234"
+)
 _REFERENCE = re.compile(
     r"[$%@{(\[<]|(?:os|process|config|settings|self|env|environ|secrets|vault|args|request|ctx|context|app|vars?|data)\b[.\[(]"
     r"|[A-Za-z_]+(?:\.[A-Za-z_]+)+\(?|[A-Za-z_][A-Za-z0-9_]*[(\[]"
 )
+_DIGIT = re.compile(r"\d")
+_LETTER = re.compile(r"[^\W\d_]")
 _FILE = re.compile(r"\.(?:pem|key|crt|cer|p12|json|ya?ml|toml|txt|env|pub|py|js|ts)$", re.IGNORECASE)
-_NO_VALUE = frozenset(
+_NO_VALUE_WORDS = (
     "string str text none null nil true false required optional invalid incorrect wrong expired missing hidden masked"
     " password passwd pwd passphrase secret token apikey key value default empty encrypted hashed input field bytes"
-    " credential credentials reset forgotten protected policy manager prompt login username user admin visible".split()
+    " credential credentials reset forgotten protected policy manager prompt login username user admin visible"
 )
+_NO_VALUE = frozenset(_NO_VALUE_WORDS.split())
 _BASE62 = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
 #: A key of a kind that machines make has at least so many bits a character; English words have about 2.5 to 3.
 MIN_BITS = 3.0
@@ -62,7 +67,7 @@ def not_a_placeholder(text: str, start: int, end: int) -> int | None:
 def random_looking(text: str, start: int, end: int) -> int | None:
     """A key of a known format whose letters are mixed with digits, as no words are."""
     value = text[start:end]
-    if not any(c.isdigit() for c in value) or entropy(value) < MIN_BITS:
+    if _DIGIT.search(value) is None or entropy(value) < MIN_BITS:
         return None
     return not_a_placeholder(text, start, end)
 
@@ -74,8 +79,10 @@ def machine_key(text: str, start: int, end: int) -> int | None:
         return None
     if _FILE.search(value) is not None:
         return None
-    mixed = any(c.isdigit() for c in value) and any(c.isalpha() for c in value)
-    cased = any(c.islower() for c in value) and any(c.isupper() for c in value) and len(value) >= 20 and " " not in value
+    mixed = _DIGIT.search(value) is not None and _LETTER.search(value) is not None
+    cased = (
+        any(c.islower() for c in value) and any(c.isupper() for c in value) and len(value) >= 20 and " " not in value
+    )
     words = re.fullmatch(r"[A-Za-z]+(?:[-_./][A-Za-z0-9]+)*", value) is not None and not mixed
     if words or not (mixed or cased) or entropy(value) < MIN_BITS:
         return None
@@ -88,8 +95,8 @@ def password(text: str, start: int, end: int) -> int | None:
     if len(value) < MIN_PASSWORD or is_placeholder(value):
         return None
     quoted = start > 0 and text[start - 1] in "\"'" and end < len(text) and text[end] == text[start - 1]
-    letters = any(c.isalpha() for c in value)
-    mixed = letters and (any(c.isdigit() for c in value) or re.search(r"[^\w\s.,:/-]", value) is not None)
+    letters = _LETTER.search(value) is not None
+    mixed = letters and (_DIGIT.search(value) is not None or re.search(r"[^\w\s.,:/-]", value) is not None)
     digits = value.isdigit()
     if not (mixed or digits or (quoted and letters and " " not in value)):
         return None
@@ -99,7 +106,7 @@ def password(text: str, start: int, end: int) -> int | None:
 def spoken_password(text: str, start: int, end: int) -> int | None:
     """What follows "password is": a word there is about the password, so letters alone are nothing."""
     value = text[start:end].rstrip(".,;:)]}'\"`")
-    if not any(c.isdigit() for c in value) or not any(c.isalpha() for c in value):
+    if _DIGIT.search(value) is None or _LETTER.search(value) is None:
         return None
     return password(text, start, end)
 
@@ -109,8 +116,18 @@ def url_password(text: str, start: int, end: int) -> int | None:
     value = text[start:end]
     user = re.search(r"//([^\s:/@]*):$", left_of(text, start, 80))
     name = user.group(1).lower() if user else ""
-    generic = name in ("user", "username", "usr", "name", "login") and value.lower() in ("password", "pass", "pwd", "passwd", "secret")
-    return None if generic or len(set(value)) <= 2 or _REFERENCE.match(value) or "xxxx" in value.lower() or "***" in value else end
+    generic = name in ("user", "username", "usr", "name", "login") and value.lower() in (
+        "password",
+        "pass",
+        "pwd",
+        "passwd",
+        "secret",
+    )
+    return (
+        None
+        if generic or len(set(value)) <= 2 or _REFERENCE.match(value) or "xxxx" in value.lower() or "***" in value
+        else end
+    )
 
 
 def basic_credentials(text: str, start: int, end: int) -> int | None:
@@ -126,7 +143,7 @@ def basic_credentials(text: str, start: int, end: int) -> int | None:
 def bearer_token(text: str, start: int, end: int) -> int | None:
     """The token of a Bearer authorization."""
     value = text[start:end]
-    if not any(c.isdigit() for c in value) or entropy(value) < MIN_BITS or is_placeholder(value):
+    if _DIGIT.search(value) is None or entropy(value) < MIN_BITS or is_placeholder(value):
         return None
     return end
 

@@ -29,8 +29,8 @@ def _given(kind: str, names: str, check: Check, *hints: str) -> Pattern:
     """A value given to a name: ``name = value``, ``"name": "value"``, ``--name value``, ``name: value``."""
     # The name is found by its last word; what follows it is anchored there, so nothing is tried twice.
     shape = (
-        rf"(?:{names})(?:_(?:prod|dev|staging|stage|live|test|main|\d{{1,2}})|\d{{1,2}})?"
-        r"[\"'\]`]{0,2}(?:\s{0,3}(?:=>|:=|==?|:)\s{0,3}(?:[bru]{0,2}[\"'`])?|>)([^\s\"'`<]{6,512})"
+        rf"(?:{names})s?(?:_(?:prod|dev|staging|stage|live|test|main|\d{{1,2}})|\d{{1,2}})?"
+        r"[\"'\]`]{0,2}(?:\s{0,3}(?:=>|:=|==?|:)\s{0,3}(?:[bru]{0,2}[\"'`])?|>)([^\s\"'`<]{6,160})"
     )
     return Pattern(kind, re.compile(shape, re.IGNORECASE), hints, check)
 

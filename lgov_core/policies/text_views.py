@@ -15,7 +15,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 #: Characters that show nothing: soft hyphen, joiners, direction marks, variation selectors, tags.
-INVISIBLE = re.compile("[\u00ad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180f\u200b-\u200f\u202a-\u202e\u2060-\u206f\ufe00-\ufe0f\ufeff\U000e0000-\U000e0fff]")  # fmt: skip
+INVISIBLE = re.compile(
+    "[\u00ad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180f\u200b-\u200f\u202a-\u202e"
+    "\u2060-\u206f\ufe00-\ufe0f\ufeff\U000e0000-\U000e0fff]"
+)
 _DASHES = re.compile("[\u2010-\u2015\u2212\ufe58\ufe63\uff0d]")
 _LINE_ESCAPE = re.compile(r"""\\+[nrt"']""")
 _ESCAPE = re.compile(
@@ -64,7 +67,13 @@ class View:
         there, length, copied = self.pieces[at]
         if copied:
             return self.places[at] + min(original - there, length)
-        return self.places[at] if original == there else self.places[at + 1] if at + 1 < len(self.places) else len(self.text)
+        return (
+            self.places[at]
+            if original == there
+            else self.places[at + 1]
+            if at + 1 < len(self.places)
+            else len(self.text)
+        )
 
     def _there(self, position: int) -> tuple[int, int]:
         at = bisect_right(self.places, position) - 1
@@ -99,16 +108,10 @@ def _replaced(text: str, pattern: re.Pattern[str], replacement: Callable[[re.Mat
 
 def plain_view(text: str) -> View:
     r"""``text`` without invisible characters, in compatibility form, ``\n`` written as two characters as white space."""
-    if text.isascii():
-        view = View(text)
-    elif (
-        unicodedata.is_normalized("NFKC", text)
-        and INVISIBLE.search(text) is None
-        and _DASHES.search(text) is None
-    ):
-        view = View(text)
-    else:
-        view = _replaced(text, _NOT_ASCII, _compatible)
+    plain = text.isascii() or not (
+        INVISIBLE.search(text) or _DASHES.search(text) or not unicodedata.is_normalized("NFKC", text)
+    )
+    view = View(text) if plain else _replaced(text, _NOT_ASCII, _compatible)
     if "\\" not in view.text:
         return view
     spaced = _LINE_ESCAPE.sub(_spaces, view.text)  # of the same length

@@ -1,0 +1,186 @@
+"""ProvenancePolicy: only addresses the user has said, whatever a tool returned."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import pytest
+
+from lgov_core.errors import PolicyError
+from lgov_core.policies import ProvenancePolicy, load_policies
+from lgov_core.types import Action, Decision, Effect, Point
+
+
+def asked(arguments: Any, user: Any = None, policy: ProvenancePolicy | None = None, **more: Any) -> Decision:
+    context = {} if user is None else {"user_text": user}
+    action = Action(Point.PRE_TOOL_CALL, "send", arguments=arguments, context=context, **more)
+    decision = (policy or ProvenancePolicy()).judge(action)
+    assert decision is not None
+    return decision
+
+
+@pytest.mark.parametrize(
+    ("arguments", "user"),
+    [
+        ({"to": "Ann@Firma.DE"}, "write to ann@firma.de."),
+        ({"to": ["<ann@firma.de>", "bob@x.org"]}, "cc bob@x.org and ann@firma.de"),
+        ({"url": "https://www.firma.de/a/b?c=d"}, "look at firma.de, please"),
+        ({"url": "http://firma.de:80/a/../b"}, "see https://firma.de/b/"),
+        ({"url": "https://bücher.example.com/x"}, "xn--bcher-kva.example.com"),
+        ({"url": "https://github.com/me/repo/issues/1"}, "in https://github.com/me/repo"),
+        ({"path": "/srv/data/./a.txt"}, "everything in /srv/data/"),
+        ({"path": "C:\\Users\\me\\a.txt"}, "open c:/Users/me/a.txt"),
+        ({"filename": "notes.txt"}, "open 'notes.txt'"),
+        ({"recipient": "GB29 NWBK 6016 1331 9268 19"}, "to GB29NWBK60161331926819"),
+        ({"account": "12345678"}, "account 1234-5678"),
+        ({"phone": "+49 30 1234567"}, "call 030 1234567"),
+        ({"note": "Hello and/or bye: 24/7, 3.5, e.g. on 2024-05-15 10:20, text/html v1.2.3"}, "nothing"),
+        ({"date": "2024-05-15 10:20", "amount": 1200, "id": 7}, None),
+        ({"to": "ann@firma.de"}, ["first", "ann@firma.de"]),
+    ],
+)
+def test_what_the_user_said_may_be_used(arguments: Any, user: Any) -> None:
+    assert asked(arguments, user).effect is Effect.ALLOW
+
+
+@pytest.mark.parametrize(
+    ("arguments", "user"),
+    [
+        ({"to": "mallory@evil.net"}, "write to ann@firma.de"),
+        ({"to": "ann@firma.de.evil.net"}, "write to ann@firma.de"),
+        ({"to": "ann@firma.de, mallory@evil.net"}, "write to ann@firma.de"),
+        ({"to": {"mallory@evil.net": 1}}, "write to ann@firma.de"),
+        ({"to": "\u0430nn@firma.de"}, "write to ann@firma.de"),
+        ({"to": "an\u200bn@firma.de"}, "write to ann@firma.de"),
+        ({"body": "see https://evil.net/x"}, "write to ann@firma.de"),
+        ({"url": "https://firma.de@evil.net/"}, "open https://firma.de"),
+        ({"url": "https://firma.de.evil.net/"}, "open https://firma.de"),
+        ({"url": "https:\\\\evil.net\\firma.de"}, "open https://firma.de"),
+        ({"url": "//evil.net/x"}, "open https://firma.de"),
+        ({"url": "https://sub.firma.de"}, "open https://firma.de"),
+        ({"url": "https://firma.de:8443"}, "open https://firma.de"),
+        ({"url": "ftp://firma.de/x"}, "open https://firma.de"),
+        ({"url": "https://github.com/evil/x"}, "open https://github.com/me/repo"),
+        ({"url": "https://github.com/me/repo/../../evil"}, "open https://github.com/me/repo"),
+        ({"url": "https://github.com/me/repository"}, "open https://github.com/me/repo"),
+        ({"url": "www.evil.net"}, "open firma.de"),
+        ({"url": "javascript:fetch(1)"}, "open firma.de"),
+        ({"path": "/srv/data/../secret"}, "everything in /srv/data"),
+        ({"path": "/srv/data2/x"}, "everything in /srv/data"),
+        ({"path": "~/.ssh/id_rsa"}, "everything in /srv/data"),
+        ({"url": "file:///etc/passwd"}, "open firma.de"),
+        ({"filename": "other.txt"}, "open 'another.txt'"),
+        ({"recipient": "US133000000121212121212"}, "to GB29NWBK60161331926819"),
+        ({"account": 87654321}, "account 12345678"),
+        ({"wallet": "0x52908400098527886E0F7030069857D2E4169EE7"}, "my wallet"),
+        ({"phone": "+49 30 7654321"}, "call 030 1234567"),
+        ({"link": "mailto:mallory%40evil.net"}, "write to ann@firma.de"),
+    ],
+)
+def test_what_the_user_did_not_say_is_denied(arguments: Any, user: str) -> None:
+    decision = asked(arguments, user)
+    assert decision.effect is Effect.DENY
+    assert "evil" not in decision.reason
+
+
+def test_without_knowledge_of_the_user_addresses_are_denied_and_it_says_why() -> None:
+    decision = asked({"to": "ann@firma.de"})
+    assert (decision.effect, decision.rule) == (Effect.DENY, "provenance-unknown")
+    assert "user_text" in decision.reason
+
+
+def test_trusted_addresses_need_not_be_said() -> None:
+    policy = ProvenancePolicy(trusted=["*@ours.org", "docs.example.org", "/srv/pub/*"])
+    assert (
+        asked({"to": "x@OURS.org", "u": "https://docs.example.org/a", "path": "/srv/pub/a"}, policy=policy).effect
+        is Effect.ALLOW
+    )
+    for bad in (
+        "x@ours.org.evil.net",
+        "https://docs.example.org.evil.net",
+        "/srv/pub/../x",
+        "https://evil.net/?a=x@ours.org",
+    ):
+        assert asked({"path": bad}, "hi", policy).blocks, bad
+
+
+def test_arguments_that_must_be_said_as_a_whole() -> None:
+    policy = ProvenancePolicy(arguments=["url"], whole=["recipient"])
+    assert not asked({"recipient": "Spotify"}, "pay Spotify, please", policy).blocks
+    assert asked({"recipient": "Spot"}, "pay Spotify, please", policy).blocks
+    assert asked({"recipient": ""}, "pay Spotify", policy).blocks
+    assert not asked({"body": "see evil.net/x"}, "pay Spotify", policy).blocks  # not an argument that is looked at
+
+
+def test_the_session_and_the_rollout_remember_and_tools_do_not_count() -> None:
+    policy = ProvenancePolicy()
+    said = Action(Point.INPUT, "agent", text="mail ann@firma.de", rollout_id="r1", session_id="s1")
+    assert policy.judge(said) is None
+    policy.judge(Action(Point.POST_TOOL_CALL, "read", text="mail mallory@evil.net", rollout_id="r1", session_id="s1"))
+    policy.judge(Action(Point.INPUT, "helper", text="mail mallory@evil.net", rollout_id="r1", parent_id="call_1"))
+    messages = [
+        {"role": "system", "content": "You serve boss@firma.de"},
+        {
+            "role": "user",
+            "content": [
+                {"type": "text", "text": "and bob@x.org"},
+                {"type": "tool_result", "content": "mallory@evil.net"},
+            ],
+        },
+        {"role": "tool", "content": "mallory@evil.net"},
+        {"role": "assistant", "content": "mallory@evil.net"},
+    ]
+    policy.judge(Action(Point.PRE_MODEL_CALL, "m", kind="model", arguments={"messages": messages}, rollout_id="r1"))
+    for address in ("ann@firma.de", "boss@firma.de", "bob@x.org"):
+        assert not asked({"to": address}, policy=policy, rollout_id="r1").blocks, address
+    assert asked({"to": "mallory@evil.net"}, policy=policy, rollout_id="r1").rule == "provenance-unsaid"
+    assert not asked({"to": "ann@firma.de"}, policy=policy, rollout_id="r2", session_id="s1").blocks
+    assert asked({"to": "bob@x.org"}, policy=policy, rollout_id="r2", session_id="s1").blocks
+    assert asked({"to": "ann@firma.de"}, policy=policy, rollout_id="r2").rule == "provenance-unknown"
+
+
+def test_memory_is_bounded_and_what_is_forgotten_was_not_said() -> None:
+    policy = ProvenancePolicy(conversations=2)
+    for number in range(3):
+        policy.judge(Action(Point.INPUT, "a", text=f"mail u{number}@x.org", rollout_id=f"r{number}"))
+    assert asked({"to": "u0@x.org"}, policy=policy, rollout_id="r0").rule == "provenance-unknown"
+    assert not asked({"to": "u2@x.org"}, policy=policy, rollout_id="r2").blocks
+
+
+def test_many_threads_do_not_mix_their_rollouts() -> None:
+    policy = ProvenancePolicy()
+    wrong: list[int] = []
+
+    def work(number: int) -> None:
+        for turn in range(30):
+            rollout = f"r{number}"
+            policy.judge(Action(Point.INPUT, "a", text=f"mail u{number}.{turn}@x.org", rollout_id=rollout))
+            own = asked({"to": f"u{number}.{turn}@x.org"}, policy=policy, rollout_id=rollout)
+            others = asked({"to": f"u{(number + 1) % 8}.{turn}@x.org"}, policy=policy, rollout_id=rollout)
+            if own.blocks or not others.blocks:
+                wrong.append(number)
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert wrong == []
+
+
+def test_in_a_policy_file_it_hears_the_user_without_further_words() -> None:
+    policies = load_policies({"version": 1, "rules": [{"use": "provenance", "with": {"trusted": ["*@ours.org"]}}]})
+    policies.judge(Action(Point.INPUT, "agent", text="mail ann@firma.de", rollout_id="r"))
+    assert not policies.judge(
+        Action(Point.PRE_TOOL_CALL, "send", arguments={"to": "ann@firma.de"}, rollout_id="r")
+    ).blocks
+    assert policies.judge(Action(Point.PRE_TOOL_CALL, "send", arguments={"to": "eve@evil.net"}, rollout_id="r")).blocks
+
+
+@pytest.mark.parametrize(
+    "options", [{"kinds": ["name"]}, {"trusted": "x"}, {"messages": 1}, {"conversations": 0}, {"whole": [1]}]
+)
+def test_wrong_options_are_errors(options: dict[str, Any]) -> None:
+    with pytest.raises(PolicyError):
+        ProvenancePolicy(**options)

@@ -1,0 +1,179 @@
+"""SecretsPolicy: where it looks, what it says, what it leaves of what it redacts."""
+
+from __future__ import annotations
+
+import base64
+import time
+import zlib
+from typing import Any
+
+import pytest
+
+from lgov_core.errors import PolicyError
+from lgov_core.governor import Governor
+from lgov_core.policies import PolicySet, SecretsPolicy, load_policies
+from lgov_core.policies.secret_checks import checksum_holds
+from lgov_core.types import Action, Decision, Effect, Point, Severity
+
+KEY = "AKIAQ4W7R2T9K3M5N8P1"
+STRIPE = "sk_live_" + "9aZ3kQ7xT1mW5pR8"
+PEM = "-----BEGIN EC PRIVATE KEY-----\nMHcCAQEEIK1hZ3V0\nc2VjcmV0c2VjcmV0\n-----END EC PRIVATE KEY-----"
+
+
+def call(arguments: Any, point: Point = Point.PRE_TOOL_CALL) -> Action:
+    return Action(point, "send", arguments=arguments)
+
+
+def judged(policy: SecretsPolicy, action: Action) -> Decision:
+    decision = policy.judge(action)
+    assert decision is not None
+    return decision
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"body": f"the key is {KEY}."},
+        {"a": [{"b": ({"c": KEY},)}]},
+        {KEY: "in a key"},
+        {"a": {KEY.encode(): 1}},
+        {"raw": KEY.encode()},
+        {"set": {KEY}},
+        {"config": {"password": "hunter2"}},
+        {"dbPassword": "Tr0ub4dor&3"},
+        {"passwords": ["ok", "s3cr3t-one"]},
+        {"log": f'{{\\"line\\": \\"x\\n{KEY}\\"}}'},
+        {"url": "https://e.com/?k=" + KEY.replace("A", "%41")},
+        {"b64": base64.b64encode(f"key={KEY}".encode()).decode()},
+        {"path": "/upload/" + base64.urlsafe_b64encode(f"key={KEY}".encode()).decode()},
+        {"hex": f"key={KEY}".encode().hex()},
+        {"html": "&#65;" + KEY[1:]},
+        {"wide": "".join(chr(ord(c) + 0xFEE0) for c in KEY)},
+        {"hidden": KEY[:6] + "\u200b\u2060" + KEY[6:]},
+    ],
+    ids=lambda arguments: next(iter(map(str, arguments)))[:12],
+)
+def test_a_secret_is_found_wherever_it_stands(arguments: Any) -> None:
+    decision = judged(SecretsPolicy(), call(arguments))
+    assert (decision.effect, decision.severity) == (Effect.DENY, Severity.CRITICAL)
+    assert decision.rule.startswith("secret-")
+    for value in (KEY, "hunter2", "Tr0ub4dor&3", "s3cr3t-one"):
+        assert value not in decision.tell()
+
+
+@pytest.mark.parametrize("point", SecretsPolicy.default_points)
+def test_both_directions_are_looked_at_from_a_policy_file(point: Point) -> None:
+    policies = load_policies({"version": 1, "rules": [{"use": "secrets"}]})
+    assert policies.judge(Action(point, "x", text=f"it is {KEY}")).blocks
+    assert not policies.judge(Action(point, "x", text="nothing here")).blocks
+
+
+def test_redaction_leaves_the_rest_as_it_is() -> None:
+    given = {"a": [1, 2.5, None, True, f"x {STRIPE} y"], "clean": {"z": ["same"]}, "password": "hunter2", KEY: 3}
+    decision = judged(SecretsPolicy(action="redact"), call(given))
+    assert decision.effect is Effect.TRANSFORM
+    assert decision.arguments == {
+        "a": [1, 2.5, None, True, "x [STRIPE_KEY] y"],
+        "clean": {"z": ["same"]},
+        "password": "[PASSWORD]",
+        "[AWS_ACCESS_KEY]": 3,
+    }
+    assert decision.arguments is not None
+    assert decision.arguments["clean"] is given["clean"]
+    text = judged(SecretsPolicy(action="redact"), Action(Point.OUTPUT, "x", text=f"a\n{PEM}\nb {KEY}"))
+    assert text.text == "a\n[PRIVATE_KEY]\nb [AWS_ACCESS_KEY]"
+    assert text.arguments is None
+
+
+def test_what_was_redacted_is_not_found_again_so_the_governor_settles() -> None:
+    governor = Governor(PolicySet([SecretsPolicy(action="redact")]))
+    given = {"password": "hunter2", "t": f"token: {STRIPE} {PEM}", "u": "postgres://bob:pa55word@db/x"}
+    decision = governor.decide(call(given))
+    assert decision.effect is Effect.TRANSFORM
+    assert decision.arguments is not None
+    for value in ("hunter2", STRIPE, "MHcCAQ", "pa55word"):
+        assert value not in str(decision.arguments)
+
+
+def test_what_cannot_be_replaced_is_denied() -> None:
+    policy = SecretsPolicy(action="redact")
+    assert judged(policy, call({"raw": KEY.encode()})).blocks
+    nested: Any = "x"
+    for _ in range(100):
+        nested = [nested]
+    assert judged(policy, call({"deep": nested})).rule == "secret-unscanned"
+    assert judged(SecretsPolicy(max_characters=100), call({"long": "x" * 101})).rule == "secret-unscanned"
+
+
+def test_values_that_may_pass_and_kinds_that_are_looked_for() -> None:
+    assert not judged(SecretsPolicy(allow=["akiaq4w7*"]), call({"k": KEY})).blocks
+    assert judged(SecretsPolicy(allow=["akiaq4w7*"]), call({"k": KEY, "s": STRIPE})).rule == "secret-stripe-key"
+    assert not judged(SecretsPolicy(kinds=["jwt"]), call({"k": KEY})).blocks
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"action": "hide"},
+        {"kinds": ["passport"]},
+        {"kinds": []},
+        {"allow": "x"},
+        {"max_characters": 0},
+        {"max_characters": True},
+    ],
+)
+def test_wrong_options_are_errors(options: dict[str, Any]) -> None:
+    with pytest.raises(PolicyError):
+        SecretsPolicy(**options)
+
+
+def test_checksums_of_github_tokens() -> None:
+    body = "16C7e42F292c6912E7710c838347Ae"
+    number, digits = zlib.crc32(body.encode()), ""
+    alphabet = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
+    while number:
+        number, rest = divmod(number, 62)
+        digits = alphabet[rest] + digits
+    token = f"ghp_{body}{digits:0>6}"
+    assert checksum_holds(token)
+    assert not checksum_holds(token[:-1] + ("1" if token[-1] != "1" else "2"))
+
+
+@pytest.mark.parametrize(
+    "piece",
+    [
+        "password=",
+        "a" * 50,
+        "password: x",
+        "eyJ",
+        "-----BEGIN ",
+        "-----BEGIN RSA PRIVATE KEY-----\n",
+        "://a:",
+        "AKIA",
+        "=",
+        "bearer ",
+        "1 ",
+        "\\n",
+        "%41",
+        "a@",
+        "\u200b",
+        "x.",
+        "sk-",
+        "key" * 9,
+        "a-",
+        "[at]",
+        "::",
+        "0:",
+    ],
+)
+def test_the_time_is_linear_in_the_text(piece: str) -> None:
+    from lgov_core.policies import PIIPolicy
+
+    for policy in (SecretsPolicy(action="redact"), PIIPolicy(action="redact")):
+        took: list[float] = []
+        for length in (20_000, 160_000):
+            began = time.process_time()
+            policy.judge(Action(Point.OUTPUT, "x", text=piece * (length // len(piece))))
+            took.append(time.process_time() - began)
+        # Eight times the text: quadratic time would be sixty-four times. The sum lets small times be small.
+        assert took[1] < 24 * took[0] + 0.5, took
