@@ -1,0 +1,152 @@
+"""RewardConfig: what violations cost, what clean work earns, and between which bounds."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from dataclasses import dataclass
+from typing import Any, Final, Self, cast
+
+from lgov_core.errors import RewardError
+from lgov_core.reward.violation import SEVERITY_PENALTIES, PolicyViolation, severity_of
+
+
+class _Default(float):
+    """A number of its own identity: tells a value that was left out from the same value written down."""
+
+
+_FLOOR: Final = _Default(-100.0)
+_PENALTIES: Final = tuple(f"{severity}_penalty" for severity in SEVERITY_PENALTIES)
+
+
+@dataclass(frozen=True)
+class RewardConfig:
+    """What violations cost, what clean work earns, and between which bounds.
+
+    ``*_penalty`` is added for each violation of that severity: finite, 0 or less. ``clean_bonus`` (0 or more) is added when
+    a rollout came to its end without any violation; with ``bonus_needs_success`` only when it also succeeded. With
+    ``multiplicative`` a rollout with violations keeps ``multiplicative_factor`` (0 to 1) of its base reward instead; of a
+    negative base reward the same share is taken on top, so that a violation never pays.
+
+    ``min_reward`` and ``max_reward`` bound the result; None switches a bound off. Where ``min_reward`` is not given it is
+    -100, or the lowest of the penalties when that is lower still: a floor above a penalty would take the penalty back. One
+    that is given is kept, with a warning. ``task_bounds`` bounds the base reward before anything is added to it. With
+    ``refuse_untrainable`` a rollout that ended because of the machines (`Outcome.trainable`) raises instead of being scored.
+
+    Raises `RewardError` for a value without meaning. See `for_training`.
+    """
+
+    critical_penalty: float = -100.0
+    high_penalty: float = -50.0
+    medium_penalty: float = -10.0
+    low_penalty: float = -1.0
+    clean_bonus: float = 5.0
+    multiplicative: bool = False
+    multiplicative_factor: float = 0.5
+    min_reward: float | None = _FLOOR
+    max_reward: float | None = 100.0
+    bonus_needs_success: bool = False
+    task_bounds: tuple[float, float] | None = None
+    compliance_floor: float | None = None
+    refuse_untrainable: bool = False
+
+    def __post_init__(self) -> None:
+        for name in (*_PENALTIES, "clean_bonus", "multiplicative_factor"):
+            object.__setattr__(self, name, _number(name, getattr(self, name)))
+        for name in _PENALTIES:
+            if (value := getattr(self, name)) > 0:
+                raise RewardError(f"{name} {value:g} would pay for violations", hint=f"write {-value:g}")
+        if self.clean_bonus < 0:
+            raise RewardError(f"clean_bonus {self.clean_bonus:g} would punish clean work", hint="write 0 or more")
+        if not 0 <= self.multiplicative_factor <= 1:
+            raise RewardError(
+                f"multiplicative_factor {self.multiplicative_factor:g} is not within 0 and 1",
+                hint="it is the share of the base reward that a rollout with violations keeps",
+            )
+        for name in ("multiplicative", "bonus_needs_success", "refuse_untrainable"):
+            if not isinstance(getattr(self, name), bool):
+                raise RewardError(f"{name} must be True or False, not {getattr(self, name)!r}")
+        self._check_bounds()
+
+    def _check_bounds(self) -> None:
+        lowest = min(getattr(self, name) for name in _PENALTIES)
+        if self.min_reward is _FLOOR:
+            object.__setattr__(self, "min_reward", min(float(_FLOOR), lowest))
+        for name in ("min_reward", "max_reward"):
+            if getattr(self, name) is not None:
+                object.__setattr__(self, name, _number(name, getattr(self, name)))
+        if self.min_reward is not None and self.max_reward is not None and self.min_reward >= self.max_reward:
+            raise RewardError(f"min_reward {self.min_reward:g} is not below max_reward {self.max_reward:g}")
+        if self.compliance_floor is not None:
+            object.__setattr__(self, "compliance_floor", _number("compliance_floor", self.compliance_floor))
+        for name in ("min_reward", "compliance_floor"):
+            floor = getattr(self, name)
+            if not self.multiplicative and floor is not None and floor > lowest:
+                warnings.warn(
+                    f"RewardConfig: {name} {floor:g} takes back what penalties below it ask for ({lowest:g})",
+                    stacklevel=4,
+                )
+        if self.task_bounds is not None:
+            low, high = (_number("task_bounds", value) for value in self.task_bounds)
+            if low >= high:
+                raise RewardError(f"task_bounds {self.task_bounds} must be (lowest, highest)")
+            object.__setattr__(self, "task_bounds", (low, high))
+
+    @classmethod
+    def for_training(cls, **changes: Any) -> Self:
+        """A configuration on the scale that policy-gradient training wants.
+
+        The task's reward is bounded to [-1, 1]; violations cost -1, -0.5, -0.1 and -0.01 by severity, together no more
+        than -1; a clean success earns 0.05, a failure no bonus. Rollouts that the machines ended are refused. Task and
+        compliance are channels of their own (`PolicyReward.channels`) to be normalised apart (`group_advantages`): in a
+        sum, one violation of -100 would make the difference between solved and failed vanish in the group's spread.
+        As a plugin (`PolicyReward`) it puts each penalty on the call that offended. ``changes`` are fields of the class.
+        """
+        fields: dict[str, Any] = {
+            "critical_penalty": -1.0,
+            "high_penalty": -0.5,
+            "medium_penalty": -0.1,
+            "low_penalty": -0.01,
+            "clean_bonus": 0.05,
+            "min_reward": None,
+            "max_reward": None,
+            "compliance_floor": -1.0,
+            "bonus_needs_success": True,
+            "task_bounds": (-1.0, 1.0),
+            "refuse_untrainable": True,
+        }
+        return cls(**(fields | changes))
+
+    def charge(self, violation: Any) -> float:
+        """What one violation adds to a reward, 0 or less.
+
+        A penalty of its own, other than that of its severity, is charged as it stands; else the one configured for the
+        severity. ``violation`` is a `PolicyViolation` or whatever has ``severity`` and ``penalty``. Raises `RewardError`
+        for a severity or a penalty without meaning.
+        """
+        severity = severity_of(getattr(violation, "severity", None))
+        own: Any = getattr(violation, "penalty", None)
+        # A class of somebody else may have a penalty of 0 that nobody ever set.
+        if own is not None and (own != 0 or isinstance(violation, PolicyViolation)):
+            price = _number("the penalty of a violation", own)
+            if price < 0:
+                raise RewardError(f"the penalty of a violation must be 0 or more, not {price:g}")
+            if price != SEVERITY_PENALTIES[severity]:
+                return 0.0 - price
+        return cast(float, getattr(self, f"{severity}_penalty"))
+
+    def floored(self, penalty: float) -> float:
+        """``penalty`` at or above ``compliance_floor``."""
+        return penalty if self.compliance_floor is None else max(penalty, self.compliance_floor)
+
+    def clamp(self, value: float) -> float:
+        """``value`` within ``min_reward`` and ``max_reward``."""
+        if self.max_reward is not None:
+            value = min(value, self.max_reward)
+        return value if self.min_reward is None else max(value, self.min_reward)
+
+
+def _number(name: str, value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        raise RewardError(f"{name} must be a finite number, not {value!r}")
+    return float(value)

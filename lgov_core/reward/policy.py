@@ -1,0 +1,214 @@
+"""PolicyReward: a task's reward, with what the policies found charged to it."""
+
+from __future__ import annotations
+
+import inspect
+import math
+import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Final
+
+from lgov_core.errors import RewardError
+from lgov_core.hookspecs import hookimpl
+from lgov_core.reward.config import RewardConfig
+from lgov_core.reward.violation import SEVERITY_PENALTIES, severity_of, violation_of
+from lgov_core.types import Outcome, Reward, ToolOutcome
+
+#: How a rollout ends that ran to its end: only such a one can earn a bonus.
+_ENDED: Final = (None, Outcome.SUCCEEDED, Outcome.FAILED)
+
+
+class PolicyReward:
+    """Scores rollouts: ``base reward + penalties + bonus``, within the bounds of ``config``.
+
+    ``base_reward_fn(rollout)`` scores the task (default: 1.0 for success, else 0.0); what it raises is raised. A rollout is
+    a `GovernedRollout` or whatever has ``success`` and ``violations``. Penalties are those of `RewardConfig.charge`. The
+    bonus is for rollouts without any violation that ran to their end: not for one that was blocked, cut short or raised
+    (``outcome``, ``error``). ``kernel`` is kept for reference only: what it found is on the rollout.
+
+    As a plugin of a governor or a kernel (``plugins=[PolicyReward(...)]``) it puts the penalty of each denied, changed or
+    warned tool call on that very call, in the dimension ``compliance``. `AirPlugin` does so too, with its own price:
+    beside it, write ``AirRules(denied=0.0)``.
+
+    May be called from any thread. Raises `RewardError` for a reward that is not finite, and for a rollout that cannot be
+    scored: nothing unclear counts as clean.
+    """
+
+    def __init__(
+        self,
+        kernel: Any = None,
+        base_reward_fn: Callable[[Any], float] | None = None,
+        config: RewardConfig | None = None,
+    ) -> None:
+        if base_reward_fn is not None and not callable(base_reward_fn):
+            raise RewardError(
+                f"base_reward_fn {base_reward_fn!r} cannot be called", hint="pass a function of a rollout"
+            )
+        if config is not None and not isinstance(config, RewardConfig):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise RewardError(f"config {config!r} is no RewardConfig")
+        self.kernel = kernel
+        self.base_reward_fn = base_reward_fn if base_reward_fn is not None else _one_for_success
+        self.config = config if config is not None else RewardConfig()
+        self._lock = threading.Lock()
+        self._scored = self._violating = 0
+        self._penalties = 0.0
+
+    def __call__(self, rollout: Any) -> float:
+        """The reward of ``rollout``, which is counted in the statistics."""
+        violations, base = self._base(rollout)
+        penalty, bonus = self._compliance(rollout, violations, base)
+        reward = finite("the reward", self.config.clamp(base + penalty + bonus))
+        with self._lock:
+            self._scored += 1
+            self._violating += bool(violations)
+            self._penalties += penalty
+        return reward
+
+    def channels(self, rollout: Any, rewards: Iterable[Reward] = ()) -> dict[str, float]:
+        """The same by dimension: ``task``, ``compliance`` (penalties and bonus) and ``air``. Counts nothing.
+
+        Each is bounded on its own. ``air`` is the sum of the ``air`` among ``rewards`` (those of the rollout's calls);
+        their ``compliance`` is left out, because the violations of the rollout say the same. Put into `group_advantages`
+        for the rollouts of one task.
+        """
+        violations, base = self._base(rollout)
+        penalty, bonus = self._compliance(rollout, violations, base)
+        own = getattr(rollout, "rollout_id", None)
+        air = [one.value for one in rewards if one.dimension == "air" and one.rollout_id in (None, "", own)]
+        return {
+            "task": finite("the task's reward", self.config.clamp(base)),
+            "compliance": finite("the compliance reward", self.config.clamp(penalty + bonus)),
+            "air": finite("the sum of AIR", sum(air, 0.0)),
+        }
+
+    @hookimpl
+    def lgov_reward(self, outcome: ToolOutcome) -> Sequence[Reward]:
+        """The penalty of a tool call in which a policy found something, on that call; nothing for a fault."""
+        found = None if outcome.decision is None else violation_of(outcome.decision)
+        if found is None:
+            return []
+        value = self.config.clamp(self.config.floored(self.config.charge(found)))
+        if value == 0.0:
+            return []
+        source = f"policy:{found.severity}"
+        return [Reward(value, "compliance", tool_call_id=outcome.action.call_id, source=source)]
+
+    def get_stats(self) -> dict[str, Any]:
+        """What was scored since the last `reset_stats`.
+
+        ``total_rewards`` is how many rollouts, ``total_penalties`` (0 or less) what violations took from them all,
+        ``avg_penalty`` the same a rollout; ``violation_rate`` is the share of rollouts with a violation and ``clean_rate``
+        that without. Before the first rollout all are 0.
+        """
+        with self._lock:
+            scored, violating, penalties = self._scored, self._violating, self._penalties
+        return {
+            "total_rewards": scored,
+            "total_penalties": penalties,
+            "avg_penalty": penalties / scored if scored else 0.0,
+            "violation_rate": violating / scored if scored else 0.0,
+            "clean_rate": (scored - violating) / scored if scored else 0.0,
+        }
+
+    def reset_stats(self) -> None:
+        """Forgets what was scored so far."""
+        with self._lock:
+            self._scored = self._violating = 0
+            self._penalties = 0.0
+
+    def _base(self, rollout: Any) -> tuple[Sequence[Any], float]:
+        """The violations of a rollout and its base reward, both checked."""
+        violations: Any = getattr(rollout, "violations", None)
+        if (
+            not isinstance(violations, Sequence)
+            or isinstance(violations, str | bytes)
+            or not hasattr(rollout, "success")
+        ):
+            raise RewardError(
+                f"a {type(rollout).__name__} cannot be scored: it has no success and list of violations",
+                hint="pass the GovernedRollout that GovernedRunner.step returned",
+            )
+        outcome = getattr(rollout, "outcome", None)
+        if self.config.refuse_untrainable and outcome in (Outcome.INFRASTRUCTURE, Outcome.TIMEOUT):
+            raise RewardError(
+                f"the rollout ended by {outcome}, which says nothing about the agent",
+                hint="leave out rollouts whose outcome is not trainable",
+            )
+        base = finite("the base reward", self.base_reward_fn(rollout))
+        if self.config.task_bounds is not None:
+            low, high = self.config.task_bounds
+            base = min(max(base, low), high)
+        return tuple(violations), base
+
+    def _compliance(self, rollout: Any, violations: Sequence[Any], base: float) -> tuple[float, float]:
+        """Penalty and bonus."""
+        config = self.config
+        if violations:
+            charges = sum((config.charge(violation) for violation in violations), 0.0)
+            if not config.multiplicative:
+                return config.floored(charges), 0.0
+            return (config.multiplicative_factor - 1.0) * abs(base), 0.0
+        if getattr(rollout, "error", None) is not None or getattr(rollout, "outcome", None) not in _ENDED:
+            return 0.0, 0.0
+        if config.bonus_needs_success and not rollout.success:
+            return 0.0, 0.0
+        return 0.0, config.clean_bonus
+
+
+def policy_penalty(
+    violations: Iterable[Any],
+    critical_penalty: float = -100.0,
+    high_penalty: float = -50.0,
+    medium_penalty: float = -10.0,
+    low_penalty: float = -1.0,
+) -> float:
+    """The sum of what ``violations`` cost, 0 or less, to be added to a reward. See `RewardConfig.charge`.
+
+    Raises `RewardError` for a penalty above 0 and for a violation that cannot be weighed.
+    """
+    config = RewardConfig(critical_penalty, high_penalty, medium_penalty, low_penalty, min_reward=None)
+    return finite("the penalty", sum((config.charge(violation) for violation in violations), 0.0))
+
+
+def create_policy_reward(
+    kernel: Any = None,
+    base_reward_fn: Callable[[Any], float] | None = None,
+    severity_penalties: Mapping[str, float] | None = None,
+    **config: Any,
+) -> PolicyReward:
+    """A `PolicyReward` in one call.
+
+    ``severity_penalties`` maps severities to penalties (0 or less; what is left out keeps its default); further keywords
+    are fields of `RewardConfig`. Raises `RewardError` for an unknown severity or keyword.
+    """
+    fields = RewardConfig.__dataclass_fields__
+    if unknown := sorted(set(config) - set(fields)):
+        raise RewardError(f"RewardConfig has no field {unknown[0]!r}", hint=f"it has {', '.join(fields)}")
+    for severity, penalty in (severity_penalties or {}).items():
+        name = f"{severity_of(severity)}_penalty"
+        if name in config:
+            raise RewardError(f"{name} is given twice", hint="in severity_penalties or as a keyword, not both")
+        config[name] = penalty
+    return PolicyReward(kernel, base_reward_fn, RewardConfig(**config))
+
+
+def finite(what: str, value: Any) -> float:
+    """``value`` as a finite float. Raises `RewardError`, naming ``what``, for anything else."""
+    if inspect.isawaitable(value):
+        if inspect.iscoroutine(value):
+            value.close()
+        raise RewardError(f"{what} is a coroutine", hint="reward functions are plain functions, not async ones")
+    try:
+        number = float("nan") if isinstance(value, str | bytes | bytearray) else float(value)
+    except (TypeError, ValueError, OverflowError):
+        number = float("nan")
+    if not math.isfinite(number):
+        raise RewardError(f"{what} is {value!r:.100}, not a finite number")
+    return number
+
+
+def _one_for_success(rollout: Any) -> float:
+    return 1.0 if rollout.success else 0.0
+
+
+assert {f"{severity}_penalty" for severity in SEVERITY_PENALTIES} < set(RewardConfig.__dataclass_fields__)
