@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from lgov_core.hookspecs import hookimpl
     from lgov_core.kernel import KernelSpace
     from lgov_core.policies import PolicySet, SQLPolicy, ToolPolicy, load_policy_file
+    from lgov_core.reward import PolicyReward, RewardConfig, policy_penalty
     from lgov_core.reward.violation import PolicyViolation, PolicyViolationError
     from lgov_core.runner import GovernedRollout, GovernedRunner
     from lgov_core.scope import RolloutScope, carry_into_threads, current_scope
@@ -46,10 +47,12 @@ __all__ = [
     "Outcome",
     "Point",
     "PolicyDenied",
+    "PolicyReward",
     "PolicySet",
     "PolicyViolation",
     "PolicyViolationError",
     "Reward",
+    "RewardConfig",
     "RolloutScope",
     "SQLPolicy",
     "Settings",
@@ -64,6 +67,7 @@ __all__ = [
     "load_policy_file",
     "load_settings",
     "open_store",
+    "policy_penalty",
 ]
 
 _HOMES = {
@@ -72,6 +76,9 @@ _HOMES = {
     "GovernedRollout": "lgov_core.runner",
     "GovernedEnvironment": "lgov_core.environment",
     "EnvironmentConfig": "lgov_core.environment",
+    "PolicyReward": "lgov_core.reward",
+    "RewardConfig": "lgov_core.reward",
+    "policy_penalty": "lgov_core.reward",
     "PolicyViolation": "lgov_core.reward.violation",
     "PolicyViolationError": "lgov_core.reward.violation",
     "AuditLog": "lgov_core.audit",
