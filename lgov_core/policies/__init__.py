@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any
+
 from lgov_core.policies.base import BoundedPolicy, ObservingPolicy, Policy
 from lgov_core.policies.combine import combine, fold
 from lgov_core.policies.conditions import Condition, ConditionError, condition_of
 from lgov_core.policies.digest import digest_of
+from lgov_core.policies.egress import EgressPolicy, PinnedURL
 from lgov_core.policies.held_text import HeldText
 from lgov_core.policies.loader import load_policies, load_policy_file
+from lgov_core.policies.path import PathPolicy
 from lgov_core.policies.pii import PIIPolicy
 from lgov_core.policies.policy_set import ConstantPolicy, PolicySet
 from lgov_core.policies.presets import PRESETS, preset
@@ -16,8 +20,12 @@ from lgov_core.policies.registry import BUILTIN_POLICIES, PolicyFactory, availab
 from lgov_core.policies.reload import ReloadingPolicySet
 from lgov_core.policies.rule import Rule
 from lgov_core.policies.secrets import SecretsPolicy
+from lgov_core.policies.shell import ShellPolicy
 from lgov_core.policies.sql import SQLPolicy
 from lgov_core.policies.tool import ToolPolicy
+
+if TYPE_CHECKING:
+    from lgov_core.policies.fetch import guarded_connect, guarded_opener
 
 __all__ = [
     "BUILTIN_POLICIES",
@@ -26,9 +34,12 @@ __all__ = [
     "Condition",
     "ConditionError",
     "ConstantPolicy",
+    "EgressPolicy",
     "HeldText",
     "ObservingPolicy",
     "PIIPolicy",
+    "PathPolicy",
+    "PinnedURL",
     "Policy",
     "PolicyFactory",
     "PolicySet",
@@ -37,13 +48,25 @@ __all__ = [
     "Rule",
     "SQLPolicy",
     "SecretsPolicy",
+    "ShellPolicy",
     "ToolPolicy",
     "available_policies",
     "combine",
     "condition_of",
     "digest_of",
     "fold",
+    "guarded_connect",
+    "guarded_opener",
     "load_policies",
     "load_policy_file",
     "preset",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    # TLS and HTTP load with the first connection, not with the policies.
+    if name in ("guarded_connect", "guarded_opener"):
+        from lgov_core.policies import fetch
+
+        return getattr(fetch, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -15,3 +15,8 @@ def string_tuple(owner: str, option: str, value: object) -> tuple[str, ...]:
         if not isinstance(item, str) or not item:
             raise PolicyError(f"{owner}: {option} holds {item!r}, which is no text", hint="put it in quotes")
     return tuple(value)
+
+
+def names(text: str) -> tuple[str, ...]:
+    """The words of a text: a long list of names, written as prose."""
+    return tuple(text.split())

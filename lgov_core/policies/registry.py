@@ -33,6 +33,9 @@ _HOMES: Final = {
     "pii": "lgov_core.policies.pii:PIIPolicy",
     "provenance": "lgov_core.policies.provenance:ProvenancePolicy",
     "secrets": "lgov_core.policies.secrets:SecretsPolicy",
+    "egress": "lgov_core.policies.egress:EgressPolicy",
+    "path": "lgov_core.policies.path:PathPolicy",
+    "shell": "lgov_core.policies.shell:ShellPolicy",
     "sql": "lgov_core.policies.sql:SQLPolicy",
     "tool": "lgov_core.policies.tool:ToolPolicy",
 }

@@ -38,6 +38,8 @@ HEAVY = (
     "tokenizers",
     "torch",
     "transformers",
+    "tree_sitter",
+    "tree_sitter_bash",
     "uvicorn",
     "wrapt",
     "yaml",

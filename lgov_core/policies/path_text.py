@@ -1,0 +1,121 @@
+"""What the text of a path may look like before anybody asks the file system about it."""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from urllib.parse import unquote_to_bytes
+
+MAX_PATH_BYTES = 4096
+MAX_NAME_BYTES = 255
+#: Times a text may be percent-encoded over itself before nobody can say what is meant.
+MAX_DECODINGS = 4
+
+#: Letters that look like a separator or a dot and that normalisation leaves as they are.
+_LOOKALIKES = frozenset(
+    "\u0337\u0338\u2044\u2215\u29f8\u29f6\u2571\u27cb\u2216\u29f5\u29f9\u2572\u27cd\u20e5\u1735\u3033\u2cc6\u2f03"
+    "\u3002\ua4f8\u0701\u0702\u06d4\u2cf9\ua60e"
+)
+#: Kinds of character that nobody sees: controls, formats (direction marks, zero width), lone surrogates, private use,
+#: unassigned, line and paragraph separators.
+_UNSEEN = frozenset({"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"})
+_SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.\-]+://|(?:file|jar|data|smb|nfs|dav|gopher|php|expect|zip):", re.I)
+_DRIVE = re.compile(r"[A-Za-z]:")
+_STREAM = re.compile(r"::|:\$|\.[A-Za-z0-9]{1,8}:")
+_VARIABLE = re.compile(r"\$[\w{(\[@*#?!$'\"-]|`|%[A-Za-z_][A-Za-z0-9_()]*%")
+_ENTITY = re.compile(r"&(?:#\d+|#x[0-9a-f]+|[a-z][a-z0-9]*);", re.I)
+_BRACES = re.compile(r"\{[^{}]*(?:,|\.\.)[^{}]*\}")
+_DEVICES = re.compile(r"(?:con|nul|aux|prn|conin\$|conout\$|com[0-9]|lpt[0-9])(?:\..*)?", re.I)
+
+
+class UnclearPath(Exception):
+    """A text that names no file beyond doubt: ``rule`` is a slug, ``reason`` says what to write instead."""
+
+    def __init__(self, rule: str, reason: str) -> None:
+        super().__init__(reason)
+        self.rule, self.reason = rule, reason
+
+
+def plain_path(text: str) -> None:
+    """Raises `UnclearPath` unless every program reads ``text`` as the same POSIX path.
+
+    That is: no control or invisible characters, no backslash, drive, UNC share, stream or device name, no URL, no ``~``,
+    variable, wildcard or brace to expand, no second reading when percent-encoding is undone or Unicode is normalised,
+    no name that begins or ends with a space or ends with a dot.
+    """
+    _as_written(text)
+    decoded = _decoded(text)
+    if decoded != text:
+        if decoded.count("/") != text.count("/") or _has_dots(decoded) != _has_dots(text):
+            raise UnclearPath("path-encoded", "Write the path without percent-encoding.")
+        _as_written(decoded)
+
+
+def _as_written(text: str) -> None:
+    if not text.strip():
+        raise UnclearPath("path-missing", "The path is empty; write one.")
+    try:
+        length = len(text.encode())
+    except UnicodeEncodeError:
+        raise UnclearPath("path-characters", "The path holds characters that are no text.") from None
+    if length > MAX_PATH_BYTES:
+        raise UnclearPath("path-too-long", f"The path is longer than {MAX_PATH_BYTES} bytes.")
+    _characters(text)
+    _expansions(text)
+    for part in text.split("/"):
+        _name(part)
+
+
+def _characters(text: str) -> None:
+    if any(unicodedata.category(letter) in _UNSEEN for letter in text):
+        raise UnclearPath("path-characters", "The path holds control or invisible characters; leave them out.")
+    if "\\" in text:
+        raise UnclearPath("path-windows", "Write the path with forward slashes; a backslash is not accepted.")
+    if _DRIVE.match(text) or text.startswith("//") or _STREAM.search(text):
+        raise UnclearPath("path-windows", "Drives, network shares and streams are not accepted; write a POSIX path.")
+    if _SCHEME.match(text):
+        raise UnclearPath("path-url", "Write a path, not a URL.")
+    normal = unicodedata.normalize("NFKC", text)
+    marks = "/\\.~:$%*?"
+    if _LOOKALIKES.intersection(text) or any(normal.count(mark) != text.count(mark) for mark in marks):
+        raise UnclearPath("path-lookalike", "The path holds characters that only look like a slash or a dot.")
+
+
+def _expansions(text: str) -> None:
+    if text.startswith("~"):
+        raise UnclearPath("path-expansion", "~ is not expanded; write the path out.")
+    if _VARIABLE.search(text):
+        raise UnclearPath("path-expansion", "Variables and commands in a path are not expanded; write the path out.")
+    if "*" in text or "?" in text or _BRACES.search(text):
+        raise UnclearPath("path-expansion", "Wildcards are not expanded; name one file or folder.")
+    if _ENTITY.search(text) or re.search(r"%u[0-9a-fA-F]{4}", text):
+        raise UnclearPath("path-encoded", "Write the path without character codes.")
+
+
+def _name(part: str) -> None:
+    if part in ("", ".", ".."):
+        return
+    if len(part.encode()) > MAX_NAME_BYTES:
+        raise UnclearPath("path-too-long", f"A name in the path is longer than {MAX_NAME_BYTES} bytes.")
+    if part != part.strip() or part.endswith("."):
+        raise UnclearPath("path-characters", "A name in the path begins or ends with a space, or ends with a dot.")
+    if part.startswith("..") and not part.strip(".;"):
+        raise UnclearPath("path-characters", f"{part!r} is no name.")
+    if _DEVICES.fullmatch(part) is not None:
+        raise UnclearPath("path-windows", f"{part!r} names a device on some systems; choose another name.")
+
+
+def _decoded(text: str) -> str:
+    """``text`` with percent-encoding undone until nothing changes."""
+    for _ in range(MAX_DECODINGS):
+        if re.search(r"%[0-9a-fA-F]{2}", text) is None:
+            return text
+        try:
+            text = unquote_to_bytes(text).decode()
+        except UnicodeDecodeError:
+            raise UnclearPath("path-encoded", "The percent-encoding in the path is no UTF-8.") from None
+    raise UnclearPath("path-encoded", "The path is percent-encoded over and over.")
+
+
+def _has_dots(text: str) -> int:
+    return sum(part in (".", "..") for part in text.split("/"))

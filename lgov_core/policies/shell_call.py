@@ -1,0 +1,154 @@
+"""One command of a shell text on its way to its judge: its words, its input, and what a judge may ask about them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Literal, NoReturn, Protocol
+
+from lgov_core.policies.shell_places import Places, Refused, shown
+from lgov_core.policies.shell_words import ANY, STAR, UNKNOWN
+
+
+@dataclass(frozen=True, slots=True)
+class Input:
+    """What a command reads: nothing of note, a text that stands in the script, or something nobody can read here."""
+
+    kind: Literal["none", "text", "stream"] = "none"
+    text: str = ""
+
+
+NO_INPUT, STREAM = Input(), Input("stream")
+
+
+class Runner(Protocol):
+    """Judges what a command runs in its turn."""
+
+    places: Places
+
+    def run(self, words: Sequence[str], given: Input) -> None:
+        """Judges a command given as words."""
+        ...
+
+    def script(self, text: str) -> None:
+        """Judges a text that a shell will read."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A command: its name without the folder, its arguments as evaluated words, and what it reads."""
+
+    name: str
+    args: tuple[str, ...]
+    given: Input
+    runner: Runner
+
+    @property
+    def places(self) -> Places:
+        """Where the text may read and write."""
+        return self.runner.places
+
+    def refuse(self, why: str, rule: str = "shell-dangerous") -> NoReturn:
+        """Denies the command."""
+        raise Refused(rule, f"{self.name}: {why}")
+
+    def parsed(self, values: str = "") -> Parsed:
+        """The arguments as options and operands; ``values`` names the options that take the next word."""
+        return parse(self.args, values)
+
+    def literal(self, word: str, what: str) -> str:
+        """``word``, which must hold nothing that only the run will tell. Raises `Refused`."""
+        if UNKNOWN in word:
+            self.refuse(f"{what} is not written out; write it as plain text.", "shell-unclear")
+        return word
+
+    def reads(self, words: Iterable[str]) -> None:
+        """Judges words that name files to read."""
+        for word in words:
+            self.places.read(word)
+
+
+Judge = Callable[[Call], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Parsed:
+    """Options as written (``-x`` one by one, ``--long`` without its value), their values, and the rest."""
+
+    options: tuple[str, ...]
+    values: tuple[tuple[str, str], ...]
+    operands: tuple[str, ...]
+
+    def has(self, *names: str) -> bool:
+        """Whether one of the options was given, also by a beginning of its long name."""
+        for given in self.options:
+            for name in names:
+                if given == name or (len(given) > 3 and given.startswith("--") and name.startswith(given)):
+                    return True
+        return False
+
+    def of(self, *names: str) -> list[str]:
+        """The values of the named options."""
+        return [
+            value
+            for given, value in self.values
+            for name in names
+            if given == name or (len(given) > 3 and given.startswith("--") and name.startswith(given))
+        ]
+
+
+def parse(args: Sequence[str], values: str = "") -> Parsed:
+    """Splits ``args``; ``values`` are the options that take a value, separated by spaces (``"-o --output"``)."""
+    taking = set(values.split())
+    options: list[str] = []
+    found: list[tuple[str, str]] = []
+    operands: list[str] = []
+    waiting = list(reversed(args))
+    while waiting:
+        word = waiting.pop()
+        if word == "--":
+            operands.extend(reversed(waiting))
+            break
+        if word.startswith("--"):
+            name, equals, value = word.partition("=")
+            options.append(name)
+            if equals:
+                found.append((name, value))
+            elif name in taking and waiting:
+                found.append((name, waiting.pop()))
+        elif len(word) > 1 and word.startswith("-"):
+            _short(word, taking, waiting, options, found)
+        else:
+            operands.append(word)
+    return Parsed(tuple(options), tuple(found), tuple(operands))
+
+
+def _short(word: str, taking: set[str], waiting: list[str], options: list[str], found: list[tuple[str, str]]) -> None:
+    if word in taking:  # a long option with one dash, or one letter with its value in the next word
+        options.append(word)
+        if waiting:
+            found.append((word, waiting.pop()))
+        return
+    options.append(word)
+    for at, letter in enumerate(word[1:], 1):
+        option = f"-{letter}"
+        options.append(option)
+        if option in taking:
+            value = word[at + 1 :] or (waiting.pop() if waiting else "")
+            found.append((option, value))
+            return
+
+
+def wild(word: str) -> bool:
+    """Whether a word holds a hole or a wildcard."""
+    return any(sign in word for sign in (UNKNOWN, STAR, ANY))
+
+
+def is_option(word: str) -> bool:
+    """Whether a program takes the word for an option."""
+    return len(word) > 1 and word.startswith("-") and re.fullmatch(r"-\d+", word) is None
+
+
+__all__ = ["NO_INPUT", "STREAM", "Call", "Input", "Judge", "Parsed", "Runner", "is_option", "parse", "shown", "wild"]

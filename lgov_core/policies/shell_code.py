@@ -1,0 +1,164 @@
+"""Code that is handed to an interpreter on the command line: judged where it is plain, refused where it is not."""
+
+from __future__ import annotations
+
+import ast
+import re
+
+from lgov_core.policies.options import names
+from lgov_core.policies.shell_places import Places, Refused
+
+MAX_CODE = 4000
+_MODULES = frozenset(
+    names(
+        """
+    json math re sys platform datetime time statistics string textwrap itertools functools collections random
+    decimal fractions base64 hashlib uuid calendar locale pprint operator typing dataclasses enum unicodedata
+    html csv tomllib colorsys binascii zlib struct bisect heapq numbers cmath keyword sysconfig difflib ast
+    tokenize secrets
+    """
+    )
+)
+_BUILTINS = frozenset(
+    names(
+        """
+    print len repr str int float bool list dict set tuple sorted range sum min max abs round enumerate zip map
+    filter any all isinstance type format ord chr hex oct bin reversed divmod pow hash bytes next iter
+    """
+    )
+)
+#: Attributes that lead from a plain value or module to code, files or the interpreter's inside.
+_CLOSED = frozenset(
+    names(
+        """
+    os subprocess sys shutil builtins posix importlib io socket codecs inspect ctypes runpy pty open system
+    popen spawn exec eval compile modules settrace setprofile f_globals gi_frame environ getenv load_module
+    meta_path path_hooks addaudithook breakpointhook displayhook excepthook attrgetter methodcaller get_data
+    unlink remove rmtree write_text write_bytes read_text read_bytes putenv main
+    """
+    )
+)
+_CLOSED_NAMES = frozenset(
+    names(
+        """
+    eval exec compile getattr setattr delattr globals locals vars input breakpoint memoryview super object
+    help
+    """
+    )
+)
+#: What may be asked of any module.
+_ABOUT = frozenset({"__version__", "__file__", "__name__", "__doc__", "VERSION"})
+_HARMLESS = frozenset(
+    names(
+        """
+    os.getcwd os.cpu_count os.sep os.name os.linesep os.path.join os.path.basename os.path.dirname
+    os.path.abspath os.path.exists os.path.isfile os.path.isdir os.path.getsize os.path.expanduser
+    os.path.splitext
+    """
+    )
+)
+_JAVASCRIPT = re.compile(r"(?:console\.log\(|)[\w\s.,'\"+\-*/%()\[\]{}:?<>=!&|]*\)?;?")
+_JAVASCRIPT_CLOSED = re.compile(
+    r"require|import|eval|Function|constructor|process\.(?!version|versions|platform|arch|cwd|uptime)|global|child|fetch|Bun|Deno|\["
+)
+
+
+def check_python(code: str, places: Places) -> None:
+    """Refuses Python that does more than compute, print and read plain files.
+
+    Any module may be imported (for its version, say); of modules other than the harmless ones nothing else is used.
+    """
+    if len(code) > MAX_CODE:
+        raise Refused("shell-code", "python: put long programs into a file.")
+    try:
+        tree = ast.parse(code)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        raise Refused("shell-code", "python: the program on the command line is no Python.") from None
+    modules: dict[str, str] = {}
+    own: set[str] = set()
+    plain: set[int] = set()  # names of modules that stand where only a harmless attribute is taken
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            modules.update({(alias.asname or alias.name.partition(".")[0]): alias.name for alias in node.names})
+        elif isinstance(node, ast.ImportFrom):
+            _check_import(node)
+            own.update(alias.asname or alias.name for alias in node.names)
+        elif isinstance(node, ast.FunctionDef):
+            own.add(node.name)
+        elif isinstance(node, ast.Attribute):
+            root = _dotted(node)
+            if root is not None and (root[1] in _HARMLESS or node.attr in _ABOUT):
+                plain.update(id(inner) for inner in ast.walk(node))
+    for node in ast.walk(tree):
+        if id(node) not in plain:
+            _check_node(node, modules, own, places)
+
+
+def _check_import(node: ast.ImportFrom) -> None:
+    known = not node.level and (node.module or "").partition(".")[0] in _MODULES
+    for alias in node.names:
+        if alias.name == "*" or alias.name in _CLOSED or not (known or alias.name in _ABOUT):
+            _refuse(f"from {node.module} import {alias.name}")
+
+
+def _dotted(node: ast.expr) -> tuple[ast.Name, str] | None:
+    """The first name and the whole text of ``a.b.c``."""
+    names: list[str] = []
+    while isinstance(node, ast.Attribute):
+        names.append(node.attr)
+        node = node.value
+    return (node, ".".join([node.id, *reversed(names)])) if isinstance(node, ast.Name) else None
+
+
+def _check_node(node: ast.AST, modules: dict[str, str], own: set[str], places: Places) -> None:
+    if isinstance(node, ast.AsyncFunctionDef | ast.ClassDef | ast.Delete | ast.Global | ast.Nonlocal):
+        _refuse(type(node).__name__)
+    elif isinstance(node, ast.FunctionDef):
+        if node.decorator_list or node.name in _BUILTINS or node.name.startswith("__"):
+            _refuse(f"def {node.name}")
+    elif isinstance(node, ast.Attribute):
+        if node.attr in _CLOSED or node.attr.startswith("_"):
+            _refuse(f".{node.attr}")
+    elif isinstance(node, ast.Name):
+        _check_name(node, modules)
+    elif isinstance(node, ast.Call):
+        _check_call(node, own, places)
+
+
+def _check_name(node: ast.Name, modules: dict[str, str]) -> None:
+    stored = not isinstance(node.ctx, ast.Load)
+    if stored and (node.id in modules or node.id in _BUILTINS or node.id == "open"):
+        _refuse(f"{node.id} =")
+    if node.id in modules and modules[node.id].partition(".")[0] not in _MODULES:
+        _refuse(f"the use of {modules[node.id]}")
+    if node.id in _CLOSED_NAMES or (node.id.startswith("__") and node.id != "__name__"):
+        _refuse(node.id)
+
+
+def _check_call(node: ast.Call, own: set[str], places: Places) -> None:
+    if isinstance(node.func, ast.Name):
+        if node.func.id == "open":
+            _check_open(node, places)
+        elif node.func.id not in _BUILTINS and node.func.id not in own:
+            _refuse(f"{node.func.id}()")
+    elif not isinstance(node.func, ast.Attribute):
+        _refuse("a call of something computed")
+
+
+def _check_open(node: ast.Call, places: Places) -> None:
+    words = [argument.value if isinstance(argument, ast.Constant) else None for argument in node.args]
+    if not words or not isinstance(words[0], str) or words[1:] not in ([], ["r"], ["rb"], ["rt"]):
+        _refuse("open() of anything but a file named in the text, for reading")
+    if any(keyword.arg not in ("encoding", "errors", "newline") for keyword in node.keywords):
+        _refuse("open() with a mode")
+    places.read(str(words[0]))
+
+
+def check_javascript(code: str) -> None:
+    """Refuses JavaScript that does more than compute and print."""
+    if len(code) > MAX_CODE or _JAVASCRIPT.fullmatch(code) is None or _JAVASCRIPT_CLOSED.search(code):
+        raise Refused("shell-code", "Code for an interpreter is not judged here; put it into a file of this folder.")
+
+
+def _refuse(what: str | None) -> None:
+    raise Refused("shell-code", f"python: {what} is not allowed on the command line; put the program into a file.")

@@ -1,0 +1,310 @@
+"""The judge of git: what reads or adds passes, what discards, rewrites or runs something does not."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+from lgov_core.policies.options import names
+from lgov_core.policies.shell_call import Call, Judge, Parsed, parse, wild
+
+_READING = frozenset(
+    names(
+        """
+    status diff log show blame annotate shortlog describe rev-parse rev-list ls-files ls-tree cat-file
+    whatchanged name-rev merge-base for-each-ref show-ref var version help count-objects fsck cherry
+    range-diff diff-tree diff-index diff-files check-ignore check-attr check-ref-format show-branch
+    verify-commit verify-tag get-tar-commit-id request-pull column merge-tree stripspace interpret-trailers
+    mergetool--help
+    """
+    )
+)
+_ADDING = frozenset(
+    names(
+        """
+    add commit merge cherry-pick revert mv init apply am format-patch notes rerere maintenance hash-object
+    """
+    )
+)
+_GLOBAL_VALUES = "-C -c --git-dir --work-tree --namespace --exec-path --config-env --super-prefix"
+_HARMLESS_KEYS = re.compile(
+    r"user\.(?:name|email|signingkey)|color\.[\w.]+|core\.(?:quotepath|autocrlf|ignorecase|eol|filemode|longpaths|abbrev)"
+    r"|init\.defaultbranch|pull\.(?:rebase|ff)|push\.(?:default|autosetupremote|followtags)|fetch\.prune|merge\.(?:ff|conflictstyle)"
+    r"|branch\.[\w./-]+\.(?:remote|merge|rebase|description)|rebase\.(?:autosquash|autostash)|commit\.(?:gpgsign|verbose)"
+    r"|advice\.\w+|log\.\w+|diff\.(?:algorithm|renames|colormoved)|status\.\w+|rerere\.enabled|feature\.\w+|safe\.directory|column\.ui",
+    re.I,
+)
+_REMOTE = re.compile(r"(?:https://|ssh://|git@)[\w.@:/~+\-]+")
+
+
+def judge_git(call: Call) -> None:
+    """Judges one git command."""
+    args = list(call.args)
+    while args and args[0].startswith("-"):
+        option = args.pop(0)
+        name, equals, value = option.partition("=")
+        if name in ("--version", "--help", "-v", "-h", "--html-path", "--man-path", "--info-path"):
+            return
+        if name in _GLOBAL_VALUES.split() and not equals:
+            value = args.pop(0) if args else ""
+        if name in ("--exec-path", "--config-env") and value:
+            call.refuse(f"{name} changes what git runs.")
+        if name == "-c":
+            _check_key(call, value.partition("=")[0])
+        if name in ("-C", "--git-dir", "--work-tree"):
+            call.literal(value, "the folder")
+    if not args:
+        return
+    command, rest = call.literal(args[0], "the git command"), tuple(args[1:])
+    call.reads(word for word in rest if " " not in word)
+    judge = _COMMANDS.get(command)
+    if judge is not None:
+        judge(call, rest)
+    elif command not in _READING | _ADDING:
+        call.refuse(f"git {command[:40]} is not allowed here.")
+    else:
+        _common(call, rest)
+
+
+def _common(call: Call, rest: tuple[str, ...]) -> None:
+    """Options of many commands that run something or write elsewhere."""
+    given = parse(rest, "-o --output -m --message -F --file --output-directory")
+    risky = (
+        "--ext-diff",
+        "--textconv-command",
+        "--open-files-in-pager",
+        "--upload-pack",
+        "--receive-pack",
+        "--template",
+        "--unsafe-paths",
+    )
+    if given.has(*(option for option in risky if option in "".join(given.options))):
+        call.refuse("options that run programs or write outside are not allowed.")
+    for word in given.of("--output", "--output-directory"):
+        call.places.write(word)
+
+
+def _no(*options: str, why: str) -> Callable[[Call, tuple[str, ...]], None]:
+    """A judge that refuses the named options (short ones within a cluster too)."""
+
+    def judge(call: Call, rest: tuple[str, ...]) -> None:
+        _common(call, rest)
+        if parse(rest).has(*options):
+            call.refuse(why)
+
+    return judge
+
+
+def _only(*verbs: str) -> Callable[[Call, tuple[str, ...]], None]:
+    """A judge that lets only the named sub-commands through ("" for none)."""
+
+    def judge(call: Call, rest: tuple[str, ...]) -> None:
+        _common(call, rest)
+        verb = next((word for word in rest if not word.startswith("-")), "")
+        if verb not in verbs:
+            call.refuse(f"{verb[:40]!r} loses or rewrites something.")
+
+    return judge
+
+
+def _push(call: Call, rest: tuple[str, ...]) -> None:
+    given = parse(rest, "-o --push-option --repo --receive-pack --exec")
+    exact = [
+        option
+        for option in given.options
+        if not option.startswith("--force-with-lease") and option != "--force-if-includes"
+    ]
+    if Parsed(tuple(exact), (), ()).has(
+        "--force", "-f", "--mirror", "--delete", "-d", "--prune", "--receive-pack", "--exec", "--repo"
+    ):
+        call.refuse("forcing or deleting on the remote is not allowed; push without it.")
+    for at, word in enumerate(given.operands):
+        call.literal(word, "what is pushed")
+        if at == 0 and re.search(r"[:/\\]", word):
+            call.refuse("push to a remote by its name.", "shell-network")
+        if at and (word.startswith(("+", ":")) or wild(word)):
+            call.refuse("forcing or deleting on the remote is not allowed; push without it.")
+
+
+def _checkout(call: Call, rest: tuple[str, ...]) -> None:
+    given = parse(rest, "-b -B -c -C --orphan --conflict")
+    if given.has(
+        "-f", "--force", "-B", "--discard-changes", "-C", "--ours", "--theirs", "-p", "--patch", "--force-create"
+    ):
+        call.refuse("this discards changes; commit or stash them first.")
+    at = rest.index("--") if "--" in rest else len(rest)
+    if rest[at + 1 :] or any(word in (".", "./", ":/", "*") or wild(word) for word in given.operands):
+        call.refuse("checking out files discards their changes; commit or stash them first.")
+    if len(given.operands) > (2 if given.has("-b", "-c", "--orphan", "-t", "--track") else 1):
+        call.refuse("checking out files discards their changes; commit or stash them first.")
+
+
+def _restore(call: Call, rest: tuple[str, ...]) -> None:
+    given = parse(rest, "-s --source")
+    if not given.has("--staged", "-S") or given.has("--worktree", "-W"):
+        call.refuse("restoring files discards their changes; only --staged is allowed.")
+
+
+def _clean(call: Call, rest: tuple[str, ...]) -> None:
+    given = parse(rest, "-e --exclude")
+    if not ("-n" in given.options or "--dry-run" in given.options):
+        call.refuse("this removes files for good; look with --dry-run and remove single files.")
+
+
+def _stash(call: Call, rest: tuple[str, ...]) -> None:
+    if {"drop", "clear"} & set(rest[:1]):
+        call.refuse("this throws stashed work away.")
+
+
+def _branch(call: Call, rest: tuple[str, ...]) -> None:
+    given = parse(rest, "-u --set-upstream-to --sort --format --contains --merged --no-merged --points-at")
+    if given.has("-D", "-M", "-C", "-f", "--force"):
+        call.refuse("forcing may lose commits; use -d, -m or -c.")
+
+
+def _tag(call: Call, rest: tuple[str, ...]) -> None:
+    if parse(rest, "-m --message -F --file -u --sort --format -n").has("-d", "--delete", "-f", "--force"):
+        call.refuse("tags stay where they are.")
+
+
+def _rebase(call: Call, rest: tuple[str, ...]) -> None:
+    given = parse(rest, "-x --exec --onto -s -X --strategy")
+    for text in given.of("-x", "--exec"):
+        call.runner.script(call.literal(text, "the command"))
+
+
+def _bisect(call: Call, rest: tuple[str, ...]) -> None:
+    if rest[:1] == ("run",):
+        call.runner.run(rest[1:], call.given)
+
+
+def _submodule(call: Call, rest: tuple[str, ...]) -> None:
+    words = [word for word in rest if not word.startswith("-")]
+    if words[:1] == ["foreach"]:
+        call.runner.script(call.literal(" ".join(words[1:]), "the command"))
+    elif (words[:1] or ["status"])[0] not in ("status", "update", "init", "summary", "sync") or parse(rest).has(
+        "--force", "-f"
+    ):
+        call.refuse("only status, update, init, sync and foreach are allowed.")
+
+
+def _remote(call: Call, rest: tuple[str, ...]) -> None:
+    words = [word for word in rest if not word.startswith("-")]
+    verb = (words or [""])[0]
+    if verb == "add" and len(words) > 2 and _REMOTE.fullmatch(words[2]):
+        return
+    if verb not in ("", "show", "get-url", "update", "prune"):
+        call.refuse("remotes stay as they are.")
+
+
+def _config(call: Call, rest: tuple[str, ...]) -> None:
+    given = parse(rest, "-f --file --blob --type --default")
+    reading = given.has("--get", "--get-all", "--list", "-l", "--get-regexp", "--show-origin", "--get-urlmatch")
+    words = [word for word in given.operands if word not in ("get", "list", "set")]
+    reading = (
+        reading
+        or given.operands[:1] in (("get",), ("list",))
+        or (len(words) < 2 and not given.has("--unset", "-e", "--edit"))
+    )
+    if reading and not given.has(
+        "--unset", "--unset-all", "--edit", "-e", "--add", "--replace-all", "--remove-section"
+    ):
+        return
+    if given.has("--system", "--edit", "-e", "--remove-section", "--rename-section", "-f", "--file") or not words:
+        call.refuse("the configuration stays as it is.")
+    _check_key(call, words[0])
+
+
+def _check_key(call: Call, key: str) -> None:
+    if _HARMLESS_KEYS.fullmatch(key) is None:
+        call.refuse(f"setting {key[:60]!r} may change what git runs or where it sends things.")
+
+
+def _clone(call: Call, rest: tuple[str, ...]) -> None:
+    given = parse(
+        rest, "-b --branch --depth -o --origin -c --config -u --upload-pack --template --reference -j --jobs --filter"
+    )
+    if given.has("--config", "-c", "--upload-pack", "-u", "--template"):
+        call.refuse("options that change what git runs are not allowed.")
+    for word in given.operands[:1]:
+        if _REMOTE.fullmatch(word) is None and re.search(r"^[\w+.-]+::|^(?:http|ftp|file|git):|^-|\ue000", word):
+            call.refuse("clone from an https:// or ssh address.", "shell-network")
+    name = re.sub(r"(?:\.git)?/?$", "", given.operands[0]).rpartition("/")[2] if given.operands else ""
+    call.places.write(given.operands[1] if len(given.operands) > 1 else name or ".")
+
+
+def _fetch(call: Call, rest: tuple[str, ...]) -> None:
+    given = parse(rest, "-o -j --depth --upload-pack")
+    if given.has("--upload-pack") or any("::" in word for word in given.operands[:1]):
+        call.refuse("options that change what git runs are not allowed.")
+    if given.has("--force", "-f") or any(word.startswith("+") for word in given.operands):
+        call.refuse("forcing may lose commits.")
+
+
+def _remove(call: Call, rest: tuple[str, ...]) -> None:
+    given = parse(rest, "--pathspec-from-file")
+    if given.has("--cached") or given.has("-n", "--dry-run"):
+        return
+    if given.has("-f", "--force", "-r") or any(wild(word) or word == "." for word in given.operands):
+        call.refuse("remove single files, without -r and -f.")
+
+
+def _archive(call: Call, rest: tuple[str, ...]) -> None:
+    given = parse(rest, "-o --output --remote --exec")
+    if given.has("--remote", "--exec"):
+        call.refuse("remote archives are not allowed.", "shell-network")
+    for word in given.of("-o", "--output"):
+        call.places.write(word)
+
+
+def _worktree(call: Call, rest: tuple[str, ...]) -> None:
+    words = parse(rest, "-b -B --reason").operands
+    if words[:1] == ("add",):
+        for word in words[1:2]:
+            call.places.write(word)
+    _only("list", "add", "lock", "unlock")(call, rest)
+
+
+def _grep(call: Call, rest: tuple[str, ...]) -> None:
+    if any(re.match(r"-[a-zA-Z]*O|--open", word) for word in rest):
+        call.refuse("opening a pager is not allowed.")
+
+
+def _gc(call: Call, rest: tuple[str, ...]) -> None:
+    if any(word.startswith("--prune") or word in ("--aggressive", "--force") for word in rest):
+        call.refuse("this removes what could still be recovered.")
+
+
+_COMMANDS: dict[str, Callable[[Call, tuple[str, ...]], None]] = {
+    "push": _push,
+    "checkout": _checkout,
+    "switch": _checkout,
+    "restore": _restore,
+    "clean": _clean,
+    "stash": _stash,
+    "branch": _branch,
+    "tag": _tag,
+    "rebase": _rebase,
+    "bisect": _bisect,
+    "submodule": _submodule,
+    "remote": _remote,
+    "config": _config,
+    "clone": _clone,
+    "fetch": _fetch,
+    "pull": _fetch,
+    "ls-remote": _fetch,
+    "rm": _remove,
+    "archive": _archive,
+    "grep": _grep,
+    "gc": _gc,
+    "reset": _no("--hard", "--merge", "--keep", why="this discards changes; commit or stash them first."),
+    "reflog": _only("", "show", "exists", "HEAD", "list"),
+    "worktree": _worktree,
+    "lfs": _only("", "pull", "fetch", "ls-files", "track", "status", "env", "version", "install"),
+    "symbolic-ref": _only("HEAD"),
+    "bundle": _only("verify", "list-heads"),
+    "sparse-checkout": _only("list", "init", "set", "add"),
+    "flow": _only("", "init", "feature", "version"),
+}
+
+GIT_JUDGES: dict[str, Judge] = {"git": judge_git}

@@ -1,0 +1,263 @@
+"""Judges of the commands that talk to other machines: they may fetch from a place that is written out, and send nothing."""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+
+from lgov_core.policies.addresses import why_closed
+from lgov_core.policies.shell_call import Call, Judge, is_option, wild
+from lgov_core.policies.url_text import PlainURL, UnclearURL, read_url
+
+_CURL_VALUES = (
+    "-o --output -X --request -H --header -A --user-agent -e --referer -m --max-time --connect-timeout --retry "
+    "--retry-delay -w --write-out -d --data --data-raw --data-binary --data-urlencode --data-ascii --json -F "
+    "--form --form-string -T --upload-file -u --user -K --config -x --proxy -b --cookie -c --cookie-jar -D "
+    "--dump-header --resolve --connect-to --url -r --range -E --cert --key --cacert --capath -U --proxy-user "
+    "--unix-socket --interface -C --continue-at --limit-rate --max-redirs -Y -y -z --output-dir --url-query "
+    "--variable --trace --trace-ascii --stderr --netrc-file --abstract-unix-socket --dns-servers --doh-url "
+    "--preproxy --socks5"
+)
+_CURL_DATA = (
+    *(
+        "-d",
+        "--data",
+        "--data-raw",
+        "--data-binary",
+        "--data-urlencode",
+        "--data-ascii",
+        "--json",
+        "-F",
+        "--form",
+        "--form-string",
+    ),
+)
+_CURL_CLOSED = (
+    *(
+        "-T",
+        "--upload-file",
+        "-K",
+        "--config",
+        "-x",
+        "--proxy",
+        "--resolve",
+        "--connect-to",
+        "-E",
+        "--cert",
+        "--key",
+        "--unix-socket",
+    ),
+    *(
+        "-n",
+        "--netrc",
+        "--netrc-file",
+        "--netrc-optional",
+        "--abstract-unix-socket",
+        "--preproxy",
+        "--socks5",
+        "--socks4",
+        "--doh-url",
+    ),
+    *(
+        "--dns-servers",
+        "-q",
+        "--variable",
+        "--url-query",
+        "--engine",
+        "--libcurl",
+        "-a",
+        "--append",
+        "-Q",
+        "--quote",
+        "-b",
+        "--cookie",
+    ),
+)
+_WGET_VALUES = (
+    "-O --output-document -P --directory-prefix -o --output-file -a --append-output -U --user-agent -t --tries "
+    "-T --timeout -e --execute -i --input-file --header --post-data --post-file --body-data --body-file "
+    "--method --user --password -w --wait -l -A -R -D -Q --limit-rate --load-cookies --save-cookies "
+    "--ca-certificate --use-askpass --config -B --base -X -I"
+)
+_HERE = ("localhost", "0.0.0.0", "host.docker.internal")
+_DATA_SITES = re.compile(
+    r"(?:.*\.)?(?:webhook\.site|requestbin\.\w+|pipedream\.net|ngrok(?:-free)?\.(?:io|app|dev)|transfer\.sh|pastebin\.com|0x0\.st|oast\.\w+"
+    r"|interact\.sh|burpcollaborator\.net|beeceptor\.com|hookbin\.com|ix\.io|termbin\.com|dnslog\.cn|file\.io|bashupload\.com|paste\.ee)"
+)
+
+
+def _address(call: Call, text: str) -> PlainURL | None:
+    """The URL, written out and not a metadata service; None when it is this machine."""
+    call.literal(text, "the address")
+    whole = text if "://" in text else f"http://{text}"
+    whole = re.sub(r"[\ue001\ue002]", "x", re.sub(r"\s", "%20", whole))
+    try:
+        url = read_url(whole)
+    except UnclearURL as unclear:
+        call.refuse(f"{unclear.reason}", "shell-network")
+    if url.scheme not in ("http", "https"):
+        call.refuse(f"{url.scheme}: is not allowed.", "shell-network")
+    if url.host in _HERE or (url.address is not None and url.address.is_loopback):
+        return None
+    if url.host.endswith(("metadata.google.internal", "metadata.azure.com")) or url.host in (
+        "metadata",
+        "instance-data",
+    ):
+        call.refuse("metadata services hold credentials.", "shell-network")
+    if url.address is not None:
+        why = why_closed(url.address)
+        private = (
+            isinstance(url.address, ipaddress.IPv4Address) and url.address.is_private and not url.address.is_link_local
+        )
+        if why is not None and not private:
+            call.refuse(f"{url.host} is {why}.", "shell-network")
+    if _DATA_SITES.fullmatch(url.host):
+        call.refuse(f"{url.host} takes in what others send; it is closed.", "shell-network")
+    return url
+
+
+def _curl(call: Call) -> None:
+    given = call.parsed(_CURL_VALUES)
+    if given.has("-V", "--version", "--help", "-h"):
+        return
+    if given.has(*(option for option in _CURL_CLOSED if option in given.options)) and set(_CURL_CLOSED) & set(
+        given.options
+    ):
+        call.refuse("uploads, proxies, cookies, keys and options from files are not allowed.", "shell-network")
+    abbreviated = [
+        option for option in given.options if option.startswith(("--up", "--pro", "--conf", "--dat", "--for", "--coo"))
+    ]
+    known = {*_CURL_DATA, "--proto", "--proto-default", "--proto-redir", "--compressed"}
+    if any(option not in known for option in abbreviated):
+        call.refuse("uploads, proxies, cookies, keys and options from files are not allowed.", "shell-network")
+    urls = [_address(call, word) for word in (*given.operands, *given.of("--url"))]
+    if not urls:
+        call.refuse("write the address out.", "shell-unclear")
+    outside = any(url is not None for url in urls)
+    data = [value for option, value in given.values if option in _CURL_DATA]
+    method = "".join(given.of("-X", "--request")[-1:]).upper()
+    if method in ("DELETE", "PURGE", "MOVE") or (outside and method not in ("", "GET", "HEAD", "OPTIONS")):
+        call.refuse(f"{method[:20]} changes what is there; only reading is allowed.", "shell-network")
+    if outside and data and not given.has("-G", "--get"):
+        call.refuse("sending data to other machines is not allowed.", "shell-network")
+    for word in (*data, *given.of("-H", "--header", "-A", "-e", "-u", "--user")):
+        if wild(word) or "@/" in word or word.startswith("@") or "=@" in word or "=<" in word:
+            call.refuse("what is sent must be written out, not taken from a file or variable.", "shell-network")
+    for word in given.of(
+        "-o",
+        "--output",
+        "-D",
+        "--dump-header",
+        "-c",
+        "--cookie-jar",
+        "--output-dir",
+        "--trace",
+        "--trace-ascii",
+        "--stderr",
+    ):
+        call.places.write(word)
+    if given.has("-O", "--remote-name", "--remote-name-all"):
+        call.places.write(".")
+
+
+def _wget(call: Call) -> None:
+    given = call.parsed(_WGET_VALUES)
+    if given.has("--version", "--help"):
+        return
+    closed = (
+        "--post-data",
+        "--post-file",
+        "--body-data",
+        "--body-file",
+        "--method",
+        "-e",
+        "--execute",
+        "-i",
+        "--input-file",
+        "--config",
+    )
+    closed += ("--use-askpass", "--load-cookies", "--input-file", "--header", "--password", "--user")
+    if given.has(*closed) and not (given.of("--header") and not any(wild(word) for word in given.of("--header"))):
+        call.refuse("sending data, and options and addresses from files are not allowed.", "shell-network")
+    for word in given.operands:
+        _address(call, word)
+    outputs = given.of(
+        "-O", "--output-document", "-P", "--directory-prefix", "-o", "--output-file", "-a", "--append-output"
+    )
+    for word in outputs or (["."] if not given.has("--spider") else []):
+        call.places.write(word)
+
+
+def _httpie(call: Call) -> None:
+    words = [word for word in call.args if not is_option(word)]
+    methods = [word for word in words[:1] if word.isupper()]
+    places = words[len(methods) : len(methods) + 1]
+    url = _address(call, places[0] if places else "")
+    items = words[len(methods) + 1 :]
+    if (
+        (methods and methods[0] not in ("GET", "HEAD", "OPTIONS") and url is not None)
+        or "DELETE" in methods
+        or any("@" in i for i in items)
+    ):
+        call.refuse("only reading is allowed.", "shell-network")
+    if url is not None and any(re.search(r"^[\w-]+:?=(?!=)", item) for item in items):
+        call.refuse("sending data to other machines is not allowed.", "shell-network")
+
+
+def _look_up(call: Call) -> None:
+    """ping, dig and others: names written out, and nothing that looks like data in a name."""
+    for word in call.args:
+        call.literal(word, "the name")
+        if not is_option(word) and any(len(label) > 40 for label in word.split(".")):
+            call.refuse("data in a host name is not allowed.", "shell-network")
+    if call.name.startswith("ping") and call.parsed("-c -i -s -W -w -t -I -p").has("-f", "-p"):
+        call.refuse("flooding and patterns are not allowed.", "shell-network")
+    if call.name == "dig" and call.parsed("-f").has("-f"):
+        call.refuse("names from a file are not allowed.", "shell-network")
+
+
+def _netcat(call: Call) -> None:
+    given = call.parsed("-w -p -s -i -q -X -x -e -c --exec --sh-exec")
+    targets = [word for word in given.operands if not word.isdigit()]
+    if (
+        not given.has("-z")
+        or given.has("-e", "-c", "-l", "--exec", "--sh-exec")
+        or any(target not in _HERE and not target.startswith("127.") for target in targets)
+    ):
+        call.refuse("only looking for an open port of this machine (-z) is allowed.", "shell-network")
+
+
+def _rsync(call: Call) -> None:
+    given = call.parsed(
+        "-e --rsh --exclude --include --exclude-from --include-from --files-from --log-file --rsync-path -f --filter --bwlimit"
+    )
+    removing = (
+        "--delete",
+        "--remove-source-files",
+        "--remove-sent-files",
+        "--rsync-path",
+        "-e",
+        "--rsh",
+        "--log-file",
+        "--daemon",
+    )
+    if given.has(*removing) or any(option.startswith(("--delete", "--remove")) for option in given.options):
+        call.refuse("options that delete files or run programs are not allowed.")
+    if any(re.match(r"[^/]*:|rsync://", word) for word in given.operands):
+        call.refuse("copying to or from other machines is not allowed.", "shell-network")
+    call.reads(given.operands[:-1])
+    if not given.has("-n", "--dry-run"):
+        for word in given.operands[-1:]:
+            call.places.write(word)
+
+
+NETWORK_JUDGES: dict[str, Judge] = {
+    "curl": _curl,
+    "wget": _wget,
+    "http": _httpie,
+    "https": _httpie,
+    "nc": _netcat,
+    "ncat": _netcat,
+    "rsync": _rsync,
+    **dict.fromkeys(("ping", "ping6", "dig", "nslookup", "host", "traceroute", "tracepath", "whois", "mtr"), _look_up),
+}

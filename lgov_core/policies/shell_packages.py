@@ -1,0 +1,115 @@
+"""Judges of package managers: packages come from the usual index and stay in the folder; nothing is published."""
+
+from __future__ import annotations
+
+import re
+
+from lgov_core.policies.options import names
+from lgov_core.policies.shell_call import Call, Judge, parse
+
+
+def _pip(call: Call) -> None:
+    words = [word for word in call.args if not word.startswith("-")]
+    verb = (words or [""])[0]
+    if call.name == "uv" and verb == "pip":
+        return _pip(Call("pip", tuple(word for word in call.args if word != "pip"), call.given, call.runner))
+    if call.name == "uv" and verb == "run":
+        given = parse(call.args[call.args.index("run") + 1 :], "-p --python --with --extra --group -e")
+        return (
+            call.runner.run(given.operands or ("true",), call.given)
+            if not given.of("--with")
+            else call.refuse("install first.")
+        )
+    verbs = (
+        "install download list show freeze check search index hash debug inspect wheel help venv sync lock tree "
+        "add init version self build env update export config-list about python tool-list cache-dir shell run info "
+        "outdated test"
+    )
+    if verb and verb not in verbs.split():
+        call.refuse(f"{verb[:40]} is not allowed here.")
+    if verb == "run":
+        return call.runner.run(call.args[call.args.index("run") + 1 :], call.given)
+    given = parse(
+        call.args,
+        "-i --index-url --extra-index-url -f --find-links -t --target --prefix --root --proxy --cert -r -c -e --src",
+    )
+    closed = (
+        "-i",
+        "--index-url",
+        "--extra-index-url",
+        "-f",
+        "--find-links",
+        "--trusted-host",
+        "--proxy",
+        "--root",
+        "--prefix",
+    )
+    if given.has(*closed, "--global-option", "--install-option", "--config-settings", "--index", "--default-index"):
+        call.refuse("packages come from the usual index.", "shell-network")
+    for word in given.of("-t", "--target"):
+        call.places.write(word)
+    for word in (*given.operands, *given.of("-r", "--requirement", "-e", "--editable")):
+        call.literal(word, "the package")
+        if re.search(r"://|^git\+|@ ", word) or word.startswith(("/tmp", "~", "/dev")):
+            call.refuse("packages come from the usual index or from this folder.", "shell-network")
+    call.reads(given.operands)
+    return None
+
+
+def _node_packages(call: Call) -> None:
+    words = [word for word in call.args if not word.startswith("-")]
+    verb = (words or [""])[0]
+    allowed = (
+        "install i ci add run test t start stop restart build list ls ll outdated audit view info show why explain "
+        "root prefix bin pack version init create fund doctor ping search dedupe exec dlx lint dev format "
+        "typecheck workspace workspaces help rebuild x fmt check"
+    )
+    if verb and verb not in allowed.split():
+        if (
+            call.name in ("yarn", "pnpm", "bun")
+            and re.fullmatch(r"[a-z][\w:.-]*", verb)
+            and verb not in _PACKAGE_CLOSED
+        ):
+            return call.reads(call.args)
+        call.refuse(f"{verb[:40]} is not allowed here.")
+    given = parse(call.args, "--registry --prefix -C --cwd")
+    if given.has("--registry", "-g", "--global", "--script-shell", "--location") or (
+        verb == "audit" and "signatures" not in words and given.has("--force")
+    ):
+        call.refuse("packages come from the usual registry and stay in this folder.", "shell-network")
+    if verb in ("exec", "dlx", "x"):
+        rest = list(call.args[call.args.index(verb) + 1 :])
+        return call.runner.run([word for word in rest if word != "--"] or ["true"], call.given)
+    for word in words[1:] if verb in ("install", "i", "add") else []:
+        call.literal(word, "the package")
+        if re.search(r"://|^git\+|^github:|^/|\.tgz$", word):
+            call.refuse("packages come from the usual registry.", "shell-network")
+    if verb == "run" and any(re.match(r"publish|deploy|release|destroy", word) for word in words[1:2]):
+        call.refuse("this script reaches beyond this folder.")
+    return call.reads(call.args)
+
+
+_PACKAGE_CLOSED = frozenset(
+    names(
+        """
+    publish unpublish deprecate owner token login logout adduser access config set remove rm uninstall unlink
+    link cache dist-tag hook org profile star team upgrade up deploy release patch npm tag global policies
+    plugin
+    """
+    )
+)
+
+
+def _npx(call: Call) -> None:
+    words = list(call.args)
+    while words and words[0] in ("--yes", "-y", "--no-install", "--no", "--bun"):
+        words.pop(0)
+    if words:
+        call.runner.run(words, call.given)
+
+
+PACKAGE_JUDGES: dict[str, Judge] = {
+    **dict.fromkeys(("pip", "uv", "poetry", "pipenv", "pipx"), _pip),
+    **dict.fromkeys(("npm", "pnpm", "yarn", "bun"), _node_packages),
+    **dict.fromkeys(("npx", "bunx", "uvx"), _npx),
+}

@@ -1,0 +1,325 @@
+"""Which files a command may read, write and delete."""
+
+from __future__ import annotations
+
+import os.path
+import re
+from collections.abc import Iterable
+from fnmatch import fnmatchcase
+from itertools import pairwise
+
+from lgov_core.policies.shell_words import ANY, HOME, STAR, UNKNOWN
+
+#: Names that hold keys, credentials or what somebody typed, wherever they lie.
+_SECRET_NAMES = (
+    *(
+        ".ssh",
+        ".gnupg",
+        ".aws",
+        ".azure",
+        ".kube",
+        ".docker",
+        ".password-store",
+        ".netrc",
+        "_netrc",
+        ".pgpass",
+        ".my.cnf",
+    ),
+    *(
+        ".git-credentials",
+        ".npmrc",
+        ".pypirc",
+        ".env",
+        ".env.*",
+        ".envrc",
+        ".vault-token",
+        ".htpasswd",
+        ".s3cfg",
+        ".boto",
+    ),
+    *(".*_history", ".mozilla", ".thunderbird", "id_rsa*", "id_dsa*", "id_ecdsa*", "id_ed25519*", "authorized_keys"),
+    *(
+        "*.kdbx",
+        "*.p12",
+        "*.pfx",
+        "*.jks",
+        "login.keychain*",
+        "credentials.json",
+        "service-account*.json",
+        "cookies.sqlite",
+    ),
+    *(
+        "secrets.yml",
+        "secrets.yaml",
+        "secrets.json",
+        ".terraformrc",
+        "wallet.dat",
+        "key4.db",
+        "logins.json",
+        "terraform.tfstate",
+    ),
+    *(
+        ".gem",
+        ".cargo/credentials*",
+        ".config/gcloud",
+        ".config/gh",
+        ".config/rclone",
+        ".config/google-chrome",
+        ".config/chromium",
+    ),
+)
+_SECRET_PATHS = (
+    *(
+        "/etc/shadow*",
+        "/etc/gshadow*",
+        "/etc/passwd*",
+        "/etc/sudoers*",
+        "/etc/security/*",
+        "/etc/ssl/private*",
+        "/etc/krb5*",
+    ),
+    *(
+        "/etc/ssh/*",
+        "/etc/master.passwd",
+        "/proc/*/environ",
+        "/proc/*/mem",
+        "/proc/*/maps",
+        "/proc/*/fd*",
+        "/proc/*/root*",
+    ),
+    *(
+        "/proc/*/cwd*",
+        "/proc/*/cmdline",
+        "/proc/kcore",
+        "/proc/kallsyms",
+        "/dev/mem",
+        "/dev/kmem",
+        "/dev/sd*",
+        "/dev/nvme*",
+    ),
+    *(
+        "/dev/vd*",
+        "/dev/hd*",
+        "/dev/disk*",
+        "/dev/mapper*",
+        "/dev/input*",
+        "/dev/tcp*",
+        "/dev/udp*",
+        "/var/run/secrets*",
+    ),
+    *(
+        "/run/secrets*",
+        "/var/run/docker.sock",
+        "/run/docker.sock",
+        "/root",
+        "/root/*",
+        "/var/spool/cron*",
+        "/var/lib/docker*",
+    ),
+    *("/var/log/auth.log*", "/var/log/secure*", "/private/etc/master.passwd", "/Library/Keychains*", "/var/db/*"),
+)
+_TEMPLATES = (".env.example", ".env.sample", ".env.template", ".env.dist", ".env.test", "*.pub", "known_hosts")
+#: What a word with a hole or a wildcard in it is compared with.
+_EXAMPLES = (
+    *("/etc/shadow", "/etc/gshadow", "/etc/sudoers", "/etc/passwd", f"{HOME}/.ssh/id_rsa", f"{HOME}/.ssh/id_ed25519"),
+    *(
+        f"{HOME}/.ssh/authorized_keys",
+        f"{HOME}/.aws/credentials",
+        f"{HOME}/.netrc",
+        f"{HOME}/.bash_history",
+        "/proc/self/environ",
+    ),
+    *("/dev/tcp/host/80", ".env", "/app/.env", f"{HOME}/.kube/config", f"{HOME}/.git-credentials", "/root/.ssh/id_rsa"),
+)
+#: Inside a writable folder all the same never written by a command: they make other programs run code.
+_PROTECTED = (
+    *(".git", ".ssh", ".gnupg", ".aws", ".kube", ".bashrc", ".bash_profile", ".bash_login", ".bash_logout", ".profile"),
+    *(
+        ".zshrc",
+        ".zshenv",
+        ".zprofile",
+        ".zlogin",
+        ".netrc",
+        ".npmrc",
+        ".pypirc",
+        ".envrc",
+        "authorized_keys",
+        ".inputrc",
+    ),
+    *(".gitconfig", ".vimrc", ".pam_environment", ".config/autostart", "sitecustomize.py", "usercustomize.py", "*.pth"),
+)
+#: Folders that are made again by the tool that made them, so that removing the whole tree loses nothing.
+_REGENERABLE = (
+    *("build", "dist", "target", "out", "node_modules", "__pycache__", "*.egg-info", ".eggs", "coverage", "htmlcov"),
+    *(
+        ".pytest_cache",
+        ".mypy_cache",
+        ".ruff_cache",
+        ".tox",
+        ".nox",
+        ".cache",
+        ".venv",
+        "venv",
+        ".next",
+        ".nuxt",
+        ".turbo",
+    ),
+    *(
+        ".parcel-cache",
+        ".svelte-kit",
+        ".gradle",
+        "_build",
+        "site",
+        ".coverage",
+        ".nyc_output",
+        "tmp",
+        "temp",
+        ".terraform",
+    ),
+    *(
+        "cmake-build-*",
+        "logs",
+        ".hypothesis",
+        ".ipynb_checkpoints",
+        ".angular",
+        ".output",
+        "storybook-static",
+        "bazel-*",
+    ),
+)
+_SINKS = ("/dev/null", "/dev/stdout", "/dev/stderr", "/dev/tty", "/dev/zero", "/dev/full", "-")
+_SCRATCH = ("/tmp", "/var/tmp")
+
+
+class Refused(Exception):
+    """A reason to deny: ``rule`` is a slug, ``reason`` a sentence for the model."""
+
+    def __init__(self, rule: str, reason: str) -> None:
+        super().__init__(reason)
+        self.rule, self.reason = rule, reason
+
+
+class Places:
+    """The folders of one text: where it may stand (``folders``) and where it may write."""
+
+    def __init__(self, folders: Iterable[str], writable: Iterable[str]) -> None:
+        self.folders = tuple(folders)
+        self.writable = tuple(writable)
+
+    def read(self, field: str) -> None:
+        """Refuses a word that names a secret, or may name one through a hole or a wildcard."""
+        for part in {field, field.partition("=")[2], field.removeprefix("@"), field.partition(":")[2], _value(field)}:
+            if part and is_secret(part):
+                raise Refused("shell-secret", f"{shown(field)} holds keys, credentials or private history.")
+            if part and not part.startswith("/") and any(is_secret(f"{f}/{part}") for f in self.folders if "/etc" in f):
+                raise Refused("shell-secret", f"{shown(field)} holds keys, credentials or private history.")
+
+    def write(self, field: str, *, may_be_secret: bool = False) -> None:
+        """Refuses a word that may name a file outside of what is writable, or one that makes programs run code."""
+        if field in _SINKS or re.fullmatch(r"/dev/fd/[0-2]", field):
+            return
+        for path in self._paths(field):
+            if not any(_inside(path, root) for root in self.writable):
+                raise Refused("shell-write", f"{shown(field)} lies outside of {', '.join(self.writable)}.")
+            below = _names(path, self.writable)
+            if any(_matches(name, glob) for name in below for glob in _PROTECTED):
+                raise Refused("shell-write", f"{shown(field)} makes other programs run what is in it.")
+            if not may_be_secret and is_secret("/".join(below)):
+                raise Refused("shell-secret", f"{shown(field)} holds keys, credentials or private history.")
+
+    def delete(self, field: str, *, recursive: bool = False) -> None:
+        """Refuses what is not one file (or, when ``recursive``, a tree that is made again) in a writable place."""
+        self.write(field)
+        for path in self._paths(field):
+            name = path.rpartition("/")[2]
+            if any(_inside(root, path) for root in (*self.writable, *self.folders)):
+                raise Refused("shell-delete", f"{shown(field)} is the working folder itself, or holds it.")
+            literal = re.sub(f"[{STAR}{ANY}.]", "", name)
+            if (STAR in field or ANY in field) and (len(literal) < 2 or STAR in path.rpartition("/")[0]):
+                raise Refused("shell-delete", f"{shown(field)} may be anything; name the files.")
+            scratch = any(_inside(path, root) and path != root for root in _SCRATCH)
+            if recursive and not scratch and not any(fnmatchcase(name, glob) for glob in _REGENERABLE):
+                raise Refused(
+                    "shell-delete", f"Removing the whole tree {shown(field)} cannot be undone; remove single files."
+                )
+
+    def script(self, field: str) -> None:
+        """Refuses a program file outside of the folders the text began in."""
+        for path in self._paths(field):
+            if STAR in path or ANY in path or not _inside(path, self.folders[0]):
+                raise Refused("shell-program", f"{shown(field)} is no program of this folder.")
+            if any(_matches(name, ".git") for name in _names(path, self.folders)):
+                raise Refused("shell-program", f"{shown(field)} is no program of this folder.")
+
+    def _paths(self, field: str) -> list[str]:
+        """Where a word may lead, from every folder the text may stand in."""
+        if UNKNOWN in field or not field:
+            raise Refused("shell-unclear", "It is not clear which file is written; write its name out.")
+        if STAR in field and ".." in field.partition(STAR)[2]:
+            raise Refused("shell-unclear", "A wildcard followed by .. may lead anywhere; write the name out.")
+        if not field.startswith("/") and any(UNKNOWN in folder for folder in self.folders):
+            raise Refused("shell-unclear", "It is not clear in which folder this runs; use a whole path.")
+        return list({os.path.normpath(os.path.join(folder, field)) for folder in self.folders})
+
+
+def is_secret(word: str) -> bool:
+    """Whether a word names a secret by its name or place, or may do so through a hole or a wildcard in it."""
+    path = re.sub(r"/{2,}", "/", word)
+    if "/./" in path or "/../" in path or path.startswith("./"):
+        path = os.path.normpath(path)
+    path = re.sub(r"^(?:/proc/(?:self|thread-self|\d+)/(?:root|cwd)|file:/+)(?=/)", "", path)
+    parts = path.split("/")
+    names = [*parts, *("/".join(pair) for pair in pairwise(parts))]
+    if any(fnmatchcase(parts[-1], glob) for glob in _TEMPLATES):
+        names = [name for name in names if name not in (parts[-1], ".ssh") and not name.startswith(".ssh/")]
+    if any(fnmatchcase(name, glob) for name in names for glob in _SECRET_NAMES if name):
+        return True
+    if path.startswith("/") and any(fnmatchcase(path, glob) for glob in _SECRET_PATHS):
+        return True
+    return _may_be_secret(path) if re.search(f"[{UNKNOWN}{STAR}{ANY}]", path) else False
+
+
+def _may_be_secret(path: str) -> bool:
+    name = path.rpartition("/")[2]
+    literal = re.sub(f"[{UNKNOWN}{STAR}{ANY}/]", "", path)
+    if len(literal) < 2 or (not path.startswith(("/", ".")) and len(re.sub(f"[{STAR}{ANY}{UNKNOWN}.]", "", name)) < 2):
+        return False
+    steps = {UNKNOWN: ".*", STAR: "[^/]*", ANY: "[^/]"}
+    pattern = re.compile("".join(steps.get(letter, re.escape(letter)) for letter in path), re.DOTALL)
+    for example in _EXAMPLES:
+        if pattern.fullmatch(example) is None:
+            continue
+        hidden = example.rpartition("/")[2].startswith(".")
+        if not (hidden and name[:1] in (STAR, ANY)):  # a wildcard does not match a leading dot
+            return True
+    return False
+
+
+def shown(field: str) -> str:
+    """A word as it can be shown: stand-ins as the signs they stand for."""
+    plain = field.replace(UNKNOWN, "$…").replace(STAR, "*").replace(ANY, "?").replace(HOME, "~")
+    return repr(plain[:80])
+
+
+def _value(field: str) -> str:
+    """The path glued to a short option (``-f/etc/shadow``)."""
+    match = re.match(r"-[A-Za-z](?=[/~.])", field)
+    return field[match.end() :] if match else ""
+
+
+def _inside(path: str, root: str) -> bool:
+    return path == root or path.startswith(root.rstrip("/") + "/")
+
+
+def _names(path: str, roots: Iterable[str]) -> list[str]:
+    holding = [root for root in roots if _inside(path, root)]
+    return os.path.relpath(path, max(holding, key=len)).split("/") if holding else path.split("/")
+
+
+def _matches(name: str, glob: str) -> bool:
+    """Whether a name, which may hold wildcards itself, may be one that ``glob`` names."""
+    if fnmatchcase(name.lower(), glob):
+        return True
+    if (STAR not in name and ANY not in name) or not name.startswith("."):
+        return False
+    return fnmatchcase(glob, name.replace(STAR, "*").replace(ANY, "?")) and len(name) > 1

@@ -1,0 +1,179 @@
+"""PathPolicy on a real file system."""
+
+from __future__ import annotations
+
+import os
+import socket
+from pathlib import Path
+
+import pytest
+
+from lgov_core.errors import PolicyDenied, PolicyError, PolicyFileError
+from lgov_core.policies import PathPolicy, load_policies
+from lgov_core.types import Action, Point
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    folder = tmp_path / "root"
+    (folder / "src").mkdir(parents=True)
+    (folder / "src" / "main.py").write_text("print()")
+    (tmp_path / "outside").mkdir()
+    (tmp_path / "outside" / "secret.txt").write_text("s")
+    return folder
+
+
+def rule(policy: PathPolicy, text: str) -> str:
+    decision = policy.judge_path(text)
+    return decision.rule if decision.blocks else "allow"
+
+
+def test_links_are_followed_wherever_they_stand(root: Path, tmp_path: Path) -> None:
+    policy = PathPolicy(roots=[str(root)])
+    (root / "file-link").symlink_to(tmp_path / "outside" / "secret.txt")
+    (root / "folder-link").symlink_to(tmp_path / "outside")
+    (root / "relative-link").symlink_to("../outside")
+    (root / "good-link").symlink_to("src/main.py")
+    (root / "chain").symlink_to("folder-link")
+    for text in ("file-link", "folder-link/secret.txt", "relative-link/secret.txt", "chain/new/not-there.txt", "chain"):
+        assert rule(policy, text) == "path-outside", text
+    assert rule(policy, "good-link") == "allow"
+    assert policy.resolve("good-link") == (root / "src" / "main.py").resolve()
+
+
+def test_dots_behind_a_link_count_from_where_it_leads(root: Path, tmp_path: Path) -> None:
+    (root / "deep").mkdir()
+    (root / "deep" / "up").symlink_to(tmp_path / "outside")
+    assert rule(PathPolicy(roots=[str(root)]), "deep/up/../secret.txt") == "path-outside"
+
+
+def test_a_link_that_leads_nowhere_yet_is_judged_by_where_it_leads(root: Path, tmp_path: Path) -> None:
+    policy = PathPolicy(roots=[str(root)])
+    (root / "later").symlink_to(tmp_path / "outside" / "not-there-yet")
+    (root / "within").symlink_to("src/not-there-yet")
+    assert rule(policy, "later") == "path-outside"
+    assert rule(policy, "within") == "allow"
+
+
+def test_links_in_circles_are_denied(root: Path) -> None:
+    (root / "a").symlink_to("b")
+    (root / "b").symlink_to("a")
+    assert rule(PathPolicy(roots=[str(root)]), "a") == "path-outside"
+
+
+def test_links_into_the_kernel_are_denied_even_where_they_lead_back_inside(root: Path) -> None:
+    (root / "self").symlink_to(f"/proc/self/root{root}/src/main.py")
+    (root / "cwd").symlink_to("/proc/self/cwd")
+    policy = PathPolicy(roots=[str(root)])
+    assert rule(policy, "self") == "path-outside"
+    assert rule(policy, "cwd") == "path-outside"
+
+
+def test_a_link_made_after_the_policy_is_seen(root: Path, tmp_path: Path) -> None:
+    policy = PathPolicy(roots=[str(root)])
+    assert rule(policy, "src/main.py") == "allow"
+    (root / "src").rename(root / "kept")
+    (root / "src").symlink_to(tmp_path / "outside")
+    assert rule(policy, "src/main.py") == "path-outside"
+
+
+def test_a_root_may_be_a_link_and_may_be_missing(root: Path, tmp_path: Path) -> None:
+    (tmp_path / "door").symlink_to(root)
+    through = PathPolicy(roots=[str(tmp_path / "door")])
+    assert rule(through, "src/main.py") == "allow"
+    assert rule(through, str(root / "src" / "main.py")) == "allow"
+    assert rule(through, str(tmp_path / "outside" / "secret.txt")) == "path-outside"
+    later = PathPolicy(roots=[str(tmp_path / "later")])
+    assert rule(later, "new.txt") == "allow"
+    (tmp_path / "later").symlink_to(tmp_path / "outside")
+    assert rule(later, "secret.txt") == "allow", "the root itself is what its author says it is"
+
+
+def test_relative_paths_count_from_cwd(root: Path) -> None:
+    inner = PathPolicy(roots=[str(root / "src")], cwd=str(root))
+    assert rule(inner, "main.py") == "path-outside"
+    assert rule(inner, "src/main.py") == "allow"
+
+
+def test_pipes_and_sockets_are_no_files(root: Path) -> None:
+    os.mkfifo(root / "pipe")
+    with socket.socket(socket.AF_UNIX) as server:
+        here = Path.cwd()
+        os.chdir(root)  # the name of a socket has little room
+        try:
+            server.bind("socket")
+        finally:
+            os.chdir(here)
+        policy = PathPolicy(roots=[str(root)])
+        assert rule(policy, "pipe") == "path-denied"
+        assert rule(policy, "socket") == "path-denied"
+
+
+def test_names_that_stay_closed_are_closed_through_links_too(root: Path) -> None:
+    (root / ".env").write_text("KEY=1")
+    (root / "settings.txt").symlink_to(".env")
+    assert rule(PathPolicy(roots=[str(root)]), "settings.txt") == "path-denied"
+    assert rule(PathPolicy(roots=[str(root)], deny=[]), "settings.txt") == "allow"
+    own = PathPolicy(roots=[str(root)], deny=["*.PEM", "src/private"])
+    assert rule(own, "x/key.pem") == "path-denied"
+    assert rule(own, "src/private/x") == "path-denied"
+    assert rule(own, "private/x") == "allow"
+
+
+def test_a_folder_that_cannot_be_looked_into_is_denied(root: Path) -> None:
+    if os.geteuid() == 0:
+        pytest.skip("root may look into every folder")
+    (root / "closed").mkdir()
+    (root / "closed").chmod(0)
+    try:
+        assert rule(PathPolicy(roots=[str(root)]), "closed/x") == "path-unreadable"
+    finally:
+        (root / "closed").chmod(0o700)
+
+
+def call(**arguments: object) -> Action:
+    return Action(Point.PRE_TOOL_CALL, "read", arguments=arguments)
+
+
+def test_every_named_argument_is_judged_and_one_must_be_there(root: Path) -> None:
+    policy = PathPolicy(roots=[str(root)], argument=["source", "target"])
+    judged = policy.judge(call(source="src/a", target="../b"))
+    assert judged is not None
+    assert judged.rule == "path-outside"
+    missing = policy.judge(call(path="src/a"))
+    assert missing is not None
+    assert missing.rule == "path-missing"
+    assert policy.judge(call(source=None)).rule == "path-missing"  # type: ignore[union-attr]
+    assert policy.judge(call(source=b"src/a")).rule == "path-missing"  # type: ignore[union-attr]
+
+
+def test_without_argument_the_usual_names_are_judged(root: Path) -> None:
+    policy = PathPolicy(roots=[str(root)])
+    assert not policy.judge(call(file_path="src/a", directory=None)).blocks  # type: ignore[union-attr]
+    assert policy.judge(call(src="src/a", dest="/etc/x")).blocks  # type: ignore[union-attr]
+    assert policy.judge(call(text="hello")).rule == "path-missing"  # type: ignore[union-attr]
+
+
+def test_resolve_raises_what_judge_denies(root: Path) -> None:
+    with pytest.raises(PolicyDenied, match="leads outside"):
+        PathPolicy(roots=[str(root)]).resolve("../outside/secret.txt")
+
+
+@pytest.mark.parametrize(
+    "options", [{"roots": []}, {"roots": [""]}, {"roots": ["/"], "argument": []}, {"roots": ["$HOME"]}]
+)
+def test_settings_without_meaning_are_errors(options: dict[str, object]) -> None:
+    with pytest.raises(PolicyError, match=r"hint|\("):
+        PathPolicy(**options)  # type: ignore[arg-type]
+
+
+def test_a_root_that_is_a_file_is_an_error(root: Path) -> None:
+    with pytest.raises(PolicyError, match="is a file"):
+        PathPolicy(roots=[str(root / "src" / "main.py")])
+
+
+def test_it_loads_from_a_document(root: Path) -> None:
+    made = load_policies({"version": 1, "rules": [{"use": "path", "with": {"argument": "path", "roots": [str(root)]}}]})
+    assert not made.judge(call(path="src/main.py")).blocks
+    with pytest.raises(PolicyFileError, match="needs roots"):
+        load_policies({"version": 1, "rules": [{"use": "path"}]})
