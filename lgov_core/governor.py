@@ -14,7 +14,7 @@ import inspect
 import threading
 import time
 from collections import Counter
-from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Iterable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from contextlib import asynccontextmanager, contextmanager
@@ -29,11 +29,12 @@ from lgov_core.plugins import check_hooks, make_plugin_manager
 from lgov_core.policies.base import ObservingPolicy, Policy
 from lgov_core.policies.combine import BadAnswer, checked, combine, fault, fold, private_copy
 from lgov_core.scope import RolloutScope, current_scope, enter_scope
-from lgov_core.types import Action, Decision, Effect, Point, Reward, Severity, ToolOutcome
+from lgov_core.types import Action, Decision, Effect, Point, Reward, Severity, ToolOutcome, new_id
 
 #: A transform is judged again in its new form; one that still changes after so many rounds is denied.
 MAX_TRANSFORM_ROUNDS = 4
 
+_AFTER_A_CALL = frozenset({Point.POST_MODEL_CALL, Point.POST_TOOL_CALL})
 _HOOK_OF_POINT = {point: f"lgov_{point.value}" for point in Point}
 assert set(_HOOK_OF_POINT.values()) == set(DECISION_HOOKS)
 
@@ -68,7 +69,7 @@ class PluginFailure:
     error: str
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class _Judge:
     """One voice in a decision: an implementation of a hook, or a policy given to the governor directly."""
 
@@ -76,6 +77,8 @@ class _Judge:
     ask: Callable[[Action], Any]
     bounded: bool
     is_async: bool
+    timeout_s: float
+    asked_last: bool = False
 
 
 class Governor:
@@ -84,7 +87,8 @@ class Governor:
     ``policies`` judge first, in their order; then the plugins' decision hooks. ``audit`` is where decisions are
     committed; without it nothing is recorded, which only tests and dry runs should want. ``timeout_s`` bounds each
     voice that does not promise bounded cost: such a voice runs in a watched thread (or, if it is a coroutine, under a
-    deadline) and counts as a deny when it is late.
+    deadline) and counts as a deny when it is late. One that waits for people says so by a longer ``timeout_s`` of its
+    own. Voices with ``asked_last`` are asked when all others have spoken and none has denied.
 
     With no policy and no plugin that judges, every act (``pre_tool_call``) is denied. All methods may be called from any
     thread and from any number of tasks. Fails closed.
@@ -112,6 +116,7 @@ class Governor:
         self._count_lock = threading.Lock()
         self._watched: ThreadPoolExecutor | None = None
         self._judges: dict[Point, tuple[_Judge, ...]] = {}
+        self._counting: bool | None = None
 
     # ------------------------------------------------------------------ decisions
 
@@ -120,15 +125,17 @@ class Governor:
 
         Coroutine hooks are run to their end on an event loop of their own in a watched thread.
         """
-        action, began = _in_scope(action), time.perf_counter()
-        rounds: list[list[Decision]] = []
+        action, began = _in_scope(action, self._counts()), time.perf_counter()
+        rounds: list[dict[_Judge, Decision]] = []
         current = action
         while True:
-            before, taken = current, []
+            before, taken = current, dict[_Judge, Decision]()
             for judge in self._judges_of(action.point):
+                if judge.asked_last and _denied(taken):
+                    continue
                 decision = self._ask(judge, current)
                 if decision is not None:
-                    taken.append(decision)
+                    taken[judge] = decision
                     current = fold(current, decision)
             rounds.append(taken)
             if _settled(before, current) or len(rounds) == MAX_TRANSFORM_ROUNDS:
@@ -137,15 +144,17 @@ class Governor:
 
     async def adecide(self, action: Action) -> Decision:
         """Judges ``action`` for an asynchronous agent. As `decide`; the event loop is not held up by slow policies."""
-        action, began = _in_scope(action), time.perf_counter()
-        rounds: list[list[Decision]] = []
+        action, began = _in_scope(action, self._counts()), time.perf_counter()
+        rounds: list[dict[_Judge, Decision]] = []
         current = action
         while True:
-            before, taken = current, []
+            before, taken = current, dict[_Judge, Decision]()
             for judge in self._judges_of(action.point):
+                if judge.asked_last and _denied(taken):
+                    continue
                 decision = await self._aask(judge, current)
                 if decision is not None:
-                    taken.append(decision)
+                    taken[judge] = decision
                     current = fold(current, decision)
             rounds.append(taken)
             if _settled(before, current) or len(rounds) == MAX_TRANSFORM_ROUNDS:
@@ -155,40 +164,52 @@ class Governor:
     def _judges_of(self, point: Point) -> tuple[_Judge, ...]:
         judges = self._judges.get(point)
         if judges is None:
-            found = [
-                _Judge(policy.name, policy.judge, bool(getattr(policy, "bounded", False)), False)
-                for policy in self.policies
-            ]
+            found = [self._judge(policy.name, policy.judge, policy, is_async=False) for policy in self.policies]
             caller = getattr(self.manager.hook, _HOOK_OF_POINT[point])
             # get_hookimpls lists them in the order in which pluggy registered them; the last registered is called first.
             for impl in reversed(caller.get_hookimpls()):
                 takes = set(impl.argnames)
                 found.append(
-                    _Judge(
+                    self._judge(
                         impl.plugin_name,
                         impl.function if "action" in takes else _without_arguments(impl.function),
-                        bool(getattr(impl.plugin, "bounded", False)),
-                        inspect.iscoroutinefunction(impl.function),
+                        impl.plugin,
+                        is_async=inspect.iscoroutinefunction(impl.function),
                     )
                 )
-            judges = self._judges[point] = tuple(found)
+            judges = self._judges[point] = tuple(sorted(found, key=lambda judge: judge.asked_last))
         return judges
+
+    def _judge(self, name: str, ask: Callable[[Action], Any], owner: object, *, is_async: bool) -> _Judge:
+        own = getattr(owner, "timeout_s", None)
+        timeout_s = max(self.timeout_s, own) if isinstance(own, int | float) else self.timeout_s
+        bounded = bool(getattr(owner, "bounded", False))
+        return _Judge(name, ask, bounded, is_async, timeout_s, bool(getattr(owner, "asked_last", False)))
+
+    def _counts(self) -> bool:
+        """Whether anyone who judges keeps count, and so has to know one action from another."""
+        if self._counting is None:
+            plugins = (plugin for plugin in self.manager.get_plugins() if getattr(plugin, "keeps_count", False) is True)
+            counting = (policy for policy in self._observing if getattr(policy, "keeps_count", True))
+            self._counting = next(counting, None) is not None or next(plugins, None) is not None
+        return self._counting
 
     def plugins_changed(self) -> None:
         """Must be called after plugins were registered or removed on ``manager`` once decisions have been taken."""
         self._judges.clear()
+        self._counting = None
 
     def _ask(self, judge: _Judge, action: Action) -> Decision | None:
         try:
             if judge.bounded and not judge.is_async:
                 answer = judge.ask(action)
             else:
-                answer = self._pool().submit(_carried(judge.ask), _own(judge, action)).result(self.timeout_s)
+                answer = self._pool().submit(_carried(judge.ask), _own(judge, action)).result(judge.timeout_s)
             if type(answer) is not Decision and inspect.isawaitable(answer):
-                answer = self._pool().submit(_carried(_run_to_end), answer, self.timeout_s).result(self.timeout_s)
+                answer = self._pool().submit(_carried(_run_to_end), answer, judge.timeout_s).result(judge.timeout_s)
             return _checked(answer, judge)
         except (TimeoutError, FutureTimeoutError):
-            return _late(judge, self.timeout_s)
+            return _late(judge, judge.timeout_s)
         except BadAnswer as error:
             return fault(judge.name, "policy-error", f"{judge.name} {error}")
         except Exception as error:  # noqa: BLE001 - whatever a policy raises is a deny in its slot
@@ -200,12 +221,12 @@ class Governor:
                 answer = judge.ask(_own(judge, action))
             else:
                 future = asyncio.wrap_future(self._pool().submit(_carried(judge.ask), _own(judge, action)))
-                answer = await asyncio.wait_for(future, self.timeout_s)
+                answer = await asyncio.wait_for(future, judge.timeout_s)
             if type(answer) is not Decision and inspect.isawaitable(answer):
-                answer = await asyncio.wait_for(answer, self.timeout_s)
+                answer = await asyncio.wait_for(answer, judge.timeout_s)
             return _checked(answer, judge)
         except TimeoutError:
-            return _late(judge, self.timeout_s)
+            return _late(judge, judge.timeout_s)
         except BadAnswer as error:
             return fault(judge.name, "policy-error", f"{judge.name} {error}")
         except Exception as error:  # noqa: BLE001 - whatever a policy raises is a deny in its slot
@@ -218,12 +239,14 @@ class Governor:
             return self._watched
 
     def _conclude(
-        self, action: Action, before: Action, final: Action, rounds: Sequence[Sequence[Decision]], began: float
+        self,
+        action: Action,
+        before: Action,
+        final: Action,
+        rounds: Sequence[Mapping[_Judge, Decision]],
+        began: float,
     ) -> Decision:
-        decisions = list(rounds[0])
-        # Later rounds judge what the transforms made of the action. Their allows and repeated transforms add nothing.
-        for taken in rounds[1:]:
-            decisions.extend(part for part in taken if part.blocks)
+        decisions = _verdicts(rounds, _settled(before, final))
         if not _settled(before, final):
             reason = f"the transforms of this action did not settle in {len(rounds)} rounds"
             decisions.append(fault("lgov", "transform-unsettled", reason))
@@ -353,10 +376,40 @@ def _life(point: Point, scope: RolloutScope) -> Action:
     return Action(point, name=scope.task_id or scope.rollout_id, kind="agent")
 
 
-def _in_scope(action: Action) -> Action:
+def _denied(taken: Mapping[_Judge, Decision]) -> bool:
+    return any(decision.effect is Effect.DENY for decision in taken.values())
+
+
+def _verdicts(rounds: Sequence[Mapping[_Judge, Decision]], settled: bool) -> list[Decision]:
+    """What counts of all rounds: the first, and of the later ones, which judge what the transforms made, what blocks.
+
+    An escalation asks for approval of one form of the action. Where transforms went on to change it, only the form that
+    would run needs approval: what the same judge says about that one takes the place of the escalation.
+    """
+    final = rounds[-1]
+    found: list[Decision] = []
+    for number, taken in enumerate(rounds):
+        for judge, decision in taken.items():
+            counts = decision
+            if decision.effect is Effect.ESCALATE and taken is not final and settled:
+                counts = final.get(judge)
+            if counts is not None and (number == 0 or counts.blocks) and not any(counts is one for one in found):
+                found.append(counts)
+    return found
+
+
+def _in_scope(action: Action, counted: bool = False) -> Action:
+    """The action with the ids of the running rollout where it has none.
+
+    ``counted`` also gives it an operation id where the adapter gave none, so that whoever keeps count knows it again when
+    a transform has it judged once more. Not after a call: there it would pretend to know which call that was.
+    """
+    operation = action.operation_id
+    if counted and operation is None and action.point not in _AFTER_A_CALL:
+        operation = new_id("op")
     scope = current_scope()
     if scope is None or action.rollout_id is not None:
-        return action
+        return action if operation is action.operation_id else replace(action, operation_id=operation)
     return Action(  # dataclasses.replace would take several times as long, on the path of every decision
         action.point,
         action.name,
@@ -370,7 +423,7 @@ def _in_scope(action: Action) -> Action:
         scope.attempt,
         action.call_id,
         action.parent_id,
-        action.operation_id,
+        operation,
         action.context,
         action.native,
     )

@@ -190,9 +190,17 @@ class Decision:
         )
 
     def tell(self) -> str:
-        """The denial as the model reads it: what, why, and that asking again will not help."""
+        """What the model reads instead of a result: what stands in the way, why, and what to do about it.
+
+        A denial says that asking again will not help. An escalation says that somebody has to approve first.
+        """
         where = f"{self.policy}/{self.rule}" if self.rule else self.policy
         reason = (self.reason or "not allowed").rstrip(".")
+        if self.effect is Effect.ESCALATE:
+            return (
+                f"NOT RUN YET, needs approval by policy {where}: {reason}. Do something else meanwhile, or say that you are"
+                " waiting; once it is approved, make exactly the same call again."
+            )
         return f"DENIED by policy {where}: {reason}. It was not run; do not repeat it."
 
 

@@ -17,10 +17,11 @@ from lgov_core.errors import PolicyError
 @click.pass_context
 def check(ctx: click.Context, file: Path, as_json: bool) -> None:
     """Load FILE as a governed program would, and say what is wrong with it."""
-    from lgov_core.policies import load_policy_file
+    from lgov_core.policies import load_policy_file, rehearsal
 
     try:
-        loaded = load_policy_file(file)
+        with rehearsal():
+            loaded = load_policy_file(file)
     except PolicyError as error:
         if not as_json:
             raise

@@ -29,10 +29,11 @@ def evaluate(ctx: click.Context, file: Path, cases: Path, as_json: bool) -> None
     """
     from lgov_core.governor import Governor
     from lgov_core.plugins import make_plugin_manager
-    from lgov_core.policies import load_policy_file
+    from lgov_core.policies import load_policy_file, rehearsal
     from lgov_core.policy_cases import read_cases
 
-    policies = load_policy_file(file)
+    with rehearsal():
+        policies = load_policy_file(file)
     # The policies in the file are asked, and nothing else that happens to be installed.
     governor = Governor(policies, manager=make_plugin_manager(builtin=(), third_party=False))
     judged: list[tuple[Case, Decision]] = []

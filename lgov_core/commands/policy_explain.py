@@ -34,12 +34,14 @@ def explain(ctx: click.Context, file: Path, action_text: str, as_json: bool) -> 
     The action has the fields of a case of lgov policy eval: point (pre_tool_call unless it says otherwise), name,
     arguments, agent, text, user_text, context.
     """
-    from lgov_core.policies import load_policy_file
+    from lgov_core.policies import load_policy_file, rehearsal
     from lgov_core.policies.explain import explain as ask_all
     from lgov_core.policy_cases import action_of, parse_object
 
     action = action_of(parse_object(_text(action_text), "--action"), "--action")
-    found = ask_all(load_policy_file(file), action)
+    with rehearsal():
+        policies = load_policy_file(file)
+    found = ask_all(policies, action)
     if as_json:
         rules = [{"rule": verdict.rule, "covers": verdict.covers, **_about(verdict)} for verdict in found.verdicts]
         write_json({"file": str(file), **_fields(found.decision), "rules": rules})

@@ -34,9 +34,10 @@ def replay(ctx: click.Context, file: Path, store: str, limit: int, as_json: bool
     """
     from lgov_core.governor import Governor
     from lgov_core.plugins import make_plugin_manager
-    from lgov_core.policies import load_policy_file
+    from lgov_core.policies import load_policy_file, rehearsal
 
-    policies = load_policy_file(file)
+    with rehearsal():
+        policies = load_policy_file(file)
     governor = Governor(policies, manager=make_plugin_manager(builtin=(), third_party=False))
     try:
         found = _replayed(governor, store)

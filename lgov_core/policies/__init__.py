@@ -4,19 +4,25 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from lgov_core.policies.approval import ApprovalPolicy
+from lgov_core.policies.approval_requests import ApprovalRequest, ApprovalRequests
 from lgov_core.policies.base import BoundedPolicy, ObservingPolicy, Policy
 from lgov_core.policies.combine import combine, fold
 from lgov_core.policies.conditions import Condition, ConditionError, condition_of
+from lgov_core.policies.cost import CostControlPolicy, Spent
 from lgov_core.policies.digest import digest_of
 from lgov_core.policies.egress import EgressPolicy, PinnedURL
 from lgov_core.policies.held_text import HeldText
 from lgov_core.policies.loader import load_policies, load_policy_file
+from lgov_core.policies.loop import LoopPolicy
 from lgov_core.policies.path import PathPolicy
 from lgov_core.policies.pii import PIIPolicy
 from lgov_core.policies.policy_set import ConstantPolicy, PolicySet
 from lgov_core.policies.presets import PRESETS, preset
 from lgov_core.policies.provenance import ProvenancePolicy
+from lgov_core.policies.rate import RateLimitPolicy
 from lgov_core.policies.registry import BUILTIN_POLICIES, PolicyFactory, available_policies
+from lgov_core.policies.rehearsal import rehearsal
 from lgov_core.policies.reload import ReloadingPolicySet
 from lgov_core.policies.rule import Rule
 from lgov_core.policies.secrets import SecretsPolicy
@@ -30,12 +36,17 @@ if TYPE_CHECKING:
 __all__ = [
     "BUILTIN_POLICIES",
     "PRESETS",
+    "ApprovalPolicy",
+    "ApprovalRequest",
+    "ApprovalRequests",
     "BoundedPolicy",
     "Condition",
     "ConditionError",
     "ConstantPolicy",
+    "CostControlPolicy",
     "EgressPolicy",
     "HeldText",
+    "LoopPolicy",
     "ObservingPolicy",
     "PIIPolicy",
     "PathPolicy",
@@ -44,11 +55,13 @@ __all__ = [
     "PolicyFactory",
     "PolicySet",
     "ProvenancePolicy",
+    "RateLimitPolicy",
     "ReloadingPolicySet",
     "Rule",
     "SQLPolicy",
     "SecretsPolicy",
     "ShellPolicy",
+    "Spent",
     "ToolPolicy",
     "available_policies",
     "combine",
@@ -60,6 +73,7 @@ __all__ = [
     "load_policies",
     "load_policy_file",
     "preset",
+    "rehearsal",
 ]
 
 

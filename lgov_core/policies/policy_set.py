@@ -47,7 +47,8 @@ class ConstantPolicy(BoundedPolicy):
 class PolicySet:
     """Judges with every rule that covers an action.
 
-    A bare policy among ``rules`` is a `Rule` without further restriction. Rules are asked in their order. Transforms
+    A bare policy among ``rules`` is a `Rule` without further restriction. Rules are asked in their order, those whose
+    policy wants to be ``asked_last`` (approvals) at the end, and only when no other denies. Transforms
     fold: a later rule sees the arguments as the earlier ones left them; then the most severe effect wins. A policy that
     raises, or answers something that is not a `Decision` or None, counts as a deny in its slot (rule ``policy-error``),
     a condition that cannot be told too (rule ``condition-error``), and the others are still asked. What a policy that
@@ -83,7 +84,8 @@ class PolicySet:
             raise PolicyError(f"{name}: default {default!r} is unknown", hint="write deny or allow")
         if mode not in ("enforce", "shadow"):
             raise PolicyError(f"{name}: mode {mode!r} is unknown", hint="write enforce or shadow")
-        self.rules = tuple(rule if isinstance(rule, Rule) else Rule(rule) for rule in rules)
+        made = [rule if isinstance(rule, Rule) else Rule(rule) for rule in rules]
+        self.rules = tuple(sorted(made, key=lambda rule: rule.asked_last))
         self.default: Default = default
         self.mode: SetMode = mode
         self.name = name
@@ -92,6 +94,9 @@ class PolicySet:
         self.digest = digest if digest is not None else digest_of(self.rules, default, mode, name, version)
         policies = {id(rule.policy): rule.policy for rule in self.rules}
         self._observing = tuple(policy for policy in policies.values() if isinstance(policy, ObservingPolicy))
+        self.keeps_count = any(getattr(policy, "keeps_count", True) for policy in self._observing)
+        waits = [getattr(rule.policy, "timeout_s", None) for rule in self.rules]
+        self.timeout_s = max((wait for wait in waits if isinstance(wait, int | float)), default=None)
         self._index = {point: _Index([rule for rule in self.rules if point in rule.on]) for point in Point}
         self._remembered = lru_cache(REMEMBERED_NAMES)(self._rules_for)
 
@@ -121,6 +126,8 @@ class PolicySet:
         current = action
         rules = (self._remembered if len(name) <= MAX_REMEMBERED_NAME else self._rules_for)(action.point, name)
         for rule in rules:
+            if rule.asked_last and any(decision.effect is Effect.DENY for decision in taken):
+                continue
             decision = ask(rule, current)
             if decision is not None:
                 taken.append(decision)

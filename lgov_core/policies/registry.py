@@ -29,6 +29,8 @@ def deny(*, name: str, reason: str = "") -> Policy:
 _HOMES: Final = {
     "agent_os": "lgov_core.policies.agent_os:AgentOSPolicy",
     "allow": "lgov_core.policies.registry:allow",
+    "approval": "lgov_core.policies.approval:ApprovalPolicy",
+    "cost": "lgov_core.policies.cost:CostControlPolicy",
     "deny": "lgov_core.policies.registry:deny",
     "pii": "lgov_core.policies.pii:PIIPolicy",
     "provenance": "lgov_core.policies.provenance:ProvenancePolicy",
@@ -36,6 +38,8 @@ _HOMES: Final = {
     "egress": "lgov_core.policies.egress:EgressPolicy",
     "path": "lgov_core.policies.path:PathPolicy",
     "shell": "lgov_core.policies.shell:ShellPolicy",
+    "loop": "lgov_core.policies.loop:LoopPolicy",
+    "rate": "lgov_core.policies.rate:RateLimitPolicy",
     "sql": "lgov_core.policies.sql:SQLPolicy",
     "tool": "lgov_core.policies.tool:ToolPolicy",
 }

@@ -43,6 +43,7 @@ class Rule:
     when: Condition | Mapping[str, Any] | str | None = None
     condition: Condition | None = field(default=None, init=False, repr=False)
     bounded: bool = field(default=False, init=False, repr=False)
+    asked_last: bool = field(default=False, init=False, repr=False)
     fits_agent: Fits | None = field(default=None, init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -62,6 +63,7 @@ class Rule:
         settle("agents", agents)
         settle("condition", None if self.when is None else condition_of(self.when, rule=name))
         settle("bounded", bool(getattr(self.policy, "bounded", False)))
+        settle("asked_last", bool(getattr(self.policy, "asked_last", False)))
         settle("fits_agent", None if "*" in agents else one_of_globs(agents))
 
     def covers(self, action: Action) -> bool:

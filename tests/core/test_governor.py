@@ -151,10 +151,39 @@ def test_what_a_transform_made_is_denied_by_a_policy_that_saw_the_action_before_
             assert decision.arguments is None
 
 
+@pytest.mark.parametrize("final", [ALLOW, None, WARN])
+def test_an_escalation_gives_way_to_what_its_judge_says_of_the_form_that_would_run(final: Decision | None) -> None:
+    def small(action: Action) -> Decision | None:
+        return ESCALATE if action.arguments["q"] == "big" else final
+
+    shrink = Says(
+        lambda action: (
+            Decision(Effect.TRANSFORM, "s", arguments={"q": "small"}) if action.arguments["q"] != "small" else None
+        )
+    )
+    for order in ([Says(small), shrink], [shrink, Says(small)]):
+        for decision in both(governor(*order), call(q="big")):
+            assert not decision.blocks
+            assert decision.arguments == {"q": "small"}
+    still = Says(lambda _action: ESCALATE)
+    for decision in both(governor(still, shrink), call(q="big")):
+        assert decision.effect is Effect.ESCALATE
+
+
 def test_transforms_that_never_settle_are_denied() -> None:
     grow = Says(lambda action: Decision(Effect.TRANSFORM, "g", arguments={"q": str(action.arguments["q"]) + "!"}))
     for decision in both(governor(grow), call(q="")):
         assert decision.blocks
+
+
+def test_an_escalation_is_told_as_something_to_wait_for_and_a_denial_is_not() -> None:
+    waits = Decision(Effect.ESCALATE, "four-eyes", "approval-pending", "a person has to approve (request apr_1)").tell()
+    assert waits.startswith("NOT RUN YET, needs approval by policy four-eyes/approval-pending")
+    assert "request apr_1" in waits
+    assert "exactly the same call again" in waits
+    denied = DENY.tell()
+    assert denied.startswith("DENIED by policy p/no: because.")
+    assert "do not repeat it" in denied
 
 
 def test_decision_is_committed_before_it_is_given(tmp_path: Any) -> None:

@@ -1,0 +1,55 @@
+"""One spelling for equal values: what an approval or a repetition is recognised by."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Mapping
+from typing import Any, Final
+
+#: Containers within containers; what is deeper has no canonical form.
+MAX_DEPTH: Final = 100
+
+
+class NotCanonical(ValueError):
+    """A value that JSON has no unmistakable form for."""
+
+
+def canonical_json(value: Any) -> str:
+    """``value`` as ASCII JSON with sorted keys and no white space: equal texts mean equal values.
+
+    Lists and tuples are the same; 1, 1.0, true and "1" are not. Raises `NotCanonical` for a key that is no text, a number
+    that is not finite, anything that is no JSON value, and for more than `MAX_DEPTH` levels.
+    """
+    return json.dumps(_plain(value, 0), sort_keys=True, separators=(",", ":"), allow_nan=False)
+
+
+def fingerprint(value: Any) -> str:
+    """SHA-256 of `canonical_json` in hex. Raises `NotCanonical`."""
+    return hashlib.sha256(canonical_json(value).encode()).hexdigest()
+
+
+def _plain(value: Any, depth: int) -> Any:
+    if depth > MAX_DEPTH:
+        raise NotCanonical("it is nested too deep, or holds itself")
+    if value is None or value is True or value is False:
+        return value
+    if isinstance(value, str):
+        return str.__str__(value)
+    if isinstance(value, int):
+        return int(value)
+    if isinstance(value, float):
+        if not math.isfinite(value):
+            raise NotCanonical(f"it holds {value!r}")
+        return float(value)
+    if isinstance(value, Mapping):
+        found: dict[str, Any] = {}
+        for key, item in value.items():
+            if not isinstance(key, str):
+                raise NotCanonical(f"it holds the key {key!r}, which is no text")
+            found[str.__str__(key)] = _plain(item, depth + 1)
+        return found
+    if isinstance(value, list | tuple):
+        return [_plain(item, depth + 1) for item in value]
+    raise NotCanonical(f"it holds {type(value).__name__}, which JSON has no form for")

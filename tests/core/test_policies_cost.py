@@ -1,0 +1,535 @@
+"""CostControlPolicy: nothing is spent that the budget does not hold, whoever asks at the same time."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from lgov_core.cli import cli
+from lgov_core.errors import PolicyError, PolicyFileError
+from lgov_core.governor import Governor, ObservedDecision
+from lgov_core.plugins import make_plugin_manager
+from lgov_core.policies import (
+    CostControlPolicy,
+    PolicySet,
+    ReloadingPolicySet,
+    Rule,
+    SQLPolicy,
+    ToolPolicy,
+    load_policies,
+    rehearsal,
+)
+from lgov_core.policies.ledger import MemoryLedger
+from lgov_core.scope import RolloutScope
+from lgov_core.types import Action, Decision, Effect, Point, ToolOutcome
+
+PRICES = {"gpt-x": {"input": 1.0, "output": 10.0}}
+MESSAGES = [{"role": "user", "content": "How many people work here?"}]
+
+
+def before(
+    operation: str | None = "op_1", model: str = "gpt-x", rollout: str | None = "ro_1", **arguments: Any
+) -> Action:
+    arguments = {"messages": MESSAGES, "max_tokens": 100, **arguments}
+    return Action(Point.PRE_MODEL_CALL, model, "model", arguments=arguments, rollout_id=rollout, operation_id=operation)
+
+
+def after(operation: str | None = "op_1", model: str = "gpt-x", rollout: str | None = "ro_1", **usage: Any) -> Action:
+    arguments = {"usage": usage} if usage else {}
+    return Action(
+        Point.POST_MODEL_CALL, model, "model", arguments=arguments, rollout_id=rollout, operation_id=operation
+    )
+
+
+def tool(operation: str | None = None, name: str = "search", rollout: str | None = "ro_1", **fields: Any) -> Action:
+    return Action(Point.PRE_TOOL_CALL, name, operation_id=operation, rollout_id=rollout, **fields)
+
+
+def refused(decision: Decision | None) -> str:
+    assert decision is not None
+    assert decision.effect is Effect.DENY
+    return decision.rule
+
+
+def governor(*policies: Any, **options: Any) -> Governor:
+    return Governor(policies, manager=make_plugin_manager(builtin=(), third_party=False), **options)
+
+
+BOUND = len(json.dumps({"messages": MESSAGES, "max_tokens": 100}, ensure_ascii=False)) + 100
+
+
+@pytest.fixture(params=["memory", "file"])
+def ledger(request: pytest.FixtureRequest, tmp_path: Path) -> Any:
+    return None if request.param == "memory" else tmp_path / "budgets.sqlite"
+
+
+# ---------------------------------------------------------------------- money and tokens
+
+
+def test_a_call_sets_its_most_aside_and_spends_what_it_says(ledger: Any) -> None:
+    policy = CostControlPolicy(max_cost_usd=1, prices=PRICES, ledger=ledger)
+    assert policy.judge(before()) is None
+    spent = policy.spent("ro_1")
+    assert (spent.tokens, spent.reserved_tokens, spent.reserved_calls) == (0, BOUND, 1)
+    assert spent.reserved_cost_usd == pytest.approx(((BOUND - 100) * 1 + 100 * 10) / 1e6)
+    assert policy.judge(after(input_tokens=20, output_tokens=7)) is None
+    spent = policy.spent("ro_1")
+    assert (spent.tokens, spent.calls, spent.reserved_tokens, spent.reserved_calls) == (27, 1, 0, 0)
+    assert spent.cost_usd == pytest.approx((20 + 70) / 1e6)
+    assert spent.reserved_cost_usd == 0
+
+
+def test_calls_at_the_same_time_cannot_spend_the_same_money(ledger: Any) -> None:
+    policy = CostControlPolicy(max_tokens=2 * BOUND + 2, ledger=ledger)
+    assert [policy.judge(before(f"op_{i}")) is None for i in range(3)] == [True, True, False]
+    decision = policy.judge(before("op_3"))
+    assert refused(decision) == "token-budget"
+    assert decision is not None
+    assert f"{2 * BOUND:,} of {2 * BOUND + 2:,} tokens" in decision.reason
+    assert "2 left" in decision.reason
+    policy.judge(after("op_0", input_tokens=1, output_tokens=1))
+    assert policy.judge(before("op_3")) is None
+
+
+@pytest.mark.parametrize(
+    "usage",
+    [
+        {},
+        {"input_tokens": 5},
+        {"input_tokens": -1, "output_tokens": 1},
+        {"input_tokens": 0, "output_tokens": 0},
+        {"input_tokens": 1.5, "output_tokens": 1},
+        {"input_tokens": "1", "output_tokens": 1},
+        {"input_tokens": True, "output_tokens": True},
+        {"input_tokens": 2**60, "output_tokens": 1},
+    ],
+)
+def test_a_call_that_does_not_say_what_it_used_has_spent_all_of_it(usage: dict[str, Any]) -> None:
+    policy = CostControlPolicy(max_tokens=10_000)
+    policy.judge(before())
+    policy.judge(after(**usage))
+    spent = policy.spent("ro_1")
+    assert (spent.tokens, spent.reserved_tokens) == (BOUND, 0)
+
+
+def test_what_was_used_is_booked_once_however_often_the_reply_is_judged() -> None:
+    policy = CostControlPolicy(max_tokens=10_000)
+    policy.judge(before())
+    for _ in range(3):
+        policy.judge(after(input_tokens=5, output_tokens=5))
+    assert policy.spent().tokens == 10
+
+
+def test_a_call_that_took_more_than_it_could_stops_what_comes_after(ledger: Any) -> None:
+    policy = CostControlPolicy(max_tokens=1000, ledger=ledger)
+    policy.judge(before())
+    policy.judge(after(input_tokens=5000, output_tokens=1))
+    assert refused(policy.judge(before("op_2"))) == "token-budget"
+    assert refused(policy.judge(tool())) == "token-budget", "not even what costs nothing"
+
+
+def test_the_reply_of_unknown_length_counts_with_the_length_given_here() -> None:
+    policy = CostControlPolicy(max_tokens=100_000, max_output_tokens=777)
+    policy.judge(Action(Point.PRE_MODEL_CALL, "m", "model", arguments={"messages": []}, operation_id="op_1"))
+    assert policy.spent().reserved_tokens == len('{"messages": []}') + 777
+    nested = {"messages": [], "options": {"max_output_tokens": 10, "n": 3}}
+    policy = CostControlPolicy(max_tokens=100_000)
+    policy.judge(Action(Point.PRE_MODEL_CALL, "m", "model", arguments=nested, operation_id="op_1"))
+    assert policy.spent().reserved_tokens == len(json.dumps(nested)) + 30
+
+
+def test_a_prompt_whose_size_cannot_be_told_is_denied() -> None:
+    endless: dict[str, Any] = {}
+    endless["messages"] = [endless]
+    action = Action(Point.PRE_MODEL_CALL, "m", "model", arguments=endless, operation_id="op_1")
+    assert refused(CostControlPolicy(max_tokens=100_000).judge(action)) == "cost-unclear"
+
+
+def test_a_model_without_a_price_is_denied_only_when_dollars_are_counted() -> None:
+    decision = CostControlPolicy(max_cost_usd=100).judge(before(model="mystery"))
+    assert refused(decision) == "cost-price"
+    assert decision is not None
+    assert "mystery" in decision.reason
+    assert "unknown_model_price" in decision.reason
+    assert CostControlPolicy(max_tokens=10_000).judge(before(model="mystery")) is None
+    policy = CostControlPolicy(max_cost_usd=1, unknown_model_price={"input": 1e5, "output": 1e5})
+    assert refused(policy.judge(before(model="mystery"))) == "cost-budget"
+
+
+def test_the_longest_glob_that_fits_gives_the_price() -> None:
+    prices = {"*": {"input": 900_000, "output": 900_000}, "gpt-*": {"input": 0, "output": 0}}
+    policy = CostControlPolicy(max_cost_usd=0.01, prices=prices)
+    assert policy.judge(before(model="gpt-x")) is None
+    assert refused(policy.judge(before("op_2", model="other"))) == "cost-budget"
+
+
+# ---------------------------------------------------------------------- calls, tools, time
+
+
+def test_calls_of_models_and_tools_count_together(ledger: Any) -> None:
+    policy = CostControlPolicy(max_calls=3, ledger=ledger)
+    assert policy.judge(before()) is None
+    assert policy.judge(tool()) is None
+    assert policy.judge(tool("op_2")) is None
+    assert refused(policy.judge(tool("op_3"))) == "call-budget"
+    assert refused(policy.judge(before("op_4"))) == "call-budget"
+
+
+def test_tools_cost_what_they_are_said_to_cost() -> None:
+    policy = CostControlPolicy(max_cost_usd=0.3, tool_costs={"search*": 0.1, "search_all": 0.25})
+    assert policy.judge(tool(name="search_all")) is None
+    assert policy.judge(tool(name="read")) is None
+    assert refused(policy.judge(tool(name="search_web"))) == "cost-budget"
+    policy = CostControlPolicy(max_cost_usd=0.3, tool_costs={"*": 0.1})
+    assert [policy.judge(tool()) is None for _ in range(4)] == [True, True, True, False], "0.1 + 0.1 + 0.1 is 0.3"
+
+
+def test_time_is_counted_from_the_first_action_and_does_not_go_back(ledger: Any) -> None:
+    now = [100.0]
+    policy = CostControlPolicy(max_seconds=10, clock=lambda: now[0], ledger=ledger)
+    assert policy.judge(tool()) is None
+    now[0] = 109.9
+    assert policy.judge(tool()) is None
+    assert policy.judge(tool(rollout="ro_2")) is None
+    now[0] = 110.0
+    assert refused(policy.judge(tool())) == "time-budget"
+    now[0] = 50.0
+    assert refused(policy.judge(tool())) == "time-budget"
+    assert policy.judge(tool(rollout="ro_2")) is None
+
+
+# ---------------------------------------------------------------------- whose budget
+
+
+@pytest.mark.parametrize(
+    ("per", "one", "other"),
+    [
+        ("rollout", {"rollout_id": "a"}, {"rollout_id": "b"}),
+        ("attempt", {"rollout_id": "a", "attempt": 1}, {"rollout_id": "a", "attempt": 2}),
+        ("session", {"session_id": "a"}, {"session_id": "b"}),
+        ("agent", {"agent": "a"}, {"agent": "b"}),
+    ],
+)
+def test_each_has_a_budget_and_those_without_an_id_share_one(per: Any, one: Any, other: Any) -> None:
+    policy = CostControlPolicy(max_calls=1, per=per)
+    for fields in (one, other, {}):
+        assert policy.judge(Action(Point.PRE_TOOL_CALL, "t", **fields)) is None
+        assert refused(policy.judge(Action(Point.PRE_TOOL_CALL, "t", **fields))) == "call-budget"
+    assert refused(policy.judge(Action(Point.PRE_TOOL_CALL, "other"))) == "call-budget"
+
+
+def test_attempts_of_a_rollout_share_its_budget() -> None:
+    policy = CostControlPolicy(max_calls=1)
+    assert policy.judge(tool(attempt=1)) is None
+    assert refused(policy.judge(tool(attempt=2))) == "call-budget"
+
+
+def test_a_budget_that_was_dropped_is_no_fresh_budget() -> None:
+    policy = CostControlPolicy(max_calls=1, max_budgets=2)
+    ended = Action(Point.AGENT_SHUTDOWN, "t", "agent", rollout_id="ro_1")
+    policy.judge(tool(rollout="ro_1"))
+    policy.judge(tool(rollout="ro_2"))
+    assert refused(policy.judge(tool(rollout="ro_3"))) == "cost-budgets", "none has ended, so none is dropped"
+    policy.observe(ObservedDecision(ended, Decision(Effect.ALLOW, "p"), 0.0))
+    assert policy.judge(tool(rollout="ro_3")) is None
+    assert refused(policy.judge(tool(rollout="ro_1"))) == "cost-closed"
+    assert refused(policy.judge(tool(rollout="ro_2"))) == "call-budget"
+    policy.reset("ro_1")
+    assert refused(policy.judge(tool(rollout="ro_1"))) == "cost-budgets"
+
+
+def test_reservations_that_never_come_back_end_as_spent(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lgov_core.policies.ledger.MAX_OPEN", 3)
+    policy = CostControlPolicy(max_calls=1000)
+    for number in range(10):
+        policy.judge(tool(f"op_{number}"))
+    assert isinstance(policy._ledger, MemoryLedger)
+    assert len(policy._ledger._open) == 3
+    spent = policy.spent()
+    assert (spent.calls, spent.reserved_calls) == (7, 3)
+
+
+def test_reset_gives_a_fresh_budget_to_one_or_all(ledger: Any) -> None:
+    policy = CostControlPolicy(max_calls=1, ledger=ledger)
+    for rollout in ("a", "b"):
+        policy.judge(tool("op_" + rollout, rollout=rollout))
+    policy.reset("a")
+    assert policy.judge(tool(rollout="a")) is None
+    assert refused(policy.judge(tool(rollout="b"))) == "call-budget"
+    policy.reset()
+    assert policy.spent().calls == policy.spent().reserved_calls == 0
+    assert policy.judge(tool(rollout="b")) is None
+
+
+# ---------------------------------------------------------------------- under a governor
+
+
+@pytest.mark.parametrize("as_plugin", [False, True])
+def test_what_another_policy_denies_is_given_back(ledger: Any, as_plugin: bool) -> None:
+    policy = CostControlPolicy(max_calls=2, ledger=ledger)
+    only = ToolPolicy(allow=["good"])
+    subject = governor(plugins=[PolicySet([Rule(policy), Rule(only)])]) if as_plugin else governor(policy, only)
+    with subject.rollout(RolloutScope("ro_1")):
+        for _ in range(5):
+            assert subject.decide(tool(name="bad", rollout=None)).policy in ("tool", only.name)
+        assert policy.spent("ro_1").reserved_calls == 0
+        effects = [subject.decide(tool(name="good", rollout=None)).effect for _ in range(3)]
+    assert effects == [Effect.ALLOW, Effect.ALLOW, Effect.DENY]
+    subject.close()
+
+
+def test_a_call_that_is_judged_again_after_a_transform_counts_once(ledger: Any) -> None:
+    class Shortens:
+        name = "shortens"
+        bounded = True
+
+        def judge(self, action: Action) -> Decision | None:
+            if action.arguments.get("q") == "short":
+                return Decision(Effect.ALLOW, self.name)
+            return Decision(Effect.TRANSFORM, self.name, arguments={"q": "short"})
+
+    policy = CostControlPolicy(max_calls=3, ledger=ledger)
+    subject = governor(policy, Shortens())
+    for _ in range(3):
+        assert subject.decide(tool(arguments={"q": "long"})).effect is Effect.TRANSFORM
+    spent = policy.spent("ro_1")
+    assert spent.calls + spent.reserved_calls == 3
+    assert subject.decide(tool(arguments={"q": "long"})).effect is Effect.DENY
+    subject.close()
+
+
+def test_one_operation_id_for_many_calls_buys_nothing(ledger: Any) -> None:
+    policy = CostControlPolicy(max_calls=2, ledger=ledger)
+    subject = governor(policy, ToolPolicy(allow=["*"]))
+    effects = [subject.decide(tool("always the same")).effect for _ in range(4)]
+    assert effects == [Effect.ALLOW, Effect.ALLOW, Effect.DENY, Effect.DENY]
+    subject.close()
+
+
+@pytest.mark.parametrize(
+    ("status", "calls"), [("ok", 1), ("error", 1), ("timeout", 1), ("unknown_tool", 0), ("denied", 0)]
+)
+def test_a_tool_call_counts_when_it_was_made(ledger: Any, status: Any, calls: int) -> None:
+    policy = CostControlPolicy(max_calls=5, ledger=ledger)
+    subject = governor(policy, ToolPolicy(allow=["*"]))
+    decision = subject.decide(tool("op_1"))
+    subject.record(ToolOutcome(tool("op_1"), status, decision=decision))
+    spent = policy.spent("ro_1")
+    assert (spent.calls, spent.reserved_calls) == (calls, 0)
+    subject.close()
+
+
+def test_beside_an_sql_policy_it_counts_and_permits_nothing() -> None:
+    cost = CostControlPolicy(max_cost_usd=100)
+    subject = governor(SQLPolicy(dialect="sqlite", deny=["DROP"], argument="input"), cost)
+    query = Action(Point.PRE_TOOL_CALL, "agent", "text", arguments={"input": "SELECT 1"})
+    assert cost.name == "CostControlPolicy"
+    assert cost.judge(query) is None
+    assert subject.decide(query).effect is Effect.ALLOW
+    assert subject.decide(Action(Point.PRE_TOOL_CALL, "a", "text", arguments={"input": "DROP TABLE t"})).blocks
+    assert governor(cost).decide(query).rule == "no-policy", "a limit is no permission"
+
+
+def test_it_goes_on_counting_where_the_one_before_it_stopped() -> None:
+    old = CostControlPolicy(max_calls=2)
+    old.judge(tool())
+    new = CostControlPolicy(max_calls=2, max_seconds=100)
+    new.continue_from(old)
+    assert new.judge(tool()) is None
+    assert refused(new.judge(tool())) == "call-budget"
+
+
+def test_what_cannot_be_counted_on_is_not_taken_over(tmp_path: Path) -> None:
+    for new in (
+        CostControlPolicy(max_calls=1, per="agent"),
+        CostControlPolicy(max_calls=1, ledger=tmp_path / "b.sqlite"),
+    ):
+        with pytest.raises(PolicyError):
+            new.continue_from(CostControlPolicy(max_calls=1))
+
+
+def test_an_edit_of_the_policy_file_is_no_fresh_budget(tmp_path: Path) -> None:
+    path = tmp_path / "policy.yaml"
+    text = "version: 1\nrules:\n  - {name: all, use: allow}\n  - {name: budget, use: cost, with: {max_calls: 2}}\n"
+    path.write_text(text)
+    subject = ReloadingPolicySet(path)
+    assert not subject.judge(tool()).blocks
+    path.write_text(text.replace("max_calls: 2", "max_calls: 3"))
+    assert subject.reload()
+    assert [subject.judge(tool()).blocks for _ in range(3)] == [False, False, True]
+    path.write_text(text.replace("max_calls: 2", "max_calls: 9, per: agent"))
+    with pytest.raises(PolicyError, match="another name"):
+        subject.reload()
+    assert subject.judge(tool()).blocks
+
+
+def test_the_commands_that_only_look_spend_nothing(tmp_path: Path) -> None:
+    ledger, file, cases = tmp_path / "budgets.sqlite", tmp_path / "policy.yaml", tmp_path / "cases.jsonl"
+    file.write_text(json.dumps(document(max_calls=1, ledger=str(ledger))))
+    lines = [
+        {"id": str(n), "name": "t", "rollout_id": "ro_1", "expect": "allow" if n == 0 else "deny"} for n in range(2)
+    ]
+    cases.write_text("\n".join(json.dumps(line) for line in lines))
+    for arguments in (["check", str(file)], ["eval", str(file), str(cases)], ["explain", str(file), "--action", "{}"]):
+        arguments = [part.replace("{}", '{"name": "t"}') for part in arguments]
+        result = CliRunner().invoke(cli, ["policy", *arguments])
+        assert result.exit_code == 0, result.output
+    assert not ledger.exists()
+
+
+def test_a_ledger_that_cannot_be_used_denies_and_says_so(tmp_path: Path) -> None:
+    path = tmp_path / "budgets.sqlite"
+    policy = CostControlPolicy(max_calls=5, ledger=path)
+    assert policy.judge(tool()) is None
+    path.unlink()
+    decision = policy.judge(tool())
+    assert refused(decision) == "cost-ledger"
+    reply = policy.judge(after(input_tokens=1, output_tokens=1))
+    assert reply is not None
+    assert reply.effect is Effect.WARN
+
+
+# ---------------------------------------------------------------------- several threads, several processes
+
+
+def test_threads_do_not_overspend_by_one(ledger: Any) -> None:
+    policy = CostControlPolicy(max_calls=50, ledger=ledger)
+    allowed: list[int] = []
+    start = threading.Barrier(8)
+
+    def work(number: int) -> None:
+        start.wait()
+        for turn in range(20):
+            if policy.judge(tool(f"op_{number}_{turn}")) is None:
+                allowed.append(turn)
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(allowed) == 50
+
+
+def _spend(path: str, number: int, results: Any) -> None:
+    policy = CostControlPolicy(max_tokens=40 * BOUND, per="global", ledger=path)
+    allowed = 0
+    for turn in range(20):
+        operation = f"op_{os.getpid()}_{turn}"
+        if policy.judge(before(operation)) is None:
+            allowed += 1
+            if turn % 5 == 0:
+                policy.release(operation)
+                allowed -= 1
+            elif turn % 2:
+                policy.judge(after(operation, input_tokens=BOUND - 1, output_tokens=1))
+    results.put(allowed)
+
+
+def test_processes_share_one_budget(tmp_path: Path) -> None:
+    path = str(tmp_path / "budgets.sqlite")
+    spawn = multiprocessing.get_context("spawn")
+    results = spawn.Queue()
+    workers = [spawn.Process(target=_spend, args=(path, number, results)) for number in range(4)]
+    for worker in workers:
+        worker.start()
+    allowed = [results.get(timeout=120) for _ in workers]
+    for worker in workers:
+        worker.join()
+    assert [worker.exitcode for worker in workers] == [0] * 4
+    policy = CostControlPolicy(max_tokens=40 * BOUND, per="global", ledger=path)
+    spent = policy.spent()
+    # Four would like to make 64 calls; released ones count for nothing, and what is left is less than one call.
+    assert sum(allowed) == spent.calls + spent.reserved_calls <= 40
+    assert (spent.tokens + spent.reserved_tokens) == sum(allowed) * BOUND
+    assert sum(allowed) >= 36, "released calls may keep a few others out for a moment, not all of them"
+    while policy.judge(before(f"rest_{policy.spent().reserved_calls}")) is None:
+        pass
+    total = policy.spent()
+    assert total.tokens + total.reserved_tokens == 40 * BOUND
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this platform does not fork")
+def test_a_forked_child_spends_from_the_same_file(tmp_path: Path) -> None:
+    policy = CostControlPolicy(max_calls=3, per="global", ledger=tmp_path / "budgets.sqlite")
+    assert policy.judge(tool()) is None
+    child = os.fork()
+    if child == 0:
+        os._exit(0 if policy.judge(tool()) is None else 1)
+    assert os.waitpid(child, 0)[1] == 0
+    assert policy.judge(tool()) is None
+    assert refused(policy.judge(tool())) == "call-budget"
+
+
+# ---------------------------------------------------------------------- from a file, and mistakes
+
+
+def document(**options: Any) -> dict[str, Any]:
+    allow = {"name": "all", "use": "allow"}
+    return {"version": 1, "rules": [allow, {"name": "budget", "use": "cost", "with": options}]}
+
+
+def test_from_a_policy_file(tmp_path: Path) -> None:
+    subject = load_policies(document(max_cost_usd=0.5, per="session", tool_costs={"*": 0.25}, prices=PRICES))
+    first, second = (Action(Point.PRE_TOOL_CALL, "t", session_id=session) for session in ("a", "b"))
+    assert [subject.judge(first).effect.label for _ in range(3)] == ["allow", "allow", "deny"]
+    denied = subject.judge(first)
+    assert (denied.policy, denied.rule) == ("budget", "cost-budget")
+    assert subject.judge(second).effect is Effect.ALLOW
+    budget = next(rule for rule in subject.rules if rule.name == "budget")
+    assert set(budget.on) >= {Point.PRE_MODEL_CALL, Point.POST_MODEL_CALL, Point.PRE_TOOL_CALL}
+    assert subject.bounded
+    assert not load_policies(document(max_calls=1, ledger=str(tmp_path / "b.sqlite"))).bounded
+
+
+def test_a_rehearsal_spends_nothing_that_is_shared(tmp_path: Path) -> None:
+    path = str(tmp_path / "budgets.sqlite")
+    with rehearsal():
+        rehearsed = load_policies(document(max_calls=1, ledger=path))
+    rehearsed.judge(tool())
+    assert rehearsed.judge(tool()).blocks
+    assert not os.path.exists(path)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({}, "no limit"),
+        ({"max_cost_usd": 0}, "max_cost_usd"),
+        ({"max_cost_usd": float("inf")}, "max_cost_usd"),
+        ({"max_cost_usd": float("nan")}, "max_cost_usd"),
+        ({"max_cost_usd": "100"}, "max_cost_usd"),
+        ({"max_tokens": 1.5}, "max_tokens"),
+        ({"max_calls": True}, "max_calls"),
+        ({"max_seconds": -1}, "max_seconds"),
+        ({"max_calls": 1, "per": "user"}, "per"),
+        ({"max_calls": 1, "prices": {"m": 3}}, "prices"),
+        ({"max_calls": 1, "prices": {"m": {"input": -1, "output": 1}}}, "prices"),
+        ({"max_calls": 1, "prices": {"m": {"input": 1}}}, "prices"),
+        ({"max_calls": 1, "tool_costs": {"t": float("nan")}}, "tool_costs"),
+        ({"max_calls": 1, "tool_costs": [1]}, "tool_costs"),
+        ({"max_calls": 1, "ledger": 5}, "ledger"),
+        ({"max_calls": 1, "ledger": ""}, "ledger"),
+        ({"max_calls": 1, "bytes_per_token": 0}, "bytes_per_token"),
+        ({"max_calls": 1, "max_output_tokens": 0}, "max_output_tokens"),
+    ],
+)
+def test_settings_without_a_meaning_are_refused(options: dict[str, Any], said: str) -> None:
+    with pytest.raises(PolicyError, match=said):
+        CostControlPolicy(**options)
+    with pytest.raises(PolicyFileError):
+        load_policies(document(**options))
+
+
+def test_a_file_that_is_something_else_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "notes.txt"
+    path.write_text("not a database, and long enough to be told from an empty one" * 20)
+    with pytest.raises(PolicyError, match=r"notes\.txt"):
+        CostControlPolicy(max_calls=1, ledger=path)
