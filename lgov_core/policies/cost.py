@@ -202,7 +202,12 @@ class CostControlPolicy(BoundedPolicy):
 
     def _refuse(self, action: Action, amount: Amount, short: Shortfall) -> Decision:
         total, limits = short.balance.total, self.limits
-        whose = f"this {self.per}" if count_key(action, self.per) != COMMON else "all of them together"
+        if self.per == "global":
+            whose = "all actions"
+        elif count_key(action, self.per) == COMMON:
+            whose = f"all actions without a {self.per}"
+        else:
+            whose = f"this {self.per}"
         match short.lack:
             case "seconds":
                 said = f"The time of {whose} is up: {short.balance.elapsed_s:.1f} of {limits.seconds:g} s"

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from lgov_core.policies.combine import fold
 from lgov_core.policies.policy_set import PolicySet, ask
-from lgov_core.types import Action, Decision
+from lgov_core.types import Action, Decision, new_id
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,8 +37,11 @@ class Explanation:
 def explain(policies: PolicySet, action: Action) -> Explanation:
     """Asks every rule about ``action``, and then the set.
 
-    Policies that keep count (budgets, rates, loops) are asked twice and count twice: ask a set that nobody else uses.
+    Policies that keep count (budgets, rates, loops) count it: ask a set that nobody else uses.
     """
+    if action.operation_id is None:
+        # By it they know that both times it is one action.
+        action = replace(action, operation_id=new_id("op"))
     verdicts: list[RuleVerdict] = []
     current = action
     for rule in policies.rules:
