@@ -17,11 +17,11 @@ def string_tuple(owner: str, option: str, value: object) -> tuple[str, ...]:
     return tuple(value)
 
 
-<<<<<<< HEAD
 def names(text: str) -> tuple[str, ...]:
     """The words of a text: a long list of names, written as prose."""
     return tuple(text.split())
-=======
+
+
 def positive_number(owner: str, option: str, value: object) -> float:
     """``value`` as a float when it is a finite number above 0. Raises `PolicyError`."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < float("inf"):
@@ -34,4 +34,3 @@ def positive_integer(owner: str, option: str, value: object) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
         raise PolicyError(f"{owner}: {option} is {value!r}", hint=f"write a whole number above 0, as in {option}: 10")
     return value
->>>>>>> d4329d4 (Budgets, rate limits, a loop stop and approvals; escalations are told apart from denials)
