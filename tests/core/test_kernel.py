@@ -521,16 +521,29 @@ def test_after_sigterm_an_output_may_still_go_and_after_sigkill_not(record: Audi
 async def test_tasks_wait_without_holding_up_the_loop(record: AuditLog) -> None:
     kernel = KernelSpace(allowing(), record, stop_timeout_s=600)
     kernel.signal("r", "SIGSTOP")
+    ran: list[str] = []
+
+    async def agent(name: str) -> str:
+        ran.append(name)
+        return name
 
     async def rollout(name: str) -> Any:
         with enter_scope(RolloutScope(name)):
-            return await kernel.execute_async(coroutine, name)
+            return await kernel.execute_async(agent, name)
 
     stopped = asyncio.create_task(rollout("r"))
-    assert await rollout("other") == "awaited other"
-    assert not stopped.done()
+    for number in range(5):
+        await asyncio.create_task(rollout(f"other{number}"))
+    assert ran == [f"other{number}" for number in range(5)]
     kernel.signal("r", "SIGCONT")
-    assert await stopped == "awaited r"
+    assert await stopped == "r"
+
+
+async def test_a_stopped_task_that_nobody_resumes_is_denied(record: AuditLog) -> None:
+    kernel = KernelSpace(allowing(), record, stop_timeout_s=0.01)
+    kernel.signal("coroutine", "SIGSTOP")
+    execution = await kernel.run_async(coroutine, "x")
+    assert (execution.ran, execution.decision.rule) == (False, "sigstop")
 
 
 async def test_a_task_that_waits_can_be_cancelled(record: AuditLog) -> None:
