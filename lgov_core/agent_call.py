@@ -45,10 +45,24 @@ class AgentCall:
             )
         return arguments[INPUT]
 
+    @property
+    def given(self) -> Any:
+        """The input as it was given."""
+        return self.action.arguments[INPUT] if self.plain else self.action.arguments
+
+    def with_text(self, text: str) -> AgentCall:
+        """The call with another input text. Raises `KernelError` where the input is no text."""
+        if not self.plain or not isinstance(self.given, str):
+            raise KernelError(
+                f"a policy changed the text of the input of {self.action.name}, which is no text",
+                hint=f"let it change the arguments at {Point.PRE_TOOL_CALL} instead",
+            )
+        return replace(self, action=self.action.changed(arguments={INPUT: text}))
+
     def results(self, text: str | None) -> list[Action]:
         """What is judged before the caller gets the answer: the result and, when an agent gave it, the output."""
-        points = (Point.POST_TOOL_CALL, Point.OUTPUT) if self.by_agent else (Point.POST_TOOL_CALL,)
-        return [replace(self.action, point=point, text=text) for point in points]
+        result = replace(self.action, point=Point.POST_TOOL_CALL, text=text)
+        return [result, replace(result, point=Point.OUTPUT, arguments={})] if self.by_agent else [result]
 
 
 def prepare(

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
 from typing import Any, Final, TypeVar
 
-from lgov_core.errors import ArgumentError, KernelError
+from lgov_core.errors import ArgumentError, KernelError, PolicyDenied
 from lgov_core.reward.violation import PolicyViolation
 from lgov_core.scope import RolloutScope, carry_into_threads, enter_scope
 from lgov_core.types import Severity, new_id
@@ -162,7 +162,8 @@ class GovernedEnvironment(gymnasium.Env[Any, Any]):
         """Begins an episode. Returns its task and ``{"episode": number from 1, "kernel_policies": names}``.
 
         With ``seed`` the tasks from here on are always the same. ``options`` may hold ``task``, to be used instead of
-        a generated one. Raises `ArgumentError` for another option and for a task outside the observation space.
+        a generated one. Raises `ArgumentError` for another option and for a task outside the observation space, and
+        `PolicyDenied` when a policy does not let the episode begin.
         """
         self._require_open()
         if unknown := set(options or ()) - {"task"}:
@@ -179,6 +180,11 @@ class GovernedEnvironment(gymnasium.Env[Any, Any]):
                 hint="pass the observation_space that the tasks belong to",
             )
         scope = RolloutScope(new_id("episode"))
+        begin: Any = getattr(self.kernel, "begin_rollout", None)
+        if callable(begin):
+            decision: Any = begin(scope)
+            if decision.blocks:
+                raise PolicyDenied(decision)
         collected = self._watch.begin(scope.rollout_id)
         assert collected is not None, "the id is new"
         self._totals.episodes += 1
@@ -272,9 +278,10 @@ class GovernedEnvironment(gymnasium.Env[Any, Any]):
             except Exception as error:  # noqa: BLE001 - an act that failed is a result
                 return None, f"{type(error).__name__}: {error}"
             finally:
-                if not self.config.terminate_on_critical:
+                forget = getattr(self.kernel, "forget_signals", None)
+                if callable(forget) and not self.config.terminate_on_critical:
                     # The kernel asks a rollout to end on a critical violation; this one was configured to go on.
-                    self._forget_signals(episode, automatic_only=True)
+                    forget(episode.scope.rollout_id, automatic_only=True)
         if inspect.isawaitable(result):
             if inspect.iscoroutine(result):
                 result.close()
@@ -291,11 +298,8 @@ class GovernedEnvironment(gymnasium.Env[Any, Any]):
         if episode is not None:
             self._totals.successful += _succeeded(episode)
             self._watch.end(episode.scope.rollout_id)
-            self._forget_signals(episode, automatic_only=False)
-
-    def _forget_signals(self, episode: _Episode, *, automatic_only: bool) -> None:
-        if callable(forget := getattr(self.kernel, "forget_signals", None)):
-            forget(episode.scope.rollout_id, automatic_only=automatic_only)
+            if callable(end := getattr(self.kernel, "end_rollout", None)):
+                end(episode.scope)
 
     def _policy_names(self) -> list[str]:
         if callable(names := getattr(self.kernel, "get_policies", None)):

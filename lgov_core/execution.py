@@ -5,11 +5,12 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Generator
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, TypeAlias
 
 from lgov_core.agent_call import AgentCall, Function, text_of
 from lgov_core.errors import KernelError
-from lgov_core.types import Action, Decision, Effect, Outcome, ToolOutcome, ToolStatus
+from lgov_core.scope import RolloutScope
+from lgov_core.types import Action, Decision, Effect, Outcome, Point, ToolOutcome, ToolStatus
 from lgov_core.violations import outcome_of
 
 
@@ -51,15 +52,40 @@ class Run:
     value: Any
 
 
-def steps_of(
-    call: AgentCall, *, unused: Callable[[ToolOutcome], None]
-) -> Generator[Action | ToolOutcome | Run, Any, Execution]:
+Steps: TypeAlias = Generator[Action | ToolOutcome | Run, Any, Execution]
+
+
+def life_of(scope: RolloutScope, point: Point) -> Action:
+    """The beginning or the end of a rollout, as it is judged."""
+    return Action(point, name=scope.task_id or scope.rollout_id, kind="agent", framework="lgov")
+
+
+def steps_of(call: AgentCall, *, rollout: RolloutScope | None, unused: Callable[[ToolOutcome], None]) -> Steps:
     """What has to happen for one execution, in order; the answer to each step is sent in.
 
     An `Action` is to be judged (answer: the decision), a `ToolOutcome` to be recorded (answer: ignored), a `Run` to be
-    run (answer: result and exception, one of them None). ``unused`` is told of an act that was allowed and not run.
-    What the agent raised is raised.
+    run (answer: result and exception, one of them None). ``rollout`` is the rollout that begins and ends with this
+    execution, if one does. ``unused`` is told of an act that was allowed and not run. What the agent raised is raised.
     """
+    if rollout is None:
+        return (yield from _executed(call, unused))
+    startup: Decision = yield life_of(rollout, Point.AGENT_STARTUP)
+    if startup.blocks:
+        return Execution(call.action, startup, outcome_of(startup), ran=False)
+    try:
+        return (yield from _executed(call, unused))
+    finally:
+        yield life_of(rollout, Point.AGENT_SHUTDOWN)
+
+
+def _executed(call: AgentCall, unused: Callable[[ToolOutcome], None]) -> Steps:
+    if call.by_agent:
+        text = _read(call.given, "input")
+        verdict: Decision = yield replace(call.action, point=Point.INPUT, text=text, arguments={})
+        if verdict.blocks:
+            return Execution(call.action, verdict, outcome_of(verdict), ran=False)
+        if verdict.text is not None:
+            call = call.with_text(verdict.text)
     action = call.action
     decision: Decision = yield action
     if decision.blocks:
@@ -70,21 +96,34 @@ def steps_of(
         unused(ToolOutcome(action, "denied", decision=decision, error="only judged"))
         accuracy = 0.0 if decision.effect is Effect.TRANSFORM else 1.0
         return Execution(action, decision, Outcome.SUCCEEDED, Judged(action, decision, accuracy), ran=False)
+    output, text = yield from _run(call, call.function, decision)
+    verdicts: list[Decision] = []
+    for result in call.results(text):
+        verdict = yield result if text == result.text else replace(result, text=text)
+        verdicts.append(verdict)
+        if verdict.blocks:
+            return Execution(action, decision, outcome_of(verdict), verdicts=tuple(verdicts))
+        if verdict.text is not None:
+            output = text = verdict.text
+    return Execution(action, decision, Outcome.SUCCEEDED, output, tuple(verdicts))
+
+
+def _run(
+    call: AgentCall, function: Function, decision: Decision
+) -> Generator[Action | ToolOutcome | Run, Any, tuple[Any, str | None]]:
+    """Runs the act and records what came of it. Gives the output and its text; raises what the agent raised."""
     started, clock = time.time(), time.perf_counter()
     output: Any = None
     text: str | None = None
     error: BaseException | None = None
     try:
-        value = call.value(decision)
+        output, error = yield Run(function, call.value(decision))
+        text = _read(output, "answer") if error is None else None
     except KernelError as problem:
         error = problem
-    else:
-        output, error = yield Run(call.function, value)
-    if error is None:
-        output, text, error = _readable(output)
     status: ToolStatus = "ok" if error is None else "timeout" if isinstance(error, TimeoutError) else "error"
     yield ToolOutcome(
-        action,
+        call.action,
         status,
         result=text,
         error_type=None if error is None else type(error).__name__,
@@ -95,22 +134,12 @@ def steps_of(
     )
     if error is not None:
         raise error
-    verdicts: list[Decision] = []
-    for result in call.results(text):
-        verdict: Decision = yield result if text == result.text else replace(result, text=text)
-        verdicts.append(verdict)
-        if verdict.blocks:
-            return Execution(action, decision, outcome_of(verdict), verdicts=tuple(verdicts))
-        if verdict.text is not None:
-            output = text = verdict.text
-    return Execution(action, decision, Outcome.SUCCEEDED, output, tuple(verdicts))
+    return output, text
 
 
-def _readable(output: Any) -> tuple[Any, str | None, BaseException | None]:
-    """The output and what policies read of it; an output that cannot be read cannot be let out."""
+def _read(value: Any, what: str) -> str | None:
+    """What policies read of an input or an answer; one that cannot be read cannot pass."""
     try:
-        return output, text_of(output), None
-    except Exception as error:  # noqa: BLE001 - whatever an object's __str__ raises
-        problem = KernelError(f"the answer cannot be judged: a {type(output).__name__} without a text")
-        problem.__cause__ = error
-        return None, None, problem
+        return text_of(value)
+    except Exception as error:
+        raise KernelError(f"the {what} cannot be judged: a {type(value).__name__} without a text") from error

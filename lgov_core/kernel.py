@@ -17,14 +17,15 @@ from typing import Any, Final, cast
 
 from lgov_core.agent_call import AgentCall, Function, awaited, drained, function_of, is_async, name_of, prepare
 from lgov_core.errors import ArgumentError, KernelError, PolicyError
-from lgov_core.execution import Execution, Judged, Run, steps_of
+from lgov_core.execution import Execution, Judged, Run, life_of, steps_of
 from lgov_core.governor import AuditRecord, Governor, ObservedDecision
 from lgov_core.hookspecs import hookimpl
-from lgov_core.policies import Policy, PolicySet
+from lgov_core.policies import Policy, PolicySet, Rule
+from lgov_core.policies.reload import ReloadingPolicySet
 from lgov_core.reward.violation import PolicyViolation
 from lgov_core.scope import RolloutScope, carry_into_threads, current_scope, enter_scope
 from lgov_core.signals import AgentSignal, SignalPolicy
-from lgov_core.types import Action, Decision, Outcome, Severity, ToolOutcome, new_id
+from lgov_core.types import Action, Decision, Outcome, Point, Severity, ToolOutcome, new_id
 from lgov_core.violations import Listeners, found_by, shown_name
 
 __all__ = ["AgentSignal", "Execution", "Judged", "KernelSpace"]
@@ -38,12 +39,12 @@ _MISSING: Final[Any] = object()
 class KernelSpace:
     """Runs an agent callable under policies, and reports what they found.
 
-    ``policy`` is a policy, several of them, a `PolicySet`, the name of a preset (``"strict"``, ``"read_only"``,
-    ``"guarded"``, ``"permissive"``) or the path of a policy file; without one every act is denied. ``recorder`` is where
-    decisions are committed before the act: a `FlightRecorder`, an `AuditLog` or whatever has their two methods; None is
-    the record of this process. ``executor`` runs what `execute` gets without an agent. ``dialect`` is that of the
-    database behind the acts. ``critical_signal`` is sent to a rollout whose act was found critical (None: nothing is
-    sent; the denial is only told). ``stop_timeout_s`` is how long a stopped rollout waits to be resumed.
+    ``policy`` is a policy, several of them, a `PolicySet`, a `ReloadingPolicySet`, the name of a preset (``"strict"``,
+    ``"read_only"``, ``"guarded"``, ``"permissive"``) or the path of a policy file; without one every act is denied.
+    ``recorder`` is where decisions are committed before the act: a `FlightRecorder`, an `AuditLog` or whatever has their
+    two methods; None is the record of this process. ``executor`` runs what `execute` gets without an agent. ``dialect``
+    is that of the database behind the acts. ``critical_signal`` is sent to a rollout whose act was found critical (None:
+    nothing is sent; the denial is only told). ``stop_timeout_s`` is how long a stopped rollout waits to be resumed.
     ``plugins`` and ``timeout_s`` are those of the `Governor`, which is at ``governor`` for the adapters of frameworks:
     what it judges obeys the same signals and is reported the same way.
 
@@ -103,45 +104,58 @@ class KernelSpace:
         """As `execute`, for coroutine functions too. A plain function holds up the event loop, as it would anywhere."""
         return (await self.run_async(agent_or_input, input)).output
 
-    def run(self, agent_or_input: Any, input: Any = _MISSING) -> Execution:
-        """As `execute`, but returns the `Execution`, which tells a denial from an agent that returned None."""
+    def run(self, agent_or_input: Any, input: Any = _MISSING, *, scope: RolloutScope | None = None) -> Execution:
+        """As `execute`, but returns the `Execution`, which tells a denial from an agent that returned None.
+
+        With ``scope`` it is a rollout of its own, with those ids. Without one it is part of the current rollout, if there
+        is one, and else a rollout of its own too. The beginning and the end of a rollout of its own are judged as well.
+        """
         call = self._prepare(agent_or_input, input, prefer_async=False)
         if call.function is not None and is_async(call.function):
             _refuse_running_loop(call)
-        with self._in_rollout(call) as place:
-            steps, answer = steps_of(call, unused=self.policy_set.observe), cast(Any, None)
+        with self._in_rollout(call, scope) as place:
+            steps = steps_of(call, rollout=place.own, unused=self.policy_set.observe)
+            answer, raised = cast(Any, None), cast(BaseException | None, None)
             while True:
                 try:
-                    step = steps.send(answer)
+                    step = steps.send(answer) if raised is None else steps.throw(raised)
                 except StopIteration as end:
                     return _marked(end.value, place)
-                if isinstance(step, Action):
-                    answer = self.governor.decide(step)
-                elif isinstance(step, ToolOutcome):
-                    answer = self.governor.record(step)
-                else:
-                    answer = _called(lambda step=step: self._to_end(call, step))
+                answer = raised = None
+                try:
+                    if isinstance(step, Action):
+                        answer = self.governor.decide(step)
+                    elif isinstance(step, ToolOutcome):
+                        answer = self.governor.record(step)
+                    else:
+                        answer = _called(lambda step=step: self._to_end(call, step))
+                except BaseException as error:  # noqa: BLE001 - an interrupt; the steps clean up and raise it again
+                    raised = error
 
-    async def run_async(self, agent_or_input: Any, input: Any = _MISSING) -> Execution:
+    async def run_async(
+        self, agent_or_input: Any, input: Any = _MISSING, *, scope: RolloutScope | None = None
+    ) -> Execution:
         """As `run`, for coroutine functions too."""
         call = self._prepare(agent_or_input, input, prefer_async=True)
-        with self._in_rollout(call) as place:
-            steps, answer = steps_of(call, unused=self.policy_set.observe), cast(Any, None)
+        with self._in_rollout(call, scope) as place:
+            steps = steps_of(call, rollout=place.own, unused=self.policy_set.observe)
+            answer, raised = cast(Any, None), cast(BaseException | None, None)
             while True:
                 try:
-                    step = steps.send(answer)
+                    step = steps.send(answer) if raised is None else steps.throw(raised)
                 except StopIteration as end:
                     return _marked(end.value, place)
-                if isinstance(step, Action):
-                    answer = await self.governor.adecide(step)
-                elif isinstance(step, ToolOutcome):
-                    # Not awaited: a cancelled task has no more time, and the record comes before everything else.
-                    answer = self.governor.record(step)
-                else:
-                    try:
-                        answer = (await awaited(step.function(step.value)), None)
-                    except BaseException as error:  # noqa: BLE001 - recorded, then raised by the steps
-                        answer = (None, error)
+                answer = raised = None
+                try:
+                    if isinstance(step, Action):
+                        answer = await self.governor.adecide(step)
+                    elif isinstance(step, ToolOutcome):
+                        # Not awaited: a cancelled task has no more time, and the record comes before everything else.
+                        answer = self.governor.record(step)
+                    else:
+                        answer = await _acalled(step)
+                except BaseException as error:  # noqa: BLE001 - a cancellation; the steps clean up and raise it again
+                    raised = error
 
     def check(self, input: Any) -> Decision:
         """Judges an input or an `Action` without running it: recorded, but no violation and no signal to anyone."""
@@ -175,21 +189,35 @@ class KernelSpace:
         return asyncio.run(awaited(result))
 
     @contextmanager
-    def _in_rollout(self, call: AgentCall) -> Generator[_Place]:
-        """Inside the current rollout, or else one of its own that is over afterwards."""
+    def _in_rollout(self, call: AgentCall, given: RolloutScope | None) -> Generator[_Place]:
+        """Inside the current rollout, or else (also when one is given) in one that is over afterwards."""
         outer = current_scope()
-        scope = outer if outer is not None else RolloutScope(call.action.rollout_id or new_id("rollout"))
-        place = _Place(call.action.agent, scope)
+        own = given if given is not None or outer is not None else RolloutScope(new_id("rollout"))
+        place = _Place(call.action.agent, cast(RolloutScope, own if own is not None else outer), own)
         with self._lock:
             self._running.append(place)
         try:
-            with enter_scope(scope):
+            with enter_scope(place.scope):
                 yield place
         finally:
             with self._lock:
                 self._running.remove(place)
-            if outer is None:
-                self.signals.forget(scope.rollout_id)
+            if own is not None:
+                self.signals.forget(own.rollout_id)
+
+    def begin_rollout(self, scope: RolloutScope) -> Decision:
+        """Judges the beginning of a rollout of several acts; when the decision blocks it must not begin.
+
+        `run` and `execute` do this by themselves, unless they are called inside a rollout.
+        """
+        with enter_scope(scope):
+            return self.governor.decide(life_of(scope, Point.AGENT_STARTUP))
+
+    def end_rollout(self, scope: RolloutScope) -> None:
+        """Judges the end of a rollout, for the record, and forgets its signals."""
+        with enter_scope(scope):
+            self.governor.decide(life_of(scope, Point.AGENT_SHUTDOWN))
+        self.signals.forget(scope.rollout_id)
 
     # ------------------------------------------------------------------ what policies found
 
@@ -218,13 +246,16 @@ class KernelSpace:
     @property
     def policies(self) -> tuple[Policy, ...]:
         """The policies, each once, in the order in which they judge."""
-        return tuple({id(rule.policy): rule.policy for rule in self.policy_set.rules}.values())
+        return tuple({id(rule.policy): rule.policy for rule in self._rules()}.values())
+
+    def _rules(self) -> tuple[Rule, ...]:
+        given = self.policy_set
+        return (given.current if isinstance(given, ReloadingPolicySet) else given).rules
 
     def _names(self) -> dict[str, str]:
         """What the rules are called in violations: their names, or the class of a policy that was given none."""
         return {
-            rule.name: shown_name(rule.policy) if rule.name == rule.policy.name else rule.name
-            for rule in self.policy_set.rules
+            rule.name: shown_name(rule.policy) if rule.name == rule.policy.name else rule.name for rule in self._rules()
         }
 
     def get_policies(self) -> list[str]:
@@ -305,10 +336,15 @@ class KernelSpace:
 
 @dataclass(slots=True, eq=False)
 class _Place:
-    """Where an execution is going on; ``disturbed`` once judging or recording failed in its rollout."""
+    """Where an execution is going on.
+
+    ``own`` is the scope when the rollout ends with the execution; ``disturbed`` is set once judging or recording failed
+    in it.
+    """
 
     agent: str | None
     scope: RolloutScope
+    own: RolloutScope | None
     disturbed: bool = False
 
 
@@ -322,7 +358,7 @@ def _marked(execution: Execution, place: _Place) -> Execution:
 class _SignalledGovernor(Governor):
     """A governor at which every action of a stopped rollout waits, and which then asks the signals before anyone else."""
 
-    def __init__(self, signals: SignalPolicy, policies: PolicySet, **options: Any) -> None:
+    def __init__(self, signals: SignalPolicy, policies: Any, **options: Any) -> None:
         super().__init__((signals, policies), **options)
         self._signals = signals
 
@@ -409,10 +445,17 @@ def _called(function: Callable[[], Any]) -> tuple[Any, BaseException | None]:
         return None, error
 
 
-def _policy_set(policy: Any, dialect: str | None) -> PolicySet:
+async def _acalled(step: Run) -> tuple[Any, BaseException | None]:
+    try:
+        return await awaited(step.function(step.value)), None
+    except BaseException as error:  # noqa: BLE001 - as above
+        return None, error
+
+
+def _policy_set(policy: Any, dialect: str | None) -> PolicySet | ReloadingPolicySet:
     if policy is None:
         return PolicySet((), name="no policy")
-    if isinstance(policy, PolicySet):
+    if isinstance(policy, PolicySet | ReloadingPolicySet):
         return policy
     if isinstance(policy, os.PathLike) or (isinstance(policy, str) and _is_path(policy)):
         from lgov_core.policies import load_policy_file

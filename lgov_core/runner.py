@@ -198,7 +198,7 @@ class GovernedRunner:
             if mode not in ("train", "eval"):
                 raise ArgumentError(f"mode {mode!r} is unknown", hint="write train or eval")
             self._watch.listen()
-            call = self._call(task_input)
+            call = self._call(task_input, scope if own else None)
             self._of_rollout[scope.rollout_id] = worker_id
             began = time.perf_counter()
             with enter_scope(scope):
@@ -244,10 +244,10 @@ class GovernedRunner:
                     raise refused
         return rollout
 
-    def _call(self, task_input: Any) -> Callable[[], Any]:
+    def _call(self, task_input: Any, own: RolloutScope | None) -> Callable[[], Any]:
         """How the kernel is called for one task: with the agent when there is one."""
         if isinstance(self.kernel, KernelSpace):
-            return lambda: self.kernel.run_async(self.agent, task_input)
+            return lambda: self.kernel.run_async(self.agent, task_input, scope=own)
         execute = getattr(self.kernel, "execute_async", None) or self.kernel.execute
         given = (task_input,) if self.agent is None else (self.agent, task_input)
         try:

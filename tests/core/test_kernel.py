@@ -15,6 +15,7 @@ from lgov_core import Action, AuditLog, Effect, KernelSpace, Outcome, Point, Rol
 from lgov_core.errors import ArgumentError, KernelError, PolicyError
 from lgov_core.kernel import Judged
 from lgov_core.policies import BoundedPolicy, ConstantPolicy, PolicySet, Rule
+from lgov_core.policies.reload import ReloadingPolicySet
 from lgov_core.reward.violation import PolicyViolation, PolicyViolationType
 from lgov_core.scope import enter_scope
 from lgov_core.types import Decision, Severity
@@ -60,9 +61,50 @@ def bodies(record: AuditLog) -> list[dict[str, Any]]:
 
 def test_an_allowed_act_runs_and_both_its_entries_are_on_record(kernel: KernelSpace, record: AuditLog) -> None:
     assert kernel.execute("SELECT name FROM users WHERE id = 42") == [("Ada",)]
-    kinds = [(entry["kind"], entry.get("point"), entry.get("status")) for entry in bodies(record)]
-    assert kinds[0][:2] == ("decision", "pre_tool_call")
-    assert ("outcome", "ok") in [(kind, status) for kind, _, status in kinds]
+    kinds = [(entry["kind"], entry.get("status") or entry.get("point")) for entry in bodies(record)]
+    assert kinds == [
+        ("decision", "agent_startup"),
+        ("decision", "pre_tool_call"),
+        ("outcome", "ok"),
+        ("decision", "post_tool_call"),
+        ("decision", "agent_shutdown"),
+    ]
+    assert len({entry["rollout_id"] for entry in bodies(record)}) == 1
+
+
+def test_an_agent_is_judged_at_its_input_and_its_output_too(record: AuditLog) -> None:
+    KernelSpace(allowing(), record).execute(lambda given: given, "x")
+    points = [entry.get("point") for entry in bodies(record) if entry["kind"] == "decision"]
+    assert points == ["agent_startup", "input", "pre_tool_call", "post_tool_call", "output", "agent_shutdown"]
+
+
+@pytest.mark.parametrize("point", [Point.AGENT_STARTUP, Point.INPUT, Point.PRE_TOOL_CALL])
+def test_a_denial_before_the_act_keeps_it_from_running(record: AuditLog, point: Point) -> None:
+    ran: list[Any] = []
+    deny = Rule(ConstantPolicy(Effect.DENY, name="no"), on=(point,))
+    execution = KernelSpace(PolicySet([Rule(allowing(), on=ACTS), deny]), record).run(ran.append, "x")
+    assert (ran, execution.ran, execution.outcome) == ([], False, Outcome.BLOCKED)
+
+
+def test_the_end_of_a_rollout_is_judged_also_when_the_agent_raised(record: AuditLog) -> None:
+    def agent(_: str) -> None:
+        raise ValueError("no")
+
+    with pytest.raises(ValueError, match="no"):
+        KernelSpace(allowing(), record).execute(agent, "x")
+    assert bodies(record)[-1].get("point") == "agent_shutdown"
+
+
+def test_a_file_that_is_edited_governs_a_kernel(record: AuditLog, tmp_path: Path) -> None:
+    file = tmp_path / "policy.yaml"
+    file.write_text("version: 1\nname: file\nrules:\n  - {name: all, use: allow, on: [pre_tool_call]}\n")
+    kernel = KernelSpace(ReloadingPolicySet(file, every_s=0), record)
+    assert kernel.get_policies() == ["all"]
+    assert not kernel.check("x").blocks
+    file.write_text("version: 1\nname: file\nrules:\n  - {name: none, use: deny, on: [pre_tool_call]}\n")
+    kernel.check("x")
+    kernel.check("x")
+    assert kernel.check("x").blocks
 
 
 def test_a_denied_act_is_not_run_and_has_no_result(kernel: KernelSpace, users: sqlite3.Connection) -> None:
@@ -285,11 +327,8 @@ class Redacting(BoundedPolicy):
 
     def judge(self, action: Action) -> Decision | None:
         if action.point is Point.PRE_TOOL_CALL:
-            return (
-                self.transform("input", "cut", arguments={"input": "changed"})
-                if action.arguments["input"] != "changed"
-                else self.allow()
-            )
+            changed = action.arguments["input"].replace("y", "z")
+            return self.transform("input", "cut", arguments={"input": changed})
         if action.text and "secret" in action.text:
             return self.transform("text", "cut", text=action.text.replace("secret", "***"))
         return None
@@ -297,7 +336,7 @@ class Redacting(BoundedPolicy):
 
 def test_a_transform_changes_what_runs_and_what_comes_back(record: AuditLog) -> None:
     kernel = KernelSpace(Redacting(), record)
-    assert kernel.execute(lambda given: f"{given} secret", "x") == "changed ***"
+    assert kernel.execute(lambda given: f"{given} secret", "xy secret") == "xz *** ***"
     assert {violation.violation_type for violation in kernel.get_recent_violations()} == {PolicyViolationType.MODIFIED}
 
 
@@ -554,6 +593,8 @@ async def test_a_task_that_waits_can_be_cancelled(record: AuditLog) -> None:
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
+    assert kernel.signals._boxes["coroutine"].waiting == []
+    assert bodies(record)[-1]["point"] == "agent_shutdown"
 
 
 def test_a_critical_violation_ends_its_own_rollout_at_the_next_act(record: AuditLog) -> None:
