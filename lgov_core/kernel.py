@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Final, cast
 
 from lgov_core.agent_call import AgentCall, Function, awaited, drained, function_of, is_async, name_of, prepare
-from lgov_core.errors import ArgumentError, KernelError, PolicyError
+from lgov_core.errors import ArgumentError, AuditError, KernelError, PolicyError
 from lgov_core.execution import Execution, Judged, Run, life_of, steps_of
 from lgov_core.governor import AuditRecord, Governor, ObservedDecision
 from lgov_core.hookspecs import hookimpl
@@ -67,7 +67,7 @@ class KernelSpace:
         timeout_s: float = 2.0,
     ) -> None:
         self.policy_set = _policy_set(policy, dialect)
-        self.recorder = _recorder(recorder)
+        self.recorder = _recorder(recorder, self.policy_set)
         self.dialect = dialect
         self.critical_signal = None if critical_signal is None else AgentSignal.of(critical_signal)
         self.signals = SignalPolicy(stop_timeout_s=stop_timeout_s)
@@ -294,7 +294,9 @@ class KernelSpace:
 
         ``target`` is the id of a rollout, a scope or whatever else has a ``rollout_id``, an agent, or an agent's name.
         See `AgentSignal` for what each does. An act that is running already is not interrupted. ``automatic`` marks what
-        the next `reset` may forget, which is not so for what a person sent. Raises `ArgumentError`.
+        the next `reset` may forget, which is not so for what a person sent. A recorder with ``log_signal`` (a
+        `FlightRecorder`) keeps it; a SIGCONT that cannot be recorded is not sent, anything else is. Raises
+        `ArgumentError`, and `AuditError` when it could not be recorded.
         """
         failed = self._dispatch(_target(target), AgentSignal.of(signal), automatic=automatic)
         if failed:
@@ -308,15 +310,31 @@ class KernelSpace:
         self.signals.forget(_target(target), automatic_only=automatic_only)
 
     def _dispatch(self, target: str, signal: AgentSignal, *, automatic: bool) -> list[Exception]:
-        self.signals.send(target, signal, automatic=automatic)
+        failed: list[Exception] = []
+        if signal is AgentSignal.SIGCONT:
+            self._log_signal(target, signal, automatic)  # what resumes is on record before it does; what stops, after
+            self.signals.send(target, signal)
+        else:
+            self.signals.send(target, signal, automatic=automatic)
+            try:
+                self._log_signal(target, signal, automatic)
+            except AuditError as error:
+                failed.append(error)
         with self._lock:
             reached = {one.scope: None for one in self._running if target in (one.agent, one.scope.rollout_id)}
         here = current_scope()
-        failed: list[Exception] = []
         for scope in reached or (here if here is not None and here.rollout_id == target else None,):
             with enter_scope(scope):
                 failed += self._on_signal.tell((signal, target))
         return failed
+
+    def _log_signal(self, target: str, signal: AgentSignal, automatic: bool) -> None:
+        log = getattr(self.recorder, "log_signal", None)
+        if callable(log):
+            here = current_scope()
+            is_rollout = automatic or (here is not None and here.rollout_id == target)
+            reason = "sent by the kernel" if automatic else "sent by hand"
+            log(target, signal.value, reason=reason, rollout_id=target if is_rollout else None)
 
     # ------------------------------------------------------------------ life
 
@@ -480,9 +498,9 @@ def _is_path(text: str) -> bool:
     return text.endswith((".yaml", ".yml")) or "/" in text or os.sep in text
 
 
-def _recorder(recorder: Any) -> AuditRecord:
+def _recorder(recorder: Any, policies: PolicySet | ReloadingPolicySet) -> AuditRecord:
     if recorder is None:
-        return cast(Any, importlib.import_module("lgov_core.audit")).FlightRecorder()
+        return cast(Any, importlib.import_module("lgov_core.audit")).FlightRecorder(policy_digest=policies.digest)
     if not all(callable(getattr(recorder, method, None)) for method in ("commit", "commit_outcome")):
         raise ArgumentError(
             f"a {type(recorder).__name__} records no decisions", hint="pass a FlightRecorder or an AuditLog"

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from lgov_core import Action, AuditLog, Effect, KernelSpace, Outcome, Point, RolloutScope, SQLPolicy, current_scope
-from lgov_core.errors import ArgumentError, KernelError, PolicyError
+from lgov_core.errors import ArgumentError, AuditError, KernelError, PolicyError
 from lgov_core.kernel import Judged
 from lgov_core.policies import BoundedPolicy, ConstantPolicy, PolicySet, Rule
 from lgov_core.policies.reload import ReloadingPolicySet
@@ -635,6 +635,37 @@ def test_the_governor_of_a_kernel_obeys_its_signals(record: AuditLog) -> None:
     kernel.signal("r", "SIGKILL")
     with enter_scope(RolloutScope("r")):
         assert kernel.governor.decide(Action(Point.PRE_MODEL_CALL, "model")).blocks
+
+
+class SignalLog(AuditLog):
+    """A record that keeps signals too, until its disk is full."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        self.kept: list[tuple[Any, ...]] = []
+        self.full = False
+
+    def log_signal(self, agent_id: str, signal: str, *, reason: str = "", rollout_id: str | None = None) -> str:
+        if self.full:
+            raise AuditError("full")
+        self.kept.append((agent_id, signal, rollout_id))
+        return "sig_1"
+
+
+def test_signals_are_on_record_and_what_resumes_must_be(tmp_path: Path) -> None:
+    with SignalLog(tmp_path / "audit.db") as log:
+        kernel = KernelSpace(sql(), log, executor=lambda text: text, stop_timeout_s=0)
+        with enter_scope(RolloutScope("bad")):
+            kernel.execute("DROP TABLE users")
+        kernel.signal("agent", "SIGSTOP")
+        assert log.kept == [("bad", "SIGTERM", "bad"), ("agent", "SIGSTOP", None)]
+        log.full = True
+        with pytest.raises(AuditError):
+            kernel.signal("agent", "SIGCONT")
+        with pytest.raises(AuditError):
+            kernel.signal("other", "SIGKILL")
+        for agent in ("agent", "other"):
+            assert kernel.governor.decide(Action(Point.PRE_MODEL_CALL, "model", agent=agent)).blocks
 
 
 @pytest.mark.parametrize("target", [None, ""])
