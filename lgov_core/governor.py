@@ -27,7 +27,7 @@ from lgov_core.errors import AuditError, PolicyDenied
 from lgov_core.hookspecs import DECISION_HOOKS
 from lgov_core.plugins import check_hooks, make_plugin_manager
 from lgov_core.policies.base import ObservingPolicy, Policy
-from lgov_core.policies.combine import BadAnswer, checked, combine, fault, fold, private_copy
+from lgov_core.policies.combine import BadAnswer, checked, combine, complete, fault, fold, private_copy
 from lgov_core.scope import RolloutScope, current_scope, enter_scope
 from lgov_core.types import Action, Decision, Effect, Point, Reward, Severity, ToolOutcome, new_id
 
@@ -458,9 +458,11 @@ def _failed(judge: _Judge, error: BaseException) -> Decision:
 
 def _checked(answer: Any, judge: _Judge) -> Decision | None:
     decision = checked(answer)
-    if decision is None or judge.bounded or decision.arguments is None:
-        return decision
-    return decision.changed(arguments=private_copy(decision.arguments))
+    if decision is None:
+        return None
+    if decision.arguments is not None and not judge.bounded:
+        decision = decision.changed(arguments=private_copy(decision.arguments))
+    return complete(decision, decision.policy or judge.name)
 
 
 def _without_arguments(function: Callable[[], Any]) -> Callable[[Action], Any]:

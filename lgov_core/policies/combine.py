@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from typing import Any
 
 from lgov_core.types import ALLOW, Action, Decision, Effect, Severity
@@ -91,6 +92,24 @@ def checked(answer: object) -> Decision | None:
         if not isinstance(answer.arguments, Mapping | None) or not isinstance(answer.text, str | None):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise BadAnswer("answered a transform into what is no argument mapping or no text")
     return answer
+
+
+def complete(answer: Decision, policy: str, severity: Severity | None = None) -> Decision:
+    """``answer`` in the name of ``policy``, with a slug and a reason if it had none, and with ``severity`` if one is given."""
+    if severity is None:
+        severity = answer.severity
+    if answer.rule and answer.reason and answer.policy == policy and severity is answer.severity:
+        return answer
+    if answer.effect is Effect.ALLOW and not (answer.rule or answer.reason or answer.parts):
+        return _plain_allow(policy)
+    reason = answer.reason or f"{policy} answers {answer.effect.label}."
+    return answer.changed(policy=policy, rule=answer.rule or answer.effect.label, reason=reason, severity=severity)
+
+
+@lru_cache(1024)
+def _plain_allow(policy: str) -> Decision:
+    # Decisions are frozen, and this is the one that is taken most often.
+    return Decision(Effect.ALLOW, policy, "allow", f"{policy} has nothing against it.")
 
 
 def fault(policy: str, rule: str, reason: str) -> Decision:

@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Literal
 from lgov_core.errors import PolicyError
 from lgov_core.hookspecs import hookimpl
 from lgov_core.policies.base import BoundedPolicy, ObservingPolicy, Policy
-from lgov_core.policies.combine import BadAnswer, checked, combine, fault, fold, private_copy
+from lgov_core.policies.combine import BadAnswer, checked, combine, complete, fault, fold, private_copy
 from lgov_core.policies.conditions import ConditionError
 from lgov_core.policies.digest import digest_of
 from lgov_core.policies.rule import Fits, Rule, is_literal, one_of_globs
@@ -275,17 +275,5 @@ def ask(rule: Rule, action: Action) -> Decision | None:
 
 
 def _named(rule: Rule, answer: Decision) -> Decision:
-    blocks = answer.effect >= Effect.ESCALATE
-    policy = answer.policy if answer.parts else rule.name
-    severity = rule.severity if rule.severity is not None and blocks else answer.severity
-    if answer.policy == policy and answer.rule and answer.reason and severity is answer.severity:
-        return answer
-    if answer.effect is Effect.ALLOW and not (answer.rule or answer.reason or answer.parts):
-        return _plain_allow(policy)
-    reason = answer.reason or f"{policy} answers {answer.effect.label}."
-    return answer.changed(policy=policy, rule=answer.rule or answer.effect.label, reason=reason, severity=severity)
-
-
-@lru_cache(1024)
-def _plain_allow(rule: str) -> Decision:
-    return Decision(Effect.ALLOW, rule, "allow", f"{rule} has nothing against it.")
+    severity = rule.severity if answer.effect >= Effect.ESCALATE else None
+    return complete(answer, answer.policy if answer.parts else rule.name, severity)
