@@ -59,7 +59,7 @@ class Tally:
                 counts["model_calls"] += 1
             elif action.point is Point.PRE_TOOL_CALL:
                 counts["tool_calls"] += 1
-                blocking = [part for part in (decision, *decision.parts) if part.blocks and not part.fault]
+                blocking = [part for part in decision.parts or (decision,) if part.blocks and not part.fault]
                 counts["denied"] += bool(blocking)
                 counts["violations"] += any(part.severity in _VIOLATIONS for part in blocking)
 

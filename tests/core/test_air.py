@@ -8,6 +8,7 @@ from dataclasses import fields
 import pytest
 
 from lgov_core.governor import Governor
+from lgov_core.plugins import make_plugin_manager
 from lgov_core.reward import AirPlugin, AirRules
 from lgov_core.scope import RolloutScope, enter_scope
 from lgov_core.transitions import CreditRules
@@ -35,6 +36,34 @@ def test_each_outcome_earns_its_rule_in_its_dimension(status: ToolStatus, earned
     rewards = AirPlugin().lgov_reward(outcome(status))
     assert [(reward.value, reward.dimension) for reward in rewards] == earned
     assert [reward.source for reward in rewards] == [f"air:{status}"] * len(earned)
+
+
+def test_a_denial_that_is_no_doing_of_the_agents_earns_nothing() -> None:
+    def broken(action: Action) -> Decision:
+        raise RuntimeError
+
+    class Breaks:
+        name = "breaks"
+        judge = staticmethod(broken)
+
+    class Denies:
+        name = "denies"
+
+        def judge(self, action: Action) -> Decision:
+            return Decision(Effect.DENY, "denies", "no", "not this")
+
+    action = Action(Point.PRE_TOOL_CALL, "run_sql", call_id="call-1")
+    for policies, earned in (
+        ([Breaks()], []),
+        ([Denies()], [DEFAULTS.denied]),
+        ([Breaks(), Denies()], [DEFAULTS.denied]),
+    ):
+        governor = Governor(policies, plugins=[AirPlugin()], manager=make_plugin_manager(builtin=(), third_party=False))
+        decision = governor.decide(action)
+        assert decision.blocks
+        rewards = governor.record(ToolOutcome(action, "denied", decision=decision))
+        assert [reward.value for reward in rewards] == earned
+        governor.close()
 
 
 def test_the_defaults_have_the_signs_they_must_have() -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import threading
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -149,7 +150,7 @@ def condition_says(when: Mapping[str, Any] | None, arguments: Mapping[str, Any])
     if when is None:
         return True
     value = arguments.get("n")
-    if not isinstance(value, int) or isinstance(value, bool):
+    if not isinstance(value, int | float) or isinstance(value, bool) or math.isnan(value):
         return None
     return value > when["gt"]
 
@@ -159,8 +160,8 @@ def voice_says(voice: Voice) -> str | None:
         return NOTHING
     if voice.does in ("allow", "warn", "mutates and allows"):
         return ALLOWS
-    if voice.does == AWAITS and voice.placed == "plugin":
-        return ALLOWS  # a hook may be asynchronous; a policy may not
+    if voice.does == AWAITS and voice.placed in ("plugin", "policy"):
+        return ALLOWS  # the governor awaits what it asks itself; a set does not
     return BLOCKS
 
 
@@ -250,6 +251,19 @@ def test_no_allow_that_the_policies_do_not_give(
             break  # of the second judgement the same is true
         arguments.clear()
         arguments.update(json.loads(given_out))
+
+
+@pytest.mark.parametrize("placed", ["rule", "policy", "plugin", "async plugin"])
+@pytest.mark.parametrize("does", [*BREAKS, AWAITS, "deny", "escalate"])
+def test_each_way_to_break_is_a_deny_beside_an_allow(does: str, placed: str) -> None:
+    fine = Voice("allow", True, ("*",), None, "rule")
+    for bounded in (True, False):
+        broken = Voice(does, bounded, ("*",), None, placed)
+        for order in ([fine, broken], [broken, fine]):
+            governor = govern(order, "allow", threading.Event())
+            for decision in judged(governor, Action(Point.PRE_TOOL_CALL, "run")):
+                check(decision, governor_says(order, "allow", "run", {}))
+                assert decision.fault == (decision.blocks and does not in SAYS)
 
 
 @pytest.mark.parametrize("placed", ["rule", "policy", "plugin", "async plugin"])

@@ -246,3 +246,97 @@ def test_judging_leaves_the_action_as_it_was() -> None:
     before = replace(action)
     PolicySet.of(adds("one")).judge(action)
     assert action == before
+
+
+def test_every_decision_and_part_names_its_rule_and_has_a_slug_and_a_reason() -> None:
+    silent = Judging(lambda _action: None, "silent")
+    nameless = [says(effect) for effect in (Effect.ALLOW, Effect.WARN, Effect.ESCALATE, Effect.DENY)]
+    rules = [
+        Rule(ToolPolicy(allow=["run_sql"]), name="known-tools"),
+        Rule(adds("one"), name="adds-one"),
+        Rule(Judging(boom), name="broken"),
+        Rule(ConstantPolicy(Effect.ALLOW), name="limit", when={"field": "arguments.n", "gt": 1}),
+        *(Rule(policy, name=f"nameless-{n}") for n, policy in enumerate(nameless)),
+    ]
+    for judges in (PolicySet([rule]) for rule in [*rules, Rule(silent)]):
+        for act_ in (act(), act("rm"), act(point=Point.OUTPUT), act(arguments={"n": 2})):
+            for decision in (judges.judge(act_), judges.in_shadow().judge(act_)):
+                for part in (decision, *decision.parts):
+                    assert part.policy
+                    assert part.rule
+                    assert part.reason
+                    assert not part.reason.startswith(" ")
+    parts = PolicySet(rules).judge(act(arguments={"n": 2})).parts
+    assert [part.policy for part in parts] == [rule.name for rule in rules]
+
+
+def test_only_a_denial_that_is_all_fault_is_one() -> None:
+    broken, denies = Judging(boom, "broken"), says(Effect.DENY)
+    assert PolicySet.of(broken).judge(act()).fault
+    assert PolicySet.of(broken, says(Effect.ALLOW), says(Effect.WARN)).judge(act()).fault
+    assert PolicySet.of(PolicySet.of(broken)).judge(act()).fault
+    assert not PolicySet.of(denies).judge(act()).fault
+    for order in ([broken, denies], [denies, broken], [PolicySet.of(broken), denies], [broken, says(Effect.ESCALATE)]):
+        decision = PolicySet.of(*order).judge(act())
+        assert decision.blocks
+        assert not decision.fault, "the agent did what is not allowed, whatever else broke"
+    assert not PolicySet.of().judge(act()).fault
+    shadowed = PolicySet.of(broken).in_shadow().judge(act())
+    assert (shadowed.fault, [part.fault for part in shadowed.parts]) == (False, [True])
+
+
+def digests(*sets: PolicySet) -> set[str]:
+    found = {judges.digest for judges in sets}
+    assert all(len(digest) == 64 for digest in found)
+    return found
+
+
+def test_sets_made_alike_have_one_digest() -> None:
+    def make() -> PolicySet:
+        tool = ToolPolicy(allow=["search"], schemas={"search": {"type": "object"}})
+        return PolicySet([Rule(tool, when={"field": "agent", "exists": True}), SQLPolicy(dialect="sqlite")])
+
+    assert len(digests(make(), make(), make())) == 1
+
+
+def test_whatever_a_set_is_made_of_changes_its_digest() -> None:
+    def rule(**more: Any) -> PolicySet:
+        return PolicySet([Rule(ToolPolicy(allow=["a"]), **more)])
+
+    @dataclass
+    class Mine:
+        limit: int
+        name: str = "mine"
+
+        def judge(self, action: Action) -> Decision | None:
+            return None
+
+    sets = [
+        PolicySet(),
+        PolicySet(default="allow"),
+        PolicySet(mode="shadow"),
+        PolicySet(name="other"),
+        rule(),
+        rule(name="other"),
+        rule(on=(Point.OUTPUT,)),
+        rule(tools=("a",)),
+        rule(agents=("a",)),
+        rule(severity=Severity.LOW),
+        rule(when={"field": "agent", "eq": "a"}),
+        rule(when={"field": "agent", "eq": "b"}),
+        rule(when="agent == 'b'"),
+        PolicySet.of(ToolPolicy(allow=["b"])),
+        PolicySet.of(ToolPolicy(allow=["a"], schemas={"a": {"type": "object"}})),
+        PolicySet.of(SQLPolicy(dialect="sqlite")),
+        PolicySet.of(SQLPolicy(dialect="mysql")),
+        PolicySet.of(SQLPolicy(dialect="sqlite"), ToolPolicy(allow=["a"])),
+        PolicySet.of(ToolPolicy(allow=["a"]), SQLPolicy(dialect="sqlite")),
+        PolicySet.of(ConstantPolicy(Effect.DENY)),
+        PolicySet.of(ConstantPolicy(Effect.ALLOW)),
+        PolicySet.of(Mine(1)),
+        PolicySet.of(Mine(2)),
+        PolicySet.of(PolicySet.of(Mine(2))),
+    ]
+    assert len(digests(*sets)) == len(sets)
+    document: Any = {"version": 1, "rules": [{"use": "deny"}]}
+    assert load_policies(document).digest not in digests(*sets, PolicySet.of(ConstantPolicy(Effect.DENY, name="deny")))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 import sys
+import threading
 from collections.abc import Callable, Generator, Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -18,13 +19,13 @@ from lgov_core.gateway.server import EndpointServer
 from lgov_core.gateway.upstream import UpstreamEngine
 from lgov_core.governor import Governor
 from lgov_core.plugins import make_plugin_manager
-from lgov_core.policies import load_policy_file
+from lgov_core.policies import PolicySet, load_policy_file
 from lgov_core.testing import ScriptedCall, ScriptedModelServer, ScriptedReply
 from lgov_core.train.failures import is_infrastructure
 from lgov_core.train.jobs import Job, JobResult
 from lgov_core.train.worker import Tally, arm_installed
 from lgov_core.transitions import build_transitions
-from lgov_core.types import Action, Decision, Effect, Outcome, Point
+from lgov_core.types import Action, Decision, Effect, Outcome, Point, Severity
 
 pytest.importorskip("langchain", reason="a worker governs at least one framework")
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="needs POSIX processes")
@@ -191,6 +192,45 @@ def test_the_tally_counts_per_attempt_and_forgets(tmp_path: Path) -> None:
     assert tally.take(Job("a", "t", 1, {})) == {}
     assert tally.take(Job("a", "t", 2, {})) == {"tool_calls": 1, "denied": 0, "violations": 0}
     assert tally.take(Job("b", "t", 1, {})) == {"tool_calls": 1, "denied": 1, "violations": 1}
+
+
+def test_a_policy_that_fails_is_no_violation_of_the_agents(tmp_path: Path) -> None:
+    class Breaks:
+        name = "breaks"
+
+        def judge(self, action: Action) -> Decision:
+            raise RuntimeError
+
+    class Hangs:
+        name = "hangs"
+
+        def judge(self, action: Action) -> Decision:
+            return release.wait()  # type: ignore[return-value]
+
+    class Denies:
+        name = "denies"
+
+        def judge(self, action: Action) -> Decision:
+            return Decision(Effect.DENY, "denies", "no", "not this", Severity.LOW)
+
+    release = threading.Event()
+    act = Action(Point.PRE_TOOL_CALL, "run_sql", rollout_id="a", attempt=1)
+    job = Job("a", "t", 1, {})
+    try:
+        for policies, counts in (
+            ([Breaks()], {"faults": 1}),
+            ([Hangs()], {"faults": 1}),
+            ([PolicySet.of(Breaks())], {"faults": 1}),
+            ([PolicySet.of(Breaks()).in_shadow()], {"tool_calls": 1, "denied": 0, "violations": 0}),
+            ([Breaks(), Denies()], {"tool_calls": 1, "denied": 1, "violations": 0}),
+        ):
+            tally = Tally()
+            governor = Governor(policies, plugins=[tally], timeout_s=0.2)
+            governor.decide(act)
+            assert tally.take(job) == counts
+            governor.close()
+    finally:
+        release.set()
 
 
 def test_nothing_to_govern_is_no_work() -> None:
