@@ -324,6 +324,19 @@ def test_a_transform_by_somebody_else_has_its_outcome_approved_and_nothing_else(
         subject.close()
 
 
+def test_one_answer_is_enough_for_a_call_that_somebody_else_transforms(store: Any) -> None:
+    policy = ApprovalPolicy(store=store)
+    subject = governor(PolicySet.of(policy), plugins=[PolicySet([Rule(Rounds())], default="allow", name="later")])
+    assert subject.decide(pay(17)).effect is Effect.ESCALATE
+    assert only_pending(policy).arguments["amount"] == 10, "nobody is asked about 17, which would never run"
+    policy.approve(only_pending(policy).request_id, by="Eve")
+    runs = subject.decide(pay(17))
+    assert not runs.blocks
+    assert runs.arguments == {"to": "Ann", "amount": 10}
+    assert policy.pending() == []
+    subject.close()
+
+
 def test_an_escalation_stands_when_the_form_that_would_run_is_not_settled() -> None:
     class Grows:
         name = "grows"
