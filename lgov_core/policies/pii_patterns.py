@@ -74,13 +74,13 @@ def _national(body: str, valid: Callable[[str], bool], context: str | None = Non
     )
 
 
-def _said(kind: str, body: str, context: str, *hints: str, digits: int = 0) -> Pattern:
+def _said(kind: str, body: str, context: str, *hints: str, digits: int = 0, near: int = 48) -> Pattern:
     """A value of which only the words before it say what it is."""
     words = _word(context)
 
     def check(text: str, start: int, end: int) -> int | None:
         enough = sum(c.isdigit() for c in text[start:end]) >= digits
-        return end if enough and words.search(left_of(text, start, 48).replace("_", " ")) else None
+        return end if enough and words.search(left_of(text, start, near).replace("_", " ")) else None
 
     return Pattern(kind, _shape(body, re.IGNORECASE), hints, check)
 
@@ -142,7 +142,7 @@ def _ip(text: str, start: int, end: int) -> int | None:
 
 
 PATTERNS: Final[tuple[Pattern, ...]] = (
-    Pattern("email", re.compile(r"(?<![\w.%+'-])[\w.%+'-]{1,64}(?:@|\[at\]|\(at\))(?:[^\W_][\w-]{0,62}(?:\.|\[dot\]|\(dot\))){1,8}[^\W\d_]{2,24}(?![\w-])", re.I), ("@", "[at]", "(at)"), _email),
+    Pattern("email", re.compile(r"(?<![\w.%+-])[\w.%+-][\w.%+'-]{0,63}(?:@|\[at\]|\(at\))(?:[^\W_][\w-]{0,62}(?:\.|\[dot\]|\(dot\))){1,8}[^\W\d_]{2,24}(?![\w-])", re.I), ("@", "[at]", "(at)"), _email),
     Pattern("credit_card", re.compile(r"(?<![A-Za-z0-9])(?<!\d[.,])\d{4}(?:[ -]?\d){9,15}(?![A-Za-z0-9])"), (), _checked(checks.payment_card, shorter=True)),
     Pattern("credit_card", re.compile(r"(?<![A-Za-z0-9])[1-9]\d{11,18}(?![A-Za-z0-9])"), ("card", "credit", "debit", "maestro", "cc"), _checked(checks.luhn, _word(r"cards?(?:\s(?:number|no|#))?|credit|debit|maestro|cc|pan"))),
     Pattern("iban", _shape(r"[A-Z]{2}[ -]?\d{2}(?:[ -]?[A-Z0-9]){11,30}", re.I), (), _checked(checks.iban, shorter=True)),
@@ -157,7 +157,7 @@ PATTERNS: Final[tuple[Pattern, ...]] = (
     _national(r"\d{9}|\d{4}[. ]\d{2}[. ]\d{3}", checks.nl_bsn, r"bsn|burgerservicenummer|sofi(?:nummer)?", "bsn", "burgerservice", "sofi"),
     _national(r"\d{2} ?\d{3} ?\d{3} ?\d{3}", checks.de_steuer_id, r"steuer[ -]?id\w*|steueridentifikations\w*|steuernummer|idnr|tin|tax id", "steuer", "idnr", "tin", "tax"),
     _national(r"\d{3} ?\d{3} ?\d{4}", checks.uk_nhs, r"nhs", "nhs"),
-    _national(r"\d{4}[ -]\d{4}[ -]\d{4}", checks.in_aadhaar),
+    _national(r"(?<!\d[ -])\d{4}[ -]\d{4}[ -]\d{4}(?![ -]?\d)", checks.in_aadhaar),
     _national(r"\d{12}", checks.in_aadhaar, r"aadhaar|aadhar|uidai", "aadha", "uidai"),
     _national(r"[A-Z]{3}[PCHFATBLJG][A-Z]\d{4}[A-Z]", lambda value: len(value) == 10, r"pan", "pan"),
     _national(r"\d{11}", checks.pl_pesel, r"pesel", "pesel"),
@@ -169,7 +169,7 @@ PATTERNS: Final[tuple[Pattern, ...]] = (
     _national(r"[STFG]\d{7}[A-Z]", checks.sg_nric),
     _said("national_id", r"[A-Z0-9]{1,4}(?:[-./]?[A-Z0-9]{2,8}){1,4}", r"national (?:id(?:entity|entification)?|insurance)(?: card)?(?: (?:number|no))?|id[ -]card(?: (?:number|no))?|identity card(?: (?:number|no))?|personalausweis(?:nummer)?", "national i", "id card", "id-card", "identity card", "personalausweis", digits=6),
     _said("passport", r"[A-Z]{0,3}\d{5,9}[A-Z]?|[A-Z0-9]{8,9}", r"passports?|passport(?:\s|_)?(?:no|number|num|id)|reisepass\w*|pasaporte|passeport", "pass", "pasaporte", digits=5),
-    _said("driver_license", r"[A-Z0-9]{4,13}(?:-[A-Z0-9]{2,10}){0,4}", r"(?:driver'?s?|driving)[ _-]?licen[cs]e|dl(?:\s(?:no|number))?|führerschein\w*|permis de conduire", "licen", "dl", "führerschein", "permis", digits=4),
+    _said("driver_license", r"[A-Z0-9]{4,13}(?:-[A-Z0-9]{2,10}){0,4}", r"(?:driver'?s?|driving)[ _-]?licen[cs]e|dl(?:\s(?:no|number))?|führerschein\w*|permis de conduire", "licen", "dl", "führerschein", "permis", digits=4, near=32),
     _said("bank_account", r"\d{6,17}|\d{2,6}(?:-\d{2,10}){1,3}|\d{2}[ ]\d{2}[ ]\d{2}", r"(?:bank |checking |savings )?account (?:no|number|num|#)|acct(?: no| number)?|routing (?:no|number)|aba|sort code|bank account|kontonummer", "acc", "routing", "aba", "sort code", "konto", digits=6),
     _said("medical_record", r"[A-Z]{0,3}-?\d{5,12}", r"mrn|medical record(?: (?:number|no))?|patient (?:id|number|no)|health (?:card|insurance)(?: (?:number|no))?|medicare(?: (?:number|no))?", "mrn", "medical", "patient", "health", "medicare", digits=5),
     _said("date_of_birth", rf"\d{{1,4}}[./-]\d{{1,2}}[./-]\d{{1,4}}|\d{{1,2}}(?:st|nd|rd|th)? (?:of )?{_MONTHS}\.?,? \d{{4}}|{_MONTHS}\.? \d{{1,2}}(?:st|nd|rd|th)?,? \d{{4}}|(?:19|20)\d{{6}}", r"dob|d\.o\.b|date of birth|birth ?dates?|birth ?day|born|geboren|geburtsdatum|né|née|nacimiento|nacido|birth", "dob", "d.o.b", "birth", "born", "gebor", "geburts", "né", "naci", digits=5),

@@ -11,7 +11,8 @@ from typing import Any, ClassVar, Final
 from lgov_core.errors import PolicyError
 from lgov_core.policies.base import BoundedPolicy
 from lgov_core.policies.options import string_tuple
-from lgov_core.policies.provenance_values import KINDS, Address, addresses, covers
+from lgov_core.policies.provenance_text import addresses
+from lgov_core.policies.provenance_values import KINDS, Address, covers
 from lgov_core.policies.text_views import INVISIBLE
 from lgov_core.types import Action, Decision, Point
 

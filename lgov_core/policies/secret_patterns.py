@@ -30,7 +30,7 @@ def _given(kind: str, names: str, check: Check, *hints: str) -> Pattern:
     # The name is found by its last word; what follows it is anchored there, so nothing is tried twice.
     shape = (
         rf"(?:{names})s?(?:_(?:prod|dev|staging|stage|live|test|main|\d{{1,2}})|\d{{1,2}})?"
-        r"[\"'\]`]{0,2}(?:\s{0,3}(?:=>|:=|==?|:)\s{0,3}(?:[bru]{0,2}[\"'`])?|>)([^\s\"'`<]{6,160})"
+        r"(?:\s{0,4}[\"'\]`]){0,2}(?:\s{0,3}(?:=>|:=|==?|:)\s{0,3}(?:[bru]{0,2}[\"'`])?|>)([^\s\"'`<]{6,160})"
     )
     return Pattern(kind, re.compile(shape, re.IGNORECASE), hints, check)
 
@@ -64,7 +64,7 @@ KEYS: Final[tuple[Pattern, ...]] = (
     Pattern("webhook", re.compile(r"hooks\.slack\.com/(?:services|workflows|triggers)/[A-Za-z0-9/_+-]{20,120}"), ("hooks.slack.com",), not_a_placeholder),
     Pattern("webhook", re.compile(r"discord(?:app)?\.com/api/(?:v\d{1,2}/)?webhooks/\d{15,21}/[A-Za-z0-9_-]{40,100}"), ("/webhooks/",), not_a_placeholder),
     _key("discord_token", r"[MNO][A-Za-z0-9_-]{23,27}\.[A-Za-z0-9_-]{6}\.[A-Za-z0-9_-]{27,40}", ".", check=random_looking),
-    _key("telegram_token", r"\d{8,10}:AA[A-Za-z0-9_-]{32,35}", ":aa"),
+    _key("telegram_token", r"(?:bot)?\d{8,10}:AA[A-Za-z0-9_-]{32,35}", ":aa"),
     _key("stripe_key", r"(?:sk|rk)_(?:live|test|prod)_[A-Za-z0-9]{10,250}", "sk_", "rk_"),
     _key("stripe_key", r"whsec_[A-Za-z0-9+/=]{24,80}", "whsec_"),
     _key("anthropic_key", r"sk-ant-[A-Za-z0-9_-]{16,200}", "sk-ant-"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from typing import Any
 
 import pytest
@@ -176,6 +177,19 @@ def test_in_a_policy_file_it_hears_the_user_without_further_words() -> None:
         Action(Point.PRE_TOOL_CALL, "send", arguments={"to": "ann@firma.de"}, rollout_id="r")
     ).blocks
     assert policies.judge(Action(Point.PRE_TOOL_CALL, "send", arguments={"to": "eve@evil.net"}, rollout_id="r")).blocks
+
+
+@pytest.mark.parametrize(
+    "piece", ["a@b.com ", "https://a.b/c ", "1 ", "a.", "/a", "12-", "GB29 ", "x/", "www.a.com,", ": "]
+)
+def test_the_time_is_linear_in_the_text(piece: str) -> None:
+    took: list[float] = []
+    for length in (10_000, 80_000):
+        began = time.process_time()
+        asked({"path": piece * (length // len(piece))}, "hello")
+        took.append(time.process_time() - began)
+    # Eight times the text: quadratic time would be sixty-four times. The sum lets small times be small.
+    assert took[1] < 24 * took[0] + 0.5, took
 
 
 @pytest.mark.parametrize(
