@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from lgov_core.audit import AuditLog
+    from lgov_core.emitter import FlightRecorderEmitter
     from lgov_core.environment import EnvironmentConfig, GovernedEnvironment
     from lgov_core.errors import LgovError, PolicyDenied
     from lgov_core.governor import Governor
@@ -38,6 +39,7 @@ __all__ = [
     "Decision",
     "Effect",
     "EnvironmentConfig",
+    "FlightRecorderEmitter",
     "GovernedEnvironment",
     "GovernedRollout",
     "GovernedRunner",
@@ -76,6 +78,7 @@ _HOMES = {
     "GovernedRollout": "lgov_core.runner",
     "GovernedEnvironment": "lgov_core.environment",
     "EnvironmentConfig": "lgov_core.environment",
+    "FlightRecorderEmitter": "lgov_core.emitter",
     "PolicyReward": "lgov_core.reward",
     "RewardConfig": "lgov_core.reward",
     "policy_penalty": "lgov_core.reward",
