@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from fnmatch import fnmatchcase
 
 from lgov_core.policies.options import names
@@ -16,7 +17,7 @@ READERS = names(
     ls dir cat head tail wc cut tr nl tac rev paste join comm diff diff3 sdiff cmp fold fmt column expand
     unexpand od hexdump strings file stat du df realpath readlink basename dirname pwd true false test [ : cal
     uptime uname whoami id groups arch nproc free lscpu lsblk lsof ps pgrep pidof top htop vmstat iostat which
-    type whereis grep egrep fgrep zgrep ack jq bc expr factor seq md5sum
+    type whereis ack jq bc expr factor seq md5sum
     sha1sum sha224sum sha256sum sha384sum sha512sum cksum b2sum sum shasum md5 base64 base32 iconv numfmt
     sleep wait jobs fg bg exit return break continue shift umask ulimit times dirs popd getopts tput clear
     reset locale localectl tty who w last users zcat bzcat xzcat zless zdiff cloc tokei scc exa eza lsd mktemp
@@ -125,6 +126,8 @@ def _copy(call: Call) -> None:
         return
     if call.name == "install" and given.has("-o", "--owner", "-g", "--group"):
         call.refuse("changing owners is not allowed.")
+    if given.has("-r", "-R", "-a", "--recursive", "--archive"):
+        _reads_trees(call, sources)
     for word in sources:
         call.places.read(word)
         if call.name == "mv":
@@ -356,6 +359,7 @@ def _tar(call: Call) -> None:
         for archive in archives:
             call.places.write(archive)
         call.reads([*given.operands, *folders])
+        _reads_trees(call, [*given.operands, *folders])
 
 
 def _zip(call: Call) -> None:
@@ -365,6 +369,7 @@ def _zip(call: Call) -> None:
     for word in given.operands[:1]:
         call.places.write(word)
     call.reads(given.operands[1:])
+    _reads_trees(call, given.operands[1:])
 
 
 def _unzip(call: Call) -> None:
@@ -386,6 +391,20 @@ def _compress(call: Call) -> None:
             call.places.write(word)
 
 
+def _grep(call: Call) -> None:
+    given = call.parsed(
+        "-e -f -m -A -B -C --include --exclude --exclude-dir --regexp --file --max-count --color --label"
+    )
+    call.reads(call.args)
+    if given.has("-r", "-R", "--recursive", "--dereference-recursive", "-d", "--directories"):
+        _reads_trees(call, given.operands)
+
+
+def _reads_trees(call: Call, words: Iterable[str]) -> None:
+    for word in words:
+        call.places.read_tree(word)
+
+
 def _ripgrep(call: Call) -> None:
     given = call.parsed("--pre -x -X --exec --exec-batch --hostname-bin")
     if given.has("--pre", "--hostname-bin") and call.name == "rg":
@@ -396,6 +415,8 @@ def _ripgrep(call: Call) -> None:
                 call.runner.run([*(w.replace("{}", UNKNOWN) for w in call.args[at + 1 :]), UNKNOWN], NO_INPUT)
                 return
     call.reads(call.args)
+    if call.name not in ("fd", "fdfind"):
+        _reads_trees(call, given.operands[1:])
 
 
 def _in_place(call: Call) -> None:
@@ -418,7 +439,8 @@ def _outputs(call: Call) -> None:
 
 
 def _date(call: Call) -> None:
-    if call.parsed("-d --date -r -f").has("-s", "--set"):
+    given = call.parsed("-d --date -r -f --file --reference -I")
+    if given.has("-s", "--set") or any(not word.startswith("+") for word in given.operands):
         call.refuse("the clock stays as it is.")
     call.reads(call.args)
 
@@ -438,6 +460,7 @@ def _patch(call: Call) -> None:
 FILE_JUDGES: dict[str, Judge] = {
     **dict.fromkeys(READERS, _reader),
     **dict.fromkeys(("echo", "printf"), _echo),
+    **dict.fromkeys(("grep", "egrep", "fgrep", "zgrep"), _grep),
     **dict.fromkeys(("mkdir", "truncate", "mkfifo"), _writes_operands),
     **dict.fromkeys(("cp", "mv", "install"), _copy),
     **dict.fromkeys(("awk", "gawk", "mawk", "nawk"), _awk),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os.path
+import posixpath
 import re
 from collections.abc import Iterable
 from fnmatch import fnmatchcase
@@ -118,6 +119,10 @@ _SECRET_PATHS = (
     ),
     *("/var/log/auth.log*", "/var/log/secure*", "/private/etc/master.passwd", "/Library/Keychains*", "/var/db/*"),
 )
+#: Folders that hold some of these somewhere below.
+_HOLDING_SECRETS = re.compile(
+    r"/(?:etc|home|Users|root|proc|run|dev|var|var/run)|/home/[^/]+|/Users/[^/]+|/~/\.config|/etc/ss[hl]"
+)
 _TEMPLATES = (".env.example", ".env.sample", ".env.template", ".env.dist", ".env.test", "*.pub", "known_hosts")
 #: What a word with a hole or a wildcard in it is compared with.
 _EXAMPLES = (
@@ -191,6 +196,10 @@ _SINKS = ("/dev/null", "/dev/stdout", "/dev/stderr", "/dev/tty", "/dev/zero", "/
 _SCRATCH = ("/tmp", "/var/tmp")
 
 
+#: Holes and wildcards in one word beyond which nobody can say what it names.
+MAX_HOLES = 24
+
+
 class Refused(Exception):
     """A reason to deny: ``rule`` is a slug, ``reason`` a sentence for the model."""
 
@@ -213,6 +222,13 @@ class Places:
                 raise Refused("shell-secret", f"{shown(field)} holds keys, credentials or private history.")
             if part and not part.startswith("/") and any(is_secret(f"{f}/{part}") for f in self.folders if "/etc" in f):
                 raise Refused("shell-secret", f"{shown(field)} holds keys, credentials or private history.")
+
+    def read_tree(self, field: str) -> None:
+        """Refuses a folder that is read as a whole when secrets are known to lie in it."""
+        for folder in self.folders:
+            path = posixpath.normpath(posixpath.join(folder, field))
+            if path in ("/", "//", HOME) or re.fullmatch(_HOLDING_SECRETS, path):
+                raise Refused("shell-secret", f"{shown(field)} holds secrets somewhere below; name the files.")
 
     def write(self, field: str, *, may_be_secret: bool = False) -> None:
         """Refuses a word that may name a file outside of what is writable, or one that makes programs run code."""
@@ -264,7 +280,9 @@ class Places:
 
 def is_secret(word: str) -> bool:
     """Whether a word names a secret by its name or place, or may do so through a hole or a wildcard in it."""
-    path = re.sub(r"/{2,}", "/", word)
+    path = re.sub(r"/{2,}", "/", re.sub(f"[{STAR}{UNKNOWN}]{{2,}}", STAR if UNKNOWN not in word else UNKNOWN, word))
+    if len(re.findall(f"[{STAR}{ANY}{UNKNOWN}]", path)) > MAX_HOLES:
+        return True
     if "/./" in path or "/../" in path or path.startswith("./"):
         path = os.path.normpath(path)
     path = re.sub(r"^(?:/proc/(?:self|thread-self|\d+)/(?:root|cwd)|file:/+)(?=/)", "", path)

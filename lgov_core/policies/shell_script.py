@@ -61,6 +61,7 @@ _VERSIONED = re.compile(r"(python|pip|pypy|node|ruby|perl|php|gcc|g\+\+|clang|cl
 _INVISIBLE = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f\u0085\u00a0\u00ad\u1680\u2000-\u200f\u2028-\u202f\u205f-\u2064\u2066-\u206f\u3000\ufeff]"
 )
+_LISTS = frozenset({"for_statement", "array", "declaration_command", "file_redirect", "case_statement"})
 _KEYWORDS = frozenset({"!", "time", "coproc"})
 
 JUDGES: dict[str, Judge] = {
@@ -108,6 +109,7 @@ class Script:
         self.root = parse_shell(text.encode())
         if self.root.has_error:
             raise Refused("shell-unparsable", "The command is not complete or not understood; write it more simply.")
+        _check_gaps(self.root, text.encode())
         self.variables: dict[str, list[str]] = {}
         self.words = Words(text.encode(), self.variables, folder)
         self.functions = {self.words.text(node.named_children[0]) for node in _all(self.root, "function_definition")}
@@ -309,9 +311,9 @@ class Script:
 
     def _command(self, node: Node, given: Input, extra: Sequence[str]) -> None:
         words: list[str] = []
-        before = -1
+        before = node.start_byte
         for child in node.children:
-            if child.start_byte == before and child.type not in _REDIRECTS and words:
+            if child.start_byte == before and words and child.type not in _REDIRECTS:
                 raise Refused("shell-unclear", "Two words stand together in a way that is not understood.")
             before = child.end_byte
             if child.type == "variable_assignment":
@@ -320,7 +322,6 @@ class Script:
                 made, more = self._redirect(child)
                 given = made or given
                 words.extend(more)
-                before = -1
             elif child.type == "command_name":
                 words.extend(self._name(child))
             elif child.type in _WORDS:
@@ -352,6 +353,8 @@ class Script:
         if words[:1] and words[0] in ("curl", "wget", "tee", "cp", "mv", "install", "ln"):
             for word in words[1:]:
                 self.written.add(posixpath.normpath(posixpath.join(self._folder, word)))
+                if "://" in word:
+                    self.written.add(posixpath.join(self._folder, posixpath.basename(word.partition("?")[0])))
 
     def _function(self, node: Node) -> None:
         name = self.words.text(node.named_children[0])
@@ -484,6 +487,21 @@ def _check_letters(text: str) -> None:
     # The parser takes a line continuation for a space; within a word the shell takes it for nothing.
     if re.search(r"(?:[^\s]|^)\\\n", text):
         raise Refused("shell-unclear", "Put a space before a backslash at the end of a line.")
+
+
+def _check_gaps(root: Node, source: bytes) -> None:
+    """Refuses an escaped space that the parser took for one between two words; the shell makes one word of it."""
+    for node in _every(root):
+        if node.type in ("string", "heredoc_body", "heredoc_redirect", "expansion", "regex"):
+            continue
+        before = node.start_byte
+        for child in node.children:
+            if b"\\" in source[before : child.start_byte].replace(b"\\\n", b""):
+                raise Refused("shell-unclear", "Put words with spaces in quotes.")
+            glued = child.start_byte == before and child.type in _WORDS and child.prev_sibling is not None
+            if glued and node.type in _LISTS and child.prev_sibling.type in _WORDS - {"file_descriptor"}:  # type: ignore[union-attr]
+                raise Refused("shell-unclear", "Two words stand together in a way that is not understood.")
+            before = child.end_byte
 
 
 def _plain_name(name: str) -> str:

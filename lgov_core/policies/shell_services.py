@@ -11,19 +11,18 @@ from lgov_core.policies.shell_call import Call, Judge, wild
 #: First parts of words that look and end the matter: what follows is what is looked at.
 _LOOKING = frozenset(
     names(
-        """
-        get list ls describe show status info version view inspect log logs top explain lookup find search whoami about ping
-        stats plan validate lint fmt template diff outdated audit why tree cat head size check doctor help print query tail
-        read wait watch verify dump du df count is can api cluster current receive scan export-schema filter
-        """
+        "get list ls describe show status info version view inspect explain whoami about diff is can stat print lsf lsl lsd"
     )
 )
-#: Words that name what is looked at where nothing harmful stands beside them.
+#: Words that look, or name what is looked at, where nothing harmful stands beside them.
 _LOOKED_AT = frozenset(
     names(
         """
+        log logs top lookup find search ping stats plan validate lint fmt template outdated audit why tree cat head size
+        check doctor help query tail read wait watch verify dump du df count api cluster current receive scan filter
         history events images port config ps contexts providers graph metadata usage report bandwidth hosts account
-        snapshots outputs output test env members metrics
+        snapshots outputs output test env members metrics cluster-info api-resources api-versions current-context
+        version-info about-info
         """
     )
 )
@@ -40,19 +39,56 @@ SERVICES: dict[str, str] = {
     "ansible-lint": "",
     "aws": "s3 cp",
     "gcloud": "",
+    "gsutil": "cp",
+    "azcopy": "copy",
+    "mc": "",
+    "pulumi": "preview",
+    "stripe": "listen",
+    "ldcli": "",
+    "promtool": "",
+    "amtool": "",
+    "datadog-ci": "",
+    "newrelic": "",
+    "pd": "",
+    "nginx": "-t -T -c -v -V",
+    "haproxy": "-c -f",
+    "traefik": "",
+    "deck": "ping diff",
+    "kong": "health config",
+    "apigeecli": "",
+    "wrangler": "dev",
+    "flarectl": "",
+    "ibmcloud": "",
+    "linode-cli": "",
+    "oci": "",
+    "eksctl": "",
+    "istioctl": "analyze proxy-status",
+    "linkerd": "",
+    "flux": "",
+    "kustomize": "build",
+    "skaffold": "build",
+    "packer": "",
+    "vagrant": "global-status",
+    "gitlab": "",
+    "jenkins-cli": "",
+    "temporal": "",
+    "etcdctl": "endpoint member",
+    "pg_isready": "-h -p",
+    "mongotop": "",
+    "rabbitmq-plugins": "",
     "az": "",
     "vault": "kv token auth",
     "op": "",
     "doppler": "",
-    "rclone": "copy lsd lsf lsl lsjson",
-    "restic": "backup mount",
-    "borg": "create",
+    "rclone": "copy lsjson",
+    "restic": "backup mount init",
+    "borg": "create init mount",
     "velero": "backup restore schedule",
     "kafka-topics": "--describe --list --create",
-    "kafka-consumer-groups": "--describe --list",
+    "kafka-consumer-groups": "--describe --list --bootstrap-server",
     "kafka-acls": "--list",
     "kafka-configs": "--describe",
-    "kafka-broker-api-versions": "",
+    "kafka-broker-api-versions": "--bootstrap-server",
     "rabbitmqctl": "",
     "rabbitmqadmin": "",
     "rabbitmq-diagnostics": "",
@@ -61,7 +97,7 @@ SERVICES: dict[str, str] = {
     "gitlab-runner": "",
     "systemctl": "",
     "service": "",
-    "journalctl": "--since --unit -u -n -f -e -x --no-pager",
+    "journalctl": "--since --until --unit -u -n -f -e -x -p -b -k -r -o -S -U -a -q --no-pager",
     "brew": "install upgrade update deps leaves services",
     "apt": "",
     "apt-get": "",
@@ -74,8 +110,8 @@ SERVICES: dict[str, str] = {
     "snap": "",
     "flatpak": "",
     "crontab": "-l",
-    "iptables": "-L -S -n -v",
-    "ip6tables": "-L -S -n -v",
+    "iptables": "-L -S -n -v -t --line-numbers",
+    "ip6tables": "-L -S -n -v -t --line-numbers",
     "nft": "",
     "ip": "addr a address route r link l neigh",
     "ifconfig": "",
@@ -109,7 +145,7 @@ SERVICES: dict[str, str] = {
     "rbenv": "versions local",
     "asdf": "",
     "sdk": "",
-    "conda": "activate create install run env",
+    "conda": "activate create install env",
     "mamba": "activate create install env",
     "direnv": "",
     "ollama": "",
@@ -135,14 +171,20 @@ def _service(call: Call) -> None:
     if any(word.startswith("-") and not (_harmless_option(word) or word in extra) for word in call.args):
         call.refuse("an option among them changes or removes something.")
     words = [word for word in call.args if not word.startswith("-")]
-    if call.name == "kubectl" and any(re.fullmatch(r"secrets?(?:[/.].*)?", word) for word in words):
-        call.refuse("secrets are closed.", "shell-secret")
+    _check_special(call, words)
     if not words:
         if any(word not in extra and word not in _ABOUT_ITSELF for word in call.args):
             call.refuse("only options that look at something are allowed.")
         return
-    if any(word in extra for word in call.args if word.startswith("-")):
+    given = [word for word in call.args if word.startswith("-")]
+    if any(word in extra for word in given):
+        if any(word not in extra and not word.startswith("--") for word in given):
+            call.refuse("an option among them is not known to only look.", "shell-unknown-command")
         return
+    _check_heads(call, extra)
+
+
+def _check_heads(call: Call, extra: frozenset[str]) -> None:
     heads = _verbs(call.args)
     for word in heads:
         if word in extra:
@@ -151,9 +193,18 @@ def _service(call: Call) -> None:
             return
         if _HARMFUL.fullmatch(word):
             call.refuse(f"{' '.join(heads)[:60]!r} changes or removes something.")
-    if any(word in extra or word in _LOOKED_AT for word in heads):
+    if any(word in extra or re.split(r"[-_:]", word)[0] in _LOOKED_AT for word in heads):
         return
     call.refuse(f"{' '.join(heads)[:60]!r} is not known to only look at something.", "shell-unknown-command")
+
+
+def _check_special(call: Call, words: Sequence[str]) -> None:
+    if call.name in ("aws", "gsutil", "azcopy") and {"cp", "copy"} & set(words) and re.match(r"[\w+]+://", words[-1]):
+        call.refuse("sending files to other machines is not allowed.", "shell-network")
+    if call.name == "rclone" and any(word.startswith(":") for word in words):
+        call.refuse("name a remote that is configured.", "shell-network")
+    if call.name == "kubectl" and any(re.fullmatch(r"secrets?(?:[/.].*)?", word) for word in words):
+        call.refuse("secrets are closed.", "shell-secret")
 
 
 def _verbs(args: Sequence[str]) -> list[str]:
@@ -165,7 +216,7 @@ def _verbs(args: Sequence[str]) -> list[str]:
             if heads:
                 break
             value = "=" not in word
-        elif value and not (_looks(word) or _HARMFUL.fullmatch(word)):
+        elif value and not (_looks(word) or word in _LOOKED_AT or _HARMFUL.fullmatch(word)):
             value = False
         else:
             value = False

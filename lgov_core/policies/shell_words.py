@@ -119,7 +119,9 @@ class Words:
         for child in node.named_children:
             if child.start_byte != at:  # a sign between the parts, such as a lone $ or a comma
                 parts.append([_unquoted(self.source[at : child.start_byte].decode())])
-            parts.append(self._readings(child, quoted=quoted))
+            # Braces are expanded before variables: $x{1,2} is $x1 $x2.
+            glued = child.type == "simple_expansion" and self.source[child.end_byte : child.end_byte + 1] == b"{"
+            parts.append([UNKNOWN] if glued else self._readings(child, quoted=quoted))
             at = child.end_byte
         if at != node.end_byte:
             parts.append([_unquoted(self.source[at : node.end_byte].decode())])
@@ -149,6 +151,8 @@ class Words:
         if rest.startswith((":-", "-", ":=", "=", ":+", "+")):
             inner = [child for child in node.named_children if child.type != "variable_name"]
             other = _product([self._readings(child, quoted=quoted) for child in inner]) if inner else [""]
+            if not quoted:
+                other = [reading.translate(_BREAKING) for reading in other]
             plus = "+" in rest[:2]
             return [*([] if plus else found), *other, *([""] if plus else [])]
         if rest.startswith((":?", "?")):
