@@ -181,7 +181,8 @@ def lgov_observe(event: Any) -> None:
     """Sees everything that happened: decisions, tool outcomes, rewards, spans.
 
     When: after each of them; for decisions, after their audit entry is committed.
-    Gets: ``event``: an `ObservedDecision`, a `ToolOutcome`, a `Reward`, a `Span` or a `PluginFailure`.
+    Gets: ``event``: an `ObservedDecision`, a `ToolOutcome`, a `ModelCallFailed`, a `Reward`, a `Span` or a
+        `PluginFailure`.
     Returns: nothing.
     If it raises: the error is counted on the governor and the others still see the event; the agent goes on.
     Cost: must not block; keep it under 50 µs.

@@ -241,6 +241,19 @@ class ToolOutcome:
 
 
 @dataclass(frozen=True, slots=True)
+class ModelCallFailed:
+    """A model call that was allowed and brought no reply. ``action`` is the call; ``error_type`` is a class name.
+
+    ``refused`` is true when it is certain that the model did not run: the server answered with an error, or could not be
+    reached. After a timeout or a lost connection nobody knows.
+    """
+
+    action: Action
+    error_type: str
+    refused: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class Reward:
     """One number on one target.
 

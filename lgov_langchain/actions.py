@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 FRAMEWORK = "langchain"
 
+_NOT_CONNECTED = frozenset({"ConnectError", "ConnectTimeout", "ConnectionRefusedError", "PoolTimeout"})
 _ROLES = {"human": "user", "ai": "assistant", "AIMessageChunk": "assistant", "HumanMessageChunk": "user"}
 
 
@@ -71,7 +72,10 @@ def tool_action(request: ToolCallRequest) -> Action:
 def model_action(request: ModelRequest[Any], point: Point = Point.PRE_MODEL_CALL, **fields: Any) -> Action:
     """The model call that is about to be sent; ``fields`` replaces what is different at another point."""
     if point is Point.PRE_MODEL_CALL:
-        fields["arguments"] = {"messages": [as_mapping(message) for message in all_messages(request)]}
+        fields["arguments"] = {
+            "messages": [as_mapping(message) for message in all_messages(request)],
+            **_reply_limit(request),
+        }
     text_point = point in (Point.INPUT, Point.OUTPUT)
     return Action(
         point,
@@ -82,6 +86,25 @@ def model_action(request: ModelRequest[Any], point: Point = Point.PRE_MODEL_CALL
         native=request,
         **fields,
     )
+
+
+def _reply_limit(request: ModelRequest[Any]) -> dict[str, int]:
+    """How long the reply may be, as an entry for ``Action.arguments``; empty when nothing says so."""
+    names = ("max_completion_tokens", "max_tokens", "max_output_tokens")
+    settings = request.model_settings or {}
+    found = [settings.get(name) for name in names] + [getattr(request.model, name, None) for name in names]
+    limit = next((value for value in found if type(value) is int and value > 0), None)
+    return {} if limit is None else {"max_output_tokens": limit}
+
+
+def was_refused(error: BaseException) -> bool:
+    """Whether the model certainly did not run: its server answered with an error status, or could not be connected to."""
+    seen: BaseException | None = error
+    while seen is not None:
+        if isinstance(getattr(seen, "status_code", None), int) or type(seen).__name__ in _NOT_CONNECTED:
+            return True
+        seen = seen.__cause__
+    return False
 
 
 def usage_of(reply: AIMessage) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from langgraph.types import Command
 
 from lgov_core.errors import PolicyDenied, SettingsError
 from lgov_core.scope import current_scope
-from lgov_core.types import Action, Decision, Point, ToolOutcome, new_id
+from lgov_core.types import Action, Decision, ModelCallFailed, Point, ToolOutcome, new_id
 from lgov_langchain import actions
 from lgov_langchain.attribution import ENDPOINT_VARIABLE, headers_for
 from lgov_langchain.coverage import CoveredCall, covering
@@ -129,7 +129,11 @@ class LgovMiddleware(AgentMiddleware[Any, Any, Any]):
             elif isinstance(step, ToolOutcome):
                 answer = self.governor.record(step)
             else:
-                answer = handler(step)
+                try:
+                    answer = handler(step)
+                except BaseException as error:
+                    steps.throw(error)
+                    raise
 
     async def awrap_model_call(
         self, request: ModelRequest[Any], handler: Callable[[ModelRequest[Any]], Awaitable[ModelResponse[Any]]]
@@ -147,13 +151,17 @@ class LgovMiddleware(AgentMiddleware[Any, Any, Any]):
             elif isinstance(step, ToolOutcome):
                 answer = await self.governor.arecord(step)
             else:
-                answer = await handler(step)
+                try:
+                    answer = await handler(step)
+                except BaseException as error:
+                    steps.throw(error)
+                    raise
 
     def _model_call(self, request: ModelRequest[Any]) -> Generator[Any, Any, Any]:
         """One model call as a sequence of steps, so that the synchronous and asynchronous ways cannot differ.
 
         Yields an `Action` to be judged, a `ToolOutcome` to be recorded, or the request to be sent; gets the
-        `Decision`, nothing, or the `ModelResponse`; returns what `wrap_model_call` returns.
+        `Decision`, nothing, or the `ModelResponse` (or what sending it raised); returns what `wrap_model_call` returns.
         """
         rewritten: list[Any] = []
         for message in actions.new_user_messages(request):
@@ -167,12 +175,19 @@ class LgovMiddleware(AgentMiddleware[Any, Any, Any]):
                 messages = [changed if one is message else one for one in request.messages]
                 request = request.override(messages=messages)
         operation = new_id("op")
-        decision = yield actions.model_action(request, operation_id=operation)
+        action = actions.model_action(request, operation_id=operation)
+        decision = yield action
         if decision.blocks:
             return _refused_call(decision)
         if decision.arguments is not None:
             request = actions.with_messages(request, decision.arguments["messages"])
-        response = yield self._attributed(request)
+        try:
+            response = yield self._attributed(request)
+        except BaseException as error:
+            if not isinstance(error, GeneratorExit):
+                refused = actions.was_refused(error)
+                self.governor.observe(ModelCallFailed(action, type(error).__name__, refused))
+            raise
         response = yield from _judged_reply(request, response, operation)
         if rewritten:  # The conversation must not bring the replaced text back at the next call.
             return ExtendedModelResponse(response, Command(update={"messages": rewritten}))

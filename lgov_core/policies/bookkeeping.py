@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from lgov_core.errors import PolicyError
 from lgov_core.sqlite_file import keep_quiet_across_fork
-from lgov_core.types import Action, Decision, ToolOutcome
+from lgov_core.types import Action, Decision, ModelCallFailed, ToolOutcome
 
 #: The count of the actions that carry no id of the kind that is counted by: they share one.
 COMMON: Final = ""
@@ -56,7 +56,7 @@ def count_key(action: Action, per: str) -> str:
 
 def decided(event: Any) -> tuple[Action, Decision] | None:
     """The action and the decision when ``event`` is a decision that was taken and committed, else None."""
-    if isinstance(event, ToolOutcome):
+    if isinstance(event, ToolOutcome | ModelCallFailed):
         return None
     action, decision = getattr(event, "action", None), getattr(event, "decision", None)
     return (action, decision) if isinstance(action, Action) and isinstance(decision, Decision) else None

@@ -16,7 +16,7 @@ from lgov_core.policies.options import positive_integer, positive_number
 from lgov_core.policies.prices import Price, cost_table, find, price_of, price_table
 from lgov_core.policies.rehearsal import rehearsing
 from lgov_core.policies.usage import most_input_tokens, most_output_tokens, tokens_used
-from lgov_core.types import Action, Decision, Effect, Point, ToolOutcome
+from lgov_core.types import Action, Decision, Effect, ModelCallFailed, Point, ToolOutcome
 
 Per = Literal["rollout", "attempt", "session", "agent", "global"]
 PER: Final = ("rollout", "attempt", "session", "agent", "global")
@@ -245,6 +245,11 @@ class CostControlPolicy(BoundedPolicy):
                     self._ledger.release(operation)
                 else:
                     self._ledger.settle(count_key(event.action, self.per), operation, None, self._clock())
+            return
+        if isinstance(event, ModelCallFailed):
+            # What may have run may be charged: it stays set aside, which is as good as spent.
+            if event.refused and event.action.operation_id is not None:
+                self._ledger.release(event.action.operation_id)
             return
         found = decided(event)
         if found is None:
