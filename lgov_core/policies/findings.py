@@ -21,6 +21,8 @@ class Finding:
     kind: str
 
 
+_DIGIT = re.compile(r"\d")
+
 #: Finds in a text, from a position on; what stands before the position is context only.
 Detector = Callable[[str, int], Iterable[Finding]]
 
@@ -34,7 +36,8 @@ class Pattern:
 
     Runs in linear time: ``regex`` begins with a literal or a look-behind that keeps it from starting anew inside a run of
     its own characters, and no repeat in it is nested in another that takes the same characters. It is only tried when one
-    of ``hints`` (lower case) occurs in the lower-cased text; none means always. The value is group 1 where there is one.
+    of ``hints`` (lower case) occurs in the lower-cased text; none means that a digit must. The value is group 1 where
+    there is one.
     """
 
     kind: str
@@ -42,10 +45,8 @@ class Pattern:
     hints: tuple[str, ...] = ()
     check: Check | None = None
 
-    def find(self, text: str, lowered: str, start: int) -> Iterator[Finding]:
-        """The values from ``start`` on, from left to right, none overlapping another."""
-        if self.hints and not any(hint in lowered for hint in self.hints):
-            return
+    def find(self, text: str, start: int) -> Iterator[Finding]:
+        """The values from ``start`` on, from left to right."""
         group = 1 if self.regex.groups else 0
         # The name that a value is given to may stand before `start`.
         position = max(0, start - CONTEXT) if group else start
@@ -61,11 +62,28 @@ class Pattern:
                 position = position if group else end
 
 
-def find_all(patterns: Sequence[Pattern], text: str, start: int = 0) -> Iterator[Finding]:
-    """Everything that any of ``patterns`` finds in ``text`` from ``start`` on."""
-    lowered = text.lower()
-    for pattern in patterns:
-        yield from pattern.find(text, lowered, start)
+class PatternTable:
+    """Several patterns that are looked for together. Does not change; may be used from several threads at once."""
+
+    def __init__(self, patterns: Sequence[Pattern]) -> None:
+        self.patterns = tuple(patterns)
+        self._numeric = frozenset(at for at, pattern in enumerate(self.patterns) if not pattern.hints)
+        by_hint: dict[str, set[int]] = {}
+        for at, pattern in enumerate(self.patterns):
+            for hint in pattern.hints:
+                by_hint.setdefault(hint, set()).add(at)
+        self._by_hint = tuple(by_hint.items())
+
+    def find(self, text: str, start: int = 0) -> list[Finding]:
+        """Everything that any of the patterns finds in ``text`` from ``start`` on."""
+        lowered = text.lower()
+        tried: set[int] = set()
+        for hint, patterns in self._by_hint:
+            if hint in lowered:
+                tried |= patterns
+        if self._numeric and _DIGIT.search(text) is not None:
+            tried |= self._numeric
+        return [finding for at in sorted(tried) for finding in self.patterns[at].find(text, start)]
 
 
 def left_of(text: str, start: int, characters: int = CONTEXT) -> str:

@@ -176,7 +176,7 @@ PATTERNS: Final[tuple[Pattern, ...]] = (
     Pattern("phone", re.compile(r"(?<![\w.+-])(?:\+|00)?\(?\d{1,15}\)?(?:(?: ?[-./] ?| )(?:\(\d{1,8}\)|\d{2,8})|\(\d{1,8}\)|(?<=\))\d{2,8}){0,7}(?: ?x\d{1,6})?(?![\w@])", re.I), (), _phone),
     Pattern("ip_address", re.compile(r"(?<![\w.])(?:\d{1,3}\.){3}\d{1,3}(?![\w]|\.\d)"), (".",), _ip),
     Pattern("ip_address", re.compile(r"(?<![\w:])(?:[0-9A-Fa-f]{1,4}:){2,7}(?::?[0-9A-Fa-f]{1,4}){1,6}(?![\w:])|(?<![\w:])[0-9A-Fa-f]{1,4}(?::[0-9A-Fa-f]{1,4}){0,5}::(?:[0-9A-Fa-f]{1,4}(?::[0-9A-Fa-f]{1,4}){0,5})?(?![\w:])"), (":",), _ip),
-    Pattern("mac_address", re.compile(r"(?<![\w:-])[0-9A-Fa-f]{2}(?::[0-9A-Fa-f]{2}){5}(?![\w:])|(?<![\w:-])[0-9A-Fa-f]{2}(?:-[0-9A-Fa-f]{2}){5}(?![\w-])")),
+    Pattern("mac_address", re.compile(r"(?<![\w:-])[0-9A-Fa-f]{2}(?::[0-9A-Fa-f]{2}){5}(?![\w:])|(?<![\w:-])[0-9A-Fa-f]{2}(?:-[0-9A-Fa-f]{2}){5}(?![\w-])"), (":", "-")),
     Pattern("crypto_wallet", _shape(r"[13][1-9A-HJ-NP-Za-km-z]{25,34}"), (), lambda text, start, end: end if checks.base58_wallet(text[start:end]) else None),
     Pattern("crypto_wallet", _shape(r"bc1[02-9ac-hj-np-z]{11,71}|BC1[02-9AC-HJ-NP-Z]{11,71}"), ("bc1",), lambda text, start, end: end if checks.bech32_wallet(text[start:end]) else None),
     Pattern("crypto_wallet", _shape(r"0x[0-9A-Fa-f]{40}"), ("0x",)),

@@ -6,6 +6,7 @@ import threading
 from collections import OrderedDict, deque
 from collections.abc import Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
+from functools import lru_cache
 from typing import Any, ClassVar, Final
 
 from lgov_core.errors import PolicyError
@@ -105,6 +106,7 @@ class ProvenancePolicy(BoundedPolicy):
         self.conversations = conversations
         self._said: OrderedDict[tuple[str, str], _Said] = OrderedDict()
         self._lock = threading.Lock()
+        self._given = lru_cache(maxsize=64)(_said_in)  # the same text comes with every call of a conversation
 
     def judge(self, action: Action) -> Decision | None:
         """Takes note of what the user says; gives the verdict on tool calls."""
@@ -197,10 +199,7 @@ class ProvenancePolicy(BoundedPolicy):
             else []
         )
         if texts:
-            said = _Said()
-            for text in texts:
-                said.add(text)
-            known.append(said)
+            known.append(self._given(tuple(texts)))
         with self._lock:
             for key in _keys(action):
                 said = self._said.get(key)
@@ -210,6 +209,13 @@ class ProvenancePolicy(BoundedPolicy):
                     copy.addresses, copy.words = set(said.addresses), deque(said.words)
                     known.append(copy)
         return known
+
+
+def _said_in(texts: tuple[str, ...]) -> _Said:
+    said = _Said()
+    for text in texts:
+        said.add(text)
+    return said
 
 
 def fnmatch_any(text: str, globs: Sequence[str]) -> bool:
