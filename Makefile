@@ -45,7 +45,7 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 	@echo "installing $(TORCH)"
 	@$(PIP) install -c constraints.txt $(TORCH_ARGS) $(TORCH)
 	@echo "installing lgov and what it needs"
-	@$(PIP) install -c constraints.txt -e ".[langchain,gateway,train,gym]"
+	@$(PIP) install -c constraints.txt -e ".[langchain,gateway,train,gym,sign]"
 	@touch $@
 
 $(VENV)/.tools: $(VENV)/.installed

@@ -15,7 +15,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from lgov_core.audit import AuditLog
+    from lgov_core.audit import AuditLog, FlightRecorder
     from lgov_core.emitter import FlightRecorderEmitter
     from lgov_core.environment import EnvironmentConfig, GovernedEnvironment
     from lgov_core.errors import LgovError, PolicyDenied
@@ -39,6 +39,7 @@ __all__ = [
     "Decision",
     "Effect",
     "EnvironmentConfig",
+    "FlightRecorder",
     "FlightRecorderEmitter",
     "GovernedEnvironment",
     "GovernedRollout",
@@ -85,6 +86,7 @@ _HOMES = {
     "PolicyViolation": "lgov_core.reward.violation",
     "PolicyViolationError": "lgov_core.reward.violation",
     "AuditLog": "lgov_core.audit",
+    "FlightRecorder": "lgov_core.audit",
     "LgovError": "lgov_core.errors",
     "PolicyDenied": "lgov_core.errors",
     "Governor": "lgov_core.governor",

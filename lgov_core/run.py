@@ -111,7 +111,7 @@ def run_program(command: Sequence[str], options: RunOptions) -> int:
 
 
 def _prepare(invocation: Invocation, scope: RolloutScope, options: RunOptions) -> _Run:
-    from lgov_core.audit import AuditLog
+    from lgov_core.audit import AuditLog, default_signer
     from lgov_core.governor import Governor
     from lgov_core.plugins import make_plugin_manager
     from lgov_core.policies import load_policy_file
@@ -121,7 +121,7 @@ def _prepare(invocation: Invocation, scope: RolloutScope, options: RunOptions) -
     manager = make_plugin_manager()
     audit_path = options.audit or DEFAULT_AUDIT
     _make_folder(audit_path.parent)
-    audit = AuditLog(audit_path, policy_digest=policies.digest or "")
+    audit = AuditLog(audit_path, policy_digest=policies.digest or "", signer=default_signer())
     plugins: list[object] = [AirPlugin(), *options.plugins]
     store = None
     if options.store is not None:

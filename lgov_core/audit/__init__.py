@@ -1,7 +1,25 @@
-"""The audit record: append-only, chained, committed before the act."""
+"""The audit record: append-only, chained, signed, committed before the act."""
 
 from lgov_core.audit.entry import AuditEntry
+from lgov_core.audit.heads import Signer
+from lgov_core.audit.keys import SigningKey, default_key_path, default_signer, load_key, make_key
 from lgov_core.audit.log import AuditLog
+from lgov_core.audit.recorder import FlightRecorder, default_record_path
+from lgov_core.audit.redaction import Redaction
 from lgov_core.audit.verify import VerifyReport, verify
 
-__all__ = ["AuditEntry", "AuditLog", "VerifyReport", "verify"]
+__all__ = [
+    "AuditEntry",
+    "AuditLog",
+    "FlightRecorder",
+    "Redaction",
+    "Signer",
+    "SigningKey",
+    "VerifyReport",
+    "default_key_path",
+    "default_record_path",
+    "default_signer",
+    "load_key",
+    "make_key",
+    "verify",
+]

@@ -21,31 +21,27 @@ _FIELD_LIMIT: Final = 2048
 
 @dataclass(frozen=True, slots=True)
 class Payload:
-    """A text kept beside an entry: as it is stored, and the SHA-256 (hex) and length of the text in full.
+    """A text kept beside an entry as it is stored, and the length of the text in full.
 
     ``size`` counts characters of canonical JSON, all of them ASCII. ``stored`` is a marker when the text is too long.
     """
 
     stored: str
-    sha256: str
     size: int
-
-    @property
-    def stored_sha256(self) -> str | None:
-        """The SHA-256 (hex) of what is stored, or None when that is the text in full."""
-        return None if len(self.stored) == self.size else hashlib.sha256(self.stored.encode()).hexdigest()
 
 
 @dataclass(frozen=True, slots=True)
 class AuditEntry:
     """One entry as it is read back.
 
-    ``kind`` is ``decision`` or ``outcome``; ``refers_to`` is the decision's entry id on an outcome. ``position`` counts
-    over the whole record, ``seq`` within the writer's chain; both from 1. ``time_ns`` is Unix time and ``monotonic_ns``
-    the writer's monotonic clock, in nanoseconds. ``arguments`` is canonical JSON, and ``content`` a JSON object of what
-    else belongs to the entry (``text``, the replacements of a transform, ``result``, ``error``); both None once erased,
-    while ``arguments_sha256`` stays. ``effect`` to ``shadowed`` and ``latency_us`` are None on an outcome, ``status``
-    on a decision. ``body`` holds every field that was hashed.
+    ``kind`` is ``decision`` or ``outcome``, or one of those that a flight recorder or an erasure writes (``trace``,
+    ``trace_end``, ``signal``, ``erasure``); ``refers_to`` is the entry id that an outcome or an end belongs to.
+    ``position`` counts over the whole record, ``seq`` within the writer's chain; both from 1. ``time_ns`` is Unix time
+    and ``monotonic_ns`` the writer's monotonic clock, in nanoseconds. ``arguments`` is canonical JSON, and ``content`` a
+    JSON object of what else belongs to the entry (``text``, the replacements of a transform, ``result``, ``error``);
+    both None once erased. ``arguments_sha256`` is the SHA-256 (hex) of the entry's secret salt and the stored arguments:
+    it stays, and says nothing about them once the salt is erased too. ``effect`` to ``shadowed`` and ``latency_us`` are
+    None on an outcome, ``status`` on a decision. ``body`` holds every field that was hashed.
     """
 
     position: int
@@ -55,9 +51,9 @@ class AuditEntry:
     kind: str
     time_ns: int
     monotonic_ns: int
-    point: str
-    action_kind: str
-    name: str
+    point: str | None
+    action_kind: str | None
+    name: str | None
     arguments: str | None
     arguments_sha256: str | None
     content: str | None
@@ -171,11 +167,11 @@ def payload(value: Mapping[str, Any]) -> Payload:
     if not value:
         return _NOTHING
     text = canonical(value)
-    sha256 = hashlib.sha256(text.encode()).hexdigest()
     if len(text) <= PAYLOAD_LIMIT:
-        return Payload(text, sha256, len(text))
+        return Payload(text, len(text))
+    sha256 = hashlib.sha256(text.encode()).hexdigest()
     marker = {"lgov.cut": {"characters": len(text), "sha256": sha256, "begins": text[:_PAYLOAD_HEAD]}}
-    return Payload(canonical(marker), sha256, len(text))
+    return Payload(canonical(marker), len(text))
 
 
 def canonical(value: Mapping[str, Any]) -> str:
@@ -216,7 +212,7 @@ def _other(value: Any) -> Any:
 
 _ENCODER = json.JSONEncoder(sort_keys=True, separators=(",", ":"), allow_nan=False, default=_other)
 
-_NOTHING = Payload("{}", hashlib.sha256(b"{}").hexdigest(), 2)
+_NOTHING = Payload("{}", 2)
 
 
 def _short(text: str | None) -> str | None:

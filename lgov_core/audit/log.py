@@ -8,6 +8,7 @@ import sqlite3
 import threading
 import time
 import uuid
+from collections.abc import Callable, Iterable, Mapping
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -24,6 +25,8 @@ from lgov_core.audit.entry import (
     outcome_content,
     payload,
 )
+from lgov_core.audit.heads import Heads, Signer, heads_path
+from lgov_core.audit.redaction import Redaction, redaction
 from lgov_core.errors import AuditError
 from lgov_core.sqlite_file import (
     FileKind,
@@ -35,12 +38,15 @@ from lgov_core.sqlite_file import (
 )
 from lgov_core.types import Action, Decision, ToolOutcome
 
-_DOMAIN: Final = b"lgov-audit-v1\0"
+_DOMAIN: Final = b"lgov-audit-v2\0"
 _FIRST: Final = bytes(32)
 
-# `lgov_core.audit.verify` documents the format. Replacing a row would delete the old one without firing the triggers
-# for DELETE, hence those for INSERT. Payloads may be erased, but not rewritten.
+# `lgov_core.audit.verify` documents the format. One row, and so one statement, an entry: a transaction of its own costs
+# half of what several statements do. Replacing a row would delete the old one without firing the triggers for DELETE,
+# hence those for INSERT. The texts of an entry may be erased together with their salt, but not rewritten.
 _SCHEMA = (
+    "CREATE TABLE record (id TEXT PRIMARY KEY, made_at INTEGER NOT NULL)",
+    "INSERT INTO record VALUES (lower(hex(randomblob(16))), unixepoch())",
     """CREATE TABLE entries (
         position INTEGER PRIMARY KEY,
         writer TEXT NOT NULL,
@@ -48,37 +54,45 @@ _SCHEMA = (
         rollout_id TEXT,
         body TEXT NOT NULL,
         prev_hash BLOB NOT NULL,
-        hash BLOB NOT NULL
+        hash BLOB NOT NULL,
+        salt BLOB,
+        arguments TEXT,
+        content TEXT
     )""",
     "CREATE INDEX entries_of_rollout ON entries (rollout_id) WHERE rollout_id IS NOT NULL",
-    "CREATE TABLE payloads (position INTEGER PRIMARY KEY REFERENCES entries (position), arguments TEXT, content TEXT)",
+    "CREATE TABLE heads (number INTEGER PRIMARY KEY, body TEXT NOT NULL, signature BLOB NOT NULL)",
     """CREATE TRIGGER entries_are_not_changed BEFORE UPDATE ON entries
+       WHEN NEW.position IS NOT OLD.position OR NEW.writer IS NOT OLD.writer OR NEW.seq IS NOT OLD.seq
+         OR NEW.rollout_id IS NOT OLD.rollout_id OR NEW.body IS NOT OLD.body OR NEW.prev_hash IS NOT OLD.prev_hash
+         OR NEW.hash IS NOT OLD.hash OR NEW.salt IS NOT NULL OR NEW.arguments IS NOT NULL OR NEW.content IS NOT NULL
        BEGIN SELECT RAISE(ABORT, 'the audit record is append-only'); END""",
     """CREATE TRIGGER entries_are_not_removed BEFORE DELETE ON entries
        BEGIN SELECT RAISE(ABORT, 'the audit record is append-only'); END""",
-    """CREATE TRIGGER entries_are_appended BEFORE INSERT ON entries
-       WHEN NEW.position IS NOT (SELECT coalesce(max(position), 0) + 1 FROM entries)
+    """CREATE TRIGGER entries_are_not_replaced BEFORE INSERT ON entries
+       WHEN EXISTS (SELECT 1 FROM entries WHERE position = NEW.position)
        BEGIN SELECT RAISE(ABORT, 'the audit record is append-only'); END""",
-    """CREATE TRIGGER payloads_are_not_changed BEFORE UPDATE ON payloads
+    """CREATE TRIGGER heads_are_not_changed BEFORE UPDATE ON heads
        BEGIN SELECT RAISE(ABORT, 'the audit record is append-only'); END""",
-    """CREATE TRIGGER payloads_are_not_replaced BEFORE INSERT ON payloads
-       WHEN EXISTS (SELECT 1 FROM payloads WHERE position = NEW.position)
+    """CREATE TRIGGER heads_are_not_removed BEFORE DELETE ON heads
+       BEGIN SELECT RAISE(ABORT, 'the audit record is append-only'); END""",
+    """CREATE TRIGGER heads_are_not_replaced BEFORE INSERT ON heads
+       WHEN EXISTS (SELECT 1 FROM heads WHERE number = NEW.number)
        BEGIN SELECT RAISE(ABORT, 'the audit record is append-only'); END""",
 )
 
 AUDIT_RECORD: Final = FileKind(
     what="audit record",
     application_id=int.from_bytes(b"lgvA"),
-    version=1,
+    version=2,
     schema=_SCHEMA,
     error=AuditError,
 )
 
-_INSERT_ENTRY = (
-    "INSERT INTO entries (position, writer, seq, rollout_id, body, prev_hash, hash)"
-    " VALUES ((SELECT coalesce(max(position), 0) + 1 FROM entries), ?, ?, ?, ?, ?, ?)"
+_INSERT = (
+    "INSERT INTO entries (writer, seq, rollout_id, body, prev_hash, hash, salt, arguments, content)"
+    " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)"
 )
-_INSERT_PAYLOAD = "INSERT INTO payloads (position, arguments, content) VALUES (?, ?, ?)"
+_SELECT = "SELECT position, body, prev_hash, hash, arguments, content FROM entries"
 
 
 @cache
@@ -94,7 +108,12 @@ class AuditLog:
 
     An entry is committed when `commit` returns, and survives the death of the process. Every object writes a hash chain
     of its own, so several objects, threads and processes may append to one file; a forked child goes on with a chain of
-    its own. ``policy_digest`` and ``code_version`` (lgov's own when None) are written into every entry. Fails closed:
+    its own. ``policy_digest`` and ``code_version`` (lgov's own when None) are written into every entry.
+
+    With a ``signer`` a signed head over everything so far is written after every ``sign_every`` entries of this object
+    and when it is closed, into the record and to the end of the file ``heads`` (the record's name with
+    ``.heads.jsonl``), which should be somewhere else. ``redact`` takes values out before anything is hashed or stored
+    (see `Redaction`). Fails closed:
     every failure is an `AuditError`, nothing is half-written, and whoever gets one must not let the act go on. Raises
     `AuditError` when the file cannot be opened.
     """
@@ -106,6 +125,10 @@ class AuditLog:
         busy_timeout_s: float = 5.0,
         policy_digest: str = "",
         code_version: str | None = None,
+        signer: Signer | None = None,
+        sign_every: int = 256,
+        heads: str | os.PathLike[str] | None = None,
+        redact: Redaction | Callable[[str, Any], Any] | Iterable[str] | None = None,
     ) -> None:
         self.path = Path(path)
         self._name = str(self.path)
@@ -113,6 +136,10 @@ class AuditLog:
         self.code_version = _own_version() if code_version is None else code_version
         self._busy_timeout_s = busy_timeout_s
         self._closed = False
+        self._redact = redaction(redact)
+        self._heads = None if signer is None else Heads(signer, heads or heads_path(self.path), every=sign_every)
+        #: Why the last signature could not be made, or None.
+        self.signing_error: AuditError | None = None
         self._connection: sqlite3.Connection | None = open_database(
             AUDIT_RECORD, self.path, busy_timeout_s=busy_timeout_s
         )
@@ -125,6 +152,7 @@ class AuditLog:
         self._writer = uuid.uuid4().hex
         self._seq = 0
         self._head = _FIRST
+        self._unsigned = 0
 
     # ------------------------------------------------------------------ appending
 
@@ -135,19 +163,23 @@ class AuditLog:
         ``repr``; what is longer than 64 KiB as its beginning, size and SHA-256.
         """
         try:
+            if self._redact is not None:
+                action, decision = self._redact.action(action), self._redact.decision(decision)
             fields = {"kind": "decision", **action_fields(action), **decision_fields(decision)}
             arguments, content = payload(action.arguments), decision_content(action, decision)
         except Exception as error:
-            raise _unwritable(action, error) from error
+            raise _unwritable(action.name, error) from error
         return self._append(fields, arguments, content, "aud")
 
     def commit_outcome(self, outcome: ToolOutcome, decision_id: str | None) -> str:
         """Appends what came of an act, as an entry that refers to its decision's, and returns the new entry's id.
 
-        The arguments are kept with the decision; the outcome carries their hash, and keeps them only when there was no
-        decision. Raises `AuditError`. Callable from any thread.
+        The arguments are kept with the decision; the outcome keeps them only when there was none. Raises `AuditError`.
+        Callable from any thread.
         """
         try:
+            if self._redact is not None:
+                outcome = self._redact.outcome(outcome)
             fields = {
                 "kind": "outcome",
                 **action_fields(outcome.action),
@@ -157,69 +189,110 @@ class AuditLog:
                 "started_at": outcome.started_at,
                 "duration_s": outcome.duration_s,
             }
-            arguments, content = payload(outcome.action.arguments), outcome_content(outcome)
+            arguments = payload(outcome.action.arguments) if decision_id is None else None
+            content = outcome_content(outcome)
         except Exception as error:
-            raise _unwritable(outcome.action, error) from error
-        if decision_id is not None:
-            fields["arguments_sha256"] = arguments.sha256
-            arguments = None
+            raise _unwritable(outcome.action.name, error) from error
         return self._append(fields, arguments, content, "out")
 
+    def append(
+        self, kind: str, fields: Mapping[str, Any], *, arguments: Mapping[str, Any] | None, content: Mapping[str, Any]
+    ) -> str:
+        """Appends an entry of another kind, made of ``fields``, and returns its id. Raises `AuditError`."""
+        try:
+            if self._redact is not None:
+                arguments = None if arguments is None else self._redact.mapping(arguments)
+                content = self._redact.mapping(content)
+            given = None if arguments is None else payload(arguments)
+            return self._append({"kind": kind, **fields}, given, payload(content) if content else None, kind[:3])
+        except AuditError:
+            raise
+        except Exception as error:
+            raise _unwritable(kind, error) from error
+
     def _append(self, fields: dict[str, Any], arguments: Payload | None, content: Payload | None, prefix: str) -> str:
-        for name, text in (("arguments", arguments), ("content", content)):
-            if text is not None:
-                fields[f"{name}_sha256"] = text.sha256
-                fields[f"{name}_size"] = text.size
-                fields[f"{name}_stored_sha256"] = text.stored_sha256
+        salt: bytes | None = None
+        if arguments is not None or content is not None:
+            salt = os.urandom(16)
+            for name, text in (("arguments", arguments), ("content", content)):
+                if text is not None:
+                    fields[f"{name}_sha256"] = hashlib.sha256(salt + text.stored.encode()).hexdigest()
+                    fields[f"{name}_size"] = text.size
+        fields["format"] = 2
+        fields["policy_digest"] = self.policy_digest
+        fields["code_version"] = self.code_version
         fields = {name: value for name, value in fields.items() if value is not None}
-        lock = self._lock
-        if not lock.acquire(timeout=self._busy_timeout_s):
+        if not self._lock.acquire(timeout=self._busy_timeout_s):
             raise AuditError(
                 f"audit record {self.path}: other threads held it for {self._busy_timeout_s:g} s",
                 hint="look for a slow disk, or raise the busy timeout",
             )
         try:
             seq = self._seq + 1
-            entry_id = f"{prefix}_{self._writer[:16]}_{seq}"
-            body = canonical(
-                {
-                    **fields,
-                    "format": 1,
-                    "entry_id": entry_id,
-                    "writer": self._writer,
-                    "seq": seq,
-                    "time_ns": time.time_ns(),
-                    "monotonic_ns": time.monotonic_ns(),
-                    "policy_digest": self.policy_digest,
-                    "code_version": self.code_version,
-                }
-            )
+            fields["entry_id"] = entry_id = f"{prefix}_{self._writer[:16]}_{seq}"
+            fields["writer"] = self._writer
+            fields["seq"] = seq
+            fields["time_ns"] = time.time_ns()
+            fields["monotonic_ns"] = time.monotonic_ns()
+            body = canonical(fields)
             head = hashlib.sha256(_DOMAIN + self._head + body.encode()).digest()
-            self._write(
-                (self._writer, seq, fields.get("rollout_id"), body, self._head, head),
-                (arguments and arguments.stored, content and content.stored),
-            )
+            stored = (salt, arguments and arguments.stored, content and content.stored)
+            self._write((self._writer, seq, fields.get("rollout_id"), body, self._head, head, *stored))
             self._seq, self._head = seq, head
+            self._unsigned += 1
+            if self._heads is not None and self._unsigned >= self._heads.every:
+                self._sign()
             return entry_id
         except AuditError:
             raise
         except Exception as error:
             raise describe(AUDIT_RECORD, self.path, error) from error
         finally:
-            lock.release()
+            self._lock.release()
 
-    def _write(self, entry: tuple[Any, ...], texts: tuple[str | None, str | None]) -> None:
-        """Writes one entry and its payload in one transaction, which is rolled back when anything fails."""
+    def _write(self, row: tuple[Any, ...]) -> None:
+        """Writes one entry in a transaction of its own, which is rolled back when anything fails."""
         connection = self._open()
         try:
-            connection.execute("BEGIN IMMEDIATE")
-            position = connection.execute(_INSERT_ENTRY, entry).lastrowid
-            if texts != (None, None):
-                connection.execute(_INSERT_PAYLOAD, (position, *texts))
-            connection.execute("COMMIT")
+            connection.execute(_INSERT, row)
         except BaseException:
             self._start_over(connection)
             raise
+
+    def _sign(self) -> None:
+        """Signs everything since the last head. The entries are committed already: a failure is kept for `close`."""
+        assert self._heads is not None
+        self._unsigned = 0
+        try:
+            self._heads.write(self._open(), policy_digest=self.policy_digest, code_version=self.code_version)
+            self.signing_error = None
+        except Exception as error:  # noqa: BLE001 - shown in signing_error, by close and by every verification
+            self.signing_error = error if isinstance(error, AuditError) else describe(AUDIT_RECORD, self.path, error)
+
+    def erase(self, *, entry_id: str | None = None, rollout_id: str | None = None, reason: str = "") -> int:
+        """Erases the arguments and texts of one entry, or of all of a rollout, and says so in an entry of its own.
+
+        The chain stays whole: the entries keep what they say about the act, and hashes that say nothing about the texts
+        once their salts are gone. The file's free pages are overwritten. Returns how many entries lost texts. Raises
+        `AuditError`, also when neither or both are named.
+        """
+        if (entry_id is None) == (rollout_id is None):
+            raise AuditError("erase one entry or one rollout", hint="name entry_id or rollout_id")
+        where, wanted = ("rollout_id = ?", rollout_id) if entry_id is None else ("body LIKE ?", f'%"{entry_id}"%')
+        try:
+            with self._lock:
+                rows = self._open().execute(f"{_SELECT} WHERE {where} AND salt IS NOT NULL", (wanted,)).fetchall()
+            found = [entry for entry in map(entry_of, rows) if entry_id in (None, entry.entry_id)]
+            if not found:
+                return 0
+            # First the announcement: texts that are gone without one would be tampering.
+            said = {"reason": reason or None, "erased": [entry.entry_id for entry in found]}
+            self.append("erasure", said, arguments=None, content={})
+            with self._lock:
+                _erase(self._open(), [entry.position for entry in found])
+        except sqlite3.Error as error:
+            raise describe(AUDIT_RECORD, self.path, error) from error
+        return len(found)
 
     def _start_over(self, connection: sqlite3.Connection) -> None:
         """After a failure: drops the transaction, and begins a new chain, since nobody can say how far it got."""
@@ -239,16 +312,15 @@ class AuditLog:
 
     # ------------------------------------------------------------------ reading
 
-    def entries(self, rollout_id: str | None = None) -> list[AuditEntry]:
-        """The entries of all writers, or those of one rollout, in the order of writing. Raises `AuditError`."""
-        wanted, given = ("", ()) if rollout_id is None else ("WHERE e.rollout_id = ?", (rollout_id,))
+    def entries(self, rollout_id: str | None = None, *, after: int = 0) -> list[AuditEntry]:
+        """The entries of all writers, or those of one rollout, in the order of writing, from behind position ``after``.
+
+        Raises `AuditError`.
+        """
+        wanted, given = ("", ()) if rollout_id is None else (" AND rollout_id = ?", (rollout_id,))
         with self._lock:
             try:
-                found = self._open().execute(
-                    "SELECT e.position, e.body, e.prev_hash, e.hash, p.arguments, p.content FROM entries AS e"
-                    f" LEFT JOIN payloads AS p ON p.position = e.position {wanted} ORDER BY e.position",
-                    given,
-                )
+                found = self._open().execute(f"{_SELECT} WHERE position > ?{wanted} ORDER BY position", (after, *given))
                 return [entry_of(row) for row in found]
             except sqlite3.Error as error:
                 raise describe(AUDIT_RECORD, self.path, error) from error
@@ -256,10 +328,20 @@ class AuditLog:
     # ------------------------------------------------------------------ the end, and forks
 
     def close(self) -> None:
-        """Closes the record. Calling it again does nothing; any other call after it raises `AuditError`."""
+        """Signs what is not signed yet and closes the record.
+
+        Calling it again does nothing; any other call after it raises `AuditError`, and so does this one, once
+        everything is closed, when the last entries could not be signed.
+        """
         with self._lock:
+            if self._closed:
+                return
+            if self._heads is not None and (self._unsigned or self.signing_error is not None):
+                self._sign()
             self._closed = True
             self._let_go()
+        if self.signing_error is not None:
+            raise self.signing_error
 
     def __enter__(self) -> AuditLog:
         return self
@@ -286,8 +368,23 @@ class AuditLog:
             self._connection = None
 
 
-def _unwritable(action: Action, error: Exception) -> AuditError:
+def _erase(connection: sqlite3.Connection, positions: list[int]) -> None:
+    connection.execute("PRAGMA secure_delete=ON")
+    connection.execute("BEGIN IMMEDIATE")
+    try:
+        connection.executemany(
+            "UPDATE entries SET salt = NULL, arguments = NULL, content = NULL WHERE position = ?",
+            [(position,) for position in positions],
+        )
+        connection.execute("COMMIT")
+    except BaseException:
+        connection.execute("ROLLBACK")
+        raise
+    connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")  # the log holds the old pages too
+
+
+def _unwritable(name: str, error: Exception) -> AuditError:
     return AuditError(
-        f"the arguments of {action.name[:100]!r} cannot be recorded: {type(error).__name__}: {error}",
+        f"the arguments of {name[:100]!r} cannot be recorded: {type(error).__name__}: {error}",
         hint="an act that cannot be put on record is not done",
     )

@@ -1,38 +1,49 @@
-r"""Checks an audit record. Stands alone: it shares no code with what writes the record, and imports nothing of lgov.
+r"""Checks an audit record. Stands alone: one file, only the standard library, no code shared with what writes the record.
 
-The format, version 1. The table ``entries`` holds ``(position, writer, seq, rollout_id, body, prev_hash, hash)``:
+A copy of this file can be run by itself: ``python verify.py audit.db --key audit.key.pub --head heads.jsonl``.
+
+The format, version 2. The table ``entries`` holds
+``(position, writer, seq, rollout_id, body, prev_hash, hash, salt, arguments, content)``:
 
 - ``body`` is the entry: canonical JSON (keys sorted, no white space, ASCII). The bytes that are stored are the bytes
   that are hashed.
-- ``hash = SHA-256(b"lgov-audit-v1\0" || prev_hash || body)``, where ``prev_hash`` is the hash of the same writer's
+- ``hash = SHA-256(b"lgov-audit-v2\0" || prev_hash || body)``, where ``prev_hash`` is the hash of the same writer's
   entry before it, or 32 zero bytes for its first. Every object that writes has a chain of its own, named by ``writer``;
   ``seq`` counts within the chain, from 1.
 - ``position`` counts over all chains, from 1, without gaps.
+- ``arguments`` and ``content`` are texts that belong to the entry; the body carries ``arguments_sha256 =
+  SHA-256(salt || arguments)`` in hex, and the same for the content. Salt and texts may be erased together; the chain
+  stays whole without them, and without the salt the hash does not tell what the text was.
 
-The table ``payloads`` holds ``(position, arguments, content)``: texts whose size and SHA-256 (hex) the body carries,
-the arguments' as ``arguments_size`` and ``arguments_sha256``. A text that was too long is stored as a marker; then
-``arguments_stored_sha256`` is the marker's hash. A payload may be erased; the chain stays whole without it.
+The table ``heads`` holds ``(number, body, signature)``. The body of a head is canonical JSON: the ``record``'s id, its
+``number`` (from 1), the positions ``first`` to ``last`` that it covers (from behind the head before it),
+``entries_sha256`` (SHA-256 over the hashes of these entries, in order), ``previous_sha256`` (SHA-256 over body and
+signature of the head before it), and ``key``, the public key. ``signature`` is Ed25519 (RFC 8032) over
+``b"lgov-audit-head-v2\0" || body``. The same heads are kept outside of the record, one JSON object a line.
 
-What this proves: that no entry that is there was changed, moved, inserted or taken from the middle. A whole record that
-was cut at its end, or written anew from the start, can only be told by something kept elsewhere.
+What this proves, see `VerifyReport`.
 """
 
 from __future__ import annotations
 
+import argparse
 import hashlib
 import json
 import os
 import sqlite3
-from collections.abc import Iterator
+import sys
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
-from dataclasses import dataclass
-from typing import Any, Final
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Final, cast
 from urllib.parse import quote
 
-_DOMAIN: Final = b"lgov-audit-v1\0"
+_DOMAIN: Final = b"lgov-audit-v2\0"
+_HEAD_DOMAIN: Final = b"lgov-audit-head-v2\0"
 _APPLICATION_ID: Final = int.from_bytes(b"lgvA")
-_FORMAT: Final = 1
+_FORMAT: Final = 2
 _FIRST: Final = bytes(32)
+_PUBLIC: Final = "lgov-ed25519-public:"
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,8 +51,14 @@ class VerifyReport:
     """What `verify` found.
 
     ``entries`` is how many entries were right before the first wrong one; ``first_bad`` is the position of that one
-    (None when all are right, or when the file as a whole is wrong) and ``problem`` says what is wrong with it.
-    ``writers`` is the number of chains, ``erased`` how many payloads are no longer there.
+    (None when all are right, or when the file as a whole is wrong), ``first_bad_id`` the id that it gives itself, and
+    ``problem`` says what is wrong. ``writers`` is the number of chains, ``erased`` how many entries lost their texts.
+
+    ``heads`` counts the signed heads, ``signed`` the entries that they cover and ``unsigned`` those behind the last one:
+    whoever can write the file can write these anew. ``key`` is the public key (hex) of the heads; ``key_trusted`` says
+    that it was compared with one that was given, without which anybody's key will do. ``anchored`` counts the heads that
+    were found at the second place, where ``ok`` means that the record still holds every head that is there: nothing was
+    cut off before the last of them.
     """
 
     ok: bool
@@ -50,91 +67,394 @@ class VerifyReport:
     problem: str | None = None
     writers: int = 0
     erased: int = 0
+    heads: int = 0
+    signed: int = 0
+    unsigned: int = 0
+    key: str | None = None
+    key_trusted: bool = False
+    anchored: int | None = None
+    first_bad_id: str | None = None
 
 
-def verify(path: str | os.PathLike[str]) -> VerifyReport:
-    """Recomputes every chain and every payload hash of the record at ``path``, which is only read.
+class _Broken(Exception):
+    """The record is wrong: what, and the position of the entry where it shows."""
 
-    Raises nothing: a file that is missing, unreadable or something else is a report that is not ok. May run while
-    others write; it sees the record as it was when it began.
+    def __init__(self, problem: str, position: int | None = None, entry_id: str | None = None) -> None:
+        super().__init__(problem)
+        self.problem, self.position, self.entry_id = problem, position, entry_id
+
+
+def verify(
+    path: str | os.PathLike[str],
+    *,
+    key: str | os.PathLike[str] | bytes | None = None,
+    head: str | os.PathLike[str] | None = None,
+    require_signed: bool = False,
+) -> VerifyReport:
+    """Recomputes every chain, every text's hash and every head of the record at ``path``, which is only read.
+
+    ``key`` is the public key that must have signed (32 bytes, hex, or a file that holds it); ``head`` is the file where
+    heads were kept. With ``require_signed`` an entry that no head covers is a fault. Raises nothing: a file that is
+    missing, unreadable or something else is a report that is not ok. May run while others write; it sees the record as
+    it was when it began.
     """
     name = os.path.abspath(os.fspath(path))
     if not os.path.isfile(name):
         return VerifyReport(False, 0, problem=f"there is no file {name}")
     try:
+        trusted = None if key is None else _public_key(key)
+        anchor = None if head is None else _anchored(os.fspath(head))
         with closing(sqlite3.connect(f"file:{quote(name)}?mode=ro", uri=True, isolation_level=None)) as connection:
             connection.execute("BEGIN")
-            return _verify(connection)
-    except sqlite3.Error as error:
+            return _Check(connection, trusted, anchor, require_signed).report()
+    except _Broken as broken:
+        return VerifyReport(False, 0, problem=broken.problem)
+    except (sqlite3.Error, UnicodeDecodeError) as error:
         return VerifyReport(False, 0, problem=f"{name} cannot be read: {error}")
 
 
-def _verify(connection: sqlite3.Connection) -> VerifyReport:
-    if (problem := _file_problem(connection)) is not None:
-        return VerifyReport(False, 0, problem=problem)
-    chains: dict[str, tuple[int, bytes]] = {}
-    good = erased = 0
-    for row in _rows(connection):
-        if row[0] != good + 1:
-            return VerifyReport(False, good, good + 1, f"position {good + 1} is missing", len(chains), erased)
-        problem = _entry_problem(row, chains)
-        if problem is not None:
-            return VerifyReport(False, good, row[0], problem, len(chains), erased)
-        good += 1
-        erased += row[7] is None and '_size":' in row[4]
-    strays = connection.execute("SELECT count(*) FROM payloads WHERE position NOT IN (SELECT position FROM entries)")
-    if stray := strays.fetchone()[0]:
-        return VerifyReport(False, good, None, f"{stray} payloads belong to no entry", len(chains), erased)
-    return VerifyReport(True, good, writers=len(chains), erased=erased)
+class _Check:
+    """One pass over a record."""
+
+    def __init__(
+        self,
+        connection: sqlite3.Connection,
+        trusted: bytes | None,
+        anchor: dict[int, tuple[str, str]] | None,
+        require_signed: bool,
+    ) -> None:
+        self.connection, self.trusted, self.anchor, self.require_signed = connection, trusted, anchor, require_signed
+        self.chains: dict[str, tuple[int, bytes]] = {}
+        self.ids: set[str] = set()
+        self.erased: dict[str, int] = {}
+        self.announced: set[str] = set()
+        self.found = VerifyReport(True, 0)
+
+    def report(self) -> VerifyReport:
+        try:
+            self.file()
+            self.all_entries()
+            self.after_heads()
+        except _Broken as broken:
+            return replace(
+                self.found,
+                ok=False,
+                problem=broken.problem,
+                first_bad=broken.position,
+                first_bad_id=broken.entry_id,
+                writers=len(self.chains),
+            )
+        return replace(self.found, writers=len(self.chains))
+
+    def file(self) -> None:
+        application_id, version = self.connection.execute(
+            "SELECT (SELECT application_id FROM pragma_application_id), (SELECT user_version FROM pragma_user_version)"
+        ).fetchone()
+        if application_id != _APPLICATION_ID:
+            raise _Broken("the file is not an audit record of lgov")
+        if version != _FORMAT:
+            raise _Broken(f"the record has format {version}, this verifier knows format {_FORMAT}")
+        kinds = dict(self.connection.execute("SELECT name, type FROM sqlite_master WHERE name IN ('entries', 'heads')"))
+        if kinds != {"entries": "table", "heads": "table"}:
+            raise _Broken("entries and heads are not the tables that they should be")
+        problems = [row[0] for row in self.connection.execute("PRAGMA integrity_check(1)")]
+        if problems != ["ok"]:  # an index that disagrees with its table would hide rows from some readers
+            raise _Broken(f"the database is damaged: {problems[0]}")
+
+    def all_entries(self) -> None:
+        heads = self.signed_heads()
+        number, last, digest = next(heads, (0, 0, ""))
+        running = hashlib.sha256()
+        good = 0
+        for row in self.rows():
+            good += 1
+            if row[0] != good:
+                raise _Broken(f"position {good} is missing", good)
+            self.entry(row)
+            running.update(row[6])
+            self.found = replace(self.found, entries=good, erased=len(self.erased))
+            if good == last:
+                if running.hexdigest() != digest:
+                    first = self.found.signed + 1
+                    raise _Broken(f"head {number} covers other entries than those from {first} to {last}", first)
+                self.found = replace(self.found, heads=number, signed=last)
+                running = hashlib.sha256()
+                number, last, digest = next(heads, (number, 0, ""))
+        if last:
+            raise _Broken(f"head {number} covers entries up to {last}, but the record ends at {good}", good + 1)
+        self.found = replace(self.found, unsigned=good - self.found.signed)
+        for entry_id, position in self.erased.items():
+            if entry_id not in self.announced:
+                raise _Broken("its texts are gone, and no erasure says so", position, entry_id)
+
+    def rows(self) -> Iterator[tuple[Any, ...]]:
+        yield from self.connection.execute(
+            "SELECT position, writer, seq, rollout_id, body, prev_hash, hash, salt, arguments, content"
+            " FROM entries NOT INDEXED ORDER BY position"
+        )
+
+    def entry(self, row: tuple[Any, ...]) -> None:
+        position, writer, seq, rollout_id, body, prev_hash, stored_hash, salt, arguments, content = row
+        fields, entry_id = _fields(body)
+
+        def broken(problem: str) -> _Broken:
+            return _Broken(problem, position, entry_id)
+
+        last_seq, last_hash = self.chains.get(writer, (0, _FIRST))
+        if seq != last_seq + 1:
+            raise broken(f"entry {seq} of writer {writer} follows its entry {last_seq}")
+        if prev_hash != last_hash:
+            raise broken("it does not follow from the entry before it in its chain")
+        if not isinstance(body, str) or hashlib.sha256(_DOMAIN + last_hash + body.encode()).digest() != stored_hash:
+            raise broken("its contents do not match its hash")
+        if fields is None:
+            raise broken("its body is not JSON")
+        for field, value in (("writer", writer), ("seq", seq), ("rollout_id", rollout_id)):
+            if fields.get(field) != value:
+                raise broken(f"its column {field} does not match its body")
+        if entry_id is None or entry_id in self.ids:
+            raise broken("its id is missing, or another entry has it")
+        self.ids.add(entry_id)
+        if (wrong := _wrong_text(fields, salt, {"arguments": arguments, "content": content})) is not None:
+            raise broken(f"its {wrong} does not match the hash")
+        if salt is None and ("arguments_sha256" in fields or "content_sha256" in fields):
+            self.erased[entry_id] = position
+        if fields.get("kind") == "erasure":
+            self.announced.update(fields.get("erased", ()))
+        self.chains[writer] = (seq, stored_hash)
+
+    # ------------------------------------------------------------------ heads
+
+    def signed_heads(self) -> Iterator[tuple[int, int, str]]:
+        """Each head's number, last position and digest of entries, once it is found right by itself."""
+        records = [row[0] for row in self.connection.execute("SELECT id FROM record")]
+        previous, covered = "0" * 64, 0
+        verified: dict[bytes, Callable[[bytes, bytes], bool]] = {}
+        for expected, (number, body, signature) in enumerate(
+            self.connection.execute("SELECT number, body, signature FROM heads ORDER BY number"), 1
+        ):
+            fields, _ = _fields(body)
+            if fields is None or number != expected or fields.get("number") != number:
+                raise _Broken(f"head {expected} is missing, or is not what it says")
+            if [fields.get("record")] != records:
+                raise _Broken(f"head {number} belongs to another record")
+            if fields.get("previous_sha256") != previous or fields.get("first") != covered + 1:
+                raise _Broken(f"head {number} does not follow from the head before it")
+            public = _hex(fields.get("key"), 32)
+            if public is None or not isinstance(signature, bytes):
+                raise _Broken(f"head {number} has no key or no signature")
+            if self.trusted is not None and public != self.trusted:
+                raise _Broken(f"head {number} is signed with the key {public.hex()}, not with the one given")
+            check = verified.setdefault(public, Ed25519PublicKey(public).verify)
+            if not check(_HEAD_DOMAIN + body.encode(), signature):
+                raise _Broken(f"the signature of head {number} is wrong")
+            last = fields.get("last")
+            if not isinstance(last, int) or last < covered + 1:
+                raise _Broken(f"head {number} covers nothing")
+            if self.anchor is not None and self.anchor.get(number, (body, signature.hex())) != (body, signature.hex()):
+                raise _Broken(f"head {number} is not the one that was kept outside of the record")
+            previous, covered = hashlib.sha256(body.encode() + signature).hexdigest(), last
+            self.found = replace(self.found, key=public.hex(), key_trusted=self.trusted is not None)
+            yield number, last, str(fields.get("entries_sha256"))
+
+    def after_heads(self) -> None:
+        if self.anchor is not None:
+            if self.anchor and max(self.anchor) > self.found.heads:
+                lost = max(self.anchor)
+                raise _Broken(
+                    f"head {lost} was kept outside of the record, but the record has only {self.found.heads} heads:"
+                    " it was cut, or is an older copy",
+                    self.found.entries + 1,
+                )
+            self.found = replace(self.found, anchored=len(self.anchor))
+        if self.require_signed and (self.found.unsigned or not self.found.heads):
+            raise _Broken(
+                f"{self.found.unsigned} entries are not covered by a signed head",
+                self.found.signed + 1 if self.found.unsigned else None,
+            )
 
 
-def _file_problem(connection: sqlite3.Connection) -> str | None:
-    application_id, version = connection.execute(
-        "SELECT (SELECT application_id FROM pragma_application_id), (SELECT user_version FROM pragma_user_version)"
-    ).fetchone()
-    if application_id != _APPLICATION_ID:
-        return "the file is not an audit record of lgov"
-    if version != _FORMAT:
-        return f"the record has format {version}, this verifier knows format {_FORMAT}"
+def _wrong_text(fields: dict[str, Any], salt: bytes | None, texts: dict[str, str | None]) -> str | None:
+    """Which of the texts is not the one that was hashed; None when all are, or all were erased with their salt."""
+    for field, text in texts.items():
+        stated = None if salt is None else fields.get(f"{field}_sha256")
+        actual = None if salt is None or text is None else hashlib.sha256(salt + text.encode()).hexdigest()
+        if actual != stated or (salt is None and text is not None):
+            return field
     return None
 
 
-def _rows(connection: sqlite3.Connection) -> Iterator[tuple[Any, ...]]:
-    yield from connection.execute(
-        "SELECT e.position, e.writer, e.seq, e.rollout_id, e.body, e.prev_hash, e.hash,"
-        " p.position, p.arguments, p.content"
-        " FROM entries AS e LEFT JOIN payloads AS p ON p.position = e.position ORDER BY e.position"
-    )
-
-
-def _entry_problem(row: tuple[Any, ...], chains: dict[str, tuple[int, bytes]]) -> str | None:
-    """What is wrong with one entry, or None; then its chain has moved on to it."""
-    _, writer, seq, rollout_id, body, prev_hash, stored_hash, payload, arguments, content = row
-    last_seq, last_hash = chains.get(writer, (0, _FIRST))
-    if seq != last_seq + 1:
-        return f"entry {seq} of writer {writer} follows its entry {last_seq}"
-    if prev_hash != last_hash:
-        return "it does not follow from the entry before it in its chain"
-    if not isinstance(body, str) or hashlib.sha256(_DOMAIN + last_hash + body.encode()).digest() != stored_hash:
-        return "its contents do not match its hash"
+def _fields(body: object) -> tuple[dict[str, Any] | None, str | None]:
+    """The fields of a body and the id in it; None for what is not there."""
     try:
-        fields = json.loads(body)
+        fields = json.loads(body) if isinstance(body, str) else None
     except ValueError:
-        return "its body is not JSON"
-    for field, value in (("writer", writer), ("seq", seq), ("rollout_id", rollout_id)):
-        if fields.get(field) != value:
-            return f"its column {field} does not match its body"
-    if payload is not None:
-        for field, text in (("arguments", arguments), ("content", content)):
-            found = None if text is None else hashlib.sha256(text.encode()).hexdigest()
-            if _stored_hash(fields, field) != found:
-                return f"its payload ({field}) does not match its hash"
-    chains[writer] = (seq, stored_hash)
-    return None
+        fields = None
+    if not isinstance(fields, dict):
+        return None, None
+    found = cast("dict[str, Any]", fields)
+    entry_id = found.get("entry_id")
+    return found, entry_id if isinstance(entry_id, str) else None
 
 
-def _stored_hash(fields: dict[str, Any], field: str) -> str | None:
-    """The hash of the text that was stored with an entry; None when none was, whatever hash it refers to."""
-    if f"{field}_size" not in fields:
+def _anchored(path: str) -> dict[int, tuple[str, str]]:
+    """The heads in a file, by number. A line that was cut at the end of the file, by a crash, is passed over."""
+    heads: dict[int, tuple[str, str]] = {}
+    try:
+        with open(path, encoding="ascii") as file:
+            lines = file.read().split("\n")
+    except (OSError, UnicodeDecodeError) as error:
+        raise _Broken(f"the heads in {path} cannot be read: {error}") from error
+    for place, line in enumerate(lines, 1):
+        if not line:
+            continue
+        try:
+            fields = json.loads(line)
+            head = (str(fields["body"]), str(fields["signature"]))
+            if heads.setdefault(int(fields["number"]), head) != head:
+                raise _Broken(f"{path}:{place}: there are two different heads {fields['number']}")
+        except (ValueError, KeyError, TypeError) as error:
+            if place == len(lines):
+                continue
+            raise _Broken(f"{path}:{place}: not a head") from error
+    return heads
+
+
+def _public_key(key: str | os.PathLike[str] | bytes) -> bytes:
+    if isinstance(key, bytes) and len(key) == 32:
+        return key
+    text = os.fsdecode(key)
+    if os.path.isfile(text):
+        try:
+            with open(text, encoding="ascii") as file:
+                text = file.read().strip()
+        except (OSError, UnicodeDecodeError) as error:
+            raise _Broken(f"the key {os.fsdecode(key)} cannot be read: {error}") from error
+    found = _hex(text.removeprefix(_PUBLIC), 32)
+    if found is None:
+        raise _Broken("the key is no Ed25519 public key: give 64 hex digits, or the file audit.key.pub")
+    return found
+
+
+def _hex(text: object, size: int) -> bytes | None:
+    try:
+        found = bytes.fromhex(text) if isinstance(text, str) else b""
+    except ValueError:
         return None
-    return fields.get(f"{field}_stored_sha256") or fields[f"{field}_sha256"]
+    return found if len(found) == size else None
+
+
+# ---------------------------------------------------------------------- Ed25519, RFC 8032 section 5.1
+
+_P: Final = 2**255 - 19
+_Q: Final = 2**252 + 27742317777372353535851937790883648493
+_D: Final = -121665 * pow(121666, _P - 2, _P) % _P
+_ROOT: Final = pow(2, (_P - 1) // 4, _P)
+
+#: A point of the curve as (X, Y, Z, T) with x = X/Z, y = Y/Z and xy = T/Z.
+_Point = tuple[int, int, int, int]
+
+
+class Ed25519PublicKey:
+    """Verifies signatures. Nothing secret passes through here, so that time may depend on the data."""
+
+    def __init__(self, encoded: bytes) -> None:
+        self._encoded = encoded
+        self._point = _decode(encoded)
+
+    def verify(self, message: bytes, signature: bytes) -> bool:
+        """Whether ``signature`` (64 bytes) is this key's signature of ``message``."""
+        if self._point is None or len(signature) != 64:
+            return False
+        r, s = _decode(signature[:32]), int.from_bytes(signature[32:], "little")
+        if r is None or s >= _Q:
+            return False
+        h = int.from_bytes(hashlib.sha512(signature[:32] + self._encoded + message).digest(), "little") % _Q
+        return _same(_two_times(s, _BASE, h, _negative(self._point)), r)
+
+
+def _add(a: _Point, b: _Point) -> _Point:
+    e, f = (a[1] - a[0]) * (b[1] - b[0]) % _P, (a[1] + a[0]) * (b[1] + b[0]) % _P
+    g, h = 2 * a[3] * b[3] * _D % _P, 2 * a[2] * b[2] % _P
+    i, j, k, m = f - e, h - g, h + g, f + e
+    return i * j % _P, k * m % _P, j * k % _P, i * m % _P
+
+
+def _negative(point: _Point) -> _Point:
+    return _P - point[0], point[1], point[2], _P - point[3]
+
+
+def _two_times(s: int, a: _Point, h: int, b: _Point) -> _Point:
+    """``s * a + h * b`` in one pass over the bits of both."""
+    both, total = _add(a, b), (0, 1, 1, 0)
+    for bit in range(max(s.bit_length(), h.bit_length()) - 1, -1, -1):
+        total = _add(total, total)
+        of_s, of_h = s >> bit & 1, h >> bit & 1
+        if of_s or of_h:
+            total = _add(total, both if of_s and of_h else a if of_s else b)
+    return total
+
+
+def _same(a: _Point, b: _Point) -> bool:
+    return (a[0] * b[2] - b[0] * a[2]) % _P == 0 and (a[1] * b[2] - b[1] * a[2]) % _P == 0
+
+
+def _decode(encoded: bytes) -> _Point | None:
+    y = int.from_bytes(encoded, "little")
+    sign, y = y >> 255, y & ((1 << 255) - 1)
+    if y >= _P:
+        return None
+    square = (y * y - 1) * pow(_D * y * y + 1, _P - 2, _P) % _P
+    x = pow(square, (_P + 3) // 8, _P)
+    if (x * x - square) % _P:
+        x = x * _ROOT % _P
+    if (x * x - square) % _P or (x == 0 and sign):
+        return None
+    if x & 1 != sign:
+        x = _P - x
+    return x, y, 1, x * y % _P
+
+
+_BASE: Final = cast(_Point, _decode((4 * pow(5, _P - 2, _P) % _P).to_bytes(32, "little")))
+
+
+# ---------------------------------------------------------------------- as a program
+
+
+def in_words(report: VerifyReport) -> str:
+    """The report for people: what is right, and what was not proved."""
+    if not report.ok:
+        where = f" at entry {report.first_bad}" if report.first_bad is not None else ""
+        named = f" ({report.first_bad_id})" if report.first_bad_id else ""
+        return f"BROKEN{where}{named}: {report.problem}\n{report.entries} entries before it are right"
+    lines = [f"ok: {report.entries} entries in {report.writers} chains, {report.erased} with erased texts"]
+    if not report.heads:
+        lines.append("not signed: whoever can write the file can write it anew")
+    else:
+        lines.append(f"signed: {report.signed} entries by {report.heads} heads, {report.unsigned} after the last head")
+        if not report.key_trusted:
+            lines.append(f"the key {report.key} was not compared with one that you trust: give --key")
+    if report.anchored is None:
+        lines.append("not compared with heads kept elsewhere (--head): an older copy, or a cut end, would not show")
+    else:
+        lines.append(f"all {report.anchored} heads that were kept elsewhere are in the record")
+    return "\n".join(lines)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Verifies as a program: 0 when the record is right, 4 when it is broken."""
+    parser = argparse.ArgumentParser(description="Checks an audit record of lgov. Exits 0 when it is right, 4 if not.")
+    parser.add_argument("path")
+    parser.add_argument("--key", help="the public key that must have signed, or the file that holds it")
+    parser.add_argument("--head", help="the file where heads were kept outside of the record")
+    parser.add_argument("--require-signed", action="store_true", help="every entry must be covered by a signed head")
+    parser.add_argument("--json", action="store_true")
+    options = parser.parse_args(arguments)
+    report = verify(options.path, key=options.key, head=options.head, require_signed=options.require_signed)
+    text = json.dumps(asdict(report), indent=2) if options.json else in_words(report)
+    sys.stdout.write(text + "\n")
+    return 0 if report.ok else 4
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -7,9 +7,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from lgov_core.errors import StoreError
+from lgov_core.errors import AuditError, StoreError
 
 if TYPE_CHECKING:
+    from lgov_core.audit import AuditLog
     from lgov_core.store.protocol import TraceStore
 
 #: Where SQLite keeps a file's application id, and what an audit record has there.
@@ -39,3 +40,17 @@ def is_audit_record(place: str) -> bool:
             return file.read(_APPLICATION_ID.stop)[_APPLICATION_ID] == _AUDIT_RECORD
     except (OSError, ValueError):
         return False
+
+
+@contextmanager
+def opened_record(path: Path, *, sign: bool = False) -> Generator[AuditLog]:
+    """The audit record at ``path``, which must be there; with ``sign`` what is written is signed where there is a key.
+
+    Raises `AuditError`.
+    """
+    from lgov_core.audit import AuditLog, default_signer
+
+    if not path.is_file():
+        raise AuditError(f"there is no audit record {path}", hint="name the record that was given to --audit")
+    with AuditLog(path, signer=default_signer() if sign else None) as record:
+        yield record

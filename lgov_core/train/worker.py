@@ -17,7 +17,7 @@ from collections import Counter
 from dataclasses import asdict, replace
 from typing import Any
 
-from lgov_core.audit import AuditLog
+from lgov_core.audit import AuditLog, default_signer
 from lgov_core.errors import ArmError, PolicyDenied, StoreError
 from lgov_core.governor import Governor, ObservedDecision
 from lgov_core.hookspecs import hookimpl
@@ -79,7 +79,7 @@ class Worker:
         if config.shadow:
             policies = policies.in_shadow()
         self.store: TraceStore = open_store(config.store)
-        self.audit = AuditLog(config.audit, policy_digest=policies.digest or "")
+        self.audit = AuditLog(config.audit, policy_digest=policies.digest or "", signer=default_signer())
         self.tally = Tally()
         plugins = [AirPlugin(AirRules(**config.air)), StoreSink(self.store), self.tally]
         self.governor = Governor(policies, plugins=plugins, audit=self.audit)

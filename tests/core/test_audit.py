@@ -56,7 +56,8 @@ def test_an_entry_says_everything(tmp_path: Path) -> None:
     assert (entry.entry_id, entry.kind, entry.position, entry.seq) == (entry_id, "decision", 1, 1)
     assert (entry.point, entry.action_kind, entry.name) == ("pre_tool_call", "function", "run_sql")
     assert entry.arguments == '{"limit":3,"query":"DROP TABLE staff"}'
-    assert entry.arguments_sha256 == hashlib.sha256(entry.arguments.encode()).hexdigest()
+    (salt,) = sqlite3.connect(tmp_path / "audit.sqlite").execute("SELECT salt FROM entries").fetchone()
+    assert entry.arguments_sha256 == hashlib.sha256(salt + entry.arguments.encode()).hexdigest()
     assert (entry.agent, entry.framework, entry.session_id) == ("clerk", "langchain", "s1")
     assert (entry.rollout_id, entry.attempt, entry.call_id) == ("r1", 2, "call_1")
     assert (entry.effect, entry.policy, entry.rule, entry.reason) == ("deny", "sql", "no-drop", "it destroys a table")
@@ -78,8 +79,7 @@ def test_an_outcome_is_an_entry_of_its_own(tmp_path: Path) -> None:
         first, second, third = log.entries()
         assert [e.entry_id for e in (first, second, third)] == [decision_id, outcome_id, alone]
         assert (second.kind, second.refers_to, second.status, second.effect) == ("outcome", decision_id, "denied", None)
-        assert second.arguments is None
-        assert second.arguments_sha256 == first.arguments_sha256
+        assert (second.arguments, second.arguments_sha256) == (None, None)
         assert json.loads(second.content or "") == {"error": "no"}
         assert second.body["error_type"] == "Denied"
         assert third.arguments == first.arguments
@@ -140,13 +140,13 @@ def test_any_arguments_have_a_canonical_form(tmp_path: Path, arguments: dict[str
     assert verify(tmp_path / "audit.sqlite").ok
 
 
-def test_equal_arguments_have_equal_hashes(tmp_path: Path) -> None:
+def test_equal_arguments_have_equal_texts_and_hashes_that_do_not_show_it(tmp_path: Path) -> None:
     with AuditLog(tmp_path / "audit.sqlite") as log:
         log.commit(action(arguments={"a": 1, "b": {"d": 2, "c": 3}}), DENY)
         log.commit(action(arguments={"b": {"c": 3, "d": 2}, "a": 1}), DENY)
-        log.commit(action(arguments={"a": 1, "b": {"d": 2, "c": 4}}), DENY)
-        one, same, other = (entry.arguments_sha256 for entry in log.entries())
-    assert one == same != other
+        one, same = log.entries()
+    assert one.arguments == same.arguments
+    assert one.arguments_sha256 != same.arguments_sha256
 
 
 def test_huge_texts_are_cut_and_their_hash_is_kept(tmp_path: Path) -> None:
@@ -158,7 +158,7 @@ def test_huge_texts_are_cut_and_their_hash_is_kept(tmp_path: Path) -> None:
         entry, outcome = log.entries()
     cut = json.loads(entry.arguments or "")["lgov.cut"]
     assert cut["characters"] == len(huge) + 12
-    assert cut["sha256"] == entry.arguments_sha256
+    assert cut["sha256"] == hashlib.sha256(f'{{"query":"{huge}"}}'.encode()).hexdigest()
     assert cut["begins"].startswith('{"query":"xxx')
     assert len(entry.arguments or "") < PAYLOAD_LIMIT
     assert "lgov.cut" in (outcome.content or "")
@@ -206,17 +206,18 @@ def test_the_file_is_private_and_append_only(tmp_path: Path) -> None:
     path = tmp_path / "audit.sqlite"
     log = AuditLog(path)
     for _ in range(3):
-        log.commit(action(), DENY)
+        log.commit(action(text="t"), DENY)
     for name in os.listdir(tmp_path):
         assert stat.S_IMODE((tmp_path / name).stat().st_mode) == 0o600, name
     other = sqlite3.connect(path)
     for statement in (
         "UPDATE entries SET body = '{}'",
         "DELETE FROM entries WHERE position = 3",
-        "REPLACE INTO entries SELECT position, writer, seq, rollout_id, '{}', prev_hash, hash FROM entries",
-        "INSERT INTO entries SELECT 9, writer, seq, rollout_id, body, prev_hash, hash FROM entries LIMIT 1",
-        "UPDATE payloads SET arguments = '{}'",
-        "REPLACE INTO payloads VALUES (1, '{}', NULL)",
+        "REPLACE INTO entries SELECT position, writer, seq, rollout_id, '{}', prev_hash, hash, salt, arguments, content"
+        " FROM entries",
+        "UPDATE entries SET arguments = '{}'",
+        "UPDATE entries SET salt = NULL, arguments = NULL",  # the content stays
+        "UPDATE entries SET salt = NULL, arguments = NULL, content = NULL, rollout_id = 'r9'",
     ):
         with pytest.raises(sqlite3.IntegrityError, match="append-only"):
             other.execute(statement)
@@ -227,19 +228,40 @@ def test_the_file_is_private_and_append_only(tmp_path: Path) -> None:
     assert verify(path).ok
 
 
-def test_arguments_can_be_erased_and_the_chain_stays_whole(tmp_path: Path) -> None:
+def test_texts_can_be_erased_and_the_chain_stays_whole(tmp_path: Path) -> None:
     path = tmp_path / "audit.sqlite"
     with AuditLog(path) as log:
-        log.commit(action(), DENY)
-        log.commit(action(text="t"), DENY)
-        other = sqlite3.connect(path)
-        other.execute("DELETE FROM payloads WHERE position = 1")
-        other.commit()
-        other.close()
-        first, second = log.entries()
-        assert (first.arguments, first.arguments_sha256) == (None, second.arguments_sha256)
+        first = log.commit(action(arguments={"name": "Ada-of-first-entry"}), DENY)
+        log.commit(action(text="Ada-of-second-entry", rollout_id="r2"), DENY)
+        log.commit(action(arguments={"name": "kept"}, rollout_id="r3"), DENY)
+        assert log.erase(entry_id=first, reason="asked for") == 1
+        assert log.erase(rollout_id="r2") == 1
+        assert log.erase(rollout_id="r2") == 0  # nothing is left
+        assert log.erase(entry_id="aud_of_nobody") == 0
+        assert [entry.arguments is None for entry in log.entries()[:3]] == [True, True, False]
+        erasure = log.entries()[3]
+        assert (erasure.kind, erasure.body["erased"], erasure.reason) == ("erasure", [first], "asked for")
+        for nothing in ({}, {"entry_id": first, "rollout_id": "r2"}):
+            with pytest.raises(AuditError, match="one entry or one rollout"):
+                log.erase(**nothing)
     report = verify(path)
-    assert (report.ok, report.entries, report.erased) == (True, 2, 1)
+    assert (report.ok, report.entries, report.erased) == (True, 5, 2)
+    left = b"".join(file.read_bytes() for file in tmp_path.iterdir())
+    assert b"Ada-of" not in left
+    assert b"kept" in left
+
+
+def test_texts_that_are_gone_without_an_erasure_are_tampering(tmp_path: Path) -> None:
+    path = tmp_path / "audit.sqlite"
+    with AuditLog(path) as log:
+        for _ in range(3):
+            log.commit(action(), DENY)
+    other = sqlite3.connect(path)
+    other.execute("UPDATE entries SET salt = NULL, arguments = NULL, content = NULL WHERE position = 2")
+    other.commit()
+    other.close()
+    report = verify(path)
+    assert (report.ok, report.first_bad, report.problem) == (False, 2, "its texts are gone, and no erasure says so")
 
 
 def test_every_failure_to_open_is_an_audit_error(tmp_path: Path) -> None:
@@ -435,7 +457,7 @@ TAMPERING = {
     "first entry removed": (1, "DELETE FROM entries WHERE position = 1"),
     "entry removed, the rest moved up": (
         5,
-        "DELETE FROM payloads; DELETE FROM entries WHERE position = 4;"
+        "DELETE FROM entries WHERE position = 4;"
         "UPDATE entries SET position = -position WHERE position > 4;"
         "UPDATE entries SET position = -position - 1 WHERE position < 0",
     ),
@@ -446,14 +468,14 @@ TAMPERING = {
     ),
     "entry doubled": (
         11,
-        "INSERT INTO entries SELECT 11, writer, seq, rollout_id, body, prev_hash, hash FROM entries"
+        "INSERT INTO entries SELECT 11, writer, seq, rollout_id, body, prev_hash, hash, salt, arguments, content FROM entries"
         " WHERE position = 10",
     ),
     "rollout moved": (2, "UPDATE entries SET rollout_id = 'r2' WHERE position = 2"),
     "writer changed": (2, "UPDATE entries SET writer = 'me' WHERE position = 2"),
-    "arguments edited": (7, "UPDATE payloads SET arguments = '{\"i\":7}' WHERE position = 7"),
-    "arguments emptied": (7, "UPDATE payloads SET arguments = NULL WHERE position = 7"),
-    "text edited": (8, 'UPDATE payloads SET content = \'{"text":""}\' WHERE position = 8'),
+    "arguments edited": (7, "UPDATE entries SET arguments = '{\"i\":7}' WHERE position = 7"),
+    "arguments emptied": (7, "UPDATE entries SET arguments = NULL WHERE position = 7"),
+    "text edited": (8, 'UPDATE entries SET content = \'{"text":""}\' WHERE position = 8'),
 }
 
 
@@ -484,7 +506,7 @@ def test_an_edit_with_its_own_hash_recomputed_is_found_at_the_next_entry_of_the_
     connection.execute("DROP TRIGGER entries_are_not_changed")
     body, prev = connection.execute("SELECT body, prev_hash FROM entries WHERE position = 4").fetchone()
     body = body.replace('"deny"', '"allow"')
-    forged = hashlib.sha256(b"lgov-audit-v1\0" + prev + body.encode()).digest()
+    forged = hashlib.sha256(b"lgov-audit-v2\0" + prev + body.encode()).digest()
     connection.execute("UPDATE entries SET body = ?, hash = ? WHERE position = 4", (body, forged))
     connection.commit()
     connection.close()

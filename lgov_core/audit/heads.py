@@ -1,0 +1,122 @@
+"""Signed heads: statements over everything that an audit record holds so far, in the record and at a second place."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import sqlite3
+import time
+from pathlib import Path
+from typing import Any, Final, Protocol
+
+from lgov_core.audit.entry import canonical
+from lgov_core.errors import AuditError
+
+_DOMAIN: Final = b"lgov-audit-head-v2\0"
+_NONE: Final = "0" * 64
+
+
+class Signer(Protocol):
+    """Whatever can sign. ``public`` is the Ed25519 public key, 32 bytes; `sign` may raise anything."""
+
+    @property
+    def public(self) -> bytes:
+        """The public key."""
+        ...
+
+    def sign(self, message: bytes) -> bytes:
+        """The signature of ``message``, 64 bytes."""
+        ...
+
+
+class Heads:
+    """Writes heads with ``signer``, and each to the end of the file ``anchor`` too. For one thread at a time.
+
+    A head covers the entries of all writers since the head before it, in the order of the record, whoever wrote them.
+    """
+
+    def __init__(self, signer: Signer, anchor: str | os.PathLike[str], *, every: int) -> None:
+        if every < 1:
+            raise AuditError(f"sign_every is {every}", hint="give 1 or more")
+        self.every = every
+        self._signer = signer
+        self._anchor = Path(anchor)
+        self._owed: list[str] = []
+
+    @property
+    def public(self) -> bytes:
+        """The public key that goes with the signatures."""
+        return self._signer.public
+
+    def write(self, connection: sqlite3.Connection, *, policy_digest: str, code_version: str) -> None:
+        """Writes a head over what no head covers yet; does nothing when there is nothing.
+
+        Raises `AuditError`, `sqlite3.Error`, or what the signer raises; then no head was written, or it is in the
+        record and not in the anchor yet: the next call writes it there.
+        """
+        connection.execute("BEGIN IMMEDIATE")
+        try:
+            head = self._next(connection, policy_digest, code_version)
+            if head is not None:
+                connection.execute("INSERT INTO heads (number, body, signature) VALUES (?, ?, ?)", head)
+            connection.execute("COMMIT")
+        except BaseException:
+            if connection.in_transaction:
+                connection.execute("ROLLBACK")
+            raise
+        if head is not None:
+            self._owed.append(json.dumps({"number": head[0], "body": head[1], "signature": head[2].hex()}) + "\n")
+        while self._owed:
+            self._append(self._owed[0])
+            del self._owed[0]
+
+    def _next(
+        self, connection: sqlite3.Connection, policy_digest: str, code_version: str
+    ) -> tuple[int, str, bytes] | None:
+        before = connection.execute("SELECT number, body, signature FROM heads ORDER BY number DESC LIMIT 1").fetchone()
+        number, covered, previous = 1, 0, _NONE
+        if before is not None:
+            number, covered = before[0] + 1, json.loads(before[1])["last"]
+            previous = hashlib.sha256(before[1].encode() + before[2]).hexdigest()
+        rows = connection.execute(
+            "SELECT position, hash FROM entries WHERE position > ? ORDER BY position", (covered,)
+        ).fetchall()
+        if not rows:
+            return None
+        last = rows[-1][0]
+        fields: dict[str, Any] = {
+            "format": 2,
+            "record": connection.execute("SELECT id FROM record").fetchone()[0],
+            "number": number,
+            "first": covered + 1,
+            "last": last,
+            "entries_sha256": hashlib.sha256(b"".join(row[1] for row in rows)).hexdigest(),
+            "previous_sha256": previous,
+            "time_ns": time.time_ns(),
+            "key": self._signer.public.hex(),
+            "policy_digest": policy_digest,
+            "code_version": code_version,
+        }
+        body = canonical(fields)
+        return number, body, self._signer.sign(_DOMAIN + body.encode())
+
+    def _append(self, line: str) -> None:
+        try:
+            flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0)
+            descriptor = os.open(self._anchor, flags, 0o600)
+            try:
+                os.write(descriptor, line.encode())  # one write of one line: other writers do not mix with it
+                os.fsync(descriptor)
+            finally:
+                os.close(descriptor)
+        except OSError as error:
+            raise AuditError(
+                f"the head could not be written to {self._anchor}: {error.strerror or error}",
+                hint="heads must be kept at a second place; make it writable",
+            ) from error
+
+
+def heads_path(path: Path) -> Path:
+    """Where heads go unless a place is named: beside the record, which is better than nowhere."""
+    return path.with_name(path.name + ".heads.jsonl")

@@ -1,0 +1,292 @@
+"""FlightRecorder: the audit record under the method names that agent-os programs know."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Final
+
+from lgov_core.audit.entry import AuditEntry
+from lgov_core.audit.heads import Signer
+from lgov_core.audit.keys import default_signer
+from lgov_core.audit.log import AuditLog
+from lgov_core.audit.redaction import Redaction
+from lgov_core.audit.verify import verify
+from lgov_core.errors import AuditError
+
+VERDICTS: Final = ("allowed", "blocked", "shadow", "error", "pending")
+_BLOCKING: Final = frozenset({"deny", "escalate"})
+_STARTED: Final = time.strftime("%Y%m%dT%H%M%S", time.gmtime())
+
+
+def default_record_path() -> Path:
+    """The record of this process, in the user's folder for state: where everything goes that is given no other place.
+
+    The same for the whole life of a process, another one for every process; the folder is made when it is missing.
+    """
+    if sys.platform == "win32":
+        base = Path(os.environ.get("LOCALAPPDATA") or Path.home() / "AppData" / "Local")
+    else:
+        base = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state")
+    return base / "lgov" / f"flight-{_STARTED}-{os.getpid()}.db"
+
+
+class FlightRecorder(AuditLog):
+    """An `AuditLog` with the methods of agent-os's recorder; every promise of `AuditLog` holds.
+
+    ``path`` None is `default_record_path`: a recorder and a kernel that were both made without a place share one record.
+    ``signer`` None is the key at the default place, if there is one. What happens is appended, never updated: the
+    outcome of a trace is an entry of its own, and `get_log` and `query_logs` put the two together.
+
+    Raises `AuditError`. All methods may be called from any thread. Fails closed: an entry that cannot be committed
+    raises, and whoever gets that must not let the act go on.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str] | None = None,
+        *,
+        busy_timeout_s: float = 5.0,
+        policy_digest: str = "",
+        code_version: str | None = None,
+        signer: Signer | None = None,
+        sign_every: int = 256,
+        heads: str | os.PathLike[str] | None = None,
+        redact: Redaction | Callable[[str, Any], Any] | Iterable[str] | None = None,
+    ) -> None:
+        place = _default_place() if path is None else Path(path)
+        super().__init__(
+            place,
+            busy_timeout_s=busy_timeout_s,
+            policy_digest=policy_digest,
+            code_version=code_version,
+            signer=default_signer() if signer is None else signer,
+            sign_every=sign_every,
+            heads=heads,
+            redact=redact,
+        )
+
+    # ------------------------------------------------------------------ writing
+
+    def start_trace(
+        self,
+        agent_id: str,
+        tool_name: str,
+        tool_args: Mapping[str, Any] | None = None,
+        input_prompt: str | None = None,
+    ) -> str:
+        """Records that ``agent_id`` is about to call a tool; returns the id under which its end is logged."""
+        fields = {"agent": str(agent_id), "name": str(tool_name)}
+        content = {} if input_prompt is None else {"input_prompt": input_prompt}
+        return self.append("trace", fields, arguments=tool_args or {}, content=content)
+
+    def log_success(self, trace_id: str, result: Any = None, execution_time_ms: float | None = None) -> str:
+        """Records that the call returned."""
+        return self._end(trace_id, "allowed", {"result": result}, execution_time_ms=execution_time_ms)
+
+    def log_violation(
+        self, trace_id: str, violation_reason: str, *, policy_name: str | None = None, severity: str | None = None
+    ) -> str:
+        """Records that the call was blocked, and why."""
+        return self._end(trace_id, "blocked", {}, reason=violation_reason, policy=policy_name, severity=severity)
+
+    def log_error(self, trace_id: str, error: Any) -> str:
+        """Records that the call failed."""
+        return self._end(trace_id, "error", {"error": str(error)})
+
+    def log_shadow_exec(self, trace_id: str, simulated_result: Any = None) -> str:
+        """Records that the call was only simulated."""
+        return self._end(trace_id, "shadow", {"result": simulated_result})
+
+    def log_signal(self, agent_id: str, signal: str, *, reason: str = "", rollout_id: str | None = None) -> str:
+        """Records a signal that was sent to an agent."""
+        fields = {"agent": str(agent_id), "name": str(signal), "reason": reason or None, "rollout_id": rollout_id}
+        return self.append("signal", fields, arguments=None, content={})
+
+    def _end(self, trace_id: str, verdict: str, content: Mapping[str, Any], **fields: Any) -> str:
+        # An end without a beginning is kept too: an answer to a wrong id must not get lost.
+        said = {key: value for key, value in content.items() if value is not None}
+        return self.append(
+            "trace_end", {"refers_to": trace_id, "verdict": verdict, **fields}, arguments=None, content=said
+        )
+
+    def flush(self) -> None:
+        """Does nothing: every entry is committed when the method that wrote it returns."""
+
+    # ------------------------------------------------------------------ reading
+
+    def get_log(self, *, after: int = 0) -> list[dict[str, Any]]:
+        """What happened, oldest first, from behind position ``after``: one mapping for each decision, outcome, signal
+        and trace.
+
+        A trace carries its end when that has been read with it, and is ``pending`` without; an end whose beginning was
+        read before stands for itself. The outcome of a denied act says nothing new and is left out. Keys:
+        ``trace_id``, ``entry_type`` (``policy_check``, ``tool_call``, ``signal``), ``timestamp`` (ISO 8601, UTC),
+        ``agent_id``, ``tool_name``, ``tool_args`` (a mapping, None once erased), ``input_prompt``, ``policy_verdict``
+        (one of `VERDICTS`), ``policy_name``, ``rule``, ``violation_reason``, ``severity``, ``result``, ``error``,
+        ``execution_time_ms``, ``rollout_id``, ``call_id``, ``refers_to``, ``metadata``, ``position`` (of the last entry
+        that is in it), ``entry_hash`` and ``previous_hash`` (hex).
+        """
+        log: dict[str, dict[str, Any]] = {}
+        for entry in self.entries(after=after):
+            if entry.kind == "erasure":
+                continue
+            if entry.kind == "outcome" and entry.status == "denied" and entry.refers_to is not None:
+                continue
+            begun = log.get(entry.refers_to or "") if entry.kind == "trace_end" else None
+            if begun is not None and begun["policy_verdict"] == "pending":
+                begun.update(_end_of(entry))
+                begun["position"] = entry.position
+            else:
+                log[entry.entry_id] = _as_mapping(entry)
+        return list(log.values())
+
+    def query_logs(
+        self,
+        agent_id: str | None = None,
+        policy_verdict: str | None = None,
+        start_time: datetime | None = None,
+        end_time: datetime | None = None,
+        limit: int = 100,
+    ) -> list[dict[str, Any]]:
+        """The mappings of `get_log` that fit all conditions, newest first. Times without a zone are UTC.
+
+        Raises `AuditError` for a verdict that does not exist.
+        """
+        if policy_verdict is not None and policy_verdict not in VERDICTS:
+            raise AuditError(f"there is no verdict {policy_verdict!r}", hint=f"one of: {', '.join(VERDICTS)}")
+        first, last = _iso(start_time), _iso(end_time)
+        found = [
+            one
+            for one in reversed(self.get_log())
+            if (agent_id is None or one["agent_id"] == agent_id)
+            and (policy_verdict is None or one["policy_verdict"] == policy_verdict)
+            and (first is None or one["timestamp"] >= first)
+            and (last is None or one["timestamp"] <= last)
+        ]
+        return found[: max(0, limit)]
+
+    def get_statistics(self) -> dict[str, Any]:
+        """``total_actions``, ``by_verdict``, ``top_agents`` (ten at most) and ``avg_execution_time_ms`` (or None)."""
+        log = self.get_log()
+        agents = Counter(one["agent_id"] for one in log if one["agent_id"] is not None)
+        times = [one["execution_time_ms"] for one in log if one["execution_time_ms"] is not None]
+        return {
+            "total_actions": len(log),
+            "by_verdict": dict(Counter(one["policy_verdict"] for one in log)),
+            "top_agents": [{"agent_id": agent, "count": count} for agent, count in agents.most_common(10)],
+            "avg_execution_time_ms": sum(times) / len(times) if times else None,
+        }
+
+    def verify_integrity(self) -> dict[str, Any]:
+        """``valid``, ``total_entries`` and ``message``; when broken also ``first_tampered_id`` and ``error``.
+
+        Recomputes everything, with this recorder's own key when it signs. See `lgov_core.audit.verify`.
+        """
+        key = None if self._heads is None else self._heads.public
+        report = verify(self.path, key=key)
+        answer: dict[str, Any] = {"valid": report.ok, "total_entries": report.entries}
+        if report.ok:
+            return {**answer, "message": f"{report.entries} entries verified, {report.signed} of them signed"}
+        return {**answer, "first_tampered_id": report.first_bad_id or report.first_bad, "error": report.problem}
+
+
+def _default_place() -> Path:
+    path = default_record_path()
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    except OSError as error:
+        elsewhere = Path(tempfile.gettempdir()) / path.name
+        raise AuditError(
+            f"the folder {path.parent} for the audit record cannot be made: {error.strerror or error}",
+            hint=f"set XDG_STATE_HOME, or name a place: FlightRecorder({str(elsewhere)!r})",
+        ) from error
+    return path
+
+
+# ---------------------------------------------------------------------- entries as mappings
+
+
+def _as_mapping(entry: AuditEntry) -> dict[str, Any]:
+    content = _loaded(entry.content)
+    found: dict[str, Any] = {
+        "trace_id": entry.entry_id,
+        "entry_type": _type_of(entry),
+        "timestamp": _time(entry.time_ns),
+        "agent_id": entry.agent,
+        "tool_name": entry.name,
+        "tool_args": None if entry.arguments is None else _loaded(entry.arguments),
+        "input_prompt": content.get("input_prompt", content.get("text")),
+        "policy_verdict": _verdict(entry),
+        "policy_name": entry.policy,
+        "rule": entry.rule,
+        "violation_reason": entry.reason,
+        "severity": entry.severity,
+        "result": content.get("result"),
+        "error": content.get("error"),
+        "execution_time_ms": None,
+        "rollout_id": entry.rollout_id,
+        "call_id": entry.call_id,
+        "refers_to": entry.refers_to,
+        "metadata": {"point": entry.point, "kind": entry.kind, "status": entry.status, "effect": entry.effect},
+        "position": entry.position,
+        "entry_hash": entry.hash.hex(),
+        "previous_hash": entry.prev_hash.hex(),
+    }
+    if entry.kind == "outcome" and isinstance(took := entry.body.get("duration_s"), int | float):
+        found["execution_time_ms"] = took * 1000
+    return {**found, **_end_of(entry)} if entry.kind == "trace_end" else found
+
+
+def _end_of(entry: AuditEntry) -> dict[str, Any]:
+    """What the end of a trace adds to its beginning."""
+    content = _loaded(entry.content)
+    verdict = str(entry.body.get("verdict"))
+    return {
+        "entry_type": "policy_check" if verdict == "blocked" else "tool_call",
+        "policy_verdict": verdict,
+        "policy_name": entry.policy,
+        "violation_reason": entry.reason,
+        "severity": entry.severity,
+        "result": content.get("result"),
+        "error": content.get("error"),
+        "execution_time_ms": entry.body.get("execution_time_ms"),
+    }
+
+
+def _type_of(entry: AuditEntry) -> str:
+    if entry.kind == "signal":
+        return "signal"
+    return "policy_check" if entry.kind == "decision" else "tool_call"
+
+
+def _verdict(entry: AuditEntry) -> str:
+    if entry.kind == "decision":
+        if entry.shadowed:
+            return "shadow"
+        return "blocked" if entry.effect in _BLOCKING else "allowed"
+    if entry.kind == "outcome":
+        return {"ok": "allowed", "denied": "blocked"}.get(entry.status or "", "error")
+    return "pending" if entry.kind == "trace" else "allowed"
+
+
+def _loaded(text: str | None) -> dict[str, Any]:
+    return {} if text is None else json.loads(text)
+
+
+def _time(time_ns: int) -> str:
+    return datetime.fromtimestamp(time_ns / 1e9, UTC).isoformat(timespec="microseconds")
+
+
+def _iso(when: datetime | None) -> str | None:
+    if when is None:
+        return None
+    zoned = when.replace(tzinfo=UTC) if when.tzinfo is None else when.astimezone(UTC)
+    return zoned.isoformat(timespec="microseconds")

@@ -1,0 +1,78 @@
+"""``lgov audit show`` and ``lgov audit export``."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, cast
+
+import click
+
+from lgov_core.commands.group import Exit, exit_status, json_option
+from lgov_core.commands.output import write_json, write_table
+from lgov_core.commands.recorded import opened_record
+
+if TYPE_CHECKING:
+    from lgov_core.audit import AuditEntry
+
+_STATUS = exit_status(Exit.OK, Exit.USAGE, Exit.AUDIT_BROKEN)
+_BLOCKING = ("deny", "escalate")
+#: Characters of arguments in the table.
+_ARGUMENTS_SHOWN = 80
+
+
+@click.command(epilog=_STATUS)
+@click.argument("path", type=click.Path(path_type=Path))
+@click.option("--rollout", "rollout_id", help="Only entries of this rollout.")
+@click.option("--denied", is_flag=True, help="Only decisions that blocked something.")
+@click.option("--limit", type=click.IntRange(min=0), default=50, show_default=True, help="The last so many; 0: all.")
+@json_option
+def show(path: Path, rollout_id: str | None, denied: bool, limit: int, as_json: bool) -> None:
+    """List what the audit record PATH holds, in the order of writing."""
+    from lgov_core.audit.export import plain
+
+    with opened_record(path) as record:
+        entries = [one for one in record.entries(rollout_id) if not denied or one.effect in _BLOCKING]
+    shown = entries[-limit:] if limit else entries
+    if as_json:
+        write_json([plain(entry) for entry in shown])
+        return
+    write_table(("#", "time", "what", "action", "answer", "why"), [_row(entry) for entry in shown])
+    click.echo(f"{len(shown)} of {len(entries)} entries", err=True)
+
+
+def _row(entry: AuditEntry) -> tuple[object, ...]:
+    when = datetime.fromtimestamp(entry.time_ns / 1e9, UTC).strftime("%Y-%m-%d %H:%M:%S")
+    what = f"{entry.name or ''} {(entry.arguments or '')[:_ARGUMENTS_SHOWN]}".strip()
+    where = f"{entry.policy}/{entry.rule}" if entry.rule else entry.policy or ""
+    why = f"{where}: {entry.reason}" if entry.reason and where else entry.reason or where
+    return entry.position, when, entry.point or entry.kind, what, entry.effect or entry.status or "", why
+
+
+@click.command(epilog=_STATUS)
+@click.argument("path", type=click.Path(path_type=Path))
+@click.option(
+    "--format", "form", type=click.Choice(("jsonl", "cloudevents", "ocsf")), default="jsonl", show_default=True
+)
+@click.option("--output", type=click.Path(path_type=Path), help="The file to write. [default: standard output]")
+@click.option("--after", type=click.IntRange(min=0), default=0, help="Only entries behind this position.")
+@json_option
+def export(path: Path, form: str, output: Path | None, after: int, as_json: bool) -> None:
+    """Write the audit record PATH as JSON lines: its own fields, CloudEvents 1.0, or OCSF 1.3 API Activity.
+
+    A file is written whole or not at all. --json adds a last line to what is said about --output; the entries themselves
+    are JSON in any case.
+    """
+    from lgov_core.audit.export import Format, lines, write_file
+
+    with opened_record(path) as record:
+        entries = record.entries(after=after)
+    if output is None:
+        for line in lines(entries, cast("Format", form)):
+            click.echo(line)
+        return
+    count = write_file(output, entries, cast("Format", form))
+    if as_json:
+        write_json({"file": str(output), "format": form, "entries": count})
+    else:
+        click.echo(f"wrote {count} entries to {output}")

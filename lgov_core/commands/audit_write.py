@@ -1,0 +1,69 @@
+"""``lgov audit erase`` and ``lgov audit keygen``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from lgov_core.commands.group import Exit, exit_status, json_option
+from lgov_core.commands.output import write_json
+from lgov_core.commands.recorded import opened_record
+
+_STATUS = exit_status(Exit.OK, Exit.FINDING, Exit.USAGE, Exit.AUDIT_BROKEN)
+
+
+@click.command(epilog=_STATUS)
+@click.argument("path", type=click.Path(path_type=Path))
+@click.option("--entry", "entry_id", help="The entry whose texts to erase.")
+@click.option("--rollout", "rollout_id", help="The rollout whose texts to erase.")
+@click.option("--reason", default="", help="Why; it is recorded.")
+@click.option("--yes", is_flag=True, help="Do not ask.")
+@json_option
+@click.pass_context
+def erase(
+    ctx: click.Context,
+    path: Path,
+    entry_id: str | None,
+    rollout_id: str | None,
+    reason: str,
+    yes: bool,
+    as_json: bool,
+) -> None:
+    """Erase arguments and texts of one entry, or of a rollout, from the audit record PATH.
+
+    The chain stays whole, and an entry says what was erased. Exits 1 when there was nothing to erase. What was copied or
+    exported elsewhere stays there.
+    """
+    if (entry_id is None) == (rollout_id is None):
+        raise click.UsageError("give --entry or --rollout")
+    if not yes:
+        click.confirm(f"Erase the texts of {entry_id or rollout_id} for good?", abort=True, err=True)
+    with opened_record(path, sign=True) as record:
+        count = record.erase(entry_id=entry_id, rollout_id=rollout_id, reason=reason)
+    if as_json:
+        write_json({"path": str(path), "erased": count})
+    else:
+        click.echo(f"erased the texts of {count} entries")
+    ctx.exit(Exit.OK if count else Exit.FINDING)
+
+
+@click.command(epilog=_STATUS)
+@click.option("--key", type=click.Path(path_type=Path), help="Where to put it. [default: the user's settings]")
+@json_option
+def keygen(key: Path | None, as_json: bool) -> None:
+    """Make the Ed25519 key that signs audit records, and beside it the public key, which ends in .pub.
+
+    Give the public key to whoever verifies. With the key at its default place every record is signed from then on.
+    """
+    from lgov_core.audit import default_key_path, make_key
+    from lgov_core.audit.keys import public_path
+
+    place = key or default_key_path()
+    made = make_key(place)
+    if as_json:
+        write_json({"key": str(place), "public_key_file": str(public_path(place)), "public_key": made.public.hex()})
+        return
+    click.echo(f"secret key: {place} (keep it from whoever can write the record)")
+    click.echo(f"public key: {public_path(place)}")
+    click.echo(f"  {made.public.hex()}")

@@ -1,0 +1,191 @@
+"""`lgov audit` on a real record: what the documentation says, run as it stands there."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import shutil
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from lgov_core import Action, Effect, Governor, Point, PolicySet, ToolOutcome
+from lgov_core.audit import AuditLog, load_key, make_key, verify
+from lgov_core.cli import cli
+from lgov_core.policies import ConstantPolicy, Rule
+
+ROOT = Path(__file__).parents[2]
+Run = Callable[..., Result]
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
+    monkeypatch.chdir(tmp_path)
+    return lambda *args: CliRunner().invoke(cli, [str(arg) for arg in args])
+
+
+def record(folder: Path) -> Path:
+    """Two acts of one rollout, one of them denied, signed with audit.key."""
+    path = folder / "audit.db"
+    rules = [
+        Rule(ConstantPolicy(Effect.DENY, name="never", reason="no"), tools=("rm",)),
+        Rule(ConstantPolicy(Effect.ALLOW)),
+    ]
+    with AuditLog(path, signer=load_key(folder / "audit.key")) as log:
+        governor = Governor(PolicySet(rules), audit=log)
+        for tool in ("ls", "rm"):
+            action = Action(Point.PRE_TOOL_CALL, tool, arguments={"path": "private"}, rollout_id="r1", call_id=tool)
+            decision = governor.decide(action)
+            governor.record(ToolOutcome(action, "denied" if decision.blocks else "ok", "done", decision=decision))
+    return path
+
+
+def test_the_commands_in_the_document_do_what_it_says(run: Run, tmp_path: Path) -> None:
+    text = (ROOT / "docs" / "audit.md").read_text()
+    block, *_ = re.findall(r"^```console\n(.*?)^```", text, re.M | re.S)
+    commands = [shlex.split(line, comments=True) for line in block.splitlines()]
+    assert [command[:3] for command in commands] == [
+        ["lgov", "audit", name] for name in ("keygen", "verify", "verify", "show", "export", "erase")
+    ]
+    assert run(*commands[0][1:]).exit_code == 0
+    record(tmp_path)
+    for command in commands[1:]:
+        done = run(*command[1:])
+        assert done.exit_code == 0, (command, done.output, done.exception)
+    assert len((tmp_path / "events.jsonl").read_text().splitlines()) == 4
+    assert verify(tmp_path / "audit.db").erased == 3
+
+
+def test_verify_says_what_is_proved_and_ends_with_4_when_broken(run: Run, tmp_path: Path) -> None:
+    make_key(tmp_path / "audit.key")
+    path = record(tmp_path)
+    fine = run("audit", "verify", path)
+    assert fine.exit_code == 0
+    assert "not compared with one that you trust" in fine.stdout
+    assert "signed: 4 entries by 1 heads, 0 after" in fine.stdout
+    import sqlite3
+
+    connection = sqlite3.connect(path)
+    connection.execute("DROP TRIGGER entries_are_not_changed")
+    connection.execute("UPDATE entries SET body = replace(body, '\"deny\"', '\"allow\"') WHERE position = 3")
+    connection.commit()
+    connection.close()
+    broken = run("audit", "verify", path, "--json")
+    assert broken.exit_code == 4
+    answer = json.loads(broken.stdout)
+    assert (answer["ok"], answer["first_bad"], answer["entries"]) == (False, 3, 2)
+    assert "BROKEN at entry 3" in run("audit", "verify", path).stdout
+    assert run("audit", "verify", tmp_path / "absent.db").exit_code == 4
+    assert run("audit", "verify").exit_code == 2
+
+
+def test_show_lists_and_filters(run: Run, tmp_path: Path) -> None:
+    make_key(tmp_path / "audit.key")
+    path = record(tmp_path)
+    everything = json.loads(run("audit", "show", path, "--json").stdout)
+    assert [(one["kind"], one["name"]) for one in everything] == [
+        ("decision", "ls"), ("outcome", "ls"), ("decision", "rm"), ("outcome", "rm"),
+    ]  # fmt: skip
+    (denied,) = json.loads(run("audit", "show", path, "--denied", "--json").stdout)
+    assert (denied["effect"], denied["arguments"]) == ("deny", {"path": "private"})
+    assert json.loads(run("audit", "show", path, "--rollout", "r2", "--json").stdout) == []
+    assert "never/deny" in run("audit", "show", path).stdout
+    absent = run("audit", "show", tmp_path / "absent.db")
+    assert absent.exit_code == 4
+    assert not (tmp_path / "absent.db").exists()
+
+
+def test_cloudevents_have_what_the_specification_requires(run: Run, tmp_path: Path) -> None:
+    make_key(tmp_path / "audit.key")
+    events = [
+        json.loads(line)
+        for line in run("audit", "export", record(tmp_path), "--format", "cloudevents").stdout.splitlines()
+    ]
+    assert len(events) == 4
+    for event in events:
+        assert event["specversion"] == "1.0"
+        assert all(isinstance(event[name], str) and event[name] for name in ("id", "source", "type", "time", "subject"))
+        assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?\+00:00", event["time"])
+        assert event["data"]["entry_id"] == event["id"]
+    assert len({(event["source"], event["id"]) for event in events}) == 4
+
+
+def test_ocsf_has_what_api_activity_requires(run: Run, tmp_path: Path) -> None:
+    make_key(tmp_path / "audit.key")
+    events = [
+        json.loads(line) for line in run("audit", "export", record(tmp_path), "--format", "ocsf").stdout.splitlines()
+    ]
+    required = {
+        "activity_id",
+        "actor",
+        "api",
+        "category_uid",
+        "class_uid",
+        "metadata",
+        "severity_id",
+        "src_endpoint",
+        "time",
+        "type_uid",
+    }
+    for event in events:
+        assert required <= set(event)
+        assert event["type_uid"] == event["class_uid"] * 100 + event["activity_id"]
+        assert event["metadata"]["product"]["name"]
+        assert event["metadata"]["version"] == "1.3.0"
+        assert event["api"]["operation"]
+    assert [event.get("action_id") for event in events] == [1, None, 2, None]
+    assert [event["severity_id"] for event in events][2] == 4
+
+
+def test_an_export_is_whole_or_not_there_and_follows_no_link(run: Run, tmp_path: Path) -> None:
+    make_key(tmp_path / "audit.key")
+    path = record(tmp_path)
+    (tmp_path / "kept.txt").write_text("kept")
+    (tmp_path / "link").symlink_to("kept.txt")
+    refused = run("audit", "export", path, "--output", tmp_path / "link")
+    assert refused.exit_code == 4
+    assert "symbolic link" in refused.stderr
+    assert (tmp_path / "kept.txt").read_text() == "kept"
+    assert run("audit", "export", path, "--output", tmp_path / "no" / "folder").exit_code == 4
+    done = run("audit", "export", path, "--after", 2, "--output", tmp_path / "out.jsonl", "--json")
+    assert json.loads(done.stdout)["entries"] == 2
+    assert [json.loads(line)["position"] for line in (tmp_path / "out.jsonl").read_text().splitlines()] == [3, 4]
+    assert not [name for name in tmp_path.iterdir() if name.name.endswith(".new")]
+
+
+def test_erase_asks_first_and_says_when_there_is_nothing(run: Run, tmp_path: Path) -> None:
+    make_key(tmp_path / "audit.key")
+    path = record(tmp_path)
+    assert run("audit", "erase", path, "--rollout", "r1").exit_code != 0  # nobody said yes
+    assert verify(path).erased == 0
+    assert run("audit", "erase", path, "--rollout", "r9", "--yes").exit_code == 1
+    assert run("audit", "erase", path, "--yes").exit_code == 2
+    assert json.loads(run("audit", "erase", path, "--rollout", "r1", "--yes", "--json").stdout)["erased"] == 3
+    assert verify(path).ok
+
+
+def test_a_key_at_the_default_place_signs_what_lgov_run_records(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import subprocess
+
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    made = json.loads(run("audit", "keygen", "--json").stdout)
+    (tmp_path / "policy.yaml").write_text("version: 1\nrules:\n  - {name: all, use: allow, on: [pre_tool_call]}\n")
+    (tmp_path / "agent.py").write_text("print('ran')\n")
+    program = [sys.executable, "-c", "from lgov_core.cli import main; main()"]
+    command = [*program, "run", "--policy", "policy.yaml", "--", "python", "agent.py"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    audit = tmp_path / ".lgov" / "audit.db"
+    report = verify(audit, key=made["public_key"], head=f"{audit}.heads.jsonl", require_signed=True)
+    assert report.ok, report
+    shutil.rmtree(tmp_path / ".lgov")
+    (Path(made["key"])).write_text("no key")
+    refused = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert refused.returncode == 78  # a key that is there and cannot be used is not passed over
+    assert "ran" not in refused.stdout
