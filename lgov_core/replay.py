@@ -93,8 +93,8 @@ def from_audit(entries: Iterable[AuditEntry]) -> Iterator[RecordedAction | None]
             yield None
             continue
         action = Action(
-            Point(entry.point),
-            entry.name,
+            Point(entry.point or ""),
+            entry.name or "",
             kind=entry.action_kind,  # type: ignore[arg-type]
             arguments=arguments,
             text=content.get("text"),

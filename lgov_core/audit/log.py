@@ -267,7 +267,10 @@ class AuditLog:
             self._heads.write(self._open(), policy_digest=self.policy_digest, code_version=self.code_version)
             self.signing_error = None
         except Exception as error:  # noqa: BLE001 - shown in signing_error, by close and by every verification
-            self.signing_error = error if isinstance(error, AuditError) else describe(AUDIT_RECORD, self.path, error)
+            self.signing_error = AuditError(
+                f"audit record {self.path} could not be signed: {error}",
+                hint="what was decided is on record; look at the key and at the second place for heads",
+            )
 
     def erase(self, *, entry_id: str | None = None, rollout_id: str | None = None, reason: str = "") -> int:
         """Erases the arguments and texts of one entry, or of all of a rollout, and says so in an entry of its own.

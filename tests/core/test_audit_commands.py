@@ -57,7 +57,7 @@ def test_the_commands_in_the_document_do_what_it_says(run: Run, tmp_path: Path) 
         done = run(*command[1:])
         assert done.exit_code == 0, (command, done.output, done.exception)
     assert len((tmp_path / "events.jsonl").read_text().splitlines()) == 4
-    assert verify(tmp_path / "audit.db").erased == 3
+    assert verify(tmp_path / "audit.db").erased == 4
 
 
 def test_verify_says_what_is_proved_and_ends_with_4_when_broken(run: Run, tmp_path: Path) -> None:
@@ -164,7 +164,7 @@ def test_erase_asks_first_and_says_when_there_is_nothing(run: Run, tmp_path: Pat
     assert verify(path).erased == 0
     assert run("audit", "erase", path, "--rollout", "r9", "--yes").exit_code == 1
     assert run("audit", "erase", path, "--yes").exit_code == 2
-    assert json.loads(run("audit", "erase", path, "--rollout", "r1", "--yes", "--json").stdout)["erased"] == 3
+    assert json.loads(run("audit", "erase", path, "--rollout", "r1", "--yes", "--json").stdout)["erased"] == 4
     assert verify(path).ok
 
 
