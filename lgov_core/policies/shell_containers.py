@@ -55,6 +55,8 @@ def _docker(call: Call) -> None:
     )
     if verb and verb not in looking.split():
         call.refuse(f"{verb[:20]} is not allowed here.")
+    if verb == "build" and any("://" in word or word.startswith("git@") for word in rest if not word.startswith("-")):
+        call.refuse("build from a folder.", "shell-network")
     call.reads(rest)
     return None
 
@@ -165,7 +167,8 @@ def _database(call: Call) -> None:
             text,
         )
         if plain is None or re.search(
-            r"(?i)\b(?:delete|insert|update|drop|into|load_extension|writefile|readfile|pg_\w+|lo_\w+|program)\b", text
+            r"(?i)\b(?:delete|insert|update|drop|into|load_extension|writefile|(?:read|load_)file|pg_\w+|lo_\w+|program)\b",
+            text,
         ):
             call.refuse("only one reading statement is allowed.")
     if (

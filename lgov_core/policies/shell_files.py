@@ -17,7 +17,7 @@ READERS = names(
     ls dir cat head tail wc cut tr nl tac rev paste join comm diff diff3 sdiff cmp fold fmt column expand
     unexpand od hexdump strings file stat du df realpath readlink basename dirname pwd true false test [ : cal
     uptime uname whoami id groups arch nproc free lscpu lsblk lsof ps pgrep pidof top htop vmstat iostat which
-    type whereis ack jq bc expr factor seq md5sum
+    type whereis ack bc expr factor seq md5sum
     sha1sum sha224sum sha256sum sha384sum sha512sum cksum b2sum sum shasum md5 base64 base32 iconv numfmt
     sleep wait jobs fg bg exit return break continue shift umask ulimit times dirs popd getopts tput clear
     reset locale localectl tty who w last users zcat bzcat xzcat zless zdiff cloc tokei scc exa eza lsd mktemp
@@ -90,6 +90,12 @@ def _echo(call: Call) -> None:
             call.refuse("a network connection through /dev/tcp is not allowed.", "shell-network")
 
 
+def _jq(call: Call) -> None:
+    if any(re.search(r"\$ENV|(?<![.\w\"-])env(?![\w\":-])", word) for word in call.args):
+        call.refuse("the environment is not read this way.", "shell-secret")
+    call.reads(call.args)
+
+
 def _rm(call: Call) -> None:
     given = call.parsed()
     if given.has("--no-preserve-root"):
@@ -126,6 +132,8 @@ def _copy(call: Call) -> None:
         return
     if call.name == "install" and given.has("-o", "--owner", "-g", "--group"):
         call.refuse("changing owners is not allowed.")
+    for mode in given.of("-m", "--mode") if call.name == "install" else []:
+        _check_mode(call, mode)
     if given.has("-r", "-R", "-a", "--recursive", "--archive"):
         _reads_trees(call, sources)
     for word in sources:
@@ -133,7 +141,7 @@ def _copy(call: Call) -> None:
         if call.name == "mv":
             if word in (".", "..", "/", "*") or not re.sub(r"[\W_]", "", word.replace("\ue001", "")):
                 call.refuse("name what is moved.", "shell-unclear")
-            call.places.write(word)
+            call.places.move(word)
         elif word == "/dev/null":
             call.refuse("emptying files this way is not allowed.")
     for word in targets:
@@ -173,18 +181,22 @@ def _uniq(call: Call) -> None:
         call.places.write(word)
 
 
+def _check_mode(call: Call, mode: str) -> None:
+    if (
+        re.fullmatch(r"0*[1-7][0-7]{3}|[0-7]?[0-7][0-7][2367]", mode)
+        or "s" in mode
+        or re.search(r"[oa][^,]*[+=][^,]*w", mode)
+    ):
+        call.refuse(f"the mode {mode} lets others write or run as the owner.")
+
+
 def _chmod(call: Call) -> None:
     given = call.parsed()
     modes = [word for word in call.args if re.fullmatch(r"[-+=]?[ugoarwxXst,+=-]+|[0-7]{1,5}", word)]
     if given.has("-R", "--recursive", "--reference"):
         call.refuse("changing the rights of a whole tree is not allowed; name single files.")
     for mode in modes:
-        if (
-            re.fullmatch(r"0*[1-7][0-7]{3}|[0-7]?[0-7][0-7][2367]", mode)
-            or "s" in mode
-            or re.search(r"[oa][^,]*[+=][^,]*w", mode)
-        ):
-            call.refuse(f"the mode {mode} lets others write or run as the owner.")
+        _check_mode(call, mode)
     for word in given.operands:
         if word not in modes:
             call.places.write(word)
@@ -469,6 +481,7 @@ FILE_JUDGES: dict[str, Judge] = {
     **dict.fromkeys(("xxd", "pandoc"), _outputs),
     **dict.fromkeys(("man", "info", "apropos", "help", "less", "more", "bat", "batcat"), _pager),
     "history": _history,
+    "jq": _jq,
     "tree": _tree,
     "touch": _touch,
     "rm": _rm,

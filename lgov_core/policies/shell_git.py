@@ -64,6 +64,9 @@ def judge_git(call: Call) -> None:
         call.refuse(f"git {command[:40]} is not allowed here.")
     else:
         _common(call, rest)
+        if command == "format-patch":
+            for word in parse(rest, "-o").of("-o"):
+                call.places.write(word)
 
 
 def _common(call: Call, rest: tuple[str, ...]) -> None:

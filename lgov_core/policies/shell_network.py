@@ -90,6 +90,8 @@ def _address(call: Call, text: str) -> PlainURL | None:
     """The URL, written out and not a metadata service; None when it is this machine."""
     call.literal(text, "the address")
     whole = text if "://" in text else f"http://{text}"
+    if wild(whole.partition("://")[2].partition("/")[0].partition("?")[0]):
+        call.refuse("the address is not written out; put it in quotes.", "shell-unclear")
     whole = re.sub(r"[\ue001\ue002]", "x", re.sub(r"\s", "%20", whole))
     try:
         url = read_url(whole)

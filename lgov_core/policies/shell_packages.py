@@ -77,6 +77,8 @@ def _node_packages(call: Call) -> None:
         verb == "audit" and "signatures" not in words and given.has("--force")
     ):
         call.refuse("packages come from the usual registry and stay in this folder.", "shell-network")
+    for folder in given.of("--prefix", "-C", "--cwd"):
+        call.places.script(folder)
     if verb in ("exec", "dlx", "x"):
         rest = list(call.args[call.args.index(verb) + 1 :])
         return call.runner.run([word for word in rest if word != "--"] or ["true"], call.given)

@@ -220,8 +220,19 @@ class Places:
         for part in {field, field.partition("=")[2], field.removeprefix("@"), field.partition(":")[2], _value(field)}:
             if part and is_secret(part):
                 raise Refused("shell-secret", f"{shown(field)} holds keys, credentials or private history.")
-            if part and not part.startswith("/") and any(is_secret(f"{f}/{part}") for f in self.folders if "/etc" in f):
+            if part and not part.startswith(("/", "-")) and self._leads_to_secret(part):
                 raise Refused("shell-secret", f"{shown(field)} holds keys, credentials or private history.")
+
+    def _leads_to_secret(self, part: str) -> bool:
+        """Whether a relative word names a secret from a folder the text may stand in, or from the root after enough ``..``."""
+        climbed = re.match(r"(?:\.{1,2}/+)*\.\./+", part)
+        if climbed is not None and is_secret("/" + part[climbed.end() :]):
+            return True
+        for folder in self.folders:
+            path = posixpath.normpath(posixpath.join(folder, part))
+            if not any(_inside(path, root) for root in (self.folders[0], *self.writable)) and is_secret(path):
+                return True
+        return False
 
     def read_tree(self, field: str) -> None:
         """Refuses a folder that is read as a whole when secrets are known to lie in it."""
@@ -242,6 +253,13 @@ class Places:
                 raise Refused("shell-write", f"{shown(field)} makes other programs run what is in it.")
             if not may_be_secret and is_secret("/".join(below)):
                 raise Refused("shell-secret", f"{shown(field)} holds keys, credentials or private history.")
+
+    def move(self, field: str) -> None:
+        """Refuses what may not be written, and the folder the text stands in."""
+        self.write(field)
+        for path in self._paths(field):
+            if any(_inside(root, path) for root in (*self.writable, *self.folders)):
+                raise Refused("shell-delete", f"{shown(field)} is the working folder itself, or holds it.")
 
     def delete(self, field: str, *, recursive: bool = False) -> None:
         """Refuses what is not one file (or, when ``recursive``, a tree that is made again) in a writable place."""

@@ -62,6 +62,8 @@ _INVISIBLE = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f\u0085\u00a0\u00ad\u1680\u2000-\u200f\u2028-\u202f\u205f-\u2064\u2066-\u206f\u3000\ufeff]"
 )
 _LISTS = frozenset({"for_statement", "array", "declaration_command", "file_redirect", "case_statement"})
+#: Builtins that take a word for the name of a variable, and run what stands in its brackets.
+_EVALUATING = frozenset({"printf", "test", "[", "read", "let", "mapfile", "readarray", "wait", "getopts", "local"})
 _KEYWORDS = frozenset({"!", "time", "coproc"})
 
 JUDGES: dict[str, Judge] = {
@@ -162,7 +164,9 @@ class Script:
                 f"{name[:60]!r} is not a command that is known here; add it to commands of the policy if it should be."
             )
             raise Refused("shell-unknown-command", why)
-        judge(Call(base, tuple(words[1:]), given, self))
+        call = Call(base, tuple(words[1:]), given, self)
+        _check_names(call)
+        judge(call)
 
     def script(self, text: str) -> None:
         """Judges a text that another shell reads."""
@@ -502,6 +506,11 @@ def _check_gaps(root: Node, source: bytes) -> None:
             if glued and node.type in _LISTS and child.prev_sibling.type in _WORDS - {"file_descriptor"}:  # type: ignore[union-attr]
                 raise Refused("shell-unclear", "Two words stand together in a way that is not understood.")
             before = child.end_byte
+
+
+def _check_names(call: Call) -> None:
+    if call.name in _EVALUATING and any(re.search(r"\[[^]]*(?:\$\(|`)", word) for word in call.args):
+        raise Refused("shell-unclear", "A command hidden in a name is not allowed.")
 
 
 def _plain_name(name: str) -> str:

@@ -26,8 +26,34 @@ BUILDERS = names(
 )
 
 
+#: Builders that run what they are pointed at, and options of theirs that name a place to write to.
+_RUNNING = names(
+    """
+    make gmake just task rake pytest py.test tox nox cmake ctest gradle gradlew mvn mvnw ant sbt scons jupyter tsx ts-node
+    nodemon jest vitest mocha rspec rails uvicorn gunicorn flask celery alembic streamlit webpack rollup vite playwright
+    """
+)
+_WRITING = re.compile(
+    r"--(?:basetemp|junitxml|junit-xml|cov-report|html|output-dir|output|outdir|outDir|report-log|log-file)(?:=|$)"
+)
+
+
+def check_programs(call: Call) -> None:
+    """Refuses files and folders outside of this one for a tool that runs what it finds there."""
+    before = ""
+    for word in call.args:
+        value = word.partition("=")[2] if word.startswith("-") else word
+        value = value or re.sub(r"^-[A-Za-z](?=[/~.])", "", word)
+        written = _WRITING.match(word) or _WRITING.match(before) or value.startswith(("/usr/", "/opt/", "/bin/"))
+        if not written and (value.startswith("/") or ".." in value.split("/")):
+            call.places.script(value)
+        before = word
+
+
 def _builder(call: Call) -> None:
     call.reads(call.args)
+    if call.name in _RUNNING:
+        check_programs(call)
     if call.name in ("make", "gmake") and any(re.match(r"--eval|-[a-zA-Z]*E|SHELL=", word) for word in call.args):
         call.refuse("rules on the command line are not allowed.")
     if call.name in ("make", "gmake", "just", "task", "rake"):
@@ -71,7 +97,11 @@ def _verbs_only(allowed: str) -> Judge:
             "--index-url", "--registry", "-toolexec", "--toolexec", "-exec", "-ldflags-exec", "--config"
         ):
             call.refuse("options that change what is run or fetched are not allowed.")
+        if words[:1] == ["run"] and any("@" in word or "://" in word for word in words[1:2]):
+            call.refuse("a program from elsewhere is not run in one go.", "shell-program")
         call.reads(call.args)
+        if words[:1] and words[0] in ("run", "test", "exec", "task"):
+            check_programs(call)
 
     return judge
 
