@@ -40,7 +40,8 @@ class FlightRecorderEmitter:
     """Turns the entries of ``flight_recorder`` into spans, one each.
 
     A recorder is a `FlightRecorder` or whatever has ``get_log()`` or ``query_logs()`` that answer its entries (mappings),
-    oldest first. Where it also has ``entries_after(position)``, looking for news costs the same however much there is.
+    oldest first. Where ``get_log`` takes ``after``, the ``position`` of the last entry seen (an entry that names none counts
+    one), looking for news costs the same however much there is.
     Policy checks, signals and tool calls can be left out; entries of other types are always in. ``trace_id_prefix`` and
     the agent's id make up the trace id.
 
@@ -62,14 +63,14 @@ class FlightRecorderEmitter:
         self._read = _reader_of(flight_recorder)
         self._lock = threading.Lock()
         self._position = 0
-        self._last_id: Any = None
+        self._last: Mapping[str, Any] | None = None
         self._new: deque[LightningSpan] = deque()
 
     # ------------------------------------------------------------------ spans
 
     def get_spans(self) -> list[LightningSpan]:
         """The spans of everything recorded so far. Leaves what `get_new_spans` will answer as it is."""
-        return self._spans(self._read(0), 0)
+        return self._spans(self._read(0, None), 0)
 
     def get_new_spans(self) -> list[LightningSpan]:
         """The spans of what was recorded since the last call; at first, of everything. Each is answered once."""
@@ -115,11 +116,12 @@ class FlightRecorderEmitter:
 
     def _look(self) -> None:
         """Queues what is new. Where the recorder forgot old entries, the last one seen tells where to go on."""
-        entries = self._read(self._position, self._last_id)
+        entries = self._read(self._position, self._last)
         if entries:
             self._new.extend(self._spans(entries, self._position))
-            self._position += len(entries)
-            self._last_id = id_of(entries[-1])
+            told = [place for entry in entries if isinstance(place := entry.get("position"), int)]
+            self._position = max(told) if len(told) == len(entries) else self._position + len(entries)
+            self._last = entries[-1]
 
     def _spans(self, entries: Sequence[Mapping[str, Any]], before: int) -> list[LightningSpan]:
         return [
@@ -134,7 +136,7 @@ class FlightRecorderEmitter:
         Over everything recorded, whatever is left out of the spans. A violation is a policy check that found something
         and was enforced; one that failed itself (a fault) is none.
         """
-        entries = self._read(0)
+        entries = self._read(0, None)
         by_policy = Counter(policy_of(entry) for entry in entries if violated(entry))
         return {
             "total_entries": len(entries),
@@ -305,41 +307,45 @@ async def _awaited(answer: Any) -> Any:
     return await answer
 
 
-def _reader_of(recorder: Any) -> Callable[..., Sequence[Mapping[str, Any]]]:
-    """A function of (position, id of the last entry seen) that answers the entries after it."""
-    after = getattr(recorder, "entries_after", None)
-    if callable(after):
-        return lambda position, _last=None: _checked(after(position), recorder)
+def _reader_of(recorder: Any) -> Callable[[int, Mapping[str, Any] | None], Sequence[Mapping[str, Any]]]:
+    """A function of a position and the last entry seen, that answers the entries after them."""
     read: Any = next((getattr(recorder, name) for name in ("get_log", "query_logs") if hasattr(recorder, name)), None)
     if inspect.isclass(recorder) or not callable(read):
         raise ExportError(
             f"a {type(recorder).__name__} is no flight recorder: it has no get_log and no query_logs",
             hint="pass a FlightRecorder",
         )
-    options = _without_limit(read)
+    takes = _parameters(read)
+    options = {"limit": 2**31 - 1} if "limit" in takes else {}
     flush = getattr(recorder, "flush", None)
 
-    def look(position: int, last: Any = None) -> Sequence[Mapping[str, Any]]:
+    def entries(**position: int) -> Sequence[Mapping[str, Any]]:
         if callable(flush):  # a recorder that buffers shows only what it has written
             flush()
-        entries = _checked(read(**options), recorder)
-        if not position:
-            return entries
-        if len(entries) >= position and (last is None or id_of(entries[position - 1]) == last):
-            return entries[position:]
+        return _checked(read(**options, **position), recorder)
+
+    if "after" in takes:
+        return lambda position, last: entries(after=position)
+
+    def look(position: int, last: Mapping[str, Any] | None) -> Sequence[Mapping[str, Any]]:
+        found = entries()
+        if last is None:
+            return found
+        seen = id_of(last)
+        if len(found) >= position and (seen is None or id_of(found[position - 1]) == seen):
+            return found[position:]
         # Entries were forgotten meanwhile: go on after the last one seen, or with all when that is gone as well.
-        places = [at for at, entry in enumerate(entries) if last is not None and id_of(entry) == last]
-        return entries[places[-1] + 1 :] if places else entries
+        places = [at for at, entry in enumerate(found) if seen is not None and id_of(entry) == seen]
+        return found[places[-1] + 1 :] if places else found
 
     return look
 
 
-def _without_limit(read: Any) -> dict[str, Any]:
+def _parameters(read: Any) -> frozenset[str]:
     try:
-        parameters = inspect.signature(read).parameters
+        return frozenset(inspect.signature(read).parameters)
     except (TypeError, ValueError):
-        return {}
-    return {"limit": 2**31 - 1} if "limit" in parameters else {}
+        return frozenset()
 
 
 def _checked(found: Any, recorder: Any) -> Sequence[Mapping[str, Any]]:

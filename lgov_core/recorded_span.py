@@ -24,13 +24,15 @@ TOOL_CALL: Final = "tool_call"
 
 #: Verdicts that found nothing, or that were not enforced, or that say nothing about a policy. Every other is a violation.
 _HARMLESS: Final = frozenset({"", "allow", "allowed", "pass", "passed", "ok", "shadow", "pending", "error", "none"})
+#: Effects of an act that went on although a policy found something.
+_FINDINGS: Final = ("warn", "transform")
 _RESULTS: Final = {"allow": "allowed", "deny": "denied", "blocked": "denied", "block": "denied"}
 #: Where the parts of a span come from; the first field that is there counts.
 _IDS: Final = ("entry_id", "span_id", "id", "log_id", "trace_id")
 _AGENTS: Final = ("agent_id", "agent")
 _TIMES: Final = ("timestamp", "time", "start_time", "created_at")
 _VERDICTS: Final = ("policy_verdict", "policy_result", "verdict")
-_SPOKEN_FOR: Final = frozenset({"entry_type", *_AGENTS, *_TIMES, *_VERDICTS, "metadata", "policy_violated", "fault"})
+_SPOKEN_FOR: Final = frozenset({"entry_type", *_AGENTS, *_TIMES, "metadata"})
 
 
 @dataclass(frozen=True)
@@ -89,11 +91,19 @@ def entry_type_of(entry: Mapping[str, Any]) -> str:
 
 
 def violated(entry: Mapping[str, Any]) -> bool:
-    """Whether an entry is a policy check that found something. A verdict that is not known counts as a finding."""
+    """Whether an entry is a policy check that found something, as a `PolicyViolation` would be.
+
+    A check that failed itself (``fault``) found nothing; a verdict that is not known counts as a finding.
+    """
     if entry_type_of(entry) != POLICY_CHECK or entry.get("fault") is True:
         return False
     told = entry.get("policy_violated")
-    return told if isinstance(told, bool) else _verdict(entry) not in _HARMLESS
+    if isinstance(told, bool):
+        return told
+    verdict, metadata = _verdict(entry), entry.get("metadata")
+    if verdict == "allowed" and isinstance(metadata, Mapping):
+        return metadata.get("effect") in _FINDINGS
+    return verdict not in _HARMLESS
 
 
 def policy_of(entry: Mapping[str, Any]) -> str:
@@ -119,7 +129,7 @@ def span_of(entry: Mapping[str, Any], *, trace_id_prefix: str, number: int) -> L
         attributes[_PREFIX + "tool_args"] = short(_first(entry, ("tool_args", "args")))
         attributes[_PREFIX + "tool_result"] = short(_first(entry, ("tool_result", "result")))
     for key, value in entry.items():
-        if key not in _SPOKEN_FOR and value is not None:
+        if key not in _SPOKEN_FOR and value is not None and not (kind == POLICY_CHECK and key in _VERDICTS):
             attributes.setdefault(_PREFIX + str(key), short(value))
     metadata = entry.get("metadata")
     if isinstance(metadata, Mapping):

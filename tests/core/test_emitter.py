@@ -195,6 +195,8 @@ def test_the_summary_counts_enforced_findings_by_policy_whatever_is_left_out() -
         {**denied, "policy_verdict": "allowed"},
         {**denied, "policy_verdict": "shadow"},
         {**denied, "fault": True},
+        {**denied, "policy_verdict": "allowed", "metadata": {"effect": "warn"}},
+        {**denied, "policy_verdict": "allowed", "metadata": {"effect": "allow"}},
         {**denied, "policy_verdict": "something new", "policy_name": None},
         SIGNAL,
         {"entry_type": "tool_call", "policy_verdict": "blocked"},
@@ -202,10 +204,10 @@ def test_the_summary_counts_enforced_findings_by_policy_whatever_is_left_out() -
     )
     emitter = FlightRecorderEmitter(recorder, include_policy_checks=False)
     assert emitter.get_violation_summary() == {
-        "total_entries": 10,
-        "total_violations": 5,
+        "total_entries": 12,
+        "total_violations": 6,
         "violation_rate": 0.5,
-        "policies_violated": {"SQLPolicy": 3, "CostControlPolicy": 1, "unknown": 1},
+        "policies_violated": {"SQLPolicy": 4, "CostControlPolicy": 1, "unknown": 1},
     }
     assert FlightRecorderEmitter(Recorder()).get_violation_summary() == {
         "total_entries": 0, "total_violations": 0, "violation_rate": 0.0, "policies_violated": {}
@@ -241,20 +243,21 @@ def test_a_recorder_that_forgets_old_entries_loses_no_new_ones(kept: slice, new:
     assert [span.span_id for span in emitter.get_new_spans()] == ["e5"]
 
 
-def test_a_recorder_that_can_be_asked_by_position_is_asked_for_news_only() -> None:
+@pytest.mark.parametrize("step", [0, 1, 3])
+def test_a_recorder_that_can_be_asked_by_position_is_asked_for_news_only(step: int) -> None:
     asked: list[int] = []
-    entries = numbered(0, 1000)
+    entries = [{**entry, **({"position": at * step} if step else {})} for at, entry in enumerate(numbered(0, 100), 1)]
 
-    def entries_after(position: int) -> list[Any]:
-        asked.append(position)
-        return entries[position:]
+    def get_log(*, after: int = 0) -> list[Any]:
+        asked.append(after)
+        return [entry for at, entry in enumerate(entries, 1) if entry.get("position", at) > after]
 
-    emitter = FlightRecorderEmitter(SimpleNamespace(entries_after=entries_after))
-    assert len(emitter.get_new_spans()) == 1000
+    emitter = FlightRecorderEmitter(SimpleNamespace(get_log=get_log))
+    assert len(emitter.get_new_spans()) == 100
     assert emitter.get_new_spans() == []
-    entries.extend(numbered(1000, 1001))
-    assert [span.span_id for span in emitter.get_new_spans()] == ["e1000"]
-    assert asked == [0, 1000, 1000]
+    entries.append({"entry_id": "e100", **({"position": 101 * step} if step else {})})
+    assert [span.span_id for span in emitter.get_new_spans()] == ["e100"]
+    assert asked == [0, 100 * (step or 1), 100 * (step or 1)]
 
 
 def test_a_query_with_a_limit_of_its_own_is_asked_for_everything() -> None:
