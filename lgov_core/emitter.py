@@ -21,6 +21,7 @@ from lgov_core.recorded_span import (
     SIGNAL,
     TOOL_CALL,
     LightningSpan,
+    began_at,
     entry_of,
     entry_type_of,
     id_of,
@@ -39,11 +40,11 @@ _BATCH: Final = 500
 class FlightRecorderEmitter:
     """Turns the entries of ``flight_recorder`` into spans, one each.
 
-    A recorder is a `FlightRecorder` or whatever has ``get_log()`` or ``query_logs()`` that answer its entries (mappings),
-    oldest first. Where ``get_log`` takes ``after``, the ``position`` of the last entry seen (an entry that names none counts
-    one), looking for news costs the same however much there is.
-    Policy checks, signals and tool calls can be left out; entries of other types are always in. ``trace_id_prefix`` and
-    the agent's id make up the trace id.
+    A recorder is a `FlightRecorder` or whatever has ``get_log()`` (entries oldest first) or ``query_logs()`` (in either
+    order); an entry is a mapping or an object with fields. Where ``get_log`` takes ``after``, the ``position`` of the last
+    entry seen (an entry that names none counts one), looking for news costs the same however much there is. Policy checks,
+    signals and tool calls can be left out; entries of other types are always in. ``trace_id_prefix`` and the agent's id
+    make up the trace id.
 
     All methods may be called from any thread. Raises `ExportError` for an object that is no recorder.
     """
@@ -309,7 +310,8 @@ async def _awaited(answer: Any) -> Any:
 
 def _reader_of(recorder: Any) -> Callable[[int, Mapping[str, Any] | None], Sequence[Mapping[str, Any]]]:
     """A function of a position and the last entry seen, that answers the entries after them."""
-    read: Any = next((getattr(recorder, name) for name in ("get_log", "query_logs") if hasattr(recorder, name)), None)
+    name = "get_log" if hasattr(recorder, "get_log") else "query_logs"
+    read: Any = getattr(recorder, name, None)
     if inspect.isclass(recorder) or not callable(read):
         raise ExportError(
             f"a {type(recorder).__name__} is no flight recorder: it has no get_log and no query_logs",
@@ -322,7 +324,9 @@ def _reader_of(recorder: Any) -> Callable[[int, Mapping[str, Any] | None], Seque
     def entries(**position: int) -> Sequence[Mapping[str, Any]]:
         if callable(flush):  # a recorder that buffers shows only what it has written
             flush()
-        return _checked(read(**options, **position), recorder)
+        found = _checked(read(**options, **position), recorder)
+        newest_first = name == "query_logs" and len(found) > 1 and began_at(found[0]) > began_at(found[-1])
+        return found[::-1] if newest_first else found
 
     if "after" in takes:
         return lambda position, last: entries(after=position)

@@ -78,6 +78,11 @@ def id_of(entry: Mapping[str, Any]) -> Any:
     return _first(entry, _IDS)
 
 
+def began_at(entry: Mapping[str, Any]) -> datetime:
+    """The time of an entry; 1970 where it cannot be read."""
+    return _time(_first(entry, _TIMES)) or datetime.fromtimestamp(0, UTC)
+
+
 def entry_type_of(entry: Mapping[str, Any]) -> str:
     """The type that an entry names, or else the one that its fields speak for."""
     named = entry.get("entry_type")

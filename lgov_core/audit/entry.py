@@ -127,6 +127,8 @@ def decision_fields(decision: Decision) -> dict[str, Any]:
         "abort": decision.abort,
         "latency_us": round(decision.latency_us, 3),
     }
+    if decision.fault:
+        fields["fault"] = True
     if len(decision.parts) > 1 or any(part.effect is not decision.effect for part in decision.parts):
         fields["parts"] = [
             {

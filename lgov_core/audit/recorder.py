@@ -130,9 +130,10 @@ class FlightRecorder(AuditLog):
         read before stands for itself. The outcome of a denied act says nothing new and is left out. Keys:
         ``trace_id``, ``entry_type`` (``policy_check``, ``tool_call``, ``signal``), ``timestamp`` (ISO 8601, UTC),
         ``agent_id``, ``tool_name``, ``tool_args`` (a mapping, None once erased), ``input_prompt``, ``policy_verdict``
-        (one of `VERDICTS`), ``policy_name``, ``rule``, ``violation_reason``, ``severity``, ``result``, ``error``,
-        ``execution_time_ms``, ``rollout_id``, ``call_id``, ``refers_to``, ``metadata``, ``position`` (of the last entry
-        that is in it), ``entry_hash`` and ``previous_hash`` (hex).
+        (one of `VERDICTS`), ``policy_name``, ``rule``, ``violation_reason``, ``severity``, ``fault`` (the
+        judgement itself failed), ``result``, ``error``, ``execution_time_ms``, ``rollout_id``, ``call_id``,
+        ``refers_to``, ``metadata``, ``position`` (of the last entry that is in it), ``entry_hash`` and
+        ``previous_hash`` (hex).
         """
         log: dict[str, dict[str, Any]] = {}
         for entry in self.entries(after=after):
@@ -229,6 +230,7 @@ def _as_mapping(entry: AuditEntry) -> dict[str, Any]:
         "rule": entry.rule,
         "violation_reason": entry.reason,
         "severity": entry.severity,
+        "fault": entry.body.get("fault") is True,
         "result": content.get("result"),
         "error": content.get("error"),
         "execution_time_ms": None,

@@ -18,9 +18,11 @@ from typing import Any
 
 import pytest
 
-from lgov_core import LgovError, open_store
+from lgov_core import Action, Decision, Effect, Governor, LgovError, Point, open_store
+from lgov_core.audit import FlightRecorder, verify
 from lgov_core.emitter import FlightRecorderEmitter, LightningSpan, create_emitter
 from lgov_core.errors import ExportError
+from lgov_core.policies import ConstantPolicy
 
 
 class Recorder:
@@ -270,6 +272,14 @@ def test_a_query_with_a_limit_of_its_own_is_asked_for_everything() -> None:
     assert len(FlightRecorderEmitter(Limited()).get_spans()) == 500
 
 
+def test_a_query_that_answers_the_newest_first_loses_nothing() -> None:
+    entries = [{**entry, "timestamp": float(at)} for at, entry in enumerate(numbered(0, 3))]
+    emitter = FlightRecorderEmitter(SimpleNamespace(query_logs=lambda: entries[::-1]))
+    assert [span.span_id for span in emitter.get_new_spans()] == ["e0", "e1", "e2"]
+    entries.append({"entry_id": "e3", "timestamp": 9.0})
+    assert [span.span_id for span in emitter.get_new_spans()] == ["e3"]
+
+
 def test_a_recorder_that_buffers_is_flushed_first() -> None:
     waiting, written = numbered(0, 2), []
 
@@ -506,3 +516,49 @@ def test_places_that_cannot_be_written_are_errors(tmp_path: Path) -> None:
         os.mkfifo(tmp_path / "pipe")
         with pytest.raises(ExportError, match="no ordinary file"):
             emitter.export_to_file(tmp_path / "pipe")
+
+
+# ---------------------------------------------------------------------- the real recorder
+
+
+class Broken:
+    name = "broken"
+    bounded = True
+
+    def judge(self, action: Action) -> Decision | None:
+        raise RuntimeError("no")
+
+
+def test_a_flight_recorders_entries_are_spans_and_a_policy_that_failed_is_no_violation(tmp_path: Path) -> None:
+    with FlightRecorder(tmp_path / "flight.db") as recorder:
+        emitter = FlightRecorderEmitter(recorder)
+        denied = Governor(ConstantPolicy(Effect.DENY, name="NoPolicy"), audit=recorder)
+        failing = Governor(Broken(), audit=recorder)
+        action = Action(Point.PRE_TOOL_CALL, "run_sql", arguments={"query": "DROP"}, agent="a1", rollout_id="r1")
+        for governor in (denied, failing, denied):
+            assert governor.decide(action).blocks
+        trace = recorder.start_trace("a2", "search", {"q": "x"})
+        recorder.log_success(trace, "found", 12.5)
+        recorder.log_signal("a2", "SIGSTOP")
+        entries, spans = recorder.get_log(), emitter.get_spans()
+        assert len(spans) == len(entries) == 5
+        assert [span.attributes.get("agent_os.policy_violated") for span in spans] == [True, False, True, None, None]
+        assert [span.name for span in spans[3:]] == ["agent_os.tool_call", "agent_os.signal"]
+        assert spans[0].trace_id == "agentos-a1"
+        assert spans[3].attributes["agent_os.tool_args"] == '{"q": "x"}'
+        assert spans[3].attributes["agent_os.tool_result"] == "found"
+        assert emitter.get_violation_summary()["policies_violated"] == {"NoPolicy": 2}
+        assert emitter.get_new_spans() == spans
+        assert emitter.get_new_spans() == []
+        denied.decide(action)
+        assert [span.name for span in emitter.get_new_spans()] == ["agent_os.policy_check"]
+        assert verify(recorder.path).ok
+
+
+def test_a_recorder_of_another_process_is_read_in_whole(tmp_path: Path) -> None:
+    path = tmp_path / "flight.db"
+    with FlightRecorder(path) as recorder, FlightRecorder(path) as other:
+        emitter = FlightRecorderEmitter(recorder)
+        for number in range(10):
+            (other, recorder)[number % 2].log_signal(f"a{number}", "SIGSTOP")
+            assert [span.attributes["agent_os.agent_id"] for span in emitter.get_new_spans()] == [f"a{number}"]
