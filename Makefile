@@ -9,6 +9,9 @@ ARGS ?=
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
+# What lgov is measured against, in an environment of its own.
+PEER := .venv-peer
+PEER_PACKAGE := agent-os-kernel==3.7.0
 TORCH := $(shell sed -n 's/^torch==/torch==/p' constraints.txt)
 
 .DEFAULT_GOAL := help
@@ -29,10 +32,10 @@ check: $(VENV)/.tools ## Check style, types and the layers of the code.
 	@echo "pyright"; $(BIN)/pyright --pythonpath $(BIN)/python
 	@echo "lint-imports"; $(BIN)/lint-imports
 
-bench: $(VENV)/.installed ## Measure what a decision costs.
-	@$(BIN)/python -m tests.bench.decisions $(ARGS)
+bench: $(PEER)/.installed ## Measure what a decision costs, beside agent-os-kernel.
+	@$(PEER)/bin/python -m tests.bench.decisions $(ARGS)
 
-clean: ## Remove .venv and everything that tools left behind; runs/ stays.
+clean: ## Remove .venv, .venv-peer and everything that tools left behind; runs/ stays.
 	@rm -rf $(VENV) .peers build dist .pytest_cache .ruff_cache .hypothesis .import_linter_cache *.egg-info
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
 	@echo "removed .venv and caches"
@@ -51,4 +54,13 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 $(VENV)/.tools: $(VENV)/.installed
 	@echo "installing the tools for tests and checks"
 	@$(PIP) install -c constraints.txt --group dev
+	@touch $@
+
+$(PEER)/.installed: pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(v < (3, 11) and "lgov needs Python 3.11 or later, $(PYTHON) is %d.%d; set PYTHON=..." % v[:2])'
+	@echo "making $(PEER)"
+	@$(PYTHON) -m venv $(PEER)
+	@$(PEER)/bin/python -m pip --disable-pip-version-check --quiet install --upgrade "pip>=25.1"
+	@$(PEER)/bin/python -m pip --disable-pip-version-check --quiet install -c constraints.txt -e .
+	@$(PEER)/bin/python -m pip --disable-pip-version-check --quiet install -c constraints.txt $(PEER_PACKAGE) || echo "$(PEER_PACKAGE) cannot be installed: no comparison"
 	@touch $@

@@ -28,6 +28,8 @@ from lgov_core.hookspecs import DECISION_HOOKS
 from lgov_core.plugins import check_hooks, make_plugin_manager
 from lgov_core.policies.base import ObservingPolicy, Policy
 from lgov_core.policies.combine import BadAnswer, checked, combine, complete, fault, fold, private_copy
+from lgov_core.policies.policy_set import PolicySet
+from lgov_core.policies.reload import ReloadingPolicySet
 from lgov_core.scope import RolloutScope, current_scope, enter_scope
 from lgov_core.types import Action, Decision, Effect, Point, Reward, Severity, ToolOutcome, new_id
 
@@ -71,7 +73,10 @@ class PluginFailure:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Judge:
-    """One voice in a decision: an implementation of a hook, or a policy given to the governor directly."""
+    """One voice in a decision: an implementation of a hook, or a policy given to the governor directly.
+
+    ``combines`` says that each answer is a combined decision that nobody else holds.
+    """
 
     name: str
     ask: Callable[[Action], Any]
@@ -79,6 +84,7 @@ class _Judge:
     is_async: bool
     timeout_s: float
     asked_last: bool = False
+    combines: bool = False
 
 
 class Governor:
@@ -104,7 +110,12 @@ class Governor:
         manager: pluggy.PluginManager | None = None,
     ) -> None:
         self.policies: tuple[Policy, ...] = (policies,) if isinstance(policies, Policy) else tuple(policies)
-        self._observing = tuple(policy for policy in self.policies if isinstance(policy, ObservingPolicy))
+        # A policy set in which nobody keeps count has no use for what it would hear.
+        self._observing = tuple(
+            policy
+            for policy in self.policies
+            if isinstance(policy, ObservingPolicy) and getattr(policy, "keeps_count", True)
+        )
         self.manager = manager if manager is not None else make_plugin_manager()
         for plugin in plugins:
             self.manager.register(plugin)
@@ -184,14 +195,15 @@ class Governor:
         own = getattr(owner, "timeout_s", None)
         timeout_s = max(self.timeout_s, own) if isinstance(own, int | float) else self.timeout_s
         bounded = bool(getattr(owner, "bounded", False))
-        return _Judge(name, ask, bounded, is_async, timeout_s, bool(getattr(owner, "asked_last", False)))
+        asked_last = bool(getattr(owner, "asked_last", False))
+        combines = type(owner) in (PolicySet, ReloadingPolicySet)
+        return _Judge(name, ask, bounded, is_async, timeout_s, asked_last, combines)
 
     def _counts(self) -> bool:
         """Whether anyone who judges keeps count, and so has to know one action from another."""
         if self._counting is None:
             plugins = (plugin for plugin in self.manager.get_plugins() if getattr(plugin, "keeps_count", False) is True)
-            counting = (policy for policy in self._observing if getattr(policy, "keeps_count", True))
-            self._counting = next(counting, None) is not None or next(plugins, None) is not None
+            self._counting = bool(self._observing) or next(plugins, None) is not None
         return self._counting
 
     def plugins_changed(self) -> None:
@@ -246,15 +258,21 @@ class Governor:
         rounds: Sequence[Mapping[_Judge, Decision]],
         began: float,
     ) -> Decision:
-        decisions = _verdicts(rounds, _settled(before, final))
-        if not _settled(before, final):
+        settled = _settled(before, final)
+        decisions = _verdicts(rounds, settled)
+        if not settled:
             reason = f"the transforms of this action did not settle in {len(rounds)} rounds"
             decisions.append(fault("lgov", "transform-unsettled", reason))
         elif not decisions and action.point is Point.PRE_TOOL_CALL:
             reason = "no policy covers this act"
             decisions.append(Decision(Effect.DENY, "lgov", "no-policy", reason, Severity.CRITICAL))
         latency_us = (time.perf_counter() - began) * 1e6
-        decision = combine(decisions, original=action, folded=final, latency_us=latency_us)
+        if final is action and len(rounds[0]) == 1 and next(iter(rounds[0])).combines:
+            # The set has just made it, for this caller alone: it needs no second making, only the time.
+            (decision,) = decisions
+            object.__setattr__(decision, "latency_us", latency_us)
+        else:
+            decision = combine(decisions, original=action, folded=final, latency_us=latency_us)
         if self.audit is not None:
             try:
                 decision = decision.changed(decision_id=self.audit.commit(action, decision))
@@ -386,6 +404,8 @@ def _verdicts(rounds: Sequence[Mapping[_Judge, Decision]], settled: bool) -> lis
     An escalation asks for approval of one form of the action. Where transforms went on to change it, only the form that
     would run needs approval: what the same judge says about that one takes the place of the escalation.
     """
+    if len(rounds) == 1:
+        return list(rounds[0].values())
     final = rounds[-1]
     found: list[Decision] = []
     for number, taken in enumerate(rounds):
@@ -407,9 +427,9 @@ def _in_scope(action: Action, counted: bool = False) -> Action:
     operation = action.operation_id
     if counted and operation is None and action.point not in _AFTER_A_CALL:
         operation = new_id("op")
-    scope = current_scope()
-    if scope is None or action.rollout_id is not None:
-        return action if operation is action.operation_id else replace(action, operation_id=operation)
+    scope = current_scope() if action.rollout_id is None else None
+    if scope is None and operation is action.operation_id:
+        return action
     return Action(  # dataclasses.replace would take several times as long, on the path of every decision
         action.point,
         action.name,
@@ -418,9 +438,9 @@ def _in_scope(action: Action, counted: bool = False) -> Action:
         action.text,
         action.agent,
         action.framework,
-        action.session_id or scope.session_id,
-        scope.rollout_id,
-        scope.attempt,
+        action.session_id if scope is None else action.session_id or scope.session_id,
+        action.rollout_id if scope is None else scope.rollout_id,
+        action.attempt if scope is None else scope.attempt,
         action.call_id,
         action.parent_id,
         operation,

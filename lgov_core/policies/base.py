@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any, ClassVar, Protocol, Self, runtime_checkable
 
-from lgov_core.types import Action, Decision, Effect, Point, Severity
+from lgov_core.types import Action, Decision, Effect, Point, Severity, decision_of
 
 
 @runtime_checkable
@@ -68,11 +68,11 @@ class BoundedPolicy:
 
     def allow(self, rule: str = "") -> Decision:
         """An allow by this policy."""
-        return Decision(Effect.ALLOW, policy=self.name, rule=rule)
+        return decision_of(Effect.ALLOW, self.name, rule, "")
 
     def deny(self, rule: str, reason: str, severity: Severity = Severity.HIGH) -> Decision:
         """A deny by this policy: ``rule`` is a stable slug, ``reason`` a sentence the model can act on."""
-        return Decision(Effect.DENY, policy=self.name, rule=rule, reason=reason, severity=severity)
+        return decision_of(Effect.DENY, self.name, rule, reason, severity)
 
     def escalate(self, rule: str, reason: str, severity: Severity = Severity.HIGH) -> Decision:
         """Blocks until somebody who may has said yes; written as `deny`."""

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
-from lgov_core.types import ALLOW, Action, Decision, Effect, Severity
+from lgov_core.types import ALLOW, Action, Decision, Effect, Severity, decision_of
 
 
 class BadAnswer(Exception):
@@ -51,7 +51,7 @@ def combine(
         marked = tuple(part.changed(shadowed=True) for part in parts)
         return Decision(Effect.ALLOW, shadow_of, "shadow", reason, parts=marked, latency_us=latency_us, shadowed=True)
     blocks = face.effect >= Effect.ESCALATE
-    return Decision(
+    return decision_of(
         face.effect,
         face.policy,
         face.rule,
@@ -84,8 +84,9 @@ def checked(answer: object) -> Decision | None:
         raise BadAnswer("answered an effect that does not exist")
     if not isinstance(answer.severity, Severity):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise BadAnswer("answered a severity that does not exist")
-    if answer.parts and not all(isinstance(part, Decision) for part in answer.parts):  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise BadAnswer("answered parts that are no decisions")
+    for part in answer.parts:
+        if not isinstance(part, Decision):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise BadAnswer("answered parts that are no decisions")
     if answer.effect is Effect.TRANSFORM:
         if answer.arguments is None and answer.text is None:
             raise BadAnswer("answered a transform without saying into what")

@@ -1,7 +1,8 @@
 """What a decision costs: with a hundred rules, committed to the audit record, on SQL seen before and on new SQL.
 
-Run it with ``make bench``. Times are wall clock in one thread. Where agent-os-kernel is installed, its evaluation of as
-many rules on the tool's name is measured in the same run, and the ratio of the medians is shown.
+Run it with ``make bench``, which installs agent-os-kernel beside lgov in an environment of its own: the same questions are
+then asked of both, in turns, in one process. Times are wall clock in one thread, garbage collection included. A row is
+measured in slices, all rows in turns, so that a busy moment of the machine falls on all alike.
 """
 
 from __future__ import annotations
@@ -10,58 +11,114 @@ import argparse
 import importlib.util
 import itertools
 import json
+import logging
 import statistics
 import sys
 import tempfile
 import time
+import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from lgov_core import Action, AuditLog, Effect, Governor, Point, PolicySet, SQLPolicy, ToolPolicy
 from lgov_core.policies import ConstantPolicy, Rule
+from lgov_core.scope import RolloutScope, enter_scope
 
 RULES = 100
+#: The rows are measured in turns, so many times.
+SLICES = 20
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One thing to measure. ``goal`` is what the median may take, in microseconds, and ``goal_p99`` the 99th percentile.
+
+    ``beside`` is the row of lgov with which a row of the peer is compared; ``share`` of all calls are made.
+    """
+
+    what: str
+    call: Callable[[], object]
+    goal: float | None = None
+    goal_p99: float | None = None
+    beside: str | None = None
+    share: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)
 class Measure:
-    """One row: microseconds a call, over ``calls`` calls."""
+    """One row measured: microseconds a call, over ``calls`` calls. ``met`` is None without a goal."""
 
     what: str
     calls: int
     p50_us: float
     p99_us: float
+    goal_us: float | None
+    goal_p99_us: float | None
+    met: bool | None
+    beside: str | None
 
 
-def measure(what: str, calls: int, call: Callable[[], object]) -> Measure:
-    for _ in range(max(10, calls // 10)):
-        call()
-    took: list[float] = []
-    for _ in range(calls):
-        began = time.perf_counter_ns()
-        call()
-        took.append((time.perf_counter_ns() - began) / 1000)
-    cuts = statistics.quantiles(took, n=100)
-    return Measure(what, calls, cuts[49], cuts[98])
+def measure(rows: list[Row], calls: int) -> list[Measure]:
+    took: list[list[int]] = [[] for _ in rows]
+    counts = [max(5, int(calls * row.share / SLICES)) for row in rows]
+    for row in rows:
+        for _ in range(50):
+            row.call()
+    for _ in range(SLICES):
+        for row, times, count in zip(rows, took, counts, strict=True):
+            call = row.call
+            for _ in range(count):
+                began = time.perf_counter_ns()
+                call()
+                times.append(time.perf_counter_ns() - began)
+    return [_measured(row, times) for row, times in zip(rows, took, strict=True)]
 
 
-def hundred_rules() -> PolicySet:
-    """A hundred rules, of which the last covers the tool that is called."""
+def _measured(row: Row, times: list[int]) -> Measure:
+    cuts = statistics.quantiles(times, n=100)
+    p50, p99 = cuts[49] / 1000, cuts[98] / 1000
+    met = None if row.goal is None else p50 <= row.goal and (row.goal_p99 is None or p99 <= row.goal_p99)
+    return Measure(row.what, len(times), p50, p99, row.goal, row.goal_p99, met, row.beside)
+
+
+def hundred_rules(**more: Any) -> PolicySet:
+    """A hundred rules, of which the last covers the tool ``search`` and allows it."""
     others = [Rule(ConstantPolicy(Effect.DENY), name=f"r{n}", tools=(f"tool_{n}",)) for n in range(RULES - 1)]
-    return PolicySet([*others, Rule(ToolPolicy(allow=["search"]), name="search", tools=("search",))])
+    return PolicySet([*others, Rule(ToolPolicy(allow=["search"]), name="search", tools=("search",), **more)])
 
 
 def action(tool: str, **arguments: str) -> Action:
     return Action(Point.PRE_TOOL_CALL, tool, arguments=arguments, call_id="call_1", agent="bench")
 
 
-def decide(governor: Governor, subject: Action) -> Callable[[], object]:
+def decide(governor: Governor, subject: Action, *, blocks: bool = False) -> Callable[[], object]:
     def call() -> None:
-        if governor.decide(subject).blocks:
-            raise AssertionError(f"the subject of a measure was denied: {subject}")
+        if governor.decide(subject).blocks != blocks:
+            raise AssertionError(f"the subject of a measure was judged wrongly: {subject}")
 
     return call
+
+
+def new_tools(governor: Governor) -> Callable[[], object]:
+    numbers: Iterator[int] = itertools.count()
+
+    def call() -> None:
+        if not governor.decide(action(f"unheard_of_{next(numbers)}")).blocks:
+            raise AssertionError("a tool that no rule covers was allowed")
+
+    return call
+
+
+def in_rollout(call: Callable[[], object]) -> Callable[[], object]:
+    scope = RolloutScope("ro_1")
+
+    def scoped() -> None:
+        with enter_scope(scope):
+            call()
+
+    return scoped
 
 
 def new_sql(governor: Governor) -> Callable[[], object]:
@@ -75,26 +132,40 @@ def new_sql(governor: Governor) -> Callable[[], object]:
     return call
 
 
-def measures(calls: int, folder: Path) -> list[Measure]:
+ALLOWED, DENIED = f"decision, {RULES} rules, allowed", f"decision, {RULES} rules, denied"
+AUDITED = f"decision, {RULES} rules, committed to the audit record"
+
+
+def our_rows(audit: AuditLog) -> list[Row]:
     search = action("search", query="pay of the sales department")
-    sql = Governor(PolicySet.of(SQLPolicy(dialect="sqlite", mode="read_only")))
+    dry = Governor(hundred_rules())
+    when = {"all": [{"field": "arguments.query", "contains": "pay"}, {"field": "agent", "glob": "ben*"}]}
+    policy = SQLPolicy(dialect="sqlite", mode="read_only")
+    sql = Governor(PolicySet.of(policy))
     known = action("run_sql", query="SELECT name, pay FROM staff WHERE dept = 'sales'")
-    audit = AuditLog(folder / "audit.db")
-    try:
-        return [
-            measure(f"decision, {RULES} rules, not audited", calls, decide(Governor(hundred_rules()), search)),
-            measure(f"decision, {RULES} rules, audited", calls, decide(Governor(hundred_rules(), audit=audit), search)),
-            measure("SQL decision, statement seen before", calls, decide(sql, known)),
-            measure("SQL decision, new statement", max(100, calls // 10), new_sql(sql)),
-        ]
-    finally:
-        audit.close()
+    return [
+        Row(ALLOWED, decide(dry, search), 15, 100),
+        Row(DENIED, decide(dry, action("tool_7"), blocks=True), 15, 100),
+        Row(f"decision, {RULES} rules, a tool never heard of", new_tools(dry), 15, 100),
+        Row(f"decision, {RULES} rules, in a rollout", in_rollout(decide(dry, search)), 15, 100),
+        Row(f"decision, {RULES} rules, with a condition", decide(Governor(hundred_rules(when=when)), search), 15, 100),
+        Row(AUDITED, decide(Governor(hundred_rules(), audit=audit), search), 40, share=0.4),
+        Row("SQLPolicy alone, statement seen before", lambda: policy.judge(known), 5),
+        Row("decision on SQL, statement seen before", decide(sql, known)),
+        Row("decision on SQL, new statement", new_sql(sql), 250, share=0.1),
+    ]
 
 
-def peer_measure(calls: int) -> Measure | None:
-    """The same question to agent-os-kernel: a hundred rules on the tool's name, of which the last matches."""
+def peer_rows(folder: Path) -> list[Row]:
+    """The same questions to agent-os-kernel, or nothing where it is not installed.
+
+    A hundred rules on the tool's name, of which the last matches; and its record of one act, each entry written at once
+    as lgov's is, and in batches as it does by default.
+    """
     if importlib.util.find_spec("agent_os") is None:
-        return None
+        return []
+    logging.disable(logging.CRITICAL)
+    warnings.simplefilter("ignore")
     from agent_os.policies import PolicyDocument, PolicyEvaluator
 
     names = [*(f"tool_{n}" for n in range(RULES - 1)), "search"]
@@ -109,13 +180,51 @@ def peer_measure(calls: int) -> Measure | None:
     ]
     document = {"version": "1.0", "name": "bench", "rules": rules, "defaults": {"action": "deny"}}
     evaluator = PolicyEvaluator(policies=[PolicyDocument.model_validate(document)])
-    subject = {"tool_name": "search", "query": "pay of the sales department"}
 
-    def call() -> None:
-        if not evaluator.evaluate(subject).allowed:
-            raise AssertionError("the subject of a measure was denied")
+    def evaluate(tool: str, allowed: bool) -> Callable[[], object]:
+        subject = {"tool_name": tool, "query": "pay of the sales department"}
 
-    return measure(f"agent-os-kernel, {RULES} rules, not audited", calls, call)
+        def call() -> None:
+            if evaluator.evaluate(subject).allowed != allowed:
+                raise AssertionError("the subject of a measure was judged wrongly")
+
+        return call
+
+    rows = [
+        Row(f"agent-os-kernel, {RULES} rules, allowed", evaluate("search", True), beside=ALLOWED),
+        Row(f"agent-os-kernel, {RULES} rules, denied", evaluate("tool_7", False), beside=DENIED),
+    ]
+    try:
+        from agent_control_plane.flight_recorder import FlightRecorder
+    except ImportError:
+        return rows
+    judge = evaluate("search", True)
+
+    def recorded(batching: bool) -> Callable[[], object]:
+        recorder = FlightRecorder(db_path=str(folder / f"peer-{batching}.db"), enable_batching=batching)
+
+        def call() -> None:
+            judge()
+            trace = recorder.start_trace("bench", "search", {"query": "pay of the sales department"}, None)
+            recorder.log_success(trace)
+
+        return call
+
+    name = f"agent-os-kernel, {RULES} rules, and its recorder"
+    return [
+        *rows,
+        Row(f"{name}, at once", recorded(False), beside=AUDITED, share=0.2),
+        Row(f"{name}, in batches", recorded(True), beside=AUDITED, share=0.4),
+    ]
+
+
+def compared(found: list[Measure]) -> list[str]:
+    by_name = {row.what: row for row in found}
+    return [
+        f"{row.what}: {row.p50_us / by_name[row.beside].p50_us:.2f} times lgov's median"
+        for row in found
+        if row.beside is not None
+    ] or ["agent-os-kernel is not installed: no comparison (make bench installs it in .venv-peer)"]
 
 
 def main() -> None:
@@ -124,25 +233,24 @@ def main() -> None:
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        found = measures(options.calls, Path(folder))
-    peer = peer_measure(options.calls)
-    if peer is None:
-        comparison = "agent-os-kernel is not installed: no comparison"
-    else:
-        ratio = peer.p50_us / found[0].p50_us
-        comparison = (
-            f"agent-os-kernel takes {ratio:.2f} times as long as lgov at the median, {RULES} rules, not audited"
-        )
-        found.append(peer)
+        audit = AuditLog(Path(folder) / "audit.db")
+        try:
+            found = measure([*our_rows(audit), *peer_rows(Path(folder))], options.calls)
+        finally:
+            audit.close()
+    comparison = compared(found)
     if options.json:
         json.dump({"measures": [asdict(row) for row in found], "comparison": comparison}, sys.stdout, indent=2)
         print()
         return
     width = max(len(row.what) for row in found)
-    print(f"{'':{width}}  {'calls':>7}  {'p50 µs':>9}  {'p99 µs':>9}")
+    print(f"{'':{width}}  {'calls':>7}  {'p50 µs':>9}  {'p99 µs':>9}  goal")
     for row in found:
-        print(f"{row.what:{width}}  {row.calls:>7}  {row.p50_us:>9.1f}  {row.p99_us:>9.1f}")
-    print(comparison)
+        goal = "" if row.goal_us is None else f"p50 {row.goal_us:g}"
+        goal += "" if row.goal_p99_us is None else f", p99 {row.goal_p99_us:g}"
+        verdict = {None: "", True: ": met", False: ": NOT met"}[row.met]
+        print(f"{row.what:{width}}  {row.calls:>7}  {row.p50_us:>9.1f}  {row.p99_us:>9.1f}  {goal}{verdict}")
+    print(*comparison, sep="\n")
 
 
 if __name__ == "__main__":

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import FrozenInstanceError, dataclass, fields, replace
+from inspect import signature
 from typing import Any
 
 import pytest
@@ -13,7 +15,7 @@ from lgov_core.governor import Governor
 from lgov_core.hookspecs import DECISION_HOOKS
 from lgov_core.plugins import make_plugin_manager
 from lgov_core.policies import ConstantPolicy, Policy, PolicySet, Rule, SQLPolicy, ToolPolicy, load_policies
-from lgov_core.types import Action, Decision, Effect, Point, Severity
+from lgov_core.types import Action, Decision, Effect, Point, Severity, decision_of
 
 
 @dataclass
@@ -340,3 +342,15 @@ def test_whatever_a_set_is_made_of_changes_its_digest() -> None:
     assert len(digests(*sets)) == len(sets)
     document: Any = {"version": 1, "rules": [{"use": "deny"}]}
     assert load_policies(document).digest not in digests(*sets, PolicySet.of(ConstantPolicy(Effect.DENY, name="deny")))
+
+
+def test_a_decision_made_quickly_is_a_decision() -> None:
+    made = decision_of(Effect.DENY, "p", "r", "why", Severity.HIGH, True, {"a": 1}, "t", (), "id", 1.5, True, True)
+    assert type(made) is Decision
+    assert made == Decision(Effect.DENY, "p", "r", "why", Severity.HIGH, True, {"a": 1}, "t", (), "id", 1.5, True, True)
+    assert decision_of(Effect.ALLOW, "p", "r", "") == Decision(Effect.ALLOW, "p", "r", "")
+    assert replace(made, rule="other").rule == "other"
+    assert pickle.loads(pickle.dumps(made)) == made
+    with pytest.raises(FrozenInstanceError):
+        made.rule = "other"  # type: ignore[misc]
+    assert list(signature(decision_of).parameters) == [field.name for field in fields(Decision)]
