@@ -18,6 +18,8 @@ _DEPTH: Final = 20
 _INT_BITS: Final = 1024
 _PREFIX: Final = "agent_os."
 
+_CONTAINERS: Final = (Mapping, list, tuple, AbstractSet)
+
 POLICY_CHECK: Final = "policy_check"
 SIGNAL: Final = "signal"
 TOOL_CALL: Final = "tool_call"
@@ -127,7 +129,7 @@ def span_of(entry: Mapping[str, Any], *, trace_id_prefix: str, number: int) -> L
         attributes[_PREFIX + "policy_result"] = _RESULTS.get(verdict, verdict)
         attributes[_PREFIX + "policy_violated"] = violated(entry)
     elif kind == SIGNAL:
-        attributes[_PREFIX + "signal_type"] = short(_first(entry, ("signal_type", "signal")))
+        attributes[_PREFIX + "signal_type"] = short(_first(entry, ("signal_type", "signal", "tool_name")))
         attributes[_PREFIX + "signal_target"] = short(_first(entry, ("signal_target", "target", *_AGENTS)))
     elif kind == TOOL_CALL:
         attributes[_PREFIX + "tool_name"] = short(entry.get("tool_name"))
@@ -145,10 +147,10 @@ def span_of(entry: Mapping[str, Any], *, trace_id_prefix: str, number: int) -> L
     if start is None:
         attributes[_PREFIX + "timestamp_unreadable"] = short(_first(entry, _TIMES))
         start = datetime.fromtimestamp(0, UTC)
-    named = id_of(entry)
+    named, whose = id_of(entry), _first(entry, (*_AGENTS, "rollout_id"))
     return LightningSpan(
         span_id=str(named) if named is not None else f"entry-{number}",
-        trace_id=f"{trace_id_prefix}-{plain(agent) if agent not in (None, '') else 'unknown'}",
+        trace_id=f"{trace_id_prefix}-{'unknown' if whose is None else short(whose)}",
         name=f"{_PREFIX}{kind}",
         start_time=start,
         end_time=start + _lasted(entry),
@@ -158,21 +160,27 @@ def span_of(entry: Mapping[str, Any], *, trace_id_prefix: str, number: int) -> L
 
 def plain(value: Any, depth: int = _DEPTH) -> Any:
     """``value`` as JSON: what JSON cannot hold becomes its text."""
-    if isinstance(value, Mapping | list | tuple | AbstractSet):
+    kind = type(value)
+    if kind is str or kind is bool or value is None:  # nearly all there is
+        return value
+    if kind is dict or isinstance(value, _CONTAINERS):
         if not depth:
             return "(nested too deep)"
-        if isinstance(value, Mapping):
-            return {str(_plain_scalar(key)): plain(item, depth - 1) for key, item in value.items()}
+        if kind is dict or isinstance(value, Mapping):
+            return {
+                key if type(key) is str else str(_plain_scalar(key)): plain(item, depth - 1)
+                for key, item in value.items()
+            }
         items = [plain(item, depth - 1) for item in value]
         return sorted(items, key=repr) if isinstance(value, AbstractSet) else items
     return _plain_scalar(value)
 
 
 def _plain_scalar(value: Any) -> Any:
-    if isinstance(value, Enum):
-        return _plain_scalar(value.value)
     if value is None or isinstance(value, bool):
         return value
+    if isinstance(value, Enum):
+        return _plain_scalar(value.value)
     if isinstance(value, str):
         return str.__str__(value)
     if isinstance(value, int):
@@ -189,6 +197,8 @@ def _plain_scalar(value: Any) -> Any:
 
 def short(value: Any) -> Any:
     """``value`` as a JSON scalar: containers and others as text, text cut to `TEXT_LIMIT` characters."""
+    if type(value) is str:
+        return value[:TEXT_LIMIT]
     made = plain(value)
     if isinstance(made, dict | list):
         made = json.dumps(made, ensure_ascii=False)

@@ -97,6 +97,8 @@ def test_each_entry_is_one_span_with_the_documented_names_and_attributes() -> No
     assert call.end_time is not None
     assert (call.end_time - call.start_time).total_seconds() == 0.25
     assert other.trace_id == "agentos-unknown"
+    (nobodys,) = FlightRecorderEmitter(Recorder({**CHECK, "agent_id": None})).get_spans()
+    assert (nobodys.trace_id, nobodys.attributes["agent_os.agent_id"]) == ("agentos-r1", None)
 
 
 @pytest.mark.parametrize(
@@ -545,6 +547,8 @@ def test_a_flight_recorders_entries_are_spans_and_a_policy_that_failed_is_no_vio
         assert [span.attributes.get("agent_os.policy_violated") for span in spans] == [True, False, True, None, None]
         assert [span.name for span in spans[3:]] == ["agent_os.tool_call", "agent_os.signal"]
         assert spans[0].trace_id == "agentos-a1"
+        assert spans[4].attributes["agent_os.signal_type"] == "SIGSTOP"
+        assert spans[4].attributes["agent_os.signal_target"] == "a2"
         assert spans[3].attributes["agent_os.tool_args"] == '{"q": "x"}'
         assert spans[3].attributes["agent_os.tool_result"] == "found"
         assert emitter.get_violation_summary()["policies_violated"] == {"NoPolicy": 2}
