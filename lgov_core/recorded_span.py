@@ -18,7 +18,7 @@ _DEPTH: Final = 20
 _INT_BITS: Final = 1024
 _PREFIX: Final = "agent_os."
 
-_CONTAINERS: Final = (Mapping, list, tuple, AbstractSet)
+_CONTAINERS: Final = (dict, Mapping, list, tuple, AbstractSet)
 
 POLICY_CHECK: Final = "policy_check"
 SIGNAL: Final = "signal"
@@ -163,10 +163,10 @@ def plain(value: Any, depth: int = _DEPTH) -> Any:
     kind = type(value)
     if kind is str or kind is bool or value is None:  # nearly all there is
         return value
-    if kind is dict or isinstance(value, _CONTAINERS):
+    if isinstance(value, _CONTAINERS):
         if not depth:
             return "(nested too deep)"
-        if kind is dict or isinstance(value, Mapping):
+        if isinstance(value, dict | Mapping):
             return {
                 key if type(key) is str else str(_plain_scalar(key)): plain(item, depth - 1)
                 for key, item in value.items()
