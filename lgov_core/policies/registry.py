@@ -40,7 +40,7 @@ _HOMES: Final = {
     "shell": "lgov_core.policies.shell:ShellPolicy",
     "loop": "lgov_core.policies.loop:LoopPolicy",
     "rate": "lgov_core.policies.rate:RateLimitPolicy",
-    "sql": "lgov_core.policies.sql:SQLPolicy",
+    "sql": "lgov_core.policies.sql:sql_rule",
     "tool": "lgov_core.policies.tool:ToolPolicy",
 }
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 MAX_CHARACTERS = 20_000
 MAX_DEPTH = 48
@@ -26,17 +27,25 @@ _PREFIXES = frozenset({"x", "b", "n", "e", "date", "time", "timestamp", "interva
 _AMBIGUOUS = re.compile(r"""\\+['"`]|\$\w*\$|'''|\"\"\"|\b[uU]&['"]|\{[{%#]|/\*\+""")
 _TSQL_STARTERS = re.compile(
     "alter|backup|bulk|create|dbcc|delete|deny|drop|exec|execute|grant|insert|kill|merge|restore|revoke|shutdown"
-    "|truncate|update|use"
+    "|truncate|update|use|waitfor|reconfigure|checkpoint|readtext|writetext|updatetext|raiserror|print|declare"
+    "|deallocate|setuser"
 )
+_MAY_FOLLOW_WITH = frozenset({"insert", "update", "delete", "merge"})
+#: Words before ``update`` and ``delete`` that make them part of a clause.
+_CLAUSE_BEFORE = frozenset({"on", "do", "key", "for", "then"})
 
 
 class UnclearSQL(Exception):
-    """The text cannot be read with certainty. ``rule`` is the slug of the denial, the message its reason."""
+    """The text cannot be read with certainty. ``rule`` is the slug of the denial, the message its reason.
 
-    def __init__(self, rule: str, reason: str) -> None:
+    ``refused`` says that no server of the dialect takes such a text either.
+    """
+
+    def __init__(self, rule: str, reason: str, *, refused: bool = False) -> None:
         super().__init__(reason)
         self.rule = rule
         self.reason = reason
+        self.refused = refused
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +151,7 @@ class _Scan:
         """Takes the next piece of the text. Raises `UnclearSQL`."""
         if kind == "other":
             what = f"the character {piece!r}" if piece not in "'\"`" else f"an unclosed {piece}"
-            raise UnclearSQL("sql-unparsable", f"The SQL holds {what}; write plain, complete SQL.")
+            raise UnclearSQL("sql-unparsable", f"The SQL holds {what}; write plain, complete SQL.", refused=True)
         before_kind, before = self._last
         if kind == "word":
             self._word(piece, before)
@@ -207,11 +216,26 @@ class _Scan:
         bare = text.strip(" \t\r\n\f")
         if not bare:
             return None
-        if dialect in ("tsql", "fabric") and sum(1 for word in self._words if _TSQL_STARTERS.fullmatch(word)) > 1:
+        if dialect in ("tsql", "fabric") and _begins_another(self._words):
             raise UnclearSQL("sql-unparsable", "Write one statement at a time, separated by semicolons.")
         shift = len(text) - len(text.lstrip(" \t\r\n\f"))
         quoted = tuple((start - shift, end - shift) for start, end in self._quoted)
         return Statement(bare, tuple(self._words), tuple(self._names), tuple(self._called), quoted)
+
+
+def _begins_another(words: Sequence[str]) -> bool:
+    """Whether, to a server that needs no semicolons, a second statement may begin among these words.
+
+    The words that begin statements are reserved there: none of them names a column or a label.
+    """
+    found = [
+        word
+        for before, word in pairwise(("", *words))
+        if _TSQL_STARTERS.fullmatch(word) and not (word in ("delete", "update") and before in _CLAUSE_BEFORE)
+    ]
+    if words and words[0] == "with":
+        return len(found) > 1 or not _MAY_FOLLOW_WITH.issuperset(found)
+    return len(found) > (not words or words[0] != "select")
 
 
 def same_reading(statement: Statement, spans: Sequence[tuple[int, int]]) -> bool:

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from lgov_core.errors import PolicyError
-from lgov_core.policies import SQLPolicy
+from lgov_core.kernel import KernelSpace
+from lgov_core.policies import CostControlPolicy, PolicySet, SQLPolicy, load_policies
 from lgov_core.types import Action, Decision, Effect, Point, Severity
 
 
@@ -18,15 +19,105 @@ def call(arguments: dict[str, Any], name: str = "run_sql", **more: Any) -> Actio
     return Action(Point.PRE_TOOL_CALL, name, arguments=arguments, **more)
 
 
-def test_the_dialect_is_mandatory_and_known() -> None:
-    with pytest.raises(TypeError, match="dialect"):
-        SQLPolicy()  # type: ignore[call-arg]
+def test_a_dialect_must_be_known() -> None:
     with pytest.raises(PolicyError, match="did you mean sqlite"):
         SQLPolicy(dialect="sqlit")
-    for wrong in ("", None, "zzzz", "SQLite, normalization_strategy=lowercase"):
+    for wrong in ("", 1, "zzzz", "SQLite, normalization_strategy=lowercase"):
         with pytest.raises(PolicyError, match="dialect"):
             SQLPolicy(dialect=wrong)  # type: ignore[arg-type]
     assert SQLPolicy(dialect="postgresql").dialect == "postgres"
+
+
+def test_denied_kinds_alone_make_a_policy() -> None:
+    policy = SQLPolicy(["DROP", "DELETE"])
+    assert (policy.name, SQLPolicy(None).judge_sql("SELECT 1").effect) == ("SQLPolicy", Effect.ALLOW)
+    for fine in (
+        "SELECT name FROM users WHERE id = 42",
+        "UPDATE orders SET status = 'shipped' WHERE order_id = 3",
+        "INSERT INTO logs (message) VALUES ('x')",
+        "INSERT INTO t (a, b) VALUES (1, 2) ON CONFLICT (a) DO UPDATE SET b = 2",
+        "INSERT INTO t (a, b) VALUES (1, 2) ON DUPLICATE KEY UPDATE b = 2",
+        "SELECT TOP 5 [name] FROM users ORDER BY id",
+        "SELECT `name` FROM users LIMIT 3",
+        "SELECT name::text FROM users WHERE data->>'a' = 'b'",
+    ):
+        decision = policy.judge_sql(fine)
+        assert not decision.blocks, (fine, decision.reason)
+    for argument in ("query", "sql", "statement", "input"):
+        denied = policy.judge(call({argument: "DROP TABLE users"}))
+        assert denied is not None
+        assert (denied.effect, denied.severity, denied.policy) == (Effect.DENY, Severity.CRITICAL, "SQLPolicy")
+    assert policy.judge(call({"query": "SELECT 1", "input": "DELETE FROM users WHERE id = 1"})).blocks
+
+
+@pytest.mark.parametrize(
+    ("text", "rule"),
+    [
+        # text to some servers, a statement to others
+        (r"SELECT '\''; DROP TABLE users; -- '", "sql-unparsable"),
+        ("SELECT 1 -- x\rDROP TABLE users", "sql-unparsable"),
+        ("SELECT 1 /*!; DROP TABLE users */", "sql-executable-comment"),
+        ("SELECT 1 SHUTDOWN", "sql-unparsable"),
+        ("WITH a AS (SELECT 1 AS x) SELECT x SHUTDOWN", "sql-unparsable"),
+        ("SELECT 1 RECONFIGURE", "sql-unparsable"),
+        # of one server only
+        ("SELECT pg_read_file('/etc/passwd')", "sql-function"),
+        ("SELECT * INTO OUTFILE '/tmp/x' FROM users", "sql-unparsable"),
+        ("SELECT [name] FROM users; EXEC xp_cmdshell 'dir'", "sql-denied-statement"),
+        # of none
+        ("SELEC name FROM users", "sql-unparsable"),
+        ("SELECT FROM WHERE", "sql-unparsable"),
+        ("", "sql-unparsable"),
+    ],
+)
+def test_without_a_dialect_the_gravest_reading_counts(text: str, rule: str) -> None:
+    decision = SQLPolicy().judge_sql(text)
+    assert decision.effect is Effect.DENY
+    assert decision.rule == rule, decision.reason
+
+
+def test_the_action_may_carry_the_dialect() -> None:
+    policy = SQLPolicy()
+    quoted = r"SELECT '\''"
+    assert policy.judge(call({"query": quoted})).blocks
+    assert not policy.judge(call({"query": r"SELECT '\'"}, context={"dialect": "sqlite"})).blocks
+    assert policy.judge(call({"query": r"SELECT '\'"}, context={"dialect": "postgres"})).blocks
+    for wrong in ("sqlit", 3, ["sqlite"]):
+        assert policy.judge(call({"query": "SELECT 1"}, context={"dialect": wrong})).rule == "dialect-unknown"
+    # the policy's own goes before
+    own = SQLPolicy(dialect="postgres")
+    assert own.judge(call({"query": r"SELECT '\'"}, context={"dialect": "sqlite"})).blocks
+
+
+def test_from_tool_denies_where_no_dialect_is_carried() -> None:
+    policy = SQLPolicy(dialect="from_tool")
+    assert policy.judge(call({"query": "SELECT 1"})).rule == "dialect-unknown"
+    assert policy.judge_sql("SELECT 1").rule == "dialect-unknown"
+    assert not policy.judge(call({"query": "SELECT 1"}, context={"dialect": "duckdb"})).blocks
+    assert policy.judge(call({"query": "DROP TABLE t"}, context={"dialect": "duckdb"})).blocks
+
+
+def test_in_a_file_the_dialect_must_be_said() -> None:
+    def loaded(**options: Any) -> PolicySet:
+        return load_policies({"version": 1, "rules": [{"use": "sql", "with": options}]})
+
+    with pytest.raises(PolicyError, match="needs dialect"):
+        loaded(mode="read_only")
+    with pytest.raises(PolicyError, match="dialect None is unknown"):
+        loaded(dialect=None)
+    assert not loaded(dialect="from_tool").judge(call({"sql": "SELECT 1"}, context={"dialect": "mysql"})).blocks
+    assert loaded(dialect="from_tool").judge(call({"sql": "SELECT 1"})).blocks
+
+
+def test_under_a_kernel_with_a_budget() -> None:
+    kernel = KernelSpace(policy=[SQLPolicy(deny=["DROP", "DELETE"]), CostControlPolicy(max_cost_usd=100)])
+    found: list[tuple[str, str]] = []
+    kernel.on_policy_violation(lambda violation: found.append((violation.policy_name, str(violation.severity))))
+    assert kernel.get_policies() == ["SQLPolicy", "CostControlPolicy"]
+    assert kernel.execute(None, "SELECT name FROM users WHERE id = 42") is not None
+    assert found == []
+    assert kernel.execute(None, "DROP TABLE users") is None
+    assert found == [("SQLPolicy", "critical")]
 
 
 @pytest.mark.parametrize(
@@ -56,13 +147,13 @@ def test_it_judges_the_calls_of_its_tools_only() -> None:
 
 
 @pytest.mark.parametrize(
-    "arguments", [{}, {"sql": "SELECT 1"}, {"query": None}, {"query": ["SELECT 1"]}, {"query": b"SELECT"}]
+    "arguments", [{}, {"text": "SELECT 1"}, {"query": None}, {"query": ["SELECT 1"]}, {"query": b"SELECT"}]
 )
 def test_a_call_without_sql_is_denied(arguments: dict[str, Any]) -> None:
     decision = SQLPolicy(dialect="sqlite").judge(call(arguments))
     assert decision is not None
     assert (decision.effect, decision.rule) == (Effect.DENY, "sql-missing")
-    assert "query" in decision.reason
+    assert "query or sql" in decision.reason
 
 
 def test_of_several_arguments_each_that_is_present_is_judged() -> None:
@@ -178,6 +269,8 @@ def test_the_parser_is_imported_when_a_policy_is_made() -> None:
     code = (
         "import sys, lgov_core.policies as p\n"
         "heavy = {'sqlglot', 'yaml', 'fastjsonschema'}\n"
+        "assert not heavy & set(sys.modules), heavy & set(sys.modules)\n"
+        "p.SQLPolicy()\n"
         "assert not heavy & set(sys.modules), heavy & set(sys.modules)\n"
         "p.SQLPolicy(dialect='sqlite')\n"
         "assert 'sqlglot' in sys.modules"
