@@ -8,7 +8,7 @@ import math
 from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, overload
 
 from lgov_core.types import Action, Decision, ToolOutcome
 
@@ -115,33 +115,66 @@ def action_fields(action: Action) -> dict[str, Any]:
     }
 
 
-def decision_fields(decision: Decision) -> dict[str, Any]:
-    """The fields of an entry that say what was decided, by which policies."""
-    fields: dict[str, Any] = {
-        "effect": decision.effect.label,
-        "policy": decision.policy,
-        "rule": decision.rule,
-        "reason": _short(decision.reason),
-        "severity": decision.severity.value,
-        "shadowed": decision.shadowed,
-        "abort": decision.abort,
-        "latency_us": round(decision.latency_us, 3),
+def in_json(fields: Mapping[str, Any]) -> dict[str, str]:
+    """Each field's value as JSON; fields that are None are left out."""
+    return {name: _ENCODER.encode(value) for name, value in fields.items() if value is not None}
+
+
+def decision_in_json(action: Action, decision: Decision) -> dict[str, str]:
+    """The fields of an entry that say what was decided, by which policies, each as JSON.
+
+    As `in_json` would write them, at less than half the cost: this is on the path of every act.
+    """
+    text = _QUOTE
+    fields = {
+        "abort": "true" if decision.abort else "false",
+        "action_kind": text(action.kind),
+        "effect": text(decision.effect.label),
+        "kind": '"decision"',
+        "latency_us": repr(round(decision.latency_us, 3)),
+        "name": text(_short(action.name)),
+        "point": text(action.point.value),
+        "policy": text(decision.policy),
+        "reason": text(_short(decision.reason)),
+        "rule": text(decision.rule),
+        "severity": text(decision.severity.value),
+        "shadowed": "true" if decision.shadowed else "false",
     }
     if decision.fault:
-        fields["fault"] = True
-    if len(decision.parts) > 1 or any(part.effect is not decision.effect for part in decision.parts):
-        fields["parts"] = [
-            {
-                "effect": part.effect.label,
-                "policy": part.policy,
-                "rule": part.rule,
-                "reason": _short(part.reason),
-                "severity": part.severity.value,
-                "shadowed": part.shadowed,
-            }
-            for part in decision.parts
-        ]
+        fields["fault"] = "true"
+    if action.attempt is not None:
+        fields["attempt"] = repr(action.attempt)
+    for name, value in (
+        ("agent", action.agent),
+        ("framework", action.framework),
+        ("session_id", action.session_id),
+        ("rollout_id", action.rollout_id),
+        ("call_id", action.call_id),
+        ("parent_id", action.parent_id),
+    ):
+        if value is not None:
+            fields[name] = text(value if name == "rollout_id" else _short(value))
+    parts = decision.parts
+    if len(parts) > 1 or (parts and parts[0].effect is not decision.effect):
+        fields["parts"] = _ENCODER.encode([_part(part) for part in parts])
     return fields
+
+
+def _part(part: Decision) -> dict[str, Any]:
+    said = {
+        "effect": part.effect.label,
+        "policy": part.policy,
+        "rule": part.rule,
+        "reason": _short(part.reason),
+        "severity": part.severity.value,
+        "shadowed": part.shadowed,
+    }
+    return {**said, "fault": True} if part.fault else said
+
+
+def body_of(fields: Mapping[str, str]) -> str:
+    """The canonical JSON of an entry out of its fields in JSON."""
+    return "{" + ",".join([f'"{name}":{fields[name]}' for name in sorted(fields)]) + "}"
 
 
 def decision_content(action: Action, decision: Decision) -> Payload | None:
@@ -212,11 +245,18 @@ def _other(value: Any) -> Any:
     return repr(value)
 
 
+_QUOTE = json.encoder.encode_basestring_ascii
 _ENCODER = json.JSONEncoder(sort_keys=True, separators=(",", ":"), allow_nan=False, default=_other)
 
 _NOTHING = Payload("{}", 2)
 
 
+@overload
+def _short(text: str) -> str: ...
+@overload
+def _short(text: None) -> None: ...
+@overload
+def _short(text: str | None) -> str | None: ...
 def _short(text: str | None) -> str | None:
     if text is None or len(text) <= _FIELD_LIMIT:
         return text

@@ -18,10 +18,11 @@ from lgov_core.audit.entry import (
     AuditEntry,
     Payload,
     action_fields,
-    canonical,
+    body_of,
     decision_content,
-    decision_fields,
+    decision_in_json,
     entry_of,
+    in_json,
     outcome_content,
     payload,
 )
@@ -108,7 +109,8 @@ class AuditLog:
 
     An entry is committed when `commit` returns, and survives the death of the process. Every object writes a hash chain
     of its own, so several objects, threads and processes may append to one file; a forked child goes on with a chain of
-    its own. ``policy_digest`` and ``code_version`` (lgov's own when None) are written into every entry.
+    its own. ``policy_digest`` and ``code_version`` (lgov's own when None) are written into every entry; a function is
+    asked for the digest at every entry, for policies that are loaded anew while they govern.
 
     With a ``signer`` a signed head over everything so far is written after every ``sign_every`` entries of this object
     and when it is closed, into the record and to the end of the file ``heads`` (the record's name with
@@ -123,7 +125,7 @@ class AuditLog:
         path: str | os.PathLike[str],
         *,
         busy_timeout_s: float = 5.0,
-        policy_digest: str = "",
+        policy_digest: str | Callable[[], str | None] = "",
         code_version: str | None = None,
         signer: Signer | None = None,
         sign_every: int = 256,
@@ -132,11 +134,14 @@ class AuditLog:
     ) -> None:
         self.path = Path(path)
         self._name = str(self.path)
-        self.policy_digest = policy_digest
+        #: May be set later, by whoever knows which policies decide.
+        self.policy_digest: str | Callable[[], str | None] = policy_digest
         self.code_version = _own_version() if code_version is None else code_version
         self._busy_timeout_s = busy_timeout_s
         self._closed = False
         self._redact = redaction(redact)
+        self._stamped: tuple[str, str] | None = None
+        self._stamp: dict[str, str] = {}
         self._heads = None if signer is None else Heads(signer, heads or heads_path(self.path), every=sign_every)
         #: Why the last signature could not be made, or None.
         self.signing_error: AuditError | None = None
@@ -165,11 +170,11 @@ class AuditLog:
         try:
             if self._redact is not None:
                 action, decision = self._redact.action(action), self._redact.decision(decision)
-            fields = {"kind": "decision", **action_fields(action), **decision_fields(decision)}
+            fields = decision_in_json(action, decision)
             arguments, content = payload(action.arguments), decision_content(action, decision)
         except Exception as error:
             raise _unwritable(action.name, error) from error
-        return self._append(fields, arguments, content, "aud")
+        return self._append(fields, action.rollout_id, arguments, content, "aud")
 
     def commit_outcome(self, outcome: ToolOutcome, decision_id: str | None) -> str:
         """Appends what came of an act, as an entry that refers to its decision's, and returns the new entry's id.
@@ -180,7 +185,7 @@ class AuditLog:
         try:
             if self._redact is not None:
                 outcome = self._redact.outcome(outcome)
-            fields = {
+            said = {
                 "kind": "outcome",
                 **action_fields(outcome.action),
                 "refers_to": decision_id,
@@ -189,11 +194,12 @@ class AuditLog:
                 "started_at": outcome.started_at,
                 "duration_s": outcome.duration_s,
             }
+            fields = in_json(said)
             arguments = payload(outcome.action.arguments) if decision_id is None else None
             content = outcome_content(outcome)
         except Exception as error:
             raise _unwritable(outcome.action.name, error) from error
-        return self._append(fields, arguments, content, "out")
+        return self._append(fields, outcome.action.rollout_id, arguments, content, "out")
 
     def append(
         self, kind: str, fields: Mapping[str, Any], *, arguments: Mapping[str, Any] | None, content: Mapping[str, Any]
@@ -204,24 +210,36 @@ class AuditLog:
                 arguments = None if arguments is None else self._redact.mapping(arguments)
                 content = self._redact.mapping(content)
             given = None if arguments is None else payload(arguments)
-            return self._append({"kind": kind, **fields}, given, payload(content) if content else None, kind[:3])
+            texts = payload(content) if content else None
+            return self._append(in_json({"kind": kind, **fields}), fields.get("rollout_id"), given, texts, kind[:3])
         except AuditError:
             raise
         except Exception as error:
             raise _unwritable(kind, error) from error
 
-    def _append(self, fields: dict[str, Any], arguments: Payload | None, content: Payload | None, prefix: str) -> str:
+    def _append(
+        self,
+        fields: dict[str, str],
+        rollout_id: str | None,
+        arguments: Payload | None,
+        content: Payload | None,
+        prefix: str,
+    ) -> str:
         salt: bytes | None = None
         if arguments is not None or content is not None:
             salt = os.urandom(16)
-            for name, text in (("arguments", arguments), ("content", content)):
-                if text is not None:
-                    fields[f"{name}_sha256"] = hashlib.sha256(salt + text.stored.encode()).hexdigest()
-                    fields[f"{name}_size"] = text.size
-        fields["format"] = 2
-        fields["policy_digest"] = self.policy_digest
-        fields["code_version"] = self.code_version
-        fields = {name: value for name, value in fields.items() if value is not None}
+            if arguments is not None:
+                fields["arguments_sha256"] = f'"{hashlib.sha256(salt + arguments.stored.encode()).hexdigest()}"'
+                fields["arguments_size"] = repr(arguments.size)
+            if content is not None:
+                fields["content_sha256"] = f'"{hashlib.sha256(salt + content.stored.encode()).hexdigest()}"'
+                fields["content_size"] = repr(content.size)
+        fields["format"] = "2"
+        digest = self._digest()
+        if (digest, self.code_version) != self._stamped:
+            self._stamped = (digest, self.code_version)
+            self._stamp = in_json({"policy_digest": digest, "code_version": self.code_version})
+        fields.update(self._stamp)
         if not self._lock.acquire(timeout=self._busy_timeout_s):
             raise AuditError(
                 f"audit record {self.path}: other threads held it for {self._busy_timeout_s:g} s",
@@ -229,15 +247,16 @@ class AuditLog:
             )
         try:
             seq = self._seq + 1
-            fields["entry_id"] = entry_id = f"{prefix}_{self._writer[:16]}_{seq}"
-            fields["writer"] = self._writer
-            fields["seq"] = seq
-            fields["time_ns"] = time.time_ns()
-            fields["monotonic_ns"] = time.monotonic_ns()
-            body = canonical(fields)
+            entry_id = f"{prefix}_{self._writer[:16]}_{seq}"
+            fields["entry_id"] = f'"{entry_id}"'
+            fields["writer"] = f'"{self._writer}"'
+            fields["seq"] = repr(seq)
+            fields["time_ns"] = repr(time.time_ns())
+            fields["monotonic_ns"] = repr(time.monotonic_ns())
+            body = body_of(fields)
             head = hashlib.sha256(_DOMAIN + self._head + body.encode()).digest()
             stored = (salt, arguments and arguments.stored, content and content.stored)
-            self._write((self._writer, seq, fields.get("rollout_id"), body, self._head, head, *stored))
+            self._write((self._writer, seq, rollout_id, body, self._head, head, *stored))
             self._seq, self._head = seq, head
             self._unsigned += 1
             if self._heads is not None and self._unsigned >= self._heads.every:
@@ -249,6 +268,10 @@ class AuditLog:
             raise describe(AUDIT_RECORD, self.path, error) from error
         finally:
             self._lock.release()
+
+    def _digest(self) -> str:
+        digest = self.policy_digest
+        return digest if isinstance(digest, str) else digest() or ""
 
     def _write(self, row: tuple[Any, ...]) -> None:
         """Writes one entry in a transaction of its own, which is rolled back when anything fails."""
@@ -264,7 +287,7 @@ class AuditLog:
         assert self._heads is not None
         self._unsigned = 0
         try:
-            self._heads.write(self._open(), policy_digest=self.policy_digest, code_version=self.code_version)
+            self._heads.write(self._open(), policy_digest=self._digest(), code_version=self.code_version)
             self.signing_error = None
         except Exception as error:  # noqa: BLE001 - shown in signing_error, by close and by every verification
             self.signing_error = AuditError(

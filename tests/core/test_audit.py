@@ -149,6 +149,29 @@ def test_equal_arguments_have_equal_texts_and_hashes_that_do_not_show_it(tmp_pat
     assert one.arguments_sha256 != same.arguments_sha256
 
 
+def test_bodies_are_canonical_json(tmp_path: Path) -> None:
+    parts = (DENY, Decision(Effect.WARN, "p\u00e4", '"q"', "\n\U0001f600", Severity.LOW))
+    with AuditLog(tmp_path / "audit.sqlite", policy_digest="d\u00e9") as log:
+        log.commit(action("n\u00e4me", text="t", agent='a"b\\', parent_id="p"), DENY)
+        log.commit(Action(Point.OUTPUT, "x"), Decision(Effect.DENY, "set", parts=parts, abort=True, latency_us=1e22))
+        log.commit_outcome(ToolOutcome(action(), "error", error="e", error_type="E"), None)
+        log.append("signal", {"name": "SIGSTOP", "agent": None}, arguments=None, content={})
+        bodies = [row[0] for row in sqlite3.connect(log.path).execute("SELECT body FROM entries")]
+    for body in bodies:
+        assert body == json.dumps(json.loads(body), sort_keys=True, separators=(",", ":"))
+    assert [part["effect"] for part in json.loads(bodies[1])["parts"]] == ["deny", "warn"]
+    assert "agent" not in json.loads(bodies[3])
+    assert verify(tmp_path / "audit.sqlite").ok
+
+
+def test_the_digest_is_that_of_the_policies_at_the_time(tmp_path: Path) -> None:
+    digests = iter(["before", "before", "after"])
+    with AuditLog(tmp_path / "audit.sqlite", policy_digest=lambda: next(digests)) as log:
+        for _ in range(3):
+            log.commit(action(), DENY)
+        assert [entry.policy_digest for entry in log.entries()] == ["before", "before", "after"]
+
+
 def test_huge_texts_are_cut_and_their_hash_is_kept(tmp_path: Path) -> None:
     path = tmp_path / "audit.sqlite"
     huge = "x" * 5_000_000
