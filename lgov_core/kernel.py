@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import importlib
 import inspect
 import os
 import threading
@@ -16,6 +15,7 @@ from pathlib import Path
 from typing import Any, Final, cast
 
 from lgov_core.agent_call import AgentCall, Function, awaited, drained, function_of, is_async, name_of, prepare
+from lgov_core.audit import FlightRecorder
 from lgov_core.errors import ArgumentError, AuditError, KernelError, PolicyError
 from lgov_core.execution import Execution, Judged, Run, life_of, steps_of
 from lgov_core.governor import AuditRecord, Governor, ObservedDecision
@@ -500,7 +500,7 @@ def _is_path(text: str) -> bool:
 
 def _recorder(recorder: Any, policies: PolicySet | ReloadingPolicySet) -> AuditRecord:
     if recorder is None:
-        return cast(Any, importlib.import_module("lgov_core.audit")).FlightRecorder(policy_digest=policies.digest)
+        return FlightRecorder(policy_digest=lambda: policies.digest)
     if not all(callable(getattr(recorder, method, None)) for method in ("commit", "commit_outcome")):
         raise ArgumentError(
             f"a {type(recorder).__name__} records no decisions", hint="pass a FlightRecorder or an AuditLog"

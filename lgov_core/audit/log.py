@@ -125,7 +125,7 @@ class AuditLog:
         path: str | os.PathLike[str],
         *,
         busy_timeout_s: float = 5.0,
-        policy_digest: str | Callable[[], str | None] = "",
+        policy_digest: str | Callable[[], str | None] | None = None,
         code_version: str | None = None,
         signer: Signer | None = None,
         sign_every: int = 256,
@@ -135,7 +135,7 @@ class AuditLog:
         self.path = Path(path)
         self._name = str(self.path)
         #: May be set later, by whoever knows which policies decide.
-        self.policy_digest: str | Callable[[], str | None] = policy_digest
+        self.policy_digest: str | Callable[[], str | None] = policy_digest or ""
         self.code_version = _own_version() if code_version is None else code_version
         self._busy_timeout_s = busy_timeout_s
         self._closed = False

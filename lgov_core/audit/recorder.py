@@ -54,7 +54,7 @@ class FlightRecorder(AuditLog):
         path: str | os.PathLike[str] | None = None,
         *,
         busy_timeout_s: float = 5.0,
-        policy_digest: str | Callable[[], str | None] = "",
+        policy_digest: str | Callable[[], str | None] | None = None,
         code_version: str | None = None,
         signer: Signer | None = None,
         sign_every: int = 256,
