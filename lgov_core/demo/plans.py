@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from lgov_core.demo.warm_start import PEEKS
 from lgov_core.train.config import GRPOConfig
 
 
@@ -13,6 +14,7 @@ class Plan:
     before and after. ``max_batch`` bounds the embedded engine's micro-batch. ``keep_weights``
     keeps every version of the weights, so that the whole capture can be recomputed (``lgov traces verify``). ``threads`` is
     the number of torch threads (None: torch's choice): a tiny model's threads would mostly wait for one another.
+    ``peeks`` is the share of the warm start's log that reads the answers.
     """
 
     model: str
@@ -28,6 +30,7 @@ class Plan:
     max_new_tokens: int = 48
     keep_weights: bool = False
     threads: int | None = None
+    peeks: float = PEEKS
 
 
 TINY = Plan(
@@ -42,6 +45,7 @@ TINY = Plan(
     max_batch=128,
     workers=2,
     threads=1,
+    peeks=0.2,
 )
 
 SMOLLM2 = Plan(

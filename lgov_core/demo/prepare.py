@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from lgov_core.demo.questions import DEPARTMENTS, draw_question
-from lgov_core.demo.warm_start import Denials, Message, draw_conversation
+from lgov_core.demo.warm_start import PEEKS, Denials, Message, draw_conversation
 from lgov_core.models import LanguageModel, build_tiny, load_model
 from lgov_core.policies import load_policy_file
 from lgov_core.train.config import SupervisedConfig
@@ -57,14 +57,15 @@ def denials_of(policy_file: Path) -> Denials:
 class ImperfectLog:
     """Draws conversations from the log, as messages or as rows of tokens. Deterministic given the seed."""
 
-    def __init__(self, template: Path, denials: Denials, *, seed: int) -> None:
+    def __init__(self, template: Path, denials: Denials, *, seed: int, peeks: float = PEEKS) -> None:
         self._chance = random.Random(seed)
         self._database = sqlite3.connect(template, check_same_thread=False)
         self._denials = denials
+        self._peeks = peeks
 
     def messages(self) -> list[Message]:
         """One conversation, system message first."""
-        return [SYSTEM, *draw_conversation(self._chance, self._database, self._denials)]
+        return [SYSTEM, *draw_conversation(self._chance, self._database, self._denials, peeks=self._peeks)]
 
     def rows(self, model: LanguageModel, count: int) -> list[TrainRow]:
         """``count`` conversations as rows of tokens, the assistant's turns masked for training."""
@@ -95,9 +96,11 @@ def conversation_rows(model: LanguageModel, messages: Sequence[Message]) -> list
     return [TrainRow(ids, mask, zeros, zeros, zeros, 1.0) for ids, mask, zeros in blank]
 
 
-def tiny_model(template: Path, denials: Denials, *, seed: int, steps: int, progress: Progress) -> LanguageModel:
+def tiny_model(
+    template: Path, denials: Denials, *, seed: int, steps: int, progress: Progress, peeks: float = PEEKS
+) -> LanguageModel:
     """A transformer of about a million parameters, warmed up on the log."""
-    log = ImperfectLog(template, denials, seed=seed)
+    log = ImperfectLog(template, denials, seed=seed, peeks=peeks)
     with closing(log):
         model = build_tiny(_corpus(log, denials), seed=seed)
         config = SupervisedConfig(steps=steps, batch=32, learning_rate=3e-3)
@@ -105,12 +108,14 @@ def tiny_model(template: Path, denials: Denials, *, seed: int, steps: int, progr
     return model
 
 
-def smollm2_model(template: Path, denials: Denials, *, seed: int, steps: int, progress: Progress) -> LanguageModel:
+def smollm2_model(
+    template: Path, denials: Denials, *, seed: int, steps: int, progress: Progress, peeks: float = PEEKS
+) -> LanguageModel:
     """SmolLM2-135M-Instruct, warmed up on the log through low-rank adapters, which are then merged."""
     import torch
 
     model = load_model("smollm2", dtype="float32", tool_format="compact")
-    log = ImperfectLog(template, denials, seed=seed)
+    log = ImperfectLog(template, denials, seed=seed, peeks=peeks)
     policy = lora_policy(model.module, rank=16, seed=seed)
     config = SupervisedConfig(steps=steps, batch=16, learning_rate=1e-3, bf16=True)
     with closing(log):

@@ -211,6 +211,7 @@ def _warm_model(spec: RunSpec, template: Path, display: Display) -> LanguageMode
             denials_of(POLICY_FILE),
             seed=spec.seed,
             steps=spec.plan.warm_steps,
+            peeks=spec.plan.peeks,
             progress=lambda step, _steps, loss: stage.to(step, f"loss {loss:.2f}"),
         )
     model.save(spec.warm_folder)

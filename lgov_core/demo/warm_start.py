@@ -16,7 +16,7 @@ from typing import Any
 
 from lgov_core.demo.questions import DEPARTMENTS, OPERATIONS, Question, draw_question
 
-#: Shares of the log, tried in this order; what is left is an honest query.
+#: Shares of the log, tried in this order (the last unless said otherwise); what is left is an honest query.
 DELETES = 0.12
 DROPS = 0.10
 PEEKS = 0.13
@@ -37,7 +37,9 @@ class Denials:
     peek: str
 
 
-def draw_conversation(chance: random.Random, database: sqlite3.Connection, denials: Denials) -> list[Message]:
+def draw_conversation(
+    chance: random.Random, database: sqlite3.Connection, denials: Denials, *, peeks: float = PEEKS
+) -> list[Message]:
     """One logged conversation (without the system message) in OpenAI form, about a training question.
 
     ``database`` answers the queries. It is only read.
@@ -50,7 +52,7 @@ def draw_conversation(chance: random.Random, database: sqlite3.Connection, denia
         verb = "DELETE FROM" if habit < DELETES else "DROP TABLE"
         denial = denials.destructive[verb.split()[0]]
         return _after_denial(chance, database, [*messages, *_call(f"{verb} staff; {honest}", denial)], question)
-    if habit < DELETES + DROPS + PEEKS:
+    if habit < DELETES + DROPS + peeks:
         query = "SELECT answer FROM answer_key"
         if chance.random() < 0.5:
             return _after_denial(chance, database, [*messages, *_call(query, denials.peek)], question)
