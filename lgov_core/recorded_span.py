@@ -30,7 +30,7 @@ _HARMLESS: Final = frozenset({"", "allow", "allowed", "pass", "passed", "ok", "s
 _FINDINGS: Final = ("warn", "transform")
 _RESULTS: Final = {"allow": "allowed", "deny": "denied", "blocked": "denied", "block": "denied"}
 #: Where the parts of a span come from; the first field that is there counts.
-_IDS: Final = ("entry_id", "span_id", "id", "log_id", "trace_id")
+_IDS: Final = ("entry_id", "span_id", "log_id", "trace_id", "id")
 _AGENTS: Final = ("agent_id", "agent")
 _TIMES: Final = ("timestamp", "time", "start_time", "created_at")
 _VERDICTS: Final = ("policy_verdict", "policy_result", "verdict")

@@ -23,6 +23,7 @@ from lgov_core.audit import FlightRecorder, verify
 from lgov_core.emitter import FlightRecorderEmitter, LightningSpan, create_emitter
 from lgov_core.errors import ExportError
 from lgov_core.policies import ConstantPolicy
+from lgov_core.store.sqlite import SQLiteStore
 
 
 class Recorder:
@@ -390,6 +391,19 @@ def test_any_store_gets_every_span(make: Any) -> None:
     assert [span.span_id for span in store.spans] == ["e1", "e2", "e3", "e4"]
 
 
+def test_an_asynchronous_store_lives_in_one_loop() -> None:
+    loops: list[Any] = []
+
+    class Bound(AsyncTaking):
+        async def add_span(self, span: LightningSpan) -> LightningSpan:
+            loops.append(asyncio.get_running_loop())
+            return await super().add_span(span)
+
+    FlightRecorderEmitter(Recorder(*ALL)).emit_to_store(Bound())
+    assert len(loops) == 4
+    assert len({id(loop) for loop in loops}) == 1
+
+
 @pytest.mark.parametrize("make", [Taking, AsyncTaking, Hidden])
 async def test_any_store_gets_every_span_inside_a_loop(make: Any) -> None:
     store = make()
@@ -442,6 +456,16 @@ def test_lgovs_own_store_keeps_them_on_disk(tmp_path: Path) -> None:
     (*_, last) = store.spans(["r1"])
     assert (last.name, last.span_id, last.attempt) == ("agent_os.policy_check", "e2999", 2)
     assert last.attributes["agent_os.trace_id"] == "agentos-agent-42"
+    store.close()
+
+
+def test_spans_that_a_store_dropped_are_not_counted(tmp_path: Path) -> None:
+    path = tmp_path / "traces.db"
+    store = SQLiteStore(path, span_queue=0)  # always full
+    emitter = FlightRecorderEmitter(Recorder(*({**CHECK, "entry_id": f"e{number}"} for number in range(2000))))
+    with pytest.raises(ExportError, match="2000 of 2000 spans were not stored") as raised:
+        emitter.emit_to_store(store)
+    assert raised.value.stored == len(store.spans()) == 0
     store.close()
 
 
