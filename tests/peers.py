@@ -34,7 +34,7 @@ def peer_python(*requirements: str) -> Path:
     venv.create(folder, with_pip=True)
     command = [str(python), "-m", "pip", "--disable-pip-version-check", "--quiet", "install"]
     done = subprocess.run(
-        [*command, "-c", str(ROOT / "constraints.txt"), *_NEEDED, *requirements],
+        [*command, *_NEEDED, *requirements],
         capture_output=True,
         text=True,
         check=False,

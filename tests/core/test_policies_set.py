@@ -207,7 +207,7 @@ def test_sets_nest() -> None:
     inner = PolicySet.of(ToolPolicy(allow=["run_sql"]), SQLPolicy(dialect="sqlite"))
     decision = PolicySet.of(adds("one"), inner).judge(act(arguments={"query": "DROP TABLE t"}))
     assert decision.rule == "sql-denied-statement"
-    assert [part.policy for part in decision.parts] == ["one", "tool", "sql"]
+    assert [part.policy for part in decision.parts] == ["one", "tool", "SQLPolicy"]
 
 
 def test_a_set_is_a_policy_and_a_plugin_for_a_governor() -> None:

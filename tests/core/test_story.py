@@ -127,7 +127,7 @@ def test_decisions_outcomes_and_rewards_stand_with_the_call_they_name(store: Tra
     (dropped,), (counted,) = first.tools, second.tools
     assert json.loads(dropped.arguments) == {"query": DROP}
     (verdict,) = dropped.verdicts
-    assert (verdict.effect, verdict.policy, verdict.blocks) == ("deny", "sql", True)
+    assert (verdict.effect, verdict.policy, verdict.blocks) == ("deny", "SQLPolicy", True)
     assert verdict.rule
     assert verdict.reason
     assert dropped.status == "denied"
@@ -191,7 +191,7 @@ def test_the_shown_rollout_tells_the_story_in_order(store: TraceStore) -> None:
         "turn 1",
         "How many staff?",
         DROP,
-        "deny  sql/",
+        "deny  SQLPolicy/",
         "denied  DENIED by policy sql/",
         "compliance -0.5",
         "turn 2",
