@@ -192,7 +192,7 @@ def test_the_shown_rollout_tells_the_story_in_order(store: TraceStore) -> None:
         "How many staff?",
         DROP,
         "deny  SQLPolicy/",
-        "denied  DENIED by policy sql/",
+        "denied  DENIED by policy SQLPolicy/",
         "compliance -0.5",
         "turn 2",
         SELECT,
