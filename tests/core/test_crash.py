@@ -13,7 +13,7 @@ from lgov_core.audit import AuditLog, verify
 from lgov_core.store import open_store
 from lgov_core.types import Outcome
 
-ROUNDS = 6
+ROUNDS = 20
 
 STORE = """
     import sys, threading
@@ -92,7 +92,7 @@ def test_no_acknowledged_row_is_lost_and_none_is_half_written(tmp_path: Path) ->
     attempts: set[str] = set()
     for number in range(ROUNDS):
         # Another point in the writer's work each time; each round goes on in the file that the last one left.
-        for kind, name in acknowledged_before_the_kill(STORE, path, f"k{number}", lines=40 + 37 * number):
+        for kind, name in acknowledged_before_the_kill(STORE, path, f"k{number}", lines=40 + 17 * number):
             (calls if kind == "call" else attempts).add(name)
         store = open_store(path)
         found = {call.response_id: call for call in store.calls()}
@@ -116,7 +116,7 @@ def test_no_acknowledged_decision_is_lost_and_the_chains_hold(tmp_path: Path) ->
     path = str(tmp_path / "audit.sqlite")
     entries: set[str] = set()
     for number in range(ROUNDS):
-        entries.update(name for _, name in acknowledged_before_the_kill(AUDIT, path, lines=40 + 61 * number))
+        entries.update(name for _, name in acknowledged_before_the_kill(AUDIT, path, lines=40 + 23 * number))
         report = verify(path)
         assert report.ok, report
         with AuditLog(path) as log:

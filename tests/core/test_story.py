@@ -196,7 +196,7 @@ def test_the_shown_rollout_tells_the_story_in_order(store: TraceStore) -> None:
         "compliance -0.5",
         "turn 2",
         SELECT,
-        "allow  sql",
+        "allow  SQLPolicy",
         "ok  42",
         "turn 3",
         "There are 42.",
