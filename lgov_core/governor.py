@@ -305,7 +305,7 @@ class Governor:
         if self.audit is not None:
             try:
                 self.audit.commit_outcome(outcome, outcome.decision.decision_id if outcome.decision else None)
-            except AuditError as error:
+            except Exception as error:  # noqa: BLE001 - the act has happened, whatever the record raises
                 self._fail("commit_outcome", "audit", error)
         rewards: list[Reward] = []
         for impl in reversed(self.manager.hook.lgov_reward.get_hookimpls()):

@@ -207,6 +207,25 @@ def test_a_commit_that_fails_turns_an_allow_into_a_deny(tmp_path: Any) -> None:
         assert decision.rule == "audit-failed"
 
 
+def test_a_record_that_cannot_take_an_outcome_is_counted_and_the_act_stands() -> None:
+    class Record:
+        def commit(self, action: Action, decision: Decision) -> str:
+            return "aud_1"
+
+        def commit_outcome(self, outcome: ToolOutcome, decision_id: str | None) -> str:
+            raise KeyError("gone")
+
+    class Rewarding:
+        @hookimpl
+        def lgov_reward(self, outcome: ToolOutcome) -> list[Reward]:
+            return [Reward(1.0, dimension="air")]
+
+    subject = Governor(Says(ALLOW), audit=Record(), plugins=[Rewarding()])
+    (reward,) = subject.record(ToolOutcome(action(), "ok"))
+    assert reward.value == 1.0
+    assert subject.failures["commit_outcome:audit"] == 1
+
+
 def test_observers_and_reward_rules_that_raise_do_not_stop_the_others() -> None:
     seen: list[object] = []
 
