@@ -131,7 +131,7 @@ def decision_in_json(action: Action, decision: Decision) -> dict[str, str]:
         "action_kind": text(action.kind),
         "effect": text(decision.effect.label),
         "kind": '"decision"',
-        "latency_us": repr(round(decision.latency_us, 3)),
+        "latency_us": _number(round(decision.latency_us, 3)),
         "name": text(_short(action.name)),
         "point": text(action.point.value),
         "policy": text(decision.policy),
@@ -143,7 +143,7 @@ def decision_in_json(action: Action, decision: Decision) -> dict[str, str]:
     if decision.fault:
         fields["fault"] = "true"
     if action.attempt is not None:
-        fields["attempt"] = repr(action.attempt)
+        fields["attempt"] = _number(action.attempt)
     for name, value in (
         ("agent", action.agent),
         ("framework", action.framework),
@@ -158,6 +158,13 @@ def decision_in_json(action: Action, decision: Decision) -> dict[str, str]:
     if len(parts) > 1 or (parts and parts[0].effect is not decision.effect):
         fields["parts"] = _ENCODER.encode([_part(part) for part in parts])
     return fields
+
+
+def _number(value: float) -> str:
+    """A number as JSON. Raises `ValueError` for one that JSON has no form for: such a body could not be read again."""
+    if type(value) is int or (type(value) is float and value - value == 0.0):  # finite: the case that happens, fast
+        return repr(value)
+    return _ENCODER.encode(value)
 
 
 def _part(part: Decision) -> dict[str, Any]:

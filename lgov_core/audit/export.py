@@ -21,6 +21,7 @@ _BLOCKING: Final = frozenset({"deny", "escalate"})
 _SEVERITY: Final = {"low": 2, "medium": 3, "high": 4, "critical": 5}
 #: OCSF API Activity, of the category Application Activity; activity 99 is "Other".
 _CLASS, _CATEGORY, _ACTIVITY = 6003, 6, 99
+_SQLITE: Final = b"SQLite format 3\0"
 
 
 def lines(entries: Iterable[AuditEntry], form: Format) -> Iterator[str]:
@@ -101,10 +102,13 @@ def ocsf(entry: AuditEntry) -> dict[str, Any]:
 def write_file(path: Path, entries: Iterable[AuditEntry], form: Format) -> int:
     """Writes all entries to a new file that then takes the place of ``path``; returns how many.
 
-    Nothing is left half-written. Raises `AuditError`, also when ``path`` is a symbolic link.
+    Nothing is left half-written. Raises `AuditError`, also when ``path`` is a symbolic link, or a database: the record
+    itself is easily named by mistake, and would be gone.
     """
     if path.is_symlink():
         raise AuditError(f"{path} is a symbolic link", hint="name the file itself")
+    if _is_database(path):
+        raise AuditError(f"{path} is a database and is not overwritten", hint="name another file")
     scratch = path.with_name(f".{path.name}.{os.getpid()}.new")
     count = 0
     try:
@@ -121,6 +125,14 @@ def write_file(path: Path, entries: Iterable[AuditEntry], form: Format) -> int:
     finally:
         scratch.unlink(missing_ok=True)
     return count
+
+
+def _is_database(path: Path) -> bool:
+    try:
+        with path.open("rb") as file:
+            return file.read(len(_SQLITE)) == _SQLITE
+    except OSError:
+        return False
 
 
 def _loaded(text: str | None) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
@@ -49,15 +50,31 @@ class Heads:
         """The public key that goes with the signatures."""
         return self._signer.public
 
-    def write(self, connection: sqlite3.Connection, *, policy_digest: str, code_version: str) -> None:
+    def write(
+        self, connection: sqlite3.Connection, *, policy_digest: str, code_version: str, opening: bool = False
+    ) -> None:
         """Writes a head over what no head covers yet; does nothing when there is nothing.
+
+        With ``opening`` it writes one only when there is none: the first head of a record may cover nothing, and says
+        with which key the record was begun, so that a signed record cannot pass for one that never was.
 
         Raises `AuditError`, `sqlite3.Error`, or what the signer raises; then no head was written, or it is in the
         record and not in the anchor yet: the next call writes it there.
         """
+        # The second place is synced: the record must not come back from a power cut with less than was said there.
+        connection.execute("PRAGMA synchronous=FULL")
+        try:
+            self._write(connection, policy_digest, code_version, opening)
+        finally:
+            connection.execute("PRAGMA synchronous=NORMAL")
+        while self._owed:
+            self._append(self._owed[0])
+            del self._owed[0]
+
+    def _write(self, connection: sqlite3.Connection, policy_digest: str, code_version: str, opening: bool) -> None:
         connection.execute("BEGIN IMMEDIATE")
         try:
-            head = self._next(connection, policy_digest, code_version)
+            head = self._next(connection, policy_digest, code_version, opening)
             if head is not None:
                 connection.execute("INSERT INTO heads (number, body, signature) VALUES (?, ?, ?)", head)
             connection.execute("COMMIT")
@@ -67,24 +84,23 @@ class Heads:
             raise
         if head is not None:
             self._owed.append(json.dumps({"number": head[0], "body": head[1], "signature": head[2].hex()}) + "\n")
-        while self._owed:
-            self._append(self._owed[0])
-            del self._owed[0]
 
     def _next(
-        self, connection: sqlite3.Connection, policy_digest: str, code_version: str
+        self, connection: sqlite3.Connection, policy_digest: str, code_version: str, opening: bool
     ) -> tuple[int, str, bytes] | None:
         before = connection.execute("SELECT number, body, signature FROM heads ORDER BY number DESC LIMIT 1").fetchone()
         number, covered, previous = 1, 0, _NONE
         if before is not None:
+            if opening:
+                return None
             number, covered = before[0] + 1, json.loads(before[1])["last"]
             previous = hashlib.sha256(before[1].encode() + before[2]).hexdigest()
         rows = connection.execute(
             "SELECT position, hash FROM entries WHERE position > ? ORDER BY position", (covered,)
         ).fetchall()
-        if not rows:
+        if not rows and not opening:
             return None
-        last = rows[-1][0]
+        last = rows[-1][0] if rows else covered
         fields: dict[str, Any] = {
             "format": 2,
             "record": connection.execute("SELECT id FROM record").fetchone()[0],
@@ -103,10 +119,15 @@ class Heads:
 
     def _append(self, line: str) -> None:
         try:
-            flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0)
+            flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0)
             descriptor = os.open(self._anchor, flags, 0o600)
             try:
-                os.write(descriptor, line.encode())  # one write of one line: other writers do not mix with it
+                size = os.fstat(descriptor).st_size
+                if size and os.lseek(descriptor, size - 1, os.SEEK_SET) >= 0 and os.read(descriptor, 1) != b"\n":
+                    line = "\n" + line  # what a full disk or a kill cut off stays a line of its own
+                data = line.encode()
+                if os.write(descriptor, data) != len(data):  # one write of one line: other writers do not mix with it
+                    raise OSError(errno.ENOSPC, "only a part of the line was written")
                 os.fsync(descriptor)
             finally:
                 os.close(descriptor)

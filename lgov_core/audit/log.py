@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import atexit
 import hashlib
 import os
 import sqlite3
 import threading
 import time
 import uuid
+import weakref
 from collections.abc import Callable, Iterable, Mapping
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
@@ -93,6 +95,7 @@ _INSERT = (
     "INSERT INTO entries (writer, seq, rollout_id, body, prev_hash, hash, salt, arguments, content)"
     " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)"
 )
+_SELECT_SCHEMA = "SELECT sql FROM sqlite_master WHERE sql IS NOT NULL AND NOT (type = 'table' AND name GLOB 'sqlite_*')"
 _SELECT = "SELECT position, body, prev_hash, hash, arguments, content FROM entries"
 
 
@@ -112,12 +115,15 @@ class AuditLog:
     its own. ``policy_digest`` and ``code_version`` (lgov's own when None) are written into every entry; a function is
     asked for the digest at every entry, for policies that are loaded anew while they govern.
 
-    With a ``signer`` a signed head over everything so far is written after every ``sign_every`` entries of this object
-    and when it is closed, into the record and to the end of the file ``heads`` (the record's name with
-    ``.heads.jsonl``), which should be somewhere else. ``redact`` takes values out before anything is hashed or stored
-    (see `Redaction`). Fails closed:
-    every failure is an `AuditError`, nothing is half-written, and whoever gets one must not let the act go on. Raises
-    `AuditError` when the file cannot be opened.
+    With a ``signer`` a signed head over everything so far is written before the first entry of a record, after every
+    ``sign_every`` entries of this object, with the first entry that comes ``sign_after_s`` seconds or more after its last
+    head, and when it is closed or the interpreter ends: into the record and to the end of the file ``heads`` (the
+    record's name with ``.heads.jsonl``), which should be somewhere else. ``redact`` takes values out before anything is
+    hashed or stored (see `Redaction`).
+
+    Fails closed: every failure is an `AuditError`, nothing is half-written, a record whose tables or triggers are not
+    lgov's is not written to, and whoever gets an error must not let the act go on. Raises `AuditError` when the file
+    cannot be opened.
     """
 
     def __init__(
@@ -129,6 +135,7 @@ class AuditLog:
         code_version: str | None = None,
         signer: Signer | None = None,
         sign_every: int = 256,
+        sign_after_s: float = 60.0,
         heads: str | os.PathLike[str] | None = None,
         redact: Redaction | Callable[[str, Any], Any] | Iterable[str] | None = None,
     ) -> None:
@@ -139,17 +146,27 @@ class AuditLog:
         self.code_version = _own_version() if code_version is None else code_version
         self._busy_timeout_s = busy_timeout_s
         self._closed = False
+        self._sign_after_s = sign_after_s
         self._redact = redaction(redact)
         self._stamped: tuple[str, str] | None = None
         self._stamp: dict[str, str] = {}
         self._heads = None if signer is None else Heads(signer, heads or heads_path(self.path), every=sign_every)
         #: Why the last signature could not be made, or None.
         self.signing_error: AuditError | None = None
+        self._at_exit: Callable[[], None] = _nothing
         self._connection: sqlite3.Connection | None = open_database(
             AUDIT_RECORD, self.path, busy_timeout_s=busy_timeout_s
         )
-        self._identity = file_identity(self.path)
+        try:
+            _require_own_schema(self.path, self._connection)
+            self._identity = file_identity(self.path)
+        except BaseException:
+            self._connection.close()
+            raise
         self._begin_chain()
+        if self._heads is not None:
+            self._sign(opening=True)
+            self._close_at_exit()
         keep_quiet_across_fork(self)
 
     def _begin_chain(self) -> None:
@@ -158,6 +175,7 @@ class AuditLog:
         self._seq = 0
         self._head = _FIRST
         self._unsigned = 0
+        self._signed_at = time.monotonic()
 
     # ------------------------------------------------------------------ appending
 
@@ -169,7 +187,7 @@ class AuditLog:
         """
         try:
             if self._redact is not None:
-                action, decision = self._redact.action(action), self._redact.decision(decision)
+                action, decision = self._redact.decided(action, decision)
             fields = decision_in_json(action, decision)
             arguments, content = payload(action.arguments), decision_content(action, decision)
         except Exception as error:
@@ -259,7 +277,9 @@ class AuditLog:
             self._write((self._writer, seq, rollout_id, body, self._head, head, *stored))
             self._seq, self._head = seq, head
             self._unsigned += 1
-            if self._heads is not None and self._unsigned >= self._heads.every:
+            if self._heads is not None and (
+                self._unsigned >= self._heads.every or time.monotonic() - self._signed_at >= self._sign_after_s
+            ):
                 self._sign()
             return entry_id
         except AuditError:
@@ -277,17 +297,23 @@ class AuditLog:
         """Writes one entry in a transaction of its own, which is rolled back when anything fails."""
         connection = self._open()
         try:
-            connection.execute(_INSERT, row)
+            if connection.execute(_INSERT, row).rowcount != 1:  # a trigger of somebody's can drop a row in silence
+                raise AuditError(
+                    f"audit record {self.path}: the database did not keep the entry",
+                    hint="its triggers were changed; keep a copy, and start a new record",
+                )
         except BaseException:
             self._start_over(connection)
             raise
 
-    def _sign(self) -> None:
+    def _sign(self, *, opening: bool = False) -> None:
         """Signs everything since the last head. The entries are committed already: a failure is kept for `close`."""
         assert self._heads is not None
-        self._unsigned = 0
+        self._unsigned, self._signed_at = 0, time.monotonic()
         try:
-            self._heads.write(self._open(), policy_digest=self._digest(), code_version=self.code_version)
+            self._heads.write(
+                self._open(), policy_digest=self._digest(), code_version=self.code_version, opening=opening
+            )
             self.signing_error = None
         except Exception as error:  # noqa: BLE001 - shown in signing_error, by close and by every verification
             self.signing_error = AuditError(
@@ -299,8 +325,9 @@ class AuditLog:
         """Erases the arguments and texts of one entry, or of all of a rollout, and says so in an entry of its own.
 
         The chain stays whole: the entries keep what they say about the act, and hashes that say nothing about the texts
-        once their salts are gone. The file's free pages are overwritten. Returns how many entries lost texts. Raises
-        `AuditError`, also when neither or both are named.
+        once their salts are gone. The file's free pages are overwritten, and SQLite's log is emptied. Returns how many
+        entries lost texts. Raises `AuditError`, also when neither or both are named, and when someone who reads the
+        record keeps the log from being emptied: then the texts are still on the disk, and calling it again finishes.
         """
         if (entry_id is None) == (rollout_id is None):
             raise AuditError("erase one entry or one rollout", hint="name entry_id or rollout_id")
@@ -310,15 +337,28 @@ class AuditLog:
                 rows = self._open().execute(f"{_SELECT} WHERE {where} AND salt IS NOT NULL", (wanted,)).fetchall()
             found = [entry for entry in map(entry_of, rows) if entry_id in (None, entry.entry_id)]
             if not found:
+                with self._lock:  # what an erasure before this one had to leave
+                    self._empty_log()
                 return 0
             # First the announcement: texts that are gone without one would be tampering.
             said = {"reason": reason or None, "erased": [entry.entry_id for entry in found]}
             self.append("erasure", said, arguments=None, content={})
             with self._lock:
                 _erase(self._open(), [entry.position for entry in found])
+                self._empty_log()
         except sqlite3.Error as error:
             raise describe(AUDIT_RECORD, self.path, error) from error
         return len(found)
+
+    def _empty_log(self) -> None:
+        """Writes the log, which holds erased pages as they were, back into the file and cuts it to nothing."""
+        busy, _, _ = self._open().execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
+        if busy:
+            raise AuditError(
+                f"audit record {self.path}: the texts are erased, but someone is reading, and so they are still in "
+                f"{self.path.name}-wal",
+                hint="erase again once nobody reads the record",
+            )
 
     def _start_over(self, connection: sqlite3.Connection) -> None:
         """After a failure: drops the transaction, and begins a new chain, since nobody can say how far it got."""
@@ -334,6 +374,11 @@ class AuditLog:
             self._connection = open_database(
                 AUDIT_RECORD, self.path, busy_timeout_s=self._busy_timeout_s, expected=self._identity
             )
+            try:
+                _require_own_schema(self.path, self._connection)
+            except BaseException:
+                self._let_go()
+                raise
         return self._connection
 
     # ------------------------------------------------------------------ reading
@@ -366,8 +411,20 @@ class AuditLog:
                 self._sign()
             self._closed = True
             self._let_go()
+        atexit.unregister(self._at_exit)
         if self.signing_error is not None:
             raise self.signing_error
+
+    def _close_at_exit(self) -> None:
+        """Has what nobody closes signed when the interpreter ends."""
+
+        def close() -> None:
+            if (alive := reference()) is not None:
+                alive.close()
+
+        reference = weakref.ref(self, lambda _: atexit.unregister(close))
+        self._at_exit = close
+        atexit.register(close)
 
     def __enter__(self) -> AuditLog:
         return self
@@ -406,7 +463,26 @@ def _erase(connection: sqlite3.Connection, positions: list[int]) -> None:
     except BaseException:
         connection.execute("ROLLBACK")
         raise
-    connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")  # the log holds the old pages too
+
+
+def _nothing() -> None:
+    pass
+
+
+_OWN_SCHEMA: Final = frozenset(statement for statement in _SCHEMA if statement.startswith("CREATE"))
+
+
+def _require_own_schema(path: Path, connection: sqlite3.Connection) -> None:
+    """Raises `AuditError` when a trigger or table was taken away or added: entries could be dropped or changed unseen."""
+    try:
+        found = frozenset(row[0] for row in connection.execute(_SELECT_SCHEMA))
+    except sqlite3.Error as error:
+        raise describe(AUDIT_RECORD, path, error) from error
+    if found != _OWN_SCHEMA:
+        raise AuditError(
+            f"audit record {path}: its tables or triggers are not those that lgov makes",
+            hint="somebody changed them; keep a copy, check it with lgov audit verify, and start a new record",
+        )
 
 
 def _unwritable(name: str, error: Exception) -> AuditError:

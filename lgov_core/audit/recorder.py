@@ -58,6 +58,7 @@ class FlightRecorder(AuditLog):
         code_version: str | None = None,
         signer: Signer | None = None,
         sign_every: int = 256,
+        sign_after_s: float = 60.0,
         heads: str | os.PathLike[str] | None = None,
         redact: Redaction | Callable[[str, Any], Any] | Iterable[str] | None = None,
     ) -> None:
@@ -69,6 +70,7 @@ class FlightRecorder(AuditLog):
             code_version=code_version,
             signer=default_signer() if signer is None else signer,
             sign_every=sign_every,
+            sign_after_s=sign_after_s,
             heads=heads,
             redact=redact,
         )

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -11,52 +12,136 @@ from lgov_core.types import Action, Decision, ToolOutcome
 
 REDACTED: Final = "[redacted]"
 _MAX_DEPTH: Final = 64
+_MIN_LENGTH: Final = 4
 
 
 @dataclass(frozen=True, slots=True)
 class Redaction:
     """``value_of(key, value)`` says what is recorded for a value that stands under ``key``.
 
-    It is asked about every value in arguments (the keys of mappings at any depth; items of a list under the list's key)
-    and about the texts of an entry (under ``text``, ``result``, ``error`` and ``input_prompt``). What it raises makes
-    the commit fail, so that the act is denied.
+    It is asked about every value in arguments (the keys of mappings at any depth, those in texts that are JSON
+    themselves too; items of a list under the list's key) and about the texts of an entry (under ``text``, ``result``,
+    ``error`` and ``input_prompt``). Texts of four characters or more that it took out of an entry are also taken out of
+    wherever else in this entry they occur, such as the reason of a denial that quotes them. What it raises makes the
+    commit fail, so that the act is denied.
     """
 
     value_of: Callable[[str, Any], Any]
 
+    def decided(self, action: Action, decision: Decision) -> tuple[Action, Decision]:
+        """An action and its decision as they are recorded."""
+        seen = _Seen(self)
+        arguments = None if decision.arguments is None else seen.mapping(decision.arguments)
+        new_text = seen.text("text", decision.text)
+        action = seen.action(action)
+        decision = _without(replace(decision, arguments=arguments, text=new_text), seen)
+        return seen.again(action), decision
+
+    def outcome(self, outcome: ToolOutcome) -> ToolOutcome:
+        """An outcome as it is recorded."""
+        seen = _Seen(self)
+        action = seen.action(outcome.action)
+        result, error = seen.text("result", outcome.result), seen.text("error", outcome.error)
+        return replace(outcome, action=seen.again(action), result=seen.out_of(result), error=seen.out_of(error))
+
+    def mapping(self, values: Mapping[str, Any]) -> dict[str, Any]:
+        """``values`` as they are recorded."""
+        seen = _Seen(self)
+        return seen.out_of(seen.mapping(values))
+
+
+class _Seen:
+    """One entry's redaction: collects the texts that were taken out."""
+
+    def __init__(self, redaction: Redaction) -> None:
+        self._value_of = redaction.value_of
+        self._hidden: set[str] = set()
+
     def mapping(self, values: Mapping[str, Any], depth: int = 0) -> dict[str, Any]:
-        """``values`` with every value in them as it is recorded."""
         return {key: self._value(str(key), value, depth) for key, value in values.items()}
 
     def _value(self, key: str, value: Any, depth: int) -> Any:
         if depth > _MAX_DEPTH:
             raise ValueError("nested too deep")
-        value = self.value_of(key, value)
-        if isinstance(value, Mapping):
-            return self.mapping(value, depth + 1)  # pyright: ignore[reportUnknownArgumentType]
-        if isinstance(value, list | tuple):
-            return [self._value(key, item, depth + 1) for item in value]
-        return value
+        kept = self._value_of(key, value)
+        if kept is not value and kept != value:
+            self._hidden.update(_texts(value))
+            return kept
+        if isinstance(kept, Mapping):
+            return self.mapping(kept, depth + 1)  # pyright: ignore[reportUnknownArgumentType]
+        if isinstance(kept, list | tuple):
+            return [self._value(key, item, depth + 1) for item in kept]
+        return self._json(key, kept, depth) if isinstance(kept, str) else kept
+
+    def _json(self, key: str, text: str, depth: int) -> str:
+        """A text that holds JSON, as the arguments of a tool call do in a model's reply."""
+        if not text.lstrip().startswith(("{", "[")):
+            return text
+        try:
+            inner = json.loads(text)
+        except ValueError:
+            return text
+        outer = (
+            self.mapping({key: inner}, depth + 1)[key] if isinstance(inner, list) else self.mapping(inner, depth + 1)
+        )
+        return text if outer == inner else json.dumps(outer)
 
     def text(self, key: str, text: str | None) -> str | None:
-        """A text as it is recorded."""
-        return None if text is None else str(self.value_of(key, text))
+        if text is None:
+            return None
+        kept = str(self._value_of(key, text))
+        if kept != text:
+            self._hidden.update(_texts(text))
+            return kept
+        return self._json(key, kept, 0)
 
     def action(self, action: Action) -> Action:
-        """The action as it is recorded."""
         return replace(action, arguments=self.mapping(action.arguments), text=self.text("text", action.text))
 
-    def decision(self, decision: Decision) -> Decision:
-        """The decision as it is recorded: what it puts in place of the action's arguments and text."""
-        if decision.arguments is None and decision.text is None:
-            return decision
-        arguments = None if decision.arguments is None else self.mapping(decision.arguments)
-        return replace(decision, arguments=arguments, text=self.text("text", decision.text))
+    def again(self, action: Action) -> Action:
+        if not self._hidden:
+            return action
+        return replace(action, arguments=self.out_of(action.arguments), text=self.out_of(action.text))
 
-    def outcome(self, outcome: ToolOutcome) -> ToolOutcome:
-        """The outcome as it is recorded."""
-        result, error = self.text("result", outcome.result), self.text("error", outcome.error)
-        return replace(outcome, action=self.action(outcome.action), result=result, error=error)
+    def out_of(self, value: Any) -> Any:
+        """``value`` without the texts that were taken out elsewhere."""
+        if not self._hidden:
+            return value
+        if isinstance(value, str):
+            for hidden in sorted(self._hidden, key=len, reverse=True):
+                value = value.replace(hidden, REDACTED)
+            return value
+        if isinstance(value, Mapping):
+            items: Mapping[Any, Any] = value
+            return {key: self.out_of(item) for key, item in items.items()}
+        if isinstance(value, list | tuple):
+            return [self.out_of(item) for item in value]  # pyright: ignore[reportUnknownVariableType]
+        return value
+
+
+def _without(decision: Decision, seen: _Seen) -> Decision:
+    return replace(
+        decision,
+        reason=seen.out_of(decision.reason),
+        arguments=seen.out_of(decision.arguments),
+        text=seen.out_of(decision.text),
+        parts=tuple(_without(part, seen) for part in decision.parts),
+    )
+
+
+def _texts(value: Any, depth: int = 0) -> Iterator[str]:
+    """The texts in a value that was taken out. Shorter ones occur everywhere by chance."""
+    if depth > _MAX_DEPTH:
+        raise ValueError("nested too deep")
+    if isinstance(value, Mapping):
+        items: Mapping[Any, Any] = value
+        for item in items.values():
+            yield from _texts(item, depth + 1)
+    elif isinstance(value, list | tuple | set | frozenset):
+        for item in value:  # pyright: ignore[reportUnknownVariableType]
+            yield from _texts(item, depth + 1)
+    elif isinstance(value, str | int | float) and not isinstance(value, bool) and len(str(value)) >= _MIN_LENGTH:
+        yield str(value)
 
 
 def redaction(given: Redaction | Callable[[str, Any], Any] | Iterable[str] | None) -> Redaction | None:

@@ -16,7 +16,8 @@ The format, version 2. The table ``entries`` holds
   stays whole without them, and without the salt the hash does not tell what the text was.
 
 The table ``heads`` holds ``(number, body, signature)``. The body of a head is canonical JSON: the ``record``'s id, its
-``number`` (from 1), the positions ``first`` to ``last`` that it covers (from behind the head before it),
+``number`` (from 1), the positions ``first`` to ``last`` that it covers (from behind the head before it; none when the
+first head was written before the first entry, then ``last`` is 0),
 ``entries_sha256`` (SHA-256 over the hashes of these entries, in order), ``previous_sha256`` (SHA-256 over body and
 signature of the head before it), and ``key``, the public key. ``signature`` is Ed25519 (RFC 8032) over
 ``b"lgov-audit-head-v2\0" || body``. The same heads are kept outside of the record, one JSON object a line.
@@ -44,6 +45,19 @@ _APPLICATION_ID: Final = int.from_bytes(b"lgvA")
 _FORMAT: Final = 2
 _FIRST: Final = bytes(32)
 _PUBLIC: Final = "lgov-ed25519-public:"
+#: Every table, index and trigger of a record, with the beginning of the SHA-256 (hex) of the statement that makes it.
+_SCHEMA: Final = {
+    "record": "d5a2cfcef3faf41f",
+    "entries": "732524b85558c7e6",
+    "entries_of_rollout": "9cd6d3d8b07856ad",
+    "heads": "f7099389dbcdfdc9",
+    "entries_are_not_changed": "b848b2657962fbef",
+    "entries_are_not_removed": "411809737acb19b5",
+    "entries_are_not_replaced": "7effa1116b1670a8",
+    "heads_are_not_changed": "b7598cbc4788b7b9",
+    "heads_are_not_removed": "4a6d1087050c34a4",
+    "heads_are_not_replaced": "f1ad8ca56120e0a9",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +72,8 @@ class VerifyReport:
     whoever can write the file can write these anew. ``key`` is the public key (hex) of the heads; ``key_trusted`` says
     that it was compared with one that was given, without which anybody's key will do. ``anchored`` counts the heads that
     were found at the second place, where ``ok`` means that the record still holds every head that is there: nothing was
-    cut off before the last of them.
+    cut off before the last of them. ``others`` counts the other records that have heads there. ``usage`` says that
+    nothing was checked, since the key or the file of heads that was given is none.
     """
 
     ok: bool
@@ -74,6 +89,8 @@ class VerifyReport:
     key_trusted: bool = False
     anchored: int | None = None
     first_bad_id: str | None = None
+    others: int = 0
+    usage: bool = False
 
 
 class _Broken(Exception):
@@ -82,6 +99,10 @@ class _Broken(Exception):
     def __init__(self, problem: str, position: int | None = None, entry_id: str | None = None) -> None:
         super().__init__(problem)
         self.problem, self.position, self.entry_id = problem, position, entry_id
+
+
+class _Usage(_Broken):
+    """Nothing was checked: what was given to check with is wrong."""
 
 
 def verify(
@@ -94,19 +115,21 @@ def verify(
     """Recomputes every chain, every text's hash and every head of the record at ``path``, which is only read.
 
     ``key`` is the public key that must have signed (32 bytes, hex, or a file that holds it); ``head`` is the file where
-    heads were kept. With ``require_signed`` an entry that no head covers is a fault. Raises nothing: a file that is
-    missing, unreadable or something else is a report that is not ok. May run while others write; it sees the record as
-    it was when it began.
+    heads were kept. With a key, a record that it signed nothing of is broken: what was signed may have lost its heads.
+    With ``require_signed`` an entry that no head covers is a fault. Raises nothing: a file that is missing, unreadable
+    or something else is a report that is not ok. May run while others write; it sees the record as it was when it began.
     """
     name = os.path.abspath(os.fspath(path))
     if not os.path.isfile(name):
         return VerifyReport(False, 0, problem=f"there is no file {name}")
     try:
         trusted = None if key is None else _public_key(key)
-        anchor = None if head is None else _anchored(os.fspath(head))
+        anchor = None if head is None else _Anchor(os.fspath(head))
         with closing(sqlite3.connect(f"file:{quote(name)}?mode=ro", uri=True, isolation_level=None)) as connection:
             connection.execute("BEGIN")
             return _Check(connection, trusted, anchor, require_signed).report()
+    except _Usage as error:
+        return VerifyReport(False, 0, problem=error.problem, usage=True)
     except _Broken as broken:
         return VerifyReport(False, 0, problem=broken.problem)
     except (sqlite3.Error, UnicodeDecodeError) as error:
@@ -120,7 +143,7 @@ class _Check:
         self,
         connection: sqlite3.Connection,
         trusted: bytes | None,
-        anchor: dict[int, tuple[str, str]] | None,
+        anchor: _Anchor | None,
         require_signed: bool,
     ) -> None:
         self.connection, self.trusted, self.anchor, self.require_signed = connection, trusted, anchor, require_signed
@@ -128,6 +151,8 @@ class _Check:
         self.ids: set[str] = set()
         self.erased: dict[str, int] = {}
         self.announced: set[str] = set()
+        self.lines: list[str] = []
+        self.kept: dict[int, tuple[str, str]] = {}
         self.found = VerifyReport(True, 0)
 
     def report(self) -> VerifyReport:
@@ -135,6 +160,7 @@ class _Check:
             self.file()
             self.all_entries()
             self.after_heads()
+            self.schema()
         except _Broken as broken:
             return replace(
                 self.found,
@@ -161,11 +187,27 @@ class _Check:
         if problems != ["ok"]:  # an index that disagrees with its table would hide rows from some readers
             raise _Broken(f"the database is damaged: {problems[0]}")
 
+    def schema(self) -> None:
+        """Looks for tables and triggers that are not lgov's: they prove nothing now, and lose entries from now on."""
+        found = {
+            str(name): hashlib.sha256(str(sql).encode()).hexdigest()[:16]
+            for name, kind, sql in self.connection.execute("SELECT name, type, sql FROM sqlite_master")
+            if sql is not None and not (kind == "table" and str(name).startswith("sqlite_"))
+        }
+        wrong = sorted(name for name in found.keys() | _SCHEMA.keys() if found.get(name) != _SCHEMA.get(name))
+        if wrong:
+            raise _Broken(f"its tables or triggers are not those that lgov makes: {', '.join(wrong)[:200]}")
+
     def all_entries(self) -> None:
         heads = self.signed_heads()
-        number, last, digest = next(heads, (0, 0, ""))
+        number, last, digest = next(heads, (0, -1, ""))
         running = hashlib.sha256()
         good = 0
+        if last == 0:  # a head from before the first entry
+            if running.hexdigest() != digest:
+                raise _Broken("head 1 covers nothing, and says something else")
+            self.found = replace(self.found, heads=number)
+            number, last, digest = next(heads, (number, -1, ""))
         for row in self.rows():
             good += 1
             if row[0] != good:
@@ -179,8 +221,8 @@ class _Check:
                     raise _Broken(f"head {number} covers other entries than those from {first} to {last}", first)
                 self.found = replace(self.found, heads=number, signed=last)
                 running = hashlib.sha256()
-                number, last, digest = next(heads, (number, 0, ""))
-        if last:
+                number, last, digest = next(heads, (number, -1, ""))
+        if last > 0:
             raise _Broken(f"head {number} covers entries up to {last}, but the record ends at {good}", good + 1)
         self.found = replace(self.found, unsigned=good - self.found.signed)
         for entry_id, position in self.erased.items():
@@ -220,7 +262,8 @@ class _Check:
         if salt is None and ("arguments_sha256" in fields or "content_sha256" in fields):
             self.erased[entry_id] = position
         if fields.get("kind") == "erasure":
-            self.announced.update(fields.get("erased", ()))
+            erased = fields.get("erased")
+            self.announced.update(str(one) for one in cast("list[object]", erased) if isinstance(erased, list))
         self.chains[writer] = (seq, stored_hash)
 
     # ------------------------------------------------------------------ heads
@@ -228,13 +271,15 @@ class _Check:
     def signed_heads(self) -> Iterator[tuple[int, int, str]]:
         """Each head's number, last position and digest of entries, once it is found right by itself."""
         records = [row[0] for row in self.connection.execute("SELECT id FROM record")]
+        if self.anchor is not None:
+            self.kept = self.anchor.heads.get(str(records[0]) if records else "", {})
         previous, covered = "0" * 64, 0
         verified: dict[bytes, Callable[[bytes, bytes], bool]] = {}
         for expected, (number, body, signature) in enumerate(
             self.connection.execute("SELECT number, body, signature FROM heads ORDER BY number"), 1
         ):
             fields, _ = _fields(body)
-            if fields is None or number != expected or fields.get("number") != number:
+            if fields is None or not isinstance(body, str) or number != expected or fields.get("number") != number:
                 raise _Broken(f"head {expected} is missing, or is not what it says")
             if [fields.get("record")] != records:
                 raise _Broken(f"head {number} belongs to another record")
@@ -249,24 +294,35 @@ class _Check:
             if not check(_HEAD_DOMAIN + body.encode(), signature):
                 raise _Broken(f"the signature of head {number} is wrong")
             last = fields.get("last")
-            if not isinstance(last, int) or last < covered + 1:
+            if not isinstance(last, int) or last < covered + (number > 1):
                 raise _Broken(f"head {number} covers nothing")
-            if self.anchor is not None and self.anchor.get(number, (body, signature.hex())) != (body, signature.hex()):
+            if self.kept.get(number, (body, signature.hex())) != (
+                body,
+                signature.hex(),
+            ):
                 raise _Broken(f"head {number} is not the one that was kept outside of the record")
+            self.lines.append(json.dumps({"number": number, "body": body, "signature": signature.hex()}))
             previous, covered = hashlib.sha256(body.encode() + signature).hexdigest(), last
             self.found = replace(self.found, key=public.hex(), key_trusted=self.trusted is not None)
             yield number, last, str(fields.get("entries_sha256"))
 
     def after_heads(self) -> None:
         if self.anchor is not None:
-            if self.anchor and max(self.anchor) > self.found.heads:
-                lost = max(self.anchor)
+            lost = max(self.kept, default=0)
+            if self.anchor.heads and not self.kept:
+                raise _Broken("none of the heads that were kept outside of the record is of this record")
+            if lost > self.found.heads:
                 raise _Broken(
                     f"head {lost} was kept outside of the record, but the record has only {self.found.heads} heads:"
                     " it was cut, or is an older copy",
                     self.found.entries + 1,
                 )
-            self.found = replace(self.found, anchored=len(self.anchor))
+            for place, cut in self.anchor.cut:  # by a kill or a full disk: the beginning of a head, and nothing else
+                if not any(line.startswith(cut) for line in self.lines):
+                    raise _Broken(f"{place}: not a head")
+            self.found = replace(self.found, anchored=len(self.kept), others=len(self.anchor.heads) - bool(self.kept))
+        if self.trusted is not None and not self.found.heads:
+            raise _Broken("nothing in it is signed with the key that was given", 1 if self.found.entries else None)
         if self.require_signed and (self.found.unsigned or not self.found.heads):
             raise _Broken(
                 f"{self.found.unsigned} entries are not covered by a signed head",
@@ -274,9 +330,13 @@ class _Check:
             )
 
 
-def _wrong_text(fields: dict[str, Any], salt: bytes | None, texts: dict[str, str | None]) -> str | None:
+def _wrong_text(fields: dict[str, Any], salt: object, texts: dict[str, object]) -> str | None:
     """Which of the texts is not the one that was hashed; None when all are, or all were erased with their salt."""
+    if not isinstance(salt, bytes | None):
+        return "salt"
     for field, text in texts.items():
+        if not isinstance(text, str | None):
+            return field
         stated = None if salt is None else fields.get(f"{field}_sha256")
         actual = None if salt is None or text is None else hashlib.sha256(salt + text.encode()).hexdigest()
         if actual != stated or (salt is None and text is not None):
@@ -288,7 +348,7 @@ def _fields(body: object) -> tuple[dict[str, Any] | None, str | None]:
     """The fields of a body and the id in it; None for what is not there."""
     try:
         fields = json.loads(body) if isinstance(body, str) else None
-    except ValueError:
+    except (ValueError, RecursionError):
         fields = None
     if not isinstance(fields, dict):
         return None, None
@@ -297,27 +357,29 @@ def _fields(body: object) -> tuple[dict[str, Any] | None, str | None]:
     return found, entry_id if isinstance(entry_id, str) else None
 
 
-def _anchored(path: str) -> dict[int, tuple[str, str]]:
-    """The heads in a file, by number. A line that was cut at the end of the file, by a crash, is passed over."""
-    heads: dict[int, tuple[str, str]] = {}
-    try:
-        with open(path, encoding="ascii") as file:
-            lines = file.read().split("\n")
-    except (OSError, UnicodeDecodeError) as error:
-        raise _Broken(f"the heads in {path} cannot be read: {error}") from error
-    for place, line in enumerate(lines, 1):
-        if not line:
-            continue
+class _Anchor:
+    """A file of heads, of one record or several: by record and number; and the lines that are none, with their places."""
+
+    def __init__(self, path: str) -> None:
+        self.heads: dict[str, dict[int, tuple[str, str]]] = {}
+        self.cut: list[tuple[str, str]] = []
         try:
-            fields = json.loads(line)
-            head = (str(fields["body"]), str(fields["signature"]))
-            if heads.setdefault(int(fields["number"]), head) != head:
-                raise _Broken(f"{path}:{place}: there are two different heads {fields['number']}")
-        except (ValueError, KeyError, TypeError) as error:
-            if place == len(lines):
+            with open(path, encoding="ascii") as file:
+                lines = file.read().split("\n")
+        except (OSError, UnicodeDecodeError) as error:
+            raise _Usage(f"the heads in {path} cannot be read: {error}") from error
+        for place, line in enumerate(lines, 1):
+            if not line:
                 continue
-            raise _Broken(f"{path}:{place}: not a head") from error
-    return heads
+            try:
+                fields = json.loads(line)
+                number, head = int(fields["number"]), (str(fields["body"]), str(fields["signature"]))
+                record = str(json.loads(head[0])["record"])
+            except (ValueError, KeyError, TypeError, RecursionError):
+                self.cut.append((f"{path}:{place}", line))
+                continue
+            if self.heads.setdefault(record, {}).setdefault(number, head) != head:
+                raise _Broken(f"{path}:{place}: there are two different heads {number}")
 
 
 def _public_key(key: str | os.PathLike[str] | bytes) -> bytes:
@@ -329,10 +391,10 @@ def _public_key(key: str | os.PathLike[str] | bytes) -> bytes:
             with open(text, encoding="ascii") as file:
                 text = file.read().strip()
         except (OSError, UnicodeDecodeError) as error:
-            raise _Broken(f"the key {os.fsdecode(key)} cannot be read: {error}") from error
+            raise _Usage(f"the key {os.fsdecode(key)} cannot be read: {error}") from error
     found = _hex(text.removeprefix(_PUBLIC), 32)
     if found is None:
-        raise _Broken("the key is no Ed25519 public key: give 64 hex digits, or the file audit.key.pub")
+        raise _Usage("the key is no Ed25519 public key: give 64 hex digits, or the file audit.key.pub")
     return found
 
 
@@ -426,7 +488,10 @@ def in_words(report: VerifyReport) -> str:
     if not report.ok:
         where = f" at entry {report.first_bad}" if report.first_bad is not None else ""
         named = f" ({report.first_bad_id})" if report.first_bad_id else ""
-        return f"BROKEN{where}{named}: {report.problem}\n{report.entries} entries before it are right"
+        problem = "".join(
+            one if one.isprintable() else "\N{REPLACEMENT CHARACTER}" for one in f"{named}: {report.problem}"
+        )
+        return f"BROKEN{where}{problem}\n{report.entries} entries before it are right"
     lines = [f"ok: {report.entries} entries in {report.writers} chains, {report.erased} with erased texts"]
     if not report.heads:
         lines.append("not signed: whoever can write the file can write it anew")
@@ -438,11 +503,13 @@ def in_words(report: VerifyReport) -> str:
         lines.append("not compared with heads kept elsewhere (--head): an older copy, or a cut end, would not show")
     else:
         lines.append(f"all {report.anchored} heads that were kept elsewhere are in the record")
+        if report.others:
+            lines.append(f"{report.others} other records have heads there too: are they still where they were?")
     return "\n".join(lines)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Verifies as a program: 0 when the record is right, 4 when it is broken."""
+    """Verifies as a program: 0 when the record is right, 4 when it is broken, 2 when it was asked wrongly."""
     parser = argparse.ArgumentParser(description="Checks an audit record of lgov. Exits 0 when it is right, 4 if not.")
     parser.add_argument("path")
     parser.add_argument("--key", help="the public key that must have signed, or the file that holds it")
@@ -451,6 +518,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args(arguments)
     report = verify(options.path, key=options.key, head=options.head, require_signed=options.require_signed)
+    if report.usage:
+        parser.error(str(report.problem))
     text = json.dumps(asdict(report), indent=2) if options.json else in_words(report)
     sys.stdout.write(text + "\n")
     return 0 if report.ok else 4

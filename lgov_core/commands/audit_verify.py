@@ -30,6 +30,8 @@ def verify(
     from lgov_core.audit.verify import verify as recompute
 
     report = recompute(path, key=key, head=head, require_signed=require_signed)
+    if report.usage:
+        raise click.UsageError(str(report.problem))
     if as_json:
         write_json({"path": str(path), **asdict(report)})
     else:

@@ -39,5 +39,10 @@ def write_table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> Non
     for column in columns:
         table.add_column(column, overflow="fold")
     for row in rows:
-        table.add_row(*(Text("" if cell is None else str(cell)) for cell in row))
+        table.add_row(*(Text("" if cell is None else _shown(str(cell))) for cell in row))
     console().print(table)
+
+
+def _shown(text: str) -> str:
+    """``text`` without what would act on a terminal or hide itself: much of it was written by a model."""
+    return "".join(one if one.isprintable() or one == "\n" else "\N{REPLACEMENT CHARACTER}" for one in text)

@@ -66,7 +66,7 @@ def test_verify_says_what_is_proved_and_ends_with_4_when_broken(run: Run, tmp_pa
     fine = run("audit", "verify", path)
     assert fine.exit_code == 0
     assert "not compared with one that you trust" in fine.stdout
-    assert "signed: 4 entries by 1 heads, 0 after" in fine.stdout
+    assert "signed: 4 entries by 2 heads, 0 after" in fine.stdout
     import sqlite3
 
     connection = sqlite3.connect(path)

@@ -309,7 +309,7 @@ def test_entries_behind_the_last_head_are_counted(tmp_path: Path) -> None:
     for number in range(6):
         log.commit(action(number), DENY)
     report = verify(tmp_path / "audit.db", key=key.public, head=heads_path(tmp_path / "audit.db"))
-    assert (report.ok, report.heads, report.signed, report.unsigned) == (True, 1, 4, 2)
+    assert (report.ok, report.heads, report.signed, report.unsigned) == (True, 2, 4, 2)
     assert verify(tmp_path / "audit.db", require_signed=True).first_bad == 5
     log.close()
     assert verify(tmp_path / "audit.db", key=key.public, require_signed=True).signed == 6
@@ -329,7 +329,7 @@ def test_a_line_that_a_crash_cut_off_the_heads_is_passed_over_and_damage_is_not(
     text = signed.heads.read_text()
     cut, damaged = tmp_path / "cut.jsonl", tmp_path / "damaged.jsonl"
     cut.write_text(text[:-20])
-    damaged.write_text("{\n" + text)
+    damaged.write_text("{}\n" + text)
     report = verify(signed.path, head=cut)
     assert report.ok
     assert report.anchored == report.heads - 1

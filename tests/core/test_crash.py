@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from lgov_core.audit import AuditLog, verify
+from lgov_core.audit import AuditLog, make_key, verify
 from lgov_core.store import open_store
 from lgov_core.types import Outcome
 
@@ -50,9 +50,10 @@ STORE = """
 
 AUDIT = """
     import sys, threading
-    from lgov_core.audit import AuditLog
+    from pathlib import Path
+    from lgov_core.audit import AuditLog, load_key
     from lgov_core.types import Action, Decision, Effect, Point
-    log = AuditLog(sys.argv[1])
+    log = AuditLog(sys.argv[1], signer=load_key(Path(sys.argv[2])), sign_every=16)
     action = Action(Point.PRE_TOOL_CALL, "run_sql", arguments={"query": "x" * 300}, rollout_id="r1")
     out, lock = sys.stdout.buffer, threading.Lock()
 
@@ -114,11 +115,14 @@ def test_no_acknowledged_row_is_lost_and_none_is_half_written(tmp_path: Path) ->
 @pytest.mark.skipif(sys.platform == "win32", reason="needs SIGKILL")
 def test_no_acknowledged_decision_is_lost_and_the_chains_hold(tmp_path: Path) -> None:
     path = str(tmp_path / "audit.sqlite")
+    key, heads = make_key(tmp_path / "key"), f"{path}.heads.jsonl"
     entries: set[str] = set()
     for number in range(ROUNDS):
-        entries.update(name for _, name in acknowledged_before_the_kill(AUDIT, path, lines=40 + 23 * number))
-        report = verify(path)
+        found = acknowledged_before_the_kill(AUDIT, path, str(tmp_path / "key"), lines=1 + 23 * number)
+        entries.update(name for _, name in found)
+        report = verify(path, key=key.public, head=heads)
         assert report.ok, report
+        assert report.heads
         with AuditLog(path) as log:
             assert entries <= {entry.entry_id for entry in log.entries()}
         assert report.writers == number + 1
