@@ -85,7 +85,12 @@ _DANGEROUS = re.compile(
     r"|file|url|s3|s3cluster|hdfs|remote|remotesecure|mysql|postgresql|mongodb|jdbc|odbc|executable|input|azureblobstorage"
     r"|gcs|deltalake|iceberg|hudi|cluster|clusterallreplicas|dictget\w*"
     r"|reflect|java_method|try_reflect|identifier|external_query|read_files|http_get|http_post|ai_query"
-    r"|system\$\w+|result_scan"
+    r"|system\$\w+|result_scan|sleepeachrow|ai_\w+|generate_(?:text|embedding|table|bool|int|double)"
+    r"|understand_text|annotate_image|transcribe|process_document|ml_\w+"
+)
+#: Packages whose functions do such things, where they stand before a call: ``UTL_HTTP.REQUEST(...)``.
+_DANGEROUS_PACKAGE = re.compile(
+    r"utl_(?!raw|match|i18n)\w+|dbms_(?!random|lob|crypto)\w+|owa_\w+|apex_\w+|ai|cortex|ctxsys"
 )
 #: Names above that are harmless elsewhere and common as ordinary names.
 _ONLY_IN = {
@@ -106,43 +111,6 @@ _ONLY_IN = {
     "query": {"duckdb", "trino"},
 }
 
-#: Functions that the parser has no class for and that only compute.
-_HARMLESS: dict[str, frozenset[str]] = {
-    "sqlite": _words(
-        "abs acos acosh asin asinh atan atan2 atanh avg ceil ceiling char changes coalesce concat concat_ws"
-        " cos cosh count cume_dist date datetime degrees dense_rank exp first_value floor format glob"
-        " group_concat hex if ifnull iif instr json json_array json_array_length json_each json_error_position"
-        " json_extract json_group_array json_group_object json_insert json_object json_patch json_pretty"
-        " json_quote json_remove json_replace json_set json_tree json_type json_valid julianday lag"
-        " last_insert_rowid last_value lead length like likelihood likely ln log log10 log2 lower ltrim max"
-        " median min mod nth_value ntile nullif octet_length percent_rank percentile pi pow power printf quote"
-        " radians random randomblob rank replace round row_number rtrim sign sin sinh soundex sqrt stddev"
-        " string_agg strftime substr substring subtype sum tan tanh time timediff total total_changes trim"
-        " trunc typeof unhex unicode unistr unixepoch unlikely upper zeroblob generate_series bm25 highlight"
-        " snippet"
-    ),
-    "postgres": _words(
-        "age array_agg array_length array_position btrim clock_timestamp concat date_bin date_part div"
-        " factorial format generate_series initcap isfinite json_agg json_build_array json_build_object"
-        " jsonb_agg jsonb_array_elements jsonb_array_elements_text jsonb_array_length jsonb_build_object"
-        " jsonb_each jsonb_object_keys jsonb_typeof justify_days justify_hours justify_interval lpad make_date"
-        " make_interval make_timestamp mode now num_nonnulls num_nulls octet_length overlay percentile_cont"
-        " percentile_disc regexp_count regexp_instr regexp_like regexp_match regexp_matches regexp_replace"
-        " regexp_split_to_array regexp_split_to_table row_to_json rpad scale similarity statement_timestamp"
-        " string_to_array string_to_table timeofday to_char to_date to_json to_jsonb to_number to_timestamp"
-        " to_tsquery to_tsvector transaction_timestamp trunc unnest websearch_to_tsquery width_bucket"
-    ),
-    "mysql": _words(
-        "adddate addtime bit_count conv curdate curtime date_add date_format date_sub elt export_set field"
-        " find_in_set format from_days from_unixtime group_concat hex inet_aton inet_ntoa insert instr isnull"
-        " json_arrayagg json_contains json_keys json_length json_objectagg json_unquote last_day locate lpad"
-        " makedate maketime mid now oct ord period_add period_diff quote rand regexp_instr regexp_like"
-        " regexp_replace regexp_substr rpad sec_to_time str_to_date strcmp subdate substring_index subtime"
-        " sysdate time_format time_to_sec timediff timestampdiff to_days to_seconds truncate unhex"
-        " unix_timestamp utc_date utc_time utc_timestamp weekday weekofyear yearweek"
-    ),
-}
-
 #: Tables and schemas in which a database keeps itself: definitions, statistics, settings, raw pages.
 _CATALOG_TABLE = re.compile(
     r"sqlite_\w*|pragma_\w+|dbstat|fsdir|zipfile|bytecode|tables_used|memstat|vfsstat|btreeinfo|pg_\w+|duckdb_\w+|svv_\w+|stv_\w+"
@@ -150,8 +118,10 @@ _CATALOG_TABLE = re.compile(
 )
 _ORACLE_CATALOG = re.compile(r"g?v\$\w+|(?:all|dba|cdb|user)_\w+")
 _CATALOG_SCHEMA = re.compile(
-    r"information_schema|pg_catalog|pg_toast|mysql|performance_schema|sys|system|account_usage|dbc"
+    r"information_schema|pg_catalog|pg_toast|mysql|performance_schema|sys|system|account_usage|organization_usage|dbc"
 )
+#: Catalogs, the part before the schema, that hold nothing else.
+_CATALOG = frozenset({"information_schema", "system", "jmx", "snowflake"})
 
 #: A quoted name that is a path or an address: some databases open it as a file.
 FILE_NAME = re.compile(r"[/\\]|:|\.(?:csv|tsv|json|jsonl|ndjson|parquet|orc|avro|arrow|xlsx?|db|sqlite3?|duckdb|txt)\b")
@@ -165,16 +135,15 @@ def is_dangerous(function: str, dialect: str) -> bool:
     return _DANGEROUS.fullmatch(function) is not None
 
 
-def is_harmless(function: str, dialect: str) -> bool:
-    """Whether ``function`` (lower case), unknown to the parser, is known to only compute."""
-    family = {"redshift": "postgres", "materialize": "postgres", "risingwave": "postgres"}.get(dialect, dialect)
-    if dialect in ("doris", "starrocks", "singlestore"):
-        family = "mysql"
-    return function in _HARMLESS.get(family, frozenset())
+def is_dangerous_package(package: str) -> bool:
+    """Whether nothing of the package or schema (lower case) must be called, in any dialect."""
+    return _DANGEROUS_PACKAGE.fullmatch(package) is not None
 
 
-def is_catalog(schema: str, table: str, dialect: str) -> bool:
-    """Whether the table (both names in lower case) belongs to the database's own catalog."""
+def is_catalog(schema: str, table: str, dialect: str, catalog: str = "") -> bool:
+    """Whether the table (all names in lower case) belongs to the database's own catalog."""
+    if catalog in _CATALOG:
+        return True
     if dialect == "oracle" and _ORACLE_CATALOG.fullmatch(table):
         return True
     return bool(_CATALOG_SCHEMA.fullmatch(schema) or _CATALOG_TABLE.fullmatch(table))

@@ -9,6 +9,7 @@ from itertools import takewhile
 from typing import TYPE_CHECKING, Literal
 
 from lgov_core.policies import sql_names
+from lgov_core.policies.sql_functions import is_harmless
 from lgov_core.policies.sql_parse import make_parser
 from lgov_core.policies.sql_text import Lexicon, Statement, UnclearSQL, same_reading
 from lgov_core.types import Severity
@@ -135,7 +136,9 @@ class Reading:
 
     def _check_functions(self, statement: Statement) -> None:
         for function in statement.called:
-            if sql_names.is_dangerous(function, self.dialect):
+            if sql_names.is_dangerous(function, self.dialect) or (
+                "." in function and any(map(sql_names.is_dangerous_package, function.split(".")))
+            ):
                 raise Found("sql-function", f"The function {function} is not allowed; leave it out.", Severity.CRITICAL)
 
     def _check_pragma(self, statement: Statement) -> None:
@@ -166,8 +169,8 @@ class Reading:
             raise _unparsable("this statement")
         for node in tree.walk():
             self._check_kinds(set(sql_tree.kinds(node)))
-            for schema, table in sql_tree.table_names(node):
-                self._check_table(schema, table, listed=not sql_tree.is_from_query(node, table))
+            for catalog, schema, table in sql_tree.table_names(node):
+                self._check_table(schema, table, listed=not sql_tree.is_from_query(node, table), catalog=catalog)
             if isinstance(node, exp.Update | exp.Delete) and not limits(node):
                 reason = f"{node.key.upper()} needs a WHERE that compares a column with a value."
                 raise Found("sql-unbounded-write", reason, Severity.CRITICAL)
@@ -182,17 +185,17 @@ class Reading:
             raise _denied_table(mentioned[0])
 
     def _check_unknown(self, function: str) -> None:
-        if function not in self.settings.functions and not sql_names.is_harmless(function, self.dialect):
+        if function not in self.settings.functions and not is_harmless(function, self.dialect):
             reason = f"The function {function} is not known to be harmless; use a standard one."
             raise Found("sql-function", reason, Severity.MEDIUM)
 
     # ------------------------------------------------------------------ tables
 
-    def _check_table(self, schema: str, table: str, *, listed: bool = True) -> None:
+    def _check_table(self, schema: str, table: str, *, listed: bool = True, catalog: str = "") -> None:
         """Refuses a table that is denied, of the catalog, or (when ``listed``, a real one) not among ``tables``."""
         if any(_may_mean(glob, schema, table) for glob in self.settings.denied_tables):
             raise _denied_table(table)
-        if sql_names.is_catalog(schema, table, self.dialect) or sql_names.FILE_NAME.search(table):
+        if sql_names.is_catalog(schema, table, self.dialect, catalog) or sql_names.FILE_NAME.search(table):
             named = [glob for glob in self.settings.tables or () if not glob.startswith(("*", "?", "["))]
             if not any(_names(glob, schema, table) for glob in named):
                 reason = f"{table} belongs to the database itself; query the ordinary tables."

@@ -53,7 +53,8 @@ class Statement:
     """One statement, comments replaced by a space.
 
     ``words`` are its bare words in lower case; ``names`` the words and quoted identifiers that could name a table, in
-    lower case and without quotes; ``called`` those followed by an opening parenthesis; ``quoted`` the half-open ranges
+    lower case and without quotes; ``called`` those followed by an opening parenthesis, also once more with what stands
+    before them (``utl_http.request``); ``quoted`` the half-open ranges
     of ``text`` that are quoted.
     """
 
@@ -98,6 +99,8 @@ class Lexicon:
             )
         if "\0" in text:
             raise UnclearSQL("sql-unparsable", "The SQL holds a NUL byte; write plain SQL.")
+        if self.dialect == "oracle" and "@" in text:
+            raise UnclearSQL("sql-unparsable", "The SQL holds @, which leads to another database; leave it out.")
         if self.dialect != "sqlite" and (found := _AMBIGUOUS.search(text)):
             raise UnclearSQL(
                 "sql-unparsable", f"The SQL holds {found[0]!r}, which servers read differently; leave it out."
@@ -145,6 +148,7 @@ class _Scan:
         self._quoted: list[tuple[int, int]] = []
         self._last = ("", "")  # kind and text of the piece before, white space included
         self._callable: str | None = None  # the name that an opening parenthesis would call
+        self._before: list[str] = []  # what stands before it: schema, package
         self._depth = self._cases = self._run = 0
 
     def add(self, kind: str, piece: str) -> None:
@@ -174,6 +178,8 @@ class _Scan:
         word = piece.lower()
         self._words.append(word)
         self._names.append(word)
+        if self._callable is not None:
+            self._before.clear()
         self._callable = word
         self._run = self._run + 1 if word == "not" else 0
         self._cases += word == "case"
@@ -198,6 +204,12 @@ class _Scan:
             if self._callable[0:1] in ("$", "@", ":"):
                 raise UnclearSQL("sql-unparsable", f"{self._callable}( is not a function; write plain SQL.")
             self._called.append(self._callable)
+            if self._before:
+                self._called.append(".".join((*self._before, self._callable)))
+        if piece != ".":
+            self._before.clear()
+        elif self._callable is not None:
+            self._before.append(self._callable)
         self._callable = None
         if piece in "([{":
             self._depth += 1

@@ -68,6 +68,7 @@ _KIND_OF_CLASS = {
     "QueryBand": "SET",
     "AlterSession": "SET",
     "Semicolon": "COMMAND",
+    "QueryTransform": "EXECUTE",
 }
 _PLAIN_PROPERTIES = (exp.TemporaryProperty, exp.LikeProperty, exp.StrictProperty)
 
@@ -91,22 +92,31 @@ def kinds(node: exp.Expr) -> Iterator[str]:
             yield "UPDATE"
     elif isinstance(node, exp.Create) and node.args.get("replace"):
         yield "DROP"
+    elif isinstance(node, exp.PropertyEQ):
+        if isinstance(node.this, exp.Parameter | exp.SessionParameter):
+            yield "SET"
+    elif isinstance(node, exp.Query) and node.args.get("settings"):
+        yield "SET"
 
 
-def table_names(node: exp.Expr) -> Iterator[tuple[str, str]]:
-    """The (schema, table) names, in lower case, that this one node refers to; schema is empty when it is left out.
+def table_names(node: exp.Expr) -> Iterator[tuple[str, str, str]]:
+    """The (catalog, schema, table) names, in lower case, that this one node refers to; what is left out is empty.
 
-    SQLite also reads a table named in ``x IN name``, and takes quoted text for a name there.
+    SQLite also reads a table named in ``x IN name``, and takes quoted text for a name there. BigQuery takes several parts
+    in one pair of quotes.
     """
     if isinstance(node, exp.Table):
-        inner = node.this
-        last = _last_name(inner)
-        yield node.db.lower(), last.lower()
+        name = _last_name(node.this)
+        if "." in name and "information_schema" in name.lower():
+            *before, name = name.split(".")
+            yield ".".join((node.catalog, node.db, *before[:-1])).lower(), before[-1].lower(), name.lower()
+            return
+        yield node.catalog.lower(), node.db.lower(), name.lower()
     elif isinstance(node, exp.In) and (field := node.args.get("field")) is not None:
         if isinstance(field, exp.Column):
-            yield field.table.lower(), field.name.lower()
+            yield "", field.table.lower(), field.name.lower()
         elif isinstance(field, exp.Expr):
-            yield "", _last_name(field).lower()
+            yield "", "", _last_name(field).lower()
 
 
 def _last_name(inner: object) -> str:

@@ -8,13 +8,14 @@ together may cover every row.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from sqlglot import exp
 
 _PATTERNS = (exp.Like, exp.ILike, exp.Glob)
-_POSITIVE = (exp.EQ, exp.NullSafeEQ, exp.RegexpLike, exp.Match, *_PATTERNS)
+_POSITIVE = (exp.EQ, exp.NullSafeEQ, exp.Match)
 _OPEN = (exp.NEQ, exp.NullSafeNEQ, exp.GT, exp.GTE, exp.LT, exp.LTE)
 #: What may stand around a column on its side of a comparison without making the comparison always true.
 _WRAPPERS = (
@@ -34,26 +35,55 @@ _WRAPPERS = (
     exp.Month,
     exp.Mod,
 )
+_KEYS = frozenset({"id", "pk", "key", "uuid", "guid", "rowid", "oid", "_rowid_"})
+_REGEX_CLASSES = re.compile(r"\\[A-Za-z]|\[\^?\]?[^\]]*\]|\(\?\w+\)")
+_SOME_TEXT = re.compile(r"\w(?![*?{])")
 #: SQLite's names for the row's number, which an integer primary key is another name for.
 _ROW_NUMBERS = frozenset({"rowid", "oid", "_rowid_"})
 
 
 def limits(statement: exp.Update | exp.Delete) -> bool:
-    """Whether the statement has a WHERE that is recognised as limiting."""
+    """Whether the statement has a WHERE that is recognised as limiting.
+
+    Where other tables stand beside the one that is written to, only columns that name it count.
+    """
     where = statement.args.get("where")
     table = statement.this
     if not isinstance(where, exp.Where) or not isinstance(table, exp.Table):
         return False
-    known_as = frozenset({table.name.lower(), table.alias_or_name.lower()})
-    return _Target(table.name.lower(), known_as).limited_by(where.this)
+    beside = [found for part in _beside(statement) for found in part.find_all(exp.Table)]
+    meant = {table.alias_or_name.lower(), table.name.lower()}
+    targets = [table, *(found for found in statement.args.get("tables") or () if isinstance(found, exp.Table))]
+    written = {name.name.lower() for name in targets}
+    own = [found for found in beside if found.alias_or_name.lower() in meant]
+    if statement.args.get("tables"):
+        if len(written - meant) > 1 or (written - meant and beside):
+            return False  # more than one table is written to
+        meant |= written
+    names = {table.name.lower(), *(found.name.lower() for found in own)}
+    return _Target(frozenset(names), frozenset(meant), strict=len(own) < len(beside)).limited_by(where.this)
+
+
+def _beside(statement: exp.Update | exp.Delete) -> Iterator[exp.Expr]:
+    """What names further tables: USING, FROM and joins."""
+    for holder in (statement, statement.this):
+        for part in ("using", "from_", "joins"):
+            found = holder.args.get(part)
+            for one in found if isinstance(found, list) else (found,):
+                if isinstance(one, exp.Expr):
+                    yield one
 
 
 @dataclass(frozen=True, slots=True)
 class _Target:
-    """The table that is written to, and the names under which the condition knows it."""
+    """The table that is written to, and the names under which the condition knows it.
 
-    table: str
+    ``strict`` says that a column without a table's name may be another table's, and does not count.
+    """
+
+    tables: frozenset[str]
     known_as: frozenset[str]
+    strict: bool = False
 
     def limited_by(self, condition: object, *, in_or: bool = False) -> bool:
         """Any part of an AND may do; every side of an OR must. As deep as ANDs and ORs alternate."""
@@ -74,7 +104,9 @@ class _Target:
     def _limited_by_atom(self, atom: object, *, in_or: bool) -> bool:
         if isinstance(atom, exp.Not):
             inner = atom.this.unnest()
-            return not in_or and not isinstance(inner, exp.Is | exp.Exists) and self._compares(inner)
+            if in_or or isinstance(inner, exp.Is | exp.Exists) or not self._compares(inner):
+                return False
+            return (isinstance(inner, exp.In) and inner.args.get("query") is not None) or not _is_key(inner.this)
         if isinstance(atom, exp.Exists):
             return self._depends_on_row(atom.this)
         return not (in_or and isinstance(atom, _OPEN)) and self._compares(atom)
@@ -82,13 +114,12 @@ class _Target:
     def _compares(self, atom: object) -> bool:
         if isinstance(atom, exp.Escape):
             atom = atom.this
+        if isinstance(atom, _PATTERNS):
+            return self._apart(atom.this, atom.expression) and _leaves_text_out(atom.expression, "%_*?")
+        if isinstance(atom, exp.RegexpLike | exp.RegexpILike):
+            return self._apart(atom.this, atom.expression) and _leaves_text_out(atom.expression, "")
         if isinstance(atom, _POSITIVE + _OPEN):
-            left, right = atom.this, atom.expression
-            if isinstance(atom, _PATTERNS) and isinstance(right, exp.Literal) and not right.name.strip("%*"):
-                return False
-            if isinstance(left, exp.Tuple) and isinstance(right, exp.Tuple):
-                return any(self._apart(a, b) for a, b in zip(left.expressions, right.expressions, strict=False))
-            return self._apart(left, right) or self._apart(right, left)
+            return self._compares_two(atom)
         if isinstance(atom, exp.Is):
             return self._apart(atom.this, atom.expression)
         if isinstance(atom, exp.Between):
@@ -96,16 +127,44 @@ class _Target:
         if isinstance(atom, exp.In):
             query = atom.args.get("query")
             if query is not None:
-                return _column(atom.this) is not None and self._leaves_out(query.unnest())
+                return self._column(atom.this) is not None and self._leaves_out(query.unnest())
             return bool(atom.expressions) and all(self._apart(atom.this, item) for item in atom.expressions)
         return False
 
+    def _compares_two(self, atom: exp.Expr) -> bool:
+        left, right = atom.this, atom.args.get("expression")
+        if isinstance(left, exp.Tuple) and isinstance(right, exp.Tuple):
+            return any(self._apart(a, b) for a, b in zip(left.expressions, right.expressions, strict=False))
+        for one, other in ((left, right), (right, left)):
+            if isinstance(other, exp.Any | exp.All):
+                if isinstance(atom, exp.EQ) and self._apart(one, other) and self._leaves_out(_unnested(other.this)):
+                    return True
+            elif self._apart(one, other) and not (isinstance(atom, _OPEN) and self._is_edge(atom, one, other)):
+                return True
+        return False
+
+    def _is_edge(self, atom: exp.Expr, column: exp.Expr, other: object) -> bool:
+        """Whether an open comparison of ``column`` leaves hardly a row out: keys above nought, the least and the most."""
+        if isinstance(atom, exp.NEQ | exp.NullSafeNEQ):
+            return _is_key(column) or (isinstance(other, exp.Literal) and other.is_string and not other.name.strip())
+        if isinstance(other, exp.Expr) and other.find(exp.Select) and other.find(exp.Min, exp.Max):
+            return any(table.name.lower() in self.tables for table in other.find_all(exp.Table))
+        upwards = isinstance(atom, exp.GT | exp.GTE) == (atom.this is column)
+        return upwards and _is_low(other, text=True) and (_is_key(column) or _is_low(other, text=True, number=False))
+
     def _apart(self, side: object, other: object) -> bool:
         """Whether ``side`` is a column (perhaps wrapped) and ``other`` does not hold that same column."""
-        column = _column(side)
+        column = self._column(side)
         if column is None or not isinstance(other, exp.Expr):
             return False
         return not any(_same(column, found) for found in self._columns(other))
+
+    def _column(self, side: object) -> exp.Column | None:
+        """The column of the table that is written to, which ``side`` is, perhaps wrapped."""
+        column = _column(side)
+        if column is None or not (column.table or self.strict):
+            return column
+        return column if column.table.lower() in self.known_as else None
 
     def _columns(self, other: exp.Expr) -> Iterator[exp.Column]:
         """The columns of this row that ``other`` holds: those of a subquery only where it names this table."""
@@ -127,7 +186,7 @@ class _Target:
             return False
         if any(c.table.lower() in self.known_as for item in query.expressions for c in item.find_all(exp.Column)):
             return False
-        if self.table not in {table.name.lower() for table in query.find_all(exp.Table)}:
+        if not self.tables & {table.name.lower() for table in query.find_all(exp.Table)}:
             return True
         where = query.args.get("where")
         return query.args.get("limit") is not None or (where is not None and self.limited_by(where.this))
@@ -137,9 +196,9 @@ class _Target:
         if not isinstance(query, exp.Select) or not isinstance(where := query.args.get("where"), exp.Where):
             return False
         tables = {table.name.lower() for table in query.find_all(exp.Table)}
-        if not tables or self.table in tables:
+        if not tables or self.tables & tables:
             return False
-        return any(column.table.lower() in self.known_as for column in where.find_all(exp.Column))
+        return replace(self, strict=True).limited_by(where.this)
 
 
 def _sides(disjunction: exp.Or) -> Iterator[object]:
@@ -151,6 +210,38 @@ def _sides(disjunction: exp.Or) -> Iterator[object]:
             pending.extend((part.this, part.expression))
         else:
             yield part
+
+
+def _leaves_text_out(pattern: object, wild: str) -> bool:
+    """Whether a pattern is known here and asks for some text: a regular expression when it has no ``wild`` characters."""
+    if isinstance(pattern, exp.Placeholder | exp.Parameter):
+        return True
+    if not isinstance(pattern, exp.Literal):
+        return False
+    if wild:
+        return bool(pattern.name.strip(wild))
+    return "|" not in pattern.name and _SOME_TEXT.search(_REGEX_CLASSES.sub(".", pattern.name)) is not None
+
+
+def _is_key(side: object) -> bool:
+    """Whether the column's name is that of a key, which is hardly ever nought or less."""
+    column = _column(side)
+    return column is not None and (column.name.lower() in _KEYS or column.name.lower().endswith("_id"))
+
+
+def _is_low(other: object, *, text: bool, number: bool = True) -> bool:
+    """Whether ``other`` is a number of at most one, or empty text."""
+    if isinstance(other, exp.Neg):
+        return number
+    if not isinstance(other, exp.Literal):
+        return False
+    if other.is_string:
+        return text and not other.name.strip()
+    return number and re.fullmatch(r"[01](?:\.0*)?|0?\.\d+", other.name) is not None
+
+
+def _unnested(query: object) -> object:
+    return query.unnest() if isinstance(query, exp.Expr) else query
 
 
 def _column(side: object) -> exp.Column | None:
