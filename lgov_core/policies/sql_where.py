@@ -106,7 +106,8 @@ class _Target:
             inner = atom.this.unnest()
             if in_or or isinstance(inner, exp.Is | exp.Exists) or not self._compares(inner):
                 return False
-            return (isinstance(inner, exp.In) and inner.args.get("query") is not None) or not _is_key(inner.this)
+            others = inner.expressions if isinstance(inner, exp.In) else [inner.args.get("expression")]
+            return inner.args.get("query") is not None or not (_is_key(inner.this) and any(map(_is_nought, others)))
         if isinstance(atom, exp.Exists):
             return self._depends_on_row(atom.this)
         return not (in_or and isinstance(atom, _OPEN)) and self._compares(atom)
@@ -143,14 +144,14 @@ class _Target:
                 return True
         return False
 
-    def _is_edge(self, atom: exp.Expr, column: exp.Expr, other: object) -> bool:
+    def _is_edge(self, atom: exp.Expr, column: object, other: object) -> bool:
         """Whether an open comparison of ``column`` leaves hardly a row out: keys above nought, the least and the most."""
         if isinstance(atom, exp.NEQ | exp.NullSafeNEQ):
-            return _is_key(column) or (isinstance(other, exp.Literal) and other.is_string and not other.name.strip())
+            return _is_nought(other) and (_is_key(column) or not _is_nought(other, text=False))
         if isinstance(other, exp.Expr) and other.find(exp.Select) and other.find(exp.Min, exp.Max):
             return any(table.name.lower() in self.tables for table in other.find_all(exp.Table))
         upwards = isinstance(atom, exp.GT | exp.GTE) == (atom.this is column)
-        return upwards and _is_low(other, text=True) and (_is_key(column) or _is_low(other, text=True, number=False))
+        return upwards and _is_low(other) and (_is_key(column) or _is_low(other, number=False))
 
     def _apart(self, side: object, other: object) -> bool:
         """Whether ``side`` is a column (perhaps wrapped) and ``other`` does not hold that same column."""
@@ -229,15 +230,20 @@ def _is_key(side: object) -> bool:
     return column is not None and (column.name.lower() in _KEYS or column.name.lower().endswith("_id"))
 
 
-def _is_low(other: object, *, text: bool, number: bool = True) -> bool:
-    """Whether ``other`` is a number of at most one, or empty text."""
+def _is_low(other: object, *, number: bool = True) -> bool:
+    """Whether ``other`` is empty text or a number of at most one."""
+    return _is_nought(other, number=number) or (
+        number and isinstance(other, exp.Literal) and re.fullmatch(r"1(?:\.0*)?|0?\.\d+", other.name) is not None
+    )
+
+
+def _is_nought(other: object, *, text: bool = True, number: bool = True) -> bool:
+    """Whether ``other`` is a number of at most nought, or empty text."""
     if isinstance(other, exp.Neg):
         return number
     if not isinstance(other, exp.Literal):
         return False
-    if other.is_string:
-        return text and not other.name.strip()
-    return number and re.fullmatch(r"[01](?:\.0*)?|0?\.\d+", other.name) is not None
+    return text and not other.name.strip() if other.is_string else number and not other.name.strip("0.")
 
 
 def _unnested(query: object) -> object:
