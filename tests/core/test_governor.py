@@ -220,8 +220,8 @@ def test_a_record_that_cannot_take_an_outcome_is_counted_and_the_act_stands() ->
         def lgov_reward(self, outcome: ToolOutcome) -> list[Reward]:
             return [Reward(1.0, dimension="air")]
 
-    subject = Governor(Says(ALLOW), audit=Record(), plugins=[Rewarding()])
-    (reward,) = subject.record(ToolOutcome(action(), "ok"))
+    subject = governor(Rewarding(), audit=Record())
+    (reward,) = subject.record(ToolOutcome(Action(Point.PRE_TOOL_CALL, "tool", call_id="call_1"), "ok"))
     assert reward.value == 1.0
     assert subject.failures["commit_outcome:audit"] == 1
 
