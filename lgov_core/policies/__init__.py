@@ -32,6 +32,7 @@ from lgov_core.policies.tool import ToolPolicy
 
 if TYPE_CHECKING:
     from lgov_core.policies.fetch import guarded_connect, guarded_opener
+    from lgov_core.policies.sqlite_guard import guard_sqlite
 
 __all__ = [
     "BUILTIN_POLICIES",
@@ -68,6 +69,7 @@ __all__ = [
     "condition_of",
     "digest_of",
     "fold",
+    "guard_sqlite",
     "guarded_connect",
     "guarded_opener",
     "load_policies",
@@ -83,4 +85,8 @@ def __getattr__(name: str) -> Any:
         from lgov_core.policies import fetch
 
         return getattr(fetch, name)
+    if name == "guard_sqlite":
+        from lgov_core.policies.sqlite_guard import guard_sqlite
+
+        return guard_sqlite
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -12,7 +12,7 @@ from lgov_core.policies import sql_names
 from lgov_core.policies.base import BoundedPolicy
 from lgov_core.policies.options import string_tuple
 from lgov_core.policies.sql_reading import SEVERITIES, Found, Mode, Reading, Settings
-from lgov_core.types import Action, Decision, Point, Severity
+from lgov_core.types import Action, Decision, Effect, Point, Severity
 
 MODES: tuple[Mode, ...] = ("guarded", "read_only")
 CACHED_TEXTS = 1024
@@ -44,6 +44,14 @@ class SQLPolicy(BoundedPolicy):
     one must be. ``tools`` are globs for the tools it judges; about others, and about hand-offs and agents, it has no
     opinion. ``functions`` are further functions that read_only may call.
 
+    ``columns`` are globs ``table.column`` that may be neither read nor written. Where a statement names a fitting table, it
+    must say which columns it wants: ``*``, a whole row, NATURAL JOIN, an INSERT into that table, column lists beside an
+    alias, and the name of such a column that is not surely another table's (``other.name``) are denied. ``count(*)`` is not.
+    A key by its other names in SQLite (``rowid``) counts as such a column. ``max_rows`` limits what a SELECT gives: a plain
+    limit is lowered, a missing one is written in (LIMIT, TOP or FETCH FIRST: the decision is a transform, comments are
+    lost), and where that takes more than an edit of one statement's text (several statements, parameters, percentages,
+    locks), it is denied. It needs a dialect. Other statements are not limited by it.
+
     What it cannot see: a view or trigger that exists already and touches a protected table. Name such views in
     ``deny``, and open the connection read-only where you can.
 
@@ -62,6 +70,8 @@ class SQLPolicy(BoundedPolicy):
         tools: Sequence[str] = ("*",),
         tables: Sequence[str] | None = None,
         functions: Sequence[str] = (),
+        columns: Sequence[str] = (),
+        max_rows: int | None = None,
         name: str = "SQLPolicy",
     ) -> None:
         self.name = name
@@ -85,6 +95,8 @@ class SQLPolicy(BoundedPolicy):
             denied_tables=denied_tables,
             tables=None if tables is None else tuple(g.lower() for g in string_tuple(name, "tables", tables)),
             functions=frozenset(function.lower() for function in string_tuple(name, "functions", functions)),
+            columns=tuple(_column(name, glob) for glob in string_tuple(name, "columns", columns)),
+            max_rows=_most(name, max_rows, self.dialect),
         )
         self._readings: dict[str, Reading] = {}
         self._judge_cached = lru_cache(CACHED_TEXTS)(self._judge_text)
@@ -111,15 +123,21 @@ class SQLPolicy(BoundedPolicy):
                     dialect = sql_names.known_dialect(dialect)
                 except PolicyError as error:
                     return self.deny("dialect-unknown", f"{error.message}.", Severity.MEDIUM)
-        if len(texts) == 1:
+        if len(texts) == 1 and self._settings.max_rows is None:
             return self.judge_sql(texts[0], dialect=dialect)
         verdicts = [self.judge_sql(text, dialect=dialect) for text in texts]
-        return max(verdicts, key=lambda verdict: (verdict.effect, SEVERITIES[verdict.severity]))
+        worst = max(verdicts, key=lambda verdict: (verdict.effect, SEVERITIES[verdict.severity]))
+        if worst.effect is not Effect.TRANSFORM:
+            return worst
+        names = [name for name in self.arguments if name in action.arguments]
+        given = {name: one.text for name, one in zip(names, verdicts, strict=True) if one.effect is Effect.TRANSFORM}
+        return self.transform(worst.rule, worst.reason, arguments={**action.arguments, **given})
 
     def judge_sql(self, text: str, *, dialect: str | None = None) -> Decision:
         """The verdict on one SQL text, which may hold several statements. Recent verdicts are kept.
 
-        ``dialect`` stands in for that of an action, where the policy has none of its own; `PolicyError` when it is unknown.
+        With ``max_rows`` it may be a transform whose ``text`` is the SQL with the limit. ``dialect`` stands in for
+        that of an action, where the policy has none of its own; `PolicyError` when it is unknown.
         """
         if self.dialect is not None and self.dialect != FROM_TOOL:
             dialect = self.dialect
@@ -134,6 +152,12 @@ class SQLPolicy(BoundedPolicy):
 
     def _judge_text(self, text: str, dialect: str | None) -> Decision:
         found = self._found_in_any(text) if dialect is None else self._reading(dialect).found_in(text)
+        if found is None and dialect is not None and self._settings.max_rows is not None:
+            found = self._reading(dialect).limited(text)
+            if isinstance(found, str):
+                return self.transform(
+                    "sql-max-rows", f"At most {self._settings.max_rows} rows may be read.", text=found
+                )
         return self.allow() if found is None else self.deny(found.rule, found.reason, found.severity)
 
     def _found_in_any(self, text: str) -> Found | None:
@@ -153,6 +177,23 @@ class SQLPolicy(BoundedPolicy):
         return reading
 
 
+def _column(policy: str, glob: str) -> tuple[str, str]:
+    table, dot, column = glob.strip().lower().rpartition(".")
+    if not (table and dot and column):
+        raise PolicyError(f"{policy}: columns has {glob!r}", hint="write table.column")
+    return table.rpartition(".")[2], column
+
+
+def _most(policy: str, max_rows: object, dialect: str | None) -> int | None:
+    if max_rows is None:
+        return None
+    if isinstance(max_rows, bool) or not isinstance(max_rows, int) or max_rows < 1:
+        raise PolicyError(f"{policy}: max_rows is {max_rows!r}", hint="write a number of rows, at least 1")
+    if dialect is None:
+        raise PolicyError(f"{policy}: max_rows needs a dialect", hint="write dialect= as well, or dialect='from_tool'")
+    return max_rows
+
+
 def sql_rule(
     *,
     dialect: str,
@@ -162,11 +203,22 @@ def sql_rule(
     tools: Sequence[str] = ("*",),
     tables: Sequence[str] | None = None,
     functions: Sequence[str] = (),
+    columns: Sequence[str] = (),
+    max_rows: int | None = None,
     name: str = "SQLPolicy",
 ) -> SQLPolicy:
     """`SQLPolicy` as a policy file makes it: there the dialect must be said, if only as ``from_tool``."""
     if dialect is None:  # pyright: ignore[reportUnnecessaryComparison] - files hold anything
         sql_names.known_dialect(dialect)
     return SQLPolicy(
-        deny, dialect=dialect, mode=mode, argument=argument, tools=tools, tables=tables, functions=functions, name=name
+        deny,
+        dialect=dialect,
+        mode=mode,
+        argument=argument,
+        tools=tools,
+        tables=tables,
+        functions=functions,
+        columns=columns,
+        max_rows=max_rows,
+        name=name,
     )

@@ -30,6 +30,10 @@ _TRANSACTION = re.compile(
     r"(?:begin(?:\s+(?:deferred|immediate|exclusive))?|start|commit|end|rollback)(?:\s+(?:transaction|work))?",
     re.IGNORECASE,
 )
+#: Statements that give no rows of a table, or are no tree.
+_OTHER = re.compile(
+    r"(?:explain|pragma|begin|start|commit|end|rollback|replace|insert|update|delete|create)\b", re.IGNORECASE
+)
 #: First words that leave the kind of statement to the syntax tree, and those of statements about transactions.
 _OPENINGS = frozenset({"WITH", "(", "TABLE"})
 _TRANSACTION_WORDS = frozenset({"BEGIN", "START", "COMMIT", "END", "ROLLBACK"})
@@ -64,6 +68,8 @@ class Settings:
     denied_tables: tuple[str, ...]
     tables: tuple[str, ...] | None
     functions: frozenset[str]
+    columns: tuple[tuple[str, str], ...] = ()
+    max_rows: int | None = None
 
 
 class Reading:
@@ -93,6 +99,25 @@ class Reading:
                 if worst is None or found.weight > worst.weight:
                     worst = found
         return worst
+
+    def limited(self, text: str) -> str | Found | None:
+        """A text that nothing was found in, with ``max_rows`` written into it; None when it need not be changed."""
+        from lgov_core.policies.sql_limit import is_limited, with_limit
+
+        most = self.settings.max_rows
+        if most is None:
+            return None
+        statements = self._lexicon.statements(text)
+        for statement in statements:
+            tree = None if _OTHER.match(statement.text) else self._parse(statement.text)[0]
+            if tree is None or is_limited(tree, most):
+                continue
+            changed = with_limit(statement.text, tree, most, self.dialect) if len(statements) == 1 else None
+            again = None if changed is None else self._parse(changed)[0]
+            if changed is None or again is None or not is_limited(again, most) or self.found_in(changed) is not None:
+                return Found("sql-max-rows", f"At most {most} rows may be read; write that limit.", Severity.MEDIUM)
+            return changed
+        return None
 
     # ------------------------------------------------------------------ one statement
 
@@ -179,6 +204,13 @@ class Reading:
             function = sql_tree.unknown_function(node)
             if function is not None and (self.mode == "read_only" or isinstance(node.parent, exp.Table)):
                 self._check_unknown(function)
+        if self.settings.columns:
+            from lgov_core.policies.sql_columns import reached_column
+
+            reached = reached_column(tree, self.settings.columns)
+            if reached is not None:
+                reason = f"{reached} reaches a column that must not be touched; name the columns that you need."
+                raise Found("sql-denied-column", reason, Severity.HIGH)
         # A second net: each time the text names a denied table, the tree must show that something else is meant.
         mentioned = [name for name in statement.names if name in self._exactly_denied]
         if mentioned and len(mentioned) > sql_tree.count_innocent(tree, self._exactly_denied):

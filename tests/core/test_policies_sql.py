@@ -209,6 +209,98 @@ def test_further_functions_can_be_made_known() -> None:
     assert policy.judge_sql("SELECT load_extension('x')").rule == "sql-function"
 
 
+def test_columns_are_closed_by_any_way_to_them() -> None:
+    policy = SQLPolicy(dialect="postgres", columns=["staff.pay", "users.pass*"])
+    for fine in (
+        "SELECT name, id FROM staff WHERE name = 'x'",
+        "SELECT count(*) FROM staff",
+        "SELECT * FROM orders",
+        "SELECT pay FROM orders",
+        "SELECT o.pay, o.* FROM orders o JOIN staff s ON s.id = o.staff_id",
+        "UPDATE staff SET name = 'x' WHERE id = 1",
+    ):
+        decision = policy.judge_sql(fine)
+        assert not decision.blocks, (fine, decision.reason)
+    for wrong in (
+        "SELECT pay FROM staff",
+        'SELECT "PAY" FROM staff',
+        "SELECT s.pay AS x FROM hr.staff AS s",
+        "SELECT * FROM staff",
+        "SELECT s.* FROM staff s, orders o",
+        "SELECT name FROM staff ORDER BY pay",
+        "SELECT name FROM staff WHERE pay > 3",
+        "SELECT pay FROM staff, orders",
+        "SELECT staff FROM staff",
+        "SELECT row_to_json(s) FROM staff s",
+        "SELECT c FROM staff AS t(a, b, c)",
+        "SELECT name FROM staff JOIN orders USING (pay)",
+        "SELECT name FROM staff NATURAL JOIN orders",
+        "WITH s AS (SELECT * FROM staff) SELECT name FROM s",
+        "SELECT max(password) FROM users",
+        "UPDATE staff SET pay = 1 WHERE id = 1",
+        "INSERT INTO staff VALUES (1, 'x', 3)",
+        "INSERT INTO staff (id, pay) VALUES (1, 3)",
+        "UPDATE staff SET name = 'x' WHERE id = 1 RETURNING *",
+        "CREATE INDEX i ON staff (pay)",
+    ):
+        assert policy.judge_sql(wrong).rule == "sql-denied-column", wrong
+    with pytest.raises(PolicyError, match=r"columns has 'pay'"):
+        SQLPolicy(dialect="postgres", columns=["pay"])
+
+
+@pytest.mark.parametrize(
+    ("dialect", "text", "limited"),
+    [
+        ("sqlite", "SELECT a FROM t", "SELECT a FROM t LIMIT 10"),
+        ("sqlite", "SELECT a FROM t -- all\n;", "SELECT a FROM t LIMIT 10"),
+        ("sqlite", "SELECT a FROM t LIMIT 5", None),
+        ("sqlite", "SELECT a FROM t LIMIT 500 OFFSET 20", "SELECT a FROM t LIMIT 10 OFFSET 20"),
+        ("mysql", "SELECT a FROM t LIMIT 20, 5", None),
+        ("postgres", "SELECT a FROM t UNION ALL SELECT b FROM u", "SELECT a FROM t UNION ALL SELECT b FROM u LIMIT 10"),
+        ("postgres", "SELECT a FROM (SELECT a FROM t LIMIT 3) s", "SELECT a FROM (SELECT a FROM t LIMIT 3) s LIMIT 10"),
+        ("postgres", "SELECT a FROM t FETCH FIRST 3 ROWS ONLY", None),
+        ("tsql", "SELECT DISTINCT a FROM t", "SELECT DISTINCT TOP 10 a FROM t"),
+        ("tsql", "SELECT TOP 3 a FROM t", None),
+        ("oracle", "SELECT a FROM t", "SELECT a FROM t FETCH FIRST 10 ROWS ONLY"),
+        ("sqlite", "INSERT INTO t (a) VALUES (1)", None),
+    ],
+)
+def test_the_number_of_rows_is_limited(dialect: str, text: str, limited: str | None) -> None:
+    decision = SQLPolicy(dialect=dialect, max_rows=10).judge(call({"query": text, "other": 1}))
+    assert decision is not None
+    if limited is None:
+        assert decision.effect is Effect.ALLOW, decision.reason
+    else:
+        assert (decision.effect, decision.rule) == (Effect.TRANSFORM, "sql-max-rows"), decision.reason
+        assert decision.arguments == {"query": limited, "other": 1}
+
+
+@pytest.mark.parametrize(
+    ("dialect", "text"),
+    [
+        ("sqlite", "SELECT a FROM t LIMIT -1"),
+        ("sqlite", "SELECT a FROM t LIMIT 5 + 500"),
+        ("sqlite", "SELECT a FROM t; SELECT b FROM t"),
+        ("mysql", "SELECT a FROM t LIMIT 20, 500"),
+        ("postgres", "SELECT a FROM t LIMIT ALL"),
+        ("tsql", "SELECT TOP 50 PERCENT a FROM t"),
+        ("tsql", "SELECT TOP 3 WITH TIES a FROM t ORDER BY a"),
+        ("tsql", "SELECT a FROM t UNION ALL SELECT b FROM u"),
+        ("tsql", "WITH w AS (SELECT a FROM t) SELECT a FROM w"),
+    ],
+)
+def test_where_a_limit_cannot_be_written_it_is_denied(dialect: str, text: str) -> None:
+    assert SQLPolicy(dialect=dialect, max_rows=10).judge_sql(text).rule == "sql-max-rows"
+
+
+def test_max_rows_needs_a_number_and_a_dialect() -> None:
+    for wrong in (0, -1, True, "5", 1.5):
+        with pytest.raises(PolicyError, match="max_rows"):
+            SQLPolicy(dialect="sqlite", max_rows=wrong)  # type: ignore[arg-type]
+    with pytest.raises(PolicyError, match="max_rows needs a dialect"):
+        SQLPolicy(max_rows=5)
+
+
 @pytest.mark.parametrize(
     ("text", "rule"),
     [
