@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Final
 
@@ -78,39 +79,51 @@ def guard_sqlite(
 
 
 def _authorizer(mode: Mode, tables: tuple[str, ...], columns: tuple[str, ...], functions: frozenset[str]) -> Authorizer:
-    def closed(table: str, column: str) -> bool:
-        return any(fnmatchcase(table, glob) for glob in tables) or (
-            bool(column) and any(fnmatchcase(f"{table}.{column}", glob) for glob in columns)
-        )
-
-    def refuses_access(code: int, first: str, second: str) -> bool:
-        if first in _SCHEMA_TABLES:
-            # Making a table writes them and reads their row numbers. As SQL, SQLite itself refuses to write them.
-            return mode == "read_only" or (code == sqlite3.SQLITE_READ and second != "rowid")
-        if first.startswith("pragma_"):
-            return True
-        return closed(first, second) or (code in _WRITES and mode == "read_only")
-
-    def refuses(code: int, first: str, second: str) -> bool:
-        if code in (sqlite3.SQLITE_READ, *_WRITES):
-            return refuses_access(code, first, second)
-        if code == sqlite3.SQLITE_FUNCTION:
-            return second not in functions and is_dangerous(second, "sqlite")
-        if code == sqlite3.SQLITE_PRAGMA:
-            return first not in DESCRIBING_PRAGMAS or any(fnmatchcase(second, glob) for glob in tables)
-        if code in _HARMLESS:
-            return False
-        if code == sqlite3.SQLITE_REINDEX:  # asked for after an index is made, too
-            return mode == "read_only"
-        if code in _CREATES:
-            return mode == "read_only" or closed(first, "") or closed(second, "")
-        return True
+    rules = _Rules(mode, tables, columns, functions)
 
     def authorizer(code: int, first: str | None, second: str | None, database: str | None, source: str | None) -> int:
         try:
-            refused = refuses(code, (first or "").lower(), (second or "").lower())
+            refused = rules.refuse(code, (first or "").lower(), (second or "").lower())
         except Exception:  # noqa: BLE001 - whatever goes wrong, it is refused
             refused = True
         return sqlite3.SQLITE_DENY if refused else sqlite3.SQLITE_OK
 
     return authorizer
+
+
+@dataclass(frozen=True, slots=True)
+class _Rules:
+    """What is refused, by the code that SQLite asks with and its two names in lower case."""
+
+    mode: Mode
+    tables: tuple[str, ...]
+    columns: tuple[str, ...]
+    functions: frozenset[str]
+
+    def refuse(self, code: int, first: str, second: str) -> bool:
+        if code in _HARMLESS:
+            return False
+        if code in (sqlite3.SQLITE_READ, *_WRITES):
+            return self._refuse_access(code, first, second)
+        if code == sqlite3.SQLITE_FUNCTION:
+            return second not in self.functions and is_dangerous(second, "sqlite")
+        if code == sqlite3.SQLITE_PRAGMA:
+            return first not in DESCRIBING_PRAGMAS or self._closed(second)
+        if code == sqlite3.SQLITE_REINDEX:  # asked for after an index is made, too
+            return self.mode == "read_only"
+        if code in _CREATES:
+            return self.mode == "read_only" or self._closed(first) or self._closed(second)
+        return True
+
+    def _refuse_access(self, code: int, first: str, second: str) -> bool:
+        if first in _SCHEMA_TABLES:
+            # Making a table writes them and reads their row numbers. As SQL, SQLite itself refuses to write them.
+            return self.mode == "read_only" or (code == sqlite3.SQLITE_READ and second != "rowid")
+        if first.startswith("pragma_"):
+            return True
+        return self._closed(first, second) or (code in _WRITES and self.mode == "read_only")
+
+    def _closed(self, table: str, column: str = "") -> bool:
+        return any(fnmatchcase(table, glob) for glob in self.tables) or (
+            bool(column) and any(fnmatchcase(f"{table}.{column}", glob) for glob in self.columns)
+        )
