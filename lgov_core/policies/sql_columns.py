@@ -1,4 +1,9 @@
-"""Columns that a statement may reach: names, stars, whole rows, renamings."""
+"""Whether a statement may read or write a protected column.
+
+Nothing is known about the tables, so whatever may reach the column counts: its name in a statement on its table, unless
+it is qualified by another table; every column at once (``*``, a row as a value, an INSERT that names no columns); names
+for columns that a table alias gives anew.
+"""
 
 from __future__ import annotations
 
@@ -7,77 +12,112 @@ from fnmatch import fnmatchcase
 
 from sqlglot import exp
 
-from lgov_core.policies import sql_tree
+from lgov_core.policies.sql_rules import folded, may_mean
+from lgov_core.policies.sql_tree import is_from_query, table_names
 
+#: SQLite's names for the row's number, which an integer primary key is another name for.
 _ROW_NUMBERS = frozenset({"rowid", "oid", "_rowid_"})
 
 
-def reached_column(tree: exp.Expr, globs: Sequence[tuple[str, str]]) -> str | None:
-    """What in ``tree`` reaches one of the columns (``globs``: of the table's and of the column's name), or may.
+def reached_column(tree: exp.Expr, protected: Sequence[tuple[str, str]]) -> str | None:
+    """The first protected column that ``tree`` may touch, as ``table.column``; None when it touches none.
 
-    Only where the statement names a fitting table. None when nothing does. A name counts as another table's column only
-    when it is qualified with that table; a star, a whole row, and what renames or joins by name count as reaching.
+    ``protected`` are pairs of globs, for the table and for the column.
     """
-    tables = [node for node in tree.find_all(exp.Table)]
-    closed = [
-        (column, {found for found in tables if fnmatchcase(_name(found), table)})
-        for table, column in globs
-        if any(fnmatchcase(_name(found), table) for found in tables)
+    tables = [
+        (node, schema, table)
+        for node in tree.walk()
+        for schema, table in table_names(node)
+        if not is_from_query(node, table)
     ]
-    if not closed:
-        return None
-    fitting = set[exp.Table]().union(*(found for _, found in closed))
-    elsewhere = {t.alias_or_name.lower() for t in tables if t not in fitting} - {
-        name for t in fitting for name in (t.alias_or_name.lower(), _name(t))
-    }
-    rows = {name for t in fitting for name in (t.alias_or_name.lower(), _name(t))}
-    patterns = [column for column, _ in closed]
+    for table_glob, column_glob in protected:
+        reached = [node for node, schema, table in tables if may_mean(table_glob, schema, table)]
+        if reached and _touches(tree, reached, [node for node, _, _ in tables], column_glob):
+            return f"{table_glob}.{column_glob}"
+    return None
+
+
+def _touches(tree: exp.Expr, reached: list[exp.Expr], tables: list[exp.Expr], glob: str) -> bool:
+    known_as = {folded(node.alias_or_name) for node in reached} | {folded(node.name) for node in reached}
+    elsewhere = {folded(node.alias_or_name) for node in tables if node not in reached} - known_as
+    elsewhere |= {folded(node.alias_or_name) for node in tree.find_all(exp.Subquery)} - known_as
+    elsewhere |= {folded(node.alias_or_name) for node in tree.find_all(exp.CTE)} - known_as
+    if any(_takes_all(node) for node in reached):
+        return True
     for node in tree.walk():
-        found = _reaches(node, patterns, rows, elsewhere, fitting)
-        if found is not None:
-            return found
-    return None
+        if isinstance(node, exp.Star):
+            if _star_reaches(node, reached, known_as, elsewhere) and not _excluded(node, glob):
+                return True
+        elif (
+            isinstance(node, exp.Columns)
+            or (isinstance(node, exp.Join) and node.method.upper() == "NATURAL")
+            or (isinstance(node, exp.Identifier) and _names_it(node, glob, known_as, elsewhere))
+        ):
+            return True
+    return False
 
 
-def _reaches(
-    node: exp.Expr, patterns: Sequence[str], rows: set[str], elsewhere: set[str], fitting: set[exp.Table]
-) -> str | None:
-    if isinstance(node, exp.Star):
-        around = node.parent
-        if isinstance(around, exp.Count) or (isinstance(around, exp.Column) and around.table.lower() in elsewhere):
-            return None
-        return "*"
-    if isinstance(node, exp.Columns):
-        return "*"
-    if isinstance(node, exp.Join) and str(node.args.get("method") or "").upper() == "NATURAL":
-        return "NATURAL JOIN"
-    if isinstance(node, exp.Insert) and isinstance(node.this, exp.Table) and node.this in fitting:
-        return "INSERT without a list of columns"
-    if isinstance(node, exp.Table) and node in fitting:
-        if node.args.get("alias") is not None and node.args["alias"].args.get("columns"):
-            return "a list of columns beside the table's alias"
-        return "the table as a list" if isinstance(node.parent, exp.In) else None
-    if isinstance(node, exp.In) and (field := node.args.get("field")) is not None:
-        return f"IN {field.name}" if field.name.lower() in rows else None
-    if isinstance(node, exp.Identifier):
-        return next(_by_name(node, patterns, rows, elsewhere), None)
-    return None
+def _takes_all(node: exp.Expr) -> bool:
+    """Whether a protected table is used as a whole: renamed columns, ``x IN table``, an INSERT without columns."""
+    if not isinstance(node, exp.Table):
+        return True
+    alias = node.args.get("alias")
+    if isinstance(alias, exp.TableAlias) and alias.args.get("columns"):
+        return True
+    parent = node.parent
+    return isinstance(parent, exp.Insert) and node.arg_key == "this"
 
 
-def _by_name(node: exp.Identifier, patterns: Sequence[str], rows: set[str], elsewhere: set[str]) -> Iterator[str]:
-    name, around, place = node.name.lower(), node.parent, node.arg_key
-    if isinstance(around, exp.Table) or (isinstance(around, exp.Alias | exp.TableAlias) and place == "alias"):
-        return
-    if isinstance(around, exp.TableAlias) and place == "this":
-        return
-    if isinstance(around, exp.Column):
-        if place != "this" or around.table.lower() in elsewhere:
-            return
-        if not around.table and name in rows:
-            yield name  # the whole row
-    if name in _ROW_NUMBERS or any(fnmatchcase(name, pattern) for pattern in patterns):
-        yield name
+def _star_reaches(star: exp.Star, reached: list[exp.Expr], known_as: set[str], elsewhere: set[str]) -> bool:
+    parent = star.parent
+    if isinstance(parent, exp.Count) or (isinstance(parent, exp.Anonymous) and parent.name.lower() == "count"):
+        return False
+    if isinstance(parent, exp.Column):
+        return folded(parent.table) not in elsewhere
+    if isinstance(parent, exp.Select) and star.arg_key == "expressions":
+        direct = set(map(id, _direct(parent)))
+        return any(id(node) in direct for node in reached)
+    return bool(known_as)
 
 
-def _name(table: exp.Table) -> str:
-    return next(name for _, _, name in sql_tree.table_names(table))
+def _direct(select: exp.Select) -> Iterator[exp.Expr]:
+    """What a query reads from directly, joins included."""
+    pending: list[object] = [
+        select.args.get("from_"),
+        *(select.args.get("joins") or []),
+        *(select.args.get("laterals") or []),
+    ]
+    while pending:
+        node = pending.pop()
+        if isinstance(node, exp.From | exp.Join | exp.Paren):
+            pending.append(node.this)
+        elif isinstance(node, exp.Table):
+            yield node
+            pending.extend(node.args.get("joins") or [])
+        elif isinstance(node, exp.Subquery):
+            if not isinstance(node.this, exp.Query):
+                pending.append(node.this)
+            pending.extend(node.args.get("joins") or [])
+
+
+def _excluded(star: exp.Star, glob: str) -> bool:
+    """Whether ``* EXCEPT (...)`` leaves the column out by its full name."""
+    if set(glob) & set("*?["):
+        return False
+    return any(folded(item.name) == glob for item in star.args.get("except_") or [])
+
+
+def _names_it(identifier: exp.Identifier, glob: str, known_as: set[str], elsewhere: set[str]) -> bool:
+    name, parent, place = folded(identifier.name), identifier.parent, identifier.arg_key
+    if isinstance(parent, exp.Column):
+        if place != "this":
+            return False
+        if isinstance(parent.parent, exp.Star):
+            return False  # in EXCEPT
+        if name in known_as and not parent.table:
+            return True  # the whole row as a value
+        meant = name in _ROW_NUMBERS or fnmatchcase(name, glob)
+        return meant and not (parent.table and folded(parent.table) in elsewhere)
+    if isinstance(parent, exp.Table | exp.TableAlias) or (isinstance(parent, exp.Alias) and place == "alias"):
+        return False
+    return fnmatchcase(name, glob)

@@ -1,57 +1,137 @@
-"""How many rows a SELECT may give: read off its tree, and written into its text where that is safe."""
+"""Makes a reading statement return at most so many rows, where its text can be changed with certainty.
+
+A number is put behind (``LIMIT n``; ``FETCH FIRST n ROWS ONLY`` for Oracle, ``TOP n`` in front for SQL Server), or a
+greater number replaced. The changed text is parsed again and must mean the same but for the limit; otherwise nothing is
+changed and the statement denied.
+"""
 
 from __future__ import annotations
 
-import re
+from collections.abc import Sequence
+from typing import Protocol
 
 from sqlglot import exp
 
-_TAIL = re.compile(r"(\blimit\s+)(\d+)((?:\s+offset\s+\d+)?)$", re.IGNORECASE)
-_HEAD = re.compile(r"select(?:\s+(?:distinct|all))?(?=\s)", re.IGNORECASE)
-_TOP = frozenset({"tsql", "fabric", "teradata"})
+_TOP = frozenset({"tsql", "fabric"})
 _FETCH = frozenset({"oracle"})
+#: Dialects whose LIMIT goes to the very end. Elsewhere a missing limit is a denial.
+_NO_LIMIT_CLAUSE = frozenset({"teradata", "drill"})
 
 
-def is_limited(tree: exp.Expr, most: int) -> bool:
-    """Whether ``tree`` gives at most ``most`` rows, or is no SELECT."""
+class Token(Protocol):
+    """What is needed of the parser's tokens."""
+
+    text: str
+    start: int
+    end: int
+
+
+class NoLimit(Exception):
+    """The statement cannot be limited with certainty. The message says what to write."""
+
+
+def limited(tree: exp.Expr, text: str, tokens: Sequence[Token], rows: int, dialect: str) -> str | None:
+    """The text of a statement that returns at most ``rows`` rows; None when it does so already. Raises `NoLimit`.
+
+    The caller parses what comes back and asks `same_but_for_the_limit`.
+    """
+    if isinstance(tree, exp.Values):
+        if len(tree.expressions) <= rows:
+            return None
+        raise NoLimit(f"Give at most {rows} rows of values.")
+    advice = f"At most {rows} rows may be read; end the query with {_form(dialect, rows)}."
     if not isinstance(tree, exp.Query):
-        return True
-    if isinstance(tree, exp.Subquery) and tree.args.get("limit") is None:
-        return is_limited(tree.this, most)
-    rows = _rows(tree)
-    return rows is not None and rows <= most
-
-
-def _rows(tree: exp.Expr) -> int | None:
-    """The number that limits the rows; None when there is none or it is not plain."""
-    limit = tree.args.get("limit")
-    if isinstance(limit, exp.Limit):
-        number = limit.expression
-    elif isinstance(limit, exp.Fetch):
-        number = limit.args.get("count")
-    else:
         return None
+    if isinstance(tree, exp.Subquery) or tree.args.get("locks") or tree.args.get("settings"):
+        if isinstance(tree, exp.Subquery) and _count(tree) is None and isinstance(tree.this, exp.Query):
+            inner = _count(tree.this)
+            if inner is not None and inner <= rows:
+                return None
+        raise NoLimit(advice)
+    if tree.args.get("limit") is None:
+        return _with_limit(tree, text, tokens, rows, dialect, advice)
+    count = _count(tree)
+    if count is None:
+        raise NoLimit(f"At most {rows} rows may be read; write the limit as a plain number up to that.")
+    return None if count <= rows else _lowered(text, tokens, count, rows, advice)
+
+
+def same_but_for_the_limit(old: exp.Expr, new: exp.Expr, rows: int) -> bool:
+    """Whether ``new`` is ``old`` with a limit of ``rows`` rows and no other difference."""
+    if _count(new) != rows:
+        return False
+    one, two = old.copy(), new.copy()
+    one.set("limit", None)
+    two.set("limit", None)
+    return one == two
+
+
+def _form(dialect: str, rows: int) -> str:
+    if dialect in _TOP:
+        return f"TOP {rows}, written after SELECT"
+    return f"FETCH FIRST {rows} ROWS ONLY" if dialect in _FETCH else f"LIMIT {rows}"
+
+
+def _count(tree: exp.Expr) -> int | None:
+    """The number of rows in the limit of a query, when it is a plain number without options."""
+    limit = tree.args.get("limit")
+    if not isinstance(limit, exp.Limit | exp.Fetch):
+        return None
+    options = limit.args.get("limit_options")
+    if isinstance(options, exp.LimitOptions) and (options.args.get("percent") or options.args.get("with_ties")):
+        return None
+    if limit.args.get("expressions"):  # LIMIT n BY: so many of each
+        return None
+    number = limit.args.get("count") if isinstance(limit, exp.Fetch) else limit.expression
     while isinstance(number, exp.Paren):
         number = number.this
-    options = limit.args.get("limit_options")
-    if limit.args.get("expressions") or (options and (options.args.get("percent") or options.args.get("with_ties"))):
-        return None
     if not isinstance(number, exp.Literal) or number.is_string or not number.name.isdigit():
         return None
     return int(number.name)
 
 
-def with_limit(text: str, tree: exp.Expr, most: int, dialect: str) -> str | None:
-    """``text`` (one statement without comments) with a limit of ``most`` rows, None where that takes more than an edit."""
-    if _rows(tree) is not None and (tail := _TAIL.search(text)) is not None and int(tail[2]) == _rows(tree):
-        return f"{text[: tail.start()]}{tail[1]}{most}{tail[3]}"
-    if any(
-        tree.args.get(part) for part in ("limit", "offset", "locks", "settings", "format", "into", "for_", "options")
-    ):
-        return None
-    if dialect in _TOP:
-        head = _HEAD.match(text) if isinstance(tree, exp.Select) else None
-        return None if head is None else f"{head[0]} TOP {most}{text[head.end() :]}"
-    if not isinstance(tree, exp.Select | exp.SetOperation):
-        return None
-    return f"{text} FETCH FIRST {most} ROWS ONLY" if dialect in _FETCH else f"{text} LIMIT {most}"
+def _with_limit(tree: exp.Query, text: str, tokens: Sequence[Token], rows: int, dialect: str, advice: str) -> str:
+    if dialect in _NO_LIMIT_CLAUSE or tree.args.get("for_") or tree.args.get("options"):
+        raise NoLimit(advice)
+    if dialect in _FETCH:
+        return f"{text} FETCH FIRST {rows} ROWS ONLY"
+    if dialect not in _TOP:
+        return f"{text} LIMIT {rows}"
+    if tree.args.get("offset") is not None:
+        return f"{text} FETCH NEXT {rows} ROWS ONLY"
+    if not isinstance(tree, exp.Select):
+        raise NoLimit(advice)
+    selects = [place for place, depth in _top_level(tokens) if depth == 0 and tokens[place].text.upper() == "SELECT"]
+    if len(selects) != 1:
+        raise NoLimit(advice)
+    after = selects[0]
+    if after + 1 < len(tokens) and tokens[after + 1].text.upper() in ("DISTINCT", "ALL"):
+        after += 1
+    at = tokens[after].end + 1
+    return f"{text[:at]} TOP {rows}{text[at:]}"
+
+
+def _lowered(text: str, tokens: Sequence[Token], count: int, rows: int, advice: str) -> str:
+    """The text with the number of its outermost limit replaced."""
+    places = [place for place, depth in _top_level(tokens) if depth == 0]
+    words = [place for place in places if tokens[place].text.upper() in ("LIMIT", "TOP", "FIRST", "NEXT")]
+    if not words:
+        raise NoLimit(advice)
+    after = [token.text for token in tokens[words[-1] + 1 : words[-1] + 3]]
+    ahead = 2 if after[:1] == ["("] else 3 if after[1:] == [","] else 1  # TOP (n); LIMIT offset, n; LIMIT n
+    if words[-1] + ahead >= len(tokens) or (token := tokens[words[-1] + ahead]).text != str(count):
+        raise NoLimit(advice)
+    return f"{text[: token.start]}{rows}{text[token.end + 1 :]}"
+
+
+def _top_level(tokens: Sequence[Token]) -> list[tuple[int, int]]:
+    """Each token's place, with how many parentheses are open there."""
+    found: list[tuple[int, int]] = []
+    depth = 0
+    for place, token in enumerate(tokens):
+        if token.text == "(":
+            depth += 1
+        elif token.text == ")":
+            depth -= 1
+        found.append((place, depth))
+    return found

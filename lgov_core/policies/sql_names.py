@@ -1,4 +1,4 @@
-"""What SQLPolicy knows by name: dialects, statements, functions and catalogs."""
+"""What SQLPolicy knows by name: dialects, statements, functions that do more than compute, and catalogs."""
 
 from __future__ import annotations
 
@@ -6,10 +6,12 @@ import difflib
 import re
 
 from lgov_core.errors import PolicyError
+from lgov_core.policies.options import names as _split
 
 
-def _words(text: str) -> frozenset[str]:
-    return frozenset(text.split())
+def words(text: str) -> frozenset[str]:
+    """The words of a text, as a set."""
+    return frozenset(_split(text))
 
 
 DIALECTS = (
@@ -44,10 +46,10 @@ DIALECT_ALIASES = {"postgresql": "postgres", "mariadb": "mysql", "mssql": "tsql"
 
 #: Statements that only read, and those that guarded mode lets through after a closer look.
 READS = frozenset({"SELECT", "VALUES", "EXPLAIN"})
-GUARDED = READS | {"FOR UPDATE", "INSERT", "REPLACE", "UPDATE", "DELETE", "CREATE", "PRAGMA", "TRANSACTION"}
+GUARDED = READS | {"FOR UPDATE", "INSERT", "REPLACE", "UPDATE", "DELETE", "CREATE", "PRAGMA", "TRANSACTION", "MERGE"}
 
 #: Every kind of statement that ``deny`` may name.
-KINDS = GUARDED | _words(
+KINDS = GUARDED | words(
     "ALTER ANALYZE ATTACH BACKUP BEGIN CALL COMMENT COMMIT COPY DEALLOCATE DECLARE DESCRIBE DETACH DO"
     " DROP EXEC EXECUTE EXPORT FLUSH GRANT HANDLER IMPORT INSTALL KILL LISTEN LOAD LOCK MERGE NOTIFY"
     " OPTIMIZE PREPARE PURGE REFRESH REINDEX RELEASE RENAME RESET RESTORE REVOKE ROLLBACK SAVEPOINT SET"
@@ -55,7 +57,7 @@ KINDS = GUARDED | _words(
 )
 
 #: Kinds that can lose data or protection; a denial of one of them is critical.
-DESTRUCTIVE = _words(
+DESTRUCTIVE = words(
     "ALTER ATTACH CALL COPY DELETE DETACH DO DROP EXEC EXECUTE GRANT INSTALL LOAD MERGE PRAGMA PREPARE"
     " REPLACE RENAME REVOKE SHUTDOWN TRUNCATE UPDATE VACUUM"
 )
@@ -65,63 +67,77 @@ DESCRIBING_PRAGMAS = frozenset(
     {"table_info", "table_xinfo", "table_list", "index_list", "index_info", "index_xinfo", "foreign_key_list"}
 )
 
-#: Functions that reach files, the network, other servers or sessions, wait, or run text as SQL. Denied in every mode.
+#: Functions that reach files, the network, other servers or sessions, settings, wait, or run text as SQL. Denied in every
+#: mode.
 _DANGEROUS = re.compile(
     # SQLite and its shell
-    r"load_extension|readfile|writefile|edit|fts3_tokenizer|sqlite_\w+|fsdir|zipfile|sqlar_\w+|unionvtab|swarmvtab"
-    # PostgreSQL
+    r"load_extension|readfile|writefile|edit|fts3_tokenizer|sqlite_\w+|fsdir|zipfile|sqlar_\w+|unionvtab|swarmvtab|lsmode"
+    # PostgreSQL and its relatives
     r"|pg_(?:read|ls|stat|file|sleep|terminate|cancel|reload|rotate|promote|switch|create|drop|logical|replication|advisory"
-    r"|try_advisory|log|import|export|backup|start|stop|copy|wal|notify)\w*"
-    r"|lo_\w+|loread|lowrite|dblink\w*|set_config|setval|(?:query|table|schema|database|cursor)_to_xml\w*|ts_stat"
-    r"|crosstab\w*|connectby|xpath_table|plan_\w*exec\w*"
+    r"|try_advisory|log|import|export|backup|start|stop|copy|wal|notify|current_logfile|extension|prewarm|execute)\w*"
+    r"|lo_\w+|loread|lowrite|dblink\w*|set_config|current_setting|setval|(?:query|table|schema|database|cursor)_to_xml\w*"
+    r"|ts_stat|crosstab\w*|connectby|xpath_table|plan_\w*exec\w*|ts_rewrite|query_export_to_s3|table_import_from_s3"
+    r"|schedule_in_database|binary_upgrade_\w+|postgres_fdw_\w+"
     # MySQL
-    r"|load_file|sleep|benchmark|get_lock|release_lock|release_all_locks|sys_eval|sys_exec|master_pos_wait|source_pos_wait"
+    r"|load_file|sleep|benchmark|(?:get|release)_lock|release_all_locks|sys_(?:eval|exec|get|set)|master_pos_wait"
+    r"|source_pos_wait|wait_for_executed_gtid_set|lib_mysqludf\w*"
     # SQL Server
-    r"|xp_\w+|sp_\w+|openrowset|openquery|opendatasource|fn_(?:dump_)?dblog|fn_(?:trace|xe|get)_\w+"
+    r"|xp_\w+|sp_\w+|openrowset|openquery|opendatasource|fn_(?:dump_)?dblog|fn_(?:trace|xe|get|my|sys|hadr)_\w+|openxml"
+    r"|fn_\w*(?:file|log|trace)\w*|dm_\w+"
     # Oracle
-    r"|utl_\w+|dbms_\w+|httpuritype|xmltype|sys_context|getxml\w*"
+    r"|utl_\w+|dbms_\w+|httpuritype|dburitype|xdburitype|ftpuritype|urifactory|xmltype|sys_context|getxml\w*|bfilename"
+    r"|owa_\w+|sys_xmlgen|sys_dburigen"
     # DuckDB, ClickHouse, Spark, Snowflake, BigQuery, Trino
-    r"|read_\w+|\w+_scan|scan_\w+|sniff_csv|parquet_\w+|getenv|query|query_table|glob_files|sqlsmith\w*"
-    r"|file|url|s3|s3cluster|hdfs|remote|remotesecure|mysql|postgresql|mongodb|jdbc|odbc|executable|input|azureblobstorage"
-    r"|gcs|deltalake|iceberg|hudi|cluster|clusterallreplicas|dictget\w*"
-    r"|reflect|java_method|try_reflect|identifier|external_query|read_files|http_get|http_post|ai_query"
-    r"|system\$\w+|result_scan|sleepeachrow|ai_\w+|generate_(?:text|embedding|table|bool|int|double)"
-    r"|understand_text|annotate_image|transcribe|process_document|ml_\w+"
-)
-#: Packages whose functions do such things, where they stand before a call: ``UTL_HTTP.REQUEST(...)``.
-_DANGEROUS_PACKAGE = re.compile(
-    r"utl_(?!raw|match|i18n)\w+|dbms_(?!random|lob|crypto)\w+|owa_\w+|apex_\w+|ai|cortex|ctxsys"
+    r"|read_\w+|\w+_scan|\w+_scan_pushdown|scan_\w+|sniff_csv|parquet_\w+|getenv|query|query_table|glob|glob_files|sqlsmith\w*"
+    r"|(?:postgres|mysql|sqlite|odbc|bigquery)_(?:query|execute|attach|command)|st_read\w*|load_aws_credentials|which_secret"
+    r"|write_log|force_checkpoint|checkpoint|duckdb_\w+|copy_database|from_substrait\w*|get_substrait\w*"
+    r"|file|filecluster|url|urlcluster|s3|s3cluster|gcs|hdfs|hdfscluster|remote|remotesecure|mysql|postgresql|mongodb|redis"
+    r"|jdbc|odbc|sqlite|executable|input|azureblobstorage\w*|deltalake\w*|iceberg\w*|hudi\w*|cluster|clusterallreplicas"
+    r"|dictget\w*|dictionary|dicthas|joinget\w*|catboostevaluate|merge|view|sleepeachrow|getsetting|getserverport|hostname"
+    r"|showcertificate|addressto\w+|demangle|filesystem\w+|loop|fuzzquery|mergetree\w+|ytsaurus|arrowflight|evalmlmethod"
+    r"|reflect|java_method|try_reflect|identifier|external_query|read_files|http\w*|ai_\w+|xpath_file|cloud_files"
+    r"|secret|try_secret|list_secrets|kafka|read_kafka|raise_error"
+    r"|system\$\w+|result_scan|get_presigned_url|build_\w*file_url|get_stage_location|infer_schema|to_file|try_to_file"
+    r"|understand_text|annotate_image|transcribe|process_document|ml_\w+|generate_(?:text|embedding|table|bool|int|double)"
+    r"|validate_pipe_load|external_functions_history|query_history\w*|login_history\w*|copy_history"
 )
 #: Names above that are harmless elsewhere and common as ordinary names.
-_ONLY_IN = {
-    "file": {"clickhouse"},
-    "url": {"clickhouse"},
-    "s3": {"clickhouse"},
-    "input": {"clickhouse"},
-    "remote": {"clickhouse"},
-    "cluster": {"clickhouse"},
-    "mysql": {"clickhouse"},
-    "postgresql": {"clickhouse"},
-    "mongodb": {"clickhouse"},
-    "jdbc": {"clickhouse"},
-    "odbc": {"clickhouse"},
-    "executable": {"clickhouse"},
-    "iceberg": {"clickhouse"},
-    "edit": {"sqlite"},
-    "query": {"duckdb", "trino"},
+_CLICKHOUSE = frozenset({"clickhouse"})
+_ONLY_IN: dict[str, frozenset[str]] = {
+    **dict.fromkeys(
+        words(
+            "file filecluster url s3 input remote cluster mysql postgresql mongodb redis jdbc odbc sqlite executable gcs loop"
+            " dictionary merge view hostname urlcluster demangle kafka"
+        ),
+        _CLICKHOUSE,
+    ),
+    "edit": frozenset({"sqlite"}),
+    "glob": frozenset({"duckdb"}),
+    "checkpoint": frozenset({"duckdb"}),
+    "query": frozenset({"duckdb", "trino", "presto", "athena"}),
+    "secret": frozenset({"databricks", "spark"}),
+    "kafka": frozenset({"clickhouse", "databricks"}),
+    "raise_error": frozenset(),
+    "identifier": frozenset({"snowflake", "spark", "databricks"}),
 }
+#: Schemas and packages whose functions do more than compute, whatever they are called.
+_PACKAGES = re.compile(
+    r"utl_(?!raw|match|i18n)\w+|dbms_(?!random|lob|crypto)\w+|owa_\w+|apex_\w+|ords\w*|htp|htf|ctx_\w+|sdo_\w*net\w*|cron|aws_s3|aws_lambda|aws_commons|azure_storage"
+    r"|azure_ai|google_ml|ai|ml|cortex|ctxsys|msdb|xp_\w+|pgagent|pg_cron|dblink|http|vault"
+)
 
 #: Tables and schemas in which a database keeps itself: definitions, statistics, settings, raw pages.
 _CATALOG_TABLE = re.compile(
     r"sqlite_\w*|pragma_\w+|dbstat|fsdir|zipfile|bytecode|tables_used|memstat|vfsstat|btreeinfo|pg_\w+|duckdb_\w+|svv_\w+|stv_\w+"
-    r"|stl_\w+|sys(?:objects|columns|users|comments|databases|logins|processes)"
+    r"|stl_\w+|svl_\w+|sys_\w+|sys(?:objects|columns|users|comments|databases|logins|processes|configures|servers)"
 )
 _ORACLE_CATALOG = re.compile(r"g?v\$\w+|(?:all|dba|cdb|user)_\w+")
 _CATALOG_SCHEMA = re.compile(
-    r"information_schema|pg_catalog|pg_toast|mysql|performance_schema|sys|system|account_usage|organization_usage|dbc"
+    r"information_schema|pg_catalog|pg_toast|pg_temp\w*|mysql|performance_schema|sys|system|account_usage|dbc|msdb"
+    r"|organization_usage|reader_account_usage|crdb_internal|region-\w+"
 )
 #: Catalogs, the part before the schema, that hold nothing else.
-_CATALOG = frozenset({"information_schema", "system", "jmx", "snowflake"})
+_CATALOGS = frozenset({"information_schema", "system", "jmx", "snowflake"})
 
 #: A quoted name that is a path or an address: some databases open it as a file.
 FILE_NAME = re.compile(r"[/\\]|:|\.(?:csv|tsv|json|jsonl|ndjson|parquet|orc|avro|arrow|xlsx?|db|sqlite3?|duckdb|txt)\b")
@@ -135,18 +151,24 @@ def is_dangerous(function: str, dialect: str) -> bool:
     return _DANGEROUS.fullmatch(function) is not None
 
 
-def is_dangerous_package(package: str) -> bool:
-    """Whether nothing of the package or schema (lower case) must be called, in any dialect."""
-    return _DANGEROUS_PACKAGE.fullmatch(package) is not None
+def is_dangerous_package(qualifier: str) -> bool:
+    """Whether functions of the schema or package ``qualifier`` (lower case) must not be called."""
+    return _PACKAGES.fullmatch(qualifier) is not None
 
 
-def is_catalog(schema: str, table: str, dialect: str, catalog: str = "") -> bool:
-    """Whether the table (all names in lower case) belongs to the database's own catalog."""
-    if catalog in _CATALOG:
-        return True
+def is_catalog(schema: str, table: str, dialect: str) -> bool:
+    """Whether the table belongs to the database's own catalog.
+
+    Names in lower case; ``schema`` may be several, from the outermost in, with dots between.
+    """
     if dialect == "oracle" and _ORACLE_CATALOG.fullmatch(table):
         return True
-    return bool(_CATALOG_SCHEMA.fullmatch(schema) or _CATALOG_TABLE.fullmatch(table))
+    if dialect == "bigquery" and "." in table:  # in one pair of quotes
+        *outer, table = table.split(".")
+        schema = ".".join((schema, *outer))
+    if _CATALOG_TABLE.fullmatch(table) or schema.partition(".")[0] in _CATALOGS:
+        return True
+    return bool(schema) and any(_CATALOG_SCHEMA.fullmatch(part) for part in schema.split("."))
 
 
 def known_dialect(dialect: object) -> str:

@@ -9,9 +9,12 @@ before it runs.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Protocol
+
+from lgov_core.policies.options import names as words
 
 MAX_CHARACTERS = 20_000
 MAX_DEPTH = 48
@@ -25,14 +28,21 @@ _TEXT_IN_DOUBLE_QUOTES = MYSQL_FAMILY | {"bigquery", "databricks", "hive", "spar
 
 _PREFIXES = frozenset({"x", "b", "n", "e", "date", "time", "timestamp", "interval"})
 _AMBIGUOUS = re.compile(r"""\\+['"`]|\$\w*\$|'''|\"\"\"|\b[uU]&['"]|\{[{%#]|/\*\+""")
-_TSQL_STARTERS = re.compile(
-    "alter|backup|bulk|create|dbcc|delete|deny|drop|exec|execute|grant|insert|kill|merge|restore|revoke|shutdown"
-    "|truncate|update|use|waitfor|reconfigure|checkpoint|readtext|writetext|updatetext|raiserror|print|declare"
-    "|deallocate|setuser"
+#: Words that begin another statement of T-SQL, which needs no semicolon between two.
+_TSQL_STARTERS = frozenset(
+    words(
+        "alter backup bulk create dbcc deallocate declare delete deny drop dump exec execute grant insert kill merge print"
+        " raiserror readtext reconfigure restore revert revoke setuser shutdown truncate update updatetext use waitfor"
+        " writetext checkpoint"
+    )
 )
 _MAY_FOLLOW_WITH = frozenset({"insert", "update", "delete", "merge"})
 #: Words before ``update`` and ``delete`` that make them part of a clause.
 _CLAUSE_BEFORE = frozenset({"on", "do", "key", "for", "then"})
+#: Dialects in which ``r'...'`` is a text whose backslashes mean themselves.
+_RAW_TEXTS = frozenset({"bigquery", "spark", "databricks"})
+#: What may be asked of a server by ``@@name``: counters of the session's own last statement.
+_OWN_COUNTERS = frozenset({"rowcount", "identity", "error", "trancount", "fetch_status"})
 
 
 class UnclearSQL(Exception):
@@ -53,15 +63,15 @@ class Statement:
     """One statement, comments replaced by a space.
 
     ``words`` are its bare words in lower case; ``names`` the words and quoted identifiers that could name a table, in
-    lower case and without quotes; ``called`` those followed by an opening parenthesis, also once more with what stands
-    before them (``utl_http.request``); ``quoted`` the half-open ranges
-    of ``text`` that are quoted.
+    lower case and without quotes; ``called`` those followed by an opening parenthesis; ``qualifiers`` those followed by a
+    dot; ``quoted`` the half-open ranges of ``text`` that are quoted.
     """
 
     text: str
     words: tuple[str, ...]
     names: tuple[str, ...]
     called: tuple[str, ...]
+    qualifiers: tuple[str, ...]
     quoted: tuple[tuple[int, int], ...]
 
 
@@ -75,8 +85,14 @@ class Lexicon:
             name_quotes.append("[")
         self._name_quotes = frozenset(name_quotes)
         self._prefixes = frozenset({"x"}) if dialect == "sqlite" else _PREFIXES
+        if dialect in _RAW_TEXTS:
+            self._prefixes |= {"r", "rb", "br"}
+        #: Doubled marks that mean something else than one and one. SQLite reads ``:name(...)`` as a parameter.
+        self._doubled = {"@": "@@"} if dialect == "sqlite" else {"@": "@@", ":": "::"}
         bracket = {"sqlite": r"|\[[^\]]*+\]"}.get(dialect, r"|\[(?:[^\]]|\]\])*+\]")
         symbols = r"!$%&()*+,\-./:<=>?@|~" if dialect == "sqlite" else r"!#$%&()*+,\-./:<=>?@\[\\\]^{|}~"
+        if dialect == "oracle":
+            symbols = symbols.replace("@", "")  # leads to another database
         self._token = re.compile(
             r"(?P<line>--[^\n]*" + (r"|\#[^\n]*" if dialect in _HASH_COMMENTS else "") + ")"
             r"|(?P<block>/\*.*?(?:\*/|\Z))"
@@ -99,8 +115,6 @@ class Lexicon:
             )
         if "\0" in text:
             raise UnclearSQL("sql-unparsable", "The SQL holds a NUL byte; write plain SQL.")
-        if self.dialect == "oracle" and "@" in text:
-            raise UnclearSQL("sql-unparsable", "The SQL holds @, which leads to another database; leave it out.")
         if self.dialect != "sqlite" and (found := _AMBIGUOUS.search(text)):
             raise UnclearSQL(
                 "sql-unparsable", f"The SQL holds {found[0]!r}, which servers read differently; leave it out."
@@ -108,15 +122,17 @@ class Lexicon:
         return [statement for scan in self._scans(text) if (statement := scan.finish(self.dialect)) is not None]
 
     def _scans(self, text: str) -> Iterator[_Scan]:
-        scan = _Scan(self._name_quotes, self._prefixes)
+        scan = _Scan(self._name_quotes, self._prefixes, self._doubled)
         for match in self._token.finditer(text):
             kind, piece = match.lastgroup or "other", match[0]
-            if kind == "end":
+            if kind == "space":
+                scan.space(piece)
+            elif kind == "end":
                 yield scan
-                scan = _Scan(self._name_quotes, self._prefixes)
+                scan = _Scan(self._name_quotes, self._prefixes, self._doubled)
             elif kind in ("line", "block"):
                 self._check_comment(kind, piece)
-                scan.add("space", " ")
+                scan.space(" ")
             else:
                 scan.add(kind, piece)
         yield scan
@@ -137,37 +153,51 @@ class Lexicon:
 class _Scan:
     """Collects one statement."""
 
-    def __init__(self, name_quotes: frozenset[str], prefixes: frozenset[str]) -> None:
+    __slots__ = (
+        "_callable", "_called", "_cases", "_depth", "_doubled", "_last", "_length", "_name_quotes", "_names", "_pieces",
+        "_prefixes", "_qualifiers", "_quoted", "_run", "_words",
+    )  # fmt: skip
+
+    def __init__(self, name_quotes: frozenset[str], prefixes: frozenset[str], doubled: Mapping[str, str]) -> None:
         self._name_quotes = name_quotes
         self._prefixes = prefixes
+        self._doubled = doubled
         self._pieces: list[str] = []
         self._length = 0
         self._words: list[str] = []
         self._names: list[str] = []
         self._called: list[str] = []
+        self._qualifiers: list[str] = []
         self._quoted: list[tuple[int, int]] = []
         self._last = ("", "")  # kind and text of the piece before, white space included
         self._callable: str | None = None  # the name that an opening parenthesis would call
-        self._before: list[str] = []  # what stands before it: schema, package
         self._depth = self._cases = self._run = 0
+
+    def space(self, piece: str) -> None:
+        """Takes white space, or what stands for a comment."""
+        self._last = ("space", piece)
+        self._pieces.append(piece)
+        self._length += len(piece)
 
     def add(self, kind: str, piece: str) -> None:
         """Takes the next piece of the text. Raises `UnclearSQL`."""
-        if kind == "other":
-            what = f"the character {piece!r}" if piece not in "'\"`" else f"an unclosed {piece}"
-            raise UnclearSQL("sql-unparsable", f"The SQL holds {what}; write plain, complete SQL.", refused=True)
         before_kind, before = self._last
+        self._last = (kind, piece)
         if kind == "word":
             self._word(piece, before)
         elif kind == "quoted":
             self._quote(piece, before_kind, before)
-        elif kind == "symbol":
-            self._symbol(piece, before_kind, before)
-        if kind in ("quoted", "number"):
             self._run = 0
-        if kind == "number":
+        elif kind == "symbol":
+            self._symbol(piece)
+            if before == piece and piece in self._doubled:
+                self._last = (kind, self._doubled[piece])
+        elif kind == "number":
+            self._run = 0
             self._callable = None
-        self._last = (kind, piece)
+        else:
+            what = f"the character {piece!r}" if piece not in "'\"`" else f"an unclosed {piece}"
+            raise UnclearSQL("sql-unparsable", f"The SQL holds {what}; write plain, complete SQL.", refused=True)
         self._pieces.append(piece)
         self._length += len(piece)
 
@@ -176,14 +206,19 @@ class _Scan:
             self._callable = before + piece
             return
         word = piece.lower()
+        if before == "@@" and word not in _OWN_COUNTERS:
+            raise UnclearSQL("sql-catalog", f"@@{piece[:40]} tells about the server; leave it out.")
         self._words.append(word)
         self._names.append(word)
-        if self._callable is not None:
-            self._before.clear()
         self._callable = word
-        self._run = self._run + 1 if word == "not" else 0
-        self._cases += word == "case"
-        self._check_depth()
+        if word == "not":
+            self._run += 1
+            self._check_depth()
+        else:
+            self._run = 0
+            if word == "case":
+                self._cases += 1
+                self._check_depth()
 
     def _quote(self, piece: str, before_kind: str, before: str) -> None:
         if before_kind == "word" and before.lower() not in self._prefixes:
@@ -199,24 +234,24 @@ class _Scan:
             self._names.append(inside.lower())
             self._callable = inside.lower()
 
-    def _symbol(self, piece: str, before_kind: str, before: str) -> None:
-        if piece == "(" and self._callable is not None:
-            if self._callable[0:1] in ("$", "@", ":"):
-                raise UnclearSQL("sql-unparsable", f"{self._callable}( is not a function; write plain SQL.")
-            self._called.append(self._callable)
-            if self._before:
-                self._called.append(".".join((*self._before, self._callable)))
-        if piece != ".":
-            self._before.clear()
-        elif self._callable is not None:
-            self._before.append(self._callable)
-        self._callable = None
+    def _symbol(self, piece: str) -> None:
+        name, self._callable = self._callable, None
         if piece in "([{":
+            if piece == "(" and name is not None:
+                if name[0:1] in ("$", "@", ":"):
+                    raise UnclearSQL("sql-unparsable", f"{name}( is not a function; write plain SQL.")
+                self._called.append(name)
             self._depth += 1
+            self._check_depth()
         elif piece in ")]}":
             self._depth -= 1
-        self._run = self._run + 1 if piece in "-+~!" else 0
-        self._check_depth()
+        elif piece == "." and name is not None:
+            self._qualifiers.append(name)
+        if piece in "-+~!":
+            self._run += 1
+            self._check_depth()
+        else:
+            self._run = 0
 
     def _check_depth(self) -> None:
         if self._depth > MAX_DEPTH or self._cases > MAX_DEPTH or self._run > MAX_PREFIX_RUN:
@@ -232,7 +267,8 @@ class _Scan:
             raise UnclearSQL("sql-unparsable", "Write one statement at a time, separated by semicolons.")
         shift = len(text) - len(text.lstrip(" \t\r\n\f"))
         quoted = tuple((start - shift, end - shift) for start, end in self._quoted)
-        return Statement(bare, tuple(self._words), tuple(self._names), tuple(self._called), quoted)
+        words, names = tuple(self._words), tuple(self._names)
+        return Statement(bare, words, names, tuple(self._called), tuple(self._qualifiers), quoted)
 
 
 def _begins_another(words: Sequence[str]) -> bool:
@@ -243,14 +279,23 @@ def _begins_another(words: Sequence[str]) -> bool:
     found = [
         word
         for before, word in pairwise(("", *words))
-        if _TSQL_STARTERS.fullmatch(word) and not (word in ("delete", "update") and before in _CLAUSE_BEFORE)
+        if word in _TSQL_STARTERS and not (word in ("delete", "update") and before in _CLAUSE_BEFORE)
     ]
     if words and words[0] == "with":
         return len(found) > 1 or not _MAY_FOLLOW_WITH.issuperset(found)
     return len(found) > (not words or words[0] != "select")
 
 
-def same_reading(statement: Statement, spans: Sequence[tuple[int, int]]) -> bool:
-    """Whether the parser's tokens (half-open ``spans`` of the statement's text) see the same quoted pieces."""
-    ends = {end: start for start, end in spans}
-    return all(ends.get(end) in range(start - 2, start + 1) for start, end in statement.quoted)
+class Token(Protocol):
+    """What is needed of the parser's tokens: the places of the first and the last character."""
+
+    start: int
+    end: int
+
+
+def same_reading(statement: Statement, tokens: Sequence[Token], shift: int = 0) -> bool:
+    """Whether the parser's ``tokens`` see the same quoted pieces; ``shift`` is what their places are too great by."""
+    if not statement.quoted:
+        return True
+    starts = {token.end + 1 - shift: token.start - shift for token in tokens}
+    return all(start - 2 <= starts.get(end, -9) <= start for start, end in statement.quoted)

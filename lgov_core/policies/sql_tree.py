@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterator
+import re
+from collections.abc import Callable, Container, Iterator
+from functools import cache
 
 from sqlglot import exp
+
+from lgov_core.policies.options import names as words
 
 #: Node classes that are statements, or turn a reading statement into one that is not, and the kind they stand for.
 _KIND_OF_CLASS = {
@@ -70,53 +74,112 @@ _KIND_OF_CLASS = {
     "Semicolon": "COMMAND",
     "QueryTransform": "EXECUTE",
 }
+#: Functions that the parser has a class for and that do more than compute: models elsewhere, files, secrets, names as text.
+_DANGEROUS_FUNCTION = re.compile(
+    r"AI\w+|ML\w+|Generate(?:Text|Table|Embedding|Bool|Double|Int)|Predict|FeaturesAtTime|Secret|ReadCSV|ReadParquet|ToFile"
+    r"|DynamicIdentifier"
+)
+#: Hints to SQL Server that take locks which others wait for.
+_LOCKING_HINTS = frozenset(words("TABLOCKX TABLOCK XLOCK UPDLOCK HOLDLOCK SERIALIZABLE REPEATABLEREAD PAGLOCK ROWLOCK"))
 _PLAIN_PROPERTIES = (exp.TemporaryProperty, exp.LikeProperty, exp.StrictProperty)
 
-ROOTS = (exp.Select, exp.SetOperation, exp.Subquery, exp.Values, exp.Insert, exp.Update, exp.Delete, exp.Create)
+ROOTS = (
+    exp.Select,
+    exp.SetOperation,
+    exp.Subquery,
+    exp.Values,
+    exp.Insert,
+    exp.Update,
+    exp.Delete,
+    exp.Merge,
+    exp.Create,
+)
 
 
-def kinds(node: exp.Expr) -> Iterator[str]:
+def kinds(node: exp.Expr) -> tuple[str, ...]:
     """The kinds of statement that this one node stands for; an upsert and a replacing insert change rows as well."""
     kind = _KIND_OF_CLASS.get(type(node).__name__)
-    if kind is not None:
-        yield kind
-    if isinstance(node, exp.Insert):
-        if str(node.args.get("alternative") or "").upper() == "REPLACE":
-            yield from ("REPLACE", "UPDATE", "DELETE")
-        if node.args.get("overwrite"):
-            yield "TRUNCATE"
-        if node.args.get("is_function"):
-            yield "EXPORT"
-    elif isinstance(node, exp.OnConflict):
-        if "UPDATE" in str(node.args.get("action") or "").upper() or node.expressions:
-            yield "UPDATE"
-    elif isinstance(node, exp.Create) and node.args.get("replace"):
+    further = _FURTHER.get(type(node))
+    own = () if kind is None else (kind,)
+    return own if further is None else own + tuple(further(node))
+
+
+def _of_insert(node: exp.Expr) -> Iterator[str]:
+    if str(node.args.get("alternative") or "").upper() == "REPLACE":
+        yield from ("REPLACE", "UPDATE", "DELETE")
+    if node.args.get("overwrite"):
+        yield "TRUNCATE"
+    if node.args.get("is_function"):
+        yield "EXPORT"
+
+
+def _of_conflict(node: exp.Expr) -> Iterator[str]:
+    if "UPDATE" in str(node.args.get("action") or "").upper() or node.expressions:
+        yield "UPDATE"
+
+
+def _of_create(node: exp.Expr) -> Iterator[str]:
+    if node.args.get("replace"):
         yield "DROP"
-    elif isinstance(node, exp.PropertyEQ):
-        if isinstance(node.this, exp.Parameter | exp.SessionParameter):
-            yield "SET"
-    elif isinstance(node, exp.Query) and node.args.get("settings"):
+
+
+def _of_select(node: exp.Expr) -> Iterator[str]:
+    if node.args.get("settings"):
         yield "SET"
 
 
-def table_names(node: exp.Expr) -> Iterator[tuple[str, str, str]]:
-    """The (catalog, schema, table) names, in lower case, that this one node refers to; what is left out is empty.
+def _of_assignment(node: exp.Expr) -> Iterator[str]:
+    if isinstance(node.this, exp.Parameter):
+        yield "SET"
 
-    SQLite also reads a table named in ``x IN name``, and takes quoted text for a name there. BigQuery takes several parts
-    in one pair of quotes.
+
+def _of_hint(node: exp.Expr) -> Iterator[str]:
+    if any(hint.name.upper() in _LOCKING_HINTS for hint in node.expressions):
+        yield "FOR UPDATE"
+
+
+def _of_column(node: exp.Expr) -> Iterator[str]:
+    if isinstance(node, exp.Column) and node.table and node.name.lower() == "nextval":
+        yield "UPDATE"  # a sequence moves
+
+
+_FURTHER: dict[type[exp.Expr], Callable[[exp.Expr], Iterator[str]]] = {
+    exp.Insert: _of_insert,
+    exp.OnConflict: _of_conflict,
+    exp.Create: _of_create,
+    exp.Select: _of_select,
+    exp.PropertyEQ: _of_assignment,
+    exp.WithTableHint: _of_hint,
+    exp.Column: _of_column,
+}
+
+
+def table_names(node: exp.Expr) -> Iterator[tuple[str, str]]:
+    """The (schema, table) names, in lower case, that this one node refers to; schema is empty when it is left out.
+
+    SQLite also reads a table named in ``x IN name``, and takes quoted text for a name there.
     """
     if isinstance(node, exp.Table):
-        name = _last_name(node.this)
-        if "." in name and "information_schema" in name.lower():
-            *before, name = name.split(".")
-            yield ".".join((node.catalog, node.db, *before[:-1])).lower(), before[-1].lower(), name.lower()
-            return
-        yield node.catalog.lower(), node.db.lower(), name.lower()
+        *schema, table = (part.lower() for part in _parts(node))
+        yield ".".join(schema), table
     elif isinstance(node, exp.In) and (field := node.args.get("field")) is not None:
         if isinstance(field, exp.Column):
-            yield "", field.table.lower(), field.name.lower()
+            yield field.table.lower(), field.name.lower()
         elif isinstance(field, exp.Expr):
-            yield "", "", _last_name(field).lower()
+            yield "", _last_name(field).lower()
+
+
+def _parts(table: exp.Table) -> Iterator[str]:
+    """The parts of a table's name, from the outermost in; one may hold dots itself."""
+    if table.args.get("catalog"):
+        yield table.catalog
+    if table.args.get("db"):
+        yield table.db
+    inner = table.this
+    while isinstance(inner, exp.Dot):
+        yield _last_name(inner.this)
+        inner = inner.expression
+    yield _last_name(inner)
 
 
 def _last_name(inner: object) -> str:
@@ -176,9 +239,71 @@ def is_from_query(node: exp.Expr, table: str) -> bool:
     return False
 
 
-def unknown_function(node: exp.Expr) -> str | None:
-    """The name, in lower case, of a function that the parser knows nothing about; None for any other node."""
-    return node.name.lower() if isinstance(node, exp.Anonymous) else None
+def unknown_function(node: exp.Expr) -> tuple[str, str] | None:
+    """The qualifier and the name, in lower case, of a function that the parser knows nothing about.
+
+    None for any other node. A function with a qualifier is somebody's own, whatever it is called.
+    """
+    if isinstance(node, exp.Anonymous):
+        parent = node.parent
+        if isinstance(parent, exp.Dot) and node.arg_key == "expression":
+            return _last_name(parent.this).lower(), node.name.lower()
+        return (parent.db.lower() if isinstance(parent, exp.Table) else ""), node.name.lower()
+    inner = node.expression if isinstance(node, exp.Dot) else node.this if isinstance(node, exp.Table) else None
+    if isinstance(inner, exp.Func) and not isinstance(inner, exp.Anonymous):
+        qualifier = _last_name(node.this) if isinstance(node, exp.Dot) else node.text("db")
+        return (qualifier.lower(), inner.sql_name().lower()) if qualifier else None
+    return None
+
+
+def dangerous_function(node: exp.Expr) -> str | None:
+    """The name of a function that does more than compute, when the parser has a class for it."""
+    return node.key if isinstance(node, exp.Func) and _DANGEROUS_FUNCTION.fullmatch(type(node).__name__) else None
+
+
+_CHECKED = (
+    exp.Table, exp.In, exp.Update, exp.Delete, exp.Merge, exp.Create, exp.Anonymous, exp.Dot, exp.OnConflict,
+    exp.WithTableHint, exp.PropertyEQ,
+)  # fmt: skip
+
+
+@cache
+def _needs_a_look(kind: type[exp.Expr]) -> bool:
+    return (
+        kind.__name__ in _KIND_OF_CLASS
+        or issubclass(kind, _CHECKED)
+        or (issubclass(kind, exp.Func) and _DANGEROUS_FUNCTION.fullmatch(kind.__name__) is not None)
+    )
+
+
+def nodes_of_interest(tree: exp.Expr, *, columns: bool) -> Iterator[exp.Expr]:
+    """The nodes of ``tree`` of which any question here has another answer than no; ``columns``: columns as well."""
+    stack = [tree]
+    while stack:
+        node = stack.pop()
+        if _needs_a_look(type(node)) or (columns and isinstance(node, exp.Column)):
+            yield node
+        for value in node.args.values():
+            if isinstance(value, exp.Expr):
+                stack.append(value)
+            elif isinstance(value, list):
+                stack.extend(item for item in value if isinstance(item, exp.Expr))
+
+
+def is_part_of_merge(node: exp.Expr) -> bool:
+    """Whether an INSERT, UPDATE or DELETE is what a MERGE does with a row."""
+    return isinstance(node.parent, exp.When)
+
+
+def merge_removes(merge: exp.Merge) -> bool:
+    """Whether a MERGE may delete rows, or changes rows that it finds no source for."""
+    for when in merge.find_all(exp.When):
+        then = when.args.get("then")
+        if not isinstance(then, exp.Insert | exp.Update) or when.args.get("source"):
+            return True
+        if isinstance(then, exp.Update) and not when.args.get("matched"):
+            return True
+    return False
 
 
 def is_plain_create(create: exp.Create) -> bool:

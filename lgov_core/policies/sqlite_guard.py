@@ -11,7 +11,7 @@ from typing import Final
 from lgov_core.errors import PolicyError
 from lgov_core.policies.options import string_tuple
 from lgov_core.policies.sql_names import DESCRIBING_PRAGMAS, is_dangerous
-from lgov_core.policies.sql_reading import Mode
+from lgov_core.policies.sql_rules import Mode
 
 Authorizer = Callable[[int, "str | None", "str | None", "str | None", "str | None"], int]
 

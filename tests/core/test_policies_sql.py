@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sqlite3
 import subprocess
 import sys
 import threading
@@ -216,6 +217,10 @@ def test_columns_are_closed_by_any_way_to_them() -> None:
         "SELECT count(*) FROM staff",
         "SELECT * FROM orders",
         "SELECT pay FROM orders",
+        "SELECT name AS pay FROM staff",
+        "WITH staff AS (SELECT 1 AS pay) SELECT pay, * FROM staff",
+        "INSERT INTO staff (id, name) VALUES (1, 'pay')",
+        "DELETE FROM staff WHERE id = 1",
         "SELECT o.pay, o.* FROM orders o JOIN staff s ON s.id = o.staff_id",
         "UPDATE staff SET name = 'x' WHERE id = 1",
     ):
@@ -242,6 +247,12 @@ def test_columns_are_closed_by_any_way_to_them() -> None:
         "INSERT INTO staff (id, pay) VALUES (1, 3)",
         "UPDATE staff SET name = 'x' WHERE id = 1 RETURNING *",
         "CREATE INDEX i ON staff (pay)",
+        "SELECT (staff).pay FROM staff",
+        "SELECT count(DISTINCT pay) FROM staff",
+        "TABLE staff",
+        "SELECT x.pay FROM (SELECT * FROM staff) AS x",
+        "INSERT INTO copies SELECT * FROM staff",
+        "SELECT o.id, pay FROM orders o JOIN staff s ON s.id = o.staff_id",
     ):
         assert policy.judge_sql(wrong).rule == "sql-denied-column", wrong
     with pytest.raises(PolicyError, match=r"columns has 'pay'"):
@@ -263,6 +274,25 @@ def test_columns_are_closed_by_any_way_to_them() -> None:
         ("tsql", "SELECT TOP 3 a FROM t", None),
         ("oracle", "SELECT a FROM t", "SELECT a FROM t FETCH FIRST 10 ROWS ONLY"),
         ("sqlite", "INSERT INTO t (a) VALUES (1)", None),
+        ("sqlite", "EXPLAIN QUERY PLAN SELECT a FROM t", None),
+        ("sqlite", "SELECT a FROM t; SELECT b FROM t LIMIT 3", "SELECT a FROM t LIMIT 10; SELECT b FROM t LIMIT 3"),
+        ("sqlite", "SELECT 'a;b' -- limit 5", "SELECT 'a;b' LIMIT 10"),
+        ("mysql", "SELECT a FROM t LIMIT 20, 500", "SELECT a FROM t LIMIT 20, 10"),
+        ("mysql", "SELECT a FROM t WHERE b = 500 LIMIT 500", "SELECT a FROM t WHERE b = 500 LIMIT 10"),
+        (
+            "postgres",
+            "SELECT a FROM t WHERE b IN (SELECT c FROM u LIMIT 99)",
+            "SELECT a FROM t WHERE b IN (SELECT c FROM u LIMIT 99) LIMIT 10",
+        ),
+        ("tsql", "WITH w AS (SELECT a FROM t) SELECT a FROM w", "WITH w AS (SELECT a FROM t) SELECT TOP 10 a FROM w"),
+        ("tsql", "SELECT TOP (99) a FROM t", "SELECT TOP (10) a FROM t"),
+        (
+            "tsql",
+            "SELECT a FROM t ORDER BY a OFFSET 5 ROWS",
+            "SELECT a FROM t ORDER BY a OFFSET 5 ROWS FETCH NEXT 10 ROWS ONLY",
+        ),
+        ("oracle", "SELECT a FROM t FETCH FIRST 99 ROWS ONLY", "SELECT a FROM t FETCH FIRST 10 ROWS ONLY"),
+        ("bigquery", "SELECT a FROM t ORDER BY a", "SELECT a FROM t ORDER BY a LIMIT 10"),
     ],
 )
 def test_the_number_of_rows_is_limited(dialect: str, text: str, limited: str | None) -> None:
@@ -280,13 +310,16 @@ def test_the_number_of_rows_is_limited(dialect: str, text: str, limited: str | N
     [
         ("sqlite", "SELECT a FROM t LIMIT -1"),
         ("sqlite", "SELECT a FROM t LIMIT 5 + 500"),
-        ("sqlite", "SELECT a FROM t; SELECT b FROM t"),
-        ("mysql", "SELECT a FROM t LIMIT 20, 500"),
         ("postgres", "SELECT a FROM t LIMIT ALL"),
         ("tsql", "SELECT TOP 50 PERCENT a FROM t"),
         ("tsql", "SELECT TOP 3 WITH TIES a FROM t ORDER BY a"),
         ("tsql", "SELECT a FROM t UNION ALL SELECT b FROM u"),
-        ("tsql", "WITH w AS (SELECT a FROM t) SELECT a FROM w"),
+        ("oracle", "SELECT a FROM t FETCH FIRST 3 ROWS WITH TIES"),
+        ("postgres", "SELECT a FROM t FOR UPDATE"),
+        ("clickhouse", "SELECT a FROM t LIMIT 2 BY a"),
+        ("teradata", "SELECT a FROM t"),
+        ("duckdb", "SELECT a FROM t LIMIT 10%"),
+        ("postgres", "VALUES (1),(2),(3),(4),(5),(6),(7),(8),(9),(10),(11)"),
     ],
 )
 def test_where_a_limit_cannot_be_written_it_is_denied(dialect: str, text: str) -> None:
@@ -299,6 +332,70 @@ def test_max_rows_needs_a_number_and_a_dialect() -> None:
             SQLPolicy(dialect="sqlite", max_rows=wrong)  # type: ignore[arg-type]
     with pytest.raises(PolicyError, match="max_rows needs a dialect"):
         SQLPolicy(max_rows=5)
+
+
+def test_a_star_without_the_closed_columns_is_let_through() -> None:
+    policy = SQLPolicy(dialect="duckdb", columns=["staff.pay"])
+    assert not policy.judge_sql("SELECT * EXCLUDE (pay) FROM staff").blocks
+    assert policy.judge_sql("SELECT * EXCLUDE (name) FROM staff").rule == "sql-denied-column"
+    assert policy.judge_sql("SELECT COLUMNS('p.*') FROM staff").rule == "sql-denied-column"
+    hidden = SQLPolicy(dialect="sqlite", columns=["staff.id"])
+    assert hidden.judge_sql("SELECT rowid FROM staff").rule == "sql-denied-column"
+
+
+def test_a_changed_limit_runs_and_gives_so_many_rows() -> None:
+    connection = sqlite3.connect(":memory:")
+    connection.execute("CREATE TABLE t (a INTEGER, b TEXT)")
+    connection.executemany("INSERT INTO t VALUES (?, 'limit 99')", [(i,) for i in range(50)])
+    policy = SQLPolicy(dialect="sqlite", mode="read_only", max_rows=7)
+    for text in (
+        "SELECT a FROM t",
+        "SELECT a FROM t LIMIT 30 OFFSET 5",
+        "SELECT a, b FROM t WHERE b = 'limit 99' ORDER BY a DESC -- LIMIT 5",
+        "SELECT a FROM t UNION ALL SELECT a FROM t",
+        "WITH w AS (SELECT a FROM t LIMIT 40) SELECT * FROM w",
+        "SELECT a FROM t WHERE a IN (SELECT a FROM t LIMIT 30)",
+        "VALUES (1), (2)",
+    ):
+        decision = policy.judge(call({"query": text}))
+        assert decision is not None
+        assert not decision.blocks, (text, decision.reason)
+        ran = text if decision.arguments is None else decision.arguments["query"]
+        assert 0 < len(connection.execute(ran).fetchall()) <= 7, ran
+
+
+def test_merge_may_add_and_change_but_not_remove() -> None:
+    policy = SQLPolicy(dialect="snowflake")
+    head = "MERGE INTO stock s USING deliveries d ON s.sku = d.sku"
+    added = " WHEN NOT MATCHED THEN INSERT (sku, n) VALUES (d.sku, d.n)"
+    assert not policy.judge_sql(f"{head} WHEN MATCHED THEN UPDATE SET s.n = d.n{added}").blocks
+    assert policy.judge_sql(f"{head} WHEN MATCHED THEN DELETE").rule == "sql-denied-statement"
+    for on in ("1 = 1", "s.sku = s.sku", "d.sku = 3", "TRUE"):
+        loose = f"MERGE INTO stock s USING deliveries d ON {on} WHEN MATCHED THEN UPDATE SET s.n = 0"
+        assert policy.judge_sql(loose).rule == "sql-unbounded-write", on
+    own = "MERGE INTO stock s USING stock d ON s.sku = d.sku WHEN MATCHED THEN UPDATE SET s.n = 0"
+    assert policy.judge_sql(own).rule == "sql-unbounded-write"
+    for deny in ("MERGE", "UPDATE", "INSERT"):
+        strict = SQLPolicy([deny], dialect="snowflake")
+        assert strict.judge_sql(f"{head} WHEN MATCHED THEN UPDATE SET s.n = d.n{added}").blocks, deny
+    assert SQLPolicy(dialect="snowflake", mode="read_only").judge_sql(head + added).rule == "sql-read-only"
+
+
+def test_names_that_a_database_may_take_for_the_same_are_denied() -> None:
+    policy = SQLPolicy(["table:salary"], dialect="tsql")
+    for name in ("salary", "SALARY", "[salary]", "ｓａｌａｒｙ", "sálary"):
+        assert policy.judge_sql(f"SELECT * FROM {name}").rule == "sql-denied-table", name
+    assert policy.judge_sql("SELECT * FROM salaries").effect is Effect.ALLOW
+
+
+def test_a_function_of_somebody_is_unknown_whatever_its_name() -> None:
+    for dialect in ("postgres", "tsql", "snowflake", "duckdb", "oracle"):
+        policy = SQLPolicy(dialect=dialect, mode="read_only", functions=["mine.distance"])
+        assert not policy.judge_sql("SELECT lower(a), mine.distance(a, b) FROM t").blocks, dialect
+        assert policy.judge_sql("SELECT evil.lower(a) FROM t").rule == "sql-function", dialect
+    policy = SQLPolicy(dialect="postgres", mode="read_only")
+    assert not policy.judge_sql("SELECT pg_catalog.lower(a) FROM t").blocks
+    assert policy.judge_sql("SELECT * FROM evil.generate_series(1, 3)").rule == "sql-function"
 
 
 @pytest.mark.parametrize(
