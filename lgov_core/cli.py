@@ -38,3 +38,7 @@ def cli() -> None:
 def main() -> None:
     """Entry point of the ``lgov`` program."""
     cli(prog_name="lgov")
+
+
+if __name__ == "__main__":
+    main()

@@ -120,12 +120,16 @@ def verify(
     or something else is a report that is not ok. May run while others write; it sees the record as it was when it began.
     """
     name = os.path.abspath(os.fspath(path))
-    if not os.path.isfile(name):
+    try:
+        there, address = os.path.isfile(name), f"file:{quote(name)}?mode=ro"
+    except ValueError:  # half a character
+        there, address, name = False, "", ascii(name)
+    if not there:
         return VerifyReport(False, 0, problem=f"there is no file {name}")
     try:
         trusted = None if key is None else _public_key(key)
         anchor = None if head is None else _Anchor(os.fspath(head))
-        with closing(sqlite3.connect(f"file:{quote(name)}?mode=ro", uri=True, isolation_level=None)) as connection:
+        with closing(sqlite3.connect(address, uri=True, isolation_level=None)) as connection:
             connection.execute("BEGIN")
             return _Check(connection, trusted, anchor, require_signed).report()
     except _Usage as error:
@@ -180,9 +184,14 @@ class _Check:
             raise _Broken("the file is not an audit record of lgov")
         if version != _FORMAT:
             raise _Broken(f"the record has format {version}, this verifier knows format {_FORMAT}")
-        kinds = dict(self.connection.execute("SELECT name, type FROM sqlite_master WHERE name IN ('entries', 'heads')"))
-        if kinds != {"entries": "table", "heads": "table"}:
-            raise _Broken("entries and heads are not the tables that they should be")
+        # Before anything is read: a view may go on for ever, and a computed column take as long as it likes.
+        tables = self.connection.execute(
+            "SELECT name, type, sql LIKE 'CREATE TABLE%',"
+            " (SELECT max(hidden) FROM pragma_table_xinfo(sqlite_master.name)) FROM sqlite_master"
+            " WHERE name COLLATE NOCASE IN ('entries', 'heads', 'record')"
+        )
+        if set(tables) != {(name, "table", 1, 0) for name in ("entries", "heads", "record")}:
+            raise _Broken("entries, heads and record are not the tables that they should be")
         problems = [row[0] for row in self.connection.execute("PRAGMA integrity_check(1)")]
         if problems != ["ok"]:  # an index that disagrees with its table would hide rows from some readers
             raise _Broken(f"the database is damaged: {problems[0]}")
@@ -261,9 +270,7 @@ class _Check:
             raise broken(f"its {wrong} does not match the hash")
         if salt is None and ("arguments_sha256" in fields or "content_sha256" in fields):
             self.erased[entry_id] = position
-        if fields.get("kind") == "erasure":
-            erased = fields.get("erased")
-            self.announced.update(str(one) for one in cast("list[object]", erased) if isinstance(erased, list))
+        self.announced.update(_announced(fields))
         self.chains[writer] = (seq, stored_hash)
 
     # ------------------------------------------------------------------ heads
@@ -330,6 +337,12 @@ class _Check:
             )
 
 
+def _announced(fields: dict[str, Any]) -> list[str]:
+    """The entries whose erasure an entry announces."""
+    erased = fields.get("erased") if fields.get("kind") == "erasure" else None
+    return [one for one in cast("list[object]", erased) if isinstance(one, str)] if isinstance(erased, list) else []
+
+
 def _wrong_text(fields: dict[str, Any], salt: object, texts: dict[str, object]) -> str | None:
     """Which of the texts is not the one that was hashed; None when all are, or all were erased with their salt."""
     if not isinstance(salt, bytes | None):
@@ -375,7 +388,7 @@ class _Anchor:
                 fields = json.loads(line)
                 number, head = int(fields["number"]), (str(fields["body"]), str(fields["signature"]))
                 record = str(json.loads(head[0])["record"])
-            except (ValueError, KeyError, TypeError, RecursionError):
+            except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
                 self.cut.append((f"{path}:{place}", line))
                 continue
             if self.heads.setdefault(record, {}).setdefault(number, head) != head:

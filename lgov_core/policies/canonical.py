@@ -10,6 +10,8 @@ from typing import Any, Final
 
 #: Containers within containers; what is deeper has no canonical form.
 MAX_DEPTH: Final = 100
+#: Of a whole number. Python writes out about 14 000.
+MAX_BITS: Final = 8192
 
 
 class NotCanonical(ValueError):
@@ -38,6 +40,8 @@ def _plain(value: Any, depth: int) -> Any:
     if isinstance(value, str):
         return str.__str__(value)
     if isinstance(value, int):
+        if int.bit_length(value) > MAX_BITS:
+            raise NotCanonical("it holds a number too long to write out")
         return int(value)
     if isinstance(value, float):
         if not math.isfinite(value):

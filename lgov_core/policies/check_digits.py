@@ -158,13 +158,19 @@ def se_personnummer(value: str) -> bool:
     return 1 <= int(digits[2:4]) <= 12 and 1 <= int(digits[4:6]) % 60 <= 31 and luhn(digits)
 
 
-def base58_wallet(value: str) -> bool:
-    """A Bitcoin address of the older form: its last four bytes are a double SHA-256."""
+def base58_checked(value: str, lengths: tuple[int, ...]) -> bool:
+    """Base58 of so many bytes, of which the last four are the double SHA-256 of those before."""
     number = 0
     for c in value:
         number = number * 58 + _BASE58.index(c)
-    data = number.to_bytes(25, "big") if number < 1 << 200 else b""
-    return len(data) == 25 and hashlib.sha256(hashlib.sha256(data[:21]).digest()).digest()[:4] == data[21:]
+    data = number.to_bytes((number.bit_length() + 7) // 8)
+    data = bytes(max(0, min(lengths) - len(data))) + data
+    return len(data) in lengths and hashlib.sha256(hashlib.sha256(data[:-4]).digest()).digest()[:4] == data[-4:]
+
+
+def base58_wallet(value: str) -> bool:
+    """A Bitcoin address of the older form."""
+    return base58_checked(value, (25,))
 
 
 def bech32_wallet(value: str) -> bool:

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import Final
 
 from lgov_core.policies import check_digits as checks
+from lgov_core.policies import national_ids as ids
 from lgov_core.policies.findings import Check, Pattern, left_of
 
 _NOT_ALNUM = re.compile(r"[^A-Za-z0-9]+")
@@ -102,7 +103,10 @@ _NORTH_AMERICAN = re.compile(
     r"(?:1[-. ]?)?(?:\([2-9]\d{2}\)[-. ]?|[2-9]\d{2}[-. ])[2-9]\d{2}[-. ]\d{4}(?:\s?x\d{1,6})?", re.IGNORECASE
 )
 #: A national number with its trunk prefix, in groups.
-_TRUNK = re.compile(r"\(?0[1-9]\d{0,3}\)?(?:[ /-]\(?\d{2,4}\)?){2,4}|\(0[1-9]\d{0,3}\)[ -]?\d{5,8}")
+_TRUNK = re.compile(
+    r"01[5-7]\d[ /-]\d{7,8}|\(?0[1-9]\d{0,3}\)?(?:[ /-]\(?\d{2,4}\)?){2,4}|\(0[1-9]\d{0,3}\)[ -]?\d{5,8}"
+)
+_BRAZILIAN = re.compile(r"\([1-9]\d\) ?9?[2-9]\d{3}-\d{4}")
 _PHONE_TAG = re.compile(r"-(?:office|fax|mobile|home|work|cell|phone|desk)\b", re.IGNORECASE)
 
 
@@ -112,12 +116,13 @@ def _phone(text: str, start: int, end: int) -> int | None:
     if not 7 <= len(digits) <= 15 or not digits.isdigit() or len(set(digits)) < 3:
         return None
     left = left_of(text, start, 40).replace("_", " ")
-    if left and re.search(r"[\d.,/=]\s?$|[€$£]\s?$", left[-2:]):
+    if left and re.search(r"[\d,/=]\s?$|\.$|[^A-Za-z]\.\s$|[€$£]\s?$", left[-3:]):
         return None
     shaped = (
         (len(digits) >= 9 and _INTERNATIONAL.match(value))
         or _NORTH_AMERICAN.fullmatch(value)
         or (9 <= len(digits) <= 12 and _TRUNK.fullmatch(value))
+        or _BRAZILIAN.fullmatch(value)
     )
     if not (shaped or _PHONE_WORD.search(left) or _PHONE_TAG.match(text, end)) or _OF_A_THING.search(left):
         return None
@@ -144,6 +149,7 @@ def _ip(text: str, start: int, end: int) -> int | None:
 PATTERNS: Final[tuple[Pattern, ...]] = (
     Pattern("email", re.compile(r"(?<![\w.%+-])[\w.%+-][\w.%+'-]{0,63}(?:@|\[at\]|\(at\))(?:[^\W_][\w-]{0,62}(?:\.|\[dot\]|\(dot\))){1,8}[^\W\d_]{2,24}(?![\w-])", re.I), ("@", "[at]", "(at)"), _email),
     Pattern("credit_card", re.compile(r"(?<![A-Za-z0-9])(?<!\d[.,])\d{4}(?:[ -]?\d){9,15}(?![A-Za-z0-9])"), (), _checked(checks.payment_card, shorter=True)),
+    Pattern("credit_card", re.compile(r"(?<![A-Za-z0-9])(?<!\d[.,])\d{4}[._/]\d{4}[._/]\d{4}[._/]\d{1,7}(?![A-Za-z0-9])"), (), _checked(checks.payment_card)),
     Pattern("credit_card", re.compile(r"(?<![A-Za-z0-9])[1-9]\d{11,18}(?![A-Za-z0-9])"), ("card", "credit", "debit", "maestro", "cc"), _checked(checks.luhn, _word(r"cards?(?:\s(?:number|no|#))?|credit|debit|maestro|cc|pan"))),
     Pattern("iban", _shape(r"[A-Z]{2}[ -]?\d{2}(?:[ -]?[A-Z0-9]){11,30}", re.I), (), _checked(checks.iban, shorter=True)),
     Pattern("us_ssn", re.compile(r"(?<![\w-])\d{3}-\d{2}-\d{4}(?![\w-])"), ("-",), _checked(checks.us_ssn, None, _OF_A_THING)),
@@ -167,6 +173,22 @@ PATTERNS: Final[tuple[Pattern, ...]] = (
     _national(r"756\.\d{4}\.\d{4}\.\d{2}", checks.ean13),
     _national(r"\d{2}\.\d{2}\.\d{2}-\d{3}\.\d{2}", checks.be_rrn),
     _national(r"[STFG]\d{7}[A-Z]", checks.sg_nric),
+    _national(r"\d{17}[\dX]", ids.cn_id),
+    _national(r"\d{6}-[1-8]\d{6}", ids.kr_rrn),
+    _national(r"\d{6}-\d{2}-\d{4}", ids.my_kad),
+    _national(r"\d-\d{4}-\d{5}-\d{2}-\d", ids.th_id),
+    _national(r"[A-Z][1289]\d{8}", ids.tw_id),
+    _national(r"\d{6}[-+A-FU-Y]\d{3}[0-9A-FHJ-NPR-Y]", lambda value: ids.fi_hetu(value if len(value) == 10 else value[:6] + value[7:])),
+    _national(r"[A-Z]{4}\d{6}[HMX][A-Z]{5}[A-Z0-9]\d", ids.mx_curp),
+    _national(r"\d{1,2}\.\d{3}\.\d{3}-[\dK]", ids.cl_rut),
+    _national(r"\d{7,8}-[\dK]", ids.cl_rut, r"rut|run", "rut", "run"),
+    _national(r"\d{2}-\d{8}-\d", ids.ar_cuil),
+    _national(r"\d{6}/\d{4}", ids.cz_rc),
+    _national(r"\d{3}-\d{3}-\d{3} \d{2}", ids.ru_snils),
+    _national(r"[1-9][A-Z][A-Z0-9]\d-[A-Z][A-Z0-9]\d-[A-Z]{2}\d{2}", lambda value: not set("SLOIBZ") & set(value)),
+    _national(r"\d{7}[A-W][A-I]?", lambda value: len(value) in (8, 9), r"ppsn?|pps (?:number|no)", "pps"),
+    Pattern("passport", re.compile(r"(?<![A-Z0-9<])[A-Z0-9<]{9}\d[A-Z<]{3}\d{7}[MFX<]\d{7}[A-Z0-9<]{14}\d{1,2}(?![A-Z0-9<])"), (), lambda text, start, end: end if ids.mrz(text[start:end]) else None),
+    _said("national_id", r"\d(?:[ ./-]?\d){7,12}|\d{15,16}", r"fødselsnummer|personnummer|cpr(?:[ -]?(?:number|nr|nummer))?|cnp|kimlik(?: no)?|nif|contribuinte|mykad|nric|my ?number|マイナンバー|teudat zehut|t\.z\.|ird(?: number)?|egn|егн|oib|isikukood|asmens kodas|svnr|sozialversicherungsnummer|ahv|инн|іпн|рнокпп|снилс|nik|ktp|(?:sa|thai|south african) id|citizen id|henkilötunnus|rodné číslo|身份证|身分證|주민등록번호|個人番号", "fødsels", "personn", "cpr", "cnp", "kimlik", "nif", "contribuinte", "mykad", "nric", "my number", "mynumber", "マイナンバー", "zehut", "t.z.", "ird", "egn", "егн", "oib", "isikukood", "asmens", "svnr", "sozialv", "ahv", "инн", "іпн", "рнокпп", "снилс", "nik", "ktp", " id", "henkilö", "rodné", "身份证", "身分證", "주민", "個人番号", digits=8, near=24),
     _said("national_id", r"[A-Z0-9]{1,4}(?:[-./]?[A-Z0-9]{2,8}){1,4}", r"national (?:id(?:entity|entification)?|insurance)(?: card)?(?: (?:number|no))?|id[ -]card(?: (?:number|no))?|identity card(?: (?:number|no))?|personalausweis(?:nummer)?", "national i", "id card", "id-card", "identity card", "personalausweis", digits=6),
     _said("passport", r"[A-Z]{0,3}\d{5,9}[A-Z]?|[A-Z0-9]{8,9}", r"passports?|passport(?:\s|_)?(?:no|number|num|id)|reisepass\w*|pasaporte|passeport", "pass", "pasaporte", digits=5),
     _said("driver_license", r"[A-Z0-9]{4,13}(?:-[A-Z0-9]{2,10}){0,4}", r"(?:driver'?s?|driving)[ _-]?licen[cs]e|dl(?:\s(?:no|number))?|führerschein\w*|permis de conduire", "licen", "dl", "führerschein", "permis", digits=4, near=32),

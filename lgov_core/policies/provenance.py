@@ -24,7 +24,13 @@ MAX_SAID: Final = 2_000
 #: Characters of what the user said that are kept, for arguments that must have been said as a whole.
 MAX_WORDS: Final = 20_000
 MAX_DEPTH: Final = 32
+#: Characters of the name of an argument.
+MAX_NAME: Final = 1_000
 _ROLES: Final = ("user", "human", "system", "developer")
+
+
+class _Unlookable(Exception):
+    """Arguments in which addresses cannot be looked for."""
 
 
 class _Said:
@@ -118,10 +124,15 @@ class ProvenancePolicy(BoundedPolicy):
             if self.messages:
                 self._note(action, list(_user_texts(action.arguments.get("messages"))))
             return None
-        if action.point is not Point.PRE_TOOL_CALL:
-            return None
+        return self._on_tool_call(action) if action.point is Point.PRE_TOOL_CALL else None
+
+    def _on_tool_call(self, action: Action) -> Decision:
         used: list[tuple[str, Address | str]] = []
-        for name, text in _strings(action.arguments):
+        try:
+            strings = list(_strings(action.arguments))
+        except _Unlookable as error:
+            return self.deny("provenance-unscanned", f"{error}, so they were not looked at.")
+        for name, text in strings:
             if any(fnmatchcase(name, glob) for glob in self.whole):
                 used.append((name, text))
             if not any(fnmatchcase(name, glob) for glob in self.arguments):
@@ -270,9 +281,11 @@ def _user_texts(messages: Any) -> Iterator[str]:
 def _strings(value: Any, name: str = "", depth: int = 0) -> Iterator[tuple[str, str]]:
     """Every string with the key it stands under; keys themselves, and numbers as they are written."""
     if depth > MAX_DEPTH:
-        raise ValueError("the arguments are nested too deeply")  # a policy that raises is a denial
+        raise _Unlookable(f"The arguments are nested deeper than {MAX_DEPTH} levels")
     if isinstance(value, Mapping):
         for key, item in value.items():
+            if isinstance(key, str) and len(key) > MAX_NAME:
+                raise _Unlookable(f"The arguments have a name longer than {MAX_NAME} characters")
             if isinstance(key, str) and not key.isidentifier():
                 yield name, key
             yield from _strings(item, str(key), depth + 1)

@@ -9,6 +9,7 @@ import re
 import zlib
 from collections import Counter
 
+from lgov_core.policies.check_digits import base58_checked
 from lgov_core.policies.findings import left_of
 
 _PLACEHOLDER_WORD = re.compile(
@@ -58,7 +59,9 @@ def is_placeholder(value: str) -> bool:
 def not_a_placeholder(text: str, start: int, end: int) -> int | None:
     """A key of a known format, unless nobody would take it for one."""
     value = text[start:end]
-    tail = value[value.find("_", 2) + 1 :] if "_" in value[2:] else value[4:]
+    tail = value[value.find("_", 2) + 1 :]
+    if "_" not in value[2:] or 2 * len(tail) < len(value):  # an underscore late in a key is one of its characters
+        tail = value[4:]
     if len(set(tail)) <= 3 or _PLACEHOLDER_IN_KEY.search(value) is not None:
         return None
     return end
@@ -146,6 +149,11 @@ def bearer_token(text: str, start: int, end: int) -> int | None:
     if _DIGIT.search(value) is None or entropy(value) < MIN_BITS or is_placeholder(value):
         return None
     return end
+
+
+def wallet_key(text: str, start: int, end: int) -> int | None:
+    """A private key of a wallet in import format: base58 of a version byte, 32 bytes and a double SHA-256's first four."""
+    return end if base58_checked(text[start:end], (37, 38)) else None
 
 
 def checksum_holds(value: str) -> bool:

@@ -117,6 +117,8 @@ def _compiled(what: str, schema: object) -> Callable[[object], str | None]:
             validate(_plain(arguments))
         except fastjsonschema.JsonSchemaValueException as error:
             return error.message.replace("data", "arguments", 1)[:MAX_PROBLEM]
+        except RecursionError:
+            return "they are nested too deeply"
         return None
 
     return check

@@ -172,3 +172,9 @@ def test_from_a_policy_file() -> None:
             load_policies(document(**wrong))
         with pytest.raises(PolicyError):
             LoopPolicy(**wrong)  # type: ignore[arg-type]
+
+
+def test_numbers_too_long_to_write_out_are_repetitions_too() -> None:
+    policy = LoopPolicy(max_repeats=2)
+    call = Action(Point.PRE_TOOL_CALL, "t", arguments={"n": 10**5000}, rollout_id="r")
+    assert [policy.judge(call) is None for _ in range(3)] == [True, True, False]

@@ -184,3 +184,33 @@ def test_on_labelled_sentences(capsys: pytest.CaptureFixture[str]) -> None:
                 assert precision >= 0.9, (label, half, precision)
     with capsys.disabled():
         print("\n".join(lines))
+
+
+@pytest.mark.parametrize(
+    ("right", "wrong"),
+    [
+        ("11010519491231002X", "110105194912310021"),
+        ("131052-308T", "131052-308U"),
+        ("HEGG560427MVZRRL04", "HEGG560427MVZRRL05"),
+        ("A123456789", "A123456788"),
+        ("12.345.678-5", "12.345.678-6"),
+        ("20-12345678-6", "20-12345678-7"),
+        ("780123/3539", "780123/3540"),
+        ("112-233-445 95", "112-233-445 96"),
+        ("900101-1234568", "901301-1234568"),
+        ("850623-14-5673", "851323-14-5673"),
+        ("1-1017-00230-70-8", "1-1017-00230-70-9"),
+        ("L898902C36UTO7408122F1204159ZE184226B<<<<<10", "L898902C37UTO7408122F1204159ZE184226B<<<<<10"),
+        ("4012.8888.8888.1881", "4012.8888.8888.1882"),
+    ],
+)
+def test_further_numbers_by_their_check(right: str, wrong: str) -> None:
+    policy = PIIPolicy(kinds=["national_id", "passport", "credit_card"])
+    assert [f.kind for f in policy.find(f"it is {right}.")]
+    assert policy.find(f"it is {wrong}.") == []
+
+
+@pytest.mark.parametrize("text", ["fødselsnummer 15108695088", "マイナンバー 123456789018", "OIB 69435151530"])
+def test_numbers_that_are_only_known_by_what_is_said_of_them(text: str) -> None:
+    assert PIIPolicy().find(text)
+    assert PIIPolicy(kinds=["national_id"]).find(text.split()[-1]) == []

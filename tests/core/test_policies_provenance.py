@@ -198,3 +198,12 @@ def test_the_time_is_linear_in_the_text(piece: str) -> None:
 def test_wrong_options_are_errors(options: dict[str, Any]) -> None:
     with pytest.raises(PolicyError):
         ProvenancePolicy(**options)
+
+
+@pytest.mark.parametrize("arguments", [{"a" * 1_001: "x"}, {"a": [[[["x"]]]]}], ids=("name", "depth"))
+def test_arguments_that_cannot_be_looked_at_are_denied_and_it_is_the_agents_doing(arguments: dict[str, object]) -> None:
+    for _ in range(40):
+        arguments = {"a": arguments} if "a" in arguments else arguments
+    decision = ProvenancePolicy().judge(Action(Point.PRE_TOOL_CALL, "send", arguments=arguments))
+    assert decision is not None
+    assert (decision.blocks, decision.rule, decision.fault) == (True, "provenance-unscanned", False)

@@ -177,3 +177,21 @@ def test_the_time_is_linear_in_the_text(piece: str) -> None:
             took.append(time.process_time() - began)
         # Eight times the text: quadratic time would be sixty-four times. The sum lets small times be small.
         assert took[1] < 24 * took[0] + 0.5, took
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "AIza36kESdeUdWROZ9ELuAHassFdKAlk0C1n_VR",  # an underscore near the end of a key begins no new word
+        "5HueCGU8rMjxEXxiPuD5BDku4MkFqeZyd4dZ1jvhTVqvbTLvyTJ",
+        "root:$6$Kd82hfPq$x8qLm2nVt0pYw3rZbC5dEfGhJkMnPqRsTuVwXyZ0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJ:19000",
+        "machine api.x.com login ann password k3Jd82hfPq1x",
+        "sshpass -p 'hunter2XY!' ssh root@host",
+        "define('DB_PASSWORD', 'Zx81-lumpen!');",
+        "VERCEL_TOKEN=k3Jd82hfPq1xWm5vTz7bNc9L",
+        '{"auths": {"index.docker.io": {"auth": "YW5uOnMzY3IzdFBhc3N3MHJk"}}}',
+        "private key 0x4c0883a69102937d6231471b5dbb6204fe5129617082792ae468d01a3f362318",
+    ],
+)
+def test_further_kinds(text: str) -> None:
+    assert SecretsPolicy().find(text)

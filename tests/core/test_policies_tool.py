@@ -132,3 +132,13 @@ def test_a_schema_for_a_tool_that_is_not_allowed_is_refused() -> None:
         ToolPolicy(allow=["run_sql"], schemas={"run_sqll": SCHEMA})
     with pytest.raises(PolicyError, match="list of strings"):
         ToolPolicy(allow="run_sql")
+
+
+def test_arguments_nested_too_deeply_are_wrong_arguments() -> None:
+    deep: object = "x"
+    for _ in range(100_000):
+        deep = [deep]
+    policy = ToolPolicy(allow=["t"], schemas={"t": {"type": "object"}})
+    decision = policy.judge(Action(Point.PRE_TOOL_CALL, "t", arguments={"a": deep}))
+    assert decision is not None
+    assert (decision.blocks, decision.rule) == (True, "tool-arguments")
