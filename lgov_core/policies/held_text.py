@@ -19,7 +19,8 @@ REACH: Final = 160
 
 _MONTH = re.compile(r"jan|feb|mar|apr|may|jun|jul|aug|sep|oct|nov|dec", re.IGNORECASE)
 _TOKEN_BEFORE = re.compile(r"\S+\s+\Z")
-_KEY_BEGINS = re.compile(r"-----BEGIN(?: [A-Z0-9]{0,12}){0,5}(?:-----|-{0,5}\Z)")
+#: As a look-ahead, because the dashes that end one marker may begin the next.
+_KEY_BEGINS = re.compile(r"(?=(-----BEGIN(?: [A-Z0-9]{0,12}){0,5}(?:-----|-{0,5}\Z)))")
 _KEY_ENDS = re.compile(r"-----END [A-Z0-9 ]{0,48}-----")
 _WORD_ENDS = re.compile(r"\s")
 _RUN = re.compile(r"[^\W_]+")
@@ -171,9 +172,9 @@ class HeldText:
             return cut
         view = plain_view(self._held[:cut])
         for match in _KEY_BEGINS.finditer(view.text):
-            marker = match.group()
+            marker = match.group(1)
             public = marker.endswith("-----") and len(marker) > 15 and "PRIVATE KEY" not in marker
-            if not public and _KEY_ENDS.search(view.text, match.end()) is None:
+            if not public and _KEY_ENDS.search(view.text, match.end(1)) is None:
                 return _word_start(self._held[: view.span(match.start(), match.start() + 1)[0] + 1])
         return cut
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from lgov_core.policies import HeldText, PIIPolicy, SecretsPolicy
@@ -77,7 +77,11 @@ def redacting() -> HeldText:
     return HeldText(SecretsPolicy(action="redact"), PIIPolicy(action="redact"))
 
 
+NESTED = "-----BEGIN -----BEGIN RSA PRIVATE KEY-----\nMIIEpAIBAAKCAQEA7xyz\nQUJDREVGR0g\n-----END RSA PRIVATE KEY-----"
+
+
 @settings(max_examples=250, deadline=None)
+@example(NESTED, [1])
 @given(TEXTS, CHUNKS)
 def test_any_chunking_gives_what_the_whole_gives(text: str, sizes: list[int]) -> None:
     whole = HeldText(SecretsPolicy(action="redact"), PIIPolicy(action="redact"))

@@ -18,11 +18,13 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+from lgov_core.audit import AuditLog
+from lgov_core.errors import AuditError
 from lgov_core.store import open_store
 from lgov_core.store.sqlite import SQLiteStore
 from lgov_core.train.jobs import Episode, Job, WorkerConfig
 from lgov_core.train.pool import WorkerPool
-from lgov_core.types import Attempt, Outcome, Reward, Rollout
+from lgov_core.types import Action, Attempt, Decision, Outcome, Point, Reward, Rollout
 
 ALLOW_ALL = """
 version: 1
@@ -218,6 +220,19 @@ class Clerk:
 
 
 def make_clerk(options: Mapping[str, Any]) -> Clerk:
+    return Clerk(options)
+
+
+def make_clerk_on_a_full_disk(options: Mapping[str, Any]) -> Clerk:
+    """In a worker process of its own: the record takes everything but acts."""
+    commit = AuditLog.commit
+
+    def full(log: AuditLog, action: Action, decision: Decision) -> str:
+        if action.point is Point.PRE_TOOL_CALL:
+            raise AuditError("audit record: database or disk is full", hint="make space")
+        return commit(log, action, decision)
+
+    AuditLog.commit = full  # type: ignore[method-assign]
     return Clerk(options)
 
 

@@ -253,14 +253,16 @@ def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Bench]:
     made.store.close()
 
 
-def work(bench: Bench, *replies: ScriptedReply | str, shadow: bool = False) -> tuple[Job, JobResult, list[Any]]:
+def work(
+    bench: Bench, *replies: ScriptedReply | str, shadow: bool = False, factory: str = "episodes:make_clerk"
+) -> tuple[Job, JobResult, list[Any]]:
     """One rollout of the clerk; the job, its result and the bodies of the model's requests."""
     with (
         ScriptedModelServer(replies, token_ids=True) as model,
         EndpointServer([UpstreamEngine(model.base_url)], bench.store) as endpoint,
     ):
         config = bench.config(
-            factory="episodes:make_clerk",
+            factory=factory,
             options={"database": str(bench.folder / "company.db")},
             endpoint=endpoint.base_url,
             shadow=shadow,
@@ -309,14 +311,8 @@ def test_in_shadow_everything_is_counted_and_nothing_is_held_back(bench: Bench) 
 
 def test_a_denial_for_want_of_a_record_is_the_machines_failure(bench: Bench) -> None:
     """The record takes everything but acts; the act is denied, and the attempt is neither a violation nor worth 0."""
-    audit = bench.folder / "audit.sqlite"
-    AuditLog(audit).commit(Action(Point.INPUT, "x"), Decision(Effect.ALLOW, "p"))
-    with closing(sqlite3.connect(audit)) as connection, connection:
-        connection.execute(
-            "CREATE TRIGGER full BEFORE INSERT ON entries WHEN NEW.body LIKE '%pre_tool_call%'"
-            " BEGIN SELECT RAISE(ABORT, 'the disk is full'); END"
-        )
-    job, result, asked = work(bench, sql("SELECT COUNT(*) FROM staff", "c1"), "done")
+    replies = (sql("SELECT COUNT(*) FROM staff", "c1"), "done")
+    job, result, asked = work(bench, *replies, factory="episodes:make_clerk_on_a_full_disk")
     assert "audit-failed" in asked[1]["messages"][-1]["content"], "the model is told"
     assert result.outcome is Outcome.INFRASTRUCTURE
     assert "audit record failed" in str(result.error)
