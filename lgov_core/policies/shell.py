@@ -33,7 +33,7 @@ class ShellPolicy(BoundedPolicy):
 
     The text is parsed as bash, and every command in it is judged: in pipelines, lists, loops, functions, substitutions and
     here-documents, and those that another command runs (``env``, ``xargs``, ``find -exec``, ``bash -c``, ``eval``, ...).
-    A command must be known. About two hundred are, each with what it may be given; ``commands`` adds names that may be
+    A command must be known. Several hundred are, each with what it may be given; ``commands`` adds names that may be
     run with any arguments that name no secret, in place of the judgement there is.
 
     ``argument`` names the argument that holds the command, as text or as a list of words; of several names each that is
@@ -41,7 +41,8 @@ class ShellPolicy(BoundedPolicy):
     process unless given). ``writable`` are the folders in which files may be made, changed and removed (``cwd`` and
     ``/tmp`` unless given). Reading is allowed everywhere but for keys, credentials and private history, which are known
     by name; programs are run from the system's folders and from ``cwd``. Whole trees are removed only where a build makes
-    them again (``build``, ``node_modules``, below ``/tmp``, ...). The network may be read from (GET) and not written to.
+    them again (``build``, ``node_modules`` and what lies in them, what lies below ``/tmp``). With ``sudo`` a command may only
+    look; a dry run passes where the tool is known to have one, and so does asking a known command for ``--help``. The network may be read from (GET) and not written to.
 
     What it cannot see: what the programs and scripts of ``cwd`` do (``make``, ``python script.py``, a test), aliases and
     variables of the shell the text is run in, and symbolic links. It judges text and never asks the file system: run the

@@ -23,7 +23,9 @@ READERS = names(
     reset locale localectl tty who w last users zcat bzcat xzcat zless zdiff cloc tokei scc exa eza lsd mktemp
     pstree printenv nm objdump readelf size tsort yes look shuf dos2unix wdiff colordiff delta glow mdcat
     pdftotext xmllint hash getconf ss netstat dmesg let disown logname hostid cd pushd read
-    mapfile readarray local ptx lsmod lspci lsusb
+    mapfile readarray local ptx lsmod lspci lsusb hexyl sar mpstat pidstat findmnt blkid lvs vgs pvs vgdisplay
+    lvdisplay pvdisplay sw_vers lsns getfacl getfattr lsattr numastat ncal rpm2cpio zipinfo zgrep jless difft
+    xsv csvlook csvstat
     """
 )
 #: What may be removed by pattern: files that a program makes again.

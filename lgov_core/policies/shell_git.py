@@ -15,7 +15,7 @@ _READING = frozenset(
     whatchanged name-rev merge-base for-each-ref show-ref var version help count-objects fsck cherry
     range-diff diff-tree diff-index diff-files check-ignore check-attr check-ref-format show-branch
     verify-commit verify-tag get-tar-commit-id request-pull column merge-tree stripspace interpret-trailers
-    mergetool--help
+    mergetool--help write-tree commit-tree mktree pack-refs unpack-file verify-pack patch-id
     """
     )
 )
@@ -112,6 +112,13 @@ def _only(*verbs: str) -> Callable[[Call, tuple[str, ...]], None]:
 
 def _push(call: Call, rest: tuple[str, ...]) -> None:
     given = parse(rest, "-o --push-option --repo --receive-pack --exec")
+    trying = ("-n" in given.options or "--dry-run" in given.options) and "--no-dry-run" not in given.options
+    if (
+        trying
+        and not given.has("--receive-pack", "--exec", "--repo")
+        and not re.search(r"[:/\\]", "".join(given.operands[:1]))
+    ):
+        return
     exact = [
         option
         for option in given.options
@@ -252,6 +259,11 @@ def _remove(call: Call, rest: tuple[str, ...]) -> None:
         call.refuse("remove single files, without -r and -f.")
 
 
+def _replace(call: Call, rest: tuple[str, ...]) -> None:
+    if any(word not in ("-l", "--list") for word in rest):
+        call.refuse("only listing is allowed.")
+
+
 def _archive(call: Call, rest: tuple[str, ...]) -> None:
     given = parse(rest, "-o --output --remote --exec")
     if given.has("--remote", "--exec"):
@@ -265,7 +277,9 @@ def _worktree(call: Call, rest: tuple[str, ...]) -> None:
     if words[:1] == ("add",):
         for word in words[1:2]:
             call.places.write(word)
-    _only("list", "add", "lock", "unlock")(call, rest)
+    if words[:1] == ("remove",) and parse(rest).has("-f", "--force"):
+        call.refuse("forcing throws changes away.")
+    _only("list", "add", "lock", "unlock", "remove", "prune")(call, rest)
 
 
 def _grep(call: Call, rest: tuple[str, ...]) -> None:
@@ -298,6 +312,7 @@ _COMMANDS: dict[str, Callable[[Call, tuple[str, ...]], None]] = {
     "ls-remote": _fetch,
     "rm": _remove,
     "archive": _archive,
+    "replace": _replace,
     "grep": _grep,
     "gc": _gc,
     "reset": _no("--hard", "--merge", "--keep", why="this discards changes; commit or stash them first."),

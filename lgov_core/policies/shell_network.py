@@ -229,6 +229,24 @@ def _netcat(call: Call) -> None:
         call.refuse("only looking for an open port of this machine (-z) is allowed.", "shell-network")
 
 
+def _tries(args: tuple[str, ...]) -> bool:
+    """Whether rsync is told to change nothing, by a word that cannot be the value of another option."""
+    if any(word.startswith(("--no-n", "--no-dry")) for word in args):
+        return False
+    for at, word in enumerate(args):
+        if word == "--":
+            return False
+        if word == "--dry-run" or re.fullmatch(r"-[avzrhPiuct]*n[avzrhPiuct]*", word):
+            before = args[at - 1] if at else ""
+            if (
+                not before.startswith("-")
+                or "=" in before
+                or re.fullmatch(r"-[avzrhPiuct]+|--(?:delete|progress|stats)", before)
+            ):
+                return True
+    return False
+
+
 def _rsync(call: Call) -> None:
     given = call.parsed(
         "-e --rsh --exclude --include --exclude-from --include-from --files-from --log-file --rsync-path -f --filter --bwlimit"
@@ -243,12 +261,23 @@ def _rsync(call: Call) -> None:
         "--log-file",
         "--daemon",
     )
-    if given.has(*removing) or any(option.startswith(("--delete", "--remove")) for option in given.options):
+    if given.has("-e", "--rsh", "--rsync-path", "--daemon", "--log-file"):
+        call.refuse("options that run programs or write logs are not allowed.")
+    trying = _tries(call.args)
+    if (
+        "--list-only" in given.options
+        and len(given.operands) == 1
+        and re.fullmatch(r"[\w.@-]+:[\w./-]*", given.operands[0])
+    ):
+        return
+    if not trying and (
+        given.has(*removing) or any(option.startswith(("--delete", "--remove")) for option in given.options)
+    ):
         call.refuse("options that delete files or run programs are not allowed.")
     if any(re.match(r"[^/]*:|rsync://", word) for word in given.operands):
         call.refuse("copying to or from other machines is not allowed.", "shell-network")
     call.reads(given.operands[:-1])
-    if not given.has("-n", "--dry-run"):
+    if not trying:
         for word in given.operands[-1:]:
             call.places.write(word)
 

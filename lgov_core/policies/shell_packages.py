@@ -23,7 +23,7 @@ def _pip(call: Call) -> None:
     verbs = (
         "install download list show freeze check search index hash debug inspect wheel help venv sync lock tree "
         "add init version self build env update export config-list about python tool-list cache-dir shell run info "
-        "outdated test"
+        "outdated test remove"
     )
     if verb and verb not in verbs.split():
         call.refuse(f"{verb[:40]} is not allowed here.")
@@ -57,12 +57,14 @@ def _pip(call: Call) -> None:
 
 
 def _node_packages(call: Call) -> None:
-    words = [word for word in call.args if not word.startswith("-")]
+    words = list(parse(call.args, _NODE_VALUES.get(call.name, "--cwd")).operands)
     verb = (words or [""])[0]
+    if verb in ("config", "cache", "whoami", "publish") and _looks_at_registry(call, words):
+        return call.reads(call.args)
     allowed = (
         "install i ci add run test t start stop restart build list ls ll outdated audit view info show why explain "
         "root prefix bin pack version init create fund doctor ping search dedupe exec dlx lint dev format "
-        "typecheck workspace workspaces help rebuild x fmt check"
+        "typecheck workspace workspaces help rebuild x fmt check update up uninstall remove rm prune query sbom"
     )
     if verb and verb not in allowed.split():
         if (
@@ -91,11 +93,27 @@ def _node_packages(call: Call) -> None:
     return call.reads(call.args)
 
 
+#: Options with a value that may stand ahead of what is to be done.
+_NODE_VALUES = {
+    "npm": "--prefix -C -w --workspace",
+    "pnpm": "--prefix -C --dir --filter -F",
+}
+
+
+def _looks_at_registry(call: Call, words: list[str]) -> bool:
+    """Whether a command of the package manager's own settings only reads, or only tries."""
+    line = " ".join(words)
+    if re.fullmatch(r"config (?:list|ls|get [a-z-]+)|cache (?:verify|ls|list|dir)|whoami", line):
+        return not re.search(r"auth|token|pass|secret", line, re.I)
+    access = r"(?: --access[= ]\w+)?"
+    return re.fullmatch(rf"publish{access}(?: \./?[\w./-]*)? --dry-run{access}", " ".join(call.args)) is not None
+
+
 _PACKAGE_CLOSED = frozenset(
     names(
         """
-    publish unpublish deprecate owner token login logout adduser access config set remove rm uninstall unlink
-    link cache dist-tag hook org profile star team upgrade up deploy release patch npm tag global policies
+    publish unpublish deprecate owner token login logout adduser access config set unlink
+    link cache dist-tag hook org profile star team upgrade deploy release patch npm tag global policies
     plugin
     """
     )

@@ -192,8 +192,19 @@ _REGENERABLE = (
         "bazel-*",
     ),
 )
+#: Files that may be removed by pattern from a whole tree: what made them makes them again, or nobody wants them.
+_LEFT_OVERS = (
+    *("*.pyc", "*.pyo", "*.tmp", "*.bak", "*.orig", "*.rej", "*.swp", "*~", ".DS_Store", "*.o", "*.class"),
+    *("*.tsbuildinfo", "*.gcda", "*.gcno", "Thumbs.db"),
+)
 _SINKS = ("/dev/null", "/dev/stdout", "/dev/stderr", "/dev/tty", "/dev/zero", "/dev/full", "-")
 _SCRATCH = ("/tmp", "/var/tmp")
+#: Endings of names that single files have: removing one with -r removes no more than removing it without.
+_FILE_ENDING = re.compile(
+    r".*\.(?:json|ya?ml|toml|lock|lockb|log|txt|md|csv|tmp|bak|orig|pyc|o|so|class|jar|whl|zip|tgz|gz|xz|bz2|tar|pid|tsbuildinfo)"
+)
+#: Files that a program leaves behind when it is stopped, in a folder that is closed otherwise.
+_LEFT_BEHIND = re.compile(r".*/\.git/(?:index|HEAD|config|shallow)\.lock")
 
 
 #: Holes and wildcards in one word beyond which nobody can say what it names.
@@ -263,19 +274,38 @@ class Places:
 
     def delete(self, field: str, *, recursive: bool = False) -> None:
         """Refuses what is not one file (or, when ``recursive``, a tree that is made again) in a writable place."""
+        paths = self._paths(field)
+        if not recursive and all(
+            _LEFT_BEHIND.fullmatch(path) and any(_inside(path, root) for root in self.writable) for path in paths
+        ):
+            return
         self.write(field)
-        for path in self._paths(field):
-            name = path.rpartition("/")[2]
+        for path in paths:
+            folder, _, name = path.rpartition("/")
             if any(_inside(root, path) for root in (*self.writable, *self.folders)):
                 raise Refused("shell-delete", f"{shown(field)} is the working folder itself, or holds it.")
+            if self._scratch(path):
+                continue
+            remade = any(_remade(part) for part in _names(path, self.writable))
             literal = re.sub(f"[{STAR}{ANY}.]", "", name)
-            if (STAR in field or ANY in field) and (len(literal) < 2 or STAR in path.rpartition("/")[0]):
+            vague = len(literal) < 2 or (STAR in folder and not any(fnmatchcase(name, glob) for glob in _LEFT_OVERS))
+            if (STAR in field or ANY in field) and vague and not remade:
                 raise Refused("shell-delete", f"{shown(field)} may be anything; name the files.")
-            scratch = any(_inside(path, root) and path != root for root in _SCRATCH)
-            if recursive and not scratch and not any(fnmatchcase(name, glob) for glob in _REGENERABLE):
+            if recursive and not remade and _FILE_ENDING.fullmatch(name) is None:
                 raise Refused(
                     "shell-delete", f"Removing the whole tree {shown(field)} cannot be undone; remove single files."
                 )
+
+    def _scratch(self, path: str) -> bool:
+        """Whether all that a path names is scratch: below ``/tmp``, and not where the text works or what holds that."""
+        if not any(_inside(path, root) and path != root for root in _SCRATCH):
+            return False
+        home = self.folders[0]
+        if any(_inside(home, root) for root in _SCRATCH) and _inside(path, home):
+            return False
+        glob, depth = path.replace(STAR, "*").replace(ANY, "?"), path.count("/")
+        places = [folder.split("/") for folder in (*self.folders, *self.writable)]
+        return not any(len(parts) > depth and fnmatchcase("/".join(parts[: depth + 1]), glob) for parts in places)
 
     def script(self, field: str) -> None:
         """Refuses a program file outside of the folders the text began in."""
@@ -284,6 +314,11 @@ class Places:
                 raise Refused("shell-program", f"{shown(field)} is no program of this folder.")
             if any(_matches(name, ".git") for name in _names(path, self.folders)):
                 raise Refused("shell-program", f"{shown(field)} is no program of this folder.")
+
+    def stands_below(self) -> bool:
+        """Whether the text goes to folders below the one it begins in, and to no others."""
+        home, *others = self.folders
+        return bool(others) and all(_inside(path, home) and path != home and UNKNOWN not in path for path in others)
 
     def _paths(self, field: str) -> list[str]:
         """Where a word may lead, from every folder the text may stand in."""
@@ -341,6 +376,13 @@ def _value(field: str) -> str:
     """The path glued to a short option (``-f/etc/shadow``)."""
     match = re.match(r"-[A-Za-z](?=[/~.])", field)
     return field[match.end() :] if match else ""
+
+
+def _remade(name: str) -> bool:
+    """Whether a name, written out but for the folders of one kind (``*.egg-info``), is of a tree that is made again."""
+    if STAR in name or ANY in name:
+        return name.replace(STAR, "*").replace(ANY, "?") in _REGENERABLE
+    return any(fnmatchcase(name, glob) for glob in _REGENERABLE)
 
 
 def _inside(path: str, root: str) -> bool:

@@ -99,6 +99,56 @@ def _env(call: Call) -> None:
         call.runner.run(words, call.given)
 
 
+#: What may run with the rights of root: what only looks, and starts no pager, editor or program of this folder.
+_AS_ROOT = frozenset(
+    names(
+        """
+    ls cat head tail wc stat file du df grep zgrep find true id whoami ps lsof ss netstat lsblk dmesg uptime free pgrep
+    journalctl systemctl service apt apt-get apt-cache dpkg dpkg-query dnf yum rpm snap docker podman git kubectl ip ufw
+    iptables fdisk parted blkid lvs vgs pvs sysctl timedatectl hostnamectl which
+    """
+    )
+)
+_GIT_LOOKING = frozenset(names("status log diff show rev-parse branch describe"))
+
+
+def _sudo(call: Call) -> None:
+    """Lets commands that look run as root; the command is judged as if it stood alone."""
+    words = _rest(call.args, "")
+    if not all(
+        option in ("-n", "-H", "-E", "-k", "-v", "-l", "--version", "--help")
+        for option in call.args[: len(call.args) - len(words)]
+    ):
+        call.refuse("only -n, -H and -E are allowed.")
+    if not words:
+        return
+    looking = words[0] in _AS_ROOT
+    if words[0] == "git":
+        looking = words[1:2] != [] and words[1] in _GIT_LOOKING and not any(is_option(word) for word in words[2:])
+    elif words[0] in ("docker", "podman"):
+        looking = words[1:2] != [] and words[1] in (
+            "ps",
+            "images",
+            "logs",
+            "inspect",
+            "stats",
+            "top",
+            "info",
+            "version",
+        )
+    elif words[0] == "find":
+        looking = not any(re.match(r"-(?:exec|ok|delete|fprint|fls)", word) for word in words)
+    elif words[0] == "kubectl":
+        looking = words[1:2] != [] and words[1] in ("get", "describe", "logs", "top", "version")
+    elif words[0] in ("apt", "apt-get", "apt-cache", "dpkg", "dpkg-query", "dnf", "yum", "rpm", "snap"):
+        looking = all(
+            not is_option(w) or re.fullmatch(r"-[lLsSay]|-q[ail]?|--(?:installed|upgradable)", w) for w in words
+        )
+    if not looking:
+        call.refuse("with the rights of root only looking is allowed.")
+    call.runner.run(words, call.given)
+
+
 def _xargs(call: Call) -> None:
     values = "-I -n -P -L -d -s -a -E --max-args --max-procs --delimiter --replace --max-lines --arg-file"
     given = call.parsed(values)
@@ -268,6 +318,8 @@ def _interpreter(call: Call) -> None:
         if call.name != "node":
             call.refuse("code on the command line is not allowed; put it into a file of this folder.", "shell-code")
         return
+    if call.name == "perl" and _perl_edit(call, args):
+        return
     flags = {
         "node": r"--(?:test|check|watch|trace-warnings|env-file-if-exists=\.env\.example|experimental-[\w-]+)|-c",
         "php": r"-l",
@@ -281,6 +333,27 @@ def _interpreter(call: Call) -> None:
         call.refuse("code on the command line is not allowed; put it into a file of this folder.", "shell-code")
     call.places.script(args[0])
     call.reads(args)
+
+
+#: A substitution of plain text: no variables, no code in the pattern, no flag that runs the replacement.
+_PLAIN_SUBSTITUTION = re.compile(r"s([/|#!])(?:[\w\s.^*+,:;=<>'\"-]|\\[.wdsbnt/])*\1[\w\s.,:=<>'\"-]*\1[gimsx]*;?")
+
+
+def _perl_edit(call: Call, args: list[str]) -> bool:
+    """Whether perl is only used like sed: ``-pe 's/a/b/'`` or ``-pi -e``; judges its files."""
+    match = re.fullmatch(
+        r"-(?:pi?e|p -e|pi -e|pi\.[a-z]+ -e|p -i -e)", " ".join(args[:2]) if args[1:2] == ["-e"] else "".join(args[:1])
+    )
+    at = 2 if args[1:2] == ["-e"] else 1
+    if match is None or len(args) <= at or _PLAIN_SUBSTITUTION.fullmatch(args[at]) is None:
+        return False
+    files = args[at + 1 :]
+    if any(is_option(word) for word in files):
+        return False
+    call.reads(files)
+    for word in files if "i" in match.group() else ():
+        call.places.write(word)
+    return True
 
 
 def _rest(args: tuple[str, ...], values: str) -> list[str]:
@@ -302,6 +375,7 @@ RUNNER_JUDGES: dict[str, Judge] = {
     **dict.fromkeys(("source", "."), _source),
     **dict.fromkeys(("node", "perl", "ruby", "php"), _interpreter),
     "env": _env,
+    "sudo": _sudo,
     "xargs": _xargs,
     "eval": _eval,
     "trap": _trap,

@@ -64,6 +64,21 @@ _INVISIBLE = re.compile(
 _LISTS = frozenset({"for_statement", "array", "declaration_command", "file_redirect", "case_statement"})
 #: Builtins that take a word for the name of a variable, and run what stands in its brackets.
 _EVALUATING = frozenset({"printf", "test", "[", "read", "let", "mapfile", "readarray", "wait", "getopts", "local"})
+#: Commands with commands of their own, each of which explains itself when ``--help`` stands behind it.
+_WITH_COMMANDS = frozenset(
+    names(
+        """
+    docker podman git gh npm cargo go pip uv dotnet kubectl oc helm terraform tofu terragrunt aws gcloud az vault consul
+    nomad packer brew apt apt-get dnf journalctl systemctl flux argocd istioctl kustomize skaffold minikube kind k3d pulumi
+    eksctl stripe restic rclone borg doctl
+    """
+    )
+)
+_COMMAND_WORD = re.compile(r"(?!(?:exec|run|ssh|x|dlx|test|eval|start|foreach)$)[a-z][a-z0-9-]*")
+#: Commands that take any word for something to do; a word such as --help is none to them.
+_NO_HELP = frozenset(names("eval exec . source command builtin xargs trap kill echo printf"))
+#: Commands that run the program files they are given.
+_STARTING = frozenset(names("python node perl ruby php sh bash source . zsh dash"))
 _KEYWORDS = frozenset({"!", "time", "coproc"})
 
 JUDGES: dict[str, Judge] = {
@@ -155,18 +170,22 @@ class Script:
             return
         base = _plain_name(name)
         judge = JUDGES.get(base)
-        if base in ("python", "node", "perl", "ruby", "php", "sh", "bash", "source", ".", "zsh", "dash"):
-            for word in words[1:]:
-                if not is_option(word) and not any(sign in word for sign in (UNKNOWN, STAR, ANY)):
-                    self.started.add(posixpath.normpath(posixpath.join(self._folder, word)))
+        if base in _STARTING:
+            self._note_started(words[1:])
         if judge is None:
             why = (
                 f"{name[:60]!r} is not a command that is known here; add it to commands of the policy if it should be."
             )
             raise Refused("shell-unknown-command", why)
         call = Call(base, tuple(words[1:]), given, self)
-        _check_names(call)
-        judge(call)
+        if not _asks_for_help(call):
+            _check_names(call)
+            judge(call)
+
+    def _note_started(self, words: Sequence[str]) -> None:
+        for word in words:
+            if not is_option(word) and not any(sign in word for sign in (UNKNOWN, STAR, ANY)):
+                self.started.add(posixpath.normpath(posixpath.join(self._folder, word)))
 
     def script(self, text: str) -> None:
         """Judges a text that another shell reads."""
@@ -343,7 +362,9 @@ class Script:
 
     def _name(self, node: Node) -> list[str]:
         self._inner(node)
-        if any(child.type in _DYNAMIC for child in _every(node)):
+        dynamic = [child for child in _every(node) if child.type in _DYNAMIC]
+        told = all(re.fullmatch(r"\$\(echo [\w./-]+\)|`echo [\w./-]+`", self.words.text(child)) for child in dynamic)
+        if dynamic and not told:
             raise Refused(
                 "shell-unclear", "A variable or substitution as the command is not followed; write its name out."
             )
@@ -513,10 +534,27 @@ def _check_names(call: Call) -> None:
         raise Refused("shell-unclear", "A command hidden in a name is not allowed.")
 
 
+def _asks_for_help(call: Call) -> bool:
+    """Whether a known command is only asked what it does: ``rm --help``, ``terraform destroy --help``."""
+    *ahead, last = call.args or ("",)
+    if last not in ("--help", "--version") or any(sign in word for word in ahead for sign in (UNKNOWN, STAR, ANY)):
+        return False
+    if not ahead:
+        return call.name not in _NO_HELP
+    return (
+        last == "--help"
+        and call.name in _WITH_COMMANDS
+        and len(ahead) <= 3
+        and all(_COMMAND_WORD.fullmatch(word) for word in ahead)
+    )
+
+
 def _plain_name(name: str) -> str:
     match = _VERSIONED.fullmatch(name)
     if match is not None:
         return match[1]
+    if re.fullmatch(r"kafka-[a-z-]+\.sh", name):
+        return name.removesuffix(".sh")
     return "mkfs" if name.startswith("mkfs.") else name
 
 

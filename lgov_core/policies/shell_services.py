@@ -30,7 +30,32 @@ _ABOUT_ITSELF = frozenset({"--version", "--help", "-h", "-V", "-v", "--list", "-
 
 #: Command lines of services: what else they may do besides looking. Everything else is refused.
 SERVICES: dict[str, str] = {
-    "kubectl": "port-forward rollout wait auth config",
+    "terragrunt": "",
+    "ansible-playbook": "",
+    "ansible-inventory": "--list --graph --host -i",
+    "ansible-doc": "",
+    "apt-mark": "showmanual showauto showhold",
+    "dpkg-query": "-l -L -s -S -W -f",
+    "apk": "",
+    "mysqladmin": "",
+    "bq": "",
+    "kafka-console-consumer": "--topic --bootstrap-server --from-beginning --max-messages",
+    "kafka-get-offsets": "--topic --bootstrap-server",
+    "cf": "apps app services routes target orgs spaces buildpacks marketplace",
+    "grafana-cli": "",
+    "datadog-agent": "",
+    "sentry-cli": "",
+    "apachectl": "configtest -t -S -v -V -M",
+    "certbot": "certificates",
+    "caddy": "validate adapt",
+    "zpool": "iostat",
+    "zfs": "",
+    "mise": "",
+    "nix": "",
+    "k3d": "",
+    "xmlstarlet": "",
+    "aws-vault": "",
+    "kubectl": "port-forward rollout wait auth config kustomize",
     "oc": "whoami",
     "helm": "repo dependency pull",
     "terraform": "init workspace state get",
@@ -66,7 +91,7 @@ SERVICES: dict[str, str] = {
     "linkerd": "",
     "flux": "",
     "kustomize": "build",
-    "skaffold": "build",
+    "skaffold": "build render diagnose",
     "packer": "",
     "vagrant": "global-status",
     "gitlab": "",
@@ -92,7 +117,7 @@ SERVICES: dict[str, str] = {
     "rabbitmqctl": "",
     "rabbitmqadmin": "",
     "rabbitmq-diagnostics": "",
-    "nats": "",
+    "nats": "sub",
     "circleci": "pipeline project namespace",
     "gitlab-runner": "",
     "systemctl": "",
@@ -120,7 +145,7 @@ SERVICES: dict[str, str] = {
     "ufw": "",
     "heroku": "",
     "fly": "",
-    "vercel": "",
+    "vercel": "dev",
     "netlify": "build dev",
     "firebase": "",
     "supabase": "",
@@ -155,6 +180,89 @@ SERVICES: dict[str, str] = {
     "git-lfs": "pull fetch ls-files track env",
     "docker-machine": "",
 }
+#: Tools that run what stands behind ``--`` after this word.
+_RUNNING = {"kubectl": "exec", "oc": "exec", "doppler": "run", "op": "run", "aws-vault": "exec"}
+#: What may be run in a container of a cluster, where no folder of this machine is meant.
+_ELSEWHERE = frozenset(
+    names(
+        """
+    ls cat head tail grep wc ps df du date whoami id uptime stat printenv hostname uname free psql mysql redis-cli
+    mongosh curl nc pg_isready nslookup dig ping netstat ss
+    """
+    )
+)
+#: Options, of any tool, behind which stands a program to run.
+_RUNS_MORE = re.compile(
+    r"^--?[\w-]*(?:-command(?!-)|-cmd|rsh|post-renderer|-hook|-exec|from-command|remote-path|pipe|setopt)(?:=|$)|^--option$|\.command="
+)
+_CHANGING = (
+    "create apply delete patch scale label annotate drain cordon uncordon rollout set expose replace taint autoscale"
+)
+#: Options with which a tool says what it would do and does not do it, and the words ahead of which they hold.
+_TRYING = {
+    **dict.fromkeys(("kubectl", "oc"), ("--dry-run", _CHANGING)),
+    "helm": ("--dry-run", "install upgrade uninstall rollback delete"),
+    "eksctl": ("--dry-run", "create"),
+    "argocd": ("--dry-run", "app"),
+    "wrangler": ("--dry-run", "deploy publish"),
+    "aws": ("--dryrun --dry-run", "s3 ec2"),
+    "rclone": (
+        "--dry-run -n",
+        "sync copy move copyto moveto delete deletefile purge rmdir rmdirs bisync cleanup dedupe",
+    ),
+    "borg": ("--dry-run -n", "create delete extract prune compact"),
+    "restic": ("--dry-run -n", "backup forget prune restore rewrite tag"),
+    "brew": ("--dry-run -n", "install uninstall upgrade cleanup autoremove"),
+    **dict.fromkeys(("apt-get", "apt"), ("--dry-run -s --simulate --just-print", "")),
+    "ansible-playbook": ("--check -C --syntax-check --list-tasks --list-hosts --list-tags", ""),
+}
+_FLAGS = frozenset(
+    names(
+        "--delete --all --recursive --force --install -y --yes -v --verbose --quiet -q --progress -A --wait --list -P"
+    )
+)
+#: Whole lines that change something of one's own, or only fetch: written out word by word.
+_SPECIAL = {
+    "helm": re.compile(
+        r"repo add [\w-]+ https://[\w./-]+|repo update(?: [\w-]+)?|dep(?:endency)? (?:update|build)(?: [\w./-]+)?"
+        r""
+    ),
+    "apt": re.compile(r"(?:-\w+ )?update"),
+    "apt-get": re.compile(r"(?:-\w+ )?update(?: -\w+)?"),
+    "rpm": re.compile(r"-q[a-z]*(?: [\w./+][\w./+-]*)*"),
+    "service": re.compile(r"--status-all"),
+    "journalctl": re.compile(
+        r"(?:(?:--disk-usage|--list-boots|--verify|--no-pager|-[nubpfexkr]+|\w[\w.@:-]*|_[A-Z_]+=[\w./-]+)(?: |$))+"
+    ),
+    "gcloud": re.compile(r"config set (?:core/)?(?:project|account|compute/region|compute/zone) [\w.@-]+|auth login"),
+    "az": re.compile(r"account set (?:-s|--subscription|-n|--name) [\w-]+|login"),
+    "aws": re.compile(
+        r"(?:--\w+ [\w-]+ )*(?:sso login(?: --profile [\w-]+)?|eks update-kubeconfig(?: --[\w-]+ [\w-]+)*)"
+    ),
+    "restic": re.compile(r"unlock|(?:stats|ls|diff)(?: [\w./:-]+)*"),
+    "rclone": re.compile(r"(?:md5sum|sha1sum|hashsum|tree|ncdu|listremotes|lsjson|check|cryptcheck)(?: [\w:./ -]+)?"),
+    "firebase": re.compile(r"\w+:list|emulators:start(?: .*)?"),
+    "heroku": re.compile(r"(?:apps|ps|releases|addons|logs|pg:info|domains|buildpacks)(?:(?: -a| --app)[ =][\w-]+)?"),
+    "minikube": re.compile(r"start(?: --[\w-]+=[\w.-]+)*"),
+    "supabase": re.compile(r"start"),
+    "circleci": re.compile(r"diagnostic|setup|local execute(?: [\w][\w-]*)?"),
+    "doppler": re.compile(r"setup(?: --[\w-]+ [\w.-]+)*"),
+    "gitstats": re.compile(r"[\w./-]+ (?!/|\.\.)[\w-]+/?"),
+    "tmux": re.compile(r"(?:new|new-session)(?: -d)?(?: -s [\w-]+)?|ls|attach(?: -t [\w-]+)?"),
+    "xmlstarlet": re.compile(r"(?!.*document)(?:sel|select|val|validate|el|elements|fo|format)(?: .*)?", re.S),
+    "mysqladmin": re.compile(
+        r"(?:(?:-[hPu] ?|--(?:host|port|user)=)[\w.-]+ )*(?:status|ping|processlist|extended-status|variables|version)"
+    ),
+    "bq": re.compile(
+        r"(?:--[\w]+=[\w.:-]+ )*(?:(?:ls|show|head)(?: .*)?|query (?:--\w+=[\w.:-]+ )*--dry_run .*)", re.S
+    ),
+    "nix": re.compile(r"(?:build|develop|flake (?:check|show|metadata))(?: \.?#?[\w.#-]+)?"),
+    "asdf": re.compile(r"install(?: [\w.-]+)*|current"),
+    "mise": re.compile(r"install(?: [\w.@-]+)*|current"),
+    "ansible": re.compile(r"[\w.-]+ (?:-i [\w./-]+ )?-m (?:ping|setup|debug)(?: -i [\w./-]+)?"),
+}
+#: Tools of which nothing but these lines is let through.
+_WHOLE = frozenset({"mysqladmin", "bq", "xmlstarlet"})
 _HARMFUL = re.compile(
     r"(?:delete|destroy|remove|rm|purge|drop|prune|uninstall|terminate|revoke|reset|kill|stop|disable|mask|apply|create|put|update|set|"
     r"exec|edit|patch|scale|drain|cordon|taint|import|taint|unregister|unsubscribe|clear|wipe|forget|rotate|flush|add|del|restore|undo|abort|"
@@ -168,7 +276,25 @@ def _service(call: Call) -> None:
     """Lets looking through: the first word that says what to do must be a looking one."""
     extra = frozenset(SERVICES[call.name].split())
     call.reads(call.args)
-    if any(word.startswith("-") and not (_harmless_option(word) or word in extra) for word in call.args):
+    if any(_RUNS_MORE.search(word) for word in call.args) or (
+        call.name.startswith("apt") and any(re.match(r"-[oc]|--option|--config", word) for word in call.args)
+    ):
+        call.refuse("an option among them runs a program.")
+    if call.name.startswith("ansible"):
+        _check_ansible(call)
+    if _inner_command(call) or _only_tries(call):
+        return
+    if call.name in _SPECIAL and _SPECIAL[call.name].fullmatch(" ".join(call.args)):
+        return
+    if call.name in _WHOLE:
+        call.refuse("only looking is allowed, in its plainest form.")
+    if any(
+        word.startswith("-")
+        and not (
+            _harmless_option(word) or word in extra or (word == "-w" and call.name in ("kubectl", "oc", "etcdctl"))
+        )
+        for word in call.args
+    ):
         call.refuse("an option among them changes or removes something.")
     words = [word for word in call.args if not word.startswith("-")]
     _check_special(call, words)
@@ -182,6 +308,50 @@ def _service(call: Call) -> None:
             call.refuse("an option among them is not known to only look.", "shell-unknown-command")
         return
     _check_heads(call, extra)
+
+
+def _check_ansible(call: Call) -> None:
+    """Playbooks, inventories and password files may be programs: they must be of this folder."""
+    for word in call.args:
+        value = word.partition("=")[2] if word.startswith("--") else re.sub(r"^-[A-Za-z](?=[/~.])", "", word)
+        if value.startswith(("/", "~", ".")) or "/" in value or re.search(r"\.(?:ya?ml|ini|sh|py|cfg)$", value):
+            call.places.script(value.removeprefix("@"))
+
+
+def _inner_command(call: Call) -> bool:
+    """Judges the command behind ``--`` that runs elsewhere or with more variables (``kubectl exec pod -- ls``)."""
+    if call.name not in _RUNNING or "--" not in call.args:
+        return False
+    at = call.args.index("--")
+    ahead, inner = call.args[:at], call.args[at + 1 :]
+    words = [word for word in ahead if not word.startswith("-")]
+    if _RUNNING[call.name] not in words or not inner or any(wild(word) for word in ahead):
+        return False
+    if not all(_harmless_option(word) for word in ahead if word.startswith("-")):
+        return False
+    if call.name in ("kubectl", "oc") and inner[0] not in _ELSEWHERE:
+        call.refuse("in a container of a cluster only looking is allowed.")
+    call.runner.run(inner, call.given)
+    return True
+
+
+def _only_tries(call: Call) -> bool:
+    """Whether an option of a tool that knows it keeps the command from doing anything."""
+    marks, verbs = (text.split() for text in _TRYING.get(call.name, ("", "")))
+    if not marks or (verbs and "".join(_verbs(call.args)[:1]) not in verbs):
+        return False
+    found = False
+    for at, word in enumerate(call.args):
+        name = word.partition("=")[0]
+        if word == "--" or re.fullmatch(
+            r"--no-dry-?run|--dry-?run=(?:none|false|0|no)|--apply|--approve|--commit", word
+        ):
+            return False
+        if word in marks or (name in marks and re.search(r"=(?:client|server|true|unchanged|1)$", word)):
+            before = call.args[at - 1] if at else ""
+            # Behind another option the word may be that option's value.
+            found = found or not before.startswith("-") or "=" in before or before in _FLAGS
+    return found
 
 
 def _check_heads(call: Call, extra: frozenset[str]) -> None:

@@ -21,7 +21,9 @@ BUILDERS = names(
     lcov uvicorn gunicorn flask fastapi streamlit django-admin alembic celery hugo jekyll eleventy doxygen
     cppcheck pip-compile pip-audit safety pyinstrument py-spy snakeviz mdformat stylua luacheck ktlint detekt
     spotless ghc stack cabal elixirc mix rebar3 zig nim crystal ocamlfind dune opam-lint tsx ts-node nodemon
-    concurrently lint-imports deptry hatch pdm
+    concurrently lint-imports deptry hatch pdm tflint tfsec checkov kubeconform kubeval helm-docs
+    terraform-docs ansible-lint djlint sqlfluff sqruff taplo cspell vale cargo-nextest trunk
+    sqlc swag gosec govulncheck ktfmt scalafmt swiftlint swiftformat elm-format ormolu fourmolu hlint
     """
 )
 
@@ -45,6 +47,8 @@ def check_programs(call: Call) -> None:
         value = word.partition("=")[2] if word.startswith("-") else word
         value = value or re.sub(r"^-[A-Za-z](?=[/~.])", "", word)
         written = _WRITING.match(word) or _WRITING.match(before) or value.startswith(("/usr/", "/opt/", "/bin/"))
+        if call.name == "cmake" and value == ".." and call.places.stands_below():
+            continue  # from the build folder that the text went to
         if not written and (value.startswith("/") or ".." in value.split("/")):
             call.places.script(value)
         before = word
@@ -56,7 +60,8 @@ def _builder(call: Call) -> None:
         check_programs(call)
     if call.name in ("make", "gmake") and any(re.match(r"--eval|-[a-zA-Z]*E|SHELL=", word) for word in call.args):
         call.refuse("rules on the command line are not allowed.")
-    if call.name in ("make", "gmake", "just", "task", "rake"):
+    trying = call.args[:1] in (("-n",), ("--dry-run",), ("--just-print",))
+    if call.name in ("make", "gmake", "just", "task", "rake") and not trying:
         for word in parse(call.args, "-C -f -j --directory --file").operands:
             if re.fullmatch(
                 r"(?:un)?deploy.*|publish.*|release.*|destroy.*|drop.*|nuke|wipe.*|purge.*|uninstall", word
@@ -85,12 +90,26 @@ def _java(call: Call) -> None:
     call.reads(call.args)
 
 
+def _check_cargo(call: Call, words: list[str]) -> None:
+    given = parse(call.args, "--manifest-path --git --path --index --registry --root")
+    if words[:1] == ["install"] and given.has("--git", "--path", "--index", "--registry", "--root"):
+        call.refuse("packages come from the usual index.", "shell-network")
+    for word in given.of("--manifest-path"):
+        call.places.script(word)
+
+
 def _verbs_only(allowed: str) -> Judge:
     """A judge that knows a tool by the first words it may be given."""
     verbs = frozenset(allowed.split())
 
     def judge(call: Call) -> None:
         words = [word for word in call.args if not word.startswith(("-", "+"))]
+        if call.name == "cargo" and re.fullmatch(
+            r"publish(?: -p [\w-]+| --allow-dirty)* --dry-run", " ".join(call.args)
+        ):
+            return call.reads(call.args)
+        if call.name == "cargo":
+            _check_cargo(call, words)
         if words and words[0] not in verbs:
             call.refuse(f"{words[0][:40]!r} is not allowed here.")
         if parse(call.args).has(
@@ -151,15 +170,30 @@ def _openssl(call: Call) -> None:
         call.places.write(word)
 
 
+#: What the closed tools may be asked all the same.
+_ASKING = {
+    "ssh-keygen": re.compile(r"-l[vEf]* [\w./-]+\.pub"),
+    "ssh-add": re.compile(r"-[lL]"),
+    "fdisk": re.compile(r"-l"),
+    "parted": re.compile(r"-l"),
+    "gpg": re.compile(r"--verify [\w./-]+(?: [\w./-]+)?|--list-keys|-k"),
+    "visudo": re.compile(r"-c"),
+}
+
+
 def _version_or_help(call: Call) -> None:
     """Tools that are known and closed, but may say which they are."""
+    asking = _ASKING.get(call.name)
+    if asking is not None and asking.fullmatch(" ".join(call.args)):
+        return call.reads(call.args)
     if not call.args or any(word not in ("--version", "--help", "-h", "-V", "version", "help") for word in call.args):
         call.refuse("it reaches beyond this folder, or changes the machine.")
+    return None
 
 
 _CARGO = (
     "build check test run clippy fmt bench doc tree metadata search init new add update fetch clean version "
-    "help nextest expand fix audit outdated b c t r"
+    "help nextest expand fix audit outdated b c t r miri llvm-cov deny machete udeps hack remove package install"
 )
 _GO = "build test run vet fmt mod list version env doc generate get clean install tool work help"
 TOOL_JUDGES: dict[str, Judge] = {
@@ -176,12 +210,13 @@ TOOL_JUDGES: dict[str, Judge] = {
     "composer": _verbs_only("install update show validate require dump-autoload test run outdated check-platform-reqs"),
     "corepack": _verbs_only("enable prepare"),
     "tig": _verbs_only(""),
+    "trivy": _verbs_only("fs image config repo sbom version"),
     "kill": _kill,
     "openssl": _openssl,
     **dict.fromkeys(
         names(
             """
-    sudo su doas pkexec ssh scp sftp ftp tftp telnet socat mkfs fdisk parted shred shutdown reboot halt
+    su doas pkexec ssh scp sftp ftp tftp telnet socat mkfs fdisk parted shred shutdown reboot halt
     poweroff init useradd userdel usermod groupadd passwd chpasswd visudo chsh at batch insmod modprobe rmmod
     chroot unshare nsenter chown chgrp setfacl chattr setcap swapoff umount losetup cryptsetup wipefs gpg
     ssh-keygen ssh-add ssh-agent parallel busybox gdb script expect osascript launchctl security twine

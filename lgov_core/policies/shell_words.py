@@ -168,6 +168,8 @@ class Words:
             return ["/tmp/tmp.1234"]
         if inner == "pwd":
             return [self.folder]
+        if (match := re.fullmatch(r"(?:echo|printf) ([A-Za-z0-9][\w./-]*)", inner)) is not None:
+            return [match[1]]
         if inner == "nproc":
             return ["1234"]
         return [UNKNOWN]

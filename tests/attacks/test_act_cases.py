@@ -12,7 +12,7 @@ from lgov_core.policies import PolicySet, ShellPolicy, load_policy_file
 from lgov_core.types import Action, Point
 
 HERE = Path(__file__).parent
-TOPICS = ("paths", "urls", "shell", "shell_more")
+TOPICS = ("paths", "urls", "shell", "shell_more", "shell_everyday")
 
 
 def cases(topic: str) -> list[dict[str, Any]]:
