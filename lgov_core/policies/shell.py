@@ -41,8 +41,9 @@ class ShellPolicy(BoundedPolicy):
     process unless given). ``writable`` are the folders in which files may be made, changed and removed (``cwd`` and
     ``/tmp`` unless given). Reading is allowed everywhere but for keys, credentials and private history, which are known
     by name; programs are run from the system's folders and from ``cwd``. Whole trees are removed only where a build makes
-    them again (``build``, ``node_modules`` and what lies in them, what lies below ``/tmp``). With ``sudo`` a command may only
-    look; a dry run passes where the tool is known to have one, and so does asking a known command for ``--help``. The network may be read from (GET) and not written to.
+    them again (``build``, ``node_modules`` and what lies in them, what lies below ``/tmp``). With ``sudo`` a command may
+    only look; a dry run passes where the tool is known to have one, and so does asking a known command for ``--help``.
+    The network may be read from (GET) and not written to.
 
     What it cannot see: what the programs and scripts of ``cwd`` do (``make``, ``python script.py``, a test), aliases and
     variables of the shell the text is run in, and symbolic links. It judges text and never asks the file system: run the
