@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from lgov_core.types import Point
@@ -28,6 +28,23 @@ class Surface:
     sync: bool = False
 
 
+#: How an agent is run, and what it does: the cells of the table of what a denial is tested in.
+MODES = ("sync", "async", "streaming")
+SHAPES = ("tool", "parallel tools", "hand-off", "agent-as-tool", "MCP tool", "hand-made loop")
+
+
+@dataclass(frozen=True, slots=True)
+class Gap:
+    """A way around an adapter that is known: ``name`` and ``why`` in words.
+
+    ``calls`` are the names of methods and functions whose call in a program shows that it comes near the gap.
+    """
+
+    name: str
+    why: str
+    calls: tuple[str, ...] = ()
+
+
 @dataclass(frozen=True, slots=True)
 class Adapter:
     """One framework package.
@@ -35,6 +52,8 @@ class Adapter:
     ``installed`` answers without importing the framework. ``arm`` makes every agent of that framework in this process
     governed and raises `ArmError` when it cannot; ``disarm`` undoes it. ``modules`` are the top-level modules whose import
     shows that a program uses the framework. ``tested`` maps distribution names to the tested version range.
+    ``unsupported`` says why a cell (mode, shape) of the table of denials does not exist or is not governed; ``*`` as the
+    shape stands for all. ``gaps`` are the known ways around.
     """
 
     name: str
@@ -44,3 +63,5 @@ class Adapter:
     installed: Callable[[], bool]
     arm: Callable[[Governor], None]
     disarm: Callable[[], None]
+    unsupported: Mapping[tuple[str, str], str] = field(default_factory=dict[tuple[str, str], str])
+    gaps: tuple[Gap, ...] = ()

@@ -94,7 +94,8 @@ class Governor:
     committed; without it nothing is recorded, which only tests and dry runs should want. ``timeout_s`` bounds each
     voice that does not promise bounded cost: such a voice runs in a watched thread (or, if it is a coroutine, under a
     deadline) and counts as a deny when it is late. One that waits for people says so by a longer ``timeout_s`` of its
-    own. Voices with ``asked_last`` are asked when all others have spoken and none has denied.
+    own. Voices with ``asked_last`` are asked when all others have spoken and none has denied. ``capture_content`` lets
+    adapters put prompts, arguments and results on the spans they show; without it no such text is on a span.
 
     With no policy and no plugin that judges, every act (``pre_tool_call``) is denied. All methods may be called from any
     thread and from any number of tasks. Fails closed.
@@ -108,6 +109,7 @@ class Governor:
         audit: AuditRecord | None = None,
         timeout_s: float = 2.0,
         manager: pluggy.PluginManager | None = None,
+        capture_content: bool = False,
     ) -> None:
         self.policies: tuple[Policy, ...] = (policies,) if isinstance(policies, Policy) else tuple(policies)
         # A policy set in which nobody keeps count has no use for what it would hear.
@@ -122,6 +124,7 @@ class Governor:
         check_hooks(self.manager)
         self.audit = audit
         self.timeout_s = timeout_s
+        self.capture_content = capture_content
         self.failures: Counter[str] = Counter()
         self.effects: Counter[str] = Counter()
         self._count_lock = threading.Lock()
@@ -446,6 +449,7 @@ def _in_scope(action: Action, counted: bool = False) -> Action:
         operation,
         action.context,
         action.native,
+        action.span_id,
     )
 
 

@@ -79,7 +79,8 @@ class Action:
     (``{"input_tokens": int, "output_tokens": int}``). ``context`` is what the caller knows about the circumstances:
     ``user_text`` (what the user has said so far), ``dialect`` (of the database behind a tool), and whatever a rule's
     condition may ask for. ``native`` is the framework's own object, so that a policy made for one framework loses
-    nothing. Neither is recorded.
+    nothing. Neither is recorded. ``parent_id`` is set when the agent works for another agent: its input is then not
+    the user's. ``span_id`` is the span under which the adapter shows the call; None where it shows none.
     """
 
     point: Point
@@ -97,6 +98,7 @@ class Action:
     operation_id: str | None = None
     context: Mapping[str, Any] = field(default_factory=lambda: _NOTHING)
     native: Any = field(default=None, repr=False, compare=False)
+    span_id: str | None = field(default=None, compare=False)
 
     def __post_init__(self) -> None:
         if type(self.point) is not Point:
@@ -127,6 +129,7 @@ class Action:
             self.operation_id,
             self.context if context is None else context,
             self.native,
+            self.span_id,
         )
 
 
@@ -192,13 +195,16 @@ class Decision:
             self.fault,
         )
 
-    def tell(self) -> str:
+    def tell(self, *, after: bool = False) -> str:
         """What the model reads instead of a result: what stands in the way, why, and what to do about it.
 
-        A denial says that asking again will not help. An escalation says that somebody has to approve first.
+        A denial says that asking again will not help. An escalation says that somebody has to approve first. ``after``:
+        the call was made, and what is denied is its result.
         """
         where = f"{self.policy}/{self.rule}" if self.rule else self.policy
         reason = (self.reason or "not allowed").rstrip(".")
+        if after:
+            return f"DENIED by policy {where}: {reason}. It was run, but its result is withheld; do not repeat it."
         if self.effect is Effect.ESCALATE:
             return (
                 f"NOT RUN YET, needs approval by policy {where}: {reason}. Do something else meanwhile, or say that you are"

@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING, Any
 
 from langchain_core.messages import ToolMessage
 
+from lgov_core.coverage import CoveredCall, covered_call, covering
 from lgov_core.errors import PolicyDenied
 from lgov_core.types import Action, Decision, Point, ToolOutcome, new_id
 from lgov_langchain import actions
 from lgov_langchain.arming import acting_governor
-from lgov_langchain.coverage import CoveredCall, covered_call, covering
 
 if TYPE_CHECKING:
     from langchain_core.tools import BaseTool

@@ -12,12 +12,12 @@ from langchain.agents.middleware.types import ExtendedModelResponse, ModelRespon
 from langchain_core.messages import ToolMessage
 from langgraph.types import Command
 
+from lgov_core.coverage import CoveredCall, covering
 from lgov_core.errors import PolicyDenied, SettingsError
 from lgov_core.scope import current_scope
 from lgov_core.types import Action, Decision, ModelCallFailed, Point, ToolOutcome, new_id
 from lgov_langchain import actions
 from lgov_langchain.attribution import ENDPOINT_VARIABLE, headers_for
-from lgov_langchain.coverage import CoveredCall, covering
 from lgov_langchain.outcomes import failure_of, outcome_of, result_action
 
 if TYPE_CHECKING:

@@ -29,11 +29,12 @@ class StoreSink:
 
     A `Reward` is durable when the hook returns, because it is training data. A `Span`, a decision (a span named
     ``lgov.decision`` whose parent is the call it judged) and a tool outcome (a span ``execute_tool {name}`` whose id is
-    the tool call's) are queued: they never hold up the agent, and what a full queue drops is counted by the store.
-    Decisions are proved by the audit record, not by these spans.
+    the tool call's, unless the adapter shows a span of its own for the call) are queued: they never hold up the agent,
+    and what a full queue drops is counted by the store. Decisions are proved by the audit record, not by these spans.
 
-    With ``content=False`` arguments and results stay out of the spans. Callable from any thread. What the store raises
-    (`StoreError`) goes to the governor, which counts it and shows it to the other observers. Other events are ignored.
+    With ``content=False`` arguments, results and reasons (which may quote them) stay out of the spans. Callable from
+    any thread. What the store raises (`StoreError`) goes to the governor, which counts it and shows it to the other
+    observers. Other events are ignored.
     """
 
     def __init__(self, store: EventStore, *, content: bool = True) -> None:
@@ -48,12 +49,12 @@ class StoreSink:
         elif isinstance(event, Span):
             self._store.add_span(event)
         elif isinstance(event, ObservedDecision):
-            self._store.add_span(_decision_span(event))
-        elif isinstance(event, ToolOutcome):
+            self._store.add_span(_decision_span(event, content=self._content))
+        elif isinstance(event, ToolOutcome) and event.action.span_id is None:
             self._store.add_span(_tool_span(event, content=self._content))
 
 
-def _decision_span(observed: ObservedDecision) -> Span:
+def _decision_span(observed: ObservedDecision, *, content: bool) -> Span:
     action, decision = observed.action, observed.decision
     return Span(
         name=semconv.DECISION_SPAN_NAME,
@@ -71,7 +72,7 @@ def _decision_span(observed: ObservedDecision) -> Span:
                 semconv.DECISION_EFFECT: decision.effect.label,
                 semconv.DECISION_POLICY: decision.policy,
                 semconv.DECISION_RULE: decision.rule or None,
-                semconv.DECISION_REASON: decision.reason or None,
+                semconv.DECISION_REASON: (decision.reason or None) if content else None,  # it may quote an argument
                 semconv.DECISION_SEVERITY: decision.severity.value,
                 semconv.DECISION_SHADOWED: decision.shadowed or None,
                 semconv.DECISION_LATENCY_US: decision.latency_us,
@@ -79,7 +80,7 @@ def _decision_span(observed: ObservedDecision) -> Span:
         ),
         rollout_id=action.rollout_id,
         attempt=action.attempt,
-        parent_id=action.call_id or action.parent_id,
+        parent_id=action.span_id or action.call_id or action.parent_id,
     )
 
 

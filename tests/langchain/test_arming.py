@@ -14,6 +14,7 @@ from langchain_core.tools import BaseTool, InjectedToolArg, tool
 from scripted import Judging, ModelServer, Witness, allow, at, calls, deny, make_governor, says
 
 import lgov_langchain.arming as arming
+from lgov_core.arming import outside_tested_range
 from lgov_core.errors import ArmError, PolicyDenied
 from lgov_core.governor import Governor
 from lgov_core.types import Action, Decision, Effect, Point
@@ -241,7 +242,7 @@ def test_a_way_around_is_found_by_the_self_test(witness: Witness, monkeypatch: p
 
 def test_versions_outside_the_tested_range_are_named() -> None:
     versions = {"langchain": "3.0.0", "langgraph": "1.2.5"}
-    (problem,) = arming.outside_tested_range({"langchain": ">=1.4,<2", "langgraph": ">=1.2,<2"}, versions.__getitem__)
+    (problem,) = outside_tested_range({"langchain": ">=1.4,<2", "langgraph": ">=1.2,<2"}, versions.__getitem__)
     assert "langchain 3.0.0" in problem
     assert ">=1.4,<2" in problem
 

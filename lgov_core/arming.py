@@ -1,0 +1,176 @@
+"""Arms a framework for a whole process: patches that can be undone, one governor, and a proof that it holds.
+
+An adapter makes one `Arming`, says in a function what is to be patched, and gives a self-test. The patches it installs
+ask `Arming.governor` each time they are passed: without one they only pass calls through.
+"""
+
+from __future__ import annotations
+
+import contextvars
+import importlib.metadata
+import threading
+import warnings
+from collections.abc import Callable, Generator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import pluggy
+
+from lgov_core import hookspecs
+from lgov_core.errors import ArmError
+from lgov_core.governor import Governor
+from lgov_core.types import Action, Decision, Effect
+
+
+class Patches:
+    """What was replaced, so that it can be put back."""
+
+    def __init__(self) -> None:
+        self._undo: list[Callable[[], None]] = []
+
+    def replace(self, owner: Any, name: str, new: Any) -> None:
+        """Sets attribute ``name`` of ``owner`` (a class or module) to ``new``."""
+        own = name in vars(owner)
+        old = getattr(owner, name) if not isinstance(owner, type) else vars(owner).get(name)
+        setattr(owner, name, new)
+
+        def restore() -> None:
+            # Someone who wrapped our wrapper keeps it: without a governor it only passes calls through.
+            if vars(owner).get(name) is not new:
+                return
+            if own:
+                setattr(owner, name, old)
+            else:
+                delattr(owner, name)
+
+        self._undo.append(restore)
+
+    def undo_by(self, undo: Callable[[], None]) -> None:
+        """Notes something else that has to be undone."""
+        self._undo.append(undo)
+
+    def undo(self) -> None:
+        """Puts everything back, the last first."""
+        while self._undo:
+            self._undo.pop()()
+
+
+@dataclass(slots=True)
+class _Armed:
+    governor: Governor
+    patches: Patches
+
+
+class Arming:
+    """The governor under which a framework stands in this process. All methods may be called from any thread.
+
+    ``framework`` is its name in messages; ``tested`` maps its distributions to the version ranges that the tests cover.
+    """
+
+    def __init__(self, framework: str, tested: Mapping[str, str]) -> None:
+        self.framework = framework
+        self.tested = tested
+        self._lock = threading.RLock()
+        self._armed: _Armed | None = None
+        self._governor: Governor | None = None
+        self._probe: contextvars.ContextVar[Governor | None] = contextvars.ContextVar(
+            f"lgov_probe_{framework}", default=None
+        )
+
+    @property
+    def governor(self) -> Governor | None:
+        """Whom the patches ask: the governor of a self-test that is running, else the armed one, else None."""
+        return self._probe.get() or self._governor
+
+    def arm(self, governor: Governor, patch: Callable[[Patches], None], self_test: Callable[[], None]) -> None:
+        """Patches the framework and proves that the patches hold.
+
+        Arming again with the same governor changes nothing. Warns of versions outside the tested range. Raises
+        `ArmError` when another governor is armed, or when ``patch`` or ``self_test`` raises; then nothing stays patched
+        and the process must not run agents.
+        """
+        with self._lock:
+            if self._armed is not None:
+                if self._armed.governor is governor:
+                    return
+                raise ArmError(f"{self.framework} is already governed by another governor", hint="call disarm() first")
+            for problem in outside_tested_range(self.tested):
+                warnings.warn(problem, stacklevel=3)
+            patches = Patches()
+            try:
+                patch(patches)
+                self._governor = governor
+                self_test()
+            except BaseException as error:
+                self._governor = None
+                patches.undo()
+                if isinstance(error, ArmError) or not isinstance(error, Exception):
+                    raise
+                raise ArmError(
+                    f"{self.framework} cannot be governed here: {type(error).__name__}: {error}",
+                    hint=f"lgov is tested with {', '.join(f'{name}{range_}' for name, range_ in self.tested.items())}",
+                ) from error
+            self._armed = _Armed(governor, patches)
+
+    def disarm(self) -> None:
+        """Undoes `arm`; does nothing when nothing is armed."""
+        with self._lock:
+            armed, self._armed, self._governor = self._armed, None, None
+            if armed is not None:
+                armed.patches.undo()
+
+    @contextmanager
+    def denying_everything(self) -> Generator[Governor]:
+        """Makes the patches ask a governor that denies everything, in this thread or task only: for self-tests."""
+        alone = pluggy.PluginManager(hookspecs.PROJECT)
+        alone.add_hookspecs(hookspecs)
+        denier = Governor(_DenyEverything(), manager=alone)
+        token = self._probe.set(denier)
+        try:
+            yield denier
+        finally:
+            self._probe.reset(token)
+            denier.close()
+
+
+class _DenyEverything:
+    name = "arming-self-test"
+    bounded = True
+
+    def judge(self, action: Action) -> Decision:
+        return Decision(Effect.DENY, policy=self.name, reason="the self-test denies everything")
+
+
+def outside_tested_range(
+    tested: Mapping[str, str], version_of: Callable[[str], str] = importlib.metadata.version
+) -> list[str]:
+    """One sentence for each installed distribution whose version lies outside the range it was tested in."""
+    from packaging.specifiers import SpecifierSet
+
+    found: list[str] = []
+    for name, tested_range in tested.items():
+        try:
+            version = version_of(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+        if not SpecifierSet(tested_range).contains(version, prereleases=True):
+            found.append(f"{name} {version} is outside the range lgov was tested with ({tested_range})")
+    return found
+
+
+def in_fresh_thread(function: Callable[[], None]) -> None:
+    """Runs ``function`` in a thread of its own, where no event loop is running, and raises what it raised."""
+    raised: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            function()
+        except BaseException as error:  # noqa: BLE001 - handed to the caller's thread below
+            raised.append(error)
+
+    thread = threading.Thread(target=contextvars.copy_context().run, args=(run,), name="lgov-arming")
+    thread.start()
+    thread.join()
+    if raised:
+        raise raised[0]

@@ -1,0 +1,82 @@
+"""Which call of the running code has been judged already, so that a second net does not judge it again.
+
+A framework is often governed at two places: where an agent's calls pass, and, behind it, where every call passes. A
+judgement covers exactly the call that was judged: the same name, the same arguments, the same call id, the same
+governor. Whatever runs inside it with anything changed (somebody who rewrites arguments, a tool that calls another
+tool) is a call of its own. Running the covered call again, as a retry does, is still that call.
+
+For model calls the net behind is the client library that a framework uses: inside a judged model call the client's own
+call is part of it.
+"""
+
+from __future__ import annotations
+
+import contextvars
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from lgov_core.governor import Governor
+
+
+@dataclass(slots=True)
+class CoveredCall:
+    """A judged tool call that is about to run. ``recorded`` is set by whoever has recorded an outcome for it.
+
+    Not frozen: it is the one place where the code inside the call tells the code around it what happened.
+    """
+
+    governor: Governor
+    name: str
+    arguments: Mapping[str, Any]
+    call_id: str | None
+    recorded: bool = False
+
+    def covers(self, governor: Governor, name: str, arguments: Mapping[str, Any], call_id: str | None) -> bool:
+        """Whether the judgement holds for this execution."""
+        return (
+            self.governor is governor
+            and self.call_id == call_id
+            and self.name == name
+            and dict(self.arguments) == dict(arguments)
+        )
+
+
+_TOOL: contextvars.ContextVar[CoveredCall | None] = contextvars.ContextVar("lgov_covered_tool", default=None)
+_MODEL: contextvars.ContextVar[Governor | None] = contextvars.ContextVar("lgov_covered_model", default=None)
+
+
+def covered_call() -> CoveredCall | None:
+    """The judged tool call inside which the running code is, or None."""
+    return _TOOL.get()
+
+
+@contextmanager
+def covering(call: CoveredCall) -> Generator[CoveredCall]:
+    """Makes ``call`` the covered one inside the block, in this thread or task and those it hands its context to.
+
+    A tool that calls a model makes a call of its own: no model call is covered inside the block.
+    """
+    token, model = _TOOL.set(call), _MODEL.set(None)
+    try:
+        yield call
+    finally:
+        _MODEL.reset(model)
+        _TOOL.reset(token)
+
+
+def model_call_covered(governor: Governor) -> bool:
+    """Whether the running code is the inside of a model call that ``governor`` has judged."""
+    return _MODEL.get() is governor
+
+
+@contextmanager
+def covering_model_call(governor: Governor) -> Generator[None]:
+    """Says that model calls inside the block are part of one that ``governor`` judges. Not across a ``yield``."""
+    token = _MODEL.set(governor)
+    try:
+        yield
+    finally:
+        _MODEL.reset(token)

@@ -1,0 +1,370 @@
+"""The steps of a governed tool call and of a governed model call, the same for every framework.
+
+An adapter translates: it says what the call is (an `Action`), how to run it, and how to read what came back. The order
+of things stands here, once: judge, refuse or run, record, judge what came back; and the span around it.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Generic, TypeVar
+
+from lgov_core.coverage import CoveredCall, covering
+from lgov_core.errors import PolicyDenied
+from lgov_core.governor import Governor
+from lgov_core.trace import semconv
+from lgov_core.trace.live import LiveSpan, current_span
+from lgov_core.types import Action, Decision, JSONValue, ModelCallFailed, Point, ToolOutcome, ToolStatus
+
+T = TypeVar("T")
+
+_NOT_CONNECTED = frozenset(
+    {"APIConnectionError", "ConnectError", "ConnectTimeout", "ConnectionRefusedError", "PoolTimeout"}
+)
+
+
+@dataclass(frozen=True, slots=True)
+class ToolReading:
+    """What a tool gave back, as the model will read it, and whether the tool says that it failed."""
+
+    text: str
+    status: ToolStatus = "ok"
+    error_type: str | None = None
+    error: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class GovernedResult(Generic[T]):
+    """How a tool call ended. ``decision`` is the last one taken: before the call if that refused it, else after it.
+
+    ``ran`` says whether the tool ran. ``result`` is what it returned, None if it did not run or the result is
+    withheld. ``text`` replaces what the model reads, where a policy rewrote it; ``told`` is what the model reads
+    instead of a result that it does not get, else None.
+    """
+
+    decision: Decision
+    ran: bool
+    result: T | None = None
+    text: str | None = None
+
+    @property
+    def told(self) -> str | None:
+        """The denial in words for the model, or None if nothing was denied."""
+        return self.decision.tell(after=self.ran) if self.decision.blocks else None
+
+
+class _ToolCall:
+    """One tool call on its way: what its judgements, its outcome and its span are made from."""
+
+    def __init__(self, governor: Governor, action: Action) -> None:
+        self.governor = governor
+        self.span = LiveSpan(governor, semconv.EXECUTE_TOOL, action.name, _tool_attributes(action))
+        self.action = replace(
+            action, span_id=self.span.span_id, operation_id=action.operation_id or f"op_{self.span.span_id}"
+        )
+        self.started_at = time.time()
+        self.clock = time.perf_counter()
+        self.covered = CoveredCall(governor, action.name, action.arguments, action.call_id)
+
+    def permitted(self, decision: Decision) -> Mapping[str, Any]:
+        """The arguments to run with."""
+        if decision.arguments is not None:
+            self.covered.arguments = decision.arguments
+        return self.covered.arguments
+
+    def denied(self, decision: Decision) -> ToolOutcome:
+        outcome = ToolOutcome(self.action, "denied", decision=decision, started_at=self.started_at)
+        self._ended(outcome)
+        return outcome
+
+    def returned(self, decision: Decision, reading: ToolReading) -> ToolOutcome:
+        failed = reading.status != "ok"
+        return ToolOutcome(
+            self.action,
+            reading.status,
+            result=reading.text,
+            error_type=reading.error_type,
+            error=(reading.error or reading.text) if failed else None,
+            decision=decision,
+            started_at=self.started_at,
+            duration_s=time.perf_counter() - self.clock,
+        )
+
+    def raised(self, decision: Decision, error: BaseException) -> ToolOutcome:
+        return ToolOutcome(
+            self.action,
+            failure_status(error),
+            error_type=type(error).__name__,
+            error=str(error),
+            decision=decision,
+            started_at=self.started_at,
+            duration_s=time.perf_counter() - self.clock,
+        )
+
+    def finish(self, outcome: ToolOutcome) -> bool:
+        """Ends the span; returns whether the outcome still has to be recorded."""
+        self._ended(outcome)
+        return not self.covered.recorded
+
+    def result_action(self, reading: ToolReading, result: Any) -> Action:
+        return replace(self.action, point=Point.POST_TOOL_CALL, text=reading.text, native=result)
+
+    def _ended(self, outcome: ToolOutcome) -> None:
+        failed = outcome.status != "ok"
+        decision = outcome.decision
+        self.span.set(
+            {
+                semconv.TOOL_STATUS: outcome.status,
+                semconv.TOOL_RESULT: outcome.result,
+                semconv.ERROR_MESSAGE: outcome.error,
+                semconv.DECISION_ID: decision.decision_id if decision is not None else None,
+            }
+        )
+        self.span.end((outcome.error_type or outcome.status) if failed else None)
+
+
+def govern_tool(
+    governor: Governor,
+    action: Action,
+    run: Callable[[Mapping[str, Any]], T],
+    read: Callable[[T], ToolReading],
+    *,
+    is_pause: Callable[[BaseException], bool] | None = None,
+    raise_abort: bool = True,
+) -> GovernedResult[T]:
+    """Judges ``action``, runs it if it may run, records what came of it and judges the result.
+
+    ``run`` gets the arguments as the policies left them, and runs inside the call's span; what it raises is recorded
+    and raised on, except that an error for which ``is_pause`` is true (the framework only interrupts the run) records
+    nothing. A decision that says abort raises `PolicyDenied`, unless ``raise_abort`` is false. Callable from any
+    thread. Fails closed.
+    """
+    call = _ToolCall(governor, action)
+    decision = governor.decide(call.action)
+    if decision.blocks:
+        governor.record(call.denied(decision))
+        return _refused(decision, raise_abort)
+    try:
+        with covering(call.covered), call.span.active():
+            result = run(call.permitted(decision))
+            reading = read(result)
+    except BaseException as error:
+        if is_pause is not None and is_pause(error):
+            call.span.end()
+        elif call.finish(outcome := call.raised(decision, error)):
+            governor.record(outcome)
+        raise
+    if call.finish(outcome := call.returned(decision, reading)):
+        governor.record(outcome)
+    return _judged(governor.decide(call.result_action(reading, result)), result, raise_abort)
+
+
+async def agovern_tool(
+    governor: Governor,
+    action: Action,
+    run: Callable[[Mapping[str, Any]], Awaitable[T]],
+    read: Callable[[T], ToolReading],
+    *,
+    is_pause: Callable[[BaseException], bool] | None = None,
+    raise_abort: bool = True,
+) -> GovernedResult[T]:
+    """As `govern_tool`, for asynchronous agents."""
+    call = _ToolCall(governor, action)
+    try:
+        decision = await governor.adecide(call.action)
+    except BaseException as error:  # cancelled while a policy was thinking: nothing has run
+        call.span.end(error)
+        raise
+    if decision.blocks:
+        await governor.arecord(call.denied(decision))
+        return _refused(decision, raise_abort)
+    try:
+        with covering(call.covered), call.span.active():
+            result = await run(call.permitted(decision))
+            reading = read(result)
+    except BaseException as error:
+        if is_pause is not None and is_pause(error):
+            call.span.end()
+        elif call.finish(outcome := call.raised(decision, error)):
+            governor.record(outcome)  # not awaited: a cancelled task has no more time to wait
+        raise
+    if call.finish(outcome := call.returned(decision, reading)):
+        await governor.arecord(outcome)
+    return _judged(await governor.adecide(call.result_action(reading, result)), result, raise_abort)
+
+
+def _refused(decision: Decision, raise_abort: bool) -> GovernedResult[Any]:
+    if decision.abort and raise_abort:
+        raise PolicyDenied(decision)
+    return GovernedResult(decision, ran=False)
+
+
+def _judged(decision: Decision, result: T, raise_abort: bool) -> GovernedResult[T]:
+    if not decision.blocks:
+        return GovernedResult(decision, ran=True, result=result, text=decision.text)
+    if decision.abort and raise_abort:
+        raise PolicyDenied(decision)
+    return GovernedResult(decision, ran=True)
+
+
+def failure_status(error: BaseException) -> ToolStatus:
+    """What a tool that raised ``error`` is recorded as."""
+    if isinstance(error, TimeoutError):
+        return "timeout"
+    # Arguments that do not fit are a ValidationError of either pydantic generation.
+    return "invalid_args" if type(error).__name__ == "ValidationError" else "error"
+
+
+def _tool_attributes(action: Action) -> dict[str, JSONValue]:
+    return {
+        semconv.TOOL_NAME: action.name,
+        semconv.TOOL_TYPE: action.kind,
+        semconv.TOOL_CALL_ID: action.call_id,
+        semconv.AGENT_NAME: action.agent,
+        semconv.FRAMEWORK: action.framework,
+        semconv.TOOL_ARGUMENTS: json_text(action.arguments),
+    }
+
+
+# ---------------------------------------------------------------------- models
+
+
+@dataclass(frozen=True, slots=True)
+class ModelReading:
+    """What a model wrote. ``tool_calls`` are mappings with ``id``, ``name`` and ``args``.
+
+    ``usage`` is ``{"input_tokens": int, "output_tokens": int}`` where the model said so. ``response_id`` must be the
+    id that the endpoint gave to the reply: by it this call and the endpoint's record of it are joined.
+    """
+
+    text: str
+    tool_calls: Sequence[Mapping[str, Any]] = ()
+    usage: Mapping[str, int] | None = None
+    response_id: str | None = None
+    response_model: str | None = None
+    finish_reason: str | None = None
+
+
+class ModelCall:
+    """One model call: the actions that are judged around it, and its span, which begins here and must be ended.
+
+    The adapter judges `request` (and before it `user_text`, once for each new text of the user), sends the call inside
+    ``covering_model_call``, ends the span by `answered` or `failed`, and judges `reply`, then `output` where the reply
+    proposes no tool call. A call that was refused is ended by `refused`.
+    """
+
+    def __init__(
+        self, governor: Governor, *, framework: str, model: str, agent: str | None = None, native: Any = None
+    ) -> None:
+        self.governor = governor
+        above = current_span()
+        self._above = above.span_id if above is not None else None
+        attributes: dict[str, JSONValue] = {
+            semconv.REQUEST_MODEL: model,
+            semconv.AGENT_NAME: agent,
+            semconv.FRAMEWORK: framework,
+        }
+        self.span = LiveSpan(governor, semconv.CHAT, model, attributes)
+        self._action = Action(
+            Point.PRE_MODEL_CALL,
+            name=model,
+            kind="model",
+            agent=agent,
+            framework=framework,
+            operation_id=f"op_{self.span.span_id}",
+            native=native,
+            span_id=self.span.span_id,
+        )
+
+    def user_text(self, text: str, *, nested: bool = False) -> Action:
+        """What the user said, to be judged before the model sees it. ``nested``: another agent said it."""
+        return replace(self._text_action(Point.INPUT, text), parent_id=self._above if nested else None)
+
+    def request(self, messages: Sequence[Mapping[str, Any]], **further: Any) -> Action:
+        """The call, to be judged before it is sent: ``messages`` as role/content mappings, and further arguments."""
+        self.span.set({semconv.INPUT_MESSAGES: json_text(messages)} if self.governor.capture_content else {})
+        return replace(self._action, arguments={"messages": list(messages), **further})
+
+    def refused(self, decision: Decision) -> None:
+        """Ends the span of a call that was not sent. Raises `PolicyDenied` where the decision says abort."""
+        self.span.set({semconv.DECISION_ID: decision.decision_id})
+        self.span.end("denied")
+        if decision.abort:
+            raise PolicyDenied(decision)
+
+    def failed(self, error: BaseException) -> None:
+        """Ends the span of a call that brought no reply, and says so to the policies that keep count."""
+        self.span.end(error)
+        self.governor.observe(ModelCallFailed(self._action, type(error).__name__, was_refused(error)))
+
+    def answered(self, reading: ModelReading) -> None:
+        """Ends the span with what came back."""
+        usage = reading.usage or {}
+        self.span.set(
+            {
+                semconv.RESPONSE_ID: reading.response_id,
+                semconv.RESPONSE_MODEL: reading.response_model,
+                semconv.FINISH_REASONS: [reading.finish_reason] if reading.finish_reason else None,
+                semconv.INPUT_TOKENS: usage.get("input_tokens"),
+                semconv.OUTPUT_TOKENS: usage.get("output_tokens"),
+            }
+        )
+        if self.governor.capture_content:
+            self.span.set({semconv.OUTPUT_MESSAGES: json_text([_reply_mapping(reading)])})
+        self.span.end()
+
+    def reply(self, reading: ModelReading) -> Action:
+        """The reply, to be judged before the agent acts on it."""
+        arguments: dict[str, Any] = {"tool_calls": list(reading.tool_calls)}
+        if reading.usage is not None:
+            arguments["usage"] = dict(reading.usage)
+        return replace(
+            self._action,
+            point=Point.POST_MODEL_CALL,
+            arguments=arguments,
+            text=reading.text,
+            call_id=reading.response_id,
+        )
+
+    def output(self, text: str) -> Action:
+        """The final answer, to be judged before the caller gets it."""
+        return self._text_action(Point.OUTPUT, text)
+
+    def _text_action(self, point: Point, text: str) -> Action:
+        return replace(
+            self._action,
+            point=point,
+            kind="text",
+            name=self._action.agent or "agent",
+            text=text,
+            operation_id=None,
+            span_id=self._above,
+        )
+
+
+def _reply_mapping(reading: ModelReading) -> dict[str, Any]:
+    mapping: dict[str, Any] = {"role": "assistant", "content": reading.text}
+    if reading.tool_calls:
+        mapping["tool_calls"] = [dict(call) for call in reading.tool_calls]
+    return mapping
+
+
+def was_refused(error: BaseException) -> bool:
+    """Whether the model certainly did not run: its server answered with an error status, or could not be reached."""
+    seen: BaseException | None = error
+    while seen is not None:
+        if isinstance(getattr(seen, "status_code", None), int) or type(seen).__name__ in _NOT_CONNECTED:
+            return True
+        seen = seen.__cause__
+    return False
+
+
+def json_text(value: Any) -> str:
+    """Any value as JSON, for spans; what JSON cannot say is written with ``str``."""
+    try:
+        return json.dumps(value if not isinstance(value, Mapping) else dict(value), default=str, ensure_ascii=False)
+    except (TypeError, ValueError, RecursionError):
+        return str(value)

@@ -1,0 +1,226 @@
+"""Spans of what is going on now: an adapter opens one around an agent run, a model call or a tool call.
+
+The span under which the running code stands is a context variable, so spans nest by themselves, in tasks, in threads
+that get their caller's context, and (by `LiveSpan.active`, entered anew for each step) in generators. Where the program
+uses OpenTelemetry, the same span is also a span of its tracer provider and the current one while it is active: spans
+that user code opens inside a tool become its children, and ours become children of what the program had opened.
+"""
+
+from __future__ import annotations
+
+import contextvars
+import os
+import secrets
+import sys
+import time
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Protocol
+
+from lgov_core.scope import RolloutScope, current_scope
+from lgov_core.trace import semconv
+from lgov_core.types import JSONValue, Span
+
+if TYPE_CHECKING:
+    from types import ModuleType
+
+#: The variable that lets GenAI instrumentations put prompts, arguments and results on the spans they export.
+CONTENT_VARIABLE = "OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT"
+
+_CONTENT = frozenset(
+    {
+        semconv.INPUT_MESSAGES,
+        semconv.OUTPUT_MESSAGES,
+        semconv.TOOL_ARGUMENTS,
+        semconv.TOOL_RESULT,
+        semconv.ERROR_MESSAGE,
+    }
+)
+
+
+class SpanObserver(Protocol):
+    """Who is shown the spans: a `lgov_core.governor.Governor`."""
+
+    @property
+    def capture_content(self) -> bool:
+        """Whether prompts, arguments and results may be on spans."""
+        ...
+
+    def observe(self, event: Span) -> None:
+        """Takes a span that has ended."""
+        ...
+
+
+_CURRENT: contextvars.ContextVar[LiveSpan | None] = contextvars.ContextVar("lgov_span", default=None)
+
+
+def current_span() -> LiveSpan | None:
+    """The span under which the running code stands, or None. Callable from any thread or task."""
+    return _CURRENT.get()
+
+
+class LiveSpan:
+    """A span that has begun: ``operation`` and ``name`` make its name, ``span_id`` (16 hex digits) is unique.
+
+    Its parent is ``parent`` or else the current span, its rollout the one in whose scope it began. Whoever opens it
+    must `end` it, once; what is ended already stays as it was. Attributes that hold content (`semconv`: messages,
+    arguments, results, error texts) are dropped at once unless ``observer.capture_content``; OpenTelemetry gets them
+    only if the environment variable `CONTENT_VARIABLE` says so too. Used by one task or thread at a time.
+    """
+
+    __slots__ = (
+        "_observer", "_otel", "attributes", "ended", "name", "operation", "parent_id", "scope", "span_id", "started_at"
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        observer: SpanObserver,
+        operation: str,
+        name: str = "",
+        attributes: Mapping[str, JSONValue] | None = None,
+        *,
+        parent: LiveSpan | None = None,
+    ) -> None:
+        parent = parent if parent is not None else _CURRENT.get()
+        self._observer = observer
+        self.operation = operation
+        self.name = name
+        self.scope: RolloutScope | None = current_scope()
+        self.started_at = time.time()
+        self.ended = False
+        self.attributes: dict[str, JSONValue] = {semconv.OPERATION: operation}
+        self._otel = _begin_otel(self, parent)
+        self.span_id = _otel_id(self._otel) or secrets.token_hex(8)
+        self.parent_id = parent.span_id if parent is not None else None
+        if attributes:
+            self.set(attributes)
+
+    @property
+    def title(self) -> str:
+        """The span's name: its operation and what it is done to."""
+        return f"{self.operation} {self.name}" if self.name else self.operation
+
+    def set(self, attributes: Mapping[str, JSONValue]) -> None:
+        """Adds attributes; a value of None is left out."""
+        keep_content = self._observer.capture_content
+        for key, value in attributes.items():
+            if value is not None and (keep_content or key not in _CONTENT):
+                self.attributes[key] = value
+
+    @contextmanager
+    def active(self) -> Generator[LiveSpan]:
+        """Makes this the current span inside the block. In a generator it must not stay open across a ``yield``."""
+        token = _CURRENT.set(self)
+        attached = _attach_otel(self._otel)
+        try:
+            yield self
+        finally:
+            _detach_otel(attached)
+            _CURRENT.reset(token)
+
+    def end(self, error: BaseException | str | None = None) -> None:
+        """Ends the span and shows it; ``error`` is what went wrong, or a word for it. Does nothing the second time."""
+        if self.ended:
+            return
+        self.ended = True
+        if error is not None:
+            self.attributes[semconv.ERROR_TYPE] = error if isinstance(error, str) else type(error).__name__
+        self._show(time.time())
+
+    def abandon(self) -> None:
+        """Shows the span as one whose end nobody saw."""
+        if not self.ended:
+            self.ended = True
+            self._show(None)
+
+    def _show(self, ended_at: float | None) -> None:
+        if self._otel is not None:
+            _end_otel(self._otel, self, ended_at)
+        scope = self.scope
+        self._observer.observe(
+            Span(
+                self.title,
+                self.span_id,
+                self.started_at,
+                ended_at,
+                self.attributes,
+                scope.rollout_id if scope else None,
+                scope.attempt if scope else None,
+                self.parent_id,
+            )
+        )
+
+
+@contextmanager
+def live_span(
+    observer: SpanObserver, operation: str, name: str = "", attributes: Mapping[str, JSONValue] | None = None
+) -> Generator[LiveSpan]:
+    """A span around the block: active in it, and ended with what the block raised. Not for generators."""
+    span = LiveSpan(observer, operation, name, attributes)
+    try:
+        with span.active():
+            yield span
+    except BaseException as error:
+        span.end(error)
+        raise
+    span.end()
+
+
+# ---------------------------------------------------------------------- OpenTelemetry, if the program uses it
+
+
+def _api() -> ModuleType | None:
+    """OpenTelemetry's tracing API if the program has imported it: lgov neither needs nor loads it."""
+    return sys.modules.get("opentelemetry.trace")
+
+
+def _begin_otel(span: LiveSpan, parent: LiveSpan | None) -> Any:
+    api = _api()
+    if api is None:
+        return None
+    context = api.set_span_in_context(parent._otel) if parent is not None and parent._otel is not None else None
+    kind = api.SpanKind.CLIENT if span.operation == semconv.CHAT else api.SpanKind.INTERNAL
+    otel = api.get_tracer("lgov").start_span(span.title, context, kind, start_time=_nanoseconds(span.started_at))
+    if otel.is_recording():
+        return otel
+    # No tracer provider: our own ids, so that whoever reads the context all the same finds a parent.
+    above = otel.get_span_context()
+    trace_id = above.trace_id or secrets.randbits(128) | 1
+    flags = api.TraceFlags(api.TraceFlags.SAMPLED) if not above.trace_id else above.trace_flags
+    return api.NonRecordingSpan(api.SpanContext(trace_id, secrets.randbits(64) | 1, False, flags))
+
+
+def _otel_id(otel: Any) -> str | None:
+    return None if otel is None else f"{otel.get_span_context().span_id:016x}"
+
+
+def _attach_otel(otel: Any) -> Any:
+    api = _api()
+    if otel is None or api is None:
+        return None
+    from opentelemetry import context
+
+    return context.attach(api.set_span_in_context(otel))
+
+
+def _detach_otel(token: Any) -> None:
+    if token is not None:
+        from opentelemetry import context
+
+        context.detach(token)
+
+
+def _end_otel(otel: Any, span: LiveSpan, ended_at: float | None) -> None:
+    if otel.is_recording():
+        content = os.environ.get(CONTENT_VARIABLE, "").strip().lower() not in ("", "false", "0", "no_content")
+        for key, value in span.attributes.items():
+            if content or key not in _CONTENT:
+                otel.set_attribute(key, value)
+        if (error := span.attributes.get(semconv.ERROR_TYPE)) is not None:
+            api: Any = _api()
+            otel.set_status(api.StatusCode.ERROR, str(error))
+    otel.end(_nanoseconds(ended_at if ended_at is not None else time.time()))
+
+
+def _nanoseconds(seconds: float) -> int:
+    return int(seconds * 1e9)
