@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from fnmatch import fnmatchcase
 
 from lgov_core.policies.options import names
 from lgov_core.policies.shell_call import NO_INPUT, Call, Judge, is_option, wild
-from lgov_core.policies.shell_places import Refused
+from lgov_core.policies.shell_places import Refused, made_again
 from lgov_core.policies.shell_words import UNKNOWN
 
 #: Commands that only read, whatever they are given; files with secrets are refused by name.
@@ -27,21 +26,6 @@ READERS = names(
     lvdisplay pvdisplay sw_vers lsns getfacl getfattr lsattr numastat ncal rpm2cpio zipinfo zgrep jless difft
     xsv csvlook csvstat
     """
-)
-#: What may be removed by pattern: files that a program makes again.
-_REMADE = (
-    "*.pyc",
-    "*.pyo",
-    "__pycache__",
-    "*.tmp",
-    "*.bak",
-    "*.orig",
-    "*.rej",
-    "*.swp",
-    "*~",
-    ".DS_Store",
-    "*.o",
-    "*.class",
 )
 _COPY_VALUES = "-t --target-directory -S --suffix -m --mode -o --owner -g --group"
 _FIND_VALUES = frozenset({"-name", "-iname", "-path", "-ipath", "-wholename", "-regex", "-iregex"})
@@ -313,34 +297,36 @@ def _awk(call: Call) -> None:
 def _find(call: Call) -> None:
     call.reads(call.args)
     args = list(call.args)
-    patterns = [args[at + 1] for at, word in enumerate(args[:-1]) if word in ("-name", "-iname")]
     starts: list[str] = []
-    for word in args:
+    for word in args[1 if args[:1] in (["-H"], ["-P"]) else 0 :]:
         if is_option(word) or word in ("(", "!"):
             break
         starts.append(word)
-    negated = any(word in ("-o", "-or", "!", "-not", ",") for word in args)
-    remade = bool(patterns) and not negated and all(any(fnmatchcase(p, glob) for glob in _REMADE) for p in patterns)
+    vague = any(word in ("-o", "-or", "!", "-not", ",", "-L", "-follow") for word in args)
+    patterns: list[str] = []
     at = 0
     while at < len(args):
         word = args[at]
+        remade = bool(patterns) and not vague and all(made_again(pattern) for pattern in patterns)
         if word in ("-exec", "-execdir", "-ok", "-okdir"):
             end = next((i for i in range(at + 1, len(args)) if args[i] in (";", "+")), len(args))
             words = args[at + 1 : end]
-            if words[:1] == ["rm"] and remade:
+            if remade and re.fullmatch(r"rm(?: -[rRfvd]+)* \{\}", " ".join(words)):
                 _within(call, starts)
             else:
                 call.runner.run([item.replace("{}", UNKNOWN) for item in words], NO_INPUT)
             at = end
         elif word == "-delete":
             if not remade:
-                call.refuse("-delete needs -name with a pattern of files that are made again, such as '*.pyc'.")
+                call.refuse("-delete needs -name ahead with a pattern of files that are made again, such as '*.pyc'.")
             _within(call, starts)
         elif word in ("-fprint", "-fprintf", "-fls", "-fprint0"):
             call.places.write("".join(args[at + 1 : at + 2]))
         elif word == "-perm" and re.search(r"[4267]000|[ug]?[+=]?s\b", "".join(args[at + 1 : at + 2])):
             call.refuse("looking for files that run as their owner is not allowed.")
         elif word in _FIND_VALUES:
+            if word in ("-name", "-iname"):
+                patterns.append("".join(args[at + 1 : at + 2]))
             at += 1
         at += 1
 

@@ -241,7 +241,7 @@ class Places:
             return True
         for folder in self.folders:
             path = posixpath.normpath(posixpath.join(folder, part))
-            if not any(_inside(path, root) for root in (self.folders[0], *self.writable)) and is_secret(path):
+            if not any(inside(path, root) for root in (self.folders[0], *self.writable)) and is_secret(path):
                 return True
         return False
 
@@ -257,7 +257,7 @@ class Places:
         if field in _SINKS or re.fullmatch(r"/dev/fd/[0-2]", field):
             return
         for path in self._paths(field):
-            if not any(_inside(path, root) for root in self.writable):
+            if not any(inside(path, root) for root in self.writable):
                 raise Refused("shell-write", f"{shown(field)} lies outside of {', '.join(self.writable)}.")
             below = _names(path, self.writable)
             if any(_matches(name, glob) for name in below for glob in _PROTECTED):
@@ -269,20 +269,20 @@ class Places:
         """Refuses what may not be written, and the folder the text stands in."""
         self.write(field)
         for path in self._paths(field):
-            if any(_inside(root, path) for root in (*self.writable, *self.folders)):
+            if any(inside(root, path) for root in (*self.writable, *self.folders)):
                 raise Refused("shell-delete", f"{shown(field)} is the working folder itself, or holds it.")
 
     def delete(self, field: str, *, recursive: bool = False) -> None:
         """Refuses what is not one file (or, when ``recursive``, a tree that is made again) in a writable place."""
         paths = self._paths(field)
         if not recursive and all(
-            _LEFT_BEHIND.fullmatch(path) and any(_inside(path, root) for root in self.writable) for path in paths
+            _LEFT_BEHIND.fullmatch(path) and any(inside(path, root) for root in self.writable) for path in paths
         ):
             return
         self.write(field)
         for path in paths:
             folder, _, name = path.rpartition("/")
-            if any(_inside(root, path) for root in (*self.writable, *self.folders)):
+            if any(inside(root, path) for root in (*self.writable, *self.folders)):
                 raise Refused("shell-delete", f"{shown(field)} is the working folder itself, or holds it.")
             if self._scratch(path):
                 continue
@@ -298,10 +298,10 @@ class Places:
 
     def _scratch(self, path: str) -> bool:
         """Whether all that a path names is scratch: below ``/tmp``, and not where the text works or what holds that."""
-        if not any(_inside(path, root) and path != root for root in _SCRATCH):
+        if not any(inside(path, root) and path != root for root in _SCRATCH):
             return False
         home = self.folders[0]
-        if any(_inside(home, root) for root in _SCRATCH) and _inside(path, home):
+        if any(inside(home, root) for root in _SCRATCH) and inside(path, home):
             return False
         glob, depth = path.replace(STAR, "*").replace(ANY, "?"), path.count("/")
         places = [folder.split("/") for folder in (*self.folders, *self.writable)]
@@ -310,7 +310,7 @@ class Places:
     def script(self, field: str) -> None:
         """Refuses a program file outside of the folders the text began in."""
         for path in self._paths(field):
-            if STAR in path or ANY in path or not _inside(path, self.folders[0]):
+            if STAR in path or ANY in path or not inside(path, self.folders[0]):
                 raise Refused("shell-program", f"{shown(field)} is no program of this folder.")
             if any(_matches(name, ".git") for name in _names(path, self.folders)):
                 raise Refused("shell-program", f"{shown(field)} is no program of this folder.")
@@ -318,7 +318,7 @@ class Places:
     def stands_below(self) -> bool:
         """Whether the text goes to folders below the one it begins in, and to no others."""
         home, *others = self.folders
-        return bool(others) and all(_inside(path, home) and path != home and UNKNOWN not in path for path in others)
+        return bool(others) and all(inside(path, home) and path != home and UNKNOWN not in path for path in others)
 
     def _paths(self, field: str) -> list[str]:
         """Where a word may lead, from every folder the text may stand in."""
@@ -385,12 +385,20 @@ def _remade(name: str) -> bool:
     return any(fnmatchcase(name, glob) for glob in _REGENERABLE)
 
 
-def _inside(path: str, root: str) -> bool:
+def made_again(pattern: str) -> bool:
+    """Whether all that a pattern of names can name is made again by a program, or left over from one."""
+    if pattern in _REGENERABLE:
+        return True
+    return any(fnmatchcase(pattern, glob) for glob in _LEFT_OVERS)
+
+
+def inside(path: str, root: str) -> bool:
+    """Whether a path is ``root`` or lies below it."""
     return path == root or path.startswith(root.rstrip("/") + "/")
 
 
 def _names(path: str, roots: Iterable[str]) -> list[str]:
-    holding = [root for root in roots if _inside(path, root)]
+    holding = [root for root in roots if inside(path, root)]
     return os.path.relpath(path, max(holding, key=len)).split("/") if holding else path.split("/")
 
 

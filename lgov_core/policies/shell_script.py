@@ -10,12 +10,14 @@ from typing import TYPE_CHECKING, Any
 
 from lgov_core.policies.options import names
 from lgov_core.policies.shell_call import NO_INPUT, STREAM, Call, Input, Judge, is_option
-from lgov_core.policies.shell_containers import CONTAINER_JUDGES
+from lgov_core.policies.shell_databases import DATABASE_JUDGES
+from lgov_core.policies.shell_docker import DOCKER_JUDGES
 from lgov_core.policies.shell_files import FILE_JUDGES
 from lgov_core.policies.shell_git import GIT_JUDGES
+from lgov_core.policies.shell_github import GITHUB_JUDGES
 from lgov_core.policies.shell_network import NETWORK_JUDGES
 from lgov_core.policies.shell_packages import PACKAGE_JUDGES
-from lgov_core.policies.shell_places import Places, Refused, shown
+from lgov_core.policies.shell_places import Places, Refused, inside, shown
 from lgov_core.policies.shell_runners import RUNNER_JUDGES, check_assignment
 from lgov_core.policies.shell_services import SERVICE_JUDGES
 from lgov_core.policies.shell_tools import TOOL_JUDGES
@@ -88,7 +90,9 @@ JUDGES: dict[str, Judge] = {
     **NETWORK_JUDGES,
     **SERVICE_JUDGES,
     **PACKAGE_JUDGES,
-    **CONTAINER_JUDGES,
+    **DOCKER_JUDGES,
+    **DATABASE_JUDGES,
+    **GITHUB_JUDGES,
     **TOOL_JUDGES,
 }
 
@@ -119,6 +123,8 @@ class Script:
         self._folder, self._writable = folder, writable
         self._budget = outer._budget if outer is not None else [MAX_RUNS]
         self.written: set[str] = outer.written if outer is not None else set()
+        self.moved: set[str] = outer.moved if outer is not None else set()
+        self.removed: set[str] = outer.removed if outer is not None else set()
         self.started: set[str] = outer.started if outer is not None else set()
         if self.depth > MAX_DEPTH:
             raise Refused("shell-too-deep", "Shells within shells are nested too deeply; write the commands out.")
@@ -143,6 +149,10 @@ class Script:
             raise Refused(
                 "shell-program", f"{shown(path)} is written and run in one go; let it be looked at in between."
             )
+
+        for path in self.moved:
+            if any(inside(path, gone) for gone in self.removed):
+                raise Refused("shell-delete", f"{shown(path)} is moved and removed in one go; look in between.")
 
     # ------------------------------------------------------------------ what the judges call
 
@@ -177,6 +187,7 @@ class Script:
                 f"{name[:60]!r} is not a command that is known here; add it to commands of the policy if it should be."
             )
             raise Refused("shell-unknown-command", why)
+        self._note_moved(base, words[1:])
         call = Call(base, tuple(words[1:]), given, self)
         if not _asks_for_help(call):
             _check_names(call)
@@ -186,6 +197,26 @@ class Script:
         for word in words:
             if not is_option(word) and not any(sign in word for sign in (UNKNOWN, STAR, ANY)):
                 self.started.add(posixpath.normpath(posixpath.join(self._folder, word)))
+
+    def _note_moved(self, name: str, words: Sequence[str]) -> None:
+        """Remembers what is put under another name, and what is removed with all that lies in it."""
+        if name == "git" and "mv" in words[:3]:
+            name = "mv"
+        if name not in ("mv", "ln", "rm", "find"):
+            return
+        if name == "find" and not any(word in ("-delete", "-exec", "-execdir") for word in words):
+            return
+        plain = [word for word in words if not is_option(word)]
+        if name in ("mv", "ln"):
+            noted, plain = self.moved, plain[-1:]
+            for at, word in enumerate(words):
+                if word.startswith(("-t", "--t")):
+                    plain += [word[2:], word.partition("=")[2], *words[at + 1 : at + 2]]
+        else:
+            noted = self.removed
+        for word in plain:
+            start = re.split(f"[{STAR}{ANY}]", word)[0]
+            noted.update(posixpath.normpath(posixpath.join(folder, start)) for folder in self.places.folders if word)
 
     def script(self, text: str) -> None:
         """Judges a text that another shell reads."""

@@ -1,0 +1,151 @@
+"""Judges of the command lines of databases: one reading statement passes."""
+
+from __future__ import annotations
+
+import re
+
+from lgov_core.policies.options import names
+from lgov_core.policies.shell_call import Call, Judge, parse
+
+
+def _database(call: Call) -> None:
+    args = list(call.args)
+    if call.name in ("sqlite3", "duckdb"):
+        quiet = (
+            "-readonly",
+            "-header",
+            "-noheader",
+            "-csv",
+            "-json",
+            "-line",
+            "-column",
+            "-table",
+            "-box",
+            "-markdown",
+            "-list",
+            "-html",
+        )
+        args = [word for word in args if word not in quiet]
+    given = parse(args, "-c --command -e --execute -f --file -d -h -p -U -u --eval -q --query")
+    if given.has("-f", "--file", "--queries-file", "--init-command"):
+        call.refuse("give the statement on the command line.")
+    statements = [*given.of("-c", "--command", "-e", "--execute")]
+    if call.name in _QUERIES:
+        statements += given.of("-q", "--query")
+    if call.name == "sqlite3":
+        call.reads(given.operands)
+        statements += given.operands[1:]
+    for text in [part for whole in statements for part in _statements(whole)]:
+        call.literal(text, "the statement")
+        plain = re.fullmatch(
+            r"(?is)\s*(?:(?:select|explain|show|describe|with)\b[^;]*|\.(?:tables|schema|indexes|dbinfo|mode|headers)\b[^\n;]*|\\[dl]\w*[^\n;\\]*|pragma\s+\w+(?:\(\w+\))?);?\s*",
+            text,
+        )
+        if call.name in ("mysql", "mariadb") and "\\" in text:
+            call.refuse("commands of the client itself are not allowed.")
+        if call.name in _QUERIES and re.search(
+            r"(?i)\b(?:url|file|s3|remote|executable|hdfs|mysql|postgresql)\w*\s*\(", text
+        ):
+            call.refuse("reading from elsewhere is not allowed.")
+        if plain is None or re.search(
+            r"(?i)\b(?:delete|insert|update|drop|into|load_extension|writefile|(?:read|load_)file|pg_\w+|lo_\w+|program)\b",
+            text,
+        ):
+            call.refuse("only one reading statement is allowed.")
+    if (
+        not statements
+        and not (call.name == "sqlite3" and given.has("-version", "--version"))
+        and not given.has("--version", "-l", "--list", "-V")
+    ):
+        call.refuse("give one reading statement on the command line.")
+
+
+def _statements(text: str) -> list[str]:
+    """Statements apart from one another, where no quote may hold a semicolon; otherwise the text as it is."""
+    if "'" in text or '"' in text or "$" in text or text.lstrip().startswith("."):
+        return [text]
+    return [part for part in text.split(";") if part.strip()] or [text]
+
+
+def _dump(call: Call) -> None:
+    """Programs that write a database out: to where the text may write, from a database of this machine or a named one."""
+    given = parse(
+        call.args,
+        "-f --file -o --out --result-file -r -h --host -p --port -U -u --user -d --db --dbname -n -t -T -c --collection "
+        "-F --uri",
+    )
+    if call.name == "pg_restore" and not given.has("-l", "--list"):
+        call.refuse("only looking into a dump (--list) is allowed.")
+    if given.has("--tab", "-T") and call.name == "mysqldump":
+        call.refuse("write to one file.")
+    if given.has("--flush-logs", "--delete-master-logs", "--delete-source-logs", "--init-command", "--plugin-dir"):
+        call.refuse("options that remove logs are not allowed.")
+    for word in (*given.of("-f", "--file", "-o", "--out", "--result-file", "-r"),):
+        call.places.write(word)
+    if call.name in ("mongodump",) and not given.has("-o", "--out", "--archive"):
+        call.places.write("dump")
+    call.reads(call.args)
+
+
+_MONGO = re.compile(
+    r"(?:print(?:json)?\()?(?:db(?:\.[A-Za-z_]\w*)*\.(?:find|findOne|countDocuments|estimatedDocumentCount|count|distinct|getIndexes|stats"
+    r"|getCollectionNames|version|serverStatus|hostInfo|explain)|rs\.status)\([\w\s\"',:.{}$@-]*\)(?:\.(?:limit|sort|skip|count|pretty|toArray)"
+    r"\([\w\s\"',:.{}-]*\))*\)?;?|show (?:dbs|collections|users|databases)"
+)
+
+
+def _mongo(call: Call) -> None:
+    given = parse(call.args, "--eval --host --port -u --username -p --password --authenticationDatabase -f --file")
+    codes = given.of("--eval")
+    if given.has("-f", "--file") or any(word.endswith(".js") for word in given.operands) or not codes:
+        call.refuse("give one reading expression with --eval.")
+    for code in codes:
+        if _MONGO.fullmatch(call.literal(code, "the expression").strip()) is None or re.search(
+            r"\$(?:where|function|accumulator|out|merge)", code
+        ):
+            call.refuse("only one reading expression is allowed.")
+    call.reads(given.operands)
+
+
+_REDIS_READING = frozenset(
+    names(
+        """
+    get mget getrange strlen keys scan sscan hscan zscan info ping echo ttl pttl type exists llen lrange lindex smembers
+    scard sismember hget hmget hgetall hkeys hlen hexists zrange zrevrange zcard zscore zcount xlen xrange xrevrange dbsize
+    memory time lastsave role command randomkey bitcount pfcount geopos
+    """
+    )
+)
+#: Commands of redis that read only with one of these words behind them.
+_REDIS_PAIRS = {
+    "client": "list info id getname",
+    "config": "get",
+    "slowlog": "get len",
+    "object": "encoding idletime freq refcount",
+    "xinfo": "stream groups consumers",
+    "cluster": "info nodes slots shards",
+    "latency": "latest history doctor",
+    "acl": "whoami list",
+}
+
+
+def _redis(call: Call) -> None:
+    given = parse(call.args, "-h -p -a -n -u --pattern --user --pass -i --intrinsic-latency -d -D -r")
+    words = [word.lower() for word in given.operands]
+    if given.has("--eval", "--pipe", "--rdb", "--functions-rdb", "--cluster", "-x", "-X"):
+        call.refuse("only reading commands are allowed.")
+    if not words and call.given.kind != "none":
+        call.refuse("give one reading command on the command line.")
+    if words and words[0] in _REDIS_PAIRS and "".join(words[1:2]) in _REDIS_PAIRS[words[0]].split():
+        return
+    if words and words[0] not in _REDIS_READING:
+        call.refuse("only reading commands are allowed.")
+
+
+_QUERIES = ("cqlsh", "clickhouse-client", "snowsql")
+DATABASE_JUDGES: dict[str, Judge] = {
+    **dict.fromkeys(("psql", "mysql", "mariadb", "sqlite3", "duckdb", *_QUERIES), _database),
+    **dict.fromkeys(("pg_dump", "mysqldump", "mariadb-dump", "mongodump", "mongoexport", "pg_restore"), _dump),
+    **dict.fromkeys(("mongosh", "mongo"), _mongo),
+    "redis-cli": _redis,
+}
