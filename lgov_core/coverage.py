@@ -23,9 +23,11 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class CoveredCall:
-    """A judged tool call that is about to run. ``recorded`` is set by whoever has recorded an outcome for it.
+    """A judged tool call that is about to run.
 
-    Not frozen: it is the one place where the code inside the call tells the code around it what happened.
+    ``recorded`` is set by whoever has recorded an outcome for it; ``raised`` is the error that the tool raised, set by
+    whoever saw it before the framework made it a text for the model. Not frozen: it is the one place where the code
+    inside the call tells the code around it what happened.
     """
 
     governor: Governor
@@ -33,6 +35,7 @@ class CoveredCall:
     arguments: Mapping[str, Any]
     call_id: str | None
     recorded: bool = False
+    raised: BaseException | None = None
 
     def covers(self, governor: Governor, name: str, arguments: Mapping[str, Any], call_id: str | None) -> bool:
         """Whether the judgement holds for this execution."""

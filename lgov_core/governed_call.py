@@ -82,12 +82,15 @@ class _ToolCall:
 
     def returned(self, decision: Decision, reading: ToolReading) -> ToolOutcome:
         failed = reading.status != "ok"
+        raised = self.covered.raised if failed else None  # what the framework made a text of
+        error_type = reading.error_type or (type(raised).__name__ if raised is not None else None)
+        error = reading.error or (str(raised) if raised is not None else None) or reading.text
         return ToolOutcome(
             self.action,
             reading.status,
             result=reading.text,
-            error_type=reading.error_type,
-            error=(reading.error or reading.text) if failed else None,
+            error_type=error_type if failed else reading.error_type,
+            error=error if failed else None,
             decision=decision,
             started_at=self.started_at,
             duration_s=time.perf_counter() - self.clock,

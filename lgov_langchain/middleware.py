@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Awaitable, Callable, Generator
 from typing import TYPE_CHECKING, Any
@@ -13,11 +12,12 @@ from langchain_core.messages import ToolMessage
 from langgraph.types import Command
 
 from lgov_core.coverage import CoveredCall, covering
-from lgov_core.errors import PolicyDenied, SettingsError
+from lgov_core.endpoint_headers import demand_endpoint
+from lgov_core.errors import PolicyDenied
 from lgov_core.scope import current_scope
 from lgov_core.types import Action, Decision, ModelCallFailed, Point, ToolOutcome, new_id
 from lgov_langchain import actions
-from lgov_langchain.attribution import ENDPOINT_VARIABLE, headers_for
+from lgov_langchain.attribution import headers_for
 from lgov_langchain.outcomes import failure_of, outcome_of, result_action
 
 if TYPE_CHECKING:
@@ -51,11 +51,8 @@ class LgovMiddleware(AgentMiddleware[Any, Any, Any]):
 
     def __init__(self, governor: Governor, *, endpoint_headers: bool | None = None) -> None:
         super().__init__()
-        if endpoint_headers and not os.environ.get(ENDPOINT_VARIABLE):
-            raise SettingsError(
-                f"endpoint_headers=True, but {ENDPOINT_VARIABLE} is not set",
-                hint=f"set {ENDPOINT_VARIABLE} to the base URL of the training endpoint",
-            )
+        if endpoint_headers:
+            demand_endpoint()
         self.governor = governor
         self.tools = []
         self._endpoint_headers = endpoint_headers is not False

@@ -62,7 +62,8 @@ def current_span() -> LiveSpan | None:
 class LiveSpan:
     """A span that has begun: ``operation`` and ``name`` make its name, ``span_id`` (16 hex digits) is unique.
 
-    Its parent is ``parent`` or else the current span, its rollout the one in whose scope it began. Whoever opens it
+    Its parent is ``parent`` or else the current span, its rollout the one in whose scope it began. ``started_at`` (Unix
+    time in seconds) is when it began, if that was not now. Whoever opens it
     must `end` it, once; what is ended already stays as it was. Attributes that hold content (`semconv`: messages,
     arguments, results, error texts) are dropped at once unless ``observer.capture_content``; OpenTelemetry gets them
     only if the environment variable `CONTENT_VARIABLE` says so too. Used by one task or thread at a time.
@@ -80,13 +81,14 @@ class LiveSpan:
         attributes: Mapping[str, JSONValue] | None = None,
         *,
         parent: LiveSpan | None = None,
+        started_at: float | None = None,
     ) -> None:
         parent = parent if parent is not None else _CURRENT.get()
         self._observer = observer
         self.operation = operation
         self.name = name
         self.scope: RolloutScope | None = current_scope()
-        self.started_at = time.time()
+        self.started_at = time.time() if started_at is None else started_at
         self.ended = False
         self.attributes: dict[str, JSONValue] = {semconv.OPERATION: operation}
         self._otel = _begin_otel(self, parent)
@@ -178,7 +180,9 @@ def _begin_otel(span: LiveSpan, parent: LiveSpan | None) -> Any:
     api = _api()
     if api is None:
         return None
-    context = api.set_span_in_context(parent._otel) if parent is not None and parent._otel is not None else None
+    # Under the current span the context is left as it is: the program may have opened spans of its own inside.
+    elsewhere = parent is not None and parent is not _CURRENT.get() and parent._otel is not None
+    context = api.set_span_in_context(parent._otel) if parent is not None and elsewhere else None
     kind = api.SpanKind.CLIENT if span.operation == semconv.CHAT else api.SpanKind.INTERNAL
     otel = api.get_tracer("lgov").start_span(span.title, context, kind, start_time=_nanoseconds(span.started_at))
     if otel.is_recording():

@@ -300,3 +300,18 @@ def test_a_tool_that_calls_a_model_makes_a_call_of_its_own() -> None:
             assert not model_call_covered(governor)
         assert model_call_covered(governor)
     assert not model_call_covered(governor)
+
+
+def test_the_error_that_the_framework_made_a_text_of_is_what_is_recorded() -> None:
+    def run(arguments: Mapping[str, Any]) -> str:
+        call = covered_call()
+        assert call is not None
+        call.raised = OSError("disk full")
+        return "Error: please try again"
+
+    calls = Calls(is_async=False)
+    govern_tool(calls.governor, act(), run, lambda text: ToolReading(text, "error"))
+    govern_tool(calls.governor, act(), run, as_text)  # tried again inside, and it went well in the end
+    failed, well = calls.seen.outcomes
+    assert (failed.error_type, failed.error, failed.result) == ("OSError", "disk full", "Error: please try again")
+    assert (well.status, well.error_type, well.error) == ("ok", None, None)

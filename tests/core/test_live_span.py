@@ -107,6 +107,8 @@ OTEL = """
             with live_span(governor, semconv.EXECUTE_TOOL, "t", {{semconv.TOOL_ARGUMENTS: "secret"}}) as tool:
                 with trace.get_tracer("user").start_as_current_span("query"):
                     inside = trace.get_current_span().get_span_context()
+                    with live_span(governor, semconv.INVOKE_AGENT, "b"):
+                        pass
         after = trace.get_current_span()
 """
 PROVIDER = """
@@ -121,6 +123,8 @@ CHECK = """
     ids = {name: f"{span.context.span_id:016x}" for name, span in exported.items()}
     above = {name: f"{span.parent.span_id:016x}" if span.parent else None for name, span in exported.items()}
     assert above["query"] == ids["execute_tool t"] == tool.span_id
+    assert above["invoke_agent b"] == ids["query"], "a span that the program opened in between is left out"
+    assert seen.spans[0].parent_id == tool.span_id
     assert above["execute_tool t"] == ids["invoke_agent a"] == agent.span_id
     assert above["invoke_agent a"] == ids["request"]
     assert len({span.context.trace_id for span in exported.values()}) == 1
@@ -130,8 +134,8 @@ CHECK = """
 """
 NO_SDK = """
     assert f"{inside.span_id:016x}" == tool.span_id
-    assert [span.name for span in seen.spans] == ["execute_tool t", "invoke_agent a"]
-    assert seen.spans[0].parent_id == agent.span_id
+    assert [span.name for span in seen.spans] == ["invoke_agent b", "execute_tool t", "invoke_agent a"]
+    assert seen.spans[1].parent_id == agent.span_id
 """
 
 
