@@ -7,19 +7,22 @@
         agent.run("...")
     assert model.requests[1].body["messages"][-1]["content"] == "1"
 
-It shares no code with lgov's endpoint except the thread that serves, so that it can be used to test the endpoint.
+It answers chat completions and the Responses API, whole and streamed, from the same script. It shares no
+code with lgov's endpoint except the thread that serves, so that it can be used to test the endpoint.
 """
 
 from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import TYPE_CHECKING, Any, Self
 
 from lgov_core.errors import LgovError
 from lgov_core.scripted_reply import ReplyWriter, ScriptedCall, ScriptedReply, call, token_logprob
+from lgov_core.scripted_response import ResponseWriter
 
 if TYPE_CHECKING:
     from starlette.requests import Request
@@ -86,6 +89,7 @@ class ScriptedModelServer:
         self._refuse_fields = tuple(refuse_fields)
         routes = [
             Route("/{prefix:path}/chat/completions", self._chat, methods=["POST"]),
+            Route("/{prefix:path}/responses", self._responses, methods=["POST"]),
             Route("/{prefix:path}/models", self._models, methods=["GET"]),
         ]
         self._server = EndpointServer(Starlette(routes=routes), host=host, port=port, drain_s=2)
@@ -122,6 +126,25 @@ class ScriptedModelServer:
         return JSONResponse({"object": "list", "data": [{"id": self._model, "object": "model", "owned_by": "script"}]})
 
     async def _chat(self, request: Request) -> Any:
+        return await self._answer(request, self._chat_reply)
+
+    async def _responses(self, request: Request) -> Any:
+        return await self._answer(request, self._response_reply)
+
+    def _chat_reply(self, reply: ScriptedReply, body: Mapping[str, Any]) -> tuple[Callable[[], Any], Iterable[str]]:
+        writer = ReplyWriter(reply, body, self._model, self._token_ids)
+        frames = (f"data: {chunk}\n\n" for chunk in writer.chunks())
+        return writer.body, chain(frames, ["data: [DONE]\n\n"])
+
+    def _response_reply(self, reply: ScriptedReply, body: Mapping[str, Any]) -> tuple[Callable[[], Any], Iterable[str]]:
+        writer = ResponseWriter(reply, body, self._model)
+        return writer.body, writer.frames()
+
+    async def _answer(
+        self,
+        request: Request,
+        write: Callable[[ScriptedReply, Mapping[str, Any]], tuple[Callable[[], Any], Iterable[str]]],
+    ) -> Any:
         from starlette.responses import JSONResponse, Response
 
         body = await request.json()
@@ -141,12 +164,12 @@ class ScriptedModelServer:
             return Response(reply.body, reply.status, {**reply.headers, "content-type": reply.content_type})
         if reply.status != 200:
             return JSONResponse(_error(reply.text or "scripted error"), reply.status, reply.headers)
-        writer = ReplyWriter(reply, body, self._model, self._token_ids)
+        whole, frames = write(reply, body)
         if body.get("stream"):
-            return _ScriptedStream(reply, list(writer.chunks()), self.abandoned)
+            return _ScriptedStream(reply, list(frames), self.abandoned)
         if reply.gate is not None:
             await asyncio.to_thread(reply.gate.wait)
-        return JSONResponse(writer.body(), headers=reply.headers)
+        return JSONResponse(whole(), headers=reply.headers)
 
 
 def _in_turn(replies: Sequence[ScriptedReply | str]) -> Callable[[Mapping[str, Any]], ScriptedReply | str]:
@@ -155,7 +178,8 @@ def _in_turn(replies: Sequence[ScriptedReply | str]) -> Callable[[Mapping[str, A
     def following(body: Mapping[str, Any]) -> ScriptedReply | str:
         for reply in left:
             return reply
-        last = (body.get("messages") or [None])[-1]
+        said = body.get("messages") or body.get("input") or [None]
+        last = said if isinstance(said, str) else said[-1]
         raise UnexpectedModelCall(
             f"the script has {len(replies)} replies and the model was asked once more; the last message: {last!r}"[:500]
         )
@@ -168,11 +192,11 @@ def _error(message: str) -> dict[str, Any]:
 
 
 class _ScriptedStream:
-    """An ASGI response that sends chunks as server-sent events, and notices when the client leaves."""
+    """An ASGI response that sends server-sent events, and notices when the client leaves."""
 
-    def __init__(self, reply: ScriptedReply, chunks: Sequence[str], abandoned: threading.Semaphore) -> None:
+    def __init__(self, reply: ScriptedReply, frames: Sequence[str], abandoned: threading.Semaphore) -> None:
         self._reply = reply
-        self._chunks = chunks
+        self._frames = frames
         self._abandoned = abandoned
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
@@ -194,10 +218,10 @@ class _ScriptedStream:
         headers = {"content-type": "text/event-stream", **self._reply.headers}
         pairs = [(name.encode(), value.encode()) for name, value in headers.items()]
         await send({"type": "http.response.start", "status": 200, "headers": pairs})
-        for number, chunk in enumerate(self._chunks):
+        for number, frame in enumerate(self._frames):
             if number == self._reply.cut_at:
                 return  # the server closes a connection whose response is not complete
             if self._reply.gate is not None and number == self._reply.gate_at:
                 await asyncio.to_thread(self._reply.gate.wait)
-            await send({"type": "http.response.body", "body": f"data: {chunk}\n\n".encode(), "more_body": True})
-        await send({"type": "http.response.body", "body": b"data: [DONE]\n\n"})
+            await send({"type": "http.response.body", "body": frame.encode(), "more_body": True})
+        await send({"type": "http.response.body", "body": b""})
