@@ -5,15 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from fnmatch import fnmatchcase
 from functools import lru_cache
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from lgov_core.errors import PolicyError
 from lgov_core.policies import sql_names
 from lgov_core.policies.base import BoundedPolicy
 from lgov_core.policies.options import string_tuple
-from lgov_core.policies.sql_reading import SEVERITIES, Reading, Verdict
-from lgov_core.policies.sql_rules import Mode, settings_of
+from lgov_core.policies.sql_rules import SEVERITIES, Mode, settings_of
 from lgov_core.types import Action, Decision, Effect, Point, Severity
+
+if TYPE_CHECKING:
+    from lgov_core.policies.sql_reading import Reading, Verdict
 
 CACHED_TEXTS = 1024
 #: Where neither policy nor action names a dialect, a text is read in each of these.
@@ -164,6 +166,8 @@ class SQLPolicy(BoundedPolicy):
         # Two threads may make the same one at the same time; either will do.
         reading = self._readings.get(dialect)
         if reading is None:
+            from lgov_core.policies.sql_reading import Reading
+
             reading = self._readings[dialect] = Reading(self._settings, dialect)
         return reading
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -22,9 +23,17 @@ def make_parser(dialect: str) -> tuple[Parse, frozenset[str]]:
 
     reader = Dialect.get_or_raise(dialect)
 
+    class OfThread(threading.local):
+        """A tokenizer for each thread: making one takes a good part of what using it does."""
+
+        def __init__(self) -> None:
+            self.tokenizer = reader.tokenizer()
+
+    of_thread = OfThread()
+
     def parse(text: str) -> tuple[exp.Expr | None, list[Any]]:
         try:
-            tokens = reader.tokenize(text)
+            tokens = of_thread.tokenizer.tokenize(text)
             trees = reader.parser(error_level=ErrorLevel.RAISE).parse(tokens, text)
         except (SqlglotError, ValueError, TypeError, AttributeError, KeyError, IndexError):
             return None, []  # the parser's own slips on odd text count as text that it does not understand

@@ -1,22 +1,26 @@
-"""How SQLPolicy reads SQL text in one dialect: statement by statement, by the syntax tree, against its settings."""
+"""How SQLPolicy reads SQL text in one dialect: statement by statement, by the syntax tree, against its settings.
+
+Importing it loads the parser.
+"""
 
 from __future__ import annotations
 
 import re
 from dataclasses import dataclass
 from itertools import takewhile
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from lgov_core.policies import sql_names
+from sqlglot import exp
+
+from lgov_core.policies import sql_names, sql_tree, sql_where
+from lgov_core.policies.sql_columns import reached_column
 from lgov_core.policies.sql_functions import is_harmless
+from lgov_core.policies.sql_limit import NoLimit, limited, same_but_for_the_limit
 from lgov_core.policies.sql_names import is_dangerous, is_dangerous_package
 from lgov_core.policies.sql_parse import make_parser
-from lgov_core.policies.sql_rules import Settings, folded, may_mean, names
+from lgov_core.policies.sql_rules import SEVERITIES, Settings, folded, may_mean, names
 from lgov_core.policies.sql_text import Lexicon, Statement, UnclearSQL, same_reading
 from lgov_core.types import Severity
-
-if TYPE_CHECKING:
-    from sqlglot import exp
 
 _EXPLAIN = re.compile(
     r"explain(?:\s+query\s+plan|\s*\([\w\s,]*\)|\s+(?:syntax|ast|plan|pipeline|estimate|using\s+(?:text|json|tabular)))?"
@@ -126,11 +130,19 @@ class Reading:
         elif kind == "CREATE" and not _PLAIN_WORDS.issuperset(takewhile(_makes_nothing, statement.words)):
             raise Found("sql-denied-statement", _PLAIN_CREATE, Severity.CRITICAL)
         else:
-            tree, tokens = self._tree(statement, kind)
-            self._check_tree(statement, tree)
-            if self.settings.max_rows is not None and not explained:
-                return self._limit(statement, tree, tokens, self.settings.max_rows)
+            return self._check_parsed(statement, kind, explained)
         return None
+
+    def _check_parsed(self, statement: Statement, kind: str, explained: bool) -> str | None:
+        tree, tokens = self._tree(statement, kind)
+        nodes = sql_tree.nodes_of(tree)
+        try:
+            self._check_tree(statement, tree, nodes)
+            if self.settings.max_rows is None or explained:
+                return None
+            return self._limit(statement, tree, tokens, self.settings.max_rows)
+        finally:
+            sql_tree.take_apart(nodes)
 
     def _check_kinds(self, kinds: tuple[str, ...]) -> None:
         """Refuses kinds that are denied by name, that read_only does not know, or that nothing lets through."""
@@ -181,12 +193,10 @@ class Reading:
             raise _unparsable("this statement")
         return tree, tokens
 
-    def _check_tree(self, statement: Statement, tree: exp.Expr) -> None:
-        from lgov_core.policies import sql_tree
-
+    def _check_tree(self, statement: Statement, tree: exp.Expr, nodes: list[exp.Expr]) -> None:
         if not isinstance(tree, sql_tree.ROOTS):
             raise _unparsable("this statement")
-        for node in sql_tree.nodes_of_interest(tree, columns="nextval" in statement.names):
+        for node in sql_tree.nodes_of_interest(nodes, columns="nextval" in statement.names):
             kinds = sql_tree.kinds(node)
             if kinds:
                 self._check_kinds(kinds)
@@ -203,10 +213,6 @@ class Reading:
 
     def _check_write(self, node: exp.Expr) -> None:
         """Refuses writes that may touch every row, and what a plain CREATE does not do."""
-        from sqlglot import exp
-
-        from lgov_core.policies import sql_tree, sql_where
-
         if isinstance(node, exp.Update | exp.Delete):
             if not sql_tree.is_part_of_merge(node) and not sql_where.limits(node, self.dialect):
                 reason = f"{node.key.upper()} needs a WHERE that compares a column of its table with a value."
@@ -222,10 +228,6 @@ class Reading:
             raise Found("sql-denied-statement", _PLAIN_CREATE, Severity.CRITICAL)
 
     def _check_function(self, node: exp.Expr) -> None:
-        from sqlglot import exp
-
-        from lgov_core.policies import sql_tree
-
         dangerous = sql_tree.dangerous_function(node)
         if dangerous is not None:
             raise _denied_function(dangerous)
@@ -262,16 +264,12 @@ class Reading:
             raise Found("sql-denied-table", f"The table {table} must not be touched.", Severity.HIGH)
 
     def _check_columns(self, tree: exp.Expr) -> None:
-        from lgov_core.policies.sql_columns import reached_column
-
         reached = reached_column(tree, self.settings.columns)
         if reached is not None:
             reason = f"{reached} must not be read or written; name the other columns that you need, with their tables."
             raise Found("sql-denied-column", reason, Severity.HIGH)
 
     def _limit(self, statement: Statement, tree: exp.Expr, tokens: list[Any], rows: int) -> str | None:
-        from lgov_core.policies.sql_limit import NoLimit, limited, same_but_for_the_limit
-
         try:
             text = limited(tree, statement.text, tokens, rows, self.dialect)
         except NoLimit as unclear:
@@ -285,8 +283,6 @@ class Reading:
 
 
 ALLOWED = Verdict()
-#: How bad a severity is, to compare.
-SEVERITIES = {severity: rank for rank, severity in enumerate(Severity)}
 
 
 def _makes_nothing(word: str) -> bool:

@@ -11,9 +11,12 @@ from typing import Literal
 from lgov_core.errors import PolicyError
 from lgov_core.policies import sql_names
 from lgov_core.policies.options import positive_integer, string_tuple
+from lgov_core.types import Severity
 
 Mode = Literal["guarded", "read_only"]
 MODES: tuple[Mode, ...] = ("guarded", "read_only")
+#: How bad a severity is, to compare.
+SEVERITIES = {severity: rank for rank, severity in enumerate(Severity)}
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ before it runs.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Protocol
@@ -83,24 +83,24 @@ class Lexicon:
         name_quotes = ['"', "`"] if dialect not in _TEXT_IN_DOUBLE_QUOTES else ["`"]
         if dialect in _BRACKET_NAMES:
             name_quotes.append("[")
-        self._name_quotes = frozenset(name_quotes)
-        self._prefixes = frozenset({"x"}) if dialect == "sqlite" else _PREFIXES
+        self.name_quotes = frozenset(name_quotes)
+        self.prefixes = frozenset({"x"}) if dialect == "sqlite" else _PREFIXES
         if dialect in _RAW_TEXTS:
-            self._prefixes |= {"r", "rb", "br"}
+            self.prefixes |= {"r", "rb", "br"}
         #: Doubled marks that mean something else than one and one. SQLite reads ``:name(...)`` as a parameter.
-        self._doubled = {"@": "@@"} if dialect == "sqlite" else {"@": "@@", ":": "::"}
+        self.doubled = {"@": "@@"} if dialect == "sqlite" else {"@": "@@", ":": "::"}
         bracket = {"sqlite": r"|\[[^\]]*+\]"}.get(dialect, r"|\[(?:[^\]]|\]\])*+\]")
         symbols = r"!$%&()*+,\-./:<=>?@|~" if dialect == "sqlite" else r"!#$%&()*+,\-./:<=>?@\[\\\]^{|}~"
         if dialect == "oracle":
             symbols = symbols.replace("@", "")  # leads to another database
-        self._token = re.compile(
-            r"(?P<line>--[^\n]*" + (r"|\#[^\n]*" if dialect in _HASH_COMMENTS else "") + ")"
+        self._token = re.compile(  # the most frequent first, where it makes no difference
+            r"(?P<space>[ \t\r\n\f]+)"
+            r"|(?P<word>[^\W\d][\w$]*)"
+            r"|(?P<line>--[^\n]*" + (r"|\#[^\n]*" if dialect in _HASH_COMMENTS else "") + ")"
             r"|(?P<block>/\*.*?(?:\*/|\Z))"
             r"""|(?P<quoted>'(?:[^']|'')*+'|"(?:[^"]|"")*+"|`(?:[^`]|``)*+`"""
             + (bracket if dialect in _BRACKET_NAMES else "")
-            + r")|(?P<word>[^\W\d][\w$]*)"
-            r"|(?P<number>(?:0[xX][0-9a-fA-F]+|\d+(?:\.\d+|\.(?!\w))?(?:[eE][+-]?\d+)?)(?!\w))"
-            r"|(?P<space>[ \t\r\n\f]+)"
+            + r")|(?P<number>(?:0[xX][0-9a-fA-F]+|\d+(?:\.\d+|\.(?!\w))?(?:[eE][+-]?\d+)?)(?!\w))"
             r"|(?P<end>;)"
             r"|(?P<symbol>[" + symbols + "])"
             r"|(?P<other>.)",
@@ -119,23 +119,24 @@ class Lexicon:
             raise UnclearSQL(
                 "sql-unparsable", f"The SQL holds {found[0]!r}, which servers read differently; leave it out."
             )
-        return [statement for scan in self._scans(text) if (statement := scan.finish(self.dialect)) is not None]
-
-    def _scans(self, text: str) -> Iterator[_Scan]:
-        scan = _Scan(self._name_quotes, self._prefixes, self._doubled)
+        found: list[Statement | None] = []
+        scan = _Scan(self, text, 0)
         for match in self._token.finditer(text):
-            kind, piece = match.lastgroup or "other", match[0]
+            kind = match.lastgroup or "other"
             if kind == "space":
-                scan.space(piece)
+                scan.gap()
+            elif kind == "word":
+                scan.word(match[0])
             elif kind == "end":
-                yield scan
-                scan = _Scan(self._name_quotes, self._prefixes, self._doubled)
+                found.append(scan.finish(match.start()))
+                scan = _Scan(self, text, match.end())
             elif kind in ("line", "block"):
-                self._check_comment(kind, piece)
-                scan.space(" ")
+                self._check_comment(kind, match[0])
+                scan.comment(match.start(), match.end())
             else:
-                scan.add(kind, piece)
-        yield scan
+                scan.add(kind, match[0], match.start())
+        found.append(scan.finish(len(text)))
+        return [statement for statement in found if statement is not None]
 
     def _check_comment(self, kind: str, piece: str) -> None:
         if kind == "line":
@@ -151,63 +152,49 @@ class Lexicon:
 
 
 class _Scan:
-    """Collects one statement."""
+    """Collects one statement of ``text``, which begins at ``start``."""
 
     __slots__ = (
-        "_callable", "_called", "_cases", "_depth", "_doubled", "_last", "_length", "_name_quotes", "_names", "_pieces",
-        "_prefixes", "_qualifiers", "_quoted", "_run", "_words",
+        "_before", "_before_kind", "_callable", "_called", "_cases", "_depth", "_lexicon", "_names", "_pieces",
+        "_qualifiers", "_quoted", "_removed", "_run", "_start", "_text", "_words",
     )  # fmt: skip
 
-    def __init__(self, name_quotes: frozenset[str], prefixes: frozenset[str], doubled: Mapping[str, str]) -> None:
-        self._name_quotes = name_quotes
-        self._prefixes = prefixes
-        self._doubled = doubled
-        self._pieces: list[str] = []
-        self._length = 0
+    def __init__(self, lexicon: Lexicon, text: str, start: int) -> None:
+        self._lexicon = lexicon
+        self._text = text
+        self._pieces: list[str] = []  # what stands before ``start``, without comments
+        self._start = self._removed = start
         self._words: list[str] = []
         self._names: list[str] = []
         self._called: list[str] = []
         self._qualifiers: list[str] = []
         self._quoted: list[tuple[int, int]] = []
-        self._last = ("", "")  # kind and text of the piece before, white space included
+        self._before = self._before_kind = ""  # the text and kind of the piece before; both empty after white space
         self._callable: str | None = None  # the name that an opening parenthesis would call
         self._depth = self._cases = self._run = 0
 
-    def space(self, piece: str) -> None:
-        """Takes white space, or what stands for a comment."""
-        self._last = ("space", piece)
-        self._pieces.append(piece)
-        self._length += len(piece)
+    def gap(self) -> None:
+        """Takes white space."""
+        self._before = self._before_kind = ""
 
-    def add(self, kind: str, piece: str) -> None:
-        """Takes the next piece of the text. Raises `UnclearSQL`."""
-        before_kind, before = self._last
-        self._last = (kind, piece)
-        if kind == "word":
-            self._word(piece, before)
-        elif kind == "quoted":
-            self._quote(piece, before_kind, before)
-            self._run = 0
-        elif kind == "symbol":
-            self._symbol(piece)
-            if before == piece and piece in self._doubled:
-                self._last = (kind, self._doubled[piece])
-        elif kind == "number":
-            self._run = 0
-            self._callable = None
-        else:
-            what = f"the character {piece!r}" if piece not in "'\"`" else f"an unclosed {piece}"
-            raise UnclearSQL("sql-unparsable", f"The SQL holds {what}; write plain, complete SQL.", refused=True)
-        self._pieces.append(piece)
-        self._length += len(piece)
+    def comment(self, start: int, end: int) -> None:
+        """Takes a comment, in place of which a space will stand."""
+        self.gap()
+        self._pieces += (self._text[self._start : start], " ")
+        self._removed += end - start - 1
+        self._start = end
 
-    def _word(self, piece: str, before: str) -> None:
-        if before in ("$", "@", ":") and before:
-            self._callable = before + piece
-            return
+    def word(self, piece: str) -> None:
+        """Takes a bare word. Raises `UnclearSQL`."""
+        before = self._before
+        self._before, self._before_kind = piece, "word"
         word = piece.lower()
-        if before == "@@" and word not in _OWN_COUNTERS:
-            raise UnclearSQL("sql-catalog", f"@@{piece[:40]} tells about the server; leave it out.")
+        if before:
+            if before in ("$", "@", ":"):
+                self._callable = before + piece
+                return
+            if before == "@@" and word not in _OWN_COUNTERS:
+                raise UnclearSQL("sql-catalog", f"@@{piece[:40]} tells about the server; leave it out.")
         self._words.append(word)
         self._names.append(word)
         self._callable = word
@@ -220,16 +207,34 @@ class _Scan:
                 self._cases += 1
                 self._check_depth()
 
-    def _quote(self, piece: str, before_kind: str, before: str) -> None:
-        if before_kind == "word" and before.lower() not in self._prefixes:
+    def add(self, kind: str, piece: str, start: int) -> None:
+        """Takes the next piece of the text, which is no word and no white space. Raises `UnclearSQL`."""
+        before_kind, before = self._before_kind, self._before
+        self._before, self._before_kind = piece, kind
+        if kind == "quoted":
+            self._quote(piece, start, before_kind, before)
+            self._run = 0
+        elif kind == "symbol":
+            self._symbol(piece)
+            if before == piece:
+                self._before = self._lexicon.doubled.get(piece, piece)
+        elif kind == "number":
+            self._run = 0
+            self._callable = None
+        else:
+            what = f"the character {piece!r}" if piece not in "'\"`" else f"an unclosed {piece}"
+            raise UnclearSQL("sql-unparsable", f"The SQL holds {what}; write plain, complete SQL.", refused=True)
+
+    def _quote(self, piece: str, start: int, before_kind: str, before: str) -> None:
+        if before_kind == "word" and before.lower() not in self._lexicon.prefixes:
             raise UnclearSQL("sql-unparsable", f"Write a space between {before} and {piece[:20]}.")
-        if before in ("$", "@", ":", "#") and before:
+        if before and before in ("$", "@", ":", "#"):
             raise UnclearSQL("sql-unparsable", f"The SQL holds {before}{piece[:20]}; write values into the SQL.")
-        start = self._length
+        start -= self._removed
         self._quoted.append((start, start + len(piece)))
         mark = piece[0]
         self._callable = None
-        if mark in self._name_quotes:
+        if mark in self._lexicon.name_quotes:
             inside = piece[1:-1] if mark == "[" else piece[1:-1].replace(mark * 2, mark)
             self._names.append(inside.lower())
             self._callable = inside.lower()
@@ -257,16 +262,16 @@ class _Scan:
         if self._depth > MAX_DEPTH or self._cases > MAX_DEPTH or self._run > MAX_PREFIX_RUN:
             raise UnclearSQL("sql-too-deep", "The SQL is nested too deeply; write a simpler query.")
 
-    def finish(self, dialect: str) -> Statement | None:
-        """The statement, or None when there is nothing in it. Raises `UnclearSQL`."""
-        text = "".join(self._pieces)
+    def finish(self, end: int) -> Statement | None:
+        """The statement, which ends at ``end``, or None when there is nothing in it. Raises `UnclearSQL`."""
+        text = "".join(self._pieces) + self._text[self._start : end]
         bare = text.strip(" \t\r\n\f")
         if not bare:
             return None
-        if dialect in ("tsql", "fabric") and _begins_another(self._words):
+        if self._lexicon.dialect in ("tsql", "fabric") and _begins_another(self._words):
             raise UnclearSQL("sql-unparsable", "Write one statement at a time, separated by semicolons.")
         shift = len(text) - len(text.lstrip(" \t\r\n\f"))
-        quoted = tuple((start - shift, end - shift) for start, end in self._quoted)
+        quoted = tuple([(start - shift, end - shift) for start, end in self._quoted])
         words, names = tuple(self._words), tuple(self._names)
         return Statement(bare, words, names, tuple(self._called), tuple(self._qualifiers), quoted)
 
