@@ -31,7 +31,7 @@ from lgov_core.policies.combine import BadAnswer, checked, combine, complete, fa
 from lgov_core.policies.policy_set import PolicySet
 from lgov_core.policies.reload import ReloadingPolicySet
 from lgov_core.scope import RolloutScope, current_scope, enter_scope
-from lgov_core.types import Action, Decision, Effect, Point, Reward, Severity, ToolOutcome, new_id
+from lgov_core.types import ALLOW, Action, Decision, Effect, Point, Reward, Severity, ToolOutcome, new_id
 
 #: A transform is judged again in its new form; one that still changes after so many rounds is denied.
 MAX_TRANSFORM_ROUNDS = 4
@@ -143,7 +143,8 @@ class Governor:
         rounds: list[dict[_Judge, Decision]] = []
         current = action
         while True:
-            before, taken = current, dict[_Judge, Decision]()
+            before = current
+            taken: dict[_Judge, Decision] = {}
             for judge in self._judges_of(action.point):
                 if judge.asked_last and _denied(taken):
                     continue
@@ -162,7 +163,8 @@ class Governor:
         rounds: list[dict[_Judge, Decision]] = []
         current = action
         while True:
-            before, taken = current, dict[_Judge, Decision]()
+            before = current
+            taken: dict[_Judge, Decision] = {}
             for judge in self._judges_of(action.point):
                 if judge.asked_last and _denied(taken):
                     continue
@@ -278,7 +280,11 @@ class Governor:
             decision = combine(decisions, original=action, folded=final, latency_us=latency_us)
         if self.audit is not None:
             try:
-                decision = decision.changed(decision_id=self.audit.commit(action, decision))
+                decision_id = self.audit.commit(action, decision)
+                if decision is ALLOW:  # everybody's; any other was made just now
+                    decision = decision.changed(decision_id=decision_id)
+                else:
+                    object.__setattr__(decision, "decision_id", decision_id)
             except Exception as error:  # noqa: BLE001 - whatever the record raises, nothing is on it
                 self._count(self.failures, "audit")
                 said = str(error) if isinstance(error, AuditError) else type(error).__name__

@@ -8,9 +8,9 @@ import math
 from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
-from typing import Any, Final, overload
+from typing import Any, Final, NamedTuple, Protocol, overload
 
-from lgov_core.types import Action, Decision, ToolOutcome
+from lgov_core.types import Action, Decision, Effect, ToolOutcome
 
 #: Longer texts are stored as a marker with their size, their hash and their beginning.
 PAYLOAD_LIMIT: Final = 64 * 1024
@@ -19,8 +19,7 @@ _PAYLOAD_HEAD: Final = 4 * 1024
 _FIELD_LIMIT: Final = 2048
 
 
-@dataclass(frozen=True, slots=True)
-class Payload:
+class Payload(NamedTuple):
     """A text kept beside an entry as it is stored, and the length of the text in full.
 
     ``size`` counts characters of canonical JSON, all of them ASCII. ``stored`` is a marker when the text is too long.
@@ -120,44 +119,122 @@ def in_json(fields: Mapping[str, Any]) -> dict[str, str]:
     return {name: _ENCODER.encode(value) for name, value in fields.items() if value is not None}
 
 
-def decision_in_json(action: Action, decision: Decision) -> dict[str, str]:
-    """The fields of an entry that say what was decided, by which policies, each as JSON.
+class OpenBody(Protocol):
+    """The canonical JSON of an entry but for what is known last."""
 
-    As `in_json` would write them, at less than half the cost: this is on the path of every act.
+    def closed(self, entry_id: str, writer: str, seq: int, time_ns: int, monotonic_ns: int) -> str:
+        """The whole body: its id, its place in the chain and its times put in."""
+        ...
+
+
+class SortedBody:
+    """Any entry's: ``fields``, each as JSON, those about the texts beside it and about the code that wrote it."""
+
+    __slots__ = ("_pieces",)
+
+    def __init__(self, fields: Mapping[str, str], stamp: Stamp, texts: Texts) -> None:
+        self._pieces = {name: f'"{name}":{value},' for name, value in fields.items()}
+        self._pieces |= {
+            "arguments_sha256": texts.arguments,
+            "code_version": stamp.code_version,
+            "content_sha256": texts.content,
+            "format": '"format":2,',
+            "policy_digest": stamp.policy_digest,
+        }
+
+    def closed(self, entry_id: str, writer: str, seq: int, time_ns: int, monotonic_ns: int) -> str:
+        """See `OpenBody`."""
+        pieces = self._pieces | {
+            "entry_id": f'"entry_id":"{entry_id}",',
+            "monotonic_ns": f'"monotonic_ns":{monotonic_ns},',
+            "seq": f'"seq":{seq},',
+            "time_ns": f'"time_ns":{time_ns},',
+            "writer": f'"writer":"{writer}",',
+        }
+        return "{" + "".join([pieces[name] for name in sorted(pieces)])[:-1] + "}"
+
+
+class _DecisionBody:
+    """A decision's: what stands before, between and behind ``entry_id``, ``monotonic_ns``, ``seq`` and ``time_ns``."""
+
+    __slots__ = ("_begin", "_end", "_middle", "_rest")
+
+    def __init__(self, begin: str, middle: str, rest: str, end: str) -> None:
+        self._begin, self._middle, self._rest, self._end = begin, middle, rest, end
+
+    def closed(self, entry_id: str, writer: str, seq: int, time_ns: int, monotonic_ns: int) -> str:
+        """See `OpenBody`."""
+        return (
+            f'{{{self._begin}"entry_id":"{entry_id}",{self._middle}"monotonic_ns":{monotonic_ns},{self._rest}"seq":{seq}'
+            f',{self._end}"time_ns":{time_ns},"writer":"{writer}"}}'
+        )
+
+
+def decision_body(action: Action, decision: Decision, stamp: Stamp, texts: Texts) -> OpenBody:
+    """The body of an entry about a decision: what was decided, by which policies.
+
+    As `SortedBody` would write it, at a fraction of the cost: this is on the path of every act.
     """
-    text = _QUOTE
-    fields = {
-        "abort": "true" if decision.abort else "false",
-        "action_kind": text(action.kind),
-        "effect": text(decision.effect.label),
-        "kind": '"decision"',
-        "latency_us": _number(round(decision.latency_us, 3)),
-        "name": text(_short(action.name)),
-        "point": text(action.point.value),
-        "policy": text(decision.policy),
-        "reason": text(_short(decision.reason)),
-        "rule": text(decision.rule),
-        "severity": text(decision.severity.value),
-        "shadowed": "true" if decision.shadowed else "false",
-    }
-    if decision.fault:
-        fields["fault"] = "true"
-    if action.attempt is not None:
-        fields["attempt"] = _number(action.attempt)
-    for name, value in (
-        ("agent", action.agent),
-        ("framework", action.framework),
-        ("session_id", action.session_id),
-        ("rollout_id", action.rollout_id),
-        ("call_id", action.call_id),
-        ("parent_id", action.parent_id),
-    ):
-        if value is not None:
-            fields[name] = text(value if name == "rollout_id" else _short(value))
-    parts = decision.parts
+    parts, latency_us, reason, name = decision.parts, decision.latency_us, decision.reason, action.name
+    abort, shadowed = decision.abort, decision.shadowed
+    several = ""
     if len(parts) > 1 or (parts and parts[0].effect is not decision.effect):
-        fields["parts"] = _ENCODER.encode([_part(part) for part in parts])
-    return fields
+        several = f'"parts":{_ENCODER.encode([_part(part) for part in parts])},'
+    agent = "" if action.agent is None else _named("agent", action.agent)
+    attempt = "" if action.attempt is None else f'"attempt":{_number(action.attempt)},'
+    call_id = "" if action.call_id is None else _named("call_id", action.call_id)
+    framework = "" if action.framework is None else _named("framework", action.framework)
+    parent_id = "" if action.parent_id is None else _named("parent_id", action.parent_id)
+    rollout_id = "" if action.rollout_id is None else f'"rollout_id":{_QUOTE(action.rollout_id)},'
+    session_id = "" if action.session_id is None else _named("session_id", action.session_id)
+    return _DecisionBody(
+        f'"abort":{"true" if abort else "false"},"action_kind":{_QUOTE(action.kind)},{agent}{texts.arguments}{attempt}'
+        f'{call_id}{stamp.code_version}{texts.content}"effect":{_EFFECT[decision.effect]},',
+        f'{_FAULT if decision.fault else ""}"format":2,{framework}"kind":"decision"'
+        f',"latency_us":{_number(round(latency_us, 3))},',
+        f'"name":{_QUOTE(name if len(name) <= _FIELD_LIMIT else _short(name))},{parent_id}{several}'
+        f'"point":{_QUOTE(action.point)},"policy":{_QUOTE(decision.policy)},{stamp.policy_digest}'
+        f'"reason":{_QUOTE(reason if len(reason) <= _FIELD_LIMIT else _short(reason))},{rollout_id}'
+        f'"rule":{_QUOTE(decision.rule)},',
+        f'{session_id}"severity":{_QUOTE(decision.severity)},"shadowed":{"true" if shadowed else "false"},',
+    )
+
+
+def _named(name: str, value: str) -> str:
+    return f'"{name}":{_QUOTE(value if len(value) <= _FIELD_LIMIT else _short(value))},'
+
+
+class Stamp(NamedTuple):
+    """What every entry says about the code that wrote it: fields of a body, each with its name and a comma."""
+
+    policy_digest: str
+    code_version: str
+
+
+def stamp_of(policy_digest: str, code_version: str) -> Stamp:
+    """The fields as JSON."""
+    return Stamp(
+        f'"policy_digest":{_ENCODER.encode(policy_digest)},', f'"code_version":{_ENCODER.encode(code_version)},'
+    )
+
+
+class Texts(NamedTuple):
+    """What an entry says about the texts kept beside it: fields of a body, with their names and commas."""
+
+    arguments: str
+    content: str
+
+
+def texts_of(salt: bytes, arguments: Payload | None, content: Payload | None) -> Texts:
+    """The sizes and salted hashes of the texts, as JSON."""
+    return Texts(_text_fields("arguments", salt, arguments), _text_fields("content", salt, content))
+
+
+def _text_fields(name: str, salt: bytes, text: Payload | None) -> str:
+    if text is None:
+        return ""
+    sha256 = hashlib.sha256(salt + text.stored.encode()).hexdigest()
+    return f'"{name}_sha256":"{sha256}","{name}_size":{text.size},'
 
 
 def _number(value: float) -> str:
@@ -177,11 +254,6 @@ def _part(part: Decision) -> dict[str, Any]:
         "shadowed": part.shadowed,
     }
     return {**said, "fault": True} if part.fault else said
-
-
-def body_of(fields: Mapping[str, str]) -> str:
-    """The canonical JSON of an entry out of its fields in JSON."""
-    return "{" + ",".join([f'"{name}":{fields[name]}' for name in sorted(fields)]) + "}"
 
 
 def decision_content(action: Action, decision: Decision) -> Payload | None:
@@ -218,10 +290,20 @@ def payload(value: Mapping[str, Any]) -> Payload:
 
 def canonical(value: Mapping[str, Any]) -> str:
     """``value`` as JSON with sorted keys, no white space and only ASCII: equal values give equal bytes."""
+    if type(value) is dict and (flat := _flat(value)) is not None:
+        return flat
     try:
         return _ENCODER.encode(value if type(value) is dict else dict(value))
     except (TypeError, ValueError):
         return _ENCODER.encode(_plain(value, 0))  # a key that is no string, or a number that is not finite
+
+
+def _flat(value: dict[Any, Any]) -> str | None:
+    """What the encoder would write for names and texts alone, which most arguments are; None for anything else."""
+    for name, text in value.items():
+        if type(name) is not str or type(text) is not str:
+            return None
+    return "{" + ",".join([f"{_QUOTE(name)}:{_QUOTE(value[name])}" for name in sorted(value)]) + "}"
 
 
 def _plain(value: Any, depth: int) -> Any:
@@ -253,6 +335,8 @@ def _other(value: Any) -> Any:
 
 
 _QUOTE = json.encoder.encode_basestring_ascii
+_EFFECT = {effect: _QUOTE(effect.label) for effect in Effect}
+_FAULT: Final = '"fault":true,'
 _ENCODER = json.JSONEncoder(sort_keys=True, separators=(",", ":"), allow_nan=False, default=_other)
 
 _NOTHING = Payload("{}", 2)

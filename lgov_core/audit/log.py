@@ -14,19 +14,24 @@ from collections.abc import Callable, Iterable, Mapping
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 from lgov_core.audit.entry import (
     AuditEntry,
+    OpenBody,
     Payload,
+    SortedBody,
+    Stamp,
+    Texts,
     action_fields,
-    body_of,
+    decision_body,
     decision_content,
-    decision_in_json,
     entry_of,
     in_json,
     outcome_content,
     payload,
+    stamp_of,
+    texts_of,
 )
 from lgov_core.audit.heads import Heads, Signer, heads_path
 from lgov_core.audit.redaction import Redaction, redaction
@@ -99,6 +104,11 @@ _SELECT_SCHEMA = "SELECT sql FROM sqlite_master WHERE sql IS NOT NULL AND NOT (t
 _SELECT = "SELECT position, body, prev_hash, hash, arguments, content FROM entries"
 
 
+#: What is kept beside an entry and may be erased: the salt, the arguments and the content.
+_Stored: TypeAlias = tuple[bytes | None, str | None, str | None]
+_NO_TEXTS: Final = Texts("", "")
+
+
 @cache
 def _own_version() -> str:
     try:
@@ -148,8 +158,7 @@ class AuditLog:
         self._closed = False
         self._sign_after_s = sign_after_s
         self._redact = redaction(redact)
-        self._stamped: tuple[str, str] | None = None
-        self._stamp: dict[str, str] = {}
+        self._stamped: tuple[tuple[str, str], Stamp] | None = None
         self._heads = None if signer is None else Heads(signer, heads or heads_path(self.path), every=sign_every)
         #: Why the last signature could not be made, or None.
         self.signing_error: AuditError | None = None
@@ -188,11 +197,13 @@ class AuditLog:
         try:
             if self._redact is not None:
                 action, decision = self._redact.decided(action, decision)
-            fields = decision_in_json(action, decision)
             arguments, content = payload(action.arguments), decision_content(action, decision)
+            salt, texts = _salted(arguments, content)
+            body = decision_body(action, decision, self._stamp(), texts)
         except Exception as error:
             raise _unwritable(action.name, error) from error
-        return self._append(fields, action.rollout_id, arguments, content, "aud")
+        stored = (salt, arguments.stored, None if content is None else content.stored)
+        return self._append(body, action.rollout_id, stored, "aud")
 
     def commit_outcome(self, outcome: ToolOutcome, decision_id: str | None) -> str:
         """Appends what came of an act, as an entry that refers to its decision's, and returns the new entry's id.
@@ -212,12 +223,11 @@ class AuditLog:
                 "started_at": outcome.started_at,
                 "duration_s": outcome.duration_s,
             }
-            fields = in_json(said)
             arguments = payload(outcome.action.arguments) if decision_id is None else None
-            content = outcome_content(outcome)
+            body, stored = self._opened(in_json(said), arguments, outcome_content(outcome))
         except Exception as error:
             raise _unwritable(outcome.action.name, error) from error
-        return self._append(fields, outcome.action.rollout_id, arguments, content, "out")
+        return self._append(body, outcome.action.rollout_id, stored, "out")
 
     def append(
         self, kind: str, fields: Mapping[str, Any], *, arguments: Mapping[str, Any] | None, content: Mapping[str, Any]
@@ -229,36 +239,29 @@ class AuditLog:
                 content = self._redact.mapping(content)
             given = None if arguments is None else payload(arguments)
             texts = payload(content) if content else None
-            return self._append(in_json({"kind": kind, **fields}), fields.get("rollout_id"), given, texts, kind[:3])
+            body, stored = self._opened(in_json({"kind": kind, **fields}), given, texts)
+            return self._append(body, fields.get("rollout_id"), stored, kind[:3])
         except AuditError:
             raise
         except Exception as error:
             raise _unwritable(kind, error) from error
 
-    def _append(
-        self,
-        fields: dict[str, str],
-        rollout_id: str | None,
-        arguments: Payload | None,
-        content: Payload | None,
-        prefix: str,
-    ) -> str:
-        salt: bytes | None = None
-        if arguments is not None or content is not None:
-            salt = os.urandom(16)
-            if arguments is not None:
-                fields["arguments_sha256"] = f'"{hashlib.sha256(salt + arguments.stored.encode()).hexdigest()}"'
-                fields["arguments_size"] = repr(arguments.size)
-            if content is not None:
-                fields["content_sha256"] = f'"{hashlib.sha256(salt + content.stored.encode()).hexdigest()}"'
-                fields["content_size"] = repr(content.size)
-        fields["format"] = "2"
-        digest = self._digest()
-        if (digest, self.code_version) != self._stamped:
-            self._stamped = (digest, self.code_version)
-            self._stamp = in_json({"policy_digest": digest, "code_version": self.code_version})
-        fields.update(self._stamp)
-        if not self._lock.acquire(timeout=self._busy_timeout_s):
+    def _opened(
+        self, fields: dict[str, str], arguments: Payload | None, content: Payload | None
+    ) -> tuple[OpenBody, _Stored]:
+        salt, texts = _salted(arguments, content)
+        stored = (salt, arguments and arguments.stored, content and content.stored)
+        return SortedBody(fields, self._stamp(), texts), stored
+
+    def _stamp(self) -> Stamp:
+        given = (self._digest(), self.code_version)
+        last = self._stamped  # read once: another thread may put another one there
+        if last is None or last[0] != given:
+            last = self._stamped = (given, stamp_of(*given))
+        return last[1]
+
+    def _append(self, open_body: OpenBody, rollout_id: str | None, stored: _Stored, prefix: str) -> str:
+        if not (self._lock.acquire(blocking=False) or self._lock.acquire(timeout=self._busy_timeout_s)):
             raise AuditError(
                 f"audit record {self.path}: other threads held it for {self._busy_timeout_s:g} s",
                 hint="look for a slow disk, or raise the busy timeout",
@@ -266,14 +269,8 @@ class AuditLog:
         try:
             seq = self._seq + 1
             entry_id = f"{prefix}_{self._writer[:16]}_{seq}"
-            fields["entry_id"] = f'"{entry_id}"'
-            fields["writer"] = f'"{self._writer}"'
-            fields["seq"] = repr(seq)
-            fields["time_ns"] = repr(time.time_ns())
-            fields["monotonic_ns"] = repr(time.monotonic_ns())
-            body = body_of(fields)
+            body = open_body.closed(entry_id, self._writer, seq, time.time_ns(), time.monotonic_ns())
             head = hashlib.sha256(_DOMAIN + self._head + body.encode()).digest()
-            stored = (salt, arguments and arguments.stored, content and content.stored)
             self._write((self._writer, seq, rollout_id, body, self._head, head, *stored))
             self._seq, self._head = seq, head
             self._unsigned += 1
@@ -369,7 +366,13 @@ class AuditLog:
     def _open(self) -> sqlite3.Connection:
         if self._closed:
             raise AuditError(f"audit record {self.path} is closed", hint="open it again to go on")
-        require_same_file(AUDIT_RECORD, self._name, self._identity)
+        try:
+            found = os.stat(self._name)
+            moved = (found.st_dev, found.st_ino) != self._identity
+        except OSError:
+            moved = True
+        if moved:
+            require_same_file(AUDIT_RECORD, self._name, self._identity)
         if self._connection is None:
             self._connection = open_database(
                 AUDIT_RECORD, self.path, busy_timeout_s=self._busy_timeout_s, expected=self._identity
@@ -483,6 +486,14 @@ def _require_own_schema(path: Path, connection: sqlite3.Connection) -> None:
             f"audit record {path}: its tables or triggers are not those that lgov makes",
             hint="somebody changed them; keep a copy, check it with lgov audit verify, and start a new record",
         )
+
+
+def _salted(arguments: Payload | None, content: Payload | None) -> tuple[bytes | None, Texts]:
+    """A salt for the texts beside an entry, and what the entry says about them; no salt when there are none."""
+    if arguments is None and content is None:
+        return None, _NO_TEXTS
+    salt = os.urandom(16)
+    return salt, texts_of(salt, arguments, content)
 
 
 def _unwritable(name: str, error: Exception) -> AuditError:

@@ -51,20 +51,24 @@ def combine(
         marked = tuple(part.changed(shadowed=True) for part in parts)
         return Decision(Effect.ALLOW, shadow_of, "shadow", reason, parts=marked, latency_us=latency_us, shadowed=True)
     blocks = face.effect >= Effect.ESCALATE
+    aborts = faulty = False
+    if blocks:
+        aborts = any([decision.abort for decision in decisions if decision.effect >= Effect.ESCALATE])
+        faulty = all([part.fault for part in parts if part.effect >= Effect.ESCALATE and not part.shadowed])
     return decision_of(
         face.effect,
         face.policy,
         face.rule,
         face.reason,
         face.severity,
-        blocks and any(decision.abort for decision in decisions if decision.effect >= Effect.ESCALATE),
+        aborts,
         None if blocks or folded.arguments is original.arguments else folded.arguments,
         None if blocks or folded.text is original.text else folded.text,
         tuple(parts),
         None,
         latency_us,
         shadowed,
-        blocks and all(part.fault for part in parts if part.effect >= Effect.ESCALATE and not part.shadowed),
+        faulty,
     )
 
 

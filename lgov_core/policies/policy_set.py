@@ -234,7 +234,10 @@ class _Index:
     def rules_for(self, name: str) -> tuple[Rule, ...]:
         """The rules whose globs fit ``name``, in the order of the set."""
         places = set(self._literal.get(name, ()))
-        places.update(place for place, fits in self._wild if fits is None or fits(name))
+        if self._wild:
+            places.update([place for place, fits in self._wild if fits is None or fits(name)])
+        if not places:
+            return ()
         return tuple(self._rules[place] for place in sorted(places))
 
 

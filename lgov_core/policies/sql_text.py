@@ -115,11 +115,11 @@ class Lexicon:
             )
         if "\0" in text:
             raise UnclearSQL("sql-unparsable", "The SQL holds a NUL byte; write plain SQL.")
-        if self.dialect != "sqlite" and (found := _AMBIGUOUS.search(text)):
+        if self.dialect != "sqlite" and (unclear := _AMBIGUOUS.search(text)):
             raise UnclearSQL(
-                "sql-unparsable", f"The SQL holds {found[0]!r}, which servers read differently; leave it out."
+                "sql-unparsable", f"The SQL holds {unclear[0]!r}, which servers read differently; leave it out."
             )
-        found: list[Statement | None] = []
+        read: list[Statement | None] = []
         scan = _Scan(self, text, 0)
         for match in self._token.finditer(text):
             kind = match.lastgroup or "other"
@@ -128,15 +128,15 @@ class Lexicon:
             elif kind == "word":
                 scan.word(match[0])
             elif kind == "end":
-                found.append(scan.finish(match.start()))
+                read.append(scan.finish(match.start()))
                 scan = _Scan(self, text, match.end())
             elif kind in ("line", "block"):
                 self._check_comment(kind, match[0])
                 scan.comment(match.start(), match.end())
             else:
                 scan.add(kind, match[0], match.start())
-        found.append(scan.finish(len(text)))
-        return [statement for statement in found if statement is not None]
+        read.append(scan.finish(len(text)))
+        return [statement for statement in read if statement is not None]
 
     def _check_comment(self, kind: str, piece: str) -> None:
         if kind == "line":

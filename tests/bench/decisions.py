@@ -2,16 +2,19 @@
 
 Run it with ``make bench``, which installs agent-os-kernel beside lgov in an environment of its own: the same questions are
 then asked of both, in turns, in one process. Times are wall clock in one thread, garbage collection included. A row is
-measured in slices, all rows in turns, so that a busy moment of the machine falls on all alike.
+measured in slices, all rows in turns, so that a busy moment of the machine falls on all alike. What the libraries
+underneath take alone, the parser and SQLite, stands beside what lgov makes of them.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib.util
 import itertools
 import json
 import logging
+import sqlite3
 import statistics
 import sys
 import tempfile
@@ -21,6 +24,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
+
+import sqlglot.parser
+from sqlglot.dialects.dialect import Dialect
 
 from lgov_core import Action, AuditLog, Effect, Governor, Point, PolicySet, SQLPolicy, ToolPolicy
 from lgov_core.policies import ConstantPolicy, Rule
@@ -35,7 +41,8 @@ SLICES = 20
 class Row:
     """One thing to measure. ``goal`` is what the median may take, in microseconds, and ``goal_p99`` the 99th percentile.
 
-    ``beside`` is the row of lgov with which a row of the peer is compared; ``share`` of all calls are made.
+    ``beside`` is the row of lgov with which a row of the peer is compared; ``share`` of all calls are made. A row with
+    ``floor_of`` is the part of that row's work that a library does, alone: lgov cannot be faster than that.
     """
 
     what: str
@@ -44,6 +51,7 @@ class Row:
     goal_p99: float | None = None
     beside: str | None = None
     share: float = 1.0
+    floor_of: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +66,7 @@ class Measure:
     goal_p99_us: float | None
     met: bool | None
     beside: str | None
+    floor_of: str | None
 
 
 def measure(rows: list[Row], calls: int) -> list[Measure]:
@@ -80,7 +89,7 @@ def _measured(row: Row, times: list[int]) -> Measure:
     cuts = statistics.quantiles(times, n=100)
     p50, p99 = cuts[49] / 1000, cuts[98] / 1000
     met = None if row.goal is None else p50 <= row.goal and (row.goal_p99 is None or p99 <= row.goal_p99)
-    return Measure(row.what, len(times), p50, p99, row.goal, row.goal_p99, met, row.beside)
+    return Measure(row.what, len(times), p50, p99, row.goal, row.goal_p99, met, row.beside, row.floor_of)
 
 
 def hundred_rules(**more: Any) -> PolicySet:
@@ -121,11 +130,40 @@ def in_rollout(call: Callable[[], object]) -> Callable[[], object]:
     return scoped
 
 
+def a_query(number: int) -> str:
+    return f"SELECT name, pay FROM staff WHERE dept = 'd{number}' ORDER BY pay DESC LIMIT 5"
+
+
+def parse_alone() -> Callable[[], object]:
+    """The parser by itself, on the same statements."""
+    numbers, dialect = itertools.count(), Dialect.get_or_raise("sqlite")
+    return lambda: dialect.parse(a_query(next(numbers)))
+
+
+def insert_alone(folder: Path) -> Callable[[], object]:
+    """SQLite by itself: the rows that the audit record would keep, each committed to a table without triggers or index."""
+    with AuditLog(folder / "source.db") as log:
+        Governor(hundred_rules(), audit=log).decide(action("search", query="pay of the sales department"))
+    with contextlib.closing(sqlite3.connect(folder / "source.db")) as source:
+        columns = "writer, seq, rollout_id, body, prev_hash, hash, salt, arguments, content"
+        row = source.execute(f"SELECT {columns} FROM entries").fetchone()
+    connection = sqlite3.connect(folder / "floor.db", isolation_level=None)
+    for statement in (
+        "PRAGMA journal_mode=WAL",
+        "PRAGMA synchronous=NORMAL",
+        "PRAGMA wal_autocheckpoint=4000",
+        f"CREATE TABLE entries (position INTEGER PRIMARY KEY, {columns})",
+    ):
+        connection.execute(statement)
+    insert = f"INSERT INTO entries ({columns}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)"
+    return lambda: connection.execute(insert, row)
+
+
 def new_sql(governor: Governor) -> Callable[[], object]:
     numbers: Iterator[int] = itertools.count()
 
     def call() -> None:
-        query = f"SELECT name, pay FROM staff WHERE dept = 'd{next(numbers)}' ORDER BY pay DESC LIMIT 5"
+        query = a_query(next(numbers))
         if governor.decide(action("run_sql", query=query)).blocks:
             raise AssertionError(query)
 
@@ -134,9 +172,13 @@ def new_sql(governor: Governor) -> Callable[[], object]:
 
 ALLOWED, DENIED = f"decision, {RULES} rules, allowed", f"decision, {RULES} rules, denied"
 AUDITED = f"decision, {RULES} rules, committed to the audit record"
+NEW_SQL = "decision on SQL, new statement"
+#: Whether sqlglot's compiled modules are there (the extra ``fast``).
+COMPILED = not str(sqlglot.parser.__file__).endswith(".py")
+PARSER = f"sqlglot alone, {'compiled' if COMPILED else 'pure Python'}"
 
 
-def our_rows(audit: AuditLog) -> list[Row]:
+def our_rows(audit: AuditLog, folder: Path) -> list[Row]:
     search = action("search", query="pay of the sales department")
     dry = Governor(hundred_rules())
     when = {"all": [{"field": "arguments.query", "contains": "pay"}, {"field": "agent", "glob": "ben*"}]}
@@ -152,7 +194,9 @@ def our_rows(audit: AuditLog) -> list[Row]:
         Row(AUDITED, decide(Governor(hundred_rules(), audit=audit), search), 40, share=0.4),
         Row("SQLPolicy alone, statement seen before", lambda: policy.judge(known), 5),
         Row("decision on SQL, statement seen before", decide(sql, known)),
-        Row("decision on SQL, new statement", new_sql(sql), 250, share=0.1),
+        Row(NEW_SQL, new_sql(sql), 250, share=0.1),
+        Row("SQLite alone, one such row committed", insert_alone(folder), share=0.4, floor_of=AUDITED),
+        Row(f"{PARSER}, the same statement", parse_alone(), share=0.1, floor_of=NEW_SQL),
     ]
 
 
@@ -220,6 +264,15 @@ def peer_rows(folder: Path) -> list[Row]:
 
 def compared(found: list[Measure]) -> list[str]:
     by_name = {row.what: row for row in found}
+    floors = [
+        f"{row.what}: {row.p50_us / by_name[row.floor_of].p50_us:.0%} of the median of: {row.floor_of}"
+        for row in found
+        if row.floor_of is not None
+    ]
+    return floors + _peers(found, by_name)
+
+
+def _peers(found: list[Measure], by_name: dict[str, Measure]) -> list[str]:
     return [
         f"{row.what}: {row.p50_us / by_name[row.beside].p50_us:.2f} times lgov's median"
         for row in found
@@ -235,7 +288,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         audit = AuditLog(Path(folder) / "audit.db")
         try:
-            found = measure([*our_rows(audit), *peer_rows(Path(folder))], options.calls)
+            found = measure([*our_rows(audit, Path(folder)), *peer_rows(Path(folder))], options.calls)
         finally:
             audit.close()
     comparison = compared(found)
