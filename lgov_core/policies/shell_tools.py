@@ -223,6 +223,10 @@ TOOL_JUDGES: dict[str, Judge] = {
     msfconsole nmap masscan hydra john hashcat tcpdump tshark wireshark mail sendmail mutt telinit kexec
     iptables-restore bpftool auditctl setenforce perf vi vim nvim nano emacs ed ex pico lua tclsh gnuplot R
     julia octave irb pry ipython screenlog rev-shell
+    srm wipe scrub nwipe sfill blkdiscard sfdisk cfdisk gdisk sgdisk mkswap mdadm dmsetup debugfs hdparm lvremove vgremove
+    pvremove deluser delgroup groupdel groupmod gpasswd vipw chage newgrp runuser setpriv systemd-run systemd-nspawn
+    sshpass autossh sshfs lftp rlogin rsh rcp mosh netcat pwncat chisel ngrok cloudflared proxychains proxychains4 torify
+    pwsh powershell fish tcsh csh mksh
     """
         ),
         _version_or_help,
