@@ -6,7 +6,8 @@ import re
 from collections.abc import Callable
 
 from lgov_core.policies.options import names
-from lgov_core.policies.shell_call import Call, Judge, Parsed, parse, wild
+from lgov_core.policies.shell_call import Call, Judge, parse, wild
+from lgov_core.policies.shell_git_remotes import REMOTE_COMMANDS
 
 _READING = frozenset(
     names(
@@ -34,7 +35,6 @@ _HARMLESS_KEYS = re.compile(
     r"|advice\.\w+|log\.\w+|diff\.(?:algorithm|renames|colormoved)|status\.\w+|rerere\.enabled|feature\.\w+|safe\.directory|column\.ui",
     re.I,
 )
-_REMOTE = re.compile(r"(?:https://|ssh://|git@)[\w.@:/~+\-]+")
 
 
 def judge_git(call: Call) -> None:
@@ -110,32 +110,6 @@ def _only(*verbs: str) -> Callable[[Call, tuple[str, ...]], None]:
     return judge
 
 
-def _push(call: Call, rest: tuple[str, ...]) -> None:
-    given = parse(rest, "-o --push-option --repo --receive-pack --exec")
-    trying = ("-n" in given.options or "--dry-run" in given.options) and "--no-dry-run" not in given.options
-    if (
-        trying
-        and not given.has("--receive-pack", "--exec", "--repo")
-        and not re.search(r"[:/\\]", "".join(given.operands[:1]))
-    ):
-        return
-    exact = [
-        option
-        for option in given.options
-        if not option.startswith("--force-with-lease") and option != "--force-if-includes"
-    ]
-    if Parsed(tuple(exact), (), ()).has(
-        "--force", "-f", "--mirror", "--delete", "-d", "--prune", "--receive-pack", "--exec", "--repo"
-    ):
-        call.refuse("forcing or deleting on the remote is not allowed; push without it.")
-    for at, word in enumerate(given.operands):
-        call.literal(word, "what is pushed")
-        if at == 0 and re.search(r"[:/\\]", word):
-            call.refuse("push to a remote by its name.", "shell-network")
-        if at and (word.startswith(("+", ":")) or wild(word)):
-            call.refuse("forcing or deleting on the remote is not allowed; push without it.")
-
-
 def _checkout(call: Call, rest: tuple[str, ...]) -> None:
     given = parse(rest, "-b -B -c -C --orphan --conflict")
     if given.has(
@@ -188,25 +162,6 @@ def _bisect(call: Call, rest: tuple[str, ...]) -> None:
         call.runner.run(rest[1:], call.given)
 
 
-def _submodule(call: Call, rest: tuple[str, ...]) -> None:
-    words = [word for word in rest if not word.startswith("-")]
-    if words[:1] == ["foreach"]:
-        call.runner.script(call.literal(" ".join(words[1:]), "the command"))
-    elif (words[:1] or ["status"])[0] not in ("status", "update", "init", "summary", "sync") or parse(rest).has(
-        "--force", "-f"
-    ):
-        call.refuse("only status, update, init, sync and foreach are allowed.")
-
-
-def _remote(call: Call, rest: tuple[str, ...]) -> None:
-    words = [word for word in rest if not word.startswith("-")]
-    verb = (words or [""])[0]
-    if verb == "add" and len(words) > 2 and _REMOTE.fullmatch(words[2]):
-        return
-    if verb not in ("", "show", "get-url", "update", "prune"):
-        call.refuse("remotes stay as they are.")
-
-
 def _config(call: Call, rest: tuple[str, ...]) -> None:
     given = parse(rest, "-f --file --blob --type --default")
     reading = given.has("--get", "--get-all", "--list", "-l", "--get-regexp", "--show-origin", "--get-urlmatch")
@@ -230,27 +185,6 @@ def _check_key(call: Call, key: str) -> None:
         call.refuse(f"setting {key[:60]!r} may change what git runs or where it sends things.")
 
 
-def _clone(call: Call, rest: tuple[str, ...]) -> None:
-    given = parse(
-        rest, "-b --branch --depth -o --origin -c --config -u --upload-pack --template --reference -j --jobs --filter"
-    )
-    if given.has("--config", "-c", "--upload-pack", "-u", "--template"):
-        call.refuse("options that change what git runs are not allowed.")
-    for word in given.operands[:1]:
-        if _REMOTE.fullmatch(word) is None and re.search(r"^[\w+.-]+::|^(?:http|ftp|file|git):|^-|\ue000", word):
-            call.refuse("clone from an https:// or ssh address.", "shell-network")
-    name = re.sub(r"(?:\.git)?/?$", "", given.operands[0]).rpartition("/")[2] if given.operands else ""
-    call.places.write(given.operands[1] if len(given.operands) > 1 else name or ".")
-
-
-def _fetch(call: Call, rest: tuple[str, ...]) -> None:
-    given = parse(rest, "-o -j --depth --upload-pack")
-    if given.has("--upload-pack") or any("::" in word for word in given.operands[:1]):
-        call.refuse("options that change what git runs are not allowed.")
-    if given.has("--force", "-f") or any(word.startswith("+") for word in given.operands):
-        call.refuse("forcing may lose commits.")
-
-
 def _remove(call: Call, rest: tuple[str, ...]) -> None:
     given = parse(rest, "--pathspec-from-file")
     if given.has("--cached") or given.has("-n", "--dry-run"):
@@ -262,14 +196,6 @@ def _remove(call: Call, rest: tuple[str, ...]) -> None:
 def _replace(call: Call, rest: tuple[str, ...]) -> None:
     if any(word not in ("-l", "--list") for word in rest):
         call.refuse("only listing is allowed.")
-
-
-def _archive(call: Call, rest: tuple[str, ...]) -> None:
-    given = parse(rest, "-o --output --remote --exec")
-    if given.has("--remote", "--exec"):
-        call.refuse("remote archives are not allowed.", "shell-network")
-    for word in given.of("-o", "--output"):
-        call.places.write(word)
 
 
 def _worktree(call: Call, rest: tuple[str, ...]) -> None:
@@ -293,7 +219,7 @@ def _gc(call: Call, rest: tuple[str, ...]) -> None:
 
 
 _COMMANDS: dict[str, Callable[[Call, tuple[str, ...]], None]] = {
-    "push": _push,
+    **REMOTE_COMMANDS,
     "checkout": _checkout,
     "switch": _checkout,
     "restore": _restore,
@@ -303,15 +229,8 @@ _COMMANDS: dict[str, Callable[[Call, tuple[str, ...]], None]] = {
     "tag": _tag,
     "rebase": _rebase,
     "bisect": _bisect,
-    "submodule": _submodule,
-    "remote": _remote,
     "config": _config,
-    "clone": _clone,
-    "fetch": _fetch,
-    "pull": _fetch,
-    "ls-remote": _fetch,
     "rm": _remove,
-    "archive": _archive,
     "replace": _replace,
     "grep": _grep,
     "gc": _gc,
@@ -324,5 +243,4 @@ _COMMANDS: dict[str, Callable[[Call, tuple[str, ...]], None]] = {
     "sparse-checkout": _only("list", "init", "set", "add"),
     "flow": _only("", "init", "feature", "version"),
 }
-
 GIT_JUDGES: dict[str, Judge] = {"git": judge_git}

@@ -7,135 +7,10 @@ import posixpath
 import re
 from collections.abc import Iterable
 from fnmatch import fnmatchcase
-from itertools import pairwise
 
+from lgov_core.policies.shell_secrets import HOLDING_SECRETS, is_secret
 from lgov_core.policies.shell_words import ANY, HOME, STAR, UNKNOWN
 
-#: Names that hold keys, credentials or what somebody typed, wherever they lie.
-_SECRET_NAMES = (
-    *(
-        ".ssh",
-        ".gnupg",
-        ".aws",
-        ".azure",
-        ".kube",
-        ".docker",
-        ".password-store",
-        ".netrc",
-        "_netrc",
-        ".pgpass",
-        ".my.cnf",
-    ),
-    *(
-        ".git-credentials",
-        ".npmrc",
-        ".pypirc",
-        ".env",
-        ".env.*",
-        ".envrc",
-        ".vault-token",
-        ".htpasswd",
-        ".s3cfg",
-        ".boto",
-    ),
-    *(".*_history", ".mozilla", ".thunderbird", "id_rsa*", "id_dsa*", "id_ecdsa*", "id_ed25519*", "authorized_keys"),
-    *(
-        "*.kdbx",
-        "*.p12",
-        "*.pfx",
-        "*.jks",
-        "login.keychain*",
-        "credentials.json",
-        "service-account*.json",
-        "cookies.sqlite",
-    ),
-    *(
-        "secrets.yml",
-        "secrets.yaml",
-        "secrets.json",
-        ".terraformrc",
-        "wallet.dat",
-        "key4.db",
-        "logins.json",
-        "terraform.tfstate",
-    ),
-    *(
-        ".gem",
-        ".cargo/credentials*",
-        ".config/gcloud",
-        ".config/gh",
-        ".config/rclone",
-        ".config/google-chrome",
-        ".config/chromium",
-    ),
-)
-_SECRET_PATHS = (
-    *(
-        "/etc/shadow*",
-        "/etc/gshadow*",
-        "/etc/passwd*",
-        "/etc/sudoers*",
-        "/etc/security/*",
-        "/etc/ssl/private*",
-        "/etc/krb5*",
-    ),
-    *(
-        "/etc/ssh/*",
-        "/etc/master.passwd",
-        "/proc/*/environ",
-        "/proc/*/mem",
-        "/proc/*/maps",
-        "/proc/*/fd*",
-        "/proc/*/root*",
-    ),
-    *(
-        "/proc/*/cwd*",
-        "/proc/*/cmdline",
-        "/proc/kcore",
-        "/proc/kallsyms",
-        "/dev/mem",
-        "/dev/kmem",
-        "/dev/sd*",
-        "/dev/nvme*",
-    ),
-    *(
-        "/dev/vd*",
-        "/dev/hd*",
-        "/dev/disk*",
-        "/dev/mapper*",
-        "/dev/input*",
-        "/dev/tcp*",
-        "/dev/udp*",
-        "/var/run/secrets*",
-    ),
-    *(
-        "/run/secrets*",
-        "/var/run/docker.sock",
-        "/run/docker.sock",
-        "/root",
-        "/root/*",
-        "/var/spool/cron*",
-        "/var/lib/docker*",
-    ),
-    *("/var/log/auth.log*", "/var/log/secure*", "/private/etc/master.passwd", "/Library/Keychains*", "/var/db/*"),
-)
-#: Folders that hold some of these somewhere below.
-_HOLDING_SECRETS = re.compile(
-    r"/(?:etc|home|Users|root|proc|run|dev|var|var/run)|/home/[^/]+|/Users/[^/]+|/~/\.config|/etc/ss[hl]"
-)
-_TEMPLATES = (".env.example", ".env.sample", ".env.template", ".env.dist", ".env.test", "*.pub", "known_hosts")
-#: What a word with a hole or a wildcard in it is compared with.
-_EXAMPLES = (
-    *("/etc/shadow", "/etc/gshadow", "/etc/sudoers", "/etc/passwd", f"{HOME}/.ssh/id_rsa", f"{HOME}/.ssh/id_ed25519"),
-    *(
-        f"{HOME}/.ssh/authorized_keys",
-        f"{HOME}/.aws/credentials",
-        f"{HOME}/.netrc",
-        f"{HOME}/.bash_history",
-        "/proc/self/environ",
-    ),
-    *("/dev/tcp/host/80", ".env", "/app/.env", f"{HOME}/.kube/config", f"{HOME}/.git-credentials", "/root/.ssh/id_rsa"),
-)
 #: Inside a writable folder all the same never written by a command: they make other programs run code.
 _PROTECTED = (
     *(".git", ".ssh", ".gnupg", ".aws", ".kube", ".bashrc", ".bash_profile", ".bash_login", ".bash_logout", ".profile"),
@@ -207,10 +82,6 @@ _FILE_ENDING = re.compile(
 _LEFT_BEHIND = re.compile(r".*/\.git/(?:index|HEAD|config|shallow)\.lock")
 
 
-#: Holes and wildcards in one word beyond which nobody can say what it names.
-MAX_HOLES = 24
-
-
 class Refused(Exception):
     """A reason to deny: ``rule`` is a slug, ``reason`` a sentence for the model."""
 
@@ -249,7 +120,7 @@ class Places:
         """Refuses a folder that is read as a whole when secrets are known to lie in it."""
         for folder in self.folders:
             path = posixpath.normpath(posixpath.join(folder, field))
-            if path in ("/", "//", HOME) or re.fullmatch(_HOLDING_SECRETS, path):
+            if path in ("/", "//", HOME) or HOLDING_SECRETS.fullmatch(path):
                 raise Refused("shell-secret", f"{shown(field)} holds secrets somewhere below; name the files.")
 
     def write(self, field: str, *, may_be_secret: bool = False) -> None:
@@ -329,41 +200,6 @@ class Places:
         if not field.startswith("/") and any(UNKNOWN in folder for folder in self.folders):
             raise Refused("shell-unclear", "It is not clear in which folder this runs; use a whole path.")
         return list({os.path.normpath(os.path.join(folder, field)) for folder in self.folders})
-
-
-def is_secret(word: str) -> bool:
-    """Whether a word names a secret by its name or place, or may do so through a hole or a wildcard in it."""
-    path = re.sub(r"/{2,}", "/", re.sub(f"[{STAR}{UNKNOWN}]{{2,}}", STAR if UNKNOWN not in word else UNKNOWN, word))
-    if len(re.findall(f"[{STAR}{ANY}{UNKNOWN}]", path)) > MAX_HOLES:
-        return True
-    if "/./" in path or "/../" in path or path.startswith("./"):
-        path = os.path.normpath(path)
-    path = re.sub(r"^(?:/proc/(?:self|thread-self|\d+)/(?:root|cwd)|file:/+)(?=/)", "", path)
-    parts = path.split("/")
-    names = [*parts, *("/".join(pair) for pair in pairwise(parts))]
-    if any(fnmatchcase(parts[-1], glob) for glob in _TEMPLATES):
-        names = [name for name in names if name not in (parts[-1], ".ssh") and not name.startswith(".ssh/")]
-    if any(fnmatchcase(name, glob) for name in names for glob in _SECRET_NAMES if name):
-        return True
-    if path.startswith("/") and any(fnmatchcase(path, glob) for glob in _SECRET_PATHS):
-        return True
-    return _may_be_secret(path) if re.search(f"[{UNKNOWN}{STAR}{ANY}]", path) else False
-
-
-def _may_be_secret(path: str) -> bool:
-    name = path.rpartition("/")[2]
-    literal = re.sub(f"[{UNKNOWN}{STAR}{ANY}/]", "", path)
-    if len(literal) < 2 or (not path.startswith(("/", ".")) and len(re.sub(f"[{STAR}{ANY}{UNKNOWN}.]", "", name)) < 2):
-        return False
-    steps = {UNKNOWN: ".*", STAR: "[^/]*", ANY: "[^/]"}
-    pattern = re.compile("".join(steps.get(letter, re.escape(letter)) for letter in path), re.DOTALL)
-    for example in _EXAMPLES:
-        if pattern.fullmatch(example) is None:
-            continue
-        hidden = example.rpartition("/")[2].startswith(".")
-        if not (hidden and name[:1] in (STAR, ANY)):  # a wildcard does not match a leading dot
-            return True
-    return False
 
 
 def shown(field: str) -> str:

@@ -6,7 +6,7 @@ before the policy saw them: ``shell_everyday.jsonl`` (64 of 64 denied, 91 of 99 
 20 denied, 19 of 20 allowed; their writer had read the code). The policy was improved with both since.
 
 That guard lets pass what it does not know, and some of its benign cases are words that name no command ("cogito ergo sum").
-This policy denies them, and ``commands`` is how somebody declares commands of their own: the third reading declares those words.
+This policy denies them; somebody declares commands of their own with ``commands``, as the third reading does with those words.
 The figures are printed at every run, and with ``-v`` what is judged otherwise.
 """
 

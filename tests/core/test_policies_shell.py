@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from lgov_core.errors import PolicyError
 from lgov_core.policies import ShellPolicy, load_policies
-from lgov_core.policies.shell_script import parse_shell
+from lgov_core.policies.shell_syntax import parse_shell
 from lgov_core.policies.shell_words import UNKNOWN, Words
 from lgov_core.types import Action, Point
 

@@ -1,0 +1,41 @@
+"""Which variables of the environment a shell text may set."""
+
+from __future__ import annotations
+
+import re
+
+from lgov_core.policies.shell_words import UNKNOWN
+
+#: Environment variables through which a program runs other code, sends data elsewhere or forgets what it did.
+_CLOSED_VARIABLES = re.compile(
+    r"LD_\w*|DYLD_\w*|BASH_ENV|ENV|BASHOPTS|SHELLOPTS|PROMPT_COMMAND|PS[04]|IFS|HIST\w*|BASH_FUNC\w*|SHELL"
+    r"|PYTHON(?:STARTUP|HOME|INSPECT|BREAKPOINT|USERBASE|EXECUTABLE|WARNINGS)|PERL5(?:OPT|LIB|DB)|PERLLIB|RUBY(?:OPT|LIB)|NODE_OPTIONS|NODE_PATH"
+    r"|GIT_(?:SSH|SSH_COMMAND|EXTERNAL_DIFF|PROXY_COMMAND|ASKPASS|CONFIG\w*|EXEC_PATH|TEMPLATE_DIR|ALLOW_PROTOCOL)|SSH_ASKPASS|SUDO_ASKPASS"
+    r"|PIP_(?:INDEX_URL|EXTRA_INDEX_URL|FIND_LINKS|TRUSTED_HOST|CONFIG_FILE)|UV_\w*INDEX\w*|(?i:npm_config_\w*)|JAVA_TOOL_OPTIONS|_JAVA_OPTIONS"
+    r"|JDK_JAVA_OPTIONS|RUSTC(?:_WRAPPER|_WORKSPACE_WRAPPER)?|CARGO_BUILD_RUSTC\w*|GOFLAGS|GOPROXY|GONOSUMDB|GOINSECURE|(?i:\w*_proxy)|SSLKEYLOGFILE"
+    r"|NODE_TLS_REJECT_UNAUTHORIZED|NODE_EXTRA_CA_CERTS|SSL_CERT_\w*|CURL_HOME|CURL_CA_BUNDLE|REQUESTS_CA_BUNDLE|GLIBC_TUNABLES|GCONV_PATH|LOCPATH|TERMINFO|OPENSSL_\w*"
+    r"|PGPASSFILE|DOCKER_HOST|KUBECONFIG|AWS_\w*|AZURE_\w*|GOOGLE_\w*|BASH_XTRACEFD|FPATH|CDPATH|GLOBIGNORE|HOME|MAKEFLAGS|LESS(?:OPEN|CLOSE)|MANPAGER|SYSTEMD_\w*"
+)
+#: Variables that name a program: harmless with these values.
+_PROGRAMS = re.compile(r"(?:GIT_|)(?:PAGER|EDITOR|SEQUENCE_EDITOR)|VISUAL|BROWSER|MANPAGER|SYSTEMD_PAGER")
+_QUIET = ("", "cat", "true", ":", "less", "none")
+
+
+def check_assignment(name: str, values: list[str]) -> str | None:
+    """Why a variable may not be given one of ``values``, or None."""
+    if _PROGRAMS.fullmatch(name):
+        return None if all(value in _QUIET for value in values) else f"{name} would make other programs run something"
+    if name == "PATH":
+        bad = [entry for value in values for entry in value.split(":") if not _is_program_folder(entry)]
+        return "PATH may only be given folders of installed programs, before or after $PATH" if bad else None
+    if _CLOSED_VARIABLES.fullmatch(name):
+        return f"setting {name} changes what other programs run or where they send things"
+    return None
+
+
+def _is_program_folder(entry: str) -> bool:
+    if entry == UNKNOWN:
+        return True
+    if UNKNOWN in entry or not entry.startswith("/") or ".." in entry:
+        return False
+    return not entry.startswith(("/tmp", "/var/tmp", "/dev", "/proc", "/run"))

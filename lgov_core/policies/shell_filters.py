@@ -1,0 +1,160 @@
+"""Judges of what reads text and makes other text of it, some by programs of their own: sed, awk, jq, sort and the like."""
+
+from __future__ import annotations
+
+import re
+
+from lgov_core.policies.shell_call import Call, Judge
+from lgov_core.policies.shell_places import Refused
+
+
+def _jq(call: Call) -> None:
+    if any(re.search(r"\$ENV|(?<![.\w\"-])env(?![\w\":-])", word) for word in call.args):
+        call.refuse("the environment is not read this way.", "shell-secret")
+    call.reads(call.args)
+
+
+def _sort(call: Call) -> None:
+    given = call.parsed("-o --output -k -t -S -T --compress-program --key")
+    if given.has("--compress-program"):
+        call.refuse("running a program while sorting is not allowed.")
+    for word in given.of("-o", "--output"):
+        call.places.write(word)
+    call.reads(given.operands)
+
+
+def _uniq(call: Call) -> None:
+    given = call.parsed("-f -s -w")
+    call.reads(given.operands[:1])
+    for word in given.operands[1:]:
+        call.places.write(word)
+
+
+def _split(call: Call) -> None:
+    given = call.parsed("-b -l -n -a -C --filter --additional-suffix --lines --bytes")
+    if given.has("--filter"):
+        call.refuse("running a program on each part is not allowed.")
+    call.reads(given.operands[:1])
+    for word in given.operands[1:]:
+        call.places.write(word)
+
+
+def _sed(call: Call) -> None:
+    given = call.parsed("-e --expression -f --file -l --line-length")
+    if given.has("-f", "--file"):
+        call.refuse("give the program on the command line.")
+    programs = given.of("-e", "--expression")
+    files = given.operands
+    if not programs:
+        programs, files = list(files[:1]), files[1:]
+    for program in programs:
+        check_sed(call, call.literal(program, "the program"))
+    in_place = given.has("--in-place") or any(re.fullmatch(r"-[nErsuz]*i.*", option) for option in given.options)
+    for word in files:
+        call.places.read(word)
+        if in_place:
+            call.places.write(word)
+
+
+def check_sed(call: Call, program: str) -> None:
+    """Refuses the commands of sed that run programs or touch other files (``e``, ``w``, ``r`` and the flags of ``s``)."""
+    at = 0
+    while at < len(program):
+        match = re.compile(r"[\s;{}!,]+|\d+(?:~\d+)?|\$|\+\d+").match(program, at)
+        if match is not None:
+            at = match.end()
+            continue
+        letter = program[at]
+        if letter in "/\\":
+            delimiter = program[at + 1 : at + 2] if letter == "\\" else "/"
+            at = _delimited(program, at + (2 if letter == "\\" else 1), delimiter)
+            while program[at : at + 1] in ("I", "M") and at < len(program):
+                at += 1
+        elif letter in "sy" and at + 1 < len(program):
+            end = _delimited(program, _delimited(program, at + 2, program[at + 1]), program[at + 1])
+            flags = re.compile(r"[A-Za-z0-9]*").match(program, end)
+            at = flags.end() if flags else end
+            if flags and re.search("[ew]", flags.group()):
+                call.refuse("sed may not run programs or write other files.")
+        elif letter in "aic:btT#vlLqQ":
+            end = re.compile(r"[^\n;}]*" if letter in "btTlLqQ" else r"(?:\\\n|[^\n])*").match(program, at + 1)
+            at = end.end() if end else len(program)
+        elif letter in "=dDgGhHnNpPxzF":
+            at += 1
+        else:
+            call.refuse(f"the sed command {letter!r} is not allowed.")
+
+
+def _delimited(text: str, at: int, delimiter: str) -> int:
+    """The place after the next ``delimiter`` that no backslash and no bracket hides."""
+    bracket = False
+    while at < len(text):
+        if text[at] == "\\":
+            at += 2
+            continue
+        if text[at] == "[" and not bracket and delimiter != "[":
+            closing = re.compile(r"\[\^?\]?[^\]\n]*\]").match(text, at)
+            if closing is not None and delimiter not in closing.group():
+                at = closing.end()
+                continue
+        if text[at] == delimiter:
+            return at + 1
+        at += 1
+    raise Refused("shell-unclear", "sed: the program is not complete.")
+
+
+def _awk(call: Call) -> None:
+    given = call.parsed("-F -v -f --file --assign -i --include -e --source -l --load -E --exec")
+    if given.has("-f", "--file", "-i", "--include", "-l", "--load", "-E", "--exec"):
+        call.refuse("give the program on the command line.")
+    programs = given.of("-e", "--source")
+    files = given.operands
+    if not programs:
+        programs, files = list(files[:1]), files[1:]
+    for program in programs:
+        code = re.sub(r'"(?:\\.|[^"\\])*"', '""', call.literal(program, "the program"))
+        code = re.sub(r"(?:(?<=[(,~!&|{;])|(?<=^))\s*/(?:\\.|[^/\\\n])*/", " ", code)
+        if re.search(r"\bsystem\b|\bgetline\b|@|\bENVIRON\b|\bPROCINFO\b|(?<!\|)\|(?!\|)", code):
+            call.refuse("awk may not run programs, read the environment or open further files.")
+        if re.search(r"\bprintf?\b[^;}\n]*>", code):
+            call.refuse("awk may not write files; send its output on with >.")
+    call.reads(files)
+
+
+def _in_place(call: Call) -> None:
+    """Like yq:  the like: they read, and write with ``-i``."""
+    given = call.parsed("-o --output")
+    call.reads(call.args)
+    if given.has("-i", "--inplace", "-w", "--write"):
+        for word in given.operands[1:]:
+            call.places.write(word)
+
+
+def _outputs(call: Call) -> None:
+    """Tools with an input and, as second operand, an output (xxd, pandoc with ``-o``)."""
+    given = call.parsed("-o --output -c -l -s -f -t --from --to -g")
+    if given.has("--filter", "--lua-filter", "-F", "-L", "--pdf-engine"):
+        call.refuse("running a program on the document is not allowed.")
+    call.reads(given.operands)
+    for word in (*given.of("-o", "--output"), *(given.operands[1:] if call.name == "xxd" else ())):
+        call.places.write(word)
+
+
+def _patch(call: Call) -> None:
+    given = call.parsed("-p -i --input -o --output -d --directory -B -D -F -g -r -V -Y -z")
+    call.reads(given.of("-i", "--input"))
+    for word in (*given.operands, *given.of("-o", "--output", "-d", "--directory")):
+        call.places.write(word)
+
+
+FILTER_JUDGES: dict[str, Judge] = {
+    **dict.fromkeys(("awk", "gawk", "mawk", "nawk"), _awk),
+    **dict.fromkeys(("sed", "gsed"), _sed),
+    **dict.fromkeys(("xxd", "pandoc"), _outputs),
+    "jq": _jq,
+    "sort": _sort,
+    "uniq": _uniq,
+    "split": _split,
+    "yq": _in_place,
+    "patch": _patch,
+}

@@ -1,0 +1,150 @@
+"""Judges of what goes through whole trees: searches, archives, and find with what it runs."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+from lgov_core.policies.shell_call import NO_INPUT, Call, Judge, is_option
+from lgov_core.policies.shell_places import made_again
+from lgov_core.policies.shell_words import UNKNOWN
+
+_FIND_WIDER = frozenset({"-o", "-or", "!", "-not", ",", "-L", "-follow", "-files0-from"})
+_FIND_VALUES = frozenset({"-name", "-iname", "-path", "-ipath", "-wholename", "-regex", "-iregex"})
+
+
+def _find(call: Call) -> None:
+    call.reads(call.args)
+    args = list(call.args)
+    starts: list[str] = []
+    for word in args:
+        if is_option(word) or word in ("(", "!"):
+            break
+        starts.append(word)
+    # Behind an option the starting points are not seen; the others widen what is found.
+    vague = args[:1] != starts[:1] or any(word in _FIND_WIDER for word in args)
+    patterns: list[str] = []
+    at = 0
+    while at < len(args):
+        word = args[at]
+        remade = bool(patterns) and not vague and all(made_again(pattern) for pattern in patterns)
+        if word in ("-exec", "-execdir", "-ok", "-okdir"):
+            end = next((i for i in range(at + 1, len(args)) if args[i] in (";", "+")), len(args))
+            words = args[at + 1 : end]
+            if remade and re.fullmatch(r"rm(?: -[rRfvd]+)* \{\}", " ".join(words)):
+                _within(call, starts)
+            else:
+                call.runner.run([item.replace("{}", UNKNOWN) for item in words], NO_INPUT)
+            at = end
+        elif word == "-delete":
+            if not remade:
+                call.refuse("-delete needs -name ahead with a pattern of files that are made again, such as '*.pyc'.")
+            _within(call, starts)
+        elif word in ("-fprint", "-fprintf", "-fls", "-fprint0"):
+            call.places.write("".join(args[at + 1 : at + 2]))
+        elif word == "-perm" and re.search(r"[4267]000|[ug]?[+=]?s\b", "".join(args[at + 1 : at + 2])):
+            call.refuse("looking for files that run as their owner is not allowed.")
+        elif word in _FIND_VALUES:
+            if word in ("-name", "-iname"):
+                patterns.append("".join(args[at + 1 : at + 2]))
+            at += 1
+        at += 1
+
+
+def _within(call: Call, starts: list[str]) -> None:
+    for start in starts or ["."]:
+        call.places.write(start)
+
+
+def _tar(call: Call) -> None:
+    words = list(call.args)
+    if words and not words[0].startswith("-") and words[0].isalpha():
+        words[0] = "-" + words[0]
+    given = Call(call.name, tuple(words), call.given, call.runner).parsed(
+        "-f --file -C --directory -T --files-from -X --exclude-from -I --use-compress-program -F --info-script -b -H --exclude"
+    )
+    risky = ("--to-command", "--checkpoint-action", "--use-compress-program", "-I", "--rsh-command", "--rmt-command")
+    if given.has(*risky, "-F", "--info-script", "--new-volume-script", "-P", "--absolute-names", "--remove-files"):
+        call.refuse("options that run programs, write anywhere or remove files are not allowed.")
+    archives, folders = given.of("-f", "--file"), given.of("-C", "--directory")
+    if any(":" in archive for archive in archives):
+        call.refuse("a remote archive is not allowed.", "shell-network")
+    if given.has("-x", "--extract", "--get"):
+        call.reads(archives)
+        for folder in folders or ["."]:
+            call.places.write(folder)
+    elif given.has("-t", "--list", "-d", "--diff", "--compare"):
+        call.reads(archives)
+    else:
+        for archive in archives:
+            call.places.write(archive)
+        call.reads([*given.operands, *folders])
+        _reads_trees(call, [*given.operands, *folders])
+
+
+def _zip(call: Call) -> None:
+    given = call.parsed("-x -i -b -t -tt -P -TT")
+    if given.has("-TT", "--unzip-command", "-m", "--move"):
+        call.refuse("options that run programs or remove files are not allowed.")
+    for word in given.operands[:1]:
+        call.places.write(word)
+    call.reads(given.operands[1:])
+    _reads_trees(call, given.operands[1:])
+
+
+def _unzip(call: Call) -> None:
+    given = call.parsed("-d -x -P")
+    call.reads(given.operands)
+    if not given.has("-l", "-t", "-p", "-v", "-Z"):
+        for folder in given.of("-d") or ["."]:
+            call.places.write(folder)
+
+
+def _compress(call: Call) -> None:
+    given = call.parsed("-S -T -o")
+    if given.has("-r", "--recursive"):
+        call.refuse("name single files.")
+    reading = given.has("-c", "--stdout", "-l", "--list", "-t", "--test", "-dc")
+    for word in (*given.operands, *given.of("-o")):
+        call.places.read(word)
+        if not reading:
+            call.places.write(word)
+
+
+def _grep(call: Call) -> None:
+    given = call.parsed(
+        "-e -f -m -A -B -C --include --exclude --exclude-dir --regexp --file --max-count --color --label"
+    )
+    call.reads(call.args)
+    if given.has("-r", "-R", "--recursive", "--dereference-recursive", "-d", "--directories"):
+        _reads_trees(call, given.operands)
+
+
+def _reads_trees(call: Call, words: Iterable[str]) -> None:
+    for word in words:
+        call.places.read_tree(word)
+
+
+def _ripgrep(call: Call) -> None:
+    given = call.parsed("--pre -x -X --exec --exec-batch --hostname-bin")
+    if given.has("--pre", "--hostname-bin") and call.name == "rg":
+        call.refuse("running a program on each file is not allowed.")
+    if call.name in ("fd", "fdfind"):
+        for at, word in enumerate(call.args):
+            if word in ("-x", "-X", "--exec", "--exec-batch"):
+                call.runner.run([*(w.replace("{}", UNKNOWN) for w in call.args[at + 1 :]), UNKNOWN], NO_INPUT)
+                return
+    call.reads(call.args)
+    if call.name not in ("fd", "fdfind"):
+        _reads_trees(call, given.operands[1:])
+
+
+TREE_JUDGES: dict[str, Judge] = {
+    **dict.fromkeys(("grep", "egrep", "fgrep", "zgrep"), _grep),
+    **dict.fromkeys(("gzip", "gunzip", "bzip2", "bunzip2", "xz", "unxz", "zstd", "unzstd", "lz4"), _compress),
+    **dict.fromkeys(("rg", "ag", "fd", "fdfind"), _ripgrep),
+    "find": _find,
+    "tar": _tar,
+    "zip": _zip,
+    "unzip": _unzip,
+}

@@ -1,0 +1,100 @@
+"""What a shell text tells of its variables, and in which folders it may stand."""
+
+from __future__ import annotations
+
+import posixpath
+import re
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from lgov_core.policies.shell_call import is_option
+from lgov_core.policies.shell_syntax import every_node, nodes_above, nodes_of
+from lgov_core.policies.shell_words import UNKNOWN, Words
+
+if TYPE_CHECKING:
+    from tree_sitter import Node
+
+_LOOPS = frozenset({"while_statement", "for_statement", "c_style_for_statement"})
+
+
+class Values:
+    """Collects the values that a text may give to its variables; ``variables`` is filled, and `Words` reads from it."""
+
+    def __init__(self, words: Words, variables: dict[str, list[str]]) -> None:
+        self.words, self.variables = words, variables
+
+    def collect(self, root: Node) -> None:
+        """Fills ``variables``: every value that stands in the text, and UNKNOWN where values come from one another."""
+        before: dict[str, list[str]] = {}
+        for _ in range(2):
+            before = {name: list(values) for name, values in self.variables.items()}
+            for node in every_node(root):
+                if node.type == "variable_assignment":
+                    name_node = node.child_by_field_name("name")
+                    if name_node is not None:
+                        self._may_be(re.split(r"[\[+]", self.words.text(name_node))[0], self.assigned(node))
+                elif node.type == "for_statement":
+                    self._loop_variable(node)
+                elif node.type in ("command", "declaration_command"):
+                    self._filled(node)
+        for name, values in self.variables.items():
+            if values != before.get(name, values):
+                values[:] = [UNKNOWN]
+
+    def assigned(self, node: Node) -> list[str]:
+        """What an assignment may give to its variable."""
+        value = node.child_by_field_name("value")
+        if value is None:
+            return [""]
+        joined = re.match(r"[^=]*\+=", self.words.text(node)) is not None
+        if joined or value.type == "array":
+            inner = value.named_children if value.type == "array" else [value]
+            fields = [field for child in inner for field in self.words.fields(child)]
+            return [*fields, UNKNOWN] if joined else (fields or [""])
+        return self.words.values(value)
+
+    def folders(self, root: Node, start: Sequence[str]) -> list[str]:
+        """Every folder the text may stand in: where it begins, and where each cd leads."""
+        folders = list(start)
+        for node in nodes_of(root, "command"):
+            name = node.child_by_field_name("name")
+            if name is None or self.words.text(name).lstrip("\\") not in ("cd", "pushd"):
+                continue
+            fields = [f for child in node.children_by_field_name("argument") for f in self.words.fields(child)]
+            targets = [field for field in fields if not is_option(field) and field != "-"] or (
+                [] if "-" in fields else ["/~"]
+            )
+            looping = any(up.type in _LOOPS for up in nodes_above(node))
+            for target in targets:
+                if looping and ".." in target:
+                    target = UNKNOWN
+                for folder in tuple(folders):
+                    reached = posixpath.normpath(posixpath.join(folder, target))
+                    if reached not in folders:
+                        folders.append(reached)
+            if len(folders) > 64:
+                return [folders[0], UNKNOWN]
+        return folders
+
+    def _may_be(self, name: str, values: Sequence[str]) -> None:
+        known = self.variables.setdefault(name, [])
+        known.extend(value for value in values if value not in known)
+
+    def _loop_variable(self, node: Node) -> None:
+        variable = node.child_by_field_name("variable")
+        if variable is not None:
+            items = [field for child in node.children_by_field_name("value") for field in self.words.fields(child)]
+            self._may_be(self.words.text(variable), items or [UNKNOWN])
+
+    def _filled(self, node: Node) -> None:
+        """Variables that a command fills: with what, nobody knows here."""
+        texts = [self.words.text(child) for child in node.named_children]
+        if not texts:
+            return
+        first = texts[0]
+        if first in ("read", "mapfile", "readarray", "getopts") or (first == "printf" and "-v" in texts[1:2]):
+            for text in texts[1:]:
+                if re.fullmatch(r"[A-Za-z_]\w*", text):
+                    self._may_be(text, [UNKNOWN])
+            if first == "read":
+                self._may_be("REPLY", [UNKNOWN])

@@ -1,0 +1,253 @@
+"""The walk through the syntax tree of a shell text: what each kind of node does, down to the single commands."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from lgov_core.policies.shell_call import NO_INPUT, STREAM, Input, is_option
+from lgov_core.policies.shell_environment import check_assignment
+from lgov_core.policies.shell_known import JUDGES
+from lgov_core.policies.shell_places import Refused
+from lgov_core.policies.shell_syntax import DYNAMIC, HOLDERS, REDIRECTS, WORDS, every_node, nodes_of
+from lgov_core.policies.shell_words import UNKNOWN
+
+if TYPE_CHECKING:
+    from tree_sitter import Node
+
+    from lgov_core.policies.shell_script import Script
+
+_KEYWORDS = frozenset({"!", "time", "coproc"})
+
+
+class Walk:
+    """Goes through the tree of one `Script`, and hands each command in it to the script."""
+
+    def __init__(self, script: Script) -> None:
+        self._script = script
+
+    def walk(self, node: Node, given: Input) -> None:
+        """Judges what stands at and below ``node``, which reads ``given``. Raises `Refused`."""
+        kind = node.type
+        if kind in ("for_statement", "c_style_for_statement", "case_statement", "test_command") or kind in HOLDERS:
+            self._check_head(node)
+            for child in node.named_children:
+                self.walk(child, given)
+        elif kind == "pipeline":
+            self._pipeline(node, given)
+        elif kind == "redirected_statement":
+            self._redirected(node, given)
+        elif kind == "command":
+            self._command(node, given, ())
+        elif kind in ("declaration_command", "unset_command"):
+            self._declaration(node)
+        elif kind in ("variable_assignment", "variable_assignments"):
+            self._assignment(node)
+        elif kind == "function_definition":
+            self._function(node)
+        elif kind in REDIRECTS:
+            self._redirect(node)
+        elif kind in WORDS:
+            self._inner(node)
+        else:
+            raise Refused("shell-unclear", f"{kind.replace('_', ' ')} is not understood; write it more simply.")
+
+    def _inner(self, node: Node) -> None:
+        """Judges the commands in the substitutions of a word."""
+        for child in node.named_children:
+            if node.type in ("command_substitution", "process_substitution"):
+                self.walk(child, NO_INPUT)
+            elif child.type in WORDS:
+                self._inner(child)
+            else:
+                self.walk(child, NO_INPUT)
+        if node.type == "expansion" and re.search(r"@[A-Za-z]\}$|^\$\{!", self._script.words.text(node)):
+            raise Refused(
+                "shell-unclear", "Indirect and transforming expansions are not followed; write the value out."
+            )
+
+    def _check_head(self, node: Node) -> None:
+        if node.type == "while_statement" and any(
+            child.type == "&" for part in node.children for child in part.children
+        ):
+            raise Refused("shell-dangerous", "A loop that starts processes in the background may start too many.")
+        if node.type not in ("for_statement", "case_statement", "test_command"):
+            return
+        for child in node.named_children:
+            if child.type in ("word", "string", "raw_string", "concatenation"):
+                self._script.places_read(self._script.words.fields(child))
+
+    def _pipeline(self, node: Node, given: Input) -> None:
+        stages = node.named_children
+        feeds = any("xargs" in self._script.words.text(stage)[:40] for stage in stages[1:])
+        for at, stage in enumerate(stages):
+            self.walk(stage, given if at == 0 else STREAM)
+            if feeds and at < len(stages) - 1:
+                for command in (stage, *nodes_of(stage, "command")):
+                    for child in command.named_children:
+                        if child.type in ("word", "string", "raw_string", "concatenation"):
+                            for field in self._script.words.fields(child):
+                                self._script.places_read([field, *field.split()])
+
+    def _redirected(self, node: Node, given: Input) -> None:
+        body = node.child_by_field_name("body")
+        extra: list[str] = []
+        for child in node.named_children:
+            if child.type not in REDIRECTS:
+                continue
+            made, more = self._redirect(child)
+            given = made or given
+            extra.extend(more)
+        if body is None:
+            return
+        if self._script.words.text(body).split()[:1] == ["yes"]:
+            raise Refused("shell-dangerous", "yes fills whatever it is sent to.")
+        if body.type == "command":
+            self._command(body, given, extra)
+        elif extra:
+            raise Refused("shell-unclear", "Words after a redirection are not understood; put them before it.")
+        else:
+            self.walk(body, given)
+
+    def _redirect(self, node: Node) -> tuple[Input | None, list[str]]:
+        """Judges a redirection; what it gives the command to read, and words of the command that stand behind it."""
+        if node.type == "herestring_redirect":
+            self._inner(node)
+            fields = [field for child in node.named_children for field in self._script.words.fields(child)]
+            text = " ".join(fields)
+            return (STREAM if UNKNOWN in text or not fields else Input("text", text)), []
+        if node.type == "heredoc_redirect":
+            return self._heredoc(node)
+        operator = next((child.type for child in node.children if not child.is_named), "")
+        targets = [child for child in node.named_children if child.type != "file_descriptor"]
+        for target in targets[:1]:
+            self._inner(target)
+            if target.type == "process_substitution" or (
+                operator in (">&", "<&") and re.fullmatch(r"\d+-?|-", self._script.words.text(target))
+            ):
+                continue
+            for field in self._script.words.fields(target):
+                if re.match(r"/dev/(?:tcp|udp)(?:/|$)", field):
+                    raise Refused("shell-network", "A network connection through /dev/tcp is not allowed.")
+                if operator in ("<",):
+                    self._script.places.read(field)
+                else:
+                    self._script.places.write(field)
+                    self._script.trail.writes(field)
+        more: list[str] = []
+        for child in targets[1:]:
+            self._inner(child)
+            more.extend(self._script.words.fields(child))
+        return (STREAM if operator == "<" else None), more
+
+    def _heredoc(self, node: Node) -> tuple[Input | None, list[str]]:
+        body, more = "", list[str]()
+        plain = True
+        for child in node.named_children:
+            if child.type == "heredoc_body":
+                self._inner(child)
+                plain = not any(inner.type in DYNAMIC for inner in child.named_children)
+                body = self._script.words.text(child)
+            elif child.type in REDIRECTS:
+                _, words = self._redirect(child)
+                more.extend(words)
+            elif child.type in ("heredoc_start", "heredoc_end", "file_descriptor"):
+                continue
+            elif child.type in WORDS:
+                self._inner(child)
+                more.extend(self._script.words.fields(child))
+            else:
+                self.walk(child, STREAM)
+        return (Input("text", body) if plain else STREAM), more
+
+    def _command(self, node: Node, given: Input, extra: Sequence[str]) -> None:
+        words: list[str] = []
+        before = node.start_byte
+        for child in node.children:
+            if child.start_byte == before and words and child.type not in REDIRECTS:
+                raise Refused("shell-unclear", "Two words stand together in a way that is not understood.")
+            before = child.end_byte
+            if child.type == "variable_assignment":
+                self._assignment(child, prefix=True)
+            elif child.type in REDIRECTS:
+                made, more = self._redirect(child)
+                given = made or given
+                words.extend(more)
+            elif child.type == "command_name":
+                words.extend(self._name(child))
+            elif child.type in WORDS:
+                self._inner(child)
+                words.extend(self._script.words.fields(child))
+            elif not child.is_named:
+                words.append(child.type)
+            else:
+                self.walk(child, NO_INPUT)
+        words.extend(extra)
+        while len(words) > 1 and words[0] in _KEYWORDS and words[0] != "time":
+            words.pop(0)
+        self._script.trail.passes(words)
+        self._script.run(words, given)
+
+    def _name(self, node: Node) -> list[str]:
+        self._inner(node)
+        dynamic = [child for child in every_node(node) if child.type in DYNAMIC]
+        told = all(
+            re.fullmatch(r"\$\(echo [\w./-]+\)|`echo [\w./-]+`", self._script.words.text(child)) for child in dynamic
+        )
+        if dynamic and not told:
+            raise Refused(
+                "shell-unclear", "A variable or substitution as the command is not followed; write its name out."
+            )
+        fields = self._script.words.fields(node)
+        if len(fields) != 1:
+            raise Refused("shell-unclear", "It is not clear which command is run; write its name out.")
+        return fields
+
+    def _function(self, node: Node) -> None:
+        name = self._script.words.text(node.named_children[0])
+        if re.fullmatch(r"[A-Za-z_][\w-]*", name) is None or name in JUDGES:
+            raise Refused("shell-unclear", f"A function called {name[:40]!r} hides a command; choose another name.")
+        for command in nodes_of(node, "command_name"):
+            if self._script.words.text(command) == name:
+                raise Refused("shell-dangerous", "A function that calls itself may never end.")
+        for child in node.named_children[1:]:
+            self.walk(child, STREAM)
+
+    def _assignment(self, node: Node, *, prefix: bool = False) -> None:
+        if node.type == "variable_assignments":
+            for child in node.named_children:
+                self._assignment(child)
+            return
+        self._inner(node)
+        name_node = node.child_by_field_name("name")
+        name = re.split(r"[\[+]", self._script.words.text(name_node))[0] if name_node is not None else ""
+        values = self._script.values.assigned(node)
+        if name == "IFS" and prefix:
+            return
+        why = check_assignment(name, values)
+        if why is not None:
+            raise Refused("shell-environment", f"{why}; leave it out.")
+        self._script.places_read(values)
+        if any("[$(" in value or "[`" in value for value in values):
+            raise Refused("shell-unclear", "A command hidden in a value is not allowed.")
+
+    def _declaration(self, node: Node) -> None:
+        words: list[str] = []
+        for child in node.named_children:
+            if child.type == "variable_assignment":
+                self._assignment(child)
+            else:
+                self._inner(child)
+                words.extend(self._script.words.fields(child))
+        for word in words:
+            name, _, value = word.partition("=")
+            why = None if is_option(word) else check_assignment(name, [value])
+            if why is not None:
+                raise Refused("shell-environment", f"{why}; leave it out.")
+            if (
+                is_option(word)
+                and "n" in word
+                and self._script.words.text(node).startswith(("declare", "local", "typeset"))
+            ):
+                raise Refused("shell-unclear", "A name for another variable is not followed; write the variable out.")
