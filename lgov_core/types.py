@@ -117,6 +117,7 @@ class Action:
         operation_id: str | None = None,
         context: Mapping[str, Any] = _NOTHING,
         native: Any = None,
+        span_id: str | None = None,
     ) -> None:
         # What a dataclass would write, in a third of the time, as `decision_of` does: every decision begins here.
         if type(point) is not Point:
@@ -143,6 +144,7 @@ class Action:
         draft.operation_id = operation_id
         draft.context = context
         draft.native = native
+        draft.span_id = span_id
         if draft is self:
             draft.__class__ = own
         else:
