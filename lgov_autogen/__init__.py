@@ -1,1 +1,44 @@
-"""lgov for AutoGen. This release recognises AutoGen and refuses to run it ungoverned; it cannot govern it yet."""
+"""lgov for AutoGen: a governed model client, workbench and code executor, and `arm` for a whole process.
+
+Names are looked up when they are first used, so importing this package does not import AutoGen.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from lgov_autogen.arming import arm, disarm
+    from lgov_autogen.code import GovernedCodeExecutor
+    from lgov_autogen.component import governing
+    from lgov_autogen.model_client import GovernedChatCompletionClient
+    from lgov_autogen.workbench import GovernedWorkbench
+
+__all__ = [
+    "GovernedChatCompletionClient",
+    "GovernedCodeExecutor",
+    "GovernedWorkbench",
+    "arm",
+    "disarm",
+    "governing",
+]
+
+_HOMES = {
+    "GovernedChatCompletionClient": "lgov_autogen.model_client",
+    "GovernedCodeExecutor": "lgov_autogen.code",
+    "GovernedWorkbench": "lgov_autogen.workbench",
+    "arm": "lgov_autogen.arming",
+    "disarm": "lgov_autogen.arming",
+    "governing": "lgov_autogen.component",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOMES:
+        return getattr(importlib.import_module(_HOMES[name]), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -1,16 +1,61 @@
-"""Tells lgov which modules are AutoGen, and that this release cannot govern it."""
+"""What lgov can do with AutoGen. Imports no framework until it is armed."""
 
 from __future__ import annotations
 
 import importlib.util
 from typing import TYPE_CHECKING
 
-from lgov_core.adapter import Adapter
-from lgov_core.errors import ArmError
+from lgov_autogen.arming import TESTED, arm, disarm
+from lgov_core.adapter import SHAPES, Adapter, Gap, Surface
 from lgov_core.hookspecs import hookimpl
+from lgov_core.types import Point
 
 if TYPE_CHECKING:
-    from lgov_core.governor import Governor
+    from collections.abc import Mapping
+
+#: ``input`` is judged with the model call that first shows it, ``output`` with the one that writes it. A streamed reply is
+#: held until it is judged. AutoGen has nothing synchronous.
+SURFACE: Mapping[Point, Surface] = {
+    Point.INPUT: Surface(observe=True, block=True, transform=True, stream=True),
+    Point.PRE_MODEL_CALL: Surface(observe=True, block=True, transform=True, stream=True),
+    Point.POST_MODEL_CALL: Surface(observe=True, block=True, transform=True, stream=True),
+    Point.PRE_TOOL_CALL: Surface(observe=True, block=True, tell=True, transform=True, stream=True),
+    Point.POST_TOOL_CALL: Surface(observe=True, block=True, tell=True, transform=True, stream=True),
+    Point.OUTPUT: Surface(observe=True, block=True, transform=True, stream=True),
+}
+
+UNSUPPORTED: Mapping[tuple[str, str], str] = {
+    ("sync", shape): "AutoGen 0.7 has no synchronous API: its agents, tools and model clients are only asynchronous"
+    for shape in SHAPES
+}
+
+GAPS = (
+    Gap(
+        "tool.run",
+        "a tool's run(), or the function behind it, called by the program itself is not seen; run_json is",
+        calls=("run", "_func"),
+    ),
+    Gap(
+        "MCP session",
+        "a call of a tool on an mcp ClientSession that the program opened itself is not seen; a workbench's is",
+        calls=("ClientSession",),
+    ),
+    Gap(
+        "model client of another kind",
+        "a model client that is no subclass of ChatCompletionClient is not seen, nor are the hand-offs it proposes",
+        calls=(),
+    ),
+    Gap(
+        "agents that bring their own client",
+        "OpenAIAgent and OpenAIAssistantAgent ask their model past ChatCompletionClient; their tools are judged",
+        calls=("OpenAIAgent", "OpenAIAssistantAgent"),
+    ),
+    Gap(
+        "other processes",
+        "what a tool starts as a process of its own is not governed, nor are the agents of a distributed runtime elsewhere",
+        calls=("GrpcWorkerAgentRuntime",),
+    ),
+)
 
 
 def installed() -> bool:
@@ -18,27 +63,17 @@ def installed() -> bool:
     return any(importlib.util.find_spec(name) is not None for name in ("autogen_agentchat", "autogen_core"))
 
 
-def arm(governor: Governor) -> None:
-    """Always raises `ArmError`: an AutoGen program must not run believing that it is governed."""
-    raise ArmError(
-        "this release of lgov cannot govern AutoGen",
-        hint="run the program without lgov, or use LangChain, which this release governs",
-    )
-
-
-def disarm() -> None:
-    """Nothing was armed."""
-
-
 @hookimpl
 def lgov_framework() -> Adapter:
-    """The AutoGen adapter: it can do nothing at any point."""
+    """The AutoGen adapter."""
     return Adapter(
         name="autogen",
         modules=("autogen_agentchat", "autogen_core"),
-        tested={},
-        surface={},
+        tested=TESTED,
+        surface=SURFACE,
         installed=installed,
         arm=arm,
         disarm=disarm,
+        unsupported=UNSUPPORTED,
+        gaps=GAPS,
     )

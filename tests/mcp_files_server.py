@@ -7,7 +7,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from mcp.server.mcpserver import MCPServer
+try:
+    from mcp.server.mcpserver import MCPServer
+except ImportError:  # mcp 1, which some clients need
+    from mcp.server.fastmcp import FastMCP as MCPServer
 
 server = MCPServer("files")
 

@@ -312,21 +312,23 @@ def test_another_environment_of_the_same_python_is_refused(folder: Path) -> None
     assert not (folder / "it-ran").exists()
 
 
-@pytest.mark.parametrize("module", ["autogen_core", "autogen_agentchat.agents"])
-def test_a_framework_that_cannot_be_governed_ends_the_program(module: str, folder: Path) -> None:
-    pytest.importorskip(module.partition(".")[0])
-    program = f"""
+def test_a_framework_that_cannot_be_governed_ends_the_program(folder: Path) -> None:
+    """As if a release of AutoGen had none of the classes that are governed."""
+    pytest.importorskip("autogen_core")
+    (folder / "autogen_agentchat").mkdir()
+    write(folder, "", "autogen_agentchat/__init__.py")
+    program = """
 import pathlib
 try:
-    import {module}
+    import autogen_agentchat
 except BaseException:
     pass
-import {module}
+import autogen_agentchat
 pathlib.Path("went-on").touch()
 """
     done = lgov_run(folder, "python", write(folder, program), options=("--store", "store.db", "--rollout-id", "r"))
     assert done.returncode == 78
-    assert "cannot govern AutoGen" in done.stderr
+    assert "AutoGen cannot be governed here" in done.stderr
     assert not (folder / "went-on").exists()
     store = open_store(str(folder / "store.db"))
     assert [attempt.outcome for attempt in store.attempts(["r"])] == ["blocked"]

@@ -8,7 +8,6 @@ import sys
 import pytest
 from scripted import Witness, make_governor
 
-from lgov_autogen.plugin import lgov_framework as autogen
 from lgov_core.errors import ArmError
 from lgov_core.types import Point
 from lgov_langchain.plugin import lgov_framework as langchain
@@ -45,7 +44,7 @@ def test_langchain_is_there_and_says_what_cannot_be_streamed() -> None:
     }
 
 
-@pytest.mark.parametrize("framework", [autogen, openai_agents])
+@pytest.mark.parametrize("framework", [openai_agents])
 def test_what_cannot_be_governed_says_so(framework: object, witness: Witness) -> None:
     adapter = framework()  # type: ignore[operator]
     assert adapter.surface == {}

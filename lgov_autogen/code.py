@@ -1,0 +1,173 @@
+"""Code that an agent has executed: each block is judged as the shell command or program that it is."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Self
+
+from autogen_core import CancellationToken, Component, ComponentModel
+from autogen_core.code_executor import CodeBlock, CodeExecutor, CodeResult
+from pydantic import BaseModel
+
+from lgov_autogen.component import chosen_governor, governor_of
+from lgov_autogen.messages import FRAMEWORK
+from lgov_autogen.runs import current_run, end_at_next_step
+from lgov_core.coverage import covered_call
+from lgov_core.governed_call import ToolReading, agovern_tool
+from lgov_core.governor import Governor
+from lgov_core.types import Action, Point
+
+#: The languages whose blocks are commands for a shell. Others are programs, in an argument of another name.
+SHELLS = frozenset({"bash", "sh", "shell", "zsh", "console", "terminal", "pwsh", "powershell", "ps1", "cmd", "bat"})
+
+#: The status of a block that was not run: that of a shell for a command that must not be executed.
+NOT_RUN = 126
+
+
+def code_action(block: CodeBlock, agent: str | None, executor: Any) -> Action:
+    """The execution of one block: ``run_shell`` with ``command``, or ``run_code`` with ``code``; and its ``language``."""
+    language = block.language.strip().lower()
+    shell = language in SHELLS
+    run = current_run()
+    return Action(
+        Point.PRE_TOOL_CALL,
+        name="run_shell" if shell else "run_code",
+        kind="shell",
+        arguments={"command" if shell else "code": block.code, "language": language},
+        agent=agent if agent is not None else run.agent if run is not None else None,
+        framework=FRAMEWORK,
+        native=executor,
+    )
+
+
+async def govern_code(
+    governor: Governor,
+    blocks: Sequence[CodeBlock],
+    execute: Callable[[list[CodeBlock]], Awaitable[CodeResult]],
+    executor: Any,
+    agent: str | None = None,
+) -> CodeResult:
+    """Judges and runs one block after the other, and stops at the first that is denied or fails.
+
+    What the blocks before it printed stays in the output, and a denial stands behind it.
+    """
+    outputs: list[str] = []
+    last: CodeResult | None = None
+    for block in blocks:
+        action = code_action(block, agent, executor)
+
+        async def run(permitted: Mapping[str, Any], block: CodeBlock = block) -> CodeResult:
+            code = str(permitted.get("command" if "command" in permitted else "code", block.code))
+            return await execute([block if code == block.code else replace(block, code=code)])
+
+        result = await agovern_tool(governor, action, run, _reading, raise_abort=False)
+        if result.decision.blocks and result.decision.abort:
+            end_at_next_step(result.decision, None)
+        if result.told is not None:
+            return CodeResult(exit_code=NOT_RUN, output="\n".join([*outputs, result.told]))
+        assert result.result is not None
+        last = result.result
+        outputs.append(last.output if result.text is None else result.text)
+        if last.exit_code != 0:
+            break
+    if last is None:
+        return await execute([])
+    last.output = outputs[0] if len(outputs) == 1 else "\n".join(text.rstrip("\n") for text in outputs)
+    return last
+
+
+def _reading(result: CodeResult) -> ToolReading:
+    if result.exit_code == 0:
+        return ToolReading(result.output)
+    return ToolReading(result.output, "error", error_type=f"exit_code_{result.exit_code}", error=result.output)
+
+
+def wrap_execute_code_blocks(acting: Callable[[], Governor | None], execute: Callable[..., Any]) -> Callable[..., Any]:
+    """``CodeExecutor.execute_code_blocks`` with each block judged before it runs."""
+
+    @functools.wraps(execute)
+    async def governed_execute(
+        self: Any, code_blocks: list[CodeBlock], cancellation_token: CancellationToken
+    ) -> CodeResult:
+        governor = acting()
+        if governor is None or _is_covered(governor, code_blocks):
+            return await execute(self, code_blocks, cancellation_token)
+        return await govern_code(governor, code_blocks, lambda blocks: execute(self, blocks, cancellation_token), self)
+
+    return governed_execute
+
+
+def _is_covered(governor: Governor, blocks: Sequence[CodeBlock]) -> bool:
+    """Whether these blocks are the one that is just being run after its judgement."""
+    call = covered_call()
+    if call is None or call.governor is not governor or len(blocks) != 1:
+        return False
+    action = code_action(blocks[0], None, None)
+    return action.name == call.name and dict(action.arguments) == dict(call.arguments)
+
+
+class GovernedCodeExecutorConfig(BaseModel):
+    """What a `GovernedCodeExecutor` is made from; its governor is not part of it."""
+
+    executor: ComponentModel
+    agent: str | None = None
+
+
+class GovernedCodeExecutor(CodeExecutor, Component[GovernedCodeExecutorConfig]):
+    """Judges each block of code before ``executor`` runs it, and what it printed.
+
+    A block in the language of a shell is the act ``run_shell`` with the argument ``command``; any other is ``run_code`` with
+    ``code``; both have ``language``. Blocks are judged and run one after the other; after one that is denied or fails
+    nothing more is run. A denial is a result with status 126 whose output is the denial.
+
+    Without a governor it asks that of the armed process and raises `ArmError` where there is none: fails closed.
+    Serialisable; see `governing` for the governor of a loaded one.
+    """
+
+    component_type = "code_executor"
+    component_config_schema = GovernedCodeExecutorConfig
+    component_provider_override = "lgov_autogen.GovernedCodeExecutor"
+
+    def __init__(self, executor: CodeExecutor, governor: Governor | None = None, *, agent: str | None = None) -> None:
+        self.executor = executor
+        self.agent = agent
+        self._governor = chosen_governor(governor)
+
+    @property
+    def governor(self) -> Governor:
+        """The governor that is asked. Raises `ArmError` where there is none."""
+        return governor_of(self._governor, self)
+
+    async def execute_code_blocks(
+        self, code_blocks: list[CodeBlock], cancellation_token: CancellationToken
+    ) -> CodeResult:
+        """The governed result of the blocks."""
+        governor = self.governor
+
+        def execute(blocks: list[CodeBlock]) -> Awaitable[CodeResult]:
+            return self.executor.execute_code_blocks(blocks, cancellation_token)
+
+        if _is_covered(governor, code_blocks):
+            return await execute(code_blocks)
+        return await govern_code(governor, code_blocks, execute, self.executor, self.agent)
+
+    async def start(self) -> None:
+        """Starts the executor behind."""
+        await self.executor.start()
+
+    async def stop(self) -> None:
+        """Stops the executor behind."""
+        await self.executor.stop()
+
+    async def restart(self) -> None:
+        """Restarts the executor behind."""
+        await self.executor.restart()
+
+    def _to_config(self) -> GovernedCodeExecutorConfig:
+        return GovernedCodeExecutorConfig(executor=self.executor.dump_component(), agent=self.agent)
+
+    @classmethod
+    def _from_config(cls, config: GovernedCodeExecutorConfig) -> Self:
+        return cls(CodeExecutor.load_component(config.executor), agent=config.agent)

@@ -1,0 +1,181 @@
+"""AutoGen's messages and replies as lgov sees them, and back. Pure functions; nothing here decides anything."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from autogen_core import FunctionCall
+from autogen_core.models import (
+    AssistantMessage,
+    CreateResult,
+    FunctionExecutionResult,
+    FunctionExecutionResultMessage,
+    LLMMessage,
+    RequestUsage,
+    SystemMessage,
+    UserMessage,
+)
+
+from lgov_core.governed_call import ModelReading
+from lgov_core.types import Decision
+
+FRAMEWORK = "autogen"
+
+#: Under what name arguments that are no JSON object are judged.
+RAW_ARGUMENTS = "arguments"
+
+
+# ---------------------------------------------------------------------- out of AutoGen
+
+
+def call_arguments(call: FunctionCall) -> dict[str, Any] | None:
+    """The arguments of a call, or None where they are no JSON object."""
+    try:
+        arguments = json.loads(call.arguments or "{}")
+    except (ValueError, TypeError, RecursionError):
+        return None
+    return arguments if isinstance(arguments, dict) else None
+
+
+def judged_arguments(call: FunctionCall) -> dict[str, Any]:
+    """As `call_arguments`, with what is no JSON object under a name of its own."""
+    arguments = call_arguments(call)
+    return {RAW_ARGUMENTS: call.arguments} if arguments is None else arguments
+
+
+def text_of(content: Any) -> str:
+    """The text of a message's content; what is no text (images) is left out."""
+    if isinstance(content, str):
+        return content
+    return "\n".join(part for part in content if isinstance(part, str))
+
+
+def as_mappings(message: LLMMessage) -> list[dict[str, Any]]:
+    """A message as ``role`` and ``content`` mappings: one, or one for each result of a message of results."""
+    if isinstance(message, FunctionExecutionResultMessage):
+        return [
+            {"role": "tool", "content": result.content, "tool_call_id": result.call_id, "name": result.name}
+            for result in message.content
+        ]
+    if isinstance(message, SystemMessage):
+        return [{"role": "system", "content": message.content}]
+    if isinstance(message, UserMessage):
+        return [{"role": "user", "content": text_of(message.content), "name": message.source}]
+    if isinstance(message.content, str):
+        return [{"role": "assistant", "content": message.content}]
+    return [{"role": "assistant", "content": message.thought or "", "tool_calls": plain_calls(message.content)}]
+
+
+def plain_calls(calls: Sequence[FunctionCall]) -> list[dict[str, Any]]:
+    """Calls as mappings with ``id``, ``name`` and ``args``."""
+    return [{"id": call.id, "name": call.name, "args": judged_arguments(call)} for call in calls]
+
+
+def new_user_messages(messages: Sequence[LLMMessage]) -> list[UserMessage]:
+    """What was said to the agent since the model last answered: the user messages at the end, oldest first."""
+    found: list[UserMessage] = []
+    for message in reversed(messages):
+        if isinstance(message, UserMessage):
+            found.append(message)
+        elif not isinstance(message, SystemMessage):
+            break
+    return found[::-1]
+
+
+def reading_of(result: CreateResult, response_id: str | None, model: str | None) -> ModelReading:
+    """What the model wrote. A streamed reply that tells no usage has 0 and 0, which is not taken for its usage."""
+    calls = result.content if isinstance(result.content, list) else []
+    usage = result.usage
+    said = usage.prompt_tokens or usage.completion_tokens
+    return ModelReading(
+        text=(result.thought or "") if isinstance(result.content, list) else result.content,
+        tool_calls=plain_calls(calls),
+        usage={"input_tokens": usage.prompt_tokens, "output_tokens": usage.completion_tokens} if said else None,
+        response_id=response_id,
+        response_model=model,
+        finish_reason=result.finish_reason,
+    )
+
+
+def model_name(client: Any) -> str:
+    """What the client calls its model, or the name of its class."""
+    seen: Any = client
+    for _ in range(8):
+        created = getattr(seen, "_create_args", None)
+        name = created.get("model") if isinstance(created, Mapping) else getattr(seen, "model", None)
+        if isinstance(name, str) and name:
+            return name
+        inner = getattr(seen, "client", None)
+        if inner is None:
+            break
+        seen = inner
+    return type(client).__name__
+
+
+# ---------------------------------------------------------------------- into AutoGen
+
+
+def told_result(decision: Decision, usage: RequestUsage | None = None) -> CreateResult:
+    """The denial in place of a model's reply; it proposes no calls."""
+    return CreateResult(finish_reason="stop", content=decision.tell(), usage=usage or RequestUsage(0, 0), cached=False)
+
+
+def with_text(result: CreateResult, text: str) -> CreateResult:
+    """``result`` with its text replaced: the content, or beside tool calls the thought."""
+    if isinstance(result.content, list):
+        return result.model_copy(update={"thought": text})
+    return result.model_copy(update={"content": text})
+
+
+def with_messages(originals: Sequence[LLMMessage], mappings: Sequence[Mapping[str, Any]]) -> list[LLMMessage]:
+    """The messages of a transform. One that the transform left alone stays the object it was.
+
+    Raises `ValueError` when a mapping is not a message.
+    """
+    messages: list[LLMMessage] = []
+    position = 0
+    for original in originals:
+        old = as_mappings(original)
+        if [dict(mapping) for mapping in mappings[position : position + len(old)]] != old:
+            break
+        messages.append(original)
+        position += len(old)
+    results: list[FunctionExecutionResult] = []
+    for mapping in mappings[position:]:
+        if mapping.get("role") == "tool":
+            results.append(_result(mapping))
+            continue
+        if results:
+            messages.append(FunctionExecutionResultMessage(content=results))
+            results = []
+        messages.append(_message(mapping))
+    if results:
+        messages.append(FunctionExecutionResultMessage(content=results))
+    return messages
+
+
+def _message(mapping: Mapping[str, Any]) -> LLMMessage:
+    role, content = mapping.get("role"), str(mapping.get("content") or "")
+    if role == "system":
+        return SystemMessage(content=content)
+    if role == "user":
+        return UserMessage(content=content, source=str(mapping.get("name") or "user"))
+    if role != "assistant":
+        raise ValueError(f"a message with the role {role!r}")
+    calls = [
+        FunctionCall(id=str(call["id"]), name=str(call["name"]), arguments=json.dumps(call["args"]))
+        for call in mapping.get("tool_calls") or ()
+    ]
+    if calls:
+        return AssistantMessage(content=calls, thought=content or None, source="assistant")
+    return AssistantMessage(content=content, source="assistant")
+
+
+def _result(mapping: Mapping[str, Any]) -> FunctionExecutionResult:
+    return FunctionExecutionResult(
+        content=str(mapping.get("content") or ""),
+        name=str(mapping.get("name") or ""),
+        call_id=str(mapping.get("tool_call_id") or ""),
+    )

@@ -1,0 +1,361 @@
+"""One call of a model client, governed: what was said, the call, the reply, and the hand-offs it proposes.
+
+The same steps serve the wrapper that a program makes itself (`GovernedChatCompletionClient`) and the methods of every
+client of an armed process. A streamed reply is held until it is judged; its chunks are passed on then.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from autogen_core import FunctionCall
+from autogen_core.models import (
+    AssistantMessage,
+    CreateResult,
+    FunctionExecutionResult,
+    FunctionExecutionResultMessage,
+    LLMMessage,
+    RequestUsage,
+)
+
+from lgov_autogen import messages as wording
+from lgov_autogen.proposals import (
+    Proposed,
+    is_handoff,
+    judge_handoff,
+    judge_proposal,
+    record_lost,
+    results_in,
+    tool_name,
+)
+from lgov_autogen.runs import Run, begin_loop
+from lgov_autogen.transcript import REMEMBERED, HiddenPart, Transcript, own_text
+from lgov_autogen.transport import Reply, watching
+from lgov_core.coverage import covering_model_call
+from lgov_core.errors import PolicyDenied
+from lgov_core.governed_call import ModelCall
+from lgov_core.governor import Governor
+from lgov_core.types import Decision
+
+#: How often a model that proposes nothing but denied calls is asked again before the denial is the answer.
+MAX_ROUNDS = 3
+
+
+@dataclass(slots=True)
+class Answer:
+    """A reply, and the chunks it came in if it was streamed."""
+
+    result: CreateResult
+    chunks: list[str] = field(default_factory=list[str])
+
+    def with_result(self, result: CreateResult) -> Answer:
+        """The same chunks with another result; where the text is another, it is one chunk."""
+        same = result.content is self.result.content or result.content == self.result.content
+        if same and result.thought == self.result.thought:
+            return Answer(result, self.chunks)
+        text = result.content if isinstance(result.content, str) else result.thought or ""
+        return Answer(result, [text] if self.chunks and text else [])
+
+
+Send = Callable[[Sequence[LLMMessage], Mapping[str, Any]], Awaitable[Answer]]
+
+
+class _Refused(Exception):
+    """The model was not asked, or its reply is withheld; the caller gets ``answer``."""
+
+    def __init__(self, answer: Answer) -> None:
+        super().__init__("refused")
+        self.answer = answer
+
+
+class ModelCalls:
+    """Governs model calls; remembers what their callers do not see. May serve any number of clients and tasks.
+
+    ``governed_later`` answers of an offered tool (or schema; None for one that was not offered) whether somebody judges its
+    calls when they are run; calls of other tools are judged as soon as the model proposes them. Hand-offs always are.
+    """
+
+    def __init__(self, governed_later: Callable[[Governor, Any], bool]) -> None:
+        self._governed_later = governed_later
+        self._transcript = Transcript()
+        self._waiting: OrderedDict[str, Proposed] = OrderedDict()
+        self._lock = threading.Lock()
+
+    async def answer(
+        self,
+        governor: Governor,
+        client: Any,
+        messages: Sequence[LLMMessage],
+        options: Mapping[str, Any],
+        send: Send,
+        agent: str | None = None,
+    ) -> Answer:
+        """The governed reply. ``options`` are the keyword arguments of ``create``; ``send`` asks the real client.
+
+        Raises what the client raises, and `PolicyDenied` where a decision says abort, or where a denial cannot stand
+        for the structured answer that was asked for.
+        """
+        run = begin_loop()
+        self._end_aborted(run, messages)
+        await self._settle(messages)
+        agent = agent if agent is not None else run.agent
+        call = _Call(self, governor, client, run, agent, dict(options), send)
+        call.messages = self._transcript.restored(messages)
+        try:
+            return await call.rounds()
+        except _Refused as refused:
+            return refused.answer
+
+    def _end_aborted(self, run: Run, messages: Sequence[LLMMessage]) -> None:
+        """Ends a run whose tool call was denied with ``abort``: here raising reaches the caller."""
+        if run.aborted is None:
+            return
+        decision = run.aborted
+        if run.owner is None:  # A loop that nobody saw beginning may be another one by now.
+            run.aborted = None
+            ours = run.aborted_calls & results_in(messages).keys()
+            run.aborted_calls.clear()
+            if not ours:
+                return
+        raise PolicyDenied(decision)
+
+    def governed_later(self, governor: Governor, tool: Any) -> bool:
+        """Whether the calls of an offered tool are judged when they run."""
+        return self._governed_later(governor, tool)
+
+    def keep(self, mark: object, part: HiddenPart) -> None:
+        """Remembers what was hidden around a reply."""
+        self._transcript.remember(mark, part)
+
+    def wait_for(self, proposed: Proposed) -> None:
+        """Remembers a call whose result the next prompt will show."""
+        with self._lock:
+            self._waiting[f"{proposed.call.id}:{id(proposed.call)}"] = proposed
+            while len(self._waiting) > REMEMBERED:
+                self._waiting.popitem(last=False)[1].span.abandon()
+
+    async def _settle(self, messages: Sequence[LLMMessage]) -> None:
+        if not self._waiting:
+            return
+        results: dict[str, tuple[str, bool]] | None = None
+        for message in messages:
+            if not isinstance(message, AssistantMessage) or isinstance(message.content, str):
+                continue
+            for call in message.content:
+                with self._lock:
+                    proposed = self._waiting.get(f"{call.id}:{id(call)}")
+                if proposed is None:
+                    continue
+                results = results_in(messages) if results is None else results
+                if call.id not in results:
+                    continue
+                with self._lock:
+                    mine = self._waiting.pop(f"{call.id}:{id(call)}", None) is proposed
+                if mine:
+                    await proposed.settle(*results[call.id])
+
+
+@dataclass(slots=True)
+class _Call:
+    """One call of ``create`` on its way, with the rounds in which denied proposals are answered inside it."""
+
+    calls: ModelCalls
+    governor: Governor
+    client: Any
+    run: Run
+    agent: str | None
+    options: dict[str, Any]
+    send: Send
+    messages: list[LLMMessage] = field(default_factory=list[LLMMessage])
+    hidden: list[LLMMessage] = field(default_factory=list[LLMMessage])
+    used: list[RequestUsage] = field(default_factory=list[RequestUsage])
+
+    async def rounds(self) -> Answer:
+        last: Decision | None = None
+        for number in range(MAX_ROUNDS):
+            answer = await self._ask(first=number == 0)
+            proposed = answer.result.content
+            if isinstance(proposed, str):
+                return self._finished(answer)
+            kept, denials, decision = await self._judged(proposed)
+            if not denials:
+                return self._finished(answer.with_result(answer.result.model_copy(update={"content": kept})))
+            last = decision
+            if kept:
+                part = HiddenPart(tuple(self.hidden), _with(proposed, kept), tuple(denials))
+                for one in kept:
+                    self.calls.keep(one, part)
+                result = answer.result.model_copy(update={"content": kept, "usage": self._usage()})
+                return answer.with_result(result)
+            thought = answer.result.thought
+            exchange: list[LLMMessage] = [
+                AssistantMessage(content=proposed, thought=thought, source=self.agent or "assistant"),
+                FunctionExecutionResultMessage(content=denials),
+            ]
+            self.hidden += exchange
+            self.messages += exchange
+            if self.options.get("tool_choice", "auto") not in ("auto", "none"):
+                self.options["tool_choice"] = "auto"  # a model that must call has nothing else to say
+        assert last is not None
+        return self._finished(self._told(last))
+
+    def _finished(self, answer: Answer) -> Answer:
+        result = answer.result
+        if len(self.used) > 1:
+            result = result.model_copy(update={"usage": self._usage()})
+        if self.hidden:
+            if isinstance(result.content, str):
+                result = result.model_copy(update={"content": own_text(result.content)})
+            marks: Sequence[object] = [result.content] if isinstance(result.content, str) else result.content
+            for mark in marks:
+                self.calls.keep(mark, HiddenPart(tuple(self.hidden)))
+        return Answer(result, answer.chunks)
+
+    def _usage(self) -> RequestUsage:
+        return RequestUsage(
+            sum(usage.prompt_tokens for usage in self.used), sum(usage.completion_tokens for usage in self.used)
+        )
+
+    def _told(self, decision: Decision) -> Answer:
+        """The denial as the answer. A caller who wants a structured answer cannot read it, and gets it raised."""
+        if isinstance(self.options.get("json_output"), type):
+            raise PolicyDenied(decision)
+        return Answer(wording.told_result(decision, self._usage() if self.used else None))
+
+    # ------------------------------------------------------------------ one round
+
+    async def _ask(self, *, first: bool) -> Answer:
+        governor = self.governor
+        call = ModelCall(
+            governor,
+            framework=wording.FRAMEWORK,
+            model=wording.model_name(self.client),
+            agent=self.agent,
+            native=self.client,
+        )
+        try:
+            if first:
+                await self._judge_user_texts(call)
+            mappings = [mapping for message in self.messages for mapping in wording.as_mappings(message)]
+            decision = await governor.adecide(call.request(mappings, **_reply_limit(self.options)))
+            if decision.blocks:
+                self._refuse(call, decision)
+            if decision.arguments is not None:
+                self.messages = wording.with_messages(self.messages, decision.arguments["messages"])
+        except BaseException as error:
+            call.span.end(error)
+            raise
+        reply = Reply()
+        try:
+            with covering_model_call(governor), call.span.active(), watching(self.client, reply):
+                answer = await self.send(self.messages, self.options)
+        except BaseException as error:
+            call.failed(error)
+            raise
+        self.used.append(answer.result.usage)
+        reading = wording.reading_of(answer.result, reply.response_id, reply.model)
+        call.answered(reading)
+        decision = await governor.adecide(call.reply(reading))
+        if decision.blocks:
+            self._withhold(decision)
+        if decision.text is not None:
+            answer = answer.with_result(wording.with_text(answer.result, decision.text))
+        if isinstance(answer.result.content, list):
+            return answer
+        decision = await governor.adecide(call.output(answer.result.content))
+        if decision.blocks:
+            self._withhold(decision)
+        if decision.text is not None:
+            answer = answer.with_result(wording.with_text(answer.result, decision.text))
+        return answer
+
+    async def _judge_user_texts(self, call: ModelCall) -> None:
+        for message in wording.new_user_messages(self.messages):
+            nested = message.source != "user" or self.run.nested
+            decision = await self.governor.adecide(call.user_text(wording.text_of(message.content), nested=nested))
+            if decision.blocks:
+                self._refuse(call, decision)
+            if decision.text is not None:
+                # In the conversation itself: the next call must not bring the replaced text back.
+                message.content = decision.text
+
+    def _refuse(self, call: ModelCall, decision: Decision) -> None:
+        call.refused(decision)
+        raise _Refused(self._told(decision))
+
+    def _withhold(self, decision: Decision) -> None:
+        if decision.abort:
+            raise PolicyDenied(decision)
+        raise _Refused(self._told(decision))
+
+    # ------------------------------------------------------------------ what it proposes
+
+    async def _judged(
+        self, proposed: Sequence[FunctionCall]
+    ) -> tuple[list[FunctionCall], list[FunctionExecutionResult], Decision | None]:
+        """The calls that go on, the denials of the others, and the last denial."""
+        offered = {tool_name(tool): tool for tool in self.options.get("tools") or ()}
+        kept: list[FunctionCall] = []
+        denials: list[FunctionExecutionResult] = []
+        last: Decision | None = None
+        for call in proposed:
+            tool = offered.get(call.name)
+            waiting: Proposed | None = None
+            if tool is not None and is_handoff(tool):
+                decision, judged = await judge_handoff(self.governor, call, self.agent)
+            elif await record_lost(self.governor, call, list(offered), self.agent):
+                kept.append(call)
+                continue
+            elif not self.calls.governed_later(self.governor, tool):
+                decision, judged, waiting = await judge_proposal(self.governor, call, self.agent)
+            else:
+                kept.append(call)
+                continue
+            if decision.blocks:
+                last = decision
+                told = decision.tell()
+                denials.append(FunctionExecutionResult(content=told, name=call.name, call_id=call.id, is_error=True))
+                continue
+            kept.append(judged)
+            if waiting is not None:
+                self.calls.wait_for(waiting)
+        return kept, denials, last
+
+
+def _with(proposed: Sequence[FunctionCall], kept: Sequence[FunctionCall]) -> tuple[FunctionCall, ...]:
+    """All proposed calls in their order; those that go on as they go on."""
+    goes_on = {call.id: call for call in kept}
+    return tuple(goes_on.get(call.id, call) for call in proposed)
+
+
+def _reply_limit(options: Mapping[str, Any]) -> dict[str, int]:
+    extra = options.get("extra_create_args") or {}
+    found = (extra.get(name) for name in ("max_completion_tokens", "max_tokens"))
+    limit = next((value for value in found if type(value) is int and value > 0), None)
+    return {} if limit is None else {"max_output_tokens": limit}
+
+
+async def streamed(answer: Awaitable[Answer]) -> AsyncIterator[str | CreateResult]:
+    """A governed reply as a stream: its chunks, then the result."""
+    ready = await answer
+    for chunk in ready.chunks:
+        yield chunk
+    yield ready.result
+
+
+async def collected(stream: AsyncIterator[str | CreateResult]) -> Answer:
+    """Everything of a stream. Raises `RuntimeError` where it ends without a result."""
+    chunks: list[str] = []
+    result: CreateResult | None = None
+    async for item in stream:
+        if isinstance(item, CreateResult):
+            result = item
+        else:
+            chunks.append(item)
+    if result is None:
+        raise RuntimeError("the model client's stream ended without a result")
+    return Answer(result, chunks)

@@ -1,0 +1,168 @@
+"""`GovernedChatCompletionClient`: any model client of AutoGen, under policy."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from typing import Any, Literal, Self
+
+from autogen_core import CancellationToken, Component, ComponentModel
+from autogen_core.models import (
+    ChatCompletionClient,
+    CreateResult,
+    LLMMessage,
+    ModelCapabilities,  # type: ignore[reportDeprecated]
+    ModelInfo,
+    RequestUsage,
+)
+from autogen_core.tools import Tool, ToolSchema
+from pydantic import BaseModel
+
+from lgov_autogen.arming import acting_governor
+from lgov_autogen.component import chosen_governor, governor_of
+from lgov_autogen.model_calls import Answer, ModelCalls, collected, streamed
+from lgov_autogen.workbench import is_governed_schema
+from lgov_core.coverage import model_call_covered
+from lgov_core.governor import Governor
+
+
+class GovernedChatCompletionClientConfig(BaseModel):
+    """What a `GovernedChatCompletionClient` is made from; its governor is not part of it."""
+
+    client: ComponentModel
+    agent: str | None = None
+
+
+class GovernedChatCompletionClient(ChatCompletionClient, Component[GovernedChatCompletionClientConfig]):
+    """Judges everything that goes to and comes from the model behind ``client``.
+
+    Judged are: what the user (or another agent) newly said, the call, the reply, a final answer, and, as soon as the model
+    proposes them, hand-offs and the calls of tools that nothing governs when they are run (a `GovernedWorkbench` of the
+    same governor does, and so does an armed process). A denied call is taken out of the reply; if nothing is left of it
+    the model is told at once and asked again, at most three times. At the next call the model finds its denied proposal
+    and the denial where they were, although the agent's own conversation does not hold them. ``usage`` counts all that
+    was asked.
+
+    A streamed reply is held until it is judged. A denied question or answer is replaced by the denial; where a structured
+    answer (``json_output`` with a model class) was asked for, `PolicyDenied` is raised instead, as it is where a decision
+    says abort. Without a governor it asks that of the armed process and raises `ArmError` where there is none: fails
+    closed. ``agent`` is the agent's name for policies, where nothing else tells it. May be used by any number of agents at
+    once. Serialisable; see `governing` for the governor of a loaded one.
+    """
+
+    component_type = "model"
+    component_config_schema = GovernedChatCompletionClientConfig
+    component_provider_override = "lgov_autogen.GovernedChatCompletionClient"
+
+    def __init__(
+        self, client: ChatCompletionClient, governor: Governor | None = None, *, agent: str | None = None
+    ) -> None:
+        self.client = client
+        self.agent = agent
+        self._governor = chosen_governor(governor)
+        self._calls = ModelCalls(_governed_when_run)
+
+    @property
+    def governor(self) -> Governor:
+        """The governor that is asked. Raises `ArmError` where there is none."""
+        return governor_of(self._governor, self)
+
+    async def create(
+        self,
+        messages: Sequence[LLMMessage],
+        *,
+        tools: Sequence[Tool | ToolSchema] = [],
+        tool_choice: Tool | Literal["auto", "required", "none"] = "auto",
+        json_output: bool | type[BaseModel] | None = None,
+        extra_create_args: Mapping[str, Any] = {},
+        cancellation_token: CancellationToken | None = None,
+    ) -> CreateResult:
+        """The governed reply; raises what the client behind raises."""
+        governor = self.governor
+        options = _options(tools, tool_choice, json_output, extra_create_args, cancellation_token)
+        if model_call_covered(governor):
+            return await self.client.create(messages, **options)
+
+        async def send(sent: Sequence[LLMMessage], how: Mapping[str, Any]) -> Answer:
+            return Answer(await self.client.create(sent, **how))
+
+        return (await self._calls.answer(governor, self.client, messages, options, send, self.agent)).result
+
+    async def create_stream(
+        self,
+        messages: Sequence[LLMMessage],
+        *,
+        tools: Sequence[Tool | ToolSchema] = [],
+        tool_choice: Tool | Literal["auto", "required", "none"] = "auto",
+        json_output: bool | type[BaseModel] | None = None,
+        extra_create_args: Mapping[str, Any] = {},
+        cancellation_token: CancellationToken | None = None,
+    ) -> AsyncGenerator[str | CreateResult, None]:
+        """As `create`; the chunks come once the whole reply is judged."""
+        governor = self.governor
+        options = _options(tools, tool_choice, json_output, extra_create_args, cancellation_token)
+        if model_call_covered(governor):
+            async for item in self.client.create_stream(messages, **options):
+                yield item
+            return
+
+        async def send(sent: Sequence[LLMMessage], how: Mapping[str, Any]) -> Answer:
+            return await collected(self.client.create_stream(sent, **how))
+
+        async for item in streamed(self._calls.answer(governor, self.client, messages, options, send, self.agent)):
+            yield item
+
+    # ------------------------------------------------------------------ passed on
+
+    async def close(self) -> None:
+        """Closes the client behind."""
+        await self.client.close()
+
+    def actual_usage(self) -> RequestUsage:
+        """What the client behind says it used."""
+        return self.client.actual_usage()
+
+    def total_usage(self) -> RequestUsage:
+        """What the client behind says it used in all."""
+        return self.client.total_usage()
+
+    def count_tokens(self, messages: Sequence[LLMMessage], *, tools: Sequence[Tool | ToolSchema] = []) -> int:
+        """As the client behind counts."""
+        return self.client.count_tokens(messages, tools=tools)
+
+    def remaining_tokens(self, messages: Sequence[LLMMessage], *, tools: Sequence[Tool | ToolSchema] = []) -> int:
+        """As the client behind counts."""
+        return self.client.remaining_tokens(messages, tools=tools)
+
+    @property
+    def capabilities(self) -> ModelCapabilities:  # type: ignore[reportDeprecated]
+        """Those of the client behind."""
+        return self.client.capabilities
+
+    @property
+    def model_info(self) -> ModelInfo:
+        """That of the client behind."""
+        return self.client.model_info
+
+    def _to_config(self) -> GovernedChatCompletionClientConfig:
+        return GovernedChatCompletionClientConfig(client=self.client.dump_component(), agent=self.agent)
+
+    @classmethod
+    def _from_config(cls, config: GovernedChatCompletionClientConfig) -> Self:
+        return cls(ChatCompletionClient.load_component(config.client), agent=config.agent)
+
+
+def _governed_when_run(governor: Governor, tool: Any) -> bool:
+    """In a program that is not armed only a governed workbench judges calls when they are run."""
+    return acting_governor() is governor or is_governed_schema(tool, governor)
+
+
+def _options(
+    tools: Any, tool_choice: Any, json_output: Any, extra_create_args: Any, cancellation_token: Any
+) -> dict[str, Any]:
+    return {
+        "tools": tools,
+        "tool_choice": tool_choice,
+        "json_output": json_output,
+        "extra_create_args": extra_create_args,
+        "cancellation_token": cancellation_token,
+    }

@@ -1,0 +1,184 @@
+"""Which agent the running code works for, and the span of its run.
+
+A run is a context variable: tasks that tools run in inherit it. `wrap_on_messages` and `wrap_on_messages_stream` open
+one around each run of an agent, `wrap_team_stream` a span around each run of a team.
+"""
+
+from __future__ import annotations
+
+import contextvars
+import functools
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from lgov_autogen.messages import FRAMEWORK
+from lgov_core.coverage import CoveredCall, covered_call
+from lgov_core.errors import PolicyDenied
+from lgov_core.governor import Governor
+from lgov_core.trace import semconv
+from lgov_core.trace.live import LiveSpan
+from lgov_core.types import Decision
+
+
+@dataclass(slots=True)
+class Run:
+    """One run of an agent. ``owner`` is the agent itself, ``inside`` the judged tool call that started the run.
+
+    ``aborted`` is set when a decision asks for the end of the run where raising would leave the agent waiting for ever;
+    whoever drives the run raises it at the next step. Used by the tasks of one run.
+    """
+
+    agent: str | None = None
+    owner: object = None
+    parent: Run | None = None
+    inside: CoveredCall | None = None
+    aborted: Decision | None = None
+    aborted_calls: set[str] = field(default_factory=set[str])
+
+    @property
+    def nested(self) -> bool:
+        """Whether another agent, or a tool, asked for this run."""
+        return self.inside is not None or (self.parent is not None and self.parent.owner is not None)
+
+
+_RUN: contextvars.ContextVar[Run | None] = contextvars.ContextVar("lgov_autogen_run", default=None)
+
+
+def current_run() -> Run | None:
+    """The run of the agent that the running code works for, or None. Callable from any task."""
+    return _RUN.get()
+
+
+def begin_loop() -> Run:
+    """The current run, or a nameless one for the calling context: a loop whose agent nobody saw beginning."""
+    run = _RUN.get()
+    if run is None:
+        run = Run()
+        _RUN.set(run)
+    return run
+
+
+def end_at_next_step(decision: Decision, call_id: str | None) -> None:
+    """Notes that the run, and every run it belongs to, is to be ended by `PolicyDenied`."""
+    run = _RUN.get()
+    while run is not None:
+        run.aborted = decision
+        run.aborted_calls.add(call_id or "")
+        run = run.parent
+
+
+@contextmanager
+def _inside(run: Run, span: LiveSpan) -> Generator[None]:
+    token = _RUN.set(run)
+    try:
+        with span.active():
+            yield
+    finally:
+        _RUN.reset(token)
+
+
+def _begin(governor: Governor, agent: Any) -> tuple[Run, LiveSpan] | None:
+    """A run and its span, or None where the agent only calls its own other method."""
+    above = _RUN.get()
+    inside = covered_call()
+    if above is not None and above.owner is agent and above.inside is inside:
+        return None
+    name = str(agent.name)
+    attributes: dict[str, Any] = {semconv.AGENT_NAME: name, semconv.FRAMEWORK: FRAMEWORK}
+    return Run(name, agent, above, inside), LiveSpan(governor, semconv.INVOKE_AGENT, name, attributes)
+
+
+def wrap_on_messages(acting: Callable[[], Governor | None], on_messages: Callable[..., Any]) -> Callable[..., Any]:
+    """``BaseChatAgent.on_messages`` inside a run of its own."""
+
+    @functools.wraps(on_messages)
+    async def governed_on_messages(self: Any, *args: Any, **kwargs: Any) -> Any:
+        governor = acting()
+        begun = None if governor is None else _begin(governor, self)
+        if begun is None:
+            return await on_messages(self, *args, **kwargs)
+        run, span = begun
+        try:
+            with _inside(run, span):
+                response = await on_messages(self, *args, **kwargs)
+            if run.aborted is not None:
+                raise PolicyDenied(run.aborted)
+        except BaseException as error:
+            span.end(error)
+            raise
+        span.end()
+        return response
+
+    return governed_on_messages
+
+
+def wrap_on_messages_stream(
+    acting: Callable[[], Governor | None], stream: Callable[..., AsyncGenerator[Any]]
+) -> Callable[..., AsyncGenerator[Any]]:
+    """``BaseChatAgent.on_messages_stream`` inside a run of its own; an aborted run ends at the next event."""
+
+    @functools.wraps(stream)
+    async def governed_stream(self: Any, *args: Any, **kwargs: Any) -> AsyncGenerator[Any]:
+        governor = acting()
+        begun = None if governor is None else _begin(governor, self)
+        if begun is None:
+            async for event in stream(self, *args, **kwargs):
+                yield event
+            return
+        run, span = begun
+        async for event in _driven(stream(self, *args, **kwargs), run, span):
+            yield event
+
+    return governed_stream
+
+
+def wrap_team_stream(
+    acting: Callable[[], Governor | None], stream: Callable[..., AsyncGenerator[Any]]
+) -> Callable[..., AsyncGenerator[Any]]:
+    """``BaseGroupChat.run_stream`` inside a span; the members' runs hang below it."""
+
+    @functools.wraps(stream)
+    async def governed_stream(self: Any, *args: Any, **kwargs: Any) -> AsyncGenerator[Any]:
+        governor = acting()
+        above = _RUN.get()
+        if governor is None:
+            async for event in stream(self, *args, **kwargs):
+                yield event
+            return
+        name = str(self.name)
+        attributes: dict[str, Any] = {semconv.AGENT_NAME: name, semconv.FRAMEWORK: FRAMEWORK}
+        span = LiveSpan(governor, semconv.INVOKE_AGENT, name, attributes)
+        # The team speaks for nobody: what its members do is theirs, and what it was asked was asked of them.
+        run = Run(None, None, above, covered_call())
+        async for event in _driven(stream(self, *args, **kwargs), run, span):
+            yield event
+
+    return governed_stream
+
+
+async def _driven(events: AsyncGenerator[Any], run: Run, span: LiveSpan) -> AsyncIterator[Any]:
+    """The events of a run, each fetched inside the run; the span is ended with the last of them."""
+    problem: BaseException | None = None
+    try:
+        while True:
+            with _inside(run, span):
+                try:
+                    event = await anext(events)
+                except StopAsyncIteration:
+                    break
+                if run.aborted is not None:
+                    raise PolicyDenied(run.aborted)
+            yield event
+        if run.aborted is not None:
+            raise PolicyDenied(run.aborted)
+    except BaseException as error:
+        problem = error
+        raise
+    finally:
+        try:
+            with _inside(run, span):
+                await events.aclose()
+        finally:
+            span.end(None if isinstance(problem, GeneratorExit) else problem)

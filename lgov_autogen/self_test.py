@@ -1,0 +1,187 @@
+"""Proves that an armed process governs AutoGen: probes of every path must not get through a governor that denies all."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from typing import Any
+
+from autogen_agentchat.agents import AssistantAgent
+from autogen_agentchat.base import TaskResult
+from autogen_agentchat.messages import BaseChatMessage
+from autogen_core import CancellationToken, FunctionCall
+from autogen_core.code_executor import CodeBlock, CodeExecutor, CodeResult
+from autogen_core.models import ChatCompletionClient, CreateResult, RequestUsage, UserMessage
+from autogen_core.tools import BaseStreamTool, FunctionTool, StaticStreamWorkbench, StaticWorkbench
+from pydantic import BaseModel
+
+from lgov_core.arming import Arming
+from lgov_core.coverage import covering_model_call
+from lgov_core.errors import ArmError
+from lgov_core.governor import Governor
+
+_NAME = "lgov_probe"
+
+
+def check_all_paths(arming: Arming) -> None:
+    """Raises `ArmError` if a probe tool, model or code block runs although everything is denied.
+
+    Not to be called from a running event loop.
+    """
+    with arming.denying_everything() as governor:
+        probes = _Probes(governor)
+        asyncio.run(probes.try_everything())
+    if probes.ran:
+        raise ArmError(f"denied probes ran all the same ({', '.join(dict.fromkeys(probes.ran))})")
+
+
+class _NoArguments(BaseModel):
+    pass
+
+
+class _Probes:
+    """What must not happen, and what did."""
+
+    def __init__(self, governor: Governor) -> None:
+        self.governor = governor
+        self.ran: list[str] = []
+        self.by = ""
+
+    def act(self) -> str:
+        self.ran.append(self.by)
+        return "ran"
+
+    async def try_everything(self) -> None:
+        tool, streaming = self._tool(), self._stream_tool()
+        token = CancellationToken()
+        ways: dict[str, Callable[[], Awaitable[Any]]] = {
+            "run_json": lambda: tool.run_json({}, token),
+            "run_json of a streaming tool": lambda: streaming.run_json({}, token),
+            "run_json_stream": lambda: _drain(streaming.run_json_stream({}, token)),
+            "call_tool": lambda: StaticWorkbench([tool]).call_tool(_NAME, {}),
+            "call_tool_stream": lambda: _drain(StaticStreamWorkbench([tool]).call_tool_stream(_NAME, {})),
+            "execute_code_blocks": lambda: self._executor().execute_code_blocks([CodeBlock("x", "sh")], token),
+            "create": lambda: self._client().create([UserMessage(content="x", source="user")]),
+            "create_stream": lambda: _drain(self._client().create_stream([UserMessage(content="x", source="user")])),
+            "an agent": lambda: self._run_agent(tool, False),
+            "a streaming agent": lambda: self._run_agent(tool, True),
+        }
+        for name, way in ways.items():
+            self.by = name
+            await way()
+
+    async def _run_agent(self, tool: Any, stream: bool) -> None:
+        """An assistant whose model asks for the probe; the model itself is let through for this."""
+        agent = AssistantAgent("lgov_probe_agent", self._client(calls=True), tools=[tool], model_client_stream=stream)
+        with covering_model_call(self.governor):
+            if stream:
+                events = [event async for event in agent.run_stream(task="x")]
+                result = events[-1]
+            else:
+                result = await agent.run(task="x")
+        told = result.messages[-1] if isinstance(result, TaskResult) else None
+        if not isinstance(told, BaseChatMessage) or "DENIED" not in told.to_text():
+            raise ArmError("an agent was not told that its tool call was denied")
+
+    # ------------------------------------------------------------------ probes: real subclasses, made after the patching
+
+    def _tool(self) -> FunctionTool:
+        probes = self
+
+        def probe() -> str:
+            return probes.act()
+
+        return FunctionTool(probe, name=_NAME, description="Must not run.")
+
+    def _stream_tool(self) -> BaseStreamTool[Any, Any, Any]:
+        probes = self
+
+        class ProbeStreamTool(BaseStreamTool[_NoArguments, BaseModel, _NoArguments]):
+            async def run(self, args: _NoArguments, cancellation_token: CancellationToken) -> _NoArguments:
+                probes.act()
+                return args
+
+            async def run_stream(
+                self, args: _NoArguments, cancellation_token: CancellationToken
+            ) -> AsyncGenerator[BaseModel, None]:
+                probes.act()
+                yield args
+
+        return ProbeStreamTool(_NoArguments, _NoArguments, _NAME, "Must not run.")
+
+    def _executor(self) -> CodeExecutor:
+        probes = self
+
+        class ProbeExecutor(CodeExecutor):
+            async def execute_code_blocks(
+                self, code_blocks: list[CodeBlock], cancellation_token: CancellationToken
+            ) -> CodeResult:
+                return CodeResult(exit_code=0, output=probes.act())
+
+            async def start(self) -> None:
+                return None
+
+            async def stop(self) -> None:
+                return None
+
+            async def restart(self) -> None:
+                return None
+
+        return ProbeExecutor()
+
+    def _client(self, *, calls: bool = False) -> ChatCompletionClient:
+        probes = self
+        content: Any = [FunctionCall(id="probe", name=_NAME, arguments="{}")] if calls else "ran"
+
+        def reply() -> CreateResult:
+            if not calls:
+                probes.act()
+            return CreateResult(finish_reason="unknown", content=content, usage=RequestUsage(0, 0), cached=False)
+
+        class ProbeClient(ChatCompletionClient):
+            component_type = "model"
+
+            async def create(self, messages: Sequence[Any], **options: Any) -> CreateResult:  # type: ignore[override]
+                return reply()
+
+            async def create_stream(  # type: ignore[override]
+                self, messages: Sequence[Any], **options: Any
+            ) -> AsyncGenerator[str | CreateResult, None]:
+                yield reply()
+
+            async def close(self) -> None:
+                return None
+
+            def actual_usage(self) -> RequestUsage:
+                return RequestUsage(0, 0)
+
+            def total_usage(self) -> RequestUsage:
+                return RequestUsage(0, 0)
+
+            def count_tokens(self, messages: Sequence[Any], **options: Any) -> int:  # type: ignore[override]
+                return 0
+
+            def remaining_tokens(self, messages: Sequence[Any], **options: Any) -> int:  # type: ignore[override]
+                return 0
+
+            @property
+            def capabilities(self) -> Any:
+                return self.model_info
+
+            @property
+            def model_info(self) -> Any:
+                info: Mapping[str, Any] = {
+                    "vision": False,
+                    "function_calling": True,
+                    "json_output": False,
+                    "family": "unknown",
+                    "structured_output": False,
+                }
+                return info
+
+        return ProbeClient()
+
+
+async def _drain(events: AsyncGenerator[Any, None]) -> None:
+    async for _event in events:
+        pass

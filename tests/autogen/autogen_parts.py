@@ -1,0 +1,85 @@
+"""Real AutoGen agents against a scripted model, governed in both ways."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from autogen_agentchat.agents import AssistantAgent
+from autogen_core.models import ChatCompletionClient
+from autogen_core.tools import BaseTool, FunctionTool, StaticStreamWorkbench, Workbench
+from autogen_ext.models.openai import OpenAIChatCompletionClient
+
+from lgov_autogen import GovernedChatCompletionClient, GovernedWorkbench, arm, disarm
+from lgov_core.governor import Governor
+
+#: The two ways: lgov's classes written into the program, and the whole process armed.
+WAYS = ("explicit", "armed")
+
+MODEL_INFO: Any = {
+    "vision": False,
+    "function_calling": True,
+    "json_output": True,
+    "family": "unknown",
+    "structured_output": True,
+}
+
+
+class Way:
+    """Makes the parts of an agent, governed as ``name`` says."""
+
+    def __init__(self, name: str, governor: Governor, base_url: str) -> None:
+        self.name = name
+        self.governor = governor
+        self.base_url = base_url
+
+    @property
+    def armed(self) -> bool:
+        return self.name == "armed"
+
+    def bare_client(self, **options: Any) -> OpenAIChatCompletionClient:
+        return OpenAIChatCompletionClient(
+            model="scripted", base_url=self.base_url, api_key="none", model_info=MODEL_INFO, max_retries=0, **options
+        )
+
+    def client(self, agent: str | None = None, **options: Any) -> ChatCompletionClient:
+        bare = self.bare_client(**options)
+        return bare if self.armed else GovernedChatCompletionClient(bare, self.governor, agent=agent)
+
+    def workbench(self, tools: Sequence[Any] | Workbench, agent: str | None = None) -> Workbench:
+        inner = tools if isinstance(tools, Workbench) else StaticStreamWorkbench([as_tool(one) for one in tools])
+        return inner if self.armed else GovernedWorkbench(inner, self.governor, agent=agent)
+
+    def agent(self, name: str, tools: Sequence[Any] | Workbench = (), *, stream: bool = False, **options: Any) -> Any:
+        options.setdefault("max_tool_iterations", 5)
+        if tools or isinstance(tools, Workbench):
+            options["workbench"] = self.workbench(tools, name)
+        return AssistantAgent(name, self.client(name), model_client_stream=stream, **options)
+
+
+def as_tool(one: Any) -> BaseTool[Any, Any]:
+    if isinstance(one, BaseTool):
+        return one
+    function: Callable[..., Any] = one
+    return FunctionTool(function, description=function.__doc__ or "")
+
+
+@contextmanager
+def governed(name: str, governor: Governor, base_url: str) -> Iterator[Way]:
+    """The way of this name; the process is armed inside the block where the way is."""
+    if name == "armed":
+        arm(governor)
+    try:
+        yield Way(name, governor, base_url)
+    finally:
+        disarm()
+
+
+async def answer_of(agent: Any, task: str, *, stream: bool) -> str:
+    """Runs an agent or team to its end and returns the text of its last message."""
+    if stream:
+        result = [event async for event in agent.run_stream(task=task)][-1]
+    else:
+        result = await agent.run(task=task)
+    return result.messages[-1].to_text()
