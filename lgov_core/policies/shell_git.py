@@ -23,7 +23,7 @@ _READING = frozenset(
 _ADDING = frozenset(
     names(
         """
-    add commit merge cherry-pick revert mv init apply am format-patch notes rerere maintenance hash-object
+    add commit merge cherry-pick revert mv init apply am format-patch notes rerere hash-object
     """
     )
 )
@@ -35,6 +35,10 @@ _HARMLESS_KEYS = re.compile(
     r"|advice\.\w+|log\.\w+|diff\.(?:algorithm|renames|colormoved)|status\.\w+|rerere\.enabled|feature\.\w+|safe\.directory|column\.ui",
     re.I,
 )
+
+
+#: The end of a name that is one of a file and hardly one of a branch.
+_A_FILE = re.compile(r"\.(?:[A-Za-z][A-Za-z]\w{0,3}|[chm])$")
 
 
 def judge_git(call: Call) -> None:
@@ -58,15 +62,14 @@ def judge_git(call: Call) -> None:
     command, rest = call.literal(args[0], "the git command"), tuple(args[1:])
     call.reads(word for word in rest if " " not in word)
     judge = _COMMANDS.get(command)
+    if judge is None and command not in _READING | _ADDING:
+        call.refuse(f"git {command[:40]} is not allowed here.")
+    _common(call, rest)
     if judge is not None:
         judge(call, rest)
-    elif command not in _READING | _ADDING:
-        call.refuse(f"git {command[:40]} is not allowed here.")
-    else:
-        _common(call, rest)
-        if command == "format-patch":
-            for word in parse(rest, "-o").of("-o"):
-                call.places.write(word)
+    elif command == "format-patch":
+        for word in parse(rest, "-o").of("-o"):
+            call.places.write(word)
 
 
 def _common(call: Call, rest: tuple[str, ...]) -> None:
@@ -91,7 +94,6 @@ def _no(*options: str, why: str) -> Callable[[Call, tuple[str, ...]], None]:
     """A judge that refuses the named options (short ones within a cluster too)."""
 
     def judge(call: Call, rest: tuple[str, ...]) -> None:
-        _common(call, rest)
         if parse(rest).has(*options):
             call.refuse(why)
 
@@ -102,7 +104,6 @@ def _only(*verbs: str) -> Callable[[Call, tuple[str, ...]], None]:
     """A judge that lets only the named sub-commands through ("" for none)."""
 
     def judge(call: Call, rest: tuple[str, ...]) -> None:
-        _common(call, rest)
         verb = next((word for word in rest if not word.startswith("-")), "")
         if verb not in verbs:
             call.refuse(f"{verb[:40]!r} loses or rewrites something.")
@@ -119,6 +120,8 @@ def _checkout(call: Call, rest: tuple[str, ...]) -> None:
     at = rest.index("--") if "--" in rest else len(rest)
     if rest[at + 1 :] or any(word in (".", "./", ":/", "*") or wild(word) for word in given.operands):
         call.refuse("checking out files discards their changes; commit or stash them first.")
+    if any(_A_FILE.search(word) for word in given.operands[:1]) and not given.has("-b", "-c", "--orphan"):
+        call.refuse("checking out a file discards its changes; commit or stash them first.")
     if len(given.operands) > (2 if given.has("-b", "-c", "--orphan", "-t", "--track") else 1):
         call.refuse("checking out files discards their changes; commit or stash them first.")
 
@@ -237,6 +240,7 @@ _COMMANDS: dict[str, Callable[[Call, tuple[str, ...]], None]] = {
     "reset": _no("--hard", "--merge", "--keep", why="this discards changes; commit or stash them first."),
     "reflog": _only("", "show", "exists", "HEAD", "list"),
     "worktree": _worktree,
+    "maintenance": _only("run"),
     "lfs": _only("", "pull", "fetch", "ls-files", "track", "status", "env", "version", "install"),
     "symbolic-ref": _only("HEAD"),
     "bundle": _only("verify", "list-heads"),

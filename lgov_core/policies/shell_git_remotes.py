@@ -39,7 +39,10 @@ def _push(call: Call, rest: tuple[str, ...]) -> None:
 def _submodule(call: Call, rest: tuple[str, ...]) -> None:
     words = [word for word in rest if not word.startswith("-")]
     if words[:1] == ["foreach"]:
-        call.runner.script(call.literal(" ".join(words[1:]), "the command"))
+        inner = list(rest[rest.index("foreach") + 1 :])
+        while inner and inner[0] in ("--recursive", "--quiet", "-q"):
+            inner.pop(0)
+        call.runner.script(call.literal(" ".join(inner), "the command"))
     elif (words[:1] or ["status"])[0] not in ("status", "update", "init", "summary", "sync") or parse(rest).has(
         "--force", "-f"
     ):

@@ -8,12 +8,16 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from lgov_core.policies.shell_call import is_option
-from lgov_core.policies.shell_syntax import every_node, nodes_above, nodes_of
+from lgov_core.policies.shell_syntax import REDIRECTS, WORDS, every_node, nodes_above, nodes_of
 from lgov_core.policies.shell_words import UNKNOWN, Words
 
 if TYPE_CHECKING:
     from tree_sitter import Node
 
+#: Commands that put what they read into the variables they are given, and those that leave a variable empty.
+_FILLING = ({"read"}, {"mapfile"}, {"readarray"}, {"getopts"}, {"printf", "-v"}, {"wait", "-p"})
+_EMPTYING = ("local ", "declare ", "typeset ")
+_ASSIGNING = re.compile(r"\$\{([A-Za-z_]\w*):?=")
 _LOOPS = frozenset({"while_statement", "for_statement", "c_style_for_statement"})
 
 
@@ -35,8 +39,10 @@ class Values:
                         self._may_be(re.split(r"[\[+]", self.words.text(name_node))[0], self.assigned(node))
                 elif node.type == "for_statement":
                     self._loop_variable(node)
-                elif node.type in ("command", "declaration_command"):
+                elif node.type in ("command", "declaration_command", "unset_command"):
                     self._filled(node)
+                elif node.type == "expansion" and (match := _ASSIGNING.match(self.words.text(node))):
+                    self._may_be(match[1], [UNKNOWN])
         for name, values in self.variables.items():
             if values != before.get(name, values):
                 values[:] = [UNKNOWN]
@@ -87,14 +93,35 @@ class Values:
             self._may_be(self.words.text(variable), items or [UNKNOWN])
 
     def _filled(self, node: Node) -> None:
-        """Variables that a command fills: with what, nobody knows here."""
-        texts = [self.words.text(child) for child in node.named_children]
-        if not texts:
-            return
-        first = texts[0]
-        if first in ("read", "mapfile", "readarray", "getopts") or (first == "printf" and "-v" in texts[1:2]):
-            for text in texts[1:]:
-                if re.fullmatch(r"[A-Za-z_]\w*", text):
-                    self._may_be(text, [UNKNOWN])
-            if first == "read":
-                self._may_be("REPLY", [UNKNOWN])
+        """Variables that a command fills or empties: with what, nobody knows here."""
+        parts = [child for child in node.named_children if child.type not in ("variable_assignment", *REDIRECTS)]
+        texts = [self.words.text(child) for child in parts]
+        names = [text for text in texts if re.fullmatch(r"[A-Za-z_]\w*", text)]
+        emptied = self.words.text(node).startswith(_EMPTYING)
+        for name in names if emptied or node.type == "unset_command" else ():
+            if not (emptied and self._given_later(node, name)):
+                self._may_be(name, [""])
+        if any(pair <= {*texts} for pair in _FILLING):
+            for name in (*names, "REPLY"):
+                self._may_be(name, [UNKNOWN])
+        if {"eval", "trap"}.intersection(texts):
+            for name in re.findall(r"[A-Za-z_]\w*", self.words.text(node)):
+                self._may_be(name, [UNKNOWN])
+        self._handed_on(node, parts)
+
+    def _given_later(self, node: Node, name: str) -> bool:
+        """Whether the text gives the variable a value after ``node``, which declares it without one."""
+        body = next((up for up in nodes_above(node) if up.type in ("function_definition", "program")), node)
+        for other in nodes_of(body, "variable_assignment"):
+            name_node = other.child_by_field_name("name")
+            if other.start_byte > node.end_byte and name_node is not None and self.words.text(name_node) == name:
+                return True
+        return False
+
+    def _handed_on(self, node: Node, parts: Sequence[Node]) -> None:
+        """Values in words such as ``env x=1 ...`` and ``export "x=1"``."""
+        for child in parts:
+            if "=" in self.words.text(child) and child.type in WORDS:
+                for name, _, value in (field.partition("=") for field in self.words.fields(child)):
+                    if name in self.variables or node.type == "declaration_command":
+                        self._may_be(name, [value])

@@ -151,6 +151,26 @@ trivy plugin install evil
 pip uninstall -y requests
 rsync --list-only evil.example:/x -e 'sh -c id'
 rsync --list-only user@host:/x ./here
+x=build; declare "x=src"; rm -rf $x
+x=build; export "x=src"; rm -rf $x
+x=build; IFS= read -r x <<< src; rm -rf $x
+x=; : ${x:=/../src}; rm -rf build$x
+x=/srv/project; unset x; rm -rf "$x"/build
+x=build; for i in 1 2; do rm -rf $x; eval 'x=src'; done
+x=build; local x; rm -rf $x/src
+x=build; command read x <<< src; rm -rf $x
+x=build; builtin printf -v x src; rm -rf $x
+x=build; env x=src bash -c 'rm -rf $x'
+x=build; wait -n -p x; rm -rf $x
+git stash show -p --output=/etc/x
+git branch --output=/etc/x
+git checkout -b x --output=/etc/x
+git stash show --ext-diff
+git submodule foreach --recursive git reset --hard
+git checkout src/file.py
+git maintenance start
+find -O3 / -name '*.o' -delete
+find . -files0-from x -name '*.o' -delete
 """
 
 

@@ -396,6 +396,13 @@ find . -name '*.o' -newer x -delete
 mv dist/app.tgz . && rm -rf dist
 mv a.txt build/ && rm -rf tmp
 find . -name node_modules -type d -prune -exec rm -rf {} +
+f() { local x; x=build; rm -rf "$x"; }; f
+mkdir -p build; dir=build; rm -rf $dir
+git submodule foreach --quiet git status
+git checkout release/1.x
+git checkout fix/timeouts
+git stash show -p --stat
+git maintenance run
 """
 
 
