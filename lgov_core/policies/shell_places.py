@@ -7,6 +7,7 @@ import posixpath
 import re
 from collections.abc import Iterable
 from fnmatch import fnmatchcase
+from functools import lru_cache
 
 from lgov_core.policies.shell_secrets import HOLDING_SECRETS, is_secret
 from lgov_core.policies.shell_words import ANY, HOME, STAR, UNKNOWN
@@ -131,7 +132,7 @@ class Places:
             if not any(inside(path, root) for root in self.writable):
                 raise Refused("shell-write", f"{shown(field)} lies outside of {', '.join(self.writable)}.")
             below = _names(path, self.writable)
-            if any(_matches(name, glob) for name in below for glob in _PROTECTED):
+            if any(_is_protected(name) for name in below):
                 raise Refused("shell-write", f"{shown(field)} makes other programs run what is in it.")
             if not may_be_secret and is_secret("/".join(below)):
                 raise Refused("shell-secret", f"{shown(field)} holds keys, credentials or private history.")
@@ -236,6 +237,11 @@ def inside(path: str, root: str) -> bool:
 def _names(path: str, roots: Iterable[str]) -> list[str]:
     holding = [root for root in roots if inside(path, root)]
     return os.path.relpath(path, max(holding, key=len)).split("/") if holding else path.split("/")
+
+
+@lru_cache(4096)
+def _is_protected(name: str) -> bool:
+    return any(_matches(name, glob) for glob in _PROTECTED)
 
 
 def _matches(name: str, glob: str) -> bool:

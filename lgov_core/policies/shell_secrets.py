@@ -5,6 +5,7 @@ from __future__ import annotations
 import os.path
 import re
 from fnmatch import fnmatchcase
+from functools import lru_cache
 from itertools import pairwise
 
 from lgov_core.policies.shell_words import ANY, HOME, STAR, UNKNOWN
@@ -150,11 +151,16 @@ def is_secret(word: str) -> bool:
     names = [*parts, *("/".join(pair) for pair in pairwise(parts))]
     if any(fnmatchcase(parts[-1], glob) for glob in _TEMPLATES):
         names = [name for name in names if name not in (parts[-1], ".ssh") and not name.startswith(".ssh/")]
-    if any(fnmatchcase(name, glob) for name in names for glob in _SECRET_NAMES if name):
+    if any(_is_secret_name(name) for name in names if name):
         return True
     if path.startswith("/") and any(fnmatchcase(path, glob) for glob in _SECRET_PATHS):
         return True
     return _may_be_secret(path) if re.search(f"[{UNKNOWN}{STAR}{ANY}]", path) else False
+
+
+@lru_cache(4096)
+def _is_secret_name(name: str) -> bool:
+    return any(fnmatchcase(name, glob) for glob in _SECRET_NAMES)
 
 
 def _may_be_secret(path: str) -> bool:

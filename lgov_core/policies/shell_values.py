@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import posixpath
 import re
+from bisect import bisect
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -26,10 +27,15 @@ class Values:
 
     def __init__(self, words: Words, variables: dict[str, list[str]]) -> None:
         self.words, self.variables = words, variables
+        self._given: dict[str, list[int]] = {}
 
     def collect(self, root: Node) -> None:
         """Fills ``variables``: every value that stands in the text, and UNKNOWN where values come from one another."""
         before: dict[str, list[str]] = {}
+        for node in nodes_of(root, "variable_assignment"):
+            name_node = node.child_by_field_name("name")
+            if name_node is not None:
+                self._given.setdefault(self.words.text(name_node), []).append(node.start_byte)
         for _ in range(2):
             before = {name: list(values) for name, values in self.variables.items()}
             for node in every_node(root):
@@ -112,11 +118,9 @@ class Values:
     def _given_later(self, node: Node, name: str) -> bool:
         """Whether the text gives the variable a value after ``node``, which declares it without one."""
         body = next((up for up in nodes_above(node) if up.type in ("function_definition", "program")), node)
-        for other in nodes_of(body, "variable_assignment"):
-            name_node = other.child_by_field_name("name")
-            if other.start_byte > node.end_byte and name_node is not None and self.words.text(name_node) == name:
-                return True
-        return False
+        given = self._given.get(name, [])
+        at = bisect(given, node.end_byte)
+        return at < len(given) and given[at] < body.end_byte
 
     def _handed_on(self, node: Node, parts: Sequence[Node]) -> None:
         """Values in words such as ``env x=1 ...`` and ``export "x=1"``."""
