@@ -61,6 +61,6 @@ $(PEER)/.installed: pyproject.toml constraints.txt
 	@echo "making $(PEER)"
 	@$(PYTHON) -m venv $(PEER)
 	@$(PEER)/bin/python -m pip --disable-pip-version-check --quiet install --upgrade "pip>=25.1"
-	@$(PEER)/bin/python -m pip --disable-pip-version-check --quiet install -c constraints.txt -e .
+	@$(PEER)/bin/python -m pip --disable-pip-version-check --quiet install -c constraints.txt -e ".[fast]"
 	@$(PEER)/bin/python -m pip --disable-pip-version-check --quiet install -c constraints.txt $(PEER_PACKAGE) || echo "$(PEER_PACKAGE) cannot be installed: no comparison"
 	@touch $@

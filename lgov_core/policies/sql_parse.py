@@ -11,15 +11,24 @@ if TYPE_CHECKING:
 
 Parse = Callable[[str], "tuple[exp.Expr | None, list[Any]]"]
 
+#: How many nodes the parser may make, in all its attempts. It tries some texts in both of two ways at each step (joins
+#: without ON among them), which doubles the work each time; an ordinary text takes two nodes a token.
+_NODES, _NODES_OF_TOKEN = 2_000, 8
+
+
+class TooMuchWork(Exception):
+    """The parser gave up, though the text may be SQL."""
+
 
 def make_parser(dialect: str) -> tuple[Parse, frozenset[str]]:
     """A parser, and the dialect's keywords in lower case.
 
     The parser goes from the text of one statement to its tree (None: not understood) and its tokens, each with its
-    ``text`` and the places of its first and last character, ``start`` and ``end``.
+    ``text`` and the places of its first and last character, ``start`` and ``end``. It raises `TooMuchWork`, and may raise
+    RecursionError.
     """
     from sqlglot.dialects.dialect import Dialect
-    from sqlglot.errors import ErrorLevel, SqlglotError
+    from sqlglot.errors import ErrorLevel, ParseError, SqlglotError
 
     reader = Dialect.get_or_raise(dialect)
 
@@ -34,7 +43,12 @@ def make_parser(dialect: str) -> tuple[Parse, frozenset[str]]:
     def parse(text: str) -> tuple[exp.Expr | None, list[Any]]:
         try:
             tokens = of_thread.tokenizer.tokenize(text)
-            trees = reader.parser(error_level=ErrorLevel.RAISE).parse(tokens, text)
+            most = _NODES + _NODES_OF_TOKEN * len(tokens)
+            trees = reader.parser(error_level=ErrorLevel.IMMEDIATE, max_nodes=most).parse(tokens, text)
+        except ParseError as error:
+            if "Maximum number of AST nodes" in str(error):
+                raise TooMuchWork from error
+            return None, []
         except (SqlglotError, ValueError, TypeError, AttributeError, KeyError, IndexError):
             return None, []  # the parser's own slips on odd text count as text that it does not understand
         return (trees[0] if len(trees) == 1 else None), tokens

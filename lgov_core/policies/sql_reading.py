@@ -17,7 +17,7 @@ from lgov_core.policies.sql_columns import reached_column
 from lgov_core.policies.sql_functions import is_harmless
 from lgov_core.policies.sql_limit import NoLimit, limited, same_but_for_the_limit
 from lgov_core.policies.sql_names import is_dangerous, is_dangerous_package
-from lgov_core.policies.sql_parse import make_parser
+from lgov_core.policies.sql_parse import TooMuchWork, make_parser
 from lgov_core.policies.sql_rules import SEVERITIES, Settings, folded, may_mean, names
 from lgov_core.policies.sql_text import Lexicon, Statement, UnclearSQL, same_reading
 from lgov_core.types import Severity
@@ -134,7 +134,12 @@ class Reading:
         return None
 
     def _check_parsed(self, statement: Statement, kind: str, explained: bool) -> str | None:
-        tree, tokens = self._tree(statement, kind)
+        try:
+            tree, tokens = self._tree(statement, kind)
+        except TooMuchWork:
+            raise Found(
+                "sql-too-deep", "The SQL is too intricate to read; write a simpler query.", Severity.MEDIUM
+            ) from None
         nodes = sql_tree.nodes_of(tree)
         try:
             self._check_tree(statement, tree, nodes)
@@ -276,7 +281,10 @@ class Reading:
             raise Found("sql-max-rows", str(unclear), Severity.LOW) from None
         if text is None:
             return None
-        again, _ = self._parse(text)
+        try:
+            again, _ = self._parse(text)
+        except TooMuchWork:
+            again = None
         if again is None or not same_but_for_the_limit(tree, again, rows):
             raise Found("sql-max-rows", f"At most {rows} rows may be read; write that limit.", Severity.LOW)
         return text

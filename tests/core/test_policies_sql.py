@@ -406,6 +406,7 @@ def test_a_function_of_somebody_is_unknown_whatever_its_name() -> None:
         ("SELECT " + "- " * 40 + "1", "sql-too-deep"),
         ("SELECT " + "NOT " * 3000 + "1", "sql-too-deep"),
         ("SELECT " + "CASE WHEN 1 THEN " * 900 + "1" + " END" * 900, "sql-too-deep"),
+        ("SELECT * FROM t " + "JOIN b " * 24, "sql-too-deep"),  # minutes, if the parser had its way
     ],
 )
 def test_texts_too_long_or_too_deep_are_denied(text: str, rule: str) -> None:
