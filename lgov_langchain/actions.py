@@ -2,30 +2,31 @@
 
 from __future__ import annotations
 
-import json
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeGuard
 
 from langchain_core.messages import (
     AIMessage,
-    AnyMessage,
     BaseMessage,
     HumanMessage,
-    SystemMessage,
     ToolMessage,
     convert_to_messages,
 )
 from langchain_core.runnables.config import ensure_config
 
-from lgov_core.types import Action, Decision, Point, ToolStatus, new_id
+from lgov_core.governed_call import ModelReading
+from lgov_core.types import Action, Decision, Kind, Point
 
 if TYPE_CHECKING:
-    from langchain.agents.middleware.types import ModelRequest
     from langgraph.prebuilt.tool_node import ToolCallRequest
 
 FRAMEWORK = "langchain"
 
-_NOT_CONNECTED = frozenset({"ConnectError", "ConnectTimeout", "ConnectionRefusedError", "PoolTimeout"})
+#: How tools that hand the conversation over are named and marked by LangGraph's own packages and documents.
+_HANDOFF_NAME = re.compile(r"(transfer|hand_?off)(_back)?_to_")
+_HANDOFF_MARK = "__handoff_destination"
+
 _ROLES = {"human": "user", "ai": "assistant", "AIMessageChunk": "assistant", "HumanMessageChunk": "user"}
 
 
@@ -60,59 +61,40 @@ def tool_action(request: ToolCallRequest) -> Action:
     return Action(
         Point.PRE_TOOL_CALL,
         name=call["name"],
+        kind=kind_of(call["name"], request.tool),
         arguments=dict(call["args"]),
         agent=agent_name(getattr(request.runtime, "config", None)),
         framework=FRAMEWORK,
         call_id=call["id"],
-        operation_id=new_id("op"),
         native=request,
     )
 
 
-def model_action(request: ModelRequest[Any], point: Point = Point.PRE_MODEL_CALL, **fields: Any) -> Action:
-    """The model call that is about to be sent; ``fields`` replaces what is different at another point."""
-    if point is Point.PRE_MODEL_CALL:
-        fields["arguments"] = {
-            "messages": [as_mapping(message) for message in all_messages(request)],
-            **_reply_limit(request),
-        }
-    text_point = point in (Point.INPUT, Point.OUTPUT)
-    return Action(
-        point,
-        name=(agent_name() or "agent") if text_point else model_name(request.model),
-        kind="text" if text_point else "model",
-        agent=agent_name(),
-        framework=FRAMEWORK,
-        native=request,
-        **fields,
-    )
+def kind_of(name: str, tool: Any = None) -> Kind:
+    """What kind of act a tool is: a hand-off says so by its name (``transfer_to_x``) or by LangGraph's mark on it."""
+    marked = _HANDOFF_MARK in (getattr(tool, "metadata", None) or {})
+    return "handoff" if marked or _HANDOFF_NAME.match(name) else "function"
 
 
-def _reply_limit(request: ModelRequest[Any]) -> dict[str, int]:
+def reply_limit(model: Any, settings: Mapping[str, Any]) -> dict[str, int]:
     """How long the reply may be, as an entry for ``Action.arguments``; empty when nothing says so."""
     names = ("max_completion_tokens", "max_tokens", "max_output_tokens")
-    settings = request.model_settings or {}
-    found = [settings.get(name) for name in names] + [getattr(request.model, name, None) for name in names]
+    found = [settings.get(name) for name in names] + [getattr(model, name, None) for name in names]
     limit = next((value for value in found if type(value) is int and value > 0), None)
     return {} if limit is None else {"max_output_tokens": limit}
 
 
-def was_refused(error: BaseException) -> bool:
-    """Whether the model certainly did not run: its server answered with an error status, or could not be connected to."""
-    seen: BaseException | None = error
-    while seen is not None:
-        if isinstance(getattr(seen, "status_code", None), int) or type(seen).__name__ in _NOT_CONNECTED:
-            return True
-        seen = seen.__cause__
-    return False
-
-
-def usage_of(reply: AIMessage) -> dict[str, Any]:
-    """What the reply says it used, as an entry for ``Action.arguments``; empty when it does not say."""
-    used = reply.usage_metadata
-    if used is None:
-        return {}
-    return {"usage": {"input_tokens": used["input_tokens"], "output_tokens": used["output_tokens"]}}
+def model_reading(reply: AIMessage) -> ModelReading:
+    """What the model wrote. Its id is the endpoint's, or None: LangChain's own ids of messages join nothing."""
+    used, details = reply.usage_metadata, reply.response_metadata
+    return ModelReading(
+        str(reply.text),
+        [_plain_call(call) for call in reply.tool_calls],
+        usage=None if used is None else {name: used[name] for name in ("input_tokens", "output_tokens")},
+        response_id=details.get("id"),
+        response_model=details.get("model_name"),
+        finish_reason=details.get("finish_reason"),
+    )
 
 
 def model_name(model: Any) -> str:
@@ -123,15 +105,10 @@ def model_name(model: Any) -> str:
     return type(model).__name__
 
 
-def all_messages(request: ModelRequest[Any]) -> list[AnyMessage]:
-    """The messages of the call in the order in which they are sent, the system message first."""
-    return [request.system_message, *request.messages] if request.system_message else list(request.messages)
-
-
-def new_user_messages(request: ModelRequest[Any]) -> list[HumanMessage]:
+def new_user_messages(messages: Sequence[BaseMessage]) -> list[HumanMessage]:
     """What the user said since the agent last did anything: the human messages at the end, oldest first."""
     found: list[HumanMessage] = []
-    for message in reversed(request.messages):
+    for message in reversed(messages):
         if not isinstance(message, HumanMessage):
             break
         found.append(message)
@@ -165,14 +142,6 @@ def result_text(result: Any) -> str:
     return "\n".join(str(message.text) for message in result_messages(result))
 
 
-def failure_status(error: BaseException) -> ToolStatus:
-    """What a tool that raised ``error`` is recorded as."""
-    if isinstance(error, TimeoutError):
-        return "timeout"
-    # Arguments that do not fit are a ValidationError of either pydantic generation.
-    return "invalid_args" if type(error).__name__ == "ValidationError" else "error"
-
-
 def is_interrupt(error: BaseException) -> bool:
     """Whether LangGraph only pauses the run (a question to a person, a jump to a parent graph): nothing failed."""
     return any(cls.__name__ == "GraphBubbleUp" for cls in type(error).__mro__)
@@ -181,9 +150,9 @@ def is_interrupt(error: BaseException) -> bool:
 # ---------------------------------------------------------------------- into LangChain
 
 
-def denial_message(decision: Decision, call: Mapping[str, Any]) -> ToolMessage:
+def denial_message(told: str, name: str, call_id: str) -> ToolMessage:
     """The denial as the answer to a tool call."""
-    return ToolMessage(content=decision.tell(), name=call["name"], tool_call_id=call["id"], status="error")
+    return ToolMessage(content=told, name=name, tool_call_id=call_id, status="error")
 
 
 def denial_reply(decision: Decision, instead_of: AIMessage | None = None) -> AIMessage:
@@ -234,32 +203,23 @@ def _map_messages(value: Any, change: Callable[[ToolMessage], ToolMessage]) -> A
     return value
 
 
-def with_messages(request: ModelRequest[Any], mappings: Sequence[Mapping[str, Any]]) -> ModelRequest[Any]:
-    """``request`` with the messages of a transform. A message that the transform left alone stays the object it was.
+def with_messages(messages: Sequence[BaseMessage], mappings: Sequence[Mapping[str, Any]]) -> list[BaseMessage]:
+    """The messages as a transform left them. One that the transform left alone stays the object it was.
 
     Raises `ValueError` when a mapping is not a message.
     """
-    originals = all_messages(request)
-    messages: list[AnyMessage] = []
+    found: list[BaseMessage] = []
     for position, mapping in enumerate(mappings):
-        original = originals[position] if position < len(originals) else None
+        original = messages[position] if position < len(messages) else None
         if original is not None and as_mapping(original) == mapping:
-            messages.append(original)
+            found.append(original)
         elif original is not None and {**as_mapping(original), "content": ""} == {**mapping, "content": ""}:
             content = _content_with_text(original.content, str(mapping["content"]))
-            messages.append(original.model_copy(update={"content": content}))
+            found.append(original.model_copy(update={"content": content}))
         else:
-            messages.extend(convert_to_messages([_without_nulls(mapping)]))  # type: ignore[arg-type]
-    first = messages[0] if messages else None
-    if isinstance(first, SystemMessage):
-        return request.override(system_message=first, messages=messages[1:])
-    return request.override(system_message=None, messages=messages)
+            found.extend(convert_to_messages([_without_nulls(mapping)]))  # type: ignore[arg-type]
+    return found
 
 
 def _without_nulls(mapping: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in mapping.items() if value is not None}
-
-
-def json_text(value: Any) -> str:
-    """Any value as JSON, for spans; what JSON cannot say is written with ``str``."""
-    return json.dumps(value, default=str, ensure_ascii=False)

@@ -1,26 +1,24 @@
 """Judges tool calls where all of them pass: ``BaseTool.run`` and ``BaseTool.arun``. Installed by `arming`.
 
-A call that the middleware has judged passes through untouched (see `coverage`). Any other call is judged, recorded
-and its result judged here. A denial is what the tool returns: a tool message with status ``error`` if the call came
-from a model, its text otherwise.
+A call that the middleware or a governed ``ToolNode`` has judged passes through untouched (see
+`lgov_core.coverage`). Any other call is judged, recorded and its result judged here. A denial is what the tool returns:
+a tool message with status ``error`` if the call came from a model, its text otherwise.
 """
 
 from __future__ import annotations
 
 import functools
 import inspect
-import time
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from langchain_core.messages import ToolMessage
-
-from lgov_core.coverage import CoveredCall, covered_call, covering
-from lgov_core.errors import PolicyDenied
-from lgov_core.types import Action, Decision, Point, ToolOutcome, new_id
+from lgov_core.coverage import CoveredCall, covered_call
+from lgov_core.governed_call import GovernedResult, ToolReading, agovern_tool, govern_tool
+from lgov_core.types import Action, Point
 from lgov_langchain import actions
 from lgov_langchain.arming import acting_governor
+from lgov_langchain.watching import standing_under
 
 if TYPE_CHECKING:
     from langchain_core.tools import BaseTool
@@ -36,28 +34,38 @@ class _Call:
     """One execution that has to be judged: what it is, what was passed in, the judged call it runs inside, if any."""
 
     action: Action
-    tool_input: Any
+    passed: inspect.BoundArguments
     outer: CoveredCall | None
-    started_at: float
-    clock: float
 
-    def outcome(self, status: Any, decision: Decision, **fields: Any) -> ToolOutcome:
-        duration = 0.0 if status == "denied" else time.perf_counter() - self.clock
-        return ToolOutcome(
-            self.action, status, decision=decision, started_at=self.started_at, duration_s=duration, **fields
-        )
+    @property
+    def surroundings(self) -> tuple[Any, Any]:
+        """LangChain's configuration and callbacks of the call, which say what it runs under."""
+        return self.passed.arguments.get("config"), self.passed.arguments.get("callbacks")
 
-    def returned(self, decision: Decision, result: Any) -> ToolOutcome:
-        text = _text(result)
-        failed = any(message.status == "error" for message in actions.result_messages(result))
-        return self.outcome("error" if failed else "ok", decision, result=text, error=text if failed else None)
+    def with_arguments(self, arguments: Mapping[str, Any]) -> inspect.BoundArguments:
+        """What to pass on so that the tool runs with ``arguments``."""
+        tool_input = self.passed.arguments["tool_input"]
+        if not isinstance(tool_input, Mapping):
+            self.passed.arguments["tool_input"] = arguments[_SINGLE]
+        elif arguments is not self.action.arguments:
+            injected = {key: value for key, value in tool_input.items() if key not in self.action.arguments}
+            self.passed.arguments["tool_input"] = {**arguments, **injected}
+        return self.passed
 
-    def raised(self, decision: Decision, error: BaseException) -> ToolOutcome:
-        status = actions.failure_status(error)
-        return self.outcome(status, decision, error_type=type(error).__name__, error=str(error))
+    def answer(self, result: GovernedResult[Any]) -> Any:
+        """What the caller of the tool gets."""
+        call_id = self.action.call_id
+        if result.told is not None:
+            return result.told if call_id is None else actions.denial_message(result.told, self.action.name, call_id)
+        if result.text is None:
+            return result.result
+        messages = actions.result_messages(result.result)
+        return actions.with_result_text(result.result, result.text) if messages else result.text
 
-    def mark_recorded(self) -> None:
-        """Tells the middleware around this call that its outcome is on record already."""
+    def recorded(self, error: BaseException | None = None) -> None:
+        """Tells whoever judged the call around this one that its outcome is on record already."""
+        if error is not None and actions.is_interrupt(error):
+            return
         if self.outer is not None and self.outer.call_id == self.action.call_id:
             self.outer.recorded = True
 
@@ -69,27 +77,22 @@ def wrap_run(run: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(run)
     def governed_run(self: BaseTool, *args: Any, **kwargs: Any) -> Any:
         governor = acting_governor()
-        bound = signature.bind(self, *args, **kwargs)
-        call = None if governor is None else _to_judge(governor, self, bound.arguments)
+        call = None if governor is None else _to_judge(governor, self, signature.bind(self, *args, **kwargs))
         if governor is None or call is None:
             return run(self, *args, **kwargs)
-        decision = governor.decide(call.action)
-        if decision.blocks:
-            governor.record(call.outcome("denied", decision))
-            call.mark_recorded()
-            return _refusal(decision, call.action)
-        bound.arguments["tool_input"] = _permitted_input(call, decision)
+
+        def go(arguments: Mapping[str, Any]) -> Any:
+            passed = call.with_arguments(arguments)
+            return run(*passed.args, **passed.kwargs)
+
         try:
-            with covering(_covered(governor, call, decision)):
-                result = run(*bound.args, **bound.kwargs)
+            with standing_under(governor, *call.surroundings):
+                result = govern_tool(governor, call.action, go, _reading, is_pause=actions.is_interrupt)
         except BaseException as error:
-            if not actions.is_interrupt(error):
-                governor.record(call.raised(decision, error))
-                call.mark_recorded()
+            call.recorded(error)
             raise
-        governor.record(call.returned(decision, result))
-        call.mark_recorded()
-        return _judged_result(governor.decide(_result_action(call.action, result)), call.action, result)
+        call.recorded()
+        return call.answer(result)
 
     return governed_run
 
@@ -101,50 +104,44 @@ def wrap_arun(arun: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[An
     @functools.wraps(arun)
     async def governed_arun(self: BaseTool, *args: Any, **kwargs: Any) -> Any:
         governor = acting_governor()
-        bound = signature.bind(self, *args, **kwargs)
-        call = None if governor is None else _to_judge(governor, self, bound.arguments)
+        call = None if governor is None else _to_judge(governor, self, signature.bind(self, *args, **kwargs))
         if governor is None or call is None:
             return await arun(self, *args, **kwargs)
-        decision = await governor.adecide(call.action)
-        if decision.blocks:
-            await governor.arecord(call.outcome("denied", decision))
-            call.mark_recorded()
-            return _refusal(decision, call.action)
-        bound.arguments["tool_input"] = _permitted_input(call, decision)
+
+        async def go(arguments: Mapping[str, Any]) -> Any:
+            passed = call.with_arguments(arguments)
+            return await arun(*passed.args, **passed.kwargs)
+
         try:
-            with covering(_covered(governor, call, decision)):
-                result = await arun(*bound.args, **bound.kwargs)
+            with standing_under(governor, *call.surroundings):
+                result = await agovern_tool(governor, call.action, go, _reading, is_pause=actions.is_interrupt)
         except BaseException as error:
-            if not actions.is_interrupt(error):
-                governor.record(call.raised(decision, error))  # not awaited: the task may be cancelled
-                call.mark_recorded()
+            call.recorded(error)
             raise
-        await governor.arecord(call.returned(decision, result))
-        call.mark_recorded()
-        return _judged_result(await governor.adecide(_result_action(call.action, result)), call.action, result)
+        call.recorded()
+        return call.answer(result)
 
     return governed_arun
 
 
-def _to_judge(governor: Governor, tool: BaseTool, passed: Mapping[str, Any]) -> _Call | None:
+def _to_judge(governor: Governor, tool: BaseTool, passed: inspect.BoundArguments) -> _Call | None:
     """The call if it has to be judged here, or None if its judgement was made before."""
-    tool_input, call_id = passed["tool_input"], passed.get("tool_call_id")
+    tool_input, call_id = passed.arguments["tool_input"], passed.arguments.get("tool_call_id")
     arguments = _model_arguments(tool, tool_input) if isinstance(tool_input, Mapping) else {_SINGLE: tool_input}
     outer = covered_call()
     if outer is not None and outer.covers(governor, tool.name, arguments, call_id):
         return None
-    config = passed.get("config") or {}
     action = Action(
         Point.PRE_TOOL_CALL,
         name=tool.name,
+        kind=actions.kind_of(tool.name, tool),
         arguments=arguments,
-        agent=actions.agent_name(config) or actions.agent_name(),
+        agent=actions.agent_name(passed.arguments.get("config") or {}) or actions.agent_name(),
         framework=actions.FRAMEWORK,
         call_id=call_id,
-        operation_id=new_id("op"),
         native=tool,
     )
-    return _Call(action, tool_input, outer, time.time(), time.perf_counter())
+    return _Call(action, passed, outer)
 
 
 def _model_arguments(tool: BaseTool, tool_input: Mapping[str, Any]) -> dict[str, Any]:
@@ -170,39 +167,8 @@ def _parameters(tool: BaseTool) -> set[str]:
     }
 
 
-def _permitted_input(call: _Call, decision: Decision) -> Any:
-    if decision.arguments is None:
-        return call.tool_input
-    if not isinstance(call.tool_input, Mapping):
-        return decision.arguments[_SINGLE]
-    injected = {key: value for key, value in call.tool_input.items() if key not in call.action.arguments}
-    return {**decision.arguments, **injected}
-
-
-def _covered(governor: Governor, call: _Call, decision: Decision) -> CoveredCall:
-    arguments = call.action.arguments if decision.arguments is None else decision.arguments
-    return CoveredCall(governor, call.action.name, arguments, call.action.call_id)
-
-
-def _refusal(decision: Decision, action: Action) -> ToolMessage | str:
-    if decision.abort:
-        raise PolicyDenied(decision)
-    if action.call_id is None:
-        return decision.tell()
-    return actions.denial_message(decision, {"name": action.name, "id": action.call_id})
-
-
-def _text(result: Any) -> str:
-    return actions.result_text(result) if actions.result_messages(result) else str(result)
-
-
-def _result_action(action: Action, result: Any) -> Action:
-    return replace(action, point=Point.POST_TOOL_CALL, text=_text(result), native=result)
-
-
-def _judged_result(decision: Decision, action: Action, result: Any) -> Any:
-    if decision.blocks:
-        return _refusal(decision, action)
-    if decision.text is None:
-        return result
-    return actions.with_result_text(result, decision.text) if actions.result_messages(result) else decision.text
+def _reading(result: Any) -> ToolReading:
+    messages = actions.result_messages(result)
+    text = actions.result_text(result) if messages else str(result)
+    failed = any(message.status == "error" for message in messages)
+    return ToolReading(text, "error" if failed else "ok")

@@ -1,40 +1,27 @@
-"""Observes what LangChain does: agent runs, model calls and tool calls become spans. Enforces nothing."""
+"""Observes what LangChain does: agent runs, model calls and tool calls become spans. Alone, it also stops denied tools."""
 
 from __future__ import annotations
 
-import threading
-import time
-from dataclasses import dataclass, field
+import inspect
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
-from langchain_core.callbacks import BaseCallbackHandler
+from langchain_core.callbacks import AsyncCallbackHandler, BaseCallbackHandler
 
-from lgov_core.scope import RolloutScope, current_scope
+from lgov_core.coverage import covered_call, model_call_covered
+from lgov_core.errors import PolicyError
+from lgov_core.governed_call import json_text
 from lgov_core.trace import semconv
-from lgov_core.types import Span
+from lgov_core.trace.live import current_span
 from lgov_langchain import actions
+from lgov_langchain.runs import RunTree
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from langchain_core.messages import BaseMessage
     from langchain_core.outputs import LLMResult
 
     from lgov_core.governor import Governor
-
-
-@dataclass(slots=True)
-class _Run:
-    """A run that has not ended. One without ``operation`` is plumbing: it only passes its parent on."""
-
-    root: UUID
-    parent_span: str | None
-    operation: str | None = None
-    name: str = ""
-    started_at: float = field(default_factory=time.time)
-    scope: RolloutScope | None = None
-    attributes: dict[str, Any] = field(default_factory=dict)
+    from lgov_core.types import JSONValue
 
 
 class LgovCallbackHandler(BaseCallbackHandler):
@@ -42,28 +29,51 @@ class LgovCallbackHandler(BaseCallbackHandler):
 
         agent.invoke(question, config={"callbacks": [LgovCallbackHandler(governor)]})
 
-    Prompts, replies, arguments and results are left out unless ``capture_content`` is true. A span belongs to the
-    rollout in whose scope the run began. The handler runs in the thread or task of the call it watches, holds state
-    only for runs that have not ended, and may serve any number of agents at once. Whatever is still open when the
-    outermost run ends is shown with ``ended_at=None``, never silently dropped. Fails open: it is not asked for
-    permission.
+    It observes. Beside `LgovMiddleware`, `wrap_tool_node` or `arm` of the same governor it adds what those do not see
+    and shows no call twice. Where it stands alone it stops a denied tool all the same, as far as a callback can: the
+    tool does not run, and in agents of ``create_agent`` and graphs with a ``ToolNode`` (whose ``handle_tool_errors``
+    lets invocation errors through to the model, as it does by default) the model reads why. Anywhere else the denial
+    is raised out of the tool as `DeniedToolError`. A callback cannot change arguments or results, so a decision that
+    would is a denial here. ``enforce=False`` leaves all tools alone.
+
+    LangChain drops what asynchronous handlers raise. A subclass whose ``on_tool_start`` or ``on_tool_end`` is a
+    coroutine function, or that is not ``run_inline`` or not ``raise_error``, could not stop anything, and making one
+    raises `PolicyError`.
+
+    Prompts, replies, arguments and results are left out unless ``governor.capture_content``. A span belongs to the
+    rollout in whose scope the run began. The handler runs in the thread or task of the call it watches (a slow policy
+    holds that up), holds state only for runs that have not ended, and may serve any number of agents at once. Its spans
+    are not the current ones of OpenTelemetry while a tool runs; those of the middleware are.
     """
 
     run_inline = True
-    raise_error = False
+    raise_error = True
 
-    def __init__(self, governor: Governor, *, capture_content: bool = False) -> None:
+    def __init__(self, governor: Governor | None, *, enforce: bool = True) -> None:
         super().__init__()
         self.governor = governor
-        self.capture_content = capture_content
-        self._runs: dict[UUID, _Run] = {}
-        self._of_root: dict[UUID, set[UUID]] = {}
-        self._lock = threading.Lock()
+        self.tree = RunTree()
+        self._enforcement = None
+        if not enforce or governor is None:
+            self.raise_error = False  # what merely observes must not break what it watches
+        else:
+            _check_can_stop(self)
+            from lgov_langchain.enforcing import CallbackEnforcement
+
+            self._enforcement = CallbackEnforcement(governor)
+        from lgov_langchain.reply_ids import keep_reply_ids
+
+        keep_reply_ids()
+
+    @property
+    def observer(self) -> Governor | None:
+        """Who is shown the spans; None if nobody is."""
+        return self.governor
 
     @property
     def open_runs(self) -> int:
         """How many runs have begun and not ended."""
-        return len(self._runs)
+        return len(self.tree)
 
     # ------------------------------------------------------------------ agents and plumbing
 
@@ -83,17 +93,19 @@ class LgovCallbackHandler(BaseCallbackHandler):
         agent = actions.agent_name({"metadata": metadata})
         is_node = any(tag.startswith("graph:step:") for tag in tags or ())
         if parent_run_id is None or (agent is not None and agent == name and not is_node):
-            self._begin(run_id, parent_run_id, semconv.INVOKE_AGENT, agent or name, {semconv.AGENT_NAME: agent or name})
+            self.tree.begin(run_id, parent_run_id, agent=agent or name)
+            if self.governor is not None:
+                self.tree.span_above(self.governor, run_id)
         else:
-            self._begin(run_id, parent_run_id)
+            self.tree.begin(run_id, parent_run_id)
 
     def on_chain_end(self, outputs: dict[str, Any], *, run_id: UUID, **kwargs: Any) -> None:
         """A runnable ended."""
-        self._end(run_id)
+        self.tree.end(run_id)
 
     def on_chain_error(self, error: BaseException, *, run_id: UUID, **kwargs: Any) -> None:
         """A runnable raised; a pause for a person is no error."""
-        self._end(run_id, error=None if actions.is_interrupt(error) else error)
+        self.tree.end(run_id, error=None if actions.is_interrupt(error) else error)
 
     # ------------------------------------------------------------------ models
 
@@ -108,11 +120,8 @@ class LgovCallbackHandler(BaseCallbackHandler):
         **kwargs: Any,
     ) -> None:
         """A chat model is called."""
-        attributes = _model_attributes(serialized, metadata or {}, kwargs.get("invocation_params") or {})
-        if self.capture_content:
-            said = [actions.as_mapping(message) for message in messages[0]] if messages else []
-            attributes[semconv.INPUT_MESSAGES] = actions.json_text(said)
-        self._begin(run_id, parent_run_id, semconv.CHAT, str(attributes[semconv.REQUEST_MODEL]), attributes)
+        said = [actions.as_mapping(message) for message in messages[0]] if self._keeps_content and messages else None
+        self._begin_model(serialized, said, run_id, parent_run_id, metadata or {}, kwargs)
 
     def on_llm_start(
         self,
@@ -125,19 +134,38 @@ class LgovCallbackHandler(BaseCallbackHandler):
         **kwargs: Any,
     ) -> None:
         """A plain text model is called."""
-        attributes = _model_attributes(serialized, metadata or {}, kwargs.get("invocation_params") or {})
-        if self.capture_content:
-            said = [{"role": "user", "content": prompt} for prompt in prompts]
-            attributes[semconv.INPUT_MESSAGES] = actions.json_text(said)
-        self._begin(run_id, parent_run_id, semconv.CHAT, str(attributes[semconv.REQUEST_MODEL]), attributes)
+        said = [{"role": "user", "content": prompt} for prompt in prompts] if self._keeps_content else None
+        self._begin_model(serialized, said, run_id, parent_run_id, metadata or {}, kwargs)
+
+    def _begin_model(
+        self,
+        serialized: Any,
+        said: Any,
+        run_id: UUID,
+        parent_run_id: UUID | None,
+        metadata: dict[str, Any],
+        kwargs: dict[str, Any],
+    ) -> None:
+        observer = self.observer
+        if observer is None or model_call_covered(observer):
+            if self.tree.knows(parent_run_id):
+                self.tree.begin(run_id, parent_run_id, inside=current_span())
+            return
+        attributes = _model_attributes(serialized, metadata, kwargs.get("invocation_params") or {})
+        if said is not None:
+            attributes[semconv.INPUT_MESSAGES] = json_text(said)
+        self.tree.begin(run_id, parent_run_id)
+        model = str(attributes[semconv.REQUEST_MODEL])
+        self.tree.open_span(observer, run_id, semconv.CHAT, model, attributes)
 
     def on_llm_end(self, response: LLMResult, *, run_id: UUID, **kwargs: Any) -> None:
         """A model answered."""
-        self._end(run_id, _reply_attributes(response, self.capture_content))
+        if self.tree.knows(run_id):
+            self.tree.end(run_id, _reply_attributes(response, self._keeps_content))
 
     def on_llm_error(self, error: BaseException, *, run_id: UUID, **kwargs: Any) -> None:
         """A model call failed."""
-        self._end(run_id, error=error)
+        self.tree.end(run_id, error=error)
 
     # ------------------------------------------------------------------ tools
 
@@ -152,113 +180,101 @@ class LgovCallbackHandler(BaseCallbackHandler):
         inputs: dict[str, Any] | None = None,
         **kwargs: Any,
     ) -> None:
-        """A tool begins to run; a denied call never gets here."""
+        """A tool is about to run. Raises `DeniedToolError` if it must not and nobody else would have stopped it."""
+        observer, call = self.observer, covered_call()
         name = (serialized or {}).get("name") or "tool"
-        attributes: dict[str, Any] = {semconv.TOOL_NAME: name, semconv.TOOL_TYPE: "function"}
-        if (call_id := kwargs.get("tool_call_id")) is not None:
-            attributes[semconv.TOOL_CALL_ID] = call_id
-        if (agent := actions.agent_name({"metadata": metadata})) is not None:
-            attributes[semconv.AGENT_NAME] = agent
-        if self.capture_content:
-            attributes[semconv.TOOL_ARGUMENTS] = actions.json_text(inputs) if inputs is not None else input_str
-        self._begin(run_id, parent_run_id, semconv.EXECUTE_TOOL, name, attributes)
+        call_id = kwargs.get("tool_call_id")
+        covered = call is not None and call.governor is observer and (call.name, call.call_id) == (name, call_id)
+        if observer is None or covered:
+            if self.tree.knows(parent_run_id):
+                self.tree.begin(run_id, parent_run_id, inside=current_span())
+            return
+        agent = actions.agent_name({"metadata": metadata})
+        arguments = inputs if inputs is not None else {"input": input_str}
+        if self._enforcement is not None:
+            above = self.tree.span_above(observer, parent_run_id)
+            span = self._enforcement.permit(run_id, name, arguments, call_id, agent, above)
+            self.tree.begin(run_id, parent_run_id, inside=span)
+            return
+        attributes: dict[str, JSONValue] = {
+            semconv.TOOL_NAME: name,
+            semconv.TOOL_TYPE: actions.kind_of(name),
+            semconv.TOOL_CALL_ID: call_id,
+            semconv.AGENT_NAME: agent,
+            semconv.TOOL_ARGUMENTS: json_text(arguments) if self._keeps_content else None,
+        }
+        self.tree.begin(run_id, parent_run_id)
+        self.tree.open_span(observer, run_id, semconv.EXECUTE_TOOL, name, attributes)
 
     def on_tool_end(self, output: Any, *, run_id: UUID, **kwargs: Any) -> None:
-        """A tool returned."""
-        attributes: dict[str, Any] = {}
-        if any(message.status == "error" for message in actions.result_messages(output)):
-            attributes[semconv.ERROR_TYPE] = "tool_error"
-        if self.capture_content:
-            attributes[semconv.TOOL_RESULT] = actions.result_text(output) or str(output)
-        self._end(run_id, attributes)
+        """A tool returned. Raises `DeniedToolError` if the model must not read the result and nobody else said so."""
+        try:
+            if self._enforcement is not None:
+                self._enforcement.returned(run_id, output)
+        finally:
+            failed = any(message.status == "error" for message in actions.result_messages(output))
+            result = actions.result_text(output) or str(output) if self._keeps_content else None
+            self.tree.end(run_id, {semconv.TOOL_RESULT: result}, "tool_error" if failed else None)
 
     def on_tool_error(self, error: BaseException, *, run_id: UUID, **kwargs: Any) -> None:
         """A tool raised; a pause for a person is no error."""
-        self._end(run_id, error=None if actions.is_interrupt(error) else error)
+        pause = actions.is_interrupt(error)
+        if (call := covered_call()) is not None and not pause:
+            call.raised = error  # the framework may make a text of it
+        if self._enforcement is not None:
+            self._enforcement.raised(run_id, error)
+        self.tree.end(run_id, error=None if pause else error)
 
-    # ------------------------------------------------------------------ state
-
-    def _begin(
-        self,
-        run_id: UUID,
-        parent_run_id: UUID | None,
-        operation: str | None = None,
-        name: str = "",
-        attributes: dict[str, Any] | None = None,
-    ) -> None:
-        with self._lock:
-            parent = self._runs.get(parent_run_id) if parent_run_id is not None else None
-            above = None if parent is None else (str(parent_run_id) if parent.operation else parent.parent_span)
-            root = parent.root if parent is not None else run_id
-            run = _Run(root, above, operation, name, scope=current_scope(), attributes=attributes or {})
-            self._runs[run_id] = run
-            self._of_root.setdefault(root, set()).add(run_id)
-
-    def _end(self, run_id: UUID, attributes: dict[str, Any] | None = None, error: BaseException | None = None) -> None:
-        ended: list[tuple[UUID, _Run, float | None]] = []
-        with self._lock:
-            run = self._runs.pop(run_id, None)
-            if run is None:
-                return
-            ended.append((run_id, run, time.time()))
-            siblings = self._of_root.get(run.root, set())
-            siblings.discard(run_id)
-            if run_id == run.root:
-                left_open = [(one, self._runs.pop(one), None) for one in siblings if one in self._runs]
-                ended = [*left_open, *ended]
-            if run_id == run.root or not siblings:
-                self._of_root.pop(run.root, None)
-        run.attributes.update(attributes or {})
-        if error is not None:
-            run.attributes[semconv.ERROR_TYPE] = type(error).__name__
-        for span_id, one, ended_at in ended:
-            if one.operation is not None:
-                self.governor.observe(_span(str(span_id), one, ended_at))
+    @property
+    def _keeps_content(self) -> bool:
+        return self.observer is not None and self.observer.capture_content
 
 
-def _span(span_id: str, run: _Run, ended_at: float | None) -> Span:
-    return Span(
-        name=f"{run.operation} {run.name}",
-        span_id=span_id,
-        started_at=run.started_at,
-        ended_at=ended_at,
-        attributes={semconv.OPERATION: run.operation, **run.attributes},
-        rollout_id=run.scope.rollout_id if run.scope else None,
-        attempt=run.scope.attempt if run.scope else None,
-        parent_id=run.parent_span,
-    )
+def _check_can_stop(handler: LgovCallbackHandler) -> None:
+    cls = type(handler)
+    waits = [name for name in ("on_tool_start", "on_tool_end") if inspect.iscoroutinefunction(getattr(cls, name))]
+    problem = None
+    if waits or isinstance(handler, AsyncCallbackHandler):
+        problem = "is asynchronous, and LangChain drops what asynchronous handlers raise"
+    elif not handler.run_inline:
+        problem = "has run_inline=False, so LangChain does not wait for it"
+    elif not handler.raise_error:
+        problem = "has raise_error=False, so LangChain drops what it raises"
+    if problem is not None:
+        raise PolicyError(
+            f"{cls.__name__} cannot stop a denied tool: it {problem}",
+            hint="use LgovMiddleware or arm, which stop tools in every way of running; or observe only, with enforce=False",
+        )
 
 
-def _model_attributes(serialized: Any, metadata: dict[str, Any], parameters: dict[str, Any]) -> dict[str, Any]:
+def _model_attributes(serialized: Any, metadata: dict[str, Any], parameters: dict[str, Any]) -> dict[str, JSONValue]:
     named = metadata.get("ls_model_name") or parameters.get("model") or parameters.get("model_name")
-    model = named or (serialized or {}).get("name") or "unknown"
-    attributes: dict[str, Any] = {semconv.REQUEST_MODEL: model}
-    if provider := metadata.get("ls_provider"):
-        attributes[semconv.PROVIDER] = provider
-    if (agent := actions.agent_name({"metadata": metadata})) is not None:
-        attributes[semconv.AGENT_NAME] = agent
-    return attributes
+    return {
+        semconv.REQUEST_MODEL: named or (serialized or {}).get("name") or "unknown",
+        semconv.PROVIDER: metadata.get("ls_provider"),
+        semconv.AGENT_NAME: actions.agent_name({"metadata": metadata}),
+        semconv.FRAMEWORK: actions.FRAMEWORK,
+    }
 
 
-def _reply_attributes(response: LLMResult, capture_content: bool) -> dict[str, Any]:
-    attributes: dict[str, Any] = {}
-    generations: Sequence[Any] = response.generations[0] if response.generations else ()
+def _reply_attributes(response: LLMResult, keeps_content: bool) -> dict[str, JSONValue]:
+    generations: Any = response.generations[0] if response.generations else ()
     if not generations:
-        return attributes
+        return {}
     generation = generations[0]
     message = getattr(generation, "message", None)
     details = {**(generation.generation_info or {}), **getattr(message, "response_metadata", {})}
-    for key, attribute in (("id", semconv.RESPONSE_ID), ("model_name", semconv.RESPONSE_MODEL)):
-        if details.get(key):
-            attributes[attribute] = details[key]
     reasons = [(one.generation_info or {}).get("finish_reason") or details.get("finish_reason") for one in generations]
-    if any(reasons):
-        attributes[semconv.FINISH_REASONS] = [reason for reason in reasons if reason]
-    if usage := getattr(message, "usage_metadata", None):
-        attributes[semconv.INPUT_TOKENS] = usage["input_tokens"]
-        attributes[semconv.OUTPUT_TOKENS] = usage["output_tokens"]
-    if capture_content:
+    usage = getattr(message, "usage_metadata", None) or {}
+    attributes: dict[str, JSONValue] = {
+        semconv.RESPONSE_ID: details.get("id"),
+        semconv.RESPONSE_MODEL: details.get("model_name"),
+        semconv.FINISH_REASONS: [reason for reason in reasons if reason] or None,
+        semconv.INPUT_TOKENS: usage.get("input_tokens"),
+        semconv.OUTPUT_TOKENS: usage.get("output_tokens"),
+    }
+    if keeps_content:
         plain = {"role": "assistant", "content": generation.text}
         said = plain if message is None else actions.as_mapping(message)
-        attributes[semconv.OUTPUT_MESSAGES] = actions.json_text([said])
+        attributes[semconv.OUTPUT_MESSAGES] = json_text([said])
     return attributes

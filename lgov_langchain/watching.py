@@ -1,44 +1,83 @@
-"""The callback handler of an armed process: it asks anew who governs each time something happens."""
+"""The handler that watches every LangChain run of the process, so that spans find the agent they belong to.
+
+It is there from the first `LgovMiddleware`, `wrap_tool_node` or `arm` on. Where nobody governs it keeps nothing but
+which runs are open.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextvars
+import threading
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
-from uuid import UUID
 
-from lgov_core.types import Span
+from langchain_core.runnables.config import ensure_config
+
+from lgov_core.trace.live import current_span
 from lgov_langchain.callback import LgovCallbackHandler
 
 if TYPE_CHECKING:
     from lgov_core.governor import Governor
+    from lgov_core.trace.live import LiveSpan
+
+#: LangChain cannot forget a configure hook, so the handler is registered once a process and asks anew who governs.
+_HANDLER: list[ProcessHandler] = []
+_LOCK = threading.Lock()
 
 
-class _ActingGovernor:
-    """Hands spans to whoever governs when they arrive; to nobody once the process is disarmed."""
+class ProcessHandler(LgovCallbackHandler):
+    """As `LgovCallbackHandler`, observing for whichever governor the process is armed with, if it is."""
 
-    def __init__(self, acting: Callable[[], Governor | None]) -> None:
-        self._acting = acting
+    def __init__(self) -> None:
+        super().__init__(None, enforce=False)
 
-    def observe(self, event: Span) -> None:
-        if (governor := self._acting()) is not None:
-            governor.observe(event)
+    @property
+    def observer(self) -> Governor | None:
+        """The governor of an armed process; None in any other."""
+        from lgov_langchain.arming import acting_governor
+
+        return acting_governor()
 
 
-class ArmedCallbackHandler(LgovCallbackHandler):
-    """As `LgovCallbackHandler`, for whichever governor ``acting`` answers; while it answers None nothing is kept."""
+def watch_process() -> None:
+    """Lets every LangChain run that begins from now on, in every thread, be watched. Again, it does nothing."""
+    with _LOCK:
+        if _HANDLER:
+            return
+        from langchain_core.tracers.context import register_configure_hook
 
-    def __init__(self, acting: Callable[[], Governor | None], *, capture_content: bool = False) -> None:
-        relay: Any = _ActingGovernor(acting)
-        super().__init__(relay, capture_content=capture_content)
-        self._acting = acting
+        handler = ProcessHandler()
+        variable: contextvars.ContextVar[Any] = contextvars.ContextVar("lgov_langchain_handler", default=handler)
+        register_configure_hook(variable, inheritable=True, handle_class=ProcessHandler)
+        _HANDLER.append(handler)
 
-    def _begin(
-        self,
-        run_id: UUID,
-        parent_run_id: UUID | None,
-        operation: str | None = None,
-        name: str = "",
-        attributes: dict[str, Any] | None = None,
-    ) -> None:
-        if self._acting() is not None:
-            super()._begin(run_id, parent_run_id, operation, name, attributes)
+
+def span_of(governor: Governor, config: Mapping[str, Any] | None = None, callbacks: Any = None) -> LiveSpan | None:
+    """The span under which the running LangChain code stands, or None if no watched run is open here."""
+    manager = callbacks if getattr(callbacks, "parent_run_id", None) is not None else None
+    if manager is None:
+        manager = (config or {}).get("callbacks")
+    if getattr(manager, "parent_run_id", None) is None:
+        manager = ensure_config().get("callbacks")
+    run_id = getattr(manager, "parent_run_id", None)
+    if run_id is None:
+        return None
+    watching = [one for one in getattr(manager, "handlers", ()) if isinstance(one, LgovCallbackHandler)]
+    for handler in sorted(watching, key=lambda one: one.observer is not governor or isinstance(one, ProcessHandler)):
+        if (handler.observer is governor or isinstance(handler, ProcessHandler)) and handler.tree.knows(run_id):
+            return handler.tree.span_above(governor, run_id)
+    return None
+
+
+@contextmanager
+def standing_under(
+    governor: Governor, config: Mapping[str, Any] | None = None, callbacks: Any = None
+) -> Generator[None]:
+    """Makes the span of the agent that the running code belongs to the current one inside the block."""
+    span = span_of(governor, config, callbacks)
+    if span is None or span.ended or span is current_span():
+        yield
+    else:
+        with span.active():
+            yield

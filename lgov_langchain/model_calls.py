@@ -1,0 +1,247 @@
+"""The judgements around one model call, as a sequence of steps that synchronous, asynchronous and streaming code share."""
+
+from __future__ import annotations
+
+import contextvars
+from collections.abc import Awaitable, Callable, Generator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Literal
+
+from langchain_core.messages import AIMessage, BaseMessage
+
+from lgov_core.coverage import covered_call, covering_model_call, model_call_covered
+from lgov_core.governed_call import ModelCall
+from lgov_core.trace import semconv
+from lgov_core.types import Action, Decision, Point, ToolOutcome
+from lgov_langchain import actions
+
+if TYPE_CHECKING:
+    from lgov_core.governor import Governor
+
+
+@dataclass(frozen=True, slots=True)
+class Send:
+    """The step at which the call is sent, with these messages."""
+
+    messages: list[BaseMessage]
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """What came back. ``final`` is the agent's answer in words if this is its last reply, else None.
+
+    ``others`` are further replies to choose from, where the caller asked for several.
+    """
+
+    message: AIMessage | None
+    final: str | None
+    others: Sequence[AIMessage] = ()
+
+    @classmethod
+    def of(cls, *messages: AIMessage) -> Reply:
+        """The reply of a bare model: it is the answer unless it asks for tools."""
+        if not messages:
+            return cls(None, None)
+        first, *others = messages
+        return cls(first, None if first.tool_calls else str(first.text), others)
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What the caller gets: ``message``, and how it differs from the reply that came.
+
+    ``changed`` is "no", "text" (reworded, its tool calls stand) or "all" (it stands in place of the reply).
+    ``rewritten`` are the user's messages as policies reworded them, ``others`` the further replies as they may be seen.
+    """
+
+    message: AIMessage | None
+    changed: Literal["no", "text", "all"] = "no"
+    rewritten: Sequence[BaseMessage] = ()
+    others: Sequence[AIMessage] = ()
+
+
+Steps = Generator["Action | ToolOutcome | Send", Any, Verdict]
+
+_SENT: contextvars.ContextVar[Sequence[BaseMessage]] = contextvars.ContextVar("lgov_langchain_sent", default=())
+
+
+def open_call(governor: Governor, model: Any, native: Any) -> ModelCall:
+    """The call that the running code is about to make of ``model``, with its span."""
+    name = actions.model_name(model)
+    return ModelCall(governor, framework=actions.FRAMEWORK, model=name, agent=actions.agent_name(), native=native)
+
+
+def judged(call: ModelCall, messages: Sequence[BaseMessage], further: Mapping[str, Any]) -> Steps:
+    """Judges the user's new text, the call, the reply, and the answer.
+
+    Yields an `Action` to be judged, a `ToolOutcome` to be recorded, or the `Send`; gets the `Decision`, nothing, or the
+    `Reply`.
+    """
+    sent, rewritten = list(messages), list[BaseMessage]()
+    nested = covered_call() is not None  # inside a tool: it is another agent that speaks
+    for message in actions.new_user_messages(messages):
+        decision: Decision = yield call.user_text(str(message.text), nested=nested)
+        if decision.blocks:
+            call.refused(decision)
+            return Verdict(actions.denial_reply(decision), "all")
+        if decision.text is not None:
+            changed = message.model_copy(update={"content": decision.text})
+            rewritten.append(changed)
+            sent = [changed if one is message else one for one in sent]
+    decision = yield call.request([actions.as_mapping(message) for message in sent], **further)
+    if decision.blocks:
+        call.refused(decision)
+        return Verdict(actions.denial_reply(decision), "all")
+    if decision.arguments is not None:
+        sent = actions.with_messages(sent, decision.arguments["messages"])
+    reply: Reply = yield Send(sent)
+    if reply.message is None:
+        call.span.end()
+        return Verdict(None, rewritten=rewritten)
+    verdict = yield from _judged_reply(call, reply.message, reply.final, rewritten)
+    others: list[AIMessage] = []
+    for other in reply.others:
+        decision = yield call.reply(actions.model_reading(other))
+        shown = other if decision.text is None else actions.with_text(other, decision.text)
+        others.append(actions.denial_reply(decision, other) if decision.blocks else shown)
+    return replace(verdict, others=others) if others else verdict
+
+
+def _judged_reply(call: ModelCall, reply: AIMessage, final: str | None, rewritten: Sequence[BaseMessage]) -> Steps:
+    reading = actions.model_reading(reply)
+    call.span.set({semconv.PROVIDER: reply.response_metadata.get("model_provider")})
+    call.answered(reading)
+    judgement = call.reply(reading)
+    decision: Decision = yield judgement
+    if decision.blocks:
+        return Verdict(actions.denial_reply(decision, reply), "all", rewritten)
+    verdict = Verdict(reply, "no", rewritten)
+    if decision.text is not None:
+        final = final if final is None or reply.tool_calls else decision.text
+        verdict = Verdict(actions.with_text(reply, decision.text), "text", rewritten)
+    for broken in reply.invalid_tool_calls:  # Nothing can run, so there is nothing to judge, but it is not lost.
+        yield ToolOutcome(
+            _broken(judgement, broken), "invalid_args", error_type="InvalidToolCall", error=broken["error"]
+        )
+    if final is None:
+        return verdict
+    decision = yield call.output(final)
+    if decision.blocks:
+        return Verdict(actions.denial_reply(decision, reply), "all", rewritten)
+    if decision.text is None:
+        return verdict
+    answer = reply.model_copy(update={"content": decision.text, "tool_calls": []})
+    return Verdict(answer, "all", rewritten)
+
+
+def _broken(judgement: Action, call: Mapping[str, Any]) -> Action:
+    return Action(
+        Point.PRE_TOOL_CALL,
+        name=call.get("name") or "?",
+        agent=judgement.agent,
+        framework=actions.FRAMEWORK,
+        call_id=call.get("id"),
+        text=call.get("args"),
+    )
+
+
+# ---------------------------------------------------------------------- walking the steps
+
+
+def advance(governor: Governor, call: ModelCall, steps: Steps, answer: Any = None) -> Send | Verdict:
+    """Takes the judgements up to the next `Send`, or to the end."""
+    try:
+        while True:
+            step = steps.send(answer)
+            if isinstance(step, Send):
+                return step
+            answer = governor.decide(step) if isinstance(step, Action) else governor.record(step)
+    except StopIteration as end:
+        return end.value
+    except BaseException as error:
+        call.span.end(error)
+        raise
+
+
+async def aadvance(governor: Governor, call: ModelCall, steps: Steps, answer: Any = None) -> Send | Verdict:
+    """As `advance`, for asynchronous code."""
+    try:
+        while True:
+            step = steps.send(answer)
+            if isinstance(step, Send):
+                return step
+            is_action = isinstance(step, Action)
+            answer = await governor.adecide(step) if is_action else await governor.arecord(step)  # type: ignore[arg-type]
+    except StopIteration as end:
+        return end.value
+    except BaseException as error:
+        call.span.end(error)
+        raise
+
+
+def drive(governor: Governor, call: ModelCall, steps: Steps, send: Callable[[list[BaseMessage]], Reply]) -> Verdict:
+    """Walks all steps; ``send`` runs inside the call's span, and what it raises is noted and raised on."""
+    step = advance(governor, call, steps)
+    if isinstance(step, Verdict):
+        return step
+    try:
+        with inside(governor, call, step.messages):
+            reply = send(step.messages)
+    except BaseException as error:
+        failed(call, error)
+        raise
+    return _end(advance(governor, call, steps, reply))
+
+
+async def adrive(
+    governor: Governor, call: ModelCall, steps: Steps, send: Callable[[list[BaseMessage]], Awaitable[Reply]]
+) -> Verdict:
+    """As `drive`, for asynchronous code."""
+    step = await aadvance(governor, call, steps)
+    if isinstance(step, Verdict):
+        return step
+    try:
+        with inside(governor, call, step.messages):
+            reply = await send(step.messages)
+    except BaseException as error:
+        failed(call, error)
+        raise
+    return _end(await aadvance(governor, call, steps, reply))
+
+
+def _end(step: Send | Verdict) -> Verdict:
+    assert isinstance(step, Verdict), "a call is sent once"
+    return step
+
+
+def failed(call: ModelCall, error: BaseException) -> None:
+    """Ends a call that brought no reply; a pause for a person is no failure."""
+    if actions.is_interrupt(error):
+        call.span.end()
+    else:
+        call.failed(error)
+
+
+@contextmanager
+def inside(governor: Governor, call: ModelCall, messages: Sequence[BaseMessage]) -> Generator[None]:
+    """The inside of a judged call of these messages. Not across a ``yield``."""
+    token = _SENT.set(messages)
+    try:
+        with covering_model_call(governor), call.span.active():
+            yield
+    finally:
+        _SENT.reset(token)
+
+
+def is_covered(governor: Governor, messages: Sequence[BaseMessage]) -> bool:
+    """Whether a call of ``messages`` here is the one that was judged, and not another one made beside it.
+
+    Middleware inside the judged call may call a model for purposes of its own, or send something else than was judged.
+    """
+    if not model_call_covered(governor):
+        return False
+    sent = _SENT.get()
+    if len(sent) != len(messages):
+        return False
+    return all(one is other or one == other for one, other in zip(sent, messages, strict=True))

@@ -1,0 +1,139 @@
+"""LangChain's runs that have not ended, and the spans that stand for them.
+
+LangChain tells its callback handlers where each run begins and ends, and under which other run it stands. Agents become
+spans; everything else only passes on what stands above it. A handler cannot make its span the current one of the code it
+watches, so whoever opens a span inside a run asks here what stands above.
+"""
+
+from __future__ import annotations
+
+import contextvars
+import threading
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+from uuid import UUID
+
+from lgov_core.trace import semconv
+from lgov_core.trace.live import LiveSpan
+
+if TYPE_CHECKING:
+    from lgov_core.trace.live import SpanObserver
+    from lgov_core.types import JSONValue
+
+
+@dataclass(slots=True, eq=False)
+class _Run:
+    """A run that has not ended. ``agent`` is the name of the agent it is a run of; None if it is not one.
+
+    ``inside`` is a span of somebody else's that everything in this run stands under. ``context`` is what was current
+    when the run began.
+    """
+
+    root: UUID
+    parent: _Run | None
+    agent: str | None = None
+    inside: LiveSpan | None = None
+    context: contextvars.Context = field(default_factory=contextvars.copy_context)
+    started_at: float = field(default_factory=time.time)
+    spans: list[tuple[SpanObserver, LiveSpan]] = field(default_factory=list["tuple[SpanObserver, LiveSpan]"])
+
+    def span_for(self, observer: SpanObserver) -> LiveSpan | None:
+        return next((span for whose, span in self.spans if whose is observer), None)
+
+
+class RunTree:
+    """The open runs that one handler watches. Callable from any thread; holds nothing of runs that have ended."""
+
+    def __init__(self) -> None:
+        self._runs: dict[UUID, _Run] = {}
+        self._of_root: dict[UUID, set[UUID]] = {}
+        self._lock = threading.RLock()
+
+    def __len__(self) -> int:
+        return len(self._runs)
+
+    def knows(self, run_id: UUID | None) -> bool:
+        """Whether the run has begun and not ended."""
+        return run_id in self._runs
+
+    def begin(
+        self,
+        run_id: UUID,
+        parent_run_id: UUID | None,
+        *,
+        agent: str | None = None,
+        inside: LiveSpan | None = None,
+    ) -> None:
+        """A run begins: of the agent ``agent``, or of something that is no agent."""
+        with self._lock:
+            parent = self._runs.get(parent_run_id) if parent_run_id is not None else None
+            root = parent.root if parent is not None else run_id
+            self._runs[run_id] = _Run(root, parent, agent, inside)
+            self._of_root.setdefault(root, set()).add(run_id)
+
+    def open_span(
+        self, observer: SpanObserver, run_id: UUID, operation: str, name: str, attributes: dict[str, JSONValue]
+    ) -> LiveSpan | None:
+        """Opens a span for a run that is no agent's; it ends with the run."""
+        with self._lock:
+            run = self._runs.get(run_id)
+            if run is None:
+                return None
+            above = self._above(observer, run.parent)
+            span = LiveSpan(observer, operation, name, attributes, parent=above, started_at=run.started_at)
+            run.spans.append((observer, span))
+            return span
+
+    def span_above(self, observer: SpanObserver, run_id: UUID | None) -> LiveSpan | None:
+        """The span that what happens in run ``run_id`` stands under; agents get theirs when they are first asked for."""
+        with self._lock:
+            return self._above(observer, self._runs.get(run_id) if run_id is not None else None)
+
+    def _above(self, observer: SpanObserver, run: _Run | None) -> LiveSpan | None:
+        while run is not None:
+            if (span := run.span_for(observer)) is not None or (span := run.inside) is not None:
+                return span
+            if run.agent is not None:
+                return self._agent_span(observer, run)
+            run = run.parent
+        return None
+
+    def _agent_span(self, observer: SpanObserver, run: _Run) -> LiveSpan:
+        # In the context in which the agent began: its rollout, its caller's spans, not those of whoever asks first.
+        above = self._above(observer, run.parent)
+        attributes: dict[str, JSONValue] = {semconv.AGENT_NAME: run.agent, semconv.FRAMEWORK: "langchain"}
+        span = run.context.run(
+            lambda: LiveSpan(
+                observer,
+                semconv.INVOKE_AGENT,
+                run.agent or "",
+                attributes,
+                parent=above,
+                started_at=run.started_at,
+            )
+        )
+        run.spans.append((observer, span))
+        return span
+
+    def end(
+        self, run_id: UUID, attributes: dict[str, JSONValue] | None = None, error: BaseException | str | None = None
+    ) -> None:
+        """A run ended. What is still open when the outermost run ends is shown as never ended, not silently dropped."""
+        with self._lock:
+            run = self._runs.pop(run_id, None)
+            if run is None:
+                return
+            siblings = self._of_root.get(run.root, set())
+            siblings.discard(run_id)
+            left: list[_Run] = []
+            if run_id == run.root:
+                left = [self._runs.pop(one) for one in siblings if one in self._runs]
+            if run_id == run.root or not siblings:
+                self._of_root.pop(run.root, None)
+        for one in left:
+            for _, span in one.spans:
+                span.abandon()
+        for _, span in run.spans:
+            span.set(attributes or {})
+            span.end(error)
