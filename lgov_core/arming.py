@@ -10,7 +10,7 @@ import contextvars
 import importlib.metadata
 import threading
 import warnings
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Container, Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -20,7 +20,7 @@ import pluggy
 from lgov_core import hookspecs
 from lgov_core.errors import ArmError
 from lgov_core.governor import Governor
-from lgov_core.types import Action, Decision, Effect
+from lgov_core.types import Action, Decision, Effect, Point
 
 
 class Patches:
@@ -121,11 +121,14 @@ class Arming:
                 armed.patches.undo()
 
     @contextmanager
-    def denying_everything(self) -> Generator[Governor]:
-        """Makes the patches ask a governor that denies everything, in this thread or task only: for self-tests."""
+    def denying_everything(self, only: Container[Point] | None = None) -> Generator[Governor]:
+        """Makes the patches ask a governor that denies everything, in this thread or task only: for self-tests.
+
+        ``only`` names the points at which it denies; at others it has no opinion, so that what lies behind is reached.
+        """
         alone = pluggy.PluginManager(hookspecs.PROJECT)
         alone.add_hookspecs(hookspecs)
-        denier = Governor(_DenyEverything(), manager=alone)
+        denier = Governor(_DenyEverything(only), manager=alone)
         token = self._probe.set(denier)
         try:
             yield denier
@@ -138,7 +141,12 @@ class _DenyEverything:
     name = "arming-self-test"
     bounded = True
 
-    def judge(self, action: Action) -> Decision:
+    def __init__(self, only: Container[Point] | None) -> None:
+        self._only = only
+
+    def judge(self, action: Action) -> Decision | None:
+        if self._only is not None and action.point not in self._only:
+            return None
         return Decision(Effect.DENY, policy=self.name, reason="the self-test denies everything")
 
 

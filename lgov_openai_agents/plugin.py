@@ -1,20 +1,37 @@
-"""Tells lgov which module is the OpenAI Agents SDK, and that this release cannot govern it."""
+"""What lgov can do with the OpenAI Agents SDK. Imports no framework until it is armed."""
 
 from __future__ import annotations
 
 import importlib.util
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from lgov_core.adapter import Adapter
-from lgov_core.errors import ArmError
+from lgov_core.adapter import Adapter, Gap, Surface
 from lgov_core.hookspecs import hookimpl
-
-if TYPE_CHECKING:
-    from lgov_core.governor import Governor
+from lgov_core.types import Point
+from lgov_openai_agents.arming import TESTED, arm, disarm
 
 #: Files that the SDK has and a program's own package of that very common name has not, taken together.
 _SDK_FILES = ("guardrail.py", "run.py", "model_settings.py")
+
+#: ``input`` is judged with the first model call and ``output`` with the last one. A denied request, reply or answer is
+#: replaced by the denial, which the caller reads; only tool calls and their results are told to the model.
+SURFACE: Mapping[Point, Surface] = {
+    Point.INPUT: Surface(observe=True, block=True, transform=True, stream=True, sync=True),
+    Point.PRE_MODEL_CALL: Surface(observe=True, block=True, transform=True, stream=True, sync=True),
+    Point.POST_MODEL_CALL: Surface(observe=True, block=True, transform=True, stream=True, sync=True),
+    Point.PRE_TOOL_CALL: Surface(observe=True, block=True, tell=True, transform=True, stream=True, sync=True),
+    Point.POST_TOOL_CALL: Surface(observe=True, block=True, tell=True, transform=True, stream=True, sync=True),
+    Point.OUTPUT: Surface(observe=True, block=True, transform=True, stream=True, sync=True),
+}
+
+GAPS = (
+    Gap(
+        "the wrapped function",
+        "tool.__wrapped__ is the program's own function: calling it is calling that function, and passes nothing of the SDK",
+        ("__wrapped__",),
+    ),
+)
 
 
 def installed() -> bool:
@@ -27,27 +44,16 @@ def installed() -> bool:
     )
 
 
-def arm(governor: Governor) -> None:
-    """Always raises `ArmError`: an Agents SDK program must not run believing that it is governed."""
-    raise ArmError(
-        "this release of lgov cannot govern the OpenAI Agents SDK",
-        hint="run the program without lgov, or use LangChain, which this release governs",
-    )
-
-
-def disarm() -> None:
-    """Nothing was armed."""
-
-
 @hookimpl
 def lgov_framework() -> Adapter:
-    """The OpenAI Agents SDK adapter: it can do nothing at any point."""
+    """The OpenAI Agents SDK adapter."""
     return Adapter(
         name="openai-agents",
         modules=("agents",),
-        tested={},
-        surface={},
+        tested=TESTED,
+        surface=SURFACE,
         installed=installed,
         arm=arm,
         disarm=disarm,
+        gaps=GAPS,
     )

@@ -5,13 +5,8 @@ from __future__ import annotations
 import subprocess
 import sys
 
-import pytest
-from scripted import Witness, make_governor
-
-from lgov_core.errors import ArmError
 from lgov_core.types import Point
 from lgov_langchain.plugin import lgov_framework as langchain
-from lgov_openai_agents.plugin import lgov_framework as openai_agents
 
 
 def test_asking_for_adapters_imports_no_framework() -> None:
@@ -42,12 +37,3 @@ def test_langchain_is_there_and_says_what_cannot_be_streamed() -> None:
         Point.POST_MODEL_CALL,
         Point.OUTPUT,
     }
-
-
-@pytest.mark.parametrize("framework", [openai_agents])
-def test_what_cannot_be_governed_says_so(framework: object, witness: Witness) -> None:
-    adapter = framework()  # type: ignore[operator]
-    assert adapter.surface == {}
-    with pytest.raises(ArmError, match="cannot govern"):
-        adapter.arm(make_governor(witness=witness))
-    adapter.disarm()

@@ -1,0 +1,308 @@
+"""Governs every agent of the SDK in this process without touching its code.
+
+`arm` does four things. The callables of all tools (`FunctionTool.on_invoke_tool` and its like) are judged where they
+are read from the tool, so it does not matter when a tool was made, who calls it, or whether it comes from an MCP
+server. ``get_response`` and ``stream_response`` of every model class are governed, so that a model that an agent holds
+itself is too. ``Runner.run``, ``run_sync`` and ``run_streamed`` open the run. And the SDK's exporter, which sends
+prompts to the vendor, is taken out unless the user says otherwise. No agent, tool or model is changed or copied.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import inspect
+import os
+from collections.abc import Callable, Generator, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, cast
+
+from lgov_core.arming import Arming, Patches, in_fresh_thread
+from lgov_core.errors import ArmError, PolicyDenied
+
+if TYPE_CHECKING:
+    from lgov_core.governor import Governor
+
+#: The versions that the tests run against.
+TESTED = {"openai-agents": ">=0.24,<0.25"}
+
+#: Set to ``1``, the SDK's own exporter goes on sending traces (prompts among them) to the vendor.
+TRACES_VARIABLE = "LGOV_OPENAI_TRACES"
+
+_ARMING = Arming("the OpenAI Agents SDK", TESTED)
+
+
+def acting_governor() -> Governor | None:
+    """The governor that the patches ask: that of a self-test that is running, else the armed one, else None."""
+    return _ARMING.governor
+
+
+def arm(governor: Governor) -> None:
+    """Makes every agent, tool and model of the SDK in this process governed by ``governor``, and proves it.
+
+    Arming again with the same governor changes nothing. Warns about versions outside the tested range. Raises
+    `ArmError` if the SDK is missing, if another governor is armed already, or if the self-test finds a way around;
+    then nothing stays patched and the process must not run agents.
+    """
+    _ARMING.arm(governor, _patch, _self_test)
+
+
+def disarm() -> None:
+    """Undoes `arm`; runs that are going on are no longer governed."""
+    _ARMING.disarm()
+
+
+# ---------------------------------------------------------------------- the patches
+
+
+def _patch(patches: Patches) -> None:
+    import agents
+
+    from lgov_openai_agents import invokers
+
+    def invoker(tool: Any, inner: Any) -> Any:
+        return inner if invokers.is_governed(inner) else invokers.GovernedInvoker(tool, inner, acting_governor)
+
+    fields: list[tuple[type, str, Callable[[Any, Any], Any]]] = [
+        (agents.FunctionTool, "on_invoke_tool", invoker),
+        (agents.CustomTool, "on_invoke_tool", _with_acting(invokers.governed_custom)),
+        (agents.ShellTool, "executor", _with_acting(invokers.governed_shell)),
+        (agents.LocalShellTool, "executor", _with_acting(invokers.governed_local_shell)),
+        (agents.ApplyPatchTool, "editor", _with_acting(invokers.GovernedEditor)),
+        (agents.ApplyPatchTool, "needs_approval", _with_acting(invokers.patch_approval)),
+    ]
+    for owner, name, wrap in fields:
+        patches.replace(owner, name, _GovernedField(name, wrap, vars(owner).get(name, _REQUIRED)))
+    _patch_models(patches, agents.Model)
+    patches.replace(agents.Runner, "run", classmethod(_governed_run(agents.Runner.run)))
+    patches.replace(agents.Runner, "run_sync", classmethod(_governed_run_sync(agents.Runner.run_sync)))
+    patches.replace(agents.Runner, "run_streamed", classmethod(_governed_run_streamed(agents.Runner.run_streamed)))
+    _patch_tracing(patches)
+
+
+_REQUIRED: Any = object()
+
+
+class _GovernedField:
+    """A dataclass field whose value is governed when it is read. What was stored is stored still, in the instance."""
+
+    def __init__(self, name: str, wrap: Callable[[Any, Any], Any], default: Any) -> None:
+        self._name = name
+        self._kept = f"_lgov_{name}"
+        self._wrap = wrap
+        self._default = default
+
+    def __get__(self, instance: Any, owner: type | None = None) -> Any:
+        if instance is None or self._name not in vars(instance):
+            if self._default is _REQUIRED:
+                raise AttributeError(self._name)
+            return self._default
+        stored = vars(instance)[self._name]
+        if stored is None or acting_governor() is None:
+            return stored
+        # The same object each time: the SDK compares what it approved with what it runs.
+        kept: Any = vars(instance).get(self._kept)
+        if kept is None or kept[0] is not stored or kept[1] is not instance:
+            kept = vars(instance)[self._kept] = (stored, instance, self._wrap(instance, stored))
+        return kept[2]
+
+    def __set__(self, instance: Any, value: Any) -> None:
+        kept: Any = vars(instance).get(self._kept)
+        # Somebody who stores what was read stores what had been there.
+        vars(instance)[self._name] = kept[0] if kept is not None and value is kept[2] else value
+
+
+def _with_acting(wrap: Callable[[Any, Any, Any], Any]) -> Callable[[Any, Any], Any]:
+    return lambda tool, inner: wrap(tool, inner, acting_governor)
+
+
+# ---------------------------------------------------------------------- models
+
+
+def _patch_models(patches: Patches, base: type) -> None:
+    for cls in _subclasses(base):
+        _patch_model_class(patches, cls)
+    inherited = base.__init_subclass__
+
+    def init_subclass(cls: type, **kwargs: Any) -> None:
+        inherited(**kwargs)
+        if acting_governor() is not None:
+            _patch_model_class(patches, cls)
+
+    patches.replace(base, "__init_subclass__", classmethod(init_subclass))
+
+
+def _subclasses(base: type) -> Iterator[type]:
+    for cls in base.__subclasses__():
+        yield cls
+        yield from _subclasses(cls)
+
+
+def _patch_model_class(patches: Patches, cls: type) -> None:
+    from lgov_openai_agents.models import GovernedModel
+
+    if issubclass(cls, GovernedModel):
+        return
+    for name, wrap in (("get_response", _governed_get_response), ("stream_response", _governed_stream_response)):
+        own = vars(cls).get(name)
+        if inspect.isfunction(own) and not getattr(own, "__isabstractmethod__", False):
+            patches.replace(cls, name, wrap(own))
+
+
+def _governed_get_response(inner: Callable[..., Any]) -> Callable[..., Any]:
+    from lgov_core.coverage import model_call_covered
+    from lgov_openai_agents.models import ModelRequest, govern_response
+
+    @functools.wraps(inner)
+    async def get_response(self: Any, *args: Any, **kwargs: Any) -> Any:
+        governor = acting_governor()
+        if governor is None or model_call_covered(governor):
+            return await inner(self, *args, **kwargs)
+
+        async def send(asked: ModelRequest) -> Any:
+            return await inner(self, *asked.args, **asked.rest)
+
+        return await govern_response(governor, self, ModelRequest.of(args, kwargs), send)
+
+    return get_response
+
+
+def _governed_stream_response(inner: Callable[..., Any]) -> Callable[..., Any]:
+    from lgov_core.coverage import model_call_covered
+    from lgov_openai_agents.models import ModelRequest, govern_stream
+
+    @functools.wraps(inner)
+    async def stream_response(self: Any, *args: Any, **kwargs: Any) -> Any:
+        governor = acting_governor()
+        if governor is None or model_call_covered(governor):
+            events = inner(self, *args, **kwargs)
+        else:
+            request = ModelRequest.of(args, kwargs)
+            events = govern_stream(governor, self, request, lambda asked: inner(self, *asked.args, **asked.rest))
+        async for event in events:
+            yield event
+
+    return stream_response
+
+
+# ---------------------------------------------------------------------- runs
+
+
+@contextmanager
+def _opened(governor: Governor, inner: Callable[..., Any], args: Any, kwargs: Any) -> Generator[tuple[Any, Any]]:
+    """Opens the run that a call of ``Runner`` begins; yields it and the call's arguments."""
+    from agents.lifecycle import RunHooksBase
+
+    from lgov_openai_agents.runs import TrackingHooks, entering, new_run
+
+    bound = inspect.signature(inner).bind(*args, **kwargs)
+    run = new_run(governor, bound.arguments["starting_agent"], bound.arguments["input"])
+    hooks, hook_class = bound.arguments.get("hooks"), cast("type", RunHooksBase)
+    if hooks is None or isinstance(hooks, hook_class):  # anything else the SDK refuses by itself
+        bound.arguments["hooks"] = TrackingHooks(run, hooks)
+    with entering(run):
+        yield run, bound
+
+
+def _governed_run(inner: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(inner)
+    async def run(cls: type, *args: Any, **kwargs: Any) -> Any:
+        governor = acting_governor()
+        if governor is None:
+            return await inner(*args, **kwargs)
+        with _opened(governor, inner, args, kwargs) as (agent_run, bound):
+            try:
+                result = await inner(*bound.args, **bound.kwargs)
+            except BaseException as error:
+                agent_run.end(error)
+                if (abort := _abort_in(error)) is not None:
+                    raise abort from None
+                raise
+            agent_run.end()
+            return result
+
+    return run
+
+
+def _governed_run_sync(inner: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(inner)
+    def run_sync(cls: type, *args: Any, **kwargs: Any) -> Any:
+        governor = acting_governor()
+        if governor is None:
+            return inner(*args, **kwargs)
+        with _opened(governor, inner, args, kwargs) as (agent_run, bound):
+            try:
+                result = inner(*bound.args, **bound.kwargs)
+            except BaseException as error:
+                agent_run.end(error)
+                if (abort := _abort_in(error)) is not None:
+                    raise abort from None
+                raise
+            agent_run.end()
+            return result
+
+    return run_sync
+
+
+def _governed_run_streamed(inner: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(inner)
+    def run_streamed(cls: type, *args: Any, **kwargs: Any) -> Any:
+        governor = acting_governor()
+        if governor is None:
+            return inner(*args, **kwargs)
+        with _opened(governor, inner, args, kwargs) as (agent_run, bound):
+            try:
+                result = inner(*bound.args, **bound.kwargs)
+            except BaseException as error:
+                agent_run.end(error)
+                raise
+            task: asyncio.Task[Any] | None = result.run_loop_task
+            if task is None:
+                agent_run.end()
+            else:
+                task.add_done_callback(lambda done: agent_run.end(_error_of(done)))
+            return result
+
+    return run_streamed
+
+
+def _error_of(task: asyncio.Task[Any]) -> BaseException | None:
+    return asyncio.CancelledError() if task.cancelled() else task.exception()
+
+
+def _abort_in(error: BaseException) -> PolicyDenied | None:
+    """The abort that the SDK has wrapped into an error of its own."""
+    seen: BaseException | None = error.__cause__
+    while seen is not None:
+        if isinstance(seen, PolicyDenied):
+            return seen
+        seen = seen.__cause__
+    return None
+
+
+# ---------------------------------------------------------------------- traces
+
+
+def _patch_tracing(patches: Patches) -> None:
+    if os.environ.get(TRACES_VARIABLE, "").strip().lower() in ("1", "true", "yes", "send"):
+        return
+    from lgov_openai_agents.tracing import keep_traces_here
+
+    patches.undo_by(keep_traces_here())
+
+
+# ---------------------------------------------------------------------- the proof
+
+
+def _self_test() -> None:
+    """Raises `ArmError` if a probe gets through on any of the ways in which a tool or a model is called."""
+    from lgov_openai_agents.probe import attempt
+
+    ran: list[str] = []
+
+    def attempt_all() -> None:
+        attempt(_ARMING, ran)
+
+    in_fresh_thread(attempt_all)
+    if ran:
+        raise ArmError(f"a denied probe ran all the same ({', '.join(ran)})")

@@ -1,0 +1,61 @@
+"""Tools that run at the provider: they can only be kept out of the request."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from agents import (
+    CodeInterpreterTool,
+    FileSearchTool,
+    HostedMCPTool,
+    ImageGenerationTool,
+    ShellTool,
+    WebSearchTool,
+)
+
+from lgov_core.types import Action, Point, ToolOutcome
+from lgov_openai_agents.items import FRAMEWORK
+
+if TYPE_CHECKING:
+    from lgov_core.governor import Governor
+    from lgov_openai_agents.models import ModelRequest
+
+_HOSTED = (CodeInterpreterTool, FileSearchTool, HostedMCPTool, ImageGenerationTool, WebSearchTool)
+
+
+def hosted_action(tool: Any) -> Action | None:
+    """That ``tool`` may run at the provider, as an action; None for a tool that runs here."""
+    if isinstance(tool, HostedMCPTool):
+        config: Any = tool.tool_config
+        arguments = {
+            key: config[key] for key in ("server_label", "server_url", "connector_id", "allowed_tools") if key in config
+        }
+        return Action(Point.PRE_TOOL_CALL, name=tool.name, kind="hosted", arguments=arguments, native=tool)
+    if isinstance(tool, _HOSTED) or (isinstance(tool, ShellTool) and tool.executor is None):
+        return Action(Point.PRE_TOOL_CALL, name=tool.name, kind="hosted", native=tool)
+    return None
+
+
+async def judge_hosted_tools(
+    governor: Governor, request: ModelRequest, agent: str | None, span_id: str | None
+) -> ModelRequest:
+    """``request`` without the hosted tools that the policies deny, and with instructions that say so."""
+    kept: list[Any] = []
+    told: list[str] = []
+    for tool in request.tools:
+        action = hosted_action(tool)
+        if action is None:
+            kept.append(tool)
+            continue
+        action = replace(action, agent=agent, framework=FRAMEWORK, span_id=span_id)
+        decision = await governor.adecide(action)
+        if decision.blocks:
+            await governor.arecord(ToolOutcome(action, "denied", decision=decision))
+            told.append(f"{tool.name}: {decision.tell()}")
+        else:
+            kept.append(tool)
+    if not told:
+        return request
+    instructions = "\n".join([request.system_instructions or "", *told]).strip()
+    return replace(request, tools=kept, system_instructions=instructions)

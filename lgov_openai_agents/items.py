@@ -1,0 +1,260 @@
+"""The SDK's items and tool calls as lgov sees them, and back. Pure functions; nothing here decides anything."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, cast
+
+from agents import ModelResponse
+from agents.items import TResponseInputItem
+from openai.types.responses import ResponseFunctionToolCall, ResponseOutputMessage, ResponseOutputText
+
+from lgov_core.governed_call import ModelReading, json_text
+from lgov_core.types import Decision, new_id
+
+FRAMEWORK = "openai-agents"
+
+#: Under which name arguments are judged that are one text and no JSON object.
+SINGLE = "input"
+
+#: What the SDK writes where the endpoint gave no id.
+_NO_ID = frozenset({"", "__fake_id__"})
+
+
+# ---------------------------------------------------------------------- what is sent
+
+
+def as_list(given: str | Sequence[TResponseInputItem]) -> list[Any]:
+    """What a model is given, as a list of items."""
+    return [{"role": "user", "content": given}] if isinstance(given, str) else list(given)
+
+
+def as_mapping(item: Any) -> dict[str, Any]:
+    """An item as ``role`` and ``content`` (its text), with the tool call it is or answers."""
+    item = _plain(item)
+    kind = item.get("type")
+    if kind == "function_call":
+        call = {"id": item.get("call_id"), "name": item.get("name"), "args": arguments_of(item.get("arguments"))}
+        return {"role": "assistant", "content": "", "tool_calls": [call]}
+    if kind == "function_call_output":
+        return {"role": "tool", "content": text_of(item.get("output")), "tool_call_id": item.get("call_id")}
+    if "role" in item:
+        return {"role": item["role"], "content": text_of(item.get("content"))}
+    role = "tool" if str(kind).endswith("_output") else "assistant"
+    return {"role": role, "content": json_text(item)}
+
+
+def text_of(content: Any) -> str:
+    """The text of a message's content or a tool's output: its text parts, or what it is written as."""
+    if content is None:
+        return ""
+    if isinstance(content, str):
+        return content
+    if isinstance(content, (list, tuple)):
+        return "\n".join(text_of(part) for part in content)
+    for name in ("text", "refusal"):
+        value = content.get(name) if isinstance(content, Mapping) else getattr(content, name, None)
+        if isinstance(value, str):
+            return value
+    if isinstance(content, Mapping):
+        return json_text(content)
+    dump = getattr(content, "model_dump", None)
+    return json_text(dump(exclude_none=True)) if callable(dump) else str(content)
+
+
+def new_user_positions(items: Sequence[Any]) -> list[int]:
+    """Where in ``items`` the user's messages at the end are: what was said since the agent last did anything."""
+    found: list[int] = []
+    for position in range(len(items) - 1, -1, -1):
+        if not is_user_message(items[position]):
+            break
+        found.append(position)
+    return found[::-1]
+
+
+def is_user_message(item: Any) -> bool:
+    """Whether ``item`` is a message of the user."""
+    return _plain(item).get("role") == "user"
+
+
+def with_text(item: Any, text: str) -> Any:
+    """``item`` with its text replaced; parts of a message that are not text stay."""
+    item = dict(_plain(item))
+    key = "output" if item.get("type") == "function_call_output" else "content"
+    item[key] = _content_with_text(item.get(key), text)
+    return item
+
+
+def _content_with_text(content: Any, text: str) -> Any:
+    if not isinstance(content, (list, tuple)):
+        return text
+    parts: list[Any] = []
+    replaced = False
+    for part in content:
+        if not isinstance(part, Mapping) or "text" not in part:
+            parts.append(part)
+        elif not replaced:
+            parts.append({**part, "text": text})
+            replaced = True
+    return parts if replaced else text
+
+
+def with_messages(
+    instructions: str | None, items: Sequence[Any], mappings: Sequence[Mapping[str, Any]]
+) -> tuple[str | None, list[Any]]:
+    """Instructions and items with the messages of a transform; a message that it left alone stays the item it was.
+
+    Raises `ValueError` when a mapping is not a message.
+    """
+    originals: list[Any] = ([{"role": "system", "content": instructions}] if instructions else []) + list(items)
+    result: list[Any] = []
+    for position, mapping in enumerate(mappings):
+        original = originals[position] if position < len(originals) else None
+        plain = as_mapping(original) if original is not None else None
+        if plain == mapping:
+            result.append(original)
+        elif plain is not None and {**plain, "content": ""} == {**mapping, "content": ""}:
+            result.append(with_text(original, str(mapping["content"])))
+        elif isinstance(mapping.get("role"), str) and isinstance(mapping.get("content"), str) and len(mapping) == 2:
+            result.append(dict(mapping))
+        else:
+            raise ValueError("a transform made something that is not a message")
+    if result and _plain(result[0]).get("role") == "system":
+        return str(result[0]["content"]), result[1:]
+    return None, result
+
+
+def _plain(item: Any) -> Mapping[str, Any]:
+    if isinstance(item, Mapping):
+        return cast("Mapping[str, Any]", item)
+    dump: Any = getattr(item, "model_dump", None)
+    return dump(exclude_none=True) if dump is not None else {}
+
+
+# ---------------------------------------------------------------------- what came back
+
+
+def arguments_of(raw: Any) -> dict[str, Any]:
+    """A call's arguments text as a mapping; a text that is no JSON object is the argument `SINGLE`."""
+    if isinstance(raw, Mapping):
+        return dict(raw)
+    if not raw:
+        return {}
+    try:
+        parsed = json.loads(raw)
+    except (TypeError, ValueError):
+        return {SINGLE: raw}
+    return parsed if isinstance(parsed, dict) else {SINGLE: raw}
+
+
+def arguments_text(arguments: Mapping[str, Any], raw: str) -> str:
+    """``arguments`` as the text that a tool gets; ``raw`` is the text that they replace."""
+    if set(arguments) == {SINGLE} and SINGLE not in arguments_of(raw):
+        return json.dumps(dict(arguments))
+    if set(arguments) == {SINGLE} and isinstance(arguments[SINGLE], str) and not _is_object(raw):
+        return arguments[SINGLE]
+    return json.dumps(dict(arguments), ensure_ascii=False)
+
+
+def _is_object(raw: str) -> bool:
+    try:
+        return isinstance(json.loads(raw), dict)
+    except (TypeError, ValueError):
+        return False
+
+
+def reading_of(response: ModelResponse, model: str) -> ModelReading:
+    """What the model wrote."""
+    usage = response.usage
+    used = {"input_tokens": usage.input_tokens, "output_tokens": usage.output_tokens}
+    calls = [one for one in (_call_mapping(item) for item in response.output) if one is not None]
+    return ModelReading(
+        text=reply_text(response),
+        tool_calls=calls,
+        usage=used if usage.total_tokens or any(used.values()) else None,
+        response_id=response_id_of(response),
+        response_model=model,
+        finish_reason="tool_calls" if calls else "stop",
+    )
+
+
+def reply_text(response: ModelResponse) -> str:
+    """The text of the reply's messages."""
+    return "".join(
+        text_of(part) for item in response.output if isinstance(item, ResponseOutputMessage) for part in item.content
+    )
+
+
+def _call_mapping(item: Any) -> dict[str, Any] | None:
+    if isinstance(item, ResponseFunctionToolCall):
+        return {"id": item.call_id, "name": item.name, "args": arguments_of(item.arguments)}
+    kind = str(getattr(item, "type", ""))
+    if not kind.endswith("_call"):
+        return None
+    plain = dict(_plain(item))
+    call_id = plain.pop("call_id", None) or plain.pop("id", None)
+    return {"id": call_id, "name": plain.pop("name", None) or kind.removesuffix("_call"), "args": plain}
+
+
+def response_id_of(response: ModelResponse) -> str | None:
+    """The id that the endpoint gave to the reply: of the response itself, or noted on its items (chat completions)."""
+    for item in response.output:
+        noted = getattr(item, "provider_data", None)
+        if isinstance(noted, Mapping) and isinstance(found := noted.get("response_id"), str) and found not in _NO_ID:
+            return found
+    found = response.response_id
+    return found if found is not None and found not in _NO_ID and not found.startswith("__fake") else None
+
+
+def proposes_calls(response: ModelResponse) -> bool:
+    """Whether the reply asks for anything to be done by the program, so that it is not the final answer."""
+    return any(str(getattr(item, "type", "")).endswith(("_call", "_request")) for item in response.output)
+
+
+# ---------------------------------------------------------------------- into the SDK
+
+
+def message(text: str) -> ResponseOutputMessage:
+    """A message of the model with this text."""
+    part = ResponseOutputText(type="output_text", text=text, annotations=[], logprobs=[])
+    return ResponseOutputMessage(id=new_id("msg"), type="message", role="assistant", status="completed", content=[part])
+
+
+def denial_reply(decision: Decision, instead_of: ModelResponse | None = None, *, after: bool = False) -> ModelResponse:
+    """The denial in place of a model's reply; it proposes no calls."""
+    from agents import Usage
+
+    said = message(decision.tell(after=after))
+    if instead_of is None:
+        return ModelResponse(output=[said], usage=Usage(), response_id=None)
+    return replace(instead_of, output=[said])
+
+
+def with_reply_text(response: ModelResponse, text: str) -> ModelResponse:
+    """``response`` with the text of its messages replaced; what it proposes to do stays."""
+    output: list[Any] = []
+    replaced = False
+    for item in response.output:
+        if not isinstance(item, ResponseOutputMessage):
+            output.append(item)
+        elif not replaced:
+            part = ResponseOutputText(type="output_text", text=text, annotations=[], logprobs=[])
+            output.append(item.model_copy(update={"content": [part]}))
+            replaced = True
+    if not replaced:
+        output.insert(0, message(text))
+    return replace(response, output=output)
+
+
+def result_text(result: Any) -> str:
+    """What a tool returned, as the model will read it."""
+    if isinstance(result, str):
+        return result
+    return text_of(result) if _has_text(result) else str(result)
+
+
+def _has_text(result: Any) -> bool:
+    first = result[0] if isinstance(result, (list, tuple)) and result else result
+    return isinstance(first, Mapping) or hasattr(first, "model_dump")

@@ -1,0 +1,95 @@
+"""The self-test of `arming`: a probe tool and a probe model of the real SDK, under a governor that denies."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import TYPE_CHECKING, Any
+
+from agents import Agent, Model, ModelResponse, RunConfig, Runner, Usage, function_tool
+from agents.tool_context import ToolContext
+from openai.types.responses import ResponseFunctionToolCall
+
+from lgov_core.errors import ArmError
+from lgov_core.types import Point
+from lgov_openai_agents.items import message
+from lgov_openai_agents.replay import events_of
+
+if TYPE_CHECKING:
+    from lgov_core.arming import Arming
+
+_ARGUMENTS: tuple[Any, ...] = (None, "probe", None, [], None, [], None)
+
+
+class _ProbeModel(Model):
+    """Calls the probe tool once, then repeats what it was told."""
+
+    def __init__(self, asked: list[str]) -> None:
+        self.asked = asked
+
+    async def get_response(self, *args: Any, **kwargs: Any) -> ModelResponse:
+        """The next reply."""
+        given = kwargs.get("input", args[1] if len(args) > 1 else "")
+        return self._reply(given)
+
+    async def stream_response(self, *args: Any, **kwargs: Any) -> AsyncIterator[Any]:
+        """The next reply, in events."""
+        given = kwargs.get("input", args[1] if len(args) > 1 else "")
+        for event in events_of(self._reply(given), (), "probe"):
+            yield event
+
+    def _reply(self, given: Any) -> ModelResponse:
+        self.asked.append("asked")
+        answered = [one["output"] for one in given if isinstance(one, dict) and "output" in one]
+        if answered:
+            output: list[Any] = [message(str(answered[-1]))]
+        else:
+            output = [
+                ResponseFunctionToolCall(type="function_call", call_id="probe", name="lgov_probe", arguments="{}")
+            ]
+        return ModelResponse(output=output, usage=Usage(), response_id=None)
+
+
+def attempt(arming: Arming, ran: list[str]) -> None:
+    """Tries every way; adds to ``ran`` the names of those on which a denied probe ran. For a fresh thread."""
+
+    @function_tool(name_override="lgov_probe")
+    def probe() -> str:
+        """Must not run."""
+        ran.append("tool")
+        return "ran"
+
+    asked: list[str] = []
+    agent = Agent(name="lgov probe", model=_ProbeModel(asked), tools=[probe])
+    config = RunConfig(tracing_disabled=True)
+    with arming.denying_everything():
+        asyncio.run(_ask_directly(agent, probe))
+    if asked:
+        ran.append("model")
+    with arming.denying_everything(only=frozenset({Point.PRE_TOOL_CALL})):
+        loop = asyncio.new_event_loop()
+        asyncio.set_event_loop(loop)
+        try:
+            answers = [Runner.run_sync(agent, "probe", run_config=config).final_output]
+        finally:
+            loop.close()
+        answers += asyncio.run(_run_both(agent, config))
+    if any("DENIED" not in str(answer) for answer in answers):
+        raise ArmError(f"an agent did not read the denial of a probe tool: {answers}")
+
+
+async def _ask_directly(agent: Agent[Any], probe: Any) -> None:
+    context: Any = ToolContext(None, tool_name="lgov_probe", tool_call_id="probe", tool_arguments="{}")
+    await probe.on_invoke_tool(context, "{}")
+    model: Any = agent.model
+    await model.get_response(*_ARGUMENTS)
+    async for _ in model.stream_response(*_ARGUMENTS):
+        pass
+
+
+async def _run_both(agent: Agent[Any], config: RunConfig) -> list[Any]:
+    result = await Runner.run(agent, "probe", run_config=config)
+    streamed = Runner.run_streamed(agent, "probe", run_config=config)
+    async for _ in streamed.stream_events():
+        pass
+    return [result.final_output, streamed.final_output]

@@ -1,0 +1,158 @@
+"""The agent run that the running code belongs to, and the spans of the agents in it."""
+
+from __future__ import annotations
+
+import contextvars
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from agents import RunHooks
+
+from lgov_core.trace import semconv
+from lgov_core.trace.live import LiveSpan, current_span
+from lgov_openai_agents.items import FRAMEWORK
+
+if TYPE_CHECKING:
+    from lgov_core.governor import Governor
+
+
+class AgentRun:
+    """One run of an agent and those it hands over to; made for each run, never shared between two.
+
+    Who acts at the moment stands in an object and not in context variables of its own, because the SDK calls hooks in
+    tasks whose changes nobody sees. ``replaced`` maps what the user said to what a policy made of it; ``input_judged``
+    says that the user's words have been judged.
+    """
+
+    def __init__(self, governor: Governor, agent: Any, outer: AgentRun | None) -> None:
+        name = agent_name(agent)
+        attributes = {semconv.AGENT_NAME: name, semconv.FRAMEWORK: FRAMEWORK}
+        self.governor = governor
+        self.outer = outer
+        self.root = LiveSpan(governor, semconv.INVOKE_AGENT, name or "", attributes)
+        self.span = self.root
+        self.agent = name
+        self.replaced: dict[str, str] = {}
+        self.input_judged = False
+        self._starting = agent
+
+    @property
+    def nested(self) -> bool:
+        """Whether the agent works for another one, so that its input is not the user's."""
+        return self.outer is not None
+
+    def enter(self, agent: Any) -> None:
+        """Notes that ``agent`` acts from now on; one that was handed over to gets a span of its own."""
+        name = agent_name(agent)
+        if name == self.agent:
+            return
+        self._leave()
+        self.agent = name
+        if name != agent_name(self._starting):
+            attributes = {semconv.AGENT_NAME: name, semconv.FRAMEWORK: FRAMEWORK}
+            self.span = LiveSpan(self.governor, semconv.INVOKE_AGENT, name or "", attributes, parent=self.root)
+
+    def _leave(self) -> None:
+        if self.span is not self.root:
+            self.span.end()
+            self.span = self.root
+
+    def end(self, error: BaseException | str | None = None) -> None:
+        """Ends the run's spans."""
+        if self.span is not self.root:
+            self.span.end(error)
+        self.root.end(error)
+
+    @contextmanager
+    def acting(self) -> Generator[None]:
+        """Makes the acting agent's span current, unless the running code is deeper inside already."""
+        if self.span is self.root or current_span() is not self.root:
+            yield
+            return
+        with self.span.active():
+            yield
+
+
+_RUN: contextvars.ContextVar[AgentRun | None] = contextvars.ContextVar("lgov_agents_run", default=None)
+
+
+def current_run(governor: Governor) -> AgentRun | None:
+    """The run that ``governor`` governs and the running code belongs to, or None."""
+    run = _RUN.get()
+    return run if run is not None and run.governor is governor else None
+
+
+@contextmanager
+def entering(run: AgentRun) -> Generator[AgentRun]:
+    """Makes ``run`` the current one inside the block, and in the tasks that are started there."""
+    token = _RUN.set(run)
+    try:
+        with run.root.active():
+            yield run
+    finally:
+        _RUN.reset(token)
+
+
+def new_run(governor: Governor, agent: Any, given: Any) -> AgentRun:
+    """The run of ``agent`` that is about to begin. ``given`` is its input; a paused run's state was judged before."""
+    state_agent = getattr(given, "_current_agent", None)
+    run = AgentRun(governor, state_agent or agent, current_run(governor))
+    run.input_judged = not isinstance(given, (str, Sequence))
+    return run
+
+
+def agent_name(agent: Any) -> str | None:
+    """The agent's name, or None if it has none."""
+    name = getattr(agent, "name", None)
+    return name if isinstance(name, str) else None
+
+
+class TrackingHooks(RunHooks[Any]):
+    """Notes who acts in ``run`` and passes everything on to the program's own hooks."""
+
+    def __init__(self, run: AgentRun, inner: Any) -> None:
+        self._run = run
+        self._inner = inner
+
+    async def on_agent_start(self, context: Any, agent: Any) -> None:
+        """The agent that acts changes."""
+        self._run.enter(agent)
+        if self._inner is not None:
+            await self._inner.on_agent_start(context, agent)
+
+    async def on_llm_start(self, context: Any, agent: Any, system_prompt: str | None, input_items: list[Any]) -> None:
+        """A resumed run has no start of its agent."""
+        self._run.enter(agent)
+        if self._inner is not None:
+            await self._inner.on_llm_start(context, agent, system_prompt, input_items)
+
+    async def on_agent_end(self, context: Any, agent: Any, output: Any) -> None:
+        """Passes it on."""
+        if self._inner is not None:
+            await self._inner.on_agent_end(context, agent, output)
+
+    async def on_llm_end(self, context: Any, agent: Any, response: Any) -> None:
+        """Passes it on."""
+        if self._inner is not None:
+            await self._inner.on_llm_end(context, agent, response)
+
+    async def on_handoff(self, context: Any, from_agent: Any, to_agent: Any) -> None:
+        """Passes it on."""
+        if self._inner is not None:
+            await self._inner.on_handoff(context=context, from_agent=from_agent, to_agent=to_agent)
+
+    async def on_tool_start(self, context: Any, agent: Any, tool: Any) -> None:
+        """Passes it on."""
+        if self._inner is not None:
+            await self._inner.on_tool_start(context, agent, tool)
+
+    async def on_tool_end(self, context: Any, agent: Any, tool: Any, result: Any) -> None:
+        """Passes it on."""
+        if self._inner is not None:
+            await self._inner.on_tool_end(context, agent, tool, result)
+
+
+def replaced_texts(run: AgentRun | None) -> Mapping[str, str]:
+    """What the policies made of what the user said in this run."""
+    return run.replaced if run is not None else {}

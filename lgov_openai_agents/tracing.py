@@ -1,0 +1,126 @@
+"""The SDK's own traces: kept from the vendor, and shown to the governor where nothing else shows them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from agents import set_trace_processors
+from agents.tracing import get_trace_provider
+from agents.tracing.processor_interface import TracingProcessor
+
+from lgov_core.governed_call import json_text
+from lgov_core.trace import semconv
+from lgov_core.trace.live import LiveSpan
+from lgov_openai_agents.items import FRAMEWORK
+
+if TYPE_CHECKING:
+    from lgov_core.governor import Governor
+
+_OPERATIONS = {
+    "agent": semconv.INVOKE_AGENT,
+    "generation": semconv.CHAT,
+    "response": semconv.CHAT,
+    "function": semconv.EXECUTE_TOOL,
+}
+
+
+class LgovTracingProcessor(TracingProcessor):
+    """Shows the SDK's traces to ``governor`` as spans with GenAI names; it observes and stops nothing::
+
+        set_trace_processors([LgovTracingProcessor(governor)])
+
+    For programs that are governed in no other way: where `arm` or `LgovRunner` is at work, agent, model and tool spans
+    are made there and these would be a second copy. ``set_trace_processors`` also takes out the SDK's exporter, which
+    sends prompts to the vendor. Callable from any thread.
+    """
+
+    def __init__(self, governor: Governor) -> None:
+        self._governor = governor
+        self._open: dict[str, LiveSpan] = {}
+
+    def on_trace_start(self, trace: Any) -> None:
+        """A trace begins: its spans are what counts."""
+
+    def on_trace_end(self, trace: Any) -> None:
+        """A trace ends."""
+
+    def on_span_start(self, span: Any) -> None:
+        """Opens our span beside the SDK's."""
+        data = span.span_data
+        operation = _OPERATIONS.get(data.type) or str(data.type)
+        name = getattr(data, "name", None) or getattr(data, "model", None) or ""
+        parent = self._open.get(span.parent_id) if span.parent_id else None
+        attributes: dict[str, Any] = {semconv.FRAMEWORK: FRAMEWORK}
+        if data.type == "agent":
+            attributes[semconv.AGENT_NAME] = data.name
+        if data.type == "function":
+            attributes[semconv.TOOL_NAME] = data.name
+        self._open[span.span_id] = LiveSpan(self._governor, operation, str(name), attributes, parent=parent)
+
+    def on_span_end(self, span: Any) -> None:
+        """Ends our span with what the SDK's has learnt."""
+        ours = self._open.pop(span.span_id, None)
+        if ours is not None:
+            ours.set(_learnt(span.span_data))
+            ours.end(str(span.error.get("message")) if span.error else None)
+
+    def shutdown(self) -> None:
+        """Shows what never ended."""
+        for span in list(self._open.values()):
+            span.abandon()
+        self._open.clear()
+
+    def force_flush(self) -> None:
+        """Nothing is held back."""
+
+
+def _learnt(data: Any) -> dict[str, Any]:
+    if data.type == "function":
+        return {semconv.TOOL_ARGUMENTS: _text(data.input), semconv.TOOL_RESULT: _text(data.output)}
+    if data.type == "generation":
+        return {
+            semconv.REQUEST_MODEL: data.model,
+            semconv.INPUT_MESSAGES: _text(data.input),
+            semconv.OUTPUT_MESSAGES: _text(data.output),
+            **_usage(data.usage or {}),
+        }
+    if data.type == "response" and data.response is not None:
+        usage = data.response.usage
+        return {
+            semconv.REQUEST_MODEL: data.response.model,
+            semconv.RESPONSE_ID: data.response.id,
+            semconv.INPUT_MESSAGES: _text(data.input),
+            semconv.OUTPUT_MESSAGES: _text([item.model_dump() for item in data.response.output]),
+            **(_usage({"input_tokens": usage.input_tokens, "output_tokens": usage.output_tokens}) if usage else {}),
+        }
+    return {}
+
+
+def _usage(used: dict[str, Any]) -> dict[str, Any]:
+    return {semconv.INPUT_TOKENS: used.get("input_tokens"), semconv.OUTPUT_TOKENS: used.get("output_tokens")}
+
+
+def _text(value: Any) -> str | None:
+    return None if value is None else value if isinstance(value, str) else json_text(value)
+
+
+def keep_traces_here() -> Callable[[], None]:
+    """Takes the SDK's exporter out of its trace processors, and nothing else; returns what puts it back."""
+    from agents.tracing.processors import default_processor
+
+    provider: Any = get_trace_provider()
+    present = _processors(provider)
+    vendor = default_processor()
+    set_trace_processors([one for one in present if one is not vendor])
+
+    def put_back() -> None:
+        current = _processors(provider)
+        if vendor in present and vendor not in current:
+            set_trace_processors([vendor, *current])
+
+    return put_back
+
+
+def _processors(provider: Any) -> list[Any]:
+    return list(getattr(getattr(provider, "_multi_processor", None), "_processors", ()))

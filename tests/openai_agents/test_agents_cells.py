@@ -1,0 +1,187 @@
+"""The table of denials for the Agents SDK: a denied tool leaves the file, the model is told, the run goes on."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from agents import Agent, FunctionTool, Model, ModelSettings, ModelTracing, RunConfig, Runner, handoff
+from agents.mcp import MCPServerStdio
+from agents.tool_context import ToolContext
+from cells import ANSWER, asks, open_cell, says
+from cells_agents import MODELS, armed, eraser, read_clock, run
+
+MODES = ("sync", "async", "streaming")
+SERVER = str(Path(__file__).parents[1] / "mcp_files_server.py")
+
+
+def cells(shape: str, modes: tuple[str, ...] = MODES) -> Any:
+    """One case for each mode, marked as the cell it is."""
+    return pytest.mark.parametrize(
+        "mode", [pytest.param(mode, marks=pytest.mark.cell("openai-agents", mode, shape)) for mode in modes]
+    )
+
+
+@cells("tool")
+@pytest.mark.parametrize("model", MODELS)
+def test_a_denied_tool(tmp_path: Path, mode: str, model: str) -> None:
+    call = ("c1", "erase_file", {"path": str(tmp_path / "precious.txt")})
+    with open_cell(tmp_path, asks(call), says(ANSWER)) as cell, armed(cell.governor):
+        agent = Agent(name="cleaner", model=MODELS[model](cell), tools=[eraser(cell)])
+        result = run(mode, agent, "tidy up")
+        cell.check(result.final_output)
+
+
+@cells("parallel tools")
+@pytest.mark.parametrize("model", MODELS)
+def test_parallel_tools_of_which_one_is_denied(tmp_path: Path, mode: str, model: str) -> None:
+    erase = ("c1", "erase_file", {"path": str(tmp_path / "precious.txt")})
+    with open_cell(tmp_path, asks(erase, ("c2", "read_clock", {})), says(ANSWER)) as cell, armed(cell.governor):
+        agent = Agent(name="cleaner", model=MODELS[model](cell), tools=[eraser(cell), read_clock])
+        result = run(mode, agent, "tidy up")
+        cell.check(result.final_output, ran=["read_clock"])
+
+
+@cells("hand-off")
+@pytest.mark.parametrize("model", MODELS)
+def test_a_denied_hand_off(tmp_path: Path, mode: str, model: str) -> None:
+    with (
+        open_cell(
+            tmp_path, asks(("c1", "transfer_to_eraser", {})), says(ANSWER), denied=["transfer_to_eraser"]
+        ) as cell,
+        armed(cell.governor),
+    ):
+        began: list[Any] = []
+        other = Agent(name="eraser", model=MODELS[model](cell), tools=[eraser(cell)])
+        agent = Agent(
+            name="cleaner", model=MODELS[model](cell), handoffs=[handoff(other, on_handoff=lambda _: began.append(1))]
+        )
+        result = run(mode, agent, "tidy up")
+        cell.check(result.final_output)
+        assert began == []
+        assert result.last_agent is agent
+
+
+@cells("agent-as-tool")
+@pytest.mark.parametrize("model", MODELS)
+def test_a_denied_tool_of_an_agent_that_is_a_tool(tmp_path: Path, mode: str, model: str) -> None:
+    erase = ("c2", "erase_file", {"path": str(tmp_path / "precious.txt")})
+    replies = (
+        asks(("c1", "ask_eraser", {"input": "erase it"})),
+        asks(erase),
+        says("It is forbidden: DENIED"),
+        says(ANSWER),
+    )
+    with open_cell(tmp_path, *replies) as cell, armed(cell.governor):
+        inner = Agent(name="eraser", model=MODELS[model](cell), tools=[eraser(cell)])
+        outer = Agent(name="boss", model=MODELS[model](cell), tools=[inner.as_tool("ask_eraser", "Erases files.")])
+        result = run(mode, outer, "tidy up")
+        assert "DENIED by policy cells/no-erasing" in str(cell.server.requests[2].body)
+        assert "It is forbidden: DENIED" in str(cell.server.requests[3].body)
+        cell.server.requests.pop()  # the outer model reads the inner agent's words; the inner one read the denial
+        cell.check(result.final_output, ran=["ask_eraser"])
+
+
+@cells("MCP tool")
+@pytest.mark.parametrize("model", MODELS)
+def test_a_denied_tool_of_an_mcp_server(tmp_path: Path, mode: str, model: str) -> None:
+    erase = ("c1", "erase_file", {"path": str(tmp_path / "precious.txt")})
+    with open_cell(tmp_path, asks(erase, ("c2", "add", {"a": 2, "b": 3})), says(ANSWER)) as cell, armed(cell.governor):
+
+        def agent_with(server: MCPServerStdio) -> Agent[Any]:
+            return Agent(name="cleaner", model=MODELS[model](cell), mcp_servers=[server])
+
+        if mode == "sync":
+            with asyncio.Runner() as loop:  # run_sync uses the thread's own loop, where the session must live too
+                asyncio.set_event_loop(loop.get_loop())
+                server = MCPServerStdio(
+                    {"command": sys.executable, "args": [SERVER]}, client_session_timeout_seconds=60
+                )
+                loop.run(server.connect())
+                result = run(mode, agent_with(server), "tidy up")
+                loop.run(server.cleanup())
+        else:
+            result = asyncio.run(_with_server(mode, agent_with))
+        cell.check(result.final_output, ran=["add"])
+        (added,) = [one for one in cell.seen.outcomes if one.action.name == "add"]
+        assert added.action.kind == "mcp"
+        assert added.result is not None
+        assert "5" in added.result
+
+
+async def _with_server(mode: str, agent_with: Any) -> Any:
+    async with MCPServerStdio(
+        {"command": sys.executable, "args": [SERVER]}, client_session_timeout_seconds=60
+    ) as server:
+        config = RunConfig(tracing_disabled=True)
+        if mode == "async":
+            return await Runner.run(agent_with(server), "tidy up", run_config=config)
+        result = Runner.run_streamed(agent_with(server), "tidy up", run_config=config)
+        async for _ in result.stream_events():
+            pass
+        return result
+
+
+@cells("hand-made loop")
+@pytest.mark.parametrize("model", MODELS)
+def test_a_denied_tool_in_a_loop_made_by_hand(tmp_path: Path, mode: str, model: str) -> None:
+    """The program asks the model and calls ``on_invoke_tool`` itself; no Runner is involved."""
+    erase = ("c1", "erase_file", {"path": str(tmp_path / "precious.txt")})
+    with open_cell(tmp_path, asks(erase), says(ANSWER)) as cell:
+        tool = eraser(cell)  # made before arming: tools need not be made anew
+        invoke = tool.on_invoke_tool
+        with armed(cell.governor):
+            assert tool.on_invoke_tool is not invoke
+            if mode == "sync":
+                answer = _loop_in_steps(MODELS[model](cell), tool)
+            else:
+                answer = asyncio.run(_loop(MODELS[model](cell), tool, streaming=mode == "streaming"))
+        cell.check(answer, agent_span=False)
+
+
+async def _ask(model: Model, given: list[Any], tool: FunctionTool, streaming: bool = False) -> list[Any]:
+    settings, tracing = ModelSettings(), ModelTracing.DISABLED
+    if not streaming:
+        reply = await model.get_response(
+            "tidy", given, settings, [tool], None, [], tracing,
+            previous_response_id=None, conversation_id=None, prompt=None,
+        )  # fmt: skip
+        return reply.output
+    events = model.stream_response(
+        "tidy", given, settings, [tool], None, [], tracing,
+        previous_response_id=None, conversation_id=None, prompt=None,
+    )  # fmt: skip
+    whole = [event.response.output async for event in events if event.type == "response.completed"]
+    return whole[0]
+
+
+async def _act(tool: FunctionTool, item: Any) -> dict[str, Any]:
+    context: Any = ToolContext(None, tool_name=item.name, tool_call_id=item.call_id, tool_arguments=item.arguments)
+    output = await tool.on_invoke_tool(context, item.arguments)
+    return {"type": "function_call_output", "call_id": item.call_id, "output": str(output)}
+
+
+async def _loop(model: Model, tool: FunctionTool, streaming: bool) -> str:
+    given: list[Any] = [{"role": "user", "content": "tidy up"}]
+    while True:
+        output = await _ask(model, given, tool, streaming)
+        calls = [item for item in output if item.type == "function_call"]
+        if not calls:
+            return output[-1].content[0].text
+        for item in calls:
+            given += [item.model_dump(exclude_none=True), await _act(tool, item)]
+
+
+def _loop_in_steps(model: Model, tool: FunctionTool) -> str:
+    given: list[Any] = [{"role": "user", "content": "tidy up"}]
+    with asyncio.Runner() as loop:
+        while True:
+            output = loop.run(_ask(model, given, tool))
+            calls = [item for item in output if item.type == "function_call"]
+            if not calls:
+                return output[-1].content[0].text
+            for item in calls:
+                given += [item.model_dump(exclude_none=True), loop.run(_act(tool, item))]
