@@ -27,11 +27,13 @@ ARMING_TIMEOUT_S = 120.0
 class FrameworkGuard(MetaPathFinder):
     """Watches for the import of the modules of ``adapters``.
 
-    ``refuse`` is called with a sentence when a framework cannot be governed, and must end the process. Safe with any
-    number of importing threads.
+    ``governor`` is asked for when the first framework is imported. ``refuse`` is called with a sentence when a framework
+    cannot be governed, and must end the process. Safe with any number of importing threads.
     """
 
-    def __init__(self, adapters: Iterable[Adapter], governor: Governor, refuse: Callable[[str], NoReturn]) -> None:
+    def __init__(
+        self, adapters: Iterable[Adapter], governor: Callable[[], Governor], refuse: Callable[[str], NoReturn]
+    ) -> None:
         self._adapters = tuple(adapters)
         self._by_module = {module: adapter for adapter in self._adapters for module in adapter.modules}
         self._governor = governor
@@ -74,7 +76,7 @@ class FrameworkGuard(MetaPathFinder):
                 return
             self._begun.add(adapter.name)
             try:
-                adapter.arm(self._governor)
+                adapter.arm(self._governor())
             except BaseException as error:  # noqa: BLE001 - whatever went wrong, nothing may run ungoverned
                 self._refuse(f"{adapter.name} cannot be governed: {error}")
             self.armed.append(adapter.name)

@@ -2,23 +2,35 @@
 
 Everything is decided before the program's first line: the policy is loaded, the record opened, the frameworks
 watched. If any of that fails, or the program later imports a framework that cannot be governed, the process ends with
-status 78 and a sentence that says why. Governance covers this process and its threads; a child process is not
-covered, and the closing report says so when one was started.
+status 78 and a sentence that says why. Governance covers this process, its threads, and the Python processes that it
+starts (`lgov_core.child_process`); the closing report names the other programs that were started.
 """
 
 from __future__ import annotations
 
 import atexit
+import json
 import os
 import sys
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
-from lgov_core.errors import ArmError, LgovError, PolicyDenied
+from lgov_core.child_process import VARIABLE, ChildReports, hand_on
+from lgov_core.errors import LgovError, PolicyDenied
+from lgov_core.governed_process import (
+    CANNOT_GOVERN,
+    DEFAULT_AUDIT,
+    GovernedProcess,
+    ProcessOptions,
+    installed_adapters,
+    open_process,
+    policy_in,
+    say,
+)
 from lgov_core.import_guard import FrameworkGuard
 from lgov_core.invocation import Invocation, execute, parse_command
 from lgov_core.scope import RolloutScope, carry_into_threads
@@ -26,14 +38,6 @@ from lgov_core.types import Outcome, Rollout, new_id
 
 if TYPE_CHECKING:
     from lgov_core.adapter import Adapter
-    from lgov_core.audit import AuditLog
-    from lgov_core.governor import Governor
-    from lgov_core.store.protocol import TraceStore
-
-#: The status of a process that could not be governed (EX_CONFIG of sysexits.h).
-CANNOT_GOVERN = 78
-
-DEFAULT_AUDIT = Path(".lgov") / "audit.db"
 
 _CHILD_EVENTS = frozenset({"subprocess.Popen", "os.posix_spawn", "os.exec", "os.spawn", "os.system"})
 
@@ -57,6 +61,9 @@ class RunOptions:
     task_id: str | None = None
     timeout_s: float = 2.0
     plugins: tuple[object, ...] = ()
+    children: Literal["govern", "allow"] = "govern"
+    capture_content: bool = True
+    as_json: bool = False
 
 
 @dataclass(slots=True)
@@ -64,11 +71,12 @@ class _Run:
     """What is open while the program runs, and what the closing report needs."""
 
     scope: RolloutScope
-    audit: AuditLog
-    audit_path: Path
-    store: TraceStore | None
-    governor: Governor
+    options: RunOptions
+    folder: Path
+    process: GovernedProcess
+    adapters: list[Adapter]
     guard: FrameworkGuard = field(init=False)
+    child_reports: ChildReports | None = None
     attempt_open: bool = False
     children: Counter[str] = field(default_factory=Counter)
     pid: int = field(default_factory=os.getpid)
@@ -82,6 +90,11 @@ def run_program(command: Sequence[str], options: RunOptions) -> int:
     is written to standard error when the process ends. Changes ``sys.argv``, ``sys.path``, the environment and the
     import system, so it is for a process that does nothing else. Fails closed.
     """
+    if VARIABLE in os.environ:
+        return _cannot(
+            "this process was started by a governed program and stands under its policy already; start it without"
+            " lgov run, or the program around it with --children allow"
+        )
     try:
         invocation = parse_command(command)
         scope = RolloutScope(
@@ -98,9 +111,11 @@ def run_program(command: Sequence[str], options: RunOptions) -> int:
         if options.endpoint is not None:
             _point_clients_at(options.endpoint, scope)
         carry_into_threads()
+        if options.children == "govern":
+            run.child_reports = hand_on(run.process.options, scope)
         _begin_attempt(run, command)
         run.guard.install()
-        with run.governor.rollout(scope):
+        with run.process.governor.rollout(scope):
             status = execute(invocation)
     except PolicyDenied as denied:
         status = _cannot(f"the policy does not let this program start: {denied.decision.reason}")
@@ -111,50 +126,24 @@ def run_program(command: Sequence[str], options: RunOptions) -> int:
 
 
 def _prepare(invocation: Invocation, scope: RolloutScope, options: RunOptions) -> _Run:
-    from lgov_core.audit import AuditLog, default_signer
-    from lgov_core.governor import Governor
     from lgov_core.plugins import make_plugin_manager
-    from lgov_core.policies import load_policy_file
-    from lgov_core.reward.air import AirPlugin
 
-    policies = load_policy_file(options.policy or _policy_beside(invocation))
     manager = make_plugin_manager()
-    audit_path = options.audit or DEFAULT_AUDIT
-    _make_folder(audit_path.parent)
-    audit = AuditLog(audit_path, policy_digest=policies.digest or "", signer=default_signer())
-    plugins: list[object] = [AirPlugin(), *options.plugins]
-    store = None
-    if options.store is not None:
-        from lgov_core.store import open_store
-        from lgov_core.trace.sink import StoreSink
-
-        store = open_store(options.store)
-        plugins.append(StoreSink(store))
-    governor = Governor(policies, plugins=plugins, audit=audit, timeout_s=options.timeout_s, manager=manager)
-    adapters: list[Adapter] = manager.hook.lgov_framework()
-    run = _Run(scope, audit, audit_path, store, governor)
-    run.guard = FrameworkGuard(adapters, governor, partial(_refuse, run))
-    return run
-
-
-def _policy_beside(invocation: Invocation) -> Path:
-    for name in ("policy.yaml", "policy.yml"):
-        if (path := invocation.folder / name).is_file():
-            return path
-    raise ArmError(
-        f"no policy was given and there is no policy.yaml in {invocation.folder}",
-        hint="name one with --policy; a program without a policy is not run",
+    adapters = installed_adapters(manager)
+    process = open_process(
+        ProcessOptions(
+            options.policy or policy_in(invocation.folder),
+            options.audit or DEFAULT_AUDIT,
+            options.store,
+            options.timeout_s,
+            options.capture_content,
+        ),
+        plugins=options.plugins,
+        manager=manager,
     )
-
-
-def _make_folder(folder: Path) -> None:
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ArmError(f"the folder {folder} for the audit record cannot be made: {error}") from error
-
-
-# ---------------------------------------------------------------------- surroundings of the program
+    run = _Run(scope, options, invocation.folder, process, adapters)
+    run.guard = FrameworkGuard(adapters, lambda: process.governor, partial(_refuse, run))
+    return run
 
 
 def _point_clients_at(endpoint: str, scope: RolloutScope) -> None:
@@ -176,7 +165,7 @@ def _watch_children(children: Counter[str]) -> None:
             name = _program_name(event, arguments)
             children[name] += 1
             if event == "os.exec":  # The process becomes another one: there will be no closing report.
-                _say(f"the program replaces itself by {name}; from here on nothing is governed")
+                say(f"the program replaces itself by {name}; from here on nothing is governed")
 
     sys.addaudithook(notice)
 
@@ -190,27 +179,27 @@ def _program_name(event: str, arguments: tuple[Any, ...]) -> str:
 
 
 def _begin_attempt(run: _Run, command: Sequence[str]) -> None:
-    if run.store is None:
+    if run.process.store is None:
         return
     scope = run.scope
     rollout = Rollout(scope.rollout_id, scope.task_id or scope.rollout_id, new_id("run"), {"command": list(command)})
-    run.store.add_rollouts([rollout])
-    run.store.start_attempt(scope.rollout_id, scope.attempt)
+    run.process.store.add_rollouts([rollout])
+    run.process.store.start_attempt(scope.rollout_id, scope.attempt)
     run.attempt_open = True
 
 
 def _end_attempt(run: _Run, status: int) -> None:
     """Closes the attempt. A crash or an interrupt says nothing about how well the agent did its task."""
-    if run.store is None or not run.attempt_open:
+    if run.process.store is None or not run.attempt_open:
         return
     run.attempt_open = False
     outcomes = {0: Outcome.SUCCEEDED, 1: Outcome.INFRASTRUCTURE, 130: Outcome.INFRASTRUCTURE}
     outcome = Outcome.BLOCKED if status == CANNOT_GOVERN else outcomes.get(status, Outcome.FAILED)
     error = f"exit status {status}" if status else None
     try:
-        run.store.finish_attempt(run.scope.rollout_id, run.scope.attempt, outcome, error=error)
+        run.process.store.finish_attempt(run.scope.rollout_id, run.scope.attempt, outcome, error=error)
     except LgovError as problem:
-        _say(f"the end of the attempt could not be stored: {problem}")
+        say(f"the end of the attempt could not be stored: {problem}")
 
 
 # ---------------------------------------------------------------------- the end
@@ -220,28 +209,27 @@ def _finish(run: _Run) -> None:
     """Runs at interpreter exit, after the program's own threads have ended, and writes the report."""
     if os.getpid() != run.pid:
         return  # a forked child ends; the record and the report are its parent's
-    effects = run.governor.effects
-    denied = effects["deny"] + effects["escalate"]
-    frameworks = ", ".join(run.guard.armed) or "none"
-    _say(f"governed: {frameworks}; decisions: {sum(effects.values()) - denied} allowed, {denied} denied")
-    if not run.guard.armed:
-        _say("the program imported no framework that lgov governs: no tool call of it was judged")
-    for what, count in sorted(run.governor.failures.items()):
-        _say(f"{count} failures in {what}")
-    children = run.children + _multiprocessing_children()
-    if children:
-        names = ", ".join(name for name, _ in children.most_common(5))
-        _say(f"the program started other processes ({names}); those were not governed")
-    _say(f"audit record: {run.audit_path}")
-    run.governor.close()
-    closers: list[Callable[[], None]] = [run.audit.close]
-    if run.store is not None:
-        closers.append(run.store.close)
-    for close in closers:
-        try:
-            close()
-        except LgovError as error:
-            _say(str(error))
+    from lgov_core.run_report import make_report
+
+    process = run.process
+    reports = run.child_reports
+    governed_children, judged, problems = reports.read() if reports is not None else (0, Counter[Any](), list[str]())
+    report = make_report(
+        run.adapters,
+        run.guard.armed,
+        process.tally.judged + judged,
+        folder=run.folder,
+        children=run.children + _multiprocessing_children(),
+        governed_children=governed_children,
+        failures=process.governor.failures,
+        audit=process.options.audit,
+        problems=[*problems, *process.close()],
+    )
+    if run.options.as_json:
+        sys.stderr.write(json.dumps({"report": report.as_json()}) + "\n")
+        return
+    for line in report.lines():
+        say(line)
 
 
 def _multiprocessing_children() -> Counter[str]:
@@ -252,7 +240,7 @@ def _multiprocessing_children() -> Counter[str]:
 
 def _refuse(run: _Run, reason: str) -> NoReturn:
     """Ends the process at once. Not an exception: the program could catch one and go on ungoverned."""
-    _say(f"stopped: {reason}")
+    say(f"stopped: {reason}")
     _end_attempt(run, CANNOT_GOVERN)
     for stream in (sys.stdout, sys.stderr):
         try:
@@ -263,9 +251,5 @@ def _refuse(run: _Run, reason: str) -> NoReturn:
 
 
 def _cannot(reason: str) -> int:
-    _say(f"not run: {reason}")
+    say(f"not run: {reason}")
     return CANNOT_GOVERN
-
-
-def _say(text: str) -> None:
-    sys.stderr.write(f"lgov: {text}\n")

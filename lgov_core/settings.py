@@ -28,7 +28,7 @@ from lgov_core.errors import SettingsError
 DEFAULT = "default"
 
 #: ``LGOV_`` variables that are not settings: lgov hands them to the processes it starts.
-OTHER_VARIABLES = frozenset({"LGOV_ROLLOUT_ID", "LGOV_ATTEMPT"})
+OTHER_VARIABLES = frozenset({"LGOV_ROLLOUT_ID", "LGOV_ATTEMPT", "LGOV_CHILD"})
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 from typing import TYPE_CHECKING
 
-from lgov_core.adapter import Adapter, Surface
+from lgov_core.adapter import Adapter, Gap, Surface
 from lgov_core.hookspecs import hookimpl
 from lgov_core.types import Point
 from lgov_langchain.arming import TESTED, arm, disarm
@@ -24,6 +24,10 @@ SURFACE: Mapping[Point, Surface] = {
     Point.OUTPUT: Surface(observe=True, block=True, transform=True, sync=True),
 }
 
+GAPS = (
+    Gap("tool.func", "calling a tool's own function goes around the tool, and so around lgov", ("func", "coroutine")),
+)
+
 
 def installed() -> bool:
     """Whether LangChain can be imported, found out without importing it."""
@@ -41,4 +45,5 @@ def lgov_framework() -> Adapter:
         installed=installed,
         arm=arm,
         disarm=disarm,
+        gaps=GAPS,
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Literal
 
 import click
 
@@ -25,7 +26,17 @@ from lgov_core.settings import load_settings
 @click.option("--timeout", "timeout_s", type=float, help="Seconds that a policy may take. [default: 2]")
 @click.option("--rollout-id", help="Id of the rollout that this run is. [default: a fresh one]")
 @click.option("--task-id", help="Task that the rollout belongs to. [default: the program's name]")
-@click.option("--json", "as_json", is_flag=True, help="Write errors as JSON. Standard output stays the program's.")
+@click.option(
+    "--children",
+    type=click.Choice(["govern", "allow"]),
+    default="govern",
+    show_default=True,
+    help="Python processes that the program starts: govern them too, or let them run as they are.",
+)
+@click.option(
+    "--content/--no-content", default=True, show_default=True, help="Keep prompts, arguments and results on spans."
+)
+@click.option("--json", "as_json", is_flag=True, help="Write errors and the closing report as JSON to standard error.")
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
 @click.pass_context
 def run(
@@ -37,17 +48,20 @@ def run(
     timeout_s: float | None,
     rollout_id: str | None,
     task_id: str | None,
+    children: Literal["govern", "allow"],
+    content: bool,
     as_json: bool,
     command: tuple[str, ...],
 ) -> None:
-    """Run a Python program under policy, in this process, without editing it.
+    """Run a Python program and the Python processes it starts under policy, without editing it.
 
     \b
       lgov run --policy policy.yaml -- python agent.py arguments
       lgov run --policy policy.yaml -- python -m package
 
     The agents of every framework that lgov can govern are governed; each decision is committed to the audit record
-    before the act. If the policy is missing or broken, or a framework cannot be governed, the program is not run.
+    before the act. If the policy is missing or broken, or a framework cannot be governed, the program is not run. At the
+    end standard error says what was covered, and how near the program came to a known gap.
     """  # noqa: D301 - click wants the control character
     from lgov_core.run import RunOptions, run_program
 
@@ -65,5 +79,8 @@ def run(
         timeout_s=settings.timeout_s,
         rollout_id=rollout_id,
         task_id=task_id,
+        children=children,
+        capture_content=content,
+        as_json=as_json,
     )
     ctx.exit(run_program(command, options))

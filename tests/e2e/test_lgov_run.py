@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import sqlite3
@@ -206,6 +207,186 @@ def test_started_programs_are_reported_as_not_governed(folder: Path) -> None:
     done = lgov_run(folder, "python", write(folder, "import subprocess, sys; subprocess.run([sys.executable, '-V'])"))
     assert done.returncode == 0
     assert "not governed" in done.stderr
+
+
+# ---------------------------------------------------------------------- the processes that the program starts
+
+WORKER = """
+import sqlite3, sys
+from langchain_core.tools import tool
+
+@tool
+def run_sql(query: str) -> str:
+    "Runs SQL."
+    with sqlite3.connect("company.db") as connection:
+        return str(connection.execute(query).fetchall())
+
+if __name__ == "__main__":
+    print(run_sql.invoke({"query": sys.argv[1]}), flush=True)
+"""
+
+STARTERS = {
+    "subprocess": "subprocess.run([sys.executable, 'worker.py', {query!r}], check=True)",
+    "module": "subprocess.run([sys.executable, '-m', 'worker', {query!r}], check=True)",
+    "shell": "subprocess.run(f'{{sys.executable}} worker.py \"{query}\"', shell=True, check=True)",
+    "other folder": "subprocess.run([sys.executable, '../{folder}/worker.py', {query!r}], check=True)",
+    "grandchild": "subprocess.run([sys.executable, 'middle.py', {query!r}], check=True)",
+}
+
+
+@pytest.mark.parametrize("way", sorted(STARTERS))
+def test_a_python_process_that_the_program_starts_is_governed(way: str, folder: Path) -> None:
+    make_company(folder)
+    write(folder, WORKER, "worker.py")
+    write(folder, "import subprocess, sys; subprocess.run([sys.executable, 'worker.py', sys.argv[1]])", "middle.py")
+    start = STARTERS[way].format(query="DROP TABLE staff", folder=folder.name)
+    program = write(folder, f"import subprocess, sys\n{start}\nprint('parent goes on')\n")
+    done = lgov_run(folder, "python", program, options=("--audit", "audit.db", "--rollout-id", "r-1", "--json"))
+    assert done.returncode == 0, done.stderr
+    assert "DENIED" in done.stdout
+    assert "parent goes on" in done.stdout
+    report = json.loads(done.stderr.splitlines()[-1])["report"]
+    assert report["governed_children"] == (2 if way == "grandchild" else 1)
+    assert report["judged"]["langchain"]["pre_tool_call"] == {"deny": 1}
+    audit = AuditLog(folder / "audit.db")
+    (denied,) = [entry for entry in audit.entries("r-1") if entry.effect == "deny"]
+    audit.close()
+    assert denied.name == "run_sql"
+    assert not list(folder.glob("lgov-children-*")), "the children's reports are read and removed"
+
+
+def test_a_spawned_worker_is_governed(folder: Path) -> None:
+    make_company(folder)
+    write(folder, WORKER, "worker.py")
+    program = """
+import multiprocessing
+
+def work(query):
+    import worker
+    return worker.run_sql.invoke({"query": query})
+
+if __name__ == "__main__":
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
+        print(pool.apply(work, ("DROP TABLE staff",)))
+        print(pool.apply(work, ("SELECT count(*) FROM staff",)))
+"""
+    done = lgov_run(folder, "python", write(folder, program))
+    assert done.returncode == 0, done.stderr
+    denied, counted = done.stdout.splitlines()
+    assert "DENIED" in denied
+    assert counted == "[(3,)]"
+    assert "were governed" in done.stderr
+
+
+def test_children_write_to_the_same_store(folder: Path) -> None:
+    make_company(folder)
+    write(folder, WORKER, "worker.py")
+    program = write(
+        folder, "import subprocess, sys\nsubprocess.run([sys.executable, 'worker.py', 'SELECT 1'], cwd='.')\n"
+    )
+    options = ("--store", "store.db", "--rollout-id", "r-1", "--no-content")
+    done = lgov_run(folder, "python", program, options=options)
+    assert done.stdout == "[(1,)]\n", done.stderr
+    store = open_store(str(folder / "store.db"))
+    spans = store.spans(["r-1"])
+    store.close()
+    assert "execute_tool run_sql" in {span.name for span in spans}
+    assert "SELECT 1" not in str(spans), "without content no argument is on a span"
+
+
+def test_a_child_that_cannot_be_governed_does_not_run(folder: Path) -> None:
+    write(folder, WORKER + "\nopen('went-on', 'w')\n", "worker.py")
+    program = """
+import pathlib, subprocess, sys
+pathlib.Path("policy.yaml").write_text("version: 1\\nrules: [")
+done = subprocess.run([sys.executable, "worker.py", "SELECT 1"], capture_output=True, text=True)
+print(done.returncode, "policy.yaml" in done.stderr)
+"""
+    done = lgov_run(folder, "python", write(folder, program))
+    assert done.stdout == "78 True\n", done.stderr
+    assert not (folder / "went-on").exists()
+
+
+def test_an_interpreter_without_lgov_does_not_run_either(folder: Path) -> None:
+    """As it is for the Python of another environment: what is started is Python, and it finds no lgov."""
+    program = """
+import os, subprocess, sys
+environment = {**os.environ, "PYTHONPATH": os.environ["PYTHONPATH"].split(os.pathsep)[0]}
+done = subprocess.run([sys._base_executable, "-s", "-c", "print('ran')"], capture_output=True, text=True, env=environment)
+print(done.returncode, done.stdout, "--children allow" in done.stderr)
+"""
+    if os.path.realpath(sys.prefix) == os.path.realpath(sys.base_prefix):
+        pytest.skip("needs a virtual environment, beside which there is a Python without lgov")
+    done = lgov_run(folder, "python", write(folder, program))
+    assert done.stdout == "78  True\n", done.stderr
+
+
+def test_isolated_and_allowed_children_are_named(folder: Path) -> None:
+    program = write(folder, "import subprocess, sys\nsubprocess.run([sys.executable, '-I', '-c', 'print(1)'])\n")
+    done = lgov_run(folder, "python", program)
+    assert done.stdout == "1\n"
+    assert "those were not governed" in done.stderr
+    program = write(folder, "import os; print(os.environ.get('LGOV_CHILD'))")
+    done = lgov_run(folder, "python", program, options=("--children", "allow"))
+    assert done.stdout == "None\n"
+
+
+def test_a_childs_own_sitecustomize_still_runs(folder: Path) -> None:
+    (folder / "site").mkdir()
+    write(folder, "import builtins; builtins.OWN = 'own'", "site/sitecustomize.py")
+    program = write(folder, "import subprocess, sys\nsubprocess.run([sys.executable, '-c', 'print(OWN)'])\n")
+    env = {"PYTHONPATH": os.pathsep.join([str(folder / "site"), *sys.path])}
+    done = lgov_run(folder, "python", program, env=env)
+    assert done.stdout == "own\n", done.stderr
+
+
+def test_lgov_run_inside_a_governed_program_is_refused(folder: Path) -> None:
+    write(folder, "print('inner ran')", "inner.py")
+    command = [*LGOV, "run", "--policy", "policy.yaml", "--", "python", "inner.py"]
+    program = write(folder, f"import subprocess\nprint(subprocess.run({command!r}).returncode)\n")
+    done = lgov_run(folder, "python", program)
+    assert done.stdout == "78\n"
+    assert "stands under its policy already" in done.stderr
+
+
+# ---------------------------------------------------------------------- the closing report
+
+
+def test_the_report_says_what_was_judged(folder: Path) -> None:
+    make_company(folder)
+    with ScriptedModelServer(
+        [ScriptedReply(tool_calls=[ScriptedCall("run_sql", {"query": "SELECT 1"}, "c1")]), "one"]
+    ) as model:
+        env = {"OPENAI_BASE_URL": model.base_url, "OPENAI_API_KEY": "none"}
+        done = lgov_run(folder, "python", write(folder, AGENT), "go", env=env)
+    assert (
+        "lgov: langchain: judged 1 user texts, 2 model calls, 2 replies, 1 tool calls, 1 tool results, 1 answers"
+        in done.stderr
+    )
+
+
+def test_the_report_names_the_gaps_that_the_program_came_near(folder: Path) -> None:
+    program = """
+from langchain_core.tools import tool
+
+@tool
+def double(number: int) -> int:
+    "Doubles."
+    return 2 * number
+
+print(double.func(4))
+"""
+    done = lgov_run(folder, "python", write(folder, program), options=("--json",))
+    assert done.stdout == "8\n"
+    report = json.loads(done.stderr.splitlines()[-1])["report"]
+    (near,) = report["near_gaps"]
+    assert (Path(near["file"]).name, near["line"], near["call"], near["framework"]) == (
+        "agent.py",
+        9,
+        "func",
+        "langchain",
+    )
+    assert "near a known gap: agent.py:9 calls func()" in lgov_run(folder, "python", "agent.py").stderr
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,152 @@
+"""Python processes that a governed program starts are governed too: by the same policy, on the same record.
+
+`hand_on` puts what a child needs into the environment: ``LGOV_CHILD``, and in front of ``PYTHONPATH`` a folder whose
+``sitecustomize`` calls `govern_child` before anything of the child's own runs. A child opens the policy and the record
+when it first imports a framework, so that one that never does costs nothing but a few imports. Not reached: a child
+started with ``-I``, ``-E`` or ``-S`` or with an environment of its own, and programs that are not Python; the closing
+report of ``lgov run`` says so. Policies that keep count in memory (costs, rates, loops) count in each process alone.
+"""
+
+from __future__ import annotations
+
+import atexit
+import json
+import os
+import sys
+import tempfile
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from lgov_core.governed_process import CANNOT_GOVERN, ProcessOptions, installed_adapters, open_process, say
+from lgov_core.scope import RolloutScope, carry_into_threads, enter_scope
+
+if TYPE_CHECKING:
+    from lgov_core.governed_process import GovernedProcess
+    from lgov_core.governor import Governor
+
+VARIABLE = "LGOV_CHILD"
+SITE = Path(__file__).parent / "child_site"
+
+
+@dataclass(frozen=True, slots=True)
+class ChildReports:
+    """The file to which governed children write a line when they begin and one when they end."""
+
+    path: Path
+
+    def read(self) -> tuple[int, Counter[tuple[str, str, str]], list[str]]:
+        """How many children began, what they judged, and what went wrong in them; removes the file."""
+        began, judged, problems = 0, Counter[tuple[str, str, str]](), list[str]()
+        try:
+            lines = self.path.read_text(encoding="utf-8").splitlines()
+            self.path.unlink()
+        except OSError:
+            return 0, judged, problems
+        for line in lines:
+            try:
+                said: dict[str, Any] = json.loads(line)
+            except ValueError:
+                continue  # a child was killed while it wrote
+            began += said.get("began", 0)
+            for framework, point, effect, count in said.get("judged", ()):
+                judged[framework, point, effect] += count
+            problems += said.get("problems", [])
+        return began, judged, problems
+
+
+def hand_on(options: ProcessOptions, scope: RolloutScope) -> ChildReports:
+    """Makes the Python processes that this process starts from now on governed. Changes the environment."""
+    handle, name = tempfile.mkstemp(prefix="lgov-children-", suffix=".jsonl")
+    os.close(handle)
+    os.environ[VARIABLE] = json.dumps(
+        {
+            "policy": str(options.policy.resolve()),
+            "audit": str(options.audit.resolve()),
+            "store": _absolute(options.store),
+            "timeout_s": options.timeout_s,
+            "capture_content": options.capture_content,
+            "rollout_id": scope.rollout_id,
+            "attempt": scope.attempt,
+            "task_id": scope.task_id,
+            "session_id": scope.session_id,
+            "reports": name,
+        }
+    )
+    others = [entry for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep) if entry and entry != str(SITE)]
+    os.environ["PYTHONPATH"] = os.pathsep.join([str(SITE), *others])
+    return ChildReports(Path(name))
+
+
+def _absolute(store: str | None) -> str | None:
+    """A store in a file, wherever the child's working folder is; an address stays as it is."""
+    if store is None or ("://" in store and not store.startswith("sqlite:///")):
+        return store
+    return str(Path(store.removeprefix("sqlite:///")).resolve())
+
+
+def govern_child() -> None:
+    """Puts this process under the policy that its parent handed on. Ends it with 78 when that cannot be done."""
+    try:
+        child = _Child(json.loads(os.environ[VARIABLE]))
+        child.begin()
+    except BaseException as error:  # noqa: BLE001 - ungoverned it must not run
+        _refuse(f"{type(error).__name__}: {error}")
+
+
+class _Child:
+    """One governed child: what it was told, and what it has opened once a framework was imported."""
+
+    def __init__(self, told: dict[str, Any]) -> None:
+        self.options = ProcessOptions(
+            Path(told["policy"]), Path(told["audit"]), told["store"], told["timeout_s"], told["capture_content"]
+        )
+        self.scope = RolloutScope(told["rollout_id"], told["attempt"], told["session_id"], told["task_id"])
+        self.reports = told["reports"]
+        self.process: GovernedProcess | None = None
+        self.pid = os.getpid()
+
+    def begin(self) -> None:
+        from lgov_core.import_guard import FrameworkGuard
+        from lgov_core.plugins import make_plugin_manager
+
+        manager = make_plugin_manager()
+
+        def opened() -> Governor:
+            if self.process is None:
+                self.process = open_process(self.options, manager=manager)
+            return self.process.governor
+
+        self.entered = enter_scope(self.scope)  # for as long as the process lives; dropped, it would leave the scope
+        self.entered.__enter__()
+        carry_into_threads()
+        FrameworkGuard(installed_adapters(manager), opened, _refuse).install()
+        self.report({"began": 1})
+        atexit.register(self.end)
+
+    def end(self) -> None:
+        if os.getpid() != self.pid or self.process is None:
+            return
+        problems = [f"{count} failures in {what}" for what, count in sorted(self.process.governor.failures.items())]
+        problems += self.process.close()
+        judged = [[*key, count] for key, count in self.process.tally.judged.items()]
+        self.report({"judged": judged, "problems": [f"child process {self.pid}: {problem}" for problem in problems]})
+
+    def report(self, said: dict[str, Any]) -> None:
+        """One line, appended at once: several children write to the file."""
+        try:
+            handle = os.open(self.reports, os.O_WRONLY | os.O_APPEND)
+        except OSError:
+            return  # the program has ended and taken its report with it; the record is what proves
+        try:
+            os.write(handle, (json.dumps(said) + "\n").encode())
+        finally:
+            os.close(handle)
+
+
+def _refuse(reason: str) -> NoReturn:
+    """Ends the process at once. Not an exception: the program could catch one and go on ungoverned."""
+    say(f"stopped: {' '.join(sys.orig_argv[:3])}, started by a governed program: {reason}")
+    sys.stderr.flush()
+    os._exit(CANNOT_GOVERN)

@@ -1,0 +1,169 @@
+"""What a process under policy holds open: the policy, the record, the store, the governor, and the guard of imports.
+
+``lgov run``, the Python processes that its program starts, the pytest plugin and the OpenTelemetry entry point all open
+the same thing; they differ in when, and in what they do when it cannot be opened.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from lgov_core.errors import ArmError, LgovError
+from lgov_core.hookspecs import hookimpl
+
+if TYPE_CHECKING:
+    from lgov_core.adapter import Adapter
+    from lgov_core.audit import AuditLog
+    from lgov_core.governor import Governor
+    from lgov_core.store.protocol import TraceStore
+
+#: The status of a process that could not be governed (EX_CONFIG of sysexits.h).
+CANNOT_GOVERN = 78
+
+DEFAULT_AUDIT = Path(".lgov") / "audit.db"
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessOptions:
+    """What a process is governed by. ``policy`` is a file; ``store`` None keeps no spans.
+
+    ``timeout_s`` bounds a policy that does not promise bounded cost, in seconds. With ``capture_content`` false no
+    prompt, argument or result is on a span.
+    """
+
+    policy: Path
+    audit: Path = DEFAULT_AUDIT
+    store: str | None = None
+    timeout_s: float = 2.0
+    capture_content: bool = True
+
+
+class Tally:
+    """Counts what was judged: by framework, point and effect. Safe in any thread."""
+
+    def __init__(self) -> None:
+        self.judged: Counter[tuple[str, str, str]] = Counter()
+
+    @hookimpl
+    def lgov_observe(self, event: Any) -> None:
+        """Counts a decision."""
+        if (decision := getattr(event, "decision", None)) is not None and hasattr(event, "at"):
+            action = event.action
+            self.judged[action.framework or "", action.point.value, decision.effect.label] += 1
+
+
+@dataclass(slots=True)
+class GovernedProcess:
+    """The open parts. Close it once, at the end; `close` returns what went wrong while closing, in words."""
+
+    options: ProcessOptions
+    governor: Governor
+    audit: AuditLog
+    store: TraceStore | None
+    tally: Tally
+    problems: list[str] = field(default_factory=list[str])
+
+    def close(self) -> list[str]:
+        """Closes everything; goes on when one part cannot be closed."""
+        self.governor.close()
+        closers: list[Callable[[], None]] = [self.audit.close]
+        if self.store is not None:
+            closers.append(self.store.close)
+        for close in closers:
+            try:
+                close()
+            except LgovError as error:
+                self.problems.append(str(error))
+        return self.problems
+
+
+def open_process(options: ProcessOptions, *, plugins: Sequence[object] = (), manager: Any = None) -> GovernedProcess:
+    """Opens everything that ``options`` names; ``plugins`` take part beside the installed ones.
+
+    Raises `LgovError` (a policy that does not load, a record or store that cannot be opened); then nothing stays open.
+    """
+    from lgov_core.audit import AuditLog, default_signer
+    from lgov_core.governor import Governor
+    from lgov_core.plugins import make_plugin_manager
+    from lgov_core.policies import load_policy_file
+    from lgov_core.reward.air import AirPlugin
+
+    policies = load_policy_file(options.policy)
+    manager = manager if manager is not None else make_plugin_manager()
+    make_folder(options.audit.parent)
+    audit = AuditLog(options.audit, policy_digest=policies.digest or "", signer=default_signer())
+    tally = Tally()
+    taking_part: list[object] = [AirPlugin(), tally, *plugins]
+    store = None
+    try:
+        if options.store is not None:
+            from lgov_core.store import open_store
+            from lgov_core.trace.sink import StoreSink
+
+            store = open_store(options.store)
+            taking_part.append(StoreSink(store, content=options.capture_content))
+        governor = Governor(
+            policies,
+            plugins=taking_part,
+            audit=audit,
+            timeout_s=options.timeout_s,
+            manager=manager,
+            capture_content=options.capture_content,
+        )
+    except BaseException:
+        audit.close()
+        if store is not None:
+            store.close()
+        raise
+    return GovernedProcess(options, governor, audit, store, tally)
+
+
+def installed_adapters(manager: Any) -> list[Adapter]:
+    """The adapters of all plugins, the built-in ones first. Raises `ArmError` when a plugin does not name one."""
+    try:
+        adapters: list[Adapter] = manager.hook.lgov_framework()
+    except LgovError:
+        raise
+    except Exception as error:
+        raise ArmError(
+            f"a plugin failed to name its framework: {type(error).__name__}: {error}",
+            hint="lgov plugins lists them; repair or uninstall the one that raises",
+        ) from error
+    return adapters
+
+
+def make_folder(folder: Path) -> None:
+    """Makes the folder of a record. Raises `ArmError`."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ArmError(f"the folder {folder} for the audit record cannot be made: {error}") from error
+
+
+def policy_in(folder: Path) -> Path:
+    """The policy file that lies in ``folder``. Raises `ArmError` when there is none."""
+    for name in ("policy.yaml", "policy.yml"):
+        if (path := folder / name).is_file():
+            return path
+    raise ArmError(
+        f"no policy was given and there is no policy.yaml in {folder}",
+        hint="name one with --policy; a program without a policy is not run",
+    )
+
+
+def say(text: str) -> None:
+    """Writes a line for people to standard error."""
+    sys.stderr.write(f"lgov: {text}\n")
+
+
+def as_counts(tally: Mapping[tuple[str, str, str], int]) -> dict[str, dict[str, dict[str, int]]]:
+    """The tally as nested mappings: framework, point, effect."""
+    counts: dict[str, dict[str, dict[str, int]]] = {}
+    for (framework, point, effect), count in sorted(tally.items()):
+        counts.setdefault(framework, {}).setdefault(point, {})[effect] = count
+    return counts

@@ -1,0 +1,72 @@
+"""The entry point for ``opentelemetry-instrument python agent.py``: governs by the policy that ``LGOV_POLICY`` names.
+
+Best effort, and no substitute for ``lgov run``: OpenTelemetry logs what an instrumentor raises and runs the program all
+the same, and whoever sets ``OTEL_PYTHON_DISABLED_INSTRUMENTATIONS`` turns it off. So whatever goes wrong here ends the
+process with status 78 instead of being raised. Without ``LGOV_POLICY`` (or a ``policy`` in lgov.toml) it does nothing:
+lgov being installed does not mean that every instrumented program wants to be governed.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import sys
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from lgov_core.governed_process import (
+    CANNOT_GOVERN,
+    DEFAULT_AUDIT,
+    ProcessOptions,
+    installed_adapters,
+    open_process,
+    say,
+)
+
+if TYPE_CHECKING:
+    from lgov_core.governed_process import GovernedProcess
+
+
+class LgovInstrumentor:
+    """What OpenTelemetry's auto-instrumentation asks of an instrumentor: `instrument` and `uninstrument`."""
+
+    _process: GovernedProcess | None = None
+
+    def instrument(self, **kwargs: Any) -> None:
+        """Opens the policy and the record, and governs every framework that is or will be imported.
+
+        Ends the process with 78 when that cannot be done. Does nothing without a policy in the settings. OpenTelemetry's
+        own arguments are not used.
+        """
+        from lgov_core.import_guard import FrameworkGuard
+        from lgov_core.plugins import make_plugin_manager
+        from lgov_core.scope import RolloutScope, carry_into_threads, enter_scope
+        from lgov_core.settings import load_settings
+        from lgov_core.types import new_id
+
+        try:
+            settings = load_settings()
+            if settings.policy is None or self._process is not None:
+                return
+            manager = make_plugin_manager()
+            adapters = installed_adapters(manager)
+            options = ProcessOptions(
+                settings.policy, settings.audit or DEFAULT_AUDIT, settings.store, settings.timeout_s
+            )
+            self._process = process = open_process(options, manager=manager)
+            self._scope = enter_scope(RolloutScope(new_id("rol"), 1))  # kept: dropped, it would leave the scope
+            self._scope.__enter__()
+            carry_into_threads()
+            FrameworkGuard(adapters, lambda: process.governor, _refuse).install()
+            atexit.register(process.close)
+        except BaseException as error:  # noqa: BLE001 - raised, it would be logged, and the program would run
+            _refuse(f"{type(error).__name__}: {error}")
+
+    def uninstrument(self, **kwargs: Any) -> None:
+        """Refuses: what governs a process cannot be switched off from inside it."""
+        say("a governed process stays governed: uninstrument() does nothing")
+
+
+def _refuse(reason: str) -> NoReturn:
+    say(f"stopped: {reason}")
+    sys.stderr.flush()
+    os._exit(CANNOT_GOVERN)

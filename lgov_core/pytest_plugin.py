@@ -1,0 +1,152 @@
+"""The pytest plugin: ``pytest --lgov-policy policy.yaml`` runs a project's own tests with its agents under policy.
+
+Each test is a rollout of its own (its node id), so that the record says which test made which decision. The frameworks
+are watched from before the first test module is imported. When the policy, the record or a framework cannot be had,
+pytest ends with status 78 and no test is run. Without the option the plugin does nothing and loads nothing.
+
+Fixtures: ``lgov_governor`` (the `Governor`; the test is skipped without ``--lgov-policy``) and ``lgov_decisions`` (the
+decisions of this test so far, a list of `ObservedDecision`, oldest first).
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Generator
+from functools import partial
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import pytest
+
+from lgov_core.hookspecs import hookimpl
+
+if TYPE_CHECKING:
+    from lgov_core.governed_process import GovernedProcess
+    from lgov_core.governor import Governor, ObservedDecision
+
+
+class _Governed:
+    """What the plugin holds while a session is governed."""
+
+    def __init__(self, process: GovernedProcess, armed: list[str]) -> None:
+        self.process = process
+        self.armed = armed
+        self.decisions: list[ObservedDecision] = []
+
+    @hookimpl
+    def lgov_observe(self, event: Any) -> None:
+        """Keeps the decisions of the running test."""
+        from lgov_core.governor import ObservedDecision
+
+        if isinstance(event, ObservedDecision):
+            self.decisions.append(event)
+
+
+_KEY = pytest.StashKey[_Governed]()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Adds the options."""
+    group = parser.getgroup("lgov", "agents under policy")
+    group.addoption("--lgov-policy", metavar="FILE", help="Govern the agents that the tests run by this policy file.")
+    group.addoption(
+        "--lgov-audit",
+        metavar="FILE",
+        default=".lgov/pytest.db",
+        help="File of the audit record. [default: %(default)s]",
+    )
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_configure(config: pytest.Config) -> None:
+    """Opens the policy and watches the frameworks, before any test module is imported."""
+    policy = config.getoption("--lgov-policy", default=None)
+    if policy is None:
+        return
+    from lgov_core.errors import LgovError
+    from lgov_core.governed_process import ProcessOptions, installed_adapters, open_process
+    from lgov_core.import_guard import FrameworkGuard
+    from lgov_core.plugins import make_plugin_manager
+    from lgov_core.scope import carry_into_threads
+
+    try:
+        manager = make_plugin_manager()
+        adapters = installed_adapters(manager)
+        audit = config.invocation_params.dir / str(config.getoption("--lgov-audit"))
+        process = open_process(ProcessOptions(config.invocation_params.dir / str(policy), audit), manager=manager)
+    except LgovError as error:
+        _cannot(str(error))
+    guard = FrameworkGuard(adapters, lambda: process.governor, partial(_stop, config))
+    governed = _Governed(process, guard.armed)
+    manager.register(governed)
+    process.governor.plugins_changed()
+    config.stash[_KEY] = governed
+    carry_into_threads()
+    guard.install()
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    """Closes the record."""
+    if (governed := config.stash.get(_KEY, None)) is not None:
+        governed.process.close()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, Any, Any]:
+    """Makes each test, with its fixtures, a rollout of its own."""
+    governed = item.config.stash.get(_KEY, None)
+    if governed is None:
+        return (yield)
+    from lgov_core.scope import RolloutScope, enter_scope
+    from lgov_core.types import new_id
+
+    governed.decisions.clear()
+    with enter_scope(RolloutScope(new_id("rol"), 1, task_id=item.nodeid)):
+        return (yield)
+
+
+def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
+    """Says at the end what was judged."""
+    governed = config.stash.get(_KEY, None)
+    if governed is None:
+        return
+    effects = governed.process.governor.effects
+    denied = effects["deny"] + effects["escalate"]
+    terminalreporter.section("lgov")
+    armed = ", ".join(governed.armed) or "no framework"
+    terminalreporter.line(f"governed: {armed}; decisions: {sum(effects.values()) - denied} allowed, {denied} denied")
+    terminalreporter.line(f"audit record: {governed.process.options.audit}")
+
+
+@pytest.fixture
+def lgov_governor(request: pytest.FixtureRequest) -> Governor:
+    """The governor of the session. Skips the test when the session is not governed."""
+    governed = request.config.stash.get(_KEY, None)
+    if governed is None:
+        pytest.skip("needs pytest --lgov-policy FILE")
+    return governed.process.governor
+
+
+@pytest.fixture
+def lgov_decisions(request: pytest.FixtureRequest, lgov_governor: Governor) -> list[ObservedDecision]:
+    """The decisions that this test has brought about so far."""
+    return request.config.stash[_KEY].decisions
+
+
+def _stop(config: pytest.Config, reason: str) -> NoReturn:
+    """Ends the process at once: pytest would take an exception out of a test module's import for an error of that module."""
+    capture: Any = config.pluginmanager.getplugin("capturemanager")
+    if capture is not None:
+        capture.suspend_global_capture(in_=True)
+    from lgov_core.governed_process import CANNOT_GOVERN, say
+
+    say(f"stopped: {reason}")
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+    os._exit(CANNOT_GOVERN)
+
+
+def _cannot(reason: str) -> NoReturn:
+    from lgov_core.governed_process import CANNOT_GOVERN
+
+    pytest.exit(f"lgov: the agents of these tests cannot be governed: {reason}", returncode=CANNOT_GOVERN)
