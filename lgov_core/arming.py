@@ -129,6 +129,7 @@ class Arming:
         alone = pluggy.PluginManager(hookspecs.PROJECT)
         alone.add_hookspecs(hookspecs)
         denier = Governor(_DenyEverything(only), manager=alone)
+        denier.exports_spans = False  # the program's traces are no place for a probe
         token = self._probe.set(denier)
         try:
             yield denier

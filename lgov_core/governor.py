@@ -125,6 +125,8 @@ class Governor:
         self.audit = audit
         self.timeout_s = timeout_s
         self.capture_content = capture_content
+        #: Whether the spans of what it governs are also those of the program's OpenTelemetry; self-tests switch it off.
+        self.exports_spans = True
         self.failures: Counter[str] = Counter()
         self.effects: Counter[str] = Counter()
         self._count_lock = threading.Lock()

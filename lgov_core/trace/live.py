@@ -46,6 +46,11 @@ class SpanObserver(Protocol):
         """Whether prompts, arguments and results may be on spans."""
         ...
 
+    @property
+    def exports_spans(self) -> bool:
+        """Whether its spans are also spans of the program's OpenTelemetry."""
+        ...
+
     def observe(self, event: Span) -> None:
         """Takes a span that has ended."""
         ...
@@ -91,7 +96,7 @@ class LiveSpan:
         self.started_at = time.time() if started_at is None else started_at
         self.ended = False
         self.attributes: dict[str, JSONValue] = {semconv.OPERATION: operation}
-        self._otel = _begin_otel(self, parent)
+        self._otel = _begin_otel(self, parent) if observer.exports_spans else None
         self.span_id = _otel_id(self._otel) or secrets.token_hex(8)
         self.parent_id = parent.span_id if parent is not None else None
         if attributes:
