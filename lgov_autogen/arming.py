@@ -56,9 +56,9 @@ def _patch(patches: Patches) -> None:
     from autogen_agentchat.teams import BaseGroupChat
     from autogen_core.code_executor import CodeExecutor
     from autogen_core.models import ChatCompletionClient
-    from autogen_core.tools import BaseTool, Workbench
+    from autogen_core.tools import BaseTool, FunctionTool, Workbench
 
-    from lgov_autogen import code, model_calls, runs, tool_calls
+    from lgov_autogen import code, model_calls, runs, threads, tool_calls
     from lgov_autogen.subclasses import wrap_methods
 
     acting = acting_governor
@@ -85,6 +85,7 @@ def _patch(patches: Patches) -> None:
             "run_json_stream": functools.partial(tool_calls.wrap_run_json_stream, acting),
         },
     )
+    patches.replace(FunctionTool, "run", threads.wrap_function_run(FunctionTool.run))
     wrap_methods(
         patches, CodeExecutor, {"execute_code_blocks": functools.partial(code.wrap_execute_code_blocks, acting)}
     )

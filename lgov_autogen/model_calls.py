@@ -34,8 +34,8 @@ from lgov_autogen.proposals import (
 )
 from lgov_autogen.runs import Run, begin_loop
 from lgov_autogen.transcript import REMEMBERED, HiddenPart, Transcript, own_text
-from lgov_autogen.transport import Reply, watching
-from lgov_core.coverage import covering_model_call
+from lgov_autogen.transport import Exchange, watching
+from lgov_core.coverage import covered_call, covering_model_call
 from lgov_core.errors import PolicyDenied
 from lgov_core.governed_call import ModelCall
 from lgov_core.governor import Governor
@@ -249,15 +249,15 @@ class _Call:
         except BaseException as error:
             call.span.end(error)
             raise
-        reply = Reply()
+        exchange = Exchange(self.agent)
         try:
-            with covering_model_call(governor), call.span.active(), watching(self.client, reply):
+            with covering_model_call(governor), call.span.active(), watching(self.client, exchange):
                 answer = await self.send(self.messages, self.options)
         except BaseException as error:
             call.failed(error)
             raise
         self.used.append(answer.result.usage)
-        reading = wording.reading_of(answer.result, reply.response_id, reply.model)
+        reading = wording.reading_of(answer.result, exchange.response_id, exchange.model)
         call.answered(reading)
         decision = await governor.adecide(call.reply(reading))
         if decision.blocks:
@@ -275,7 +275,7 @@ class _Call:
 
     async def _judge_user_texts(self, call: ModelCall) -> None:
         for message in wording.new_user_messages(self.messages):
-            nested = message.source != "user" or self.run.nested
+            nested = message.source != "user" or self.run.nested or covered_call() is not None
             decision = await self.governor.adecide(call.user_text(wording.text_of(message.content), nested=nested))
             if decision.blocks:
                 self._refuse(call, decision)

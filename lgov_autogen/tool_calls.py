@@ -7,10 +7,8 @@ The same holds for a decision that says abort; the run is then ended at its next
 from __future__ import annotations
 
 import asyncio
-import contextvars
 import functools
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
-from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from autogen_core.tools import ImageResultContent, TextResultContent, ToolResult
@@ -33,21 +31,11 @@ IMAGE = "[image]"
 # ---------------------------------------------------------------------- what a tool raised
 
 
-@dataclass(slots=True)
-class Failure:
-    """What a tool raised, before AutoGen makes text of it."""
-
-    error: Exception | None = None
-
-
-_FAILURE: contextvars.ContextVar[Failure | None] = contextvars.ContextVar("lgov_autogen_failure", default=None)
-
-
 def note_failure(error: Exception) -> None:
     """Tells the governed call around the running code what its tool raised."""
-    failure = _FAILURE.get()
-    if failure is not None and failure.error is None:
-        failure.error = error
+    call = covered_call()
+    if call is not None and call.raised is None:
+        call.raised = error
 
 
 # ---------------------------------------------------------------------- workbenches
@@ -95,20 +83,8 @@ async def govern_workbench_call(
     governor: Governor, action: Action, run: Callable[[Mapping[str, Any]], Awaitable[ToolResult]], token: Any = None
 ) -> ToolResult:
     """The governed result of a workbench's tool; a denial is an error result. Raises only when cancelled from outside."""
-    failure = Failure()
-
-    async def noting(arguments: Mapping[str, Any]) -> ToolResult:
-        noted = _FAILURE.set(failure)
-        try:
-            return await run(arguments)
-        finally:
-            _FAILURE.reset(noted)
-
-    def read(result: ToolResult) -> ToolReading:
-        return _reading(result, failure.error)
-
     try:
-        result = await agovern_tool(governor, action, noting, read, raise_abort=False)
+        result = await agovern_tool(governor, action, run, _reading, raise_abort=False)
     except asyncio.CancelledError:
         if not _only_the_token(token):
             raise
@@ -187,13 +163,15 @@ def error_result(name: str, text: str) -> ToolResult:
     return ToolResult(name=name, result=[TextResultContent(content=text)], is_error=True)
 
 
-def _reading(result: ToolResult, error: Exception | None) -> ToolReading:
+def _reading(result: ToolResult) -> ToolReading:
     text = "\n".join(IMAGE if isinstance(part, ImageResultContent) else part.content for part in result.result)
     if not result.is_error:
         return ToolReading(text)
-    if error is None:
-        return ToolReading(text, "error", error=text)
-    return ToolReading(text, failure_status(error), type(error).__name__, str(error))
+    call = covered_call()
+    raised = call.raised if call is not None else None
+    if call is not None and isinstance(raised, PolicyDenied) and raised.decision.abort:
+        end_at_next_step(raised.decision, call.call_id)  # a run inside the tool was ended, and this one is to end too
+    return ToolReading(text, "error" if raised is None else failure_status(raised))
 
 
 def _note_abort(decision: Decision, action: Action) -> None:

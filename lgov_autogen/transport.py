@@ -1,23 +1,28 @@
-"""What only the HTTP client behind a model client knows: the id that the endpoint gave to a reply.
+"""The HTTP client behind a model client: which reply it got, and whose call it tells the endpoint that it is.
 
-AutoGen's replies do not keep it. The clients for OpenAI-style endpoints hold an ``openai`` client, through whose
-``request`` every call goes; it is watched there, for the calls that somebody wants to know about.
+AutoGen's replies do not keep the id that the endpoint gave them. The clients for OpenAI-style endpoints hold an ``openai``
+client, through whose ``request`` every call goes; it is watched there. On the way out the call gets the headers that
+name its rollout, if it goes to our own training endpoint.
 """
 
 from __future__ import annotations
 
 import contextvars
 import functools
-from collections.abc import AsyncIterator, Generator
+from collections.abc import AsyncIterator, Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+from lgov_core.endpoint_headers import endpoint_headers
+from lgov_core.scope import current_scope
+
 
 @dataclass(slots=True)
-class Reply:
-    """What the endpoint said about the reply; of several requests, the last."""
+class Exchange:
+    """One model call on the wire: the ``agent`` that makes it, and what the endpoint said; of several tries, the last."""
 
+    agent: str | None = None
     response_id: str | None = None
     model: str | None = None
 
@@ -30,18 +35,18 @@ class Reply:
             self.model = model if isinstance(model, str) else None
 
 
-_WANTED: contextvars.ContextVar[Reply | None] = contextvars.ContextVar("lgov_autogen_reply", default=None)
+_WATCHED: contextvars.ContextVar[Exchange | None] = contextvars.ContextVar("lgov_autogen_exchange", default=None)
 
 
 @contextmanager
-def watching(client: Any, reply: Reply) -> Generator[None]:
-    """Fills ``reply`` from what ``client`` receives inside the block. Not across a ``yield``."""
+def watching(client: Any, exchange: Exchange) -> Generator[None]:
+    """Fills ``exchange`` from what ``client`` receives inside the block. Not across a ``yield``."""
     _watch(client)
-    token = _WANTED.set(reply)
+    token = _WATCHED.set(exchange)
     try:
         yield
     finally:
-        _WANTED.reset(token)
+        _WATCHED.reset(token)
 
 
 def _watch(client: Any) -> None:
@@ -52,42 +57,50 @@ def _watch(client: Any) -> None:
             request = getattr(owner, "request", None)
             if callable(request) and type(owner).__module__.partition(".")[0] == "openai":
                 if not hasattr(request, "_lgov_watched"):
-                    owner.request = _watched(request)
+                    owner.request = _watched(owner, request)
                 return
         seen = getattr(seen, "client", None)
         if seen is None:
             return
 
 
-def _watched(request: Any) -> Any:
+def _watched(owner: Any, request: Any) -> Any:
     @functools.wraps(request)
-    async def watched_request(*args: Any, **kwargs: Any) -> Any:
-        wanted = _WANTED.get()
-        answer = await request(*args, **kwargs)
-        if wanted is None:
-            return answer
+    async def watched_request(cast_to: Any, options: Any, **kwargs: Any) -> Any:
+        exchange = _WATCHED.get()
+        if exchange is None:
+            return await request(cast_to, options, **kwargs)
+        headers = endpoint_headers(str(owner.base_url), current_scope(), exchange.agent)
+        answer = await request(cast_to, _with_headers(options, headers), **kwargs)
         if kwargs.get("stream") and hasattr(answer, "__anext__"):
-            return _WatchedStream(answer, wanted)
-        wanted.read(answer)
+            return _WatchedStream(answer, exchange)
+        exchange.read(answer)
         return answer
 
     watched_request._lgov_watched = True  # type: ignore[attr-defined]
     return watched_request
 
 
+def _with_headers(options: Any, headers: Mapping[str, str]) -> Any:
+    if not headers:
+        return options
+    given: Any = options.headers
+    return options.model_copy(update={"headers": {**(given if isinstance(given, Mapping) else {}), **headers}})
+
+
 class _WatchedStream:
     """The client's stream; each chunk is read in passing."""
 
-    def __init__(self, stream: Any, reply: Reply) -> None:
+    def __init__(self, stream: Any, exchange: Exchange) -> None:
         self._stream = stream
-        self._reply = reply
+        self._exchange = exchange
 
     def __aiter__(self) -> AsyncIterator[Any]:
         return self
 
     async def __anext__(self) -> Any:
         chunk = await anext(self._stream)
-        self._reply.read(chunk)
+        self._exchange.read(chunk)
         return chunk
 
     async def __aenter__(self) -> _WatchedStream:

@@ -16,6 +16,7 @@ from autogen_core.tools import (
 from pydantic import BaseModel
 
 from lgov_autogen.component import chosen_governor, governor_of
+from lgov_autogen.threads import carry_context
 from lgov_autogen.tool_calls import (
     govern_workbench_call,
     govern_workbench_stream,
@@ -76,6 +77,8 @@ class GovernedWorkbench(StaticStreamWorkbench, Component[GovernedWorkbenchConfig
         self.agent = agent
         self._governor = chosen_governor(governor)
         _note_errors_of(self.workbench)
+        for tool in getattr(self.workbench, "_tools", ()):
+            carry_context(tool)
 
     @property
     def governor(self) -> Governor:

@@ -6,13 +6,18 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+import pluggy
 from autogen_agentchat.agents import AssistantAgent
 from autogen_core.models import ChatCompletionClient
 from autogen_core.tools import BaseTool, FunctionTool, StaticStreamWorkbench, Workbench
 from autogen_ext.models.openai import OpenAIChatCompletionClient
 
 from lgov_autogen import GovernedChatCompletionClient, GovernedWorkbench, arm, disarm
+from lgov_core import hookspecs
 from lgov_core.governor import Governor
+from lgov_core.testing import ScriptedModelServer, ScriptedReply
+from lgov_core.types import Action, Decision, Effect, Point
+from tests.cells import Seen
 
 #: The two ways: lgov's classes written into the program, and the whole process armed.
 WAYS = ("explicit", "armed")
@@ -83,3 +88,55 @@ async def answer_of(agent: Any, task: str, *, stream: bool) -> str:
     else:
         result = await agent.run(task=task)
     return result.messages[-1].to_text()
+
+
+class Judging:
+    """A policy out of a function."""
+
+    bounded = True
+
+    def __init__(self, judge: Callable[[Action], Decision | None], name: str = "test") -> None:
+        self.name = name
+        self.judge = judge
+
+
+def deny(reason: str, *, abort: bool = False) -> Decision:
+    return Decision(Effect.DENY, policy="test", rule="no", reason=reason, abort=abort)
+
+
+def rewrite(*, text: str | None = None, arguments: Any = None) -> Decision:
+    return Decision(Effect.TRANSFORM, policy="test", text=text, arguments=arguments)
+
+
+def at(point: Point, judge: Callable[[Action], Decision | None]) -> Judging:
+    """Judges one point by ``judge`` and allows every act that it says nothing about."""
+
+    def both(action: Action) -> Decision | None:
+        decision = judge(action) if action.point is point else None
+        if decision is None and action.point is Point.PRE_TOOL_CALL:
+            return Decision(Effect.ALLOW, policy="test")
+        return decision
+
+    return Judging(both)
+
+
+@contextmanager
+def playing(
+    way: str, policy: Any, *replies: ScriptedReply | Any, content: bool = True, timeout_s: float = 2.0
+) -> Iterator[tuple[Way, Seen, ScriptedModelServer]]:
+    """A scripted model and the parts of agents governed by ``policy``. One callable reply is the whole script."""
+    seen = Seen()
+    manager = pluggy.PluginManager(hookspecs.PROJECT)
+    manager.add_hookspecs(hookspecs)
+    governor = Governor([policy], plugins=[seen], manager=manager, capture_content=content, timeout_s=timeout_s)
+    script: Any = replies[0] if len(replies) == 1 and callable(replies[0]) else list(replies)
+    try:
+        with ScriptedModelServer(script) as server, governed(way, governor, server.base_url) as parts:
+            yield parts, seen, server
+    finally:
+        governor.close()
+
+
+def results_read(server: ScriptedModelServer, number: int = -1) -> dict[str, str]:
+    """What the model read as tool results in a prompt, by call id."""
+    return {m["tool_call_id"]: m["content"] for m in server.requests[number].body["messages"] if m["role"] == "tool"}

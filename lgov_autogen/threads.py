@@ -1,0 +1,41 @@
+"""Lets a synchronous tool function know whose call it is: AutoGen runs it in a thread without its caller's context.
+
+Without this the spans that the function opens would hang in the air, and tool calls inside it would belong to no
+rollout and no agent.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import copy
+import functools
+from collections.abc import Callable
+from typing import Any
+
+from lgov_core.coverage import covered_call
+
+
+def wrap_function_run(run: Callable[..., Any]) -> Callable[..., Any]:
+    """``FunctionTool.run`` with the caller's context variables in the thread of a synchronous function."""
+
+    @functools.wraps(run)
+    async def run_in_context(self: Any, args: Any, cancellation_token: Any) -> Any:
+        function: Any = getattr(self, "_func", None)
+        if covered_call() is None or function is None or asyncio.iscoroutinefunction(function):
+            return await run(self, args, cancellation_token)
+        # A twin for this call alone: the tool itself may be running for others at the same time.
+        twin = copy.copy(self)
+        twin._func = functools.partial(contextvars.copy_context().run, function)
+        return await run(twin, args, cancellation_token)
+
+    return run_in_context
+
+
+def carry_context(tool: Any) -> None:
+    """Does the same for one function tool, in a process that is not armed. Calling it again changes nothing."""
+    from autogen_core.tools import FunctionTool
+
+    if isinstance(tool, FunctionTool) and "run" not in vars(tool):
+        carried = wrap_function_run(type(tool).run)
+        tool.run = carried.__get__(tool)  # type: ignore[method-assign]
