@@ -58,7 +58,7 @@ def _patch(patches: Patches) -> None:
     from autogen_core.models import ChatCompletionClient
     from autogen_core.tools import BaseTool, FunctionTool, Workbench
 
-    from lgov_autogen import code, model_calls, runs, threads, tool_calls
+    from lgov_autogen import code, model_calls, runs, threads, tool_calls, workbench_calls
     from lgov_autogen.subclasses import wrap_methods
 
     acting = acting_governor
@@ -73,8 +73,8 @@ def _patch(patches: Patches) -> None:
         patches,
         Workbench,
         {
-            "call_tool": functools.partial(tool_calls.wrap_call_tool, acting),
-            "call_tool_stream": functools.partial(tool_calls.wrap_call_tool_stream, acting),
+            "call_tool": functools.partial(workbench_calls.wrap_call_tool, acting),
+            "call_tool_stream": functools.partial(workbench_calls.wrap_call_tool_stream, acting),
         },
     )
     wrap_methods(
@@ -102,7 +102,7 @@ def _patch(patches: Patches) -> None:
 
 def _wrap_create(calls: Any, create: Callable[..., Any]) -> Callable[..., Any]:
     """``ChatCompletionClient.create`` with a judgement of everything around it."""
-    from lgov_autogen.model_calls import Answer
+    from lgov_autogen.answers import Answer
     from lgov_core.coverage import model_call_covered
 
     @functools.wraps(create)
@@ -121,7 +121,7 @@ def _wrap_create(calls: Any, create: Callable[..., Any]) -> Callable[..., Any]:
 
 def _wrap_stream(calls: Any, create_stream: Callable[..., Any]) -> Callable[..., Any]:
     """``ChatCompletionClient.create_stream`` with a judgement of everything around it."""
-    from lgov_autogen.model_calls import Answer, collected, streamed
+    from lgov_autogen.answers import Answer, collected, streamed
     from lgov_core.coverage import model_call_covered
 
     @functools.wraps(create_stream)

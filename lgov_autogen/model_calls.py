@@ -6,16 +6,13 @@ client of an armed process. A streamed reply is held until it is judged; its chu
 
 from __future__ import annotations
 
-import threading
-from collections import OrderedDict
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from autogen_core import FunctionCall
 from autogen_core.models import (
     AssistantMessage,
-    CreateResult,
     FunctionExecutionResult,
     FunctionExecutionResultMessage,
     LLMMessage,
@@ -23,8 +20,10 @@ from autogen_core.models import (
 )
 
 from lgov_autogen import messages as wording
+from lgov_autogen.answers import Answer, Send
 from lgov_autogen.proposals import (
     Proposed,
+    Waiting,
     is_handoff,
     judge_handoff,
     judge_proposal,
@@ -33,7 +32,7 @@ from lgov_autogen.proposals import (
     tool_name,
 )
 from lgov_autogen.runs import Run, begin_loop
-from lgov_autogen.transcript import REMEMBERED, HiddenPart, Transcript, own_text
+from lgov_autogen.transcript import HiddenPart, Transcript, own_text
 from lgov_autogen.transport import Exchange, watching
 from lgov_core.coverage import covered_call, covering_model_call
 from lgov_core.errors import PolicyDenied
@@ -43,25 +42,6 @@ from lgov_core.types import Decision
 
 #: How often a model that proposes nothing but denied calls is asked again before the denial is the answer.
 MAX_ROUNDS = 3
-
-
-@dataclass(slots=True)
-class Answer:
-    """A reply, and the chunks it came in if it was streamed."""
-
-    result: CreateResult
-    chunks: list[str] = field(default_factory=list[str])
-
-    def with_result(self, result: CreateResult) -> Answer:
-        """The same chunks with another result; where the text is another, it is one chunk."""
-        same = result.content is self.result.content or result.content == self.result.content
-        if same and result.thought == self.result.thought:
-            return Answer(result, self.chunks)
-        text = result.content if isinstance(result.content, str) else result.thought or ""
-        return Answer(result, [text] if self.chunks and text else [])
-
-
-Send = Callable[[Sequence[LLMMessage], Mapping[str, Any]], Awaitable[Answer]]
 
 
 class _Refused(Exception):
@@ -82,8 +62,7 @@ class ModelCalls:
     def __init__(self, governed_later: Callable[[Governor, Any], bool]) -> None:
         self._governed_later = governed_later
         self._transcript = Transcript()
-        self._waiting: OrderedDict[str, Proposed] = OrderedDict()
-        self._lock = threading.Lock()
+        self.waiting = Waiting()
 
     async def answer(
         self,
@@ -101,7 +80,7 @@ class ModelCalls:
         """
         run = begin_loop()
         self._end_aborted(run, messages)
-        await self._settle(messages)
+        await self.waiting.settle(messages)
         agent = agent if agent is not None else run.agent
         call = _Call(self, governor, client, run, agent, dict(options), send)
         call.messages = self._transcript.restored(messages)
@@ -130,33 +109,6 @@ class ModelCalls:
     def keep(self, mark: object, part: HiddenPart) -> None:
         """Remembers what was hidden around a reply."""
         self._transcript.remember(mark, part)
-
-    def wait_for(self, proposed: Proposed) -> None:
-        """Remembers a call whose result the next prompt will show."""
-        with self._lock:
-            self._waiting[f"{proposed.call.id}:{id(proposed.call)}"] = proposed
-            while len(self._waiting) > REMEMBERED:
-                self._waiting.popitem(last=False)[1].span.abandon()
-
-    async def _settle(self, messages: Sequence[LLMMessage]) -> None:
-        if not self._waiting:
-            return
-        results: dict[str, tuple[str, bool]] | None = None
-        for message in messages:
-            if not isinstance(message, AssistantMessage) or isinstance(message.content, str):
-                continue
-            for call in message.content:
-                with self._lock:
-                    proposed = self._waiting.get(f"{call.id}:{id(call)}")
-                if proposed is None:
-                    continue
-                results = results_in(messages) if results is None else results
-                if call.id not in results:
-                    continue
-                with self._lock:
-                    mine = self._waiting.pop(f"{call.id}:{id(call)}", None) is proposed
-                if mine:
-                    await proposed.settle(*results[call.id])
 
 
 @dataclass(slots=True)
@@ -322,7 +274,7 @@ class _Call:
                 continue
             kept.append(judged)
             if waiting is not None:
-                self.calls.wait_for(waiting)
+                self.calls.waiting.add(waiting)
         return kept, denials, last
 
 
@@ -337,25 +289,3 @@ def _reply_limit(options: Mapping[str, Any]) -> dict[str, int]:
     found = (extra.get(name) for name in ("max_completion_tokens", "max_tokens"))
     limit = next((value for value in found if type(value) is int and value > 0), None)
     return {} if limit is None else {"max_output_tokens": limit}
-
-
-async def streamed(answer: Awaitable[Answer]) -> AsyncIterator[str | CreateResult]:
-    """A governed reply as a stream: its chunks, then the result."""
-    ready = await answer
-    for chunk in ready.chunks:
-        yield chunk
-    yield ready.result
-
-
-async def collected(stream: AsyncIterator[str | CreateResult]) -> Answer:
-    """Everything of a stream. Raises `RuntimeError` where it ends without a result."""
-    chunks: list[str] = []
-    result: CreateResult | None = None
-    async for item in stream:
-        if isinstance(item, CreateResult):
-            result = item
-        else:
-            chunks.append(item)
-    if result is None:
-        raise RuntimeError("the model client's stream ended without a result")
-    return Answer(result, chunks)

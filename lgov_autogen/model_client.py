@@ -17,9 +17,10 @@ from autogen_core.models import (
 from autogen_core.tools import Tool, ToolSchema
 from pydantic import BaseModel
 
+from lgov_autogen.answers import Answer, collected, streamed
 from lgov_autogen.arming import acting_governor
 from lgov_autogen.component import chosen_governor, governor_of
-from lgov_autogen.model_calls import Answer, ModelCalls, collected, streamed
+from lgov_autogen.model_calls import ModelCalls
 from lgov_autogen.workbench import is_governed_schema
 from lgov_core.coverage import model_call_covered
 from lgov_core.governor import Governor

@@ -33,7 +33,7 @@ GAPS = (
     Gap(
         "tool.run",
         "a tool's run(), or the function behind it, called by the program itself is not seen; run_json is",
-        calls=("run", "_func"),
+        calls=("_func",),
     ),
     Gap(
         "MCP session",

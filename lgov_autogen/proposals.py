@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import json
+import threading
 import time
+from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from autogen_core import FunctionCall
-from autogen_core.models import FunctionExecutionResultMessage, LLMMessage
+from autogen_core.models import AssistantMessage, FunctionExecutionResultMessage, LLMMessage
 from autogen_core.tools import BaseTool
 
 from lgov_autogen.messages import FRAMEWORK, call_arguments, judged_arguments
 from lgov_autogen.runs import current_run
+from lgov_autogen.transcript import REMEMBERED
 from lgov_core.errors import PolicyDenied
 from lgov_core.governed_call import ToolReading, agovern_tool, json_text
 from lgov_core.governor import Governor
@@ -71,6 +74,40 @@ class Proposed:
                 duration_s=time.perf_counter() - self.clock,
             )
         )
+
+
+class Waiting:
+    """Calls whose results a later prompt will show. May be used by any number of tasks and threads."""
+
+    def __init__(self) -> None:
+        self._calls: OrderedDict[int, Proposed] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def add(self, proposed: Proposed) -> None:
+        """Waits for the result of this very call; the oldest of very many is given up."""
+        with self._lock:
+            self._calls[id(proposed.call)] = proposed
+            while len(self._calls) > REMEMBERED:
+                self._calls.popitem(last=False)[1].span.abandon()
+
+    async def settle(self, messages: Sequence[LLMMessage]) -> None:
+        """Records what the messages say came of calls that wait."""
+        if not self._calls:
+            return
+        results: dict[str, tuple[str, bool]] | None = None
+        for message in messages:
+            if not isinstance(message, AssistantMessage) or isinstance(message.content, str):
+                continue
+            for call in message.content:
+                if id(call) not in self._calls:
+                    continue
+                results = results_in(messages) if results is None else results
+                if call.id not in results:
+                    continue
+                with self._lock:
+                    proposed = self._calls.pop(id(call), None)
+                if proposed is not None:
+                    await proposed.settle(*results[call.id])
 
 
 async def judge_handoff(governor: Governor, call: FunctionCall, agent: str | None) -> tuple[Decision, FunctionCall]:

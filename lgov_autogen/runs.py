@@ -40,8 +40,11 @@ class Run:
     @property
     def nested(self) -> bool:
         """Whether another agent, or a tool, asked for this run."""
-        return self.inside is not None or (self.parent is not None and self.parent.owner is not None)
+        above = self.parent
+        return self.inside is not None or (above is not None and (above.owner is not None or above.nested))
 
+
+_NO_MORE: Any = object()
 
 _RUN: contextvars.ContextVar[Run | None] = contextvars.ContextVar("lgov_autogen_run", default=None)
 
@@ -79,6 +82,19 @@ def _inside(run: Run, span: LiveSpan) -> Generator[None]:
         _RUN.reset(token)
 
 
+@contextmanager
+def _ending(run: Run) -> Generator[None]:
+    """Ends an aborted run by `PolicyDenied`, also where the framework has made another error of it."""
+    try:
+        yield
+    except Exception as error:
+        if run.aborted is not None and not isinstance(error, PolicyDenied):
+            raise PolicyDenied(run.aborted) from error
+        raise
+    if run.aborted is not None:
+        raise PolicyDenied(run.aborted)
+
+
 def _begin(governor: Governor, agent: Any) -> tuple[Run, LiveSpan] | None:
     """A run and its span, or None where the agent only calls its own other method."""
     above = _RUN.get()
@@ -101,10 +117,8 @@ def wrap_on_messages(acting: Callable[[], Governor | None], on_messages: Callabl
             return await on_messages(self, *args, **kwargs)
         run, span = begun
         try:
-            with _inside(run, span):
+            with _inside(run, span), _ending(run):
                 response = await on_messages(self, *args, **kwargs)
-            if run.aborted is not None:
-                raise PolicyDenied(run.aborted)
         except BaseException as error:
             span.end(error)
             raise
@@ -163,16 +177,11 @@ async def _driven(events: AsyncGenerator[Any], run: Run, span: LiveSpan) -> Asyn
     problem: BaseException | None = None
     try:
         while True:
-            with _inside(run, span):
-                try:
-                    event = await anext(events)
-                except StopAsyncIteration:
-                    break
-                if run.aborted is not None:
-                    raise PolicyDenied(run.aborted)
+            with _inside(run, span), _ending(run):
+                event = await anext(events, _NO_MORE)
+            if event is _NO_MORE:
+                break
             yield event
-        if run.aborted is not None:
-            raise PolicyDenied(run.aborted)
     except BaseException as error:
         problem = error
         raise

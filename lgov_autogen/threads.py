@@ -6,10 +6,10 @@ rollout and no agent.
 
 from __future__ import annotations
 
-import asyncio
 import contextvars
 import copy
 import functools
+import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -22,7 +22,7 @@ def wrap_function_run(run: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(run)
     async def run_in_context(self: Any, args: Any, cancellation_token: Any) -> Any:
         function: Any = getattr(self, "_func", None)
-        if covered_call() is None or function is None or asyncio.iscoroutinefunction(function):
+        if covered_call() is None or function is None or _is_asynchronous(function):
             return await run(self, args, cancellation_token)
         # A twin for this call alone: the tool itself may be running for others at the same time.
         twin = copy.copy(self)
@@ -30,6 +30,10 @@ def wrap_function_run(run: Callable[..., Any]) -> Callable[..., Any]:
         return await run(twin, args, cancellation_token)
 
     return run_in_context
+
+
+def _is_asynchronous(function: Any) -> bool:
+    return inspect.iscoroutinefunction(function) or hasattr(function, "_is_coroutine")
 
 
 def carry_context(tool: Any) -> None:

@@ -15,15 +15,10 @@ from autogen_core.tools import (
 )
 from pydantic import BaseModel
 
+from lgov_autogen.calling import is_covered, note_failure
 from lgov_autogen.component import chosen_governor, governor_of
 from lgov_autogen.threads import carry_context
-from lgov_autogen.tool_calls import (
-    govern_workbench_call,
-    govern_workbench_stream,
-    is_covered,
-    note_failure,
-    workbench_action,
-)
+from lgov_autogen.workbench_calls import govern_workbench_call, govern_workbench_stream, workbench_action
 from lgov_core.governor import Governor
 
 

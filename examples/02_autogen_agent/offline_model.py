@@ -37,7 +37,9 @@ class OfflineModel(ChatCompletionClient):
     def __init__(self) -> None:
         self._done = 0
 
-    async def create(self, messages: Sequence[LLMMessage], *, tools: Sequence[Any] = (), **options: Any) -> CreateResult:
+    async def create(
+        self, messages: Sequence[LLMMessage], *, tools: Sequence[Any] = (), **options: Any
+    ) -> CreateResult:
         offered = {tool["name"] if isinstance(tool, dict) else tool.name for tool in tools}
         while self._done < len(STEPS):
             name, arguments = STEPS[self._done]

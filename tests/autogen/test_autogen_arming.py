@@ -25,6 +25,7 @@ from lgov_autogen import (
     governing,
     runs,
     tool_calls,
+    workbench_calls,
 )
 from lgov_autogen.plugin import lgov_framework
 from lgov_core.adapter import MODES, SHAPES
@@ -108,7 +109,7 @@ async def test_classes_that_are_defined_later_are_governed() -> None:
 
             async def call_tool(self, name: str, *args: Any, **kwargs: Any) -> Any:
                 ran.append("still later")
-                return tool_calls.error_result(name, "ran")
+                return workbench_calls.error_result(name, "ran")
 
             async def list_tools(self) -> Any:
                 return []
@@ -165,7 +166,8 @@ def test_disarming_puts_everything_back() -> None:
 def test_a_way_around_is_found_by_the_self_test(broken: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """As if a future AutoGen no longer went through what is patched: the process must not run agents."""
     for name in {broken, "wrap_run_json", "wrap_run_json_stream"} if "call_tool" in broken else {broken}:
-        monkeypatch.setattr(tool_calls, name, lambda acting, method: method)
+        module = workbench_calls if "call_tool" in name else tool_calls
+        monkeypatch.setattr(module, name, lambda acting, method: method)
     before = BaseTool.run_json
     with playing("explicit", DENY) as (parts, _seen, _server):
         with pytest.raises(ArmError, match=r"ran all the same|was not told"):
@@ -284,7 +286,8 @@ async def test_gap_a_model_client_of_another_kind() -> None:
     assert gap("model client of another kind")
 
     class Lookalike:
-        model_info: Any = {"vision": False, "function_calling": True, "family": "unknown", "json_output": False}
+        def __init__(self) -> None:
+            self.model_info = {"vision": False, "function_calling": True, "family": "unknown", "json_output": False}
 
         async def create(self, *args: Any, **kwargs: Any) -> CreateResult:
             return CreateResult(finish_reason="stop", content="hi", usage=RequestUsage(0, 0), cached=False)
@@ -313,11 +316,15 @@ async def test_gap_a_process_that_a_tool_starts(tmp_path: Path) -> None:
 
 
 async def test_gap_agents_that_bring_their_own_client() -> None:
-    """Such an agent's tools are judged where they run; its model calls are the openai client's own."""
+    """Such an agent's run has a span, and its tools would be judged; its model calls are the openai client's own."""
     from autogen_ext.agents.openai import OpenAIAgent
+    from openai import AsyncOpenAI
 
     assert gap("agents that bring their own client")
-    assert not hasattr(OpenAIAgent, "create")
-    with playing("armed", DENY, says("x")) as (parts, seen, _server):
-        await parts.bare_client()._client.chat.completions.create(model="x", messages=[])
+    with playing("armed", DENY, says("hi")) as (parts, seen, server):
+        client = AsyncOpenAI(base_url=parts.base_url, api_key="none")
+        agent = OpenAIAgent("clerk", "a clerk", client, "scripted", "be kind")
+        assert (await agent.run(task="go")).messages[-1].to_text() == "hi"
+        assert len(server.requests) == 1
     assert seen.decisions(Point.PRE_MODEL_CALL) == []
+    assert [span.name for span in seen.spans] == ["invoke_agent clerk"]

@@ -60,7 +60,16 @@ async def test_the_snippets_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     erased.clear()
     armed, client, workbench, coder, loaded = snippets()
     asked = asks(("c1", "erase", {"path": "x"}))
-    script = [asked, says("one"), asked, says("two"), says("```sh\necho hello\n```"), says("three"), asked, says("four")]
+    script = [
+        asked,
+        says("one"),
+        asked,
+        says("two"),
+        says("```sh\necho hello\n```"),
+        says("three"),
+        asked,
+        says("four"),
+    ]
     with ScriptedModelServer(script) as server:
         names: dict[str, Any] = {
             "model": OpenAIChatCompletionClient(
@@ -131,7 +140,9 @@ def test_the_example_is_an_ordinary_program() -> None:
     assert len(text.splitlines()) <= 120
 
 
-@pytest.mark.parametrize("policy", ["not: [a policy", "version: 1\nname: x\nrules:\n  - {name: r, use: nothing-known}\n"])
+@pytest.mark.parametrize(
+    "policy", ["not: [a policy", "version: 1\nname: x\nrules:\n  - {name: r, use: nothing-known}\n"]
+)
 def test_with_a_broken_policy_no_line_of_the_example_runs(policy: str, tmp_path: Path) -> None:
     (tmp_path / "broken.yaml").write_text(policy)
     done = run_example(tmp_path, *LGOV, "run", "--policy", "broken.yaml", "--")

@@ -296,7 +296,7 @@ async def test_abort_in_a_team_ends_the_team() -> None:
     replies = [asks(("c1", "shout", {"word": "x"}))]
     with playing("armed", at(Point.PRE_TOOL_CALL, lambda action: deny("stop", abort=True)), *replies) as (parts, _, _s):
         team = RoundRobinGroupChat([parts.agent("clerk", [shout])], termination_condition=MaxMessageTermination(5))
-        with pytest.raises(RuntimeError, match="stop"):
+        with pytest.raises(PolicyDenied, match="stop"):
             await asyncio.wait_for(team.run(task="go"), PATIENCE_S)
 
 
