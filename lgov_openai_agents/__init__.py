@@ -1,6 +1,8 @@
-"""lgov for the OpenAI Agents SDK: guardrails, governed models, hooks, and `arm`, which does it for a whole process.
+"""lgov for the OpenAI Agents SDK.
 
-Names are looked up when they are first used, so importing this package does not import the SDK.
+`LgovRunner` governs a run in one line, `arm` a whole process in none; the guardrails, hooks, models and the tracing
+processor are the parts for programs that put them together themselves. Names are looked up when they are first used, so
+importing this package does not import the SDK.
 """
 
 from __future__ import annotations
@@ -10,17 +12,39 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from lgov_openai_agents.arming import arm, disarm
+    from lgov_openai_agents.guardrails import LgovToolGuardrails, lgov_input_guardrail, lgov_output_guardrail
+    from lgov_openai_agents.hooks import LgovRunHooks
+    from lgov_openai_agents.invokers import governed_tool
     from lgov_openai_agents.models import GovernedModel, GovernedModelProvider
+    from lgov_openai_agents.runner import LgovRunner
     from lgov_openai_agents.tracing import LgovTracingProcessor
 
-__all__ = ["GovernedModel", "GovernedModelProvider", "LgovTracingProcessor", "arm", "disarm"]
+__all__ = [
+    "GovernedModel",
+    "GovernedModelProvider",
+    "LgovRunHooks",
+    "LgovRunner",
+    "LgovToolGuardrails",
+    "LgovTracingProcessor",
+    "arm",
+    "disarm",
+    "governed_tool",
+    "lgov_input_guardrail",
+    "lgov_output_guardrail",
+]
 
 _HOMES = {
     "GovernedModel": "lgov_openai_agents.models",
     "GovernedModelProvider": "lgov_openai_agents.models",
+    "LgovRunHooks": "lgov_openai_agents.hooks",
+    "LgovRunner": "lgov_openai_agents.runner",
+    "LgovToolGuardrails": "lgov_openai_agents.guardrails",
     "LgovTracingProcessor": "lgov_openai_agents.tracing",
     "arm": "lgov_openai_agents.arming",
     "disarm": "lgov_openai_agents.arming",
+    "governed_tool": "lgov_openai_agents.invokers",
+    "lgov_input_guardrail": "lgov_openai_agents.guardrails",
+    "lgov_output_guardrail": "lgov_openai_agents.guardrails",
 }
 
 

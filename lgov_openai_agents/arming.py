@@ -9,16 +9,14 @@ prompts to the vendor, is taken out unless the user says otherwise. No agent, to
 
 from __future__ import annotations
 
-import asyncio
 import functools
 import inspect
 import os
-from collections.abc import Callable, Generator, Iterator
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, cast
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
 
 from lgov_core.arming import Arming, Patches, in_fresh_thread
-from lgov_core.errors import ArmError, PolicyDenied
+from lgov_core.errors import ArmError
 
 if TYPE_CHECKING:
     from lgov_core.governor import Governor
@@ -58,7 +56,7 @@ def disarm() -> None:
 def _patch(patches: Patches) -> None:
     import agents
 
-    from lgov_openai_agents import invokers
+    from lgov_openai_agents import invokers, runner
 
     def invoker(tool: Any, inner: Any) -> Any:
         return inner if invokers.is_governed(inner) else invokers.GovernedInvoker(tool, inner, acting_governor)
@@ -74,9 +72,9 @@ def _patch(patches: Patches) -> None:
     for owner, name, wrap in fields:
         patches.replace(owner, name, _GovernedField(name, wrap, vars(owner).get(name, _REQUIRED)))
     _patch_models(patches, agents.Model)
-    patches.replace(agents.Runner, "run", classmethod(_governed_run(agents.Runner.run)))
-    patches.replace(agents.Runner, "run_sync", classmethod(_governed_run_sync(agents.Runner.run_sync)))
-    patches.replace(agents.Runner, "run_streamed", classmethod(_governed_run_streamed(agents.Runner.run_streamed)))
+    for name in ("run", "run_sync", "run_streamed"):
+        wrap = getattr(runner, f"governed_{name}")
+        patches.replace(agents.Runner, name, classmethod(wrap(getattr(agents.Runner, name), acting_governor)))
     _patch_tracing(patches)
 
 
@@ -183,101 +181,6 @@ def _governed_stream_response(inner: Callable[..., Any]) -> Callable[..., Any]:
             yield event
 
     return stream_response
-
-
-# ---------------------------------------------------------------------- runs
-
-
-@contextmanager
-def _opened(governor: Governor, inner: Callable[..., Any], args: Any, kwargs: Any) -> Generator[tuple[Any, Any]]:
-    """Opens the run that a call of ``Runner`` begins; yields it and the call's arguments."""
-    from agents.lifecycle import RunHooksBase
-
-    from lgov_openai_agents.runs import TrackingHooks, entering, new_run
-
-    bound = inspect.signature(inner).bind(*args, **kwargs)
-    run = new_run(governor, bound.arguments["starting_agent"], bound.arguments["input"])
-    hooks, hook_class = bound.arguments.get("hooks"), cast("type", RunHooksBase)
-    if hooks is None or isinstance(hooks, hook_class):  # anything else the SDK refuses by itself
-        bound.arguments["hooks"] = TrackingHooks(run, hooks)
-    with entering(run):
-        yield run, bound
-
-
-def _governed_run(inner: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(inner)
-    async def run(cls: type, *args: Any, **kwargs: Any) -> Any:
-        governor = acting_governor()
-        if governor is None:
-            return await inner(*args, **kwargs)
-        with _opened(governor, inner, args, kwargs) as (agent_run, bound):
-            try:
-                result = await inner(*bound.args, **bound.kwargs)
-            except BaseException as error:
-                agent_run.end(error)
-                if (abort := _abort_in(error)) is not None:
-                    raise abort from None
-                raise
-            agent_run.end()
-            return result
-
-    return run
-
-
-def _governed_run_sync(inner: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(inner)
-    def run_sync(cls: type, *args: Any, **kwargs: Any) -> Any:
-        governor = acting_governor()
-        if governor is None:
-            return inner(*args, **kwargs)
-        with _opened(governor, inner, args, kwargs) as (agent_run, bound):
-            try:
-                result = inner(*bound.args, **bound.kwargs)
-            except BaseException as error:
-                agent_run.end(error)
-                if (abort := _abort_in(error)) is not None:
-                    raise abort from None
-                raise
-            agent_run.end()
-            return result
-
-    return run_sync
-
-
-def _governed_run_streamed(inner: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(inner)
-    def run_streamed(cls: type, *args: Any, **kwargs: Any) -> Any:
-        governor = acting_governor()
-        if governor is None:
-            return inner(*args, **kwargs)
-        with _opened(governor, inner, args, kwargs) as (agent_run, bound):
-            try:
-                result = inner(*bound.args, **bound.kwargs)
-            except BaseException as error:
-                agent_run.end(error)
-                raise
-            task: asyncio.Task[Any] | None = result.run_loop_task
-            if task is None:
-                agent_run.end()
-            else:
-                task.add_done_callback(lambda done: agent_run.end(_error_of(done)))
-            return result
-
-    return run_streamed
-
-
-def _error_of(task: asyncio.Task[Any]) -> BaseException | None:
-    return asyncio.CancelledError() if task.cancelled() else task.exception()
-
-
-def _abort_in(error: BaseException) -> PolicyDenied | None:
-    """The abort that the SDK has wrapped into an error of its own."""
-    seen: BaseException | None = error.__cause__
-    while seen is not None:
-        if isinstance(seen, PolicyDenied):
-            return seen
-        seen = seen.__cause__
-    return None
 
 
 # ---------------------------------------------------------------------- traces

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import contextvars
+import copy
 import inspect
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from agents import FunctionTool
+from agents import ApplyPatchTool, CustomTool, FunctionTool, LocalShellTool, ShellTool
 from agents.tool import ShellCallOutcome, ShellCommandOutput, ShellResult
 
 from lgov_openai_agents.tools import govern_act, govern_function
@@ -242,3 +243,45 @@ def patch_approval(tool: Any, inner: Any, acting: GovernorOf) -> Any:
         return bool(await needed if inspect.isawaitable(needed) else needed)
 
     return needs_approval
+
+
+def governed_tool(tool: Any, governor: Governor) -> Any:
+    """A copy of ``tool`` whose calls are governed by ``governor``; tools that run elsewhere are given back as they are.
+
+    The calls of those (hosted tools, computers) are governed with the model's.
+    """
+
+    def acting() -> Governor:
+        return governor
+
+    if isinstance(tool, FunctionTool):
+        stored = vars(tool)["on_invoke_tool"]
+        if is_governed(stored) and stored.__dict__["lgov_acting"]() is governor:
+            return tool
+        twin = copy.copy(tool)
+        twin.on_invoke_tool = GovernedInvoker(twin, vars(twin)["on_invoke_tool"], acting, keeps=True)
+        return twin
+    if getattr(tool, "lgov_governor", None) is governor:
+        return tool
+    if isinstance(tool, CustomTool):
+        twin = _marked(tool, governor)
+        twin.on_invoke_tool = governed_custom(twin, vars(tool)["on_invoke_tool"], acting)
+    elif isinstance(tool, ShellTool) and vars(tool)["executor"] is not None:
+        twin = _marked(tool, governor)
+        twin.executor = governed_shell(twin, vars(tool)["executor"], acting)
+    elif isinstance(tool, LocalShellTool):
+        twin = _marked(tool, governor)
+        twin.executor = governed_local_shell(twin, vars(tool)["executor"], acting)
+    elif isinstance(tool, ApplyPatchTool):
+        twin = _marked(tool, governor)
+        twin.editor = GovernedEditor(twin, vars(tool)["editor"], acting)
+        twin.needs_approval = patch_approval(twin, vars(tool)["needs_approval"], acting)
+    else:
+        return tool
+    return twin
+
+
+def _marked(tool: Any, governor: Governor) -> Any:
+    twin = copy.copy(tool)
+    twin.__dict__["lgov_governor"] = governor
+    return twin

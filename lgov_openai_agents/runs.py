@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextvars
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +22,7 @@ class AgentRun:
 
     Who acts at the moment stands in an object and not in context variables of its own, because the SDK calls hooks in
     tasks whose changes nobody sees. ``replaced`` maps what the user said to what a policy made of it; ``input_judged``
-    says that the user's words have been judged.
+    says that the user's words have been judged; ``waiting`` that whoever opened the run has still to call the SDK for it.
     """
 
     def __init__(self, governor: Governor, agent: Any, outer: AgentRun | None) -> None:
@@ -35,6 +35,7 @@ class AgentRun:
         self.agent = name
         self.replaced: dict[str, str] = {}
         self.input_judged = False
+        self.waiting = False
         self._starting = agent
 
     @property
@@ -151,8 +152,3 @@ class TrackingHooks(RunHooks[Any]):
         """Passes it on."""
         if self._inner is not None:
             await self._inner.on_tool_end(context, agent, tool, result)
-
-
-def replaced_texts(run: AgentRun | None) -> Mapping[str, str]:
-    """What the policies made of what the user said in this run."""
-    return run.replaced if run is not None else {}

@@ -8,11 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from agents import Agent, FunctionTool, Model, ModelSettings, ModelTracing, RunConfig, Runner, handoff
+from agents import Agent, FunctionTool, Model, ModelSettings, ModelTracing, RunConfig, handoff
 from agents.mcp import MCPServerStdio
 from agents.tool_context import ToolContext
 from cells import ANSWER, asks, open_cell, says
-from cells_agents import MODELS, armed, eraser, read_clock, run
+from cells_agents import MODELS, eraser, governed, read_clock
+
+from lgov_openai_agents import GovernedModel, governed_tool
 
 MODES = ("sync", "async", "streaming")
 SERVER = str(Path(__file__).parents[1] / "mcp_files_server.py")
@@ -25,49 +27,53 @@ def cells(shape: str, modes: tuple[str, ...] = MODES) -> Any:
     )
 
 
+#: The armed process with both kinds of model, and the one-line way.
+ways = pytest.mark.parametrize(("way", "model"), [("armed", "responses"), ("armed", "chat"), ("runner", "responses")])
+
+
 @cells("tool")
-@pytest.mark.parametrize("model", MODELS)
-def test_a_denied_tool(tmp_path: Path, mode: str, model: str) -> None:
+@ways
+def test_a_denied_tool(tmp_path: Path, mode: str, way: str, model: str) -> None:
     call = ("c1", "erase_file", {"path": str(tmp_path / "precious.txt")})
-    with open_cell(tmp_path, asks(call), says(ANSWER)) as cell, armed(cell.governor):
+    with open_cell(tmp_path, asks(call), says(ANSWER)) as cell, governed(way, cell) as how:
         agent = Agent(name="cleaner", model=MODELS[model](cell), tools=[eraser(cell)])
-        result = run(mode, agent, "tidy up")
+        result = how.run(mode, agent, "tidy up")
         cell.check(result.final_output)
 
 
 @cells("parallel tools")
-@pytest.mark.parametrize("model", MODELS)
-def test_parallel_tools_of_which_one_is_denied(tmp_path: Path, mode: str, model: str) -> None:
+@ways
+def test_parallel_tools_of_which_one_is_denied(tmp_path: Path, mode: str, way: str, model: str) -> None:
     erase = ("c1", "erase_file", {"path": str(tmp_path / "precious.txt")})
-    with open_cell(tmp_path, asks(erase, ("c2", "read_clock", {})), says(ANSWER)) as cell, armed(cell.governor):
+    with open_cell(tmp_path, asks(erase, ("c2", "read_clock", {})), says(ANSWER)) as cell, governed(way, cell) as how:
         agent = Agent(name="cleaner", model=MODELS[model](cell), tools=[eraser(cell), read_clock])
-        result = run(mode, agent, "tidy up")
+        result = how.run(mode, agent, "tidy up")
         cell.check(result.final_output, ran=["read_clock"])
 
 
 @cells("hand-off")
-@pytest.mark.parametrize("model", MODELS)
-def test_a_denied_hand_off(tmp_path: Path, mode: str, model: str) -> None:
+@ways
+def test_a_denied_hand_off(tmp_path: Path, mode: str, way: str, model: str) -> None:
     with (
         open_cell(
             tmp_path, asks(("c1", "transfer_to_eraser", {})), says(ANSWER), denied=["transfer_to_eraser"]
         ) as cell,
-        armed(cell.governor),
+        governed(way, cell) as how,
     ):
         began: list[Any] = []
         other = Agent(name="eraser", model=MODELS[model](cell), tools=[eraser(cell)])
         agent = Agent(
             name="cleaner", model=MODELS[model](cell), handoffs=[handoff(other, on_handoff=lambda _: began.append(1))]
         )
-        result = run(mode, agent, "tidy up")
+        result = how.run(mode, agent, "tidy up")
         cell.check(result.final_output)
         assert began == []
-        assert result.last_agent is agent
+        assert result.last_agent.name == "cleaner"
 
 
 @cells("agent-as-tool")
-@pytest.mark.parametrize("model", MODELS)
-def test_a_denied_tool_of_an_agent_that_is_a_tool(tmp_path: Path, mode: str, model: str) -> None:
+@ways
+def test_a_denied_tool_of_an_agent_that_is_a_tool(tmp_path: Path, mode: str, way: str, model: str) -> None:
     erase = ("c2", "erase_file", {"path": str(tmp_path / "precious.txt")})
     replies = (
         asks(("c1", "ask_eraser", {"input": "erase it"})),
@@ -75,10 +81,12 @@ def test_a_denied_tool_of_an_agent_that_is_a_tool(tmp_path: Path, mode: str, mod
         says("It is forbidden: DENIED"),
         says(ANSWER),
     )
-    with open_cell(tmp_path, *replies) as cell, armed(cell.governor):
+    with open_cell(tmp_path, *replies) as cell, governed(way, cell) as how:
         inner = Agent(name="eraser", model=MODELS[model](cell), tools=[eraser(cell)])
-        outer = Agent(name="boss", model=MODELS[model](cell), tools=[inner.as_tool("ask_eraser", "Erases files.")])
-        result = run(mode, outer, "tidy up")
+        outer = Agent(
+            name="boss", model=MODELS[model](cell), tools=[how.govern(inner).as_tool("ask_eraser", "Erases files.")]
+        )
+        result = how.run(mode, outer, "tidy up")
         assert "DENIED by policy cells/no-erasing" in str(cell.server.requests[2].body)
         assert "It is forbidden: DENIED" in str(cell.server.requests[3].body)
         cell.server.requests.pop()  # the outer model reads the inner agent's words; the inner one read the denial
@@ -86,10 +94,13 @@ def test_a_denied_tool_of_an_agent_that_is_a_tool(tmp_path: Path, mode: str, mod
 
 
 @cells("MCP tool")
-@pytest.mark.parametrize("model", MODELS)
-def test_a_denied_tool_of_an_mcp_server(tmp_path: Path, mode: str, model: str) -> None:
+@ways
+def test_a_denied_tool_of_an_mcp_server(tmp_path: Path, mode: str, way: str, model: str) -> None:
     erase = ("c1", "erase_file", {"path": str(tmp_path / "precious.txt")})
-    with open_cell(tmp_path, asks(erase, ("c2", "add", {"a": 2, "b": 3})), says(ANSWER)) as cell, armed(cell.governor):
+    with (
+        open_cell(tmp_path, asks(erase, ("c2", "add", {"a": 2, "b": 3})), says(ANSWER)) as cell,
+        governed(way, cell) as how,
+    ):
 
         def agent_with(server: MCPServerStdio) -> Agent[Any]:
             return Agent(name="cleaner", model=MODELS[model](cell), mcp_servers=[server])
@@ -101,10 +112,10 @@ def test_a_denied_tool_of_an_mcp_server(tmp_path: Path, mode: str, model: str) -
                     {"command": sys.executable, "args": [SERVER]}, client_session_timeout_seconds=60
                 )
                 loop.run(server.connect())
-                result = run(mode, agent_with(server), "tidy up")
+                result = how.run(mode, agent_with(server), "tidy up")
                 loop.run(server.cleanup())
         else:
-            result = asyncio.run(_with_server(mode, agent_with))
+            result = asyncio.run(_with_server(how.runner, mode, agent_with))
         cell.check(result.final_output, ran=["add"])
         (added,) = [one for one in cell.seen.outcomes if one.action.name == "add"]
         assert added.action.kind == "mcp"
@@ -112,33 +123,36 @@ def test_a_denied_tool_of_an_mcp_server(tmp_path: Path, mode: str, model: str) -
         assert "5" in added.result
 
 
-async def _with_server(mode: str, agent_with: Any) -> Any:
+async def _with_server(runner: Any, mode: str, agent_with: Any) -> Any:
     async with MCPServerStdio(
         {"command": sys.executable, "args": [SERVER]}, client_session_timeout_seconds=60
     ) as server:
         config = RunConfig(tracing_disabled=True)
         if mode == "async":
-            return await Runner.run(agent_with(server), "tidy up", run_config=config)
-        result = Runner.run_streamed(agent_with(server), "tidy up", run_config=config)
+            return await runner.run(agent_with(server), "tidy up", run_config=config)
+        result = runner.run_streamed(agent_with(server), "tidy up", run_config=config)
         async for _ in result.stream_events():
             pass
         return result
 
 
 @cells("hand-made loop")
-@pytest.mark.parametrize("model", MODELS)
-def test_a_denied_tool_in_a_loop_made_by_hand(tmp_path: Path, mode: str, model: str) -> None:
+@ways
+def test_a_denied_tool_in_a_loop_made_by_hand(tmp_path: Path, mode: str, way: str, model: str) -> None:
     """The program asks the model and calls ``on_invoke_tool`` itself; no Runner is involved."""
     erase = ("c1", "erase_file", {"path": str(tmp_path / "precious.txt")})
     with open_cell(tmp_path, asks(erase), says(ANSWER)) as cell:
         tool = eraser(cell)  # made before arming: tools need not be made anew
         invoke = tool.on_invoke_tool
-        with armed(cell.governor):
+        with governed(way, cell):
+            asked = MODELS[model](cell)
+            if way == "runner":
+                asked, tool = GovernedModel(asked, cell.governor), governed_tool(tool, cell.governor)
             assert tool.on_invoke_tool is not invoke
             if mode == "sync":
-                answer = _loop_in_steps(MODELS[model](cell), tool)
+                answer = _loop_in_steps(asked, tool)
             else:
-                answer = asyncio.run(_loop(MODELS[model](cell), tool, streaming=mode == "streaming"))
+                answer = asyncio.run(_loop(asked, tool, streaming=mode == "streaming"))
         cell.check(answer, agent_span=False)
 
 

@@ -1,0 +1,264 @@
+"""Opens and closes runs: for the whole process when it is armed, or for those that `LgovRunner` is asked for."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import dataclasses
+import functools
+import inspect
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, cast
+
+from agents import Agent, Handoff, Model, RunConfig, Runner, RunState, UserError
+from agents.lifecycle import RunHooksBase
+
+from lgov_core.errors import PolicyDenied
+from lgov_openai_agents.invokers import governed_tool
+from lgov_openai_agents.models import GovernedModel, GovernedModelProvider
+from lgov_openai_agents.runs import AgentRun, TrackingHooks, current_run, entering, new_run
+
+if TYPE_CHECKING:
+    from lgov_core.governor import Governor
+
+
+class LgovRunner:
+    """The SDK's ``Runner`` with every run under ``governor``; it patches nothing::
+
+        runner = LgovRunner(governor)
+        result = runner.run_sync(agent, "Tidy up.")
+
+    ``run``, ``run_sync`` and ``run_streamed`` take what those of ``Runner`` take. The agent, those it hands over to,
+    their tools and models are governed in copies made for the run, so the program's own objects stay as they are and
+    may be in many runs at once; ``result.last_agent`` is such a copy, named as its original. An agent that is a tool of
+    another has to be given as ``runner.govern(agent).as_tool(...)``; one that is not is refused with `UserError`.
+
+    A decision that says abort raises `lgov_core.PolicyDenied` (from a stream: the SDK's ``UserError`` with it as its
+    cause). Serves any number of tasks and threads. Fails closed.
+    """
+
+    def __init__(self, governor: Governor) -> None:
+        self.governor = governor
+
+    async def run(self, starting_agent: Agent[Any], input: Any, **kwargs: Any) -> Any:
+        """As ``Runner.run``."""
+        agent, options, provider = self._prepared(starting_agent, input, kwargs)
+        try:
+            return await governed_run(Runner.run, self._acting, waiting=True)(Runner, agent, input, **options)
+        finally:
+            await provider.aclose()
+
+    def run_sync(self, starting_agent: Agent[Any], input: Any, **kwargs: Any) -> Any:
+        """As ``Runner.run_sync``."""
+        agent, options, _ = self._prepared(starting_agent, input, kwargs)
+        return governed_run_sync(Runner.run_sync, self._acting, waiting=True)(Runner, agent, input, **options)
+
+    def run_streamed(self, starting_agent: Agent[Any], input: Any, **kwargs: Any) -> Any:
+        """As ``Runner.run_streamed``."""
+        agent, options, _ = self._prepared(starting_agent, input, kwargs)
+        return governed_run_streamed(Runner.run_streamed, self._acting, waiting=True)(Runner, agent, input, **options)
+
+    def govern(self, agent: Agent[Any]) -> Agent[Any]:
+        """A governed copy of ``agent`` and of the agents that it can hand over to. Raises `UserError` as the class says."""
+        return _Copies(self.governor).of(agent)
+
+    def _acting(self) -> Governor:
+        return self.governor
+
+    def _prepared(
+        self, agent: Agent[Any], given: Any, options: dict[str, Any]
+    ) -> tuple[Agent[Any], dict[str, Any], GovernedModelProvider]:
+        if isinstance(given, RunState) and not isinstance(given._current_agent, _GovernedAgent):
+            raise UserError(
+                "this RunState belongs to an agent that is not governed; make it with the agent that"
+                " LgovRunner.govern(agent) gives, or with the state of a result of this runner"
+            )
+        config = options.get("run_config")
+        if isinstance(config, dict):
+            config = RunConfig(**config)
+        config = config if config is not None else RunConfig()
+        provider = config.model_provider
+        if not isinstance(provider, GovernedModelProvider):
+            provider = GovernedModelProvider(self.governor, provider)
+        model = config.model
+        if isinstance(model, Model) and not isinstance(model, GovernedModel):
+            model = GovernedModel(model, self.governor)
+        config = dataclasses.replace(config, model_provider=provider, model=model)
+        return self.govern(agent), {**options, "run_config": config}, provider
+
+
+# ---------------------------------------------------------------------- governed copies of agents
+
+
+class _GovernedAgent:
+    """What a governed copy of an agent does differently: the tools of MCP servers are governed when they are listed."""
+
+    lgov_governor: Governor
+
+    async def get_all_tools(self, run_context: Any) -> list[Any]:
+        """All tools, governed."""
+        parent: Any = super()
+        return [checked_tool(tool, self.lgov_governor) for tool in await parent.get_all_tools(run_context)]
+
+
+@functools.cache
+def _governed_class(cls: type) -> type:
+    return type(cls.__name__, (_GovernedAgent, cls), {"__module__": cls.__module__, "__doc__": cls.__doc__})
+
+
+class _Copies:
+    """Governed copies of agents, one each: agents may hand over to one another in circles."""
+
+    def __init__(self, governor: Governor) -> None:
+        self._governor = governor
+        self._made: dict[int, tuple[Any, Any]] = {}
+
+    def of(self, agent: Any) -> Any:
+        given: Any = agent
+        if isinstance(agent, _GovernedAgent) and agent.lgov_governor is self._governor:
+            return cast("Any", agent)
+        if id(agent) in self._made:
+            return self._made[id(agent)][1]
+        twin: Any = object.__new__(_governed_class(type(agent)))
+        twin.__dict__.update(vars(agent), lgov_governor=self._governor)
+        self._made[id(agent)] = (agent, twin)  # the original is kept, so that its id stays its own
+        twin.tools = [checked_tool(tool, self._governor) for tool in given.tools]
+        twin.handoffs = [self._handoff(one) for one in given.handoffs]
+        if isinstance(given.model, Model) and not isinstance(given.model, GovernedModel):
+            twin.model = GovernedModel(given.model, self._governor, agent=given.name)
+        return twin
+
+    def _handoff(self, given: Any) -> Any:
+        if not isinstance(given, Handoff):
+            return self.of(given)
+        twin, invoke = copy.copy(given), given.on_invoke_handoff
+
+        async def on_invoke_handoff(context: Any, raw: str) -> Any:
+            return self.of(await invoke(context, raw))
+
+        twin.on_invoke_handoff = on_invoke_handoff
+        return twin
+
+
+def checked_tool(tool: Any, governor: Governor) -> Any:
+    """A governed copy of ``tool``. Raises `UserError` for an agent that is a tool and not governed itself."""
+    inner = getattr(tool, "_agent_instance", None)
+    if getattr(tool, "_is_agent_tool", False) and not isinstance(inner, _GovernedAgent):
+        raise UserError(
+            f"the agent behind the tool {tool.name} is not governed; give it as LgovRunner.govern(agent).as_tool(...)"
+        )
+    return governed_tool(tool, governor)
+
+
+# ---------------------------------------------------------------------- the three ways of running
+
+Acting = Callable[[], "Governor | None"]
+
+
+@contextmanager
+def _opened(
+    governor: Governor, inner: Callable[..., Any], args: Any, kwargs: Any, waiting: bool
+) -> Generator[tuple[AgentRun, Any]]:
+    """Opens the run that a call of ``Runner`` begins; yields it and the call's arguments."""
+    bound = inspect.signature(inner).bind(*args, **kwargs)
+    run = new_run(governor, bound.arguments["starting_agent"], bound.arguments["input"])
+    run.waiting = waiting
+    hooks, hook_class = bound.arguments.get("hooks"), cast("type", RunHooksBase)
+    if hooks is None or isinstance(hooks, hook_class):  # anything else the SDK refuses by itself
+        bound.arguments["hooks"] = TrackingHooks(run, hooks)
+    with entering(run):
+        yield run, bound
+
+
+def _stands_aside(governor: Governor | None) -> bool:
+    """Whether the call is not to open a run: nobody governs, or `LgovRunner` has just opened it."""
+    if governor is None:
+        return True
+    run = current_run(governor)
+    if run is None or not run.waiting:
+        return False
+    run.waiting = False
+    return True
+
+
+def governed_run(inner: Callable[..., Any], acting: Acting, *, waiting: bool = False) -> Callable[..., Any]:
+    """``Runner.run`` in a run that is governed by whoever ``acting`` answers."""
+
+    @functools.wraps(inner)
+    async def run(cls: type, *args: Any, **kwargs: Any) -> Any:
+        governor = acting()
+        if governor is None or (not waiting and _stands_aside(governor)):
+            return await inner(*args, **kwargs)
+        with _opened(governor, inner, args, kwargs, waiting) as (agent_run, bound):
+            try:
+                result = await inner(*bound.args, **bound.kwargs)
+            except BaseException as error:
+                agent_run.end(error)
+                if (abort := _abort_in(error)) is not None:
+                    raise abort from None
+                raise
+            agent_run.end()
+            return result
+
+    return run
+
+
+def governed_run_sync(inner: Callable[..., Any], acting: Acting, *, waiting: bool = False) -> Callable[..., Any]:
+    """``Runner.run_sync`` in a run that is governed by whoever ``acting`` answers."""
+
+    @functools.wraps(inner)
+    def run_sync(cls: type, *args: Any, **kwargs: Any) -> Any:
+        governor = acting()
+        if governor is None or (not waiting and _stands_aside(governor)):
+            return inner(*args, **kwargs)
+        with _opened(governor, inner, args, kwargs, waiting) as (agent_run, bound):
+            try:
+                result = inner(*bound.args, **bound.kwargs)
+            except BaseException as error:
+                agent_run.end(error)
+                if (abort := _abort_in(error)) is not None:
+                    raise abort from None
+                raise
+            agent_run.end()
+            return result
+
+    return run_sync
+
+
+def governed_run_streamed(inner: Callable[..., Any], acting: Acting, *, waiting: bool = False) -> Callable[..., Any]:
+    """``Runner.run_streamed`` in a run that is governed by whoever ``acting`` answers."""
+
+    @functools.wraps(inner)
+    def run_streamed(cls: type, *args: Any, **kwargs: Any) -> Any:
+        governor = acting()
+        if governor is None or (not waiting and _stands_aside(governor)):
+            return inner(*args, **kwargs)
+        with _opened(governor, inner, args, kwargs, waiting) as (agent_run, bound):
+            try:
+                result = inner(*bound.args, **bound.kwargs)
+            except BaseException as error:
+                agent_run.end(error)
+                raise
+            task: asyncio.Task[Any] | None = result.run_loop_task
+            if task is None:
+                agent_run.end()
+            else:
+                task.add_done_callback(lambda done: agent_run.end(_error_of(done)))
+            return result
+
+    return run_streamed
+
+
+def _error_of(task: asyncio.Task[Any]) -> BaseException | None:
+    return asyncio.CancelledError() if task.cancelled() else task.exception()
+
+
+def _abort_in(error: BaseException) -> PolicyDenied | None:
+    """The abort that the SDK has wrapped into an error of its own."""
+    seen: BaseException | None = error.__cause__
+    while seen is not None:
+        if isinstance(seen, PolicyDenied):
+            return seen
+        seen = seen.__cause__
+    return None

@@ -1,0 +1,484 @@
+"""Tools of every kind in an armed process: what is judged, what the model reads, what is recorded."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from agents import (
+    Agent,
+    ApplyPatchTool,
+    AsyncComputer,
+    ComputerTool,
+    CustomTool,
+    FunctionTool,
+    LocalShellTool,
+    RunConfig,
+    ShellTool,
+    WebSearchTool,
+    function_tool,
+)
+from agents.tool_context import ToolContext
+from cells import ANSWER, Seen, asks, says
+from cells_agents import (
+    Way,
+    armed,
+    as_response,
+    chat_model,
+    deny,
+    denying,
+    make_governor,
+    responses_model,
+    run,
+    transform,
+)
+
+from lgov_core.errors import PolicyDenied
+from lgov_core.reward.air import AirPlugin
+from lgov_core.testing import ScriptedModelServer
+from lgov_core.trace import semconv
+from lgov_core.types import Action, Decision, Point
+from lgov_openai_agents import LgovRunner, governed_tool
+
+SAID = {
+    "type": "message",
+    "id": "msg_1",
+    "role": "assistant",
+    "status": "completed",
+    "content": [{"type": "output_text", "text": ANSWER, "annotations": []}],
+}
+
+
+@pytest.fixture
+def seen() -> Seen:
+    return Seen()
+
+
+@pytest.fixture(params=["armed", "runner"])
+def way(request: pytest.FixtureRequest) -> Any:
+    """Runs an agent under a governor in one of the two ways."""
+
+    def act(governor: Any, agent: Agent[Any], text: str = "go", **options: Any) -> Any:
+        if request.param == "runner":
+            return LgovRunner(governor).run_sync(agent, text, run_config=RunConfig(tracing_disabled=True), **options)
+        with armed(governor):
+            return run("sync", agent, text, **options)
+
+    return act
+
+
+def last_prompt(server: ScriptedModelServer) -> str:
+    return json.dumps(server.requests[-1].body)
+
+
+# ---------------------------------------------------------------------- function tools
+
+
+def test_arguments_and_results_are_rewritten(way: Any, seen: Seen) -> None:
+    def judge(action: Action) -> Decision | None:
+        if action.point is Point.PRE_TOOL_CALL:
+            return transform(arguments={**action.arguments, "path": "safe"})
+        if action.point is Point.POST_TOOL_CALL and "secret" in (action.text or ""):
+            return transform(text="read safe: ***")
+        return None
+
+    got: list[str] = []
+
+    @function_tool
+    def read(path: str) -> str:
+        """Reads."""
+        got.append(path)
+        return f"read {path}: secret"
+
+    with ScriptedModelServer([asks(("c1", "read", {"path": "home"})), says(ANSWER)]) as server:
+        result = way(make_governor(judge, seen), Agent(name="a", model=chat_model(server), tools=[read]))
+        assert result.final_output == ANSWER
+        assert "read safe: ***" in last_prompt(server)
+        assert "secret" not in last_prompt(server)
+    assert got == ["safe"]
+    assert dict(seen.outcomes[0].action.arguments) == {"path": "home"}
+
+
+def test_arguments_are_rewritten_although_an_approval_has_looked_at_them(way: Any) -> None:
+    """The SDK keeps what it parsed for the approval and insists that the tool gets the same."""
+
+    def judge(action: Action) -> Decision | None:
+        return transform(arguments={"path": "safe"}) if action.point is Point.PRE_TOOL_CALL else None
+
+    got: list[str] = []
+
+    async def never(context: Any, parameters: Any, call_id: str) -> bool:
+        return False
+
+    @function_tool(needs_approval=never)
+    def read(path: str) -> str:
+        """Reads."""
+        got.append(path)
+        return path
+
+    with ScriptedModelServer([asks(("c1", "read", {"path": "home"})), says(ANSWER)]) as server:
+        result = way(make_governor(judge), Agent(name="a", model=chat_model(server), tools=[read]))
+    assert result.final_output == ANSWER
+    assert got == ["safe"]
+
+
+def test_a_withheld_result_does_not_reach_the_model(way: Any) -> None:
+    def judge(action: Action) -> Decision | None:
+        return deny("private") if action.point is Point.POST_TOOL_CALL else None
+
+    @function_tool
+    def read() -> str:
+        """Reads."""
+        return "the secret"
+
+    with ScriptedModelServer([asks(("c1", "read", {})), says(ANSWER)]) as server:
+        way(make_governor(judge), Agent(name="a", model=chat_model(server), tools=[read]))
+        assert "its result is withheld" in last_prompt(server)
+        assert "the secret" not in last_prompt(server)
+
+
+@pytest.mark.parametrize("handler", ["the SDK's", "the tool's own", "none"])
+def test_what_a_tool_raised_is_recorded_as_it_was(handler: str, way: Any, seen: Seen) -> None:
+    options: dict[str, Any] = {}
+    if handler == "the tool's own":
+        options["failure_error_function"] = lambda context, error: "it did not work"
+    if handler == "none":
+        options["failure_error_function"] = None
+
+    @function_tool(**options)
+    def read() -> str:
+        """Reads."""
+        raise FileNotFoundError("no such file: notes")
+
+    governor = make_governor(lambda action: None, seen)
+    governor.manager.register(AirPlugin())
+    governor.plugins_changed()
+    with ScriptedModelServer([asks(("c1", "read", {})), says(ANSWER)]) as server:
+        agent = Agent(name="reader", model=chat_model(server), tools=[read])
+        if handler == "none":
+            with pytest.raises(Exception, match="no such file"):
+                way(governor, agent)
+        else:
+            assert way(governor, agent).final_output == ANSWER
+    (outcome,) = seen.outcomes
+    assert (outcome.status, outcome.error_type, outcome.error) == ("error", "FileNotFoundError", "no such file: notes")
+    assert (outcome.action.agent, outcome.action.call_id) == ("reader", "c1")
+    (reward,) = [event for event in seen.events if type(event).__name__ == "Reward"]
+    assert reward.tool_call_id == "c1"
+    assert reward.value < 0
+
+
+def test_the_programs_own_error_formatter_is_heard(way: Any, seen: Seen) -> None:
+    @function_tool
+    def read() -> str:
+        """Reads."""
+        raise ValueError("odd")
+
+    config = RunConfig(tracing_disabled=True, tool_error_formatter=lambda args: f"formatted: {args.error}")
+    with ScriptedModelServer([asks(("c1", "read", {})), says(ANSWER)]) as server:
+        agent = Agent(name="a", model=chat_model(server), tools=[read])
+        governor = make_governor(lambda action: None, seen)
+        with armed(governor):
+            run("sync", agent, "go", run_config=config)
+        assert "formatted: odd" in last_prompt(server)
+    assert seen.outcomes[0].error_type == "ValueError"
+
+
+def test_arguments_that_do_not_fit_are_told_apart(way: Any, seen: Seen) -> None:
+    @function_tool
+    def read(count: int) -> str:
+        """Reads."""
+        return "read"
+
+    replies = [asks(("c1", "read", {"count": "many"})), asks(("c2", "read", "{broken")), says(ANSWER)]
+    with ScriptedModelServer(replies) as server:
+        way(make_governor(lambda action: None, seen), Agent(name="a", model=chat_model(server), tools=[read]))
+    assert [outcome.status for outcome in seen.outcomes] == ["invalid_args", "invalid_args"]
+    assert dict(seen.outcomes[1].action.arguments) == {"input": "{broken"}
+
+
+def test_a_tool_that_takes_too_long_is_a_timeout(way: Any, seen: Seen) -> None:
+    @function_tool(timeout=0.2)
+    async def wait() -> str:
+        """Waits."""
+        await asyncio.sleep(60)
+        return "done"
+
+    with ScriptedModelServer([asks(("c1", "wait", {})), says(ANSWER)]) as server:
+        result = way(make_governor(lambda action: None, seen), Agent(name="a", model=chat_model(server), tools=[wait]))
+        assert "timed out" in last_prompt(server)
+    assert result.final_output == ANSWER
+    assert [outcome.status for outcome in seen.outcomes] == ["timeout"]
+
+
+def test_abort_ends_the_run(way: Any) -> None:
+    def judge(action: Action) -> Decision | None:
+        return deny("stop at once", abort=True) if action.point is Point.PRE_TOOL_CALL else None
+
+    ran: list[int] = []
+
+    @function_tool
+    def act() -> str:
+        """Acts."""
+        ran.append(1)
+        return "acted"
+
+    with ScriptedModelServer([asks(("c1", "act", {}))]) as server, pytest.raises(PolicyDenied, match="stop at once"):
+        way(make_governor(judge), Agent(name="a", model=chat_model(server), tools=[act]))
+    assert ran == []
+
+
+def test_a_tool_inside_a_tool_is_a_call_of_its_own(seen: Seen) -> None:
+    ran: list[str] = []
+
+    @function_tool
+    def erase() -> str:
+        """Erases."""
+        ran.append("erase")
+        return "erased"
+
+    @function_tool
+    async def tidy() -> str:
+        """Tidies."""
+        context: Any = ToolContext(None, tool_name="erase", tool_call_id="inner", tool_arguments="{}")
+        return await erase.on_invoke_tool(context, "{}")
+
+    with ScriptedModelServer([asks(("c1", "tidy", {})), says(ANSWER)]) as server:
+        governor = make_governor(denying("erase"), seen)
+        with armed(governor):
+            run("sync", Agent(name="a", model=chat_model(server), tools=[tidy]), "go")
+        assert "DENIED by policy judging/no" in last_prompt(server)
+    assert ran == []
+    spans = {span.attributes[semconv.TOOL_NAME]: span for span in seen.spans if semconv.TOOL_NAME in span.attributes}
+    assert spans["erase"].parent_id == spans["tidy"].span_id
+
+
+def test_copies_of_a_governed_tool_stay_governed(seen: Seen) -> None:
+    ran: list[str] = []
+
+    @function_tool
+    def erase() -> str:
+        """Erases."""
+        ran.append("erase")
+        return "erased"
+
+    governor = make_governor(denying("erase"), seen)
+    one = governed_tool(erase, governor)
+    assert governed_tool(one, governor) is one
+    assert one.__wrapped__ is erase.__wrapped__
+    for tool in (one, copy.copy(one)):
+        context: Any = ToolContext(None, tool_name="erase", tool_call_id="c", tool_arguments="{}")
+        assert "DENIED" in asyncio.run(tool.on_invoke_tool(context, "{}"))
+    assert ran == []
+    context = ToolContext(None, tool_name="erase", tool_call_id="c", tool_arguments="{}")
+    assert asyncio.run(erase.on_invoke_tool(context, "{}")) == "erased", "the program's own tool is as it was"
+
+
+def test_the_known_gap_is_one(seen: Seen) -> None:
+    """What the adapter declares under ``gaps``: the program's own function is nobody's but the program's."""
+
+    @function_tool
+    def erase() -> str:
+        """Erases."""
+        return "erased"
+
+    governor = make_governor(denying("erase"), seen)
+    with armed(governor):
+        assert erase.__wrapped__() == "erased"
+    assert seen.decisions() == []
+
+
+def test_a_tool_made_before_arming_and_a_plain_callable_are_governed(seen: Seen) -> None:
+    ran: list[str] = []
+
+    async def invoke(context: ToolContext[Any], raw: str) -> str:
+        ran.append(raw)
+        return "ran"
+
+    tool = FunctionTool("plain", "Plain.", {"type": "object", "properties": {}}, invoke, strict_json_schema=False)
+    context: Any = ToolContext(None, tool_name="plain", tool_call_id="c", tool_arguments="{}")
+    with armed(make_governor(denying("plain"), seen)):
+        assert "DENIED" in asyncio.run(tool.on_invoke_tool(context, "{}"))
+        assert ran == []
+    assert asyncio.run(tool.on_invoke_tool(context, "{}")) == "ran"
+    assert tool.on_invoke_tool is invoke
+
+
+# ---------------------------------------------------------------------- other local tools
+
+
+class _Editor:
+    def __init__(self) -> None:
+        self.done: list[str] = []
+
+    def create_file(self, operation: Any) -> str:
+        self.done.append(f"create {operation.path}")
+        return "created"
+
+    def update_file(self, operation: Any) -> str:
+        self.done.append(f"update {operation.path}")
+        return "updated"
+
+    def delete_file(self, operation: Any) -> str:
+        self.done.append(f"delete {operation.path}")
+        return "deleted"
+
+
+class _Computer(AsyncComputer):
+    def __init__(self) -> None:
+        self.done: list[str] = []
+
+    @property
+    def environment(self) -> Any:
+        return "linux"
+
+    @property
+    def dimensions(self) -> tuple[int, int]:
+        return (10, 10)
+
+    async def screenshot(self) -> str:
+        self.done.append("screenshot")
+        return "aW1hZ2U="
+
+    async def click(self, x: int, y: int, button: Any) -> None:
+        self.done.append("click")
+
+    async def double_click(self, x: int, y: int) -> None: ...
+    async def scroll(self, x: int, y: int, scroll_x: int, scroll_y: int) -> None: ...
+    async def type(self, text: str) -> None: ...
+    async def wait(self) -> None: ...
+    async def move(self, x: int, y: int) -> None: ...
+    async def keypress(self, keys: list[str]) -> None: ...
+    async def drag(self, path: list[tuple[int, int]]) -> None: ...
+
+
+@pytest.fixture
+def acts() -> Iterator[list[str]]:
+    return []
+
+
+def shell_call(command: str) -> dict[str, Any]:
+    action = {"commands": [command], "timeout_ms": None, "max_output_length": None}
+    return {"type": "shell_call", "id": "sh_1", "call_id": "c1", "status": "completed", "action": action}
+
+
+def local_shell_call(command: str) -> dict[str, Any]:
+    action = {"type": "exec", "command": command.split(), "env": {}}
+    return {"type": "local_shell_call", "id": "ls_1", "call_id": "c1", "status": "completed", "action": action}
+
+
+def custom_call(text: str) -> dict[str, Any]:
+    return {"type": "custom_tool_call", "id": "ct_1", "call_id": "c1", "name": "sql", "input": text}
+
+
+def patch_call(path: str) -> dict[str, Any]:
+    operation = {"type": "delete_file", "path": path}
+    return {"type": "apply_patch_call", "id": "ap_1", "call_id": "c1", "status": "completed", "operation": operation}
+
+
+def computer_call() -> dict[str, Any]:
+    action = {"type": "click", "x": 1, "y": 2, "button": "left"}
+    return {
+        "type": "computer_call",
+        "id": "cu_1",
+        "call_id": "c1",
+        "status": "completed",
+        "action": action,
+        "pending_safety_checks": [],
+    }
+
+
+def kinds(done: list[str]) -> dict[str, tuple[Any, dict[str, Any], str]]:
+    """Of each kind of tool: the tool, a call of it, and the name under which it is judged."""
+    editor = _Editor()
+    editor.done = done
+
+    def shell(request: Any) -> str:
+        done.append(" ".join(request.data.action.commands))
+        return "ran"
+
+    def local_shell(request: Any) -> str:
+        done.append(" ".join(request.data.action.command))
+        return "ran"
+
+    async def custom(context: Any, text: str) -> str:
+        done.append(text)
+        return "ran"
+
+    return {
+        "shell": (ShellTool(executor=shell), shell_call("rm notes"), "shell"),
+        "local shell": (LocalShellTool(local_shell), local_shell_call("rm notes"), "local_shell"),
+        "custom": (CustomTool("sql", "SQL.", custom), custom_call("DROP TABLE notes"), "sql"),
+        "patch": (ApplyPatchTool(editor), patch_call("notes"), "apply_patch"),
+    }
+
+
+@pytest.mark.parametrize("kind", ["shell", "local shell", "custom", "patch"])
+@pytest.mark.parametrize("denied", [True, False])
+def test_local_tools_of_other_kinds(kind: str, denied: bool, way: Any, seen: Seen) -> None:
+    done: list[str] = []
+    tool, called, name = kinds(done)[kind]
+    with ScriptedModelServer([as_response(called), as_response(SAID)]) as server:
+        governor = make_governor(denying(name) if denied else lambda action: None, seen)
+        result = way(governor, Agent(name="a", model=responses_model(server), tools=[tool]))
+        assert result.final_output == ANSWER
+        assert ("DENIED by policy judging/no" in last_prompt(server)) is denied
+    assert (done == []) is denied
+    (outcome,) = seen.outcomes
+    assert (outcome.status, outcome.action.name) == ("denied" if denied else "ok", name)
+    assert outcome.action.call_id == "c1"
+    assert outcome.action.agent == "a"
+    (span,) = [one for one in seen.spans if one.attributes[semconv.OPERATION] == semconv.EXECUTE_TOOL]
+    assert span.attributes[semconv.TOOL_STATUS] == outcome.status
+
+
+def test_a_shell_command_is_rewritten_and_its_output_too(way: Any) -> None:
+    def judge(action: Action) -> Decision | None:
+        if action.point is Point.PRE_TOOL_CALL:
+            return transform(arguments={"command": "ls"})
+        return transform(text="***") if action.point is Point.POST_TOOL_CALL and action.text == "ran" else None
+
+    done: list[str] = []
+    tool, called, _ = kinds(done)["shell"]
+    with ScriptedModelServer([as_response(called), as_response(SAID)]) as server:
+        way(make_governor(judge), Agent(name="a", model=responses_model(server), tools=[tool]))
+        assert "***" in last_prompt(server)
+    assert done == ["ls"]
+
+
+@pytest.mark.parametrize("denied", [True, False])
+def test_acts_on_a_computer_are_stopped_at_the_model(denied: bool, way: Any, seen: Seen) -> None:
+    """The SDK asks nobody before it clicks: a denied act is taken out of the reply and the model asked again."""
+    computer = _Computer()
+    agent_tools: list[Any] = [ComputerTool(computer)]
+    with ScriptedModelServer([as_response(computer_call()), as_response(SAID)]) as server:
+        governor = make_governor(denying("computer") if denied else lambda action: None, seen)
+        result = way(governor, Agent(name="a", model=responses_model(server), tools=agent_tools))
+        assert result.final_output == ANSWER
+        assert ("DENIED by policy judging/no" in last_prompt(server)) is denied
+    assert ("click" in computer.done) is not denied
+
+
+@pytest.mark.parametrize("denied", [True, False])
+def test_hosted_tools_are_kept_out_of_the_request(denied: bool, way: Any, seen: Seen) -> None:
+    with ScriptedModelServer([as_response(SAID)]) as server:
+        governor = make_governor(denying("web_search") if denied else lambda action: None, seen)
+        way(governor, Agent(name="a", model=responses_model(server), tools=[WebSearchTool()], instructions="Help."))
+        sent = server.requests[0].body
+    assert bool(sent["tools"]) is not denied
+    assert ("web_search: DENIED" in sent["instructions"]) is denied
+    assert [outcome.status for outcome in seen.outcomes] == (["denied"] if denied else [])
+
+
+def test_an_agent_that_is_a_tool_must_be_governed_itself() -> None:
+    inner = Agent(name="inner")
+    outer = Agent(name="outer", tools=[inner.as_tool("ask", "Asks.")])
+    runner = LgovRunner(make_governor(lambda action: None))
+    with pytest.raises(Exception, match="not governed; give it as"):
+        runner.run_sync(outer, "go")
+    assert runner.govern(Agent(name="outer", tools=[runner.govern(inner).as_tool("ask", "Asks.")])).name == "outer"
+    assert Way  # the cells use both ways
