@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import copy
 import json
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -25,7 +24,6 @@ from agents import (
 from agents.tool_context import ToolContext
 from cells import ANSWER, Seen, asks, says
 from cells_agents import (
-    Way,
     armed,
     as_response,
     chat_model,
@@ -356,11 +354,6 @@ class _Computer(AsyncComputer):
     async def drag(self, path: list[tuple[int, int]]) -> None: ...
 
 
-@pytest.fixture
-def acts() -> Iterator[list[str]]:
-    return []
-
-
 def shell_call(command: str) -> dict[str, Any]:
     action = {"commands": [command], "timeout_ms": None, "max_output_length": None}
     return {"type": "shell_call", "id": "sh_1", "call_id": "c1", "status": "completed", "action": action}
@@ -481,4 +474,3 @@ def test_an_agent_that_is_a_tool_must_be_governed_itself() -> None:
     with pytest.raises(Exception, match="not governed; give it as"):
         runner.run_sync(outer, "go")
     assert runner.govern(Agent(name="outer", tools=[runner.govern(inner).as_tool("ask", "Asks.")])).name == "outer"
-    assert Way  # the cells use both ways

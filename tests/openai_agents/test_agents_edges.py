@@ -1,0 +1,624 @@
+"""The edges: slow policies, cancelled and retried runs, one agent in two runs, nested agents, sessions, approvals."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+from agents import (
+    Agent,
+    ModelRetryBackoffSettings,
+    ModelRetrySettings,
+    ModelSettings,
+    RunConfig,
+    Runner,
+    RunState,
+    SQLiteSession,
+    function_tool,
+    retry_policies,
+)
+from cells import ANSWER, Seen, asks, open_cell, says
+from cells_agents import (
+    armed,
+    as_response,
+    chat_model,
+    deny,
+    denying,
+    eraser,
+    make_governor,
+    responses_model,
+    run,
+    transform,
+)
+from openai import AsyncOpenAI
+
+import lgov_openai_agents.arming as arming
+from lgov_core.arming import outside_tested_range
+from lgov_core.errors import ArmError, PolicyDenied
+from lgov_core.scope import RolloutScope, enter_scope
+from lgov_core.testing import ScriptedModelServer, ScriptedReply
+from lgov_core.trace import semconv
+from lgov_core.types import Action, Decision, ModelCallFailed, Point
+from lgov_openai_agents import LgovRunner, arm, disarm
+from lgov_openai_agents.plugin import lgov_framework
+
+CONFIG = RunConfig(tracing_disabled=True)
+
+
+@pytest.fixture
+def seen() -> Seen:
+    return Seen()
+
+
+@pytest.fixture
+def ran() -> list[str]:
+    return []
+
+
+@pytest.fixture
+def erase(ran: list[str]) -> Any:
+    @function_tool
+    def erase(path: str) -> str:
+        """Erases."""
+        ran.append(path)
+        return f"erased {path}"
+
+    return erase
+
+
+# ---------------------------------------------------------------------- policies that are slow or broken
+
+
+@pytest.mark.parametrize("mode", ["sync", "async", "streaming"])
+def test_a_policy_that_is_too_slow_denies(mode: str, erase: Any, ran: list[str], seen: Seen) -> None:
+    hold = threading.Event()
+
+    class Slow:
+        name = "slow"
+        bounded = False
+
+        def judge(self, action: Action) -> Decision | None:
+            if action.point is Point.PRE_TOOL_CALL:
+                hold.wait(60)
+            return None
+
+    with ScriptedModelServer([asks(("c1", "erase", {"path": "x"})), says(ANSWER)]) as server:
+        governor = make_governor(Slow(), seen, timeout_s=0.2)
+        with armed(governor):
+            hold.clear()
+            result = run(mode, Agent(name="a", model=chat_model(server), tools=[erase]), "go")
+            hold.set()
+        assert "did not answer within" in str(server.requests[-1].body)
+    assert result.final_output == ANSWER
+    assert ran == []
+    assert seen.outcomes[0].decision is not None
+    assert seen.outcomes[0].decision.fault
+
+
+def test_a_policy_that_raises_denies(erase: Any, ran: list[str]) -> None:
+    def judge(action: Action) -> Decision | None:
+        if action.point is Point.PRE_TOOL_CALL:
+            raise RuntimeError("broken")
+        return None
+
+    with ScriptedModelServer([asks(("c1", "erase", {"path": "x"})), says(ANSWER)]) as server:
+        with armed(make_governor(judge)):
+            run("sync", Agent(name="a", model=chat_model(server), tools=[erase]), "go")
+        assert "DENIED" in str(server.requests[-1].body)
+    assert ran == []
+
+
+# ---------------------------------------------------------------------- texts
+
+
+@pytest.mark.parametrize("mode", ["sync", "streaming"])
+def test_a_denied_input_reaches_no_model(mode: str, seen: Seen) -> None:
+    with ScriptedModelServer([]) as server, armed(make_governor(denying("a", point=Point.INPUT), seen)):
+        result = run(mode, Agent(name="a", model=chat_model(server)), "the secret")
+        assert "DENIED by policy judging/no" in result.final_output
+        assert server.requests == []
+    assert [span.attributes.get("error.type") for span in seen.spans if span.name.startswith("chat")] == ["denied"]
+
+
+@pytest.mark.parametrize("mode", ["sync", "streaming"])
+def test_a_rewritten_input_stays_rewritten_in_later_turns(mode: str, erase: Any) -> None:
+    def judge(action: Action) -> Decision | None:
+        return transform(text="[name] asks") if action.point is Point.INPUT else None
+
+    with ScriptedModelServer([asks(("c1", "erase", {"path": "x"})), says(ANSWER)]) as server:
+        with armed(make_governor(judge)):
+            run(mode, Agent(name="a", model=chat_model(server), tools=[erase]), "Ada asks")
+        assert ["Ada" in str(request.body) for request in server.requests] == [False, False]
+        assert ["[name] asks" in str(request.body) for request in server.requests] == [True, True]
+
+
+def test_a_request_is_rewritten_or_refused(seen: Seen) -> None:
+    def judge(action: Action) -> Decision | None:
+        if action.point is not Point.PRE_MODEL_CALL:
+            return None
+        messages = [dict(one) for one in action.arguments["messages"]]
+        if any("forbidden" in one["content"] for one in messages):
+            return deny("not this")
+        return transform(arguments={"messages": [{**one, "content": one["content"].upper()} for one in messages]})
+
+    with ScriptedModelServer([says(ANSWER)]) as server, armed(make_governor(judge, seen)):
+        agent = Agent(name="a", model=chat_model(server), instructions="be brief")
+        run("sync", agent, "hello")
+        assert [one["content"] for one in server.requests[0].body["messages"]] == ["BE BRIEF", "HELLO"]
+        assert "DENIED" in run("sync", agent, "forbidden").final_output
+        assert len(server.requests) == 1
+
+
+@pytest.mark.parametrize("point", [Point.POST_MODEL_CALL, Point.OUTPUT])
+@pytest.mark.parametrize("kind", ["deny", "transform"])
+def test_a_streamed_reply_is_held_until_it_is_judged(point: Point, kind: str) -> None:
+    """A denial in the middle of a stream: no word of what is denied reaches the caller."""
+
+    def judge(action: Action) -> Decision | None:
+        if action.point is not point or "secret" not in (action.text or ""):
+            return None
+        return deny("private") if kind == "deny" else transform(text="the answer is ***")
+
+    async def go(server: ScriptedModelServer) -> tuple[list[str], Any]:
+        result = Runner.run_streamed(Agent(name="a", model=chat_model(server)), "go", run_config=CONFIG)
+        texts = [
+            event.data.delta
+            async for event in result.stream_events()
+            if event.type == "raw_response_event" and event.data.type == "response.output_text.delta"
+        ]
+        return texts, result
+
+    with ScriptedModelServer([says("the answer is the secret of them all")]) as server, armed(make_governor(judge)):
+        texts, result = asyncio.run(go(server))
+    expected = "DENIED by policy judging/no" if kind == "deny" else "the answer is ***"
+    assert expected in "".join(texts)
+    assert expected in result.final_output
+    assert "secret" not in "".join(texts)
+
+
+def test_a_stream_that_is_allowed_keeps_its_pieces() -> None:
+    async def go(server: ScriptedModelServer) -> list[str]:
+        result = Runner.run_streamed(Agent(name="a", model=chat_model(server)), "go", run_config=CONFIG)
+        return [
+            event.data.delta
+            async for event in result.stream_events()
+            if event.type == "raw_response_event" and event.data.type == "response.output_text.delta"
+        ]
+
+    with ScriptedModelServer([says("one two three")]) as server, armed(make_governor(lambda action: None)):
+        assert asyncio.run(go(server)) == ["one", " two", " three"]
+
+
+def test_a_denied_answer_of_an_agent_with_a_type_is_an_error() -> None:
+    """The denial is no value of that type, so it cannot stand for the answer."""
+    with (
+        ScriptedModelServer([says('{"response": 7}')]) as server,
+        armed(make_governor(denying("a", point=Point.OUTPUT))),
+        pytest.raises(PolicyDenied),
+    ):
+        run("sync", Agent(name="a", model=chat_model(server), output_type=int), "go")
+
+
+# ---------------------------------------------------------------------- hand-offs
+
+
+@pytest.mark.parametrize("mode", ["sync", "streaming"])
+def test_an_allowed_hand_off_goes_on_with_the_other_agent(mode: str, erase: Any, ran: list[str], seen: Seen) -> None:
+    replies = [asks(("c1", "transfer_to_eraser", {})), asks(("c2", "erase", {"path": "x"})), says(ANSWER)]
+    with ScriptedModelServer(replies) as server, armed(make_governor(lambda action: None, seen)):
+        other = Agent(name="eraser", model=chat_model(server), tools=[erase])
+        first = Agent(name="first", model=chat_model(server), handoffs=[other])
+        result = run(mode, first, "go")
+    assert result.last_agent is other
+    assert ran == ["x"]
+    spans = {span.span_id: span for span in seen.spans}
+    agents = {span.attributes[semconv.AGENT_NAME]: span for span in seen.spans if span.name.startswith("invoke_agent")}
+    assert set(agents) == {"first", "eraser"}
+    assert agents["eraser"].parent_id == agents["first"].span_id
+    (tool,) = [span for span in seen.spans if span.name == "execute_tool erase"]
+    assert spans[tool.parent_id or ""] is agents["eraser"]
+    assert tool.attributes[semconv.AGENT_NAME] == "eraser"
+    assert [span.attributes[semconv.AGENT_NAME] for span in seen.spans if span.name.startswith("chat")] == [
+        "first",
+        "eraser",
+        "eraser",
+    ]
+    assert [outcome.action.kind for outcome in seen.outcomes] == ["handoff", "function"]
+
+
+def test_a_tool_beside_a_denied_hand_off_is_asked_for_again(erase: Any, ran: list[str]) -> None:
+    both = asks(("c1", "transfer_to_other", {}), ("c2", "erase", {"path": "x"}))
+    replies = [both, asks(("c3", "erase", {"path": "x"})), says(ANSWER)]
+    with ScriptedModelServer(replies) as server, armed(make_governor(denying("transfer_to_other"))):
+        other = Agent(name="other", model=chat_model(server))
+        result = run("sync", Agent(name="a", model=chat_model(server), tools=[erase], handoffs=[other]), "go")
+        assert "NOT RUN: what you asked for beside it was denied" in str(server.requests[1].body)
+        assert result.context_wrapper.usage.requests == 3
+    assert result.final_output == ANSWER
+    assert ran == ["x"]
+
+
+def test_a_model_that_insists_gets_the_denial_as_its_answer(seen: Seen) -> None:
+    replies = [asks((f"c{n}", "transfer_to_other", {})) for n in range(4)]
+    with ScriptedModelServer(replies) as server, armed(make_governor(denying("transfer_to_other"), seen)):
+        other = Agent(name="other", model=chat_model(server))
+        result = run("sync", Agent(name="a", model=chat_model(server), handoffs=[other]), "go")
+    assert "DENIED by policy judging/no" in result.final_output
+    assert [outcome.status for outcome in seen.outcomes] == ["denied"] * 4
+
+
+# ---------------------------------------------------------------------- cancelled, retried, broken off
+
+
+def test_a_cancelled_run_leaves_no_span_open(seen: Seen) -> None:
+    started = threading.Event()
+
+    @function_tool
+    async def wait() -> str:
+        """Waits."""
+        started.set()
+        await asyncio.sleep(60)
+        return "done"
+
+    async def go(server: ScriptedModelServer) -> None:
+        agent = Agent(name="a", model=chat_model(server), tools=[wait])
+        task = asyncio.create_task(Runner.run(agent, "go", run_config=CONFIG))
+        await asyncio.to_thread(started.wait)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        await asyncio.sleep(0.05)
+
+    with ScriptedModelServer([asks(("c1", "wait", {}))]) as server, armed(make_governor(lambda action: None, seen)):
+        asyncio.run(go(server))
+    assert {span.name.split()[0]: span.attributes.get("error.type") for span in seen.spans} == {
+        "chat": None,
+        "execute_tool": "CancelledError",
+        "invoke_agent": "CancelledError",
+    }
+    assert [outcome.error_type for outcome in seen.outcomes] == ["CancelledError"]
+
+
+def test_a_cancelled_stream_ends_its_spans(seen: Seen) -> None:
+    gate = threading.Event()
+
+    async def go(server: ScriptedModelServer) -> None:
+        result = Runner.run_streamed(Agent(name="a", model=chat_model(server)), "go", run_config=CONFIG)
+        await asyncio.sleep(0.2)
+        result.cancel()
+        async for _ in result.stream_events():
+            pass
+        with pytest.raises(asyncio.CancelledError):
+            await result.run_loop_task  # type: ignore[misc]
+
+    reply = ScriptedReply("never read", gate=gate, gate_at=2)
+    with ScriptedModelServer([reply]) as server, armed(make_governor(lambda action: None, seen)):
+        asyncio.run(go(server))
+        gate.set()
+    assert {span.name.split()[0] for span in seen.spans} == {"chat", "invoke_agent"}
+    assert all(span.ended_at is not None for span in seen.spans)
+
+
+def test_a_retried_model_call_is_a_call_each_time(seen: Seen) -> None:
+    settings = ModelSettings(
+        retry=ModelRetrySettings(
+            max_retries=2,
+            backoff=ModelRetryBackoffSettings(initial_delay=0.01),
+            policy=retry_policies.http_status([503]),
+        )
+    )
+    replies = [ScriptedReply("busy", status=503), says(ANSWER)]
+    with ScriptedModelServer(replies) as server, armed(make_governor(lambda action: None, seen)):
+        result = run("sync", Agent(name="a", model=chat_model(server), model_settings=settings), "go")
+    assert result.final_output == ANSWER
+    chats = [span for span in seen.spans if span.name.startswith("chat")]
+    assert ["error.type" in span.attributes for span in chats] == [True, False]
+    (failed,) = [event for event in seen.events if isinstance(event, ModelCallFailed)]
+    assert failed.refused
+    assert len(seen.decisions(Point.INPUT)) == 1, "what the user said is judged once"
+
+
+def test_a_client_that_retries_by_itself_is_one_call(seen: Seen) -> None:
+    with ScriptedModelServer([ScriptedReply("busy", status=503), says(ANSWER)]) as server:
+        from agents import OpenAIChatCompletionsModel
+
+        client = AsyncOpenAI(base_url=server.base_url, api_key="none", max_retries=1)
+        with armed(make_governor(lambda action: None, seen)):
+            run("sync", Agent(name="a", model=OpenAIChatCompletionsModel("m", client)), "go")
+    assert len([span for span in seen.spans if span.name.startswith("chat")]) == 1
+
+
+def test_a_stream_that_breaks_off_fails_as_it_would(seen: Seen) -> None:
+    with (
+        ScriptedModelServer([ScriptedReply("one two three", cut_at=2)]) as server,
+        armed(make_governor(lambda action: None, seen)),
+        pytest.raises(Exception),  # noqa: B017, PT011 - whatever the SDK says of it
+    ):
+        run("streaming", Agent(name="a", model=chat_model(server)), "go")
+    (chat,) = [span for span in seen.spans if span.name.startswith("chat")]
+    assert "error.type" in chat.attributes
+
+
+# ---------------------------------------------------------------------- one agent, many runs
+
+
+@pytest.mark.parametrize("way", ["armed", "runner"])
+@pytest.mark.parametrize("streamed", [False, True])
+def test_the_same_agent_in_two_rollouts_at_once(
+    way: str, streamed: bool, erase: Any, ran: list[str], seen: Seen
+) -> None:
+    """Each run has its own verdicts, spans and rollout, and the agent is as it was."""
+
+    def judge(action: Action) -> Decision | None:
+        if action.point is Point.PRE_TOOL_CALL and action.rollout_id == "rol_denied":
+            return deny("not in this rollout")
+        return None
+
+    def answer(body: Any) -> ScriptedReply:
+        told = str(body)
+        if "tool_call_id" not in told:
+            path = "allowed" if "allowed" in told else "denied"
+            return asks(("c1", "erase", {"path": path}))
+        return says("refused" if "DENIED" in told else "done")
+
+    async def one(runner: Any, agent: Agent[Any], word: str) -> Any:
+        with enter_scope(RolloutScope(f"rol_{word}")):
+            if not streamed:
+                return (await runner.run(agent, word, run_config=CONFIG)).final_output
+            result = runner.run_streamed(agent, word, run_config=CONFIG)
+            async for _ in result.stream_events():
+                pass
+            return result.final_output
+
+    async def both(runner: Any, agent: Agent[Any]) -> list[Any]:
+        words = ["allowed", "denied"] * 5
+        return await asyncio.gather(*(one(runner, agent, word) for word in words))
+
+    governor = make_governor(judge, seen)
+    with ScriptedModelServer(answer) as server:
+        agent = Agent(name="a", model=chat_model(server), tools=[erase])
+        before = dict(vars(agent))
+        if way == "armed":
+            with armed(governor):
+                answers = asyncio.run(both(Runner, agent))
+        else:
+            answers = asyncio.run(both(LgovRunner(governor), agent))
+    assert answers == ["done", "refused"] * 5
+    assert ran == ["allowed"] * 5
+    assert {name: value for name, value in vars(agent).items() if name in before} == before
+    assert agent.tools == [erase]
+    by_id = {span.span_id: span for span in seen.spans}
+    for span in seen.spans:
+        assert span.parent_id is None or by_id[span.parent_id].rollout_id == span.rollout_id
+    tools = [span for span in seen.spans if span.name == "execute_tool erase"]
+    assert sorted((span.rollout_id, span.attributes[semconv.TOOL_STATUS]) for span in tools) == sorted(
+        [("rol_allowed", "ok"), ("rol_denied", "denied")] * 5
+    )
+
+
+def test_nested_agents_stand_under_the_tool_that_they_are(erase: Any, seen: Seen) -> None:
+    replies = [
+        asks(("c1", "ask", {"input": "erase x"})),
+        asks(("c2", "erase", {"path": "x"})),
+        says("inner done"),
+        says(ANSWER),
+    ]
+    with ScriptedModelServer(replies) as server, armed(make_governor(lambda action: None, seen)):
+        inner = Agent(name="inner", model=chat_model(server), tools=[erase])
+        outer = Agent(name="outer", model=chat_model(server), tools=[inner.as_tool("ask", "Asks.")])
+        run("async", outer, "go")
+    by_name = {span.name: span for span in seen.spans if not span.name.startswith("chat")}
+    assert by_name["execute_tool erase"].parent_id == by_name["invoke_agent inner"].span_id
+    assert by_name["invoke_agent inner"].parent_id == by_name["execute_tool ask"].span_id
+    assert by_name["execute_tool ask"].parent_id == by_name["invoke_agent outer"].span_id
+    inputs = {one.action.agent: one.action for one in seen.decisions(Point.INPUT)}
+    assert inputs["outer"].parent_id is None
+    assert inputs["inner"].parent_id is not None, "what another agent says is not the user's"
+    assert {one.action.name: one.action.kind for one in seen.decisions()} == {"ask": "agent", "erase": "function"}
+
+
+def test_spans_that_the_program_opens_in_a_tool_are_its_children(seen: Seen) -> None:
+    from opentelemetry.sdk.trace import TracerProvider
+
+    provider = TracerProvider()
+    parents: list[Any] = []
+
+    @function_tool
+    def look() -> str:
+        """Looks."""
+        with provider.get_tracer("user").start_as_current_span("mine") as span:
+            parents.append(span.parent)  # type: ignore[attr-defined]
+        return "looked"
+
+    governor = make_governor(lambda action: None, seen)
+    with ScriptedModelServer([asks(("c1", "look", {})), says(ANSWER)]) as server, armed(governor):
+        run("async", Agent(name="a", model=chat_model(server), tools=[look]), "go")
+    (tool,) = [span for span in seen.spans if span.name == "execute_tool look"]
+    assert f"{parents[0].span_id:016x}" == tool.span_id
+
+
+# ---------------------------------------------------------------------- sessions and approvals
+
+
+def test_a_session_remembers_the_denial(erase: Any, ran: list[str]) -> None:
+    session = SQLiteSession("one")
+    replies = [asks(("c1", "erase", {"path": "x"})), says(ANSWER), says("as I said")]
+    with ScriptedModelServer(replies) as server, armed(make_governor(denying("erase"))):
+        agent = Agent(name="a", model=chat_model(server), tools=[erase])
+        run("sync", agent, "go", session=session)
+        run("sync", agent, "again", session=session)
+        assert "DENIED by policy judging/no" in str(server.requests[2].body)
+    assert ran == []
+    session.close()
+
+
+@pytest.mark.parametrize("way", ["armed", "runner"])
+@pytest.mark.parametrize("through_json", [False, True])
+@pytest.mark.parametrize("denied", [False, True])
+def test_an_approved_call_is_judged_when_the_run_is_resumed(
+    way: str, through_json: bool, denied: bool, ran: list[str], seen: Seen
+) -> None:
+    @function_tool(needs_approval=True)
+    def erase(path: str) -> str:
+        """Erases."""
+        ran.append(path)
+        return "erased"
+
+    async def go(server: ScriptedModelServer, governor: Any) -> Any:
+        runner: Any = Runner if way == "armed" else LgovRunner(governor)
+        agent = Agent(name="a", model=chat_model(server), tools=[erase])
+        if way == "runner":
+            agent = runner.govern(agent)
+        first = await runner.run(agent, "go", run_config=CONFIG)
+        assert len(first.interruptions) == 1
+        assert ran == []
+        state = first.to_state()
+        if through_json:
+            state = await RunState.from_json(agent, state.to_json())
+        state.approve(state.get_interruptions()[0])
+        return await runner.run(agent, state, run_config=CONFIG)
+
+    governor = make_governor(denying("erase") if denied else lambda action: None, seen)
+    with ScriptedModelServer([asks(("c1", "erase", {"path": "x"})), says(ANSWER)]) as server:
+        if way == "armed":
+            with armed(governor):
+                result = asyncio.run(go(server, governor))
+        else:
+            result = asyncio.run(go(server, governor))
+        assert ("DENIED" in str(server.requests[-1].body)) is denied
+    assert result.final_output == ANSWER
+    assert ran == ([] if denied else ["x"])
+    assert [outcome.status for outcome in seen.outcomes] == ["denied" if denied else "ok"]
+
+
+def test_the_state_of_an_ungoverned_agent_is_refused(ran: list[str]) -> None:
+    @function_tool(needs_approval=True)
+    def erase(path: str) -> str:
+        """Erases."""
+        ran.append(path)
+        return "erased"
+
+    with ScriptedModelServer([asks(("c1", "erase", {"path": "x"}))]) as server:
+        agent = Agent(name="a", model=chat_model(server), tools=[erase])
+        state = run("sync", agent, "go").to_state()
+        state.approve(state.get_interruptions()[0])
+        with pytest.raises(Exception, match="not governed"):
+            LgovRunner(make_governor(denying("erase"))).run_sync(agent, state)
+    assert ran == []
+
+
+# ---------------------------------------------------------------------- headers, arming
+
+
+def test_calls_to_our_endpoint_say_whose_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    with ScriptedModelServer([says(ANSWER), says(ANSWER)]) as server:
+        agent = Agent(name="a", model=chat_model(server))
+        with armed(make_governor(lambda action: None)), enter_scope(RolloutScope("rol_1", 2)):
+            run("sync", agent, "go")
+            monkeypatch.setenv("LGOV_ENDPOINT", server.base_url.removesuffix("/v1"))
+            run("sync", agent, "go")
+        assert "x-lgov-rollout-id" not in server.requests[0].headers
+        sent = server.requests[1].headers
+        assert (sent["x-lgov-rollout-id"], sent["x-lgov-attempt"], sent["x-lgov-agent"]) == ("rol_1", "2", "a")
+
+
+def test_models_by_name_and_models_of_the_program_are_governed(seen: Seen, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An agent without a model instance gets one from the provider; a class made after arming is governed too."""
+    from agents import Model, ModelResponse, Usage
+
+    from lgov_openai_agents.items import message
+
+    with ScriptedModelServer([as_response(_said())]) as server:
+        monkeypatch.setenv("OPENAI_BASE_URL", server.base_url)
+        monkeypatch.setenv("OPENAI_API_KEY", "none")
+        with armed(make_governor(denying("late", "gpt-x", point=Point.OUTPUT), seen)):
+
+            class Late(Model):
+                async def get_response(self, *args: Any, **kwargs: Any) -> ModelResponse:
+                    return ModelResponse(output=[message("late")], usage=Usage(), response_id=None)
+
+                async def stream_response(self, *args: Any, **kwargs: Any) -> Any:
+                    raise NotImplementedError
+                    yield
+
+            assert "DENIED" in run("sync", Agent(name="late", model=Late()), "go").final_output
+            assert "DENIED" in run("sync", Agent(name="gpt-x", model="gpt-x"), "go").final_output
+    assert {span.name for span in seen.spans if span.name.startswith("chat")} == {"chat Late", "chat gpt-x"}
+
+
+def _said() -> dict[str, Any]:
+    part = {"type": "output_text", "text": ANSWER, "annotations": []}
+    return {"type": "message", "id": "m", "role": "assistant", "status": "completed", "content": [part]}
+
+
+def test_arming_is_undone_and_repeated() -> None:
+    from agents import FunctionTool, Model, OpenAIResponsesModel
+
+    before = (vars(Runner)["run"], OpenAIResponsesModel.get_response, Model.__init_subclass__)
+    governor = make_governor(lambda action: None)
+    arm(governor)
+    arm(governor)
+    with pytest.raises(ArmError, match="another governor"):
+        arm(make_governor(lambda action: None))
+    assert vars(Runner)["run"] is not before[0]
+    disarm()
+    disarm()
+    assert (vars(Runner)["run"], OpenAIResponsesModel.get_response) == before[:2]
+    assert "on_invoke_tool" not in vars(FunctionTool)
+    assert "__init_subclass__" not in vars(Model)
+
+
+@pytest.mark.parametrize("broken", ["tool", "model", "runner"])
+def test_a_way_around_is_found_by_the_self_test(broken: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if a future SDK called a tool or a model in another way than it does."""
+    if broken == "tool":
+        import agents.run_internal.tool_execution as execution
+
+        async def around(*, function_tool: Any, context: Any, arguments: str) -> Any:
+            from agents.tool import _FunctionToolInvocationResult
+
+            return _FunctionToolInvocationResult(await vars(function_tool)["on_invoke_tool"](context, arguments))
+
+        monkeypatch.setattr(execution, "_invoke_function_tool_with_metadata", around)
+    elif broken == "model":
+        monkeypatch.setattr(arming, "_patch_models", lambda patches, base: None)
+    else:
+        import agents
+
+        monkeypatch.setattr(agents.FunctionTool, "__getattribute__", lambda self, name: vars_of(self, name))
+    with pytest.raises(ArmError):
+        arm(make_governor(lambda action: None))
+    assert arming.acting_governor() is None
+
+
+def vars_of(instance: Any, name: str) -> Any:
+    stored = object.__getattribute__(instance, "__dict__")
+    return stored[name] if name in stored else object.__getattribute__(instance, name)
+
+
+def test_versions_outside_the_tested_range_are_named() -> None:
+    (problem,) = outside_tested_range(lgov_framework().tested, {"openai-agents": "0.99.0"}.__getitem__)
+    assert "openai-agents 0.99.0" in problem
+    assert ">=0.24,<0.25" in problem
+
+
+def test_the_adapter_says_what_it_can_do() -> None:
+    adapter = lgov_framework()
+    assert adapter.installed()
+    assert set(adapter.surface) == set(Point) - {Point.AGENT_STARTUP, Point.AGENT_SHUTDOWN}
+    assert all(
+        one.observe and one.block and one.transform and one.stream and one.sync for one in adapter.surface.values()
+    )
+    assert {point for point, one in adapter.surface.items() if one.tell} == {Point.PRE_TOOL_CALL, Point.POST_TOOL_CALL}
+    assert adapter.unsupported == {}
+
+
+def test_the_cell_that_is_not_governed_loses_its_file(tmp_path: Path) -> None:
+    """The cells test something: the same agent without lgov erases the file."""
+    call = ("c1", "erase_file", {"path": str(tmp_path / "precious.txt")})
+    with open_cell(tmp_path, asks(call), says(ANSWER)) as cell:
+        run("sync", Agent(name="cleaner", model=responses_model(cell), tools=[eraser(cell)]), "tidy up")
+        assert not cell.file.exists()
