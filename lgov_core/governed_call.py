@@ -56,8 +56,13 @@ class GovernedResult(Generic[T]):
         return self.decision.tell(after=self.ran) if self.decision.blocks else None
 
 
-class _ToolCall:
-    """One tool call on its way: what its judgements, its outcome and its span are made from."""
+class ToolCall:
+    """One tool call on its way: what its judgements, its outcome and its span are made from.
+
+    `govern_tool` and `agovern_tool` go through it in the right order. An adapter that does not see the tool run (the model
+    proposes a call, and what came of it is read in a later request) takes the steps itself: judge `action`, then record
+    `denied`, or `finish` with what `returned` and record that. The span begins here and must be ended by one of them.
+    """
 
     def __init__(self, governor: Governor, action: Action) -> None:
         self.governor = governor
@@ -76,11 +81,13 @@ class _ToolCall:
         return self.covered.arguments
 
     def denied(self, decision: Decision) -> ToolOutcome:
+        """Ends the span of a call that does not run; the outcome has to be recorded."""
         outcome = ToolOutcome(self.action, "denied", decision=decision, started_at=self.started_at)
         self._ended(outcome)
         return outcome
 
     def returned(self, decision: Decision, reading: ToolReading) -> ToolOutcome:
+        """What came of a call that ended."""
         failed = reading.status != "ok"
         raised = self.covered.raised if failed else None  # what the framework made a text of
         error_type = reading.error_type or (type(raised).__name__ if raised is not None else None)
@@ -97,6 +104,7 @@ class _ToolCall:
         )
 
     def raised(self, decision: Decision, error: BaseException) -> ToolOutcome:
+        """What came of a call that raised."""
         return ToolOutcome(
             self.action,
             failure_status(error),
@@ -113,6 +121,7 @@ class _ToolCall:
         return not self.covered.recorded
 
     def result_action(self, reading: ToolReading, result: Any) -> Action:
+        """The result, to be judged before the model reads it."""
         return replace(self.action, point=Point.POST_TOOL_CALL, text=reading.text, native=result)
 
     def _ended(self, outcome: ToolOutcome) -> None:
@@ -145,7 +154,7 @@ def govern_tool(
     nothing. A decision that says abort raises `PolicyDenied`, unless ``raise_abort`` is false. Callable from any
     thread. Fails closed.
     """
-    call = _ToolCall(governor, action)
+    call = ToolCall(governor, action)
     decision = governor.decide(call.action)
     if decision.blocks:
         governor.record(call.denied(decision))
@@ -175,7 +184,7 @@ async def agovern_tool(
     raise_abort: bool = True,
 ) -> GovernedResult[T]:
     """As `govern_tool`, for asynchronous agents."""
-    call = _ToolCall(governor, action)
+    call = ToolCall(governor, action)
     try:
         decision = await governor.adecide(call.action)
     except BaseException as error:  # cancelled while a policy was thinking: nothing has run

@@ -14,7 +14,7 @@ from lgov_core.errors import PluginError
 
 #: Adapters that ship with lgov. Names, not entry points: an entry point whose framework is missing would make the whole
 #: group fail to load, while these modules import no framework until they are armed.
-BUILTIN_ADAPTERS = ("lgov_langchain.plugin", "lgov_autogen.plugin", "lgov_openai_agents.plugin")
+BUILTIN_ADAPTERS = ("lgov_langchain.plugin", "lgov_autogen.plugin", "lgov_openai_agents.plugin", "lgov_openai.plugin")
 
 ENTRY_POINT_GROUP = "lgov"
 

@@ -1,0 +1,27 @@
+"""lgov for plain openai: `govern_client` puts one client under policy, `arm` every client of a process.
+
+Names are looked up when they are first used, so importing this package does not import openai.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from lgov_openai.arming import arm, disarm
+    from lgov_openai.client import govern_client
+
+__all__ = ["arm", "disarm", "govern_client"]
+
+_HOMES = {"arm": "lgov_openai.arming", "disarm": "lgov_openai.arming", "govern_client": "lgov_openai.client"}
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOMES:
+        return getattr(importlib.import_module(_HOMES[name]), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -1,0 +1,126 @@
+"""Governs every openai client of this process without touching its code.
+
+`arm` wraps ``OpenAI.request`` and ``AsyncOpenAI.request``, through which each call of every client goes (Azure's and the
+module's own client too, clients made before, and those that frameworks make for themselves), so that it sends through the
+one door of the process. A model call inside one that a framework's adapter has judged passes untouched.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from lgov_core.arming import Arming, Patches, in_fresh_thread
+from lgov_core.errors import ArmError
+from lgov_core.types import Point
+
+if TYPE_CHECKING:
+    from lgov_core.governor import Governor
+    from lgov_openai.client import Door
+
+#: The versions that the tests run against.
+TESTED = {"openai": ">=3,<4"}
+
+_ARMING = Arming("openai", TESTED)
+#: The door of the process; made when openai is first armed, because making it imports openai.
+_DOOR: list[Door] = []
+
+
+def arm(governor: Governor) -> None:
+    """Makes every openai client of this process governed by ``governor``, and proves it by a self-test.
+
+    Arming again with the same governor changes nothing. Warns about versions outside the tested range. Raises `ArmError`
+    if openai is missing, if another governor is armed already, or if the self-test finds a way around; then nothing stays
+    patched and the process must not run agents.
+    """
+    _ARMING.arm(governor, _patch, _self_test)
+
+
+def disarm() -> None:
+    """Undoes `arm` and forgets all transcripts."""
+    _ARMING.disarm()
+    for door in _DOOR:
+        door.forget()
+
+
+def _patch(patches: Patches) -> None:
+    from openai import AsyncOpenAI, OpenAI
+
+    from lgov_openai.client import Door
+
+    if not _DOOR:
+        _DOOR.append(Door(lambda: _ARMING.governor))
+    for cls in (OpenAI, AsyncOpenAI):
+        patches.replace(cls, "request", _through_the_door(cls.request))
+
+
+def _through_the_door(request: Callable[..., Any]) -> Callable[..., Any]:
+    from lgov_openai.client import stand_before
+
+    @functools.wraps(request)
+    def governed_request(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if _ARMING.governor is not None:
+            stand_before(self, _DOOR[0])
+        return request(self, *args, **kwargs)
+
+    return governed_request
+
+
+# ---------------------------------------------------------------------- the proof
+
+
+def _self_test() -> None:
+    """Raises `ArmError` if a proposed call reaches the program although a probe governor denies all calls."""
+    got: list[str] = []
+
+    def attempt() -> None:
+        with _ARMING.denying_everything(Point.PRE_TOOL_CALL):
+            _probe(got)
+            asyncio.run(_aprobe(got))
+
+    in_fresh_thread(attempt)
+    if got:
+        raise ArmError(f"a denied probe call reached the program all the same ({', '.join(got)})")
+
+
+_ASK: dict[str, Any] = {"model": "probe", "messages": [{"role": "user", "content": "probe"}]}
+_ASK_RESPONSES: dict[str, Any] = {"model": "probe", "input": "probe"}
+
+
+def _probe(got: list[str]) -> None:
+    import httpx2
+    from openai import OpenAI
+
+    from lgov_openai.probe import answer, chunk_calls, message_calls, output_calls
+
+    transport = httpx2.MockTransport(answer)
+    with OpenAI(
+        api_key="probe", base_url="http://probe.invalid/v1", http_client=httpx2.Client(transport=transport)
+    ) as on:
+        if message_calls(on.chat.completions.create(**_ASK)):
+            got.append("chat.completions.create")
+        if message_calls(on.chat.completions.with_raw_response.create(**_ASK).parse()):
+            got.append("chat.completions.with_raw_response")
+        if any(chunk_calls(chunk) for chunk in on.chat.completions.create(**_ASK, stream=True)):
+            got.append("chat.completions.create(stream=True)")
+        if output_calls(on.responses.create(**_ASK_RESPONSES)):
+            got.append("responses.create")
+
+
+async def _aprobe(got: list[str]) -> None:
+    import httpx2
+    from openai import AsyncOpenAI
+
+    from lgov_openai.probe import answer, chunk_calls, message_calls, output_calls
+
+    client = httpx2.AsyncClient(transport=httpx2.MockTransport(answer))
+    async with AsyncOpenAI(api_key="probe", base_url="http://probe.invalid/v1", http_client=client) as on:
+        if message_calls(await on.chat.completions.create(**_ASK)):
+            got.append("AsyncOpenAI chat.completions.create")
+        async for chunk in await on.chat.completions.create(**_ASK, stream=True):
+            if chunk_calls(chunk):
+                got.append("AsyncOpenAI chat.completions.create(stream=True)")
+        if output_calls(await on.responses.create(**_ASK_RESPONSES)):
+            got.append("AsyncOpenAI responses.create")

@@ -1,0 +1,86 @@
+"""What lgov can do with plain openai. Imports no framework until it is armed."""
+
+from __future__ import annotations
+
+import importlib.util
+from typing import TYPE_CHECKING
+
+from lgov_core.adapter import MODES, Adapter, Gap, Surface
+from lgov_core.hookspecs import hookimpl
+from lgov_core.types import Point
+from lgov_openai.arming import TESTED, arm, disarm
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+#: The tools live in the program, so a call is judged when the model proposes it and its result when the program sends it
+#: back. Streams are held until the reply has been judged. A denied text ends in the program: the denial stands in its
+#: place, and the model is not asked again.
+SURFACE: Mapping[Point, Surface] = {
+    Point.INPUT: Surface(observe=True, block=True, transform=True, stream=True, sync=True),
+    Point.PRE_MODEL_CALL: Surface(observe=True, block=True, transform=True, stream=True, sync=True),
+    Point.POST_MODEL_CALL: Surface(observe=True, block=True, transform=True, stream=True, sync=True),
+    Point.PRE_TOOL_CALL: Surface(observe=True, block=True, tell=True, transform=True, stream=True, sync=True),
+    Point.POST_TOOL_CALL: Surface(observe=True, block=True, tell=True, transform=True, stream=True, sync=True),
+    Point.OUTPUT: Surface(observe=True, block=True, transform=True, stream=True, sync=True),
+}
+
+UNSUPPORTED: Mapping[tuple[str, str], str] = {
+    (mode, shape): f"plain openai has no {shape}: agents that call agents are the program's own loops"
+    for mode in MODES
+    for shape in ("hand-off", "agent-as-tool")
+}
+
+GAPS: tuple[Gap, ...] = (
+    Gap(
+        "calls the model did not propose",
+        "Tools are functions of the program: what it calls of itself, or with other arguments than the model proposed, is"
+        " never seen.",
+    ),
+    Gap(
+        "hosted tools",
+        "Tools that the model's server runs itself (web search, code interpreter, a remote MCP server) have run when the"
+        " reply comes.",
+    ),
+    Gap(
+        "replies that are fetched later",
+        "A response that was made in the background, or stored, reaches the program by retrieve() unjudged.",
+        ("responses.retrieve", "completions.retrieve"),
+    ),
+    Gap(
+        "connections that stay open",
+        "Realtime sessions and the Responses API over a websocket do not pass the HTTP client.",
+        ("responses.connect", "realtime.connect", "live.connect"),
+    ),
+    Gap(
+        "runs on the server",
+        "Assistants, agents, batches and other runs on the server are not model calls of this process.",
+        ("threads.runs.create", "threads.runs.create_and_poll", "threads.runs.stream", "batches.create"),
+    ),
+    Gap(
+        "other ways to a model",
+        "Requests that a program sends by itself (httpx, requests) or through another client library are not seen.",
+        ("httpx.post", "httpx2.post", "requests.post"),
+    ),
+)
+
+
+def installed() -> bool:
+    """Whether openai can be imported, found out without importing it."""
+    return importlib.util.find_spec("openai") is not None
+
+
+@hookimpl
+def lgov_framework() -> Adapter:
+    """The adapter for plain openai."""
+    return Adapter(
+        name="openai",
+        modules=("openai",),
+        tested=TESTED,
+        surface=SURFACE,
+        installed=installed,
+        arm=arm,
+        disarm=disarm,
+        unsupported=UNSUPPORTED,
+        gaps=GAPS,
+    )

@@ -1,0 +1,98 @@
+"""The typed events of a streamed response, read and written.
+
+A program may act on any of several events that say the same (a finished call is told three times), so the events of calls
+are never passed on as they came: they are written anew from the response that was judged.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from lgov_openai.wire import JSON, dump
+
+_LAST = ("response.completed", "response.incomplete")
+_FAILED = ("response.failed", "error")
+
+
+def response_of(events: Sequence[JSON]) -> JSON | None:
+    """The response that the stream ends with; None if it failed or broke off."""
+    last = next((event for event in events if event.get("type") in _LAST), None)
+    if last is None or any(event.get("type") in _FAILED for event in events):
+        return None
+    response = dict(last["response"])
+    if not response.get("output"):  # Some servers leave the items out of the last event.
+        done = {e["output_index"]: e["item"] for e in events if e.get("type") == "response.output_item.done"}
+        response["output"] = [done[index] for index in sorted(done)]
+    return response
+
+
+def stream_of(response: JSON, events: Sequence[JSON]) -> str:
+    """``response`` as a stream. Items that came as they are and are no calls keep the ``events`` in which they came."""
+    frames: list[JSON] = []
+    heads = [event for event in events if event.get("type") in ("response.created", "response.in_progress")]
+    begun = {**response, "status": "in_progress", "output": [], "usage": None}
+    for kind in [event["type"] for event in heads] or ["response.created", "response.in_progress"]:
+        frames.append({"type": kind, "response": begun})
+    came = _by_item(events)
+    for index, item in enumerate(response["output"]):
+        original = came.get(str(item.get("id")))
+        if original is not None and original[0] == item and not _is_call(item):
+            frames.extend({**event, "output_index": index} for event in original[1])
+        else:
+            frames.extend(_events_of(index, item))
+    last = "response.incomplete" if response.get("status") == "incomplete" else "response.completed"
+    frames.append({"type": last, "response": response})
+    return "".join(
+        f"event: {frame['type']}\ndata: {dump({**frame, 'sequence_number': number})}\n\n"
+        for number, frame in enumerate(frames)
+    )
+
+
+def _is_call(item: Mapping[str, Any]) -> bool:
+    return str(item.get("type")).endswith("_call") or item.get("type") == "mcp_approval_request"
+
+
+def _by_item(events: Sequence[JSON]) -> dict[str, tuple[JSON, list[JSON]]]:
+    """For each item id: the item as it ended, and all its events."""
+    ended = {e["output_index"]: e["item"] for e in events if e.get("type") == "response.output_item.done"}
+    found: dict[str, tuple[JSON, list[JSON]]] = {}
+    for index, item in ended.items():
+        found[str(item.get("id"))] = (item, [event for event in events if event.get("output_index") == index])
+    return found
+
+
+def _events_of(index: int, item: JSON) -> Iterator[JSON]:
+    kind = item.get("type")
+    at = {"output_index": index, "item_id": item.get("id")}
+    if kind == "message":
+        yield _added(index, {**item, "status": "in_progress", "content": []})
+        for position, part in enumerate(item.get("content") or ()):
+            yield from _part_events({**at, "content_index": position}, part)
+    elif kind == "function_call":
+        yield _added(index, {**item, "status": "in_progress", "arguments": ""})
+        yield {"type": "response.function_call_arguments.delta", **at, "delta": item["arguments"]}
+        yield {
+            "type": "response.function_call_arguments.done", **at, "name": item["name"], "arguments": item["arguments"]
+        }  # fmt: skip
+    elif kind == "custom_tool_call":
+        yield _added(index, {**item, "input": ""})
+        yield {"type": "response.custom_tool_call_input.delta", **at, "delta": item["input"]}
+        yield {"type": "response.custom_tool_call_input.done", **at, "input": item["input"]}
+    else:
+        yield _added(index, item)
+    yield {"type": "response.output_item.done", "output_index": index, "item": item}
+
+
+def _added(index: int, item: JSON) -> JSON:
+    return {"type": "response.output_item.added", "output_index": index, "item": item}
+
+
+def _part_events(at: JSON, part: JSON) -> Iterator[JSON]:
+    key = "refusal" if part.get("type") == "refusal" else "text"
+    name = "response.refusal" if key == "refusal" else "response.output_text"
+    logprobs: JSON = {} if key == "refusal" else {"logprobs": part.get("logprobs") or []}
+    yield {"type": "response.content_part.added", **at, "part": {**part, key: ""}}
+    yield {"type": f"{name}.delta", **at, "delta": part.get(key) or "", **logprobs}
+    yield {"type": f"{name}.done", **at, key: part.get(key) or "", **logprobs}
+    yield {"type": "response.content_part.done", **at, "part": part}

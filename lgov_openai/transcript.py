@@ -1,0 +1,291 @@
+"""What the model said and read where a program was given something else, kept until the program sends it back.
+
+A program keeps its own transcript and sends all of it with each request. What was taken out of a reply (a denied call,
+rounds in which the model was told so) has to be put back at its place, so that the model reads what it really said and
+every transcript is a continuation of the one before. A place is found by the ids of the calls that the program did get
+(or the ids of its items), and, for a reply that has none, by all that stands before it. Where that leaves more than one
+answer nothing is put back: a transcript is never guessed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+from collections import OrderedDict
+from collections.abc import Hashable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+from lgov_core.governed_call import ToolCall
+from lgov_core.scope import RolloutScope, current_scope
+from lgov_core.types import Decision
+from lgov_openai.wire import JSON, Proposal, Wire, dump
+
+#: How many calls, replies and verdicts are remembered; the oldest are forgotten first.
+MAX_REMEMBERED = 20_000
+
+K = TypeVar("K", bound=Hashable)
+V = TypeVar("V")
+
+
+class Prefixes:
+    """Digests of the beginnings of a transcript as a program sent it: ``[i]`` is that of the entries before ``i``."""
+
+    def __init__(self, wire: Wire, entries: Sequence[JSON], parent: str | None) -> None:
+        state = hashlib.blake2b(dump(parent).encode(), digest_size=16)
+        self._found = [state.hexdigest()]
+        for entry in entries:
+            state.update(canonical(wire, entry).encode())
+            self._found.append(state.hexdigest())
+
+    def __getitem__(self, position: int) -> str:
+        return self._found[position]
+
+
+def canonical(wire: Wire, entry: JSON) -> str:
+    """The entry in a form that does not depend on how a program copied it. Calls stand for the message that makes them."""
+    if not wire.is_of_model(entry):
+        return dump([sorted(entry.items(), key=lambda item: item[0])])
+    calls = [call.identity for call in wire.proposals(entry)]
+    return dump(["calls", calls]) if calls else dump(["text", wire.mapping(entry)["content"]])
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Given:
+    """A turn as a program got it (``entries``), and ``truth``, what stands at its place for the model.
+
+    Each entry of ``truth`` says which of ``entries`` it is, or None if the program never got it.
+    """
+
+    prefix: str
+    scope: RolloutScope | None
+    entries: Sequence[JSON]
+    truth: Sequence[tuple[JSON, int | None]]
+
+
+@dataclass(slots=True, eq=False)
+class Pending:
+    """A call that the program may make: until its result is read, nobody knows what came of it."""
+
+    call: ToolCall
+    decision: Decision
+    identity: tuple[str | None, str, str]
+    prefix: str
+    scope: RolloutScope | None
+    recorded: bool = False
+
+
+class _Recent(Generic[K, V]):
+    """A dictionary that forgets its oldest entries."""
+
+    def __init__(self) -> None:
+        self._kept: OrderedDict[K, V] = OrderedDict()
+
+    def get(self, key: K) -> V | None:
+        if (found := self._kept.get(key)) is not None:
+            self._kept.move_to_end(key)
+        return found
+
+    def put(self, key: K, value: V) -> V | None:
+        """Keeps ``value``; returns what had to be forgotten for it."""
+        self._kept[key] = value
+        self._kept.move_to_end(key)
+        return self._kept.popitem(last=False)[1] if len(self._kept) > MAX_REMEMBERED else None
+
+    def pop(self, key: K) -> V | None:
+        return self._kept.pop(key, None)
+
+    def values(self) -> list[V]:
+        return list(self._kept.values())
+
+
+class Transcripts:
+    """The memory of one governed client, or of all clients of an armed process. Callable from any thread or task."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._by_id: _Recent[str, list[Given]] = _Recent()
+        self._by_text: _Recent[tuple[str, str], list[Given]] = _Recent()
+        self._by_parent: _Recent[str, list[JSON]] = _Recent()
+        self._uses: _Recent[str, int] = _Recent()
+        self._pending: _Recent[str, list[Pending]] = _Recent()
+        self._verdicts: _Recent[Hashable, tuple[str | None]] = _Recent()
+        self._heard: _Recent[str, bool] = _Recent()
+        self._rewritten: _Recent[tuple[str | None, str], str] = _Recent()
+
+    # ------------------------------------------------------------------ replies
+
+    def given(self, wire: Wire, entries: Sequence[JSON], truth: Sequence[tuple[JSON, int | None]], prefix: str) -> None:
+        """Notes what a program got as a turn and what is true."""
+        one = Given(prefix, current_scope(), entries, truth)
+        with self._lock:
+            for entry in entries:
+                for name in _ids(wire, entry):
+                    self._by_id.put(name, [*(self._by_id.get(name) or ()), one])
+                if not wire.proposals(entry):
+                    key = (prefix, canonical(wire, entry))
+                    self._by_text.put(key, [*(self._by_text.get(key) or ()), one])
+
+    def used(self, names: Iterable[str]) -> None:
+        """Counts the ids of a reply: an id that came twice tells nothing by itself."""
+        with self._lock:
+            for name in names:
+                self._uses.put(name, (self._uses.get(name) or 0) + 1)
+
+    def owed(self, parent: str, answers: Sequence[JSON]) -> None:
+        """Notes answers that a transcript kept by the server still needs when it is continued."""
+        with self._lock:
+            self._by_parent.put(parent, [*(self._by_parent.get(parent) or ()), *answers])
+
+    def settled(self, parent: str) -> None:
+        """The server has got the answers that were owed."""
+        with self._lock:
+            self._by_parent.pop(parent)
+
+    def restored(
+        self, wire: Wire, program: Sequence[JSON], prefixes: Prefixes, current: Sequence[JSON], parent: str | None
+    ) -> list[JSON]:
+        """``current`` (``program`` as it may be sent) with everything back at its place that the program never got."""
+        found: list[JSON] = []
+        position = 0
+        with self._lock:
+            owed = list(self._by_parent.get(parent) or ()) if parent is not None else []
+            while position < len(program):
+                one = self._match(wire, program[position], prefixes, position)
+                if one is None:
+                    found.append(current[position])
+                    position += 1
+                    continue
+                present: dict[int, JSON] = {}
+                while position < len(program):
+                    at = _place_in(wire, one, program[position])
+                    if at is None or at in present:
+                        break
+                    same = canonical(wire, program[position]) == canonical(wire, one.entries[at])
+                    present[at] = {} if same else current[position]
+                    position += 1
+                for entry, at in one.truth:
+                    if at is None:
+                        found.append(entry)
+                    elif at in present:  # what the program changed itself stays as it changed it
+                        found.append(present[at] or entry)
+        if not owed:
+            return found
+        first = 1 if found and found[0].get("type") == "lgov.instructions" else 0
+        return [*found[:first], *owed, *found[first:]]
+
+    def _match(self, wire: Wire, entry: JSON, prefixes: Prefixes, position: int) -> Given | None:
+        if not wire.is_of_model(entry):
+            return None
+        itself = canonical(wire, entry)
+        for name in _ids(wire, entry):
+            candidates = [
+                one
+                for one in self._by_id.get(name) or ()
+                if any(name in _ids(wire, mine) and canonical(wire, mine) == itself for mine in one.entries)
+            ]
+            if (self._uses.get(name) or 0) > 1:
+                candidates = [one for one in candidates if one.prefix == prefixes[position]]
+            if (found := _only(candidates)) is not None:
+                return found
+        if wire.proposals(entry):
+            return None
+        return _only(self._by_text.get((prefixes[position], itself)) or ())
+
+    # ------------------------------------------------------------------ calls and their results
+
+    def proposed(self, pending: Pending) -> None:
+        """Notes a call that the program got."""
+        call_id = pending.identity[0]
+        if call_id is None:
+            pending.call.span.abandon()  # no result can ever be told to be this call's
+            return
+        with self._lock:
+            forgotten = self._pending.put(call_id, [*(self._pending.get(call_id) or ()), pending])
+        for one in forgotten or ():
+            one.call.span.abandon()
+
+    def claim(self, call_id: str | None, proposal: Proposal | None, prefix: str | None) -> tuple[Pending | None, bool]:
+        """The call whose result this is, if that is certain, and whether its outcome is still to be recorded (only once)."""
+        with self._lock:
+            found = list(self._pending.get(call_id) or ()) if call_id is not None else []
+            if proposal is not None:
+                found = [one for one in found if one.identity == proposal.identity]
+            if len(found) > 1:
+                found = [one for one in found if one.prefix == prefix] or found
+            if len(found) > 1:
+                scope = current_scope()
+                found = [one for one in found if one.scope == scope]
+            if len(found) != 1:
+                return None, False
+            (one,) = found
+            first, one.recorded = not one.recorded, True
+            return one, first
+
+    def verdict(self, key: Hashable) -> tuple[str | None] | None:
+        """What was decided about a result: a 1-tuple of the text in its place, or of None; None if nothing was."""
+        with self._lock:
+            return self._verdicts.get(key)
+
+    def judged(self, key: Hashable, text: str | None) -> None:
+        """Notes what was decided about a result."""
+        with self._lock:
+            self._verdicts.put(key, (text,))
+
+    # ------------------------------------------------------------------ the user
+
+    def is_new(self, place: str) -> bool:
+        """Whether the user's text at this place of a transcript has not been judged yet."""
+        with self._lock:
+            return self._heard.get(place) is None
+
+    def heard(self, place: str, text: str, instead: str | None) -> None:
+        """Notes that a text of the user was let through, as it was or with another text in its place."""
+        with self._lock:
+            self._heard.put(place, True)
+            if instead is not None:
+                self._rewritten.put((_rollout(), text), instead)
+
+    def instead_of(self, text: str) -> str | None:
+        """The text that stands in place of what the user said, in this rollout, if it was replaced."""
+        with self._lock:
+            return self._rewritten.get((_rollout(), text))
+
+    def close(self) -> None:
+        """Shows the spans of calls whose result nobody brought."""
+        with self._lock:
+            left = [one for several in self._pending.values() for one in several]
+        for one in left:
+            one.call.span.abandon()
+
+
+def _rollout() -> str | None:
+    scope = current_scope()
+    return scope.rollout_id if scope is not None else None
+
+
+def _ids(wire: Wire, entry: JSON) -> list[str]:
+    names = [call.call_id for call in wire.proposals(entry) if call.call_id is not None]
+    own = wire.entry_id(entry)
+    return [*names, *([own] if own is not None and own not in names else [])]
+
+
+def _place_in(wire: Wire, one: Given, entry: JSON) -> int | None:
+    if not wire.is_of_model(entry):
+        return None
+    names = set(_ids(wire, entry))
+    for position, mine in enumerate(one.entries):
+        if names & set(_ids(wire, mine)):
+            return position
+    itself = canonical(wire, entry)
+    return next((at for at, mine in enumerate(one.entries) if canonical(wire, mine) == itself), None)
+
+
+def _only(candidates: Sequence[Given]) -> Given | None:
+    """The one that is meant, or None if that cannot be told."""
+    if len(candidates) > 1:
+        scope = current_scope()
+        candidates = [one for one in candidates if one.scope == scope]
+    if len(candidates) > 1 and all(one.truth == candidates[0].truth for one in candidates):
+        return candidates[0]
+    return candidates[0] if len(candidates) == 1 else None

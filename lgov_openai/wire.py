@@ -1,0 +1,248 @@
+"""What the two protocols of the openai client have in common: entries of a transcript, turns of a reply, proposed calls.
+
+An *entry* is one JSON object of a transcript: a message, or an item of the Responses API. A *turn* is what the model wrote
+in one reply (in one choice of it), as entries. Nothing here decides anything.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol, TypeAlias, cast
+
+from lgov_core.governed_call import ModelReading
+from lgov_core.types import Kind
+
+JSON: TypeAlias = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Proposal:
+    """A call that the model asks the program to make. ``arguments`` is None where they cannot be read.
+
+    ``raw`` is what the model wrote for arguments; ``entry`` is the position of its entry in the turn, ``place`` that of
+    the call in the entry.
+    """
+
+    call_id: str | None
+    name: str
+    raw: str
+    arguments: Mapping[str, Any] | None
+    kind: Kind = "function"
+    entry: int = 0
+    place: int = 0
+
+    @property
+    def identity(self) -> tuple[str | None, str, str]:
+        """What makes it this call and no other, as far as the transcript says."""
+        return self.call_id, self.name, self.raw
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """What the model wrote in one reply, or in one choice of it."""
+
+    entries: Sequence[JSON]
+    text: str
+    proposals: Sequence[Proposal] = field(default_factory=tuple[Proposal, ...])
+
+
+class Wire(Protocol):
+    """One of the two protocols: chat completions, or responses. All methods are pure and leave what they get unchanged."""
+
+    # -- requests
+
+    def entries(self, body: JSON) -> list[JSON]:
+        """The transcript that a request sends."""
+        ...
+
+    def with_entries(self, body: JSON, entries: Sequence[JSON]) -> JSON:
+        """The request with another transcript."""
+        ...
+
+    def mapping(self, entry: JSON) -> JSON:
+        """The entry as policies see it: ``role``, ``content`` (text), and its calls or the call it answers."""
+        ...
+
+    def with_text(self, entry: JSON, text: str) -> JSON:
+        """The entry with its text replaced; what is not text (pictures) stays."""
+        ...
+
+    def user_text(self, entry: JSON) -> str | None:
+        """The text, if the user says it."""
+        ...
+
+    def answered_call(self, entry: JSON) -> tuple[str | None, str] | None:
+        """The id of the call whose result this is, and the result's text; None if it is no result."""
+        ...
+
+    def with_answer(self, entry: JSON, text: str) -> JSON:
+        """The result with another text."""
+        ...
+
+    def is_of_model(self, entry: JSON) -> bool:
+        """Whether the model wrote it."""
+        ...
+
+    def proposals(self, entry: JSON, position: int = 0) -> list[Proposal]:
+        """The calls that an entry of the model proposes."""
+        ...
+
+    def entry_id(self, entry: JSON) -> str | None:
+        """The id that the server gave to this very entry, where the protocol has one."""
+        ...
+
+    def parent(self, body: JSON) -> str | None:
+        """The stored response or conversation that the request continues, where the server keeps the transcript."""
+        ...
+
+    def continued(self, body: JSON, sent: Sequence[JSON], reply: JSON, turn: Turn, answers: Sequence[JSON]) -> JSON:
+        """The request that follows when ``answers`` are what came of the calls of ``turn``."""
+        ...
+
+    # -- replies
+
+    def turns(self, reply: JSON) -> list[Turn]:
+        """What the model wrote, choice by choice."""
+        ...
+
+    def reading(self, reply: JSON, turns: Sequence[Turn]) -> ModelReading:
+        """What the whole reply says."""
+        ...
+
+    def with_turns(self, reply: JSON, turns: Sequence[Turn]) -> JSON:
+        """The reply with other turns."""
+        ...
+
+    def without(self, turn: Turn, denied: Sequence[Proposal]) -> Turn:
+        """The turn without these calls."""
+        ...
+
+    def with_arguments(self, turn: Turn, proposal: Proposal, arguments: Mapping[str, Any]) -> Turn:
+        """The turn in which one call has other arguments."""
+        ...
+
+    def reworded(self, turn: Turn, text: str) -> Turn:
+        """The turn with its text replaced."""
+        ...
+
+    def denial(self, turn: Turn, proposal: Proposal, text: str) -> JSON | None:
+        """The entry by which the model reads that a call was denied; None where the protocol has none."""
+        ...
+
+    def told(self, body: JSON, text: str) -> Turn:
+        """A turn that says ``text`` in the model's place, so that a program that expects a structure is not misled."""
+        ...
+
+    def invented(self, body: JSON, text: str) -> JSON:
+        """A whole reply that says ``text``, for a call that was not sent."""
+        ...
+
+    def with_usage(self, reply: JSON, further: Sequence[JSON]) -> JSON:
+        """The reply with the usage of the replies before it added to its own."""
+        ...
+
+    # -- streams
+
+    def from_stream(self, events: Sequence[JSON]) -> JSON | None:
+        """The whole reply that a stream brought; None if it did not come to its end."""
+        ...
+
+    def to_stream(self, body: JSON, reply: JSON, events: Sequence[JSON]) -> str:
+        """``reply`` as a stream; ``events`` are those of the reply it was made from, if any."""
+        ...
+
+
+# ---------------------------------------------------------------------- JSON
+
+
+class _Repeated(ValueError):
+    """An object has a key twice: which one counts depends on who reads it."""
+
+
+def _no_repeats(pairs: list[tuple[str, Any]]) -> JSON:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        raise _Repeated
+    return found
+
+
+def read_arguments(raw: str) -> JSON | None:
+    """The object that the text is; None if it is none, or one that two readers could read differently. No text is ``{}``."""
+    if not raw.strip():
+        return {}
+    try:
+        value = json.loads(raw, object_pairs_hook=_no_repeats)
+    except (ValueError, RecursionError):
+        return None
+    return cast(JSON, value) if isinstance(value, dict) else None
+
+
+def dump(value: Any) -> str:
+    """JSON as it goes over the wire."""
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+
+
+# ---------------------------------------------------------------------- text in content
+
+
+def text_of(content: Any) -> str:
+    """The text of a message's content: itself, or that of its parts."""
+    if content is None:
+        return ""
+    if isinstance(content, str):
+        return content
+    parts = content if isinstance(content, list) else [content]
+    return "\n".join(found for part in parts if (found := _part_text(part)) is not None)
+
+
+def _part_text(part: Any) -> str | None:
+    if isinstance(part, str):
+        return part
+    if isinstance(part, Mapping):
+        for key in ("text", "refusal"):
+            if isinstance(value := part.get(key), str):
+                return value
+    return None
+
+
+def content_with_text(content: Any, text: str) -> Any:
+    """The content with one text in place of all its texts; parts that are no text stay."""
+    if not isinstance(content, list):
+        return text
+    kept: list[Any] = []
+    placed = False
+    for part in cast(list[Any], content):
+        if _part_text(part) is None:
+            kept.append(part)
+        elif not placed:
+            placed = True
+            kept.append(text if isinstance(part, str) else {**part, "text": text})
+    return kept if placed else [*kept, {"type": "text", "text": text}]
+
+
+def summed(first: Any, second: Any) -> Any:
+    """Two usages added up, number by number."""
+    if isinstance(first, dict) and isinstance(second, dict):
+        return {key: summed(first.get(key), second.get(key)) for key in {**first, **second}}
+    if isinstance(first, int | float) and isinstance(second, int | float):
+        return first + second
+    return second if first is None else first
+
+
+# ---------------------------------------------------------------------- server-sent events
+
+
+def read_events(text: str) -> list[JSON]:
+    """The JSON objects of a stream of server-sent events. Raises ValueError where one is not readable."""
+    found: list[JSON] = []
+    for block in text.replace("\r\n", "\n").split("\n\n"):
+        data = "\n".join(line[5:].removeprefix(" ") for line in block.split("\n") if line.startswith("data:"))
+        if not data or data == "[DONE]":
+            continue
+        value = json.loads(data)
+        if not isinstance(value, dict):
+            raise ValueError("an event is not an object")
+        found.append(cast(JSON, value))
+    return found
