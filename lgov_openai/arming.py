@@ -72,55 +72,30 @@ def _through_the_door(request: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _self_test() -> None:
-    """Raises `ArmError` if a proposed call reaches the program although a probe governor denies all calls."""
+    """Raises `ArmError` if a proposed call reaches the program although a probe governor denies all calls.
+
+    Runs in this thread: while openai is being imported (which is when ``lgov run`` arms it) no other thread could import
+    what it needs. Inside a running event loop another loop cannot run here, so that only then a thread is used, and not at
+    all in the middle of the import; there the synchronous half has to do.
+    """
+    import openai
+
+    from lgov_openai import probe
+
     got: list[str] = []
-
-    def attempt() -> None:
-        with _ARMING.denying_everything(Point.PRE_TOOL_CALL):
-            _probe(got)
-            asyncio.run(_aprobe(got))
-
-    in_fresh_thread(attempt)
+    with _ARMING.denying_everything(Point.PRE_TOOL_CALL):
+        probe.ask(got)
+        if not _loop_is_running():
+            asyncio.run(probe.aask(got))
+        elif not getattr(openai.__spec__, "_initializing", False):
+            in_fresh_thread(lambda: asyncio.run(probe.aask(got)))
     if got:
         raise ArmError(f"a denied probe call reached the program all the same ({', '.join(got)})")
 
 
-_ASK: dict[str, Any] = {"model": "probe", "messages": [{"role": "user", "content": "probe"}]}
-_ASK_RESPONSES: dict[str, Any] = {"model": "probe", "input": "probe"}
-
-
-def _probe(got: list[str]) -> None:
-    import httpx2
-    from openai import OpenAI
-
-    from lgov_openai.probe import answer, chunk_calls, message_calls, output_calls
-
-    transport = httpx2.MockTransport(answer)
-    with OpenAI(
-        api_key="probe", base_url="http://probe.invalid/v1", http_client=httpx2.Client(transport=transport)
-    ) as on:
-        if message_calls(on.chat.completions.create(**_ASK)):
-            got.append("chat.completions.create")
-        if message_calls(on.chat.completions.with_raw_response.create(**_ASK).parse()):
-            got.append("chat.completions.with_raw_response")
-        if any(chunk_calls(chunk) for chunk in on.chat.completions.create(**_ASK, stream=True)):
-            got.append("chat.completions.create(stream=True)")
-        if output_calls(on.responses.create(**_ASK_RESPONSES)):
-            got.append("responses.create")
-
-
-async def _aprobe(got: list[str]) -> None:
-    import httpx2
-    from openai import AsyncOpenAI
-
-    from lgov_openai.probe import answer, chunk_calls, message_calls, output_calls
-
-    client = httpx2.AsyncClient(transport=httpx2.MockTransport(answer))
-    async with AsyncOpenAI(api_key="probe", base_url="http://probe.invalid/v1", http_client=client) as on:
-        if message_calls(await on.chat.completions.create(**_ASK)):
-            got.append("AsyncOpenAI chat.completions.create")
-        async for chunk in await on.chat.completions.create(**_ASK, stream=True):
-            if chunk_calls(chunk):
-                got.append("AsyncOpenAI chat.completions.create(stream=True)")
-        if output_calls(await on.responses.create(**_ASK_RESPONSES)):
-            got.append("AsyncOpenAI responses.create")
+def _loop_is_running() -> bool:
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True

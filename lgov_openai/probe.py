@@ -6,6 +6,7 @@ import json
 from typing import Any
 
 import httpx2
+from openai import AsyncOpenAI, OpenAI
 
 from lgov_openai.chat import ChatProtocol
 from lgov_openai.responses import ResponsesProtocol
@@ -33,16 +34,38 @@ def answer(request: httpx2.Request) -> httpx2.Response:
     return httpx2.Response(200, json=reply)
 
 
-def message_calls(reply: Any) -> bool:
-    """Whether a chat completion proposes a call."""
-    return any(choice.message.tool_calls for choice in reply.choices)
+_ASK: dict[str, Any] = {"model": "probe", "messages": [{"role": "user", "content": "probe"}]}
+_ASK_RESPONSES: dict[str, Any] = {"model": "probe", "input": "probe"}
+_CLIENT: dict[str, Any] = {"api_key": "probe", "base_url": "http://probe.invalid/v1"}
 
 
-def chunk_calls(chunk: Any) -> bool:
-    """Whether a chunk of a chat completion proposes a call."""
-    return any(choice.delta.tool_calls for choice in chunk.choices)
+def ask(got: list[str]) -> None:
+    """Asks as programs do; adds to ``got`` the name of each way by which the proposed call came through."""
+    transport = httpx2.MockTransport(answer)
+    with OpenAI(**_CLIENT, http_client=httpx2.Client(transport=transport)) as on:
+        if _calls(on.chat.completions.create(**_ASK)):
+            got.append("chat.completions.create")
+        if _calls(on.chat.completions.with_raw_response.create(**_ASK).parse()):
+            got.append("chat.completions.with_raw_response")
+        if any(_calls(chunk) for chunk in on.chat.completions.create(**_ASK, stream=True)):
+            got.append("chat.completions.create(stream=True)")
+        if _calls(on.responses.create(**_ASK_RESPONSES)):
+            got.append("responses.create")
 
 
-def output_calls(reply: Any) -> bool:
-    """Whether a response proposes a call."""
-    return any(item.type == "function_call" for item in reply.output)
+async def aask(got: list[str]) -> None:
+    """As `ask`, by the asynchronous client."""
+    client = httpx2.AsyncClient(transport=httpx2.MockTransport(answer))
+    async with AsyncOpenAI(**_CLIENT, http_client=client) as on:
+        if _calls(await on.chat.completions.create(**_ASK)):
+            got.append("AsyncOpenAI chat.completions.create")
+        async for chunk in await on.chat.completions.create(**_ASK, stream=True):
+            if _calls(chunk):
+                got.append("AsyncOpenAI chat.completions.create(stream=True)")
+        if _calls(await on.responses.create(**_ASK_RESPONSES)):
+            got.append("AsyncOpenAI responses.create")
+
+
+def _calls(reply: Any) -> bool:
+    """Whether a reply or a chunk of one proposes the call."""
+    return "lgov_probe" in str(reply.model_dump())
