@@ -83,7 +83,7 @@ def _self_test() -> None:
     from lgov_openai import probe
 
     got: list[str] = []
-    with _ARMING.denying_everything(Point.PRE_TOOL_CALL):
+    with _ARMING.denying_everything(only=frozenset({Point.PRE_TOOL_CALL})):
         probe.ask(got)
         if not _loop_is_running():
             asyncio.run(probe.aask(got))

@@ -74,7 +74,15 @@ def test_no_exported_name_loads_anything_heavy(name: str) -> None:
 
 @pytest.mark.parametrize(
     "module",
-    ["lgov_langchain", "lgov_langchain.plugin", "lgov_autogen.plugin", "lgov_openai_agents.plugin", "lgov_core.run"],
+    [
+        "lgov_langchain",
+        "lgov_langchain.plugin",
+        "lgov_autogen.plugin",
+        "lgov_openai_agents.plugin",
+        "lgov_openai",
+        "lgov_openai.plugin",
+        "lgov_core.run",
+    ],
 )
 def test_adapters_load_no_framework_before_they_are_armed(module: str) -> None:
     assert loaded_by(f"import {module}").isdisjoint(HEAVY)
