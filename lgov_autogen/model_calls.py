@@ -24,7 +24,7 @@ from lgov_autogen.answers import Answer, Send
 from lgov_autogen.proposals import (
     Proposed,
     Waiting,
-    is_handoff,
+    is_offered_handoff,
     judge_handoff,
     judge_proposal,
     record_lost,
@@ -233,7 +233,10 @@ class _Call:
                 self._refuse(call, decision)
             if decision.text is not None:
                 # In the conversation itself: the next call must not bring the replaced text back.
-                message.content = decision.text
+                images = (
+                    [] if isinstance(message.content, str) else [p for p in message.content if not isinstance(p, str)]
+                )
+                message.content = [decision.text, *images] if images else decision.text
 
     def _refuse(self, call: ModelCall, decision: Decision) -> None:
         call.refused(decision)
@@ -257,7 +260,7 @@ class _Call:
         for call in proposed:
             tool = offered.get(call.name)
             waiting: Proposed | None = None
-            if tool is not None and is_handoff(tool):
+            if tool is not None and is_offered_handoff(tool):
                 decision, judged = await judge_handoff(self.governor, call, self.agent)
             elif await record_lost(self.governor, call, list(offered), self.agent):
                 kept.append(call)

@@ -17,6 +17,7 @@ from autogen_core.tools import BaseTool
 from lgov_autogen.messages import FRAMEWORK, call_arguments, judged_arguments
 from lgov_autogen.runs import current_run
 from lgov_autogen.transcript import REMEMBERED
+from lgov_core.coverage import covered_call
 from lgov_core.errors import PolicyDenied
 from lgov_core.governed_call import ToolReading, agovern_tool, json_text
 from lgov_core.governor import Governor
@@ -25,20 +26,28 @@ from lgov_core.trace.live import LiveSpan
 from lgov_core.types import Action, Decision, Point, ToolOutcome, ToolStatus, new_id
 
 #: Where AutoGen defines what its hand-off tools do.
-_HANDOFF = "Handoff.handoff_tool."
+_MODULE, _FUNCTION = "autogen_agentchat.base._handoff", "Handoff.handoff_tool."
 
 
 def is_handoff(tool: object) -> bool:
-    """Whether ``tool`` hands the conversation to another agent.
-
-    AutoGen's own hand-off tools are known by their function. An assistant offers its model the tools of its workbenches
-    as schemas and only hand-offs as tools.
-    """
+    """Whether ``tool`` is one that AutoGen made for a hand-off. Running it does nothing; proposing it does."""
     function = getattr(tool, "_func", None)
-    if str(getattr(function, "__qualname__", "")).startswith(_HANDOFF):
+    name = str(getattr(function, "__qualname__", ""))
+    return getattr(function, "__module__", None) == _MODULE and name.startswith(_FUNCTION)
+
+
+def is_offered_handoff(tool: object) -> bool:
+    """Whether ``tool``, as the running model call offers it, hands the conversation to another agent.
+
+    A hand-off may bring a tool of its own kind. An assistant offers its model the tools of its workbenches as schemas,
+    and only hand-offs as tools; what a tool that it runs offers to a model is another matter.
+    """
+    if is_handoff(tool):
         return True
     run = current_run()
-    return run is not None and isinstance(tool, BaseTool) and hasattr(run.owner, "_handoffs")
+    if run is None or not isinstance(tool, BaseTool):
+        return False
+    return hasattr(run.owner, "_handoffs") and covered_call() is run.inside
 
 
 def tool_name(tool: Any) -> str:

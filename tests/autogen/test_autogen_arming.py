@@ -328,3 +328,34 @@ async def test_gap_agents_that_bring_their_own_client() -> None:
         assert len(server.requests) == 1
     assert seen.decisions(Point.PRE_MODEL_CALL) == []
     assert [span.name for span in seen.spans] == ["invoke_agent clerk"]
+
+
+def test_the_self_test_leaves_nothing_in_the_programs_traces() -> None:
+    """In a process of its own: a program's tracer provider can be set only once."""
+    import subprocess
+    import sys
+
+    program = """
+from opentelemetry import trace
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+
+exporter = InMemorySpanExporter()
+provider = TracerProvider()
+provider.add_span_processor(SimpleSpanProcessor(exporter))
+trace.set_tracer_provider(provider)
+import asyncio
+from lgov_core import Governor
+from lgov_autogen import arm
+from autogen_core import CancellationToken
+from autogen_core.tools import FunctionTool
+
+arm(Governor())
+print([span.name for span in exporter.get_finished_spans()])
+print(asyncio.run(FunctionTool(lambda: "x", name="act", description="Acts.").run_json({}, CancellationToken()))[:6])
+print([span.name for span in exporter.get_finished_spans()])
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == ["[]", "DENIED", "['execute_tool act']"]

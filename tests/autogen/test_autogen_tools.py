@@ -14,6 +14,7 @@ from autogen_agentchat.teams import RoundRobinGroupChat, SelectorGroupChat
 from autogen_agentchat.tools import AgentTool
 from autogen_core import CancellationToken
 from autogen_core.code_executor import CodeBlock
+from autogen_core.models import UserMessage
 from autogen_core.tools import StaticStreamWorkbench, StaticWorkbench
 from autogen_ext.code_executors.local import LocalCommandLineCodeExecutor
 
@@ -442,3 +443,43 @@ async def test_without_capture_no_content_is_on_any_span(way: str, stream: bool)
         await answer_of(parts.agent("clerk", [shout], stream=stream), "say sesame", stream=stream)
     assert seen.spans
     assert "sesame" not in str([span.attributes for span in seen.spans]).lower()
+
+
+# ---------------------------------------------------------------------- tools inside tools
+
+
+async def test_a_tool_that_a_tool_calls_is_a_call_of_its_own() -> None:
+    """Also by `run_json`, a workbench, or a loop of its own with a model, inside an assistant's run."""
+    harm: list[str] = []
+
+    async def destroy(what: str) -> str:
+        """Destroys."""
+        harm.append(what)
+        return "destroyed"
+
+    inner = as_tool(destroy)
+
+    async def tidy(how: str) -> str:
+        """Tidies."""
+        if how == "run_json":
+            return str(await inner.run_json({"what": "x"}, CancellationToken()))
+        if how == "workbench":
+            return (await StaticStreamWorkbench([inner]).call_tool("destroy", {"what": "x"})).to_text()
+        reply = await client.create([UserMessage(content="tidy", source="user")], tools=[inner])
+        (call,) = reply.content
+        return str(await inner.run_json({"what": "x"}, CancellationToken(), call_id=call.id))
+
+    replies = [
+        asks(("c1", "tidy", {"how": "run_json"}), ("c2", "tidy", {"how": "workbench"})),
+        asks(("c3", "tidy", {"how": "loop"})),
+        asks(("c4", "destroy", {"what": "x"})),
+        says("done"),
+    ]
+    no = at(Point.PRE_TOOL_CALL, lambda action: deny("never") if action.name == "destroy" else None)
+    with playing("armed", no, *replies) as (parts, seen, server):
+        client: Any = parts.client()
+        await parts.agent("clerk", [tidy]).run(task="go")
+        assert all("DENIED" in text for text in results_read(server).values())
+    assert harm == []
+    inside = [one.action for one in seen.decisions() if one.action.name == "destroy"]
+    assert [action.kind for action in inside] == ["function"] * 3, "a tool of a tool's own loop is no hand-off"
