@@ -38,9 +38,13 @@ def arm(governor: Governor) -> None:
     Raises `ArmError` if LangChain is missing, if another governor is armed already, or if the self-test finds a way
     around; then nothing stays patched and the process must not run agents.
     """
-    from lgov_langchain.self_test import self_test
 
-    _ARMING.arm(governor, _patch, lambda: self_test(_ARMING))
+    def prove() -> None:
+        from lgov_langchain.self_test import self_test
+
+        self_test(_ARMING)
+
+    _ARMING.arm(governor, _patch, prove)
 
 
 def disarm() -> None:

@@ -88,11 +88,15 @@ class LgovCallbackHandler(BaseCallbackHandler):
         metadata: dict[str, Any] | None = None,
         **kwargs: Any,
     ) -> None:
-        """A graph, a node or another runnable begins; the outermost one and named agents inside it become spans."""
+        """A graph, a node or another runnable begins; the outermost graph and named agents inside it become spans."""
         name = kwargs.get("name") or "agent"
         agent = actions.agent_name({"metadata": metadata})
         is_node = any(tag.startswith("graph:step:") for tag in tags or ())
-        if parent_run_id is None or (agent is not None and agent == name and not is_node):
+        # Chains, retries, prompts and parsers are what agents are made of; LangGraph marks its graphs and what is in them.
+        is_graph = (metadata or {}).get("ls_integration") in ("langgraph", "langchain_create_agent", "deepagents")
+        is_part = is_node or name.startswith("Runnable") or kwargs.get("run_type") is not None
+        is_outermost = is_graph and not is_part and not self.tree.in_agent(parent_run_id)
+        if is_outermost or (agent is not None and agent == name and not is_node):
             self.tree.begin(run_id, parent_run_id, agent=agent or name)
             if self.governor is not None:
                 self.tree.span_above(self.governor, run_id)

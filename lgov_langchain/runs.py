@@ -57,6 +57,13 @@ class RunTree:
         """Whether the run has begun and not ended."""
         return run_id in self._runs
 
+    def in_agent(self, run_id: UUID | None) -> bool:
+        """Whether the run is that of an agent, or stands under one that is open."""
+        run = self._runs.get(run_id) if run_id is not None else None
+        while run is not None and run.agent is None:
+            run = run.parent
+        return run is not None
+
     def begin(
         self,
         run_id: UUID,

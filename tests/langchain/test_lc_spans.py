@@ -177,3 +177,46 @@ def test_the_programs_own_spans_stand_below_the_tools(
         "invoke_agent clerk": "request",
         "request": "",
     }
+
+
+def test_what_agents_are_made_of_is_no_agent(model_server: ModelServer, chat: Any, witness: Witness) -> None:
+    """Chains, retries, prompts and parsers are no agents; a graph in a chain or in a tool is one."""
+    from langchain_core.output_parsers import StrOutputParser
+    from langchain_core.prompts import ChatPromptTemplate
+    from langchain_core.runnables import RunnableLambda
+    from langgraph.graph import MessagesState, StateGraph
+
+    def think(state: MessagesState) -> Any:
+        return {"messages": [chat.with_retry().invoke(state["messages"])]}
+
+    graph = StateGraph(MessagesState)
+    graph.add_node("model", think)
+    graph.set_entry_point("model")
+    inner = graph.compile(name="thinker")
+
+    @tool
+    def consult(what: str) -> str:
+        """Consults."""
+        return inner.invoke({"messages": [("user", what)]})["messages"][-1].text
+
+    chain = ChatPromptTemplate.from_messages([("user", "{said}")]) | chat.with_retry() | StrOutputParser()
+    governor = make_governor(at(Point.PRE_TOOL_CALL, lambda action: None), witness=witness)
+    arm(governor)
+    try:
+        model_server.script = lambda body: says("thought")
+        assert chain.invoke({"said": "hi"}) == "thought"
+        assert [(span.name, span.parent_id) for span in witness.spans] == [("chat scripted", None)]
+        witness.events.clear()
+        (RunnableLambda(lambda x: {"messages": [("user", x)]}) | inner).invoke("hi")
+        assert [span.name for span in witness.spans] == ["chat scripted", "invoke_agent thinker"]
+        assert witness.spans[0].parent_id == witness.spans[1].span_id
+        witness.events.clear()
+        consult.invoke({"what": "hi"})
+        above = {span.span_id: span.name for span in witness.spans}
+        assert [(span.name, above.get(span.parent_id or "")) for span in witness.spans] == [
+            ("chat scripted", "invoke_agent thinker"),
+            ("invoke_agent thinker", "execute_tool consult"),
+            ("execute_tool consult", None),
+        ]
+    finally:
+        disarm()
