@@ -45,22 +45,21 @@ GAPS: tuple[Gap, ...] = (
     Gap(
         "replies that are fetched later",
         "A response that was made in the background, or stored, reaches the program by retrieve() unjudged.",
-        ("responses.retrieve", "completions.retrieve"),
+        ("retrieve",),
     ),
     Gap(
         "connections that stay open",
         "Realtime sessions and the Responses API over a websocket do not pass the HTTP client.",
-        ("responses.connect", "realtime.connect", "live.connect"),
     ),
     Gap(
         "runs on the server",
         "Assistants, agents, batches and other runs on the server are not model calls of this process.",
-        ("threads.runs.create", "threads.runs.create_and_poll", "threads.runs.stream", "batches.create"),
+        ("create_and_poll", "create_and_run", "create_and_run_poll", "submit_tool_outputs"),
     ),
     Gap(
         "other ways to a model",
         "Requests that a program sends by itself (httpx, requests) or through another client library are not seen.",
-        ("httpx.post", "httpx2.post", "requests.post"),
+        ("post", "urlopen"),
     ),
 )
 
