@@ -122,7 +122,13 @@ class ToolCall:
 
     def result_action(self, reading: ToolReading, result: Any) -> Action:
         """The result, to be judged before the model reads it."""
-        return replace(self.action, point=Point.POST_TOOL_CALL, text=reading.text, native=result)
+        return replace(
+            self.action,
+            point=Point.POST_TOOL_CALL,
+            text=reading.text,
+            context={**self.action.context, "tool_status": reading.status},
+            native=result,
+        )
 
     def _ended(self, outcome: ToolOutcome) -> None:
         failed = outcome.status != "ok"
@@ -339,6 +345,7 @@ class ModelCall:
             arguments=arguments,
             text=reading.text,
             call_id=reading.response_id,
+            context={**self._action.context, "finish_reason": reading.finish_reason},
         )
 
     def output(self, text: str) -> Action:

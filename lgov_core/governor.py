@@ -370,28 +370,39 @@ class Governor:
         """Runs the block as one attempt at a rollout.
 
         ``agent_startup`` is judged on entry and raises `PolicyDenied` when it is denied; ``agent_shutdown`` is judged on
-        exit, for the record.
+        exit, then too, for the record: its argument ``reason`` is ``completed``, ``error`` (the block raised, or was not
+        begun) or ``cancelled``.
         """
         with enter_scope(scope):
             decision = self.decide(_life(Point.AGENT_STARTUP, scope))
-            if decision.blocks:
-                raise PolicyDenied(decision)
+            ended = "error"
             try:
+                if decision.blocks:
+                    raise PolicyDenied(decision)
                 yield scope
+                ended = "completed"
+            except asyncio.CancelledError:
+                ended = "cancelled"
+                raise
             finally:
-                self.decide(_life(Point.AGENT_SHUTDOWN, scope))
+                self.decide(_life(Point.AGENT_SHUTDOWN, scope, reason=ended))
 
     @asynccontextmanager
     async def arollout(self, scope: RolloutScope) -> AsyncGenerator[RolloutScope]:
         """As `rollout`, for asynchronous agents."""
         with enter_scope(scope):
             decision = await self.adecide(_life(Point.AGENT_STARTUP, scope))
-            if decision.blocks:
-                raise PolicyDenied(decision)
+            ended = "error"
             try:
+                if decision.blocks:
+                    raise PolicyDenied(decision)
                 yield scope
+                ended = "completed"
+            except asyncio.CancelledError:
+                ended = "cancelled"
+                raise
             finally:
-                await self.adecide(_life(Point.AGENT_SHUTDOWN, scope))
+                await self.adecide(_life(Point.AGENT_SHUTDOWN, scope, reason=ended))
 
     def close(self) -> None:
         """Gives the watched threads back; a policy that hangs keeps its own. Decisions may still be asked for."""
@@ -401,8 +412,8 @@ class Governor:
             pool.shutdown(wait=False, cancel_futures=True)
 
 
-def _life(point: Point, scope: RolloutScope) -> Action:
-    return Action(point, name=scope.task_id or scope.rollout_id, kind="agent")
+def _life(point: Point, scope: RolloutScope, **arguments: Any) -> Action:
+    return Action(point, name=scope.task_id or scope.rollout_id, kind="agent", arguments=arguments)
 
 
 def _denied(taken: Mapping[_Judge, Decision]) -> bool:

@@ -156,8 +156,9 @@ def lgov_output(action: Action) -> Verdict:
 def lgov_agent_shutdown(action: Action) -> Verdict:
     """Judges the end of a rollout, for the record: nothing is left to block.
 
-    When: a rollout scope is left through the governor.
-    Gets: ``action`` as at ``lgov_agent_startup``.
+    When: a rollout scope is left through the governor, also when its beginning was denied.
+    Gets: ``action`` as at ``lgov_agent_startup``; from a governor's rollout ``action.arguments["reason"]`` says how it
+        ended: ``completed``, ``error`` or ``cancelled``.
     Returns: a `Decision`, an awaitable of one, or None for no opinion.
     If it raises: deny in its slot; recorded.
     Cost: once a rollout.

@@ -77,10 +77,11 @@ class Action:
     that belongs to one call, before and after it, so that what was reserved before finds what was used; it is chosen by
     the adapter, and None where an adapter cannot know. After a model call ``arguments`` may hold ``usage``
     (``{"input_tokens": int, "output_tokens": int}``). ``context`` is what the caller knows about the circumstances:
-    ``user_text`` (what the user has said so far), ``dialect`` (of the database behind a tool), and whatever a rule's
-    condition may ask for. ``native`` is the framework's own object, so that a policy made for one framework loses
-    nothing. Neither is recorded. ``parent_id`` is set when the agent works for another agent: its input is then not
-    the user's. ``span_id`` is the span under which the adapter shows the call; None where it shows none.
+    ``user_text`` (what the user has said so far), ``dialect`` (of the database behind a tool), after a call
+    ``tool_status`` (a `ToolStatus`) or ``finish_reason``, and whatever a rule's condition may ask for.
+    ``native`` is the framework's own object, so that a policy made for one framework loses nothing. Neither is recorded.
+    ``parent_id`` is set when the agent works for another agent: its input is then not the user's. ``span_id`` is the span
+    under which the adapter shows the call; None where it shows none.
     """
 
     point: Point

@@ -271,6 +271,43 @@ def test_rollout_scope_is_judged_at_its_door() -> None:
     assert current_scope() is None
 
 
+class _Ends:
+    """Denies the beginning where told to, and keeps how rollouts ended."""
+
+    def __init__(self, *, closed: bool = False) -> None:
+        self.closed = closed
+        self.reasons: list[object] = []
+
+    @hookimpl
+    def lgov_agent_startup(self, action: Action) -> Decision | None:
+        return DENY if self.closed else None
+
+    @hookimpl
+    def lgov_agent_shutdown(self, action: Action) -> None:
+        self.reasons.append(action.arguments["reason"])
+
+
+async def test_the_end_of_a_rollout_says_how_it_ended() -> None:
+    ends, closed = _Ends(), _Ends(closed=True)
+    scope = RolloutScope("ro_1")
+    with governor(ends).rollout(scope):
+        pass
+    with pytest.raises(ValueError, match="broken"), governor(ends).rollout(scope):
+        raise ValueError("broken")
+    with pytest.raises(PolicyDenied), governor(closed).rollout(scope):
+        pass
+    async with governor(ends).arollout(scope):
+        pass
+    with pytest.raises(PolicyDenied):
+        async with governor(closed).arollout(scope):
+            pass
+    with pytest.raises(asyncio.CancelledError):
+        async with governor(ends).arollout(scope):
+            raise asyncio.CancelledError
+    assert ends.reasons == ["completed", "error", "completed", "cancelled"]
+    assert closed.reasons == ["error", "error"]
+
+
 async def test_a_hundred_rollouts_in_one_loop_with_tools_in_threads_do_not_mix() -> None:
     carry_into_threads()
     seen: dict[str, set[str | None]] = {}

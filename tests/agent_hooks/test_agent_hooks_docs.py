@@ -1,0 +1,34 @@
+"""The programs in docs/agent-hooks.md run, and its table is that of the tests."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from test_conformance import APPLICABLE, RUNS, SKIPPED, VECTORS
+
+TEXT = (Path(__file__).parents[2] / "docs" / "agent-hooks.md").read_text(encoding="utf-8")
+
+
+def blocks(language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```", TEXT, re.M | re.S)
+
+
+def test_the_programs_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (policy,) = blocks("yaml")
+    (tmp_path / "policy.yaml").write_text(policy)
+    programs = blocks("python")
+    assert len(programs) == 2
+    for number, program in enumerate(programs):
+        exec(compile(program, f"docs/agent-hooks.md, program {number}", "exec"), {"__name__": "__main__"})
+    assert (tmp_path / "audit.db").exists()
+
+
+def test_the_table_of_conformance_is_what_is_tested() -> None:
+    rows = re.findall(r"^\| (LangChain|AutoGen|OpenAI).*? \| (.*?) \| (.*?) \| (.*?) \|$", TEXT, re.M)
+    claimed = sum(cell == f"{APPLICABLE} of {APPLICABLE}" for row in rows for cell in row[1:])
+    assert claimed == len({(harness, mode) for harness, mode, _ in RUNS})
+    assert f"{VECTORS} vectors (agent-hooks-sdk" in TEXT
+    assert f"{sum(SKIPPED.values())} are skipped: {max(SKIPPED.values())} are" in TEXT
