@@ -8,7 +8,6 @@ import copy
 import inspect
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from typing import Any, ClassVar, Final, Literal, TypeVar
 
 from agent_hooks import (
@@ -367,8 +366,8 @@ class _GuardedResolver:
 
 
 async def _in_thread(pool: ThreadPoolExecutor, function: Callable[[Any], Any], argument: Any) -> Any:
-    carried = partial(contextvars.copy_context().run, function, argument)
-    answer = await asyncio.get_running_loop().run_in_executor(pool, carried)
+    carried = contextvars.copy_context()
+    answer = await asyncio.get_running_loop().run_in_executor(pool, lambda: carried.run(function, argument))
     return await answer if inspect.isawaitable(answer) else answer
 
 

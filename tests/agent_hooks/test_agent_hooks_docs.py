@@ -27,8 +27,8 @@ def test_the_programs_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_the_table_of_conformance_is_what_is_tested() -> None:
-    rows = re.findall(r"^\| (LangChain|AutoGen|OpenAI).*? \| (.*?) \| (.*?) \| (.*?) \|$", TEXT, re.M)
-    claimed = sum(cell == f"{APPLICABLE} of {APPLICABLE}" for row in rows for cell in row[1:])
+    table = [line.split("|") for line in TEXT.splitlines() if line.startswith(("| LangChain", "| AutoGen", "| OpenAI"))]
+    claimed = sum(cell.strip() == f"{APPLICABLE} of {APPLICABLE}" for row in table for cell in row)
     assert claimed == len({(harness, mode) for harness, mode, _ in RUNS})
     assert f"{VECTORS} vectors (agent-hooks-sdk" in TEXT
     assert f"{sum(SKIPPED.values())} are skipped: {max(SKIPPED.values())} are" in TEXT

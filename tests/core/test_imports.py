@@ -15,6 +15,7 @@ import lgov_core
 
 #: Top-level modules that load when they are first needed, never with lgov itself.
 HEAVY = (
+    "agent_hooks",
     "agents",
     "aiohttp",
     "autogen_agentchat",
@@ -75,6 +76,7 @@ def test_no_exported_name_loads_anything_heavy(name: str) -> None:
 @pytest.mark.parametrize(
     "module",
     [
+        "lgov_core.agent_hooks",
         "lgov_langchain",
         "lgov_langchain.plugin",
         "lgov_autogen.plugin",
