@@ -12,13 +12,16 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 # What lgov is measured against, in an environment of its own.
 PEER := .venv-peer
 PEER_PACKAGE := agent-os-kernel==3.7.0
+OBSERVER := .venv-observer
+OBSERVER_PACKAGES := openinference-instrumentation-langchain==0.1.80 openinference-instrumentation-autogen-agentchat==0.1.22 \
+	openinference-instrumentation-openai-agents==2.6.0 openinference-instrumentation-openai==0.1.66
 TORCH := $(shell sed -n 's/^torch==/torch==/p' constraints.txt)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check bench clean
+.PHONY: help demo test test-matrix check bench clean
 
 help: ## Show this list.
-	@sed -n 's/^\([a-z]*\): .*## /\1	/p' $(MAKEFILE_LIST) | expand -t 8
+	@sed -n 's/^\([a-z-]*\): .*## /\1	/p' $(MAKEFILE_LIST) | expand -t 8
 
 demo: $(VENV)/.installed ## Govern and train a small SQL agent, and show what changed.
 	@$(BIN)/lgov demo $(ARGS)
@@ -26,17 +29,21 @@ demo: $(VENV)/.installed ## Govern and train a small SQL agent, and show what ch
 test: $(VENV)/.tools ## Run the tests.
 	@$(BIN)/python -m pytest $(ARGS)
 
+test-matrix: $(VENV)/.tools ## Run each adapter's tests against the oldest and the newest version of its framework.
+	@$(BIN)/python -m tests.version_matrix $(ARGS)
+
 check: $(VENV)/.tools ## Check style, types and the layers of the code.
 	@echo "ruff check"; $(BIN)/ruff check --quiet .
 	@echo "ruff format --check"; $(BIN)/ruff format --quiet --check --diff .
 	@echo "pyright"; $(BIN)/pyright --pythonpath $(BIN)/python
 	@echo "lint-imports"; $(BIN)/lint-imports
 
-bench: $(PEER)/.installed ## Measure what a decision costs, beside agent-os-kernel.
+bench: $(PEER)/.installed $(OBSERVER)/.installed ## Measure decisions beside agent-os-kernel and adapters beside OpenInference.
 	@$(PEER)/bin/python -m tests.bench.decisions $(ARGS)
+	@$(OBSERVER)/bin/python -m tests.bench.adapters
 
-clean: ## Remove .venv, .venv-peer and everything that tools left behind; runs/ stays.
-	@rm -rf $(VENV) .peers build dist .pytest_cache .ruff_cache .hypothesis .import_linter_cache *.egg-info
+clean: ## Remove .venv, .venv-peer, .venv-observer and everything that tools left behind; runs/ stays.
+	@rm -rf $(VENV) $(PEER) $(OBSERVER) .peers build dist .pytest_cache .ruff_cache .hypothesis .import_linter_cache *.egg-info
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
 	@echo "removed .venv and caches"
 
@@ -63,4 +70,12 @@ $(PEER)/.installed: pyproject.toml constraints.txt
 	@$(PEER)/bin/python -m pip --disable-pip-version-check --quiet install --upgrade "pip>=25.1"
 	@$(PEER)/bin/python -m pip --disable-pip-version-check --quiet install -c constraints.txt -e ".[fast]"
 	@$(PEER)/bin/python -m pip --disable-pip-version-check --quiet install -c constraints.txt $(PEER_PACKAGE) || echo "$(PEER_PACKAGE) cannot be installed: no comparison"
+	@touch $@
+
+$(OBSERVER)/.installed: pyproject.toml constraints.txt
+	@echo "making $(OBSERVER)"
+	@$(PYTHON) -m venv $(OBSERVER)
+	@$(OBSERVER)/bin/python -m pip --disable-pip-version-check --quiet install --upgrade "pip>=25.1"
+	@$(OBSERVER)/bin/python -m pip --disable-pip-version-check --quiet install -c constraints.txt -e ".[langchain,autogen,openai-agents,openai,gateway]" opentelemetry-sdk
+	@$(OBSERVER)/bin/python -m pip --disable-pip-version-check --quiet install -c constraints.txt $(OBSERVER_PACKAGES) || echo "OpenInference cannot be installed: no comparison"
 	@touch $@

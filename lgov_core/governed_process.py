@@ -126,7 +126,7 @@ def open_process(options: ProcessOptions, *, plugins: Sequence[object] = (), man
 def installed_adapters(manager: Any) -> list[Adapter]:
     """The adapters of all plugins, the built-in ones first. Raises `ArmError` when a plugin does not name one."""
     try:
-        adapters: list[Adapter] = manager.hook.lgov_framework()
+        adapters: list[Adapter] = manager.hook.lgov_framework()[::-1]  # pluggy asks the last registered first
     except LgovError:
         raise
     except Exception as error:

@@ -123,11 +123,19 @@ def first_denied(store: TraceStore) -> tuple[str, int]:
 
 
 def read_story(store: TraceStore, rollout_id: str, attempt: int | None = None) -> Story:
-    """Puts an attempt together; the last one when ``attempt`` is None. Raises `StoreError` if there is no such one."""
+    """Puts an attempt together; the last one when ``attempt`` is None. Raises `StoreError` if there is no such one.
+
+    Calls that an endpoint recorded for a rollout that nobody opened are an attempt that never ended.
+    """
     rollouts = store.rollouts(ids=[rollout_id])
+    attempts = {one.attempt: one for one in store.attempts([rollout_id])}
+    for call in store.calls([rollout_id]):
+        if (number := call.attempt or 1) not in attempts:
+            attempts[number] = Attempt(rollout_id, number, call.started_at)
+    if not rollouts and attempts:
+        rollouts = [Rollout(rollout_id, rollout_id, "", {}, min(one.started_at for one in attempts.values()))]
     if not rollouts:
         raise StoreError(f"there is no rollout {rollout_id} in this store", hint="lgov traces list shows what there is")
-    attempts = {one.attempt: one for one in store.attempts([rollout_id])}
     chosen = attempt if attempt is not None else max(attempts, default=1)
     if chosen not in attempts:
         there = ", ".join(str(number) for number in sorted(attempts)) or "none"
@@ -141,7 +149,7 @@ class _Telling:
     def __init__(self, store: TraceStore, rollout: Rollout, attempt: Attempt, attempts: int) -> None:
         ids, number = [rollout.rollout_id], attempt.attempt
         self.rollout, self.attempt, self.attempts = rollout, attempt, attempts
-        self.calls = [call for call in store.calls(ids) if call.attempt == number]
+        self.calls = [call for call in store.calls(ids) if (call.attempt or 1) == number]
         self.of_tool: dict[str, list[Reward]] = defaultdict(list)
         self.of_response: dict[str, list[Reward]] = defaultdict(list)
         self.own: list[Reward] = []

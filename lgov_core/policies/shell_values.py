@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 _FILLING = ({"read"}, {"mapfile"}, {"readarray"}, {"getopts"}, {"printf", "-v"}, {"wait", "-p"})
 _EMPTYING = ("local ", "declare ", "typeset ")
 _ASSIGNING = re.compile(r"\$\{([A-Za-z_]\w*):?=")
+#: A text that may stand in more folders than this may stand anywhere.
+MAX_FOLDERS = 64
 _LOOPS = frozenset({"while_statement", "for_statement", "c_style_for_statement"})
 
 
@@ -84,8 +86,8 @@ class Values:
                     reached = posixpath.normpath(posixpath.join(folder, target))
                     if reached not in folders:
                         folders.append(reached)
-            if len(folders) > 64:
-                return [folders[0], UNKNOWN]
+                    if len(folders) > MAX_FOLDERS:
+                        return [folders[0], UNKNOWN]
         return folders
 
     def _may_be(self, name: str, values: Sequence[str]) -> None:

@@ -15,6 +15,7 @@ import sys
 import time
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Protocol
 
 from lgov_core.scope import RolloutScope, current_scope
@@ -189,7 +190,7 @@ def _begin_otel(span: LiveSpan, parent: LiveSpan | None) -> Any:
     elsewhere = parent is not None and parent is not _CURRENT.get() and parent._otel is not None
     context = api.set_span_in_context(parent._otel) if parent is not None and elsewhere else None
     kind = api.SpanKind.CLIENT if span.operation == semconv.CHAT else api.SpanKind.INTERNAL
-    otel = api.get_tracer("lgov").start_span(span.title, context, kind, start_time=_nanoseconds(span.started_at))
+    otel = _tracer(api).start_span(span.title, context, kind, start_time=_nanoseconds(span.started_at))
     if otel.is_recording():
         return otel
     # No tracer provider: our own ids, so that whoever reads the context all the same finds a parent.
@@ -197,6 +198,12 @@ def _begin_otel(span: LiveSpan, parent: LiveSpan | None) -> Any:
     trace_id = above.trace_id or secrets.randbits(128) | 1
     flags = api.TraceFlags(api.TraceFlags.SAMPLED) if not above.trace_id else above.trace_flags
     return api.NonRecordingSpan(api.SpanContext(trace_id, secrets.randbits(64) | 1, False, flags))
+
+
+@lru_cache(maxsize=1)
+def _tracer(api: ModuleType) -> Any:
+    """One tracer for all: before a provider is set it is a proxy, which finds the provider once there is one."""
+    return api.get_tracer("lgov")
 
 
 def _otel_id(otel: Any) -> str | None:

@@ -359,19 +359,3 @@ print([span.name for span in exporter.get_finished_spans()])
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == ["[]", "DENIED", "['execute_tool act']"]
-
-
-async def test_the_client_library_below_is_no_second_judgement() -> None:
-    """In a process where the openai library is governed too, as with ``lgov run``."""
-    plain = pytest.importorskip("lgov_openai.plugin").lgov_framework()
-    replies = [asks(("c1", "act", {"word": "x"})), says("done"), says("raw")]
-    with playing("armed", FINE, *replies) as (parts, seen, _server):
-        plain.arm(parts.governor)
-        try:
-            await parts.agent("clerk", [act], stream=False).run(task="go")
-            assert len(seen.decisions(Point.PRE_MODEL_CALL)) == 2
-            assert len(seen.decisions()) == 1
-            await parts.bare_client()._client.chat.completions.create(model="x", messages=[])
-            assert len(seen.decisions(Point.PRE_MODEL_CALL)) == 3, "the program's own call is judged there"
-        finally:
-            plain.disarm()

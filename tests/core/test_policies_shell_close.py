@@ -190,3 +190,21 @@ def test_what_only_looks_harmless_is_denied(policy: ShellPolicy, line: str) -> N
 def test_scratch_is_not_where_the_text_works(policy: ShellPolicy, line: str) -> None:
     assert ShellPolicy(cwd="/tmp/project", writable=["/tmp"]).judge_command(line).blocks
     assert not policy.judge_command("rm -rf /tmp/*").blocks
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize(
+    "line",
+    [
+        "A=a; " + "; ".join("[ -f x ] && A=$A$A" for _ in range(60)) + "; cd $A; rm x",
+        "; ".join(f"[ -f x{i} ] && A{i}=a || A{i}=b" for i in range(60))
+        + "; cd "
+        + "/".join(f"$A{i}" for i in range(60))
+        + "; rm x",
+        "for i in a b; do cd $i; " * 30 + "rm x; " + "done; " * 30,
+    ],
+    ids=["doubled", "many", "nested"],
+)
+def test_what_may_stand_in_endless_folders_is_judged_all_the_same(policy: ShellPolicy, line: str) -> None:
+    """ShellPolicy has no watchdog: whatever the text, an answer comes."""
+    assert policy.judge_command(line) is not None

@@ -1,0 +1,100 @@
+"""The examples run as their READMEs say, and their programs know nothing of lgov."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+EXAMPLES = sorted(path.parent for path in (ROOT / "examples").glob("*/main.py"))
+DENIED, NOT_RUN = "DENIED by policy small-payments", "It was not run; do not repeat it."
+LGOV = (sys.executable, "-c", "from lgov_core.cli import main; main()")
+CLEAN = {key: value for key, value in os.environ.items() if not key.startswith(("OPENAI_", "LGOV_", "PYTEST_"))}
+CLEAN["PYTHONPATH"] = os.pathsep.join(sys.path)
+
+
+def run(*command: str, cwd: Path, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        command, cwd=cwd, env={**CLEAN, **(env or {})}, capture_output=True, text=True, timeout=180, check=False
+    )
+
+
+@contextmanager
+def served(*command: str, cwd: Path) -> Iterator[str]:
+    """A server as a process of its own; gives the address that it prints first."""
+    process = subprocess.Popen(command, cwd=cwd, env=CLEAN, stdout=subprocess.PIPE, text=True)
+    try:
+        assert process.stdout is not None
+        found = re.search(r"http://127\.0\.0\.1:\d+", process.stdout.readline())
+        assert found is not None
+        yield found[0]
+    finally:
+        process.send_signal(signal.SIGTERM)
+        process.communicate(timeout=30)
+
+
+@pytest.mark.parametrize("folder", EXAMPLES, ids=lambda folder: folder.name)
+def test_an_example_is_short_and_imports_no_lgov(folder: Path) -> None:
+    main = (folder / "main.py").read_text()
+    assert not re.search(r"^\s*(import|from) lgov", main, re.M)
+    assert len(main.splitlines()) <= 120
+    readme = (folder / "README.md").read_text()
+    assert "lgov" in readme
+
+
+@pytest.fixture(scope="module")
+def plugin(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The example's package, installed into a folder of its own as pip installs it."""
+    target = tmp_path_factory.mktemp("installed")
+    command = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet", "install", "--no-deps"]
+    done = run(*command, "--target", str(target), str(ROOT / "examples" / "05_policy_plugin"), cwd=target)
+    if done.returncode != 0:
+        pytest.skip(f"pip could not build the example: {done.stderr[-300:]}")
+    return target
+
+
+def test_a_policy_plugin_is_found_by_its_entry_point(plugin: Path, tmp_path: Path) -> None:
+    folder = ROOT / "examples" / "05_policy_plugin"
+    env = {"PYTHONPATH": os.pathsep.join([str(plugin), *sys.path])}
+    assert run(*LGOV, "policy", "check", str(folder / "policy.yaml"), cwd=tmp_path, env=env).returncode == 0
+    judged = run(
+        *LGOV, "policy", "eval", str(folder / "policy.yaml"), str(folder / "cases.jsonl"), cwd=tmp_path, env=env
+    )
+    assert judged.returncode == 0, judged.stdout
+    done = run(*LGOV, "run", "--", "python", str(folder / "main.py"), cwd=tmp_path, env=env)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == [
+        "paid 60 to Ada",
+        f"{DENIED}/too-much: 5000 is above the 100 that one payment may be. {NOT_RUN}",
+        "paid 80 to Carl",
+        f"{DENIED}/spent: With this payment 180 would be spent; 150 may be. {NOT_RUN}",
+        "paid in all: 140",
+    ]
+
+
+def test_without_the_plugin_the_program_does_not_start(tmp_path: Path) -> None:
+    folder = ROOT / "examples" / "05_policy_plugin"
+    done = run(*LGOV, "run", "--", "python", str(folder / "main.py"), cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (78, "")
+    assert "payment_limit" in done.stderr
+
+
+def test_a_program_that_only_has_a_base_url_is_recorded(tmp_path: Path) -> None:
+    folder = ROOT / "examples" / "06_base_url_only"
+    with served(sys.executable, str(folder / "offline_server.py"), "0", cwd=tmp_path) as upstream:
+        serve = (*LGOV, "serve", "--upstream", f"{upstream}/v1", "--store", "traces.sqlite", "--port", "0")
+        with served(*serve, cwd=tmp_path) as endpoint:
+            env = {"OPENAI_BASE_URL": f"{endpoint}/rollout/monday/attempt/1/v1", "OPENAI_API_KEY": "none"}
+            done = run(sys.executable, str(folder / "main.py"), cwd=tmp_path, env=env)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1] == "model: You said: What is my name?"
+    shown = run(*LGOV, "traces", "show", "traces.sqlite", "monday", cwd=tmp_path).stdout
+    assert shown.count("You said: What is 2 + 3?") >= 1
