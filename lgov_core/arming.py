@@ -168,8 +168,12 @@ def outside_tested_range(
     return found
 
 
-def in_fresh_thread(function: Callable[[], None]) -> None:
-    """Runs ``function`` in a thread of its own, where no event loop is running, and raises what it raised."""
+def in_fresh_thread(function: Callable[[], None], timeout_s: float = 60.0) -> None:
+    """Runs ``function`` in a thread of its own, where no event loop is running, and raises what it raised.
+
+    Raises `ArmError` when it has not ended after ``timeout_s``: a self-test that waits for ever (for the lock of a module
+    that is still being imported, say) must not leave a process that is neither governed nor stopped.
+    """
     raised: list[BaseException] = []
 
     def run() -> None:
@@ -178,8 +182,10 @@ def in_fresh_thread(function: Callable[[], None]) -> None:
         except BaseException as error:  # noqa: BLE001 - handed to the caller's thread below
             raised.append(error)
 
-    thread = threading.Thread(target=contextvars.copy_context().run, args=(run,), name="lgov-arming")
+    thread = threading.Thread(target=contextvars.copy_context().run, args=(run,), name="lgov-arming", daemon=True)
     thread.start()
-    thread.join()
+    thread.join(timeout_s)
+    if thread.is_alive():
+        raise ArmError(f"the self-test did not end within {timeout_s:g} s")
     if raised:
         raise raised[0]

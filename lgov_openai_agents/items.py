@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, cast
 
-from agents import ModelResponse
+from agents import ModelResponse, Usage
 from agents.items import TResponseInputItem
 from openai.types.responses import ResponseFunctionToolCall, ResponseOutputMessage, ResponseOutputText
 
@@ -126,6 +126,25 @@ def with_messages(
     return None, result
 
 
+def with_exchanges(given: Sequence[Any], exchanges: Mapping[str, Sequence[Any]]) -> list[Any]:
+    """``given`` with each exchange before the reply that has the call of that id."""
+    result: list[Any] = []
+    for item in given:
+        plain = _plain(item)
+        wanted = exchanges.get(str(plain.get("call_id"))) if not str(plain.get("type")).endswith("_output") else None
+        if wanted:
+            position = len(result)
+            while position and _of_the_same_reply(_plain(result[position - 1])):
+                position -= 1
+            result[position:position] = wanted
+        result.append(item)
+    return result
+
+
+def _of_the_same_reply(item: Mapping[str, Any]) -> bool:
+    return item.get("role") == "assistant" or item.get("type") == "reasoning"
+
+
 def _plain(item: Any) -> Mapping[str, Any]:
     if isinstance(item, Mapping):
         return cast("Mapping[str, Any]", item)
@@ -224,8 +243,6 @@ def message(text: str) -> ResponseOutputMessage:
 
 def denial_reply(decision: Decision, instead_of: ModelResponse | None = None, *, after: bool = False) -> ModelResponse:
     """The denial in place of a model's reply; it proposes no calls."""
-    from agents import Usage
-
     said = message(decision.tell(after=after))
     if instead_of is None:
         return ModelResponse(output=[said], usage=Usage(), response_id=None)

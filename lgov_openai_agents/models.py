@@ -93,25 +93,39 @@ class _Exchange:
         self.send = send
         self.run = run
         self.agent = run.agent if run is not None else agent
+        self.exchange: list[Any] = []
 
     async def run_to_end(self) -> ModelResponse:
+        if self.run is not None and self.run.exchanges and not _kept_elsewhere(self.request):
+            given = items.with_exchanges(items.as_list(self.request.input), self.run.exchanges)
+            self.request = replace(self.request, input=given)
         usage: Any = None
         for round_number in range(MAX_DENIED_ROUNDS + 1):
             response, final = await self._round()
             if usage is not None:
                 usage.add(response.usage)
                 response = replace(response, usage=usage)
-            if final:
-                return response
-            denials, response = await self._judge_proposals(response)
+            denials: list[tuple[Any, Decision]] = []
+            if not final:
+                denials, response = await self._judge_proposals(response)
             if not denials:
+                self._remember(response)
                 return response
             usage = response.usage
             if round_number == MAX_DENIED_ROUNDS or self.request.rest.get("conversation_id") is not None:
                 # Nobody listens any more, or the conversation is kept elsewhere and knows nothing of our answer.
                 return self._denial(denials[-1][1], response)
-            self.request = _answered(self.request, response, denials)
+            exchange = _exchange(response, denials)
+            self.exchange += exchange
+            self.request = _continued(self.request, response, exchange)
         raise AssertionError("unreachable")
+
+    def _remember(self, response: ModelResponse) -> None:
+        """Keeps what was denied for the run's later requests: the SDK's own history knows nothing of it."""
+        calls = (getattr(item, "call_id", None) for item in response.output)
+        anchor = next((call_id for call_id in calls if call_id), None)
+        if self.exchange and self.run is not None and anchor is not None:
+            self.run.exchanges[anchor] = self.exchange
 
     async def _round(self) -> tuple[ModelResponse, bool]:
         """Sends the request once; returns the reply as the policies left it, and whether that ends the call."""
@@ -247,8 +261,13 @@ def _proposal(item: Any, handoffs: set[str]) -> Action | None:
     return None
 
 
-def _answered(request: ModelRequest, response: ModelResponse, denials: list[tuple[Any, Decision]]) -> ModelRequest:
-    """The request that tells the model what was denied, and asks it again."""
+def _kept_elsewhere(request: ModelRequest) -> bool:
+    """Whether the server keeps the conversation, so that the request holds only what is new."""
+    return request.rest.get("previous_response_id") is not None or request.rest.get("conversation_id") is not None
+
+
+def _exchange(response: ModelResponse, denials: list[tuple[Any, Decision]]) -> list[Any]:
+    """The reply and what the model is told of it, as items."""
     told = {id(item): decision.tell() for item, decision in denials}
     exchange: list[Any] = []
     notes: list[str] = []
@@ -260,11 +279,14 @@ def _answered(request: ModelRequest, response: ModelResponse, denials: list[tupl
             notes.append(told[id(item)])
         elif not items.proposes_calls(replace(response, output=[item])):
             exchange.append(sent)
-    exchange += [{"role": "user", "content": note} for note in notes]
-    rest = dict(request.rest)
-    if rest.get("previous_response_id") is not None and response.response_id is not None and not notes:
-        rest["previous_response_id"] = response.response_id
-        answers = [one for one in exchange if one.get("type") == "function_call_output"]
+    return [*exchange, *({"role": "developer", "content": note} for note in notes)]
+
+
+def _continued(request: ModelRequest, response: ModelResponse, exchange: list[Any]) -> ModelRequest:
+    """The request that tells the model what was denied, and asks it again."""
+    answers = [one for one in exchange if one.get("type") == "function_call_output"]
+    if request.rest.get("previous_response_id") is not None and response.response_id is not None and answers:
+        rest = {**request.rest, "previous_response_id": response.response_id}
         return replace(request, input=answers, rest=rest)
     return replace(request, input=[*items.as_list(request.input), *exchange])
 

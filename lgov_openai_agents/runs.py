@@ -22,7 +22,8 @@ class AgentRun:
 
     Who acts at the moment stands in an object and not in context variables of its own, because the SDK calls hooks in
     tasks whose changes nobody sees. ``replaced`` maps what the user said to what a policy made of it; ``input_judged``
-    says that the user's words have been judged; ``waiting`` that whoever opened the run has still to call the SDK for it.
+    says that the user's words have been judged. ``exchanges`` holds what was denied inside a model call, by the id of a
+    call in the reply that followed. ``waiting`` says that whoever opened the run has still to call the SDK for it.
     """
 
     def __init__(self, governor: Governor, agent: Any, outer: AgentRun | None) -> None:
@@ -34,6 +35,7 @@ class AgentRun:
         self.span = self.root
         self.agent = name
         self.replaced: dict[str, str] = {}
+        self.exchanges: dict[str, list[Any]] = {}
         self.input_judged = False
         self.waiting = False
         self._starting = agent

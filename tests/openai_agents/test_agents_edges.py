@@ -241,6 +241,20 @@ def test_a_tool_beside_a_denied_hand_off_is_asked_for_again(erase: Any, ran: lis
     assert ran == ["x"]
 
 
+@pytest.mark.parametrize("mode", ["sync", "streaming"])
+def test_later_turns_still_know_of_a_denied_hand_off(mode: str, erase: Any, ran: list[str]) -> None:
+    """The SDK's history has no place for it, so it is put back where it was: the prompts extend one another."""
+    replies = [asks(("c1", "transfer_to_other", {})), asks(("c2", "erase", {"path": "x"})), says(ANSWER)]
+    with ScriptedModelServer(replies) as server, armed(make_governor(denying("transfer_to_other"))):
+        other = Agent(name="other", model=chat_model(server))
+        run(mode, Agent(name="a", model=chat_model(server), tools=[erase], handoffs=[other]), "go")
+        first, second, third = (request.body["messages"] for request in server.requests)
+    assert second[: len(first)] == first
+    assert third[: len(second)] == second
+    assert "DENIED by policy judging/no" in str(third)
+    assert ran == ["x"]
+
+
 def test_a_model_that_insists_gets_the_denial_as_its_answer(seen: Seen) -> None:
     replies = [asks((f"c{n}", "transfer_to_other", {})) for n in range(4)]
     with ScriptedModelServer(replies) as server, armed(make_governor(denying("transfer_to_other"), seen)):
