@@ -51,6 +51,11 @@ GAPS = (
         calls=("OpenAIAgent", "OpenAIAssistantAgent"),
     ),
     Gap(
+        "runtime of its own",
+        "the members of a team on a runtime that was started elsewhere are judged, but as of the rollout it was started in",
+        calls=("SingleThreadedAgentRuntime",),
+    ),
+    Gap(
         "other processes",
         "what a tool starts as a process of its own is not governed, nor are the agents of a distributed runtime elsewhere",
         calls=("GrpcWorkerAgentRuntime",),

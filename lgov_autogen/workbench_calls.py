@@ -80,23 +80,41 @@ async def govern_workbench_stream(
     token: Any = None,
 ) -> AsyncIterator[Any]:
     """The events of a workbench's tool as they come, then its governed result."""
+    if _shows_nothing(action):
+        result = await govern_workbench_call(
+            governor, action, lambda arguments: _last_of(run(arguments), action), token
+        )
+        yield result
+        return
 
     async def drained(arguments: Mapping[str, Any], emit: Callable[[Any], None]) -> ToolResult:
-        result: ToolResult | None = None
-        async for event in run(arguments):
-            if isinstance(event, ToolResult):
-                result = event
-            else:
-                emit(event)
-        if result is None:
-            raise RuntimeError(f"the workbench's stream of {action.name} ended without a result")
-        return result
+        return await _last_of(run(arguments), action, emit)
 
     def governed(emit: Callable[[Any], None]) -> Awaitable[ToolResult]:
         return govern_workbench_call(governor, action, lambda arguments: drained(arguments, emit), token)
 
     async for event in events_of(governed):
         yield event
+
+
+def _shows_nothing(action: Action) -> bool:
+    """Whether it is certain that the call emits no events, so that nothing has to be passed on while it runs."""
+    tool = tool_in(action.native, action.name)
+    return tool is not None and not hasattr(tool, "run_json_stream")
+
+
+async def _last_of(
+    events: AsyncIterator[Any], action: Action, emit: Callable[[Any], None] = lambda event: None
+) -> ToolResult:
+    result: ToolResult | None = None
+    async for event in events:
+        if isinstance(event, ToolResult):
+            result = event
+        else:
+            emit(event)
+    if result is None:
+        raise RuntimeError(f"the workbench's stream of {action.name} ended without a result")
+    return result
 
 
 def error_result(name: str, text: str) -> ToolResult:

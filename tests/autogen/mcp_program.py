@@ -1,6 +1,7 @@
 """The cell of an MCP tool, as a program: AutoGen's own MCP client needs the first generation of the mcp package.
 
-``python -m tests.autogen.mcp_program WAY MODE FOLDER`` prints ``done`` if everything holds.
+``python -m tests.autogen.mcp_program WAY MODE FOLDER`` prints ``done`` if everything holds; with ``single`` as the way the
+server's tools are used without an agent.
 """
 
 from __future__ import annotations
@@ -10,7 +11,8 @@ import sys
 from pathlib import Path
 
 from autogen_agentchat.agents import AssistantAgent
-from autogen_ext.tools.mcp import McpWorkbench, StdioServerParams
+from autogen_core import CancellationToken
+from autogen_ext.tools.mcp import McpWorkbench, StdioServerParams, create_mcp_server_session, mcp_server_tools
 
 from tests.autogen.autogen_parts import answer_of, governed
 from tests.cells import ANSWER, asks, open_cell, says
@@ -40,7 +42,30 @@ async def mcp_cell(folder: Path, way: str, stream: bool) -> None:
         cell.check(answer, ran=["read_file"], agent_span=parts.armed)
 
 
+async def single_tools(folder: Path) -> None:
+    """Tools of the server as tools of AutoGen, and, as the known gap, the same call on a session of the program's own."""
+    path = str(folder / "precious.txt")
+    server = StdioServerParams(command=sys.executable, args=[str(SERVER)])
+    with open_cell(folder, says("x")) as cell, governed("armed", cell.governor, cell.base_url) as parts:
+        tools = {tool.name: tool for tool in await mcp_server_tools(server)}
+        erase, token = tools["erase_file"], CancellationToken()
+        told = erase.return_value_as_string(await erase.run_json({"path": path}, token))
+        assert "DENIED by policy cells/no-erasing" in told, told
+        read = tools["read_file"]
+        assert "precious" in read.return_value_as_string(await read.run_json({"path": path}, token))
+        assert [one.action.kind for one in cell.seen.decisions()] == ["mcp", "mcp"]
+        async with McpWorkbench(server) as workbench:
+            failed = await workbench.call_tool("read_file", {"path": f"{path}.missing"})
+            assert failed.is_error
+        assert [one.status for one in cell.seen.outcomes] == ["denied", "ok", "error"]
+        async with create_mcp_server_session(server) as session:
+            await session.initialize()
+            await session.call_tool("erase_file", {"path": path})
+        assert not Path(path).exists(), "the gap has been closed: say so"
+        await parts.bare_client().create([])
+
+
 if __name__ == "__main__":
     way, mode, folder = sys.argv[1:]
-    asyncio.run(mcp_cell(Path(folder), way, mode == "streaming"))
+    asyncio.run(single_tools(Path(folder)) if way == "single" else mcp_cell(Path(folder), way, mode == "streaming"))
     print("done")

@@ -31,6 +31,7 @@ from lgov_autogen.plugin import lgov_framework
 from lgov_core.adapter import MODES, SHAPES
 from lgov_core.arming import outside_tested_range
 from lgov_core.errors import ArmError
+from lgov_core.scope import RolloutScope, enter_scope
 from lgov_core.types import Point
 from tests.autogen.autogen_parts import at, deny, playing
 from tests.cells import asks, says
@@ -298,6 +299,26 @@ async def test_gap_a_model_client_of_another_kind() -> None:
     assert seen.decisions(Point.PRE_MODEL_CALL) == []
 
 
+async def test_gap_a_team_on_a_runtime_that_was_started_elsewhere() -> None:
+    from autogen_agentchat.conditions import MaxMessageTermination
+    from autogen_agentchat.teams import RoundRobinGroupChat
+    from autogen_core import SingleThreadedAgentRuntime
+
+    assert gap("runtime of its own")
+    with playing("armed", DENY, asks(("c1", "act", {"word": "x"})), says("done")) as (parts, seen, _server):
+        runtime = SingleThreadedAgentRuntime()
+        runtime.start()
+        team = RoundRobinGroupChat(
+            [parts.agent("clerk", [act])], termination_condition=MaxMessageTermination(2), runtime=runtime
+        )
+        with enter_scope(RolloutScope("r1")):
+            await team.run(task="go")
+        await runtime.stop()
+    (one,) = seen.decisions()
+    assert one.decision.blocks
+    assert one.action.rollout_id is None, "the gap has been closed: say so"
+
+
 async def test_gap_a_process_that_a_tool_starts(tmp_path: Path) -> None:
     import subprocess
     import sys
@@ -359,3 +380,29 @@ print([span.name for span in exporter.get_finished_spans()])
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == ["[]", "DENIED", "['execute_tool act']"]
+
+
+async def test_the_client_library_below_is_no_second_judgement() -> None:
+    """In a process where the openai library is governed too, as with ``lgov run``."""
+    plain = pytest.importorskip("lgov_openai.plugin").lgov_framework()
+    replies = [asks(("c1", "act", {"word": "x"})), says("done"), says("raw")]
+    with playing("armed", FINE, *replies) as (parts, seen, _server):
+        plain.arm(parts.governor)
+        try:
+            await parts.agent("clerk", [act], stream=False).run(task="go")
+            assert len(seen.decisions(Point.PRE_MODEL_CALL)) == 2
+            assert len(seen.decisions()) == 1
+            await parts.bare_client()._client.chat.completions.create(model="x", messages=[])
+            assert len(seen.decisions(Point.PRE_MODEL_CALL)) == 3, "the program's own call is judged there"
+        finally:
+            plain.disarm()
+
+
+def test_without_autogen_arming_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    import sys
+
+    for name in [name for name in sys.modules if name.partition(".")[0] == "autogen_agentchat"]:
+        monkeypatch.setitem(sys.modules, name, None)
+    with playing("explicit", DENY) as (parts, _seen, _server):
+        with pytest.raises(ArmError, match="AutoGen cannot be governed here"):
+            arm(parts.governor)

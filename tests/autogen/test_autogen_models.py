@@ -420,7 +420,8 @@ async def test_a_handoff_with_broken_arguments_is_judged_all_the_same(way: str) 
     ):
         result = await parts.agent("one", handoffs=["two"]).run(task="go")
     assert not any(isinstance(message, HandoffMessage) for message in result.messages)
-    assert [one.action.kind for one in seen.decisions()] == ["handoff"]
+    (one,) = seen.decisions()
+    assert (one.action.kind, one.action.arguments) == ("handoff", {"arguments": "{broken"})
 
 
 @BOTH

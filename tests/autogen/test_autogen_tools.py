@@ -272,6 +272,16 @@ async def test_abort_ends_the_run_and_does_not_leave_it_waiting(way: str, stream
     assert all(span.ended_at is not None for span in seen.spans)
 
 
+@MODES
+async def test_abort_in_the_last_tool_call_ends_the_run_too(stream: bool) -> None:
+    """The model would not be asked again, so it is the run itself that ends."""
+    stop = at(Point.PRE_TOOL_CALL, lambda action: deny("stop", abort=True))
+    with playing("armed", stop, asks(("c1", "shout", {"word": "x"}))) as (parts, _seen, _server):
+        agent = parts.agent("clerk", [shout], stream=stream, max_tool_iterations=1)
+        with pytest.raises(PolicyDenied, match="stop"):
+            await asyncio.wait_for(answer_of(agent, "go", stream=stream), PATIENCE_S)
+
+
 @BOTH
 @MODES
 async def test_abort_inside_an_agent_as_tool_ends_the_outer_run_too(way: str, stream: bool) -> None:
