@@ -66,7 +66,9 @@ class ToolCall:
 
     def __init__(self, governor: Governor, action: Action) -> None:
         self.governor = governor
-        self.span = LiveSpan(governor, semconv.EXECUTE_TOOL, action.name, _tool_attributes(action))
+        self.span = LiveSpan(
+            governor, semconv.EXECUTE_TOOL, action.name, _tool_attributes(action, governor.capture_content)
+        )
         self.action = replace(
             action, span_id=self.span.span_id, operation_id=action.operation_id or f"op_{self.span.span_id}"
         )
@@ -236,14 +238,14 @@ def failure_status(error: BaseException) -> ToolStatus:
     return "invalid_args" if type(error).__name__ == "ValidationError" else "error"
 
 
-def _tool_attributes(action: Action) -> dict[str, JSONValue]:
+def _tool_attributes(action: Action, content: bool) -> dict[str, JSONValue]:
     return {
         semconv.TOOL_NAME: action.name,
         semconv.TOOL_TYPE: action.kind,
         semconv.TOOL_CALL_ID: action.call_id,
         semconv.AGENT_NAME: action.agent,
         semconv.FRAMEWORK: action.framework,
-        semconv.TOOL_ARGUMENTS: json_text(action.arguments),
+        semconv.TOOL_ARGUMENTS: json_text(action.arguments) if content else None,
     }
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -34,23 +34,17 @@ class _Call:
     """One execution that has to be judged: what it is, what was passed in, the judged call it runs inside, if any."""
 
     action: Action
-    passed: inspect.BoundArguments
+    tool_input: Any
     outer: CoveredCall | None
 
-    @property
-    def surroundings(self) -> tuple[Any, Any]:
-        """LangChain's configuration and callbacks of the call, which say what it runs under."""
-        return self.passed.arguments.get("config"), self.passed.arguments.get("callbacks")
-
-    def with_arguments(self, arguments: Mapping[str, Any]) -> inspect.BoundArguments:
-        """What to pass on so that the tool runs with ``arguments``."""
-        tool_input = self.passed.arguments["tool_input"]
-        if not isinstance(tool_input, Mapping):
-            self.passed.arguments["tool_input"] = arguments[_SINGLE]
-        elif arguments is not self.action.arguments:
-            injected = {key: value for key, value in tool_input.items() if key not in self.action.arguments}
-            self.passed.arguments["tool_input"] = {**arguments, **injected}
-        return self.passed
+    def input_with(self, arguments: Mapping[str, Any]) -> Any:
+        """What the tool is to be run with so that its arguments are ``arguments``."""
+        if not isinstance(self.tool_input, Mapping):
+            return arguments[_SINGLE]
+        if arguments is self.action.arguments:
+            return self.tool_input
+        injected = {key: value for key, value in self.tool_input.items() if key not in self.action.arguments}
+        return {**arguments, **injected}
 
     def answer(self, result: GovernedResult[Any]) -> Any:
         """What the caller of the tool gets."""
@@ -72,21 +66,19 @@ class _Call:
 
 def wrap_run(run: Callable[..., Any]) -> Callable[..., Any]:
     """``BaseTool.run`` with a judgement before and after."""
-    signature = inspect.signature(run)
 
     @functools.wraps(run)
-    def governed_run(self: BaseTool, *args: Any, **kwargs: Any) -> Any:
+    def governed_run(self: BaseTool, tool_input: Any, *args: Any, **kwargs: Any) -> Any:
         governor = acting_governor()
-        call = None if governor is None else _to_judge(governor, self, signature.bind(self, *args, **kwargs))
+        call = None if governor is None else _to_judge(governor, self, tool_input, kwargs)
         if governor is None or call is None:
-            return run(self, *args, **kwargs)
+            return run(self, tool_input, *args, **kwargs)
 
         def go(arguments: Mapping[str, Any]) -> Any:
-            passed = call.with_arguments(arguments)
-            return run(*passed.args, **passed.kwargs)
+            return run(self, call.input_with(arguments), *args, **kwargs)
 
         try:
-            with standing_under(governor, *call.surroundings):
+            with standing_under(governor, kwargs.get("config"), _callbacks(args, kwargs)):
                 result = govern_tool(governor, call.action, go, _reading, is_pause=actions.is_interrupt)
         except BaseException as error:
             call.recorded(error)
@@ -99,21 +91,19 @@ def wrap_run(run: Callable[..., Any]) -> Callable[..., Any]:
 
 def wrap_arun(arun: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
     """``BaseTool.arun`` with a judgement before and after."""
-    signature = inspect.signature(arun)
 
     @functools.wraps(arun)
-    async def governed_arun(self: BaseTool, *args: Any, **kwargs: Any) -> Any:
+    async def governed_arun(self: BaseTool, tool_input: Any, *args: Any, **kwargs: Any) -> Any:
         governor = acting_governor()
-        call = None if governor is None else _to_judge(governor, self, signature.bind(self, *args, **kwargs))
+        call = None if governor is None else _to_judge(governor, self, tool_input, kwargs)
         if governor is None or call is None:
-            return await arun(self, *args, **kwargs)
+            return await arun(self, tool_input, *args, **kwargs)
 
         async def go(arguments: Mapping[str, Any]) -> Any:
-            passed = call.with_arguments(arguments)
-            return await arun(*passed.args, **passed.kwargs)
+            return await arun(self, call.input_with(arguments), *args, **kwargs)
 
         try:
-            with standing_under(governor, *call.surroundings):
+            with standing_under(governor, kwargs.get("config"), _callbacks(args, kwargs)):
                 result = await agovern_tool(governor, call.action, go, _reading, is_pause=actions.is_interrupt)
         except BaseException as error:
             call.recorded(error)
@@ -124,9 +114,13 @@ def wrap_arun(arun: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[An
     return governed_arun
 
 
-def _to_judge(governor: Governor, tool: BaseTool, passed: inspect.BoundArguments) -> _Call | None:
+def _callbacks(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    return args[3] if len(args) > 3 else kwargs.get("callbacks")
+
+
+def _to_judge(governor: Governor, tool: BaseTool, tool_input: Any, options: Mapping[str, Any]) -> _Call | None:
     """The call if it has to be judged here, or None if its judgement was made before."""
-    tool_input, call_id = passed.arguments["tool_input"], passed.arguments.get("tool_call_id")
+    call_id = options.get("tool_call_id")
     arguments = _model_arguments(tool, tool_input) if isinstance(tool_input, Mapping) else {_SINGLE: tool_input}
     outer = covered_call()
     if outer is not None and outer.covers(governor, tool.name, arguments, call_id):
@@ -136,12 +130,12 @@ def _to_judge(governor: Governor, tool: BaseTool, passed: inspect.BoundArguments
         name=tool.name,
         kind=actions.kind_of(tool.name, tool),
         arguments=arguments,
-        agent=actions.agent_name(passed.arguments.get("config") or {}) or actions.agent_name(),
+        agent=actions.agent_name(options.get("config") or {}) or actions.agent_name(),
         framework=actions.FRAMEWORK,
         call_id=call_id,
         native=tool,
     )
-    return _Call(action, passed, outer)
+    return _Call(action, tool_input, outer)
 
 
 def _model_arguments(tool: BaseTool, tool_input: Mapping[str, Any]) -> dict[str, Any]:

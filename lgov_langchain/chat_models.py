@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import functools
-import inspect
 from collections.abc import AsyncGenerator, Callable, Generator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -56,14 +55,13 @@ if TYPE_CHECKING:
 
 def wrap_generate(generate: Callable[..., LLMResult]) -> Callable[..., LLMResult]:
     """``BaseChatModel.generate`` with the judgements around each of its calls."""
-    signature = inspect.signature(generate)
 
     @functools.wraps(generate)
     def governed_generate(self: BaseChatModel, messages: list[list[BaseMessage]], *args: Any, **kwargs: Any) -> Any:
         governor = acting_governor()
         if governor is None or all(is_covered(governor, one) for one in messages):
             return generate(self, messages, *args, **kwargs)
-        bound = signature.bind(self, messages, *args, **kwargs).arguments
+        callbacks = args[1] if len(args) > 1 else kwargs.get("callbacks")
 
         def one_call(prompt: list[BaseMessage]) -> LLMResult:
             came: list[LLMResult] = []
@@ -72,7 +70,7 @@ def wrap_generate(generate: Callable[..., LLMResult]) -> Callable[..., LLMResult
                 came.append(generate(self, [sent], *args, **_attributed(self, kwargs)))
                 return _reply(came[0])
 
-            with standing_under(governor, callbacks=bound.get("callbacks")):
+            with standing_under(governor, callbacks=callbacks):
                 call, steps = _open(governor, self, prompt, kwargs)
                 return _result(drive(governor, call, steps, send), came)
 
@@ -83,7 +81,6 @@ def wrap_generate(generate: Callable[..., LLMResult]) -> Callable[..., LLMResult
 
 def wrap_agenerate(agenerate: Callable[..., Any]) -> Callable[..., Any]:
     """``BaseChatModel.agenerate`` with the judgements around each of its calls."""
-    signature = inspect.signature(agenerate)
 
     @functools.wraps(agenerate)
     async def governed_agenerate(
@@ -92,7 +89,7 @@ def wrap_agenerate(agenerate: Callable[..., Any]) -> Callable[..., Any]:
         governor = acting_governor()
         if governor is None or all(is_covered(governor, one) for one in messages):
             return await agenerate(self, messages, *args, **kwargs)
-        bound = signature.bind(self, messages, *args, **kwargs).arguments
+        callbacks = args[1] if len(args) > 1 else kwargs.get("callbacks")
 
         async def one_call(prompt: list[BaseMessage]) -> LLMResult:
             came: list[LLMResult] = []
@@ -101,7 +98,7 @@ def wrap_agenerate(agenerate: Callable[..., Any]) -> Callable[..., Any]:
                 came.append(await agenerate(self, [sent], *args, **_attributed(self, kwargs)))
                 return _reply(came[0])
 
-            with standing_under(governor, callbacks=bound.get("callbacks")):
+            with standing_under(governor, callbacks=callbacks):
                 call, steps = _open(governor, self, prompt, kwargs)
                 return _result(await adrive(governor, call, steps, send), came)
 
