@@ -220,3 +220,26 @@ def test_what_agents_are_made_of_is_no_agent(model_server: ModelServer, chat: An
         ]
     finally:
         disarm()
+
+
+def test_an_agents_span_belongs_to_where_the_agent_began(
+    model_server: ModelServer, chat: Any, governor: Governor, witness: Witness
+) -> None:
+    """Its span is opened by the first governed call inside, which may stand somewhere else."""
+    from langchain.agents.middleware import AgentMiddleware
+
+    from lgov_core.scope import RolloutScope, enter_scope
+
+    class Elsewhere(AgentMiddleware[Any, Any, Any]):
+        def wrap_model_call(self, request: Any, handler: Any) -> Any:
+            with enter_scope(RolloutScope("inner")):
+                return handler(request)
+
+    model_server.play(says("hello"))
+    agent = create_agent(chat, [], name="clerk", middleware=[Elsewhere(), LgovMiddleware(governor)])
+    with enter_scope(RolloutScope("outer")):
+        agent.invoke({"messages": [("user", "hi")]})
+    assert {span.name: span.rollout_id for span in witness.spans} == {
+        "chat scripted": "inner",
+        "invoke_agent clerk": "outer",
+    }
