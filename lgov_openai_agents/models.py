@@ -254,6 +254,9 @@ def _proposal(item: Any, handoffs: set[str]) -> Action | None:
     if isinstance(item, ResponseFunctionToolCall) and item.name in handoffs:
         arguments = items.arguments_of(item.arguments)
         return Action(Point.PRE_TOOL_CALL, name=item.name, kind="handoff", arguments=arguments, call_id=item.call_id)
+    if kind == "mcp_approval_request":  # of a hosted MCP tool that the server asks about
+        arguments = items.arguments_of(item.arguments)
+        return Action(Point.PRE_TOOL_CALL, name=item.name, kind="mcp", arguments=arguments, call_id=item.id)
     if kind == "computer_call":
         plain = item.model_dump(exclude_none=True)
         acts = plain.get("actions") or [plain.get("action") or {}]

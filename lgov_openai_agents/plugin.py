@@ -31,6 +31,15 @@ GAPS = (
         "tool.__wrapped__ is the program's own function: calling it is calling that function, and passes nothing of the SDK",
         ("__wrapped__",),
     ),
+    Gap(
+        "a result that is the answer",
+        "with tool_use_behavior a tool's result ends the run: it is judged as a result, not as the final answer",
+        ("StopAtTools",),
+    ),
+    Gap(
+        "tools at the provider",
+        "a hosted tool can only be left out of the request: what it did there is not judged",
+    ),
 )
 
 

@@ -15,6 +15,7 @@ from agents import (
     ComputerTool,
     CustomTool,
     FunctionTool,
+    HostedMCPTool,
     LocalShellTool,
     RunConfig,
     ShellTool,
@@ -465,6 +466,47 @@ def test_hosted_tools_are_kept_out_of_the_request(denied: bool, way: Any, seen: 
     assert bool(sent["tools"]) is not denied
     assert ("web_search: DENIED" in sent["instructions"]) is denied
     assert [outcome.status for outcome in seen.outcomes] == (["denied"] if denied else [])
+
+
+@pytest.mark.parametrize("denied", [True, False])
+def test_a_hosted_mcp_tool_that_asks_for_approval_is_judged(denied: bool, way: Any, seen: Seen) -> None:
+    """Before anybody is asked to approve it."""
+    asked: list[str] = []
+
+    def approve(request: Any) -> Any:
+        asked.append(request.data.name)
+        return {"approve": True}
+
+    hosted = HostedMCPTool({"type": "mcp", "server_label": "files", "server_url": "http://x"}, approve)
+    wanted = {
+        "type": "mcp_approval_request",
+        "id": "mcpr_1",
+        "name": "erase",
+        "arguments": "{}",
+        "server_label": "files",
+    }
+    with ScriptedModelServer([as_response(wanted), as_response(SAID)]) as server:
+        governor = make_governor(denying("erase") if denied else lambda action: None, seen)
+        result = way(governor, Agent(name="a", model=responses_model(server), tools=[hosted]))
+        assert ("DENIED by policy judging/no" in last_prompt(server)) is denied
+    assert result.final_output == ANSWER
+    assert asked == ([] if denied else ["erase"])
+    assert next(one.action.kind for one in seen.outcomes) == "mcp"
+
+
+def test_a_result_that_is_the_answer_is_judged_as_a_result_only(way: Any, seen: Seen) -> None:
+    """A known gap: with ``tool_use_behavior`` the model says nothing more, so there is no ``output`` to judge."""
+
+    @function_tool
+    def read() -> str:
+        """Reads."""
+        return "the answer"
+
+    with ScriptedModelServer([asks(("c1", "read", {}))]) as server:
+        agent = Agent(name="a", model=chat_model(server), tools=[read], tool_use_behavior="stop_on_first_tool")
+        assert way(make_governor(denying("a", point=Point.OUTPUT), seen), agent).final_output == "the answer"
+    assert seen.decisions(Point.OUTPUT) == []
+    assert len(seen.decisions(Point.POST_TOOL_CALL)) == 1
 
 
 def test_an_agent_that_is_a_tool_must_be_governed_itself() -> None:
