@@ -18,6 +18,7 @@ from agents import (
     RunState,
     SQLiteSession,
     function_tool,
+    handoff,
     retry_policies,
 )
 from cells import ANSWER, Seen, asks, open_cell, says
@@ -227,6 +228,28 @@ def test_an_allowed_hand_off_goes_on_with_the_other_agent(mode: str, erase: Any,
         "eraser",
     ]
     assert [outcome.action.kind for outcome in seen.outcomes] == ["handoff", "function"]
+
+
+@pytest.mark.parametrize("way", ["armed", "runner"])
+@pytest.mark.parametrize("form", ["agent", "handoff"])
+def test_the_tools_of_an_agent_that_was_handed_over_to_are_governed(
+    way: str, form: str, erase: Any, ran: list[str]
+) -> None:
+    replies = [asks(("c1", "transfer_to_eraser", {})), asks(("c2", "erase", {"path": "x"})), says(ANSWER)]
+    governor = make_governor(denying("erase"))
+    with ScriptedModelServer(replies) as server:
+        other = Agent(name="eraser", model=chat_model(server), tools=[erase])
+        first = Agent(name="first", model=chat_model(server), handoffs=[other if form == "agent" else handoff(other)])
+        other.handoffs = [first]  # in a circle
+        if way == "armed":
+            with armed(governor):
+                result = run("sync", first, "go")
+        else:
+            result = LgovRunner(governor).run_sync(first, "go", run_config=CONFIG)
+        assert "DENIED by policy judging/no" in str(server.requests[-1].body)
+    assert result.last_agent.name == "eraser"
+    assert ran == []
+    assert other.tools == [erase]
 
 
 def test_a_tool_beside_a_denied_hand_off_is_asked_for_again(erase: Any, ran: list[str]) -> None:
