@@ -299,6 +299,80 @@ def _langchain_run(way: str, model: Any, erase_file: Any, question: Any) -> str:
         messages += [erase_file.invoke(call) for call in reply.tool_calls]
 
 
+@pytest.mark.parametrize("api", ["chat", "responses"])
+@pytest.mark.parametrize("streamed", [False, True], ids=["whole", "streamed"])
+async def test_beside_the_agents_sdk_nothing_is_judged_twice(api: str, streamed: bool, tmp_path: Path):
+    import agents
+
+    import lgov_openai_agents
+
+    def erase_file(path: str) -> str:
+        return cell.erase(path)
+
+    path = str(tmp_path / "precious.txt")
+    with open_cell(tmp_path, asks(("c1", "erase_file", {"path": path})), says(ANSWER)) as cell:
+        lgov_openai_agents.arm(cell.governor)
+        arm(cell.governor)
+        try:
+            client = programs.aclient(cell.base_url)
+            kind = agents.OpenAIResponsesModel if api == "responses" else agents.OpenAIChatCompletionsModel
+            agent = agents.Agent(
+                name="clerk", model=kind(model="m", openai_client=client), tools=[agents.function_tool(erase_file)]
+            )
+            if streamed:
+                run = agents.Runner.run_streamed(agent, "Erase it.")
+                async for _ in run.stream_events():
+                    pass
+            else:
+                run = await agents.Runner.run(agent, "Erase it.")
+            answer = run.final_output
+            await client.close()
+        finally:
+            disarm()
+            lgov_openai_agents.disarm()
+        _check_judged_once(cell, answer)
+
+
+@pytest.mark.parametrize("streamed", [False, True], ids=["whole", "streamed"])
+async def test_beside_autogen_nothing_is_judged_twice(streamed: bool, tmp_path: Path):
+    from autogen_agentchat.agents import AssistantAgent
+    from autogen_ext.models.openai import OpenAIChatCompletionClient
+
+    import lgov_autogen
+
+    async def erase_file(path: str) -> str:
+        """Erases."""
+        return cell.erase(path)
+
+    info: Any = {"vision": False, "function_calling": True, "json_output": False, "family": "unknown",
+                 "structured_output": False}  # fmt: skip
+    path = str(tmp_path / "precious.txt")
+    with open_cell(tmp_path, asks(("c1", "erase_file", {"path": path})), says(ANSWER)) as cell:
+        lgov_autogen.arm(cell.governor)
+        arm(cell.governor)
+        try:
+            model = OpenAIChatCompletionClient(model="m", base_url=cell.base_url, api_key="k", model_info=info)
+            agent = AssistantAgent(
+                "clerk", model, tools=[erase_file], max_tool_iterations=5, model_client_stream=streamed
+            )
+            answer = (await agent.run(task="Erase it.")).messages[-1].to_text()
+            await model.close()
+        finally:
+            disarm()
+            lgov_autogen.disarm()
+        _check_judged_once(cell, answer)
+
+
+def _check_judged_once(cell: Any, answer: str) -> None:
+    assert answer == ANSWER
+    assert "openai" not in {one[2] for one in judged(cell.seen)}
+    counted = [one[0] for one in judged(cell.seen) if one[0] in ("pre_tool_call", "pre_model_call", "input")]
+    assert sorted(counted) == ["input", "pre_model_call", "pre_model_call", "pre_tool_call"]
+    assert len([span for span in cell.seen.spans if span.attributes[semconv.OPERATION] == semconv.CHAT]) == 2
+    assert len(cell.server.requests) == 2
+    assert cell.file.exists()
+
+
 def test_armed_and_by_the_line_with_one_governor_judges_once_with_two_both_have_their_say(armed, seen):
     class Other(BoundedPolicy):
         name = "other"
