@@ -104,6 +104,7 @@ class Transcripts:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
+        self._withheld = False
         self._by_id: _Recent[str, list[Given]] = _Recent()
         self._by_text: _Recent[tuple[str, str], list[Given]] = _Recent()
         self._by_parent: _Recent[str, list[JSON]] = _Recent()
@@ -119,6 +120,7 @@ class Transcripts:
         """Notes what a program got as a turn and what is true."""
         one = Given(prefix, current_scope(), entries, truth)
         with self._lock:
+            self._withheld = True
             for entry in entries:
                 for name in _ids(wire, entry):
                     self._by_id.put(name, [*(self._by_id.get(name) or ()), one])
@@ -150,6 +152,8 @@ class Transcripts:
         position = 0
         with self._lock:
             owed = list(self._by_parent.get(parent) or ()) if parent is not None else []
+            if not owed and not self._withheld:
+                return list(current)
             while position < len(program):
                 one = self._match(wire, program[position], prefixes, position)
                 if one is None:

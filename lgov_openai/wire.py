@@ -179,9 +179,12 @@ def read_arguments(raw: str) -> JSON | None:
     return cast(JSON, value) if isinstance(value, dict) else None
 
 
+_ENCODER = json.JSONEncoder(separators=(",", ":"))  # json.dumps would make one for each call
+
+
 def dump(value: Any) -> str:
-    """JSON as it goes over the wire."""
-    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+    """JSON as it goes over the wire: ASCII, so that half a character, which JSON can hold, can be sent."""
+    return _ENCODER.encode(value)
 
 
 # ---------------------------------------------------------------------- text in content

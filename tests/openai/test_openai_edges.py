@@ -156,6 +156,26 @@ def test_the_calls_of_a_stream_are_those_that_were_judged(governor):
     ]
 
 
+def test_a_stream_whose_events_disagree_brings_only_what_was_judged(governor):
+    """A server whose finished item is another call than the response it ends with."""
+    judged_item = {"type": "function_call", "id": "fc_1", "call_id": "c1", "name": "look", "arguments": "{}"}
+    other = {**judged_item, "name": "erase_file"}
+    response = {"id": "resp_1", "object": "response", "created_at": 1, "model": "m", "status": "completed",
+                "output": [judged_item], "parallel_tool_calls": True, "tool_choice": "auto", "tools": []}  # fmt: skip
+    events = [
+        {"type": "response.created", "sequence_number": 0, "response": {**response, "output": []}},
+        {"type": "response.output_item.added", "sequence_number": 1, "output_index": 0, "item": other},
+        {"type": "response.output_item.done", "sequence_number": 2, "output_index": 0, "item": other},
+        {"type": "response.completed", "sequence_number": 3, "response": response},
+    ]
+    body = "".join(f"data: {json.dumps(event)}\n\n" for event in events).encode()
+    with ScriptedModelServer([ScriptedReply(body=body, content_type="text/event-stream")]) as server:
+        client = govern_client(programs.client(server.base_url), governor)
+        given = list(client.responses.create(model="m", input="go", stream=True))
+    assert "erase_file" not in str(given)
+    assert [event.item.name for event in given if event.type == "response.output_item.done"] == ["look"]
+
+
 # ---------------------------------------------------------------------- many at once
 
 

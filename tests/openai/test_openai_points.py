@@ -308,6 +308,16 @@ def test_a_result_is_judged_before_the_model_reads_it_and_recorded_once(judge: A
     assert (pre.operation_id, pre.span_id) == (action.operation_id, span.span_id)
 
 
+def test_a_result_that_a_program_shortens_later_is_judged_anew_and_recorded_once():
+    with served(Point.POST_TOOL_CALL, hides, asks(("c1", "look", {})), says("ok"), says("ok")) as one:
+        message = one.chat().choices[0].message
+        one.chat(USER, message, {"role": "tool", "tool_call_id": "c1", "content": "the pin is 4711"})
+        one.chat(USER, message, {"role": "tool", "tool_call_id": "c1", "content": "4711"})
+    assert one.sent(2)[2]["content"] == "****"
+    assert [action.text for action in one.judged] == ["the pin is 4711", "4711"]
+    assert [outcome.result for outcome in one.seen.outcomes] == ["the pin is 4711"]
+
+
 def test_results_through_the_servers_transcript_and_of_calls_nobody_saw():
     with served(Point.POST_TOOL_CALL, hides, asks(("c1", "look", {})), says("ok"), says("ok")) as one:
         first = one.client.responses.create(model="m", input="go")

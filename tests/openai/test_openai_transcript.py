@@ -252,6 +252,22 @@ def test_equal_answers_of_two_rollouts_keep_their_own_history_and_an_unclear_one
     assert shape(read(server, 6)) == ["user:go", "assistant:same", "user:more"]
 
 
+def test_two_histories_that_would_both_fit_are_both_left_alone(governor):
+    script = [
+        asks(("a", "erase_file", {"path": "x"})),
+        says("same"),
+        asks(("b", "erase_file", {"path": "y"})),
+        says("same"),
+    ]
+    after = [USER, {"role": "assistant", "content": "same"}, {"role": "user", "content": "more"}]
+    with ScriptedModelServer([*script, says("ok")]) as server:
+        client = on(server, governor)
+        create(client, [USER])
+        create(client, [USER])
+        create(client, after)
+    assert read(server) == after
+
+
 def test_what_a_program_changed_itself_stays_changed(governor):
     script = [asks(("a", "erase_file", {}), ("b", "look", {})), says("ok")]
     with ScriptedModelServer(script) as server:
