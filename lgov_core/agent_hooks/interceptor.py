@@ -273,12 +273,25 @@ def _outcome_of(action: Action, context: Mapping[str, Any], decision: Decision |
     )
 
 
+#: What the contract, and hosts, call the counts.
+_COUNTS: Final = {
+    "input_tokens": ("prompt_tokens", "input_tokens", "input_token_count"),
+    "output_tokens": ("completion_tokens", "output_tokens", "output_token_count"),
+}
+
+
 def _usage_of(usage: Any) -> dict[str, Any]:
+    """``usage`` as policies read it, where it says both numbers: half of it would make a call look cheap."""
     if not isinstance(usage, Mapping):
         return {}
-    names = {"input_tokens": "prompt_tokens", "output_tokens": "completion_tokens"}
-    counts = {ours: usage[theirs] for ours, theirs in names.items() if isinstance(usage.get(theirs), int)}
-    return {"usage": counts} if counts else {}
+    counts: dict[str, int] = {}
+    for ours, theirs in _COUNTS.items():
+        for name in theirs:
+            count = usage.get(name)
+            if isinstance(count, int) and not isinstance(count, bool) and count >= 0:
+                counts[ours] = count
+                break
+    return {"usage": counts} if len(counts) == len(_COUNTS) else {}
 
 
 def _string(value: Any, what: str) -> str:
