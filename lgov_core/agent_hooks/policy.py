@@ -5,14 +5,11 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import copy
-import inspect
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, ClassVar, Final, Literal, TypeVar
+from typing import Any, ClassVar, Final, Literal
 
 from agent_hooks import (
-    ApprovalRequest,
-    ApprovalResolution,
     ApprovalResolver,
     CompositionConfig,
     EnforcementMode,
@@ -21,42 +18,21 @@ from agent_hooks import (
     InterceptionPoint,
     InterceptionRecord,
     Interceptor,
-    Verdict,
 )
-from agent_hooks import Decision as TheirDecision
 
-from lgov_core.agent_hooks.contexts import Unclear, context_of, replaced
+from lgov_core.agent_hooks.contexts import Unclear, context_of
+from lgov_core.agent_hooks.decisions import Deciding
+from lgov_core.agent_hooks.guarded import GuardedInterceptor, GuardedResolver, run, run_without_waiting
 from lgov_core.agent_hooks.sessions import Remembered, Run
 from lgov_core.errors import PolicyError
 from lgov_core.governor import ObservedDecision
 from lgov_core.hookspecs import hookimpl
-from lgov_core.policies.combine import fault, private_copy
-from lgov_core.types import Action, Decision, Effect, Point, Severity, new_id
-
-T = TypeVar("T")
+from lgov_core.policies.combine import private_copy
+from lgov_core.types import Action, Decision, Effect, Point, new_id
 
 Mode = Literal["enforce", "evaluate_only"]
 
 _TOOL_POINTS: Final = (Point.PRE_TOOL_CALL, Point.POST_TOOL_CALL)
-_MAX_SLUG: Final = 200
-_MAX_REASON: Final = 2000
-#: Failures of the judgement itself: they say nothing about the agent.
-_FAULTS: Final = {
-    "host_error:interceptor_failed": "An interceptor failed",
-    "host_error:interceptor_timeout": "An interceptor did not answer in time",
-    "host_error:verdict_invalid": "An interceptor answered what is no verdict",
-    "host_error:transform_invalid": "An interceptor asked for a change that cannot be made",
-    "host_error:transform_target_forbidden": "An interceptor asked to change what must not be changed here",
-    "host_error:approval_resolver_failed": "Approval could not be asked for",
-    "host_error:approval_identity_mismatch": "The approval was given to something else",
-    "host_error:no_interceptor": "There is no interceptor",
-}
-_OTHER_ERRORS: Final = {
-    "host_error:context_invalid": "This cannot be put before the interceptors",
-    "host_error:transform_conflict": "Two interceptors want it changed into different things",
-    "host_error:composition_disagreement": "The interceptors do not agree",
-    "host_error:approval_unresolved": "Nobody has approved it",
-}
 
 
 class InterceptorPolicy:
@@ -109,6 +85,7 @@ class InterceptorPolicy:
         except ValueError as error:
             raise PolicyError(f"{name}: mode {mode!r} is unknown", hint="write enforce or evaluate_only") from error
         self.name = name
+        self._deciding = Deciding(name)
         self.composition = composition or CompositionConfig.run_all()
         self._each_s = float(timeout_s)
         self._identity = identity_provider
@@ -116,8 +93,8 @@ class InterceptorPolicy:
         self._tools = tuple(tools)
         self._on_record = on_record
         self._pool = ThreadPoolExecutor(max_workers=32, thread_name_prefix="lgov-interceptor")
-        self._interceptors = [_Guarded(one, self._pool) for one in given]
-        self._resolver = None if resolver is None else _GuardedResolver(resolver, self._pool)
+        self._interceptors = [GuardedInterceptor(one, self._pool) for one in given]
+        self._resolver = None if resolver is None else GuardedResolver(resolver, self._pool)
         #: No interceptor waits: judging is a plain call.
         self.bounded = resolver is None and all(one.bounded for one in self._interceptors)
         #: How long a governor has to wait for all of them.
@@ -136,13 +113,13 @@ class InterceptorPolicy:
     def judge(self, action: Action) -> Decision:
         """The verdict of the interceptors, for synchronous callers. Coroutines run in an event loop of their own."""
         if self.bounded:
-            return _run_without_waiting(self.ajudge(action))
+            return run_without_waiting(self.ajudge(action))
         try:
             asyncio.get_running_loop()
         except RuntimeError:
             return asyncio.run(self.ajudge(action))
         carried = contextvars.copy_context()
-        return self._pool.submit(carried.run, _run, self.ajudge(action)).result(self.timeout_s)
+        return self._pool.submit(carried.run, run, self.ajudge(action)).result(self.timeout_s)
 
     async def ajudge(self, action: Action) -> Decision:
         """The verdict of the interceptors, in the running event loop."""
@@ -171,10 +148,10 @@ class InterceptorPolicy:
         except Unclear as error:
             point = InterceptionPoint(action.point.value)
             emitter.record_host_failure(point, str(error), session_id=session_id, sequence=number)
-            return self._unclear(error)
+            return self._deciding.unclear(error)
         sent = copy.deepcopy(context)
         record = await emitter.emit_unchecked(context)
-        decision = self._decision(action, sent, context, record)
+        decision = self._deciding.of(action, sent, context, record)
         if key is not None and not decision.blocks:
             self._judged.put(key, _form(action, decision))
         return decision
@@ -202,68 +179,6 @@ class InterceptorPolicy:
             return (action.rollout_id, action.attempt), f"{action.rollout_id}/{action.attempt or 1}"
         session_id = action.session_id or self._session
         return (session_id,), session_id
-
-    # ------------------------------------------------------------------ verdicts
-
-    def _decision(
-        self, action: Action, sent: Mapping[str, Any], context: Mapping[str, Any], record: InterceptionRecord
-    ) -> Decision:
-        verdict = record.verdict
-        if self.mode is EnforcementMode.EVALUATE_ONLY:
-            return self._watched(verdict)
-        if verdict.decision is TheirDecision.DENY:
-            return self._denied(verdict)
-        try:
-            arguments, text = replaced(action, sent, context)
-        except Unclear as error:
-            return self._unclear(error)
-        warned = [self._named(Effect.WARN, one.reason, one.message) for one in verdict.warnings]
-        if arguments is None and text is None:
-            return warned[0] if len(warned) == 1 else self._with_parts(Effect.ALLOW, verdict, warned)
-        changed = self._named(Effect.TRANSFORM, verdict.reason, verdict.message)
-        changed = Decision(Effect.TRANSFORM, self.name, changed.rule, changed.reason, arguments=arguments, text=text)
-        if not warned:
-            return changed
-        return Decision(
-            Effect.TRANSFORM,
-            self.name,
-            changed.rule,
-            changed.reason,
-            arguments=arguments,
-            text=text,
-            parts=(changed, *warned),
-        )
-
-    def _with_parts(self, effect: Effect, verdict: Verdict, parts: Sequence[Decision]) -> Decision:
-        if parts:
-            first = parts[0]
-            return Decision(Effect.WARN, self.name, first.rule, first.reason, parts=tuple(parts))
-        return self._named(effect, verdict.reason, verdict.message)
-
-    def _denied(self, verdict: Verdict) -> Decision:
-        slug = verdict.reason or ""
-        if slug in _FAULTS:
-            detail = f" ({verdict.message[:_MAX_SLUG]})" if verdict.message else ""
-            return fault(self.name, slug, f"{_FAULTS[slug]}{detail}")
-        effect = Effect.ESCALATE if verdict.approval is not None else Effect.DENY
-        return self._named(effect, slug, _OTHER_ERRORS.get(slug) or verdict.message, Severity.HIGH)
-
-    def _watched(self, verdict: Verdict) -> Decision:
-        if verdict.decision is TheirDecision.ALLOW:
-            return self._named(Effect.ALLOW, verdict.reason, verdict.message)
-        effect = Effect.TRANSFORM if verdict.decision is TheirDecision.TRANSFORM else Effect.DENY
-        would = self._named(effect, verdict.reason, verdict.message).changed(shadowed=True)
-        reason = "The interceptors only watch; nothing is blocked."
-        return Decision(Effect.ALLOW, self.name, "evaluate-only", reason, parts=(would,), shadowed=True)
-
-    def _named(
-        self, effect: Effect, slug: str | None, message: str | None, severity: Severity = Severity.LOW
-    ) -> Decision:
-        reason = message or slug or f"The interceptors answer {effect.label}."
-        return Decision(effect, self.name, (slug or effect.label)[:_MAX_SLUG], reason[:_MAX_REASON], severity)
-
-    def _unclear(self, error: Unclear) -> Decision:
-        return Decision(Effect.DENY, self.name, "not-expressible", f"It cannot be judged: {error}.", Severity.HIGH)
 
     # ------------------------------------------------------------------ what came of it
 
@@ -334,55 +249,6 @@ class InterceptorPolicy:
     def lgov_observe(self, event: Any) -> None:
         """See `lgov_core.hookspecs.lgov_observe`."""
         self.observe(event)
-
-
-class _Guarded:
-    """An interceptor that can be given up: one that may block is called in a thread."""
-
-    def __init__(self, inner: Interceptor, pool: ThreadPoolExecutor) -> None:
-        self._inner = inner
-        self._pool = pool
-        asynchronous = inspect.iscoroutinefunction(inner.intercept)
-        self.bounded = getattr(inner, "bounded", False) is True and not asynchronous
-        self._direct = self.bounded or asynchronous
-
-    def intercept(self, context: dict[str, Any]) -> Any:
-        if self._direct:
-            return self._inner.intercept(context)
-        return _in_thread(self._pool, self._inner.intercept, context)
-
-
-class _GuardedResolver:
-    def __init__(self, inner: ApprovalResolver, pool: ThreadPoolExecutor) -> None:
-        self._inner = inner
-        self._pool = pool
-        self._direct = inspect.iscoroutinefunction(inner.resolve)
-
-    def resolve(self, request: ApprovalRequest, /) -> Any:
-        if self._direct:
-            return self._inner.resolve(request)
-        answer: Awaitable[ApprovalResolution] = _in_thread(self._pool, self._inner.resolve, request)
-        return answer
-
-
-async def _in_thread(pool: ThreadPoolExecutor, function: Callable[[Any], Any], argument: Any) -> Any:
-    carried = contextvars.copy_context()
-    answer = await asyncio.get_running_loop().run_in_executor(pool, lambda: carried.run(function, argument))
-    return await answer if inspect.isawaitable(answer) else answer
-
-
-def _run(judging: Coroutine[Any, Any, T]) -> T:
-    return asyncio.run(judging)
-
-
-def _run_without_waiting(judging: Coroutine[Any, Any, T]) -> T:
-    """Runs a coroutine that never waits. Raises `RuntimeError` for one that does: the caller then denies."""
-    try:
-        judging.send(None)
-    except StopIteration as end:
-        return end.value
-    judging.close()
-    raise RuntimeError("an interceptor that says it is bounded waited for something")
 
 
 def _form(action: Action, decision: Decision) -> tuple[Mapping[str, Any], str | None]:
