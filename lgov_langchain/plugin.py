@@ -24,8 +24,39 @@ SURFACE: Mapping[Point, Surface] = {
     Point.OUTPUT: Surface(observe=True, block=True, transform=True, sync=True),
 }
 
+
+#: Every cell of the table of denials is there, so nothing is listed as unsupported.
 GAPS = (
-    Gap("tool.func", "calling a tool's own function goes around the tool, and so around lgov", ("func", "coroutine")),
+    Gap(
+        "tool.func",
+        "the function behind a tool (tool.func, tool.coroutine, tool._run), called by the program itself, is not seen",
+        calls=("func", "coroutine"),
+    ),
+    Gap(
+        "a tool class with its own run",
+        "a subclass of BaseTool that overrides run, arun, invoke or ainvoke and does not call BaseTool's is judged only in"
+        " agents with the middleware and in governed tool nodes",
+    ),
+    Gap(
+        "a model class with its own generate",
+        "a subclass of BaseChatModel that overrides generate or stream and does not call BaseChatModel's is judged only in"
+        " agents with the middleware",
+    ),
+    Gap(
+        "event streams of a bare model",
+        "model.stream_events(version='v3') and its asynchronous twin are shown as spans and not judged; the tools that the"
+        " reply asks for are",
+    ),
+    Gap(
+        "plain text models",
+        "models that are no chat models (BaseLLM) are shown as spans and not judged",
+    ),
+    Gap(
+        "streamed text",
+        "the tokens of a streamed reply reach who streams before the whole reply can be judged; the tool calls in it are held"
+        " back, or judged before they run",
+    ),
+    Gap("other processes", "what a tool starts as a process of its own is not governed"),
 )
 
 

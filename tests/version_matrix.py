@@ -39,7 +39,7 @@ FRAMEWORKS = (
         "langchain",
         ("tests/langchain",),
         "langchain",
-        ("langchain==1.4.0", "langchain-core==1.7.0", "langgraph==1.2.0", "langchain-openai==1.7.0"),
+        ("langchain==1.4.0", "langchain-core==1.7.0", "langgraph==1.2.11", "langchain-openai==1.7.0"),
         ("langchain", "langchain-core", "langgraph", "langchain-openai"),
     ),
     Framework(
@@ -57,7 +57,7 @@ FRAMEWORKS = (
         ("openai-agents==0.24.0",),
         ("openai-agents", "openai"),
     ),
-    Framework("openai", ("tests/openai",), "openai", ("openai==3.0.0",), ("openai",)),
+    Framework("openai", ("tests/openai",), "openai", ("openai==3.0.0",), ("openai",), ("httpx",)),
 )
 
 

@@ -41,6 +41,10 @@ class ModelServer:
         left = list(replies)
         self.script = lambda body: left.pop(0)
 
+    def forget(self) -> None:
+        """Drops what was asked so far."""
+        self._server.requests.clear()
+
     @property
     def url(self) -> str:
         """Where the server is, without ``/v1``."""
