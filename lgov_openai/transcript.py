@@ -24,6 +24,9 @@ from lgov_openai.wire import JSON, Proposal, Wire, dump
 #: How many calls, replies and verdicts are remembered; the oldest are forgotten first.
 MAX_REMEMBERED = 20_000
 
+#: How many of them may have one id: some servers give each reply the same ids.
+MAX_NAMESAKES = 256
+
 K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
 
@@ -123,10 +126,10 @@ class Transcripts:
             self._withheld = True
             for entry in entries:
                 for name in _ids(wire, entry):
-                    self._by_id.put(name, [*(self._by_id.get(name) or ()), one])
+                    self._by_id.put(name, [*(self._by_id.get(name) or ())[-MAX_NAMESAKES:], one])
                 if not wire.proposals(entry):
                     key = (prefix, canonical(wire, entry))
-                    self._by_text.put(key, [*(self._by_text.get(key) or ()), one])
+                    self._by_text.put(key, [*(self._by_text.get(key) or ())[-MAX_NAMESAKES:], one])
 
     def used(self, names: Iterable[str]) -> None:
         """Counts the ids of a reply: an id that came twice tells nothing by itself."""
@@ -205,8 +208,9 @@ class Transcripts:
             pending.call.span.abandon()  # no result can ever be told to be this call's
             return
         with self._lock:
-            forgotten = self._pending.put(call_id, [*(self._pending.get(call_id) or ()), pending])
-        for one in forgotten or ():
+            known = self._pending.get(call_id) or []
+            forgotten = self._pending.put(call_id, [*known[-MAX_NAMESAKES:], pending])
+        for one in [*known[:-MAX_NAMESAKES], *(forgotten or ())]:
             one.call.span.abandon()
 
     def claim(self, call_id: str | None, proposal: Proposal | None, prefix: str | None) -> tuple[Pending | None, bool]:

@@ -14,7 +14,7 @@ from lgov_core.governor import Governor
 from lgov_core.scope import RolloutScope, enter_scope
 from lgov_core.testing import ScriptedModelServer, ScriptedReply
 from lgov_openai import govern_client
-from tests.cells import NoErasing, asks, says
+from tests.cells import NoErasing, Seen, asks, says
 from tests.openai import openai_programs as programs
 
 USER = {"role": "user", "content": "go"}
@@ -229,6 +229,24 @@ def test_ids_that_a_server_uses_again_tell_nothing_by_themselves(governor):
     assert shape(read(server, 2)) == ["user:first", "assistant:call_0,call_1", "tool:call_1", "tool:call_0"]
     assert shape(read(server, 3)) == ["user:second", "assistant:call_0", "tool:call_0"]
     assert shape(read(server, 4)) == ["user:third", "assistant:call_0", "tool:call_0"]
+
+
+def test_ids_that_come_again_and_again_do_not_fill_the_memory(governor):
+    from lgov_openai.transcript import MAX_NAMESAKES, Transcripts
+
+    seen = Seen()
+    governor.manager.register(seen)
+    kept: list[Transcripts] = []
+    with ScriptedModelServer(lambda body: asks(("call_0", "look", {}))) as server:
+        client = on(server, governor)
+        kept += [door.memory for door in type(client)._lgov_doors]
+        for number in range(MAX_NAMESAKES + 20):
+            create(client, [{"role": "user", "content": str(number)}])
+    ended = [span for span in seen.spans if span.name == "execute_tool look"]
+    assert len(ended) == 19, "calls that were forgotten are shown as ones whose end nobody saw"
+    assert all(span.ended_at is None for span in ended)
+    kept[0].close()
+    assert len([span for span in seen.spans if span.name == "execute_tool look"]) == MAX_NAMESAKES + 20
 
 
 def test_equal_answers_of_two_rollouts_keep_their_own_history_and_an_unclear_one_stays_as_it_is(governor):
