@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from lgov_core.governor import Governor
 
 #: The versions that the tests run against.
-TESTED = {"langchain": ">=1.4,<2", "langchain-core": ">=1.7,<2", "langgraph": ">=1.2.11,<2"}
+TESTED = {"langchain": ">=1.4,<1.6", "langchain-core": ">=1.7,<1.9", "langgraph": ">=1.2.11,<1.3"}
 
 _ARMING = Arming("LangChain", TESTED)
 
