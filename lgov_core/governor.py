@@ -331,7 +331,9 @@ class Governor:
         return rewards
 
     async def arecord(self, outcome: ToolOutcome) -> list[Reward]:
-        """As `record`, in a thread, so that a slow store does not hold up the event loop."""
+        """As `record`; where rewards are made and stored, in a thread, so that the store does not hold up the event loop."""
+        if not self.manager.hook.lgov_reward.get_hookimpls():
+            return self.record(outcome)  # nothing waits for a store: a thread would cost more than the work
         return await asyncio.to_thread(self.record, outcome)
 
     def observe(self, event: Any) -> None:
