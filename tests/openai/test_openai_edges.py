@@ -255,6 +255,7 @@ def judged(seen: Seen) -> list[tuple[str, str, str | None]]:
 
 @pytest.mark.parametrize("way", ["create_agent", "graph", "loop", "stream", "ainvoke"])
 def test_beside_langchain_nothing_is_judged_twice(way: str, tmp_path: Path):
+    pytest.importorskip("langchain_openai")
     from langchain_core.messages import HumanMessage
     from langchain_core.tools import tool
 
@@ -322,8 +323,7 @@ def _langchain_run(way: str, model: Any, erase_file: Any, question: Any) -> str:
 @pytest.mark.parametrize("api", ["chat", "responses"])
 @pytest.mark.parametrize("streamed", [False, True], ids=["whole", "streamed"])
 async def test_beside_the_agents_sdk_nothing_is_judged_twice(api: str, streamed: bool, tmp_path: Path):
-    import agents
-
+    agents = pytest.importorskip("agents")
     import lgov_openai_agents
 
     def erase_file(path: str) -> str:
@@ -355,6 +355,7 @@ async def test_beside_the_agents_sdk_nothing_is_judged_twice(api: str, streamed:
 
 @pytest.mark.parametrize("streamed", [False, True], ids=["whole", "streamed"])
 async def test_beside_autogen_nothing_is_judged_twice(streamed: bool, tmp_path: Path):
+    pytest.importorskip("autogen_ext")
     from autogen_agentchat.agents import AssistantAgent
     from autogen_ext.models.openai import OpenAIChatCompletionClient
 
