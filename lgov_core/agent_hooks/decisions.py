@@ -37,15 +37,16 @@ _OTHER_ERRORS: Final = {
 class Deciding:
     """Makes decisions in the name of the policy ``name``."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, mode: EnforcementMode) -> None:
         self._name = name
+        self._watching = mode is EnforcementMode.EVALUATE_ONLY
 
     def of(
         self, action: Action, sent: Mapping[str, Any], context: Mapping[str, Any], record: InterceptionRecord
     ) -> Decision:
         """The decision on ``action``: ``sent`` is its context as it was, ``context`` as the interceptors left it."""
         verdict = record.verdict
-        if record.mode is EnforcementMode.EVALUATE_ONLY:
+        if self._watching:
             return self._watched(verdict)
         if verdict.decision is TheirDecision.DENY:
             return self._denied(verdict)
@@ -75,9 +76,12 @@ class Deciding:
         if verdict.decision is TheirDecision.ALLOW:
             return self._named(Effect.ALLOW, verdict.reason, verdict.message)
         effect = Effect.TRANSFORM if verdict.decision is TheirDecision.TRANSFORM else Effect.DENY
-        would = self._named(effect, verdict.reason, verdict.message).changed(shadowed=True)
+        return self._shadowed(self._named(effect, verdict.reason, verdict.message))
+
+    def _shadowed(self, would: Decision) -> Decision:
         reason = "The interceptors only watch; nothing is blocked."
-        return Decision(Effect.ALLOW, self._name, "evaluate-only", reason, parts=(would,), shadowed=True)
+        parts = (would.changed(shadowed=True),)
+        return Decision(Effect.ALLOW, self._name, "evaluate-only", reason, parts=parts, shadowed=True)
 
     def _named(
         self, effect: Effect, slug: str | None, message: str | None, severity: Severity = Severity.LOW
@@ -87,4 +91,6 @@ class Deciding:
 
     def unclear(self, error: Unclear) -> Decision:
         """The decision on what has no form in the contract, or in lgov."""
-        return Decision(Effect.DENY, self._name, "not-expressible", f"It cannot be judged: {error}.", Severity.HIGH)
+        reason = f"It cannot be judged: {error}."
+        denied = Decision(Effect.DENY, self._name, "not-expressible", reason, Severity.HIGH)
+        return self._shadowed(denied) if self._watching else denied

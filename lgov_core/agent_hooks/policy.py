@@ -85,7 +85,7 @@ class InterceptorPolicy:
         except ValueError as error:
             raise PolicyError(f"{name}: mode {mode!r} is unknown", hint="write enforce or evaluate_only") from error
         self.name = name
-        self._deciding = Deciding(name)
+        self._deciding = Deciding(name, self.mode)
         self.composition = composition or CompositionConfig.run_all()
         self._each_s = float(timeout_s)
         self._identity = identity_provider

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from ctk_autogen import AutoGenHarness
 from ctk_harness import Given, KitModel, LgovHarness, Mode, report_of
 from ctk_langchain import LangChainHarness
 from langchain.agents.middleware import AgentMiddleware
+from more_vectors import MORE
 
 #: What the kit of agent-hooks-sdk 0.1.0b3 holds.
 VECTORS = 75
@@ -60,10 +62,27 @@ def test_every_applicable_vector_passes(
         return made
 
     report = report_of(make, mode, vectors)
+    assert_more(make, mode)
     print(f"{harness.__name__}, {mode}, as a {given}: {report}")
     assert report.failed == []
     assert report.passed == APPLICABLE
     assert report.skipped == SKIPPED
+
+
+def assert_more(make: Callable[[Mode, KitModel], LgovHarness], mode: Mode) -> None:
+    """What the kit does not ask."""
+    made: list[LgovHarness] = []
+
+    def kept(chosen: Mode, model: KitModel) -> LgovHarness:
+        made.append(make(chosen, model))
+        return made[-1]
+
+    report = report_of(kept, mode, MORE)
+    assert report.failed == []
+    assert report.passed == len(MORE)
+    (side_by_side,) = [one for one, vector in zip(made, MORE, strict=True) if vector["id"] == "LGOV-005"]
+    ran = sorted(call["args"]["key"] for call in side_by_side.invoked)
+    assert ran == ["c", "z"]
 
 
 class Ungoverned(LangChainHarness):

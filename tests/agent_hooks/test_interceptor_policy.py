@@ -352,7 +352,9 @@ def test_a_change_that_an_agent_cannot_be_given_is_a_deny(point: str, change: di
     action = Action(Point(point), "thing", arguments=arguments, text="x", operation_id="op_1")
     verdict = {"decision": "transform", "transform": change}
     for path in PATHS:
-        assert decide(path, InterceptorPolicy([Sync(at(point, verdict))]), action).effect is Effect.DENY
+        decision = decide(path, InterceptorPolicy([Sync(at(point, verdict))]), action)
+        assert decision.effect is Effect.DENY
+        assert decision.rule in ("not-expressible", "host_error:transform_target_forbidden"), decision
 
 
 @pytest.mark.parametrize(
@@ -408,6 +410,9 @@ def test_only_watching_records_and_blocks_nothing(tmp_path: Path) -> None:
     assert (decision.effect, decision.shadowed) == (Effect.ALLOW, True)
     assert [(part.effect, part.rule, part.shadowed) for part in decision.parts] == [(Effect.DENY, "acme:no", True)]
     assert records[0].verdict.reason == "acme:no"
+    unclear = decide("plugin", policy, call(value=object()))
+    assert (unclear.effect, unclear.parts[0].rule) == (Effect.ALLOW, "not-expressible")
+    assert records[1].verdict.reason == "host_error:context_invalid"
 
 
 def test_a_run_is_a_session_with_numbers_and_an_end() -> None:
