@@ -38,7 +38,7 @@ GAPS = (
     ),
     Gap(
         "tools at the provider",
-        "a hosted tool can only be left out of the request: what it did there is not judged",
+        "a hosted tool can only be left out of the request: what it did there is judged with the reply, when it has happened",
     ),
 )
 

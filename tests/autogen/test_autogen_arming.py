@@ -273,6 +273,7 @@ def gap(name: str) -> str:
     return next(one for one in lgov_framework().gaps if one.name == name).why
 
 
+@pytest.mark.gap("autogen", "tool.run")
 async def test_gap_the_function_behind_a_tool() -> None:
     assert gap("tool.run")
     with playing("armed", DENY) as (_parts, seen, _server):
@@ -283,6 +284,7 @@ async def test_gap_the_function_behind_a_tool() -> None:
     assert seen.decisions() == []
 
 
+@pytest.mark.gap("autogen", "model client of another kind")
 async def test_gap_a_model_client_of_another_kind() -> None:
     assert gap("model client of another kind")
 
@@ -299,6 +301,7 @@ async def test_gap_a_model_client_of_another_kind() -> None:
     assert seen.decisions(Point.PRE_MODEL_CALL) == []
 
 
+@pytest.mark.gap("autogen", "runtime of its own")
 async def test_gap_a_team_on_a_runtime_that_was_started_elsewhere() -> None:
     from autogen_agentchat.conditions import MaxMessageTermination
     from autogen_agentchat.teams import RoundRobinGroupChat
@@ -319,6 +322,7 @@ async def test_gap_a_team_on_a_runtime_that_was_started_elsewhere() -> None:
     assert one.action.rollout_id is None, "the gap has been closed: say so"
 
 
+@pytest.mark.gap("autogen", "other processes")
 async def test_gap_a_process_that_a_tool_starts(tmp_path: Path) -> None:
     import subprocess
     import sys
@@ -336,6 +340,7 @@ async def test_gap_a_process_that_a_tool_starts(tmp_path: Path) -> None:
     assert (tmp_path / "made").exists()
 
 
+@pytest.mark.gap("autogen", "agents that bring their own client")
 async def test_gap_agents_that_bring_their_own_client() -> None:
     """Such an agent's run has a span, and its tools would be judged; its model calls are the openai client's own."""
     from autogen_ext.agents.openai import OpenAIAgent

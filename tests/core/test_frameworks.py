@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 
@@ -46,6 +47,40 @@ def test_a_declared_ability_includes_what_it_needs(adapter: Adapter) -> None:
         assert mode in MODES
         assert shape in (*SHAPES, "*")
         assert len(reason) > 20
+
+
+def declared_abilities() -> set[tuple[str, str, str]]:
+    """``(framework, point, ability)`` of every flag that an adapter has set."""
+    return {
+        (adapter.name, point.value, one.name)
+        for adapter in ADAPTERS
+        for point, surface in adapter.surface.items()
+        for one in dataclasses.fields(surface)
+        if getattr(surface, one.name)
+    }
+
+
+def test_every_declared_ability_is_shown_by_a_test_and_no_test_claims_another() -> None:
+    marks = frameworks_page.marked("surface")
+    shown = {(name, point, ability) for name, point, *abilities in marks for ability in abilities}
+    declared = declared_abilities()
+    assert sorted(declared - shown) == [], "declared, and shown by no test"
+    assert sorted(shown - declared) == [], "claimed by a test, and not declared"
+    assert all(len(words) > 2 for words in marks), "a mark without an ability says nothing"
+
+
+#: Gaps that no test can show here, and why: ``(framework, gap) -> reason``.
+NOT_SHOWN: dict[tuple[str, str], str] = {}
+
+
+def test_every_gap_is_shown_by_a_test_or_it_is_said_why_not() -> None:
+    shown = set(frameworks_page.marked("gap"))
+    declared = {(adapter.name, gap.name) for adapter in ADAPTERS for gap in adapter.gaps}
+    assert sorted(shown - declared) == [], "shown by a test, and not declared"
+    assert sorted(declared - shown - set(NOT_SHOWN)) == [], "declared, and neither shown nor explained"
+    assert sorted(set(NOT_SHOWN) & shown) == [], "shown after all"
+    assert sorted(set(NOT_SHOWN) - declared) == [], "no such gap"
+    assert all(len(reason) > 20 for reason in NOT_SHOWN.values())
 
 
 def test_the_command_shows_what_the_adapters_declare() -> None:

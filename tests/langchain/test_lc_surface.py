@@ -109,7 +109,20 @@ def works(mode: str, point: Point, server: ModelServer, chat: Any, witness: Witn
     return Surface(**found)
 
 
-@pytest.mark.parametrize("point", list(MARKS))
+@pytest.mark.parametrize(
+    "point",
+    [
+        pytest.param(point, marks=pytest.mark.surface("langchain", point.value, *abilities), id=point.value)
+        for point, abilities in {
+            Point.INPUT: ("observe", "block", "transform", "stream", "sync"),
+            Point.PRE_MODEL_CALL: ("observe", "block", "transform", "stream", "sync"),
+            Point.POST_MODEL_CALL: ("observe", "block", "transform", "sync"),
+            Point.PRE_TOOL_CALL: ("observe", "block", "tell", "transform", "stream", "sync"),
+            Point.POST_TOOL_CALL: ("observe", "block", "tell", "transform", "stream", "sync"),
+            Point.OUTPUT: ("observe", "block", "transform", "sync"),
+        }.items()
+    ],
+)
 def test_what_is_declared_is_what_can_be_done(
     point: Point, model_server: ModelServer, chat: Any, witness: Witness
 ) -> None:
@@ -149,6 +162,7 @@ def gap(name: str) -> Any:
     return next(one for one in lgov_framework().gaps if one.name == name)
 
 
+@pytest.mark.gap("langchain", "tool.func")
 def test_gap_the_function_behind_a_tool(denying: Any) -> None:
     assert gap("tool.func").calls
     assert note.func("beta") == "beta gamma"  # type: ignore[attr-defined]
@@ -169,6 +183,7 @@ class OwnRun(BaseTool):
         return self._run(**tool_input)
 
 
+@pytest.mark.gap("langchain", "a tool class with its own run")
 def test_gap_a_tool_class_with_its_own_run(denying: Any, model_server: ModelServer, chat: Any) -> None:
     assert gap("a tool class with its own run")
     assert OwnRun().invoke({"text": "beta"}) == "beta gamma"
@@ -180,6 +195,7 @@ def test_gap_a_tool_class_with_its_own_run(denying: Any, model_server: ModelServ
     assert ran == [], "in an agent it is judged all the same"
 
 
+@pytest.mark.gap("langchain", "a model class with its own generate")
 def test_gap_a_model_class_with_its_own_generate(denying: Any) -> None:
     from langchain_core.language_models import BaseChatModel
     from langchain_core.outputs import ChatGeneration, ChatResult, LLMResult
@@ -200,6 +216,7 @@ def test_gap_a_model_class_with_its_own_generate(denying: Any) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:.*beta.*")
+@pytest.mark.gap("langchain", "event streams of a bare model")
 def test_gap_event_streams_of_a_bare_model(
     denying: Any, model_server: ModelServer, chat: Any, witness: Witness
 ) -> None:
@@ -211,6 +228,7 @@ def test_gap_event_streams_of_a_bare_model(
     assert span.name == "chat scripted"
 
 
+@pytest.mark.gap("langchain", "plain text models")
 def test_gap_plain_text_models(denying: Any, witness: Witness) -> None:
     from langchain_core.language_models import FakeListLLM
 
@@ -219,6 +237,7 @@ def test_gap_plain_text_models(denying: Any, witness: Witness) -> None:
     assert [span.name.split()[0] for span in witness.spans] == ["chat"]
 
 
+@pytest.mark.gap("langchain", "streamed text")
 def test_gap_streamed_text(model_server: ModelServer, chat: Any, witness: Witness) -> None:
     assert gap("streamed text")
     model_server.play(says("the secret is out"))
@@ -230,6 +249,7 @@ def test_gap_streamed_text(model_server: ModelServer, chat: Any, witness: Witnes
     assert text.startswith("the secret is out\nDENIED")
 
 
+@pytest.mark.gap("langchain", "other processes")
 def test_gap_other_processes(denying: Any) -> None:
     assert gap("other processes")
     program = (

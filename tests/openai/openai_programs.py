@@ -29,6 +29,7 @@ SCHEMA = {
     "additionalProperties": False,
 }
 NAMES = ("erase_file", "look")
+QUESTION = "Erase the file."
 CHAT_TOOLS: Any = [
     {"type": "function", "function": {"name": name, "parameters": SCHEMA, "strict": True}} for name in NAMES
 ]
@@ -104,8 +105,10 @@ def assembled(chunks: Any) -> dict[str, Any]:
     return message
 
 
-def chat_loop(ask: Callable[[Any, list[Any]], Any], on: openai.OpenAI, tools: Tools) -> str:
-    messages: list[Any] = [{"role": "user", "content": "Erase the file."}]
+def chat_loop(
+    ask: Callable[[Any, list[Any]], Any], on: openai.OpenAI, tools: Tools, *, question: str = QUESTION
+) -> str:
+    messages: list[Any] = [{"role": "user", "content": question}]
     while True:
         message = ask(on, messages)
         messages.append(message)
@@ -137,9 +140,13 @@ AsyncUse = Callable[[str, str], Awaitable[str]]
 
 
 async def achat_loop(
-    ask: Callable[[Any, list[Any]], Awaitable[Any]], on: openai.AsyncOpenAI, tools: Tools | AsyncUse
+    ask: Callable[[Any, list[Any]], Awaitable[Any]],
+    on: openai.AsyncOpenAI,
+    tools: Tools | AsyncUse,
+    *,
+    question: str = QUESTION,
 ) -> str:
-    messages: list[Any] = [{"role": "user", "content": "Erase the file."}]
+    messages: list[Any] = [{"role": "user", "content": question}]
     while True:
         message = await ask(on, messages)
         messages.append(message)
@@ -179,9 +186,11 @@ def response_stream_helper(on: openai.OpenAI, **asked: Any) -> Any:
         return stream.get_final_response()
 
 
-def response_loop(ask: Callable[..., Any], on: openai.OpenAI, tools: Tools, *, chained: bool = False) -> str:
+def response_loop(
+    ask: Callable[..., Any], on: openai.OpenAI, tools: Tools, *, chained: bool = False, question: str = QUESTION
+) -> str:
     """Keeps the transcript itself, or (``chained``) lets the server keep it."""
-    items: list[Any] = [{"role": "user", "content": "Erase the file."}]
+    items: list[Any] = [{"role": "user", "content": question}]
     previous: str | None = None
     while True:
         response = ask(on, input=items, **({"previous_response_id": previous} if previous else {}))
@@ -204,8 +213,14 @@ async def aresponse_events(on: openai.AsyncOpenAI, **asked: Any) -> Any:
     return [event async for event in stream][-1].response
 
 
-async def aresponse_loop(ask: Callable[..., Awaitable[Any]], on: openai.AsyncOpenAI, tools: Tools | AsyncUse) -> str:
-    items: list[Any] = [{"role": "user", "content": "Erase the file."}]
+async def aresponse_loop(
+    ask: Callable[..., Awaitable[Any]],
+    on: openai.AsyncOpenAI,
+    tools: Tools | AsyncUse,
+    *,
+    question: str = QUESTION,
+) -> str:
+    items: list[Any] = [{"role": "user", "content": question}]
     while True:
         response = await ask(on, input=items)
         calls = [item for item in response.output if item.type == "function_call"]
@@ -229,7 +244,7 @@ def run_tools(on: openai.OpenAI, tools: Tools, *, stream: bool = False) -> str:
         if tool["name"] in tools
     ]
     runner = ResponsesToolRunner(functions=functions)
-    return runner.run(on, {"model": "m", "input": "Erase the file."}, stream=stream, eager=stream).output_text
+    return runner.run(on, {"model": "m", "input": QUESTION}, stream=stream, eager=stream).output_text
 
 
 async def arun_tools(on: openai.AsyncOpenAI, tools: Tools, *, stream: bool = False) -> str:
@@ -241,7 +256,7 @@ async def arun_tools(on: openai.AsyncOpenAI, tools: Tools, *, stream: bool = Fal
 
     functions = [registered(tool) for tool in RESPONSE_TOOLS if tool["name"] in tools]
     runner = AsyncResponsesToolRunner(functions=functions)
-    done = await runner.run(on, {"model": "m", "input": "Erase the file."}, stream=stream, eager=stream)
+    done = await runner.run(on, {"model": "m", "input": QUESTION}, stream=stream, eager=stream)
     return done.output_text
 
 

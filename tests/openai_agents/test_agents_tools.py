@@ -277,6 +277,7 @@ def test_copies_of_a_governed_tool_stay_governed(seen: Seen) -> None:
     assert asyncio.run(erase.on_invoke_tool(context, "{}")) == "erased", "the program's own tool is as it was"
 
 
+@pytest.mark.gap("openai-agents", "the wrapped function")
 def test_the_known_gap_is_one(seen: Seen) -> None:
     """What the adapter declares under ``gaps``: the program's own function is nobody's but the program's."""
 
@@ -494,6 +495,27 @@ def test_a_hosted_mcp_tool_that_asks_for_approval_is_judged(denied: bool, way: A
     assert next(one.action.kind for one in seen.outcomes) == "mcp"
 
 
+@pytest.mark.gap("openai-agents", "tools at the provider")
+def test_a_hosted_tool_has_acted_before_anybody_can_judge_what_it_did(way: Any, seen: Seen) -> None:
+    """A known gap: the tool is judged before the request, without arguments; its act comes with the reply."""
+    action = {"type": "search", "query": "forbidden"}
+    searched = {"type": "web_search_call", "id": "ws_1", "status": "completed", "action": action}
+    with ScriptedModelServer([as_response(searched, SAID)]) as server:
+        governor = make_governor(
+            lambda action: (
+                deny("no") if action.point is Point.PRE_TOOL_CALL and "forbidden" in str(action.arguments) else None
+            ),
+            seen,
+        )
+        result = way(governor, Agent(name="a", model=responses_model(server), tools=[WebSearchTool()]))
+    assert result.final_output == ANSWER
+    assert [(one.action.name, dict(one.action.arguments)) for one in seen.decisions()] == [("web_search", {})]
+    assert ["forbidden" in str(one.action.arguments) for one in seen.decisions(Point.POST_MODEL_CALL)] == [True]
+    assert seen.decisions(Point.POST_TOOL_CALL) == []
+    assert seen.outcomes == []
+
+
+@pytest.mark.gap("openai-agents", "a result that is the answer")
 def test_a_result_that_is_the_answer_is_judged_as_a_result_only(way: Any, seen: Seen) -> None:
     """A known gap: with ``tool_use_behavior`` the model says nothing more, so there is no ``output`` to judge."""
 
