@@ -89,6 +89,7 @@ def test_a_batch_on_the_server_is_not_judged(seen: Seen) -> None:
 
 @pytest.mark.gap("openai", "connections that stay open")
 def test_what_comes_over_a_websocket_is_not_judged(seen: Seen) -> None:
+    pytest.importorskip("websockets")
     from websockets.sync.server import serve
 
     heard: list[Any] = []
