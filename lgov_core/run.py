@@ -80,6 +80,7 @@ class _Run:
     attempt_open: bool = False
     children: Counter[str] = field(default_factory=Counter)
     pid: int = field(default_factory=os.getpid)
+    script: Path | None = None  # absolute: the program may go to another folder
 
 
 def run_program(command: Sequence[str], options: RunOptions) -> int:
@@ -142,6 +143,7 @@ def _prepare(invocation: Invocation, scope: RolloutScope, options: RunOptions) -
         manager=manager,
     )
     run = _Run(scope, options, invocation.folder, process, adapters)
+    run.script = None if invocation.is_module else Path(invocation.target).resolve()
     run.guard = FrameworkGuard(adapters, lambda: process.governor, partial(_refuse, run))
     return run
 
@@ -224,6 +226,7 @@ def _finish(run: _Run) -> None:
         failures=process.governor.failures,
         audit=process.options.audit,
         problems=[*problems, *process.close()],
+        main=run.script,
     )
     if run.options.as_json:
         sys.stderr.write(json.dumps({"report": report.as_json()}) + "\n")

@@ -118,8 +118,12 @@ def make_report(
     failures: Mapping[str, int],
     audit: Path,
     problems: Iterable[str] = (),
+    main: Path | None = None,
 ) -> RunReport:
-    """Puts the report together. ``folder`` holds the program's own files: those are searched for known gaps."""
+    """Puts the report together. ``folder`` holds the program's own files: those are searched for known gaps.
+
+    ``main`` is the file that ran as ``__main__``; by the end it is no loaded module any more.
+    """
     names = list(armed)
     here = [adapter for adapter in adapters if adapter.name in names]
     denied = sum(count for (_, _, effect), count in judged.items() if effect in ("deny", "escalate"))
@@ -129,7 +133,7 @@ def make_report(
         allowed=sum(judged.values()) - denied,
         denied=denied,
         uncovered={one.name: points for one in here if (points := _cannot_block(one))},
-        near_gaps=near_gaps(folder, here),
+        near_gaps=near_gaps(folder, here, main),
         children=dict(children),
         governed_children=governed_children,
         failures=dict(failures),
@@ -150,17 +154,17 @@ def _cannot_block(adapter: Adapter) -> list[str]:
     return [point.value for point in judged if not (surface := adapter.surface.get(point)) or not surface.block]
 
 
-def near_gaps(folder: Path, adapters: Iterable[Adapter]) -> list[NearGap]:
+def near_gaps(folder: Path, adapters: Iterable[Adapter], main: Path | None = None) -> list[NearGap]:
     """The lines of the program's own modules that call what a known gap of an armed framework is reached by.
 
-    Read from the source of the modules that are loaded from ``folder``: what is called there by name. It is a hint and
-    no proof in either direction.
+    Read from the source of ``main`` and of the modules that are loaded from ``folder``: what is called there by name. It
+    is a hint and no proof in either direction.
     """
     wanted = {name: (adapter.name, gap) for adapter in adapters for gap in adapter.gaps for name in gap.calls}
     found: list[NearGap] = []
     if not wanted:
         return found
-    for path in sorted(_own_files(folder)):
+    for path in sorted(_own_files(folder, main)):
         try:
             tree = ast.parse(path.read_bytes())
         except (OSError, SyntaxError, ValueError):
@@ -172,7 +176,7 @@ def near_gaps(folder: Path, adapters: Iterable[Adapter]) -> list[NearGap]:
     return sorted(found, key=lambda one: (one.file, one.line))
 
 
-def _own_files(folder: Path) -> set[Path]:
+def _own_files(folder: Path, main: Path | None) -> set[Path]:
     root = folder.resolve()
     files: set[Path] = set()
     for module in list(sys.modules.values()):
@@ -182,7 +186,8 @@ def _own_files(folder: Path) -> set[Path]:
         path = Path(name).resolve()
         if path.is_relative_to(root) and "site-packages" not in path.parts and not path.is_relative_to(_OURS):
             files.add(path)
-    main = Path(sys.argv[0]).resolve() if sys.argv and sys.argv[0].endswith(".py") else None
+    if main is None and sys.argv and sys.argv[0].endswith(".py"):
+        main = Path(sys.argv[0]).resolve()
     return files | ({main} if main is not None and main.is_file() else set())
 
 

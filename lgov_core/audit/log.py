@@ -149,7 +149,7 @@ class AuditLog:
         heads: str | os.PathLike[str] | None = None,
         redact: Redaction | Callable[[str, Any], Any] | Iterable[str] | None = None,
     ) -> None:
-        self.path = Path(path)
+        self.path = Path(path).absolute()  # opened again by each thread, wherever the program is by then
         self._name = str(self.path)
         #: May be set later, by whoever knows which policies decide.
         self.policy_digest: str | Callable[[], str | None] = policy_digest or ""

@@ -44,7 +44,7 @@ class SQLiteStore:
     """
 
     def __init__(self, path: str | os.PathLike[str], *, busy_timeout_s: float = 10.0, span_queue: int = 10_000) -> None:
-        self.path = Path(path)
+        self.path = Path(path).absolute()  # opened again by each thread, wherever the program is by then
         self._pid = os.getpid()
         self._closed = False
         self._close_lock = threading.Lock()

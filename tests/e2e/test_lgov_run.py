@@ -567,3 +567,37 @@ def test_open_policies_are_open(folder: Path) -> None:
     connection = sqlite3.connect(folder / "company.db")
     assert connection.execute("SELECT count(*) FROM sqlite_master").fetchone() == (0,)
     connection.close()
+
+
+def test_a_program_that_moves_to_another_folder_stays_governed_and_recorded(folder: Path) -> None:
+    """Files of lgov are opened more than once: by then a relative path means another file."""
+    make_company(folder)
+    write(folder, WORKER, "worker.py")
+    program = """
+import os, sys, threading
+sys.path.insert(0, os.getcwd())
+os.mkdir("elsewhere")
+os.chdir("elsewhere")
+import worker
+
+def work(query):
+    print(worker.run_sql.invoke({"query": query}))
+
+for query in sys.argv[1:]:
+    thread = threading.Thread(target=work, args=(query,))
+    thread.start()
+    thread.join()
+worker.run_sql.func("SELECT 3")
+"""
+    options = ("--audit", "record.db", "--store", "traces.db", "--rollout-id", "r-1")
+    done = lgov_run(folder, "python", write(folder, program), "DROP TABLE staff", "SELECT 2", options=options)
+    assert done.stdout.splitlines()[1:] == ["[(2,)]"], done.stdout + done.stderr
+    assert "DENIED" in done.stdout
+    assert "failures" not in done.stderr
+    assert "near a known gap: agent.py" in done.stderr
+    audit = AuditLog(folder / "record.db")
+    assert [entry.name for entry in audit.entries("r-1") if entry.effect == "deny"] == ["run_sql"]
+    audit.close()
+    store = open_store(str(folder / "traces.db"))
+    assert [span.name for span in store.spans(["r-1"])].count("execute_tool run_sql") == 2
+    store.close()
