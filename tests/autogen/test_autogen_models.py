@@ -55,7 +55,13 @@ def sent(server: Any) -> list[list[Mapping[str, Any]]]:
 
 @BOTH
 @MODES
-@pytest.mark.parametrize("point", [Point.INPUT, Point.PRE_MODEL_CALL])
+@pytest.mark.parametrize(
+    "point",
+    [
+        pytest.param(Point.INPUT, marks=pytest.mark.surface("autogen", "input", "block")),
+        pytest.param(Point.PRE_MODEL_CALL, marks=pytest.mark.surface("autogen", "pre_model_call", "block")),
+    ],
+)
 async def test_a_denied_question_never_reaches_the_model(way: str, stream: bool, point: Point) -> None:
     def judge(action: Action) -> Decision | None:
         text = action.text or json.dumps(action.arguments.get("messages"))
@@ -73,7 +79,13 @@ async def test_a_denied_question_never_reaches_the_model(way: str, stream: bool,
 
 @BOTH
 @MODES
-@pytest.mark.parametrize("point", [Point.POST_MODEL_CALL, Point.OUTPUT])
+@pytest.mark.parametrize(
+    "point",
+    [
+        pytest.param(Point.POST_MODEL_CALL, marks=pytest.mark.surface("autogen", "post_model_call", "block")),
+        pytest.param(Point.OUTPUT, marks=pytest.mark.surface("autogen", "output", "block")),
+    ],
+)
 async def test_a_denied_answer_is_not_seen_not_even_in_pieces(way: str, stream: bool, point: Point) -> None:
     """A streamed reply is held until it is judged."""
 
@@ -92,6 +104,7 @@ async def test_a_denied_answer_is_not_seen_not_even_in_pieces(way: str, stream: 
 
 @BOTH
 @MODES
+@pytest.mark.surface("autogen", "output", "transform")
 async def test_a_rewritten_answer_is_rewritten_in_every_piece(way: str, stream: bool) -> None:
     def judge(action: Action) -> Decision | None:
         return rewrite(text=str(action.text).replace("1234", "****")) if "1234" in (action.text or "") else None
@@ -119,6 +132,7 @@ async def test_an_allowed_stream_keeps_its_pieces(way: str) -> None:
 
 @BOTH
 @MODES
+@pytest.mark.surface("autogen", "input", "observe", "transform")
 async def test_rewritten_user_text_stays_rewritten_for_the_whole_conversation(way: str, stream: bool) -> None:
     def judge(action: Action) -> Decision | None:
         return rewrite(text=str(action.text).replace("1234", "****")) if "1234" in (action.text or "") else None
@@ -134,6 +148,7 @@ async def test_rewritten_user_text_stays_rewritten_for_the_whole_conversation(wa
 
 
 @BOTH
+@pytest.mark.surface("autogen", "pre_model_call", "transform")
 async def test_messages_rewritten_before_the_call_are_what_is_sent(way: str) -> None:
     def judge(action: Action) -> Decision | None:
         said = list(action.arguments["messages"])

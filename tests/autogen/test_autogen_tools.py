@@ -72,6 +72,8 @@ async def test_the_true_error_of_a_tool_is_recorded(way: str, stream: bool) -> N
 
 @BOTH
 @MODES
+@pytest.mark.surface("autogen", "pre_tool_call", "transform")
+@pytest.mark.surface("autogen", "post_tool_call", "block", "tell", "transform")
 async def test_arguments_and_results_can_be_rewritten_and_withheld(way: str, stream: bool) -> None:
     def judge(action: Action) -> Decision | None:
         if action.point is Point.PRE_TOOL_CALL and action.arguments["word"] == "one":

@@ -84,7 +84,13 @@ def test_every_way_of_asking_is_judged_once(how: str, model_server: ModelServer,
 
 
 @pytest.mark.parametrize("how", WAYS)
-@pytest.mark.parametrize("point", [Point.INPUT, Point.PRE_MODEL_CALL])
+@pytest.mark.parametrize(
+    "point",
+    [
+        pytest.param(Point.INPUT, marks=pytest.mark.surface("langchain", "input", "block")),
+        pytest.param(Point.PRE_MODEL_CALL, marks=pytest.mark.surface("langchain", "pre_model_call", "block")),
+    ],
+)
 def test_a_denied_call_is_not_sent(
     point: Point, how: str, model_server: ModelServer, chat: Any, witness: Witness
 ) -> None:
@@ -148,6 +154,7 @@ def _chunks(model: Any, how: str) -> list[Any]:
 
 
 @pytest.mark.parametrize("how", WAYS)
+@pytest.mark.surface("langchain", "input", "transform")
 def test_what_the_user_said_can_be_rewritten(how: str, model_server: ModelServer, chat: Any, witness: Witness) -> None:
     def mask(action: Action) -> Decision | None:
         if action.point is Point.INPUT and "1234" in (action.text or ""):
@@ -161,6 +168,7 @@ def test_what_the_user_said_can_be_rewritten(how: str, model_server: ModelServer
 
 
 @pytest.mark.parametrize("how", [way for way in WAYS if way not in STREAMS])
+@pytest.mark.surface("langchain", "output", "transform")
 def test_the_answer_can_be_rewritten(how: str, model_server: ModelServer, chat: Any, witness: Witness) -> None:
     def mask(action: Action) -> Decision | None:
         if action.point is Point.OUTPUT and "42" in (action.text or ""):

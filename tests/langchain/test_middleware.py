@@ -102,6 +102,7 @@ def ask(agent: Any, how: str, text: str = "tidy up") -> list[Any]:
     [("sync", how) for how in ("invoke", "batch", "stream", "ainvoke", "astream")]
     + [("async", how) for how in ("ainvoke", "astream")],
 )
+@pytest.mark.surface("langchain", "pre_tool_call", "observe", "block", "tell")
 def test_denied_call_has_no_effect_and_the_model_reads_why(
     how: str, kind: str, model_server: ModelServer, chat: Any, database: Database, governor: Governor, witness: Witness
 ) -> None:
@@ -138,6 +139,7 @@ def test_only_the_denied_one_of_parallel_calls_is_stopped(
 
 
 @pytest.mark.parametrize("how", ["invoke", "ainvoke"])
+@pytest.mark.surface("langchain", "pre_tool_call", "transform")
 def test_transform_changes_what_runs_but_not_what_is_recorded_as_proposed(
     how: str, model_server: ModelServer, chat: Any, database: Database, witness: Witness
 ) -> None:
@@ -263,6 +265,7 @@ def test_abort_ends_the_run(
 
 
 @pytest.mark.parametrize("how", ["invoke", "ainvoke"])
+@pytest.mark.surface("langchain", "post_tool_call", "block", "tell", "transform")
 def test_results_are_judged_before_the_model_reads_them(
     how: str, model_server: ModelServer, chat: Any, database: Database, witness: Witness
 ) -> None:
@@ -325,6 +328,7 @@ def test_the_answer_can_be_rewritten(point: Point, model_server: ModelServer, ch
     assert ask(agent, "invoke")[-1].text == "it is **"
 
 
+@pytest.mark.surface("langchain", "input", "observe", "transform", "sync")
 def test_rewritten_user_text_stays_rewritten_for_the_whole_conversation(
     model_server: ModelServer, chat: Any, database: Database, witness: Witness
 ) -> None:
@@ -342,6 +346,7 @@ def test_rewritten_user_text_stays_rewritten_for_the_whole_conversation(
     assert len(witness.decisions(Point.INPUT)) == 1
 
 
+@pytest.mark.surface("langchain", "pre_model_call", "transform", "sync")
 def test_messages_rewritten_before_the_call_are_what_is_sent(
     model_server: ModelServer, chat: Any, witness: Witness
 ) -> None:

@@ -77,6 +77,7 @@ def served(point: Point, judge: Any, *script: ScriptedReply) -> Iterator[Served]
 # ---------------------------------------------------------------------- what the user says
 
 
+@pytest.mark.surface("openai", "input", "block", "stream", "sync")
 def test_a_denied_text_is_not_sent_and_the_program_gets_the_denial_in_every_form():
     with served(Point.INPUT, denies) as one:
         whole = one.chat()
@@ -93,6 +94,7 @@ def test_a_denied_text_is_not_sent_and_the_program_gets_the_denial_in_every_form
     assert one.server.requests == []
 
 
+@pytest.mark.surface("openai", "input", "observe", "transform", "sync")
 def test_a_text_is_judged_once_and_stays_rewritten_in_every_later_request():
     with served(Point.INPUT, hides, says("ok"), says("ok"), ScriptedReply("busy", status=500), says("ok")) as one:
         client = one.client.with_options(max_retries=1)
@@ -115,6 +117,7 @@ def test_a_text_is_judged_once_and_stays_rewritten_in_every_later_request():
 # ---------------------------------------------------------------------- the call
 
 
+@pytest.mark.surface("openai", "pre_model_call", "block", "sync")
 def test_a_denied_model_call_is_not_sent_and_one_that_says_abort_raises():
     def aborts(rule: Rule, action: Action) -> Decision:
         return Decision(denies(rule, action).effect, "rule", "stop", "enough", abort=True)
@@ -129,6 +132,7 @@ def test_a_denied_model_call_is_not_sent_and_one_that_says_abort_raises():
     assert one.server.requests == []
 
 
+@pytest.mark.surface("openai", "pre_model_call", "observe", "transform", "sync")
 def test_messages_are_rewritten_and_what_cannot_be_sent_is_denied():
     def rewrites(rule: Rule, action: Action) -> Decision:
         first, *rest = [dict(message) for message in action.arguments["messages"]]
@@ -152,6 +156,7 @@ def test_messages_are_rewritten_and_what_cannot_be_sent_is_denied():
 # ---------------------------------------------------------------------- what the model says
 
 
+@pytest.mark.surface("openai", "post_model_call", "block", "stream", "sync")
 def test_a_denied_reply_is_withheld_with_its_calls():
     script = ScriptedReply("4711", tool_calls=[ScriptedCall("look", {}, "c1")])
     with served(Point.POST_MODEL_CALL, denies, script, script, script) as one:
@@ -166,7 +171,15 @@ def test_a_denied_reply_is_withheld_with_its_calls():
     assert one.seen.decisions() == []
 
 
-@pytest.mark.parametrize("point", [Point.POST_MODEL_CALL, Point.OUTPUT])
+@pytest.mark.parametrize(
+    "point",
+    [
+        pytest.param(
+            Point.POST_MODEL_CALL, marks=pytest.mark.surface("openai", "post_model_call", "transform", "stream", "sync")
+        ),
+        pytest.param(Point.OUTPUT, marks=pytest.mark.surface("openai", "output", "transform", "stream", "sync")),
+    ],
+)
 def test_text_is_rewritten_for_the_program_and_stays_true_for_the_model(point: Point):
     with served(point, hides, *[says("it is 4711")] * 5) as one:
         message = one.chat().choices[0].message
@@ -180,6 +193,7 @@ def test_text_is_rewritten_for_the_program_and_stays_true_for_the_model(point: P
     assert one.sent(1)[1]["content"] == "it is 4711"
 
 
+@pytest.mark.surface("openai", "output", "block", "sync")
 def test_a_denied_answer_does_not_pass_for_a_structure():
     class City(BaseModel):
         name: str
@@ -217,6 +231,7 @@ def test_several_choices_are_judged_one_by_one():
 # ---------------------------------------------------------------------- calls
 
 
+@pytest.mark.surface("openai", "pre_tool_call", "transform", "sync")
 def test_a_call_is_rewritten_for_the_program_and_stays_true_for_the_model():
     def elsewhere(rule: Rule, action: Action) -> Decision | None:
         if action.arguments["path"] == "/tmp/safe":
@@ -255,6 +270,7 @@ def test_arguments_that_nobody_can_be_sure_of_do_not_reach_the_program(written: 
     ],
     ids=lambda value: value if isinstance(value, str) else None,
 )  # fmt: skip
+@pytest.mark.surface("openai", "pre_tool_call", "observe", "block", "tell", "sync")
 def test_every_kind_of_call_that_the_program_would_make_is_judged(item: Any, name: str, kind: str, answer: str):
     item = {"id": "it_1", "call_id": "c1", "status": "completed", **item}
     body = {"id": "resp_1", "object": "response", "created_at": 1, "model": "m", "status": "completed", "output": [item],
@@ -288,7 +304,13 @@ def test_a_remote_tool_that_asks_for_approval_is_refused_for_the_program():
 # ---------------------------------------------------------------------- results
 
 
-@pytest.mark.parametrize("judge", [hides, denies])
+@pytest.mark.parametrize(
+    "judge",
+    [
+        pytest.param(hides, marks=pytest.mark.surface("openai", "post_tool_call", "observe", "transform", "sync")),
+        pytest.param(denies, marks=pytest.mark.surface("openai", "post_tool_call", "observe", "block", "tell", "sync")),
+    ],
+)
 def test_a_result_is_judged_before_the_model_reads_it_and_recorded_once(judge: Any):
     with served(Point.POST_TOOL_CALL, judge, asks(("c1", "look", {})), says("ok"), says("ok")) as one:
         message = one.chat().choices[0].message

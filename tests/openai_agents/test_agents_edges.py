@@ -116,6 +116,7 @@ def test_a_policy_that_raises_denies(erase: Any, ran: list[str]) -> None:
 
 
 @pytest.mark.parametrize("mode", ["sync", "streaming"])
+@pytest.mark.surface("openai-agents", "input", "block")
 def test_a_denied_input_reaches_no_model(mode: str, seen: Seen) -> None:
     with ScriptedModelServer([]) as server, armed(make_governor(denying("a", point=Point.INPUT), seen)):
         result = run(mode, Agent(name="a", model=chat_model(server)), "the secret")
@@ -125,6 +126,7 @@ def test_a_denied_input_reaches_no_model(mode: str, seen: Seen) -> None:
 
 
 @pytest.mark.parametrize("mode", ["sync", "streaming"])
+@pytest.mark.surface("openai-agents", "input", "transform")
 def test_a_rewritten_input_stays_rewritten_in_later_turns(mode: str, erase: Any) -> None:
     def judge(action: Action) -> Decision | None:
         return transform(text="[name] asks") if action.point is Point.INPUT else None
@@ -136,6 +138,7 @@ def test_a_rewritten_input_stays_rewritten_in_later_turns(mode: str, erase: Any)
         assert ["[name] asks" in str(request.body) for request in server.requests] == [True, True]
 
 
+@pytest.mark.surface("openai-agents", "pre_model_call", "block", "transform", "sync")
 def test_a_request_is_rewritten_or_refused(seen: Seen) -> None:
     def judge(action: Action) -> Decision | None:
         if action.point is not Point.PRE_MODEL_CALL:
@@ -153,7 +156,13 @@ def test_a_request_is_rewritten_or_refused(seen: Seen) -> None:
         assert len(server.requests) == 1
 
 
-@pytest.mark.parametrize("point", [Point.POST_MODEL_CALL, Point.OUTPUT])
+@pytest.mark.parametrize(
+    "point",
+    [
+        pytest.param(Point.POST_MODEL_CALL, marks=pytest.mark.surface("openai-agents", "post_model_call", "stream")),
+        pytest.param(Point.OUTPUT, marks=pytest.mark.surface("openai-agents", "output", "stream")),
+    ],
+)
 @pytest.mark.parametrize("kind", ["deny", "transform"])
 def test_a_streamed_reply_is_held_until_it_is_judged(point: Point, kind: str) -> None:
     """A denial in the middle of a stream: no word of what is denied reaches the caller."""

@@ -77,6 +77,8 @@ def last_prompt(server: ScriptedModelServer) -> str:
 # ---------------------------------------------------------------------- function tools
 
 
+@pytest.mark.surface("openai-agents", "pre_tool_call", "transform", "sync")
+@pytest.mark.surface("openai-agents", "post_tool_call", "transform", "sync")
 def test_arguments_and_results_are_rewritten(way: Any, seen: Seen) -> None:
     def judge(action: Action) -> Decision | None:
         if action.point is Point.PRE_TOOL_CALL:
@@ -125,6 +127,7 @@ def test_arguments_are_rewritten_although_an_approval_has_looked_at_them(way: An
     assert got == ["safe"]
 
 
+@pytest.mark.surface("openai-agents", "post_tool_call", "block", "tell", "sync")
 def test_a_withheld_result_does_not_reach_the_model(way: Any) -> None:
     def judge(action: Action) -> Decision | None:
         return deny("private") if action.point is Point.POST_TOOL_CALL else None
