@@ -9,10 +9,11 @@ prompts to the vendor, is taken out unless the user says otherwise. No agent, to
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import inspect
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from lgov_core.arming import Arming, Patches, in_fresh_thread
@@ -71,6 +72,8 @@ def _patch(patches: Patches) -> None:
     ]
     for owner, name, wrap in fields:
         patches.replace(owner, name, _GovernedField(name, wrap, vars(owner).get(name, _REQUIRED)))
+    for owner in dict.fromkeys(owner for owner, _, _ in fields):
+        _patch_tool_class(patches, owner, {name: wrap for one, name, wrap in fields if one is owner})
     _patch_models(patches, agents.Model)
     for name in ("run", "run_sync", "run_streamed"):
         wrap = getattr(runner, f"governed_{name}")
@@ -108,6 +111,60 @@ class _GovernedField:
         kept: Any = vars(instance).get(self._kept)
         # Somebody who stores what was read stores what had been there.
         vars(instance)[self._name] = kept[0] if kept is not None and value is kept[2] else value
+
+
+class _GovernedOwn(_GovernedField):
+    """The same where a class below has an attribute of its own in the field's place: a property, a method, a default."""
+
+    def __init__(self, name: str, wrap: Callable[[Any, Any], Any], own: Any) -> None:
+        super().__init__(name, wrap, own)
+        self._own = own
+
+    def __get__(self, instance: Any, owner: type | None = None) -> Any:
+        getter: Any = getattr(type(self._own), "__get__", None)
+        if instance is None:
+            return getter(self._own, None, owner) if getter is not None else self._own
+        if self._name in vars(instance) and not hasattr(type(self._own), "__set__"):
+            return super().__get__(instance, owner)
+        found = getter(self._own, instance, owner) if getter is not None else self._own
+        if found is None or acting_governor() is None:
+            return found
+        kept: Any = vars(instance).get(self._kept)
+        if kept is None or kept[0] != found or kept[1] is not instance:
+            kept = vars(instance)[self._kept] = (found, instance, self._wrap(instance, found))
+        return kept[2]
+
+    def __set__(self, instance: Any, value: Any) -> None:
+        setter: Any = getattr(type(self._own), "__set__", None)
+        if setter is None:
+            super().__set__(instance, self._own if value is self else value)
+        else:
+            setter(self._own, instance, value)
+
+
+def _patch_tool_class(patches: Patches, base: type, wraps: Mapping[str, Callable[[Any, Any], Any]]) -> None:
+    """Keeps the fields of ``base`` governed in the classes below it, which may put something else in their place."""
+
+    def treat(cls: type) -> None:
+        for name, wrap in wraps.items():
+            own = vars(cls).get(name, _REQUIRED)
+            if isinstance(own, dataclasses.Field):
+                # A dataclass in the making, which will put the default in the place of this declaration.
+                if own.default is not dataclasses.MISSING:
+                    own.default = _GovernedOwn(name, wrap, own.default)
+            elif own is not _REQUIRED and not isinstance(own, _GovernedField):
+                patches.replace(cls, name, _GovernedOwn(name, wrap, own))
+
+    inherited = base.__init_subclass__
+
+    def init_subclass(cls: type, **kwargs: Any) -> None:
+        inherited(**kwargs)
+        if acting_governor() is not None:
+            treat(cls)
+
+    for cls in _subclasses(base):
+        treat(cls)
+    patches.replace(base, "__init_subclass__", classmethod(init_subclass))
 
 
 def _with_acting(wrap: Callable[[Any, Any, Any], Any]) -> Callable[[Any, Any], Any]:

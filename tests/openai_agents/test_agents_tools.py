@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import dataclasses
 import json
 from typing import Any
 
@@ -541,3 +542,40 @@ def test_an_agent_that_is_a_tool_must_be_governed_itself() -> None:
     with pytest.raises(Exception, match="not governed; give it as"):
         runner.run_sync(outer, "go")
     assert runner.govern(Agent(name="outer", tools=[runner.govern(inner).as_tool("ask", "Asks.")])).name == "outer"
+
+
+@pytest.mark.parametrize("own", ["property", "method", "default", "field"])
+@pytest.mark.parametrize("made", ["before", "after"])
+def test_a_kind_of_tool_with_a_callable_of_its_own_is_governed(own: str, made: str, seen: Seen) -> None:
+    """A class below ``FunctionTool`` may have something else where the SDK has the field."""
+    ran: list[str] = []
+
+    async def invoke(context: Any, raw: str) -> str:
+        ran.append(raw)
+        return "ran"
+
+    def make() -> type[FunctionTool]:
+        if own in ("default", "field"):
+            default: Any = invoke if own == "default" else dataclasses.field(default=invoke)
+            body = {"__annotations__": {"on_invoke_tool": Any}, "on_invoke_tool": default}
+            return dataclasses.dataclass(type("Own", (FunctionTool,), body))
+        if own == "property":
+            member: Any = property(lambda tool: invoke, lambda tool, value: None)
+        else:
+
+            async def member(tool: Any, context: Any, raw: str) -> str:
+                return await invoke(context, raw)
+
+        return type("Own", (FunctionTool,), {"on_invoke_tool": member})
+
+    def ask(kind: type[FunctionTool]) -> Any:
+        tool = kind("erase", "Erases.", {"type": "object", "properties": {}}, invoke, strict_json_schema=False)
+        context: Any = ToolContext(None, tool_name="erase", tool_call_id="c", tool_arguments="{}")
+        return asyncio.run(tool.on_invoke_tool(context, "{}"))
+
+    kind = make() if made == "before" else None
+    with armed(make_governor(denying("erase"), seen)):
+        kind = kind or make()
+        assert "DENIED" in ask(kind)
+        assert ran == []
+    assert ask(kind) == "ran"
