@@ -40,13 +40,16 @@ class FrameworkGuard(MetaPathFinder):
         self._refuse = refuse
         self._lock = threading.RLock()
         self._begun: set[str] = set()
+        self._modules: dict[str, ModuleType] = {}
         self.armed: list[str] = []
 
     def install(self) -> None:
         """Begins to watch; frameworks that are loaded already are armed at once."""
         sys.meta_path.insert(0, self)
         for adapter in self._adapters:
-            if any(module in sys.modules for module in adapter.modules):
+            there = {name: module for name in adapter.modules if (module := sys.modules.get(name)) is not None}
+            self._modules.update(there)
+            if there:
                 self.arm(adapter)
 
     def find_spec(
@@ -54,7 +57,7 @@ class FrameworkGuard(MetaPathFinder):
     ) -> ModuleSpec | None:
         """Finds a framework's top-level module with the other finders and puts the arming behind its loading."""
         adapter = self._by_module.get(fullname)
-        if adapter is None or adapter.name in self.armed:
+        if adapter is None or (target is not None and adapter.name in self.armed):  # Reloaded, it is the same module.
             return None
         for finder in sys.meta_path:
             if finder is self:
@@ -65,6 +68,19 @@ class FrameworkGuard(MetaPathFinder):
                 spec.loader = _ArmingLoader(self, adapter, spec.loader)
                 return spec
         return None
+
+    def loaded(self, adapter: Adapter, module: ModuleType) -> None:
+        """Arms ``adapter``, of which ``module`` has been loaded, unless that has been done.
+
+        A second copy of a module that has been armed is not the one that is governed: then the process ends.
+        """
+        if adapter.name in self.armed and self._modules.get(module.__name__, module) is not module:
+            self._refuse(
+                f"{module.__name__} was imported a second time, and the new copy is not governed; do not remove a"
+                " framework from sys.modules"
+            )
+        self._modules[module.__name__] = module
+        self.arm(adapter)
 
     def arm(self, adapter: Adapter) -> None:
         """Arms ``adapter`` unless that has been done. Returns without arming only inside the arming itself."""
@@ -109,4 +125,4 @@ class _ArmingLoader(Loader):
             self._guard.arm(self._adapter)
         if self._inner is not None:
             self._inner.exec_module(module)
-        self._guard.arm(self._adapter)
+        self._guard.loaded(self._adapter, module)
