@@ -19,7 +19,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from lgov_core.governed_process import CANNOT_GOVERN, ProcessOptions, installed_adapters, open_process, say
+from lgov_core.governed_process import (
+    CANNOT_GOVERN,
+    ProcessOptions,
+    append_report,
+    installed_adapters,
+    open_process,
+    say,
+)
 from lgov_core.scope import RolloutScope, carry_into_threads, enter_scope
 
 if TYPE_CHECKING:
@@ -28,6 +35,8 @@ if TYPE_CHECKING:
 
 VARIABLE = "LGOV_CHILD"
 SITE = Path(__file__).parent / "child_site"
+#: How much of a child's command a message shows, in characters.
+MAX_COMMAND = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +112,7 @@ class _Child:
             Path(told["policy"]), Path(told["audit"]), told["store"], told["timeout_s"], told["capture_content"]
         )
         self.scope = RolloutScope(told["rollout_id"], told["attempt"], told["session_id"], told["task_id"])
-        self.reports = told["reports"]
+        self.reports = Path(told["reports"])
         self.process: GovernedProcess | None = None
         self.pid = os.getpid()
 
@@ -116,6 +125,7 @@ class _Child:
         def opened() -> Governor:
             if self.process is None:
                 self.process = open_process(self.options, manager=manager)
+                self.process.tally.reports = self.reports
             return self.process.governor
 
         self.entered = enter_scope(self.scope)  # for as long as the process lives; dropped, it would leave the scope
@@ -134,19 +144,13 @@ class _Child:
         self.report({"judged": judged, "problems": [f"child process {self.pid}: {problem}" for problem in problems]})
 
     def report(self, said: dict[str, Any]) -> None:
-        """One line, appended at once: several children write to the file."""
-        try:
-            handle = os.open(self.reports, os.O_WRONLY | os.O_APPEND)
-        except OSError:
-            return  # the program has ended and taken its report with it; the record is what proves
-        try:
-            os.write(handle, (json.dumps(said) + "\n").encode())
-        finally:
-            os.close(handle)
+        append_report(self.reports, said)
 
 
 def _refuse(reason: str) -> NoReturn:
     """Ends the process at once. Not an exception: the program could catch one and go on ungoverned."""
-    say(f"stopped: {' '.join(sys.orig_argv[:3])}, started by a governed program: {reason}")
+    said = " ".join(" ".join(sys.orig_argv[:3]).split())  # the text after -c may have many lines
+    what = said if len(said) <= MAX_COMMAND else f"{said[:MAX_COMMAND]}…"
+    say(f"stopped: {what}, started by a governed program: {reason}")
     sys.stderr.flush()
     os._exit(CANNOT_GOVERN)

@@ -6,6 +6,8 @@ the same thing; they differ in when, and in what they do when it cannot be opene
 
 from __future__ import annotations
 
+import json
+import os
 import sys
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -44,17 +46,27 @@ class ProcessOptions:
 
 
 class Tally:
-    """Counts what was judged: by framework, point and effect. Safe in any thread."""
+    """Counts what was judged: by framework, point and effect. Safe in any thread.
+
+    A forked child counts in memory of its own, and may end without a word; so each of its decisions is a line of
+    ``reports``, if that is set.
+    """
 
     def __init__(self) -> None:
         self.judged: Counter[tuple[str, str, str]] = Counter()
+        self.reports: Path | None = None
+        self._pid = os.getpid()
 
     @hookimpl
     def lgov_observe(self, event: Any) -> None:
         """Counts a decision."""
         if (decision := getattr(event, "decision", None)) is not None and hasattr(event, "at"):
             action = event.action
-            self.judged[action.framework or "", action.point.value, decision.effect.label] += 1
+            key = (action.framework or "", action.point.value, decision.effect.label)
+            if self.reports is not None and os.getpid() != self._pid:
+                append_report(self.reports, {"judged": [[*key, 1]]})
+            else:
+                self.judged[key] += 1
 
 
 @dataclass(slots=True)
@@ -159,6 +171,18 @@ def policy_in(folder: Path) -> Path:
 def say(text: str) -> None:
     """Writes a line for people to standard error."""
     sys.stderr.write(f"lgov: {text}\n")
+
+
+def append_report(path: Path, said: Mapping[str, Any]) -> None:
+    """One line for the closing report, appended at once: several processes write to the file."""
+    try:
+        handle = os.open(path, os.O_WRONLY | os.O_APPEND)
+    except OSError:
+        return  # the program has ended and taken its report with it; the record is what proves
+    try:
+        os.write(handle, (json.dumps(said) + "\n").encode())
+    finally:
+        os.close(handle)
 
 
 def as_counts(tally: Mapping[tuple[str, str, str], int]) -> dict[str, dict[str, dict[str, int]]]:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import atexit
 import json
 import os
+import platform
 import sys
 from collections import Counter
 from collections.abc import Sequence
@@ -114,6 +115,7 @@ def run_program(command: Sequence[str], options: RunOptions) -> int:
         carry_into_threads()
         if options.children == "govern":
             run.child_reports = hand_on(run.process.options, scope)
+            run.process.tally.reports = run.child_reports.path
         _begin_attempt(run, command)
         run.guard.install()
         with run.process.governor.rollout(scope):
@@ -163,13 +165,23 @@ def _watch_children(children: Counter[str]) -> None:
     """Notes every program that this process starts. An audit hook stays for the life of the process."""
 
     def notice(event: str, arguments: tuple[Any, ...]) -> None:
-        if event in _CHILD_EVENTS:
+        if event in _CHILD_EVENTS and not _asks_platform():
             name = _program_name(event, arguments)
             children[name] += 1
             if event == "os.exec":  # The process becomes another one: there will be no closing report.
-                say(f"the program replaces itself by {name}; from here on nothing is governed")
+                say(f"the program replaces itself by {name}: of what that does this report says nothing")
 
     sys.addaudithook(notice)
+
+
+def _asks_platform() -> bool:
+    """Whether it is Python's own ``platform`` that starts a program: it asks ``uname`` which machine this is."""
+    frame = sys._getframe(2)
+    while frame is not None:
+        if frame.f_code.co_filename == platform.__file__:
+            return True
+        frame = frame.f_back
+    return False
 
 
 def _program_name(event: str, arguments: tuple[Any, ...]) -> str:

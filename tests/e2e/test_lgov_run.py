@@ -601,3 +601,57 @@ worker.run_sql.func("SELECT 3")
     store = open_store(str(folder / "traces.db"))
     assert [span.name for span in store.spans(["r-1"])].count("execute_tool run_sql") == 2
     store.close()
+
+
+def test_a_second_copy_of_a_framework_ends_the_program(folder: Path) -> None:
+    """What was armed are the classes of the first one."""
+    program = """
+import sys
+import autogen_core
+import importlib
+importlib.reload(autogen_core)
+print("reloaded", flush=True)
+for name in [name for name in sys.modules if name.split(".")[0] == "autogen_core"]:
+    del sys.modules[name]
+try:
+    import autogen_core
+finally:
+    open("went-on", "w")
+"""
+    done = lgov_run(folder, "python", write(folder, program))
+    assert (done.returncode, done.stdout) == (78, "reloaded\n")
+    assert "autogen_core was imported a second time" in done.stderr
+    assert not (folder / "went-on").exists()
+
+
+@pytest.mark.parametrize("way", ["os.fork", "pool"])
+def test_what_a_forked_child_was_denied_is_in_the_report(way: str, folder: Path) -> None:
+    make_company(folder)
+    write(folder, WORKER, "worker.py")
+    program = """
+import os
+
+def work(query):
+    import worker
+    return worker.run_sql.invoke({"query": query})
+
+"""
+    if way == "pool":
+        program += "import multiprocessing\nwith multiprocessing.get_context('fork').Pool(1) as pool:\n"
+        program += "    print(pool.apply(work, ('DROP TABLE staff',)))\n"
+    else:
+        program += (
+            "child = os.fork()\nif child == 0:\n    print(work('DROP TABLE staff'), flush=True)\n    os._exit(0)\n"
+        )
+        program += "os.waitpid(child, 0)\n"
+    done = lgov_run(folder, "python", write(folder, program), options=("--json",))
+    assert "DENIED" in done.stdout, done.stderr
+    report = json.loads(done.stderr.splitlines()[-1])["report"]
+    assert report["judged"]["langchain"]["pre_tool_call"] == {"deny": 1}
+    assert report["denied"] == 1
+
+
+def test_asking_which_machine_this_is_starts_no_other_program(folder: Path) -> None:
+    done = lgov_run(folder, "python", write(folder, "import platform\nprint(platform.processor())\n"))
+    assert done.returncode == 0
+    assert "other processes" not in done.stderr
