@@ -75,7 +75,9 @@ class RunReport:
             lines.append("the program imported no framework that lgov governs: no tool call of it was judged")
         # What children judged counts too, also of a framework that only they have loaded.
         elsewhere = [name for name in self.judged if name not in (*self.frameworks, *_OURSELVES)]
-        for framework in [*self.frameworks, *elsewhere]:
+        judged = [name for name in (*self.frameworks, *elsewhere) if name in self.judged]
+        # A framework that others are built on (the openai client, say) judges nothing when they do it.
+        for framework in judged or self.frameworks:
             lines.append(f"{framework}: judged {_in_words(self.judged.get(framework, {}))}")
         for framework, points in self.uncovered.items():
             lines.append(f"{framework}: cannot block at {', '.join(points)}")

@@ -118,13 +118,13 @@ async def test_the_agents_sdk_reads_it_whole_and_streamed():
         looked.append(where)
         return "rain"
 
-    agents.set_tracing_disabled(True)
+    config = agents.RunConfig(tracing_disabled=True)
     with ScriptedModelServer([BOTH, "It rains.", BOTH, "It still rains."]) as server:
         asks = openai.AsyncOpenAI(base_url=server.base_url, api_key="secret", max_retries=0)
         model = agents.OpenAIResponsesModel(model="m", openai_client=asks)
         agent = agents.Agent(name="weather", model=model, tools=[look])
-        whole = await agents.Runner.run(agent, "hi")
-        streamed = agents.Runner.run_streamed(agent, "hi")
+        whole = await agents.Runner.run(agent, "hi", run_config=config)
+        streamed = agents.Runner.run_streamed(agent, "hi", run_config=config)
         kinds = [event.data.type async for event in streamed.stream_events() if event.type == "raw_response_event"]
         await asks.close()
     assert (whole.final_output, streamed.final_output) == ("It rains.", "It still rains.")
