@@ -98,3 +98,59 @@ def test_a_program_that_only_has_a_base_url_is_recorded(tmp_path: Path) -> None:
     assert done.stdout.splitlines()[-1] == "model: You said: What is my name?"
     shown = run(*LGOV, "traces", "show", "traces.sqlite", "monday", cwd=tmp_path).stdout
     assert shown.count("You said: What is 2 + 3?") >= 1
+
+
+# ---------------------------------------------------------------------- nothing runs ungoverned
+
+
+def add_plugin(folder: Path, source: str) -> None:
+    """Installs a plugin as pip would: a module and its metadata."""
+    (folder / "lgov_raising.py").write_text(source)
+    info = folder / "lgov_raising-1.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: lgov_raising\nVersion: 1\n")
+    (info / "entry_points.txt").write_text("[lgov]\nlgov_raising = lgov_raising\n")
+
+
+def hide_adapter(folder: Path, name: str) -> None:
+    """As in an installation from which an adapter's package was left out."""
+    (folder / name).mkdir()
+    (folder / name / "__init__.py").write_text("")
+
+
+RAISES_ON_IMPORT = "raise RuntimeError('this plugin is broken')\n"
+RAISES_WHEN_ASKED = """
+from lgov_core import hookimpl
+
+@hookimpl
+def lgov_framework():
+    raise RuntimeError('this plugin is broken')
+"""
+
+
+SELF_CONTAINED = [folder for folder in EXAMPLES if folder.name != "05_policy_plugin"]
+
+
+@pytest.mark.parametrize("trouble", ["policy", "adapter", "plugin", "plugin that raises when asked"])
+@pytest.mark.parametrize(
+    "example", [folder for folder in EXAMPLES if folder.name != "05_policy_plugin"], ids=lambda one: one.name
+)
+def test_in_trouble_no_line_of_an_example_runs(example: Path, trouble: str, tmp_path: Path) -> None:
+    before = (example / "main.py").read_bytes()
+    extra = tmp_path / "installed"
+    extra.mkdir()
+    policy = tmp_path / "policy.yaml"
+    policy.write_text("version: 1\nrules:\n  - {name: all, use: allow}\n")
+    if trouble == "policy":
+        policy.write_text("version: 1\nrules:\n  - {name: all, use: alow}\n")
+    elif trouble == "adapter":
+        hide_adapter(extra, "lgov_autogen")
+    else:
+        add_plugin(extra, RAISES_ON_IMPORT if trouble == "plugin" else RAISES_WHEN_ASKED)
+    env = {"PYTHONPATH": os.pathsep.join([str(extra), *sys.path])}
+    done = run(*LGOV, "run", "--policy", "policy.yaml", "--", "python", str(example / "main.py"), cwd=tmp_path, env=env)
+    assert (done.returncode, done.stdout) == (78, ""), done.stderr
+    said = {"policy": "alow", "adapter": "lgov_autogen"}.get(trouble, "this plugin is broken")
+    assert said in done.stderr
+    assert "Traceback" not in done.stderr
+    assert (example / "main.py").read_bytes() == before
