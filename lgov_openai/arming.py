@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from lgov_openai.client import Door
 
 #: The versions that the tests run against.
-TESTED = {"openai": ">=3,<4"}
+TESTED = {"openai": ">=3.15,<4"}
 
 _ARMING = Arming("openai", TESTED)
 #: The door of the process; made when openai is first armed, because making it imports openai.

@@ -57,7 +57,7 @@ FRAMEWORKS = (
         ("openai-agents==0.24.0",),
         ("openai-agents", "openai"),
     ),
-    Framework("openai", ("tests/openai",), "openai", ("openai==3.0.0",), ("openai",), ("httpx",)),
+    Framework("openai", ("tests/openai",), "openai", ("openai==3.15.0",), ("openai",), ("httpx",)),
 )
 
 

@@ -13,14 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import openai
+import pytest
 from mcp import ClientSession, StdioServerParameters
 from mcp.client.stdio import stdio_client
-from openai.lib.responses_tool_runner import (
-    AsyncRegisteredFunction,
-    AsyncResponsesToolRunner,
-    RegisteredFunction,
-    ResponsesToolRunner,
-)
 
 SCHEMA = {
     "type": "object",
@@ -237,25 +232,33 @@ async def aresponse_loop(
 # ---------------------------------------------------------------------- the client's own tool runner
 
 
+def tool_runner() -> Any:
+    """The module of the tool runner, which not every 3.x has."""
+    return pytest.importorskip("openai.lib.responses_tool_runner")
+
+
 def run_tools(on: openai.OpenAI, tools: Tools, *, stream: bool = False) -> str:
+    offered = tool_runner()
     functions = [
-        RegisteredFunction(tool, lambda given, name=tool["name"]: use(tools, name, json.dumps(given)))
+        offered.RegisteredFunction(tool, lambda given, name=tool["name"]: use(tools, name, json.dumps(given)))
         for tool in RESPONSE_TOOLS
         if tool["name"] in tools
     ]
-    runner = ResponsesToolRunner(functions=functions)
+    runner = offered.ResponsesToolRunner(functions=functions)
     return runner.run(on, {"model": "m", "input": QUESTION}, stream=stream, eager=stream).output_text
 
 
 async def arun_tools(on: openai.AsyncOpenAI, tools: Tools, *, stream: bool = False) -> str:
+    offered = tool_runner()
+
     def registered(tool: Any) -> Any:
         async def execute(given: Any) -> str:
             return use(tools, tool["name"], json.dumps(given))
 
-        return AsyncRegisteredFunction(tool, execute)
+        return offered.AsyncRegisteredFunction(tool, execute)
 
     functions = [registered(tool) for tool in RESPONSE_TOOLS if tool["name"] in tools]
-    runner = AsyncResponsesToolRunner(functions=functions)
+    runner = offered.AsyncResponsesToolRunner(functions=functions)
     done = await runner.run(on, {"model": "m", "input": QUESTION}, stream=stream, eager=stream)
     return done.output_text
 
