@@ -8,6 +8,7 @@ process.
 
 from __future__ import annotations
 
+import logging
 import sys
 import threading
 from collections.abc import Callable, Iterable, Sequence
@@ -19,6 +20,8 @@ from typing import TYPE_CHECKING, Any, NoReturn
 if TYPE_CHECKING:
     from lgov_core.adapter import Adapter
     from lgov_core.governor import Governor
+
+_LOG = logging.getLogger("lgov.arming")
 
 #: How long a second thread that imports a framework waits for the first to have armed it, in seconds.
 ARMING_TIMEOUT_S = 120.0
@@ -96,6 +99,8 @@ class FrameworkGuard(MetaPathFinder):
             except BaseException as error:  # noqa: BLE001 - whatever went wrong, nothing may run ungoverned
                 self._refuse(f"{adapter.name} cannot be governed: {error}")
             self.armed.append(adapter.name)
+            for reason in dict.fromkeys(adapter.unsupported.values()):
+                _LOG.info("%s: not governed, because there is no such thing or no way in: %s", adapter.name, reason)
         finally:
             self._lock.release()
 

@@ -655,3 +655,11 @@ def test_asking_which_machine_this_is_starts_no_other_program(folder: Path) -> N
     done = lgov_run(folder, "python", write(folder, "import platform\nprint(platform.processor())\n"))
     assert done.returncode == 0
     assert "other processes" not in done.stderr
+
+
+def test_arming_says_what_a_framework_cannot_be_governed_in(folder: Path) -> None:
+    program = "import logging, sys; logging.basicConfig(level='INFO', stream=sys.stdout)\nimport autogen_core\n"
+    done = lgov_run(folder, "python", write(folder, program))
+    assert done.returncode == 0, done.stderr
+    assert "lgov.arming:autogen: not governed" in done.stdout
+    assert "AutoGen 0.7 has no synchronous API" in done.stdout
