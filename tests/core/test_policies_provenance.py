@@ -183,13 +183,20 @@ def test_in_a_policy_file_it_hears_the_user_without_further_words() -> None:
     "piece", ["a@b.com ", "https://a.b/c ", "1 ", "a.", "/a", "12-", "GB29 ", "x/", "www.a.com,", ": "]
 )
 def test_the_time_is_linear_in_the_text(piece: str) -> None:
-    took: list[float] = []
-    for length in (10_000, 80_000):
-        began = time.process_time()
-        asked({"path": piece * (length // len(piece))}, "hello")
-        took.append(time.process_time() - began)
-    # Eight times the text: quadratic time would be sixty-four times. The sum lets small times be small.
-    assert took[1] < 24 * took[0] + 0.5, took
+    tries: list[tuple[float, float]] = []
+    for _ in range(8):  # a busy machine can spoil a measurement, but quadratic time spoils all of them
+        short, long = (_time_of(piece * (length // len(piece))) for length in (10_000, 80_000))
+        tries.append((short, long))
+        # Eight times the text: quadratic time would be sixty-four times. The sum lets small times be small.
+        if long < 24 * short + 0.5:
+            return
+    pytest.fail(f"the time grows faster than the text: {tries}")
+
+
+def _time_of(text: str) -> float:
+    began = time.process_time()
+    asked({"path": text}, "hello")
+    return time.process_time() - began
 
 
 @pytest.mark.parametrize(
