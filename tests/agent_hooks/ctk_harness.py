@@ -18,7 +18,7 @@ import pluggy
 from agent_hooks import IdentityProvider, InterceptionRecord
 from agent_hooks.ctk import Capability, RunOutcome, RunRecord, Scenario
 from agent_hooks.ctk.runner import VectorResult, run_vector
-from agent_hooks.ctk.scripted import redact_paths
+from agent_hooks.ctk.scripted import RecordingInterceptor, redact_paths
 
 from lgov_core import hookspecs
 from lgov_core.agent_hooks import InterceptorPolicy
@@ -106,6 +106,7 @@ class LgovHarness:
         redact_for_approval: list[str] | None = None,
     ) -> None:
         self.scenario = scenario
+        self._heard = [one for one in interceptors if isinstance(one, RecordingInterceptor)]
         paths = list(redact_for_approval or ())
         self.policy = InterceptorPolicy(
             interceptors,
@@ -147,6 +148,11 @@ class LgovHarness:
             return self._record(RunOutcome.BLOCKED, None)
 
     def teardown(self) -> None:
+        if any(len(said.tool_calls) > 1 for said in self.scenario.model_script):
+            # Calls made side by side are heard as threads happen to run; `sequence` says how they began. The kit reads
+            # what was heard as a list, so it gets it in that order: one number twice is still found.
+            for interceptor in self._heard:
+                interceptor.recorded.sort(key=lambda context: context["sequence"])
         self.policy.close()
         self.governor.close()
 
