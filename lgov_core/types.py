@@ -378,8 +378,22 @@ class Reward:
 
 
 @dataclass(frozen=True, slots=True)
+class SpanEvent:
+    """Something that happened at one moment of a span; ``at`` is in Unix seconds."""
+
+    name: str
+    at: float
+    attributes: Mapping[str, JSONValue] = field(default_factory=dict[str, "JSONValue"])
+
+
+@dataclass(frozen=True, slots=True)
 class Span:
-    """One thing that happened, in GenAI semantic-convention names plus ``lgov.*`` (see ``lgov_core.trace``)."""
+    """One thing that happened, in GenAI semantic-convention names plus ``lgov.*`` (see ``lgov_core.trace``).
+
+    ``span_id`` is unique in a store; ``trace_id`` is the OpenTelemetry trace of a span that came from one, else None.
+    ``claimed`` is true for a span that came in from outside: what it says may feed training, and is no evidence of what
+    a policy decided.
+    """
 
     name: str
     span_id: str
@@ -389,6 +403,9 @@ class Span:
     rollout_id: str | None = None
     attempt: int | None = None
     parent_id: str | None = None
+    trace_id: str | None = None
+    events: tuple[SpanEvent, ...] = ()
+    claimed: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -424,6 +441,9 @@ class CapturedCall:
     are None when an upstream did not give them. ``weights_version`` counts the weights published so far (0 = as loaded;
     None = unknown upstream). ``tool_call_ids`` are the ids given to the tool calls parsed from the reply, so that a
     tool's reward finds the call that proposed it. ``request`` and ``response`` are the JSON bodies.
+
+    A reply of several choices (``n`` > 1) is as many calls with one ``response_id``, told apart by ``choice`` (from 0).
+    ``route`` is the API that was spoken: ``chat``, ``responses``, ``messages`` or ``completions``.
     """
 
     response_id: str
@@ -444,3 +464,5 @@ class CapturedCall:
     agent: str | None = None
     tool_call_ids: tuple[str, ...] = ()
     engine: str = ""
+    choice: int = 0
+    route: str = "chat"
