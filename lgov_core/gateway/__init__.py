@@ -5,7 +5,18 @@ issues keys that are bound to one attempt. The web server and the clients are im
 """
 
 from lgov_core.gateway.keys import KeyRing
-from lgov_core.gateway.protocol import ANY_MODEL, ChatRequest, Completion, Engine, StreamPiece, ToolCall
+from lgov_core.gateway.protocol import (
+    ANY_MODEL,
+    ChatRequest,
+    Completion,
+    Engine,
+    Gate,
+    GateRefusal,
+    GateReply,
+    GateRequest,
+    StreamPiece,
+    ToolCall,
+)
 from lgov_core.gateway.server import EndpointServer
 
 __all__ = [
@@ -14,6 +25,10 @@ __all__ = [
     "Completion",
     "EndpointServer",
     "Engine",
+    "Gate",
+    "GateRefusal",
+    "GateReply",
+    "GateRequest",
     "KeyRing",
     "StreamPiece",
     "ToolCall",

@@ -6,6 +6,8 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Protocol
 
+from lgov_core.errors import EndpointError
+
 ANY_MODEL: Final = "*"
 
 
@@ -103,4 +105,74 @@ class Engine(Protocol):
 
     async def close(self) -> None:
         """Called once after the last request; fails what is still waiting."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class GateRequest:
+    """A model call as policies see it, the same for every API.
+
+    ``messages`` are in the order in which the model reads them, instructions first: ``role`` (system, user, assistant,
+    tool), ``content`` (the text of it, "" for none), on an assistant's message ``tool_calls`` (``id``, ``name``, ``args``:
+    an object, or the text where it is none), on a tool's ``tool_call_id``. ``max_tokens`` is a count of tokens.
+    """
+
+    model: str
+    messages: Sequence[Mapping[str, Any]]
+    route: str = "chat"
+    max_tokens: int | None = None
+    rollout_id: str | None = None
+    attempt: int | None = None
+    agent: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class GateReply:
+    """What the model wrote in one choice, the same for every API. Tokens are counted on the first choice only."""
+
+    response_id: str
+    text: str
+    tool_calls: tuple[ToolCall, ...] = ()
+    finish_reason: str | None = None
+    prompt_tokens: int | None = None
+    completion_tokens: int | None = None
+
+
+class GateRefusal(EndpointError):
+    """A policy refused the call, or its whole reply.
+
+    With ``status`` 200 the agent gets ``text`` as if the model had said it: an ordinary, finished reply of one choice in
+    the shape of its API, streamed if it asked for a stream. Any other status is an error in the shape of its API: 403
+    when the policy says that the run is over, 503 when the judgement itself failed.
+    """
+
+    code = "denied"
+
+    def __init__(self, text: str, *, status: int = 200, decision_id: str | None = None) -> None:
+        super().__init__(text, status=status)
+        self.text = text
+        self.decision_id = decision_id
+
+
+class Gate(Protocol):
+    """Judges model calls on their way through the endpoint. Called from its event loop, many calls at once.
+
+    A route calls `admit` before the engine is asked and `release` when the whole reply is there, before any of it goes
+    out (a stream is held until then; unchanged, it goes out as it came). What is recorded is the model's own reply. Fails
+    closed: whatever goes wrong is a `GateRefusal`.
+    """
+
+    async def admit(self, asked: GateRequest) -> GateRequest:
+        """The call as it may be made: the same object, or one in which the content of some messages differs.
+
+        Raises `GateRefusal`.
+        """
+        ...
+
+    async def release(self, asked: GateRequest, replies: Sequence[GateReply]) -> Sequence[GateReply]:
+        """The replies, one for each choice, as the agent may get them: the same objects where nothing changed.
+
+        Calls that a policy denied are not among the tool calls any more, and the text says why; arguments and text may
+        be replaced. Raises `GateRefusal`.
+        """
         ...
