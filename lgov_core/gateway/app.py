@@ -10,13 +10,12 @@ from starlette.exceptions import HTTPException
 from starlette.routing import Route
 
 from lgov_core.errors import EndpointError, LgovError
+from lgov_core.gateway.api_routes import ApiRoutes
 from lgov_core.gateway.capture import Capture
-from lgov_core.gateway.chat_routes import ChatRoutes
 from lgov_core.gateway.keys import KeyRing
 from lgov_core.gateway.protocol import Engine
 from lgov_core.store.protocol import TraceStore
 
-ROLLOUT_PREFIX = "/rollout/{rollout_id}/attempt/{attempt}"
 DEFAULT_MAX_BODY = 8 * 1024 * 1024
 
 
@@ -40,17 +39,9 @@ def create_app(
     """
     _check_names(engines)
     capture = Capture(store)
-    routes = ChatRoutes(engines, capture, keys, allow_unattributed=allow_unattributed, max_body=max_body)
+    routes = ApiRoutes(engines, capture, keys, allow_unattributed=allow_unattributed, max_body=max_body)
     app = Starlette(
-        routes=[
-            route
-            for prefix in ("", ROLLOUT_PREFIX)
-            for route in (
-                Route(f"{prefix}/v1/chat/completions", routes.chat, methods=["POST"]),
-                Route(f"{prefix}/v1/models", routes.models, methods=["GET"]),
-            )
-        ]
-        + [Route("/healthz", routes.health, methods=["GET"])],
+        routes=[*routes.routes(), Route("/healthz", routes.health, methods=["GET"])],
         exception_handlers={LgovError: routes.on_error, HTTPException: routes.on_error, Exception: routes.on_error},
         lifespan=_running(engines),
     )

@@ -1,4 +1,4 @@
-"""What the endpoint's routes do."""
+"""The routes of the model APIs, each alone and under a rollout's prefix."""
 
 from __future__ import annotations
 
@@ -10,15 +10,18 @@ from typing import Any
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
+from starlette.routing import Route
 
 from lgov_core.errors import EndpointError, LgovError
 from lgov_core.gateway.attribution import Attribution, attribute
 from lgov_core.gateway.capture import Capture, Exchange
 from lgov_core.gateway.keys import KeyRing
 from lgov_core.gateway.openai_format import completion_body, error_body, read_chat_request, read_json, wants_usage
-from lgov_core.gateway.protocol import ANY_MODEL, Engine
+from lgov_core.gateway.protocol import ANY_MODEL, Engine, Gate
 from lgov_core.gateway.streaming import StreamedReply, as_lgov_error
 from lgov_core.gateway.upstream_reply import ReceivedBody, UpstreamRejection
+
+ROLLOUT_PREFIX = "/rollout/{rollout_id}/attempt/{attempt}"
 
 
 async def read_body(request: Request, limit: int) -> bytes:
@@ -43,8 +46,13 @@ async def read_body(request: Request, limit: int) -> bytes:
     return b"".join(parts)
 
 
-class ChatRoutes:
-    """The handlers, for one event loop. ``max_body`` is in bytes."""
+class ApiRoutes:
+    """The handlers of the model APIs, for one event loop.
+
+    Each call goes to the engine that has its model, past ``gate`` if there is one, and is committed before its client
+    learns that it is done. ``max_body`` is in bytes. `routes` is what an application mounts; `on_error` is its handler
+    for what a route raised.
+    """
 
     def __init__(
         self,
@@ -54,12 +62,25 @@ class ChatRoutes:
         *,
         allow_unattributed: bool,
         max_body: int,
+        gate: Gate | None = None,
     ) -> None:
         self._engines = tuple(engines)
         self._capture = capture
         self._keys = keys
         self._allow_unattributed = allow_unattributed
         self._max_body = max_body
+        self._gate = gate
+
+    def routes(self) -> list[Route]:
+        """Every route of the model APIs."""
+        return [
+            route
+            for prefix in ("", ROLLOUT_PREFIX)
+            for route in (
+                Route(f"{prefix}/v1/chat/completions", self.chat, methods=["POST"]),
+                Route(f"{prefix}/v1/models", self.models, methods=["GET"]),
+            )
+        ]
 
     def _engine_for(self, model: str) -> Engine:
         for name in (model, ANY_MODEL):
