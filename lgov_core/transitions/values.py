@@ -95,6 +95,7 @@ class Finding(StrEnum):
     CANCELLED_REPLY = "cancelled_reply"
     MIXED_WEIGHTS = "mixed_weights"
     SMALL_GROUP = "small_group"
+    EQUAL_GROUP = "equal_group"
 
 
 @dataclass(frozen=True, slots=True)
