@@ -18,6 +18,8 @@ OPERATION: Final = "gen_ai.operation.name"
 CHAT: Final = "chat"
 EXECUTE_TOOL: Final = "execute_tool"
 INVOKE_AGENT: Final = "invoke_agent"
+TEXT_COMPLETION: Final = "text_completion"
+EMBEDDINGS: Final = "embeddings"
 
 # A model call.
 PROVIDER: Final = "gen_ai.provider.name"
@@ -86,6 +88,29 @@ ERROR_MESSAGE: Final = "lgov.error.message"
 REWARD_SPAN_NAME: Final = "lgov.reward"
 REWARD_VALUE: Final = "lgov.reward.value"
 REWARD_DIMENSION: Final = "lgov.reward.dimension"
+REWARD_SOURCE: Final = "lgov.reward.source"
+
+# A judgement of a model call, as an event of the call's span: the convention's own way to write a reward.
+EVALUATION_EVENT: Final = "gen_ai.evaluation.result"
+EVALUATION_NAME: Final = "gen_ai.evaluation.name"
+EVALUATION_SCORE: Final = "gen_ai.evaluation.score.value"
+EVALUATION_LABEL: Final = "gen_ai.evaluation.score.label"
+EVALUATION_EXPLANATION: Final = "gen_ai.evaluation.explanation"
+
+# One attempt at a rollout as a whole: the span that everything in it stands under when rollouts are sent elsewhere.
+ROLLOUT_SPAN_NAME: Final = "lgov.rollout"
+RUN_ID: Final = "lgov.run_id"
+
+# What an OTLP span has besides its attributes, under the names that OpenTelemetry gives it where there is no field for it.
+SCOPE_NAME: Final = "otel.scope.name"
+SCOPE_VERSION: Final = "otel.scope.version"
+STATUS_CODE: Final = "otel.status_code"
+STATUS_DESCRIPTION: Final = "otel.status_description"
+SPAN_KIND: Final = "span.kind"
+LINKS: Final = "otel.links"
+DROPPED_ATTRIBUTES: Final = "otel.dropped_attributes_count"
+DROPPED_EVENTS: Final = "otel.dropped_events_count"
+SERVICE_NAME: Final = "service.name"
 
 
 def chat_span_name(model: str) -> str:
