@@ -65,6 +65,9 @@ PROMPT_TOKEN_IDS: Final = "lgov.prompt_token_ids"
 RESPONSE_TOKEN_IDS: Final = "lgov.response_token_ids"
 RESPONSE_LOGPROBS: Final = "lgov.response_logprobs"
 WEIGHTS_VERSION: Final = "lgov.weights_version"
+# Which choice of a reply of several (from 0), on a model call or a reward; the tool calls that a model call proposed.
+CHOICE: Final = "lgov.choice"
+TOOL_CALL_IDS: Final = "lgov.tool_call_ids"
 
 # A policy decision.
 DECISION_SPAN_NAME: Final = "lgov.decision"

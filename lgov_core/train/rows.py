@@ -34,7 +34,7 @@ def make_rows(transitions: Sequence[Transition]) -> list[TrainRow]:
     """One row per chain: transitions of a rollout whose tokens extend one another share a row, others get their own.
 
     Every call keeps its own advantage and weight, so the loss is the same as with one row per call; only the repeated
-    prefixes are saved. Raises `TransitionError` for transitions without credit.
+    prefixes are saved. Raises `TransitionError` for transitions without credit or log-probabilities.
     """
     rows: list[TrainRow] = []
     for turns in by_rollout(transitions).values():
@@ -79,6 +79,10 @@ class _Chain:
     def add(self, turn: Transition) -> None:
         if turn.advantages is None:
             raise TransitionError(f"transition {turn.response_id} has no credit", hint="call assign_credit first")
+        if turn.logprobs is None:
+            raise TransitionError(
+                f"transition {turn.response_id} has no log-probabilities", hint="build transitions with need_logprobs"
+            )
         observed = turn.prompt_ids[len(self.ids) :]
         self.ids += [*observed, *turn.response_ids]
         self.mask += [*([0] * len(observed)), *turn.response_mask]

@@ -85,7 +85,7 @@ def _of_attempt(
     return [
         Transition(
             run_id=rollout.run_id,
-            weights_version=call.weights_version if call.weights_version is not None else -1,
+            weights_version=call.weights_version,
             model=call.model,
             task_id=rollout.task_id,
             rollout_id=rollout.rollout_id,
@@ -96,7 +96,7 @@ def _of_attempt(
             prompt_ids=call.prompt_ids or (),
             response_ids=call.response_ids or (),
             response_mask=(1,) * len(call.response_ids or ()),
-            logprobs=call.logprobs or (),
+            logprobs=call.logprobs,
             temperature=call.temperature,
             finish_reason=call.finish_reason,
             outcome=attempt.outcome,

@@ -57,11 +57,12 @@ def assign_credit(data: TransitionSet, rules: CreditRules | None = None) -> Tran
                     replace(
                         transition,
                         value_to_go=value,
+                        credit=advantage,
                         advantages=tuple(advantage * mask for mask in transition.response_mask),
                         loss_weight=weight,
                     )
                 )
-    return TransitionSet(tuple(filled), tuple(found))
+    return TransitionSet(tuple(filled), tuple(found), data.unassigned)
 
 
 def rollout_returns(

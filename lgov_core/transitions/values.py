@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from enum import StrEnum
 from typing import Any
 
-from lgov_core.types import Outcome
+from lgov_core.transitions.findings import Diagnostic, Finding
+from lgov_core.types import Outcome, Reward
 
-SCHEMA_VERSION = 1
+__all__ = ["SCHEMA_VERSION", "Diagnostic", "Finding", "Transition", "TransitionSet", "by_rollout"]
+
+SCHEMA_VERSION = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,14 +21,21 @@ class Transition:
 
     ``prompt_ids`` (int, length P) and ``response_ids`` (int, length R) are the exact tokens; ``response_mask`` (length R) is
     1 where the model chose the token and may be trained on it. ``logprobs`` (length R) are the behaviour
-    log-probabilities at the temperature sampled. ``rewards`` maps a dimension to what this turn earned; ``value_to_go`` is
-    the return from this turn on (None until credit is assigned); ``advantages`` (length R) is the credit of each response
-    token, and ``loss_weight`` multiplies this transition's summed token loss: the weights of one rollout's tokens do
-    not change when the rollout is split into more transitions.
+    log-probabilities at the temperature sampled, None where nobody recorded them. ``weights_version`` is None where it is
+    not known, and ``outcome`` where nobody said how the attempt ended. ``rewards`` maps a dimension to what this turn
+    earned. Until credit is assigned ``value_to_go``, ``credit`` and ``advantages`` are None; then ``value_to_go`` is the
+    return that the scheme gives this turn, ``credit`` the advantage of the turn as one number, ``advantages`` (length R)
+    that of each response token, and ``loss_weight`` multiplies this transition's summed token loss: the weights of one
+    rollout's tokens do not change when the rollout is split into more transitions.
+
+    ``turn`` counts the transitions of one attempt in its `TransitionSet`, from 0, in the order in which the calls began.
+    A call is identified by ``response_id`` and ``choice`` (from 0, for replies of several choices). ``tool_call_ids`` are
+    the tool calls that it proposed; ``parent_response_id`` is the call that proposed the tool call inside which this call
+    was made (an agent that runs as a tool), None for a call that no tool made.
     """
 
     run_id: str
-    weights_version: int
+    weights_version: int | None
     model: str
     task_id: str
     rollout_id: str
@@ -37,15 +46,19 @@ class Transition:
     prompt_ids: tuple[int, ...]
     response_ids: tuple[int, ...]
     response_mask: tuple[int, ...]
-    logprobs: tuple[float, ...]
+    logprobs: tuple[float, ...] | None
     temperature: float
     finish_reason: str
-    outcome: Outcome
+    outcome: Outcome | None
     rewards: Mapping[str, float]
     value_to_go: float | None = None
     advantages: tuple[float, ...] | None = None
     loss_weight: float = 0.0
     truncated: bool = False
+    credit: float | None = None
+    choice: int = 0
+    tool_call_ids: tuple[str, ...] = ()
+    parent_response_id: str | None = None
 
     @property
     def reward(self) -> float:
@@ -53,66 +66,54 @@ class Transition:
         return sum(self.rewards.values())
 
     def as_row(self) -> dict[str, Any]:
-        """The transition as one row of the data contract (plain JSON types)."""
+        """The transition as one row of the data contract (plain JSON types).
+
+        ``call_id`` and ``response_id`` are one id under the contract's two names, as are ``policy_version`` and
+        ``weights_version``.
+        """
         return {
             "schema_version": SCHEMA_VERSION,
             "run_id": self.run_id,
-            "policy_version": self.weights_version,
-            "model": self.model,
-            "task_id": self.task_id,
             "rollout_id": self.rollout_id,
             "attempt": self.attempt,
+            "task_id": self.task_id,
             "turn": self.turn,
-            "call_id": self.response_id,
             "agent": self.agent,
+            "model": self.model,
+            "response_id": self.response_id,
+            "call_id": self.response_id,
+            "choice": self.choice,
+            "parent_call_id": self.parent_response_id,
             "prompt_ids": list(self.prompt_ids),
             "response_ids": list(self.response_ids),
             "response_mask": list(self.response_mask),
-            "logprobs": list(self.logprobs),
+            "logprobs": None if self.logprobs is None else list(self.logprobs),
+            "weights_version": self.weights_version,
+            "policy_version": self.weights_version,
             "sampling": {"temperature": self.temperature},
             "finish_reason": self.finish_reason,
+            "truncated": self.truncated,
             "rewards": dict(self.rewards),
             "return": self.value_to_go,
+            "credit": self.credit,
             "advantages": None if self.advantages is None else list(self.advantages),
             "loss_weight": self.loss_weight,
-            "truncated": self.truncated,
-            "outcome": self.outcome.value,
+            "outcome": None if self.outcome is None else self.outcome.value,
         }
-
-
-class Finding(StrEnum):
-    """What can be wrong with recorded data. Counted and shown; nothing is filled in instead."""
-
-    NO_TOKEN_IDS = "no_token_ids"
-    NO_LOGPROBS = "no_logprobs"
-    LENGTHS_DIFFER = "lengths_differ"
-    NO_CALLS = "no_calls"
-    NO_FINAL_REWARD = "no_final_reward"
-    OPEN_ATTEMPT = "open_attempt"
-    EXCLUDED_OUTCOME = "excluded_outcome"
-    UNKNOWN_REWARD_TARGET = "unknown_reward_target"
-    TRUNCATED_REPLY = "truncated_reply"
-    CANCELLED_REPLY = "cancelled_reply"
-    MIXED_WEIGHTS = "mixed_weights"
-    SMALL_GROUP = "small_group"
-    EQUAL_GROUP = "equal_group"
-
-
-@dataclass(frozen=True, slots=True)
-class Diagnostic:
-    """One finding and what it concerns (a rollout, call or reward id)."""
-
-    finding: Finding
-    subject: str
-    detail: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class TransitionSet:
-    """Transitions in the order rollout, turn; with every diagnostic that came up while making them."""
+    """Transitions in the order rollout, turn; with every diagnostic that came up while making them.
+
+    ``unassigned`` are the rewards that are on none of them, though the record has them: of an unknown or ambiguous target,
+    of a call that cannot be trained on, final ones of an attempt without a selected call, and those that are no numbers.
+    Each has a diagnostic too.
+    """
 
     transitions: tuple[Transition, ...]
     diagnostics: tuple[Diagnostic, ...] = field(default=())
+    unassigned: tuple[Reward, ...] = field(default=())
 
     def counts(self) -> dict[str, int]:
         """How often each finding occurred."""
