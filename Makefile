@@ -27,7 +27,7 @@ demo: $(VENV)/.installed ## Govern and train a small SQL agent, and show what ch
 	@$(BIN)/lgov demo $(ARGS)
 
 test: $(VENV)/.tools ## Run the tests.
-	@$(BIN)/python -m pytest $(ARGS)
+	@$(BIN)/python -m pytest -n auto --dist loadfile $(ARGS)
 
 test-matrix: $(VENV)/.tools ## Run each adapter's tests against the oldest and the newest version of its framework.
 	@$(BIN)/python -m tests.version_matrix $(ARGS)

@@ -6,12 +6,16 @@ pytest ends with status 78 and no test is run. Without the option the plugin doe
 
 Fixtures: ``lgov_governor`` (the `Governor`; the test is skipped without ``--lgov-policy``) and ``lgov_decisions`` (the
 decisions of this test so far, a list of `ObservedDecision`, oldest first).
+
+Under pytest-xdist each of its processes governs its own tests and writes to the same record; the closing report counts
+the decisions of all.
 """
 
 from __future__ import annotations
 
 import os
 import sys
+from collections import Counter
 from collections.abc import Generator
 from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -32,6 +36,9 @@ class _Governed:
         self.process = process
         self.armed = armed
         self.decisions: list[ObservedDecision] = []
+        #: Of the processes that ran tests for this one: their decisions, and the frameworks that they armed.
+        self.effects_elsewhere: Counter[str] = Counter()
+        self.armed_elsewhere: set[str] = set()
 
     @hookimpl
     def lgov_observe(self, event: Any) -> None:
@@ -105,15 +112,33 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, Any, Any]:
         return (yield)
 
 
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """In a process of pytest-xdist: tells the one that reports what was judged here."""
+    governed = session.config.stash.get(_KEY, None)
+    said: dict[str, Any] | None = getattr(session.config, "workeroutput", None)
+    if governed is not None and said is not None:
+        said["lgov"] = {"effects": dict(governed.process.governor.effects), "armed": list(governed.armed)}
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    """Hears from a process of pytest-xdist that has ended. One that died counts for nothing; its record remains."""
+    governed = node.config.stash.get(_KEY, None)
+    told = getattr(node, "workeroutput", {}).get("lgov")
+    if governed is not None and told is not None:
+        governed.effects_elsewhere.update(told["effects"])
+        governed.armed_elsewhere.update(told["armed"])
+
+
 def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
     """Says at the end what was judged."""
     governed = config.stash.get(_KEY, None)
     if governed is None:
         return
-    effects = governed.process.governor.effects
+    effects = Counter(governed.process.governor.effects) + governed.effects_elsewhere
     denied = effects["deny"] + effects["escalate"]
     terminalreporter.section("lgov")
-    armed = ", ".join(governed.armed) or "no framework"
+    armed = ", ".join(sorted({*governed.armed, *governed.armed_elsewhere})) or "no framework"
     terminalreporter.line(f"governed: {armed}; decisions: {sum(effects.values()) - denied} allowed, {denied} denied")
     terminalreporter.line(f"audit record: {governed.process.options.audit}")
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import os
 import shutil
 import subprocess
 import sys
 import venv
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
@@ -27,23 +30,33 @@ def peer_python(*requirements: str) -> Path:
     """
     key = hashlib.sha256("\n".join((sys.version, *requirements)).encode()).hexdigest()[:12]
     folder = PEERS / f"{requirements[0].partition('=')[0]}-{key}"
-    python = folder / ("Scripts" if os.name == "nt" else "bin") / "python"
-    if (folder / ".complete").exists():
-        return python
-    shutil.rmtree(folder, ignore_errors=True)
-    venv.create(folder, with_pip=True)
-    command = [str(python), "-m", "pip", "--disable-pip-version-check", "--quiet", "install"]
-    done = subprocess.run(
-        [*command, *_NEEDED, *requirements],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    if done.returncode != 0:
+    python = folder / "bin" / "python"
+    with _one_at_a_time(folder):
+        if (folder / ".complete").exists():
+            return python
         shutil.rmtree(folder, ignore_errors=True)
-        raise PeerUnavailable(f"pip could not install {' '.join(requirements)}: {done.stderr.strip()[-500:]}")
-    (folder / ".complete").touch()
+        venv.create(folder, with_pip=True)
+        command = [str(python), "-m", "pip", "--disable-pip-version-check", "--quiet", "install"]
+        done = subprocess.run(
+            [*command, *_NEEDED, *requirements],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        if done.returncode != 0:
+            shutil.rmtree(folder, ignore_errors=True)
+            raise PeerUnavailable(f"pip could not install {' '.join(requirements)}: {done.stderr.strip()[-500:]}")
+        (folder / ".complete").touch()
     return python
+
+
+@contextmanager
+def _one_at_a_time(folder: Path) -> Iterator[None]:
+    """Tests run in several processes, and more than one may want the same environment first."""
+    PEERS.mkdir(exist_ok=True)
+    with folder.with_suffix(".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
 
 
 def run_there(python: Path, *arguments: str, timeout_s: float = 240) -> subprocess.CompletedProcess[str]:

@@ -72,6 +72,18 @@ def test_each_test_is_a_rollout_under_policy(project: Path) -> None:
     assert None not in {entry.rollout_id for entry in acts}
 
 
+def test_with_several_processes_all_of_them_govern_and_report(project: Path) -> None:
+    (project / "test_more.py").write_text(TESTS)
+    done = run_pytest(project, "-n", "2", "--dist", "loadfile", "--lgov-policy", "policy.yaml")
+    assert done.returncode == 0, done.stdout
+    assert "6 passed" in done.stdout
+    assert "governed: langchain; decisions: " in done.stdout
+    assert " 2 denied" in done.stdout
+    with AuditLog(project / ".lgov" / "pytest.db") as audit:
+        acts = [entry for entry in audit.entries() if entry.point == "pre_tool_call" and entry.effect]
+    assert sorted(str(entry.effect) for entry in acts) == ["allow", "allow", "deny", "deny"]
+
+
 def test_without_the_option_nothing_is_governed(project: Path) -> None:
     done = run_pytest(project)
     assert "1 failed, 2 skipped" in done.stdout, done.stdout
@@ -79,19 +91,21 @@ def test_without_the_option_nothing_is_governed(project: Path) -> None:
 
 
 @pytest.mark.parametrize("policy", ["version: 1\nrules: [", "version: 1\nrules:\n  - {name: a, use: nosuch}\n", None])
-def test_without_a_sound_policy_no_test_runs(policy: str | None, project: Path) -> None:
+@pytest.mark.parametrize("processes", ["0", "2"])
+def test_without_a_sound_policy_no_test_runs(policy: str | None, processes: str, project: Path) -> None:
     (project / "policy.yaml").unlink() if policy is None else (project / "policy.yaml").write_text(policy)
     (project / "test_agent.py").write_text("open('imported', 'w')\ndef test_it(): pass\n")
-    done = run_pytest(project, "--lgov-policy", "policy.yaml")
+    done = run_pytest(project, "-n", processes, "--lgov-policy", "policy.yaml")
     assert done.returncode == 78, done.stdout + done.stderr
     assert "cannot be governed" in done.stdout + done.stderr
     assert not (project / "imported").exists()
 
 
-def test_a_framework_that_cannot_be_armed_ends_the_session(project: Path) -> None:
+@pytest.mark.parametrize("processes", ["0", "2"])
+def test_a_framework_that_cannot_be_armed_ends_the_session(processes: str, project: Path) -> None:
     (project / "langchain_core").mkdir()
     (project / "langchain_core" / "__init__.py").write_text("")
     (project / "test_agent.py").write_text("import langchain_core\nopen('went-on', 'w')\ndef test_it(): pass\n")
-    done = run_pytest(project, "--lgov-policy", "policy.yaml")
-    assert done.returncode == 78, done.stdout + done.stderr
+    done = run_pytest(project, "-n", processes, "--lgov-policy", "policy.yaml")
+    assert done.returncode == 78 if processes == "0" else done.returncode != 0, done.stdout + done.stderr
     assert not (project / "went-on").exists()
