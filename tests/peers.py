@@ -9,7 +9,7 @@ import shutil
 import subprocess
 import sys
 import venv
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -51,7 +51,7 @@ def peer_python(*requirements: str) -> Path:
 
 
 @contextmanager
-def _one_at_a_time(folder: Path) -> Iterator[None]:
+def _one_at_a_time(folder: Path) -> Generator[None]:
     """Tests run in several processes, and more than one may want the same environment first."""
     PEERS.mkdir(exist_ok=True)
     with folder.with_suffix(".lock").open("w") as lock:
