@@ -260,7 +260,7 @@ def test_a_run_goes_on_after_it_was_killed_and_after_it_was_interrupted(folder: 
     with started(folder, "--iterations", "4", "--resume") as process:
         wait_for(process, lambda: trained(run) > killed_at)
         process.send_signal(signal.SIGINT)
-        said, _ = process.communicate(timeout=60)
+        said, _ = process.communicate(timeout=120)
     assert process.returncode == 130, (folder.parent / "standard-error.txt").read_text()
     (report,) = json.loads(said)["runs"]
     assert report["interrupted"]
