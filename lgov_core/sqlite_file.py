@@ -12,7 +12,8 @@ import os
 import sqlite3
 import time
 import weakref
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 from urllib.parse import quote
@@ -22,13 +23,18 @@ from lgov_core.errors import LgovError
 
 @dataclass(frozen=True, slots=True)
 class FileKind:
-    """One kind of file: what it is called, how it is recognised, how it is made, and which error speaks for it."""
+    """One kind of file: what it is called, how it is recognised, how it is made, and which error speaks for it.
+
+    ``migrations`` has, for each older version that can be opened, the statements that make a file of it one of the next
+    version. A file is brought up to date when it is opened, in one transaction.
+    """
 
     what: str
     application_id: int
     version: int
     schema: tuple[str, ...]
     error: type[LgovError]
+    migrations: Mapping[int, tuple[str, ...]] = field(default_factory=dict[int, tuple[str, ...]])
 
 
 def open_database(
@@ -36,8 +42,9 @@ def open_database(
 ) -> sqlite3.Connection:
     """A connection in autocommit mode to the file at ``path``, which is made when it does not exist.
 
-    With ``expected``, what `file_identity` said before, it must be the same file still. Another process that is busy
-    with the file is waited for, ``busy_timeout_s`` seconds at most. The connection may be handed from thread to thread.
+    With ``expected``, what `file_identity` said before, it must be the same file still. A file of an older version that
+    ``kind`` knows how to migrate is migrated, whole or not at all. Another process that is busy with the file is waited
+    for, ``busy_timeout_s`` seconds at most. The connection may be handed from thread to thread.
     Raises ``kind.error`` when the file cannot be opened, is something else, or was written by a newer lgov.
     """
     connection: sqlite3.Connection | None = None
@@ -77,7 +84,7 @@ def _make_private_file(kind: FileKind, path: Path) -> None:
 
 
 def _prepare(kind: FileKind, path: Path, connection: sqlite3.Connection, busy_timeout_s: float) -> None:
-    fresh = _is_fresh(kind, path, connection)
+    version = _version(kind, path, connection)
     deadline = time.monotonic() + busy_timeout_s
     while True:
         try:
@@ -94,17 +101,23 @@ def _prepare(kind: FileKind, path: Path, connection: sqlite3.Connection, busy_ti
     connection.execute("PRAGMA foreign_keys=ON")
     # A checkpoint waits for the disk: fewer of them, at the price of a log of 16 MB.
     connection.execute("PRAGMA wal_autocheckpoint=4000")
-    if fresh:
-        _create(kind, path, connection)
+    if version < kind.version:
+        _bring_up_to_date(kind, path, connection)
 
 
-def _create(kind: FileKind, path: Path, connection: sqlite3.Connection) -> None:
+def _bring_up_to_date(kind: FileKind, path: Path, connection: sqlite3.Connection) -> None:
     connection.execute("BEGIN IMMEDIATE")
     try:
-        if _is_fresh(kind, path, connection):  # another process may have been first
+        version = _version(kind, path, connection)  # another process may have been first
+        if version == 0:
             for statement in kind.schema:
                 connection.execute(statement)
             connection.execute(f"PRAGMA application_id={kind.application_id}")
+        else:
+            for older in range(version, kind.version):
+                for statement in kind.migrations[older]:
+                    connection.execute(statement)
+        if version < kind.version:
             connection.execute(f"PRAGMA user_version={kind.version}")
         connection.execute("COMMIT")
     except BaseException:
@@ -113,14 +126,14 @@ def _create(kind: FileKind, path: Path, connection: sqlite3.Connection) -> None:
         raise
 
 
-def _is_fresh(kind: FileKind, path: Path, connection: sqlite3.Connection) -> bool:
-    """Whether the file is empty. Raises ``kind.error`` when it is neither empty nor of this kind and version."""
+def _version(kind: FileKind, path: Path, connection: sqlite3.Connection) -> int:
+    """The file's version; 0 when it is empty. Raises ``kind.error`` for one of another kind or that cannot be migrated."""
     application_id, version, tables = connection.execute(
         "SELECT (SELECT application_id FROM pragma_application_id), (SELECT user_version FROM pragma_user_version),"
         " (SELECT count(*) FROM sqlite_master)"
     ).fetchone()
     if (application_id, version, tables) == (0, 0, 0):
-        return True
+        return 0
     if application_id != kind.application_id:
         raise kind.error(
             f"{path} is a SQLite database, but no {kind.what} of lgov",
@@ -131,12 +144,12 @@ def _is_fresh(kind: FileKind, path: Path, connection: sqlite3.Connection) -> boo
             f"{kind.what} {path} has format {version}; this lgov knows formats up to {kind.version}",
             hint="upgrade lgov, or start a new file",
         )
-    if version < kind.version:
+    if any(older not in kind.migrations for older in range(version, kind.version)):
         raise kind.error(
             f"{kind.what} {path} has format {version}; this lgov writes format {kind.version}",
             hint="open it with the lgov that wrote it, or start a new file",
         )
-    return False
+    return version
 
 
 def require_same_file(kind: FileKind, path: str | os.PathLike[str], expected: tuple[int, int]) -> None:

@@ -6,12 +6,24 @@ import os
 
 from lgov_core.errors import StoreError
 from lgov_core.store.protocol import TraceStore
+from lgov_core.store.queue import RolloutQueue
+from lgov_core.store.work import STATE_MOVES, Claim, EndedRollouts, QueueEntry, RolloutConfig, RolloutState
 
-__all__ = ["TraceStore", "open_store"]
+__all__ = [
+    "STATE_MOVES",
+    "Claim",
+    "EndedRollouts",
+    "QueueEntry",
+    "RolloutConfig",
+    "RolloutQueue",
+    "RolloutState",
+    "TraceStore",
+    "open_store",
+]
 
 
-def open_store(place: str | os.PathLike[str]) -> TraceStore:
-    """The trace store at ``place``: a path, or ``sqlite:///path`` (``sqlite:////path`` when the path is absolute).
+def open_store(place: str | os.PathLike[str]) -> RolloutQueue:
+    """The store at ``place``: a path, or ``sqlite:///path`` (``sqlite:////path`` when the path is absolute).
 
     Raises `StoreError` for another kind of address, and when the store cannot be opened.
     """

@@ -42,7 +42,7 @@ class TraceStore(Protocol):
         ...
 
     def add_call(self, call: CapturedCall) -> None:
-        """Adds a captured model call. A ``response_id`` that exists already raises `StoreError`."""
+        """Adds a captured model call. One with its ``response_id`` and ``choice`` raises `StoreError`."""
         ...
 
     def add_rewards(self, rewards: Iterable[Reward]) -> None:
@@ -51,6 +51,15 @@ class TraceStore(Protocol):
 
     def add_span(self, span: Span) -> None:
         """Queues a span and returns at once. A full queue drops it and counts it in `dropped_spans`."""
+        ...
+
+    def add_spans(self, spans: Iterable[Span]) -> int:
+        """Adds spans, all of them or none, and returns how many were new.
+
+        A span that is there already, equal in every field, is not written again, so a batch may be sent twice. One that has
+        the id of another and says something else is kept beside it: which of them is right is for readers to say. The same
+        holds for `add_span`.
+        """
         ...
 
     def flush(self) -> None:

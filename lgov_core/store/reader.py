@@ -34,14 +34,15 @@ class TableReader:
         Between two portions no lock is held and no transaction is open. Raises `StoreError`.
         """
         # The sign keeps SQLite from walking the whole table in order where an index finds the few rows asked for.
-        found = self._fetch(f"SELECT seq FROM {table} {where} ORDER BY +seq", given)
+        found = self.fetch(f"SELECT seq FROM {table} {where} ORDER BY +seq", given)
         for first in range(0, len(found), _ROWS_A_PORTION):
             portion = json.dumps([seq for (seq,) in found[first : first + _ROWS_A_PORTION]])
-            yield from self._fetch(
+            yield from self.fetch(
                 f"SELECT {columns} FROM {table} WHERE seq IN (SELECT value FROM json_each(?)) ORDER BY seq", (portion,)
             )
 
-    def _fetch(self, query: str, given: Sequence[Any]) -> list[Row]:
+    def fetch(self, query: str, given: Sequence[Any]) -> list[Row]:
+        """All rows that a query finds, of which there must be few. Raises `StoreError`."""
         with self._lock:
             if self._closed:
                 raise self._kind.error(f"{self._kind.what} {self._path} is closed", hint="open it again to go on")

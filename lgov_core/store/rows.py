@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import sys
@@ -10,18 +11,20 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final, TypeAlias
 
 from lgov_core.errors import StoreError
-from lgov_core.types import Attempt, CapturedCall, JSONValue, Outcome, Reward, Rollout, Span
+from lgov_core.types import Attempt, CapturedCall, JSONValue, Outcome, Reward, Rollout, Span, SpanEvent
 
 Row: TypeAlias = tuple[Any, ...]
 
 ROLLOUT_COLUMNS: Final = "rollout_id, task_id, run_id, input, created_at"
 ATTEMPT_COLUMNS: Final = "rollout_id, attempt, started_at, ended_at, outcome, error, result"
 CALL_COLUMNS: Final = (
-    "response_id, model, request, response, prompt_ids, response_ids, logprobs, finish_reason, weights_version,"
-    " temperature, top_p, started_at, ended_at, rollout_id, attempt, agent, tool_call_ids, engine"
+    "response_id, choice, route, model, request, response, prompt_rest, response_ids, logprobs, finish_reason,"
+    " weights_version, temperature, top_p, started_at, ended_at, rollout_id, attempt, agent, tool_call_ids, engine"
 )
 REWARD_COLUMNS: Final = "reward_id, value, dimension, rollout_id, attempt, response_id, tool_call_id, source"
-SPAN_COLUMNS: Final = "span_id, name, started_at, ended_at, attributes, rollout_id, attempt, parent_id"
+SPAN_COLUMNS: Final = (
+    "span_id, name, started_at, ended_at, attributes, rollout_id, attempt, parent_id, trace_id, events, claimed"
+)
 
 
 def insert(table: str, columns: str) -> str:
@@ -65,6 +68,8 @@ def call_row(call: CapturedCall) -> Row:
         )
     return (
         call.response_id,
+        call.choice,
+        call.route,
         call.model,
         json_text(call.request, f"request of {what}"),
         json_text(call.response, f"response of {what}"),
@@ -88,8 +93,8 @@ def call_row(call: CapturedCall) -> Row:
 def call_of(row: Row) -> CapturedCall:
     """The call of a row of ``CALL_COLUMNS``."""
     (
-        response_id, model, request, response, prompt_ids, response_ids, logprobs, finish_reason, weights_version,
-        temperature, top_p, started_at, ended_at, rollout_id, attempt, agent, tool_call_ids, engine,
+        response_id, choice, route, model, request, response, prompt_ids, response_ids, logprobs, finish_reason,
+        weights_version, temperature, top_p, started_at, ended_at, rollout_id, attempt, agent, tool_call_ids, engine,
     ) = row  # fmt: skip
     return CapturedCall(
         response_id=response_id,
@@ -110,6 +115,8 @@ def call_of(row: Row) -> CapturedCall:
         agent=agent,
         tool_call_ids=tuple(json.loads(tool_call_ids)),
         engine=engine,
+        choice=choice,
+        route=route,
     )
 
 
@@ -153,13 +160,39 @@ def span_row(span: Span) -> Row:
         span.rollout_id,
         span.attempt,
         span.parent_id,
+        span.trace_id,
+        json_text([[one.name, one.at, one.attributes] for one in span.events], f"events of span {span.name}")
+        if span.events
+        else None,
+        int(span.claimed),
     )
+
+
+def span_digest(row: Row) -> bytes:
+    """A digest (16 bytes) of a row of ``SPAN_COLUMNS``: equal for equal rows only."""
+    attributes = row[4]  # ASCII, and most of what there is
+    rest = f"{row[:4]!r}{row[5:]!r}".encode("ascii", "backslashreplace")
+    return hashlib.blake2b(rest + attributes.encode("ascii"), digest_size=16).digest()
 
 
 def span_of(row: Row) -> Span:
     """The span of a row of ``SPAN_COLUMNS``."""
-    span_id, name, started_at, ended_at, attributes, rollout_id, attempt, parent_id = row
-    return Span(name, span_id, started_at, ended_at, json.loads(attributes), rollout_id, attempt, parent_id)
+    (
+        span_id, name, started_at, ended_at, attributes, rollout_id, attempt, parent_id, trace_id, events, claimed,
+    ) = row  # fmt: skip
+    return Span(
+        name,
+        span_id,
+        started_at,
+        ended_at,
+        json.loads(attributes),
+        rollout_id,
+        attempt,
+        parent_id,
+        trace_id,
+        tuple(SpanEvent(*event) for event in json.loads(events)) if events else (),
+        bool(claimed),
+    )
 
 
 def json_text(value: JSONValue | Mapping[str, Any] | Sequence[Any], what: str) -> str:
@@ -168,6 +201,11 @@ def json_text(value: JSONValue | Mapping[str, Any] | Sequence[Any], what: str) -
         return _ENCODER.encode(value)
     except (TypeError, ValueError, RecursionError) as error:
         raise StoreError(f"the {what} cannot be written as JSON: {error}", hint="give plain JSON values") from error
+
+
+def readable(text: str) -> str:
+    """``text`` as it can be written: what is no character is shown by its number."""
+    return text.encode("utf-8", "backslashreplace").decode()
 
 
 def _plain(value: Any) -> Any:

@@ -1,8 +1,18 @@
-"""The tables of a SQLite trace store, format 1.
+"""The tables of a SQLite trace store, format 2, and how a file of format 1 becomes one.
 
-``seq`` is the order of writing in every table. Rollouts and attempts are bound to each other; calls, rewards and spans
-may name a rollout that nobody announced, because what was seen is kept even when its rollout is not known. Times are
-Unix seconds. Token ids are little-endian int32, logprobs little-endian float64, both as blobs; mappings are JSON text.
+``seq`` is the order of writing in every table. Rollouts, attempts and the queue are bound to each other; calls, rewards and
+spans may name a rollout that nobody announced, because what was seen is kept even when its rollout is not known. Times are
+Unix seconds. Token ids are little-endian int32 in blobs; mappings are JSON text. Logprobs are little-endian floats in a
+blob: of 32 bits where that keeps each of them exactly, else of 64; the length tells which.
+
+Of a call's prompt only what is new is stored. ``prompt_base`` is the ``seq`` of an earlier call of the same attempt, whose
+prompt and response, one after the other, begin with the first ``prompt_shared`` tokens of this prompt; ``prompt_rest`` is
+what follows. It is the same with ``request``, the body without what ``request_base`` has too: the first ``request_shared``
+items of its conversation, and the values under the names in ``request_same``. A base of NULL: nothing is left out.
+``seq`` of a call is never used twice, so that such a reference cannot come to mean another call.
+
+``digest`` of a span is over everything it says: the same span sent again is not written again. Spans that were moved from
+format 1 have none.
 """
 
 from __future__ import annotations
@@ -11,6 +21,70 @@ from typing import Final
 
 from lgov_core.errors import StoreError
 from lgov_core.sqlite_file import FileKind
+
+_CALLS = """CREATE TABLE calls (
+        seq INTEGER PRIMARY KEY AUTOINCREMENT,
+        response_id TEXT NOT NULL,
+        choice INTEGER NOT NULL,
+        route TEXT NOT NULL,
+        model TEXT NOT NULL,
+        request TEXT NOT NULL,
+        request_base INTEGER,
+        request_shared INTEGER NOT NULL DEFAULT 0,
+        request_same TEXT,
+        response TEXT NOT NULL,
+        prompt_rest BLOB,
+        prompt_base INTEGER,
+        prompt_shared INTEGER NOT NULL DEFAULT 0,
+        response_ids BLOB,
+        logprobs BLOB,
+        finish_reason TEXT NOT NULL,
+        weights_version INTEGER,
+        temperature REAL NOT NULL,
+        top_p REAL NOT NULL,
+        started_at REAL NOT NULL,
+        ended_at REAL NOT NULL,
+        rollout_id TEXT,
+        attempt INTEGER,
+        agent TEXT,
+        tool_call_ids TEXT NOT NULL,
+        engine TEXT NOT NULL,
+        UNIQUE (response_id, choice)
+    )"""
+_CALLS_INDEX = "CREATE INDEX calls_of_rollout ON calls (rollout_id, attempt)"
+
+_SPANS_INDEXES = (
+    "CREATE INDEX spans_of_rollout ON spans (rollout_id)",
+    "CREATE UNIQUE INDEX spans_once ON spans (digest)",
+)
+
+_QUEUE = (
+    """CREATE TABLE queue (
+        seq INTEGER PRIMARY KEY,
+        rollout_id TEXT NOT NULL UNIQUE REFERENCES rollouts (rollout_id),
+        run_id TEXT NOT NULL,
+        state TEXT NOT NULL,
+        config TEXT NOT NULL,
+        enqueued_at REAL NOT NULL,
+        available_at REAL NOT NULL,
+        attempt INTEGER NOT NULL DEFAULT 0,
+        outcome TEXT,
+        worker_id TEXT,
+        lease_until REAL,
+        deadline REAL,
+        ended_at REAL,
+        reason TEXT
+    )""",
+    "CREATE INDEX queue_waits ON queue (seq) WHERE state IN ('queued', 'requeued')",
+    "CREATE INDEX queue_waits_of_run ON queue (run_id, seq) WHERE state IN ('queued', 'requeued')",
+    "CREATE INDEX queue_runs ON queue (min(lease_until, ifnull(deadline, lease_until))) WHERE state = 'running'",
+    "CREATE INDEX queue_of_worker ON queue (worker_id) WHERE state = 'running'",
+    "CREATE INDEX queue_of_run ON queue (run_id)",
+    """CREATE TABLE ended (
+        seq INTEGER PRIMARY KEY AUTOINCREMENT,
+        rollout_id TEXT NOT NULL UNIQUE REFERENCES queue (rollout_id)
+    )""",
+)
 
 _TABLES = (
     """CREATE TABLE rollouts (
@@ -33,28 +107,8 @@ _TABLES = (
         result TEXT,
         UNIQUE (rollout_id, attempt)
     )""",
-    """CREATE TABLE calls (
-        seq INTEGER PRIMARY KEY,
-        response_id TEXT NOT NULL UNIQUE,
-        model TEXT NOT NULL,
-        request TEXT NOT NULL,
-        response TEXT NOT NULL,
-        prompt_ids BLOB,
-        response_ids BLOB,
-        logprobs BLOB,
-        finish_reason TEXT NOT NULL,
-        weights_version INTEGER,
-        temperature REAL NOT NULL,
-        top_p REAL NOT NULL,
-        started_at REAL NOT NULL,
-        ended_at REAL NOT NULL,
-        rollout_id TEXT,
-        attempt INTEGER,
-        agent TEXT,
-        tool_call_ids TEXT NOT NULL,
-        engine TEXT NOT NULL
-    )""",
-    "CREATE INDEX calls_of_rollout ON calls (rollout_id)",
+    _CALLS,
+    _CALLS_INDEX,
     """CREATE TABLE rewards (
         seq INTEGER PRIMARY KEY,
         reward_id TEXT NOT NULL UNIQUE,
@@ -76,15 +130,41 @@ _TABLES = (
         attributes TEXT NOT NULL,
         rollout_id TEXT,
         attempt INTEGER,
-        parent_id TEXT
+        parent_id TEXT,
+        trace_id TEXT,
+        events TEXT,
+        claimed INTEGER NOT NULL DEFAULT 0,
+        digest BLOB
     )""",
-    "CREATE INDEX spans_of_rollout ON spans (rollout_id)",
+    *_SPANS_INDEXES,
+    *_QUEUE,
+)
+
+#: A call has one choice in format 1, and spoke the chat API.
+_FROM_1 = (
+    "ALTER TABLE calls RENAME TO calls_of_format_1",
+    "DROP INDEX calls_of_rollout",
+    _CALLS,
+    "INSERT INTO calls (seq, response_id, choice, route, model, request, response, prompt_rest, response_ids, logprobs,"
+    " finish_reason, weights_version, temperature, top_p, started_at, ended_at, rollout_id, attempt, agent, tool_call_ids,"
+    " engine) SELECT seq, response_id, 0, 'chat', model, request, response, prompt_ids, response_ids, logprobs,"
+    " finish_reason, weights_version, temperature, top_p, started_at, ended_at, rollout_id, attempt, agent, tool_call_ids,"
+    " engine FROM calls_of_format_1 ORDER BY seq",
+    "DROP TABLE calls_of_format_1",
+    _CALLS_INDEX,
+    "ALTER TABLE spans ADD COLUMN trace_id TEXT",
+    "ALTER TABLE spans ADD COLUMN events TEXT",
+    "ALTER TABLE spans ADD COLUMN claimed INTEGER NOT NULL DEFAULT 0",
+    "ALTER TABLE spans ADD COLUMN digest BLOB",
+    _SPANS_INDEXES[1],
+    *_QUEUE,
 )
 
 TRACE_STORE: Final = FileKind(
     what="trace store",
     application_id=int.from_bytes(b"lgvS"),
-    version=1,
+    version=2,
     schema=_TABLES,
     error=StoreError,
+    migrations={1: _FROM_1},
 )

@@ -1,289 +1,108 @@
-"""The default trace store: one SQLite file."""
+"""The default store: one SQLite file with what happened and what is to be done."""
 
 from __future__ import annotations
 
-import asyncio
-import json
-import os
+import math
 import sqlite3
-import threading
 import time
-import weakref
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
-from concurrent.futures import Future
-from dataclasses import replace
-from pathlib import Path
-from typing import TypeVar
+from collections.abc import Iterable, Sequence
 
 from lgov_core.errors import StoreError
-from lgov_core.sqlite_file import keep_quiet_across_fork
-from lgov_core.store import rows
-from lgov_core.store.reader import TableReader
-from lgov_core.store.schema import TRACE_STORE
-from lgov_core.store.writer import GroupCommitWriter
-from lgov_core.types import Attempt, CapturedCall, JSONValue, Outcome, Reward, Rollout, Span
-
-T = TypeVar("T")
-
-_INSERT_ROLLOUT = rows.insert("rollouts", rows.ROLLOUT_COLUMNS)
-_INSERT_ATTEMPT = rows.insert("attempts", rows.ATTEMPT_COLUMNS)
-_INSERT_CALL = rows.insert("calls", rows.CALL_COLUMNS)
-_INSERT_REWARD = rows.insert("rewards", rows.REWARD_COLUMNS)
+from lgov_core.store import rows, sqlite_queue
+from lgov_core.store.sqlite_traces import SQLiteTraces
+from lgov_core.store.work import Claim, EndedRollouts, QueueEntry, RolloutConfig, RolloutState
+from lgov_core.types import Attempt, Rollout
 
 
-class SQLiteStore:
-    """A `TraceStore` on the SQLite file at ``path``, which is made (mode 0600) when it does not exist.
+class SQLiteStore(SQLiteTraces):
+    """A `RolloutQueue` on one SQLite file; see `SQLiteTraces` for how it is opened, who may call it and how it fails.
 
-    Writes go through one thread that commits together what waits together (up to 200 rows); a write returns after its
-    commit, which survives the death of the process. Several processes may write to one file: each waits for the others,
-    ``busy_timeout_s`` seconds at most. ``span_queue`` is how many spans may wait before more are dropped.
-
-    All methods may be called from any thread. In a forked child the object refuses to work: open another there. Fails
-    closed: `StoreError` names the file and what to do, nothing is half-written, and after a full disk has space again
-    the same object goes on. Raises `StoreError` when the file cannot be opened.
+    SQLite lets one process write at a time, so several workers may claim from one file, on one machine.
     """
 
-    def __init__(self, path: str | os.PathLike[str], *, busy_timeout_s: float = 10.0, span_queue: int = 10_000) -> None:
-        self.path = Path(path).absolute()  # opened again by each thread, wherever the program is by then
-        self._pid = os.getpid()
-        self._closed = False
-        self._close_lock = threading.Lock()
-        self._writer = GroupCommitWriter(TRACE_STORE, self.path, busy_timeout_s=busy_timeout_s, span_limit=span_queue)
-        self._reader = TableReader(TRACE_STORE, self.path, self._writer.identity, busy_timeout_s=busy_timeout_s)
-        keep_quiet_across_fork(self)
-        # What still waits when a store is forgotten, or the program ends without closing it, is written all the same.
-        weakref.finalize(self, _write_out, self._writer, self._pid)
-
-    # ------------------------------------------------------------------ writing
-
-    def add_rollouts(self, rollouts: Sequence[Rollout]) -> None:
-        """Adds rollouts. An id that exists already raises `StoreError`; then none is added."""
+    def enqueue(
+        self, rollouts: Sequence[Rollout], config: RolloutConfig | None = None, *, now: float | None = None
+    ) -> None:
+        """Adds rollouts to the store and to the queue. An id that exists raises `StoreError`; then none is added."""
         new = [rows.rollout_row(rollout) for rollout in rollouts]
+        names = [(rollout.rollout_id, rollout.run_id) for rollout in rollouts]
 
         def run(connection: sqlite3.Connection) -> None:
-            for row in new:
-                _insert(connection, _INSERT_ROLLOUT, row, f"rollout {row[0]} exists already")
+            self._insert_rollouts(connection, new)
+            sqlite_queue.enqueue(connection, names, config or RolloutConfig(), _clock(now))
 
         self._submit(run, len(new)).result()
 
-    def start_attempt(self, rollout_id: str, attempt: int) -> Attempt:
-        """Opens an attempt (numbered from 1). Raises `StoreError` for an unknown rollout or an attempt that exists."""
-        if attempt < 1:
-            raise StoreError(f"attempt {attempt} of rollout {rollout_id}: attempts are numbered from 1")
-        opened = Attempt(rollout_id, attempt, time.time())
+    def claim(
+        self, worker_id: str, limit: int = 1, *, lease_s: float, run_id: str | None = None, now: float | None = None
+    ) -> list[Claim]:
+        """Hands out at most ``limit`` rollouts that wait, and opens an attempt of each. See `RolloutQueue.claim`."""
+        _require_lease(lease_s)
 
-        def run(connection: sqlite3.Connection) -> Attempt:
-            if not connection.execute("SELECT 1 FROM rollouts WHERE rollout_id = ?", (rollout_id,)).fetchone():
-                raise StoreError(f"there is no rollout {rollout_id}", hint="add the rollout before its first attempt")
-            row = (rollout_id, attempt, opened.started_at, None, None, None, None)
-            _insert(connection, _INSERT_ATTEMPT, row, f"attempt {attempt} of rollout {rollout_id} exists already")
-            return opened
+        def run(connection: sqlite3.Connection) -> list[Claim]:
+            return sqlite_queue.claim(connection, worker_id, limit, lease_s, run_id, _clock(now))
 
-        return self._submit(run).result()
+        return self._submit(run, limit).result()
 
-    def finish_attempt(
+    def heartbeat(
         self,
-        rollout_id: str,
-        attempt: int,
-        outcome: Outcome,
+        worker_id: str,
         *,
-        error: str | None = None,
-        result: JSONValue = None,
-        rewards: Iterable[Reward] = (),
-    ) -> Attempt:
-        """Closes an attempt and adds its final rewards in the same transaction.
+        lease_s: float,
+        attempts: Iterable[tuple[str, int]] | None = None,
+        now: float | None = None,
+    ) -> list[Attempt]:
+        """Extends leases, and returns what the worker still has in hand. See `RolloutQueue.heartbeat`."""
+        _require_lease(lease_s)
+        asked = None if attempts is None else list(attempts)
 
-        Rewards that name no rollout get this one and this attempt; one that names another raises `StoreError`. Closing
-        the attempt again raises `StoreError`: the first outcome stands.
-        """
-        outcome, ended_at = Outcome(outcome), time.time()
-        text = None if result is None else rows.json_text(result, f"result of rollout {rollout_id}")
-        final = [rows.reward_row(_own(reward, rollout_id, attempt)) for reward in rewards]
-        readable = None if error is None else error.encode("utf-8", "backslashreplace").decode()
-
-        def run(connection: sqlite3.Connection) -> Attempt:
-            closed = connection.execute(
-                "UPDATE attempts SET ended_at = ?, outcome = ?, error = ?, result = ?"
-                " WHERE rollout_id = ? AND attempt = ? AND ended_at IS NULL",
-                (ended_at, outcome.value, readable, text, rollout_id, attempt),
-            ).rowcount
-            found = connection.execute(
-                f"SELECT {rows.ATTEMPT_COLUMNS} FROM attempts WHERE rollout_id = ? AND attempt = ?",
-                (rollout_id, attempt),
-            ).fetchone()
-            if found is None:
-                raise StoreError(
-                    f"there is no attempt {attempt} of rollout {rollout_id}", hint="start it before it is finished"
-                )
-            if not closed:
-                raise StoreError(f"attempt {attempt} of rollout {rollout_id} ended already, as {found[4]}")
-            _insert_rewards(connection, final)
-            return rows.attempt_of(found)
-
-        return self._submit(run, 1 + len(final)).result()
-
-    def submit_call(self, call: CapturedCall) -> Future[None]:
-        """As `add_call`, but returns at once; the future is done when the call is durable. It cannot be cancelled."""
-        row = rows.call_row(call)
-
-        def run(connection: sqlite3.Connection) -> None:
-            _insert(connection, _INSERT_CALL, row, f"call {row[0]} exists already")
-
-        return self._submit(run)
-
-    def add_call(self, call: CapturedCall) -> None:
-        """Adds a captured model call. A ``response_id`` that exists already raises `StoreError`."""
-        self.submit_call(call).result()
-
-    def add_call_async(self, call: CapturedCall) -> Awaitable[None]:
-        """As `add_call`, for a running event loop. The call is written even if the awaiting task is cancelled."""
-        return asyncio.wrap_future(self.submit_call(call))
-
-    def submit_rewards(self, rewards: Iterable[Reward]) -> Future[None]:
-        """As `add_rewards`, but returns at once; the future is done when they are durable. It cannot be cancelled."""
-        new = [rows.reward_row(reward) for reward in rewards]
-        return self._submit(lambda connection: _insert_rewards(connection, new), len(new))
-
-    def add_rewards(self, rewards: Iterable[Reward]) -> None:
-        """Adds rewards. A value that is not finite, or an id that exists, raises `StoreError`; then none is added."""
-        self.submit_rewards(rewards).result()
-
-    def add_span(self, span: Span) -> None:
-        """Queues a span and returns at once. A full queue drops it and counts it in `dropped_spans`.
-
-        Attributes that JSON cannot hold raise `StoreError`.
-        """
-        row = rows.span_row(span)
-        self._check()
-        self._writer.submit_span(row)
-
-    def flush(self) -> None:
-        """Returns when everything queued before the call is durable.
-
-        Raises `StoreError` when spans could not be written since the last call; they count in `dropped_spans` too.
-        """
-        self._check()
-        self._writer.flush()
-
-    @property
-    def dropped_spans(self) -> int:
-        """How many spans this store object did not keep: its queue was full, or the file could not be written."""
-        return self._writer.dropped_spans
-
-    def fail_open_attempts(self, reason: str) -> int:
-        """Closes every open attempt as infrastructure (after a crash). Returns how many."""
-
-        def run(connection: sqlite3.Connection) -> int:
-            return connection.execute(
-                "UPDATE attempts SET ended_at = ?, outcome = ?, error = ? WHERE ended_at IS NULL",
-                (time.time(), Outcome.INFRASTRUCTURE.value, reason),
-            ).rowcount
+        def run(connection: sqlite3.Connection) -> list[Attempt]:
+            return sqlite_queue.heartbeat(connection, worker_id, lease_s, asked, _clock(now))
 
         return self._submit(run).result()
 
-    def _submit(self, run: Callable[[sqlite3.Connection], T], count: int = 1) -> Future[T]:
+    def expire(self, *, now: float | None = None) -> list[Attempt]:
+        """Closes each attempt of the queue whose time or lease has run out. See `RolloutQueue.expire`."""
+        return self._submit(lambda connection: sqlite_queue.expire(connection, _clock(now))).result()
+
+    def cancel(self, rollout_id: str, reason: str, *, now: float | None = None) -> QueueEntry:
+        """Takes a rollout out of the queue for good. See `RolloutQueue.cancel`."""
+        why = rows.readable(reason)
+        return self._submit(lambda connection: sqlite_queue.cancel(connection, rollout_id, why, _clock(now))).result()
+
+    def queue_entries(
+        self,
+        *,
+        run_id: str | None = None,
+        ids: Sequence[str] | None = None,
+        states: Iterable[RolloutState] | None = None,
+    ) -> list[QueueEntry]:
+        """Rollouts as the queue sees them, in the order of enqueuing; all, or those that fit everything given."""
         self._check()
-        return self._writer.submit(run, count)
+        where, given = sqlite_queue.selection(run_id, ids, states)
+        return [
+            sqlite_queue.entry_of(row) for row in self._reader.read("queue", sqlite_queue.ENTRY_COLUMNS, where, given)
+        ]
 
-    # ------------------------------------------------------------------ reading
-
-    def rollouts(self, *, run_id: str | None = None, ids: Sequence[str] | None = None) -> list[Rollout]:
-        """Rollouts, all or those of a run, or those with the given ids."""
-        if ids is None and run_id is not None:
-            self._check()
-            found = self._reader.read("rollouts", rows.ROLLOUT_COLUMNS, "WHERE run_id = ?", (run_id,))
-        else:
-            found = self._read("rollouts", rows.ROLLOUT_COLUMNS, ids)
-        return [one for one in map(rows.rollout_of, found) if run_id is None or one.run_id == run_id]
-
-    def attempts(self, rollout_ids: Sequence[str] | None = None) -> list[Attempt]:
-        """Attempts, all or those of the given rollouts."""
-        return [rows.attempt_of(row) for row in self._read("attempts", rows.ATTEMPT_COLUMNS, rollout_ids)]
-
-    def calls(self, rollout_ids: Sequence[str] | None = None) -> Iterator[CapturedCall]:
-        """Captured calls, all or those of the given rollouts, as they are when the iteration begins."""
-        return map(rows.call_of, self._read("calls", rows.CALL_COLUMNS, rollout_ids))
-
-    def rewards(self, rollout_ids: Sequence[str] | None = None) -> list[Reward]:
-        """Rewards, all or those of the given rollouts."""
-        return [rows.reward_of(row) for row in self._read("rewards", rows.REWARD_COLUMNS, rollout_ids)]
-
-    def spans(self, rollout_ids: Sequence[str] | None = None) -> list[Span]:
-        """Spans, all or those of the given rollouts."""
-        return [rows.span_of(row) for row in self._read("spans", rows.SPAN_COLUMNS, rollout_ids)]
-
-    def _read(self, table: str, columns: str, rollout_ids: Sequence[str] | None) -> Iterator[rows.Row]:
+    def ended_since(self, cursor: int = 0, *, limit: int = 100, run_id: str | None = None) -> EndedRollouts:
+        """Rollouts that ended after the place ``cursor``. See `RolloutQueue.ended_since`."""
         self._check()
-        if rollout_ids is None:
-            return self._reader.read(table, columns)
-        where = "WHERE rollout_id IN (SELECT value FROM json_each(?))"
-        return self._reader.read(table, columns, where, (json.dumps(list(rollout_ids)),))
-
-    # ------------------------------------------------------------------ the end, and forks
-
-    def close(self) -> None:
-        """Flushes and closes. Calling it again does nothing; any other call after it raises `StoreError`."""
-        if self._pid == os.getpid():
-            with self._close_lock:
-                self._writer.close()
-                self._reader.close()
-                self._closed = True
-
-    def __enter__(self) -> SQLiteStore:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self.close()
-
-    def before_fork(self) -> None:
-        """Closes the connections, so that a child inherits none. Called by the interpreter."""
-        if self._pid == os.getpid():
-            self._reader.hold()
-            self._writer.hold()
-
-    def after_fork_in_parent(self) -> None:
-        """Lets work go on, on fresh connections. Called by the interpreter."""
-        if self._pid == os.getpid():
-            self._writer.release()
-            self._reader.release()
-
-    def after_fork_in_child(self) -> None:
-        """Nothing: the writer's thread is not in the child, so every method refuses there."""
-
-    def _check(self) -> None:
-        if self._pid != os.getpid():
-            raise StoreError(
-                f"trace store {self.path} was opened by the parent process", hint="open it again after the fork"
-            )
-        if self._closed:
-            raise StoreError(f"trace store {self.path} is closed", hint="open it again to go on")
-
-
-def _write_out(writer: GroupCommitWriter, pid: int) -> None:
-    if pid == os.getpid():
-        writer.close()
-
-
-def _insert(connection: sqlite3.Connection, statement: str, row: rows.Row, duplicate: str) -> None:
-    try:
-        connection.execute(statement, row)
-    except sqlite3.IntegrityError as error:
-        if error.sqlite_errorcode == sqlite3.SQLITE_CONSTRAINT_UNIQUE:
-            raise StoreError(duplicate, hint="ids are written once; use a fresh one") from error
-        raise
-
-
-def _insert_rewards(connection: sqlite3.Connection, new: Sequence[rows.Row]) -> None:
-    for row in new:
-        _insert(connection, _INSERT_REWARD, row, f"reward {row[0]} exists already")
-
-
-def _own(reward: Reward, rollout_id: str, attempt: int) -> Reward:
-    """A final reward with the attempt that it closes filled in. One that names another raises `StoreError`."""
-    if reward.rollout_id not in (None, rollout_id) or reward.attempt not in (None, attempt):
-        raise StoreError(
-            f"reward {reward.reward_id} names attempt {reward.attempt} of rollout {reward.rollout_id},"
-            f" but attempt {attempt} of rollout {rollout_id} is being finished",
-            hint="add it with add_rewards",
+        columns = ", ".join(f"queue.{name.strip()}" for name in sqlite_queue.ENTRY_COLUMNS.split(","))
+        of_run = "" if run_id is None else "AND queue.run_id = ?"
+        given = (cursor,) if run_id is None else (cursor, run_id)
+        found = self._reader.fetch(
+            f"SELECT ended.seq, {columns} FROM ended JOIN queue USING (rollout_id)"
+            f" WHERE ended.seq > ? {of_run} ORDER BY ended.seq LIMIT ?",
+            (*given, limit),
         )
-    return replace(reward, rollout_id=rollout_id, attempt=attempt)
+        entries = tuple(sqlite_queue.entry_of(row[1:]) for row in found)
+        return EndedRollouts(entries, found[-1][0] if found else cursor)
+
+
+def _clock(now: float | None) -> float:
+    return time.time() if now is None else now
+
+
+def _require_lease(lease_s: float) -> None:
+    if not (math.isfinite(lease_s) and lease_s > 0):
+        raise StoreError(f"a lease of {lease_s} s", hint="give seconds, more than 0")

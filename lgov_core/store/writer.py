@@ -14,14 +14,15 @@ from typing import Any, Final, TypeVar
 
 from lgov_core.errors import StoreError
 from lgov_core.sqlite_file import FileKind, describe, file_identity, is_busy, open_database, require_same_file
-from lgov_core.store.rows import SPAN_COLUMNS, Row, insert
+from lgov_core.store.rows import SPAN_COLUMNS, Row, insert, span_digest
 
 T = TypeVar("T")
 
 #: A transaction takes what waits, up to so many rows: the cost of a commit is shared and its latency stays bounded.
 ROWS_A_COMMIT: Final = 200
 
-_INSERT_SPAN = insert("spans", SPAN_COLUMNS)
+#: What is there already is not written again: whoever does not know whether a batch arrived may send it twice.
+_INSERT_SPAN = insert("spans", f"{SPAN_COLUMNS}, digest") + " ON CONFLICT (digest) DO NOTHING"
 
 
 @dataclass(slots=True)
@@ -210,7 +211,7 @@ class GroupCommitWriter:
     def _insert_spans(self, connection: sqlite3.Connection, rows: Sequence[Row]) -> None:
         connection.execute("SAVEPOINT spans")
         try:
-            connection.executemany(_INSERT_SPAN, rows)
+            insert_spans(connection, rows)
         except Exception as error:
             if not connection.in_transaction:
                 raise
@@ -251,6 +252,11 @@ class GroupCommitWriter:
                 connection.execute("ROLLBACK")
         except sqlite3.Error:
             self._let_go()  # closing rolls back; the next transaction begins on a fresh connection
+
+
+def insert_spans(connection: sqlite3.Connection, rows: Sequence[Row]) -> int:
+    """Writes rows of ``SPAN_COLUMNS`` that are not there yet; returns how many those were."""
+    return connection.executemany(_INSERT_SPAN, [(*row, span_digest(row)) for row in rows]).rowcount
 
 
 def _tell(batch: Sequence[_Write | Row]) -> None:

@@ -1,0 +1,175 @@
+"""What a queue of rollouts hands out and answers: values and the rules of their states. Pure; every back end uses them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from types import MappingProxyType
+from typing import Any, Final
+
+from lgov_core.errors import StoreError
+from lgov_core.types import Attempt, Outcome, Rollout
+
+
+class RolloutState(StrEnum):
+    """Where a rollout of the queue stands. `STATE_MOVES` says what may follow what."""
+
+    QUEUED = "queued"
+    RUNNING = "running"
+    REQUEUED = "requeued"
+    SUCCEEDED = "succeeded"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+
+    @property
+    def ended(self) -> bool:
+        """Whether nothing can follow."""
+        return not STATE_MOVES[self]
+
+
+#: The state machine of a rollout: every move that is allowed. A move that is not here raises.
+STATE_MOVES: Final[Mapping[RolloutState, frozenset[RolloutState]]] = MappingProxyType(
+    {
+        RolloutState.QUEUED: frozenset({RolloutState.RUNNING, RolloutState.CANCELLED}),
+        RolloutState.RUNNING: frozenset(
+            {RolloutState.REQUEUED, RolloutState.SUCCEEDED, RolloutState.FAILED, RolloutState.CANCELLED}
+        ),
+        RolloutState.REQUEUED: frozenset({RolloutState.RUNNING, RolloutState.CANCELLED}),
+        RolloutState.SUCCEEDED: frozenset(),
+        RolloutState.FAILED: frozenset(),
+        RolloutState.CANCELLED: frozenset(),
+    }
+)
+
+#: Outcomes after which another try is worth it by default: they say something about the machines, not about the agent.
+RETRIED_BY_DEFAULT: Final = frozenset({Outcome.INFRASTRUCTURE, Outcome.TIMEOUT})
+
+#: A delay before a retry stops growing here, in seconds.
+_LONGEST_DELAY_S: Final = 3600.0
+
+
+def require_move(rollout_id: str, now: RolloutState, then: RolloutState) -> None:
+    """Raises `StoreError` unless a rollout may go from state ``now`` to state ``then``."""
+    if then not in STATE_MOVES[now]:
+        allowed = ", ".join(sorted(STATE_MOVES[now])) or "nothing"
+        raise StoreError(f"rollout {rollout_id} is {now} and cannot become {then}", hint=f"what may follow: {allowed}")
+
+
+@dataclass(frozen=True, slots=True)
+class RolloutConfig:
+    """How often and for how long a rollout of the queue is tried.
+
+    At most ``max_attempts`` attempts are made; one follows another when its outcome is in ``retry_on``, after
+    ``retry_delay_s`` seconds, doubled each time and an hour at most. An attempt that runs for longer than ``timeout_s``
+    seconds is closed as ``timeout``; one whose worker gave no sign of life for ``unresponsive_s`` seconds (or for as long
+    as its lease, whichever is shorter) as ``infrastructure``. None: no such limit. Raises `StoreError` for values
+    without meaning.
+    """
+
+    max_attempts: int = 1
+    timeout_s: float | None = None
+    unresponsive_s: float | None = None
+    retry_on: frozenset[Outcome] = RETRIED_BY_DEFAULT
+    retry_delay_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "retry_on", frozenset(map(Outcome, self.retry_on)))
+        if self.max_attempts < 1:
+            raise StoreError(f"max_attempts is {self.max_attempts}", hint="one attempt is the least")
+        for name, limit in (("timeout_s", self.timeout_s), ("unresponsive_s", self.unresponsive_s)):
+            if limit is not None and not (math.isfinite(limit) and limit > 0):
+                raise StoreError(f"{name} is {limit}", hint="give seconds, more than 0, or None for no limit")
+        if not (math.isfinite(self.retry_delay_s) and self.retry_delay_s >= 0):
+            raise StoreError(f"retry_delay_s is {self.retry_delay_s}", hint="give seconds, 0 or more")
+        if Outcome.SUCCEEDED in self.retry_on:
+            raise StoreError("retry_on names succeeded", hint="only what did not succeed can be tried again")
+
+    def after(self, attempt: int, outcome: Outcome) -> RolloutState:
+        """The state of a rollout whose attempt number ``attempt`` ended so."""
+        if outcome is Outcome.SUCCEEDED:
+            return RolloutState.SUCCEEDED
+        retried = outcome in self.retry_on and attempt < self.max_attempts
+        return RolloutState.REQUEUED if retried else RolloutState.FAILED
+
+    def delay_after(self, attempt: int) -> float:
+        """For how many seconds a rollout waits after its attempt number ``attempt`` (from 1) before it is tried again."""
+        return min(self.retry_delay_s * 2.0 ** min(attempt - 1, 60), max(_LONGEST_DELAY_S, self.retry_delay_s))
+
+    def lease_until(self, now: float, lease_s: float) -> float:
+        """Until when (Unix seconds) a worker heard from at ``now`` holds an attempt that it leased for ``lease_s`` seconds."""
+        return now + (lease_s if self.unresponsive_s is None else min(lease_s, self.unresponsive_s))
+
+    def deadline(self, started_at: float) -> float | None:
+        """When (Unix seconds) an attempt that began at ``started_at`` has run for too long; None without a limit."""
+        return None if self.timeout_s is None else started_at + self.timeout_s
+
+    def as_json(self) -> dict[str, Any]:
+        """The configuration as JSON values."""
+        return {
+            "max_attempts": self.max_attempts,
+            "timeout_s": self.timeout_s,
+            "unresponsive_s": self.unresponsive_s,
+            "retry_on": sorted(self.retry_on),
+            "retry_delay_s": self.retry_delay_s,
+        }
+
+    @staticmethod
+    def from_json(value: dict[str, Any]) -> RolloutConfig:
+        """The configuration that `as_json` wrote."""
+        return RolloutConfig(**value)
+
+
+@dataclass(frozen=True, slots=True)
+class QueueEntry:
+    """A rollout as the queue sees it. Times are Unix seconds.
+
+    ``attempt`` is the number of its last attempt, 0 before the first; ``outcome`` is how that one ended, None while it
+    runs; ``reason`` says in words why. While it is running, ``worker_id`` has it until ``lease_until``, and until
+    ``deadline`` at the latest; the three are None in every other state. A rollout that waits is not handed out before
+    ``available_at``. ``ended_at`` is set in the states after which nothing follows.
+    """
+
+    rollout_id: str
+    run_id: str
+    state: RolloutState
+    config: RolloutConfig
+    enqueued_at: float
+    available_at: float
+    attempt: int = 0
+    outcome: Outcome | None = None
+    worker_id: str | None = None
+    lease_until: float | None = None
+    deadline: float | None = None
+    ended_at: float | None = None
+    reason: str | None = None
+
+    def lapse(self, now: float) -> tuple[Outcome, str]:
+        """How an attempt ends that runs and has passed its deadline or its lease at ``now``, and why, in words."""
+        if self.deadline is not None and now > self.deadline:
+            return Outcome.TIMEOUT, f"the attempt ran for longer than {self.config.timeout_s:g} s"
+        return Outcome.INFRASTRUCTURE, f"worker {self.worker_id} gave no sign of life until its lease ran out"
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """A rollout handed to a worker, with the attempt that was opened for it.
+
+    The worker must be heard from before ``lease_until`` (see `RolloutQueue.heartbeat`) and be done before ``deadline``;
+    both are Unix seconds by the store's clock.
+    """
+
+    rollout: Rollout
+    attempt: Attempt
+    config: RolloutConfig
+    lease_until: float
+    deadline: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class EndedRollouts:
+    """Rollouts that ended, in the order in which they did, and the ``cursor`` from which to go on."""
+
+    entries: tuple[QueueEntry, ...] = field(default=())
+    cursor: int = 0
