@@ -20,6 +20,7 @@ import pluggy
 if TYPE_CHECKING:
     from lgov_core.adapter import Adapter
     from lgov_core.policies.registry import PolicyFactory
+    from lgov_core.transitions import CreditRules, Transition
     from lgov_core.types import Action, Decision, Reward, ToolOutcome
 
 PROJECT = "lgov"
@@ -187,4 +188,20 @@ def lgov_observe(event: Any) -> None:
     Returns: nothing.
     If it raises: the error is counted on the governor and the others still see the event; the agent goes on.
     Cost: must not block; keep it under 50 µs.
+    """
+
+
+@hookspec(firstresult=True)
+def lgov_assign_credit(
+    scheme: str, rollouts: Sequence[Sequence[Transition]], rules: CreditRules
+) -> Sequence[Sequence[float | Sequence[float]]] | None:
+    """Credits the turns of one group of rollouts by a scheme of the plugin's own.
+
+    When: credit is assigned and `CreditRules.scheme` names none of the built-in schemes.
+    Gets: ``scheme``, that name; ``rollouts``, the transitions of each rollout of one task, in order of turns; ``rules``.
+    Returns: for each rollout and turn the advantage, one number or one for each response token; None if the scheme is
+        not the plugin's. The first answer counts. Masks are applied to it, and loss weights are those of ``rules``.
+    If it raises: no credit is assigned, with an error that names the plugin (fails closed); so when lengths do not fit or
+        a number is not finite.
+    Cost: any; not on the path of an action.
     """

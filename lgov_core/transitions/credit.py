@@ -3,63 +3,61 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Literal
+from collections.abc import Hashable, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, TypeAlias
 
+from lgov_core.errors import TransitionError
+from lgov_core.transitions.credit_plugins import ask_plugins
+from lgov_core.transitions.credit_rules import CreditRules
+from lgov_core.transitions.credit_schemes import SCHEMES, Channel, Scheme, Turns, returns_to_go
 from lgov_core.transitions.values import Diagnostic, Finding, Transition, TransitionSet, by_rollout
 
+if TYPE_CHECKING:
+    import pluggy
 
-@dataclass(frozen=True, slots=True)
-class CreditRules:
-    """How rewards become advantages.
-
-    ``scheme``: ``return_to_go`` credits a turn with the discounted rewards from it on; ``identical`` credits every turn with
-    the whole return (the Agent Lightning paper's choice). ``baseline``: ``turn`` subtracts the mean over the group's
-    rollouts that reached the turn, each rollout once; ``rollout`` subtracts the group's mean return. ``std_floor``
-    None leaves the result as it is; a number divides by the group's standard deviation of returns, but never by less
-    than the floor: dividing by a tiny deviation blows AIR noise up to full-size advantages, and runs collapsed.
-    ``air_cap`` bounds the absolute sum of a rollout's ``air`` rewards, scaling them together, so that they never
-    outweigh the task; None switches the bound off. ``min_group`` is the fewest rollouts that can be compared.
-    """
-
-    scheme: Literal["return_to_go", "identical"] = "return_to_go"
-    discount: float = 1.0
-    baseline: Literal["turn", "rollout"] = "turn"
-    std_floor: float | None = None
-    air_cap: float | None = 0.1
-    min_group: int = 2
+Rollouts: TypeAlias = Sequence[Sequence[Transition]]
+#: By rollout and turn: the credit, and the advantage of each response token.
+Scores: TypeAlias = list[list[tuple[float, tuple[float, ...]]]]
 
 
-def assign_credit(data: TransitionSet, rules: CreditRules | None = None) -> TransitionSet:
-    """Fills ``value_to_go``, ``advantages`` and ``loss_weight`` of every transition.
+def assign_credit(
+    data: TransitionSet, rules: CreditRules | None = None, *, manager: pluggy.PluginManager | None = None
+) -> TransitionSet:
+    """Fills ``value_to_go``, ``credit``, ``advantages`` and ``loss_weight`` of every transition.
 
     Groups are compared per rollout, never per row: a long rollout does not weigh more in the mean than a short one. A
-    group with fewer than ``min_group`` rollouts gets advantages of 0 and a diagnostic, for there is nothing to compare.
-    The loss weight is the same for every token: 1 / (tokens that may be trained on), so it depends neither on how many
-    rows a rollout was split into nor on how many rollouts failed to compare.
+    group with fewer than ``min_group`` rollouts gets advantages of 0 and a diagnostic, for there is nothing to compare;
+    so does one in which all rollouts are alike. Tokens whose mask is 0 get an advantage of 0. The loss weights of a
+    rollout's tokens do not change when it is split into more transitions (for ``turns``: their sum does not).
+
+    A scheme that is not built in is asked of the plugins of ``manager`` (None: those that are installed). Raises
+    `TransitionError` for a scheme that nobody knows, for one that raises or answers with what does not fit (naming the
+    plugin), and for a reward that is not finite: nothing is filled in.
     """
     rules = rules or CreditRules()
     found = list(data.diagnostics)
-    tokens = sum(sum(transition.response_mask) for transition in data.transitions)
-    weight = 1.0 / tokens if tokens else 0.0
+    groups = data.groups()
+    weights = _LossWeights(rules, groups)
     filled: list[Transition] = []
-    for task, rollouts in data.groups().items():
+    for task, rollouts in groups.items():
         returns = [_returns(rollout, rules) for rollout in rollouts]
         if len(rollouts) < rules.min_group:
             found.append(Diagnostic(Finding.SMALL_GROUP, task, f"{len(rollouts)} rollouts"))
-            scores = [[0.0] * len(values) for values in returns]
+            scores = _spread([[0.0] * len(rollout) for rollout in rollouts], rollouts)
         else:
-            scores = _advantages(returns, rules)
-        for rollout, values, credit in zip(rollouts, returns, scores, strict=True):
-            for transition, value, advantage in zip(rollout, values, credit, strict=True):
+            scores = _scores(rollouts, rules, manager)
+            if not any(any(tokens) for rollout in scores for _, tokens in rollout):
+                found.append(Diagnostic(Finding.EQUAL_GROUP, task, f"{len(rollouts)} rollouts"))
+        for rollout, values, scored in zip(rollouts, returns, scores, strict=True):
+            for transition, value, (credit, advantages) in zip(rollout, values, scored, strict=True):
                 filled.append(
                     replace(
                         transition,
                         value_to_go=value,
-                        credit=advantage,
-                        advantages=tuple(advantage * mask for mask in transition.response_mask),
-                        loss_weight=weight,
+                        credit=credit,
+                        advantages=advantages,
+                        loss_weight=weights.of(transition, rollout),
                     )
                 )
     return TransitionSet(tuple(filled), tuple(found), data.unassigned)
@@ -68,42 +66,137 @@ def assign_credit(data: TransitionSet, rules: CreditRules | None = None) -> Tran
 def rollout_returns(
     transitions: Sequence[Transition], rules: CreditRules | None = None
 ) -> dict[tuple[str, int], float]:
-    """The undiscounted return of each (rollout, attempt), with the AIR bound applied."""
+    """The undiscounted return of each (rollout, attempt), with the bounds of the channels applied."""
     rules = replace(rules or CreditRules(), discount=1.0, scheme="return_to_go")
     return {key: _returns(rollout, rules)[0] for key, rollout in by_rollout(transitions).items()}
 
 
-def _returns(rollout: Sequence[Transition], rules: CreditRules) -> list[float]:
-    """The return of each turn: from it on, or the whole return for every turn."""
-    rewards = _bounded(rollout, rules.air_cap)
-    value, values = 0.0, [0.0] * len(rewards)
-    for turn in range(len(rewards) - 1, -1, -1):
-        value = rewards[turn] + rules.discount * value
-        values[turn] = value
-    return [values[0]] * len(values) if rules.scheme == "identical" else values
-
-
-def _bounded(rollout: Sequence[Transition], cap: float | None) -> list[float]:
-    """Each turn's reward, its ``air`` part scaled so that the rollout's absolute AIR stays within ``cap``."""
-    total = sum(abs(transition.rewards.get("air", 0.0)) for transition in rollout)
-    scale = 1.0 if cap is None or total <= cap else cap / total
-    return [transition.reward + (scale - 1.0) * transition.rewards.get("air", 0.0) for transition in rollout]
-
-
-def _advantages(returns: Sequence[Sequence[float]], rules: CreditRules) -> list[list[float]]:
-    firsts = [values[0] for values in returns]
-    mean = sum(firsts) / len(firsts)
-    if rules.baseline == "rollout" or rules.scheme == "identical":
-        scores = [[value - mean for value in values] for values in returns]
-    else:
-        turns = max(len(values) for values in returns)
-        means: list[float] = []
-        for turn in range(turns):
-            reached = [values[turn] for values in returns if len(values) > turn]
-            means.append(sum(reached) / len(reached))
-        scores = [[value - means[turn] for turn, value in enumerate(values)] for values in returns]
-    if rules.std_floor is not None:
-        spread = math.sqrt(sum((value - mean) ** 2 for value in firsts) / len(firsts))
-        divisor = max(spread, rules.std_floor)
-        scores = [[score / divisor for score in values] for values in scores]
+def _scores(rollouts: Rollouts, rules: CreditRules, manager: pluggy.PluginManager | None) -> Scores:
+    """The credit of each turn, and the advantage of each of its tokens."""
+    scheme = SCHEMES.get(rules.scheme)
+    if scheme is not None:
+        return _spread(_credit(rollouts, rules, scheme), rollouts)
+    scores: Scores = []
+    for answered, rollout in zip(ask_plugins(rollouts, rules, manager), rollouts, strict=True):
+        scores.append([])
+        for tokens, turn in zip(answered, rollout, strict=True):
+            kept = [value for value, mask in zip(tokens, turn.response_mask, strict=True) if mask]
+            credit = sum(kept) / len(kept) if kept else 0.0
+            masked = tuple(value * mask for value, mask in zip(tokens, turn.response_mask, strict=True))
+            scores[-1].append((credit, masked))
     return scores
+
+
+def _spread(credit: Turns, rollouts: Rollouts) -> Scores:
+    """Each turn's credit on all of its tokens; 0 where the mask is 0."""
+    return [
+        [(value, tuple(value * mask for mask in turn.response_mask)) for value, turn in zip(values, rollout, strict=True)]
+        for values, rollout in zip(credit, rollouts, strict=True)
+    ]
+
+
+def _credit(rollouts: Rollouts, rules: CreditRules, scheme: Scheme) -> Turns:
+    """The credit of each turn, over all channels."""
+    states = [_states(rollout, rules) for rollout in rollouts]
+    scales = [_scales(rollout, rules) for rollout in rollouts]
+    if not (rules.normalises and rules.apart):
+        # Without a deviation to divide by every scheme is linear: the sum of the credits is the credit of the sum.
+        rewards = [_rewards(rollout, scale, rules) for rollout, scale in zip(rollouts, scales, strict=True)]
+        return scheme(Channel(rewards, states), rules)
+    total = [[0.0] * len(rollout) for rollout in rollouts]
+    names = sorted({name for rollout in rollouts for turn in rollout for name in turn.rewards})
+    for name in names:
+        rewards = [
+            [turn.rewards.get(name, 0.0) * scale.get(name, 1.0) for turn in rollout]
+            for rollout, scale in zip(rollouts, scales, strict=True)
+        ]
+        weight = rules.channel_weights.get(name, 1.0)
+        for row, credit in zip(total, scheme(Channel(rewards, states), rules), strict=True):
+            for turn, value in enumerate(credit):
+                row[turn] += weight * value
+    return total
+
+
+def _returns(rollout: Sequence[Transition], rules: CreditRules) -> list[float]:
+    """The return of each turn: from it on, or the whole return for the schemes that give every turn the same."""
+    values = returns_to_go(_bounded(rollout, _scales(rollout, rules)), rules.discount)
+    if not all(map(math.isfinite, values)):
+        raise TransitionError(
+            f"rollout {rollout[0].rollout_id} earned {values[0]}, which is no finite number",
+            hint="a reward must be finite; look for the rule that made it",
+        )
+    return [values[0]] * len(values) if rules.scheme in ("identical", "flow_grpo") else values
+
+
+def _scales(rollout: Sequence[Transition], rules: CreditRules) -> dict[str, float]:
+    """By what each bounded channel is scaled so that its absolute sum over the rollout stays within its bound."""
+    scales: dict[str, float] = {}
+    for name, bound in rules.bounds.items():
+        total = sum(abs(transition.rewards.get(name, 0.0)) for transition in rollout)
+        if total > bound:
+            scales[name] = bound / total
+    return scales
+
+
+def _bounded(rollout: Sequence[Transition], scales: dict[str, float]) -> list[float]:
+    """Each turn's reward over all channels, within their bounds."""
+    rewards = [transition.reward for transition in rollout]
+    for name, scale in scales.items():
+        rewards = [
+            reward + (scale - 1.0) * turn.rewards.get(name, 0.0) for reward, turn in zip(rewards, rollout, strict=True)
+        ]
+    return rewards
+
+
+def _rewards(rollout: Sequence[Transition], scales: dict[str, float], rules: CreditRules) -> list[float]:
+    """Each turn's reward, bounded and weighted."""
+    rewards = _bounded(rollout, scales)
+    for name, weight in rules.channel_weights.items():
+        further = (weight - 1.0) * scales.get(name, 1.0)
+        rewards = [
+            reward + further * turn.rewards.get(name, 0.0) for reward, turn in zip(rewards, rollout, strict=True)
+        ]
+    return rewards
+
+
+def _states(rollout: Sequence[Transition], rules: CreditRules) -> list[Hashable]:
+    """What state each turn began in: agent and exact tokens, no digest, so that no two states are taken for one."""
+    if rules.scheme != "gigpo":
+        return [None] * len(rollout)
+    states: list[Hashable] = []
+    said: tuple[int, ...] = ()
+    for turn in rollout:
+        seen = turn.prompt_ids
+        if rules.state == "observation" and said and seen[: len(said)] == said:
+            seen = seen[len(said) :]
+        states.append((turn.agent, seen))
+        said = (*turn.prompt_ids, *turn.response_ids)
+    return states
+
+
+class _LossWeights:
+    """The loss weight of each transition by `CreditRules.loss`."""
+
+    def __init__(self, rules: CreditRules, groups: dict[str, list[list[Transition]]]) -> None:
+        self.weighting = rules.weighting
+        rollouts = [rollout for group in groups.values() for rollout in group]
+        self.rollouts = len(rollouts)
+        self.tokens = sum(_tokens(rollout) for rollout in rollouts)
+        self._own: tuple[Sequence[Transition] | None, int, int] = (None, 0, 0)
+
+    def of(self, transition: Transition, rollout: Sequence[Transition]) -> float:
+        if self.weighting == "tokens":
+            return 1.0 / self.tokens if self.tokens else 0.0
+        if self.weighting == "rollouts":
+            return 1.0 / self.rollouts
+        if self._own[0] is not rollout:
+            turns = sum(any(turn.response_mask) for turn in rollout)
+            self._own = (rollout, _tokens(rollout), turns)
+        _, tokens, turns = self._own
+        count = tokens if self.weighting == "rollout_tokens" else turns * sum(transition.response_mask)
+        return 1.0 / (self.rollouts * count) if count else 0.0
+
+
+def _tokens(rollout: Sequence[Transition]) -> int:
+    """How many tokens of a rollout are trained on."""
+    return sum(sum(turn.response_mask) for turn in rollout)
