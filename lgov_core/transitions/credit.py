@@ -90,7 +90,10 @@ def _scores(rollouts: Rollouts, rules: CreditRules, manager: pluggy.PluginManage
 def _spread(credit: Turns, rollouts: Rollouts) -> Scores:
     """Each turn's credit on all of its tokens; 0 where the mask is 0."""
     return [
-        [(value, tuple(value * mask for mask in turn.response_mask)) for value, turn in zip(values, rollout, strict=True)]
+        [
+            (value, tuple(value * mask for mask in turn.response_mask))
+            for value, turn in zip(values, rollout, strict=True)
+        ]
         for values, rollout in zip(credit, rollouts, strict=True)
     ]
 
