@@ -1,0 +1,97 @@
+"""The store for several machines: tables in a PostgreSQL database with what happened and what is to be done."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from lgov_core.store import postgres_queue, rows
+from lgov_core.store.postgres_traces import PostgresTraces, _readable
+from lgov_core.store.postgres_transaction import Transaction
+from lgov_core.store.work import Claim, EndedRollouts, QueueEntry, RolloutConfig, RolloutState, require_lease
+from lgov_core.types import Attempt, Rollout
+
+
+class PostgresStore(PostgresTraces):
+    """A `RolloutQueue` in a PostgreSQL database; see `PostgresTraces` for how it is opened, who may call it and how it fails.
+
+    Any number of workers, on any number of machines, may claim at the same time; none waits for another
+    (``FOR UPDATE SKIP LOCKED``). Leases, deadlines and delays are measured by the server's clock.
+    """
+
+    def enqueue(
+        self, rollouts: Sequence[Rollout], config: RolloutConfig | None = None, *, now: float | None = None
+    ) -> None:
+        """Adds rollouts to the store and to the queue. An id that exists raises `StoreError`; then none is added."""
+        new = [rows.rollout_row(rollout) for rollout in rollouts]
+        names = [(rollout.rollout_id, rollout.run_id) for rollout in rollouts]
+
+        def run(transaction: Transaction) -> None:
+            transaction.insert("rollouts", new)
+            postgres_queue.enqueue(transaction, names, config or RolloutConfig(), now)
+
+        self._submit(run, len(new)).result()
+
+    def claim(
+        self, worker_id: str, limit: int = 1, *, lease_s: float, run_id: str | None = None, now: float | None = None
+    ) -> list[Claim]:
+        """Hands out at most ``limit`` rollouts that wait, and opens an attempt of each. See `RolloutQueue.claim`."""
+        require_lease(lease_s)
+
+        def run(transaction: Transaction) -> list[Claim]:
+            return postgres_queue.claim(transaction, worker_id, limit, lease_s, run_id, now)
+
+        return self._submit(run, limit).result()
+
+    def heartbeat(
+        self,
+        worker_id: str,
+        *,
+        lease_s: float,
+        attempts: Iterable[tuple[str, int]] | None = None,
+        now: float | None = None,
+    ) -> list[Attempt]:
+        """Extends leases, and returns what the worker still has in hand. See `RolloutQueue.heartbeat`."""
+        require_lease(lease_s)
+        asked = None if attempts is None else list(attempts)
+
+        def run(transaction: Transaction) -> list[Attempt]:
+            return postgres_queue.heartbeat(transaction, worker_id, lease_s, asked, now)
+
+        return self._submit(run).result()
+
+    def expire(self, *, now: float | None = None) -> list[Attempt]:
+        """Closes each attempt of the queue whose time or lease has run out. See `RolloutQueue.expire`."""
+        return self._submit(lambda transaction: postgres_queue.expire(transaction, now)).result()
+
+    def cancel(self, rollout_id: str, reason: str, *, now: float | None = None) -> QueueEntry:
+        """Takes a rollout out of the queue for good. See `RolloutQueue.cancel`."""
+        why = _readable(reason)
+        return self._submit(lambda transaction: postgres_queue.cancel(transaction, rollout_id, why, now)).result()
+
+    def queue_entries(
+        self,
+        *,
+        run_id: str | None = None,
+        ids: Sequence[str] | None = None,
+        states: Iterable[RolloutState] | None = None,
+    ) -> list[QueueEntry]:
+        """Rollouts as the queue sees them, in the order of enqueuing; all, or those that fit everything given."""
+        self._check()
+        where, given = postgres_queue.selection(run_id, ids, states)
+        return [
+            postgres_queue.entry_of(row)
+            for row in self._reader.read("queue", postgres_queue.ENTRY_COLUMNS, where, given)
+        ]
+
+    def ended_since(self, cursor: int = 0, *, limit: int = 100, run_id: str | None = None) -> EndedRollouts:
+        """Rollouts that ended after the place ``cursor``. See `RolloutQueue.ended_since`."""
+        self._check()
+        of_run = "" if run_id is None else "AND run_id = %s"
+        given = (cursor,) if run_id is None else (cursor, run_id)
+        found = self._reader.fetch(
+            f"SELECT ended_seq, {postgres_queue.ENTRY_COLUMNS} FROM queue"
+            f" WHERE ended_seq > %s {of_run} ORDER BY ended_seq LIMIT %s",
+            (*given, limit),
+        )
+        entries = tuple(postgres_queue.entry_of(row[1:]) for row in found)
+        return EndedRollouts(entries, found[-1][0] if found else cursor)

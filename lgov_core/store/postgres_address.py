@@ -1,0 +1,106 @@
+"""Where a PostgreSQL trace store is, and what may be said about it. A password is never said."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+from urllib.parse import quote
+
+import psycopg
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
+
+from lgov_core.errors import StoreError
+
+#: What a connection is opened with unless the address says otherwise: a server that has vanished is noticed.
+_DEFAULTS: Final[Mapping[str, str]] = {
+    "connect_timeout": "10",
+    "keepalives_idle": "30",
+    "keepalives_interval": "10",
+    "keepalives_count": "3",
+    "tcp_user_timeout": "30000",
+    "application_name": "lgov",
+    "client_encoding": "utf8",
+}
+
+_PLAIN: Final = "write postgresql://user@host:5432/database, and keep the password in PGPASSWORD or ~/.pgpass"
+_ESCAPE: Final = "write % / ? : @ in a user name or password as %25 %2F %3F %3A %40, or keep the password in PGPASSWORD or ~/.pgpass"
+
+_HOST: Final = r"(\[[^\]]*\]|[^:\[\]]*)(:\d*)?"
+_HOSTS: Final = rf"{_HOST}(,{_HOST})*"
+
+
+@dataclass(frozen=True, slots=True)
+class PostgresAddress:
+    """A database on a server. ``shown`` may be printed; ``conninfo`` may hold a password and is not in the repr."""
+
+    shown: str
+    conninfo: str = field(repr=False)
+
+
+def read_address(place: str) -> PostgresAddress:
+    """The database that ``place`` (``postgresql://user@host:port/database?option=value``) names.
+
+    What it leaves out, libpq finds where it always looks: PGHOST, PGUSER, PGPASSWORD, PGSERVICE, ~/.pgpass and so on.
+    Raises `StoreError` for what is no such address. Its message holds nothing of the address, because nobody can tell which part
+    of a malformed one is the password.
+    """
+    rest = place.partition("://")[2]
+    if credentials := re.match("[^@/]*@", rest):
+        rest = rest[credentials.end() :]
+    hosts = re.split("[/?]", rest, maxsplit=1)[0]
+    if "@" in rest.partition("?")[0] or not re.fullmatch(_HOSTS, hosts):
+        raise StoreError("the address of the PostgreSQL trace store has a host or port that is none", hint=_ESCAPE)
+    try:
+        given: dict[str, Any] = conninfo_to_dict(place)
+    except psycopg.Error:  # its text quotes what it could not read
+        raise StoreError("the address of the PostgreSQL trace store cannot be read", hint=_PLAIN) from None
+    return PostgresAddress(_shown(given), make_conninfo("", **{**_DEFAULTS, **given}))
+
+
+def _shown(given: Mapping[str, Any]) -> str:
+    user = f"{quote(str(given['user']))}@" if "user" in given else ""
+    database = quote(str(given.get("dbname") or ""))
+    hosts = str(given.get("host") or given.get("hostaddr") or "").split(",")
+    ports = str(given.get("port") or "").split(",")
+    if any(host.startswith("/") for host in hosts):
+        return f"postgresql://{user}/{database}?host={','.join(hosts)}"
+    if len(ports) == 1:
+        ports *= len(hosts)
+    hosts = [f"[{host}]" if ":" in host else quote(host) for host in hosts]
+    places = [f"{host}:{port}" if port else host for host, port in zip(hosts, ports, strict=False)]
+    return f"postgresql://{user}{','.join(places)}/{database}"
+
+
+_HINTS: Final[Mapping[str, str]] = {
+    "08": "the connection was lost; see whether the server runs",
+    "25006": "the server is a standby or read-only; give the address of the primary",
+    "28": "check the user, and the password in PGPASSWORD or ~/.pgpass",
+    "3D000": "make the database first: createdb",
+    "3F000": "the tables are gone; somebody removed the schema",
+    "42501": "let the user create a schema in the database, or use the tables of the one that is there",
+    "42P01": "the tables are gone; somebody removed them",
+    "53100": "the server's disk is full: make space; nothing was half-written and writing can go on after that",
+    "53200": "the server is out of memory; nothing was half-written",
+    "53300": "the server has no connection left: raise its max_connections, or use fewer stores",
+    "55P03": "another process holds what this one needs for too long; find it",
+    "57": "the server was shut down or ended the connection; see whether it runs",
+}
+
+
+def describe(address: PostgresAddress, error: BaseException) -> StoreError:
+    """``error`` as a `StoreError`: which database, what the server or the driver said, and what to do about it."""
+    if isinstance(error, StoreError):
+        return error
+    message = " ".join(str(error).split()) or type(error).__name__
+    state = getattr(error, "sqlstate", None) or ""
+    hint = _HINTS.get(state) or _HINTS.get(state[:2])
+    if hint is None and isinstance(error, psycopg.OperationalError) and not state:
+        if "password" in message or "authentication" in message:
+            hint = _HINTS["28"]
+        elif "does not exist" in message:
+            hint = "make the database and the user first, or correct the address"
+        else:
+            hint = "see whether the server runs, and whether it can be reached from here"
+    return StoreError(f"trace store {address.shown}: {message}", hint=hint)
