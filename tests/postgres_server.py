@@ -190,7 +190,9 @@ class PostgresServer:
     def _reachable(self, binaries: Path) -> Path:
         """The folder of binaries, or a copy of what it stands in when the server's user may not look into it."""
         try:
-            subprocess.run([binaries / "postgres", "--version"], cwd="/", check=True, capture_output=True, **self._as_user)
+            subprocess.run(
+                [binaries / "postgres", "--version"], cwd="/", check=True, capture_output=True, **self._as_user
+            )
             return binaries
         except (OSError, subprocess.CalledProcessError):
             package = binaries.parent.parent

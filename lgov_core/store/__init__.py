@@ -21,21 +21,38 @@ __all__ = [
     "open_store",
 ]
 
+#: How the address of a PostgreSQL database begins.
+_POSTGRES = ("postgresql://", "postgres://")
+
 
 def open_store(place: str | os.PathLike[str]) -> RolloutQueue:
-    """The store at ``place``: a path, or ``sqlite:///path`` (``sqlite:////path`` when the path is absolute).
+    """The store at ``place``: a path, or ``sqlite:///path`` (``sqlite:////path`` when the path is absolute), or
+    ``postgresql://user@host:port/database`` for a server that several machines share (needs the extra ``postgres``).
 
     Raises `StoreError` for another kind of address, and when the store cannot be opened.
     """
-    from lgov_core.store.sqlite import SQLiteStore
-
     path = os.fspath(place)
+    if path.startswith(_POSTGRES):
+        return _open_postgres(path)
     if path.startswith("sqlite:///"):
         path = path.removeprefix("sqlite:///")
     elif "://" in path or path.startswith("sqlite:"):
         raise StoreError(
-            f"there is no trace store for {path.split(':')[0]} addresses", hint="use a file path or sqlite:///path"
+            f"there is no trace store for {path.split(':')[0]} addresses",
+            hint="use a file path, sqlite:///path or postgresql://user@host/database",
         )
     if path in ("", ":memory:"):
         raise StoreError(f"a trace store needs a file, not {path!r}", hint="use a path in a temporary folder")
+    from lgov_core.store.sqlite import SQLiteStore
+
     return SQLiteStore(path)
+
+
+def _open_postgres(address: str) -> RolloutQueue:
+    try:
+        from lgov_core.store.postgres import PostgresStore
+    except ImportError as error:  # psycopg, or the libraries that it stands on
+        raise StoreError(
+            f"a trace store in PostgreSQL needs psycopg: {error}", hint="pip install 'lgov[postgres]'"
+        ) from error
+    return PostgresStore(address)

@@ -78,10 +78,7 @@ class PostgresStore(PostgresTraces):
         """Rollouts as the queue sees them, in the order of enqueuing; all, or those that fit everything given."""
         self._check()
         where, given = postgres_queue.selection(run_id, ids, states)
-        return [
-            postgres_queue.entry_of(row)
-            for row in self._reader.read("queue", postgres_queue.ENTRY_COLUMNS, where, given)
-        ]
+        return [rows.entry_of(row) for row in self._reader.read("queue", rows.ENTRY_COLUMNS, where, given)]
 
     def ended_since(self, cursor: int = 0, *, limit: int = 100, run_id: str | None = None) -> EndedRollouts:
         """Rollouts that ended after the place ``cursor``. See `RolloutQueue.ended_since`."""
@@ -89,9 +86,9 @@ class PostgresStore(PostgresTraces):
         of_run = "" if run_id is None else "AND run_id = %s"
         given = (cursor,) if run_id is None else (cursor, run_id)
         found = self._reader.fetch(
-            f"SELECT ended_seq, {postgres_queue.ENTRY_COLUMNS} FROM queue"
+            f"SELECT ended_seq, {rows.ENTRY_COLUMNS} FROM queue"
             f" WHERE ended_seq > %s {of_run} ORDER BY ended_seq LIMIT %s",
             (*given, limit),
         )
-        entries = tuple(postgres_queue.entry_of(row[1:]) for row in found)
+        entries = tuple(rows.entry_of(row[1:]) for row in found)
         return EndedRollouts(entries, found[-1][0] if found else cursor)

@@ -25,7 +25,9 @@ _DEFAULTS: Final[Mapping[str, str]] = {
 }
 
 _PLAIN: Final = "write postgresql://user@host:5432/database, and keep the password in PGPASSWORD or ~/.pgpass"
-_ESCAPE: Final = "write % / ? : @ in a user name or password as %25 %2F %3F %3A %40, or keep the password in PGPASSWORD or ~/.pgpass"
+_ESCAPE: Final = (
+    "write % / ? : @ in a user name or password as %25 %2F %3F %3A %40, or keep the password in PGPASSWORD or ~/.pgpass"
+)
 
 _HOST: Final = r"(\[[^\]]*\]|[^:\[\]]*)(:\d*)?"
 _HOSTS: Final = rf"{_HOST}(,{_HOST})*"
@@ -43,8 +45,8 @@ def read_address(place: str) -> PostgresAddress:
     """The database that ``place`` (``postgresql://user@host:port/database?option=value``) names.
 
     What it leaves out, libpq finds where it always looks: PGHOST, PGUSER, PGPASSWORD, PGSERVICE, ~/.pgpass and so on.
-    Raises `StoreError` for what is no such address. Its message holds nothing of the address, because nobody can tell which part
-    of a malformed one is the password.
+    Raises `StoreError` for what is no such address. Its message holds nothing of the address, because nobody can tell
+    which part of a malformed one is the password.
     """
     rest = place.partition("://")[2]
     if credentials := re.match("[^@/]*@", rest):

@@ -13,7 +13,6 @@ from typing import Any, Final
 from lgov_core.errors import StoreError
 from lgov_core.store import rows
 from lgov_core.store.postgres_transaction import Transaction, insert
-from lgov_core.store.sqlite_queue import ENTRY_COLUMNS, entry_of
 from lgov_core.store.work import Claim, QueueEntry, RolloutConfig, RolloutState, require_move
 from lgov_core.types import Attempt, Outcome
 
@@ -21,9 +20,9 @@ from lgov_core.types import Attempt, Outcome
 _WAITS: Final = "state IN ('queued', 'requeued')"
 _LAPSE: Final = "least(lease_until, deadline)"
 
-_ENTRY: Final = ", ".join(f"queue.{name.strip()}" for name in ENTRY_COLUMNS.split(","))
+_ENTRY: Final = ", ".join(f"queue.{name.strip()}" for name in rows.ENTRY_COLUMNS.split(","))
 _ROLLOUT: Final = ", ".join(f"rollouts.{name.strip()}" for name in rows.ROLLOUT_COLUMNS.split(","))
-_ENTRY_WIDTH: Final = ENTRY_COLUMNS.count(",") + 1
+_ENTRY_WIDTH: Final = rows.ENTRY_COLUMNS.count(",") + 1
 
 _INSERT_ENTRY: Final = insert("queue", "rollout_id, run_id, state, config, enqueued_at, available_at")
 _INSERT_ATTEMPT: Final = insert("attempts", rows.ATTEMPT_COLUMNS)
@@ -37,9 +36,7 @@ _MOVE: Final = (
 )
 
 
-def enqueue(
-    transaction: Transaction, new: Sequence[tuple[str, str]], config: RolloutConfig, now: float | None
-) -> None:
+def enqueue(transaction: Transaction, new: Sequence[tuple[str, str]], config: RolloutConfig, now: float | None) -> None:
     """Puts rollouts (id and run), which are in the store, behind those that wait."""
     now = transaction.now() if now is None else now
     text = json.dumps(config.as_json())
@@ -63,7 +60,7 @@ def claim(
     )
     claims: list[Claim] = []
     for row in found:
-        waiting, rollout = entry_of(row[:_ENTRY_WIDTH]), rows.rollout_of(row[_ENTRY_WIDTH:])
+        waiting, rollout = rows.entry_of(row[:_ENTRY_WIDTH]), rows.rollout_of(row[_ENTRY_WIDTH:])
         require_move(waiting.rollout_id, waiting.state, RolloutState.RUNNING)
         attempt = Attempt(waiting.rollout_id, waiting.attempt + 1, now)
         config = waiting.config
@@ -98,7 +95,7 @@ def heartbeat(
     asked = None if attempts is None else set(attempts)
     held = [
         running
-        for running in map(entry_of, found)
+        for running in map(rows.entry_of, found)
         if (asked is None or (running.rollout_id, running.attempt) in asked)
         and (running.deadline is None or now <= running.deadline)
     ]
@@ -117,7 +114,7 @@ def expire(transaction: Transaction, now: float | None) -> list[Attempt]:
         (now,),
     )
     closed: list[Attempt] = []
-    for running in map(entry_of, found):
+    for running in map(rows.entry_of, found):
         outcome, reason = running.lapse(now)
         closed.append(close(transaction, running.rollout_id, running.attempt, outcome, now, error=reason))
     return closed
@@ -128,7 +125,9 @@ def cancel(transaction: Transaction, rollout_id: str, reason: str, now: float | 
     now = transaction.now() if now is None else now
     found = _locked(transaction, rollout_id)
     if found is None:
-        raise StoreError(f"there is no rollout {rollout_id} in the queue", hint="only what was enqueued can be cancelled")
+        raise StoreError(
+            f"there is no rollout {rollout_id} in the queue", hint="only what was enqueued can be cancelled"
+        )
     require_move(rollout_id, found.state, RolloutState.CANCELLED)
     outcome = None
     if found.state is RolloutState.RUNNING:
@@ -177,7 +176,9 @@ def close_all(transaction: Transaction, outcome: Outcome, reason: str, now: floa
         "SELECT 1 FROM queue WHERE rollout_id IN (SELECT rollout_id FROM attempts WHERE ended_at IS NULL)"
         " ORDER BY seq FOR UPDATE"
     )
-    found = transaction.execute("SELECT rollout_id, attempt FROM attempts WHERE ended_at IS NULL ORDER BY seq FOR UPDATE")
+    found = transaction.execute(
+        "SELECT rollout_id, attempt FROM attempts WHERE ended_at IS NULL ORDER BY seq FOR UPDATE"
+    )
     for rollout_id, attempt in found:
         close(transaction, rollout_id, attempt, outcome, now, error=reason)
     return len(found)
@@ -214,7 +215,7 @@ def _attempt(transaction: Transaction, rollout_id: str, attempt: int) -> Attempt
 
 def _locked(transaction: Transaction, rollout_id: str) -> QueueEntry | None:
     found = transaction.execute(f"SELECT {_ENTRY} FROM queue WHERE rollout_id = %s FOR UPDATE", (rollout_id,))
-    return entry_of(found[0]) if found else None
+    return rows.entry_of(found[0]) if found else None
 
 
 def _move(
@@ -226,9 +227,7 @@ def _move(
     reason: str | None,
     available_at: float,
 ) -> None:
-    transaction.change(
-        _MOVE, (then.value, outcome, reason, available_at, now if then.ended else None, rollout_id)
-    )
+    transaction.change(_MOVE, (then.value, outcome, reason, available_at, now if then.ended else None, rollout_id))
     if then.ended:
         transaction.ended(rollout_id)
 

@@ -58,9 +58,7 @@ class PostgresTraces:
         except BaseException:
             connection.close()
             raise
-        self._writer = PostgresWriter(
-            self._address, schema, connection, reconnect_s=reconnect_s, span_limit=span_queue
-        )
+        self._writer = PostgresWriter(self._address, schema, connection, reconnect_s=reconnect_s, span_limit=span_queue)
         self._reader = PostgresReader(self._address, schema, reconnect_s=reconnect_s)
         keep_quiet_across_fork(self)
         # What still waits when a store is forgotten, or the program ends without closing it, is written all the same.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from typing import Any, Final
 
@@ -103,7 +103,7 @@ class Transaction:
         )
 
     @contextmanager
-    def savepoint(self) -> Iterator[None]:
+    def savepoint(self) -> Generator[None]:
         """Undoes what was done within when it raises."""
         put, ended = {table: list(waiting) for table, waiting in self._put.items()}, list(self._ended)
         self.connection.execute(b"SAVEPOINT one")
@@ -145,7 +145,9 @@ class Transaction:
     def last_number(self, writer: int) -> int:
         """The number of the last transaction of a writer that was committed; waits until none is in progress."""
         with self.connection.transaction():
-            self.connection.execute(b"INSERT INTO writers (writer, number) VALUES (%s, 0) ON CONFLICT DO NOTHING", (writer,))
+            self.connection.execute(
+                b"INSERT INTO writers (writer, number) VALUES (%s, 0) ON CONFLICT DO NOTHING", (writer,)
+            )
             return self.execute("SELECT number FROM writers WHERE writer = %s FOR UPDATE", (writer,))[0][0]
 
     def forget(self, writer: int) -> None:
@@ -176,7 +178,9 @@ class Transaction:
         new = list({row[-1]: row for row in new}.values())
         columns, _ = _TABLES["spans"]
         if len(new) >= _ROWS_FOR_COPY and not self._one_by_one:
-            self._copy("spans", columns, new)  # one that is there already stops it; then they are written in the other way
+            self._copy(
+                "spans", columns, new
+            )  # one that is there already stops it; then they are written in the other way
             return len(new)
         if not new:
             return 0

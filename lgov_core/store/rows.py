@@ -8,9 +8,11 @@ import math
 import sys
 from array import array
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Final, TypeAlias
 
 from lgov_core.errors import StoreError
+from lgov_core.store.work import QueueEntry, RolloutConfig, RolloutState
 from lgov_core.types import Attempt, CapturedCall, JSONValue, Outcome, Reward, Rollout, Span, SpanEvent
 
 Row: TypeAlias = tuple[Any, ...]
@@ -24,6 +26,11 @@ CALL_COLUMNS: Final = (
 REWARD_COLUMNS: Final = "reward_id, value, dimension, rollout_id, attempt, response_id, tool_call_id, source"
 SPAN_COLUMNS: Final = (
     "span_id, name, started_at, ended_at, attributes, rollout_id, attempt, parent_id, trace_id, events, claimed"
+)
+
+ENTRY_COLUMNS: Final = (
+    "rollout_id, run_id, state, config, enqueued_at, available_at, attempt, outcome, worker_id, lease_until, deadline,"
+    " ended_at, reason"
 )
 
 
@@ -143,6 +150,17 @@ def reward_row(reward: Reward) -> Row:
     )
 
 
+def own_reward(reward: Reward, rollout_id: str, attempt: int) -> Reward:
+    """A final reward with the attempt that it closes filled in. One that names another raises `StoreError`."""
+    if reward.rollout_id not in (None, rollout_id) or reward.attempt not in (None, attempt):
+        raise StoreError(
+            f"reward {reward.reward_id} names attempt {reward.attempt} of rollout {reward.rollout_id},"
+            f" but attempt {attempt} of rollout {rollout_id} is being finished",
+            hint="add it with add_rewards",
+        )
+    return replace(reward, rollout_id=rollout_id, attempt=attempt)
+
+
 def reward_of(row: Row) -> Reward:
     """The reward of a row of ``REWARD_COLUMNS``."""
     reward_id, value, dimension, rollout_id, attempt, response_id, tool_call_id, source = row
@@ -192,6 +210,22 @@ def span_of(row: Row) -> Span:
         trace_id,
         tuple(SpanEvent(*event) for event in json.loads(events)) if events else (),
         bool(claimed),
+    )
+
+
+def entry_of(row: Row) -> QueueEntry:
+    """The entry of a row of ``ENTRY_COLUMNS``."""
+    rollout_id, run_id, state, config, enqueued_at, available_at, attempt, outcome, *rest = row
+    return QueueEntry(
+        rollout_id,
+        run_id,
+        RolloutState(state),
+        RolloutConfig.from_json(json.loads(config)),
+        enqueued_at,
+        available_at,
+        attempt,
+        None if outcome is None else Outcome(outcome),
+        *rest,
     )
 
 

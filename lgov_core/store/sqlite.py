@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import math
 import sqlite3
 import time
 from collections.abc import Iterable, Sequence
 
-from lgov_core.errors import StoreError
 from lgov_core.store import rows, sqlite_queue
 from lgov_core.store.sqlite_traces import SQLiteTraces
-from lgov_core.store.work import Claim, EndedRollouts, QueueEntry, RolloutConfig, RolloutState
+from lgov_core.store.work import Claim, EndedRollouts, QueueEntry, RolloutConfig, RolloutState, require_lease
 from lgov_core.types import Attempt, Rollout
 
 
@@ -37,7 +35,7 @@ class SQLiteStore(SQLiteTraces):
         self, worker_id: str, limit: int = 1, *, lease_s: float, run_id: str | None = None, now: float | None = None
     ) -> list[Claim]:
         """Hands out at most ``limit`` rollouts that wait, and opens an attempt of each. See `RolloutQueue.claim`."""
-        _require_lease(lease_s)
+        require_lease(lease_s)
 
         def run(connection: sqlite3.Connection) -> list[Claim]:
             return sqlite_queue.claim(connection, worker_id, limit, lease_s, run_id, _clock(now))
@@ -53,7 +51,7 @@ class SQLiteStore(SQLiteTraces):
         now: float | None = None,
     ) -> list[Attempt]:
         """Extends leases, and returns what the worker still has in hand. See `RolloutQueue.heartbeat`."""
-        _require_lease(lease_s)
+        require_lease(lease_s)
         asked = None if attempts is None else list(attempts)
 
         def run(connection: sqlite3.Connection) -> list[Attempt]:
@@ -80,14 +78,12 @@ class SQLiteStore(SQLiteTraces):
         """Rollouts as the queue sees them, in the order of enqueuing; all, or those that fit everything given."""
         self._check()
         where, given = sqlite_queue.selection(run_id, ids, states)
-        return [
-            sqlite_queue.entry_of(row) for row in self._reader.read("queue", sqlite_queue.ENTRY_COLUMNS, where, given)
-        ]
+        return [rows.entry_of(row) for row in self._reader.read("queue", rows.ENTRY_COLUMNS, where, given)]
 
     def ended_since(self, cursor: int = 0, *, limit: int = 100, run_id: str | None = None) -> EndedRollouts:
         """Rollouts that ended after the place ``cursor``. See `RolloutQueue.ended_since`."""
         self._check()
-        columns = ", ".join(f"queue.{name.strip()}" for name in sqlite_queue.ENTRY_COLUMNS.split(","))
+        columns = ", ".join(f"queue.{name.strip()}" for name in rows.ENTRY_COLUMNS.split(","))
         of_run = "" if run_id is None else "AND queue.run_id = ?"
         given = (cursor,) if run_id is None else (cursor, run_id)
         found = self._reader.fetch(
@@ -95,14 +91,9 @@ class SQLiteStore(SQLiteTraces):
             f" WHERE ended.seq > ? {of_run} ORDER BY ended.seq LIMIT ?",
             (*given, limit),
         )
-        entries = tuple(sqlite_queue.entry_of(row[1:]) for row in found)
+        entries = tuple(rows.entry_of(row[1:]) for row in found)
         return EndedRollouts(entries, found[-1][0] if found else cursor)
 
 
 def _clock(now: float | None) -> float:
     return time.time() if now is None else now
-
-
-def _require_lease(lease_s: float) -> None:
-    if not (math.isfinite(lease_s) and lease_s > 0):
-        raise StoreError(f"a lease of {lease_s} s", hint="give seconds, more than 0")

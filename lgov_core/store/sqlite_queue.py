@@ -12,10 +12,6 @@ from lgov_core.store import rows
 from lgov_core.store.work import Claim, QueueEntry, RolloutConfig, RolloutState, require_move
 from lgov_core.types import Attempt, Outcome
 
-ENTRY_COLUMNS: Final = (
-    "rollout_id, run_id, state, config, enqueued_at, available_at, attempt, outcome, worker_id, lease_until, deadline,"
-    " ended_at, reason"
-)
 #: What is written here as in the indexes, so that SQLite uses them.
 _WAITS: Final = "state IN ('queued', 'requeued')"
 _LAPSE: Final = "min(lease_until, ifnull(deadline, lease_until))"
@@ -23,22 +19,6 @@ _LAPSE: Final = "min(lease_until, ifnull(deadline, lease_until))"
 _INSERT_ENTRY: Final = (
     "INSERT INTO queue (rollout_id, run_id, state, config, enqueued_at, available_at) VALUES (?, ?, ?, ?, ?, ?)"
 )
-
-
-def entry_of(row: rows.Row) -> QueueEntry:
-    """The entry of a row of ``ENTRY_COLUMNS``."""
-    rollout_id, run_id, state, config, enqueued_at, available_at, attempt, outcome, *rest = row
-    return QueueEntry(
-        rollout_id,
-        run_id,
-        RolloutState(state),
-        RolloutConfig.from_json(json.loads(config)),
-        enqueued_at,
-        available_at,
-        attempt,
-        None if outcome is None else Outcome(outcome),
-        *rest,
-    )
 
 
 def enqueue(connection: sqlite3.Connection, new: Sequence[tuple[str, str]], config: RolloutConfig, now: float) -> None:
@@ -51,8 +31,8 @@ def enqueue(connection: sqlite3.Connection, new: Sequence[tuple[str, str]], conf
 
 def entry(connection: sqlite3.Connection, rollout_id: str) -> QueueEntry | None:
     """The entry of a rollout; None when the queue does not know it."""
-    row = connection.execute(f"SELECT {ENTRY_COLUMNS} FROM queue WHERE rollout_id = ?", (rollout_id,)).fetchone()
-    return None if row is None else entry_of(row)
+    row = connection.execute(f"SELECT {rows.ENTRY_COLUMNS} FROM queue WHERE rollout_id = ?", (rollout_id,)).fetchone()
+    return None if row is None else rows.entry_of(row)
 
 
 def claim(
@@ -63,10 +43,10 @@ def claim(
     of_run = "" if run_id is None else "AND run_id = ?"
     given: tuple[Any, ...] = (now,) if run_id is None else (now, run_id)
     found = connection.execute(
-        f"SELECT {ENTRY_COLUMNS} FROM queue WHERE {_WAITS} AND available_at <= ? {of_run} ORDER BY seq LIMIT ?",
+        f"SELECT {rows.ENTRY_COLUMNS} FROM queue WHERE {_WAITS} AND available_at <= ? {of_run} ORDER BY seq LIMIT ?",
         (*given, limit),
     ).fetchall()
-    return [_open(connection, entry_of(row), worker_id, lease_s, now) for row in found]
+    return [_open(connection, rows.entry_of(row), worker_id, lease_s, now) for row in found]
 
 
 def _open(connection: sqlite3.Connection, waiting: QueueEntry, worker_id: str, lease_s: float, now: float) -> Claim:
@@ -97,11 +77,11 @@ def heartbeat(
 ) -> list[Attempt]:
     """See `RolloutQueue.heartbeat`."""
     found = connection.execute(
-        f"SELECT {ENTRY_COLUMNS} FROM queue WHERE state = 'running' AND worker_id = ? ORDER BY seq", (worker_id,)
+        f"SELECT {rows.ENTRY_COLUMNS} FROM queue WHERE state = 'running' AND worker_id = ? ORDER BY seq", (worker_id,)
     ).fetchall()
     asked = None if attempts is None else set(attempts)
     held: list[Attempt] = []
-    for running in map(entry_of, found):
+    for running in map(rows.entry_of, found):
         if asked is not None and (running.rollout_id, running.attempt) not in asked:
             continue
         if running.deadline is not None and now > running.deadline:
@@ -117,10 +97,10 @@ def heartbeat(
 def expire(connection: sqlite3.Connection, now: float) -> list[Attempt]:
     """See `RolloutQueue.expire`."""
     found = connection.execute(
-        f"SELECT {ENTRY_COLUMNS} FROM queue WHERE state = 'running' AND {_LAPSE} < ? ORDER BY seq", (now,)
+        f"SELECT {rows.ENTRY_COLUMNS} FROM queue WHERE state = 'running' AND {_LAPSE} < ? ORDER BY seq", (now,)
     ).fetchall()
     closed: list[Attempt] = []
-    for running in map(entry_of, found):
+    for running in map(rows.entry_of, found):
         outcome, reason = running.lapse(now)
         close(connection, running.rollout_id, running.attempt, outcome, now, error=reason)
         closed.append(_attempt(connection, running.rollout_id, running.attempt))

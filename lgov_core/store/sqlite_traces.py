@@ -11,7 +11,6 @@ import time
 import weakref
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
-from dataclasses import replace
 from pathlib import Path
 from typing import Self, TypeVar
 
@@ -99,7 +98,7 @@ class SQLiteTraces:
         """
         outcome, ended_at = Outcome(outcome), time.time()
         text = None if result is None else rows.json_text(result, f"result of rollout {rollout_id}")
-        final = [rows.reward_row(_own(reward, rollout_id, attempt)) for reward in rewards]
+        final = [rows.reward_row(rows.own_reward(reward, rollout_id, attempt)) for reward in rewards]
         readable = None if error is None else rows.readable(error)
 
         def run(connection: sqlite3.Connection) -> Attempt:
@@ -275,14 +274,3 @@ def _call_exists(call: CapturedCall) -> str:
 def _insert_rewards(connection: sqlite3.Connection, new: Sequence[rows.Row]) -> None:
     for row in new:
         _insert(connection, _INSERT_REWARD, row, f"reward {row[0]} exists already")
-
-
-def _own(reward: Reward, rollout_id: str, attempt: int) -> Reward:
-    """A final reward with the attempt that it closes filled in. One that names another raises `StoreError`."""
-    if reward.rollout_id not in (None, rollout_id) or reward.attempt not in (None, attempt):
-        raise StoreError(
-            f"reward {reward.reward_id} names attempt {reward.attempt} of rollout {reward.rollout_id},"
-            f" but attempt {attempt} of rollout {rollout_id} is being finished",
-            hint="add it with add_rewards",
-        )
-    return replace(reward, rollout_id=rollout_id, attempt=attempt)

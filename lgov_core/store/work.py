@@ -173,3 +173,9 @@ class EndedRollouts:
 
     entries: tuple[QueueEntry, ...] = field(default=())
     cursor: int = 0
+
+
+def require_lease(lease_s: float) -> None:
+    """Raises `StoreError` for the length of a lease (seconds) that is none."""
+    if not (math.isfinite(lease_s) and lease_s > 0):
+        raise StoreError(f"a lease of {lease_s} s", hint="give seconds, more than 0")

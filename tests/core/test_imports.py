@@ -31,6 +31,7 @@ HEAVY = (
     "numpy",
     "openai",
     "peft",
+    "psycopg",
     "pyarrow",
     "pydantic",
     "rich",
