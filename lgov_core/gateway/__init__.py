@@ -4,7 +4,8 @@ Engines answer (`Engine`: the embedded one, an upstream one, or your own), `Endp
 issues keys that are bound to one attempt. The web server and the clients are imported when they are first used.
 """
 
-from lgov_core.gateway.keys import KeyRing
+from lgov_core.gateway.keys import AdminKeyFile, KeyRing
+from lgov_core.gateway.limits import Limits
 from lgov_core.gateway.protocol import (
     ANY_MODEL,
     ChatRequest,
@@ -21,6 +22,7 @@ from lgov_core.gateway.server import EndpointServer
 
 __all__ = [
     "ANY_MODEL",
+    "AdminKeyFile",
     "ChatRequest",
     "Completion",
     "EndpointServer",
@@ -30,6 +32,7 @@ __all__ = [
     "GateReply",
     "GateRequest",
     "KeyRing",
+    "Limits",
     "StreamPiece",
     "ToolCall",
 ]

@@ -2,21 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, replace
+from functools import partial
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
 from starlette.routing import Route
 
 from lgov_core.errors import EndpointError, LgovError
+from lgov_core.gateway.access import Access, Guard, RetryAdvice, RuledRoute
+from lgov_core.gateway.admin_routes import AdminRoutes
+from lgov_core.gateway.admission import Admission
 from lgov_core.gateway.api_routes import ApiRoutes
 from lgov_core.gateway.capture import Capture
 from lgov_core.gateway.keys import KeyRing
-from lgov_core.gateway.protocol import Engine
+from lgov_core.gateway.limits import Limits
+from lgov_core.gateway.metrics import Metrics, Reading
+from lgov_core.gateway.protocol import Engine, Gate
 from lgov_core.store.protocol import TraceStore
 
-DEFAULT_MAX_BODY = 8 * 1024 * 1024
+
+@dataclass(frozen=True, slots=True)
+class EndpointState:
+    """What a running endpoint keeps, as ``app.state.endpoint``: for those who embed it. Read it in its event loop."""
+
+    admission: Admission
+    metrics: Metrics
+    limits: Limits
 
 
 def create_app(
@@ -25,28 +40,65 @@ def create_app(
     *,
     keys: KeyRing,
     allow_unattributed: bool = True,
-    max_body: int = DEFAULT_MAX_BODY,
+    limits: Limits | None = None,
+    max_body: int | None = None,
+    gate: Gate | None = None,
 ) -> Starlette:
-    """The endpoint: ``/v1/chat/completions``, ``/v1/models``, both also under ``/rollout/{id}/attempt/{n}``,
-    ``/healthz``.
+    """The endpoint: the API's routes (see `ApiRoutes`), each also under ``/rollout/{id}/attempt/{n}``, those of operators
+    (`AdminRoutes`), and ``/healthz``.
 
     Each call goes to the engine that has its model, and is committed to ``store`` before the client learns that it is
-    done; None records nothing. ``allow_unattributed=False`` refuses calls that name no rollout. ``max_body`` is in
-    bytes. Engines are started and closed with the application, the store is left open.
+    done; None records nothing. ``gate`` judges what is asked and what is answered. ``allow_unattributed=False`` refuses
+    calls that name no rollout. ``max_body``, in bytes, stands for that one of the ``limits``. Engines are started and
+    closed with the application, the store is left open.
 
-    ``app.state.counters`` counts what happened (`lgov_core.gateway.capture.Counters`).
-    Raises `EndpointError` for no engines, or two that answer to one name.
+    ``app.state.counters`` counts what happened (`lgov_core.gateway.capture.Counters`). Every route has a rule of who may
+    use it (`RuledRoute`). Raises `EndpointError` for no engines, or two that answer to one name.
     """
     _check_names(engines)
+    limits = limits or Limits()
+    if max_body is not None:
+        limits = replace(limits, max_body=max_body)
+    admission = Admission(limits)
+    metrics = Metrics(admission)
     capture = Capture(store)
-    routes = ApiRoutes(engines, capture, keys, allow_unattributed=allow_unattributed, max_body=max_body)
+    api = ApiRoutes(engines, capture, keys, allow_unattributed=allow_unattributed, max_body=limits.max_body, gate=gate)
+    guard = Guard(keys, limits, admission, metrics)
+    routes = [
+        *map(_ruled, api.routes()),
+        *AdminRoutes(admission, metrics, keys).routes(),
+        RuledRoute("/healthz", api.health, methods=["GET"], access=Access.OPEN),
+    ]
     app = Starlette(
-        routes=[*routes.routes(), Route("/healthz", routes.health, methods=["GET"])],
-        exception_handlers={LgovError: routes.on_error, HTTPException: routes.on_error, Exception: routes.on_error},
+        routes=[guard.before(route) for route in routes],
+        exception_handlers={LgovError: api.on_error, HTTPException: api.on_error, Exception: api.on_error},
+        middleware=[Middleware(RetryAdvice)],
         lifespan=_running(engines),
     )
+    admission.announces_to(partial(setattr, capture, "weights_version"))
+    for engine in engines:
+        if (source := getattr(engine, "readings", None)) is not None:
+            metrics.reads(source)
+    metrics.reads(partial(_of_capture, capture, store))
     app.state.counters = capture.counters
+    app.state.endpoint = EndpointState(admission, metrics, limits)
     return app
+
+
+def _ruled(route: Route) -> RuledRoute:
+    """A route of the API with its rule: a rollout's key will do, and what is posted asks a model."""
+    methods = sorted((route.methods or {"POST"}) - {"HEAD"})
+    return RuledRoute(route.path, route.endpoint, methods=methods, access=Access.AGENT, is_call="POST" in methods)
+
+
+def _of_capture(capture: Capture, store: TraceStore | None) -> Iterable[Reading]:
+    counts = capture.counters.as_dict()
+    tokens = {name: counts.pop(f"{name}_tokens") for name in ("prompt", "response")}
+    yield "counter", "lgov_tokens", "Tokens of the recorded calls.", "of", tokens
+    yield "counter", "lgov_commit_seconds", "Time that calls waited to be durable.", None, {"": counts.pop("commit_s")}
+    yield "counter", "lgov_calls", "Model calls, by what became of them.", "what", counts
+    if store is not None:
+        yield "counter", "lgov_dropped_spans", "Spans that found no place.", None, {"": float(store.dropped_spans)}
 
 
 def _check_names(engines: Sequence[Engine]) -> None:

@@ -7,6 +7,7 @@ several are given they have to agree; which of two is meant is never guessed.
 
 from __future__ import annotations
 
+import contextvars
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -33,10 +34,26 @@ class Attribution:
     agent: str | None = None
 
 
+_NOBODY = Attribution()
+_CALLER: contextvars.ContextVar[Attribution] = contextvars.ContextVar("lgov_endpoint_caller", default=_NOBODY)
+
+
+def caller() -> Attribution:
+    """Whose call is being answered in this task: what `attribute` found last in it."""
+    return _CALLER.get()
+
+
 def bearer_key(headers: Mapping[str, str]) -> str | None:
-    """The key in an ``Authorization: Bearer`` header (names in lower case), or None."""
+    """The key in an ``Authorization: Bearer`` or ``x-api-key`` header (names in lower case), or None.
+
+    Raises `EndpointError` (400) for two that differ: which of them is meant is not guessed.
+    """
     scheme, _, key = headers.get("authorization", "").partition(" ")
-    return key.strip() or None if scheme.lower() == "bearer" else None
+    bearer = key.strip() or None if scheme.lower() == "bearer" else None
+    own = headers.get("x-api-key", "").strip() or None
+    if bearer is not None and own is not None and bearer != own:
+        raise EndpointError("the authorization header and x-api-key hold different keys", hint="send one of them")
+    return own if bearer is None else bearer
 
 
 def attribute(
@@ -73,7 +90,9 @@ def attribute(
             "the call does not say which rollout it belongs to",
             hint=f"send {ROLLOUT_HEADER} and {ATTEMPT_HEADER}, call /rollout/<id>/attempt/<n>/v1, or use its key",
         )
-    return Attribution(rollout_id, None if attempt is None else int(attempt), agent)
+    who = Attribution(rollout_id, None if attempt is None else int(attempt), agent)
+    _CALLER.set(who)
+    return who
 
 
 def _checked(name: str, value: str | None, form: re.Pattern[str]) -> str | None:
@@ -92,4 +111,13 @@ def _agree(what: str, in_path: str | None, in_header: str | None, in_key: str | 
     return in_key if claimed is None else claimed
 
 
-__all__ = ["AGENT_HEADER", "ATTEMPT_HEADER", "ROLLOUT_HEADER", "Attribution", "KeyGrant", "attribute", "bearer_key"]
+__all__ = [
+    "AGENT_HEADER",
+    "ATTEMPT_HEADER",
+    "ROLLOUT_HEADER",
+    "Attribution",
+    "KeyGrant",
+    "attribute",
+    "bearer_key",
+    "caller",
+]

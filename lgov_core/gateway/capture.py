@@ -22,7 +22,8 @@ class Counters:
     ``recorded`` calls are in the store; of those, ``without_token_ids`` cannot be trained on and ``unattributed``
     belong to no rollout; ``cancelled`` were left by their client in mid-stream. ``cancelled_unrecorded`` were left
     before anything could be recorded. ``unrecorded`` calls could not be committed, so the client got an error.
-    ``failed`` counts all requests answered with an error.
+    ``failed`` counts all requests answered with an error. ``prompt_tokens`` and ``response_tokens`` are those of the
+    recorded calls, and ``commit_s`` the seconds that all of them together waited to be durable.
     """
 
     recorded: int = 0
@@ -32,8 +33,11 @@ class Counters:
     cancelled_unrecorded: int = 0
     unrecorded: int = 0
     failed: int = 0
+    prompt_tokens: int = 0
+    response_tokens: int = 0
+    commit_s: float = 0.0
 
-    def as_dict(self) -> dict[str, int]:
+    def as_dict(self) -> dict[str, float]:
         """Counts by name."""
         return asdict(self)
 
@@ -53,6 +57,8 @@ class Capture:
 
     def __init__(self, store: TraceStore | None) -> None:
         self.counters = Counters()
+        #: What the weights count as where an engine does not say it: see `Admission.resume`.
+        self.weights_version: int | None = None
         self._add: Callable[[CapturedCall], Awaitable[None]] | None = None
         if store is not None:
             self._add = getattr(store, "add_call_async", None) or _in_thread(store)
@@ -71,7 +77,7 @@ class Capture:
             response_ids=completion.response_ids,
             logprobs=completion.logprobs,
             finish_reason=completion.finish_reason,
-            weights_version=completion.weights_version,
+            weights_version=self.weights_version if completion.weights_version is None else completion.weights_version,
             temperature=request.temperature,
             top_p=request.top_p,
             started_at=exchange.started_at,
@@ -91,6 +97,9 @@ class Capture:
             self.counters.unrecorded += 1
             raise StoreError(f"call {completion.response_id} could not be recorded: {error}") from error
         self.counters.recorded += 1
+        self.counters.prompt_tokens += completion.prompt_tokens
+        self.counters.response_tokens += completion.completion_tokens
+        self.counters.commit_s += time.time() - call.ended_at
         self.counters.unattributed += who.rollout_id is None
         self.counters.without_token_ids += completion.prompt_ids is None or completion.response_ids is None
 

@@ -11,13 +11,14 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Self
 
 from lgov_core.errors import EndpointError
+from lgov_core.gateway.limits import Limits
 
 if TYPE_CHECKING:
     import uvicorn
     from starlette.applications import Starlette
 
     from lgov_core.gateway.keys import KeyRing
-    from lgov_core.gateway.protocol import Engine
+    from lgov_core.gateway.protocol import Engine, Gate
     from lgov_core.store.protocol import TraceStore
 
 
@@ -58,8 +59,9 @@ class EndpointServer:
     """The endpoint on a port; a context manager.
 
     Takes an application, or engines with the store and keys to make one of (`lgov_core.gateway.app.create_app`). An
-    endpoint made of engines on an address that other machines can reach must be given ``keys``; on a loopback address
-    they are optional. ``port`` 0 takes any free port. `stop` lets running requests end for ``drain_s`` seconds.
+    endpoint made of engines on an address that other machines can reach must be given ``keys`` that are required; on a
+    loopback address they are optional. ``gate`` and ``limits`` are those of `create_app`. ``port`` 0 takes any free port.
+    `stop` lets running requests end for ``drain_s`` seconds.
 
     `start`, `stop` and `serve_forever` are for one thread; the properties may be read from any.
     """
@@ -70,6 +72,8 @@ class EndpointServer:
         store: TraceStore | None = None,
         *,
         keys: KeyRing | None = None,
+        gate: Gate | None = None,
+        limits: Limits | None = None,
         host: str = "127.0.0.1",
         port: int = 0,
         drain_s: int = 10,
@@ -78,15 +82,17 @@ class EndpointServer:
             from lgov_core.gateway.app import create_app
             from lgov_core.gateway.keys import KeyRing
 
-            if keys is None and not _is_loopback(host):
+            if not _is_loopback(host) and (keys is None or not keys.required):
                 raise EndpointError(
-                    f"{host} can be reached from other machines and no keys were given",
+                    f"{host} can be reached from other machines and no keys were given, or none are required",
                     hint="pass keys=KeyRing(secret)",
                 )
             ring = KeyRing(required=False) if keys is None else keys
-            self._app: Any = create_app(app_or_engines, store, keys=ring)
+            self._app: Any = create_app(app_or_engines, store, keys=ring, gate=gate, limits=limits)
         else:
             self._app = app_or_engines
+        state = getattr(getattr(self._app, "state", None), "endpoint", None)
+        self._limits: Limits = limits or getattr(state, "limits", None) or Limits()
         self._host = host
         self._port = port
         self._drain_s = drain_s
@@ -178,9 +184,15 @@ class EndpointServer:
             import uvicorn
         except ImportError as error:
             raise EndpointError("uvicorn is not installed", status=500, hint='pip install "lgov[gateway]"') from error
+        fast = importlib.util.find_spec("httptools") is not None
+        if fast:
+            from lgov_core.gateway.http_protocol import protocol_with
         config = uvicorn.Config(
             self._app,
-            http="httptools" if importlib.util.find_spec("httptools") else "h11",
+            http=protocol_with(self._limits) if fast else "h11",  # pyright: ignore[reportPossiblyUnboundVariable]
+            h11_max_incomplete_event_size=self._limits.max_headers + self._limits.max_url,
+            timeout_keep_alive=max(1, round(self._limits.idle_s)),
+            backlog=2048,
             loop="uvloop" if importlib.util.find_spec("uvloop") else "asyncio",
             ws="none",
             lifespan="on",

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -26,6 +27,14 @@ def store(tmp_path: Path) -> Iterator[SQLiteStore]:
         store.start_attempt(name, 1)
     yield store
     store.close()
+
+
+def until(condition: Callable[[], bool]) -> None:
+    """Returns once ``condition`` holds."""
+    end = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < end, "it did not come to that"
+        time.sleep(0.01)
 
 
 class Serving:
