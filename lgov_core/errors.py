@@ -16,6 +16,7 @@ what to do next::
      │    └── ArgumentError       an argument has an unknown name or no meaning; also a TypeError and a ValueError
      ├── ArmError                 an adapter cannot govern what it was asked to govern
      ├── StoreError               the trace store cannot be opened, read or written
+     ├── TraceError               spans cannot be read out of a request, or sent to a collector
      ├── ModelError               a model cannot be found, checked, converted or loaded
      ├── EndpointError            the training endpoint was asked for something it cannot do
      │    └── UpstreamError       the server behind the endpoint failed
@@ -136,6 +137,19 @@ class StoreError(LgovError):
     """The trace store cannot be opened, read or written."""
 
     code = "store"
+
+
+class TraceError(LgovError):
+    """Spans cannot be read out of a request, or sent to a collector.
+
+    ``status`` is the HTTP status that a request with such spans is answered with.
+    """
+
+    code = "trace"
+
+    def __init__(self, message: str, *, status: int = 400, hint: str | None = None) -> None:
+        super().__init__(message, hint=hint)
+        self.status = status
 
 
 class ModelError(LgovError):

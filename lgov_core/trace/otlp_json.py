@@ -1,0 +1,264 @@
+"""OTLP's JSON encoding: the fields in lower camel case, ids in hexadecimal, 64-bit integers as text.
+
+Written as the specification says; read with what senders get wrong in practice: snake case, integers as numbers, ids in
+base64 (as a generic protobuf-to-JSON encoder writes them), ``NaN`` as text or as Python's bare word.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Final
+
+from lgov_core.trace.otlp_span import MAX_DEPTH, BadSpan, OTLPEvent, OTLPLink, OTLPSpan, Scope
+from lgov_core.types import JSONValue
+
+_NUMBERS_IN_WORDS: Final = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
+_INT64: Final = 2**63
+
+#: A span as it stands in the request, the attributes of its resource, and its scope.
+Found = tuple[Any, Mapping[str, JSONValue], Scope]
+
+
+def spans_in(body: bytes) -> Iterator[Found]:
+    """The spans of an ``ExportTraceServiceRequest``, each to be read with `read_span`. Raises ValueError for no such."""
+    try:
+        request = json.loads(body)
+    except RecursionError as error:
+        raise ValueError("it is nested too deep") from error
+    if not isinstance(request, dict):
+        raise ValueError("it is no JSON object")
+    return _walk(request)
+
+
+def _walk(request: Mapping[str, Any]) -> Iterator[Found]:
+    for group in _list(request, "resourceSpans", "resource_spans"):
+        resource = _attributes_or_none(_get(group, "resource")) or {}
+        for part in _list(group, "scopeSpans", "scope_spans", "instrumentationLibrarySpans"):
+            named = _get(part, "scope", "instrumentationLibrary")
+            scope = Scope(_text(_get(named, "name")), _text(_get(named, "version")))
+            for span in _list(part, "spans"):
+                yield span, resource, scope
+
+
+def read_span(given: Any) -> OTLPSpan:
+    """One span of a request. Raises `BadSpan`."""
+    if not isinstance(given, Mapping):
+        raise BadSpan("a span is no JSON object")
+    status = _get(given, "status")
+    return OTLPSpan(
+        trace_id=_id(_get(given, "traceId", "trace_id"), 16),
+        span_id=_id(_get(given, "spanId", "span_id"), 8),
+        parent_id=_id(_get(given, "parentSpanId", "parent_span_id"), 8),
+        name=_text(_get(given, "name")),
+        kind=_enum(
+            _get(given, "kind"), "SPAN_KIND_", ("UNSPECIFIED", "INTERNAL", "SERVER", "CLIENT", "PRODUCER", "CONSUMER")
+        ),
+        start_ns=_integer(_get(given, "startTimeUnixNano", "start_time_unix_nano")),
+        end_ns=_integer(_get(given, "endTimeUnixNano", "end_time_unix_nano")),
+        attributes=_attributes(given),
+        events=[
+            OTLPEvent(
+                _text(_get(event, "name")), _integer(_get(event, "timeUnixNano", "time_unix_nano")), _attributes(event)
+            )
+            for event in _list(given, "events")
+        ],
+        links=[
+            OTLPLink(
+                _id(_get(link, "traceId", "trace_id"), 16), _id(_get(link, "spanId", "span_id"), 8), _attributes(link)
+            )
+            for link in _list(given, "links")
+        ],
+        status=_enum(_get(status, "code"), "STATUS_CODE_", ("UNSET", "OK", "ERROR")),
+        message=_text(_get(status, "message")),
+        dropped_attributes=_integer(_get(given, "droppedAttributesCount", "dropped_attributes_count")),
+        dropped_events=_integer(_get(given, "droppedEventsCount", "dropped_events_count")),
+    )
+
+
+def _get(given: Any, *names: str) -> Any:
+    if isinstance(given, Mapping):
+        for name in names:
+            if (value := given.get(name)) is not None:
+                return value
+    return None
+
+
+def _list(given: Any, *names: str) -> Sequence[Any]:
+    found = _get(given, *names)
+    return found if isinstance(found, list) else ()
+
+
+def _text(value: Any) -> str:
+    if value is None:
+        return ""
+    if not isinstance(value, str):
+        raise BadSpan(f"a {type(value).__name__} stands where there should be text")
+    # JSON can write half of a surrogate pair; nothing that stores text can.
+    return value if value.isascii() else value.encode("utf-8", "replace").decode()
+
+
+def _id(value: Any, size: int) -> str:
+    text = _text(value).strip()
+    if len(text) == 2 * size:
+        return text.lower()
+    try:
+        raw = base64.b64decode(text + "=" * (-len(text) % 4), altchars=b"-_" if "-" in text or "_" in text else None)
+    except (binascii.Error, ValueError):
+        raw = b""
+    return raw.hex() if len(raw) == size else text
+
+
+def _integer(value: Any) -> int:
+    if value is None:
+        return 0
+    try:
+        number = int(value) if isinstance(value, str | int) and not isinstance(value, bool) else None
+        if number is None and isinstance(value, float) and value.is_integer():
+            number = int(value)
+    except ValueError:
+        number = None
+    if number is None or not -_INT64 <= number < 2 * _INT64:
+        raise BadSpan(f"{str(value)[:40]!r} stands where there should be a 64-bit integer")
+    return number
+
+
+def _enum(value: Any, prefix: str, names: Sequence[str]) -> int:
+    if isinstance(value, str) and value.removeprefix(prefix) in names:
+        return names.index(value.removeprefix(prefix))
+    return _integer(value)
+
+
+def _attributes(given: Any) -> dict[str, JSONValue]:
+    found: dict[str, JSONValue] = {}
+    for pair in _list(given, "attributes"):
+        found[_text(_get(pair, "key"))] = _value(_get(pair, "value"), MAX_DEPTH)
+    return found
+
+
+def _attributes_or_none(given: Any) -> dict[str, JSONValue] | None:
+    try:
+        return _attributes(given)
+    except BadSpan:
+        return None
+
+
+def _value(given: Any, depth: int) -> JSONValue:
+    """An ``AnyValue``. Bytes are given as base64 text."""
+    if given is None:
+        return None
+    if not isinstance(given, Mapping) or not depth:
+        raise BadSpan("an attribute is nested too deep" if not depth else "an attribute's value is no JSON object")
+    for names, read in _VALUES:
+        if (value := _get(given, *names)) is not None:
+            return read(value, depth - 1)
+    return None
+
+
+def _double(value: Any, depth: int) -> float:
+    if isinstance(value, str):
+        try:
+            return _NUMBERS_IN_WORDS[value] if value in _NUMBERS_IN_WORDS else float(value)
+        except ValueError:
+            pass
+    elif isinstance(value, int | float) and not isinstance(value, bool):
+        try:
+            return float(value)
+        except OverflowError:
+            pass
+    raise BadSpan(f"{str(value)[:40]!r} stands where there should be a number")
+
+
+def _bool(value: Any, depth: int) -> bool:
+    if not isinstance(value, bool):
+        raise BadSpan("a boolean attribute is neither true nor false")
+    return value
+
+
+def _array(value: Any, depth: int) -> list[JSONValue]:
+    return [_value(item, depth) for item in _list(value, "values")]
+
+
+def _mapping(value: Any, depth: int) -> dict[str, JSONValue]:
+    return {_text(_get(pair, "key")): _value(_get(pair, "value"), depth) for pair in _list(value, "values")}
+
+
+_VALUES: Final[Sequence[tuple[tuple[str, str], Callable[[Any, int], JSONValue]]]] = (
+    (("stringValue", "string_value"), lambda value, depth: _text(value)),
+    (("intValue", "int_value"), lambda value, depth: _integer(value)),
+    (("doubleValue", "double_value"), _double),
+    (("boolValue", "bool_value"), _bool),
+    (("arrayValue", "array_value"), _array),
+    (("kvlistValue", "kvlist_value"), _mapping),
+    (("bytesValue", "bytes_value"), lambda value, depth: _text(value)),
+)
+
+
+# ---------------------------------------------------------------------- writing
+
+
+def write_request(groups: Mapping[Scope, Sequence[OTLPSpan]], resource: Mapping[str, JSONValue]) -> bytes:
+    """An ``ExportTraceServiceRequest`` of one resource."""
+    scopes = [{"scope": _scope(scope), "spans": [_written(span) for span in spans]} for scope, spans in groups.items()]
+    request = {"resourceSpans": [{"resource": {"attributes": _pairs(resource)}, "scopeSpans": scopes}]}
+    return json.dumps(request, separators=(",", ":"), allow_nan=False).encode()
+
+
+def _scope(scope: Scope) -> dict[str, str]:
+    return {"name": scope.name, "version": scope.version} if scope.version else {"name": scope.name}
+
+
+def _written(span: OTLPSpan) -> dict[str, Any]:
+    written: dict[str, Any] = {
+        "traceId": span.trace_id,
+        "spanId": span.span_id,
+        "parentSpanId": span.parent_id,
+        "name": _clean(span.name),
+        "kind": span.kind,
+        "startTimeUnixNano": str(span.start_ns),
+        "endTimeUnixNano": str(span.end_ns),
+        "attributes": _pairs(span.attributes),
+        "events": [
+            {"name": _clean(event.name), "timeUnixNano": str(event.at_ns), "attributes": _pairs(event.attributes)}
+            for event in span.events
+        ],
+        "links": [
+            {"traceId": link.trace_id, "spanId": link.span_id, "attributes": _pairs(link.attributes)}
+            for link in span.links
+        ],
+        "droppedAttributesCount": span.dropped_attributes,
+        "droppedEventsCount": span.dropped_events,
+        "status": {"code": span.status, "message": _clean(span.message)} if span.status or span.message else None,
+    }
+    return {name: value for name, value in written.items() if value}
+
+
+def _pairs(attributes: Mapping[str, JSONValue]) -> list[dict[str, Any]]:
+    return [{"key": _clean(name), "value": _any_value(value)} for name, value in attributes.items()]
+
+
+def _any_value(value: JSONValue) -> dict[str, Any]:
+    if value is None:
+        return {}
+    if isinstance(value, str):
+        return {"stringValue": _clean(value)}
+    if isinstance(value, bool):
+        return {"boolValue": value}
+    if isinstance(value, int):
+        return {"intValue": str(value)} if -_INT64 <= value < _INT64 else {"stringValue": str(value)}
+    if isinstance(value, float):
+        return {"doubleValue": value if math.isfinite(value) else _in_words(value)}
+    if isinstance(value, Mapping):
+        return {"kvlistValue": {"values": _pairs(value)}}
+    return {"arrayValue": {"values": [_any_value(item) for item in value]}}
+
+
+def _in_words(value: float) -> str:
+    return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+
+
+def _clean(text: str) -> str:
+    return text if text.isascii() else text.encode("utf-8", "replace").decode()

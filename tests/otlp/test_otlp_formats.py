@@ -1,0 +1,372 @@
+"""OTLP in both encodings: what goes out comes back, what others send is read, and one bad span loses no other."""
+
+from __future__ import annotations
+
+import base64
+import gzip
+import json
+import math
+import zlib
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
+    ExportTraceServiceRequest,
+    ExportTraceServiceResponse,
+)
+
+from lgov_core.errors import TraceError
+from lgov_core.trace import semconv
+from lgov_core.trace.otlp import CONTENT_TYPE_OF, Protocol, decode_traces, encode_traces, response_body, status_body
+from lgov_core.trace.span_ids import with_ids
+from lgov_core.types import Span, SpanEvent
+
+PROTOCOLS: tuple[Protocol, ...] = ("protobuf", "json")
+
+text = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
+numbers = st.integers(-(2**63), 2**63 - 1) | st.floats(allow_nan=False)
+scalars = st.none() | st.booleans() | numbers | text
+values = st.recursive(
+    scalars, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(text, inner, max_size=3), max_leaves=6
+)
+#: Names of lgov's own that have no place of their own in OTLP, and names of others.
+names = (
+    st.sampled_from([semconv.RESPONSE_ID, semconv.PROMPT_TOKEN_IDS, semconv.REWARD_VALUE, "input.value", "x"]) | text
+)
+attributes = st.dictionaries(names.filter(lambda name: not name.startswith(("otel.", "span.kind"))), values, max_size=5)
+#: A float of today's times is coarser than a nanosecond, so it comes back as it was.
+moments = st.floats(1e9, 4e9)
+span_ids = st.integers(1, 2**64 - 1).map(lambda number: f"{number:016x}")
+trace_ids = st.integers(1, 2**128 - 1).map(lambda number: f"{number:032x}")
+elsewhere = st.fixed_dictionaries(
+    {},
+    optional={
+        semconv.SCOPE_NAME: st.just("instrumentation"),
+        semconv.STATUS_CODE: st.sampled_from(["OK", "ERROR"]),
+        semconv.STATUS_DESCRIPTION: text.filter(bool),
+        semconv.SPAN_KIND: st.sampled_from(["server", "client", "producer", "consumer"]),
+        semconv.LINKS: st.lists(
+            st.fixed_dictionaries({"trace_id": trace_ids, "span_id": span_ids}), min_size=1, max_size=2
+        ),
+        semconv.DROPPED_ATTRIBUTES: st.integers(1, 2**32 - 1),
+    },
+)
+spans = st.builds(
+    Span,
+    name=text,
+    span_id=span_ids,
+    started_at=moments,
+    ended_at=st.none() | moments,
+    attributes=st.builds(lambda one, more: {**one, **more}, attributes, elsewhere),
+    rollout_id=st.none() | st.text(st.characters(codec="ascii", exclude_characters="/\r\n\0"), min_size=1, max_size=8),
+    attempt=st.none() | st.integers(1, 99),
+    parent_id=st.none() | span_ids,
+    trace_id=trace_ids,
+    events=st.lists(st.builds(SpanEvent, text, moments, attributes), max_size=2).map(tuple),
+    claimed=st.just(True),
+)
+
+
+def sent(spans: list[Span], protocol: Protocol) -> bytes:
+    return encode_traces(with_ids(spans), protocol, {"service.name": "lgov"})
+
+
+def fixed_point(span: Span) -> bool:
+    """A failed span's status is its error; it has one or the other."""
+    return semconv.ERROR_TYPE not in span.attributes
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+@given(given=st.lists(spans.filter(fixed_point), max_size=4))
+@settings(max_examples=120, deadline=None)
+def test_what_goes_out_comes_back(protocol: Protocol, given: list[Span]) -> None:
+    found = decode_traces(sent(given, protocol), CONTENT_TYPE_OF[protocol])
+    # Spans of one scope stand together: the order within each is kept.
+    order = lambda span: span.attributes.get(semconv.SCOPE_NAME, "")  # noqa: E731
+    scopes = list(dict.fromkeys(map(order, given)))
+    assert list(found) == sorted(given, key=lambda span: scopes.index(order(span)))
+    assert found.rejected == 0
+
+
+@given(given=st.lists(spans, max_size=4))
+@settings(max_examples=60, deadline=None)
+def test_both_encodings_say_the_same(given: list[Span]) -> None:
+    one, other = (decode_traces(sent(given, protocol), CONTENT_TYPE_OF[protocol]) for protocol in PROTOCOLS)
+    assert one == other
+
+
+def a_span(**changes: Any) -> Span:
+    span = Span("chat m", "00000000000000a1", 5.25, 6.5, {semconv.OPERATION: "chat"}, "r1", 2, None, "0" * 31 + "1")
+    return replace(span, **changes)
+
+
+def test_an_independent_reader_of_the_protobuf_sees_the_span() -> None:
+    failed = a_span(attributes={semconv.OPERATION: "chat", semconv.ERROR_TYPE: "TimeoutError"}, ended_at=None)
+    request = ExportTraceServiceRequest.FromString(sent([a_span(), failed], "protobuf"))
+    (group,) = request.resource_spans
+    (scope,) = group.scope_spans
+    first, second = scope.spans
+    assert (scope.scope.name, first.name, first.kind) == ("lgov", "chat m", 3)
+    assert (first.trace_id.hex(), first.span_id.hex()) == ("0" * 31 + "1", "00000000000000a1")
+    assert (first.start_time_unix_nano, first.end_time_unix_nano) == (5_250_000_000, 6_500_000_000)
+    said = {pair.key: pair.value for pair in first.attributes}
+    assert (said["lgov.rollout_id"].string_value, said["lgov.attempt"].int_value) == ("r1", 2)
+    assert (first.status.code, second.status.code, second.end_time_unix_nano) == (0, 2, 0)
+    assert decode_traces(sent([failed], "protobuf"), "application/x-protobuf").spans == (replace(failed, claimed=True),)
+
+
+def test_the_json_is_written_as_the_specification_has_it() -> None:
+    request = json.loads(sent([a_span(attributes={"ids": [1, 2], "n": 2**62, "x": math.nan})], "json"))
+    (span,) = request["resourceSpans"][0]["scopeSpans"][0]["spans"]
+    assert span["traceId"] == "0" * 31 + "1"
+    assert span["startTimeUnixNano"] == "5250000000"
+    said = {pair["key"]: pair["value"] for pair in span["attributes"]}
+    assert said["ids"] == {"arrayValue": {"values": [{"intValue": "1"}, {"intValue": "2"}]}}
+    assert (said["n"], said["x"]) == ({"intValue": str(2**62)}, {"doubleValue": "NaN"})
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_a_value_that_is_not_finite_stays_one(protocol: Protocol, value: float) -> None:
+    (found,) = decode_traces(sent([a_span(attributes={"v": value})], protocol), CONTENT_TYPE_OF[protocol])
+    assert repr(found.attributes["v"]) == repr(value)
+
+
+# ---------------------------------------------------------------------- what others send
+
+IDS = {"traceId": "5b8efff798038103d269b633813fc60c", "spanId": "eee19b7ec3c1b174"}
+
+
+def request_of(*spans: Any, resource: Any = None, **scope: Any) -> bytes:
+    group = {"resource": {"attributes": resource or []}, "scopeSpans": [{"scope": scope, "spans": list(spans)}]}
+    return json.dumps({"resourceSpans": [group]}).encode()
+
+
+def pair(name: str, **value: Any) -> dict[str, Any]:
+    return {"key": name, "value": value}
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        ({"intValue": "9007199254740993"}, 9007199254740993),
+        ({"intValue": 7}, 7),
+        ({"int_value": "7"}, 7),
+        ({"doubleValue": 3}, 3.0),
+        ({"doubleValue": "-Infinity"}, -math.inf),
+        ({"boolValue": False}, False),
+        ({"stringValue": ""}, ""),
+        ({"bytesValue": "AAE="}, "AAE="),
+        ({"arrayValue": {"values": [{"stringValue": "a"}, {}]}}, ["a", None]),
+        ({"arrayValue": {}}, []),
+        ({"kvlistValue": {"values": [pair("k", array_value={"values": [{"intValue": 1}]})]}}, {"k": [1]}),
+        ({}, None),
+    ],
+)
+def test_values_as_senders_write_them(value: Any, expected: Any) -> None:
+    (span,) = decode_traces(request_of({**IDS, "attributes": [{"key": "v", "value": value}]}))
+    assert span.attributes["v"] == expected
+    assert type(span.attributes["v"]) is type(expected)
+
+
+def test_bytes_are_the_same_text_in_both_encodings() -> None:
+    request = ExportTraceServiceRequest()
+    span = request.resource_spans.add().scope_spans.add().spans.add(trace_id=b"\1" * 16, span_id=b"\2" * 8)
+    span.attributes.add(key="v").value.bytes_value = b"\0\1"
+    (found,) = decode_traces(request.SerializeToString(), "application/x-protobuf")
+    assert found.attributes["v"] == "AAE="
+
+
+@pytest.mark.parametrize("case", ["hex", "upper", "base64", "unpadded"])
+def test_ids_in_hexadecimal_and_in_base64(case: str) -> None:
+    def written(text: str) -> str:
+        as_base64 = base64.b64encode(bytes.fromhex(text)).decode()
+        return {"hex": text, "upper": text.upper(), "base64": as_base64, "unpadded": as_base64.rstrip("=")}[case]
+
+    span = {
+        "traceId": written(IDS["traceId"]),
+        "spanId": written(IDS["spanId"]),
+        "parentSpanId": written("00" * 7 + "0a"),
+    }
+    (found,) = decode_traces(request_of(span))
+    assert (found.trace_id, found.span_id, found.parent_id) == (IDS["traceId"], IDS["spanId"], "000000000000000a")
+
+
+def test_snake_case_and_names_of_enums() -> None:
+    span = {
+        "trace_id": IDS["traceId"], "span_id": IDS["spanId"], "name": "n", "kind": "SPAN_KIND_SERVER",
+        "start_time_unix_nano": 1_500_000_000, "end_time_unix_nano": "2500000000",
+        "status": {"code": "STATUS_CODE_ERROR", "message": "boom"},
+        "events": [{"time_unix_nano": "2000000000", "name": "e", "attributes": [pair("a", stringValue="b")]}],
+    }  # fmt: skip
+    body = json.dumps({"resource_spans": [{"scope_spans": [{"spans": [span]}]}]}).encode()
+    (found,) = decode_traces(body)
+    assert (found.started_at, found.ended_at) == (1.5, 2.5)
+    assert found.attributes == {"span.kind": "server", "otel.status_code": "ERROR", "otel.status_description": "boom"}
+    assert found.events == (SpanEvent("e", 2.0, {"a": "b"}),)
+
+
+def test_the_rollout_is_the_spans_or_else_its_resources() -> None:
+    own = {**IDS, "attributes": [pair("lgov.rollout_id", stringValue="mine"), pair("lgov.attempt", intValue="3")]}
+    resource = [
+        pair("lgov.rollout_id", stringValue="theirs"),
+        pair("lgov.task_id", stringValue="t"),
+        pair("host.name", stringValue="h"),
+    ]
+    first, second = decode_traces(request_of(own, IDS, resource=resource, name="lib", version="1"))
+    assert (first.rollout_id, first.attempt, second.rollout_id, second.attempt) == ("mine", 3, "theirs", None)
+    assert second.attributes == {"lgov.task_id": "t", "otel.scope.name": "lib", "otel.scope.version": "1"}
+    theirs = {
+        **IDS,
+        "attributes": [
+            pair("agentlightning.rollout_id", stringValue="a"),
+            pair("agentlightning.attempt_id", stringValue="at-1"),
+        ],
+    }
+    (span,) = decode_traces(request_of(theirs))
+    assert (span.rollout_id, span.attempt) == ("a", None)
+    assert span.attributes["agentlightning.attempt_id"] == "at-1"
+
+
+BAD = {
+    "no ids": {},
+    "zero ids": {"traceId": "0" * 32, "spanId": "0" * 16},
+    "short id": {**IDS, "spanId": "abc"},
+    "id of another type": {**IDS, "spanId": 5},
+    "bad parent": {**IDS, "parentSpanId": "xyz"},
+    "bad time": {**IDS, "startTimeUnixNano": "yesterday"},
+    "time before 1970": {**IDS, "startTimeUnixNano": "-5"},
+    "huge number": {**IDS, "attributes": [pair("v", intValue="9" * 5000)]},
+    "no boolean": {**IDS, "attributes": [pair("v", boolValue="yes")]},
+    "no double": {**IDS, "attributes": [pair("v", doubleValue="much")]},
+    "no value": {**IDS, "attributes": [{"key": "v", "value": 5}]},
+    "no span": [],
+    "name of another type": {**IDS, "name": {"a": 1}},
+}
+
+
+@pytest.mark.parametrize("bad", BAD)
+def test_a_bad_span_loses_no_other(bad: str) -> None:
+    good = {**IDS, "name": "good"}
+    found = decode_traces(request_of(good, BAD[bad], good))
+    assert [span.name for span in found] == ["good", "good"]
+    assert found.rejected == 1
+    assert len(found.problems) == 1
+
+
+def test_values_nested_too_deep_reject_their_span_only() -> None:
+    value: dict[str, Any] = {"stringValue": "x"}
+    for _ in range(40):
+        value = {"arrayValue": {"values": [value]}}
+    found = decode_traces(request_of({**IDS, "attributes": [{"key": "v", "value": value}]}, IDS))
+    assert (len(found), found.rejected) == (1, 1)
+
+
+def test_half_a_character_is_replaced() -> None:
+    (span,) = decode_traces(
+        b'{"resourceSpans":[{"scopeSpans":[{"spans":[' + json.dumps({**IDS, "name": "\ud800"}).encode() + b"]}]}]}"
+    )
+    assert span.name.encode() == b"?"
+
+
+def test_a_bad_span_in_protobuf_loses_no_other() -> None:
+    request = ExportTraceServiceRequest()
+    spans = request.resource_spans.add().scope_spans.add().spans
+    spans.add(name="bad")
+    spans.add(name="good", trace_id=b"\1" * 16, span_id=b"\2" * 8)
+    found = decode_traces(request.SerializeToString(), "application/x-protobuf; charset=utf-8")
+    assert ([span.name for span in found], found.rejected) == (["good"], 1)
+
+
+@pytest.mark.parametrize(
+    "body", [b"", b"{", b"[]", b"null", b"\xff\xfe", b"[" * 100_000, b'{"resourceSpans":' + b"9" * 5000 + b"}"]
+)
+def test_what_is_no_request_is_refused(body: bytes) -> None:
+    with pytest.raises(TraceError, match="no ExportTraceServiceRequest") as caught:
+        decode_traces(body, "application/json")
+    assert caught.value.status == 400
+
+
+def test_protobuf_that_is_none_is_refused_and_an_empty_request_is_one() -> None:
+    with pytest.raises(TraceError, match="no ExportTraceServiceRequest"):
+        decode_traces(b"\x0a\xff\xff", "application/x-protobuf")
+    assert len(decode_traces(b"", "application/x-protobuf")) == 0
+    assert len(decode_traces(b"{}", "application/json")) == 0
+
+
+@pytest.mark.parametrize("content_type", [None, "", "text/plain", "application/grpc"])
+def test_another_content_type_is_refused(content_type: str | None) -> None:
+    with pytest.raises(TraceError) as caught:
+        decode_traces(b"{}", content_type)
+    assert caught.value.status == 415
+
+
+# ---------------------------------------------------------------------- packed bodies
+
+
+def raw_deflate(body: bytes) -> bytes:
+    packing = zlib.compressobj(wbits=-15)
+    return packing.compress(body) + packing.flush()
+
+
+@pytest.mark.parametrize(
+    ("encoding", "packed"),
+    [
+        ("gzip", gzip.compress),
+        ("GZIP", gzip.compress),
+        ("deflate", zlib.compress),
+        ("deflate", raw_deflate),
+        ("gzip", lambda body: gzip.compress(body[:9]) + gzip.compress(body[9:])),
+        ("identity", bytes),
+    ],
+)
+def test_packed_bodies(encoding: str, packed: Any) -> None:
+    body = sent([a_span()], "json")
+    assert decode_traces(packed(body), "application/json", encoding).spans == (a_span(claimed=True),)
+
+
+def test_a_bomb_is_not_unpacked() -> None:
+    bomb = gzip.compress(b" " * 50_000_000)
+    with pytest.raises(TraceError) as caught:
+        decode_traces(bomb, "application/json", "gzip", max_inflated=1000)
+    assert caught.value.status == 413
+    many = gzip.compress(b" " * 600) * 2
+    with pytest.raises(TraceError, match="more than 1000 bytes"):
+        decode_traces(many, "application/json", "gzip", max_inflated=1000)
+
+
+@pytest.mark.parametrize(
+    ("body", "encoding", "status"),
+    [
+        (b"no gzip", "gzip", 400),
+        (gzip.compress(b"{}" * 100)[:-9], "gzip", 400),
+        (gzip.compress(b"{}") + b"junk", "gzip", 400),
+        (b"{}", "br", 415),
+        (b"{}", "gzip, gzip", 415),
+    ],
+)
+def test_bodies_that_cannot_be_unpacked(body: bytes, encoding: str, status: int) -> None:
+    with pytest.raises(TraceError) as caught:
+        decode_traces(body, "application/json", encoding)
+    assert caught.value.status == status
+
+
+# ---------------------------------------------------------------------- answers
+
+
+def test_answers_are_read_by_others() -> None:
+    assert json.loads(response_body("json")) == {}
+    assert response_body("protobuf") == b""
+    assert json.loads(response_body("json", 2, ["why"])) == {
+        "partialSuccess": {"rejectedSpans": "2", "errorMessage": "why"}
+    }
+    answer = ExportTraceServiceResponse.FromString(response_body("protobuf", 2, ["why"]))
+    assert (answer.partial_success.rejected_spans, answer.partial_success.error_message) == (2, "why")
+    from google.rpc.status_pb2 import Status
+
+    status = Status.FromString(status_body("protobuf", 400, "bad"))
+    assert (status.code, status.message) == (3, "bad")
+    assert json.loads(status_body("json", 403, "no")) == {"code": 7, "message": "no"}
