@@ -113,7 +113,8 @@ def from_audit(entries: Iterable[AuditEntry]) -> Iterator[RecordedAction | None]
 
 def from_store(store: TraceStore) -> Iterator[RecordedAction | None]:
     """The tool calls in a trace store, each with what the user had said in its rollout's first model call."""
-    spans = store.spans()
+    # What came in from outside is a claim, and no record of what was called or decided.
+    spans = [span for span in store.spans() if not span.claimed]
     decisions = {
         (span.rollout_id, span.attempt, span.attributes.get(semconv.TOOL_CALL_ID)): span.attributes
         for span in spans

@@ -85,7 +85,8 @@ def _tool(tool: ToolStep, tail: int, everything: bool) -> Iterable[RenderableTyp
     else:
         shown = tool.result if tool.result is not None else tool.error
         style = _STATUS_STYLES.get(tool.status, "yellow")
-        yield _field("tool", Text.assemble((tool.status, style), "  ", _cut(shown or "", tail)))
+        status = (_plain(f"{tool.status} (claimed from outside)"), "yellow") if tool.claimed else (tool.status, style)
+        yield _field("tool", Text.assemble(status, "  ", _cut(shown or "", tail)))
     yield from _rewards(tool.rewards, "reward")
 
 

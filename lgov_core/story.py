@@ -14,6 +14,7 @@ from typing import Any, cast
 from lgov_core.errors import StoreError
 from lgov_core.store.protocol import TraceStore
 from lgov_core.trace import semconv
+from lgov_core.trace.mapping import canonical
 from lgov_core.types import Attempt, CapturedCall, JSONValue, Outcome, Point, Reward, Rollout, Span
 
 _BLOCKING = ("deny", "escalate")
@@ -53,7 +54,10 @@ class RewardLine:
 
 @dataclass(frozen=True, slots=True)
 class ToolStep:
-    """A tool call. ``arguments`` is the JSON text the model wrote. ``status`` is None when no outcome was recorded."""
+    """A tool call. ``arguments`` is the JSON text the model wrote. ``status`` is None when no outcome was recorded.
+
+    ``claimed`` is true when what is known of the outcome came in from outside: nobody here saw the tool run.
+    """
 
     call_id: str
     name: str
@@ -63,6 +67,7 @@ class ToolStep:
     result: str | None
     error: str | None
     rewards: tuple[RewardLine, ...]
+    claimed: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +118,7 @@ def first_denied(store: TraceStore) -> tuple[str, int]:
         span
         for span in store.spans()
         if span.name == semconv.DECISION_SPAN_NAME
+        and not span.claimed
         and span.attributes.get(semconv.DECISION_EFFECT) in _BLOCKING
         and span.rollout_id is not None
     ]
@@ -158,14 +164,27 @@ class _Telling:
                 self._file(reward)
         self.verdicts: dict[str | None, list[Verdict]] = defaultdict(list)
         self.tools: dict[str, Span] = {}
+        self.claims: dict[str, Span] = {}
         for span in store.spans(ids):
             if span.attempt not in (number, None):
+                continue
+            if span.claimed:
+                self._claim(canonical(span))
                 continue
             tool_call = cast("str | None", span.attributes.get(semconv.TOOL_CALL_ID))
             if span.name == semconv.DECISION_SPAN_NAME:
                 self.verdicts[tool_call].append(_verdict(span))
             elif span.attributes.get(semconv.TOOL_STATUS) is not None:
                 self.tools[tool_call or span.span_id] = span
+
+        for call_id, span in self.claims.items():
+            self.tools.setdefault(call_id, span)
+
+    def _claim(self, span: Span) -> None:
+        """A tool call that came in from outside is shown where nothing was recorded; a decision that did never is."""
+        tool_call = span.attributes.get(semconv.TOOL_CALL_ID)
+        if span.attributes.get(semconv.OPERATION) == semconv.EXECUTE_TOOL or semconv.TOOL_STATUS in span.attributes:
+            self.claims.setdefault(str(tool_call or span.span_id), span)
 
     def _file(self, reward: Reward) -> None:
         if reward.tool_call_id is not None:
@@ -226,11 +245,19 @@ class _Telling:
             name=name,
             arguments=arguments or _text(attributes.get(semconv.TOOL_ARGUMENTS)) or "",
             verdicts=tuple(self.verdicts.pop(call_id, ())),
-            status=_text(attributes.get(semconv.TOOL_STATUS)),
+            status=_status(span),
             result=_text(attributes.get(semconv.TOOL_RESULT)),
             error=_text(attributes.get(semconv.ERROR_MESSAGE)) or _text(attributes.get(semconv.ERROR_TYPE)),
             rewards=_lines(self.of_tool.pop(call_id, ())),
+            claimed=span is not None and span.claimed,
         )
+
+
+def _status(span: Span | None) -> str | None:
+    if span is None:
+        return None
+    told = _text(span.attributes.get(semconv.TOOL_STATUS))
+    return told or ("error" if span.attributes.get(semconv.ERROR_TYPE) is not None else "ok") if span.claimed else told
 
 
 def _name_of(telling: _Telling, call_id: str) -> str:

@@ -170,7 +170,7 @@ class _TraceStoreTasks:
         self._store.flush()
         last: dict[tuple[str, str], WorkerCount] = {}
         for span in self._store.spans([self._where]):
-            if span.name == _SPAN:
+            if span.name == _SPAN and not span.claimed:
                 seen = cast("Mapping[str, Any]", span.attributes)
                 key = (seen["worker"], seen["reporter"])
                 known = last.setdefault(key, WorkerCount(reporter=key[1]))

@@ -21,6 +21,7 @@ from lgov_core.gateway.capture import Capture
 from lgov_core.gateway.keys import KeyRing
 from lgov_core.gateway.limits import Limits
 from lgov_core.gateway.metrics import Metrics, Reading
+from lgov_core.gateway.otlp_route import TracesRoute
 from lgov_core.gateway.protocol import Engine, Gate
 from lgov_core.store.protocol import TraceStore
 
@@ -44,8 +45,8 @@ def create_app(
     max_body: int | None = None,
     gate: Gate | None = None,
 ) -> Starlette:
-    """The endpoint: the API's routes (see `ApiRoutes`), each also under ``/rollout/{id}/attempt/{n}``, those of operators
-    (`AdminRoutes`), and ``/healthz``.
+    """The endpoint: the API's routes (see `ApiRoutes`) and ``/v1/traces`` (`TracesRoute`), each also under
+    ``/rollout/{id}/attempt/{n}``, those of operators (`AdminRoutes`), and ``/healthz``.
 
     Each call goes to the engine that has its model, and is committed to ``store`` before the client learns that it is
     done; None records nothing. ``gate`` judges what is asked and what is answered. ``allow_unattributed=False`` refuses
@@ -63,15 +64,17 @@ def create_app(
     metrics = Metrics(admission)
     capture = Capture(store)
     api = ApiRoutes(engines, capture, keys, allow_unattributed=allow_unattributed, max_body=limits.max_body, gate=gate)
+    traces = TracesRoute(store, keys, max_body=limits.max_body)
     guard = Guard(keys, limits, admission, metrics)
     routes = [
         *map(_ruled, api.routes()),
+        *traces.routes(),
         *AdminRoutes(admission, metrics, keys).routes(),
         RuledRoute("/healthz", api.health, methods=["GET"], access=Access.OPEN),
     ]
     app = Starlette(
         routes=[guard.before(route) for route in routes],
-        exception_handlers={LgovError: api.on_error, HTTPException: api.on_error, Exception: api.on_error},
+        exception_handlers=dict.fromkeys((LgovError, HTTPException, Exception), traces.refusing(api.on_error)),
         middleware=[Middleware(RetryAdvice)],
         lifespan=_running(engines),
     )
@@ -80,6 +83,7 @@ def create_app(
         if (source := getattr(engine, "readings", None)) is not None:
             metrics.reads(source)
     metrics.reads(partial(_of_capture, capture, store))
+    metrics.reads(traces.readings)
     app.state.counters = capture.counters
     app.state.endpoint = EndpointState(admission, metrics, limits)
     return app

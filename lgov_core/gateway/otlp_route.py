@@ -4,19 +4,31 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from dataclasses import dataclass, replace
+from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import asdict, dataclass, replace
+from typing import TypeAlias
 
 from starlette.requests import Request
 from starlette.responses import Response
 
 from lgov_core.errors import EndpointError, LgovError, TraceError
-from lgov_core.gateway.attribution import Attribution, attribute, bearer_key
-from lgov_core.gateway.body import read_body
+from lgov_core.gateway.access import Access, RuledRoute
+from lgov_core.gateway.api_routes import ROLLOUT_PREFIX, read_body
+from lgov_core.gateway.attribution import ATTEMPT_HEADER, ROLLOUT_HEADER, Attribution, attribute, bearer_key
 from lgov_core.gateway.keys import KeyGrant, KeyRing
+from lgov_core.gateway.metrics import Reading
 from lgov_core.store.protocol import TraceStore
 from lgov_core.trace import identity
 from lgov_core.trace.mapping import states_result
-from lgov_core.trace.otlp import CONTENT_TYPE_OF, Protocol, decode_traces, protocol_of, response_body, status_body
+from lgov_core.trace.otlp import (
+    CONTENT_TYPE_OF,
+    Protocol,
+    answered_in,
+    decode_traces,
+    protocol_of,
+    response_body,
+    status_body,
+)
 from lgov_core.types import Span
 
 #: A store that fails for a moment is asked again after so many seconds.
@@ -25,6 +37,9 @@ _RETRY_AFTER_S = 5
 #: Unpacked, a body may be so many times as long as it may be packed.
 _INFLATION = 8
 _PROBLEMS_TOLD = 5
+_PATH = "/v1/traces"
+
+Handler: TypeAlias = Callable[[Request, Exception], Awaitable[Response]]
 
 
 @dataclass(slots=True)
@@ -55,13 +70,35 @@ class TracesRoute:
         self._max_body = max_body
         self.counts = TraceCounts()
 
+    def routes(self) -> list[RuledRoute]:
+        """What an application mounts."""
+        return [
+            RuledRoute(f"{prefix}{_PATH}", self.receive, methods=["POST"], access=Access.AGENT)
+            for prefix in ("", ROLLOUT_PREFIX)
+        ]
+
+    def refusing(self, on_error: Handler) -> Handler:
+        """``on_error``, except that what this route refuses is answered as OTLP has it, also where others refuse it."""
+
+        async def answer(request: Request, error: Exception) -> Response:
+            if isinstance(error, LgovError) and request.url.path.endswith(_PATH):
+                return _refusal(answered_in(request.headers.get("content-type")), error)
+            return await on_error(request, error)
+
+        return answer
+
+    def readings(self) -> Iterable[Reading]:
+        """What the endpoint's metrics say of it."""
+        yield "counter", "lgov_received_spans", "Spans that came in over OTLP.", "what", asdict(self.counts)
+
     async def receive(self, request: Request) -> Response:
         """``POST .../v1/traces``."""
-        protocol: Protocol = "json"
+        content_type = request.headers.get("content-type")
+        protocol = answered_in(content_type)
         try:
             grant = self._keys.check(bearer_key(request.headers))
-            who = attribute(request.headers, request.path_params, self._keys, allow_unattributed=True)
-            protocol = protocol_of(request.headers.get("content-type"))
+            who = self._sender(request, grant)
+            protocol = protocol_of(content_type)
             if self._store is None:
                 raise EndpointError("this endpoint keeps no record", status=501, hint="start it with a store")
             body = await read_body(request, self._max_body)
@@ -70,6 +107,13 @@ class TracesRoute:
         except LgovError as error:
             return _refusal(protocol, error)
         return Response(response_body(protocol, rejected, problems), media_type=CONTENT_TYPE_OF[protocol])
+
+    def _sender(self, request: Request, grant: KeyGrant) -> Attribution:
+        """Whose request it is. With a key of all attempts at a rollout the spans may say which attempt is meant."""
+        named = ATTEMPT_HEADER in request.headers or ROLLOUT_HEADER in request.headers or request.path_params
+        if grant.rollout_id is not None and grant.attempt is None and not named:
+            return Attribution(grant.rollout_id, None)
+        return attribute(request.headers, request.path_params, self._keys, allow_unattributed=True)
 
     def _keep(
         self,
@@ -90,8 +134,7 @@ class TracesRoute:
                 spans.append(_owned(span, who))
             else:
                 refused[why] += 1
-        store.add_spans(spans)
-        self.counts.stored += len(spans)
+        self.counts.stored += store.add_spans(spans)
         self.counts.unreadable += found.rejected
         self.counts.refused += refused.total()
         told = [f"{why} ({count} spans)" for why, count in refused.most_common(_PROBLEMS_TOLD)]
@@ -105,9 +148,9 @@ def _why_not(span: Span, who: Attribution, grant: KeyGrant) -> str | None:
     named = span.rollout_id is not None or identity.names_rollout(span.attributes)
     if named and span.rollout_id != who.rollout_id:
         return f"the request belongs to rollout {who.rollout_id}, the span to another"
-    if span.attempt not in (None, who.attempt):
+    if who.attempt is not None and span.attempt not in (None, who.attempt):
         return f"the request belongs to attempt {who.attempt}, the span to another"
-    if grant.rollout_id is not None and not grant.admin and states_result(span):
+    if not grant.may_judge and states_result(span):
         return "the key of an attempt does not give its final reward or its outcome"
     return None
 
@@ -115,7 +158,7 @@ def _why_not(span: Span, who: Attribution, grant: KeyGrant) -> str | None:
 def _owned(span: Span, who: Attribution) -> Span:
     if who.rollout_id is None:
         return span
-    return replace(span, rollout_id=who.rollout_id, attempt=who.attempt)
+    return replace(span, rollout_id=who.rollout_id, attempt=span.attempt if who.attempt is None else who.attempt)
 
 
 def _refusal(protocol: Protocol, error: LgovError) -> Response:

@@ -36,7 +36,7 @@ def take(attributes: MutableMapping[str, JSONValue]) -> tuple[str | None, int | 
     A name that is no id stays where it is and says nothing: the span then belongs to no rollout.
     """
     rollout_id = next((found for name in ROLLOUT_NAMES if (found := _rollout(attributes.get(name))) is not None), None)
-    attempt = next((found for name in ATTEMPT_NAMES if (found := _attempt(attributes.get(name))) is not None), None)
+    attempt = next((nth for name in ATTEMPT_NAMES if (nth := _attempt(attributes.get(name))) is not None), None)
     if rollout_id is not None and attributes.get(semconv.ROLLOUT_ID) == rollout_id:
         del attributes[semconv.ROLLOUT_ID]
     if attempt is not None and _attempt(attributes.get(semconv.ATTEMPT)) == attempt:
@@ -66,6 +66,7 @@ def _rollout(value: JSONValue) -> str | None:
 
 
 def _attempt(value: JSONValue) -> int | None:
-    if isinstance(value, str):
-        value = int(value) if value.isascii() and value.isdigit() and len(value) < 10 else None
-    return value if type(value) is int and 0 < value < 10**9 else None
+    number = value
+    if isinstance(value, str) and value.isascii() and value.isdigit() and len(value) < 10:
+        number = int(value)
+    return number if type(number) is int and 0 < number < 10**9 else None

@@ -56,9 +56,18 @@ class DecodedTraces:
         return len(self.spans)
 
 
+def answered_in(content_type: str | None) -> Protocol:
+    """The format to answer a request in, whatever its ``Content-Type``: JSON where it is neither of OTLP's two."""
+    return CONTENT_TYPES.get(_kind(content_type), "json")
+
+
+def _kind(content_type: str | None) -> str:
+    return (content_type or "").partition(";")[0].strip().lower()
+
+
 def protocol_of(content_type: str | None) -> Protocol:
     """The format of a ``Content-Type``. Raises `TraceError` (415) for another than OTLP's two."""
-    kind = (content_type or "").partition(";")[0].strip().lower()
+    kind = _kind(content_type)
     if kind not in CONTENT_TYPES:
         raise TraceError(
             f"OTLP does not come as {kind or 'a body without a content type'}",
