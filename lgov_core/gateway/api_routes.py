@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from starlette.exceptions import HTTPException
@@ -13,11 +13,26 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from lgov_core.errors import EndpointError, LgovError
+from lgov_core.gateway.apis import APIS, MESSAGES, RESPONSES, Api, api_of
 from lgov_core.gateway.attribution import Attribution, attribute
 from lgov_core.gateway.capture import Capture, Exchange
+from lgov_core.gateway.gate_calls import gate_replies, gate_request, released, said, with_contents
 from lgov_core.gateway.keys import KeyRing
-from lgov_core.gateway.openai_format import completion_body, error_body, read_chat_request, read_json, wants_usage
-from lgov_core.gateway.protocol import ANY_MODEL, Engine, Gate
+from lgov_core.gateway.messages_request import read_messages_request
+from lgov_core.gateway.protocol import (
+    ANY_MODEL,
+    ChatRequest,
+    Completion,
+    Engine,
+    Gate,
+    GateRefusal,
+    GateRequest,
+    speaks,
+)
+from lgov_core.gateway.reply_writer import ReplyWriter, compact, written_anew
+from lgov_core.gateway.request_fields import model_name, read_json
+from lgov_core.gateway.response_memory import ResponseMemory
+from lgov_core.gateway.responses_request import chat_messages, input_messages
 from lgov_core.gateway.streaming import StreamedReply, as_lgov_error
 from lgov_core.gateway.upstream_reply import ReceivedBody, UpstreamRejection
 
@@ -50,8 +65,9 @@ class ApiRoutes:
     """The handlers of the model APIs, for one event loop.
 
     Each call goes to the engine that has its model, past ``gate`` if there is one, and is committed before its client
-    learns that it is done. ``max_body`` is in bytes. `routes` is what an application mounts; `on_error` is its handler
-    for what a route raised.
+    learns that it is done. An engine that does not speak the API that is asked is asked for a chat completion, which is
+    translated. ``max_body`` is in bytes. `routes` is what an application mounts; `on_error` is its handler for what a
+    route raised.
     """
 
     def __init__(
@@ -70,14 +86,17 @@ class ApiRoutes:
         self._allow_unattributed = allow_unattributed
         self._max_body = max_body
         self._gate = gate
+        self._memory = ResponseMemory()
 
     def routes(self) -> list[Route]:
         """Every route of the model APIs."""
+        posts: list[tuple[str, Callable[[Request], Any]]] = [(api.path, partial(self._call, api)) for api in APIS]
+        posts += [("/messages/count_tokens", self.count_tokens), ("/embeddings", self.embeddings)]
         return [
             route
             for prefix in ("", ROLLOUT_PREFIX)
             for route in (
-                Route(f"{prefix}/v1/chat/completions", self.chat, methods=["POST"]),
+                *(Route(f"{prefix}/v1{path}", handler, methods=["POST"]) for path, handler in posts),
                 Route(f"{prefix}/v1/models", self.models, methods=["GET"]),
             )
         ]
@@ -95,62 +114,193 @@ class ApiRoutes:
     def _who(self, request: Request, *, allow_unattributed: bool) -> Attribution:
         return attribute(request.headers, request.path_params, self._keys, allow_unattributed=allow_unattributed)
 
-    async def chat(self, request: Request) -> Response:
-        """``POST .../v1/chat/completions``."""
-        started_at = time.time()
+    async def _read(self, request: Request) -> tuple[Attribution, Mapping[str, Any], Engine]:
         who = self._who(request, allow_unattributed=self._allow_unattributed)
         body = read_json(await read_body(request, self._max_body))
-        chat = read_chat_request(body)
-        wants_usage(body)  # checks it before anything is generated
-        engine = self._engine_for(chat.model)
-        exchange = Exchange(chat, engine.name, who, started_at)
-        if chat.stream:
-            return StreamedReply(exchange, engine.stream(chat), self._capture, self.refuse)  # type: ignore[return-value]
+        return who, body, self._engine_for(model_name(body))
+
+    async def _call(self, api: Api, request: Request) -> Response:
+        """``POST`` of a model API."""
+        started_at = time.time()
+        who, body, engine = await self._read(request)
+        asked = api.native(body) if api.route in speaks(engine) else self._translated(api, body, who, engine)
+        judged: GateRequest | None = None
+        if self._gate is not None:
+            try:
+                asked, judged = await self._admit(self._gate, api, asked, body, who, engine)
+            except GateRefusal as refusal:
+                return self._refused(api, refusal, asked, body)
+        exchange = Exchange(asked, engine.name, who, started_at, api.route, body)
+        own = asked.route == api.route
+        writer = api.pass_on(asked) if own else api.rewrite(asked, body, api.new_id())
+        kept = partial(self._keep, body, who) if api is RESPONSES and not own else None
+        if asked.stream:
+            pieces = engine.stream(asked)
+            release = None if judged is None else partial(self._streamed_release, api, asked, body, judged)
+            return StreamedReply(  # type: ignore[return-value]
+                exchange, pieces, self._capture, writer, self._error_response(api), release=release, kept=kept
+            )
         try:
-            completion = await engine.chat(chat)
+            completion = await engine.chat(asked)
         except Exception as error:
             raise as_lgov_error(error, engine.name) from error
-        reply = completion_body(completion, body)
+        return await self._answer(api, exchange, completion, writer, judged, kept)
+
+    def _translated(self, api: Api, body: Mapping[str, Any], who: Attribution, engine: Engine) -> ChatRequest:
+        if "chat" not in speaks(engine):
+            spoken = ", ".join(sorted(speaks(engine)))
+            raise EndpointError(f"{engine.name} speaks {spoken} only, and {api.route} was asked of it")
+        previous = body.get("previous_response_id") if api is RESPONSES else None
+        if previous is not None and not isinstance(previous, str):
+            raise EndpointError("'previous_response_id' must be the id of a response")
+        return api.translate(body, self._memory.find(previous, who) if previous else ())
+
+    def _keep(self, body: Mapping[str, Any], who: Attribution, reply: Mapping[str, Any]) -> None:
+        if body.get("store") is False:
+            return
+        messages = [*input_messages(body), *chat_messages(reply["output"])]
+        self._memory.keep(reply["id"], who, body.get("previous_response_id"), messages)
+
+    async def _answer(
+        self,
+        api: Api,
+        exchange: Exchange,
+        completion: Completion,
+        writer: ReplyWriter,
+        judged: GateRequest | None,
+        kept: Callable[[Mapping[str, Any]], None] | None,
+    ) -> Response:
+        completion, reply, _ = writer.settle(completion)
         await self._capture.commit(exchange, completion, reply)
+        if judged is not None:
+            changed = await self._release(judged, completion)
+            if changed is not completion:
+                return _json(self._anew(api, exchange, changed)[0])
+        if kept is not None:
+            kept(reply)
         return _json(reply)
 
+    async def _admit(
+        self,
+        gate: Gate,
+        api: Api,
+        asked: ChatRequest,
+        body: Mapping[str, Any],
+        who: Attribution,
+        engine: Engine,
+    ) -> tuple[ChatRequest, GateRequest]:
+        """The call as it may be made, and as it was judged. What policies cannot read is refused."""
+        plain = asked if asked.messages else api.translate(body, ())
+        judged = gate_request(plain, api.route, who)
+        admitted = await gate.admit(judged)
+        if admitted is judged:
+            return asked, judged
+        if asked.route not in ("chat", api.route) or "chat" not in speaks(engine):
+            raise EndpointError(f"a policy changed a call that {engine.name} cannot be asked otherwise", status=403)
+        if asked.route != "chat":  # the upstream is asked for chat instead, where the change can be carried over
+            plain = self._translated(api, body, who, engine)
+        return with_contents(plain, judged, admitted), admitted
+
+    async def _release(self, judged: GateRequest, completion: Completion) -> Completion:
+        assert self._gate is not None
+        replies = gate_replies(completion)
+        try:
+            return released(completion, replies, await self._gate.release(judged, replies))
+        except GateRefusal as refusal:
+            if refusal.status != 200:
+                raise
+            return said(refusal.text, completion.response_id, completion.model)
+
+    async def _streamed_release(
+        self, api: Api, asked: ChatRequest, body: Mapping[str, Any], judged: GateRequest, completion: Completion
+    ) -> bytes | None:
+        changed = await self._release(judged, completion)
+        return None if changed is completion else self._written(api, asked, body, changed)[1]
+
+    def _refused(self, api: Api, refusal: GateRefusal, asked: ChatRequest, body: Mapping[str, Any]) -> Response:
+        """The answer to a call that was not made."""
+        if refusal.status != 200:
+            raise refusal
+        reply, events = self._written(api, asked, body, said(refusal.text, api.new_id(), asked.model))
+        return Response(events, media_type="text/event-stream") if asked.stream else _json(reply)
+
+    def _anew(self, api: Api, exchange: Exchange, completion: Completion) -> tuple[Mapping[str, Any], bytes]:
+        return self._written(api, exchange.request, exchange.body or exchange.request.body, completion)
+
+    @staticmethod
+    def _written(
+        api: Api, asked: ChatRequest, body: Mapping[str, Any], completion: Completion
+    ) -> tuple[Mapping[str, Any], bytes]:
+        return written_anew(completion, asked, api.rewrite(asked, body, completion.response_id))
+
+    async def count_tokens(self, request: Request) -> Response:
+        """``POST .../v1/messages/count_tokens``."""
+        _, body, engine = await self._read(request)
+        count = getattr(engine, "count_tokens", None)
+        if count is None:
+            raise EndpointError(f"{engine.name} cannot count the tokens of a prompt", status=404)
+        asked = MESSAGES.native(body) if "messages" in speaks(engine) else read_messages_request(body, counting=True)
+        return _json({"input_tokens": await count(asked)})
+
+    async def embeddings(self, request: Request) -> Response:
+        """``POST .../v1/embeddings``: passed on, not recorded."""
+        _, body, engine = await self._read(request)
+        embed = getattr(engine, "embed", None)
+        if embed is None or "embeddings" not in speaks(engine):
+            raise EndpointError(f"{engine.name} makes no embeddings", status=404, hint="ask a model that does")
+        return _json(await embed(body))
+
     async def models(self, request: Request) -> Response:
-        """``GET .../v1/models``."""
+        """``GET .../v1/models``, for clients of either kind."""
         self._who(request, allow_unattributed=True)
         data = [
-            {"id": name, "object": "model", "created": 0, "owned_by": engine.name}
+            {
+                "id": name, "object": "model", "created": 0, "owned_by": engine.name,
+                "type": "model", "display_name": name, "created_at": "1970-01-01T00:00:00Z",
+            }
             for engine in self._engines
             for name in engine.models
             if name != ANY_MODEL
-        ]
-        return _json({"object": "list", "data": data})
+        ]  # fmt: skip
+        ends = (
+            {"has_more": False, "first_id": data[0]["id"], "last_id": data[-1]["id"]} if data else {"has_more": False}
+        )
+        return _json({"object": "list", "data": data, **ends})
 
     async def health(self, request: Request) -> Response:
         """``GET /healthz``: answers as long as the endpoint does; needs no key."""
         return _json({"status": "ok", "counters": self._capture.counters.as_dict()})
 
-    def refuse(self, error: LgovError) -> Response:
-        """The response to an error, in OpenAI's shape; an upstream's refusal as the upstream wrote it."""
+    def _error_response(self, api: Api) -> Callable[[LgovError], Response]:
+        return partial(self.refuse, api=api)
+
+    def refuse(self, error: LgovError, api: Api = APIS[0]) -> Response:
+        """The response to an error, in the shape of its API; an upstream's refusal as the upstream wrote it.
+
+        A refusal that the upstream wrote in the shape of another API is told in this one's.
+        """
         self._capture.counters.failed += 1
-        if isinstance(error, UpstreamRejection):
-            headers = {**error.headers, "content-type": error.content_type}
-            return Response(error.body, error.status, headers)
         status = error.status if isinstance(error, EndpointError) else 500
-        return _json(error_body(error, status), status)
+        if isinstance(error, UpstreamRejection):
+            if error.route == api.route or api is not MESSAGES:
+                headers = {**error.headers, "content-type": error.content_type}
+                return Response(error.body, status, headers)
+            return _json(api.error_body(error, status), status, error.headers)
+        return _json(api.error_body(error, status), status)
 
     async def on_error(self, request: Request, error: Exception) -> Response:
         """Turns what a handler raised into a response."""
+        api = api_of(request.url.path)
         if isinstance(error, LgovError):
-            return self.refuse(error)
+            return self.refuse(error, api)
         if isinstance(error, HTTPException):
-            said = f"{request.method} {request.url.path}: {error.detail}"
-            hint = "POST /v1/chat/completions, GET /v1/models and GET /healthz are there"
-            return self.refuse(EndpointError(said, status=error.status_code, hint=hint))
-        return self.refuse(EndpointError(f"{type(error).__name__}: {error}", status=500))
+            said_ = f"{request.method} {request.url.path}: {error.detail}"
+            hint = f"POST /v1 {', '.join(one.path for one in APIS)}, GET /v1/models and GET /healthz are there"
+            return self.refuse(EndpointError(said_, status=error.status_code, hint=hint), api)
+        return self.refuse(EndpointError(f"{type(error).__name__}: {error}", status=500), api)
 
 
-def _json(content: Mapping[str, Any], status: int = 200) -> Response:
+def _json(content: Mapping[str, Any], status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
     if isinstance(content, ReceivedBody):
         return Response(content.received, status, media_type="application/json")
-    text = json.dumps(content, ensure_ascii=False, separators=(",", ":"))
-    return Response(text, status, media_type="application/json")
+    return Response(compact(content), status, headers, media_type="application/json")

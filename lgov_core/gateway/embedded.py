@@ -6,9 +6,11 @@ import asyncio
 import hashlib
 from collections.abc import AsyncIterator, Generator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from lgov_core.errors import EndpointError, ModelError
+from lgov_core.gateway.embedded_request import check_embedded
 from lgov_core.gateway.openai_format import completion_pieces
 from lgov_core.gateway.protocol import ChatRequest, Completion, StreamPiece, ToolCall
 from lgov_core.gateway.token_history import TokenHistory
@@ -28,6 +30,9 @@ _COLDEST = 1e-4
 
 class EmbeddedEngine:
     """Answers chat completions with a `LanguageModel`, as an `lgov_core.gateway.protocol.Engine`.
+
+    The other APIs are translated to them. A request that asks for what this engine cannot do, such as an image, a reply
+    in a JSON schema or a forced tool call, is refused (400); the choices of ``n`` > 1 are drawn side by side.
 
     A thread of its own decodes up to ``max_batch`` calls together; a call that finds nothing running waits
     ``max_wait_ms`` for others. ``max_new_tokens`` is the most tokens a reply may have, whatever the request says.
@@ -87,24 +92,39 @@ class EmbeddedEngine:
         await asyncio.to_thread(self._worker.close)
 
     async def chat(self, request: ChatRequest) -> Completion:
-        """The whole reply.
+        """The whole reply, of one choice or several.
 
-        Raises `EndpointError`: 400 for a prompt longer than the model's context or a conversation that is no text, 500
-        when the model failed, 503 when the engine is closed. Cancelling the call takes it out of its batch.
+        Raises `EndpointError`: 400 for a prompt longer than the model's context, a conversation that is no text or a
+        field that cannot be honoured, 500 when the model failed, 503 when the engine is closed. Cancelling the call takes
+        it out of its batch.
         """
         from lgov_core.gateway.decode_worker import Job
 
+        check_embedded(request)
         prompt_text, prompt_ids = self._prompt(request)
-        row = self._row(request, prompt_ids)
         loop = asyncio.get_running_loop()
-        future: asyncio.Future[int] = loop.create_future()
-        self._worker.submit(Job(row, future, loop))
+        jobs = [Job(row, loop.create_future(), loop) for row in self._rows(request, prompt_ids)]
+        for job in jobs:
+            self._worker.submit(job)
         try:
-            version = await future
-        except asyncio.CancelledError:
-            row.abandoned = True
+            versions = await asyncio.gather(*(job.future for job in jobs))
+        except BaseException:
+            for job in jobs:  # nobody waits for any of them
+                job.row.abandoned = True
+                job.future.cancel()
             raise
-        return self._completion(request, prompt_text, row, version)
+        choices = [
+            self._completion(request, prompt_text, job.row, version)
+            for job, version in zip(jobs, versions, strict=True)
+        ]
+        first = choices[0]
+        others = tuple(replace(choice, response_id=first.response_id) for choice in choices[1:])
+        return replace(first, more=others) if others else first
+
+    async def count_tokens(self, request: ChatRequest) -> int:
+        """How many tokens the prompt has. Raises `EndpointError` (400) for a conversation that is no text."""
+        check_embedded(request)
+        return len(self._history.render(request.messages, request.tools)[1])
 
     async def stream(self, request: ChatRequest) -> AsyncIterator[StreamPiece]:
         """The reply in pieces, which come once it is whole: only then is it known what in it is a tool call."""
@@ -171,7 +191,8 @@ class EmbeddedEngine:
             )
         return text, ids
 
-    def _row(self, request: ChatRequest, prompt_ids: tuple[int, ...]) -> Row:
+    def _rows(self, request: ChatRequest, prompt_ids: tuple[int, ...]) -> list[Row]:
+        """One row for each choice. The first one has the request's own seed."""
         from lgov_core.gateway.generation import Row, draw_uniforms
 
         asked = self._max_new_tokens if request.max_tokens is None else request.max_tokens
@@ -181,21 +202,23 @@ class EmbeddedEngine:
         seed = request.seed
         if seed is None:
             self._count += 1
-            digest = hashlib.blake2b(f"{self._seed} {self._count}".encode(), digest_size=8).digest()
-            seed = int.from_bytes(digest)
-        return Row(
-            prompt_ids=prompt_ids,
-            max_new_tokens=count,
-            temperature=request.temperature if request.temperature >= _COLDEST else 0.0,
-            top_p=request.top_p,
-            uniforms=draw_uniforms(seed % 2**63, count),
-            stop=request.stop,
-        )
+            seed = _mixed(self._seed, self._count)
+        return [
+            Row(
+                prompt_ids=prompt_ids,
+                max_new_tokens=count,
+                temperature=request.temperature if request.temperature >= _COLDEST else 0.0,
+                top_p=request.top_p,
+                uniforms=draw_uniforms((_mixed(seed, choice) if choice else seed) % 2**63, count),
+                stop=request.stop,
+            )
+            for choice in range(request.n)
+        ]
 
     def _completion(self, request: ChatRequest, prompt_text: str, row: Row, version: int) -> Completion:
         ended = row.response_ids[-1] in self._model.eos_ids
         text = self._model.decode(row.response_ids[:-1] if ended else row.response_ids)
-        before_stop = _before_stop(text, request.stop)
+        before_stop, matched = _before_stop(text, request.stop)
         content: str | None = before_stop
         calls: tuple[ToolCall, ...] = ()
         if request.tools and row.finish == "stop":
@@ -217,10 +240,18 @@ class EmbeddedEngine:
             weights_version=version,
             prompt_tokens=len(row.prompt_ids),
             completion_tokens=len(row.response_ids),
+            matched_stop=matched,
         )
 
 
-def _before_stop(text: str, stop: Sequence[str]) -> str:
-    """The text up to the first stop string; ``text`` itself when there is none."""
-    places = [place for word in stop if (place := text.find(word)) >= 0]
-    return text[: min(places)] if places else text
+def _mixed(seed: int, number: int) -> int:
+    return int.from_bytes(hashlib.blake2b(f"{seed} {number}".encode(), digest_size=8).digest())
+
+
+def _before_stop(text: str, stop: Sequence[str]) -> tuple[str, str | None]:
+    """The text up to the first stop string, and that string; ``text`` itself and None when there is none."""
+    places = [(place, word) for word in stop if (place := text.find(word)) >= 0]
+    if not places:
+        return text, None
+    place, word = min(places)
+    return text[:place], word

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -11,6 +10,10 @@ from typing import Any, cast
 
 from lgov_core.errors import EndpointError, LgovError
 from lgov_core.gateway.protocol import ChatRequest, Completion, StreamPiece
+from lgov_core.gateway.request_fields import flag, model_name, number, shown
+
+#: More choices than this in one reply are refused, as by OpenAI.
+MOST_CHOICES = 128
 
 _ERROR_TYPES = {
     401: "authentication_error",
@@ -26,37 +29,14 @@ def error_body(error: LgovError, status: int) -> dict[str, Any]:
     return {"error": {"message": str(error), "type": kind, "code": error.code, "param": None}}
 
 
-def read_json(raw: bytes) -> Mapping[str, Any]:
-    """The JSON object in a request. Raises `EndpointError` for anything else, also for text that is not Unicode."""
-    try:
-        body = json.loads(raw, parse_constant=_no_constant)
-        if b"\\ud" in raw or b"\\uD" in raw:  # an escaped surrogate, perhaps without its other half
-            json.dumps(body, ensure_ascii=False).encode()
-    except UnicodeEncodeError as error:
-        raise EndpointError("the request holds half of a surrogate pair, which is no text") from error
-    except (ValueError, RecursionError) as error:
-        raise EndpointError(f"the request is not JSON: {error}") from error
-    if not isinstance(body, dict):
-        raise EndpointError(f"the request must be a JSON object, not {type(body).__name__}")
-    return cast("dict[str, Any]", body)
-
-
-def _no_constant(name: str) -> Any:
-    raise ValueError(f"{name} is not JSON")
-
-
 def read_chat_request(body: Mapping[str, Any]) -> ChatRequest:
     """A chat completion request, checked. Raises `EndpointError` (400) that names the field and what it should be."""
-    model = body.get("model")
-    if not isinstance(model, str) or not model:
-        raise EndpointError("'model' must be the name of a model", hint="GET /v1/models lists them")
-    if _number(body, "n", 1, low=1, whole=True) != 1:
-        raise EndpointError("'n' above 1 is not supported", hint="send several requests: each is a call of its own")
+    model = model_name(body)
     stop = body.get("stop")
     stops = [stop] if isinstance(stop, str) else stop if stop is not None else []
     if not isinstance(stops, list) or not all(isinstance(text, str) and text for text in cast("list[Any]", stops)):
         raise EndpointError("'stop' must be a text or a list of texts, none of them empty")
-    seed = _number(body, "seed", None, whole=True)
+    seed = number(body, "seed", None, whole=True)
     tools = _tools(body)
     return ChatRequest(
         body=body,
@@ -64,60 +44,25 @@ def read_chat_request(body: Mapping[str, Any]) -> ChatRequest:
         messages=_messages(body),
         tools=() if body.get("tool_choice") == "none" else tools,
         max_tokens=_max_tokens(body),
-        temperature=_number(body, "temperature", 1.0, low=0, high=2) or 0.0,
-        top_p=_number(body, "top_p", 1.0, above=0, high=1) or 1.0,
+        temperature=number(body, "temperature", 1.0, low=0, high=2) or 0.0,
+        top_p=number(body, "top_p", 1.0, above=0, high=1) or 1.0,
         stop=tuple(cast("list[str]", stops)),
         seed=None if seed is None else int(seed),
         stream=flag(body, "stream"),
+        n=int(number(body, "n", 1, low=1, high=MOST_CHOICES, whole=True) or 1),
     )
-
-
-def flag(body: Mapping[str, Any], name: str) -> bool:
-    """A boolean field; absent or null is False. Raises `EndpointError` for anything else."""
-    value = body.get(name)
-    if value is not None and not isinstance(value, bool):
-        raise EndpointError(f"{name!r} must be true or false, not {_shown(value)}")
-    return bool(value)
 
 
 def wants_usage(body: Mapping[str, Any]) -> bool:
     """Whether a streamed reply ends with a usage chunk."""
     options = body.get("stream_options")
     if options is not None and not isinstance(options, dict):
-        raise EndpointError(f"'stream_options' must be an object, not {_shown(options)}")
+        raise EndpointError(f"'stream_options' must be an object, not {shown(options)}")
     return flag(cast("Mapping[str, Any]", options or {}), "include_usage")
 
 
-def _shown(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 60 else f"{text[:60]}..."
-
-
-def _number(
-    body: Mapping[str, Any],
-    name: str,
-    default: float | None,
-    *,
-    low: float = -math.inf,
-    above: float = -math.inf,
-    high: float = math.inf,
-    whole: bool = False,
-) -> float | None:
-    value = body.get(name)
-    if value is None:
-        return default
-    right_type = isinstance(value, int if whole else (int, float)) and not isinstance(value, bool)
-    if not right_type or not (low <= value <= high and value >= above) or value == above:
-        bounds = (
-            [f"≥ {low}"] * (low > -math.inf) + [f"> {above}"] * (above > -math.inf) + [f"≤ {high}"] * (high < math.inf)
-        )
-        kind = "a whole number" if whole else "a number"
-        raise EndpointError(f"{name!r} must be {' '.join([kind, *bounds])}, not {_shown(value)}")
-    return value
-
-
 def _max_tokens(body: Mapping[str, Any]) -> int | None:
-    given = [_number(body, name, None, low=1, whole=True) for name in ("max_completion_tokens", "max_tokens")]
+    given = [number(body, name, None, low=1, whole=True) for name in ("max_completion_tokens", "max_tokens")]
     values = {int(value) for value in given if value is not None}
     if len(values) > 1:
         raise EndpointError("'max_tokens' and 'max_completion_tokens' disagree", hint="send one of them")
@@ -156,7 +101,7 @@ def _tools(body: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
     if tools is None:
         return ()
     if not isinstance(tools, list):
-        raise EndpointError(f"'tools' must be a list, not {_shown(tools)}")
+        raise EndpointError(f"'tools' must be a list, not {shown(tools)}")
     for index, tool in enumerate(cast("list[Any]", tools)):
         function = tool.get("function") if isinstance(tool, dict) and tool.get("type") == "function" else None
         if not isinstance(function, dict) or not isinstance(function.get("name"), str):
@@ -168,12 +113,19 @@ def _tools(body: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
 
 
 def usage_body(completion: Completion) -> dict[str, int]:
-    """The usage object of a completion, in tokens."""
+    """The usage object of a completion, in tokens; every choice counts, the prompt once."""
+    generated = sum(choice.completion_tokens for choice in completion.choices)
     return {
         "prompt_tokens": completion.prompt_tokens,
-        "completion_tokens": completion.completion_tokens,
-        "total_tokens": completion.prompt_tokens + completion.completion_tokens,
+        "completion_tokens": generated,
+        "total_tokens": completion.prompt_tokens + generated,
     }
+
+
+def weights_version(completion: Completion) -> int | None:
+    """The version that wrote all choices; None when it is not known, or not one."""
+    versions = {choice.weights_version for choice in completion.choices}
+    return versions.pop() if len(versions) == 1 else None
 
 
 def _logprobs(completion: Completion) -> dict[str, Any] | None:
@@ -193,37 +145,45 @@ def _tool_calls(completion: Completion) -> list[dict[str, Any]]:
 
 
 def completion_body(completion: Completion, body: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The reply to request ``body``: an upstream's own JSON as it is, else built from the completion.
+    """The reply to request ``body``: an upstream's own JSON as it is, else built from the completion and its choices.
 
     ``logprobs: true`` adds logprobs (tokens are written ``token_id:<id>``), ``return_token_ids: true`` adds
-    ``prompt_token_ids`` and ``choices[0].token_ids``, as vLLM does.
+    ``prompt_token_ids`` and ``choices[].token_ids``, as vLLM does.
     """
     if completion.raw is not None:
         return completion.raw
-    message: dict[str, Any] = {"role": "assistant", "content": completion.content, "refusal": None}
-    if completion.tool_calls:
-        message["tool_calls"] = _tool_calls(completion)
-    choice: dict[str, Any] = {"index": 0, "message": message, "finish_reason": completion.finish_reason}
-    choice["logprobs"] = _logprobs(completion) if flag(body, "logprobs") else None
     reply: dict[str, Any] = {
         "id": completion.response_id,
         "object": "chat.completion",
         "created": int(time.time()),
         "model": completion.model,
-        "choices": [choice],
+        "choices": [_choice_body(index, choice, body) for index, choice in enumerate(completion.choices)],
         "usage": usage_body(completion),
-        "lgov": {"weights_version": completion.weights_version},
+        "lgov": {"weights_version": weights_version(completion)},
     }
     if flag(body, "return_token_ids"):
         reply["prompt_token_ids"] = completion.prompt_ids
-        choice["token_ids"] = completion.response_ids
     return reply
+
+
+def _choice_body(index: int, completion: Completion, body: Mapping[str, Any]) -> dict[str, Any]:
+    message: dict[str, Any] = {"role": "assistant", "content": completion.content, "refusal": None}
+    if completion.tool_calls:
+        message["tool_calls"] = _tool_calls(completion)
+    choice: dict[str, Any] = {"index": index, "message": message, "finish_reason": completion.finish_reason}
+    choice["logprobs"] = _logprobs(completion) if flag(body, "logprobs") else None
+    if completion.matched_stop is not None:
+        choice["stop_reason"] = completion.matched_stop
+    if flag(body, "return_token_ids"):
+        choice["token_ids"] = completion.response_ids
+    return choice
 
 
 def completion_pieces(completion: Completion, body: Mapping[str, Any]) -> Iterator[StreamPiece]:
     """A finished completion as a stream: what `Engine.stream` yields, for engines that do not stream by themselves.
 
-    Text goes out word by word, each tool call whole; token ids and logprobs, where asked for, with the finishing chunk.
+    Text goes out word by word, each tool call whole, the choices in turns; token ids and logprobs, where asked for,
+    with the chunk that finishes their choice.
     """
     head: dict[str, Any] = {
         "id": completion.response_id,
@@ -232,24 +192,39 @@ def completion_pieces(completion: Completion, body: Mapping[str, Any]) -> Iterat
         "model": completion.model,
     }
 
-    def piece(delta: Mapping[str, Any], finish_reason: str | None = None, **more: Any) -> StreamPiece:
-        choice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": finish_reason, **more}
-        return StreamPiece(json.dumps({**head, "choices": [choice]}, ensure_ascii=False, separators=(",", ":")))
+    def piece(choice: Mapping[str, Any], **more: Any) -> StreamPiece:
+        return StreamPiece(json.dumps({**head, "choices": [choice], **more}, ensure_ascii=False, separators=(",", ":")))
 
-    first: dict[str, Any] = {"role": "assistant", "content": "" if completion.content is not None else None}
-    yield piece(first)
-    for word in re.findall(r"\s*\S+|\s+$", completion.content or ""):
-        yield piece({"content": word})
-    for index, call in enumerate(_tool_calls(completion)):
-        yield piece({"tool_calls": [{"index": index, **call}]})
-    more: dict[str, Any] = {"logprobs": _logprobs(completion)} if flag(body, "logprobs") else {}
-    head["lgov"] = {"weights_version": completion.weights_version}
-    if flag(body, "return_token_ids"):
-        more["token_ids"] = completion.response_ids
-        head["prompt_token_ids"] = completion.prompt_ids
-    yield piece({}, completion.finish_reason, **more)
+    waiting = [_choice_chunks(index, choice, body) for index, choice in enumerate(completion.choices)]
+    while waiting:
+        for chunks in list(waiting):
+            choice = next(chunks, None)
+            if choice is None:
+                waiting.remove(chunks)
+                continue
+            more: dict[str, Any] = {}
+            if choice["finish_reason"] is not None:
+                more["lgov"] = {"weights_version": weights_version(completion)}
+                if flag(body, "return_token_ids"):
+                    more["prompt_token_ids"] = completion.prompt_ids
+            yield piece(choice, **more)
     if wants_usage(body):
-        del head["lgov"]
-        head.pop("prompt_token_ids", None)
         yield StreamPiece(json.dumps({**head, "choices": [], "usage": usage_body(completion)}))
     yield StreamPiece(completion=completion)
+
+
+def _choice_chunks(index: int, completion: Completion, body: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    def chunk(delta: Mapping[str, Any], finish_reason: str | None = None, **more: Any) -> dict[str, Any]:
+        return {"index": index, "delta": delta, "logprobs": None, "finish_reason": finish_reason, **more}
+
+    yield chunk({"role": "assistant", "content": "" if completion.content is not None else None})
+    for word in re.findall(r"\s*\S+|\s+$", completion.content or ""):
+        yield chunk({"content": word})
+    for place, call in enumerate(_tool_calls(completion)):
+        yield chunk({"tool_calls": [{"index": place, **call}]})
+    more: dict[str, Any] = {"logprobs": _logprobs(completion)} if flag(body, "logprobs") else {}
+    if completion.matched_stop is not None:
+        more["stop_reason"] = completion.matched_stop
+    if flag(body, "return_token_ids"):
+        more["token_ids"] = completion.response_ids
+    yield chunk({}, completion.finish_reason, **more)

@@ -13,10 +13,12 @@ ANY_MODEL: Final = "*"
 
 @dataclass(frozen=True, slots=True)
 class ChatRequest:
-    """A chat completion as it was asked for. ``body`` is the client's JSON; the rest is read out of it, checked.
+    """A model call as an engine is asked for it. ``body`` is the JSON; the rest is read out of it, checked.
 
-    ``messages`` and ``tools`` are in OpenAI form. ``max_tokens`` is a count of tokens, or None for the engine's limit.
-    ``temperature`` 0 means greedy. ``seed`` is None unless the client asked for one.
+    ``route`` is the API whose JSON ``body`` is: ``chat``, or another one that the engine `speaks`; then it is the
+    client's own. ``messages`` and ``tools`` are in chat completion form in either case. ``max_tokens`` is a count of
+    tokens, or None for the engine's limit. ``temperature`` 0 means greedy. ``seed`` is None unless the client asked for
+    one. ``n`` is how many choices the reply has.
     """
 
     body: Mapping[str, Any]
@@ -29,6 +31,8 @@ class ChatRequest:
     stop: tuple[str, ...] = ()
     seed: int | None = None
     stream: bool = False
+    n: int = 1
+    route: str = "chat"
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +51,10 @@ class Completion:
     ``prompt_ids``, ``response_ids`` and ``logprobs`` are exact (see `lgov_core.types.CapturedCall`), or None where the
     engine cannot know them. ``text`` is the reply exactly as generated; ``content`` is the part of it that is not a tool
     call (None when there is nothing but calls). ``response_ids`` includes the end-of-turn token when one was generated;
-    ``text`` does not. ``finish_reason`` is stop, length or tool_calls. ``raw`` is an upstream's own JSON body.
+    ``text`` does not. ``finish_reason`` is stop, length, tool_calls, or an upstream's own word; ``matched_stop`` is the
+    stop text that ended the reply, where that is known. ``raw`` is an upstream's own JSON body.
+
+    A reply of several choices is its first one; ``more`` holds the others, each without ``more`` and ``raw``.
     """
 
     response_id: str
@@ -63,21 +70,36 @@ class Completion:
     prompt_tokens: int
     completion_tokens: int
     raw: Mapping[str, Any] | None = None
+    matched_stop: str | None = None
+    more: tuple[Completion, ...] = ()
+
+    @property
+    def choices(self) -> tuple[Completion, ...]:
+        """Every choice, this one first."""
+        return (self, *self.more)
 
 
 @dataclass(frozen=True, slots=True)
 class StreamPiece:
     """One server-sent event of a streamed reply: ``data`` is its JSON text, without the ``data:`` prefix.
 
-    The last piece of a stream carries ``completion``, what the whole stream amounted to, and no data.
+    ``raw`` is the event exactly as an upstream sent it, with all its lines; it goes to the client as it is, and then
+    ``data`` may be empty. ``ends`` marks the first event that tells the client that the reply is whole. The last piece of
+    a stream carries ``completion``, what the whole stream amounted to, and no data.
     """
 
     data: str = ""
     completion: Completion | None = field(default=None)
+    raw: bytes = b""
+    ends: bool = False
 
 
 class Engine(Protocol):
-    """Answers chat completions. All methods are called from the endpoint's event loop, many requests at once.
+    """Answers model calls. All methods are called from the endpoint's event loop, many requests at once.
+
+    An engine answers chat completions. One that speaks further APIs says so in an attribute ``speaks`` (see `speaks`);
+    for what it does not speak, its chat completions are translated. One that has embeddings has a method ``embed``, one
+    that can count the tokens of a prompt a method ``count_tokens`` (`Embeds`, `CountsTokens`).
 
     ``models`` are the names it answers to. ``chat`` raises `EndpointError` for what it cannot do and `UpstreamError` when
     the server behind it failed. ``stream`` yields pieces as the client will see them and ends with exactly one piece that
@@ -106,6 +128,30 @@ class Engine(Protocol):
     async def close(self) -> None:
         """Called once after the last request; fails what is still waiting."""
         ...
+
+
+class Embeds(Protocol):
+    """An engine that passes embeddings on."""
+
+    async def embed(self, body: Mapping[str, Any]) -> Mapping[str, Any]:
+        """The reply to an embeddings request of OpenAI's API. Raises `EndpointError`."""
+        ...
+
+
+class CountsTokens(Protocol):
+    """An engine that can say how long a prompt is."""
+
+    async def count_tokens(self, request: ChatRequest) -> int:
+        """How many tokens the prompt of ``request`` has. Raises `EndpointError`."""
+        ...
+
+
+def speaks(engine: Engine) -> frozenset[str]:
+    """The APIs an engine answers in their own form, which its attribute ``speaks`` names: ``chat`` if it has none.
+
+    ``chat``, ``completions``, ``responses``, ``messages``, ``embeddings``.
+    """
+    return frozenset(getattr(engine, "speaks", ("chat",)))
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,28 +4,25 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-import json
 import logging
-import re
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import aclosing
 from typing import Any, Final, cast
 
 from lgov_core.errors import EndpointError, LgovError, UpstreamError
 from lgov_core.gateway.capture import Capture, Exchange
-from lgov_core.gateway.openai_format import completion_body, error_body
 from lgov_core.gateway.protocol import Completion, StreamPiece
-from lgov_core.gateway.upstream_reply import StreamAssembler, read_completion
+from lgov_core.gateway.reply_writer import ReplyWriter
 
 _LOG = logging.getLogger("lgov.gateway")
-# A chunk with a finish reason tells the client that it has everything, so it is held until the call is recorded.
-_FINISHES = re.compile(r'"finish_reason"\s*:\s*"')
 _GONE: Final = "gone"
 _ENDED: Final = "ended"
 
 _Item = StreamPiece | Exception | str
 _Send = Callable[[dict[str, Any]], Awaitable[None]]
 _Receive = Callable[[], Awaitable[dict[str, Any]]]
+#: Judges a finished reply: None lets it go as it came, else the bytes that go out in its place.
+Release = Callable[[Completion], Awaitable[bytes | None]]
 
 
 def as_lgov_error(error: Exception, engine: str) -> LgovError:
@@ -36,18 +33,14 @@ def as_lgov_error(error: Exception, engine: str) -> LgovError:
     return EndpointError(f"engine {engine} failed: {type(error).__name__}: {error}", status=500)
 
 
-def _event(data: str) -> bytes:
-    lines = data.replace("\n", "\ndata: ")
-    return f"data: {lines}\n\n".encode()
-
-
 class StreamedReply:
-    """An ASGI response that relays one engine stream.
+    """An ASGI response that relays one engine stream, as ``writer`` writes it.
 
-    The pieces go out as they come, except that the finishing chunk and what follows wait for the commit. An error
-    before the first piece is an ordinary error response (made by ``error_response``); a later one is an event with an
-    ``error``, and then there is no ``[DONE]``. When the client leaves, the engine's stream is closed and what it
-    produced until then is recorded with the finish reason ``cancelled``.
+    What goes out goes out as it comes, except that what tells the client that the reply is whole waits for the commit.
+    With ``release`` everything waits until the reply is judged. ``kept`` is called with the recorded body after the
+    commit. An error before the first piece is an ordinary error response (made by ``error_response``); a later one is an
+    event of the API's own kind, and then the stream has no proper end. When the client leaves, the engine's stream is
+    closed and what it produced until then is recorded with the finish reason ``cancelled``.
     """
 
     def __init__(
@@ -55,13 +48,19 @@ class StreamedReply:
         exchange: Exchange,
         pieces: AsyncIterator[StreamPiece],
         capture: Capture,
+        writer: ReplyWriter,
         error_response: Callable[[LgovError], Any],
+        *,
+        release: Release | None = None,
+        kept: Callable[[Mapping[str, Any]], None] | None = None,
     ) -> None:
         self._exchange = exchange
         self._pieces = pieces
         self._capture = capture
+        self._writer = writer
         self._error_response = error_response
-        self._seen: list[str] = []
+        self._release = release
+        self._kept = kept
         self._started = False
 
     async def __call__(self, scope: Any, receive: _Receive, send: _Send) -> None:
@@ -103,6 +102,7 @@ class StreamedReply:
         """Sends until the reply is complete (None), or returns what stopped it."""
         ready: list[bytes] = []
         held: list[bytes] = []
+        holding = self._release is not None
         while True:
             if ready and queue.empty():
                 await self._send(send, b"".join(ready))
@@ -115,36 +115,41 @@ class StreamedReply:
             if not isinstance(item, StreamPiece):
                 return EndpointError(f"engine {self._exchange.engine} ended without a completion", status=500)
             if item.completion is None:
-                self._seen.append(item.data)
-                hold = bool(held) or _FINISHES.search(item.data) is not None
-                (held if hold else ready).append(_event(item.data))
+                try:
+                    written, ends = self._writer.piece(item)
+                except LgovError as error:
+                    return error
+                holding = holding or ends
+                if written:
+                    (held if holding else ready).append(written)
                 continue
             if ready:
                 await self._send(send, b"".join(ready))
             try:
-                await self._commit(item.completion)
+                body, last = await self._commit(item.completion)
+                instead = None if self._release is None else await self._release(item.completion)
             except LgovError as error:
                 return error
-            await self._send(send, b"".join(held) + _event("[DONE]"), more=False)
+            if instead is None and self._kept is not None:
+                self._kept(body)
+            await self._send(send, b"".join(held) + last if instead is None else instead, more=False)
             return None
 
-    async def _commit(self, completion: Completion) -> None:
-        body = completion_body(completion, self._exchange.request.body)
+    async def _commit(self, completion: Completion) -> tuple[Mapping[str, Any], bytes]:
+        completion, body, last = self._writer.settle(completion)
         await self._capture.commit(self._exchange, completion, body)
+        return body, last
 
     async def _record_cancelled(self, queue: asyncio.Queue[_Item]) -> None:
-        while not queue.empty():
-            item = queue.get_nowait()
-            if isinstance(item, StreamPiece):
-                if item.completion is not None:  # it was complete: only its reader is gone
-                    await self._commit(item.completion)
-                    return
-                self._seen.append(item.data)
-        assembler = StreamAssembler()
         try:
-            for data in self._seen:
-                assembler.add(data)
-            completion = read_completion(assembler.body(finish_reason="cancelled"))
+            while not queue.empty():
+                item = queue.get_nowait()
+                if isinstance(item, StreamPiece):
+                    if item.completion is not None:  # it was complete: only its reader is gone
+                        await self._commit(item.completion)
+                        return
+                    self._writer.piece(item)
+            completion: Completion | None = self._writer.so_far()
         except UpstreamError:
             completion = None  # nothing that has an id came; counted below
         if completion is None:
@@ -165,5 +170,4 @@ class StreamedReply:
         if not self._started:
             await response(scope, receive, send)
             return
-        event = _event(json.dumps(error_body(error, getattr(error, "status", 500))))
-        await self._send(send, event, more=False)
+        await self._send(send, self._writer.failed(error, getattr(error, "status", 500)), more=False)

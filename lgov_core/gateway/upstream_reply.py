@@ -1,11 +1,13 @@
 """What other OpenAI-compatible servers answer, read without guessing.
 
 Token ids and logprobs are taken where vLLM puts them (``prompt_token_ids``, ``choices[].token_ids``,
-``choices[].logprobs.content[].logprob``); what is not there, or does not fit together, is None.
+``choices[].logprobs.content[].logprob``; of legacy completions ``choices[].prompt_token_ids`` and
+``choices[].logprobs.token_logprobs``); what is not there, or does not fit together, is None.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 from collections.abc import Mapping
@@ -16,12 +18,23 @@ from lgov_core.gateway.protocol import Completion, ToolCall
 
 
 class UpstreamRejection(UpstreamError):
-    """The upstream refused the request (a 4xx): its status, body and content type are handed on as they are."""
+    """The upstream refused the request (a 4xx): its status, body and content type are handed on as they are.
+
+    ``route`` is the API in which it was asked.
+    """
 
     def __init__(
-        self, message: str, *, status: int, body: bytes, content_type: str, headers: Mapping[str, str]
+        self,
+        message: str,
+        *,
+        status: int,
+        body: bytes,
+        content_type: str,
+        headers: Mapping[str, str],
+        route: str = "chat",
     ) -> None:
         super().__init__(message, status=status)
+        self.route = route
         self.body = body
         self.content_type = content_type
         self.headers = headers
@@ -38,20 +51,48 @@ class ReceivedBody(dict[str, Any]):
 
 
 def read_completion(body: Mapping[str, Any]) -> Completion:
-    """A chat completion body as a `Completion` whose ``raw`` is the body. Raises `UpstreamError` if it is not one."""
-    response_id, choices = body.get("id"), body.get("choices")
-    choice: Any = choices[0] if isinstance(choices, list) and choices else None
-    message = choice.get("message") if isinstance(choice, dict) else None
-    if not isinstance(message, dict) or not isinstance(response_id, str) or not response_id:
-        raise UpstreamError("the upstream's reply is not a chat completion: it has no id, no choice or no message")
+    """A body of chat completions or of legacy completions as a `Completion` whose ``raw`` is the body.
+
+    Choices come in the order of their index. Token ids that do not add up to the usage are not the reply's and become
+    None, for all of its choices. Raises `UpstreamError` if the body is no completion.
+    """
+    response_id, found = body.get("id"), body.get("choices")
+    choices: list[Any] = cast("list[Any]", found) if isinstance(found, list) else []
+    if not isinstance(response_id, str) or not response_id or not choices or not all(map(_is_choice, choices)):
+        raise UpstreamError("the upstream's reply is not a completion: it has no id, no choice or no message")
+    choices = sorted(choices, key=lambda choice: choice["index"] if isinstance(choice.get("index"), int) else 0)
+    usage: Any = body.get("usage") if isinstance(body.get("usage"), dict) else {}
+    generated = usage.get("completion_tokens")
+    ids = [_ids(choice.get("token_ids")) for choice in choices]
+    lengths = [len(one) for one in ids if one is not None]
+    if len(lengths) < len(ids) or (isinstance(generated, int) and sum(lengths) != generated):
+        ids = [None] * len(ids)
+    read = [_read_choice(body, response_id, choice, one) for choice, one in zip(choices, ids, strict=True)]
+    first = read[0]
+    return dataclasses.replace(
+        first,
+        prompt_tokens=_count(usage.get("prompt_tokens"), first.prompt_ids),
+        completion_tokens=_count(generated, first.response_ids) if ids[0] is None else len(ids[0]),
+        raw=body,
+        more=tuple(read[1:]),
+    )
+
+
+def _is_choice(choice: Any) -> bool:
+    return isinstance(choice, dict) and (isinstance(choice.get("message"), dict) or "text" in choice)
+
+
+def _read_choice(
+    body: Mapping[str, Any], response_id: str, choice: Mapping[str, Any], response_ids: tuple[int, ...] | None
+) -> Completion:
+    message: Mapping[str, Any] = choice["message"] if "message" in choice else {"content": choice["text"]}
     content = message.get("content")
     if content is not None and not isinstance(content, str):
         raise UpstreamError(f"the upstream's reply has content of type {type(content).__name__}, not text")
-    response_ids = _ids(choice.get("token_ids"))
-    usage: Any = body.get("usage") if isinstance(body.get("usage"), dict) else {}
-    prompt_ids = _ids(body.get("prompt_token_ids"))
+    prompt_ids = _ids(choice.get("prompt_token_ids") or body.get("prompt_token_ids"))
     lgov: Any = body.get("lgov")
     version = lgov.get("weights_version") if isinstance(lgov, dict) else None
+    matched = choice.get("stop_reason")
     return Completion(
         response_id=response_id,
         model=str(body.get("model") or ""),
@@ -63,9 +104,9 @@ def read_completion(body: Mapping[str, Any]) -> Completion:
         response_ids=response_ids,
         logprobs=_logprobs(choice.get("logprobs"), response_ids),
         weights_version=version if isinstance(version, int) else None,
-        prompt_tokens=_count(usage.get("prompt_tokens"), prompt_ids),
-        completion_tokens=_count(usage.get("completion_tokens"), response_ids),
-        raw=body,
+        prompt_tokens=len(prompt_ids or ()),
+        completion_tokens=len(response_ids or ()),
+        matched_stop=matched if isinstance(matched, str) else None,
     )
 
 
@@ -77,14 +118,17 @@ def _ids(value: Any) -> tuple[int, ...] | None:
 
 
 def _logprobs(value: Any, response_ids: tuple[int, ...] | None) -> tuple[float, ...] | None:
-    content = value.get("content") if isinstance(value, dict) else None
-    if response_ids is None or not isinstance(content, list) or len(cast("list[Any]", content)) != len(response_ids):
+    """Of chat completions (``content[].logprob``) or of legacy completions (``token_logprobs``)."""
+    if response_ids is None or not isinstance(value, dict):
         return None
     try:
-        found = tuple([float(item["logprob"]) for item in cast("list[Any]", content)])
+        if isinstance(value.get("content"), list):
+            found = tuple([float(item["logprob"]) for item in cast("list[Any]", value["content"])])
+        else:
+            found = tuple([float(item) for item in cast("list[Any]", value["token_logprobs"])])
     except (KeyError, TypeError, ValueError):
         return None
-    return found if all(map(math.isfinite, found)) else None
+    return found if len(found) == len(response_ids) and all(map(math.isfinite, found)) else None
 
 
 def _count(value: Any, ids: tuple[int, ...] | None) -> int:
@@ -104,64 +148,79 @@ def _tool_calls(value: Any) -> tuple[ToolCall, ...]:
 
 
 class StreamAssembler:
-    """Puts the chunks of a streamed reply together into the body it would have had at once. For one task."""
+    """Puts the chunks of a streamed reply of ``n`` choices together into the body it would have had at once.
 
-    __slots__ = ("_body", "_choice", "_message", "_tool_calls")
+    For chat completions and, with ``legacy``, for completions. For one task.
+    """
 
-    def __init__(self) -> None:
-        self._message: dict[str, Any] = {"role": "assistant", "content": None}
-        self._choice: dict[str, Any] = {"index": 0, "message": self._message, "finish_reason": None, "logprobs": None}
+    __slots__ = ("_body", "_choices", "_legacy", "_n", "_tool_calls")
+
+    def __init__(self, n: int = 1, *, legacy: bool = False) -> None:
+        self._n = n
+        self._legacy = legacy
         self._body: dict[str, Any] = {}
-        self._tool_calls: dict[int, dict[str, Any]] = {}
+        self._choices: dict[int, dict[str, Any]] = {}
+        self._tool_calls: dict[tuple[int, int], dict[str, Any]] = {}
 
     @property
     def finished(self) -> bool:
-        """Whether a chunk with a finish reason has come."""
-        return self._choice["finish_reason"] is not None
+        """Whether a finish reason has come for every choice."""
+        return sum(choice["finish_reason"] is not None for choice in self._choices.values()) >= self._n
 
-    def add(self, data: str) -> None:
-        """Takes one chunk, as JSON text. Raises `UpstreamError` for an error in the stream, or what is no chunk."""
-        try:
-            chunk: Any = json.loads(data)
-        except ValueError as error:
-            raise UpstreamError(f"a chunk of the upstream's stream is not JSON: {data[:200]!r}") from error
-        if not isinstance(chunk, dict):
-            raise UpstreamError(f"a chunk of the upstream's stream is not an object: {data[:200]!r}")
+    def add(self, data: str) -> Mapping[str, Any]:
+        """Takes one chunk, as JSON text; returns it. Raises `UpstreamError` for an error in the stream, or no chunk."""
+        chunk = read_event(data)
         if chunk.get("error"):
             failure = chunk["error"]
             said = failure.get("message") if isinstance(failure, dict) else failure
             raise UpstreamError(f"the upstream failed in mid-stream: {said}")
-        for key, value in cast("dict[str, Any]", chunk).items():
+        for key, value in chunk.items():
             if key not in ("choices", "object") and value is not None and (key == "usage" or key not in self._body):
                 self._body[key] = value
         try:
             for choice in chunk.get("choices") or ():
-                if choice.get("index", 0) == 0:
-                    self._add_choice(choice)
-        except (AttributeError, KeyError, TypeError) as error:
+                self._add_choice(choice)
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise UpstreamError(f"a chunk of the upstream's stream is malformed: {data[:200]!r}") from error
+        return chunk
 
-    def _add_choice(self, choice: Mapping[str, Any]) -> None:
-        for key, value in choice.items():
+    def _choice(self, index: int) -> dict[str, Any]:
+        if not 0 <= index < 4096:
+            raise ValueError("no index of a choice")
+        while len(self._choices) <= index:
+            number = len(self._choices)
+            written: dict[str, Any] = (
+                {"text": ""} if self._legacy else {"message": {"role": "assistant", "content": None}}
+            )
+            self._choices[number] = {"index": number, **written, "finish_reason": None, "logprobs": None}
+        return self._choices[index]
+
+    def _add_choice(self, added: Mapping[str, Any]) -> None:
+        index = added.get("index", 0)
+        choice = self._choice(index)
+        for key, value in added.items():
             if value is None or key in ("index", "delta"):
                 continue
             if key == "token_ids":
-                self._choice.setdefault(key, []).extend(value)
+                choice.setdefault(key, []).extend(value)
+            elif key == "text":
+                choice[key] += value
             elif key == "logprobs":
-                kept = self._choice["logprobs"] = self._choice["logprobs"] or {"content": []}
-                kept["content"].extend(value.get("content") or ())
+                kept = choice["logprobs"] = choice["logprobs"] or {}
+                for name, items in value.items():
+                    kept.setdefault(name, []).extend(items or ())
             else:
-                self._choice[key] = value
-        for key, value in (choice.get("delta") or {}).items():
+                choice[key] = value
+        for key, value in (added.get("delta") or {}).items():
             if key == "tool_calls":
                 for part in value or ():
-                    self._add_call(part)
+                    self._add_call(index, part)
             elif isinstance(value, str) and key != "role":
-                self._message[key] = (self._message.get(key) or "") + value
+                choice["message"][key] = (choice["message"].get(key) or "") + value
 
-    def _add_call(self, part: Mapping[str, Any]) -> None:
+    def _add_call(self, choice: int, part: Mapping[str, Any]) -> None:
         call = self._tool_calls.setdefault(
-            part.get("index", 0), {"id": "", "type": "function", "function": {"name": "", "arguments": ""}}
+            (choice, part.get("index", 0)), {"id": "", "type": "function", "function": {"name": "", "arguments": ""}}
         )
         function = part.get("function") or {}
         call["id"] = call["id"] or part.get("id") or ""
@@ -170,8 +229,22 @@ class StreamAssembler:
 
     def body(self, *, finish_reason: str | None = None) -> dict[str, Any]:
         """The whole body so far; ``finish_reason`` replaces the stream's own."""
-        if self._tool_calls:
-            self._message["tool_calls"] = [call for _, call in sorted(self._tool_calls.items())]
-        if finish_reason is not None:
-            self._choice["finish_reason"] = finish_reason
-        return {**self._body, "object": "chat.completion", "choices": [self._choice]}
+        for index, choice in self._choices.items():
+            calls = [call for (of, _), call in sorted(self._tool_calls.items()) if of == index]
+            if calls:
+                choice["message"]["tool_calls"] = calls
+            if finish_reason is not None:
+                choice["finish_reason"] = finish_reason
+        kind = "text_completion" if self._legacy else "chat.completion"
+        return {**self._body, "object": kind, "choices": list(self._choices.values())}
+
+
+def read_event(data: str) -> dict[str, Any]:
+    """The JSON object of one server-sent event. Raises `UpstreamError`."""
+    try:
+        event: Any = json.loads(data)
+    except ValueError as error:
+        raise UpstreamError(f"a chunk of the upstream's stream is not JSON: {data[:200]!r}") from error
+    if not isinstance(event, dict):
+        raise UpstreamError(f"a chunk of the upstream's stream is not an object: {data[:200]!r}")
+    return cast("dict[str, Any]", event)

@@ -112,7 +112,8 @@ BAD_REQUESTS = [
     ({"model": "m", "messages": ["x"]}, 400, "messages[0]"),
     ({"model": "m", "messages": [{"role": "tool", "content": "x"}]}, 400, "tool_call_id"),
     ({"model": "m", "messages": [{"role": "assistant", "tool_calls": [{"id": "1"}]}]}, 400, "tool_calls"),
-    ({"model": "m", "messages": MESSAGES, "n": 2}, 400, "'n' above 1 is not supported"),
+    ({"model": "m", "messages": MESSAGES, "n": 0}, 400, "'n' must be a whole number ≥ 1 ≤ 128"),
+    ({"model": "m", "messages": MESSAGES, "n": 1000}, 400, "≤ 128"),
     ({"model": "m", "messages": MESSAGES, "temperature": "hot"}, 400, "'temperature'"),
     ({"model": "m", "messages": MESSAGES, "temperature": -1}, 400, "≥ 0"),
     ({"model": "m", "messages": MESSAGES, "top_p": 0}, 400, "> 0"),
@@ -144,7 +145,7 @@ def test_bad_requests_get_openais_error_shape_and_reach_no_model(serve, store):
 
 def test_unknown_paths_and_methods_get_openais_error_shape(serve):
     serving = serve([])
-    for method, path, status in (("GET", "/v1/chat/completions", 405), ("POST", "/v1/embeddings", 404)):
+    for method, path, status in (("GET", "/v1/chat/completions", 405), ("POST", "/v1/images/generations", 404)):
         reply = httpx.request(method, serving.url + path)
         assert reply.status_code == status
         assert path in reply.json()["error"]["message"]

@@ -64,12 +64,14 @@ def test_the_upstreams_events_come_through_byte_for_byte(serve):
     ]
     crlf = f": a comment\r\n\r\nevent: x\r\ndata:{payloads[0]}\r\n\r\n"
     rest = "".join(f"data: {payload}\n\n" for payload in payloads[1:])
-    serving = serve(
-        [ScriptedReply(body=(crlf + rest + "data: [DONE]\n\n").encode(), content_type="text/event-stream")], store=None
-    )
-    reply = httpx.post(f"{serving.base_url}/chat/completions", json=BODY)
-    assert reply.headers["content-type"].startswith("text/event-stream")
-    assert events(reply.content) == [*payloads, "[DONE]"]
+    sent = (crlf + rest + ": bye\n\ndata: [DONE]\n\n").encode()
+    unended = (crlf + rest).encode()
+    replies = [ScriptedReply(body=body, content_type="text/event-stream") for body in (sent, unended)]
+    serving = serve(replies, store=None)
+    for body in (sent, unended):
+        reply = httpx.post(f"{serving.base_url}/chat/completions", json=BODY)
+        assert reply.headers["content-type"].startswith("text/event-stream")
+        assert reply.content == body
 
 
 async def test_pieces_are_passed_on_as_they_come(serve):
@@ -120,12 +122,18 @@ def test_a_call_that_cannot_be_committed_is_an_error_never_a_success(serve):
     assert serving.counters.recorded == 0
 
 
-def test_a_response_id_that_comes_twice_is_an_error(serve, store):
-    serving = serve(lambda body: ScriptedReply("x", extra={"id": "always-the-same"}))
-    answers = [httpx.post(f"{serving.base_url}/chat/completions", json={**BODY, "stream": False}) for _ in range(2)]
-    assert [answer.status_code for answer in answers] == [200, 500]
-    assert "exists already" in answers[1].json()["error"]["message"]
-    assert len(list(store.calls())) == 1
+def test_a_response_id_that_comes_twice_loses_no_call(serve, store):
+    serving = serve(lambda body: ScriptedReply(body["messages"][0]["content"], extra={"id": "always-the-same"}))
+    for text in ("a", "b", "b"):
+        asked = {"model": "m", "messages": [{"role": "user", "content": text}]}
+        answer = httpx.post(f"{serving.base_url}/chat/completions", json=asked)
+        assert (answer.status_code, answer.json()["id"]) == (200, "always-the-same")
+    calls = list(store.calls())
+    assert [call.response["choices"][0]["message"]["content"] for call in calls] == ["a", "b", "b"]
+    assert len({call.response_id for call in calls}) == 3
+    assert calls[0].response_id == "always-the-same"
+    assert {call.response["id"] for call in calls} == {"always-the-same"}
+    assert serving.counters.renamed == 2
 
 
 async def leave_after(serving, word: bytes) -> None:

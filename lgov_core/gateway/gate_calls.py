@@ -1,0 +1,127 @@
+"""Between the APIs and the gate: calls and replies as policies see them, and what a policy changed carried back."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from lgov_core.errors import EndpointError
+from lgov_core.gateway.attribution import Attribution
+from lgov_core.gateway.openai_format import read_chat_request
+from lgov_core.gateway.protocol import ChatRequest, Completion, GateReply, GateRequest
+
+
+def gate_request(request: ChatRequest, route: str, who: Attribution) -> GateRequest:
+    """The call as policies see it. ``request`` holds messages."""
+    return GateRequest(
+        model=request.model,
+        messages=[_seen(message) for message in request.messages],
+        route=route,
+        max_tokens=request.max_tokens,
+        rollout_id=who.rollout_id,
+        attempt=who.attempt,
+        agent=who.agent,
+    )
+
+
+def _seen(message: Mapping[str, Any]) -> dict[str, Any]:
+    role = "system" if message["role"] == "developer" else message["role"]
+    seen: dict[str, Any] = {"role": role, "content": _text(message.get("content"))}
+    if calls := message.get("tool_calls"):
+        seen["tool_calls"] = [
+            {
+                "id": call.get("id") or "",
+                "name": call["function"]["name"],
+                "args": _arguments(call["function"].get("arguments") or ""),
+            }
+            for call in calls
+        ]
+    if message.get("tool_call_id") is not None:
+        seen["tool_call_id"] = message["tool_call_id"]
+    return seen
+
+
+def _text(content: Any) -> str:
+    if isinstance(content, str):
+        return content
+    parts: Sequence[Any] = content or ()
+    return "".join(str(part.get("text") or part.get("refusal") or "") for part in parts if isinstance(part, dict))
+
+
+def _arguments(text: str) -> Any:
+    try:
+        value = json.loads(text or "{}")
+    except (ValueError, RecursionError):
+        return text
+    return value if isinstance(value, dict) else text
+
+
+def with_contents(request: ChatRequest, before: GateRequest, after: GateRequest) -> ChatRequest:
+    """The chat request with the content of the messages that a gate changed. Raises `EndpointError` for other changes."""
+    if len(before.messages) != len(after.messages):
+        raise EndpointError("a policy added or took away messages, which cannot be carried over", status=403)
+    messages: list[Mapping[str, Any]] = []
+    for message, seen, now in zip(request.messages, before.messages, after.messages, strict=True):
+        same = now["content"] == seen["content"]
+        messages.append(message if same else {**message, "content": _replaced(message.get("content"), now["content"])})
+    return read_chat_request({**request.body, "messages": messages})
+
+
+def _replaced(content: Any, text: str) -> Any:
+    if content is None or isinstance(content, str):
+        return text
+    kept = [part for part in content if part.get("type") not in ("text", "refusal")]
+    return [{"type": "text", "text": text}, *kept] if kept else text
+
+
+def gate_replies(completion: Completion) -> list[GateReply]:
+    """The choices as policies see them."""
+    return [
+        GateReply(
+            choice.response_id,
+            choice.content or "",
+            choice.tool_calls,
+            choice.finish_reason,
+            completion.prompt_tokens if number == 0 else None,
+            sum(one.completion_tokens for one in completion.choices) if number == 0 else None,
+        )
+        for number, choice in enumerate(completion.choices)
+    ]
+
+
+def released(completion: Completion, before: Sequence[GateReply], after: Sequence[GateReply]) -> Completion:
+    """The reply as the agent may get it: the same object where the gate changed nothing."""
+    if all(old is new for old, new in zip(before, after, strict=True)):
+        return completion
+    choices: list[Completion] = []
+    for choice, old, new in zip(completion.choices, before, after, strict=True):
+        if old is new:
+            choices.append(replace(choice, raw=None, more=()))
+            continue
+        finish = choice.finish_reason
+        if finish == "tool_calls" and not new.tool_calls:
+            finish = "stop"
+        content = new.text if new.text or not new.tool_calls else None
+        # The tokens and their logprobs are those of the model's own reply, which this one no longer is.
+        choices.append(
+            replace(
+                choice,
+                content=content,
+                text=new.text,
+                tool_calls=new.tool_calls,
+                finish_reason=finish,
+                raw=None,
+                more=(),
+                prompt_ids=None,
+                response_ids=None,
+                logprobs=None,
+            )
+        )
+    return replace(choices[0], more=tuple(choices[1:]))
+
+
+def said(text: str, response_id: str, model: str) -> Completion:
+    """A refusal as a finished reply of one choice. It has no tokens: no model wrote it."""
+    return Completion(response_id, model, text, text, (), "stop", None, None, None, None, 0, 0)
