@@ -9,6 +9,7 @@ import sys
 from array import array
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from operator import eq
 from typing import Any, Final, TypeAlias
 
 from lgov_core.errors import StoreError
@@ -22,6 +23,13 @@ ATTEMPT_COLUMNS: Final = "rollout_id, attempt, started_at, ended_at, outcome, er
 CALL_COLUMNS: Final = (
     "response_id, choice, route, model, request, response, prompt_rest, response_ids, logprobs, finish_reason,"
     " weights_version, temperature, top_p, started_at, ended_at, rollout_id, attempt, agent, tool_call_ids, engine"
+)
+#: A call of which only what is new is stored: see `lgov_core.store.prefixes`.
+FOLDED_COLUMNS: Final = f"{CALL_COLUMNS}, base, prompt_shared, request_repeats"
+#: Places in a row of ``CALL_COLUMNS``.
+REQUEST, PROMPT, RESPONSE_IDS, ROLLOUT_ID, ATTEMPT = (
+    CALL_COLUMNS.replace(" ", "").split(",").index(name)
+    for name in ("request", "prompt_rest", "response_ids", "rollout_id", "attempt")
 )
 REWARD_COLUMNS: Final = "reward_id, value, dimension, rollout_id, attempt, response_id, tool_call_id, source"
 SPAN_COLUMNS: Final = (
@@ -67,22 +75,28 @@ def attempt_of(row: Row) -> Attempt:
 
 def call_row(call: CapturedCall) -> Row:
     """A row of ``CALL_COLUMNS``. Logprobs without as many response ids raise `StoreError`."""
+    return call_parts(call)[0]
+
+
+def call_parts(call: CapturedCall) -> tuple[Row, dict[str, str]]:
+    """As `call_row`, with the JSON text of each value of the request, by name."""
     what = f"call {call.response_id}"
     if call.logprobs is not None and (call.response_ids is None or len(call.logprobs) != len(call.response_ids)):
         tokens = "no response ids" if call.response_ids is None else f"{len(call.response_ids)} response ids"
         raise StoreError(
             f"{what} has {len(call.logprobs)} logprobs and {tokens}", hint="give one logprob for each response token"
         )
-    return (
+    request = {_name(name): json_text(value, f"request of {what}") for name, value in call.request.items()}
+    row = (
         call.response_id,
         call.choice,
         call.route,
         call.model,
-        json_text(call.request, f"request of {what}"),
+        object_text(request),
         json_text(call.response, f"response of {what}"),
         _blob("i", call.prompt_ids, f"prompt ids of {what}"),
         _blob("i", call.response_ids, f"response ids of {what}"),
-        _blob("d", call.logprobs, f"logprobs of {what}"),
+        _logprobs(call.logprobs, f"logprobs of {what}"),
         call.finish_reason,
         call.weights_version,
         call.temperature,
@@ -95,22 +109,24 @@ def call_row(call: CapturedCall) -> Row:
         json_text(call.tool_call_ids, f"tool call ids of {what}"),
         call.engine,
     )
+    return row, request
 
 
 def call_of(row: Row) -> CapturedCall:
-    """The call of a row of ``CALL_COLUMNS``."""
+    """The call of a row of ``CALL_COLUMNS``; its token ids may be blobs or tuples, its request text or a mapping."""
     (
         response_id, choice, route, model, request, response, prompt_ids, response_ids, logprobs, finish_reason,
         weights_version, temperature, top_p, started_at, ended_at, rollout_id, attempt, agent, tool_call_ids, engine,
     ) = row  # fmt: skip
+    responded = token_ids(response_ids)
     return CapturedCall(
         response_id=response_id,
         model=model,
-        request=json.loads(request),
+        request=json.loads(request) if isinstance(request, str) else request,
         response=json.loads(response),
-        prompt_ids=_numbers("i", prompt_ids),
-        response_ids=_numbers("i", response_ids),
-        logprobs=_numbers("d", logprobs),
+        prompt_ids=token_ids(prompt_ids),
+        response_ids=responded,
+        logprobs=_numbers("d" if responded and len(logprobs or b"") == 8 * len(responded) else "f", logprobs),
         finish_reason=finish_reason,
         weights_version=weights_version,
         temperature=temperature,
@@ -237,6 +253,29 @@ def json_text(value: JSONValue | Mapping[str, Any] | Sequence[Any], what: str) -
         raise StoreError(f"the {what} cannot be written as JSON: {error}", hint="give plain JSON values") from error
 
 
+def object_text(values: Mapping[str, str]) -> str:
+    """The JSON text of an object, from the JSON texts of its values."""
+    return "{" + ",".join(f"{_ENCODER.encode(name)}:{text}" for name, text in values.items()) + "}"
+
+
+def object_values(text: str) -> tuple[dict[str, str], dict[str, Any]]:
+    """What `object_text` was made from, and what it says: the values' JSON texts and the values, by name."""
+    texts: dict[str, str] = {}
+    values: dict[str, Any] = {}
+    end = 0
+    while text[end] != "}" and text != "{}":
+        name, at = _DECODER.raw_decode(text, end + 1)
+        values[name], end = _DECODER.raw_decode(text, at + 1)
+        texts[name] = text[at + 1 : end]
+    return texts, values
+
+
+def _name(name: Any) -> str:
+    if not isinstance(name, str):
+        raise StoreError(f"a request has the name {name!r}, which is no text", hint="give plain JSON values")
+    return name
+
+
 def readable(text: str) -> str:
     """``text`` as it can be written: what is no character is shown by its number."""
     return text.encode("utf-8", "backslashreplace").decode()
@@ -251,6 +290,29 @@ def _plain(value: Any) -> Any:
 
 
 _ENCODER = json.JSONEncoder(separators=(",", ":"), default=_plain)
+_DECODER = json.JSONDecoder()
+
+
+def token_ids(stored: bytes | tuple[int, ...] | None) -> tuple[int, ...] | None:
+    """Token ids as they are given out, from how they are stored."""
+    return stored if isinstance(stored, tuple) else _numbers("i", stored)
+
+
+def token_blob(ids: Iterable[int]) -> bytes:
+    """Token ids as they are stored. Raises `StoreError` for what is no 32-bit integer."""
+    return _blob("i", ids, "token ids") or b""
+
+
+def _logprobs(values: Sequence[float] | None, what: str) -> bytes | None:
+    """In 32 bits each where that keeps every one exactly, which it does for what a model computed in 32 bits."""
+    if values is not None:
+        try:
+            single = array("f", values)
+        except (TypeError, OverflowError):
+            return _blob("d", values, what)
+        if all(map(eq, single, values)):
+            return _blob("f", single, what)
+    return _blob("d", values, what)
 
 
 def _blob(typecode: str, values: Iterable[float] | None, what: str) -> bytes | None:

@@ -5,11 +5,12 @@ spans may name a rollout that nobody announced, because what was seen is kept ev
 Unix seconds. Token ids are little-endian int32 in blobs; mappings are JSON text. Logprobs are little-endian floats in a
 blob: of 32 bits where that keeps each of them exactly, else of 64; the length tells which.
 
-Of a call's prompt only what is new is stored. ``prompt_base`` is the ``seq`` of an earlier call of the same attempt, whose
-prompt and response, one after the other, begin with the first ``prompt_shared`` tokens of this prompt; ``prompt_rest`` is
-what follows. It is the same with ``request``, the body without what ``request_base`` has too: the first ``request_shared``
-items of its conversation, and the values under the names in ``request_same``. A base of NULL: nothing is left out.
-``seq`` of a call is never used twice, so that such a reference cannot come to mean another call.
+Of a call's prompt and request only what is new is stored. ``base`` is the ``seq`` of an earlier call of the same attempt,
+NULL when nothing is left out. The prompt begins with the first ``prompt_shared`` tokens of that call's prompt and response,
+and ``prompt_rest`` is what follows. ``request_repeats`` has, by name, of which values of the request only what is new is
+stored, as ``{name: [head, tail]}``: as a JSON text, such a value begins with the first ``head`` characters of that call's
+value of the name, ends with its last ``tail``, and the string under the name in ``request`` is the text that stands between.
+A ``seq`` is never used twice, so that a reference cannot come to mean another call, and an attempt is only deleted as a whole.
 
 ``digest`` of a span is over everything it says: the same span sent again is not written again. Spans that were moved from
 format 1 have none.
@@ -29,13 +30,8 @@ _CALLS = """CREATE TABLE calls (
         route TEXT NOT NULL,
         model TEXT NOT NULL,
         request TEXT NOT NULL,
-        request_base INTEGER,
-        request_shared INTEGER NOT NULL DEFAULT 0,
-        request_same TEXT,
         response TEXT NOT NULL,
         prompt_rest BLOB,
-        prompt_base INTEGER,
-        prompt_shared INTEGER NOT NULL DEFAULT 0,
         response_ids BLOB,
         logprobs BLOB,
         finish_reason TEXT NOT NULL,
@@ -49,6 +45,9 @@ _CALLS = """CREATE TABLE calls (
         agent TEXT,
         tool_call_ids TEXT NOT NULL,
         engine TEXT NOT NULL,
+        base INTEGER,
+        prompt_shared INTEGER NOT NULL DEFAULT 0,
+        request_repeats TEXT,
         UNIQUE (response_id, choice)
     )"""
 _CALLS_INDEX = "CREATE INDEX calls_of_rollout ON calls (rollout_id, attempt)"

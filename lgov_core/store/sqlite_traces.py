@@ -9,8 +9,9 @@ import sqlite3
 import threading
 import time
 import weakref
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Future
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Self, TypeVar
 
@@ -19,6 +20,8 @@ from lgov_core.sqlite_file import keep_quiet_across_fork
 from lgov_core.store import rows, sqlite_queue
 from lgov_core.store.reader import TableReader
 from lgov_core.store.schema import TRACE_STORE
+from lgov_core.store.sqlite_calls import CHAIN, FOLDED_ROW, FoldingWriter
+from lgov_core.store.unfold import Unfolding
 from lgov_core.store.writer import GroupCommitWriter, insert_spans
 from lgov_core.types import Attempt, CapturedCall, JSONValue, Outcome, Reward, Rollout, Span
 
@@ -26,7 +29,6 @@ T = TypeVar("T")
 
 _INSERT_ROLLOUT = rows.insert("rollouts", rows.ROLLOUT_COLUMNS)
 _INSERT_ATTEMPT = rows.insert("attempts", rows.ATTEMPT_COLUMNS)
-_INSERT_CALL = rows.insert("calls", rows.CALL_COLUMNS)
 _INSERT_REWARD = rows.insert("rewards", rows.REWARD_COLUMNS)
 
 
@@ -47,7 +49,14 @@ class SQLiteTraces:
         self._pid = os.getpid()
         self._closed = False
         self._close_lock = threading.Lock()
-        self._writer = GroupCommitWriter(TRACE_STORE, self.path, busy_timeout_s=busy_timeout_s, span_limit=span_queue)
+        self._calls = FoldingWriter()
+        self._writer = GroupCommitWriter(
+            TRACE_STORE,
+            self.path,
+            busy_timeout_s=busy_timeout_s,
+            span_limit=span_queue,
+            on_loss=self._calls.forget,
+        )
         self._reader = TableReader(TRACE_STORE, self.path, self._writer.identity, busy_timeout_s=busy_timeout_s)
         keep_quiet_across_fork(self)
         # What still waits when a store is forgotten, or the program ends without closing it, is written all the same.
@@ -110,10 +119,11 @@ class SQLiteTraces:
 
     def submit_call(self, call: CapturedCall) -> Future[None]:
         """As `add_call`, but returns at once; the future is done when the call is durable. It cannot be cancelled."""
-        row = rows.call_row(call)
+        row, request = rows.call_parts(call)
 
         def run(connection: sqlite3.Connection) -> None:
-            _insert(connection, _INSERT_CALL, row, _call_exists(call))
+            with _once(_call_exists(call)):
+                self._calls.write(connection, row, request)
 
         return self._submit(run)
 
@@ -195,7 +205,8 @@ class SQLiteTraces:
 
     def calls(self, rollout_ids: Sequence[str] | None = None) -> Iterator[CapturedCall]:
         """Captured calls, all or those of the given rollouts, as they are when the iteration begins."""
-        return map(rows.call_of, self._read("calls", rows.CALL_COLUMNS, rollout_ids))
+        folded = self._read("calls", FOLDED_ROW, rollout_ids)
+        return Unfolding(lambda seq: self._reader.fetch(CHAIN, (seq,))).calls(folded)
 
     def rewards(self, rollout_ids: Sequence[str] | None = None) -> list[Reward]:
         """Rewards, all or those of the given rollouts."""
@@ -258,8 +269,15 @@ def _write_out(writer: GroupCommitWriter, pid: int) -> None:
 
 
 def _insert(connection: sqlite3.Connection, statement: str, row: rows.Row, duplicate: str) -> None:
-    try:
+    with _once(duplicate):
         connection.execute(statement, row)
+
+
+@contextmanager
+def _once(duplicate: str) -> Generator[None]:
+    """Says ``duplicate`` where something is written for the second time."""
+    try:
+        yield
     except sqlite3.IntegrityError as error:
         if error.sqlite_errorcode == sqlite3.SQLITE_CONSTRAINT_UNIQUE:
             raise StoreError(duplicate, hint="ids are written once; use a fresh one") from error

@@ -41,14 +41,24 @@ class GroupCommitWriter:
 
     Nothing waits on purpose: an idle writer commits the first write at once, and what arrives during a commit goes into
     the next. Each write has its own savepoint, so one that fails takes no other with it. When a whole transaction is
-    lost (a full disk), its writes are tried again one by one. `submit` and `submit_span` are callable from any thread.
+    lost (a full disk), ``on_loss`` is called, and its writes are tried again one by one. `submit` and `submit_span` are
+    callable from any thread.
     """
 
-    def __init__(self, kind: FileKind, path: Path, *, busy_timeout_s: float, span_limit: int) -> None:
+    def __init__(
+        self,
+        kind: FileKind,
+        path: Path,
+        *,
+        busy_timeout_s: float,
+        span_limit: int,
+        on_loss: Callable[[], None] = lambda: None,
+    ) -> None:
         self._kind = kind
         self._path = path
         self._busy_timeout_s = busy_timeout_s
         self._span_limit = span_limit
+        self._on_loss = on_loss
         self._connection: sqlite3.Connection | None = open_database(kind, path, busy_timeout_s=busy_timeout_s)
         self.identity = file_identity(path)
         self._waiting: deque[_Write | Row] = deque()
@@ -192,6 +202,7 @@ class GroupCommitWriter:
                         self._run_alone(connection, write)  # type: ignore[arg-type]
             connection.execute("COMMIT")
         except BaseException:
+            self._on_loss()
             self._roll_back(connection)
             raise
 
