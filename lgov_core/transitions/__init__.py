@@ -1,10 +1,12 @@
 """From recorded calls and rewards to rows that a trainer can execute."""
 
-from lgov_core.transitions.build import assemble, build_transitions
+from lgov_core.transitions.build import assemble, build_transitions, make_transitions
 from lgov_core.transitions.credit import assign_credit, rollout_returns
 from lgov_core.transitions.credit_rules import CreditRules
 from lgov_core.transitions.credit_schemes import SCHEMES
 from lgov_core.transitions.export import write_parquet
+from lgov_core.transitions.records import Records, join, read_spans, read_store
+from lgov_core.transitions.select import Selection
 from lgov_core.transitions.values import Diagnostic, Finding, Transition, TransitionSet
 
 __all__ = [
@@ -12,11 +14,17 @@ __all__ = [
     "CreditRules",
     "Diagnostic",
     "Finding",
+    "Records",
+    "Selection",
     "Transition",
     "TransitionSet",
     "assemble",
     "assign_credit",
     "build_transitions",
+    "join",
+    "make_transitions",
+    "read_spans",
+    "read_store",
     "rollout_returns",
     "write_parquet",
 ]

@@ -1,149 +1,308 @@
-"""Recorded calls and rewards become transitions. Reads a store, writes nothing, guesses nothing."""
+"""Recorded calls and rewards become transitions. Reads a store, writes nothing, guesses nothing.
+
+The order of everything is that of explicit values, never of arrival: rollouts by when they were made and their id, the
+calls of an attempt by when they began, then response id, then choice; diagnostics by what they say.
+"""
 
 from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Final
 
 from lgov_core.store.protocol import TraceStore
-from lgov_core.transitions.values import Diagnostic, Finding, Transition, TransitionSet
-from lgov_core.types import Attempt, CapturedCall, Reward, Rollout
+from lgov_core.transitions.drift import find_drift
+from lgov_core.transitions.findings import Diagnostic, Finding
+from lgov_core.transitions.records import Records, join, read_store
+from lgov_core.transitions.reward_targets import (
+    NOT_SELECTED,
+    UNUSABLE,
+    HomelessRewards,
+    PlacedCall,
+    RewardTargets,
+    distinct,
+)
+from lgov_core.transitions.select import Selecting, Selection
+from lgov_core.transitions.values import Transition, TransitionSet
+from lgov_core.types import Attempt, CapturedCall, Reward, Rollout, Span
+
+#: What APIs call the end of a reply that reached its limit of tokens.
+_CUT_OFF: Final = frozenset({"length", "max_tokens", "max_output_tokens", "MAX_TOKENS"})
 
 
-def build_transitions(store: TraceStore, rollout_ids: Sequence[str]) -> TransitionSet:
-    """The transitions of the given rollouts.
-
-    Of each rollout the last closed attempt counts, and only when its outcome is the agent's doing: an attempt that ended
-    by infrastructure or timeout yields a diagnostic and no transition. Within an attempt the turns are in the order in
-    which the endpoint captured the calls. Rewards go to the call that their target names: a tool call's to the model call
-    that proposed it, an attempt's to the last call. Calls without token ids or logprobs are left out, with a
-    diagnostic.
-    """
-    return assemble(
-        store.rollouts(ids=rollout_ids),
-        store.attempts(rollout_ids),
-        store.calls(rollout_ids),
-        store.rewards(rollout_ids),
-    )
+def build_transitions(
+    store: TraceStore,
+    rollout_ids: Sequence[str] | None = None,
+    selection: Selection | None = None,
+    *,
+    need_logprobs: bool = True,
+    keep_infrastructure: bool = False,
+) -> TransitionSet:
+    """The transitions of the given rollouts in ``store`` (None: of all). See `make_transitions`. Raises `StoreError`."""
+    records = read_store(store, rollout_ids)
+    return make_transitions(records, selection, need_logprobs=need_logprobs, keep_infrastructure=keep_infrastructure)
 
 
 def assemble(
-    rollouts: Iterable[Rollout], attempts: Iterable[Attempt], calls: Iterable[CapturedCall], rewards: Iterable[Reward]
+    rollouts: Iterable[Rollout],
+    attempts: Iterable[Attempt],
+    calls: Iterable[CapturedCall],
+    rewards: Iterable[Reward],
+    spans: Iterable[Span] = (),
+    selection: Selection | None = None,
+    *,
+    need_logprobs: bool = True,
+    keep_infrastructure: bool = False,
 ) -> TransitionSet:
-    """As `build_transitions`, from values at hand. Pure: the same values give the same result in any order of rewards."""
-    calls_of: dict[tuple[str, int], list[CapturedCall]] = defaultdict(list)
-    for call in calls:
-        if call.rollout_id is not None and call.attempt is not None:
-            calls_of[call.rollout_id, call.attempt].append(call)
-    rewards_of: dict[tuple[str, int], list[Reward]] = defaultdict(list)
-    for reward in rewards:
-        if reward.rollout_id is not None and reward.attempt is not None:
-            rewards_of[reward.rollout_id, reward.attempt].append(reward)
-    attempts_of: dict[str, list[Attempt]] = defaultdict(list)
-    for attempt in attempts:
-        attempts_of[attempt.rollout_id].append(attempt)
+    """As `make_transitions`, from values at hand; ``spans`` are joined to the calls on the response's id."""
+    records = join(Records(tuple(rollouts), tuple(attempts), tuple(calls), tuple(rewards)), spans)
+    return make_transitions(records, selection, need_logprobs=need_logprobs, keep_infrastructure=keep_infrastructure)
+
+
+def make_transitions(
+    records: Records,
+    selection: Selection | None = None,
+    *,
+    need_logprobs: bool = False,
+    keep_infrastructure: bool = False,
+) -> TransitionSet:
+    """The transitions of ``records``. Pure: the same values give the same result, in whatever order they are.
+
+    Of each rollout the last closed attempt counts, and only when its outcome is the agent's doing: an attempt that ended
+    by infrastructure or timeout yields a diagnostic and no transition, unless ``keep_infrastructure``. Within an attempt
+    the turns are in the order in which the calls began. Rewards go to what their target names: a call; a tool call, that
+    is the call that proposed it; an attempt, that is its last selected call. Calls without token ids are left out with a
+    diagnostic, and so are those without log-probabilities where ``need_logprobs``. Callable from any thread.
+    """
+    found = list(records.diagnostics)
+    unassigned: list[Reward] = []
     transitions: list[Transition] = []
-    found: list[Diagnostic] = []
-    for rollout in rollouts:
-        attempt = _attempt_that_counts(rollout, attempts_of[rollout.rollout_id], found)
-        if attempt is not None:
-            key = (rollout.rollout_id, attempt.attempt)
-            transitions += _of_attempt(rollout, attempt, calls_of[key], rewards_of[key], found)
-    return TransitionSet(tuple(transitions), tuple(found))
+    calls_of = _calls_by_attempt(records, found)
+    rewards_of = _rewards_by_rollout(records, calls_of, found, unassigned)
+    attempts_of: dict[str, list[Attempt]] = defaultdict(list)
+    for attempt in records.attempts:
+        attempts_of[attempt.rollout_id].append(attempt)
+    work = _Work(Selecting(selection or Selection(), records), found, unassigned, need_logprobs, records.proposed_in)
+    for rollout in sorted(records.rollouts, key=lambda one: (one.created_at, one.rollout_id)):
+        attempts = attempts_of[rollout.rollout_id]
+        attempt = _attempt_that_counts(rollout, attempts, found, keep_infrastructure)
+        if attempt is None:
+            continue
+        others = [one.attempt for one in attempts if one.attempt != attempt.attempt]
+        elsewhere = [call for number in others for call in calls_of.get((rollout.rollout_id, number), ())]
+        transitions += work.of_attempt(
+            rollout,
+            attempt,
+            calls_of.get((rollout.rollout_id, attempt.attempt), ()),
+            rewards_of.get(rollout.rollout_id, ()),
+            elsewhere,
+            others,
+        )
+    found += work.selecting.missed()
+    found.sort(key=lambda one: (one.finding.value, one.subject, one.detail))
+    unassigned.sort(key=lambda one: (one.reward_id, one.dimension, repr(one.value)))
+    return TransitionSet(tuple(transitions), tuple(found), tuple(unassigned))
 
 
-def _attempt_that_counts(rollout: Rollout, attempts: Sequence[Attempt], found: list[Diagnostic]) -> Attempt | None:
-    closed = [attempt for attempt in attempts if attempt.outcome is not None]
+def _calls_by_attempt(records: Records, found: list[Diagnostic]) -> dict[tuple[str, int], list[CapturedCall]]:
+    known = {rollout.rollout_id for rollout in records.rollouts}
+    calls_of: dict[tuple[str, int], list[CapturedCall]] = {}
+    for call in records.calls:
+        rollout_id = call.rollout_id
+        if rollout_id is None or rollout_id not in known:
+            detail = (
+                "the call belongs to no rollout" if rollout_id is None else f"rollout {rollout_id} is not on record"
+            )
+            found.append(Diagnostic(Finding.NO_ROLLOUT_ID, call.response_id, detail))
+            continue
+        key = (rollout_id, call.attempt or 1)
+        listed = calls_of.get(key)
+        if listed is None:
+            calls_of[key] = [call]
+        else:
+            listed.append(call)
+    owners: dict[str, tuple[str, int]] = {}
+    for key, calls in calls_of.items():
+        if len(calls) > 1:
+            calls.sort(key=_order)
+            _drop_repeated(calls, found)
+        for call in calls:
+            owner = owners.setdefault(call.response_id, key)
+            if owner != key:
+                detail = f"in rollouts {' and '.join(sorted((owner[0], key[0])))}"
+                found.append(Diagnostic(Finding.DUPLICATE_CALL, call.response_id, detail))
+    return calls_of
+
+
+def _order(call: CapturedCall) -> tuple[float, str, int]:
+    return (call.started_at, call.response_id, call.choice)
+
+
+def _drop_repeated(calls: list[CapturedCall], found: list[Diagnostic]) -> None:
+    """Leaves one of calls that are the same twice. Different ones of one id stay, in an order of their contents."""
+    seen: dict[tuple[str, int], list[CapturedCall]] = {}
+    for call in calls:
+        seen.setdefault((call.response_id, call.choice), []).append(call)
+    if len(seen) == len(calls):
+        return
+    kept: list[CapturedCall] = []
+    for (response_id, _), same in seen.items():
+        different: dict[tuple[object, ...], CapturedCall] = {}
+        for call in same:
+            different.setdefault((call.prompt_ids, call.response_ids, call.logprobs), call)
+        if len(different) > 1:
+            found.append(Diagnostic(Finding.DUPLICATE_CALL, response_id, f"{len(different)} different calls"))
+        kept += [different[key] for key in sorted(different, key=repr)]
+    calls[:] = sorted(kept, key=_order)
+
+
+def _rewards_by_rollout(
+    records: Records,
+    calls_of: Mapping[tuple[str, int], Sequence[CapturedCall]],
+    found: list[Diagnostic],
+    unassigned: list[Reward],
+) -> dict[str, list[Reward]]:
+    known = {rollout.rollout_id for rollout in records.rollouts}
+    homeless = HomelessRewards(calls_of)
+    rewards_of: dict[str, list[Reward]] = {}
+    for reward in distinct(records.rewards, found):
+        rollout_id = reward.rollout_id if reward.rollout_id is not None else homeless.rollout_of(reward)
+        if rollout_id is None or rollout_id not in known:
+            where = "names no rollout" if rollout_id is None else f"names rollout {rollout_id}, which is not on record"
+            found.append(Diagnostic(Finding.UNKNOWN_REWARD_TARGET, reward.reward_id, f"it {where}"))
+            unassigned.append(reward)
+            continue
+        rewards_of.setdefault(rollout_id, []).append(reward)
+    return rewards_of
+
+
+def _attempt_that_counts(
+    rollout: Rollout, attempts: Sequence[Attempt], found: list[Diagnostic], keep_infrastructure: bool
+) -> Attempt | None:
+    # An attempt that others describe may have ended without their saying how.
+    closed = [attempt for attempt in attempts if attempt.outcome is not None or attempt.ended_at is not None]
     if len(closed) < len(attempts) or not attempts:
         found.append(Diagnostic(Finding.OPEN_ATTEMPT, rollout.rollout_id))
     if not closed:
         return None
     last = max(closed, key=lambda attempt: attempt.attempt)
-    if last.outcome is None or not last.outcome.trainable:
+    if last.outcome is None:
+        found.append(Diagnostic(Finding.NO_OUTCOME, rollout.rollout_id, f"attempt {last.attempt}"))
+    elif not last.outcome.trainable:
         found.append(Diagnostic(Finding.EXCLUDED_OUTCOME, rollout.rollout_id, f"{last.outcome}: {last.error or ''}"))
-        return None
+        return last if keep_infrastructure else None
     return last
 
 
-def _of_attempt(
-    rollout: Rollout,
-    attempt: Attempt,
-    calls: Sequence[CapturedCall],
-    rewards: Sequence[Reward],
-    found: list[Diagnostic],
-) -> list[Transition]:
-    usable = [call for call in calls if _usable(call, found)]
-    if not usable:
-        found.append(Diagnostic(Finding.NO_CALLS, rollout.rollout_id))
-        return []
-    if attempt.outcome is None:  # pragma: no cover - the caller passes closed attempts only
-        return []
-    if len({call.weights_version for call in usable}) > 1:
-        found.append(Diagnostic(Finding.MIXED_WEIGHTS, rollout.rollout_id))
-    earned = _rewards_by_call(rollout, usable, rewards, found)
-    return [
-        Transition(
-            run_id=rollout.run_id,
-            weights_version=call.weights_version,
-            model=call.model,
-            task_id=rollout.task_id,
-            rollout_id=rollout.rollout_id,
-            attempt=attempt.attempt,
-            turn=turn,
-            response_id=call.response_id,
-            agent=call.agent,
-            prompt_ids=call.prompt_ids or (),
-            response_ids=call.response_ids or (),
-            response_mask=(1,) * len(call.response_ids or ()),
-            logprobs=call.logprobs,
-            temperature=call.temperature,
-            finish_reason=call.finish_reason,
-            outcome=attempt.outcome,
-            rewards=earned[call.response_id],
-            truncated=call.finish_reason == "length",
-        )
-        for turn, call in enumerate(usable)
-    ]
+class _Work:
+    """What the attempts of one set share."""
+
+    def __init__(
+        self,
+        selecting: Selecting,
+        found: list[Diagnostic],
+        unassigned: list[Reward],
+        need_logprobs: bool,
+        proposed_in: Mapping[str, str],
+    ) -> None:
+        self.selecting = selecting
+        self._found = found
+        self._unassigned = unassigned
+        self._need_logprobs = need_logprobs
+        self._proposed_in = proposed_in
+
+    def of_attempt(
+        self,
+        rollout: Rollout,
+        attempt: Attempt,
+        calls: Sequence[CapturedCall],
+        rewards: Sequence[Reward],
+        elsewhere: Sequence[CapturedCall],
+        others: Sequence[int],
+    ) -> list[Transition]:
+        found = self._found
+        placed: list[PlacedCall] = []
+        chosen: list[CapturedCall] = []
+        for call in calls:
+            if not self.selecting.takes(call):
+                placed.append((call, NOT_SELECTED))
+            elif self._usable(call):
+                placed.append((call, len(chosen)))
+                chosen.append(call)
+            else:
+                placed.append((call, UNUSABLE))
+        if not chosen and not any(index == NOT_SELECTED for _, index in placed):
+            found.append(Diagnostic(Finding.NO_CALLS, rollout.rollout_id))
+        last = len(chosen) - 1 if chosen else None
+        targets = RewardTargets(rollout.rollout_id, attempt.attempt, placed, last, elsewhere, others)
+        earned = targets.assign(rewards, found, self._unassigned)
+        if len({call.weights_version for call in chosen}) > 1:
+            found.append(Diagnostic(Finding.MIXED_WEIGHTS, rollout.rollout_id))
+        if len(chosen) > 1:
+            find_drift(chosen, found)
+        return [
+            Transition(
+                rollout.run_id,
+                call.weights_version,
+                call.model,
+                rollout.task_id,
+                rollout.rollout_id,
+                attempt.attempt,
+                turn,
+                call.response_id,
+                call.agent,
+                call.prompt_ids or (),
+                call.response_ids or (),
+                _ones(len(call.response_ids or ())),
+                call.logprobs,
+                call.temperature,
+                call.finish_reason,
+                attempt.outcome,
+                earned.get(turn) or {},
+                truncated=call.finish_reason in _CUT_OFF,
+                choice=call.choice,
+                tool_call_ids=call.tool_call_ids,
+                parent_response_id=self._parent(call, placed),
+            )
+            for turn, call in enumerate(chosen)
+        ]
+
+    def _parent(self, call: CapturedCall, placed: Sequence[PlacedCall]) -> str | None:
+        """The call that proposed the tool call inside which ``call`` was made."""
+        tool_call = self._proposed_in.get(call.response_id)
+        if tool_call is None:
+            return None
+        proposers = {one.response_id for one, _ in placed if tool_call in one.tool_call_ids}
+        return next(iter(proposers)) if len(proposers) == 1 else None
+
+    def _usable(self, call: CapturedCall) -> bool:
+        found, logprobs = self._found, call.logprobs
+        if call.finish_reason == "cancelled":
+            found.append(Diagnostic(Finding.CANCELLED_REPLY, call.response_id))
+            return False
+        if not call.prompt_ids or not call.response_ids:
+            found.append(Diagnostic(Finding.NO_TOKEN_IDS, call.response_id))
+            return False
+        if logprobs is None:
+            found.append(Diagnostic(Finding.NO_LOGPROBS, call.response_id))
+            if self._need_logprobs:
+                return False
+        elif len(logprobs) != len(call.response_ids) or not _all_finite(logprobs):
+            found.append(Diagnostic(Finding.LENGTHS_DIFFER, call.response_id))
+            return False
+        if call.finish_reason in _CUT_OFF:
+            found.append(Diagnostic(Finding.TRUNCATED_REPLY, call.response_id))
+        return True
 
 
-def _usable(call: CapturedCall, found: list[Diagnostic]) -> bool:
-    if call.finish_reason == "cancelled":
-        found.append(Diagnostic(Finding.CANCELLED_REPLY, call.response_id))
-        return False
-    if not call.prompt_ids or not call.response_ids:
-        found.append(Diagnostic(Finding.NO_TOKEN_IDS, call.response_id))
-        return False
-    if call.logprobs is None:
-        found.append(Diagnostic(Finding.NO_LOGPROBS, call.response_id))
-        return False
-    if len(call.logprobs) != len(call.response_ids) or not all(map(math.isfinite, call.logprobs)):
-        found.append(Diagnostic(Finding.LENGTHS_DIFFER, call.response_id))
-        return False
-    if call.finish_reason == "length":
-        found.append(Diagnostic(Finding.TRUNCATED_REPLY, call.response_id))
-    return True
+def _all_finite(values: Sequence[float]) -> bool:
+    # A sum is finite only if all of it is; one that overflows is looked at number by number.
+    return math.isfinite(sum(values)) or all(map(math.isfinite, values))
 
 
-def _rewards_by_call(
-    rollout: Rollout, calls: Sequence[CapturedCall], rewards: Sequence[Reward], found: list[Diagnostic]
-) -> dict[str, dict[str, float]]:
-    proposed_by = {tool_call: call.response_id for call in calls for tool_call in call.tool_call_ids}
-    earned: dict[str, dict[str, float]] = {call.response_id: {} for call in calls}
-    final = False
-    # Sorted by id so that floating-point sums do not depend on the order of arrival.
-    for reward in sorted(rewards, key=lambda reward: reward.reward_id):
-        if reward.response_id is not None:
-            target = reward.response_id if reward.response_id in earned else None
-        elif reward.tool_call_id is not None:
-            target = proposed_by.get(reward.tool_call_id)
-        else:
-            target, final = calls[-1].response_id, True
-        if target is None:
-            found.append(Diagnostic(Finding.UNKNOWN_REWARD_TARGET, reward.reward_id, rollout.rollout_id))
-            continue
-        by_dimension = earned[target]
-        by_dimension[reward.dimension] = by_dimension.get(reward.dimension, 0.0) + reward.value
-    if not final:
-        found.append(Diagnostic(Finding.NO_FINAL_REWARD, rollout.rollout_id))
-    return earned
+_ONES: Final = (1,) * 4096
+
+
+def _ones(length: int) -> tuple[int, ...]:
+    return _ONES[:length] if length <= len(_ONES) else (1,) * length

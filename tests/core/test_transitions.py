@@ -14,11 +14,11 @@ from lgov_core.types import Attempt, CapturedCall, Outcome, Reward, Rollout
 
 
 def rollout(name: str, task: str = "t") -> Rollout:
-    return Rollout(name, task, "run", {})
+    return Rollout(name, task, "run", {}, 0.0)
 
 
 def attempt(name: str, number: int = 1, outcome: Outcome | None = Outcome.FAILED) -> Attempt:
-    return Attempt(name, number, 0.0, 1.0, outcome)
+    return Attempt(name, number, 0.0, None if outcome is None else 1.0, outcome)
 
 
 def captured(

@@ -294,7 +294,8 @@ def test_an_unedited_agent_is_governed_captured_and_rewarded(bench: Bench) -> No
     assert [(call.rollout_id, call.attempt, call.agent) for call in calls] == [(job.rollout_id, 1, "clerk")] * 3
     data = build_transitions(bench.store, [job.rollout_id])
     assert [turn.rewards for turn in data.transitions] == [{"compliance": -0.5}, {"air": 0.05}, {"task": 1.0}]
-    assert data.diagnostics == ()
+    # The scripted server counts words for tokens, so what it was sent again it was sent in other tokens.
+    assert set(data.counts()) <= {"retokenisation_drift"}
 
     with AuditLog(bench.folder / "audit.sqlite") as audit:
         acts = [entry for entry in audit.entries(job.rollout_id) if entry.point == "pre_tool_call" and entry.effect]

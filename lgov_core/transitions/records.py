@@ -1,0 +1,128 @@
+"""What is on record of rollouts: from a trace store, from spans, or from both, joined on the response's id."""
+
+from __future__ import annotations
+
+from collections.abc import Container, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from lgov_core.store.protocol import TraceStore
+from lgov_core.transitions.findings import Diagnostic, Finding
+from lgov_core.transitions.span_reading import SpanReading
+from lgov_core.transitions.span_tree import SpanTree
+from lgov_core.types import Attempt, CapturedCall, Reward, Rollout, Span
+
+_NO_TREE = SpanTree((), [])
+
+
+@dataclass(frozen=True, slots=True)
+class Records:
+    """Rollouts with everything that belongs to them, in any order; and what was found wrong while reading.
+
+    ``origins`` are the spans that describe a call, by its response id, and ``tree`` the tree they stand in: what a
+    selection by span attributes looks at. ``proposed_in`` says for calls that were made inside a tool call which tool
+    call that was. All three are empty where there were no spans.
+    """
+
+    rollouts: tuple[Rollout, ...] = ()
+    attempts: tuple[Attempt, ...] = ()
+    calls: tuple[CapturedCall, ...] = ()
+    rewards: tuple[Reward, ...] = ()
+    spans: tuple[Span, ...] = ()
+    diagnostics: tuple[Diagnostic, ...] = ()
+    origins: Mapping[str, Sequence[Span]] = field(default_factory=dict[str, Sequence[Span]], repr=False, compare=False)
+    proposed_in: Mapping[str, str] = field(default_factory=dict[str, str], repr=False, compare=False)
+    tree: SpanTree = field(default=_NO_TREE, repr=False, compare=False)
+
+
+def read_spans(spans: Iterable[Span]) -> Records:
+    """What spans in the documented format (docs/data.md) say about rollouts, attempts, calls and rewards.
+
+    Pure: the same spans give the same records in whatever order they come, and a span that comes twice counts once. What
+    a span does not say is taken from the spans above it (rollout, attempt, agent), never from clocks. A span without a
+    rollout is left out, with a diagnostic if it is a call or a reward. Never raises for what a span says.
+    """
+    return _read(SpanReading(spans))
+
+
+def _read(reading: SpanReading, rollouts: Container[str] = (), attempted: Container[str] = ()) -> Records:
+    read = Records(
+        rollouts=tuple(reading.rollouts(rollouts)),
+        attempts=tuple(reading.attempts(attempted)),
+        calls=tuple(reading.calls()),
+        rewards=tuple(reading.rewards),
+        spans=tuple(reading.tree.kept),
+        origins=reading.origins,
+        proposed_in=reading.proposed_in,
+        tree=reading.tree,
+    )
+    return replace(read, diagnostics=tuple(reading.found))  # all of them: reading goes on while it is asked
+
+
+def read_store(store: TraceStore, rollout_ids: Sequence[str] | None = None) -> Records:
+    """What a trace store holds of the given rollouts (None: of all), its spans joined in. Raises `StoreError`."""
+    recorded = Records(
+        rollouts=tuple(store.rollouts(ids=rollout_ids)),
+        attempts=tuple(store.attempts(rollout_ids)),
+        calls=tuple(store.calls(rollout_ids)),
+        rewards=tuple(store.rewards(rollout_ids)),
+    )
+    return join(recorded, store.spans(rollout_ids))
+
+
+def join(recorded: Records, spans: Iterable[Span]) -> Records:
+    """``recorded`` with what ``spans`` add.
+
+    The record is the truth where it says something: tokens of a captured call, how an attempt ended, a rollout's task.
+    Spans that name the same response id add the agent's name, the rollout and the tool calls where the record has none,
+    and stand in for calls that were not captured. Tokens that a span claims otherwise are a finding.
+    """
+    rollouts = {rollout.rollout_id for rollout in recorded.rollouts}
+    # A record that has no attempt of a rollout leaves it to the spans; one that has some knows all of them.
+    attempted = {attempt.rollout_id for attempt in recorded.attempts}
+    told = _read(SpanReading(spans), rollouts, attempted)
+    if not told.spans:
+        return recorded
+    found = [*recorded.diagnostics, *told.diagnostics]
+    by_response: dict[str, list[CapturedCall]] = {}
+    for call in told.calls:
+        by_response.setdefault(call.response_id, []).append(call)
+    captured = {(call.response_id, call.choice) for call in recorded.calls}
+    responses = {response_id for response_id, _ in captured}
+    calls = [_joined(call, by_response.get(call.response_id, ()), found) for call in recorded.calls]
+    for call in told.calls:
+        # What only describes a reply without its tokens says nothing about a further choice.
+        if (call.response_id, call.choice) not in captured and not (
+            call.response_ids is None and call.response_id in responses
+        ):
+            calls.append(call)
+    rewards = {reward.reward_id for reward in recorded.rewards}
+    return replace(
+        told,
+        rollouts=(*recorded.rollouts, *told.rollouts),
+        attempts=(*recorded.attempts, *told.attempts),
+        calls=tuple(calls),
+        rewards=(*recorded.rewards, *(one for one in told.rewards if one.reward_id not in rewards)),
+        diagnostics=tuple(found),
+    )
+
+
+def _joined(call: CapturedCall, told: Sequence[CapturedCall], found: list[Diagnostic]) -> CapturedCall:
+    if not told:
+        return call
+    agent, rollout_id, attempt, tools = call.agent, call.rollout_id, call.attempt, call.tool_call_ids
+    for one in told:
+        agent = agent or one.agent
+        if rollout_id is None and one.rollout_id is not None:
+            rollout_id, attempt = one.rollout_id, one.attempt
+        if one.choice == call.choice:
+            tools = tools or one.tool_call_ids
+            if one.response_ids is not None and (one.prompt_ids, one.response_ids) != (
+                call.prompt_ids,
+                call.response_ids,
+            ):
+                found.append(
+                    Diagnostic(Finding.CLAIM_DIFFERS, call.response_id, "a span names other tokens than were captured")
+                )
+    if (agent, rollout_id, tools) == (call.agent, call.rollout_id, call.tool_call_ids):
+        return call
+    return replace(call, agent=agent, rollout_id=rollout_id, attempt=attempt, tool_call_ids=tools)

@@ -1,0 +1,167 @@
+"""Rewards find what they name. A target is a call, a tool call or an attempt; nothing is guessed from order or time."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Final
+
+from lgov_core.transitions.findings import Diagnostic, Finding
+from lgov_core.types import CapturedCall, Reward
+
+#: Where a reward goes that names a call without a transition: one that cannot be trained on, or was not selected.
+UNUSABLE: Final = -1
+NOT_SELECTED: Final = -2
+
+#: A call of the attempt, and the index of its transition or one of the two above.
+PlacedCall = tuple[CapturedCall, int]
+
+
+def distinct(rewards: Iterable[Reward], found: list[Diagnostic]) -> list[Reward]:
+    """Rewards without those that came twice. One id with different contents is a finding, and both stay."""
+    known: dict[str, Reward] = {}
+    kept: list[Reward] = []
+    for reward in rewards:
+        first = known.setdefault(reward.reward_id, reward)
+        if first is not reward:
+            if first == reward or any(one == reward for one in kept if one.reward_id == reward.reward_id):
+                continue
+            # What is not a number is never equal to itself.
+            if math.isnan(first.value) and math.isnan(reward.value):
+                continue
+            found.append(Diagnostic(Finding.DUPLICATE_REWARD, reward.reward_id, "two different rewards of one id"))
+        kept.append(reward)
+    return kept
+
+
+class HomelessRewards:
+    """Finds the rollout of rewards that name a call or tool call but no rollout. The index is made when one comes."""
+
+    def __init__(self, calls: Mapping[tuple[str, int], Sequence[CapturedCall]]) -> None:
+        self._calls = calls
+        self._index: dict[tuple[str, str], set[str]] | None = None
+
+    def rollout_of(self, reward: Reward) -> str | None:
+        """The one rollout that has the reward's target; None where there is none or several."""
+        if self._index is None:
+            self._index = {}
+            for (rollout_id, _), calls in self._calls.items():
+                for call in calls:
+                    self._index.setdefault(("call", call.response_id), set()).add(rollout_id)
+                    for tool_call in call.tool_call_ids:
+                        self._index.setdefault(("tool", tool_call), set()).add(rollout_id)
+        if reward.response_id is not None:
+            owners = self._index.get(("call", reward.response_id), set())
+        elif reward.tool_call_id is not None:
+            owners = self._index.get(("tool", reward.tool_call_id), set())
+        else:
+            return None
+        return next(iter(owners)) if len(owners) == 1 else None
+
+
+class RewardTargets:
+    """What the rewards of one attempt are put on.
+
+    ``placed`` are the calls of the attempt in their order, ``last`` the index of the last transition (None without
+    any), ``elsewhere`` the calls of the rollout's other attempts: their rewards went with them.
+    """
+
+    def __init__(
+        self,
+        rollout_id: str,
+        attempt: int,
+        placed: Sequence[PlacedCall],
+        last: int | None,
+        elsewhere: Sequence[CapturedCall],
+        other_attempts: Iterable[int],
+    ) -> None:
+        self._rollout_id = rollout_id
+        self._attempt = attempt
+        self._last = last
+        self._elsewhere = elsewhere
+        self._others = frozenset(other_attempts)
+        self._calls: dict[str, list[PlacedCall]] = {}
+        self._tools: dict[str, list[PlacedCall]] = {}
+        for one in placed:
+            call = one[0]
+            self._calls.setdefault(call.response_id, []).append(one)
+            for tool_call in call.tool_call_ids:
+                self._tools.setdefault(tool_call, []).append(one)
+
+    def assign(
+        self, rewards: Iterable[Reward], found: list[Diagnostic], unassigned: list[Reward]
+    ) -> dict[int, dict[str, float]]:
+        """What each transition (by index) earned, by dimension. What finds no transition is told and kept apart.
+
+        Sums are exact (`math.fsum`), so no order of rewards changes them.
+        """
+        earned: dict[int, dict[str, list[float]]] = {}
+        final = False
+        for reward in rewards:
+            if not math.isfinite(reward.value):
+                self._leave(reward, Finding.INVALID_REWARD, f"its value is {reward.value}", found, unassigned)
+                continue
+            if reward.response_id is None and reward.tool_call_id is None:
+                target = self._of_attempt(reward, found, unassigned)
+                final = final or target is not None
+            else:
+                target = self._of_call(reward, found, unassigned)
+            if target is not None and target >= 0:
+                earned.setdefault(target, {}).setdefault(reward.dimension, []).append(reward.value)
+        if not final and self._last is not None:
+            found.append(Diagnostic(Finding.NO_FINAL_REWARD, self._rollout_id))
+        return {
+            target: {name: math.fsum(values) for name, values in sorted(parts.items())}
+            for target, parts in earned.items()
+        }
+
+    def _of_attempt(self, reward: Reward, found: list[Diagnostic], unassigned: list[Reward]) -> int | None:
+        if reward.attempt is not None and reward.attempt != self._attempt:
+            if reward.attempt not in self._others:
+                self._leave(
+                    reward, Finding.UNKNOWN_REWARD_TARGET, f"there is no attempt {reward.attempt}", found, unassigned
+                )
+            return None
+        if self._last is None:
+            self._leave(reward, Finding.UNASSIGNED_REWARD, "no transition of the attempt", found, unassigned)
+            return NOT_SELECTED
+        return self._last
+
+    def _of_call(self, reward: Reward, found: list[Diagnostic], unassigned: list[Reward]) -> int | None:
+        named = reward.response_id
+        if named is not None:
+            what, meant = f"call {named}", self._calls.get(named, [])
+        else:
+            named = reward.tool_call_id or ""
+            what, meant = f"tool call {named}", self._tools.get(named, [])
+        if reward.response_id is not None and len({call.choice for call, _ in meant}) > 1:
+            if reward.choice is None:
+                detail = f"{what} has several choices and the reward names none: it goes to the first"
+                found.append(Diagnostic(Finding.AMBIGUOUS_REWARD_TARGET, reward.reward_id, detail))
+            wanted = min(call.choice for call, _ in meant) if reward.choice is None else reward.choice
+            meant = [one for one in meant if one[0].choice == wanted]
+        elif reward.choice is not None:
+            meant = [one for one in meant if one[0].choice == reward.choice]
+        if len(meant) == 1:
+            target = meant[0][1]
+            if target == UNUSABLE:
+                self._leave(reward, Finding.UNASSIGNED_REWARD, f"{what} has no transition", found, unassigned)
+            return target
+        if meant:
+            self._leave(
+                reward, Finding.AMBIGUOUS_REWARD_TARGET, f"{len(meant)} calls answer to {what}", found, unassigned
+            )
+        elif not self._was_elsewhere(reward):
+            self._leave(reward, Finding.UNKNOWN_REWARD_TARGET, f"there is no {what}", found, unassigned)
+        return None
+
+    def _was_elsewhere(self, reward: Reward) -> bool:
+        if reward.response_id is not None:
+            return any(call.response_id == reward.response_id for call in self._elsewhere)
+        return any(reward.tool_call_id in call.tool_call_ids for call in self._elsewhere)
+
+    def _leave(
+        self, reward: Reward, finding: Finding, why: str, found: list[Diagnostic], unassigned: list[Reward]
+    ) -> None:
+        found.append(Diagnostic(finding, reward.reward_id, f"{self._rollout_id}: {why}"))
+        unassigned.append(reward)

@@ -1,0 +1,154 @@
+"""Values of span attributes, checked: what is not of its kind is None, and never something like it."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final, TypeAlias
+
+from lgov_core.trace import semconv
+from lgov_core.types import JSONValue
+
+#: Prompt ids, response ids and logprobs.
+Tokens: TypeAlias = tuple[tuple[int, ...] | None, tuple[int, ...] | None, tuple[float, ...] | None]
+
+#: What a tool call is called as a part of a message, by the API that the message comes from.
+_CALL_PARTS: Final = frozenset({"tool_call", "tool_use", "function_call"})
+
+_TOKEN_ATTRIBUTES: Final = (semconv.PROMPT_TOKEN_IDS, semconv.RESPONSE_TOKEN_IDS, semconv.RESPONSE_LOGPROBS)
+
+
+def text_of(value: object) -> str | None:
+    """``value`` if it is text and not empty."""
+    return value if isinstance(value, str) and value else None
+
+
+def number_of(value: object) -> float:
+    """``value`` as a float; NaN for what is no number (truth values and numbers written as text are none)."""
+    if type(value) is float:
+        return value
+    if type(value) is int:
+        try:
+            return float(value)
+        except OverflowError:
+            return math.nan
+    return math.nan
+
+
+def number_or(value: object, otherwise: float) -> float:
+    """``value`` as a float, ``otherwise`` for what is no finite number."""
+    number = number_of(value)
+    return number if math.isfinite(number) else otherwise
+
+
+def version_of(value: object) -> int | None:
+    """A weights version: an integer from 0 on, or one written as text."""
+    if isinstance(value, str) and value.isascii() and value.isdigit() and len(value) < 19:
+        value = int(value)
+    return value if type(value) is int and value >= 0 else None
+
+
+def tokens_of(attributes: Mapping[str, JSONValue]) -> Tokens:
+    """The exact tokens that a call's span claims; None for each part that is missing or is no list of numbers."""
+    get = attributes.get
+    return (
+        _integers(get(semconv.PROMPT_TOKEN_IDS)),
+        _integers(get(semconv.RESPONSE_TOKEN_IDS)),
+        _numbers(get(semconv.RESPONSE_LOGPROBS)),
+    )
+
+
+def unreadable_tokens(attributes: Mapping[str, JSONValue], tokens: Tokens) -> list[str]:
+    """The names in ``attributes`` that should hold tokens or logprobs and do not."""
+    return [
+        name
+        for name, read in zip(_TOKEN_ATTRIBUTES, tokens, strict=True)
+        if read is None and attributes.get(name) is not None
+    ]
+
+
+def tokens_agree(one: Tokens, other: Tokens) -> bool:
+    """Whether two claims can be of one call: they differ in nothing that both name."""
+    return all(mine is None or yours is None or mine == yours for mine, yours in zip(one, other, strict=True))
+
+
+def finish_reason_of(value: object) -> str:
+    """The first of a call's finish reasons, empty when none is known."""
+    if isinstance(value, Sequence) and not isinstance(value, str) and value:
+        value = value[0]
+    return value if isinstance(value, str) else ""
+
+
+def messages_of(value: object) -> dict[str, Any]:
+    """``{"messages": [...]}`` from the JSON text of messages; empty for what is none."""
+    if isinstance(value, str):
+        try:
+            value = json.loads(value)
+        except (ValueError, RecursionError):
+            return {}
+    return {"messages": value} if isinstance(value, list) else {}
+
+
+def proposed_tool_calls(attributes: Mapping[str, JSONValue]) -> tuple[str, ...]:
+    """The ids of the tool calls that a reply proposed, as its span names them: by an attribute, or in the reply's messages."""
+    listed, single = attributes.get(semconv.TOOL_CALL_IDS), attributes.get(semconv.TOOL_CALL_ID)
+    said = attributes.get(semconv.OUTPUT_MESSAGES)
+    if listed is None and single is None and said is None:
+        return ()
+    named: dict[str, None] = {}
+    for value in (listed, single):
+        for one in [value] if isinstance(value, str) else value if isinstance(value, Sequence) else ():
+            if isinstance(one, str) and one:
+                named[one] = None
+    if said is not None and not (isinstance(said, str) and "call" not in said and "tool_use" not in said):
+        named.update(dict.fromkeys(_ids_in(messages_of(said).get("messages"))))
+    return tuple(named)
+
+
+def _ids_in(said: object) -> Iterator[str]:
+    """Walks messages of any API. Depth costs no recursion: the reply may be anybody's."""
+    waiting: list[tuple[Any, bool]] = [(said, False)]
+    while waiting:
+        here, is_call = waiting.pop()
+        if isinstance(here, list):
+            waiting.extend((item, is_call) for item in reversed(here))
+        elif isinstance(here, Mapping):
+            if is_call or here.get("type") in _CALL_PARTS:
+                call_id = here.get("call_id") or here.get("id")
+                if isinstance(call_id, str) and call_id:
+                    yield call_id
+                continue
+            for name in ("tool_calls", "message", "parts", "content", "output"):
+                if isinstance(inner := here.get(name), list | Mapping):
+                    waiting.append((inner, name == "tool_calls"))
+
+
+def _listed(value: object) -> Sequence[Any] | None:
+    if isinstance(value, str):
+        try:
+            value = json.loads(value)
+        except (ValueError, RecursionError):
+            return None
+    return value if isinstance(value, list | tuple) else None
+
+
+def _integers(value: object) -> tuple[int, ...] | None:
+    listed = _listed(value)
+    if listed is None:
+        return None
+    try:
+        # One float makes the sum a float and text raises: a check of every element at the speed of `sum`.
+        return tuple(listed) if type(sum(listed)) is int else None
+    except TypeError:
+        return None
+
+
+def _numbers(value: object) -> tuple[float, ...] | None:
+    listed = _listed(value)
+    if listed is None:
+        return None
+    try:
+        return tuple(listed) if type(sum(listed)) in (float, int) else None
+    except TypeError:
+        return None
