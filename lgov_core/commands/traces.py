@@ -12,6 +12,7 @@ import click
 from lgov_core.commands.group import Exit, exit_status, json_option
 from lgov_core.commands.output import console, write_json, write_table
 from lgov_core.commands.recorded import opened_store
+from lgov_core.commands.traces_send import send
 from lgov_core.errors import ModelError
 from lgov_core.types import Outcome
 
@@ -25,6 +26,9 @@ _FINDINGS_SHOWN = 5
 @click.group()
 def traces() -> None:
     """Look at recorded rollouts, step by step."""
+
+
+traces.add_command(send)
 
 
 @traces.command("list", epilog=exit_status(Exit.OK, Exit.FINDING, Exit.USAGE))

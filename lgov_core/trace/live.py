@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from lgov_core.scope import RolloutScope, current_scope
 from lgov_core.trace import semconv
+from lgov_core.trace.otlp_span import nanoseconds
 from lgov_core.types import JSONValue, Span
 
 if TYPE_CHECKING:
@@ -68,15 +69,17 @@ def current_span() -> LiveSpan | None:
 class LiveSpan:
     """A span that has begun: ``operation`` and ``name`` make its name, ``span_id`` (16 hex digits) is unique.
 
-    Its parent is ``parent`` or else the current span, its rollout the one in whose scope it began. ``started_at`` (Unix
-    time in seconds) is when it began, if that was not now. Whoever opens it
-    must `end` it, once; what is ended already stays as it was. Attributes that hold content (`semconv`: messages,
-    arguments, results, error texts) are dropped at once unless ``observer.capture_content``; OpenTelemetry gets them
-    only if the environment variable `CONTENT_VARIABLE` says so too. Used by one task or thread at a time.
+    ``trace_id`` is that of OpenTelemetry's trace where the program exports one, else None. Its parent is ``parent`` or
+    else the current span, its rollout the one in whose scope it began. ``started_at`` (Unix time in seconds) is when it
+    began, if that was not now. Whoever opens it must `end` it, once; what is ended already stays as it was. Attributes
+    that hold content (`semconv`: messages, arguments, results, error texts) are dropped at once unless
+    ``observer.capture_content``; OpenTelemetry gets them only if the environment variable `CONTENT_VARIABLE` says so
+    too. Used by one task or thread at a time.
     """
 
     __slots__ = (
-        "_observer", "_otel", "attributes", "ended", "name", "operation", "parent_id", "scope", "span_id", "started_at"
+        "_observer", "_otel", "attributes", "ended", "name", "operation", "parent_id", "scope", "span_id", "started_at",
+        "trace_id",
     )  # fmt: skip
 
     def __init__(
@@ -99,6 +102,7 @@ class LiveSpan:
         self.attributes: dict[str, JSONValue] = {semconv.OPERATION: operation}
         self._otel = _begin_otel(self, parent) if observer.exports_spans else None
         self.span_id = _otel_id(self._otel) or secrets.token_hex(8)
+        self.trace_id = _otel_trace(self._otel)
         self.parent_id = parent.span_id if parent is not None else None
         if attributes:
             self.set(attributes)
@@ -155,6 +159,7 @@ class LiveSpan:
                 scope.rollout_id if scope else None,
                 scope.attempt if scope else None,
                 self.parent_id,
+                self.trace_id,
             )
         )
 
@@ -190,7 +195,7 @@ def _begin_otel(span: LiveSpan, parent: LiveSpan | None) -> Any:
     elsewhere = parent is not None and parent is not _CURRENT.get() and parent._otel is not None
     context = api.set_span_in_context(parent._otel) if parent is not None and elsewhere else None
     kind = api.SpanKind.CLIENT if span.operation == semconv.CHAT else api.SpanKind.INTERNAL
-    otel = _tracer(api).start_span(span.title, context, kind, start_time=_nanoseconds(span.started_at))
+    otel = _tracer(api).start_span(span.title, context, kind, start_time=nanoseconds(span.started_at))
     if otel.is_recording():
         return otel
     # No tracer provider: our own ids, so that whoever reads the context all the same finds a parent.
@@ -208,6 +213,11 @@ def _tracer(api: ModuleType) -> Any:
 
 def _otel_id(otel: Any) -> str | None:
     return None if otel is None else f"{otel.get_span_context().span_id:016x}"
+
+
+def _otel_trace(otel: Any) -> str | None:
+    """The trace of a span that the program exports: one that goes nowhere is in no trace that anybody could look up."""
+    return f"{otel.get_span_context().trace_id:032x}" if otel is not None and otel.is_recording() else None
 
 
 def _attach_otel(otel: Any) -> Any:
@@ -235,8 +245,4 @@ def _end_otel(otel: Any, span: LiveSpan, ended_at: float | None) -> None:
         if (error := span.attributes.get(semconv.ERROR_TYPE)) is not None:
             api: Any = _api()
             otel.set_status(api.StatusCode.ERROR, str(error))
-    otel.end(_nanoseconds(ended_at if ended_at is not None else time.time()))
-
-
-def _nanoseconds(seconds: float) -> int:
-    return int(seconds * 1e9)
+    otel.end(nanoseconds(ended_at if ended_at is not None else time.time()))

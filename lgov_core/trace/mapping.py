@@ -33,6 +33,9 @@ _FAMILIES: Final = tuple(
 )
 _EVENTS: Final = frozenset(name for events in MESSAGE_EVENTS.values() for name in events) | {"exception"}
 
+#: Operations whose spans are what an evaluation on them judges.
+_JUDGED_ITSELF: Final = frozenset({semconv.CHAT, semconv.TEXT_COMPLETION, "generate_content", semconv.EXECUTE_TOOL})
+
 _MESSAGES: Final = (semconv.INPUT_MESSAGES, semconv.OUTPUT_MESSAGES)
 
 
@@ -67,20 +70,28 @@ def canonical(span: Span) -> Span:
 
 
 def states_result(span: Span) -> bool:
-    """Whether ``span`` says how an attempt as a whole went: its outcome, or a reward that names no call."""
-    found = canonical(span)
-    attributes = found.attributes
+    """Whether ``span`` says how an attempt as a whole went: its outcome, or a reward or evaluation that names no call.
+
+    Asked of a span as it came, and of what `canonical` makes of it: one of the two is enough.
+    """
+    return _states_result(span) or _states_result(canonical(span))
+
+
+def _states_result(span: Span) -> bool:
+    attributes = span.attributes
     if attributes.get(semconv.OUTCOME) is not None:
         return True
-    if _names_call(attributes):
-        return False
-    if found.name == semconv.REWARD_SPAN_NAME or semconv.REWARD_VALUE in attributes:
-        return True
-    return any(event.name == semconv.EVALUATION_EVENT and not _names_call(event.attributes) for event in found.events)
+    if span.name == semconv.REWARD_SPAN_NAME or semconv.REWARD_VALUE in attributes:
+        if not _names_call(attributes):
+            return True
+    elif attributes.get(semconv.OPERATION) in _JUDGED_ITSELF:
+        return False  # an evaluation of a call judges that call
+    return any(event.name == semconv.EVALUATION_EVENT and not _names_call(event.attributes) for event in span.events)
 
 
 def _names_call(attributes: Mapping[str, JSONValue]) -> bool:
-    return any(attributes.get(name) for name in (semconv.RESPONSE_ID, semconv.TOOL_CALL_ID))
+    named = (attributes.get(name) for name in (semconv.RESPONSE_ID, semconv.TOOL_CALL_ID))
+    return any(isinstance(one, str) and one != "" for one in named)
 
 
 def _is_ours(span: Span) -> bool:

@@ -123,6 +123,7 @@ def span_of(found: OTLPSpan, resource: Mapping[str, JSONValue], scope: Scope) ->
     if found.start_ns < 0 or found.end_ns < 0:
         raise BadSpan(f"span {found.name[:60]!r} has a time before 1970")
     attributes = found.attributes
+    attributes.pop(semconv.CLAIMED, None)  # whatever comes in is a claim
     _add_elsewhere(attributes, found, scope)
     for name in identity.OF_RESOURCE:
         if name in resource and (name, resource[name]) != (semconv.SERVICE_NAME, OUR_SCOPE):
@@ -197,6 +198,8 @@ def otlp_of(span: Span, trace_id: str, span_id: str, parent_id: str = "") -> OTL
     message = given.get(semconv.STATUS_DESCRIPTION)
     attributes = {name: value for name, value in given.items() if name not in _ELSEWHERE}
     identity.put(attributes, span.rollout_id, span.attempt)
+    if span.claimed:
+        attributes[semconv.CLAIMED] = True
     return OTLPSpan(
         trace_id,
         span_id,

@@ -104,6 +104,9 @@ EVALUATION_EXPLANATION: Final = "gen_ai.evaluation.explanation"
 ROLLOUT_SPAN_NAME: Final = "lgov.rollout"
 RUN_ID: Final = "lgov.run_id"
 
+# On a span that is sent elsewhere: it came in from outside, so that it proves nothing there either.
+CLAIMED: Final = "lgov.claimed"
+
 # What an OTLP span has besides its attributes, under the names that OpenTelemetry gives it where there is no field for it.
 SCOPE_NAME: Final = "otel.scope.name"
 SCOPE_VERSION: Final = "otel.scope.version"

@@ -319,7 +319,11 @@ def evaluated(**target: Any) -> SpanEvent:
         (rewarded(), True),
         (claim({}, evaluated()), True),
         (claim({}, evaluated(**{semconv.RESPONSE_ID: "c"})), False),
-        (claim({semconv.RESPONSE_ID: "c"}, evaluated()), False),
+        (claim({semconv.OPERATION: "chat"}, evaluated()), False),
+        (claim({semconv.OPERATION: "execute_tool"}, evaluated()), False),
+        (claim({semconv.OPERATION: "invoke_agent", semconv.RESPONSE_ID: "c"}, evaluated()), True),
+        (claim({semconv.REWARD_VALUE: 1.0, semconv.RESPONSE_ID: 5}, name="lgov.reward"), True),
+        (claim({semconv.REWARD_VALUE: 1.0, "gen_ai.completion.0.id": "c"}, name="lgov.reward"), True),
         (claim({semconv.OPERATION: "chat"}), False),
     ],
 )

@@ -1,0 +1,173 @@
+"""A rollout as spans: what a trace store holds of it, in the documented attributes (docs/data.md)."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Protocol
+
+from lgov_core.trace import semconv
+from lgov_core.types import Attempt, CapturedCall, JSONValue, Reward, Rollout, Span
+
+#: What a call is in the conventions' words, by the API it was made over. Others are chats.
+_OPERATIONS = {"completions": semconv.TEXT_COMPLETION, "embeddings": semconv.EMBEDDINGS}
+
+
+class RolloutReader(Protocol):
+    """The reading part of a trace store. See `lgov_core.store.protocol.TraceStore`."""
+
+    def rollouts(self, *, run_id: str | None = None, ids: Sequence[str] | None = None) -> list[Rollout]:
+        """Rollouts, all or those of a run, or those with the given ids."""
+        ...
+
+    def attempts(self, rollout_ids: Sequence[str] | None = None) -> list[Attempt]:
+        """Attempts, all or those of the given rollouts."""
+        ...
+
+    def calls(self, rollout_ids: Sequence[str] | None = None) -> Iterator[CapturedCall]:
+        """Captured calls, all or those of the given rollouts."""
+        ...
+
+    def rewards(self, rollout_ids: Sequence[str] | None = None) -> list[Reward]:
+        """Rewards, all or those of the given rollouts."""
+        ...
+
+    def spans(self, rollout_ids: Sequence[str] | None = None) -> list[Span]:
+        """Spans, all or those of the given rollouts."""
+        ...
+
+
+def rollout_spans(store: RolloutReader, rollout_id: str) -> list[Span]:
+    """Everything that ``store`` holds of a rollout, as spans.
+
+    Each attempt is a span ``lgov.rollout`` with its task, run and outcome. Below it stand the recorded spans that have no
+    parent, the captured calls (below the span of the same response, where the agent's side recorded one) and the
+    rewards, as spans ``lgov.reward``. Ids that are made here are made of the ids that things have, so they are always
+    the same. Raises `StoreError` for what cannot be read.
+    """
+    ids = [rollout_id]
+    spans, calls, rewards = store.spans(ids), list(store.calls(ids)), store.rewards(ids)
+    rollout = next(iter(store.rollouts(ids=ids)), None)
+    attempts = {attempt.attempt: attempt for attempt in store.attempts(ids)}
+    times = [one.started_at for one in (*spans, *calls)] or [rollout.created_at if rollout else 0.0]
+    for number in {one.attempt or 1 for one in (*spans, *calls, *rewards)} - attempts.keys():
+        attempts[number] = Attempt(rollout_id, number, min(times))
+    known = {attempt.attempt: _attempt_span(rollout, attempt) for attempt in attempts.values()}
+    shown = {
+        str(span.attributes[semconv.RESPONSE_ID]): span
+        for span in spans
+        if not span.claimed and span.attributes.get(semconv.RESPONSE_ID) is not None
+    }
+    made = [known[number] for number in sorted(known)]
+    made += [_under(known, span) for span in spans]
+    made += [_call_span(call, known[call.attempt or 1], shown.get(call.response_id)) for call in calls]
+    made += [_reward_span(reward, known[reward.attempt or 1]) for reward in rewards]
+    return made
+
+
+def _under(attempts: Mapping[int, Span], span: Span) -> Span:
+    """A span at the top of its attempt stands under the attempt's; one of a trace of its own stays where it was."""
+    if span.parent_id is not None or span.trace_id is not None:
+        return span
+    return replace(span, parent_id=attempts[span.attempt or 1].span_id)
+
+
+def _attempt_span(rollout: Rollout | None, attempt: Attempt) -> Span:
+    return Span(
+        semconv.ROLLOUT_SPAN_NAME,
+        f"{attempt.rollout_id}/{attempt.attempt}",
+        attempt.started_at,
+        attempt.ended_at,
+        _without_none(
+            {
+                semconv.TASK_ID: rollout.task_id if rollout else None,
+                semconv.RUN_ID: (rollout.run_id or None) if rollout else None,
+                semconv.OUTCOME: attempt.outcome.value if attempt.outcome else None,
+                semconv.ERROR_MESSAGE: attempt.error,
+            }
+        ),
+        attempt.rollout_id,
+        attempt.attempt,
+    )
+
+
+def _call_span(call: CapturedCall, of_attempt: Span, shown: Span | None) -> Span:
+    operation = _OPERATIONS.get(call.route, semconv.CHAT)
+    above = of_attempt if shown is None else shown
+    return Span(
+        f"{operation} {call.model}",
+        f"{call.response_id}#{call.choice}",
+        call.started_at,
+        call.ended_at,
+        _without_none(
+            {
+                semconv.OPERATION: operation,
+                semconv.SPAN_KIND: "server",
+                semconv.AGENT_NAME: call.agent,
+                semconv.REQUEST_MODEL: call.model,
+                semconv.RESPONSE_MODEL: call.model,
+                semconv.REQUEST_TEMPERATURE: call.temperature,
+                semconv.REQUEST_TOP_P: call.top_p,
+                semconv.RESPONSE_ID: call.response_id,
+                semconv.CHOICE: call.choice or None,
+                semconv.FINISH_REASONS: [call.finish_reason] if call.finish_reason else None,
+                semconv.TOOL_CALL_IDS: list(call.tool_call_ids) or None,
+                semconv.INPUT_TOKENS: None if call.prompt_ids is None else len(call.prompt_ids),
+                semconv.OUTPUT_TOKENS: None if call.response_ids is None else len(call.response_ids),
+                semconv.PROMPT_TOKEN_IDS: _list(call.prompt_ids),
+                semconv.RESPONSE_TOKEN_IDS: _list(call.response_ids),
+                semconv.RESPONSE_LOGPROBS: _list(call.logprobs),
+                semconv.WEIGHTS_VERSION: call.weights_version,
+                semconv.INPUT_MESSAGES: _messages(call.request.get("messages", call.request.get("input"))),
+                semconv.OUTPUT_MESSAGES: _messages(_reply(call)),
+            }
+        ),
+        of_attempt.rollout_id,
+        of_attempt.attempt,
+        above.span_id,
+        above.trace_id,
+    )
+
+
+def _reply(call: CapturedCall) -> Any:
+    """What was answered, in the words of the API it was asked over."""
+    choices = call.response.get("choices")
+    if isinstance(choices, list) and call.choice < len(choices):
+        return [choices[call.choice].get("message", choices[call.choice])]
+    return call.response.get("output", call.response.get("content"))
+
+
+def _reward_span(reward: Reward, of_attempt: Span) -> Span:
+    at = of_attempt.started_at if of_attempt.ended_at is None else of_attempt.ended_at
+    return Span(
+        semconv.REWARD_SPAN_NAME,
+        reward.reward_id,
+        at,
+        at,
+        _without_none(
+            {
+                semconv.REWARD_VALUE: reward.value,
+                semconv.REWARD_DIMENSION: reward.dimension,
+                semconv.REWARD_SOURCE: reward.source or None,
+                semconv.RESPONSE_ID: reward.response_id,
+                semconv.TOOL_CALL_ID: reward.tool_call_id,
+                semconv.CHOICE: reward.choice,
+            }
+        ),
+        of_attempt.rollout_id,
+        of_attempt.attempt,
+        of_attempt.span_id,
+    )
+
+
+def _messages(value: Any) -> str | None:
+    return None if value is None else json.dumps(value, ensure_ascii=False)
+
+
+def _list(values: Sequence[float] | None) -> list[JSONValue] | None:
+    return None if values is None else list(values)
+
+
+def _without_none(attributes: Mapping[str, JSONValue]) -> dict[str, JSONValue]:
+    return {name: value for name, value in attributes.items() if value is not None}
