@@ -17,6 +17,7 @@ from lgov_core.trace.otlp import decode_traces
 from lgov_core.types import Span, SpanEvent
 
 SAMPLES = Path(__file__).parent / "samples"
+PAGE = Path(__file__).parents[2] / "docs/tracing.md"
 NAMES = sorted(path.stem for path in SAMPLES.glob("*.jsonl"))
 QUESTION = "What is the weather in Oslo?"
 
@@ -338,6 +339,23 @@ def test_the_table_fits() -> None:
     assert {row.ours for row in ROWS} <= ours
 
 
+def mapping_page() -> str:
+    """The table of docs/tracing.md."""
+    lines = ["| lgov's name | read from |", "|---|---|"]
+    for ours in dict.fromkeys(row.ours for row in ROWS):
+        places = dict.fromkeys(
+            f"`{row.theirs}`" + (f" at `{row.path}`" if row.path else "") for row in ROWS if row.ours == ours
+        )
+        lines.append(f"| `{ours}` | {', '.join(places)} |")
+    return "\n".join(lines)
+
+
+def test_the_page_has_the_table() -> None:
+    """After a change: python -m tests.otlp.test_mapping writes it."""
+    said = PAGE.read_text().split("<!-- mapping -->")[1].split("<!-- /mapping -->")[0]
+    assert said.strip() == mapping_page()
+
+
 @pytest.mark.parametrize(
     "attributes",
     [
@@ -355,3 +373,9 @@ def test_nonsense_raises_nothing(attributes: dict[str, Any]) -> None:
     found = canonical(claim(attributes))
     assert {**found.attributes, **attributes} == dict(found.attributes)
     assert canonical(found) == found
+
+
+if __name__ == "__main__":
+    before, _, rest = PAGE.read_text().partition("<!-- mapping -->")
+    after = rest.partition("<!-- /mapping -->")[2]
+    PAGE.write_text(f"{before}<!-- mapping -->\n{mapping_page()}\n<!-- /mapping -->{after}")
