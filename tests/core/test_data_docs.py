@@ -1,0 +1,78 @@
+"""docs/data.md names every attribute, field and finding that there is, and none that is not."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+from lgov_core.trace import semconv
+from lgov_core.transitions import Finding
+from lgov_core.transitions.chains import make_chains
+from lgov_core.transitions.export_trl import trl_rollouts
+from lgov_core.transitions.export_verl import verl_rows
+from lgov_core.transitions.values import Transition, TransitionSet
+from lgov_core.types import Outcome
+
+TEXT = (Path(__file__).parents[2] / "docs" / "data.md").read_text(encoding="utf-8")
+NAMED = set(re.findall(r"`([\w.]+)`", TEXT))
+ONE = Transition(
+    run_id="run",
+    weights_version=0,
+    model="m",
+    task_id="t",
+    rollout_id="r",
+    attempt=1,
+    turn=0,
+    response_id="a",
+    agent="x",
+    prompt_ids=(1,),
+    response_ids=(2,),
+    response_mask=(1,),
+    logprobs=(-0.5,),
+    temperature=1.0,
+    finish_reason="stop",
+    outcome=Outcome.SUCCEEDED,
+    rewards={},
+    value_to_go=0.0,
+    advantages=(0.0,),
+)
+
+
+def section(title: str) -> str:
+    return TEXT.partition(f"\n## {title}\n")[2].partition("\n## ")[0]
+
+
+def first_column(title: str) -> list[str]:
+    rows = re.findall(r"^\| (`.*?) \|", section(title), re.M)
+    return [name for row in rows for name in re.findall(r"`([\w.]+)`", row)]
+
+
+def test_every_attribute_is_documented_once_and_none_is_made_up() -> None:
+    names = {value for key, value in vars(semconv).items() if key.isupper() and isinstance(value, str)}
+    operations = {semconv.CHAT, semconv.EXECUTE_TOOL, semconv.INVOKE_AGENT, semconv.TEXT_COMPLETION, semconv.EMBEDDINGS}
+    assert operations <= NAMED
+    documented = first_column("Spans")
+    assert sorted(documented) == sorted(names - operations)
+
+
+def test_every_field_of_a_transition_is_documented_once() -> None:
+    assert sorted(first_column("Transitions")) == sorted(ONE.as_row())
+
+
+def test_every_finding_is_documented_once() -> None:
+    assert sorted(first_column("What is wrong is said")) == sorted(finding.value for finding in Finding)
+
+
+def test_fields_of_chains_and_of_rows_for_others_are_documented() -> None:
+    (chain,) = make_chains([ONE])
+    row = chain.as_row()
+    assert {*row, *row["turns"][0]} <= {*re.findall(r"`(\w+)`", section("Chains"))}
+    data = TransitionSet((ONE,))
+    exports = {*re.findall(r"`(\w+)`", section("Exports"))}
+    assert {*verl_rows(data)[0].fields, *trl_rollouts(data).columns} <= exports
+
+
+def test_the_example_is_json() -> None:
+    (example,) = re.findall(r"```json\n(.*?)```", TEXT, re.S)
+    assert json.loads(example)["resourceSpans"]
