@@ -7,16 +7,20 @@ import os
 from lgov_core.errors import StoreError
 from lgov_core.store.protocol import TraceStore
 from lgov_core.store.queue import RolloutQueue
+from lgov_core.store.retention import Pruned, Retention, StoreStatistics
 from lgov_core.store.work import STATE_MOVES, Claim, EndedRollouts, QueueEntry, RolloutConfig, RolloutState
 
 __all__ = [
     "STATE_MOVES",
     "Claim",
     "EndedRollouts",
+    "Pruned",
     "QueueEntry",
+    "Retention",
     "RolloutConfig",
     "RolloutQueue",
     "RolloutState",
+    "StoreStatistics",
     "TraceStore",
     "open_store",
 ]
@@ -27,13 +31,18 @@ _POSTGRES = ("postgresql://", "postgres://")
 
 def open_store(place: str | os.PathLike[str]) -> RolloutQueue:
     """The store at ``place``: a path, or ``sqlite:///path`` (``sqlite:////path`` when the path is absolute), or
-    ``postgresql://user@host:port/database`` for a server that several machines share (needs the extra ``postgres``).
+    ``postgresql://user@host:port/database`` for a server that several machines share (needs the extra ``postgres``), or
+    ``memory://`` for a new one that nothing is left of, for tests.
 
     Raises `StoreError` for another kind of address, and when the store cannot be opened.
     """
     path = os.fspath(place)
     if path.startswith(_POSTGRES):
         return _open_postgres(path)
+    if path == "memory://":
+        from lgov_core.store.memory import MemoryStore
+
+        return MemoryStore()
     if path.startswith("sqlite:///"):
         path = path.removeprefix("sqlite:///")
     elif "://" in path or path.startswith("sqlite:"):

@@ -5,8 +5,12 @@ from __future__ import annotations
 import sqlite3
 import time
 from collections.abc import Iterable, Sequence
+from contextlib import closing
 
-from lgov_core.store import rows, sqlite_queue
+from lgov_core.sqlite_file import describe, open_database
+from lgov_core.store import rows, sqlite_queue, sqlite_retention
+from lgov_core.store.retention import Pruned, StoreStatistics, chosen, portions, require_choice
+from lgov_core.store.schema import TRACE_STORE
 from lgov_core.store.sqlite_traces import SQLiteTraces
 from lgov_core.store.work import Claim, EndedRollouts, QueueEntry, RolloutConfig, RolloutState, require_lease
 from lgov_core.types import Attempt, Rollout
@@ -93,6 +97,71 @@ class SQLiteStore(SQLiteTraces):
         )
         entries = tuple(rows.entry_of(row[1:]) for row in found)
         return EndedRollouts(entries, found[-1][0] if found else cursor)
+
+    # ------------------------------------------------------------------ retention
+
+    def prune(
+        self,
+        *,
+        before: float | None = None,
+        run_id: str | None = None,
+        keep_last: int | None = None,
+        dry_run: bool = False,
+    ) -> Pruned:
+        """Deletes rollouts with all that belongs to them: those that fit everything given. See `Retention.prune`."""
+        require_choice(before, run_id, keep_last)
+        total = Pruned()
+        for ids in portions(chosen(self._last_heard(run_id), before, keep_last)):
+            total += self._submit(
+                lambda connection, ids=ids: sqlite_retention.delete_rollouts(connection, ids, dry_run=dry_run)
+            ).result()
+        if before is not None and run_id is None:
+            total += self._submit(
+                lambda connection: sqlite_retention.delete_unattributed(connection, before, dry_run=dry_run)
+            ).result()
+        return total
+
+    def vacuum(self) -> None:
+        """Writes the file anew, without what was deleted. It needs as much room again while it does, and others wait."""
+        self._check()
+        try:
+            connection = open_database(
+                TRACE_STORE, self.path, busy_timeout_s=self._busy_timeout_s, expected=self._writer.identity
+            )
+            with closing(connection):
+                connection.execute("VACUUM")
+                connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+        except sqlite3.Error as error:
+            raise describe(TRACE_STORE, self.path, error) from error
+
+    def statistics(self) -> StoreStatistics:
+        """What is in the file, and how large it is, the log of what was written last not counted."""
+        self._check()
+        ((rollouts, attempts, opened, calls, rewards, spans, pages, free, page),) = self._reader.fetch(
+            sqlite_retention.COUNTS, ()
+        )
+        heard = dict(self._last_heard(None))
+        states = self._reader.fetch("SELECT state, count(*) FROM queue GROUP BY state", ())
+        times = sorted(at for at in heard.values() if at)
+        return StoreStatistics(
+            rollouts=rollouts,
+            unannounced=len(heard) - rollouts,
+            attempts=attempts,
+            open_attempts=opened,
+            calls=calls,
+            rewards=rewards,
+            spans=spans,
+            size_bytes=pages * page,
+            free_bytes=free * page,
+            oldest=times[0] if times else None,
+            newest=times[-1] if times else None,
+            queue={RolloutState(state): count for state, count in states},
+        )
+
+    def _last_heard(self, run_id: str | None) -> list[tuple[str, float]]:
+        self._check()
+        where, given = ("", ()) if run_id is None else (sqlite_retention.OF_RUN, (run_id,))
+        return [(row[0], row[1]) for row in self._reader.fetch(sqlite_retention.LAST_HEARD.format(where=where), given)]
 
 
 def _clock(now: float | None) -> float:

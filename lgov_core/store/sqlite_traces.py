@@ -46,6 +46,7 @@ class SQLiteTraces:
 
     def __init__(self, path: str | os.PathLike[str], *, busy_timeout_s: float = 10.0, span_queue: int = 10_000) -> None:
         self.path = Path(path).absolute()  # opened again by each thread, wherever the program is by then
+        self._busy_timeout_s = busy_timeout_s
         self._pid = os.getpid()
         self._closed = False
         self._close_lock = threading.Lock()
