@@ -7,8 +7,9 @@
         agent.run("...")
     assert model.requests[1].body["messages"][-1]["content"] == "1"
 
-It answers chat completions and the Responses API, whole and streamed, from the same script. It shares no
-code with lgov's endpoint except the thread that serves, so that it can be used to test the endpoint.
+It answers chat completions, completions, the Responses and the Messages API, whole and streamed, from the same script,
+and embeddings (the length of a text). It shares no code with lgov's endpoint except the thread that serves, so that it
+can be used to test the endpoint.
 """
 
 from __future__ import annotations
@@ -21,6 +22,8 @@ from itertools import chain
 from typing import TYPE_CHECKING, Any, Self
 
 from lgov_core.errors import LgovError
+from lgov_core.scripted_completion import CompletionWriter
+from lgov_core.scripted_message import MessageWriter
 from lgov_core.scripted_reply import ReplyWriter, ScriptedCall, ScriptedReply, call, token_logprob
 from lgov_core.scripted_response import ResponseWriter
 
@@ -89,7 +92,10 @@ class ScriptedModelServer:
         self._refuse_fields = tuple(refuse_fields)
         routes = [
             Route("/{prefix:path}/chat/completions", self._chat, methods=["POST"]),
+            Route("/{prefix:path}/completions", self._completions, methods=["POST"]),
             Route("/{prefix:path}/responses", self._responses, methods=["POST"]),
+            Route("/{prefix:path}/messages", self._messages, methods=["POST"]),
+            Route("/{prefix:path}/embeddings", self._embeddings, methods=["POST"]),
             Route("/{prefix:path}/models", self._models, methods=["GET"]),
         ]
         self._server = EndpointServer(Starlette(routes=routes), host=host, port=port, drain_s=2)
@@ -128,6 +134,25 @@ class ScriptedModelServer:
     async def _chat(self, request: Request) -> Any:
         return await self._answer(request, self._chat_reply)
 
+    async def _completions(self, request: Request) -> Any:
+        return await self._answer(request, self._completion_reply)
+
+    async def _messages(self, request: Request) -> Any:
+        return await self._answer(request, self._message_reply)
+
+    async def _embeddings(self, request: Request) -> Any:
+        from starlette.responses import JSONResponse
+
+        body = await request.json()
+        self.requests.append(RecordedRequest(body, dict(request.headers), request.url.path))
+        texts = body["input"] if isinstance(body["input"], list) else [body["input"]]
+        data = [
+            {"object": "embedding", "index": index, "embedding": [float(len(text)), 1.0]}
+            for index, text in enumerate(texts)
+        ]
+        usage = {"prompt_tokens": len(texts), "total_tokens": len(texts)}
+        return JSONResponse({"object": "list", "data": data, "model": body.get("model"), "usage": usage})
+
     async def _responses(self, request: Request) -> Any:
         return await self._answer(request, self._response_reply)
 
@@ -138,6 +163,16 @@ class ScriptedModelServer:
 
     def _response_reply(self, reply: ScriptedReply, body: Mapping[str, Any]) -> tuple[Callable[[], Any], Iterable[str]]:
         writer = ResponseWriter(reply, body, self._model)
+        return writer.body, writer.frames()
+
+    def _message_reply(self, reply: ScriptedReply, body: Mapping[str, Any]) -> tuple[Callable[[], Any], Iterable[str]]:
+        writer = MessageWriter(reply, body, self._model)
+        return writer.body, writer.frames()
+
+    def _completion_reply(
+        self, reply: ScriptedReply, body: Mapping[str, Any]
+    ) -> tuple[Callable[[], Any], Iterable[str]]:
+        writer = CompletionWriter(reply, body, self._model, self._token_ids)
         return writer.body, writer.frames()
 
     async def _answer(
@@ -178,7 +213,7 @@ def _in_turn(replies: Sequence[ScriptedReply | str]) -> Callable[[Mapping[str, A
     def following(body: Mapping[str, Any]) -> ScriptedReply | str:
         for reply in left:
             return reply
-        said = body.get("messages") or body.get("input") or [None]
+        said = body.get("messages") or body.get("input") or body.get("prompt") or [None]
         last = said if isinstance(said, str) else said[-1]
         raise UnexpectedModelCall(
             f"the script has {len(replies)} replies and the model was asked once more; the last message: {last!r}"[:500]

@@ -37,6 +37,14 @@ def until(condition: Callable[[], bool]) -> None:
         time.sleep(0.01)
 
 
+@pytest.fixture(scope="session")
+def taught() -> Any:
+    """The model of `tests.gateway.taught`; nobody changes its weights."""
+    from tests.gateway.taught import taught_model
+
+    return taught_model()
+
+
 class Serving:
     """A scripted model with the endpoint in front of it, over real HTTP."""
 
@@ -56,7 +64,10 @@ def serve(store: SQLiteStore) -> Iterator[Callable[..., Serving]]:
         def start(script: Any, *, token_ids: bool = True, refuse_fields: Any = (), **options: Any) -> Serving:
             model = stack.enter_context(ScriptedModelServer(script, token_ids=token_ids, refuse_fields=refuse_fields))
             engine = UpstreamEngine(
-                model.base_url, models=options.pop("models", None), timeout_s=options.pop("timeout_s", 20)
+                model.base_url,
+                models=options.pop("models", None),
+                timeout_s=options.pop("timeout_s", 20),
+                speaks=options.pop("speaks", ("chat", "completions", "embeddings")),
             )
             options.setdefault("keys", KeyRing(SECRET, required=False))
             app = create_app([engine], options.pop("store", store), **options)

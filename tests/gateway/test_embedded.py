@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any
 
@@ -13,19 +13,9 @@ from transformers import LlamaConfig, LlamaForCausalLM, MistralConfig, MistralFo
 from lgov_core.errors import EndpointError, ModelError
 from lgov_core.gateway.embedded import EmbeddedEngine
 from lgov_core.gateway.protocol import ChatRequest, Completion
-from lgov_core.models import LanguageModel, build_tiny
+from lgov_core.models import LanguageModel
+from tests.gateway.taught import SYSTEM, TOOLS, tiny
 
-CORPUS = ["SELECT pay FROM staff WHERE dept = 'eng' 0123456789", "@run_sql Answer: the database says so"] * 20
-SYSTEM = {"role": "system", "content": "Answer from the company database, and from nothing else."}
-TOOLS = (
-    {
-        "type": "function",
-        "function": {
-            "name": "run_sql",
-            "parameters": {"type": "object", "properties": {"query": {"type": "string"}}, "required": ["query"]},
-        },
-    },
-)
 Weights = Mapping[str, torch.Tensor]
 Running = Callable[..., AbstractAsyncContextManager[EmbeddedEngine]]
 
@@ -33,10 +23,6 @@ Running = Callable[..., AbstractAsyncContextManager[EmbeddedEngine]]
 @pytest.fixture(autouse=True)
 def _few_threads() -> None:
     torch.set_num_threads(1)
-
-
-def tiny(seed: int = 0) -> LanguageModel:
-    return build_tiny(CORPUS, seed=seed, hidden=64, layers=2, heads=4, intermediate=96, max_positions=256)
 
 
 def grouped_query_llama() -> LanguageModel:
@@ -395,33 +381,6 @@ async def test_a_later_prompt_repeats_the_generated_tokens() -> None:
             completion = await engine.chat(ChatRequest({}, "tiny", changed))
             assert model.decode(completion.prompt_ids or ()) == model.decode(model.render(changed))
     assert tokenised_otherwise > 0
-
-
-@pytest.fixture(scope="module")
-def taught() -> LanguageModel:
-    """A tiny model that has learnt one conversation by heart: a query, then the answer."""
-    torch.set_num_threads(1)
-    model = tiny()
-    question = [SYSTEM, {"role": "user", "content": "How much?"}]
-    call = {"id": "c", "type": "function", "function": {"name": "run_sql", "arguments": '{"query": "SELECT 12"}'}}
-    calling = {"role": "assistant", "content": None, "tool_calls": [call]}
-    asked = [*question, calling, {"role": "tool", "tool_call_id": "c", "content": "12"}]
-    answer = {"role": "assistant", "content": "Answer: 12"}
-    rows: Sequence[tuple[list[int], list[int]]] = [
-        (model.render(question, TOOLS), model.encode_reply(calling, TOOLS)),
-        (model.render(asked, TOOLS), model.encode_reply(answer, TOOLS)),
-    ]
-    optimizer = torch.optim.AdamW(model.module.parameters(), lr=3e-3)
-    model.module.train()
-    for _ in range(80):
-        for prompt, reply in rows:
-            ids = torch.tensor([[*prompt, *reply]])
-            labels = torch.tensor([[*([-100] * len(prompt)), *reply]])
-            optimizer.zero_grad()
-            model.module(ids, labels=labels).loss.backward()
-            optimizer.step()
-    model.module.eval()
-    return model
 
 
 async def test_tool_calls_and_a_history_that_the_client_wrote_anew(taught: LanguageModel) -> None:
