@@ -76,7 +76,7 @@ def export_spans(
     rollout_ids: Sequence[str] | None = None,
     run_id: str | None = None,
     content: bool = True,
-    sleep: Callable[[float], None] = time.sleep,
+    sleep: Callable[[float], object] = time.sleep,
 ) -> Sent:
     """Sends rollouts (all, those of a run, or those named) with everything that ``store`` holds of them.
 
@@ -103,7 +103,7 @@ def export_spans(
 
 
 def send_spans(
-    spans: Iterable[Span], collector: Collector, *, content: bool = True, sleep: Callable[[float], None] = time.sleep
+    spans: Iterable[Span], collector: Collector, *, content: bool = True, sleep: Callable[[float], object] = time.sleep
 ) -> Sent:
     """As `export_spans`, for spans at hand."""
     sent = Sent()
@@ -119,7 +119,7 @@ def send_spans(
 class _Sender:
     """Collects spans into requests and posts them over one connection."""
 
-    def __init__(self, collector: Collector, sent: Sent, sleep: Callable[[float], None]) -> None:
+    def __init__(self, collector: Collector, sent: Sent, sleep: Callable[[float], object]) -> None:
         self._collector = collector
         self._sent = sent
         self._sleep = sleep

@@ -62,7 +62,7 @@ def rollout_spans(store: RolloutReader, rollout_id: str) -> list[Span]:
     made = [known[number] for number in sorted(known)]
     made += [_under(known, span) for span in spans]
     made += [_call_span(call, known[call.attempt or 1], shown.get(call.response_id)) for call in calls]
-    made += [_reward_span(reward, known[reward.attempt or 1]) for reward in rewards]
+    made += [_of_attempt(reward, known[reward.attempt or 1]) for reward in rewards]
     return made
 
 
@@ -138,8 +138,8 @@ def _reply(call: CapturedCall) -> Any:
     return call.response.get("output", call.response.get("content"))
 
 
-def _reward_span(reward: Reward, of_attempt: Span) -> Span:
-    at = of_attempt.started_at if of_attempt.ended_at is None else of_attempt.ended_at
+def reward_span(reward: Reward, at: float, parent_id: str | None = None) -> Span:
+    """A reward as a span at the time ``at`` (Unix seconds), whose id is the reward's."""
     return Span(
         semconv.REWARD_SPAN_NAME,
         reward.reward_id,
@@ -155,10 +155,15 @@ def _reward_span(reward: Reward, of_attempt: Span) -> Span:
                 semconv.CHOICE: reward.choice,
             }
         ),
-        of_attempt.rollout_id,
-        of_attempt.attempt,
-        of_attempt.span_id,
+        reward.rollout_id,
+        reward.attempt,
+        parent_id,
     )
+
+
+def _of_attempt(reward: Reward, attempt: Span) -> Span:
+    at = attempt.started_at if attempt.ended_at is None else attempt.ended_at
+    return replace(reward_span(reward, at, attempt.span_id), attempt=attempt.attempt)
 
 
 def _messages(value: Any) -> str | None:

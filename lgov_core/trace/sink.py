@@ -49,12 +49,13 @@ class StoreSink:
         elif isinstance(event, Span):
             self._store.add_span(event)
         elif isinstance(event, ObservedDecision):
-            self._store.add_span(_decision_span(event, content=self._content))
+            self._store.add_span(decision_span(event, content=self._content))
         elif isinstance(event, ToolOutcome) and event.action.span_id is None:
-            self._store.add_span(_tool_span(event, content=self._content))
+            self._store.add_span(tool_span(event, content=self._content))
 
 
-def _decision_span(observed: ObservedDecision, *, content: bool) -> Span:
+def decision_span(observed: ObservedDecision, *, content: bool) -> Span:
+    """A decision as a span, with a fresh id, below the call it judged. Its reason may quote an argument: content."""
     action, decision = observed.action, observed.decision
     return Span(
         name=semconv.DECISION_SPAN_NAME,
@@ -84,7 +85,8 @@ def _decision_span(observed: ObservedDecision, *, content: bool) -> Span:
     )
 
 
-def _tool_span(outcome: ToolOutcome, *, content: bool) -> Span:
+def tool_span(outcome: ToolOutcome, *, content: bool) -> Span:
+    """What came of a tool call as a span whose id is the tool call's."""
     action, failed = outcome.action, outcome.status != "ok"
     return Span(
         name=semconv.execute_tool_span_name(action.name),

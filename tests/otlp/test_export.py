@@ -5,7 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -42,6 +42,7 @@ class CollectorServer:
         self.script: list[tuple[int, dict[str, str], bytes]] = []
         self.bodies: list[bytes] = []
         self.headers: list[dict[str, str]] = []
+        self.on_request: Callable[[], object] = lambda: None
         ours = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -51,6 +52,7 @@ class CollectorServer:
                 body = self.rfile.read(int(self.headers["content-length"]))
                 ours.headers.append({name.lower(): value for name, value in self.headers.items()})
                 ours.bodies.append(gzip.decompress(body) if self.headers["content-encoding"] == "gzip" else body)
+                ours.on_request()
                 status, headers, answer = ours.script.pop(0) if ours.script else (200, {}, b"")
                 if not status:
                     self.close_connection = True
