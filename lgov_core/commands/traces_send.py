@@ -49,14 +49,12 @@ def send(
     from OTEL_EXPORTER_OTLP_HEADERS as well. A collector that refuses spans makes the exit status 1.
     """
     from lgov_core.trace.export import Collector, export_spans
+    from lgov_core.trace.rollout_spans import rollout_spans
 
     if rollout_ids and run_id is not None:
         raise click.UsageError("give --rollout or --run, not both")
     with opened_store(store) as recorded:
-        known = (
-            {rollout.rollout_id for rollout in recorded.rollouts(ids=list(rollout_ids))} if rollout_ids else set[str]()
-        )
-        if missing := [one for one in rollout_ids if one not in known]:
+        if missing := [one for one in rollout_ids if not rollout_spans(recorded, one)]:
             raise click.UsageError(f"there is no rollout {missing[0]} in {store}")
         collector = Collector(url, headers=_headers(headers), protocol=protocol)
         sent = export_spans(recorded, collector, rollout_ids=list(rollout_ids) or None, run_id=run_id, content=content)

@@ -34,8 +34,11 @@ from lgov_core.types import Span
 #: A store that fails for a moment is asked again after so many seconds.
 _RETRY_AFTER_S = 5
 
-#: Unpacked, a body may be so many times as long as it may be packed.
+#: Unpacked, a body may be so many times as long as it may be packed, and never longer than `_MAX_INFLATED` bytes.
 _INFLATION = 8
+_MAX_INFLATED = 32 * 1024 * 1024
+#: So many requests are read at the same time. Reading takes the processor, and several times the body in memory.
+_AT_ONCE = 2
 _PROBLEMS_TOLD = 5
 _PATH = "/v1/traces"
 
@@ -68,6 +71,7 @@ class TracesRoute:
         self._store = store
         self._keys = keys
         self._max_body = max_body
+        self._places = asyncio.Semaphore(_AT_ONCE)
         self.counts = TraceCounts()
 
     def routes(self) -> list[RuledRoute]:
@@ -103,7 +107,10 @@ class TracesRoute:
                 raise EndpointError("this endpoint keeps no record", status=501, hint="start it with a store")
             body = await read_body(request, self._max_body)
             encoding = request.headers.get("content-encoding")
-            rejected, problems = await asyncio.to_thread(self._keep, self._store, body, protocol, encoding, who, grant)
+            async with self._places:
+                rejected, problems = await asyncio.to_thread(
+                    self._keep, self._store, body, protocol, encoding, who, grant
+                )
         except LgovError as error:
             return _refusal(protocol, error)
         return Response(response_body(protocol, rejected, problems), media_type=CONTENT_TYPE_OF[protocol])
@@ -124,7 +131,7 @@ class TracesRoute:
         who: Attribution,
         grant: KeyGrant,
     ) -> tuple[int, list[str]]:
-        limit = self._max_body * _INFLATION
+        limit = max(self._max_body, min(self._max_body * _INFLATION, _MAX_INFLATED))
         found = decode_traces(body, CONTENT_TYPE_OF[protocol], encoding, max_inflated=limit)
         refused: Counter[str] = Counter()
         spans: list[Span] = []

@@ -17,7 +17,7 @@ from lgov_core.errors import TraceError
 from lgov_core.trace.content import without_content
 from lgov_core.trace.otlp import CONTENT_TYPE_OF, Protocol, encode_traces, rejected_in
 from lgov_core.trace.otlp_span import OUR_SCOPE, OTLPSpan, Scope
-from lgov_core.trace.rollout_spans import RolloutReader, rollout_spans
+from lgov_core.trace.rollout_spans import RolloutReader, rollout_ids_in, rollout_spans
 from lgov_core.trace.span_ids import with_ids
 from lgov_core.types import JSONValue, Span
 
@@ -80,13 +80,13 @@ def export_spans(
 ) -> Sent:
     """Sends rollouts (all, those of a run, or those named) with everything that ``store`` holds of them.
 
-    See `rollout_spans`. Each span has the same ids whenever it is sent, so a collector that is sent a rollout twice can
-    tell. Without ``content`` only names, ids, counts and verdicts go out (`without_content`). One rollout at a time is in
-    memory. Raises `TraceError` when a request is refused for good, or still fails after the last attempt; what was sent
-    before stays sent. Blocks; for one thread.
+    What belongs to no rollout is not sent. See `rollout_spans`. Each span has the same ids whenever it is sent, so a
+    collector that is sent a rollout twice can tell. Without ``content`` only names, ids, counts and verdicts go out
+    (`without_content`). Raises `TraceError` when a request is refused for good, or still fails after the last attempt;
+    what was sent before stays sent. Blocks; for one thread.
     """
     if rollout_ids is None:
-        rollout_ids = [rollout.rollout_id for rollout in store.rollouts(run_id=run_id)]
+        rollout_ids = rollout_ids_in(store, run_id)
     sent = Sent()
     sender = _Sender(collector, sent, sleep)
     try:

@@ -152,8 +152,8 @@ def _value(given: Any, depth: int) -> JSONValue:
         return None
     if not isinstance(given, Mapping) or not depth:
         raise BadSpan("an attribute is nested too deep" if not depth else "an attribute's value is no JSON object")
-    for names, read in _VALUES:
-        if (value := _get(given, *names)) is not None:
+    for name, value in given.items():
+        if value is not None and (read := _VALUES.get(name)) is not None:
             return read(value, depth - 1)
     return None
 
@@ -186,7 +186,7 @@ def _mapping(value: Any, depth: int) -> dict[str, JSONValue]:
     return {_text(_get(pair, "key")): _value(_get(pair, "value"), depth) for pair in _list(value, "values")}
 
 
-_VALUES: Final[Sequence[tuple[tuple[str, str], Callable[[Any, int], JSONValue]]]] = (
+_READ: Final[Sequence[tuple[tuple[str, str], Callable[[Any, int], JSONValue]]]] = (
     (("stringValue", "string_value"), lambda value, depth: _text(value)),
     (("intValue", "int_value"), lambda value, depth: _integer(value)),
     (("doubleValue", "double_value"), _double),
@@ -195,6 +195,7 @@ _VALUES: Final[Sequence[tuple[tuple[str, str], Callable[[Any, int], JSONValue]]]
     (("kvlistValue", "kvlist_value"), _mapping),
     (("bytesValue", "bytes_value"), lambda value, depth: _text(value)),
 )
+_VALUES: Final = {name: read for names, read in _READ for name in names}
 
 
 # ---------------------------------------------------------------------- writing

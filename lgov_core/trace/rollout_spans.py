@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import chain
 from typing import Any, Protocol
 
 from lgov_core.trace import semconv
@@ -38,13 +39,25 @@ class RolloutReader(Protocol):
         ...
 
 
+def rollout_ids_in(store: RolloutReader, run_id: str | None = None) -> list[str]:
+    """The rollouts in ``store``, or those of a run; without a run also those that nobody opened, which only have calls,
+    spans or rewards. Raises `StoreError`.
+    """
+    ids = dict.fromkeys(rollout.rollout_id for rollout in store.rollouts(run_id=run_id))
+    if run_id is None:
+        for one in chain(store.calls(), store.spans(), store.rewards()):
+            if one.rollout_id is not None:
+                ids.setdefault(one.rollout_id)
+    return list(ids)
+
+
 def rollout_spans(store: RolloutReader, rollout_id: str) -> list[Span]:
     """Everything that ``store`` holds of a rollout, as spans.
 
     Each attempt is a span ``lgov.rollout`` with its task, run and outcome. Below it stand the recorded spans that have no
     parent, the captured calls (below the span of the same response, where the agent's side recorded one) and the
     rewards, as spans ``lgov.reward``. Ids that are made here are made of the ids that things have, so they are always
-    the same. Raises `StoreError` for what cannot be read.
+    the same. Nothing for a rollout that is not there. Raises `StoreError` for what cannot be read.
     """
     ids = [rollout_id]
     spans, calls, rewards = store.spans(ids), list(store.calls(ids)), store.rewards(ids)

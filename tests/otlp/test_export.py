@@ -193,6 +193,20 @@ def test_a_rollout_with_all_that_belongs_to_it(store: TraceStore, collector: Col
     assert (running.end_time_unix_nano, "lgov.outcome" in said(running)) == (0, False)
 
 
+def test_a_rollout_that_nobody_opened_goes_out_too(tmp_path: Path, collector: CollectorServer) -> None:
+    with open_store(tmp_path / "other.db") as opened:  # type: ignore[attr-defined]
+        for name in ("seen", "called"):
+            opened.add_spans(
+                [Span("s", f"{len(name):016x}", 1e9, 1e9, {}, name, 3), Span("nobody's", "0" * 15 + "9", 1e9, 1e9, {})]
+            )
+        assert export_spans(opened, Collector(collector.url)).rollouts == 2
+        assert rollout_spans(opened, "unknown") == []
+    assert {(said(span)["lgov.rollout_id"], said(span)["lgov.attempt"]) for span in collector.spans()} == {
+        ("seen", 3),
+        ("called", 3),
+    }
+
+
 def test_the_same_rollout_has_the_same_ids_each_time(store: TraceStore, collector: CollectorServer) -> None:
     export_spans(store, Collector(collector.url))
     export_spans(store, Collector(collector.url))

@@ -6,6 +6,7 @@ import base64
 import gzip
 import json
 import math
+import sys
 import zlib
 from dataclasses import replace
 from typing import Any
@@ -81,7 +82,7 @@ def fixed_point(span: Span) -> bool:
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 @given(given=st.lists(spans.filter(fixed_point), max_size=4))
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=60, deadline=None)
 def test_what_goes_out_comes_back(protocol: Protocol, given: list[Span]) -> None:
     found = decode_traces(sent(given, protocol), CONTENT_TYPE_OF[protocol])
     # Spans of one scope stand together: the order within each is kept.
@@ -92,7 +93,7 @@ def test_what_goes_out_comes_back(protocol: Protocol, given: list[Span]) -> None
 
 
 @given(given=st.lists(spans, max_size=4))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 def test_both_encodings_say_the_same(given: list[Span]) -> None:
     one, other = (decode_traces(sent(given, protocol), CONTENT_TYPE_OF[protocol]) for protocol in PROTOCOLS)
     assert one == other
@@ -354,6 +355,15 @@ def test_bodies_that_cannot_be_unpacked(body: bytes, encoding: str, status: int)
     assert caught.value.status == status
 
 
+def test_protobuf_without_its_package_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "opentelemetry.proto.collector.trace.v1", None)
+    with pytest.raises(TraceError, match="needs opentelemetry-proto") as caught:
+        decode_traces(b"", "application/x-protobuf")
+    assert caught.value.status == 415
+    assert b"opentelemetry-proto" in status_body("protobuf", 415, str(caught.value))
+    assert len(decode_traces(request_of(IDS), "application/json")) == 1
+
+
 # ---------------------------------------------------------------------- answers
 
 
@@ -369,4 +379,6 @@ def test_answers_are_read_by_others() -> None:
 
     status = Status.FromString(status_body("protobuf", 400, "bad"))
     assert (status.code, status.message) == (3, "bad")
+    long = "no way. " * 40
+    assert Status.FromString(status_body("protobuf", 403, long)).message == long
     assert json.loads(status_body("json", 403, "no")) == {"code": 7, "message": "no"}

@@ -254,7 +254,10 @@ def test_a_claimed_decision_is_no_decision(url: str, store: TraceStore) -> None:
         "lgov__decision__effect": "deny", "lgov__decision__policy": "forged", "lgov__point": "pre_tool_call",
         "lgov__action__name": "transfer", "gen_ai__tool__call__id": "c1", "lgov__decision__id": "d1",
     }  # fmt: skip
-    outcome = span("execute_tool transfer", lgov__tool__status="denied", gen_ai__tool__call__id="c1")
+    outcome = span(
+        "execute_tool transfer", lgov__tool__status="denied", gen_ai__tool__call__id="c1", gen_ai__tool__name="transfer",
+        gen_ai__operation__name="execute_tool", gen_ai__tool__call__arguments="{}",
+    )  # fmt: skip
     body = request_of(span("lgov.decision", **decision), outcome)
     assert json.loads(post(f"{url}/v1/traces", body, KEYS.issue("r1", 1))[1]) == {}
     assert len(store.spans()) == 2
