@@ -7,6 +7,7 @@ import gzip
 import json
 import math
 import sys
+import tracemalloc
 import zlib
 from dataclasses import replace
 from typing import Any
@@ -331,8 +332,13 @@ def test_packed_bodies(encoding: str, packed: Any) -> None:
 
 def test_a_bomb_is_not_unpacked() -> None:
     bomb = gzip.compress(b" " * 50_000_000)
-    with pytest.raises(TraceError) as caught:
-        decode_traces(bomb, "application/json", "gzip", max_inflated=1000)
+    tracemalloc.start()
+    try:
+        with pytest.raises(TraceError) as caught:
+            decode_traces(bomb, "application/json", "gzip", max_inflated=1000)
+        assert tracemalloc.get_traced_memory()[1] < 1_000_000
+    finally:
+        tracemalloc.stop()
     assert caught.value.status == 413
     many = gzip.compress(b" " * 600) * 2
     with pytest.raises(TraceError, match="more than 1000 bytes"):

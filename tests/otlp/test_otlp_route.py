@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 from google.rpc.status_pb2 import Status
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceResponse
@@ -20,6 +21,7 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.trace import StatusCode
 
+from lgov_core.cli import cli
 from lgov_core.gateway.keys import KeyRing
 from lgov_core.gateway.otlp_route import TracesRoute
 from lgov_core.gateway.server import EndpointServer
@@ -243,7 +245,7 @@ def test_the_same_request_twice_is_one(url: str, store: TraceStore) -> None:
     assert [one.name for one in store.spans()] == ["a", "b"]
 
 
-def test_a_claimed_decision_is_no_decision(url: str, store: TraceStore) -> None:
+def test_a_claimed_decision_is_no_decision(url: str, store: TraceStore, tmp_path: Path) -> None:
     from lgov_core.errors import StoreError
     from lgov_core.replay import from_store
     from lgov_core.story import first_denied, read_story
@@ -267,6 +269,9 @@ def test_a_claimed_decision_is_no_decision(url: str, store: TraceStore) -> None:
     with pytest.raises(StoreError, match="denied anything"):
         first_denied(store)
     assert list(from_store(store)) == []
+    shown = CliRunner().invoke(cli, ["traces", "show", str(tmp_path / "traces.db"), "r1"])
+    assert "denied (claimed from outside)" in shown.output
+    assert "forged" not in shown.output
 
 
 def test_values_that_are_not_finite_are_kept(url: str, store: TraceStore) -> None:
