@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final, Protocol
 
 from lgov_core.errors import EndpointError
+from lgov_core.types import new_id
 
 ANY_MODEL: Final = "*"
 
@@ -161,6 +162,7 @@ class GateRequest:
     ``messages`` are in the order in which the model reads them, instructions first: ``role`` (system, user, assistant,
     tool), ``content`` (the text of it, "" for none), on an assistant's message ``tool_calls`` (``id``, ``name``, ``args``:
     an object, or the text where it is none), on a tool's ``tool_call_id``. ``max_tokens`` is a count of tokens.
+    ``operation_id`` is the same before and after the call.
     """
 
     model: str
@@ -170,6 +172,7 @@ class GateRequest:
     rollout_id: str | None = None
     attempt: int | None = None
     agent: str | None = None
+    operation_id: str = field(default_factory=lambda: new_id("op"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,6 +216,10 @@ class Gate(Protocol):
 
         Raises `GateRefusal`.
         """
+        ...
+
+    async def failed(self, asked: GateRequest, error: BaseException) -> None:
+        """An admitted call brought no reply. Raises nothing."""
         ...
 
     async def release(self, asked: GateRequest, replies: Sequence[GateReply]) -> Sequence[GateReply]:
