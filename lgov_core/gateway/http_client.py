@@ -16,12 +16,14 @@ from urllib.parse import urlsplit
 
 import httptools
 
-from lgov_core.gateway.upstream_pool import NotSent
-
 #: Bytes of an answer that wait to be read before the server is held up.
 _HIGH_WATER: Final = 1 << 20
 #: Servers commonly drop idle connections after five seconds; a call must not race with that.
 _KEPT_S: Final = 3.0
+
+
+class NotSent(ConnectionError):
+    """The server could not be reached, so it has seen nothing of the request."""
 
 
 class BrokenAnswer(ConnectionError):
@@ -160,7 +162,7 @@ class _Connection(asyncio.Protocol):
 class Answer:
     """An answer whose head has come. Its reader reads it to the end or releases it."""
 
-    __slots__ = ("_client", "_connection", "_deadline", "_done", "_origin", "_read_s", "headers", "status")
+    __slots__ = ("_body", "_client", "_connection", "_deadline", "_done", "_origin", "_read_s", "headers", "status")
 
     def __init__(
         self, client: HttpClient, origin: Origin, connection: _Connection, deadline: float | None, read_s: float | None
@@ -171,6 +173,7 @@ class Answer:
         self._deadline = deadline
         self._read_s = read_s
         self._done = False
+        self._body: bytes | None = None
         self.status = connection.status
         self.headers: Mapping[str, str] = connection.headers
 
@@ -181,14 +184,15 @@ class Answer:
         return given.partition(";")[0].strip().lower()
 
     async def read(self) -> bytes:
-        """The whole body, or its rest. Raises `BrokenAnswer`, `TimeoutError`."""
-        connection = self._connection
-        if connection.whole:
-            body = connection.take() if connection.parts else b""
-        else:
-            body = b"".join([part async for part in self.iter_any()])
-        self.release()
-        return body
+        """The whole body; may be called again. Raises `BrokenAnswer`, `TimeoutError`."""
+        if self._body is None:
+            connection = self._connection
+            if connection.whole:
+                self._body = connection.take() if connection.parts else b""
+            else:
+                self._body = b"".join([part async for part in self.iter_any()])
+            self.release()
+        return self._body
 
     async def iter_any(self) -> AsyncIterator[bytes]:
         """The body as it comes. Raises `BrokenAnswer`, `TimeoutError`."""

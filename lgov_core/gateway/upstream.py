@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 from urllib.parse import urlsplit
 
-import aiohttp
-
 from lgov_core.errors import EndpointError, UpstreamError
+from lgov_core.gateway.attribution import caller
+from lgov_core.gateway.http_client import Answer, HttpClient, Origin
+from lgov_core.gateway.metrics import Reading
 from lgov_core.gateway.native_replies import NATIVE
 from lgov_core.gateway.protocol import ANY_MODEL, ChatRequest, Completion, StreamPiece
+from lgov_core.gateway.upstream_pool import Replica, UpstreamPool
 from lgov_core.gateway.upstream_reply import ReceivedBody, UpstreamRejection
 
 _UNKNOWN_FIELD = re.compile(
@@ -23,7 +25,9 @@ _HANDED_ON = ("retry-after", "retry-after-ms", "x-should-retry")
 
 
 class UpstreamEngine:
-    """Asks the server at ``base_url`` (as an OpenAI client would take it, with ``/v1``).
+    """Asks the server at ``base_url`` (as an OpenAI client would take it, with ``/v1``), or one of several.
+
+    Several servers have the same models; which of them is asked, and when another one is, says `UpstreamPool`.
 
     ``speaks`` names the APIs in which it is asked: ``chat``, ``completions``, ``embeddings``, ``responses``,
     ``messages``. What is asked of the endpoint in another one is translated to chat. Servers that train give token ids
@@ -32,26 +36,28 @@ class UpstreamEngine:
     The client's body goes on as it is, with log-probabilities and token ids asked for; a server that refuses those is
     asked again without, and that is remembered for the model. Replies come back unchanged, byte for byte. ``models`` are
     the names that are sent there, None for every name. ``timeout_s`` is for a whole reply, or between two pieces of a
-    streamed one.
+    streamed one; ``connect_s`` is for a connection.
 
     Failures are `UpstreamError`: 502 for a server that is down, breaks off, or answers 5xx or nonsense, 504 for one
-    that takes too long. A 4xx is `UpstreamRejection`. Nothing is retried: the client decides that.
+    that takes too long. A 4xx is `UpstreamRejection`. No server is asked twice: the client decides that.
     """
 
     def __init__(
         self,
-        base_url: str,
+        base_url: str | Sequence[str],
         api_key: str | None = None,
         models: Sequence[str] | None = None,
         timeout_s: float = 120.0,
         *,
         name: str = "upstream",
         max_connections: int = 512,
+        connect_s: float = 10.0,
+        check_s: float = 5.0,
         speaks: Sequence[str] = ("chat", "completions", "embeddings"),
     ) -> None:
-        parts = urlsplit(base_url)
-        if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise EndpointError(f"{base_url!r} is not a URL of a server", hint="for example http://127.0.0.1:8000/v1")
+        urls = [base_url] if isinstance(base_url, str) else list(base_url)
+        for url in urls:
+            check_url(url)
         if models is not None and not models:
             raise EndpointError(f"the upstream {base_url} is given no models", hint="None stands for any model")
         unknown = sorted(set(speaks) - {*NATIVE, "embeddings"})
@@ -63,14 +69,15 @@ class UpstreamEngine:
             )
         self.name = name
         self.speaks = frozenset(speaks)
-        self._url = base_url.rstrip("/")
+        self.pool = UpstreamPool(urls, check_s=check_s)
         self._headers = {"authorization": f"Bearer {api_key}"} if api_key else {}
         if "messages" in self.speaks:
             self._headers |= {"anthropic-version": "2023-06-01", **({"x-api-key": api_key} if api_key else {})}
         self._models = tuple(models) if models is not None else (ANY_MODEL,)
         self._timeout_s = timeout_s
         self._max_connections = max_connections
-        self._session: aiohttp.ClientSession | None = None
+        self._connect_s = connect_s
+        self._client: HttpClient | None = None
         self._refused: dict[tuple[str, str], frozenset[str]] = {}
 
     @property
@@ -79,16 +86,28 @@ class UpstreamEngine:
         return self._models
 
     async def start(self) -> None:
-        """Opens the connection pool. The server itself may come up later."""
-        # Servers commonly drop idle connections after five seconds; a call must not race with that.
-        connector = aiohttp.TCPConnector(limit=self._max_connections, keepalive_timeout=3.0)
-        self._session = aiohttp.ClientSession(connector=connector, headers=self._headers)
+        """Makes ready to connect. The servers themselves may come up later."""
+        self._client = HttpClient(headers=self._headers, max_connections=self._max_connections)
+        self.pool.start(self._answers)
 
     async def close(self) -> None:
-        """Closes the pool; what is still waiting fails."""
-        if self._session is not None:
-            await self._session.close()
-            self._session = None
+        """Closes all connections; what is still waiting fails."""
+        await self.pool.close()
+        if self._client is not None:
+            await self._client.close()
+            self._client = None
+
+    def readings(self) -> Iterable[Reading]:
+        """What the metrics say of the servers."""
+        return self.pool.readings()
+
+    async def _answers(self, url: str) -> bool:
+        """Whether the server at ``url`` is there: anything but an error of its own will do."""
+        if self._client is None:
+            return False
+        answer = await self._client.ask("GET", Origin.of(url), "/models", connect_s=2.0, total_s=5.0)
+        await answer.read()
+        return answer.status < 500
 
     async def chat(self, request: ChatRequest) -> Completion:
         """The upstream's whole reply; ``raw`` is its JSON."""
@@ -100,26 +119,24 @@ class UpstreamEngine:
         return await self._whole(asked, "/embeddings")
 
     async def _whole(self, request: ChatRequest, path: str) -> ReceivedBody:
-        timeout = aiohttp.ClientTimeout(total=self._timeout_s)
-        async with self._answer(request, path, timeout) as response:
-            raw = await response.read()
+        async with self._answer(request, path, total_s=self._timeout_s) as (replica, answer):
+            raw = await answer.read()
         try:
             body = json.loads(raw)
         except ValueError as error:
-            raise UpstreamError(f"the upstream {self._url} answered with what is not JSON: {raw[:200]!r}") from error
+            raise UpstreamError(f"the upstream {replica.url} answered with what is not JSON: {raw[:200]!r}") from error
         if not isinstance(body, dict):
-            raise UpstreamError(f"the upstream {self._url} answered with what is not an object: {raw[:200]!r}")
+            raise UpstreamError(f"the upstream {replica.url} answered with what is not an object: {raw[:200]!r}")
         return ReceivedBody(body, raw)
 
     async def stream(self, request: ChatRequest) -> AsyncGenerator[StreamPiece, None]:
         """The upstream's events exactly as they came, then what they amount to."""
-        timeout = aiohttp.ClientTimeout(total=None, sock_connect=self._timeout_s, sock_read=self._timeout_s)
         native = NATIVE[request.route]
         assembler = native.assembler(request.n)
-        async with self._answer(request, native.path, timeout) as response:
-            if response.content_type != "text/event-stream":
-                raise UpstreamError(f"the upstream {self._url} does not stream: it sent {response.content_type}")
-            frames = _frames(response.content)
+        async with self._answer(request, native.path, read_s=self._timeout_s) as (replica, answer):
+            if answer.content_type != "text/event-stream":
+                raise UpstreamError(f"the upstream {replica.url} does not stream: it sent {answer.content_type}")
+            frames = _frames(answer.iter_any())
             async for data, raw in frames:
                 if data is None:  # comments, and what has no end
                     if assembler.finished or raw.endswith((b"\n\n", b"\n\r\n")):
@@ -132,35 +149,45 @@ class UpstreamEngine:
                 assembler.add(data)
                 yield StreamPiece(data, raw=raw, ends=assembler.finished and not before)
             if not assembler.finished:
-                raise UpstreamError(f"the upstream {self._url} broke off in mid-stream")
+                raise UpstreamError(f"the upstream {replica.url} broke off in mid-stream")
             yield StreamPiece(completion=native.read(assembler.body()))
             async for _ in frames:  # to the end, so that the connection can be used again
                 pass
 
     @asynccontextmanager
     async def _answer(
-        self, request: ChatRequest, path: str, timeout: aiohttp.ClientTimeout
-    ) -> AsyncGenerator[aiohttp.ClientResponse, None]:
-        """The response to a request, with status 200; transport errors in the block become `UpstreamError`."""
-        response: aiohttp.ClientResponse | None = None
-        try:
-            response = await self._post(request, path, timeout)
-            await self._check(response, request.route)
-            yield response
-        except TimeoutError as error:
-            raise UpstreamError(
-                f"the upstream {self._url} did not answer within {self._timeout_s:g} s", status=504
-            ) from error
-        except (aiohttp.ClientError, OSError, UnicodeDecodeError) as error:
-            reason = str(error) or type(error).__name__
-            raise UpstreamError(f"the upstream {self._url} failed: {reason}", hint="is the server running?") from error
-        finally:
-            if response is not None:
-                response.release()
+        self, request: ChatRequest, path: str, *, total_s: float | None = None, read_s: float | None = None
+    ) -> AsyncGenerator[tuple[Replica, Answer], None]:
+        """The answer to a request, with status 200; transport errors in the block become `UpstreamError`."""
+        replica: Replica | None = None
 
-    async def _post(self, request: ChatRequest, path: str, timeout: aiohttp.ClientTimeout) -> aiohttp.ClientResponse:
-        if self._session is None:
-            raise EndpointError(f"the engine for {self._url} is not running", status=503)
+        async def send(one: Replica) -> Answer:
+            nonlocal replica
+            replica = one
+            return await self._post(one, request, path, total_s, read_s)
+
+        try:
+            async with self.pool.asking(send, caller().rollout_id) as (replica, answer):
+                try:
+                    await self._check(replica, answer, request.route)
+                    yield replica, answer
+                finally:
+                    answer.release()
+        except TimeoutError as error:
+            url = replica.url if replica is not None else ""
+            raise UpstreamError(
+                f"the upstream {url} did not answer within {self._timeout_s:g} s", status=504
+            ) from error
+        except (OSError, UnicodeDecodeError) as error:
+            url = replica.url if replica is not None else ""
+            reason = str(error) or type(error).__name__
+            raise UpstreamError(f"the upstream {url} failed: {reason}", hint="is the server running?") from error
+
+    async def _post(
+        self, replica: Replica, request: ChatRequest, path: str, total_s: float | None, read_s: float | None
+    ) -> Answer:
+        if self._client is None:
+            raise EndpointError(f"the engine for {replica.url} is not running", status=503)
         wanted = NATIVE[request.route].wanted if request.route in NATIVE else {}
         kind = (request.route, request.model)
         refused = known = self._refused.get(kind, frozenset[str]())
@@ -170,50 +197,67 @@ class UpstreamEngine:
                 for name, value in wanted.items()
                 if name not in refused and request.body.get(name) in (None, False)
             }
-            response = await self._session.post(
-                f"{self._url}{path}",
-                data=json.dumps({**request.body, **added}, ensure_ascii=False).encode(),
-                headers={"content-type": "application/json"},
-                timeout=timeout,
-                allow_redirects=False,
+            answer = await self._client.ask(
+                "POST",
+                replica.origin,
+                path,
+                json.dumps({**request.body, **added}, ensure_ascii=False).encode(),
+                connect_s=min(self._connect_s, self._timeout_s),
+                total_s=total_s,
+                read_s=read_s,
             )
-            blamed = await _blamed(response, list(added))
+            try:
+                blamed = await _blamed(answer, list(added))
+            except BaseException:
+                answer.release()
+                raise
             if blamed:
-                response.release()
+                answer.release()
                 refused |= blamed
                 continue
-            if refused != known and response.status < 400:
+            if refused != known and answer.status < 400:
                 self._refused[kind] = refused
-            return response
+            return answer
 
-    async def _check(self, response: aiohttp.ClientResponse, route: str) -> None:
-        if response.status == 200:
+    async def _check(self, replica: Replica, answer: Answer, route: str) -> None:
+        if answer.status == 200:
             return
-        body = await response.read()
-        said = f"the upstream {self._url} answered {response.status}: {body[:300].decode(errors='replace')}"
-        if 400 <= response.status < 500:
-            headers = {name: response.headers[name] for name in _HANDED_ON if name in response.headers}
+        body = await answer.read()
+        said = f"the upstream {replica.url} answered {answer.status}: {body[:300].decode(errors='replace')}"
+        if 400 <= answer.status < 500:
+            headers = {name: answer.headers[name] for name in _HANDED_ON if name in answer.headers}
             raise UpstreamRejection(
                 said,
-                status=response.status,
+                status=answer.status,
                 body=body,
-                content_type=response.content_type,
+                content_type=answer.content_type,
                 headers=headers,
                 route="messages" if route == "messages" else "chat",
             )
         raise UpstreamError(said)
 
 
-async def _blamed(response: aiohttp.ClientResponse, added: Sequence[str]) -> frozenset[str]:
+def check_url(url: str) -> None:
+    """Raises `EndpointError` unless ``url`` is that of a server."""
+    try:
+        parts = urlsplit(url)
+        fine = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        fine = False
+    if not fine or not url.isascii() or not url.isprintable():
+        raise EndpointError(f"{url!r} is not a URL of a server", hint="for example http://127.0.0.1:8000/v1")
+
+
+async def _blamed(answer: Answer, added: Sequence[str]) -> frozenset[str]:
     """Which of the fields that we added made the upstream refuse."""
-    if response.status not in (400, 422) or not added:
+    if answer.status not in (400, 422) or not added:
         return frozenset()
-    text = (await response.read()).decode(errors="replace")
+    text = (await answer.read()).decode(errors="replace")
     named = frozenset(key for key in added if key in text)
     return named or (frozenset(added) if _UNKNOWN_FIELD.search(text) else frozenset())
 
 
-async def _frames(content: aiohttp.StreamReader) -> AsyncIterator[tuple[str | None, bytes]]:
+async def _frames(parts: AsyncIterator[bytes]) -> AsyncIterator[tuple[str | None, bytes]]:
     """Server-sent events: the data of each (None where it has none), and its bytes with the blank line that ends it.
 
     What is left at the end without a blank line comes last, without data.
@@ -221,7 +265,7 @@ async def _frames(content: aiohttp.StreamReader) -> AsyncIterator[tuple[str | No
     rest = b""
     frame: list[bytes] = []
     data: list[str] = []
-    async for part in content.iter_any():
+    async for part in parts:
         *lines, rest = (rest + part).split(b"\n")
         for line in lines:
             frame.append(line)

@@ -9,10 +9,9 @@ import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from typing import Protocol
-from urllib.parse import urlsplit
 
 from lgov_core.errors import EndpointError
+from lgov_core.gateway.http_client import Answer, NotSent, Origin
 from lgov_core.gateway.metrics import Reading
 
 _LOG = logging.getLogger("lgov.gateway")
@@ -21,23 +20,6 @@ _LOG = logging.getLogger("lgov.gateway")
 RETRIED_STATUS = frozenset({429, 502, 503})
 _FAILING_STATUS = frozenset({502, 503})
 _LONGEST_EJECTION_S = 60.0
-
-
-class NotSent(ConnectionError):
-    """The server could not be reached, so it has seen nothing of the request."""
-
-
-class Response(Protocol):
-    """What the pool has to know of a response."""
-
-    @property
-    def status(self) -> int:
-        """The HTTP status."""
-        ...
-
-    def release(self) -> None:
-        """Gives the connection back, or ends it."""
-        ...
 
 
 @dataclass(slots=True, eq=False)
@@ -52,10 +34,11 @@ class Replica:
     ejected_until: float = 0.0
     reachable: bool = True
     label: str = field(init=False)
+    origin: Origin = field(init=False)
 
     def __post_init__(self) -> None:
-        parts = urlsplit(self.url)
-        self.label = f"{parts.hostname}:{parts.port}" if parts.port else str(parts.hostname)
+        self.origin = Origin.of(self.url)
+        self.label = f"{self.origin.host}:{self.origin.port}"
 
     def up(self, now: float) -> bool:
         """Whether it gets calls."""
@@ -141,8 +124,8 @@ class UpstreamPool:
 
     @asynccontextmanager
     async def asking(
-        self, send: Callable[[Replica], Awaitable[Response]], sticky: str | None
-    ) -> AsyncGenerator[tuple[Replica, Response], None]:
+        self, send: Callable[[Replica], Awaitable[Answer]], sticky: str | None
+    ) -> AsyncGenerator[tuple[Replica, Answer], None]:
         """The first answer that is no reason to ask another server; the block is the time in which it is read.
 
         ``send`` raises `NotSent` where nothing was sent. What else it raises, and the last server's answer or error, is
