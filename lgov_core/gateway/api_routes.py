@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import aclosing
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
@@ -27,6 +28,7 @@ from lgov_core.gateway.protocol import (
     Gate,
     GateRefusal,
     GateRequest,
+    StreamPiece,
     speaks,
 )
 from lgov_core.gateway.reply_writer import ReplyWriter, compact, written_anew
@@ -136,6 +138,8 @@ class ApiRoutes:
         kept = partial(self._keep, body, who) if api is RESPONSES and not own else None
         if asked.stream:
             pieces = engine.stream(asked)
+            if judged is not None:
+                pieces = self._watched(pieces, judged)
             release = None if judged is None else partial(self._streamed_release, api, asked, body, judged)
             return StreamedReply(  # type: ignore[return-value]
                 exchange, pieces, self._capture, writer, self._error_response(api), release=release, kept=kept
@@ -143,8 +147,21 @@ class ApiRoutes:
         try:
             completion = await engine.chat(asked)
         except Exception as error:
+            if self._gate is not None and judged is not None:
+                await self._gate.failed(judged, error)
             raise as_lgov_error(error, engine.name) from error
         return await self._answer(api, exchange, completion, writer, judged, kept)
+
+    async def _watched(self, pieces: AsyncIterator[StreamPiece], judged: GateRequest) -> AsyncIterator[StreamPiece]:
+        """The stream; the gate is told when it fails."""
+        assert self._gate is not None
+        try:
+            async with aclosing(cast("Any", pieces)) as stream:
+                async for piece in stream:
+                    yield piece
+        except Exception as error:
+            await self._gate.failed(judged, error)
+            raise
 
     def _translated(self, api: Api, body: Mapping[str, Any], who: Attribution, engine: Engine) -> ChatRequest:
         if "chat" not in speaks(engine):

@@ -37,8 +37,9 @@ rules:
     use: sql
     with: {dialect: sqlite, mode: read_only, argument: query}
   - name: pace
+    "on": [pre_model_call]
     use: rate
-    with: {per_agent: 100000000}
+    with: {max_calls: 1000000000, per_seconds: 3600}
 """
 
 # ---------------------------------------------------------------------- the scripted upstream

@@ -1,0 +1,244 @@
+"""Policy at the endpoint: what goes to the model and what comes back, for clients that know nothing of it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import anthropic
+import httpx
+import openai
+import pytest
+
+from lgov_core.audit import AuditLog
+from lgov_core.errors import PolicyFileError
+from lgov_core.gateway.policy_gate import PolicyGate, open_gate
+from lgov_core.governor import Governor
+from lgov_core.policies import BoundedPolicy
+from lgov_core.testing import ScriptedCall, ScriptedReply, call
+from lgov_core.types import Point
+
+TOOLS = [
+    {"type": "function", "function": {"name": name, "parameters": {"type": "object"}}}
+    for name in ("run_sql", "delete_all")
+]
+HEADERS = {"x-lgov-rollout-id": "r1", "x-lgov-attempt": "1", "x-lgov-agent": "desk"}
+
+POLICY = """\
+version: 1
+name: endpoint
+default: deny
+rules:
+  - name: reads
+    tools: ["run_sql"]
+    use: sql
+    with: {dialect: sqlite, mode: read_only, argument: query}
+  - name: keys
+    "on": [post_model_call, output]
+    use: secrets
+    with: {action: redact}
+  - name: no-mail
+    "on": [input, post_tool_call]
+    use: pii
+    with: {action: redact, kinds: [email]}
+  - name: few
+    "on": [pre_model_call]
+    use: cost
+    with: {max_calls: 6}
+"""
+
+
+@pytest.fixture
+def governed(serve, store, tmp_path: Path):
+    """Starts a model with an endpoint before it that stands under ``POLICY``, or another."""
+    gates = []
+
+    def start(script, policy: str = POLICY, **options):
+        (tmp_path / "policy.yaml").write_text(policy)
+        gate = open_gate(tmp_path / "policy.yaml", audit=tmp_path / "audit.db", store=store)
+        gates.append(gate)
+        return serve(script, gate=gate, **options)
+
+    yield start
+    for gate in gates:
+        gate.close()
+
+
+def client(serving) -> openai.OpenAI:
+    return openai.OpenAI(base_url=serving.base_url, api_key="any", default_headers=HEADERS, max_retries=0)
+
+
+def ask(serving, text: str = "How many?", *, stream: bool = False, messages=None):
+    """The message that the client gets, put together by the client's own code if it is streamed."""
+    asked = {"model": "m", "messages": messages or [{"role": "user", "content": text}], "tools": TOOLS}
+    if not stream:
+        return client(serving).chat.completions.create(**asked).choices[0]
+    with client(serving).chat.completions.stream(**asked) as events:
+        return events.get_final_completion().choices[0]
+
+
+def entries(tmp_path: Path) -> list[tuple[str, str, str]]:
+    with AuditLog(tmp_path / "audit.db") as log:
+        found = [json.loads(entry.body) if isinstance(entry.body, str) else entry.body for entry in log.entries()]
+    return [(one["point"], one["name"], one["effect"]) for one in found if one.get("effect")]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_denied_call_of_a_tool_never_reaches_the_agent_and_the_reply_says_why(governed, store, stream):
+    both = ScriptedReply(
+        "Let me see.", [ScriptedCall("run_sql", {"query": "SELECT 1"}, "c1"), ScriptedCall("delete_all", {}, "c2")]
+    )
+    serving = governed([both, call("run_sql", query="DROP TABLE t")])
+    choice = ask(serving, stream=stream)
+    assert [one.function.name for one in choice.message.tool_calls] == ["run_sql"]
+    assert choice.message.content.startswith("Let me see.")
+    assert "DENIED by policy endpoint/default: No policy allows delete_all" in choice.message.content
+    assert choice.finish_reason == "tool_calls"
+    alone = ask(serving, stream=stream)
+    assert not alone.message.tool_calls
+    assert alone.finish_reason == "stop"
+    assert "DENIED by policy reads" in alone.message.content
+    # What is recorded is the model's own reply: its tokens, and the calls that it proposed.
+    first, second = store.calls(["r1"])
+    assert first.tool_call_ids == ("c1", "c2")
+    assert b"DROP TABLE" in bytes(second.response_ids[:-1])
+    assert "DENIED" not in json.dumps([first.response, second.response])
+    rewards = {(one.dimension, one.tool_call_id) for one in store.rewards(["r1"])}
+    assert ("compliance", "c2") in rewards
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_secrets_in_a_reply_go_out_redacted_also_when_chunks_cut_them(governed, store, stream):
+    key = "AKIA" + "IOSFODNN7EXAMPLQ"
+    serving = governed([ScriptedReply(f"The key is {key}, keep it."), "All is well."])
+    choice = ask(serving, stream=stream)
+    assert key not in choice.message.content
+    assert choice.message.content.startswith("The key is [")
+    assert choice.message.content.endswith("keep it.")
+    assert ask(serving, stream=stream).message.content == "All is well."
+
+
+def test_an_unchanged_reply_goes_out_byte_for_byte(governed):
+    text = '{ "id":"x",\n"choices":[ {"message": {"content":"\\u00e9 é"}, "finish_reason":"stop"}],  "n": 1e3 }\n'
+    stream = (
+        'data: {"id":"c",  "choices":[{"index":0,"delta":{"content":"one "}}]}\n\n'
+        ': a comment\n\ndata: {"id":"c","choices":[{"index":0,"delta":{},"finish_reason":"stop"}]}\n\ndata: [DONE]\n\n'
+    )
+    serving = governed(
+        [ScriptedReply(body=text.encode()), ScriptedReply(body=stream.encode(), content_type="text/event-stream")]
+    )
+    body = {"model": "m", "messages": [{"role": "user", "content": "x"}]}
+    assert httpx.post(f"{serving.base_url}/chat/completions", json=body).text == text
+    assert httpx.post(f"{serving.base_url}/chat/completions", json={**body, "stream": True}).text == stream
+
+
+def test_texts_are_judged_once_and_what_was_rewritten_stays_rewritten(governed, tmp_path):
+    serving = governed(["a", "b", "c"])
+    messages = [{"role": "user", "content": "I am jane.doe@example.com"}]
+    for more in ("a", "b"):
+        ask(serving, messages=messages)
+        messages = [*messages, {"role": "assistant", "content": more}, {"role": "user", "content": f"and {more}"}]
+    ask(serving, messages=messages)
+    for request in serving.model.requests:
+        assert "jane.doe@example.com" not in json.dumps(request.body)
+        assert request.body["messages"][0]["content"].startswith("I am [")
+    points = [point for point, _, _ in entries(tmp_path)]
+    assert points.count("input") == 3  # each text of the user once, not once for each call that repeats it
+    assert points.count("pre_model_call") == points.count("post_model_call") == 3
+
+
+def test_results_of_tools_are_judged_before_the_model_reads_them(governed):
+    serving = governed(["ok"])
+    messages = [
+        {"role": "user", "content": "Who?"},
+        {
+            "role": "assistant",
+            "content": None,
+            "tool_calls": [{"id": "c1", "type": "function", "function": {"name": "run_sql", "arguments": "{}"}}],
+        },
+        {"role": "tool", "tool_call_id": "c1", "content": "jane.doe@example.com"},
+    ]
+    ask(serving, messages=messages)
+    assert "jane.doe" not in json.dumps(serving.model.requests[0].body)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_call_that_is_refused_reaches_no_model_and_is_answered_readably(governed, store, stream):
+    serving = governed(["one"] * 6)
+    for _ in range(6):
+        ask(serving)
+    choice = ask(serving, stream=stream)
+    assert choice.message.content.startswith("DENIED by policy few")
+    assert (choice.finish_reason, choice.message.role) == ("stop", "assistant")
+    assert len(serving.model.requests) == 6
+    assert len(list(store.calls())) == 6
+    reply = anthropic.Anthropic(
+        base_url=serving.url, api_key="any", max_retries=0, default_headers=HEADERS
+    ).messages.create(model="m", max_tokens=50, messages=[{"role": "user", "content": "x"}])
+    assert reply.content[0].text.startswith("DENIED by policy few")
+    assert reply.stop_reason == "end_turn"
+
+
+class Raising(BoundedPolicy):
+    """A policy that is broken at one point."""
+
+    name = "broken"
+
+    def __init__(self, point: Point) -> None:
+        self.point = point
+
+    def judge(self, action):
+        if action.point is self.point:
+            raise ZeroDivisionError("oops")
+
+
+@pytest.mark.parametrize(
+    "point", [Point.INPUT, Point.PRE_MODEL_CALL, Point.POST_MODEL_CALL, Point.PRE_TOOL_CALL, Point.OUTPUT]
+)
+def test_a_policy_that_breaks_is_a_refusal(serve, store, point):
+    gate = PolicyGate(Governor(Raising(point)))
+    serving = serve([call("run_sql", query="1") if point is Point.PRE_TOOL_CALL else "the answer"], gate=gate)
+    reply = httpx.post(
+        f"{serving.base_url}/chat/completions",
+        json={"model": "m", "messages": [{"role": "user", "content": "x"}], "tools": TOOLS},
+    )
+    assert reply.status_code == 503
+    assert reply.json()["error"]["code"] == "denied"
+    assert "the answer" not in reply.text
+    assert "oops" not in reply.text
+    before = point in (Point.INPUT, Point.PRE_MODEL_CALL)
+    assert len(serving.model.requests) == (0 if before else 1)
+    if before:
+        serving.model.requests.append(None)  # the script was not used up
+
+
+def test_a_record_that_cannot_be_written_is_a_refusal(governed, tmp_path):
+    serving = governed(["one", "two"])
+    assert ask(serving).message.content == "one"
+    (tmp_path / "audit.db").rename(tmp_path / "elsewhere.db")
+    with pytest.raises(openai.InternalServerError, match="could not be recorded"):
+        ask(serving)
+    assert len(serving.model.requests) == 1
+
+
+def test_what_a_failed_call_set_aside_is_given_back(governed):
+    policy = POLICY.replace("max_calls: 6", "max_calls: 1")
+    serving = governed([ScriptedReply("broken", status=500), "fine"], policy)
+    with pytest.raises(openai.InternalServerError):
+        ask(serving)
+    assert ask(serving).message.content == "fine"
+
+
+def test_arguments_that_two_readers_read_differently_are_denied(governed):
+    serving = governed(
+        [ScriptedReply(tool_calls=[ScriptedCall("run_sql", '{"query": "SELECT 1", "query": "DROP TABLE t"}')])]
+    )
+    choice = ask(serving)
+    assert not choice.message.tool_calls
+    assert "each key once" in choice.message.content
+
+
+def test_a_policy_file_that_does_not_load_opens_no_gate(tmp_path):
+    (tmp_path / "policy.yaml").write_text("version: 1\nrules: [{name: x, use: nothing}]\n")
+    with pytest.raises(PolicyFileError):
+        open_gate(tmp_path / "policy.yaml", audit=tmp_path / "audit.db")
