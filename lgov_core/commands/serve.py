@@ -24,7 +24,9 @@ if TYPE_CHECKING:
 
 @click.command(epilog=exit_status(Exit.OK, Exit.FINDING, Exit.USAGE, Exit.INTERRUPTED))
 @click.option("--model", help="Model to serve from this process: smollm2, a transformers folder, or a hub name.")
-@click.option("--upstream", help="Base URL of an OpenAI-compatible server to pass calls on to, with /v1.")
+@click.option(
+    "--upstream", help="Base URL of an OpenAI-compatible server to pass calls on to, with /v1; several with commas."
+)
 @click.option(
     "--upstream-key-env", default="OPENAI_API_KEY", show_default=True, help="Variable with the upstream's key."
 )
@@ -35,6 +37,24 @@ if TYPE_CHECKING:
     "--key-secret-file",
     type=click.Path(path_type=Path),
     help="File with the secret of the keys (16 bytes or more). With it, calls without a key are refused.",
+)
+@click.option(
+    "--admin-keys-file",
+    type=click.Path(path_type=Path),
+    help="File with the admin keys, one a line; read again when it changes. Needs --key-secret-file.",
+)
+@click.option(
+    "--policy",
+    type=click.Path(path_type=Path),
+    help="Policy file: judges what goes to the model, what comes back, and each tool call proposed in it.",
+)
+@click.option("--audit", type=click.Path(path_type=Path), help="Audit record. [default: .lgov/audit.db]")
+@click.option(
+    "--max-running", type=int, default=512, show_default=True, help="Calls that are answered at the same time."
+)
+@click.option("--max-waiting", type=int, default=2048, show_default=True, help="Calls that wait for a place.")
+@click.option(
+    "--drain", "drain_s", type=int, default=30, show_default=True, help="Seconds that SIGTERM leaves running calls."
 )
 @click.option("--dtype", type=click.Choice(["float32", "bfloat16"]), default="float32", show_default=True)
 @click.option("--show-admin-key", is_flag=True, help="Write the key that may speak for any rollout.")
@@ -47,6 +67,12 @@ def serve(
     host: str | None,
     port: int | None,
     key_secret_file: Path | None,
+    admin_keys_file: Path | None,
+    policy: Path | None,
+    audit: Path | None,
+    max_running: int,
+    max_waiting: int,
+    drain_s: int,
     dtype: str,
     show_admin_key: bool,
     as_json: bool,
@@ -55,7 +81,12 @@ def serve(
 
     The address is written to standard output as soon as calls are answered. Point an agent at it with OPENAI_BASE_URL.
     SIGTERM lets running calls end; so does Ctrl-C.
+
+    With --policy the agent's process need not be governed: what a policy denies never reaches the agent, and the reply says
+    why. A streamed reply is then held until the whole of it is judged. A policy that is not named here or in the settings is
+    not looked for.
     """
+    from lgov_core.gateway.limits import Limits
     from lgov_core.gateway.server import EndpointServer
 
     settings = load_settings(
@@ -66,9 +97,12 @@ def serve(
             "host": host,
             "port": port,
             "key_secret_file": key_secret_file,
+            "policy": policy,
+            "audit": audit,
         }
     )
-    keys = _keys(settings)
+    keys = _keys(settings, admin_keys_file)
+    limits = Limits(max_running=max_running, max_waiting=max_waiting)
     if show_admin_key and keys is None:
         raise SettingsError("there is no admin key without keys", hint="give --key-secret-file")
     engine = _engine(settings, dtype=dtype, upstream_key_env=upstream_key_env)
@@ -81,12 +115,28 @@ def serve(
             open_things.callback(recorded.close)
         else:
             click.echo("note: no store is set, so nothing is recorded (--store)", err=True)
+        gate = None
+        if settings.policy is not None:
+            from lgov_core.gateway.policy_gate import open_gate
+
+            gate = open_gate(settings.policy, audit=_made(settings.audit), store=recorded, timeout_s=settings.timeout_s)
+            open_things.callback(gate.close)
         asked_to_stop = _on_sigterm()
-        server = EndpointServer([engine], recorded, keys=keys, host=settings.host, port=settings.port)
+        server = EndpointServer(
+            [engine],
+            recorded,
+            keys=keys,
+            gate=gate,
+            limits=limits,
+            host=settings.host,
+            port=settings.port,
+            drain_s=drain_s,
+        )
         open_things.enter_context(server)
         admin_key = keys.admin if show_admin_key and keys is not None else None
         if as_json:
             about = {"url": server.url, "base_url": server.base_url, "models": list(engine.models)}
+            about["policy"] = None if settings.policy is None else str(settings.policy)
             write_json({**about, "store": settings.store, "admin_key": admin_key})
         else:
             click.echo(f"serving {', '.join(engine.models)} on {server.base_url}")
@@ -95,11 +145,22 @@ def serve(
         asked_to_stop.wait()
 
 
-def _keys(settings: Settings) -> KeyRing | None:
-    from lgov_core.gateway.keys import KeyRing
+def _made(audit: Path | None) -> Path:
+    """Where the audit record is, its folder made."""
+    from lgov_core.governed_process import DEFAULT_AUDIT, make_folder
+
+    path = audit or DEFAULT_AUDIT
+    make_folder(path.parent)
+    return path
+
+
+def _keys(settings: Settings, admin_keys_file: Path | None) -> KeyRing | None:
+    from lgov_core.gateway.keys import AdminKeyFile, KeyRing
 
     path = settings.key_secret_file
     if path is None:
+        if admin_keys_file is not None:
+            raise SettingsError("admin keys without a secret for the others", hint="give --key-secret-file too")
         return None
     try:
         if os.name == "posix" and path.stat().st_mode & (stat.S_IRWXG | stat.S_IRWXO):
@@ -107,7 +168,7 @@ def _keys(settings: Settings) -> KeyRing | None:
         secret = path.read_bytes().strip()
     except OSError as error:
         raise SettingsError(f"the key secret {path} cannot be read: {error.strerror}") from error
-    return KeyRing(secret)
+    return KeyRing(secret, admin_keys=None if admin_keys_file is None else AdminKeyFile(admin_keys_file))
 
 
 def _engine(settings: Settings, *, dtype: str, upstream_key_env: str) -> Engine:
@@ -122,7 +183,8 @@ def _engine(settings: Settings, *, dtype: str, upstream_key_env: str) -> Engine:
             from lgov_core.gateway.upstream import UpstreamEngine
         except ImportError as error:
             raise EndpointError(f"the endpoint needs {error.name}", hint="pip install 'lgov[gateway]'") from error
-        return UpstreamEngine(settings.upstream, api_key=os.environ.get(upstream_key_env) or None)
+        urls = [url.strip() for url in settings.upstream.split(",")]
+        return UpstreamEngine(urls, api_key=os.environ.get(upstream_key_env) or None)
     from lgov_core.gateway.embedded import EmbeddedEngine
     from lgov_core.models import load_model
 

@@ -6,6 +6,7 @@ issues keys that are bound to one attempt. The web server and the clients are im
 
 from lgov_core.gateway.keys import AdminKeyFile, KeyRing
 from lgov_core.gateway.limits import Limits
+from lgov_core.gateway.policy_gate import PolicyGate, open_gate
 from lgov_core.gateway.protocol import (
     ANY_MODEL,
     ChatRequest,
@@ -33,6 +34,8 @@ __all__ = [
     "GateRequest",
     "KeyRing",
     "Limits",
+    "PolicyGate",
     "StreamPiece",
     "ToolCall",
+    "open_gate",
 ]

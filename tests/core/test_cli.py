@@ -329,6 +329,25 @@ def test_serve_with_a_secret_wants_a_key(folder: Path) -> None:
         assert serving.ask(authorization=f"Bearer {serving.about['admin_key']}")["choices"]
 
 
+def test_serve_under_a_policy_and_before_several_upstreams(folder: Path) -> None:
+    (folder / "policy.yaml").write_text(
+        'version: 1\nrules:\n  - {name: quiet, "on": [pre_model_call], use: deny, with: {reason: Not today.}}\n'
+    )
+    with (
+        ScriptedModelServer(["Hello."]) as model,
+        Serving("--upstream", f"http://127.0.0.1:9/v1, {model.base_url}") as free,
+        Serving("--upstream", model.base_url, "--policy", "policy.yaml") as governed,
+    ):
+        assert free.ask(x_lgov_rollout_id="rol_1", x_lgov_attempt="1")["choices"][0]["message"]["content"] == "Hello."
+        said = governed.ask()["choices"][0]["message"]["content"]
+        assert said.startswith("DENIED by policy quiet")
+        assert governed.end(signal.SIGTERM) == 0
+    assert lgov("audit", "verify", ".lgov/audit.db").exit_code == Exit.OK
+    result = lgov("serve", "--upstream", model.base_url, "--policy", "missing.yaml")
+    assert result.exit_code != Exit.OK
+    assert "missing.yaml" in result.stderr
+
+
 def test_a_secret_that_others_can_read_is_refused(folder: Path) -> None:
     secret = folder / "secret"
     secret.write_bytes(b"0123456789abcdef\n")
