@@ -136,8 +136,8 @@ def serve(
         admin_key = keys.admin if show_admin_key and keys is not None else None
         if as_json:
             about = {"url": server.url, "base_url": server.base_url, "models": list(engine.models)}
-            about["policy"] = None if settings.policy is None else str(settings.policy)
-            write_json({**about, "store": settings.store, "admin_key": admin_key})
+            named = None if settings.policy is None else str(settings.policy)
+            write_json({**about, "store": settings.store, "policy": named, "admin_key": admin_key})
         else:
             click.echo(f"serving {', '.join(engine.models)} on {server.base_url}")
             if admin_key is not None:

@@ -13,6 +13,7 @@ from lgov_core.errors import EndpointError, ScopeError
 from lgov_core.gateway.access import Access, RuledRoute
 from lgov_core.gateway.admission import Admission, AdmissionState
 from lgov_core.gateway.api_routes import read_body
+from lgov_core.gateway.capture import Counters
 from lgov_core.gateway.keys import KeyRing
 from lgov_core.gateway.metrics import CONTENT_TYPE, Metrics
 
@@ -21,12 +22,13 @@ _LONGEST_DRAIN_S = 3600.0
 
 
 class AdminRoutes:
-    """The handlers, for one event loop. All take an admin key."""
+    """The handlers, for one event loop. All take an admin key, except ``/healthz``, which says nothing."""
 
-    def __init__(self, admission: Admission, metrics: Metrics, keys: KeyRing) -> None:
+    def __init__(self, admission: Admission, metrics: Metrics, keys: KeyRing, counters: Counters) -> None:
         self._admission = admission
         self._metrics = metrics
         self._keys = keys
+        self._counters = counters
 
     def routes(self) -> list[RuledRoute]:
         """The routes, each with its rule."""
@@ -36,11 +38,16 @@ class AdminRoutes:
             RuledRoute("/admin/resume", self.resume, methods=["POST"], access=Access.ADMIN),
             RuledRoute("/admin/keys", self.issue, methods=["POST"], access=Access.ADMIN),
             RuledRoute("/metrics", self.metrics, methods=["GET"], access=Access.ADMIN),
+            RuledRoute("/healthz", self.health, methods=["GET"], access=Access.OPEN),
         ]
 
     async def state(self, request: Request) -> Response:
-        """``GET /admin/state``: calls that run and wait, whether it is paused, the version of the weights."""
-        return _state(self._admission.state())
+        """``GET /admin/state``: calls that run and wait, whether it is paused, the version of the weights, the counters."""
+        return _json({**self._admission.state().as_dict(), "counters": self._counters.as_dict()})
+
+    async def health(self, request: Request) -> Response:
+        """``GET /healthz``: answers as long as the endpoint does; needs no key."""
+        return _json({"status": "ok"})
 
     async def pause(self, request: Request) -> Response:
         """``POST /admin/pause``: holds new calls and answers when the running ones have ended.

@@ -121,6 +121,10 @@ class ApiRoutes:
         body = read_json(await read_body(request, self._max_body))
         return who, body, self._engine_for(model_name(body))
 
+    async def call(self, path: str, request: Request) -> Response:
+        """Answers ``request`` as a ``POST`` to ``path``, which begins below ``/v1``, wherever it came in."""
+        return await self._call(next(api for api in APIS if api.path == path), request)
+
     async def _call(self, api: Api, request: Request) -> Response:
         """``POST`` of a model API."""
         started_at = time.time()
@@ -283,10 +287,6 @@ class ApiRoutes:
             {"has_more": False, "first_id": data[0]["id"], "last_id": data[-1]["id"]} if data else {"has_more": False}
         )
         return _json({"object": "list", "data": data, **ends})
-
-    async def health(self, request: Request) -> Response:
-        """``GET /healthz``: answers as long as the endpoint does; needs no key."""
-        return _json({"status": "ok", "counters": self._capture.counters.as_dict()})
 
     def _error_response(self, api: Api) -> Callable[[LgovError], Response]:
         return partial(self.refuse, api=api)

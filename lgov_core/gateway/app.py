@@ -19,10 +19,13 @@ from lgov_core.gateway.admission import Admission
 from lgov_core.gateway.api_routes import ApiRoutes
 from lgov_core.gateway.capture import Capture
 from lgov_core.gateway.keys import KeyRing
+from lgov_core.gateway.lightning_rollouts import LightningRollouts
+from lgov_core.gateway.lightning_routes import LightningOptions, LightningRoutes
 from lgov_core.gateway.limits import Limits
 from lgov_core.gateway.metrics import Metrics, Reading
 from lgov_core.gateway.otlp_route import TracesRoute
 from lgov_core.gateway.protocol import Engine, Gate
+from lgov_core.gateway.registered_models import RegisteredModels
 from lgov_core.store.protocol import TraceStore
 
 
@@ -44,19 +47,23 @@ def create_app(
     limits: Limits | None = None,
     max_body: int | None = None,
     gate: Gate | None = None,
+    lightning: LightningOptions | None = None,
 ) -> Starlette:
     """The endpoint: the API's routes (see `ApiRoutes`) and ``/v1/traces`` (`TracesRoute`), each also under
-    ``/rollout/{id}/attempt/{n}``, those of operators (`AdminRoutes`), and ``/healthz``.
+    ``/rollout/{id}/attempt/{n}``, those of operators (`AdminRoutes`), agent-lightning's (`LightningRoutes`, with the
+    options ``lightning``), and ``/healthz``.
 
-    Each call goes to the engine that has its model, and is committed to ``store`` before the client learns that it is
-    done; None records nothing. ``gate`` judges what is asked and what is answered. ``allow_unattributed=False`` refuses
-    calls that name no rollout. ``max_body``, in bytes, stands for that one of the ``limits``. Engines are started and
-    closed with the application, the store is left open.
+    Each call goes to the engine that has its model (the registered ones first: `RegisteredModels`), and is committed to
+    ``store`` before the client learns that it is done; None records nothing. ``gate`` judges what is asked and what is
+    answered. ``allow_unattributed=False`` refuses calls that name no rollout. ``max_body``, in bytes, stands for that one
+    of the ``limits``. Engines are started and closed with the application, the store is left open.
 
     ``app.state.counters`` counts what happened (`lgov_core.gateway.capture.Counters`). Every route has a rule of who may
     use it (`RuledRoute`). Raises `EndpointError` for no engines, or two that answer to one name.
     """
     _check_names(engines)
+    registered = next((one for one in engines if isinstance(one, RegisteredModels)), None) or RegisteredModels()
+    engines = [registered, *(one for one in engines if one is not registered)]
     limits = limits or Limits()
     if max_body is not None:
         limits = replace(limits, max_body=max_body)
@@ -69,8 +76,15 @@ def create_app(
     routes = [
         *map(_ruled, api.routes()),
         *traces.routes(),
-        *AdminRoutes(admission, metrics, keys).routes(),
-        RuledRoute("/healthz", api.health, methods=["GET"], access=Access.OPEN),
+        *AdminRoutes(admission, metrics, keys, capture.counters).routes(),
+        *LightningRoutes(
+            None if store is None else LightningRollouts(store),
+            registered,
+            api,
+            admission,
+            max_body=limits.max_body,
+            options=lightning,
+        ).routes(),
     ]
     app = Starlette(
         routes=[guard.before(route) for route in routes],

@@ -226,9 +226,7 @@ class LightningRoutes:
             raise unprocessable(f"the request is not JSON: {error}") from error
 
 
-def _prepared(
-    body: Mapping[str, Any], mode: str, models: Any, options: LightningOptions
-) -> dict[str, Any]:
+def _prepared(body: Mapping[str, Any], mode: str, models: Any, options: LightningOptions) -> dict[str, Any]:
     """The call as it goes on: the one registered model, and the temperature of the mode."""
     prepared = dict(body)
     if len(models) == 1:

@@ -18,7 +18,7 @@ class RegisteredModels:
     """
 
     name = "registered"
-    speaks = ("completions", "embeddings")
+    speaks = ("chat", "completions", "embeddings")
 
     def __init__(self, *, api_key: str | None = None, timeout_s: float = 120.0) -> None:
         self._api_key = api_key
@@ -53,9 +53,7 @@ class RegisteredModels:
         check_url(endpoint)
         engine = self._engines.get(model)
         if engine is None:
-            engine = UpstreamEngine(
-                endpoint, self._api_key, [model], self._timeout_s, name=f"{self.name} {model}"
-            )
+            engine = UpstreamEngine(endpoint, self._api_key, [model], self._timeout_s, name=f"{self.name} {model}")
             await engine.start()
             self._engines[model] = engine
         engine.pool.put(endpoint, version)

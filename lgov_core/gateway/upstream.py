@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -111,14 +112,15 @@ class UpstreamEngine:
 
     async def chat(self, request: ChatRequest) -> Completion:
         """The upstream's whole reply; ``raw`` is its JSON."""
-        return NATIVE[request.route].read(await self._whole(request, NATIVE[request.route].path))
+        body, replica = await self._whole(request, NATIVE[request.route].path)
+        return _versioned(NATIVE[request.route].read(body), replica)
 
     async def embed(self, body: Mapping[str, Any]) -> Mapping[str, Any]:
         """The upstream's embeddings, as it wrote them."""
         asked = ChatRequest(body=body, model=str(body["model"]), messages=(), route="embeddings")
-        return await self._whole(asked, "/embeddings")
+        return (await self._whole(asked, "/embeddings"))[0]
 
-    async def _whole(self, request: ChatRequest, path: str) -> ReceivedBody:
+    async def _whole(self, request: ChatRequest, path: str) -> tuple[ReceivedBody, Replica]:
         async with self._answer(request, path, total_s=self._timeout_s) as (replica, answer):
             raw = await answer.read()
         try:
@@ -127,7 +129,7 @@ class UpstreamEngine:
             raise UpstreamError(f"the upstream {replica.url} answered with what is not JSON: {raw[:200]!r}") from error
         if not isinstance(body, dict):
             raise UpstreamError(f"the upstream {replica.url} answered with what is not an object: {raw[:200]!r}")
-        return ReceivedBody(body, raw)
+        return ReceivedBody(body, raw), replica
 
     async def stream(self, request: ChatRequest) -> AsyncGenerator[StreamPiece, None]:
         """The upstream's events exactly as they came, then what they amount to."""
@@ -150,7 +152,7 @@ class UpstreamEngine:
                 yield StreamPiece(data, raw=raw, ends=assembler.finished and not before)
             if not assembler.finished:
                 raise UpstreamError(f"the upstream {replica.url} broke off in mid-stream")
-            yield StreamPiece(completion=native.read(assembler.body()))
+            yield StreamPiece(completion=_versioned(native.read(assembler.body()), replica))
             async for _ in frames:  # to the end, so that the connection can be used again
                 pass
 
@@ -235,6 +237,14 @@ class UpstreamEngine:
                 route="messages" if route == "messages" else "chat",
             )
         raise UpstreamError(said)
+
+
+def _versioned(completion: Completion, replica: Replica) -> Completion:
+    """The completion with the version of the server's weights as it was registered, where the reply does not say it."""
+    if replica.version is None or completion.weights_version is not None:
+        return completion
+    more = tuple(_versioned(choice, replica) for choice in completion.more)
+    return replace(completion, weights_version=replica.version, more=more)
 
 
 def check_url(url: str) -> None:
