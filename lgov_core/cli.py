@@ -14,6 +14,7 @@ _COMMANDS = {
     "policy": ("lgov_core.commands.policy:policy", "Write, check, question and test policy files."),
     "audit": ("lgov_core.commands.audit:audit", "Prove, look at, hand on and erase what an audit record holds."),
     "traces": ("lgov_core.commands.traces:traces", "Look at recorded rollouts, step by step."),
+    "transitions": ("lgov_core.commands.transitions:transitions", "Make training data of what was recorded."),
     "models": ("lgov_core.commands.models:models", "List models and get those that need no hub."),
     "frameworks": ("lgov_core.commands.frameworks:frameworks", "Show what can be done with each framework."),
     "plugins": ("lgov_core.commands.plugins:plugins", "List plugins and the hooks they implement."),

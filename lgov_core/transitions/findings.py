@@ -30,6 +30,7 @@ class Finding(StrEnum):
     OPEN_SPAN = "open_span"
     CYCLIC_SPANS = "cyclic_spans"
     ORPHAN_SPAN = "orphan_span"
+    UNREADABLE_SPAN = "unreadable_span"
 
     # Rollouts and attempts.
     NO_CALLS = "no_calls"

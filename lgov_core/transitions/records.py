@@ -6,6 +6,7 @@ from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from lgov_core.store.protocol import TraceStore
+from lgov_core.trace.mapping import canonical
 from lgov_core.transitions.findings import Diagnostic, Finding
 from lgov_core.transitions.span_reading import SpanReading
 from lgov_core.transitions.span_tree import SpanTree
@@ -59,14 +60,17 @@ def _read(reading: SpanReading, rollouts: Container[str] = (), attempted: Contai
 
 
 def read_store(store: TraceStore, rollout_ids: Sequence[str] | None = None) -> Records:
-    """What a trace store holds of the given rollouts (None: of all), its spans joined in. Raises `StoreError`."""
+    """What a trace store holds of the given rollouts (None: of all), its spans joined in, in lgov's names.
+
+    Raises `StoreError`.
+    """
     recorded = Records(
         rollouts=tuple(store.rollouts(ids=rollout_ids)),
         attempts=tuple(store.attempts(rollout_ids)),
         calls=tuple(store.calls(rollout_ids)),
         rewards=tuple(store.rewards(rollout_ids)),
     )
-    return join(recorded, store.spans(rollout_ids))
+    return join(recorded, map(canonical, store.spans(rollout_ids)))
 
 
 def join(recorded: Records, spans: Iterable[Span]) -> Records:

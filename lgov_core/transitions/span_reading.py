@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Container, Iterable, Iterator, Mapping
-from typing import Any, Final, TypeAlias
+from typing import Any, TypeAlias
 
 from lgov_core.trace import semconv
 from lgov_core.transitions.findings import Diagnostic, Finding
-from lgov_core.transitions.span_tree import Place, SpanTree
+from lgov_core.transitions.span_rewards import evaluations_of_span, rewards_of_span
+from lgov_core.transitions.span_tree import CALL_OPERATIONS, Place, SpanTree
 from lgov_core.transitions.span_values import (
     Tokens,
     finish_reason_of,
     messages_of,
-    number_of,
     number_or,
     proposed_tool_calls,
     text_of,
@@ -22,10 +22,7 @@ from lgov_core.transitions.span_values import (
     unreadable_tokens,
     version_of,
 )
-from lgov_core.types import Attempt, CapturedCall, Outcome, Reward, Rollout, Span, SpanEvent
-
-#: Operations of model calls that have a reply of tokens.
-_CALLS: Final = frozenset({semconv.CHAT, semconv.TEXT_COMPLETION, "generate_content"})
+from lgov_core.types import Attempt, CapturedCall, Outcome, Reward, Rollout, Span
 
 #: A rollout and its attempt, None for spans that name none.
 _AttemptKey: TypeAlias = tuple[str, int | None]
@@ -78,19 +75,17 @@ class SpanReading:
         attributes = span.attributes
         place = self.tree.place(span)
         if span.name == semconv.REWARD_SPAN_NAME or semconv.REWARD_VALUE in attributes:
-            self._read_reward(span, place)
+            self.rewards += rewards_of_span(span, place)
             return
         if place.rollout_id is not None:
             self._read_attempt(span, place, place.rollout_id)
         operation = attributes.get(semconv.OPERATION)
-        if operation in _CALLS or (operation is None and semconv.RESPONSE_TOKEN_IDS in attributes):
+        if operation in CALL_OPERATIONS or (operation is None and semconv.RESPONSE_TOKEN_IDS in attributes):
             self._read_call(span, place)
         elif operation == semconv.EXECUTE_TOOL:
             self._read_tool(span)
         if span.events:
-            for position, event in enumerate(span.events):
-                if event.name == semconv.EVALUATION_EVENT:
-                    self._read_evaluation(span, event, position, place)
+            self.rewards += evaluations_of_span(span, self.tree)
 
     def _read_attempt(self, span: Span, place: Place, rollout_id: str) -> None:
         attributes = span.attributes
@@ -150,69 +145,10 @@ class SpanReading:
         response_id = span.attributes.get(semconv.RESPONSE_ID)
         if response_id is None:
             parent = self.tree.above(span)
-            if parent is not None and parent.attributes.get(semconv.OPERATION) in _CALLS:
+            if parent is not None and parent.attributes.get(semconv.OPERATION) in CALL_OPERATIONS:
                 response_id = parent.attributes.get(semconv.RESPONSE_ID)
         if isinstance(response_id, str) and response_id:
             self._proposals.setdefault(response_id, set()).add(tool_call)
-
-    def _read_reward(self, span: Span, place: Place) -> None:
-        attributes = span.attributes
-        choice = attributes.get(semconv.CHOICE)
-        self.rewards.append(
-            Reward(
-                value=number_of(attributes.get(semconv.REWARD_VALUE)),
-                dimension=str(attributes.get(semconv.REWARD_DIMENSION) or "task"),
-                rollout_id=place.rollout_id,
-                attempt=place.attempt,
-                response_id=text_of(attributes.get(semconv.RESPONSE_ID)),
-                tool_call_id=text_of(attributes.get(semconv.TOOL_CALL_ID)),
-                source=str(attributes.get(semconv.REWARD_SOURCE) or ""),
-                reward_id=span.span_id if span.trace_id is None else f"{span.trace_id}:{span.span_id}",
-                choice=choice if type(choice) is int else None,
-            )
-        )
-
-    def _read_evaluation(self, span: Span, event: SpanEvent, position: int, place: Place) -> None:
-        """An evaluation judges what its span shows: a call, a tool call, or at the top of an attempt all of it."""
-        told = event.attributes
-        own = span.attributes
-        response_id, tool_call = text_of(told.get(semconv.RESPONSE_ID)), text_of(told.get(semconv.TOOL_CALL_ID))
-        choice = told.get(semconv.CHOICE)
-        reward_id = f"{span.trace_id or ''}:{span.span_id}#{position}"
-        if response_id is None and tool_call is None:
-            operation = own.get(semconv.OPERATION)
-            if operation in _CALLS:
-                response_id = text_of(own.get(semconv.RESPONSE_ID)) or span.span_id
-                choice = own.get(semconv.CHOICE, 0) if choice is None else choice
-            elif operation == semconv.EXECUTE_TOOL:
-                tool_call = text_of(own.get(semconv.TOOL_CALL_ID)) or span.span_id
-            elif self._inside_something(span, place):
-                response_id = span.span_id  # what it judges is none of a reward's targets, and no call has this id
-        value = told.get(semconv.REWARD_VALUE, told.get(semconv.EVALUATION_SCORE))
-        dimension = told.get(semconv.REWARD_DIMENSION) or told.get(semconv.EVALUATION_NAME) or "task"
-        self.rewards.append(
-            Reward(
-                value=number_of(value),
-                dimension=str(dimension),
-                rollout_id=place.rollout_id,
-                attempt=place.attempt,
-                response_id=response_id,
-                tool_call_id=tool_call,
-                source=str(told.get(semconv.REWARD_SOURCE) or ""),
-                reward_id=reward_id,
-                choice=choice if type(choice) is int else None,
-            )
-        )
-
-    def _inside_something(self, span: Span, place: Place) -> bool:
-        """Whether an agent, a call or a tool of the same attempt stands above the span."""
-        above = self.tree.above(span)
-        while above is not None and self.tree.place(above)[:2] == place[:2]:
-            operation = above.attributes.get(semconv.OPERATION)
-            if operation in _CALLS or operation in (semconv.INVOKE_AGENT, semconv.EXECUTE_TOOL):
-                return True
-            above = self.tree.above(above)
-        return False
 
     def _invalid(self, span: Span, name: str) -> None:
         detail = f"{name} is {str(span.attributes.get(name))[:60]!r}"

@@ -12,10 +12,11 @@ from lgov_core.types import Span
 #: A span's place in the index: its trace, None for a span that came from none, and its id.
 SpanKey: TypeAlias = tuple[str | None, str]
 
+#: Operations of model calls that have a reply of tokens.
+CALL_OPERATIONS: Final = frozenset({semconv.CHAT, semconv.TEXT_COMPLETION, "generate_content"})
+
 #: Operations whose spans say whose a call is. A missing parent of another span takes nothing away from anybody.
-_OF_INTEREST: Final = frozenset(
-    {semconv.CHAT, semconv.TEXT_COMPLETION, "generate_content", semconv.INVOKE_AGENT, semconv.EXECUTE_TOOL}
-)
+_OF_INTEREST: Final = CALL_OPERATIONS | {semconv.INVOKE_AGENT, semconv.EXECUTE_TOOL}
 
 
 class Place(NamedTuple):

@@ -1,0 +1,268 @@
+"""``lgov transitions``: recorded calls as training data."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any, Final
+
+import click
+
+from lgov_core.commands.group import Exit, exit_status, json_option
+from lgov_core.commands.output import write_table
+from lgov_core.errors import TransitionError
+
+if TYPE_CHECKING:
+    from lgov_core.transitions import Records, Selection, Transition, TransitionSet
+
+_SQLITE: Final = b"SQLite format 3\0"
+#: Diagnostics that are written out beside their counts.
+_TOLD: Final = 5
+
+
+@click.command(epilog=exit_status(Exit.OK, Exit.FINDING, Exit.USAGE, more="with --strict 1 also for any diagnostic"))
+@click.argument("source", metavar="STORE|SPANS.jsonl")
+@click.option("--rollout", "rollouts", multiple=True, metavar="ID", help="Only this rollout; may be repeated.")
+@click.option("--agents", multiple=True, metavar="GLOB", help="Only calls of these agents; may be repeated.")
+@click.option("--models", multiple=True, metavar="GLOB", help="Only calls of these models; may be repeated.")
+@click.option(
+    "--attribute",
+    "attributes",
+    multiple=True,
+    metavar="NAME=GLOB",
+    help="Only calls whose span, or the nearest above it that has this attribute, says so; may be repeated.",
+)
+@click.option(
+    "--credit",
+    metavar="NAME",
+    default="return_to_go",
+    show_default=True,
+    help="The credit scheme: identical, return_to_go, step, gigpo, flow_grpo or a plugin's; none: no credit.",
+)
+@click.option(
+    "--include-infrastructure", is_flag=True, help="Keep attempts that ended by infrastructure failure or timeout."
+)
+@click.option("--chains", is_flag=True, help="Join the turns whose tokens extend one another, and write those.")
+@click.option("--limit", type=click.IntRange(min=0), default=50, show_default=True, help="Rows of the table; 0: all.")
+@click.option("--out", type=click.Path(dir_okay=False, path_type=Path), help="Also write to a .jsonl or .parquet file.")
+@click.option(
+    "--diagnostics",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Write all diagnostics to this file, as JSON.",
+)
+@click.option("--strict", is_flag=True, help="Exit with status 1 when there is any diagnostic.")
+@json_option
+def transitions(
+    source: str,
+    rollouts: tuple[str, ...],
+    agents: tuple[str, ...],
+    models: tuple[str, ...],
+    attributes: tuple[str, ...],
+    credit: str,
+    include_infrastructure: bool,
+    chains: bool,
+    limit: int,
+    out: Path | None,
+    diagnostics: Path | None,
+    strict: bool,
+    as_json: bool,
+) -> None:
+    """Make training data of what is on record.
+
+    The source is a trace store (a path or an address), or a file with one OTLP/JSON ExportTraceServiceRequest a line (- is
+    standard input). A glob must match the whole name. With --json an array is written, one transition a line. What
+    was found wrong is counted on standard error.
+    """
+    from lgov_core.transitions import CreditRules, Selection, assign_credit, make_transitions
+
+    if out is not None and (out.suffix not in (".jsonl", ".parquet") or (chains and out.suffix == ".parquet")):
+        raise click.UsageError("--out takes a .jsonl file" + ("" if chains else " or a .parquet file"))
+    selection = Selection(agents, models, dict(map(_pair, attributes)))
+    records = _records(source, rollouts)
+    data = make_transitions(records, selection, keep_infrastructure=include_infrastructure)
+    if credit != "none":
+        data = assign_credit(data, CreditRules(scheme=credit))
+    if diagnostics is not None:
+        _write_file(diagnostics, json.dumps(_diagnostics(data), indent=2))
+    rows = _rows(data.transitions, chains)
+    if out is not None:
+        _write_rows(out, data, rows)
+    if as_json:
+        _write_json_lines(rows, sys.stdout)
+    else:
+        _show(data, rows, limit, chains=chains)
+    _tell(data, _selected(selection))
+    if strict and data.diagnostics:
+        click.get_current_context().exit(Exit.FINDING)
+
+
+# ---------------------------------------------------------------------- reading
+
+
+def _records(source: str, rollouts: Sequence[str]) -> Records:
+    from dataclasses import replace
+
+    from lgov_core.commands.recorded import opened_store
+    from lgov_core.transitions import read_spans, read_store
+    from lgov_core.transitions.span_files import read_span_lines
+
+    if source != "-" and ("://" in source or _is_sqlite(source)):
+        with opened_store(source) as store:
+            return read_store(store, list(rollouts) or None)
+    try:
+        if source == "-":
+            spans, found = read_span_lines(sys.stdin.buffer, "standard input")
+        else:
+            with Path(source).open("rb") as lines:
+                spans, found = read_span_lines(lines, source)
+    except OSError as error:
+        raise TransitionError(
+            f"{source} cannot be read: {error.strerror}", hint="name a trace store or a file of spans"
+        ) from error
+    records = read_spans(spans)
+    if rollouts:
+        records = replace(records, rollouts=tuple(one for one in records.rollouts if one.rollout_id in rollouts))
+    return replace(records, diagnostics=(*records.diagnostics, *found))
+
+
+def _is_sqlite(path: str) -> bool:
+    with suppress(OSError), Path(path).open("rb") as file:
+        return file.read(len(_SQLITE)) == _SQLITE
+    return False
+
+
+def _pair(text: str) -> tuple[str, str]:
+    name, equals, pattern = text.partition("=")
+    if not name or not equals:
+        raise click.UsageError(f"--attribute takes NAME=GLOB, not {text!r}")
+    return name, pattern
+
+
+def _selected(selection: Selection) -> str:
+    return "" if selection.everything else " selected"
+
+
+# ---------------------------------------------------------------------- writing
+
+
+def _rows(found: Sequence[Transition], chains: bool) -> list[dict[str, Any]]:
+    if not chains:
+        return [one.as_row() for one in found]
+    from lgov_core.transitions.chains import make_chains
+
+    return [chain.as_row() for chain in make_chains(found)]
+
+
+def _write_json_lines(rows: Iterable[dict[str, Any]], file: IO[str]) -> None:
+    """One JSON array, one row a line: a document for those who read all of it, lines for those who look at it."""
+    separator = "[\n"
+    for row in rows:
+        file.write(separator + json.dumps(row, allow_nan=False))
+        separator = ",\n"
+    file.write("[]\n" if separator == "[\n" else "\n]\n")
+
+
+def _write_rows(out: Path, data: TransitionSet, rows: Sequence[dict[str, Any]]) -> None:
+    from lgov_core.transitions.export import write_jsonl, write_parquet
+
+    if out.suffix == ".parquet":
+        write_parquet(data.transitions, out)
+    else:
+        write_jsonl(rows, out)
+
+
+def _write_file(path: Path, text: str) -> None:
+    try:
+        path.write_text(text + "\n", encoding="utf-8")
+    except OSError as error:
+        raise TransitionError(f"{path} cannot be written: {error.strerror}", hint="choose another place") from error
+
+
+def _diagnostics(data: TransitionSet) -> dict[str, Any]:
+    return {
+        "counts": dict(sorted(data.counts().items())),
+        "diagnostics": [
+            {"finding": one.finding.value, "subject": one.subject, "detail": one.detail} for one in data.diagnostics
+        ],
+        "unassigned": [
+            {
+                "reward_id": one.reward_id,
+                "value": one.value if abs(one.value) < float("inf") else str(one.value),
+                "dimension": one.dimension,
+                "rollout_id": one.rollout_id,
+                "attempt": one.attempt,
+                "response_id": one.response_id,
+                "tool_call_id": one.tool_call_id,
+            }
+            for one in data.unassigned
+        ],
+    }
+
+
+def _show(data: TransitionSet, rows: Sequence[dict[str, Any]], limit: int, *, chains: bool) -> None:
+    shown = rows[: limit or None]
+    if chains:
+        write_table(
+            ("rollout", "attempt", "agent", "turns", "prompt", "reply", "trained", "rewards", "outcome"),
+            [
+                (
+                    row["rollout_id"],
+                    row["attempt"],
+                    row["agent"],
+                    len(row["turns"]),
+                    len(row["prompt_ids"]),
+                    len(row["response_ids"]),
+                    sum(row["response_mask"]),
+                    _rewards(row["rewards"]),
+                    row["outcome"],
+                )
+                for row in shown
+            ],
+        )
+    else:
+        columns = ("rollout", "attempt", "turn", "agent", "response", "prompt", "reply")
+        write_table(
+            (*columns, "rewards", "return", "credit", "outcome"),
+            [
+                (
+                    row["rollout_id"],
+                    row["attempt"],
+                    row["turn"],
+                    row["agent"],
+                    row["response_id"],
+                    len(row["prompt_ids"]),
+                    len(row["response_ids"]),
+                    _rewards(row["rewards"]),
+                    _number(row["return"]),
+                    _number(row["credit"]),
+                    row["outcome"],
+                )
+                for row in shown
+            ],
+        )
+    if len(shown) < len(rows):
+        click.echo(f"the first {len(shown)} of {len(rows)}; --limit 0 shows all", err=True)
+
+
+def _tell(data: TransitionSet, selected: str) -> None:
+    rollouts = len({(one.rollout_id, one.attempt) for one in data.transitions})
+    groups = len({one.task_id for one in data.transitions})
+    calls = len(data.transitions)
+    click.echo(f"{calls}{selected} calls of {rollouts} rollouts in {groups} groups", err=True)
+    for name, count in sorted(data.counts().items()):
+        click.echo(f"  {name}: {count}", err=True)
+        for one in [one for one in data.diagnostics if one.finding.value == name][:_TOLD]:
+            click.echo(f"    {one.subject}{': ' if one.detail else ''}{one.detail}", err=True)
+    if data.unassigned:
+        click.echo(f"{len(data.unassigned)} rewards are on no transition", err=True)
+
+
+def _rewards(rewards: dict[str, float]) -> str:
+    return "  ".join(f"{name} {value:+g}" for name, value in rewards.items())
+
+
+def _number(value: float | None) -> str | None:
+    return None if value is None else f"{value:+.4g}"
