@@ -215,8 +215,6 @@ class SpanReading:
                 owners = rollouts_of.get((key[2], key[3]), ())
                 if len(owners) == 1:  # another span of the same call says whose it is
                     self._calls[owners[0]] += self._calls.pop(key)
-                else:
-                    self.found.append(Diagnostic(Finding.NO_ROLLOUT_ID, key[2], "the call belongs to no rollout"))
         for key, shown in self._calls.items():
             yield from self._call(key, shown)
 
