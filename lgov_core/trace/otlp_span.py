@@ -26,7 +26,7 @@ _STATUS: Final = ("", "OK", "ERROR")
 OUR_SCOPE: Final = "lgov"
 
 #: Attributes that stand elsewhere in an OTLP span.
-_ELSEWHERE: Final = frozenset(
+ELSEWHERE: Final = frozenset(
     {
         semconv.SCOPE_NAME,
         semconv.SCOPE_VERSION,
@@ -196,7 +196,7 @@ def otlp_of(span: Span, trace_id: str, span_id: str, parent_id: str = "") -> OTL
     error, code = given.get(semconv.ERROR_TYPE), given.get(semconv.STATUS_CODE)
     status = _STATUS.index(code) if isinstance(code, str) and code in _STATUS else (2 if error is not None else 0)
     message = given.get(semconv.STATUS_DESCRIPTION)
-    attributes = {name: value for name, value in given.items() if name not in _ELSEWHERE}
+    attributes = {name: value for name, value in given.items() if name not in ELSEWHERE}
     identity.put(attributes, span.rollout_id, span.attempt)
     if span.claimed:
         attributes[semconv.CLAIMED] = True
