@@ -126,8 +126,8 @@ class StreamedReply:
             if ready:
                 await self._send(send, b"".join(ready))
             try:
-                body, last = await self._commit(item.completion)
-                instead = None if self._release is None else await self._release(item.completion)
+                completion, body, last = await self._commit(item.completion)
+                instead = None if self._release is None else await self._release(completion)
             except LgovError as error:
                 return error
             if instead is None and self._kept is not None:
@@ -135,10 +135,10 @@ class StreamedReply:
             await self._send(send, b"".join(held) + last if instead is None else instead, more=False)
             return None
 
-    async def _commit(self, completion: Completion) -> tuple[Mapping[str, Any], bytes]:
+    async def _commit(self, completion: Completion) -> tuple[Completion, Mapping[str, Any], bytes]:
         completion, body, last = self._writer.settle(completion)
         await self._capture.commit(self._exchange, completion, body)
-        return body, last
+        return completion, body, last
 
     async def _record_cancelled(self, queue: asyncio.Queue[_Item]) -> None:
         try:

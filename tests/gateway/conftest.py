@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -74,3 +75,57 @@ def serve(store: SQLiteStore) -> Iterator[Callable[..., Serving]]:
             return Serving(model, stack.enter_context(EndpointServer(app)))
 
         yield start
+
+
+class Stage:
+    """Servers that one file of tests shares, since starting them is most of what a small test would do.
+
+    Calling it sets the script, the store and the gate for one test and says what to ask; what an earlier test left is
+    gone. There is one endpoint for each ``speaks``, with a gate and without.
+    """
+
+    def __init__(self, stack: ExitStack) -> None:
+        self._stack = stack
+        self._serving: dict[Any, Serving] = {}
+        self._script: Any = None
+        self._gate: Any = None
+        self._store: Any = None
+        self._model = stack.enter_context(ScriptedModelServer(lambda body: self._script(body), token_ids=True))
+
+    def __call__(self, script: Any, *, store: Any = None, speaks: Any = ("chat",), gate: Any = None) -> Serving:
+        replies = iter(() if callable(script) else script)
+        self._script = script if callable(script) else lambda body: next(replies)
+        self._store, self._gate = store, gate
+        key = (*speaks, gate is None)
+        if key not in self._serving:
+            engine = UpstreamEngine(self._model.base_url, speaks=speaks, timeout_s=20)
+            keys = KeyRing(SECRET, required=False)
+            app = create_app([engine], self, keys=keys, gate=None if gate is None else self)  # type: ignore[arg-type]
+            self._serving[key] = Serving(self._model, self._stack.enter_context(EndpointServer(app)))
+        serving = self._serving[key]
+        for name in serving.counters.as_dict():
+            setattr(serving.counters, name, 0)
+        self._model.requests.clear()
+        return serving
+
+    dropped_spans = 0
+
+    async def add_call_async(self, call: Any) -> None:
+        """The store of the present test."""
+        if self._store is not None:
+            await asyncio.to_thread(self._store.add_call, call)
+
+    async def admit(self, asked: Any) -> Any:
+        """The gate of the present test."""
+        return await self._gate.admit(asked)
+
+    async def release(self, asked: Any, replies: Any) -> Any:
+        """As `admit`."""
+        return await self._gate.release(asked, replies)
+
+
+@pytest.fixture(scope="module")
+def stage() -> Iterator[Stage]:
+    """Servers for a whole file."""
+    with ExitStack() as stack:
+        yield Stage(stack)
