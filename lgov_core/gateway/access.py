@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from enum import StrEnum
 from typing import Any
 
 from starlette.datastructures import Headers
+from starlette.requests import Request
+from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Scope
 
-from lgov_core.errors import EndpointError
+from lgov_core.errors import EndpointError, LgovError
 from lgov_core.gateway.admission import Admission
 from lgov_core.gateway.attribution import bearer_key
 from lgov_core.gateway.keys import KeyGrant, KeyRing
 from lgov_core.gateway.limits import Busy, Limits, Receive, Send, Sending, in_time
 from lgov_core.gateway.metrics import Metrics
+
+_LOG = logging.getLogger("lgov.gateway")
 
 
 class Access(StrEnum):
@@ -41,6 +46,8 @@ class RuledRoute(Route):
         super().__init__(path, endpoint, methods=methods)
         self.access = access
         self.is_call = is_call
+        #: The same without the way through the router; see `Shortcut`.
+        self.direct: ASGIApp = self.app
 
 
 class Guard:
@@ -55,6 +62,7 @@ class Guard:
     def before(self, route: RuledRoute) -> RuledRoute:
         """The route, with this guard before it."""
         route.app = _Guarded(self, route, route.app)
+        route.direct = _Guarded(self, route, _Answering(route.endpoint))
         return route
 
     def grant(self, scope: Scope, access: Access) -> KeyGrant:
@@ -70,7 +78,7 @@ class Guard:
     async def serve(self, route: RuledRoute, app: ASGIApp, scope: Scope, receive: Receive, send: Send) -> None:
         """Lets one request through."""
         began = time.perf_counter()
-        sending = Sending(send, self._limits.write_s)
+        sending = scope["lgov.sending"] = Sending(send, self._limits.write_s)
         self._metrics.began(route.path)
         try:
             if route.access is not Access.OPEN:
@@ -103,6 +111,66 @@ class _Guarded:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await self._guard.serve(self._route, self._app, scope, receive, send)
+
+
+class _Answering:
+    """A handler as an application: what it raises goes to whoever called."""
+
+    __slots__ = ("_endpoint",)
+
+    def __init__(self, endpoint: Callable[..., Any]) -> None:
+        self._endpoint = endpoint
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        response = await self._endpoint(Request(scope, receive, send))
+        await response(scope, receive, send)
+
+
+class Shortcut:
+    """Takes requests for plain paths, and those below a rollout's prefix, straight to their route.
+
+    A model call spends more time in a router and its layers than in anything that is done with it here. What this does
+    not know goes to the application; what it knows is answered as there: ``on_error`` makes the answer to an error.
+    """
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        routes: Sequence[RuledRoute],
+        on_error: Callable[[Request, Exception], Awaitable[Response]],
+    ) -> None:
+        self._app = app
+        self._on_error = on_error
+        plain = [route for route in routes if "{" not in route.path]
+        self._routes = {(method, route.path): route for route in plain for method in route.methods or ()}
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serves one request."""
+        if scope["type"] == "http":
+            path, params = scope["path"], {}
+            if path.startswith("/rollout/"):
+                _, _, rollout_id, word, attempt, *below = path.split("/", 5) if path.count("/") > 4 else ("",) * 6
+                if word == "attempt" and below:
+                    path, params = f"/{below[0]}", {"rollout_id": rollout_id, "attempt": attempt}
+            route = self._routes.get((scope["method"], path))
+            if route is not None and (not params or path.startswith("/v1/")):
+                scope["path_params"] = params
+                await self._serve(route, scope, receive, send)
+                return
+        await self._app(scope, receive, send)
+
+    async def _serve(self, route: RuledRoute, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await route.direct(scope, receive, send)
+        except Exception as error:
+            if scope["lgov.sending"].first_at is not None:
+                raise
+            if not isinstance(error, LgovError):
+                _LOG.error("%s failed", route.path, exc_info=error)
+            response = await self._on_error(Request(scope, receive), error)
+            if (seconds := scope.get("lgov.retry_after_s")) is not None:
+                response.headers["retry-after"] = str(max(1, round(seconds)))
+            await response(scope, receive, send)
 
 
 class RetryAdvice:

@@ -11,9 +11,10 @@ from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
 
 from lgov_core.errors import EndpointError, LgovError
-from lgov_core.gateway.access import Access, Guard, RetryAdvice, RuledRoute
+from lgov_core.gateway.access import Access, Guard, RetryAdvice, RuledRoute, Shortcut
 from lgov_core.gateway.admin_routes import AdminRoutes
 from lgov_core.gateway.admission import Admission
 from lgov_core.gateway.api_routes import ApiRoutes
@@ -86,12 +87,15 @@ def create_app(
             options=lightning,
         ).routes(),
     ]
-    app = Starlette(
-        routes=[guard.before(route) for route in routes],
-        exception_handlers=dict.fromkeys((LgovError, HTTPException, Exception), traces.refusing(api.on_error)),
+    guarded = [guard.before(route) for route in routes]
+    on_error = traces.refusing(api.on_error)
+    app = _Endpoint(
+        routes=guarded,
+        exception_handlers=dict.fromkeys((LgovError, HTTPException, Exception), on_error),
         middleware=[Middleware(RetryAdvice)],
         lifespan=_running(engines),
     )
+    app.shortcut = Shortcut(app.through_layers, guarded, on_error)
     admission.announces_to(partial(setattr, capture, "weights_version"))
     for engine in engines:
         if (source := getattr(engine, "readings", None)) is not None:
@@ -101,6 +105,20 @@ def create_app(
     app.state.counters = capture.counters
     app.state.endpoint = EndpointState(admission, metrics, limits)
     return app
+
+
+class _Endpoint(Starlette):
+    """The application, with a shortcut past its layers for most of what it is asked."""
+
+    shortcut: Shortcut | None = None
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serves one request."""
+        await (self.through_layers if self.shortcut is None else self.shortcut)(scope, receive, send)
+
+    async def through_layers(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serves one request the whole way, and the application's lifespan."""
+        await super().__call__(scope, receive, send)
 
 
 def _ruled(route: Route) -> RuledRoute:

@@ -80,13 +80,17 @@ class _Connection(asyncio.Protocol):
             self._begin()
         self.transport.write(request)
 
-    async def changed(self) -> None:
-        """Returns when something has come."""
-        self._waiter = asyncio.get_running_loop().create_future()
+    async def changed(self, deadline: float | None) -> None:
+        """Returns when something has come. Raises `TimeoutError` at ``deadline``."""
+        loop = asyncio.get_running_loop()
+        waiter = self._waiter = loop.create_future()
+        late = None if deadline is None else loop.call_at(deadline, _late, waiter)
         try:
-            await self._waiter
+            await waiter
         finally:
             self._waiter = None
+            if late is not None:
+                late.cancel()
 
     def _wake(self) -> None:
         if self._waiter is not None and not self._waiter.done():
@@ -205,8 +209,7 @@ class Answer:
             elif connection.error is not None:
                 raise connection.error
             else:
-                async with asyncio.timeout_at(_until(self._deadline, self._read_s)):
-                    await connection.changed()
+                await connection.changed(_until(self._deadline, self._read_s))
 
     def release(self) -> None:
         """Gives the connection back if the answer has come whole, and ends it otherwise. May be called again."""
@@ -255,11 +258,10 @@ class HttpClient:
             connection = self._kept(origin) or await self._connect(origin, connect_s)
             self._used.add(connection)
             connection.ask(b"%b%d\r\n\r\n%b" % (self._head(method, path, origin), len(body), body))
-            async with asyncio.timeout_at(_until(deadline, read_s)):
-                while not connection.head_done:
-                    if connection.error is not None:
-                        raise connection.error
-                    await connection.changed()
+            while not connection.head_done:
+                if connection.error is not None:
+                    raise connection.error
+                await connection.changed(_until(deadline, read_s))
             return Answer(self, origin, connection, deadline, read_s)
         except BaseException:
             if connection is None:
@@ -314,6 +316,11 @@ class HttpClient:
                 raise NotSent("the address or the key of the upstream cannot be written into a header")
             known = self._heads[method, path, origin] = text.encode()
         return known
+
+
+def _late(waiter: asyncio.Future[None]) -> None:
+    if not waiter.done():
+        waiter.set_exception(TimeoutError())
 
 
 def _until(deadline: float | None, seconds: float | None) -> float | None:

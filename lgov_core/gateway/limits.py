@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, MutableMapping
+from collections.abc import Awaitable, Callable, Coroutine, Generator, MutableMapping
 from dataclasses import dataclass, fields
+from functools import partial
 from typing import Any, TypeAlias
 
 from lgov_core.errors import EndpointError
@@ -59,20 +60,64 @@ class Busy(EndpointError):
         self.retry_after_s = retry_after_s
 
 
+class _Rest:
+    """What is left of a coroutine that has been begun: awaiting it goes on where it waits."""
+
+    __slots__ = ("_begun", "_waits_for")
+
+    def __init__(self, begun: Coroutine[Any, Any, Any], waits_for: Any) -> None:
+        self._begun = begun
+        self._waits_for = waits_for
+
+    def __await__(self) -> Generator[Any, Any, Any]:
+        begun, waits_for = self._begun, self._waits_for
+        while True:
+            try:
+                value = yield waits_for
+            except BaseException as error:  # noqa: BLE001 - handed on: a cancellation, above all
+                go_on = partial(begun.throw, error)
+            else:
+                go_on = partial(begun.send, value)
+            try:
+                waits_for = go_on()
+            except StopIteration as done:
+                return done.value
+
+
+async def within(coroutine: Awaitable[Any], deadline: Callable[[], float]) -> Any:
+    """What ``coroutine`` returns. Raises `TimeoutError` at ``deadline`` (of the loop's clock).
+
+    The clock is set only if the coroutine has to wait, which most that are asked this way have not: a timeout costs more
+    than what is timed.
+    """
+    if not isinstance(coroutine, Coroutine):
+        async with asyncio.timeout_at(deadline()):
+            return await coroutine
+    try:
+        waits_for = coroutine.send(None)
+    except StopIteration as done:
+        return done.value
+    async with asyncio.timeout_at(deadline()):
+        return await _Rest(coroutine, waits_for)
+
+
 def in_time(receive: Receive, seconds: float) -> Receive:
     """``receive`` that raises `EndpointError` (408) when the request's body is not there ``seconds`` after the first call."""
     deadline: float | None = None
     whole = False
 
-    async def receive_in_time() -> Message:
-        nonlocal deadline, whole
-        if whole:
-            return await receive()
+    def until() -> float:
+        nonlocal deadline
         if deadline is None:
             deadline = asyncio.get_running_loop().time() + seconds
+        return deadline
+
+    async def receive_in_time() -> Message:
+        nonlocal whole
+        if whole:
+            return await receive()
         try:
-            async with asyncio.timeout_at(deadline):
-                message = await receive()
+            message = await within(receive(), until)
         except TimeoutError as error:
             raise EndpointError(
                 f"the request's body did not come within {seconds:g} s", status=408, hint="send it again, faster"
@@ -105,7 +150,9 @@ class Sending:
             await self._send(message)
             return
         try:
-            async with asyncio.timeout(self._seconds):
-                await self._send(message)
+            await within(self._send(message), self._until)
         except TimeoutError as error:
             raise OSError(f"the client took nothing for {self._seconds:g} s") from error
+
+    def _until(self) -> float:
+        return asyncio.get_running_loop().time() + self._seconds

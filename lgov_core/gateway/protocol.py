@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Protocol
@@ -10,6 +11,10 @@ from lgov_core.errors import EndpointError
 from lgov_core.types import new_id
 
 ANY_MODEL: Final = "*"
+
+#: Operations are named by their process and a number: a random name for each would cost more than its judgement.
+_OPERATIONS: Final = new_id("op") + "_"
+_COUNT = itertools.count()
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,7 +177,7 @@ class GateRequest:
     rollout_id: str | None = None
     attempt: int | None = None
     agent: str | None = None
-    operation_id: str = field(default_factory=lambda: new_id("op"))
+    operation_id: str = field(default_factory=lambda: f"{_OPERATIONS}{next(_COUNT)}")
 
 
 @dataclass(frozen=True, slots=True)

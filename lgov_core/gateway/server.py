@@ -193,6 +193,7 @@ class EndpointServer:
             h11_max_incomplete_event_size=self._limits.max_headers + self._limits.max_url,
             timeout_keep_alive=max(1, round(self._limits.idle_s)),
             backlog=2048,
+            proxy_headers=False,
             loop="uvloop" if importlib.util.find_spec("uvloop") else "asyncio",
             ws="none",
             lifespan="on",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -12,6 +11,7 @@ from urllib.parse import urlsplit
 
 from lgov_core.errors import EndpointError, UpstreamError
 from lgov_core.gateway.attribution import caller
+from lgov_core.gateway.fast_json import read_fast, write_fast
 from lgov_core.gateway.http_client import Answer, HttpClient, Origin
 from lgov_core.gateway.metrics import Reading
 from lgov_core.gateway.native_replies import NATIVE
@@ -124,7 +124,7 @@ class UpstreamEngine:
         async with self._answer(request, path, total_s=self._timeout_s) as (replica, answer):
             raw = await answer.read()
         try:
-            body = json.loads(raw)
+            body = read_fast(raw)
         except ValueError as error:
             raise UpstreamError(f"the upstream {replica.url} answered with what is not JSON: {raw[:200]!r}") from error
         if not isinstance(body, dict):
@@ -203,7 +203,7 @@ class UpstreamEngine:
                 "POST",
                 replica.origin,
                 path,
-                json.dumps({**request.body, **added}, ensure_ascii=False).encode(),
+                write_fast({**request.body, **added}),
                 connect_s=min(self._connect_s, self._timeout_s),
                 total_s=total_s,
                 read_s=read_s,

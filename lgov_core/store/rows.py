@@ -246,7 +246,16 @@ def entry_of(row: Row) -> QueueEntry:
 
 
 def json_text(value: JSONValue | Mapping[str, Any] | Sequence[Any], what: str) -> str:
-    """``value`` as JSON text (ASCII). What JSON cannot hold raises `StoreError` that names ``what``."""
+    """``value`` as JSON text. What JSON cannot hold raises `StoreError` that names ``what``.
+
+    A value that still has the bytes that it was read from (its attribute ``received``) is written as it came; anything else
+    in ASCII.
+    """
+    if (received := getattr(value, "received", None)) is not None:
+        try:
+            return received.decode()
+        except UnicodeDecodeError:  # JSON in another encoding than UTF-8
+            pass
     try:
         return _ENCODER.encode(value)
     except (TypeError, ValueError, RecursionError) as error:

@@ -1,10 +1,11 @@
-"""The endpoint is killed in mid-run: every call that a client got an answer to is in the store."""
+"""The endpoint is killed in mid-run, twenty times: every call that a client got an answer to is in the store."""
 
 from __future__ import annotations
 
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 
 import httpx
@@ -51,15 +52,20 @@ class Asking(threading.Thread):
                 # For a stream the finishing chunk is enough: a client may stop reading there.
                 assert not self.stream or reply.text.endswith("data: [DONE]\n\n")
                 self.acknowledged.append(reply.text.split('"id":')[1].split('"')[1])
-                if len(self.acknowledged) == 10:
+                if len(self.acknowledged) == 3:
                     self.several.set()
 
 
-def test_no_acknowledged_call_is_lost_when_the_endpoint_is_killed(tmp_path: Path):
+KILLS = 20
+
+
+def test_no_acknowledged_call_is_lost_when_the_endpoint_is_killed(tmp_path: Path, record_property):
     path = tmp_path / "store.sqlite"
     acknowledged: list[str] = []
+    restarts: list[float] = []
     with ScriptedModelServer(lambda body: "an answer", token_ids=True) as model:
-        for _ in range(3):
+        for _ in range(KILLS):
+            began = time.perf_counter()
             child = subprocess.Popen(
                 [sys.executable, "-c", CHILD, str(path), model.base_url],
                 stdin=subprocess.PIPE,
@@ -69,6 +75,7 @@ def test_no_acknowledged_call_is_lost_when_the_endpoint_is_killed(tmp_path: Path
             try:
                 assert child.stdout is not None
                 url = child.stdout.readline().strip()
+                restarts.append(time.perf_counter() - began)
                 askers = [Asking(url, stream) for stream in (False, True, False, True)]
                 for asker in askers:
                     asker.start()
@@ -83,6 +90,8 @@ def test_no_acknowledged_call_is_lost_when_the_endpoint_is_killed(tmp_path: Path
     with SQLiteStore(path) as store:
         calls = list(store.calls(["r1"]))
         recorded = {call.response_id for call in calls}
-    assert len(acknowledged) >= 120
+    record_property("slowest_restart_s", max(restarts))  # shown, not judged: it depends on the machine
+    assert len(acknowledged) >= KILLS * 4 * 3
+    assert len(set(acknowledged)) == len(acknowledged)
     assert set(acknowledged) <= recorded
     assert all(call.response_ids and call.logprobs for call in calls)
