@@ -2,8 +2,7 @@
 
 Three processes over loopback: a scripted upstream that answers after a fixed time, the endpoint (with the capture of every
 call, a policy, the audit record and the store), and the clients of this process. The CPU time is that of the endpoint's
-process alone. agent-lightning's own gateway is measured in the same run where ``--peer PYTHON`` names an interpreter that
-can import its version 1.
+process alone. agent-lightning 1 has a gateway too, but no package of it can be installed, so it does not stand beside.
 """
 
 from __future__ import annotations
@@ -241,10 +240,10 @@ def measured(what: str, port: int, pid: int | None, request: bytes, calls: int, 
 
 
 @contextlib.contextmanager
-def child(*arguments: str, python: str = sys.executable) -> Iterator[tuple[int, int]]:
-    """A process of this module, or of a peer; yields its id and port."""
+def child(*arguments: str) -> Iterator[tuple[int, int]]:
+    """A process of this module; yields its id and port."""
     process = subprocess.Popen(
-        [python, *arguments],
+        [sys.executable, *arguments],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
@@ -277,12 +276,6 @@ def run(options: argparse.Namespace) -> list[Measure]:
             with child(*me, "--endpoint", f"http://127.0.0.1:{port}/v1", str(place), what) as (pid, own):
                 row = measured(f"endpoint, {what}", own, pid, request, options.calls, options.concurrency)
             found.append(_beside(row, direct))
-        if options.peer:
-            with child(str(Path(__file__).with_name("gateway_peer.py")), str(port), python=options.peer) as (pid, own):
-                path = "/proxy/rollout/r1/attempt/0/mode/train/openai/v1/chat/completions"
-                asked = request_of(path, options.messages, options.size, {})
-                row = measured("agent-lightning 1", own, pid, asked, max(options.calls // 10, 400), options.concurrency)
-            found.append(_beside(row, direct))
     return found
 
 
@@ -301,7 +294,6 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=32)
     parser.add_argument("--delay-ms", type=float, default=20.0)
     parser.add_argument("--what", default="bare,captured,full")
-    parser.add_argument("--peer", help="Python interpreter that can import agentlightning 1")
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--upstream", nargs=3, help=argparse.SUPPRESS)
     parser.add_argument("--endpoint", nargs=3, help=argparse.SUPPRESS)
@@ -334,11 +326,7 @@ def main() -> None:
         print(
             f"added p99 {full.added_p99_ms:.1f} ms, goal {GOAL_ADDED_P99_MS:g}: {_met(full.added_p99_ms <= GOAL_ADDED_P99_MS)}"
         )
-    peer = next((row for row in found if row.what.startswith("agent-lightning")), None)
-    if peer is None:
-        print("agent-lightning 1 is not there: no comparison (--peer PYTHON)")
-    elif full is not None and full.cpu_us and peer.cpu_us:
-        print(f"agent-lightning 1 takes {peer.cpu_us / full.cpu_us:.1f} times the CPU")
+    print("agent-lightning 1 cannot be installed: no comparison")
 
 
 def _met(met: bool) -> str:
