@@ -13,7 +13,7 @@ _COMMANDS = {
     "demo": ("lgov_core.demo.command:demo_command", "Govern and train a small SQL agent, and show what changed."),
     "policy": ("lgov_core.commands.policy:policy", "Write, check, question and test policy files."),
     "audit": ("lgov_core.commands.audit:audit", "Prove, look at, hand on and erase what an audit record holds."),
-    "traces": ("lgov_core.commands.traces:traces", "Look at recorded rollouts, step by step."),
+    "traces": ("lgov_core.commands.traces:traces", "Look at recorded rollouts, hand them on, and delete them."),
     "transitions": ("lgov_core.commands.transitions:transitions", "Make training data of what was recorded."),
     "models": ("lgov_core.commands.models:models", "List models and get those that need no hub."),
     "frameworks": ("lgov_core.commands.frameworks:frameworks", "Show what can be done with each framework."),

@@ -131,13 +131,13 @@ def first_denied(store: TraceStore) -> tuple[str, int]:
 def read_story(store: TraceStore, rollout_id: str, attempt: int | None = None) -> Story:
     """Puts an attempt together; the last one when ``attempt`` is None. Raises `StoreError` if there is no such one.
 
-    Calls that an endpoint recorded for a rollout that nobody opened are an attempt that never ended.
+    Calls and spans that were recorded for a rollout that nobody opened are an attempt that never ended.
     """
     rollouts = store.rollouts(ids=[rollout_id])
     attempts = {one.attempt: one for one in store.attempts([rollout_id])}
-    for call in store.calls([rollout_id]):
-        if (number := call.attempt or 1) not in attempts:
-            attempts[number] = Attempt(rollout_id, number, call.started_at)
+    for seen in (*store.calls([rollout_id]), *store.spans([rollout_id])):
+        if (number := seen.attempt or 1) not in attempts:
+            attempts[number] = Attempt(rollout_id, number, seen.started_at)
     if not rollouts and attempts:
         rollouts = [Rollout(rollout_id, rollout_id, "", {}, min(one.started_at for one in attempts.values()))]
     if not rollouts:

@@ -1,20 +1,21 @@
-"""``lgov traces``: look at what was recorded."""
+"""``lgov traces``: look at what was recorded, hand it on, and delete it."""
 
 from __future__ import annotations
 
-from collections import defaultdict
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
 from lgov_core.commands.group import Exit, exit_status, json_option
 from lgov_core.commands.output import console, write_json, write_table
 from lgov_core.commands.recorded import opened_store
+from lgov_core.commands.traces_export import export
+from lgov_core.commands.traces_list import list_rollouts
+from lgov_core.commands.traces_prune import prune, stats
 from lgov_core.commands.traces_send import send
 from lgov_core.errors import ModelError
-from lgov_core.types import Outcome
 
 if TYPE_CHECKING:
     from lgov_core.demo.verification import Verification
@@ -25,67 +26,11 @@ _FINDINGS_SHOWN = 5
 
 @click.group()
 def traces() -> None:
-    """Look at recorded rollouts, step by step."""
+    """Look at recorded rollouts, hand them on, and delete them."""
 
 
-traces.add_command(send)
-
-
-@traces.command("list", epilog=exit_status(Exit.OK, Exit.FINDING, Exit.USAGE))
-@click.argument("store")
-@click.option("--run", "run_id", help="Only rollouts of this run.")
-@click.option(
-    "--outcome", type=click.Choice([*(outcome.value for outcome in Outcome), "running"]), help="Only such attempts."
-)
-@click.option(
-    "--limit", type=click.IntRange(min=1), default=50, show_default=True, help="At most so many, the last ones."
-)
-@json_option
-def list_rollouts(store: str, run_id: str | None, outcome: str | None, limit: int, as_json: bool) -> None:
-    """List the attempts in STORE (a path or sqlite:/// address), in the order in which they were made."""
-    with opened_store(store) as recorded:
-        rollouts = {rollout.rollout_id: rollout for rollout in recorded.rollouts(run_id=run_id)}
-        found = [
-            attempt
-            for attempt in recorded.attempts(None if run_id is None else list(rollouts))
-            if outcome is None or _outcome(attempt.outcome) == outcome
-        ]
-        shown = found[-limit:]
-        totals: dict[tuple[str | None, int | None], dict[str, float]] = defaultdict(dict)
-        for reward in recorded.rewards(list({attempt.rollout_id for attempt in shown})):
-            sums = totals[reward.rollout_id, reward.attempt]
-            sums[reward.dimension] = sums.get(reward.dimension, 0.0) + reward.value
-    entries: list[dict[str, Any]] = [
-        {
-            "rollout_id": attempt.rollout_id,
-            "attempt": attempt.attempt,
-            "task_id": rollouts[attempt.rollout_id].task_id,
-            "run_id": rollouts[attempt.rollout_id].run_id,
-            "outcome": _outcome(attempt.outcome),
-            "seconds": None if attempt.ended_at is None else round(attempt.ended_at - attempt.started_at, 3),
-            "rewards": totals[attempt.rollout_id, attempt.attempt],
-        }
-        for attempt in shown
-    ]
-    if as_json:
-        write_json(entries)
-        return
-    columns = ("rollout", "attempt", "task", "outcome", "seconds", "rewards")
-    write_table(
-        columns,
-        [
-            (
-                entry["rollout_id"],
-                entry["attempt"],
-                entry["task_id"],
-                entry["outcome"],
-                entry["seconds"],
-                "  ".join(f"{dimension} {value:+g}" for dimension, value in entry["rewards"].items()),
-            )
-            for entry in entries
-        ],
-    )
-    click.echo(f"{len(shown)} of {len(found)} attempts", err=True)
+for _command in (list_rollouts, export, send, prune, stats):
+    traces.add_command(_command)
 
 
 @traces.command(epilog=exit_status(Exit.OK, Exit.FINDING, Exit.USAGE))
@@ -191,7 +136,3 @@ def _write_verification(result: Verification) -> None:
     )
     if not result.checked:
         click.echo("nothing could be checked, so nothing is proved")
-
-
-def _outcome(outcome: Outcome | None) -> str:
-    return "running" if outcome is None else outcome.value

@@ -217,6 +217,17 @@ class MemoryStore(MemoryTraces):
                 queue={state: states.count(state) for state in dict.fromkeys(states)},
             )
 
+    def unannounced(self) -> list[Attempt]:
+        """Attempts that calls and spans name and nobody opened. See `Retention.unannounced`."""
+        began: dict[tuple[str, int], float] = {}
+        for one in (*self.calls(), *self.spans()):
+            if one.rollout_id is not None:
+                key = one.rollout_id, one.attempt or 1
+                began[key] = min(one.started_at, began.get(key, one.started_at))
+        with self._open() as place:
+            new = [Attempt(*key, at) for key, at in began.items() if key not in place.attempts]
+        return sorted(new, key=lambda one: (one.started_at, one.rollout_id, one.attempt))
+
 
 def _hand_out(place: MemoryPlace, waiting: QueueEntry, worker_id: str, lease_s: float, now: float) -> Claim:
     require_move(waiting.rollout_id, waiting.state, RolloutState.RUNNING)

@@ -9,6 +9,7 @@ from typing import Final, Protocol, runtime_checkable
 
 from lgov_core.errors import StoreError
 from lgov_core.store.work import RolloutState
+from lgov_core.types import Attempt
 
 #: So many rollouts are deleted in one transaction, so that whoever writes meanwhile does not wait for long.
 ROLLOUTS_A_PORTION: Final = 100
@@ -54,7 +55,10 @@ class StoreStatistics:
 
 @runtime_checkable
 class Retention(Protocol):
-    """The part of a store that deletes. All methods may be called from any thread, while others write and read."""
+    """The part of a store that deletes, and knows what is there.
+
+    All methods may be called from any thread, while others write and read.
+    """
 
     def prune(
         self,
@@ -86,6 +90,14 @@ class Retention(Protocol):
 
     def statistics(self) -> StoreStatistics:
         """What is in the store, and how much room it takes."""
+        ...
+
+    def unannounced(self) -> list[Attempt]:
+        """Attempts that calls and spans name and nobody opened, in the order of their beginning, as far as known.
+
+        ``started_at`` is when the first of them began; ``ended_at`` and ``outcome`` are None, because nobody said how
+        they ended. What names no attempt belongs to the first.
+        """
         ...
 
 

@@ -158,6 +158,11 @@ class SQLiteStore(SQLiteTraces):
             queue={RolloutState(state): count for state, count in states},
         )
 
+    def unannounced(self) -> list[Attempt]:
+        """Attempts that calls and spans name and nobody opened. See `Retention.unannounced`."""
+        self._check()
+        return [Attempt(*row) for row in self._reader.fetch(sqlite_retention.UNANNOUNCED, ())]
+
     def _last_heard(self, run_id: str | None) -> list[tuple[str, float]]:
         self._check()
         where, given = ("", ()) if run_id is None else (sqlite_retention.OF_RUN, (run_id,))

@@ -29,6 +29,16 @@ COUNTS: Final = (
     " (SELECT page_size FROM pragma_page_size)"
 )
 
+#: Attempts that nobody opened, with when each began.
+UNANNOUNCED: Final = (
+    "SELECT rollout_id, attempt, min(at) FROM ("
+    " SELECT rollout_id, ifnull(attempt, 1) AS attempt, started_at AS at FROM calls WHERE rollout_id IS NOT NULL"
+    " UNION ALL SELECT rollout_id, ifnull(attempt, 1), started_at FROM spans WHERE rollout_id IS NOT NULL"
+    ") AS named WHERE NOT EXISTS (SELECT 1 FROM attempts"
+    " WHERE attempts.rollout_id = named.rollout_id AND attempts.attempt = named.attempt)"
+    " GROUP BY rollout_id, attempt ORDER BY 3, 1, 2"
+)
+
 _NAMED: Final = "IN (SELECT value FROM json_each(?))"
 _RUNS: Final = (
     f"SELECT rollout_id FROM attempts WHERE ended_at IS NULL AND rollout_id {_NAMED}"

@@ -152,3 +152,15 @@ def test_vacuum_changes_nothing_that_is_read(store: RolloutQueue, kept: Retentio
     again = reopen()
     assert len(list(again.calls())) == 8
     again.close()
+
+
+def test_attempts_that_nobody_opened(store: RolloutQueue, kept: Retention) -> None:
+    assert kept.unannounced() == []
+    add(store, "announced", 1000.0)
+    store.start_attempt("announced", 1)
+    add(store, "by-calls", 900.0, run=None)
+    add(store, None, 800.0, run=None)
+    store.add_spans([Span("x", "s1", 50.0, 60.0, {}, "by-spans", 2), Span("x", "s2", 40.0, None, {}, "by-spans", 2)])
+    store.add_spans([Span("x", "s3", 70.0, 80.0, {}, "announced", 2), Span("x", "s4", 70.0, 80.0, {}, "announced", 1)])
+    found = [(one.rollout_id, one.attempt, one.started_at, one.outcome) for one in kept.unannounced()]
+    assert found == [("by-spans", 2, 40.0, None), ("announced", 2, 70.0, None), ("by-calls", 1, 895.0, None)]

@@ -1,0 +1,88 @@
+"""``lgov traces list``: the attempts in a store."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import Any
+
+import click
+
+from lgov_core.commands.group import Exit, exit_status, json_option
+from lgov_core.commands.output import write_json, write_table
+from lgov_core.commands.recorded import opened_store
+from lgov_core.types import Attempt, Outcome
+
+#: How the attempts that nobody opened are said to have ended.
+_UNKNOWN = "unknown"
+
+
+@click.command("list", epilog=exit_status(Exit.OK, Exit.FINDING, Exit.USAGE))
+@click.argument("store")
+@click.option("--run", "run_id", help="Only rollouts of this run.")
+@click.option(
+    "--outcome",
+    type=click.Choice([*(outcome.value for outcome in Outcome), "running", _UNKNOWN]),
+    help="Only such attempts.",
+)
+@click.option(
+    "--limit", type=click.IntRange(min=1), default=50, show_default=True, help="At most so many, the last ones."
+)
+@json_option
+def list_rollouts(store: str, run_id: str | None, outcome: str | None, limit: int, as_json: bool) -> None:
+    """List the attempts in STORE (a path or an address), in the order in which they began.
+
+    Attempts that nobody opened, and that only recorded calls and spans name, have the outcome unknown and belong to no
+    run.
+    """
+    from lgov_core.store import Retention
+
+    with opened_store(store) as recorded:
+        rollouts = {rollout.rollout_id: rollout for rollout in recorded.rollouts(run_id=run_id)}
+        every = [(one, _outcome(one)) for one in recorded.attempts(None if run_id is None else list(rollouts))]
+        if isinstance(recorded, Retention):
+            named = recorded.unannounced()
+            every += [(one, _UNKNOWN) for one in named if run_id is None or one.rollout_id in rollouts]
+            every.sort(key=lambda one: one[0].started_at)
+        found = [one for one in every if outcome in (None, one[1])]
+        shown = found[-limit:]
+        totals: dict[tuple[str | None, int], dict[str, float]] = defaultdict(dict)
+        for reward in recorded.rewards(list({attempt.rollout_id for attempt, _ in shown})):
+            sums = totals[reward.rollout_id, reward.attempt or 1]
+            sums[reward.dimension] = sums.get(reward.dimension, 0.0) + reward.value
+    entries: list[dict[str, Any]] = []
+    for attempt, ended in shown:
+        rollout = rollouts.get(attempt.rollout_id)
+        entries.append(
+            {
+                "rollout_id": attempt.rollout_id,
+                "attempt": attempt.attempt,
+                "task_id": None if rollout is None else rollout.task_id,
+                "run_id": None if rollout is None else rollout.run_id,
+                "outcome": ended,
+                "seconds": None if attempt.ended_at is None else round(attempt.ended_at - attempt.started_at, 3),
+                "rewards": totals[attempt.rollout_id, attempt.attempt],
+            }
+        )
+    if as_json:
+        write_json(entries)
+        return
+    columns = ("rollout", "attempt", "task", "outcome", "seconds", "rewards")
+    write_table(
+        columns,
+        [
+            (
+                entry["rollout_id"],
+                entry["attempt"],
+                entry["task_id"],
+                entry["outcome"],
+                entry["seconds"],
+                "  ".join(f"{dimension} {value:+g}" for dimension, value in entry["rewards"].items()),
+            )
+            for entry in entries
+        ],
+    )
+    click.echo(f"{len(shown)} of {len(found)} attempts", err=True)
+
+
+def _outcome(attempt: Attempt) -> str:
+    return "running" if attempt.outcome is None else attempt.outcome.value

@@ -1,0 +1,136 @@
+"""``lgov traces prune`` and ``lgov traces stats``: how much there is, and less of it."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Generator
+from contextlib import contextmanager
+from dataclasses import asdict
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
+
+import click
+
+from lgov_core.commands.group import Exit, exit_status, json_option
+from lgov_core.commands.output import write_json
+from lgov_core.commands.recorded import opened_store
+from lgov_core.errors import StoreError
+
+if TYPE_CHECKING:
+    from lgov_core.store import Pruned, Retention
+
+if TYPE_CHECKING:  # click 8.1 has no type parameter here
+    _Type = click.ParamType[float]
+else:
+    _Type = click.ParamType
+
+_UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0, "w": 604_800.0}
+_STATUS = exit_status(Exit.OK, Exit.FINDING, Exit.USAGE, Exit.INTERRUPTED)
+
+
+class Moment(_Type):
+    """A time in the past: how long ago (``30d``, ``12h``), or a date with or without a time, in UTC if it says no other."""
+
+    name = "when"
+
+    def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        """Unix seconds."""
+        if ago := re.fullmatch(r"(\d+(?:\.\d+)?)([smhdw])", value):
+            return time.time() - float(ago[1]) * _UNITS[ago[2]]
+        try:
+            when = datetime.fromisoformat(value)
+        except ValueError:
+            self.fail(f"{value!r} is no age like 30d or 12h and no date like 2026-01-31", param, ctx)
+        return (when if when.tzinfo else when.replace(tzinfo=UTC)).timestamp()
+
+
+@contextmanager
+def _kept(store: str) -> Generator[Retention]:
+    from lgov_core.store import Retention
+
+    with opened_store(store) as recorded:
+        if not isinstance(recorded, Retention):
+            raise StoreError(f"{store} is kept in something that deletes nothing")
+        yield recorded
+
+
+@click.command(epilog=_STATUS)
+@click.argument("store")
+@click.option(
+    "--before",
+    type=Moment(),
+    help="Rollouts of which nothing was heard since: an age (30d, 12h) or a date (2026-01-31).",
+)
+@click.option("--run", "run_id", help="Rollouts of this run.")
+@click.option("--keep-last", type=click.IntRange(min=0), help="All but so many, the ones heard of last.")
+@click.option("--dry-run", is_flag=True, help="Only say what would go.")
+@click.option("--vacuum", is_flag=True, help="Give the space back to the system; others wait meanwhile.")
+@click.option("--yes", is_flag=True, help="Do not ask.")
+@json_option
+def prune(
+    store: str,
+    before: float | None,
+    run_id: str | None,
+    keep_last: int | None,
+    dry_run: bool,
+    vacuum: bool,
+    yes: bool,
+    as_json: bool,
+) -> None:
+    """Delete rollouts in STORE that fit every option given, with their calls, rewards and spans.
+
+    Rollouts that wait or run are spared. With --before and no --run, calls and spans that belong to no rollout go too.
+    --vacuum alone deletes nothing. lgov traces export keeps a copy.
+    """
+    if before is None and run_id is None and keep_last is None and not vacuum:
+        raise click.UsageError("give --before, --run or --keep-last")
+    from lgov_core.store import Pruned
+
+    pruned = Pruned()
+    with _kept(store) as recorded:
+        if before is not None or run_id is not None or keep_last is not None:
+            pruned = recorded.prune(before=before, run_id=run_id, keep_last=keep_last, dry_run=True)
+            if not dry_run:
+                if not yes:
+                    click.confirm(f"Delete {_told(pruned)} for good?", abort=True, err=True)
+                pruned = recorded.prune(before=before, run_id=run_id, keep_last=keep_last)
+        if vacuum and not dry_run:
+            recorded.vacuum()
+    if as_json:
+        write_json({"store": store, "dry_run": dry_run, "vacuum": vacuum and not dry_run, **asdict(pruned)})
+        return
+    click.echo(f"{'would delete' if dry_run else 'deleted'} {_told(pruned)}")
+    if pruned.spared:
+        click.echo(f"{pruned.spared} rollouts wait or run and were spared")
+
+
+@click.command(epilog=_STATUS)
+@click.argument("store")
+@json_option
+def stats(store: str, as_json: bool) -> None:
+    """Say what is in STORE and how much room it takes."""
+    with _kept(store) as recorded:
+        found = recorded.statistics()
+    if as_json:
+        write_json({**asdict(found), "queue": {state.value: count for state, count in found.queue.items()}})
+        return
+    click.echo(f"{found.rollouts} rollouts, and {found.unannounced} that only calls, spans or rewards name")
+    click.echo(f"{found.attempts} attempts, {found.open_attempts} of them open")
+    click.echo(f"{found.calls} calls, {found.rewards} rewards, {found.spans} spans")
+    for state, count in sorted(found.queue.items()):
+        click.echo(f"queue: {count} {state.value}")
+    if found.oldest is not None and found.newest is not None:
+        click.echo(f"last heard of: {_date(found.oldest)} to {_date(found.newest)}")
+    click.echo(f"{found.size_bytes / 1e6:.1f} MB, {found.free_bytes / 1e6:.1f} MB of it free")
+
+
+def _told(pruned: Pruned) -> str:
+    return (
+        f"{pruned.rollouts} rollouts, {pruned.attempts} attempts, {pruned.calls} calls, {pruned.rewards} rewards,"
+        f" {pruned.spans} spans"
+    )
+
+
+def _date(at: float) -> str:
+    return datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%d %H:%M:%S")

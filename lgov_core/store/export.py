@@ -1,0 +1,155 @@
+"""Everything in a store, as JSON lines or as Parquet: for other programs, and to keep what is going to be deleted."""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict, fields
+from pathlib import Path
+from typing import Any, Final
+
+from lgov_core.errors import ExportError
+from lgov_core.store import rows
+from lgov_core.store.protocol import TraceStore
+from lgov_core.types import Attempt, CapturedCall, Reward, Rollout, Span
+
+#: What is exported, in this order, and the fields of each.
+KINDS: Final[dict[str, type[Any]]] = {
+    "rollout": Rollout,
+    "attempt": Attempt,
+    "call": CapturedCall,
+    "reward": Reward,
+    "span": Span,
+}
+#: Fields whose values are JSON of any shape: text in a Parquet file.
+_JSON: Final = {"input", "result", "request", "response", "attributes", "events"}
+_NUMBERS: Final = {"started_at", "ended_at", "created_at", "value", "temperature", "top_p"}
+_INTEGERS: Final = {"attempt", "choice", "weights_version"}
+_SQLITE: Final = b"SQLite format 3\0"
+_ROWS_A_GROUP: Final = 1000
+
+
+def values_of(
+    store: TraceStore, kind: str, *, run_id: str | None = None, rollout_ids: Sequence[str] | None = None
+) -> Iterator[Any]:
+    """The values of one kind, in the order of writing: all of them, or those of a run, or those of some rollouts."""
+    if run_id is not None:
+        rollout_ids = [one.rollout_id for one in store.rollouts(run_id=run_id, ids=rollout_ids)]
+    if kind == "rollout":
+        return iter(store.rollouts(ids=rollout_ids))
+    read = {"attempt": store.attempts, "call": store.calls, "reward": store.rewards, "span": store.spans}[kind]
+    return iter(read(rollout_ids))
+
+
+def json_lines(
+    store: TraceStore, *, run_id: str | None = None, rollout_ids: Sequence[str] | None = None
+) -> Iterator[str]:
+    """One JSON object a value: its fields, and ``kind``."""
+    for kind in KINDS:
+        for value in values_of(store, kind, run_id=run_id, rollout_ids=rollout_ids):
+            yield rows.json_text({"kind": kind, **_fields(value)}, kind)
+
+
+def write_json_lines(path: Path, lines: Iterable[str]) -> int:
+    """Writes lines to a new file that then takes the place of ``path``; returns how many. Raises `ExportError`."""
+    count = 0
+    scratch = _scratch(path)
+    try:
+        with open(os.open(scratch, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="ascii") as file:
+            for line in lines:
+                file.write(line + "\n")
+                count += 1
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(scratch, path)
+    except OSError as error:
+        raise ExportError(f"{path} cannot be written: {error.strerror or error}", hint="name another place") from error
+    finally:
+        scratch.unlink(missing_ok=True)
+    return count
+
+
+def write_parquet(
+    folder: Path, store: TraceStore, *, run_id: str | None = None, rollout_ids: Sequence[str] | None = None
+) -> int:
+    """Writes ``rollouts.parquet``, ``attempts.parquet`` and so on to ``folder``, made if need be; returns how many rows.
+
+    Each file is written whole or not at all, a thousand rows at a time. Values of any JSON shape are JSON texts; token
+    ids are lists of int32, logprobs lists of float64. Raises `ExportError`. Needs pyarrow (the extra ``train``).
+    """
+    try:
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+    except ImportError as error:
+        raise ExportError("Parquet needs pyarrow", hint="pip install 'lgov[train]'") from error
+    count = 0
+    folder.mkdir(parents=True, exist_ok=True)
+    for kind, shape in KINDS.items():
+        schema = pa.schema([(one.name, _column(pa, one.name)) for one in fields(shape)])
+        path = folder / f"{kind}s.parquet"
+        scratch = _scratch(path)
+        try:
+            with pq.ParquetWriter(scratch, schema) as writer:
+                for group in _groups(values_of(store, kind, run_id=run_id, rollout_ids=rollout_ids)):
+                    writer.write_table(pa.Table.from_pylist([_flat(one) for one in group], schema=schema))
+                    count += len(group)
+            scratch.chmod(0o600)
+            os.replace(scratch, path)
+        except (OSError, pa.ArrowException) as error:
+            raise ExportError(f"{path} cannot be written: {error}", hint="name another folder") from error
+        finally:
+            scratch.unlink(missing_ok=True)
+    return count
+
+
+def require_no_database(path: Path) -> None:
+    """Raises `ExportError` when ``path`` is a SQLite database: the store itself is easily named by mistake.
+
+    Call it before the store is opened: to close any descriptor of a file drops the locks that this process holds on it.
+    """
+    try:
+        with path.open("rb") as file:
+            found = file.read(len(_SQLITE)) == _SQLITE
+    except OSError:
+        return
+    if found:
+        raise ExportError(f"{path} is a database and is not overwritten", hint="name another file")
+
+
+def _scratch(path: Path) -> Path:
+    if path.is_symlink():
+        raise ExportError(f"{path} is a symbolic link", hint="name the file itself")
+    return path.with_name(f".{path.name}.{os.getpid()}.new")
+
+
+def _fields(value: Any) -> dict[str, Any]:
+    return {one.name: getattr(value, one.name) for one in fields(value)} | (
+        {"events": [asdict(event) for event in value.events]} if isinstance(value, Span) else {}
+    )
+
+
+def _flat(value: Any) -> dict[str, Any]:
+    return {
+        name: (None if one is None else rows.json_text(one, name)) if name in _JSON else one
+        for name, one in _fields(value).items()
+    }
+
+
+def _column(pa: Any, name: str) -> Any:
+    if name in ("prompt_ids", "response_ids"):
+        return pa.list_(pa.int32())
+    if name == "logprobs":
+        return pa.list_(pa.float64())
+    if name == "tool_call_ids":
+        return pa.list_(pa.string())
+    if name == "claimed":
+        return pa.bool_()
+    if name in _INTEGERS:
+        return pa.int64()
+    return pa.float64() if name in _NUMBERS else pa.string()
+
+
+def _groups(values: Iterator[Any]) -> Iterator[list[Any]]:
+    while group := list(itertools.islice(values, _ROWS_A_GROUP)):
+        yield group

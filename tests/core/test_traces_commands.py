@@ -1,0 +1,152 @@
+"""``lgov traces list | export | prune | stats`` on a real store."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from lgov_core.cli import cli
+from lgov_core.commands.group import Exit
+from lgov_core.store import RolloutConfig, open_store
+from lgov_core.types import CapturedCall, Outcome, Reward, Rollout, Span, SpanEvent
+
+
+def lgov(*arguments: str, given: str | None = None) -> Result:
+    result = CliRunner().invoke(cli, arguments, prog_name="lgov", input=given)
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    return result
+
+
+def call(response_id: str, rollout_id: str | None, at: float, prompt: tuple[int, ...] = (1, 2)) -> CapturedCall:
+    return CapturedCall(
+        response_id, "m", {"messages": [{"role": "user", "content": "hi ü"}]}, {}, prompt, (3,), (-0.1,), "stop", 0, 1.0,
+        1.0, at, at + 1, rollout_id, 1, "a", ("t1",),
+    )  # fmt: skip
+
+
+@pytest.fixture
+def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    (tmp_path / ".git").mkdir()
+    monkeypatch.chdir(tmp_path)
+    place = str(tmp_path / "store.sqlite")
+    with open_store(place) as made:  # type: ignore[attr-defined]
+        made.add_rollouts([Rollout("told", "t1", "run1", {"q": 1}, 1000.0), Rollout("other", "t2", "run2", {}, 1500.0)])
+        made.start_attempt("told", 1)
+        made.add_call(call("c1", "told", 1001.0, tuple(range(50))))
+        made.add_call(call("c2", "told", 1002.0, (*range(50), 3, 9)))
+        made.finish_attempt("told", 1, Outcome.SUCCEEDED, rewards=[Reward(0.5), Reward(2.0, "air")])
+        made.add_call(call("c3", "proxied", 900.0))
+        made.add_rewards([Reward(1.0, rollout_id="proxied", response_id="c3")])
+        made.add_spans([Span("execute_tool x", "s1", 800.0, 801.0, {"n": 1}, "spans-only", None, None, "tr",
+                             (SpanEvent("e", 800.5, {"a": [1]}),), True)])  # fmt: skip
+        made.add_call(call("c4", None, 10.0))
+        made.enqueue([Rollout("waits", "t3", "run2", {}, 1000.0)], RolloutConfig(max_attempts=2))
+    return place
+
+
+def test_list_shows_also_what_nobody_announced(store: str) -> None:
+    entries = json.loads(lgov("traces", "list", store, "--json").stdout)
+    assert [(e["rollout_id"], e["attempt"], e["run_id"], e["outcome"]) for e in entries] == [
+        ("spans-only", 1, None, "unknown"),
+        ("proxied", 1, None, "unknown"),
+        ("told", 1, "run1", "succeeded"),
+    ]
+    assert [e["rewards"] for e in entries] == [{}, {"task": 1.0}, {"task": 0.5, "air": 2.0}]
+    shown = lgov("traces", "list", store, "--outcome", "unknown", "--limit", "1")
+    assert "proxied" in shown.stdout
+    assert "spans-only" not in shown.stdout
+    assert shown.stderr == "1 of 2 attempts\n"
+    assert json.loads(lgov("traces", "list", store, "--run", "run1", "--json").stdout)[0]["rollout_id"] == "told"
+    assert json.loads(lgov("traces", "list", store, "--run", "nobody", "--json").stdout) == []
+    for rollout in ("proxied", "spans-only"):
+        assert json.loads(lgov("traces", "show", store, rollout, "--json").stdout)["rollout_id"] == rollout
+
+
+def test_export_as_json_lines_has_everything(store: str, tmp_path: Path) -> None:
+    lines = [json.loads(line) for line in lgov("traces", "export", store).stdout.splitlines()]
+    assert [line["kind"] for line in lines] == ["rollout"] * 3 + ["attempt"] + ["call"] * 4 + ["reward"] * 3 + ["span"]
+    calls = {line["response_id"]: line for line in lines if line["kind"] == "call"}
+    assert calls["c2"]["prompt_ids"] == [*range(50), 3, 9]
+    assert calls["c2"]["request"] == {"messages": [{"role": "user", "content": "hi ü"}]}
+    assert (calls["c2"]["logprobs"], calls["c2"]["tool_call_ids"], calls["c4"]["rollout_id"]) == ([-0.1], ["t1"], None)
+    assert lines[-1]["events"] == [{"name": "e", "at": 800.5, "attributes": {"a": [1]}}]
+    assert lines[-1]["claimed"] is True
+    told = lgov("traces", "export", store, "--output", "out.jsonl", "--run", "run1", "--json")
+    assert json.loads(told.stdout) == {"output": "out.jsonl", "format": "jsonl", "rows": 6}
+    some = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
+    assert {line.get("rollout_id") for line in some} == {"told"}
+    only = lgov("traces", "export", store, "--rollout", "proxied", "--rollout", "spans-only").stdout
+    assert [json.loads(line)["kind"] for line in only.splitlines()] == ["call", "reward", "span"]
+
+
+def test_export_overwrites_no_store(store: str, tmp_path: Path) -> None:
+    before = Path(store).read_bytes()
+    (tmp_path / "link").symlink_to(store)
+    for name in ("store.sqlite", "link"):
+        result = lgov("traces", "export", store, "--output", name, "--json")
+        assert result.exit_code == Exit.FINDING
+        assert json.loads(result.stderr)["error"]["code"] == "export"
+    assert Path(store).read_bytes() == before
+    assert lgov("traces", "export", store, "--format", "parquet").exit_code == Exit.USAGE
+
+
+def test_export_as_parquet(store: str, tmp_path: Path) -> None:
+    pq = pytest.importorskip("pyarrow.parquet", reason="Parquet needs pyarrow")
+    assert lgov("traces", "export", store, "--format", "parquet", "--output", "out").stdout == "wrote 12 rows to out\n"
+    assert sorted(p.name for p in (tmp_path / "out").iterdir()) == [
+        f"{kind}.parquet" for kind in ("attempts", "calls", "rewards", "rollouts", "spans")
+    ]
+    calls = pq.read_table(tmp_path / "out" / "calls.parquet").to_pylist()
+    assert calls[1]["prompt_ids"] == [*range(50), 3, 9]
+    assert (calls[0]["logprobs"], calls[0]["rollout_id"], calls[3]["rollout_id"]) == ([-0.1], "told", None)
+    assert json.loads(calls[0]["request"])["messages"][0]["content"] == "hi ü"
+    (span,) = pq.read_table(tmp_path / "out" / "spans.parquet").to_pylist()
+    assert (span["ended_at"], json.loads(span["events"])[0]["name"]) == (801.0, "e")
+
+
+def test_prune_asks_first_and_spares_what_runs(store: str) -> None:
+    assert lgov("traces", "prune", store).exit_code == Exit.USAGE
+    assert lgov("traces", "prune", store, "--before", "yesterday").exit_code == Exit.USAGE
+    dry = json.loads(lgov("traces", "prune", store, "--before", "0s", "--dry-run", "--json").stdout)
+    assert dry == {
+        "store": store, "dry_run": True, "vacuum": False,
+        "rollouts": 4, "attempts": 1, "calls": 4, "rewards": 3, "spans": 1, "spared": 1,
+    }  # fmt: skip
+    refused = lgov("traces", "prune", store, "--before", "0s", given="n\n")
+    assert refused.exit_code == Exit.INTERRUPTED
+    assert len(lgov("traces", "export", store).stdout.splitlines()) == 12
+    assert lgov("traces", "prune", store, "--before", "1970-01-01T00:15", "--yes").stdout.startswith(
+        "deleted 1 rollouts"
+    )
+    names = {e["rollout_id"] for e in json.loads(lgov("traces", "list", store, "--json").stdout)}
+    assert names == {"proxied", "told"}
+    done = lgov("traces", "prune", store, "--keep-last", "0", "--vacuum", "--yes")
+    assert done.stdout.startswith("deleted 3 rollouts, 1 attempts, 3 calls")
+    assert "1 rollouts wait or run and were spared" in done.stdout
+    assert lgov("traces", "prune", store, "--vacuum").exit_code == Exit.OK
+    with open_store(store) as left:  # type: ignore[attr-defined]
+        assert [r.rollout_id for r in left.rollouts()] == ["waits"]
+        assert list(left.calls()) == []
+
+
+def test_ages_count_back_from_now(store: str) -> None:
+    with open_store(store) as made:  # type: ignore[attr-defined]
+        made.add_rollouts([Rollout("fresh", "t", "run1", {}, time.time() - 3000)])
+    for age, gone in (("1h", False), ("30m", True)):
+        lgov("traces", "prune", store, "--before", age, "--yes")
+        with open_store(store) as left:  # type: ignore[attr-defined]
+            assert ("fresh" not in {r.rollout_id for r in left.rollouts()}) is gone
+
+
+def test_stats(store: str) -> None:
+    found = json.loads(lgov("traces", "stats", store, "--json").stdout)
+    assert (found["rollouts"], found["unannounced"], found["calls"], found["queue"]) == (3, 2, 4, {"queued": 1})
+    assert found["size_bytes"] > 0
+    text = lgov("traces", "stats", store).stdout
+    assert "3 rollouts, and 2 that only calls" in text
+    assert "1970-01-01 00:13:21" in text
