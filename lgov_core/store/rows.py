@@ -26,6 +26,8 @@ CALL_COLUMNS: Final = (
 )
 #: A call of which only what is new is stored: see `lgov_core.store.prefixes`.
 FOLDED_COLUMNS: Final = f"{CALL_COLUMNS}, base, prompt_shared, request_repeats"
+#: Times further from 1970 are none.
+_MOST_SECONDS: Final = 2.0**50
 #: Places in a row of ``CALL_COLUMNS``.
 REQUEST, PROMPT, RESPONSE_IDS, ROLLOUT_ID, ATTEMPT = (
     CALL_COLUMNS.replace(" ", "").split(",").index(name)
@@ -203,10 +205,14 @@ def span_row(span: Span) -> Row:
 
 
 def span_digest(row: Row) -> bytes:
-    """A digest (16 bytes) of a row of ``SPAN_COLUMNS``: equal for equal rows only."""
-    attributes = row[4]  # ASCII, and most of what there is
+    """A digest (24 bytes) of a row of ``SPAN_COLUMNS``: equal for equal rows only.
+
+    It begins with the time at which the span did, so that an index of digests grows at its end.
+    """
+    started_at, attributes = row[2], row[4]  # the attributes are ASCII, and most of what there is
     rest = f"{row[:4]!r}{row[5:]!r}".encode("ascii", "backslashreplace")
-    return hashlib.blake2b(rest + attributes.encode("ascii"), digest_size=16).digest()
+    at = int(started_at * 1000) if abs(started_at) < _MOST_SECONDS else 0
+    return at.to_bytes(8, signed=True) + hashlib.blake2b(rest + attributes.encode("ascii"), digest_size=16).digest()
 
 
 def span_of(row: Row) -> Span:
