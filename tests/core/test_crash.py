@@ -5,46 +5,72 @@ from __future__ import annotations
 import subprocess
 import sys
 import textwrap
+import time
+from collections import Counter, defaultdict
+from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from lgov_core.audit import AuditLog, make_key, verify
 from lgov_core.store import open_store
-from lgov_core.types import Outcome
+from lgov_core.types import Outcome, Reward
 
 ROUNDS = 20
 
-STORE = """
+#: The calls of an attempt, worked out in the same way by who writes them and by who looks for them.
+TURNS = """
+    from lgov_core.types import CapturedCall
+
+    def turns(rollout_id, attempt):
+        seed, calls, tokens = sum(rollout_id.encode()), [], tuple(range(200))
+        for turn in range(3):
+            prompt, response = (*tokens, seed, turn), (seed + turn,) * 5
+            request = {"messages": [f"{rollout_id} {turn} " + "x" * 100] * (turn + 1)}
+            calls.append(CapturedCall(f"{rollout_id}-{attempt}-{turn}", "m", request, {}, prompt, response,
+                                      (-0.1,) * 5, "stop", 0, 1.0, 1.0, 1.0, 2.0, rollout_id, attempt))
+            tokens = prompt + response
+        return calls
+"""
+
+STORE = f"""{TURNS}
     import sys, threading
-    from lgov_core.store import open_store
-    from lgov_core.types import CapturedCall, Reward, Rollout, Span
+    from lgov_core.store import RolloutConfig, open_store
+    from lgov_core.types import Reward, Rollout, Span
     path, tag = sys.argv[1:]
     store = open_store(path)
     out, lock = sys.stdout.buffer, threading.Lock()
 
     def say(text):
         with lock:
-            out.write(f"{text}\\n".encode()); out.flush()
+            out.write(f"{{text}}\\n".encode()); out.flush()
 
-    def write(thread):
-        i = 0
+    def work(thread):
+        made = 0
         while True:
-            name = f"{tag}-{thread}-{i}"
-            ids = tuple(range(i % 50))
-            store.add_rollouts([Rollout(name, "t", "run", {})])
-            store.start_attempt(name, 1)
-            store.add_call(CapturedCall(name, "m", {"x": "x" * 500}, {}, ids, ids, (0.5,) * len(ids), "stop", 0,
-                                        1.0, 1.0, 1.0, 2.0, name, 1))
-            say(f"call {name}")
-            store.add_span(Span("x", name, 1.0, 2.0, {"x": "x" * 500}, name))
-            # Three rewards and an ending: all of it, or nothing.
-            store.finish_attempt(name, 1, "succeeded", rewards=[Reward(float(k), source=name) for k in range(3)])
-            say(f"attempt {name}")
-            i += 1
+            claims = store.claim(tag, 2, lease_s=3600.0)
+            if not claims:
+                names = [f"{{tag}}-{{thread}}-{{made + i}}" for i in range(5)]
+                store.enqueue([Rollout(name, "t", "run", {{}}) for name in names], RolloutConfig(max_attempts=3))
+                made += len(names)
+                for name in names:
+                    say(f"enqueued {{name}}")
+            for claim in claims:
+                name, attempt = claim.rollout.rollout_id, claim.attempt.attempt
+                say(f"claimed {{name}}/{{attempt}}")
+                for call in turns(name, attempt):
+                    store.add_call(call)
+                    say(f"call {{call.response_id}}")
+                store.add_spans([Span("x", f"{{name}}-{{attempt}}-{{i}}", 1.0, 2.0, {{}}, name, attempt) for i in range(3)])
+                say(f"spans {{name}}/{{attempt}}")
+                store.add_span(Span("x", f"queued-{{name}}-{{attempt}}", 1.0, 2.0, {{"x": "x" * 500}}, name))
+                # Three rewards, an ending and the next state: all of it, or nothing.
+                store.finish_attempt(name, attempt, "succeeded", rewards=[Reward(float(k)) for k in range(3)])
+                say(f"attempt {{name}}/{{attempt}}")
 
     for thread in range(4):
-        threading.Thread(target=write, args=(thread,), daemon=True).start()
+        threading.Thread(target=work, args=(thread,), daemon=True).start()
     threading.Event().wait()
 """
 
@@ -87,29 +113,69 @@ def acknowledged_before_the_kill(code: str, *arguments: str, lines: int) -> list
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="needs SIGKILL")
-def test_no_acknowledged_row_is_lost_and_none_is_half_written(tmp_path: Path) -> None:
+def test_no_acknowledged_row_is_lost_and_what_was_half_done_is_failed_or_resumed(tmp_path: Path) -> None:
+    names: dict[str, Any] = {}
+    exec(textwrap.dedent(TURNS), names)
     path = str(tmp_path / "store.sqlite")
-    calls: set[str] = set()
-    attempts: set[str] = set()
+    told: dict[str, set[str]] = defaultdict(set)
+    failed: set[tuple[str, int]] = set()
     for number in range(ROUNDS):
         # Another point in the writer's work each time; each round goes on in the file that the last one left.
         for kind, name in acknowledged_before_the_kill(STORE, path, f"k{number}", lines=40 + 17 * number):
-            (calls if kind == "call" else attempts).add(name)
+            told[kind].add(name)
+        began = time.perf_counter()
         store = open_store(path)
-        found = {call.response_id: call for call in store.calls()}
-        assert calls <= found.keys()
-        assert all(call.request == {"x": "x" * 500} for call in found.values())
-        ended = {attempt.rollout_id for attempt in store.attempts() if attempt.outcome is not None}
-        assert attempts <= ended
-        paid: dict[str, list[float]] = {}
-        for reward in store.rewards():
-            paid.setdefault(str(reward.rollout_id), []).append(reward.value)
-        succeeded = {attempt.rollout_id for attempt in store.attempts() if attempt.outcome is Outcome.SUCCEEDED}
-        assert paid.keys() == succeeded
-        assert all(values == [0.0, 1.0, 2.0] for values in paid.values())
-        still_open = len(store.attempts()) - len(ended)
-        assert store.fail_open_attempts("the process was killed") == still_open
+        left = [one for one in store.attempts() if one.outcome is None]
+        states = {entry.rollout_id: entry.state for entry in store.queue_entries()}
+        assert {one.rollout_id for one in left} == {name for name, state in states.items() if state == "running"}
+        # What the dead worker had in hand is failed, with a reason, or goes on.
+        if number % 3 == 0:
+            assert store.fail_open_attempts("the process was killed") == len(left)
+            reason = "the process was killed"
+        elif number % 3 == 1:
+            closed = store.expire(now=time.time() + 7200)
+            assert [(one.rollout_id, one.attempt) for one in closed] == [(one.rollout_id, one.attempt) for one in left]
+            reason = f"worker k{number} gave no sign of life until its lease ran out"
+        else:
+            assert store.heartbeat(f"k{number}", lease_s=3600.0) == left
+            for one in left:
+                store.finish_attempt(one.rollout_id, one.attempt, Outcome.SUCCEEDED, rewards=[Reward(9.0)])
+            reason, left = None, []
+        assert time.perf_counter() - began < 2.0  # the next process can work at once
+        failed |= {(one.rollout_id, one.attempt) for one in left}
+        attempts = {(one.rollout_id, one.attempt): one for one in store.attempts()}
+        for one in left:
+            assert attempts[one.rollout_id, one.attempt].error == reason
         store.close()
+
+    with closing(open_store(path)) as store:
+        entries = {entry.rollout_id: entry for entry in store.queue_entries()}
+        assert told["enqueued"] <= entries.keys()
+        assert {f"{one.rollout_id}/{one.attempt}" for one in store.attempts()} >= told["claimed"] >= told["attempt"]
+        calls = {call.response_id: call for call in store.calls()}
+        assert told["call"] <= calls.keys()
+        expected = {
+            call.response_id: call for one in store.attempts() for call in names["turns"](one.rollout_id, one.attempt)
+        }
+        assert calls.items() <= expected.items()
+        spans = Counter(f"{span.rollout_id}/{span.attempt}" for span in store.spans() if span.attempt is not None)
+        assert told["spans"] <= spans.keys()
+        assert set(spans.values()) == {3}
+        paid: dict[tuple[str | None, int | None], list[float]] = defaultdict(list)
+        for reward in store.rewards():
+            paid[reward.rollout_id, reward.attempt].append(reward.value)
+        assert paid.keys() == {key for key, one in attempts.items() if one.outcome is Outcome.SUCCEEDED}
+        assert all(values in ([0.0, 1.0, 2.0], [9.0]) for values in paid.values())
+        assert {key for key, one in attempts.items() if one.outcome is Outcome.INFRASTRUCTURE} == failed
+        assert failed
+        # A rollout ended well, or waits for another try, or has used them up: none is lost between two states.
+        for name, entry in entries.items():
+            if entry.state == "succeeded":
+                assert attempts[name, entry.attempt].outcome is Outcome.SUCCEEDED
+            else:
+                assert entry.state == ("queued" if not entry.attempt else "requeued" if entry.attempt < 3 else "failed")
+        ended = [entry.rollout_id for entry in store.ended_since(limit=10**6).entries]
+        assert sorted(ended) == sorted(name for name, entry in entries.items() if entry.state.ended)
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="needs SIGKILL")

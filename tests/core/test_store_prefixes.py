@@ -212,18 +212,30 @@ def test_a_lost_transaction_leaves_no_ghost_to_refer_to(path: Path) -> None:
     connection = open_database(TRACE_STORE, path, busy_timeout_s=1.0)
     writer = FoldingWriter()
     long, other = tuple(range(1000)), tuple(range(5000, 6000))
+    writer.write(connection, *rows.call_parts(call("first", (7, 7), (1,), {})))
     connection.execute("BEGIN IMMEDIATE")
     writer.write(connection, *rows.call_parts(call("lost", long, (1,), {})))
     connection.execute("ROLLBACK")
     writer.forget()
     connection.execute("BEGIN IMMEDIATE")
-    # It gets the number that the lost one had.
-    writer.write(connection, *rows.call_parts(call("kept", other, (1,), {})))
+    # Written by somebody else, it gets the number that the lost one had.
+    FoldingWriter().write(connection, *rows.call_parts(call("kept", other, (1,), {})))
     writer.write(connection, *rows.call_parts(call("next", (*long, 1, 2), (3,), {})))
     connection.execute("COMMIT")
     connection.close()
     with SQLiteStore(path) as store:
-        assert [c.prompt_ids for c in store.calls()] == [other, (*long, 1, 2)]
+        assert [c.prompt_ids for c in store.calls()] == [(7, 7), other, (*long, 1, 2)]
+
+
+def test_a_number_is_not_given_again_to_another_call(path: Path) -> None:
+    long, other = tuple(range(1000)), tuple(range(5000, 6000))
+    with SQLiteStore(path) as store, SQLiteStore(path) as second:
+        store.add_call(call("gone", long, (1,), {}))
+        # All is deleted, and somebody else writes to the attempt, while the first store still remembers how it was.
+        second.prune(run_id=None, keep_last=0)
+        second.add_call(call("other", other, (1,), {}))
+        store.add_call(call("next", (*long, 1, 2), (3,), {}))
+        assert [c.prompt_ids for c in second.calls()] == [other, (*long, 1, 2)]
 
 
 def test_the_writer_says_when_a_transaction_was_lost(path: Path) -> None:
@@ -287,6 +299,13 @@ def test_no_more_is_remembered_than_was_allowed() -> None:
             assert index.size <= 10_000 or index.newest((f"r{rollout - 1}", 1)) is None
     assert index.newest(("r0", 1)) is None
     assert index.newest(("r49", 1)) == 49_029
+    index.clear()
+    tokens = b""
+    for turn in range(100):  # a conversation is remembered by its end
+        tokens += rows.token_blob([turn] * 100)
+        index.add(("long", 1), Earlier(turn, tokens, {}), index.find(("long", 1), tokens, {}))
+    assert index.size == len(tokens)
+    index.clear()
     for turn in range(1000):  # one attempt that never goes on from where it was
         index.add(("wild", 1), Earlier(turn, rows.token_blob([turn] * 10), {}))
     assert index.size == 256 * 40
