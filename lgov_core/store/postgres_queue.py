@@ -38,7 +38,7 @@ _MOVE: Final = (
 
 def enqueue(transaction: Transaction, new: Sequence[tuple[str, str]], config: RolloutConfig, now: float | None) -> None:
     """Puts rollouts (id and run), which are in the store, behind those that wait."""
-    now = transaction.now() if now is None else now
+    now = transaction.now if now is None else now
     text = json.dumps(config.as_json())
     transaction.change_each(
         _INSERT_ENTRY, [(rollout_id, run_id, RolloutState.QUEUED.value, text, now, now) for rollout_id, run_id in new]
@@ -49,7 +49,7 @@ def claim(
     transaction: Transaction, worker_id: str, limit: int, lease_s: float, run_id: str | None, now: float | None
 ) -> list[Claim]:
     """See `RolloutQueue.claim`."""
-    now = transaction.now() if now is None else now
+    now = transaction.now if now is None else now
     expire(transaction, now)
     of_run = "" if run_id is None else "AND queue.run_id = %s"
     given: tuple[Any, ...] = (now,) if run_id is None else (now, run_id)
@@ -88,7 +88,7 @@ def heartbeat(
     now: float | None,
 ) -> list[Attempt]:
     """See `RolloutQueue.heartbeat`."""
-    now = transaction.now() if now is None else now
+    now = transaction.now if now is None else now
     found = transaction.execute(
         f"SELECT {_ENTRY} FROM queue WHERE state = 'running' AND worker_id = %s ORDER BY seq FOR UPDATE", (worker_id,)
     )
@@ -99,16 +99,24 @@ def heartbeat(
         if (asked is None or (running.rollout_id, running.attempt) in asked)
         and (running.deadline is None or now <= running.deadline)
     ]
-    transaction.change_each(
-        "UPDATE queue SET lease_until = %s WHERE rollout_id = %s",
-        [(running.config.lease_until(now, lease_s), running.rollout_id) for running in held],
+    names = [running.rollout_id for running in held]
+    transaction.change(
+        "UPDATE queue SET lease_until = lease FROM unnest(%s::text[], %s::double precision[]) AS leases (id, lease)"
+        " WHERE rollout_id = id",
+        (names, [running.config.lease_until(now, lease_s) for running in held]),
     )
-    return [_attempt(transaction, running.rollout_id, running.attempt) for running in held]
+    columns = ", ".join(f"attempts.{name.strip()}" for name in rows.ATTEMPT_COLUMNS.split(","))
+    attempts_held = transaction.execute(
+        f"SELECT {columns} FROM attempts JOIN queue USING (rollout_id, attempt) WHERE rollout_id = ANY(%s)"
+        " ORDER BY queue.seq",
+        (names,),
+    )
+    return [rows.attempt_of(row) for row in attempts_held]
 
 
 def expire(transaction: Transaction, now: float | None) -> list[Attempt]:
     """See `RolloutQueue.expire`."""
-    now = transaction.now() if now is None else now
+    now = transaction.now if now is None else now
     found = transaction.execute(
         f"SELECT {_ENTRY} FROM queue WHERE state = 'running' AND {_LAPSE} < %s ORDER BY seq FOR UPDATE SKIP LOCKED",
         (now,),
@@ -122,7 +130,7 @@ def expire(transaction: Transaction, now: float | None) -> list[Attempt]:
 
 def cancel(transaction: Transaction, rollout_id: str, reason: str, now: float | None) -> QueueEntry:
     """See `RolloutQueue.cancel`."""
-    now = transaction.now() if now is None else now
+    now = transaction.now if now is None else now
     found = _locked(transaction, rollout_id)
     if found is None:
         raise StoreError(
@@ -153,7 +161,7 @@ def close(
 
     Raises `StoreError` for an attempt that does not exist or has ended.
     """
-    now = transaction.now() if now is None else now
+    now = transaction.now if now is None else now
     running = _locked(transaction, rollout_id)
     closed = _close_attempt(transaction, rollout_id, attempt, outcome, now, error, result)
     if closed is None:
@@ -171,7 +179,7 @@ def close(
 
 def close_all(transaction: Transaction, outcome: Outcome, reason: str, now: float | None) -> int:
     """Closes every open attempt, as `close`; returns how many."""
-    now = transaction.now() if now is None else now
+    now = transaction.now if now is None else now
     transaction.execute(
         "SELECT 1 FROM queue WHERE rollout_id IN (SELECT rollout_id FROM attempts WHERE ended_at IS NULL)"
         " ORDER BY seq FOR UPDATE"

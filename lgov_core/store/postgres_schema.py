@@ -10,7 +10,7 @@ has one row, the number of the layout.
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Any, Final
 
 import psycopg
 from psycopg import errors
@@ -142,7 +142,7 @@ def prepare(connection: Connection, address: PostgresAddress, schema: str) -> No
     holds something else or was written by a newer lgov, and when the user may not make what is missing.
     """
     try:
-        if _format(connection, address, schema) == FORMAT:
+        if _is_current(connection, schema):
             return
         with connection.transaction():
             connection.execute("SELECT pg_advisory_xact_lock(hashtextextended(%s, 0))", (f"lgov format {schema}",))
@@ -159,35 +159,55 @@ def prepare(connection: Connection, address: PostgresAddress, schema: str) -> No
         raise describe(address, error) from error
 
 
+def _is_current(connection: Connection, schema: str) -> bool:
+    """Whether the tables are there in the present format; only a first look, while others may be making them."""
+    if "format" not in _relations(connection, schema):
+        return False
+    try:
+        return connection.execute(f'SELECT number FROM "{schema}".format'.encode()).fetchall() == [(FORMAT,)]
+    except errors.UndefinedColumn:
+        return False
+
+
 def _format(connection: Connection, address: PostgresAddress, schema: str) -> int:
     """The format of the tables in ``schema``, 0 when there are none. Raises `StoreError` when it cannot be used."""
     where = f"trace store {address.shown}"
-    known = f'"{schema}".format'
-    if connection.execute("SELECT to_regclass(%s)", (known,)).fetchone() == (None,):
-        others = connection.execute(
-            "SELECT relname FROM pg_class WHERE relnamespace = to_regnamespace(quote_ident(%s)) LIMIT 1", (schema,)
-        ).fetchone()
-        if others is None:
-            return 0
-        raise _strange(where, schema, others[0])
-    try:
-        found = connection.execute(f"SELECT number FROM {known}".encode()).fetchone()
-    except errors.UndefinedColumn:
-        raise _strange(where, schema, "format") from None
-    if found is None or not 1 <= found[0] <= FORMAT:
-        number = "no number" if found is None else found[0]
+    relations = _relations(connection, schema)
+    if not relations:
+        return 0
+    found: Any = None
+    strange = relations[0]
+    if "format" in relations:
+        try:
+            found = connection.execute(f'SELECT number FROM "{schema}".format'.encode()).fetchone()
+        except errors.UndefinedColumn:
+            strange = "format"
+    if found is None:
         raise StoreError(
-            f"{where} has format {number}; this lgov knows formats up to {FORMAT}",
+            f"{where}: the schema {schema} holds something that lgov did not make ({strange})",
+            hint="give another database",
+        )
+    if not 1 <= found[0] <= FORMAT:
+        raise StoreError(
+            f"{where} has format {found[0]}; this lgov knows formats up to {FORMAT}",
             hint="upgrade lgov, or use another database",
         )
     return int(found[0])
 
 
-def _strange(where: str, schema: str, table: str) -> StoreError:
-    return StoreError(
-        f"{where}: the schema {schema} holds something that lgov did not make ({table})", hint="give another database"
+def _relations(connection: Connection, schema: str) -> list[str]:
+    """The names of the tables, indexes and sequences in ``schema``.
+
+    Asked of the catalogue's tables: functions such as to_regclass answer from what the session remembers, and do not see what
+    another made while this one waited for a lock.
+    """
+    found = connection.execute(
+        "SELECT relname FROM pg_class JOIN pg_namespace ON pg_namespace.oid = relnamespace WHERE nspname = %s"
+        " ORDER BY relname",
+        (schema,),
     )
+    return [name for (name,) in found]
 
 
 def _exists(connection: Connection, schema: str) -> bool:
-    return connection.execute("SELECT to_regnamespace(quote_ident(%s))", (schema,)).fetchone() != (None,)
+    return connection.execute("SELECT 1 FROM pg_namespace WHERE nspname = %s", (schema,)).fetchone() is not None

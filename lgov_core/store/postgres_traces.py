@@ -92,7 +92,7 @@ class PostgresTraces:
                 raise StoreError(f"there is no rollout {rollout_id}", hint="add the rollout before its first attempt")
             if queued:
                 raise StoreError(f"rollout {rollout_id} is handed out by the queue", hint="claim it instead")
-            opened = Attempt(rollout_id, attempt, transaction.now())
+            opened = Attempt(rollout_id, attempt, transaction.now)
             if not transaction.change(_INSERT_ATTEMPT, (rollout_id, attempt, opened.started_at)):
                 raise StoreError(
                     f"attempt {attempt} of rollout {rollout_id} exists already",

@@ -16,12 +16,19 @@ from lgov_core.store.rows import Row
 #: From so many rows on, COPY is faster than statements that are sent together.
 _ROWS_FOR_COPY: Final = 12
 
-#: Held from when a rollout gets its place among those that ended until the commit. It is the last lock that a transaction
-#: takes, so nobody who holds it waits for anyone.
-_ENDED_LOCK: Final = b"SELECT pg_advisory_xact_lock(hashtextextended('lgov ended ' || current_schema(), 0))"
+#: Gives rollouts their places among those that ended. Its lock is held until the commit, so that a place which can be seen has
+#: all those before it; it is the last one that a transaction takes, so nobody who holds it waits for anyone.
+_END: Final = """
+    WITH lock AS MATERIALIZED (SELECT pg_advisory_xact_lock(hashtextextended('lgov ended ' || current_schema(), 0)))
+    UPDATE queue SET ended_seq = places.place FROM (
+        SELECT id, nextval('ended_order') AS place FROM (
+            SELECT id FROM lock, unnest(%s::text[]) WITH ORDINALITY AS ended (id, nth) ORDER BY nth
+        ) AS ordered
+    ) AS places WHERE queue.rollout_id = places.id
+"""
 
 #: Rows of writers that were killed are kept for so long.
-_FORGET_WRITERS: Final = b"DELETE FROM writers WHERE seen_at < clock_timestamp() - interval '7 days'"
+_FORGET_WRITERS: Final = "DELETE FROM writers WHERE seen_at < clock_timestamp() - interval '7 days'"
 
 #: What the tables are called whose rows are added in bulk: their columns, and what one row is, for messages.
 _TABLES: Final = {
@@ -44,6 +51,8 @@ class Transaction:
         self._one_by_one = one_by_one
         self._put: dict[str, list[Row]] = {}
         self._ended: list[str] = []
+        #: When the transaction began by the server's clock, in Unix seconds.
+        self.now = 0.0
 
     # ------------------------------------------------------------------ for those who write
 
@@ -63,10 +72,6 @@ class Transaction:
         elif given:
             with self.connection.cursor() as cursor:
                 cursor.executemany(statement.encode(), given)
-
-    def now(self) -> float:
-        """The server's clock, in Unix seconds."""
-        return self.execute("SELECT extract(epoch FROM clock_timestamp())::double precision")[0][0]
 
     def put(self, table: str, new: Sequence[Row]) -> None:
         """Has rows of calls or rewards, which nothing else in a transaction looks at, written before the commit."""
@@ -95,12 +100,16 @@ class Transaction:
 
     def begin(self, writer: int, number: int) -> None:
         """Begins, and leaves the number of the transaction in the row of the writer, which stays locked until the end."""
-        forget = f"; {_FORGET_WRITERS.decode()}" if number == 1 else ""
-        self.connection.execute(
-            "BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE;"
+        forget = f"{_FORGET_WRITERS};" if number == 1 else ""
+        cursor = self.connection.execute(
+            f"BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE; {forget}"
             f" INSERT INTO writers (writer, number) VALUES ({writer:d}, {number:d})"
-            f" ON CONFLICT (writer) DO UPDATE SET number = excluded.number, seen_at = excluded.seen_at{forget}".encode()
+            " ON CONFLICT (writer) DO UPDATE SET number = excluded.number, seen_at = excluded.seen_at"
+            " RETURNING extract(epoch FROM clock_timestamp())::double precision".encode()
         )
+        while cursor.nextset():
+            pass
+        ((self.now,),) = cursor.fetchall()
 
     @contextmanager
     def savepoint(self) -> Generator[None]:
@@ -136,11 +145,7 @@ class Transaction:
         """What is left to be done: rows that were put, and the order of the rollouts that ended."""
         self.flush()
         if self._ended:
-            self.connection.execute(_ENDED_LOCK)
-            self.change_each(
-                "UPDATE queue SET ended_seq = nextval('ended_order') WHERE rollout_id = %s",
-                [(rollout_id,) for rollout_id in self._ended],
-            )
+            self.change(_END, (self._ended,))
 
     def last_number(self, writer: int) -> int:
         """The number of the last transaction of a writer that was committed; waits until none is in progress."""
