@@ -52,7 +52,7 @@ class Transaction:
         self._put: dict[str, list[Row]] = {}
         self._ended: list[str] = []
         #: When the transaction began by the server's clock, in Unix seconds.
-        self.now = 0.0
+        self.now: float = 0.0
 
     # ------------------------------------------------------------------ for those who write
 
