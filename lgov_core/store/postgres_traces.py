@@ -14,11 +14,13 @@ from lgov_core.errors import StoreError
 from lgov_core.sqlite_file import keep_quiet_across_fork
 from lgov_core.store import postgres_queue, rows
 from lgov_core.store.postgres_address import read_address
+from lgov_core.store.postgres_calls import CHAIN, FOLDED_ROW, CallParts
 from lgov_core.store.postgres_connection import opened
 from lgov_core.store.postgres_reader import PostgresReader
 from lgov_core.store.postgres_schema import prepare
 from lgov_core.store.postgres_transaction import Transaction
 from lgov_core.store.postgres_writer import PostgresWriter
+from lgov_core.store.unfold import Unfolding
 from lgov_core.types import Attempt, CapturedCall, JSONValue, Outcome, Reward, Rollout, Span
 
 T = TypeVar("T")
@@ -124,15 +126,15 @@ class PostgresTraces:
 
         def run(transaction: Transaction) -> Attempt:
             closed = postgres_queue.close(transaction, rollout_id, attempt, outcome, None, error=why, result=text)
-            transaction.put("rewards", final)
+            transaction.put_rewards(final)
             return closed
 
         return self._submit(run, 1 + len(final)).result()
 
     def submit_call(self, call: CapturedCall) -> Future[None]:
         """As `add_call`, but returns at once; the future is done when the call is durable. It cannot be cancelled."""
-        row = rows.call_row(call)
-        return self._submit(lambda transaction: transaction.put("calls", (row,)))
+        parts = CallParts(*rows.call_parts(call))
+        return self._submit(lambda transaction: transaction.put_call(parts))
 
     def add_call(self, call: CapturedCall) -> None:
         """Adds a captured model call. One with its ``response_id`` and ``choice`` raises `StoreError`."""
@@ -145,7 +147,7 @@ class PostgresTraces:
     def submit_rewards(self, rewards: Iterable[Reward]) -> Future[None]:
         """As `add_rewards`, but returns at once; the future is done when they are durable. It cannot be cancelled."""
         new = [rows.reward_row(reward) for reward in rewards]
-        return self._submit(lambda transaction: transaction.put("rewards", new), len(new))
+        return self._submit(lambda transaction: transaction.put_rewards(new), len(new))
 
     def add_rewards(self, rewards: Iterable[Reward]) -> None:
         """Adds rewards. A value that is not finite, or an id that exists, raises `StoreError`; then none is added."""
@@ -210,7 +212,8 @@ class PostgresTraces:
 
     def calls(self, rollout_ids: Sequence[str] | None = None) -> Iterator[CapturedCall]:
         """Captured calls, all or those of the given rollouts, as they are when the iteration begins."""
-        return map(rows.call_of, self._read("calls", rows.CALL_COLUMNS, rollout_ids))
+        folded = self._read("calls", FOLDED_ROW, rollout_ids)
+        return Unfolding(lambda seq: self._reader.fetch(CHAIN, (seq,))).calls(folded)
 
     def rewards(self, rollout_ids: Sequence[str] | None = None) -> list[Reward]:
         """Rewards, all or those of the given rollouts."""

@@ -10,6 +10,7 @@ from psycopg import errors
 
 from lgov_core.errors import StoreError
 from lgov_core.store import rows
+from lgov_core.store.postgres_calls import CallParts, FoldingCalls
 from lgov_core.store.postgres_connection import Connection
 from lgov_core.store.rows import Row
 
@@ -27,13 +28,16 @@ _END: Final = """
     ) AS places WHERE queue.rollout_id = places.id
 """
 
+#: Whoever writes holds it with others; whoever deletes calls holds it alone.
+_DELETING_LOCK: Final = "SELECT pg_advisory_xact_lock{how}(hashtextextended('lgov deleting ' || current_schema(), 0))"
+
 #: Rows of writers that were killed are kept for so long.
 _FORGET_WRITERS: Final = "DELETE FROM writers WHERE seen_at < clock_timestamp() - interval '7 days'"
 
 #: What the tables are called whose rows are added in bulk: their columns, and what one row is, for messages.
 _TABLES: Final = {
     "rollouts": (rows.ROLLOUT_COLUMNS, "rollout"),
-    "calls": (rows.CALL_COLUMNS, "call"),
+    "calls": (f"{rows.FOLDED_COLUMNS}, seq", "call"),
     "rewards": (rows.REWARD_COLUMNS, "reward"),
     "spans": (f"{rows.SPAN_COLUMNS}, digest", "span"),
 }
@@ -42,14 +46,17 @@ _TABLES: Final = {
 class Transaction:
     """A transaction in progress on ``connection``. Used by the writer's thread only; what fails raises `psycopg.Error`.
 
-    Rows that are `put` are written together, when the transaction is about to be committed. With ``one_by_one``
-    each is a statement of its own, and one whose id exists raises `StoreError` that names it.
+    What is put, which nothing else in a transaction looks at, is written together when it is about to be committed. With
+    ``one_by_one`` each is a statement of its own, and one whose id exists raises `StoreError` that names it.
     """
 
-    def __init__(self, connection: Connection, *, one_by_one: bool = False) -> None:
+    def __init__(self, connection: Connection, calls: FoldingCalls, *, one_by_one: bool = False) -> None:
         self.connection = connection
+        self._calls = calls
         self._one_by_one = one_by_one
-        self._put: dict[str, list[Row]] = {}
+        self._put_calls: list[CallParts] = []
+        self._put_rewards: list[Row] = []
+        self._put_spans: list[Row] = []
         self._ended: list[str] = []
         #: When the transaction began by the server's clock, in Unix seconds.
         self.now: float = 0.0
@@ -73,10 +80,13 @@ class Transaction:
             with self.connection.cursor() as cursor:
                 cursor.executemany(statement.encode(), given)
 
-    def put(self, table: str, new: Sequence[Row]) -> None:
-        """Has rows of calls or rewards, which nothing else in a transaction looks at, written before the commit."""
-        if new:
-            self._put.setdefault(table, []).extend(new)
+    def put_call(self, call: CallParts) -> None:
+        """Has a call written before the commit."""
+        self._put_calls.append(call)
+
+    def put_rewards(self, new: Sequence[Row]) -> None:
+        """Has rows of ``REWARD_COLUMNS`` written before the commit."""
+        self._put_rewards.extend(new)
 
     def insert(self, table: str, new: Sequence[Row]) -> None:
         """Writes rows now. One whose id exists raises `StoreError`."""
@@ -85,7 +95,7 @@ class Transaction:
 
     def put_spans(self, new: Sequence[Row]) -> None:
         """Has rows of ``SPAN_COLUMNS`` written before the commit. Those that are there already are left out."""
-        self.put("spans", [(*row, rows.span_digest(row)) for row in new])
+        self._put_spans.extend((*row, rows.span_digest(row)) for row in new)
 
     def add_spans(self, new: Sequence[Row]) -> int:
         """Writes rows of ``SPAN_COLUMNS`` that are not there yet; returns how many those were."""
@@ -102,7 +112,7 @@ class Transaction:
         """Begins, and leaves the number of the transaction in the row of the writer, which stays locked until the end."""
         forget = f"{_FORGET_WRITERS};" if number == 1 else ""
         cursor = self.connection.execute(
-            f"BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE; {forget}"
+            f"BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE; {_DELETING_LOCK.format(how='_shared')}; {forget}"
             f" INSERT INTO writers (writer, number) VALUES ({writer:d}, {number:d})"
             " ON CONFLICT (writer) DO UPDATE SET number = excluded.number, seen_at = excluded.seen_at"
             " RETURNING extract(epoch FROM clock_timestamp())::double precision".encode()
@@ -114,26 +124,29 @@ class Transaction:
     @contextmanager
     def savepoint(self) -> Generator[None]:
         """Undoes what was done within when it raises."""
-        put, ended = {table: list(waiting) for table, waiting in self._put.items()}, list(self._ended)
+        self.flush()  # what was put before stands for itself
+        ended = len(self._ended)
         self.connection.execute(b"SAVEPOINT one")
         try:
             yield
             self.flush()
             self.connection.execute(b"RELEASE one")
         except BaseException:
-            self._put, self._ended = put, ended
+            self._put_calls, self._put_rewards, self._put_spans = [], [], []
+            del self._ended[ended:]
             if not self.connection.closed:
                 self.connection.execute(b"ROLLBACK TO one")
             raise
 
     def flush(self) -> None:
         """Writes the rows that were put."""
-        put, self._put = self._put, {}
-        for table, waiting in put.items():
-            if table == "spans":
-                self._add_spans(waiting)
-            else:
-                self._insert(table, waiting)
+        calls, self._put_calls = self._put_calls, []
+        if calls:
+            self._insert("calls", self._calls.fold(self.execute, calls))
+        rewards, self._put_rewards = self._put_rewards, []
+        self.insert("rewards", rewards)
+        spans, self._put_spans = self._put_spans, []
+        self._add_spans(spans)
 
     def commit(self) -> None:
         """Commits. Raises `StoreError` when the server rolled back instead."""
@@ -146,18 +159,6 @@ class Transaction:
         self.flush()
         if self._ended:
             self.change(_END, (self._ended,))
-
-    def last_number(self, writer: int) -> int:
-        """The number of the last transaction of a writer that was committed; waits until none is in progress."""
-        with self.connection.transaction():
-            self.connection.execute(
-                b"INSERT INTO writers (writer, number) VALUES (%s, 0) ON CONFLICT DO NOTHING", (writer,)
-            )
-            return self.execute("SELECT number FROM writers WHERE writer = %s FOR UPDATE", (writer,))[0][0]
-
-    def forget(self, writer: int) -> None:
-        """Removes the row of a writer."""
-        self.connection.execute(b"DELETE FROM writers WHERE writer = %s", (writer,))
 
     # ------------------------------------------------------------------ rows in bulk
 
@@ -202,3 +203,17 @@ class Transaction:
 def insert(table: str, columns: str) -> str:
     """The statement that inserts one row of ``columns`` into ``table``."""
     return f"INSERT INTO {table} ({columns}) VALUES ({', '.join(['%s'] * (columns.count(',') + 1))})"
+
+
+def last_number(connection: Connection, writer: int) -> int:
+    """The number of the last transaction of a writer that was committed; waits until none is in progress."""
+    with connection.transaction():
+        connection.execute(b"INSERT INTO writers (writer, number) VALUES (%s, 0) ON CONFLICT DO NOTHING", (writer,))
+        found = connection.execute(b"SELECT number FROM writers WHERE writer = %s FOR UPDATE", (writer,))
+        ((number,),) = found.fetchall()
+        return number
+
+
+def forget_writer(connection: Connection, writer: int) -> None:
+    """Removes the row of a writer."""
+    connection.execute(b"DELETE FROM writers WHERE writer = %s", (writer,))

@@ -17,8 +17,9 @@ import psycopg
 
 from lgov_core.errors import StoreError
 from lgov_core.store.postgres_address import PostgresAddress, describe
+from lgov_core.store.postgres_calls import FoldingCalls
 from lgov_core.store.postgres_connection import Connection, connect, is_conflict, is_lost
-from lgov_core.store.postgres_transaction import Transaction
+from lgov_core.store.postgres_transaction import Transaction, forget_writer, last_number
 from lgov_core.store.rows import Row
 
 T = TypeVar("T")
@@ -79,6 +80,7 @@ class PostgresWriter:
         self._span_limit = span_limit
         self._writer = secrets.randbits(63)
         self._number = 0
+        self._calls = FoldingCalls()
         self._waiting: deque[_Write | Row] = deque()
         self._waiting_spans = 0
         self._closing = False
@@ -228,7 +230,7 @@ class PostgresWriter:
         connection = self._open()
         self._number += 1
         committing = False
-        transaction = Transaction(connection, one_by_one=apart)
+        transaction = Transaction(connection, self._calls, one_by_one=apart)
         try:
             transaction.begin(self._writer, self._number)
             if apart:
@@ -244,7 +246,9 @@ class PostgresWriter:
                 self._let_go()
                 if committing and self._was_committed(until):
                     return
+                self._calls.forget()
                 raise _ConnectionLost from error
+            self._calls.forget()
             self._roll_back(connection)
             raise
 
@@ -264,6 +268,7 @@ class PostgresWriter:
         except Exception as error:
             if is_lost(transaction.connection, error) or is_conflict(error):
                 raise
+            self._calls.forget()
             self._fail((item,), error)
 
     def _was_committed(self, until: float) -> bool:
@@ -271,7 +276,7 @@ class PostgresWriter:
         pause = _FIRST_PAUSE_S
         while True:
             try:
-                return Transaction(self._open()).last_number(self._writer) == self._number
+                return last_number(self._open(), self._writer) == self._number
             except (psycopg.Error, _ConnectionLost) as error:
                 self._let_go()
                 if time.monotonic() > min(until, self._give_up_at):
@@ -297,7 +302,7 @@ class PostgresWriter:
         """Removes the writer's row, when the server is there, and closes the connection."""
         with contextlib.suppress(psycopg.Error):  # rows that are left behind are removed by later writers
             if self._connection is not None:
-                Transaction(self._connection).forget(self._writer)
+                forget_writer(self._connection, self._writer)
         self._let_go()
 
     # ------------------------------------------------------------------ what became of it
