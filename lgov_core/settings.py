@@ -45,7 +45,7 @@ class Settings:
 
     policy: Path | None = None
     audit: Path | None = None
-    store: str | None = None
+    store: str | None = field(default=None, repr=False)  # it may hold a password; see `without_password`
     endpoint: str | None = None
     timeout_s: float = 2.0
     cache: Path | None = None
@@ -86,6 +86,23 @@ def load_settings(
         for name, (value, origin) in source.items():
             values[name], origins[name] = value, origin
     return Settings(**values, origins=MappingProxyType(origins))
+
+
+def without_password(place: str) -> str:
+    """The place of a store as it may be printed.
+
+    Of an address the user, hosts and database stay, and nothing when it is not plain what in it is the password.
+    """
+    scheme, separator, rest = place.partition("://")
+    if not separator or scheme in ("sqlite", "memory"):
+        return place
+    host = r"(?:\[[^\]@/?]*\]|[^:@/?,\[\]]*)(?::\d*)?"
+    plain = re.fullmatch(rf"(?:([^:@/?]*)(:[^@/?]*)?@)?({host}(?:,{host})*(?:/[^@?]*)?)(\?.*)?", rest)
+    if plain is None:
+        return f"{scheme}://..."
+    user, password, where, options = plain.groups()
+    name = "" if user is None else f"{user}:...@" if password else f"{user}@"
+    return f"{scheme}://{name}{where}{'?...' if options else ''}"
 
 
 _Found = dict[str, tuple[Any, str]]

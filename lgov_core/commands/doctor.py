@@ -16,7 +16,7 @@ from lgov_core.commands.group import Exit, exit_status, json_option
 from lgov_core.commands.output import write_json, write_table
 from lgov_core.commands.plugins import installed_plugins
 from lgov_core.errors import LgovError
-from lgov_core.settings import Settings, load_settings
+from lgov_core.settings import Settings, load_settings, without_password
 
 _EXTRA = re.compile(r"""extra\s*==\s*["']([^"']+)["']""")
 _NAME = re.compile(r"[A-Za-z0-9._-]+")
@@ -52,7 +52,10 @@ def _settings(problems: list[str]) -> dict[str, dict[str, Any]]:
         problems.append(str(error))
         return {}
     names = [field.name for field in dataclasses.fields(Settings) if field.name != "origins"]
-    return {name: {"value": getattr(settings, name), "origin": settings.origin(name)} for name in names}
+    values = {name: getattr(settings, name) for name in names}
+    if settings.store is not None:
+        values["store"] = without_password(settings.store)
+    return {name: {"value": values[name], "origin": settings.origin(name)} for name in names}
 
 
 def _extras() -> dict[str, dict[str, str | None]]:

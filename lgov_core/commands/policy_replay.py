@@ -10,6 +10,7 @@ import click
 from lgov_core.commands.group import Exit, exit_status, json_option
 from lgov_core.commands.output import write_json, write_table
 from lgov_core.commands.recorded import is_audit_record, opened_store
+from lgov_core.settings import without_password
 
 if TYPE_CHECKING:
     from lgov_core.governor import Governor
@@ -45,7 +46,12 @@ def replay(ctx: click.Context, file: Path, store: str, limit: int, as_json: bool
         governor.close()
     if as_json:
         write_json(
-            {"file": str(file), "store": store, **_counts(found), "changes": [_fields(c) for c in found.changes]}
+            {
+                "file": str(file),
+                "store": without_password(store),
+                **_counts(found),
+                "changes": [_fields(c) for c in found.changes],
+            }
         )
     else:
         _show(found, limit)

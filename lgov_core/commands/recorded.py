@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from lgov_core.errors import AuditError, StoreError
+from lgov_core.errors import AuditError
 
 if TYPE_CHECKING:
     from lgov_core.audit import AuditLog
@@ -23,10 +23,7 @@ def opened_store(place: str) -> Generator[TraceStore]:
     """The trace store at ``place`` (a path or an address), which must be there. Raises `StoreError`."""
     from lgov_core.store import open_store
 
-    path = place.removeprefix("sqlite:///")
-    if "://" not in path and not Path(path).is_file():
-        raise StoreError(f"there is no trace store {place}", hint="name the store that was given to --store")
-    store = open_store(place)
+    store = open_store(place, make=False)
     try:
         yield store
     finally:

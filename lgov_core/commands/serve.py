@@ -15,7 +15,7 @@ import click
 from lgov_core.commands.group import Exit, exit_status, json_option
 from lgov_core.commands.output import write_json
 from lgov_core.errors import EndpointError, SettingsError
-from lgov_core.settings import Settings, load_settings
+from lgov_core.settings import Settings, load_settings, without_password
 
 if TYPE_CHECKING:
     from lgov_core.gateway.keys import KeyRing
@@ -137,7 +137,8 @@ def serve(
         if as_json:
             about = {"url": server.url, "base_url": server.base_url, "models": list(engine.models)}
             named = None if settings.policy is None else str(settings.policy)
-            write_json({**about, "store": settings.store, "policy": named, "admin_key": admin_key})
+            place = None if settings.store is None else without_password(settings.store)
+            write_json({**about, "store": place, "policy": named, "admin_key": admin_key})
         else:
             click.echo(f"serving {', '.join(engine.models)} on {server.base_url}")
             if admin_key is not None:

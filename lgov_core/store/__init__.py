@@ -29,16 +29,17 @@ __all__ = [
 _POSTGRES = ("postgresql://", "postgres://")
 
 
-def open_store(place: str | os.PathLike[str]) -> RolloutQueue:
+def open_store(place: str | os.PathLike[str], *, make: bool = True) -> RolloutQueue:
     """The store at ``place``: a path, or ``sqlite:///path`` (``sqlite:////path`` when the path is absolute), or
     ``postgresql://user@host:port/database`` for a server that several machines share (needs the extra ``postgres``), or
     ``memory://`` for a new one that nothing is left of, for tests.
 
-    Raises `StoreError` for another kind of address, and when the store cannot be opened.
+    A store that is not there is made, unless ``make`` is false. Raises `StoreError` for another kind of address, and when
+    the store cannot be opened.
     """
     path = os.fspath(place)
     if path.startswith(_POSTGRES):
-        return _open_postgres(path)
+        return _open_postgres(path, make)
     if path == "memory://":
         from lgov_core.store.memory import MemoryStore
 
@@ -52,16 +53,18 @@ def open_store(place: str | os.PathLike[str]) -> RolloutQueue:
         )
     if path in ("", ":memory:"):
         raise StoreError(f"a trace store needs a file, not {path!r}", hint="use a path in a temporary folder")
+    if not make and not os.path.isfile(path):
+        raise StoreError(f"there is no trace store {path}", hint="name the store that was given to --store")
     from lgov_core.store.sqlite import SQLiteStore
 
     return SQLiteStore(path)
 
 
-def _open_postgres(address: str) -> RolloutQueue:
+def _open_postgres(address: str, make: bool) -> RolloutQueue:
     try:
         from lgov_core.store.postgres import PostgresStore
     except ImportError as error:  # psycopg, or the libraries that it stands on
         raise StoreError(
             f"a trace store in PostgreSQL needs psycopg: {error}", hint="pip install 'lgov[postgres]'"
         ) from error
-    return PostgresStore(address)
+    return PostgresStore(address, make=make)

@@ -4,9 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from lgov_core.store import postgres_queue, rows
+import psycopg
+
+from lgov_core.errors import StoreError
+from lgov_core.store import postgres_queue, postgres_retention, rows
+from lgov_core.store.postgres_address import describe
+from lgov_core.store.postgres_connection import opened
 from lgov_core.store.postgres_traces import PostgresTraces, _readable
 from lgov_core.store.postgres_transaction import Transaction
+from lgov_core.store.retention import Pruned, StoreStatistics, chosen, portions, require_choice
 from lgov_core.store.work import Claim, EndedRollouts, QueueEntry, RolloutConfig, RolloutState, require_lease
 from lgov_core.types import Attempt, Rollout
 
@@ -92,3 +98,76 @@ class PostgresStore(PostgresTraces):
         )
         entries = tuple(rows.entry_of(row[1:]) for row in found)
         return EndedRollouts(entries, found[-1][0] if found else cursor)
+
+    # ------------------------------------------------------------------ retention
+
+    def prune(
+        self,
+        *,
+        before: float | None = None,
+        run_id: str | None = None,
+        keep_last: int | None = None,
+        dry_run: bool = False,
+    ) -> Pruned:
+        """Deletes rollouts with all that belongs to them: those that fit everything given. See `Retention.prune`.
+
+        While a portion is deleted, nobody writes to the store, on whatever machine.
+        """
+        require_choice(before, run_id, keep_last)
+        total = Pruned()
+        for ids in portions(chosen(self._last_heard(run_id), before, keep_last)):
+            total += self._submit_alone(
+                lambda transaction, ids=ids: postgres_retention.delete_rollouts(transaction, ids, dry_run=dry_run)
+            ).result()
+        if before is not None and run_id is None:
+            total += self._submit_alone(
+                lambda transaction: postgres_retention.delete_unattributed(transaction, before, dry_run=dry_run)
+            ).result()
+        return total
+
+    def vacuum(self) -> None:
+        """Writes the tables anew, without what was deleted. Each is locked meanwhile; only their owner may do it."""
+        self._check()
+        refused: list[str] = []
+        connection = opened(self._address, self._schema)
+        try:
+            # Of a table that is not the user's the server says so, and goes on.
+            connection.add_notice_handler(lambda notice: refused.append(notice.message_primary or ""))
+            for table in postgres_retention.TABLES:
+                connection.execute(f"VACUUM (FULL, ANALYZE) {table}".encode())
+        except psycopg.Error as error:
+            raise describe(self._address, error) from error
+        finally:
+            connection.close()
+        if refused:
+            raise StoreError(
+                f"trace store {self._address.shown}: {refused[0]}", hint="do it as the owner of the tables"
+            )
+
+    def statistics(self) -> StoreStatistics:
+        """What is in the store. ``free_bytes`` is 0: PostgreSQL uses free space again and does not say how much it is."""
+        self._check()
+        ((rollouts, attempts, still_open, calls, rewards, spans, size),) = self._reader.fetch(postgres_retention.COUNTS)
+        heard = self._last_heard(None)
+        states = self._reader.fetch("SELECT state, count(*) FROM queue GROUP BY state")
+        times = sorted(at for _, at in heard if at)
+        return StoreStatistics(
+            rollouts=rollouts,
+            unannounced=len(heard) - rollouts,
+            attempts=attempts,
+            open_attempts=still_open,
+            calls=calls,
+            rewards=rewards,
+            spans=spans,
+            size_bytes=size,
+            free_bytes=0,
+            oldest=times[0] if times else None,
+            newest=times[-1] if times else None,
+            queue={RolloutState(state): count for state, count in states},
+        )
+
+    def _last_heard(self, run_id: str | None) -> list[tuple[str, float]]:
+        self._check()
+        where, given = ("", ()) if run_id is None else (postgres_retention.OF_RUN, (run_id,))
+        found = self._reader.fetch(postgres_retention.LAST_HEARD.format(where=where), given)
+        return [(rollout_id, at) for rollout_id, at in found]

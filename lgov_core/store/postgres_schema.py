@@ -135,11 +135,12 @@ _STEPS: Final[tuple[tuple[str, ...], ...]] = (_FORMAT_1,)
 FORMAT: Final = len(_STEPS)
 
 
-def prepare(connection: Connection, address: PostgresAddress, schema: str) -> None:
+def prepare(connection: Connection, address: PostgresAddress, schema: str, *, make: bool = True) -> None:
     """Makes the tables in ``schema``, or brings those that are there to the present format, in one transaction.
 
     Several processes may do so at the same time: one works, the others wait for it. Raises `StoreError` when the schema
-    holds something else or was written by a newer lgov, and when the user may not make what is missing.
+    holds something else or was written by a newer lgov, when the user may not make what is missing, and when there is
+    nothing and ``make`` is false.
     """
     try:
         if _is_current(connection, schema):
@@ -147,6 +148,10 @@ def prepare(connection: Connection, address: PostgresAddress, schema: str) -> No
         with connection.transaction():
             connection.execute("SELECT pg_advisory_xact_lock(hashtextextended(%s, 0))", (f"lgov format {schema}",))
             found = _format(connection, address, schema)
+            if found == 0 and not make:
+                raise StoreError(
+                    f"there is no trace store in {address.shown}", hint="name the store that was given to --store"
+                )
             if found == 0 and not _exists(connection, schema):
                 connection.execute(f'CREATE SCHEMA "{schema}"'.encode())
             for number, step in enumerate(_STEPS[found:], start=found + 1):

@@ -34,10 +34,10 @@ class PostgresTraces:
     """A `TraceStore` in the PostgreSQL database at ``address``, in tables of its own in the schema ``schema``.
 
     ``address`` is ``postgresql://user@host:port/database``; what it leaves out libpq finds where it always looks (PGHOST,
-    PGPASSWORD, ~/.pgpass, ...). The tables are made when they are not there. Writes go through one thread that
-    commits together what waits together (up to 200 rows); a write returns after its commit, which survives the death of
-    this process and of the server. Any number of stores, on any number of machines, may be open on one database.
-    ``span_queue`` is how many spans may wait before more are dropped.
+    PGPASSWORD, ~/.pgpass, ...). The tables are made when they are not there, unless ``make`` is false. Writes go through
+    one thread that commits together what waits together (up to 200 rows); a write returns after its commit, which
+    survives the death of this process and of the server. Any number of stores, on any number of machines, may be open on
+    one database. ``span_queue`` is how many spans may wait before more are dropped.
 
     When the connection is lost, writes and readings wait for the server for ``reconnect_s`` seconds at most; none is made twice
     and none that returned is lost. All methods may be called from any thread. In a forked child the object refuses
@@ -46,17 +46,24 @@ class PostgresTraces:
     """
 
     def __init__(
-        self, address: str, *, schema: str = "lgov", reconnect_s: float = 15.0, span_queue: int = 10_000
+        self,
+        address: str,
+        *,
+        schema: str = "lgov",
+        make: bool = True,
+        reconnect_s: float = 15.0,
+        span_queue: int = 10_000,
     ) -> None:
         if not schema or '"' in schema or "\x00" in schema:
             raise StoreError(f"{schema!r} cannot be the name of a schema", hint="use letters, digits and _")
         self._address = read_address(address)
+        self._schema = schema
         self._pid = os.getpid()
         self._closed = False
         self._close_lock = threading.Lock()
         connection = opened(self._address, schema)
         try:
-            prepare(connection, self._address, schema)
+            prepare(connection, self._address, schema, make=make)
         except BaseException:
             connection.close()
             raise
@@ -194,6 +201,11 @@ class PostgresTraces:
     def _submit(self, run: Callable[[Transaction], T], count: int = 1) -> Future[T]:
         self._check()
         return self._writer.submit(run, count)
+
+    def _submit_alone(self, run: Callable[[Transaction], T]) -> Future[T]:
+        """As `_submit`, in a transaction during which nobody else writes to the store."""
+        self._check()
+        return self._writer.submit(run, alone=True)
 
     # ------------------------------------------------------------------ reading
 

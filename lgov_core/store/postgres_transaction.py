@@ -28,8 +28,8 @@ _END: Final = """
     ) AS places WHERE queue.rollout_id = places.id
 """
 
-#: Whoever writes holds it with others; whoever deletes calls holds it alone.
-_DELETING_LOCK: Final = "SELECT pg_advisory_xact_lock{how}(hashtextextended('lgov deleting ' || current_schema(), 0))"
+#: Whoever writes holds it with others; whoever deletes holds it alone.
+_WRITING_LOCK: Final = "SELECT pg_advisory_xact_lock{how}(hashtextextended('lgov writing ' || current_schema(), 0))"
 
 #: Rows of writers that were killed are kept for so long.
 _FORGET_WRITERS: Final = "DELETE FROM writers WHERE seen_at < clock_timestamp() - interval '7 days'"
@@ -108,11 +108,14 @@ class Transaction:
 
     # ------------------------------------------------------------------ for the writer
 
-    def begin(self, writer: int, number: int) -> None:
-        """Begins, and leaves the number of the transaction in the row of the writer, which stays locked until the end."""
+    def begin(self, writer: int, number: int, *, alone: bool = False) -> None:
+        """Begins, and leaves the number of the transaction in the row of the writer, which stays locked until the end.
+
+        ``alone``: waits until no other transaction writes to the store, and keeps others from it.
+        """
         forget = f"{_FORGET_WRITERS};" if number == 1 else ""
         cursor = self.connection.execute(
-            f"BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE; {_DELETING_LOCK.format(how='_shared')}; {forget}"
+            f"BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE; {_WRITING_LOCK.format(how='' if alone else '_shared')}; {forget}"
             f" INSERT INTO writers (writer, number) VALUES ({writer:d}, {number:d})"
             " ON CONFLICT (writer) DO UPDATE SET number = excluded.number, seen_at = excluded.seen_at"
             " RETURNING extract(epoch FROM clock_timestamp())::double precision".encode()

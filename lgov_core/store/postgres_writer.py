@@ -44,6 +44,7 @@ class _Write:
 
     run: Callable[[Transaction], Any]
     rows: int
+    alone: bool
     future: Future[Any] = field(default_factory=lambda: Future[Any]())
     result: Any = None
     error: BaseException | None = None
@@ -95,13 +96,14 @@ class PostgresWriter:
 
     # ------------------------------------------------------------------ any thread
 
-    def submit(self, run: Callable[[Transaction], T], rows: int = 1) -> Future[T]:
+    def submit(self, run: Callable[[Transaction], T], rows: int = 1, *, alone: bool = False) -> Future[T]:
         """Queues ``run``, called with an open transaction; the future is done after its commit.
 
         ``run`` may be called more than once, each time in a transaction that knows nothing of the time before. The future
-        cannot be cancelled: what was submitted is written, whether or not somebody still waits.
+        cannot be cancelled: what was submitted is written, whether or not somebody still waits. ``alone``: nobody else
+        writes to the store meanwhile.
         """
-        write = _Write(run, rows)
+        write = _Write(run, rows, alone)
         write.future.set_running_or_notify_cancel()
         with self._changed:
             self._refuse_when_closed()
@@ -189,6 +191,9 @@ class PostgresWriter:
             batch: list[_Write | Row] = []
             rows = 0
             while self._waiting and rows < ROWS_A_COMMIT:
+                alone = isinstance(self._waiting[0], _Write) and self._waiting[0].alone
+                if alone and batch:
+                    break
                 item = self._waiting.popleft()
                 if isinstance(item, _Write):
                     rows += item.rows
@@ -196,6 +201,8 @@ class PostgresWriter:
                     rows += 1
                     self._waiting_spans -= 1
                 batch.append(item)
+                if alone:
+                    break
             return batch
 
     def _write(self, batch: Sequence[_Write | Row]) -> None:
@@ -232,7 +239,7 @@ class PostgresWriter:
         committing = False
         transaction = Transaction(connection, self._calls, one_by_one=apart)
         try:
-            transaction.begin(self._writer, self._number)
+            transaction.begin(self._writer, self._number, alone=isinstance(batch[0], _Write) and batch[0].alone)
             if apart:
                 for item in batch:
                     self._run_apart(transaction, item)

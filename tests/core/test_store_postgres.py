@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import subprocess
 import sys
@@ -16,9 +17,12 @@ from typing import Any
 
 import psycopg
 import pytest
+from click.testing import CliRunner
 from psycopg.conninfo import conninfo_to_dict
 
+from lgov_core.cli import cli
 from lgov_core.errors import StoreError
+from lgov_core.settings import load_settings, without_password
 from lgov_core.store import RolloutConfig, RolloutState, open_store
 from lgov_core.store.postgres import PostgresStore
 from lgov_core.store.postgres_schema import FORMAT
@@ -51,8 +55,9 @@ def database(server: PostgresServer) -> Any:
 def call(response_id: str, **changes: Any) -> CapturedCall:
     ids = tuple(range(5))
     values: dict[str, Any] = {"prompt_ids": ids, "response_ids": ids, "logprobs": (-0.5,) * 5, "rollout_id": "r1"}
+    values["request"] = {"messages": []}
     return CapturedCall(
-        response_id, "tiny", {"messages": []}, {}, finish_reason="stop", weights_version=0, temperature=1.0, top_p=1.0,
+        response_id, "tiny", response={}, finish_reason="stop", weights_version=0, temperature=1.0, top_p=1.0,
         started_at=1.0, ended_at=2.0, **{**values, **changes},
     )  # fmt: skip
 
@@ -210,6 +215,41 @@ def test_an_address_that_is_none_is_refused_unseen(place: str) -> None:
     assert caught.value.__suppress_context__ or caught.value.__context__ is None
 
 
+def test_commands_that_look_make_nothing(server: PostgresServer, database: str) -> None:
+    result = CliRunner().invoke(cli, ["traces", "list", server.url(database)])
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert "there is no trace store in postgresql://lgov@/" in result.stderr
+    assert server.execute("SELECT 1 FROM pg_namespace WHERE nspname = 'lgov'", database=database) == []
+    with PostgresStore(server.url(database)) as store:
+        store.add_rollouts([Rollout("r1", "t", "run", {})])
+        store.start_attempt("r1", 1)
+    result = CliRunner().invoke(cli, ["traces", "list", server.url(database)])
+    assert result.exit_code == 0, result.stderr
+    assert "r1" in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("place", "shown"),
+    [
+        ("traces.sqlite", "traces.sqlite"),
+        ("sqlite:////tmp/a@b.sqlite", "sqlite:////tmp/a@b.sqlite"),
+        ("postgresql://u@h:5432/d", "postgresql://u@h:5432/d"),
+        ("postgresql://u:mellon@h:1,[::1]:2/d?password=mellon", "postgresql://u:...@h:1,[::1]:2/d?..."),
+        ("postgresql:///d", "postgresql:///d"),
+        *(
+            (f"postgresql://{wrong}", "postgresql://...")
+            for wrong in ("u:m@llon@h/d", "u:m/llon@h", "mellon:m/d", "u:1/mellon@h")
+        ),
+    ],
+)
+def test_a_place_is_shown_without_its_password(place: str, shown: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LGOV_STORE", place)
+    assert without_password(place) == shown
+    assert "mellon" not in repr(load_settings())
+    result = CliRunner().invoke(cli, ["doctor", "--json"])
+    assert json.loads(result.stdout)["settings"]["store"]["value"] == shown
+
+
 def test_without_the_extra() -> None:
     code = """
         import sys
@@ -293,6 +333,143 @@ async def test_calls_from_tasks(address: str) -> None:
         with pytest.raises(StoreError, match="call c7 exists"):
             await store.add_call_async(call("c7"))
         assert len(list(store.calls())) == 50
+
+
+# ------------------------------------------------------------------ calls are folded
+
+
+def turns(tag: str, count: int, *, rollout: str = "r1") -> list[CapturedCall]:
+    """A conversation, each call of which sends all that was said before."""
+    tokens: tuple[int, ...] = tuple(range(300))
+    messages: list[dict[str, str]] = [{"role": "system", "content": "You are careful. " * 30}]
+    calls: list[CapturedCall] = []
+    for turn in range(count):
+        tokens = (*tokens, *(1000 * len(tag) + 10 * turn + i % 7 for i in range(40)))
+        response = tuple(9_000 + turn + i for i in range(15))
+        messages = [*messages, {"role": "user", "content": f"{tag} {turn} " * 9}]
+        request = {"messages": messages, "seed": turn, "tools": ["t" * 2000]}
+        calls.append(
+            call(
+                f"{tag}-{turn}",
+                request=request,
+                prompt_ids=tokens,
+                response_ids=response,
+                logprobs=None,
+                attempt=1,
+                rollout_id=rollout,
+            )
+        )
+        tokens = (*tokens, *response)
+    return calls
+
+
+def stored(server: PostgresServer, address: str) -> tuple[int, int, int]:
+    """How many bytes are stored of token ids, how many of requests, and how many calls are stored whole."""
+    name = str(conninfo_to_dict(address)["dbname"])
+    ((ids, requests, whole),) = server.execute(
+        "SELECT coalesce(sum(length(prompt_rest) + length(response_ids)), 0), coalesce(sum(length(request)), 0),"
+        " count(*) FILTER (WHERE base IS NULL) FROM lgov.calls",
+        database=name,
+    )
+    return ids, requests, whole
+
+
+def test_twenty_turns_cost_no_more_than_what_is_new_in_them(server: PostgresServer, address: str) -> None:
+    calls = turns("a", 20)
+    with PostgresStore(address) as store:
+        for one in calls:
+            store.add_call(one)
+        assert list(store.calls()) == calls
+    ids, requests, whole = stored(server, address)
+    distinct = len(calls[-1].prompt_ids or ()) + 15
+    assert ids == 4 * distinct
+    assert whole == 1
+    assert requests < 2 * len(str(calls[-1].request))
+    with PostgresStore(address) as again:
+        assert list(again.calls(["r1"])) == calls
+
+
+def test_stores_that_take_turns_find_what_the_others_wrote(server: PostgresServer, address: str) -> None:
+    calls = [one for pair in zip(turns("a", 10), turns("bb", 10), strict=True) for one in pair]
+    with PostgresStore(address) as first, PostgresStore(address) as second, PostgresStore(address) as third:
+        for i, one in enumerate(calls):
+            (first, second, third)[i % 3].add_call(one)
+        assert list(first.calls()) == list(second.calls()) == calls
+    assert stored(server, address)[2] <= 2
+
+
+def test_calls_that_go_together_refer_to_each_other(server: PostgresServer, address: str) -> None:
+    calls = [one for pair in zip(turns("a", 15), turns("bb", 15, rollout="r2"), strict=True) for one in pair]
+    with PostgresStore(address) as store:
+        wait = threading.Event()
+        store._submit(lambda _: wait.wait(30))
+        futures = [store.submit_call(one) for one in calls]
+        again = store.submit_call(calls[3])  # it fails, and everything is written one by one
+        more = [store.submit_call(one) for one in turns("a", 18)[15:]]
+        wait.set()
+        assert [future.result() for future in futures + more] == [None] * 33
+        with pytest.raises(StoreError, match="call bb-1 exists"):
+            again.result()
+        assert list(store.calls()) == calls + turns("a", 18)[15:]
+    assert stored(server, address)[2] == 2
+
+
+def test_a_call_that_was_deleted_is_not_referred_to(server: PostgresServer, address: str) -> None:
+    calls = turns("a", 6)
+    with PostgresStore(address) as store, PostgresStore(address) as other:
+        for one in calls[:3]:
+            store.add_call(one)
+        assert other.prune(run_id="nobody").calls == 0
+        assert other.prune(keep_last=0).calls == 3
+        for one in calls[3:]:
+            store.add_call(one)
+        assert list(other.calls()) == calls[3:]
+        assert stored(server, address)[2] == 1
+        other.prune(keep_last=0)
+        other.add_call(calls[0])
+        store.add_call(calls[5])
+        assert list(other.calls()) == [calls[0], calls[5]]
+
+
+def test_nobody_writes_while_somebody_deletes(server: PostgresServer, address: str) -> None:
+    calls = turns("a", 40)
+    stop = threading.Event()
+    pruned: list[int] = []
+
+    def delete(store: PostgresStore) -> None:
+        while not stop.is_set():
+            pruned.append(store.prune(keep_last=0).calls)
+
+    with PostgresStore(address) as store, PostgresStore(address) as other:
+        thread = threading.Thread(target=delete, args=(other,))
+        thread.start()
+        for one in calls:
+            store.add_call(one)
+        stop.set()
+        thread.join()
+        left = list(store.calls())  # one that refers to a call which is not there would raise
+        assert left == calls[len(calls) - len(left) :]
+        assert sum(pruned) == len(calls) - len(left)
+
+
+def test_only_the_owner_gives_space_back(server: PostgresServer, database: str) -> None:
+    with PostgresStore(server.url(database)) as store:
+        for one in turns("a", 5):
+            store.add_call(one)
+        assert store.statistics().size_bytes > 0
+        store.prune(keep_last=0)
+        store.vacuum()
+    server.execute("DROP ROLE IF EXISTS janitor")
+    server.execute("CREATE ROLE janitor LOGIN")
+    server.execute(
+        "GRANT USAGE ON SCHEMA lgov TO janitor; GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA lgov TO janitor",
+        database=database,
+    )
+    with (
+        PostgresStore(server.url(database, user="janitor")) as store,
+        pytest.raises(StoreError, match=r"permission denied .*\(do it as the owner"),
+    ):
+        store.vacuum()
 
 
 # ------------------------------------------------------------------ many who work at once
