@@ -13,6 +13,7 @@ import click
 
 from lgov_core.commands.group import Exit, exit_status, json_option
 from lgov_core.commands.output import write_table
+from lgov_core.commands.transition_formats import FORMATS, write_parquet_for
 from lgov_core.errors import TransitionError
 
 if TYPE_CHECKING:
@@ -42,10 +43,24 @@ _TOLD: Final = 5
     show_default=True,
     help="The credit scheme: identical, return_to_go, step, gigpo, flow_grpo or a plugin's; none: no credit.",
 )
+@click.option("--discount", type=click.FloatRange(0, 1), default=1.0, show_default=True, help="Of later rewards.")
+@click.option(
+    "--cap",
+    "caps",
+    multiple=True,
+    metavar="DIMENSION=NUMBER",
+    help="Scale a rollout's rewards of a dimension so that their absolute sum is at most this; may be repeated.",
+)
 @click.option(
     "--include-infrastructure", is_flag=True, help="Keep attempts that ended by infrastructure failure or timeout."
 )
 @click.option("--chains", is_flag=True, help="Join the turns whose tokens extend one another, and write those.")
+@click.option(
+    "--format",
+    "form",
+    type=click.Choice(list(FORMATS)),
+    help="Write records for verl, TRL, fine-tuning, preferences or prompt tuning instead of transitions.",
+)
 @click.option("--limit", type=click.IntRange(min=0), default=50, show_default=True, help="Rows of the table; 0: all.")
 @click.option("--out", type=click.Path(dir_okay=False, path_type=Path), help="Also write to a .jsonl or .parquet file.")
 @click.option(
@@ -62,8 +77,11 @@ def transitions(
     models: tuple[str, ...],
     attributes: tuple[str, ...],
     credit: str,
+    discount: float,
+    caps: tuple[str, ...],
     include_infrastructure: bool,
     chains: bool,
+    form: str | None,
     limit: int,
     out: Path | None,
     diagnostics: Path | None,
@@ -74,27 +92,35 @@ def transitions(
 
     The source is a trace store (a path or an address), or a file with one OTLP/JSON ExportTraceServiceRequest a line (- is
     standard input). A glob must match the whole name. With --json an array is written, one transition a line. What
-    was found wrong is counted on standard error.
+    was found wrong is counted on standard error. Rewards count in full unless --cap bounds them.
     """
     from lgov_core.transitions import CreditRules, Selection, assign_credit, make_transitions
 
-    if out is not None and (out.suffix not in (".jsonl", ".parquet") or (chains and out.suffix == ".parquet")):
-        raise click.UsageError("--out takes a .jsonl file" + ("" if chains else " or a .parquet file"))
+    tabular = not chains and form in (None, "verl")
+    if out is not None and (out.suffix not in (".jsonl", ".parquet") or (out.suffix == ".parquet" and not tabular)):
+        raise click.UsageError("--out takes a .jsonl file" + (" or a .parquet file" if tabular else ""))
+    if form is not None and (chains or not (out or as_json)):
+        raise click.UsageError("--format goes with --out or --json, and not with --chains")
     selection = Selection(agents, models, dict(map(_pair, attributes)))
     records = _records(source, rollouts)
     data = make_transitions(records, selection, keep_infrastructure=include_infrastructure)
     if credit != "none":
-        data = assign_credit(data, CreditRules(scheme=credit))
+        bounds = {name: _cap(name, bound) for name, bound in map(_pair_of_cap, caps)}
+        data = assign_credit(data, CreditRules(scheme=credit, discount=discount, air_cap=None, caps=bounds))
     if diagnostics is not None:
         _write_file(diagnostics, json.dumps(_diagnostics(data), indent=2))
-    rows = _rows(data.transitions, chains)
+    rows, left_out = (_rows(data.transitions, chains), {}) if form is None else FORMATS[form](records, data)
     if out is not None:
-        _write_rows(out, data, rows)
+        _write_rows(out, form, data, rows)
     if as_json:
         _write_json_lines(rows, sys.stdout)
-    else:
+    elif form is None:
         _show(data, rows, limit, chains=chains)
     _tell(data, _selected(selection))
+    if form is not None:
+        click.echo(f"{len(rows)} records for {form}", err=True)
+        for reason, count in sorted(left_out.items()):
+            click.echo(f"  left out, {reason}: {count}", err=True)
     if strict and data.diagnostics:
         click.get_current_context().exit(Exit.FINDING)
 
@@ -141,6 +167,20 @@ def _pair(text: str) -> tuple[str, str]:
     return name, pattern
 
 
+def _pair_of_cap(text: str) -> tuple[str, str]:
+    name, equals, bound = text.partition("=")
+    if not name or not equals:
+        raise click.UsageError(f"--cap takes DIMENSION=NUMBER, not {text!r}")
+    return name, bound
+
+
+def _cap(name: str, bound: str) -> float:
+    try:
+        return float(bound)
+    except ValueError as error:
+        raise click.UsageError(f"--cap {name} takes a number, not {bound!r}") from error
+
+
 def _selected(selection: Selection) -> str:
     return "" if selection.everything else " selected"
 
@@ -165,11 +205,11 @@ def _write_json_lines(rows: Iterable[dict[str, Any]], file: IO[str]) -> None:
     file.write("[]\n" if separator == "[\n" else "\n]\n")
 
 
-def _write_rows(out: Path, data: TransitionSet, rows: Sequence[dict[str, Any]]) -> None:
-    from lgov_core.transitions.export import write_jsonl, write_parquet
+def _write_rows(out: Path, form: str | None, data: TransitionSet, rows: Sequence[dict[str, Any]]) -> None:
+    from lgov_core.transitions.export import write_jsonl
 
     if out.suffix == ".parquet":
-        write_parquet(data.transitions, out)
+        write_parquet_for(form or "", data, out)
     else:
         write_jsonl(rows, out)
 

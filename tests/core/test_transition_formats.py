@@ -1,0 +1,119 @@
+"""``lgov transitions --format``: a store's rollouts for one trainer or another."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from lgov_core.cli import cli
+from lgov_core.store.sqlite import SQLiteStore
+from lgov_core.trace import semconv
+from lgov_core.types import CapturedCall, Outcome, Reward, Rollout, Span
+
+
+def call(rollout: str, turn: int, messages: list[Any], reply: str, prompt: tuple[int, ...], said: int) -> CapturedCall:
+    return CapturedCall(
+        response_id=f"{rollout}-{turn}",
+        model="m",
+        request={"model": "m", "messages": messages},
+        response={"choices": [{"index": 0, "message": {"role": "assistant", "content": reply}}]},
+        prompt_ids=prompt,
+        response_ids=(said,),
+        logprobs=(-0.5,),
+        finish_reason="stop",
+        weights_version=0,
+        temperature=1.0,
+        top_p=1.0,
+        started_at=float(turn),
+        ended_at=turn + 0.5,
+        rollout_id=rollout,
+        attempt=1,
+        agent="clerk",
+    )
+
+
+@pytest.fixture
+def recorded(tmp_path: Path) -> str:
+    ask = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Who?"}]
+    with SQLiteStore(tmp_path / "s.db") as store:
+        store.add_rollouts([Rollout(name, "task", "run", {"question": "Who?"}) for name in ("r1", "r2")])
+        for name, outcome, value, said in (("r1", Outcome.SUCCEEDED, 1.0, 7), ("r2", Outcome.FAILED, 0.0, 8)):
+            store.start_attempt(name, 1)
+            store.add_call(call(name, 0, ask, f"said {said}", (1, 2), said))
+            more = [*ask, {"role": "assistant", "content": f"said {said}"}, {"role": "user", "content": "Sure?"}]
+            store.add_call(call(name, 1, more, "Yes.", (1, 2, said, 3), 9))
+            air = Reward(0.4, "air", name, 1, response_id=f"{name}-0", reward_id=f"air-{name}")
+            store.add_rewards([air])
+            store.finish_attempt(name, 1, outcome, rewards=[Reward(value, reward_id=f"final-{name}")])
+        denial = {semconv.DECISION_EFFECT: "deny", semconv.DECISION_POLICY: "sql", semconv.DECISION_REASON: "DROP"}
+        store.add_span(Span(semconv.DECISION_SPAN_NAME, "d", 0.0, 0.0, denial, "r2", 1))
+        store.flush()
+    return str(tmp_path / "s.db")
+
+
+def run(*arguments: str) -> Result:
+    return CliRunner().invoke(cli, ["transitions", *arguments])
+
+
+def told(*arguments: str) -> list[dict[str, Any]]:
+    done = run(*arguments, "--json")
+    assert done.exit_code == 0, done.output
+    return json.loads(done.stdout)
+
+
+def test_rewards_count_in_full_unless_they_are_capped(recorded: str) -> None:
+    returns = {row["response_id"]: row["return"] for row in told(recorded)}
+    assert returns == {"r1-0": pytest.approx(1.4), "r1-1": 1.0, "r2-0": pytest.approx(0.4), "r2-1": 0.0}
+    capped = {row["response_id"]: row["return"] for row in told(recorded, "--cap", "air=0.1", "--discount", "0.5")}
+    assert capped == {"r1-0": pytest.approx(0.6), "r1-1": 1.0, "r2-0": pytest.approx(0.1), "r2-1": 0.0}
+
+
+def test_each_format_writes_its_records(recorded: str, tmp_path: Path) -> None:
+    (conversation,) = told(recorded, "--format", "sft")
+    assert [message["content"] for message in conversation["messages"]][-3:] == ["said 7", "Sure?", "Yes."]
+    assert conversation["trained"] == [2, 4]
+    (pair,) = told(recorded, "--format", "preferences")
+    assert (pair["chosen"][0]["content"], pair["rejected"][0]["content"]) == ("said 7", "said 8")
+    attempts = {row["rollout_id"]: row for row in told(recorded, "--format", "prompts")}
+    assert attempts["r2"]["denials"] == ["sql: DROP"]
+    assert attempts["r1"]["input"] == {"question": "Who?"}
+    assert {row["rollout_id"]: row["completion_ids"] for row in told(recorded, "--format", "trl")} == {
+        "r1": [7, 3, 9],
+        "r2": [8, 3, 9],
+    }
+    rows = told(recorded, "--format", "verl")
+    assert [row["key"] for row in rows] == ["task_0_0", "task_0_1", "task_1_0", "task_1_1"]
+    assert sum(sum(row["rm_scores"]) for row in rows) == pytest.approx(1.8)
+
+    out = tmp_path / "out.jsonl"
+    done = run(recorded, "--format", "sft", "--out", str(out))
+    assert done.exit_code == 0
+    assert "1 records for sft" in done.stderr
+    assert "left out, outcome: 1" in done.stderr
+    assert [json.loads(line) for line in out.read_text("utf-8").splitlines()] == [conversation]
+    parquet = pytest.importorskip("pyarrow.parquet")
+    assert run(recorded, "--format", "verl", "--out", str(tmp_path / "v.parquet")).exit_code == 0
+    assert parquet.read_table(tmp_path / "v.parquet").num_rows == 4
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (["--format", "sft"], "--out or --json"),
+        (["--format", "sft", "--json", "--chains"], "not with --chains"),
+        (["--format", "sft", "--out", "x.parquet"], "--out takes a .jsonl file"),
+        (["--format", "nothing"], "nothing"),
+        (["--cap", "air"], "DIMENSION=NUMBER"),
+        (["--cap", "air=x"], "takes a number"),
+        (["--cap", "air=-1"], "caps"),
+        (["--format", "verl", "--credit", "none", "--json"], "has no credit"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(given: list[str], said: str, recorded: str) -> None:
+    done = run(recorded, *given)
+    assert done.exit_code != 0
+    assert said in done.output + str(done.exception)
