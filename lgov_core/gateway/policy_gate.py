@@ -14,6 +14,7 @@ from lgov_core.gateway.heard import Heard
 from lgov_core.gateway.protocol import GateRefusal, GateReply, GateRequest, ToolCall
 from lgov_core.governor import Governor, ObservedDecision
 from lgov_core.hookspecs import hookimpl
+from lgov_core.policies.base import Policy
 from lgov_core.policies.policy_set import PolicySet
 from lgov_core.policies.reload import ReloadingPolicySet
 from lgov_core.types import Action, Decision, Effect, ModelCallFailed, Point, ToolOutcome, new_id
@@ -54,6 +55,7 @@ class PolicyGate:
         self.governor = governor
         self._owns = tuple(owns)
         self._heard = Heard(remembered)
+        self._covered: dict[Point, bool] = {}
 
     def close(self) -> None:
         """Gives back the governor's threads and closes what the gate owns: the audit record."""
@@ -232,11 +234,12 @@ class PolicyGate:
 
     def _covers(self, point: Point) -> bool:
         """Whether anybody would judge at ``point``."""
-        for policy in self.governor.policies:
-            rules = policy.rules if isinstance(policy, PolicySet | ReloadingPolicySet) else None
-            if rules is None or any(point in rule.on for rule in rules):
-                return True
-        return bool(getattr(self.governor.manager.hook, _HOOKS[point]).get_hookimpls())
+        covered = self._covered.get(point)
+        if covered is None:
+            covered = any(_judges(policy, point) for policy in self.governor.policies)
+            if all(isinstance(policy, PolicySet) for policy in self.governor.policies):  # they do not change
+                self._covered[point] = covered
+        return covered or bool(getattr(self.governor.manager.hook, _HOOKS[point]).get_hookimpls())
 
     @staticmethod
     def _refuse_if_blocked(decision: Decision) -> None:
@@ -284,6 +287,11 @@ class _Kept:
         """See `lgov_core.hookspecs.lgov_observe`."""
         if not isinstance(event, ObservedDecision) or event.decision.effect > Effect.ALLOW:
             self._sink.lgov_observe(event)
+
+
+def _judges(policy: Policy, point: Point) -> bool:
+    rules = policy.rules if isinstance(policy, PolicySet | ReloadingPolicySet) else None
+    return rules is None or any(point in rule.on for rule in rules)
 
 
 def _action(
