@@ -13,8 +13,10 @@ from typing import Final
 
 from lgov_core.store.protocol import TraceStore
 from lgov_core.transitions.calls import calls_by_attempt
+from lgov_core.transitions.collector import collector_paused
 from lgov_core.transitions.drift import find_drift
 from lgov_core.transitions.findings import Diagnostic, Finding
+from lgov_core.transitions.quick_values import transition_of
 from lgov_core.transitions.records import Records, join, read_store
 from lgov_core.transitions.reward_targets import (
     NOT_SELECTED,
@@ -76,6 +78,11 @@ def make_transitions(
     is the call that proposed it; an attempt, that is its last selected call. Calls without token ids are left out with a
     diagnostic, and so are those without log-probabilities where ``need_logprobs``. Callable from any thread.
     """
+    with collector_paused():
+        return _made(records, selection or Selection(), need_logprobs, keep_infrastructure)
+
+
+def _made(records: Records, selection: Selection, need_logprobs: bool, keep_infrastructure: bool) -> TransitionSet:
     found = list(records.diagnostics)
     unassigned: list[Reward] = []
     transitions: list[Transition] = []
@@ -84,7 +91,7 @@ def make_transitions(
     attempts_of: dict[str, list[Attempt]] = defaultdict(list)
     for attempt in records.attempts:
         attempts_of[attempt.rollout_id].append(attempt)
-    work = _Work(Selecting(selection or Selection(), records), found, unassigned, need_logprobs, records.proposed_in)
+    work = _Work(Selecting(selection, records), found, unassigned, need_logprobs, records.proposed_in)
     for rollout in sorted(records.rollouts, key=lambda one: (one.created_at, one.rollout_id)):
         attempts = attempts_of[rollout.rollout_id]
         attempt = _attempt_that_counts(rollout, attempts, found, keep_infrastructure)
@@ -191,28 +198,15 @@ class _Work:
         if len(chosen) > 1:
             find_drift(chosen, found)
         return [
-            Transition(
-                rollout.run_id,
-                call.weights_version,
-                call.model,
-                rollout.task_id,
-                rollout.rollout_id,
-                attempt.attempt,
+            transition_of(
+                rollout,
+                attempt,
+                call,
                 turn,
-                call.response_id,
-                call.agent,
-                call.prompt_ids or (),
-                call.response_ids or (),
                 _ones(len(call.response_ids or ())),
-                call.logprobs,
-                call.temperature,
-                call.finish_reason,
-                attempt.outcome,
                 earned.get(turn) or {},
-                truncated=call.finish_reason in _CUT_OFF,
-                choice=call.choice,
-                tool_call_ids=call.tool_call_ids,
-                parent_response_id=self._parent(call, placed),
+                call.finish_reason in _CUT_OFF,
+                self._parent(call, placed) if self._proposed_in else None,
             )
             for turn, call in enumerate(chosen)
         ]

@@ -28,16 +28,19 @@ def calls_by_attempt(records: Records, found: list[Diagnostic]) -> dict[tuple[st
             calls_of[key] = [call]
         else:
             listed.append(call)
-    owners: dict[str, tuple[str, int]] = {}
+    owner_of: dict[str, tuple[str, int]] = {}
+    several: dict[str, set[tuple[str, int]]] = {}
     for key, calls in calls_of.items():
         if len(calls) > 1:
             calls.sort(key=_order)
             _drop_repeated(calls, found)
         for call in calls:
-            owner = owners.setdefault(call.response_id, key)
-            if owner != key:
-                detail = f"in rollouts {' and '.join(sorted((owner[0], key[0])))}"
-                found.append(Diagnostic(Finding.DUPLICATE_CALL, call.response_id, detail))
+            owner = owner_of.setdefault(call.response_id, key)
+            if owner is not key:
+                several.setdefault(call.response_id, {owner}).add(key)
+    for response_id, owners in several.items():
+        where = ", ".join(f"{rollout_id} (attempt {attempt})" for rollout_id, attempt in sorted(owners))
+        found.append(Diagnostic(Finding.DUPLICATE_CALL, response_id, f"in {where}"))
     return calls_of
 
 

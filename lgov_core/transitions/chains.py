@@ -109,7 +109,7 @@ def make_chains(transitions: Sequence[Transition]) -> list[Chain]:
                 number = len(chains)
                 chains.append(_Growing())
             chains[number].add(turn)
-            own.add(turn.prompt_ids + turn.response_ids, number)
+            own.add(turn.prompt_ids, turn.response_ids, number)
     return [chain.made() for chain in chains]
 
 

@@ -8,11 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import islice
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 from lgov_core.transitions.findings import Diagnostic, Finding
 from lgov_core.transitions.prefixes import OpenEnds
 from lgov_core.types import CapturedCall
+
+#: A call that nothing has gone on from, its prompt and its messages.
+_Waiting: TypeAlias = tuple[CapturedCall, tuple[int, ...], Sequence[Any] | None]
 
 #: Earlier conversations that a call is compared with, the latest first.
 _LOOK_BACK: Final = 16
@@ -29,33 +32,43 @@ def find_drift(calls: Iterable[CapturedCall], found: list[Diagnostic]) -> None:
     for call in calls:
         by_agent.setdefault((call.agent, call.model), []).append(call)
     for own in by_agent.values():
+        if len(own) == 1:
+            continue
         ends = OpenEnds()
-        waiting: dict[int, CapturedCall] = {}
+        waiting: dict[int, _Waiting] = {}
         for number, call in enumerate(own):
             prompt, reply = call.prompt_ids or (), call.response_ids or ()
+            said = _conversation(call.request) if call.request else None
             continued = ends.take(prompt)
             if continued is not None:
                 del waiting[continued]
             elif waiting:
-                _compare(call, waiting, found)
-            ends.add(prompt + reply, number)
-            waiting[number] = call
+                _compare(call, prompt, said, waiting, found)
+            ends.add(prompt, reply, number)
+            waiting[number] = (call, prompt, said)
 
 
-def _compare(call: CapturedCall, waiting: dict[int, CapturedCall], found: list[Diagnostic]) -> None:
-    for earlier in islice(reversed(waiting.values()), _LOOK_BACK):
-        if _goes_on(call, earlier):
-            at = _first_difference(call.prompt_ids or (), (earlier.prompt_ids or ()) + (earlier.response_ids or ()))
+def _compare(
+    call: CapturedCall,
+    prompt: tuple[int, ...],
+    said: Sequence[Any] | None,
+    waiting: dict[int, _Waiting],
+    found: list[Diagnostic],
+) -> None:
+    for earlier, its_prompt, its_said in islice(reversed(waiting.values()), _LOOK_BACK):
+        if said is not None and its_said is not None:
+            goes_on = _goes_on(said, its_said, earlier)
+        else:
+            goes_on = len(prompt) > len(its_prompt) and prompt[: len(its_prompt)] == its_prompt
+        if goes_on:
+            at = _first_difference(prompt, its_prompt + (earlier.response_ids or ()))
             detail = f"it goes on from {earlier.response_id} in other tokens, from position {at} on"
             found.append(Diagnostic(Finding.RETOKENISATION_DRIFT, call.response_id, detail))
             return
 
 
-def _goes_on(call: CapturedCall, earlier: CapturedCall) -> bool:
-    now, before = _conversation(call), _conversation(earlier)
-    if now is None or before is None:
-        prompt, told = earlier.prompt_ids or (), call.prompt_ids or ()
-        return len(told) > len(prompt) and told[: len(prompt)] == prompt
+def _goes_on(now: Sequence[Any], before: Sequence[Any], earlier: CapturedCall) -> bool:
+    """Whether the messages ``now`` are those ``before`` and the reply of ``earlier``, and perhaps more."""
     if len(now) <= len(before) or list(now[: len(before)]) != list(before):
         return False
     following = now[len(before)]
@@ -65,10 +78,10 @@ def _goes_on(call: CapturedCall, earlier: CapturedCall) -> bool:
     return not said or not kept or said == kept
 
 
-def _conversation(call: CapturedCall) -> Sequence[Any] | None:
+def _conversation(request: Mapping[str, Any]) -> Sequence[Any] | None:
     for name in ("messages", "input"):
-        found = call.request.get(name)
-        if isinstance(found, Sequence) and not isinstance(found, str) and found:
+        found = request.get(name)
+        if isinstance(found, list | tuple) and found:
             return found
     return None
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 
 from lgov_core.store.protocol import TraceStore
 from lgov_core.trace.mapping import canonical
+from lgov_core.transitions.collector import collector_paused
 from lgov_core.transitions.findings import Diagnostic, Finding
 from lgov_core.transitions.span_reading import SpanReading
 from lgov_core.transitions.span_tree import SpanTree
@@ -42,7 +43,8 @@ def read_spans(spans: Iterable[Span]) -> Records:
     a span does not say is taken from the spans above it (rollout, attempt, agent), never from clocks. A span without a
     rollout is left out, with a diagnostic if it is a call or a reward. Never raises for what a span says.
     """
-    return _read(SpanReading(spans))
+    with collector_paused():
+        return _read(SpanReading(spans))
 
 
 def _read(reading: SpanReading, rollouts: Container[str] = (), attempted: Container[str] = ()) -> Records:
@@ -83,7 +85,8 @@ def join(recorded: Records, spans: Iterable[Span]) -> Records:
     rollouts = {rollout.rollout_id for rollout in recorded.rollouts}
     # A record that has no attempt of a rollout leaves it to the spans; one that has some knows all of them.
     attempted = {attempt.rollout_id for attempt in recorded.attempts}
-    told = _read(SpanReading(spans), rollouts, attempted)
+    with collector_paused():
+        told = _read(SpanReading(spans), rollouts, attempted)
     if not told.spans:
         return recorded
     found = [*recorded.diagnostics, *told.diagnostics]

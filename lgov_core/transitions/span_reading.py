@@ -8,6 +8,7 @@ from typing import Any, TypeAlias
 
 from lgov_core.trace import semconv
 from lgov_core.transitions.findings import Diagnostic, Finding
+from lgov_core.transitions.quick_values import call_of
 from lgov_core.transitions.span_rewards import evaluations_of_span, rewards_of_span
 from lgov_core.transitions.span_tree import CALL_OPERATIONS, Place, SpanTree
 from lgov_core.transitions.span_values import (
@@ -204,7 +205,7 @@ class SpanReading:
             running = seen.open and not seen.outcomes and not judged & {(rollout_id, number), (rollout_id, None)}
             yield Attempt(rollout_id, number, seen.started_at, None if running else seen.ended_at, outcome)
 
-    def calls(self) -> Iterator[CapturedCall]:
+    def calls(self) -> list[CapturedCall]:
         """The calls; spans that show one call are one, and those that claim different tokens for it are several."""
         rollouts_of: dict[tuple[str, int], list[_CallKey]] = {}
         if any(key[0] is None for key in self._calls):
@@ -215,10 +216,12 @@ class SpanReading:
                 owners = rollouts_of.get((key[2], key[3]), ())
                 if len(owners) == 1:  # another span of the same call says whose it is
                     self._calls[owners[0]] += self._calls.pop(key)
+        made: list[CapturedCall] = []
         for key, shown in self._calls.items():
-            yield from self._call(key, shown)
+            self._add_call(key, shown, made)
+        return made
 
-    def _call(self, key: _CallKey, shown: list[tuple[Span, Place]]) -> Iterator[CapturedCall]:
+    def _add_call(self, key: _CallKey, shown: list[tuple[Span, Place]], made: list[CapturedCall]) -> None:
         rollout_id, attempt, response_id, choice = key
         if rollout_id is not None and attempt is None:
             attempt = self._last[rollout_id]
@@ -239,31 +242,27 @@ class SpanReading:
             claims = self._claims(spans)
         if response_id in self._proposals:
             tools = tuple(sorted({*tools, *self._proposals[response_id]}))
-        for span, attributes, (prompt_ids, response_ids, logprobs) in claims:
+        for span, attributes, tokens in claims:
             get = attributes.get
             version = version_of(get(semconv.WEIGHTS_VERSION))
             if version is None and get(semconv.WEIGHTS_VERSION) is not None:
                 self._invalid(span, semconv.WEIGHTS_VERSION)
             started_at = span.started_at
-            yield CapturedCall(
-                response_id,
-                str(get(semconv.RESPONSE_MODEL) or get(semconv.REQUEST_MODEL) or ""),
-                messages_of(get(semconv.INPUT_MESSAGES)),
-                messages_of(get(semconv.OUTPUT_MESSAGES)),
-                prompt_ids,
-                response_ids,
-                logprobs,
-                finish_reason_of(get(semconv.FINISH_REASONS)),
-                version,
-                number_or(get(semconv.REQUEST_TEMPERATURE), 1.0),
-                number_or(get(semconv.REQUEST_TOP_P), 1.0),
-                started_at,
-                started_at if span.ended_at is None else span.ended_at,
-                rollout_id,
-                attempt,
-                agent,
-                tools,
-                choice=choice,
+            made.append(
+                call_of(
+                    response_id,
+                    choice,
+                    str(get(semconv.RESPONSE_MODEL) or get(semconv.REQUEST_MODEL) or ""),
+                    messages_of(get(semconv.INPUT_MESSAGES)),
+                    messages_of(get(semconv.OUTPUT_MESSAGES)),
+                    tokens,
+                    finish_reason_of(get(semconv.FINISH_REASONS)),
+                    version,
+                    (number_or(get(semconv.REQUEST_TEMPERATURE), 1.0), number_or(get(semconv.REQUEST_TOP_P), 1.0)),
+                    (started_at, started_at if span.ended_at is None else span.ended_at),
+                    (rollout_id, attempt, agent),
+                    tools,
+                )
             )
 
     def _claims(self, spans: list[Span]) -> list[tuple[Span, Mapping[str, Any], Tokens]]:

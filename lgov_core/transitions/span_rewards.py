@@ -6,19 +6,20 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from lgov_core.trace import semconv
+from lgov_core.transitions.quick_values import reward_of
 from lgov_core.transitions.span_tree import CALL_OPERATIONS, Place, SpanTree
 from lgov_core.transitions.span_values import number_of, text_of
 from lgov_core.types import Reward, Span, SpanEvent
 
 
-def rewards_of_span(span: Span, place: Place) -> Iterator[Reward]:
+def rewards_of_span(span: Span, place: Place) -> list[Reward]:
     """The reward that an ``lgov.reward`` span is, and the further dimensions that its evaluation events add to it.
 
     A value that is no number is NaN: it is told later and never counted.
     """
     attributes = span.attributes
     choice = attributes.get(semconv.CHOICE)
-    reward = Reward(
+    reward = reward_of(
         number_of(attributes.get(semconv.REWARD_VALUE)),
         str(attributes.get(semconv.REWARD_DIMENSION) or "task"),
         place.rollout_id,
@@ -29,10 +30,18 @@ def rewards_of_span(span: Span, place: Place) -> Iterator[Reward]:
         _id(span),
         choice if type(choice) is int else None,
     )
-    yield reward
-    for position, event in enumerate(span.events):
-        if event.name == semconv.EVALUATION_EVENT:
-            yield _judged(event, replace(reward, source="", reward_id=f"{_id(span)}#{position}"))
+    return (
+        [
+            reward,
+            *(
+                _judged(event, replace(reward, source="", reward_id=f"{_id(span)}#{position}"))
+                for position, event in enumerate(span.events)
+                if event.name == semconv.EVALUATION_EVENT
+            ),
+        ]
+        if span.events
+        else [reward]
+    )
 
 
 def evaluations_of_span(span: Span, tree: SpanTree) -> Iterator[Reward]:

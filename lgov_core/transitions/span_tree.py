@@ -58,9 +58,17 @@ class SpanTree:
         if others:
             self._settle(found)
         self.kept: list[Span] = [*index.values(), *self._others]
+        places = self._places
         for span in self.kept:
-            if id(span) not in self._places:
-                self._walk(span, found)
+            if id(span) in places:
+                continue
+            if span.parent_id is not None and span.ended_at is not None:  # mostly the parent is placed already
+                parent = index.get((span.trace_id, span.parent_id))
+                known = None if parent is None else places.get(id(parent))
+                if known is not None:
+                    places[id(span)] = _placed(span, known)
+                    continue
+            self._walk(span, found)
 
     def place(self, span: Span) -> Place:
         """Where ``span``, one of those kept, stands."""
@@ -169,13 +177,20 @@ def _placed(span: Span, above: Place) -> Place:
         own_rollout = named
     if own_attempt is None and type(number := attributes.get(semconv.ATTEMPT)) is int:
         own_attempt = number
+    operation = attributes.get(semconv.OPERATION)
     rollout_id, attempt, agent, tool, ended = above
+    if (
+        operation in CALL_OPERATIONS
+        and own_rollout in (None, rollout_id)
+        and own_attempt in (None, attempt)
+        and semconv.OUTCOME not in attributes
+    ):
+        return above
     changed = False
     if own_rollout is not None and own_rollout != rollout_id:
         rollout_id, attempt, ended, changed = own_rollout, own_attempt, False, True
     elif own_attempt is not None and own_attempt != attempt:
         attempt, ended, changed = own_attempt, False, True
-    operation = attributes.get(semconv.OPERATION)
     if operation == semconv.INVOKE_AGENT:
         name = attributes.get(semconv.AGENT_NAME)
         if isinstance(name, str) and name:

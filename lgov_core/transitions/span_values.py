@@ -38,6 +38,8 @@ def number_of(value: object) -> float:
 
 def number_or(value: object, otherwise: float) -> float:
     """``value`` as a float, ``otherwise`` for what is no finite number."""
+    if value is None:
+        return otherwise
     number = number_of(value)
     return number if math.isfinite(number) else otherwise
 
@@ -75,13 +77,15 @@ def tokens_agree(one: Tokens, other: Tokens) -> bool:
 
 def finish_reason_of(value: object) -> str:
     """The first of a call's finish reasons, empty when none is known."""
-    if isinstance(value, Sequence) and not isinstance(value, str) and value:
+    if isinstance(value, list | tuple) and value:
         value = value[0]
     return value if isinstance(value, str) else ""
 
 
 def messages_of(value: object) -> dict[str, Any]:
     """``{"messages": [...]}`` from the JSON text of messages; empty for what is none."""
+    if value is None:
+        return {}
     if isinstance(value, str):
         try:
             value = json.loads(value)
@@ -134,7 +138,7 @@ def _listed(value: object) -> Sequence[Any] | None:
 
 
 def _integers(value: object) -> tuple[int, ...] | None:
-    listed = _listed(value)
+    listed = value if type(value) is list else _listed(value)
     if listed is None:
         return None
     try:
@@ -145,7 +149,7 @@ def _integers(value: object) -> tuple[int, ...] | None:
 
 
 def _numbers(value: object) -> tuple[float, ...] | None:
-    listed = _listed(value)
+    listed = value if type(value) is list else _listed(value)
     if listed is None:
         return None
     try:
