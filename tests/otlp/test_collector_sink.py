@@ -68,6 +68,19 @@ def test_a_decision_goes_into_the_trace_of_the_span_it_is_under(collector: Colle
     assert len(traces) == 3
 
 
+def test_also_when_they_go_out_in_different_requests(collector: CollectorServer) -> None:  # noqa: F811
+    sink = CollectorSink(Collector(collector.url))
+    sink.lgov_observe(Span(semconv.DECISION_SPAN_NAME, "span_1", 1e9, 1e9, {}, "r1", 1, parent_id="00000000000000cc"))
+    for span in one_span() * 511:
+        sink.lgov_observe(span)
+    sink.lgov_observe(Span("above", "00000000000000cc", 1e9, 1e9, {}, "r1", 1, trace_id="0" * 31 + "7"))
+    sink.close()
+    above, decision = (
+        next(span for span in collector.spans() if span.name == name) for name in ("above", "lgov.decision")
+    )
+    assert (decision.trace_id, decision.parent_span_id) == (above.trace_id, above.span_id)
+
+
 def test_a_full_queue_drops_and_counts(collector: CollectorServer) -> None:  # noqa: F811
     sink = CollectorSink(Collector(collector.url), queue=2)
     with sink._lock:  # the thread that sends waits
