@@ -36,7 +36,7 @@ from lgov_autogen.transcript import HiddenPart, Transcript, own_text
 from lgov_autogen.transport import Exchange, watching
 from lgov_core.coverage import covered_call, covering_model_call
 from lgov_core.errors import PolicyDenied
-from lgov_core.governed_call import ModelCall
+from lgov_core.governed_call import ModelCall, ModelReading
 from lgov_core.governor import Governor
 from lgov_core.types import Decision
 
@@ -125,6 +125,7 @@ class _Call:
     messages: list[LLMMessage] = field(default_factory=list[LLMMessage])
     hidden: list[LLMMessage] = field(default_factory=list[LLMMessage])
     used: list[RequestUsage] = field(default_factory=list[RequestUsage])
+    reading: ModelReading | None = None
 
     async def rounds(self) -> Answer:
         last: Decision | None = None
@@ -135,7 +136,9 @@ class _Call:
                 return self._finished(answer)
             kept, denials, decision = await self._judged(proposed)
             if not denials:
-                return self._finished(answer.with_result(answer.result.model_copy(update={"content": kept})))
+                if any(one is not other for one, other in zip(kept, proposed, strict=True)):
+                    answer = answer.with_result(answer.result.model_copy(update={"content": kept}))
+                return self._finished(answer)
             last = decision
             if kept:
                 part = HiddenPart(tuple(self.hidden), _with(proposed, kept), tuple(denials))
@@ -189,10 +192,13 @@ class _Call:
             agent=self.agent,
             native=self.client,
         )
+        if governor.only_watches:
+            call.said(self._mappings)
+            return await self._sent(call)
         try:
             if first:
                 await self._judge_user_texts(call)
-            mappings = [mapping for message in self.messages for mapping in wording.as_mappings(message)]
+            mappings = self._mappings()
             decision = await governor.adecide(call.request(mappings, **_reply_limit(self.options)))
             if decision.blocks:
                 self._refuse(call, decision)
@@ -201,17 +207,9 @@ class _Call:
         except BaseException as error:
             call.span.end(error)
             raise
-        exchange = Exchange(self.agent)
-        try:
-            with covering_model_call(governor), call.span.active(), watching(self.client, exchange):
-                answer = await self.send(self.messages, self.options)
-        except BaseException as error:
-            call.failed(error)
-            raise
-        self.used.append(answer.result.usage)
-        reading = wording.reading_of(answer.result, exchange.response_id, exchange.model)
-        call.answered(reading)
-        decision = await governor.adecide(call.reply(reading))
+        answer = await self._sent(call)
+        assert self.reading is not None
+        decision = await governor.adecide(call.reply(self.reading))
         if decision.blocks:
             self._withhold(decision)
         if decision.text is not None:
@@ -223,6 +221,23 @@ class _Call:
             self._withhold(decision)
         if decision.text is not None:
             answer = answer.with_result(wording.with_text(answer.result, decision.text))
+        return answer
+
+    def _mappings(self) -> list[dict[str, Any]]:
+        return [mapping for message in self.messages for mapping in wording.as_mappings(message)]
+
+    async def _sent(self, call: ModelCall) -> Answer:
+        """Asks the client; what it answers is in `reading` too."""
+        exchange = Exchange(self.agent)
+        try:
+            with covering_model_call(self.governor), call.span.active(), watching(self.client, exchange):
+                answer = await self.send(self.messages, self.options)
+        except BaseException as error:
+            call.failed(error)
+            raise
+        self.used.append(answer.result.usage)
+        self.reading = wording.reading_of(answer.result, exchange.response_id, exchange.model)
+        call.answered(self.reading)
         return answer
 
     async def _judge_user_texts(self, call: ModelCall) -> None:

@@ -70,7 +70,8 @@ def _watched(owner: Any, request: Any) -> Any:
         exchange = _WATCHED.get()
         if exchange is None:
             return await request(cast_to, options, **kwargs)
-        headers = endpoint_headers(str(owner.base_url), current_scope(), exchange.agent)
+        scope = current_scope()
+        headers = {} if scope is None else endpoint_headers(str(owner.base_url), scope, exchange.agent)
         answer = await request(cast_to, _with_headers(options, headers), **kwargs)
         if kwargs.get("stream") and hasattr(answer, "__anext__"):
             return _WatchedStream(answer, exchange)

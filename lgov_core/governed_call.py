@@ -9,7 +9,8 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 from lgov_core.coverage import CoveredCall, covering
@@ -69,9 +70,8 @@ class ToolCall:
         self.span = LiveSpan(
             governor, semconv.EXECUTE_TOOL, action.name, _tool_attributes(action, governor.capture_content)
         )
-        self.action = replace(
-            action, span_id=self.span.span_id, operation_id=action.operation_id or f"op_{self.span.span_id}"
-        )
+        span_id = self.span.span_id
+        self.action = action.changed(span_id=span_id, operation_id=action.operation_id or f"op_{span_id}")
         self.started_at = time.time()
         self.clock = time.perf_counter()
         self.covered = CoveredCall(governor, action.name, action.arguments, action.call_id)
@@ -124,8 +124,7 @@ class ToolCall:
 
     def result_action(self, reading: ToolReading, result: Any) -> Action:
         """The result, to be judged before the model reads it."""
-        return replace(
-            self.action,
+        return self.action.changed(
             point=Point.POST_TOOL_CALL,
             text=reading.text,
             context={**self.action.context, "tool_status": reading.status},
@@ -179,6 +178,8 @@ def govern_tool(
         raise
     if call.finish(outcome := call.returned(decision, reading)):
         governor.record(outcome)
+    if governor.only_watches:
+        return GovernedResult(decision, ran=True, result=result)
     return _judged(governor.decide(call.result_action(reading, result)), result, raise_abort)
 
 
@@ -213,6 +214,8 @@ async def agovern_tool(
         raise
     if call.finish(outcome := call.returned(decision, reading)):
         await governor.arecord(outcome)
+    if governor.only_watches:
+        return GovernedResult(decision, ran=True, result=result)
     return _judged(await governor.adecide(call.result_action(reading, result)), result, raise_abort)
 
 
@@ -301,12 +304,22 @@ class ModelCall:
 
     def user_text(self, text: str, *, nested: bool = False) -> Action:
         """What the user said, to be judged before the model sees it. ``nested``: another agent said it."""
-        return replace(self._text_action(Point.INPUT, text), parent_id=self._above if nested else None)
+        return self._text_action(Point.INPUT, text, parent_id=self._above if nested else None)
 
     def request(self, messages: Sequence[Mapping[str, Any]], **further: Any) -> Action:
         """The call, to be judged before it is sent: ``messages`` as role/content mappings, and further arguments."""
-        self.span.set({semconv.INPUT_MESSAGES: json_text(messages)} if self.governor.capture_content else {})
-        return replace(self._action, arguments={"messages": list(messages), **further})
+        if self.governor.capture_content:
+            self.span.set({semconv.INPUT_MESSAGES: json_text(messages)})
+        return self._action.changed(arguments={"messages": list(messages), **further})
+
+    def said(self, messages: Callable[[], Sequence[Mapping[str, Any]]]) -> None:
+        """Notes what is sent, where nobody judges it; ``messages`` gives what `request` takes, and is asked if it is kept.
+
+        What it raises is no reason not to send: then the messages are not noted.
+        """
+        if self.governor.capture_content:
+            with suppress(Exception):
+                self.span.set({semconv.INPUT_MESSAGES: json_text(messages())})
 
     def refused(self, decision: Decision) -> None:
         """Ends the span of a call that was not sent. Raises `PolicyDenied` where the decision says abort."""
@@ -341,8 +354,7 @@ class ModelCall:
         arguments: dict[str, Any] = {"tool_calls": list(reading.tool_calls)}
         if reading.usage is not None:
             arguments["usage"] = dict(reading.usage)
-        return replace(
-            self._action,
+        return self._action.changed(
             point=Point.POST_MODEL_CALL,
             arguments=arguments,
             text=reading.text,
@@ -354,14 +366,17 @@ class ModelCall:
         """The final answer, to be judged before the caller gets it."""
         return self._text_action(Point.OUTPUT, text)
 
-    def _text_action(self, point: Point, text: str) -> Action:
-        return replace(
-            self._action,
-            point=point,
+    def _text_action(self, point: Point, text: str, parent_id: str | None = None) -> Action:
+        call = self._action
+        return Action(
+            point,
+            name=call.agent or "agent",
             kind="text",
-            name=self._action.agent or "agent",
             text=text,
-            operation_id=None,
+            agent=call.agent,
+            framework=call.framework,
+            parent_id=parent_id,
+            native=call.native,
             span_id=self._above,
         )
 
@@ -383,9 +398,13 @@ def was_refused(error: BaseException) -> bool:
     return False
 
 
+_ENCODER = json.JSONEncoder(default=str, ensure_ascii=False)  # json.dumps would make one for each text
+
+
 def json_text(value: Any) -> str:
     """Any value as JSON, for spans; what JSON cannot say is written with ``str``."""
     try:
-        return json.dumps(value if not isinstance(value, Mapping) else dict(value), default=str, ensure_ascii=False)
+        plain = type(value) in (dict, list) or not isinstance(value, Mapping)
+        return _ENCODER.encode(value if plain else dict(value))
     except (TypeError, ValueError, RecursionError):
         return str(value)

@@ -23,7 +23,7 @@ from typing import Any, Protocol
 
 import pluggy
 
-from lgov_core.errors import AuditError, PolicyDenied
+from lgov_core.errors import AuditError, PolicyDenied, PolicyError
 from lgov_core.hookspecs import DECISION_HOOKS
 from lgov_core.plugins import check_hooks, make_plugin_manager
 from lgov_core.policies.base import ObservingPolicy, Policy
@@ -35,6 +35,9 @@ from lgov_core.types import ALLOW, Action, Decision, Effect, Point, Reward, Seve
 
 #: A transform is judged again in its new form; one that still changes after so many rounds is denied.
 MAX_TRANSFORM_ROUNDS = 4
+
+#: The answer of a governor that only watches.
+UNJUDGED = Decision(Effect.ALLOW, policy="lgov", rule="only-watches", reason="Nobody judges here.")
 
 _AFTER_A_CALL = frozenset({Point.POST_MODEL_CALL, Point.POST_TOOL_CALL})
 _HOOK_OF_POINT = {point: f"lgov_{point.value}" for point in Point}
@@ -97,8 +100,12 @@ class Governor:
     own. Voices with ``asked_last`` are asked when all others have spoken and none has denied. ``capture_content`` lets
     adapters put prompts, arguments and results on the spans they show; without it no such text is on a span.
 
+    ``only_watches`` makes it one that never judges: everything is allowed, no decision is taken, and adapters skip what
+    only policies read; spans, tool outcomes, rewards and failures are shown to the plugins as ever. It has to be asked
+    for, and takes neither policies, nor plugins that judge, nor an audit record.
+
     With no policy and no plugin that judges, every act (``pre_tool_call``) is denied. All methods may be called from any
-    thread and from any number of tasks. Fails closed.
+    thread and from any number of tasks. Fails closed. Raises `PolicyError` for what cannot be meant.
     """
 
     def __init__(
@@ -110,6 +117,7 @@ class Governor:
         timeout_s: float = 2.0,
         manager: pluggy.PluginManager | None = None,
         capture_content: bool = False,
+        only_watches: bool = False,
     ) -> None:
         self.policies: tuple[Policy, ...] = (policies,) if isinstance(policies, Policy) else tuple(policies)
         # A policy set in which nobody keeps count has no use for what it would hear.
@@ -133,6 +141,26 @@ class Governor:
         self._watched: ThreadPoolExecutor | None = None
         self._judges: dict[Point, tuple[_Judge, ...]] = {}
         self._counting: bool | None = None
+        self._only_watches = only_watches
+        if only_watches:
+            self._refuse_judges()
+
+    @property
+    def only_watches(self) -> bool:
+        """Whether nothing is judged here."""
+        return self._only_watches
+
+    def _refuse_judges(self) -> None:
+        """Raises `PolicyError` when somebody wants to judge where nobody is asked: a missing judge must not pass unseen."""
+        judging = [policy.name for policy in self.policies]
+        judging += [judge.name for point in Point for judge in self._judges_of(point)]
+        if self.audit is not None:
+            judging.append("an audit record")
+        if judging:
+            raise PolicyError(
+                f"a governor that only watches asks nobody, but was given {', '.join(dict.fromkeys(judging))}",
+                hint="leave them out, or leave out only_watches",
+            )
 
     # ------------------------------------------------------------------ decisions
 
@@ -141,6 +169,8 @@ class Governor:
 
         Coroutine hooks are run to their end on an event loop of their own in a watched thread.
         """
+        if self._only_watches:
+            return UNJUDGED
         action, began = _in_scope(action, self._counts()), time.perf_counter()
         rounds: list[dict[_Judge, Decision]] = []
         current = action
@@ -161,6 +191,8 @@ class Governor:
 
     async def adecide(self, action: Action) -> Decision:
         """Judges ``action`` for an asynchronous agent. As `decide`; the event loop is not held up by slow policies."""
+        if self._only_watches:
+            return UNJUDGED
         action, began = _in_scope(action, self._counts()), time.perf_counter()
         rounds: list[dict[_Judge, Decision]] = []
         current = action
@@ -170,7 +202,12 @@ class Governor:
             for judge in self._judges_of(action.point):
                 if judge.asked_last and _denied(taken):
                     continue
-                decision = await self._aask(judge, current)
+                if judge.bounded and not judge.is_async:  # nothing to wait for, as a rule
+                    answer = self._told(judge, current)
+                    told = answer is None or type(answer) is Decision
+                    decision = answer if told else await self._aawaited(judge, answer)
+                else:
+                    decision = await self._aask(judge, current)
                 if decision is not None:
                     taken[judge] = decision
                     current = fold(current, decision)
@@ -217,6 +254,8 @@ class Governor:
         """Must be called after plugins were registered or removed on ``manager`` once decisions have been taken."""
         self._judges.clear()
         self._counting = None
+        if self._only_watches:
+            self._refuse_judges()
 
     def _ask(self, judge: _Judge, action: Action) -> Decision | None:
         try:
@@ -227,10 +266,6 @@ class Governor:
             if type(answer) is not Decision and inspect.isawaitable(answer):
                 answer = self._pool().submit(_carried(_run_to_end), answer, judge.timeout_s).result(judge.timeout_s)
             return _checked(answer, judge)
-        except (TimeoutError, FutureTimeoutError):
-            return _late(judge, judge.timeout_s)
-        except BadAnswer as error:
-            return fault(judge.name, "policy-error", f"{judge.name} {error}")
         except Exception as error:  # noqa: BLE001 - whatever a policy raises is a deny in its slot
             return _failed(judge, error)
 
@@ -241,14 +276,26 @@ class Governor:
             else:
                 future = asyncio.wrap_future(self._pool().submit(_carried(judge.ask), _own(judge, action)))
                 answer = await asyncio.wait_for(future, judge.timeout_s)
+        except Exception as error:  # noqa: BLE001 - whatever a policy raises is a deny in its slot
+            return _failed(judge, error)
+        return await self._aawaited(judge, answer)
+
+    async def _aawaited(self, judge: _Judge, answer: Any) -> Decision | None:
+        """The decision that ``answer`` is, or that it is an awaitable of."""
+        try:
             if type(answer) is not Decision and inspect.isawaitable(answer):
                 answer = await asyncio.wait_for(answer, judge.timeout_s)
             return _checked(answer, judge)
-        except TimeoutError:
-            return _late(judge, judge.timeout_s)
-        except BadAnswer as error:
-            return fault(judge.name, "policy-error", f"{judge.name} {error}")
-        except Exception as error:  # noqa: BLE001 - whatever a policy raises is a deny in its slot
+        except Exception as error:  # noqa: BLE001 - as above
+            return _failed(judge, error)
+
+    @staticmethod
+    def _told(judge: _Judge, action: Action) -> Any:
+        """What a judge says at once, checked; an awaitable is given back as it is. Raises no `Exception`."""
+        try:
+            answer = judge.ask(action)
+            return answer if type(answer) is not Decision and inspect.isawaitable(answer) else _checked(answer, judge)
+        except Exception as error:  # noqa: BLE001 - as above
             return _failed(judge, error)
 
     def _pool(self) -> ThreadPoolExecutor:
@@ -312,7 +359,9 @@ class Governor:
         addressed to the call, and shown to every observer (the store among them). Never raises: the act has happened. A
         failing plugin or record is counted in ``failures`` and shown as a `PluginFailure`.
         """
-        outcome = replace(outcome, action=_in_scope(outcome.action))
+        action = _in_scope(outcome.action)
+        if action is not outcome.action:
+            outcome = replace(outcome, action=action)
         if self.audit is not None:
             try:
                 self.audit.commit_outcome(outcome, outcome.decision.decision_id if outcome.decision else None)
@@ -493,11 +542,12 @@ def _own(judge: _Judge, action: Action) -> Action:
     return action.changed(arguments=private_copy(action.arguments), context=private_copy(action.context))
 
 
-def _late(judge: _Judge, timeout_s: float) -> Decision:
-    return fault(judge.name, "policy-timeout", f"{judge.name} did not answer within {timeout_s:g} s")
-
-
-def _failed(judge: _Judge, error: BaseException) -> Decision:
+def _failed(judge: _Judge, error: Exception) -> Decision:
+    """The denial for a judge that raised, was late, or answered what is no decision."""
+    if isinstance(error, TimeoutError | FutureTimeoutError):
+        return fault(judge.name, "policy-timeout", f"{judge.name} did not answer within {judge.timeout_s:g} s")
+    if isinstance(error, BadAnswer):
+        return fault(judge.name, "policy-error", f"{judge.name} {error}")
     return fault(judge.name, "policy-error", f"{judge.name} failed with {type(error).__name__}")
 
 

@@ -6,8 +6,8 @@ name says otherwise.
 
 from __future__ import annotations
 
+import os
 import time
-import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum, StrEnum
@@ -21,7 +21,7 @@ _NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 def new_id(prefix: str) -> str:
     """A fresh id such as ``call_6f1c…``: the prefix, an underscore and 24 random hex digits."""
-    return f"{prefix}_{uuid.uuid4().hex[:24]}"
+    return f"{prefix}_{os.urandom(12).hex()}"
 
 
 class Point(StrEnum):
@@ -155,13 +155,18 @@ class Action:
     def changed(
         self,
         *,
+        point: Point | None = None,
         arguments: Mapping[str, Any] | None = None,
         text: str | None = None,
+        call_id: str | None = None,
+        operation_id: str | None = None,
         context: Mapping[str, Any] | None = None,
+        native: Any = None,
+        span_id: str | None = None,
     ) -> Action:
         """The same action with what is given in place of its own; None leaves what was there."""
         return Action(
-            self.point,
+            self.point if point is None else point,
             self.name,
             self.kind,
             self.arguments if arguments is None else arguments,
@@ -171,12 +176,12 @@ class Action:
             self.session_id,
             self.rollout_id,
             self.attempt,
-            self.call_id,
+            self.call_id if call_id is None else call_id,
             self.parent_id,
-            self.operation_id,
+            self.operation_id if operation_id is None else operation_id,
             self.context if context is None else context,
-            self.native,
-            self.span_id,
+            self.native if native is None else native,
+            self.span_id if span_id is None else span_id,
         )
 
 

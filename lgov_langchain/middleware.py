@@ -21,6 +21,8 @@ from lgov_langchain.tool_calls import GovernedToolCalls
 from lgov_langchain.watching import standing_under, watch_process
 
 if TYPE_CHECKING:
+    from types import CoroutineType
+
     from langchain.agents.middleware.types import ModelRequest
     from langchain_core.messages import ToolMessage
     from langgraph.prebuilt.tool_node import ToolCallRequest
@@ -69,11 +71,14 @@ class LgovMiddleware(AgentMiddleware[Any, Any, Any]):
         """Judges the call, runs it if it may run, records what came of it and judges the result."""
         return self._tool_calls.wrap_tool_call(request, handler)
 
-    async def awrap_tool_call(
+    # The two asynchronous ones are no coroutine functions: around one of those langchain makes, for LangSmith's sake and
+    # also where nothing is sent there, two trips to a thread and a task, which cost more than all that happens here.
+
+    def awrap_tool_call(
         self, request: ToolCallRequest, handler: Callable[[ToolCallRequest], Awaitable[ToolMessage | Command[Any]]]
-    ) -> ToolMessage | Command[Any]:
+    ) -> CoroutineType[Any, Any, ToolMessage | Command[Any]]:
         """As `wrap_tool_call`, for asynchronous agents."""
-        return await self._tool_calls.awrap_tool_call(request, handler)
+        return self._tool_calls.awrap_tool_call(request, handler)
 
     # ------------------------------------------------------------------ models
 
@@ -91,10 +96,15 @@ class LgovMiddleware(AgentMiddleware[Any, Any, Any]):
             call, steps = self._call(request)
             return _response(drive(self.governor, call, steps, send), came)
 
-    async def awrap_model_call(
+    def awrap_model_call(
+        self, request: ModelRequest[Any], handler: Callable[[ModelRequest[Any]], Awaitable[ModelResponse[Any]]]
+    ) -> CoroutineType[Any, Any, Any]:
+        """As `wrap_model_call`, for asynchronous agents."""
+        return self._awrap_model_call(request, handler)
+
+    async def _awrap_model_call(
         self, request: ModelRequest[Any], handler: Callable[[ModelRequest[Any]], Awaitable[ModelResponse[Any]]]
     ) -> Any:
-        """As `wrap_model_call`, for asynchronous agents."""
         came: list[ModelResponse[Any]] = []
 
         async def send(messages: list[BaseMessage]) -> Reply:

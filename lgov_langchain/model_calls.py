@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import contextvars
 from collections.abc import Awaitable, Callable, Generator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from langchain_core.messages import AIMessage, BaseMessage
 
 from lgov_core.coverage import covered_call, covering_model_call, model_call_covered
-from lgov_core.governed_call import ModelCall
+from lgov_core.governed_call import ModelCall, ModelReading
 from lgov_core.trace import semconv
 from lgov_core.types import Action, Decision, Point, ToolOutcome
 from lgov_langchain import actions
@@ -78,6 +78,8 @@ def judged(call: ModelCall, messages: Sequence[BaseMessage], further: Mapping[st
     Yields an `Action` to be judged, a `ToolOutcome` to be recorded, or the `Send`; gets the `Decision`, nothing, or the
     `Reply`.
     """
+    if call.governor.only_watches:
+        return (yield from _watched(call, list(messages)))
     sent, rewritten = list(messages), list[BaseMessage]()
     nested = covered_call() is not None  # inside a tool: it is another agent that speaks
     for message in actions.new_user_messages(messages):
@@ -108,11 +110,28 @@ def judged(call: ModelCall, messages: Sequence[BaseMessage], further: Mapping[st
     return replace(verdict, others=others) if others else verdict
 
 
-def _judged_reply(call: ModelCall, reply: AIMessage, final: str | None, rewritten: Sequence[BaseMessage]) -> Steps:
+def _watched(call: ModelCall, messages: list[BaseMessage]) -> Steps:
+    """The call where nobody judges."""
+    call.said(lambda: [actions.as_mapping(message) for message in messages])
+    reply: Reply = yield Send(messages)
+    if reply.message is None:
+        call.span.end()
+        return Verdict(None)
+    reading = _answered(call, reply.message)
+    for broken in reply.message.invalid_tool_calls:
+        yield _lost(call.reply(reading), broken)
+    return Verdict(reply.message, others=reply.others)
+
+
+def _answered(call: ModelCall, reply: AIMessage) -> ModelReading:
     reading = actions.model_reading(reply)
     call.span.set({semconv.PROVIDER: reply.response_metadata.get("model_provider")})
     call.answered(reading)
-    judgement = call.reply(reading)
+    return reading
+
+
+def _judged_reply(call: ModelCall, reply: AIMessage, final: str | None, rewritten: Sequence[BaseMessage]) -> Steps:
+    judgement = call.reply(_answered(call, reply))
     decision: Decision = yield judgement
     if decision.blocks:
         return Verdict(actions.denial_reply(decision, reply), "all", rewritten)
@@ -121,9 +140,7 @@ def _judged_reply(call: ModelCall, reply: AIMessage, final: str | None, rewritte
         final = final if final is None or reply.tool_calls else decision.text
         verdict = Verdict(actions.with_text(reply, decision.text), "text", rewritten)
     for broken in reply.invalid_tool_calls:  # Nothing can run, so there is nothing to judge, but it is not lost.
-        yield ToolOutcome(
-            _broken(judgement, broken), "invalid_args", error_type="InvalidToolCall", error=broken["error"]
-        )
+        yield _lost(judgement, broken)
     if final is None:
         return verdict
     decision = yield call.output(final)
@@ -135,8 +152,9 @@ def _judged_reply(call: ModelCall, reply: AIMessage, final: str | None, rewritte
     return Verdict(answer, "all", rewritten)
 
 
-def _broken(judgement: Action, call: Mapping[str, Any]) -> Action:
-    return Action(
+def _lost(judgement: Action, call: Mapping[str, Any]) -> ToolOutcome:
+    """What came of a proposed call that nobody can read."""
+    action = Action(
         Point.PRE_TOOL_CALL,
         name=call.get("name") or "?",
         agent=judgement.agent,
@@ -144,6 +162,7 @@ def _broken(judgement: Action, call: Mapping[str, Any]) -> Action:
         call_id=call.get("id"),
         text=call.get("args"),
     )
+    return ToolOutcome(action, "invalid_args", error_type="InvalidToolCall", error=call["error"])
 
 
 # ---------------------------------------------------------------------- walking the steps
@@ -223,15 +242,30 @@ def failed(call: ModelCall, error: BaseException) -> None:
         call.failed(error)
 
 
-@contextmanager
-def inside(governor: Governor, call: ModelCall, messages: Sequence[BaseMessage]) -> Generator[None]:
+class _Inside:
+    """What `inside` gives; a generator would take twice as long."""
+
+    __slots__ = ("_active", "_covering", "_messages", "_token")
+
+    def __init__(self, governor: Governor, call: ModelCall, messages: Sequence[BaseMessage]) -> None:
+        self._messages = messages
+        self._covering = covering_model_call(governor)
+        self._active = call.span.active()
+
+    def __enter__(self) -> None:
+        self._token = _SENT.set(self._messages)
+        self._covering.__enter__()
+        self._active.__enter__()
+
+    def __exit__(self, *exc: Any) -> None:
+        self._active.__exit__(*exc)
+        self._covering.__exit__(*exc)
+        _SENT.reset(self._token)
+
+
+def inside(governor: Governor, call: ModelCall, messages: Sequence[BaseMessage]) -> AbstractContextManager[None, None]:
     """The inside of a judged call of these messages. Not across a ``yield``."""
-    token = _SENT.set(messages)
-    try:
-        with covering_model_call(governor), call.span.active():
-            yield
-    finally:
-        _SENT.reset(token)
+    return _Inside(governor, call, messages)
 
 
 def is_covered(governor: Governor, messages: Sequence[BaseMessage]) -> bool:

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import contextvars
 import threading
-from collections.abc import Generator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 from langchain_core.runnables.config import ensure_config
@@ -64,20 +64,20 @@ def span_of(governor: Governor, config: Mapping[str, Any] | None = None, callbac
     if run_id is None:
         return None
     watching = [one for one in getattr(manager, "handlers", ()) if isinstance(one, LgovCallbackHandler)]
-    for handler in sorted(watching, key=lambda one: one.observer is not governor or isinstance(one, ProcessHandler)):
+    if len(watching) > 1:
+        watching.sort(key=lambda one: one.observer is not governor or isinstance(one, ProcessHandler))
+    for handler in watching:
         if (handler.observer is governor or isinstance(handler, ProcessHandler)) and handler.tree.knows(run_id):
             return handler.tree.span_above(governor, run_id)
     return None
 
 
-@contextmanager
+_NOTHING = nullcontext()
+
+
 def standing_under(
     governor: Governor, config: Mapping[str, Any] | None = None, callbacks: Any = None
-) -> Generator[None]:
+) -> AbstractContextManager[Any, None]:
     """Makes the span of the agent that the running code belongs to the current one inside the block."""
     span = span_of(governor, config, callbacks)
-    if span is None or span.ended or span is current_span():
-        yield
-    else:
-        with span.active():
-            yield
+    return _NOTHING if span is None or span.ended or span is current_span() else span.active()

@@ -8,7 +8,7 @@ from typing import Any
 
 from lgov_core.governed_call import ModelReading
 from lgov_core.types import new_id
-from lgov_openai.wire import JSON, Proposal, Turn, content_with_text, dump, read_arguments, summed, text_of
+from lgov_openai.wire import JSON, Entry, Proposal, Turn, content_with_text, dump, summed, text_of
 
 _RESULTS = ("tool", "function")
 _BEFORE_MODEL = ("user",)
@@ -20,7 +20,7 @@ class ChatProtocol:
     # ------------------------------------------------------------------ requests
 
     def entries(self, body: JSON) -> list[JSON]:
-        return [dict(message) for message in body["messages"]]
+        return [Entry(message) for message in body["messages"]]
 
     def with_entries(self, body: JSON, entries: Sequence[JSON]) -> JSON:
         return {**body, "messages": list(entries)}
@@ -57,10 +57,15 @@ class ChatProtocol:
     def proposals(self, entry: JSON, position: int = 0) -> list[Proposal]:
         if entry.get("role") != "assistant":
             return []
+        known = entry.proposals if type(entry) is Entry else None
+        if known is not None and known[0] == position:
+            return known[1]
         found = [_proposal(call, position, place) for place, call in enumerate(entry.get("tool_calls") or ())]
-        if isinstance(legacy := entry.get("function_call"), Mapping):
+        if (legacy := entry.get("function_call")) is not None and isinstance(legacy, Mapping):
             raw = str(legacy.get("arguments") or "")
-            found.append(Proposal(None, str(legacy.get("name")), raw, read_arguments(raw), "function", position, -1))
+            found.append(Proposal(None, str(legacy.get("name")), raw, None, "function", position, -1))
+        if type(entry) is Entry:
+            entry.proposals = position, found
         return found
 
     def entry_id(self, entry: JSON) -> str | None:
@@ -224,23 +229,26 @@ def plain(call: Proposal) -> JSON:
 
 
 def _text(entry: JSON) -> str:
-    return text_of(entry.get("content")) or text_of(entry.get("refusal"))
+    content = entry.get("content")
+    return content if type(content) is str and content else text_of(content) or text_of(entry.get("refusal"))
 
 
 def _proposal(call: Any, position: int, place: int) -> Proposal:
     call_id = call.get("id") if isinstance(call.get("id"), str) else None
-    if isinstance(custom := call.get("custom"), Mapping):
+    if (custom := call.get("custom")) is not None and isinstance(custom, Mapping):
         text = str(custom.get("input") or "")
         return Proposal(call_id, str(custom.get("name")), text, {"input": text}, "function", position, place)
     function = call.get("function") or {}
     raw = function.get("arguments")
     raw = raw if isinstance(raw, str) else dump(raw if raw is not None else {})
-    return Proposal(call_id, str(function.get("name")), raw, read_arguments(raw), "function", position, place)
+    return Proposal(call_id, str(function.get("name")), raw, None, "function", position, place)
 
 
 def _sendable(message: JSON) -> JSON:
     """The model's message as it is sent back: without fields that are null or only a reply has."""
-    return {key: value for key, value in message.items() if value is not None and key not in ("annotations", "parsed")}
+    return Entry(
+        {key: value for key, value in message.items() if value is not None and key not in ("annotations", "parsed")}
+    )
 
 
 def _tokens(used: Mapping[str, Any], read: str, written: str) -> dict[str, int] | None:

@@ -11,10 +11,11 @@ import inspect
 import json
 import sys
 import threading
-from collections.abc import Awaitable, Callable, Generator
-from contextlib import contextmanager, suppress
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, TypeVar, cast
+from weakref import WeakKeyDictionary
 
 from openai import APIStatusError, AsyncOpenAI, OpenAI
 
@@ -44,17 +45,23 @@ _SEAT = "_lgov_doors"
 class Door:
     """Judges the model calls that pass, for whoever ``governor`` names at that moment (None: they pass unjudged).
 
-    One door has one memory of transcripts. Callable from any thread and any number of tasks.
+    One door has one memory of transcripts for each governor. Callable from any thread and any number of tasks.
     """
 
     def __init__(self, governor: Callable[[], Governor | None]) -> None:
         self.governor = governor
-        self.memory = Transcripts()
+        self._memories: WeakKeyDictionary[Governor, Transcripts] = WeakKeyDictionary()
+
+    def memory_of(self, governor: Governor) -> Transcripts:
+        """What passed under ``governor``: what the governor of a self-test kept back is nobody else's."""
+        found = self._memories.get(governor)
+        return self._memories.setdefault(governor, Transcripts()) if found is None else found
 
     def forget(self) -> None:
         """Forgets all transcripts."""
-        self.memory.close()
-        self.memory = Transcripts()
+        memories, self._memories = self._memories, WeakKeyDictionary()
+        for memory in list(memories.values()):
+            memory.close()
 
     def send(self, request: Any, send: Callable[[Any], Any]) -> Any:
         """Sends ``request`` by ``send`` if it may be sent; returns the response that the openai client reads."""
@@ -62,7 +69,10 @@ class Door:
         if governor is None or wire is None:
             return send(request)
         request.read()
-        steps = Exchange(governor, self.memory, wire, body := _body_of(request)).steps()
+        begun = self._begun(governor, wire, request)
+        if begun is None:
+            return send(request)
+        steps, body = begun
         _attribute(request)
         told: Any = None
         while True:
@@ -70,7 +80,7 @@ class Door:
                 step = steps.send(told)
             except StopIteration as end:
                 return _response(end.value, wire, body, request)
-            with _thrown_into(steps):
+            try:
                 if isinstance(step, Action):
                     told = governor.decide(step)
                 elif isinstance(step, ToolOutcome):
@@ -79,7 +89,10 @@ class Door:
                     with step.span.active(), covering_model_call(governor):
                         response = send(_request(step, request))
                         response.read()
-                    told = _received(response, wire)
+                    told = _received(response, wire, strict=not governor.only_watches)
+            except BaseException as error:
+                _throw_into(steps, error)
+                raise
 
     async def asend(self, request: Any, send: Callable[[Any], Awaitable[Any]]) -> Any:
         """As `send`, for asynchronous clients."""
@@ -87,7 +100,10 @@ class Door:
         if governor is None or wire is None:
             return await send(request)
         await request.aread()
-        steps = Exchange(governor, self.memory, wire, body := _body_of(request)).steps()
+        begun = self._begun(governor, wire, request)
+        if begun is None:
+            return await send(request)
+        steps, body = begun
         _attribute(request)
         told: Any = None
         while True:
@@ -95,7 +111,7 @@ class Door:
                 step = steps.send(told)
             except StopIteration as end:
                 return _response(end.value, wire, body, request)
-            with _thrown_into(steps):
+            try:
                 if isinstance(step, Action):
                     told = await governor.adecide(step)
                 elif isinstance(step, ToolOutcome):
@@ -104,7 +120,20 @@ class Door:
                     with step.span.active(), covering_model_call(governor):
                         response = await send(_request(step, request))
                         await response.aread()
-                    told = _received(response, wire)
+                    told = _received(response, wire, strict=not governor.only_watches)
+            except BaseException as error:
+                _throw_into(steps, error)
+                raise
+
+    def _begun(self, governor: Governor, wire: Wire, request: Any) -> tuple[Steps, JSON] | None:
+        """The steps of the exchange, and its request; None for one that cannot be read and that nobody has to judge."""
+        try:
+            body = _body_of(request)
+            return Exchange(governor, self.memory_of(governor), wire, body).steps(), body
+        except Exception:
+            if governor.only_watches:
+                return None
+            raise
 
     def _concerned(self, request: Any) -> tuple[Governor | None, Wire | None]:
         governor = self.governor()
@@ -117,7 +146,11 @@ def wire_of(method: str, path: str) -> Wire | None:
     """The protocol that a request to this path speaks; None if it is no model call."""
     if method.upper() != "POST":
         return None
-    return next((wire for ending, wire in _WIRES if path.rstrip("/").endswith(ending)), None)
+    path = path.rstrip("/")
+    for ending, wire in _WIRES:
+        if path.endswith(ending):
+            return wire
+    return None
 
 
 def govern_client(client: C, governor: Governor) -> C:
@@ -195,15 +228,10 @@ def _view(inner: Any, door: Door) -> Any:
 # ---------------------------------------------------------------------- requests and responses
 
 
-@contextmanager
-def _thrown_into(steps: Steps) -> Generator[None]:
-    """Lets the exchange clean up after what was raised inside the block; that goes on in any case."""
-    try:
-        yield
-    except BaseException as error:
-        with suppress(StopIteration):
-            steps.throw(error)
-        raise
+def _throw_into(steps: Steps, error: BaseException) -> None:
+    """Lets the exchange clean up after ``error``, which goes on in any case."""
+    with suppress(StopIteration):
+        steps.throw(error)
 
 
 def _body_of(request: Any) -> JSON:
@@ -222,7 +250,8 @@ def _unreadable(what: str) -> PolicyDenied:
 
 
 def _attribute(request: Any) -> None:
-    request.headers.update(endpoint_headers(str(request.url), current_scope()))
+    if (scope := current_scope()) is not None:
+        request.headers.update(endpoint_headers(str(request.url), scope))
 
 
 def _request(step: Send, request: Any) -> Any:
@@ -237,7 +266,8 @@ def _request(step: Send, request: Any) -> Any:
     )
 
 
-def _received(response: Any, wire: Wire) -> Received:
+def _received(response: Any, wire: Wire, *, strict: bool) -> Received:
+    """What ``response`` says. Raises `PolicyDenied` for one that cannot be read, or has it passed on if not ``strict``."""
     if not response.is_success:
         error = APIStatusError(f"Error code: {response.status_code}", response=response, body=None)
         return Received(response, None, error=error)
@@ -249,11 +279,14 @@ def _received(response: Any, wire: Wire) -> Received:
         else:
             reply = json.loads(response.content)
         if reply is not None:
-            wire.reading(reply, wire.turns(reply))
+            turns = wire.turns(reply)
+            return Received(response, reply, events, turns=turns, reading=wire.reading(reply, turns))
     except (ValueError, TypeError, KeyError, IndexError, AttributeError, RecursionError) as error:
+        if not strict:
+            return Received(response, None, error=error)
         raise _unreadable("reply") from error
-    if reply is not None:
-        return Received(response, reply, events)
+    if not strict:
+        return Received(response, None, error=RuntimeError("a stream without an end"))
     failed = [event for event in events if "error" in event or event.get("type") in ("error", "response.failed")]
     if not failed:
         raise _unreadable("reply")

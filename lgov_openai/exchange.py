@@ -12,8 +12,8 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 from lgov_core.errors import PolicyDenied
-from lgov_core.governed_call import ModelCall, ToolCall, ToolReading
-from lgov_core.governor import Governor
+from lgov_core.governed_call import ModelCall, ModelReading, ToolCall, ToolReading
+from lgov_core.governor import UNJUDGED, Governor
 from lgov_core.scope import current_scope
 from lgov_core.trace import semconv
 from lgov_core.trace.live import LiveSpan, current_span
@@ -43,12 +43,17 @@ class Send:
 
 @dataclass(frozen=True, slots=True)
 class Received:
-    """What a request brought. ``reply`` is None where ``error`` says why there is none. ``response`` is the client's own."""
+    """What a request brought. ``reply`` is None where ``error`` says why there is none. ``response`` is the client's own.
+
+    ``turns`` and ``reading`` are what the protocol reads off the reply.
+    """
 
     response: Any
     reply: JSON | None
     events: Sequence[JSON] = ()
     error: Exception | None = None
+    turns: Sequence[Turn] = ()
+    reading: ModelReading | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,14 +73,20 @@ class Exchange:
 
     def __init__(self, governor: Governor, memory: Transcripts, wire: Wire, body: JSON) -> None:
         self._governor = governor
+        self._watches = governor.only_watches
         self._memory = memory
         self._wire = wire
         self._body = body
         self._model = str(body.get("model") or "model")
         self._parent = wire.parent(body)
         self._program = wire.entries(body)
+        self._of_model = [wire.is_of_model(entry) for entry in self._program]
         self._prefixes = Prefixes(wire, self._program, self._parent)
-        self._here = self._prefixes[len(self._program)]
+
+    @property
+    def _here(self) -> str:
+        """The whole transcript's digest."""
+        return self._prefixes[len(self._program)]
 
     def steps(self) -> Steps:
         """The steps of this exchange. Raises `PolicyDenied` where a decision says abort."""
@@ -92,12 +103,15 @@ class Exchange:
 
     def _judge_results(self) -> Generator[Step, Any, list[JSON]]:
         """The program's transcript in which every result has been judged before the model reads it."""
+        if self._watches:
+            yield from self._note_results()
+            return self._program
         current: list[JSON] = []
         calls: dict[str | None, tuple[Proposal, str]] = {}
         start = 0
         for position, entry in enumerate(self._program):
-            if self._wire.is_of_model(entry):
-                if position == 0 or not self._wire.is_of_model(self._program[position - 1]):
+            if self._of_model[position]:
+                if position == 0 or not self._of_model[position - 1]:
                     start = position
                 for call in self._wire.proposals(entry):
                     calls[call.call_id] = (call, self._prefixes[start])
@@ -107,6 +121,26 @@ class Exchange:
                 entry = entry if instead is None else self._wire.with_answer(entry, instead)
             current.append(entry)
         return current
+
+    def _note_results(self) -> Generator[Step, Any, None]:
+        """Notes what came of the calls that the model made last; those before came with the requests before."""
+        program = self._program
+        end = len(program)
+        while end > 0 and not self._of_model[end - 1]:
+            end -= 1
+        start = end
+        while start > 0 and self._of_model[start - 1]:
+            start -= 1
+        calls = {call.call_id: call for entry in program[start:end] for call in self._wire.proposals(entry)}
+        for entry in program[end:] if calls else ():
+            answered = self._wire.answered_call(entry)
+            if answered is None or (call := calls.get(answered[0])) is None:
+                continue
+            pending, unrecorded = self._memory.claim(call.call_id, call, self._prefixes[start])
+            if pending is not None and unrecorded:
+                outcome = pending.call.returned(pending.decision, _result_reading(entry, answered[1]))
+                if pending.call.finish(outcome):
+                    yield outcome
 
     def _judge_result(
         self, entry: JSON, call_id: str | None, text: str, call: Proposal | None, prefix: str | None
@@ -119,9 +153,9 @@ class Exchange:
         if pending is None:
             name = call.name if call is not None else str(entry.get("name") or "unknown")
             action = self._action(Point.POST_TOOL_CALL, name, call_id, call)
-            action = replace(action, text=text, native=entry)
+            action = action.changed(text=text, operation_id=new_id("op"), native=entry)
         else:
-            reading = ToolReading(text, "error" if entry.get("status") == "incomplete" else "ok")
+            reading = _result_reading(entry, text)
             if unrecorded:
                 outcome = pending.call.returned(pending.decision, reading)
                 if pending.call.finish(outcome):
@@ -136,13 +170,17 @@ class Exchange:
 
     def _judge_input(self, current: list[JSON]) -> Generator[Step, Any, Decision | None]:
         """Judges what the user said since the model spoke last; replaces in ``current`` what is to be replaced."""
-        since = max((at + 1 for at, entry in enumerate(self._program) if self._is_past(entry)), default=0)
-        for position, entry in enumerate(self._program):
+        if self._watches:
+            return None
+        program = self._program
+        since = len(program)
+        while since > 0 and not (self._of_model[since - 1] or self._wire.answered_call(program[since - 1]) is not None):
+            since -= 1
+        for position, entry in enumerate(program):
             text = self._wire.user_text(entry)
             if text is None:
                 continue
-            place = self._prefixes[position + 1]
-            if position >= since and text and self._memory.is_new(place):
+            if position >= since and text and self._memory.is_new(place := self._prefixes[position + 1]):
                 decision: Decision = yield _said(text)
                 if decision.blocks:
                     return decision
@@ -151,9 +189,6 @@ class Exchange:
             if instead is not None:
                 current[position] = self._wire.with_text(entry, instead)
         return None
-
-    def _is_past(self, entry: JSON) -> bool:
-        return self._wire.is_of_model(entry) or self._wire.answered_call(entry) is not None
 
     # ------------------------------------------------------------------ what the model says
 
@@ -165,10 +200,10 @@ class Exchange:
             received = yield from self._ask(call, body, sent, changed, again=bool(spent))
             if isinstance(received, Decision):
                 return self._instead(received, spent)
-            if received.reply is None:
+            if received.reply is None or received.reading is None:
                 return Answer(received)
-            turns = self._wire.turns(received.reply)
-            judged = yield from self._judge_reply(call, received.reply, turns)
+            turns = received.turns
+            judged = yield from self._judge_reply(call, received.reading, turns)
             self._memory.used(name for turn in turns for entry in turn.entries for name in _ids_of(self._wire, entry))
             answers = judged[0].answers if len(judged) == 1 else None
             if answers and not judged[0].given.proposals and len(spent) < MAX_ROUNDS and None not in answers:
@@ -183,12 +218,16 @@ class Exchange:
     def _ask(
         self, call: ModelCall, body: JSON, sent: Sequence[JSON], changed: bool, *, again: bool
     ) -> Generator[Step, Any, Received | Decision]:
-        mappings = [self._wire.mapping(entry) for entry in sent]
-        try:
-            decision: Decision = yield call.request(mappings, **_reply_limit(body))
-        except BaseException as error:  # cancelled while a policy was thinking: nothing was sent
-            call.span.end(error)
-            raise
+        if self._watches:
+            call.said(lambda: [self._wire.mapping(entry) for entry in sent])
+            decision, mappings = UNJUDGED, []
+        else:
+            mappings = [self._wire.mapping(entry) for entry in sent]
+            try:
+                decision = yield call.request(mappings, **_reply_limit(body))
+            except BaseException as error:  # cancelled while a policy was thinking: nothing was sent
+                call.span.end(error)
+                raise
         if not decision.blocks and decision.arguments is not None:
             rewritten = self._rewritten(sent, mappings, decision.arguments["messages"])
             if rewritten is None:
@@ -229,10 +268,11 @@ class Exchange:
                 return None
         return found
 
-    def _judge_reply(self, call: ModelCall, reply: JSON, turns: Sequence[Turn]) -> Generator[Step, Any, list[_Judged]]:
-        reading = self._wire.reading(reply, turns)
+    def _judge_reply(
+        self, call: ModelCall, reading: ModelReading, turns: Sequence[Turn]
+    ) -> Generator[Step, Any, list[_Judged]]:
         call.answered(reading)
-        decision: Decision = yield call.reply(reading)
+        decision: Decision = UNJUDGED if self._watches else (yield call.reply(reading))
         if decision.blocks:
             if decision.abort:
                 raise PolicyDenied(decision)
@@ -317,7 +357,7 @@ class Exchange:
             given, told = one.given, one.told
             if one.denied and not given.proposals:
                 given, told = self._wire.told(self._body, "\n".join(one.texts)), True
-            elif not given.proposals and not told and given.text:
+            elif not given.proposals and not told and given.text and not self._watches:
                 decision: Decision = yield call.output(given.text)
                 if decision.blocks:
                     if decision.abort:
@@ -326,7 +366,8 @@ class Exchange:
                 elif decision.text is not None:
                     given = self._wire.reworded(given, decision.text)
             handed.append(given)
-            self._remember(reply, turn, one, given, told, hidden)
+            if given is not turn or told or hidden or one.answers:
+                self._remember(reply, turn, one, given, told, hidden)
         if not spent and all(given == turn for given, turn in zip(handed, turns, strict=True)):
             streamed_calls = received.events and any(turn.proposals for turn in turns)
             return Answer(received, reply if streamed_calls else None)
@@ -367,7 +408,6 @@ class Exchange:
             rollout_id=scope.rollout_id if scope else None,
             attempt=scope.attempt if scope else None,
             call_id=call_id,
-            operation_id=new_id("op"),
         )
 
 
@@ -394,6 +434,10 @@ def _said(text: str) -> Action:
         framework=FRAMEWORK,
         parent_id=above.span_id if above is not None and nested else None,
     )
+
+
+def _result_reading(entry: JSON, text: str) -> ToolReading:
+    return ToolReading(text, "error" if entry.get("status") == "incomplete" else "ok")
 
 
 def _place(call: Proposal) -> tuple[int, int]:

@@ -10,7 +10,7 @@ from lgov_core.governed_call import ModelReading
 from lgov_core.types import Kind, new_id
 from lgov_openai.chat import plain
 from lgov_openai.responses_stream import response_of, stream_of
-from lgov_openai.wire import JSON, Proposal, Turn, content_with_text, dump, read_arguments, summed, text_of
+from lgov_openai.wire import JSON, Entry, Proposal, Turn, content_with_text, dump, summed, text_of
 
 _INSTRUCTIONS = "lgov.instructions"
 _KINDS: Mapping[str, Kind] = {
@@ -34,9 +34,10 @@ class ResponsesProtocol:
 
     def entries(self, body: JSON) -> list[JSON]:
         given = body.get("input")
-        items: list[JSON] = [{"role": "user", "content": given}] if isinstance(given, str) else list(given or ())
+        items: list[JSON] = [{"role": "user", "content": given}] if isinstance(given, str) else given or []
+        items = [Entry(item) for item in items]
         if isinstance(instructions := body.get("instructions"), str):
-            return [{"type": _INSTRUCTIONS, "role": "system", "content": instructions}, *items]
+            return [Entry({"type": _INSTRUCTIONS, "role": "system", "content": instructions}), *items]
         return items
 
     def with_entries(self, body: JSON, entries: Sequence[JSON]) -> JSON:
@@ -83,6 +84,15 @@ class ResponsesProtocol:
         return entry.get("role") == "assistant" or kind.endswith("_call") or kind in _OF_MODEL
 
     def proposals(self, entry: JSON, position: int = 0) -> list[Proposal]:
+        known = entry.proposals if type(entry) is Entry else None
+        if known is not None and known[0] == position:
+            return known[1]
+        found = self._proposals(entry, position)
+        if type(entry) is Entry:
+            entry.proposals = position, found
+        return found
+
+    def _proposals(self, entry: JSON, position: int) -> list[Proposal]:
         kind = str(entry.get("type"))
         call_id = entry.get("call_id")
         if kind == "mcp_approval_request":
@@ -92,10 +102,10 @@ class ResponsesProtocol:
         name = str(entry.get("name") or kind.removesuffix("_call"))
         if kind == "custom_tool_call":
             raw = str(entry.get("input") or "")
-            arguments: Mapping[str, Any] | None = {"input": raw}
+            arguments: JSON | None = {"input": raw}
         elif "arguments" in entry:
             raw = entry["arguments"] if isinstance(entry["arguments"], str) else dump(entry["arguments"])
-            arguments = read_arguments(raw)
+            arguments = None
         else:
             arguments = {key: value for key, value in entry.items() if key not in _NOT_ARGUMENTS}
             raw = dump(arguments)
@@ -126,7 +136,7 @@ class ResponsesProtocol:
     # ------------------------------------------------------------------ replies
 
     def turns(self, reply: JSON) -> list[Turn]:
-        return [self._turn(list(reply.get("output") or ()))]
+        return [self._turn([Entry(item) for item in reply.get("output") or ()])]
 
     def _turn(self, items: Sequence[JSON]) -> Turn:
         text = "\n".join(found for item in items if item.get("type") == "message" and (found := _text(item)))

@@ -14,12 +14,12 @@ import threading
 from collections import OrderedDict
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from lgov_core.governed_call import ToolCall
 from lgov_core.scope import RolloutScope, current_scope
 from lgov_core.types import Decision
-from lgov_openai.wire import JSON, Proposal, Wire, dump
+from lgov_openai.wire import JSON, Entry, Proposal, Wire, dump, dump_sorted
 
 #: How many calls, replies and verdicts are remembered; the oldest are forgotten first.
 MAX_REMEMBERED = 20_000
@@ -32,25 +32,50 @@ V = TypeVar("V")
 
 
 class Prefixes:
-    """Digests of the beginnings of a transcript as a program sent it: ``[i]`` is that of the entries before ``i``."""
+    """Digests of the beginnings of a transcript as a program sent it: ``[i]`` is that of the entries before ``i``.
+
+    Made when they are asked for, best in ascending order. Used by one exchange.
+    """
 
     def __init__(self, wire: Wire, entries: Sequence[JSON], parent: str | None) -> None:
-        state = hashlib.blake2b(dump(parent).encode(), digest_size=16)
-        self._found = [state.hexdigest()]
-        for entry in entries:
-            state.update(canonical(wire, entry).encode())
-            self._found.append(state.hexdigest())
+        self._wire = wire
+        self._entries = entries
+        self._parent = parent
+        self._found: dict[int, str] = {}
+        self._begin()
+
+    def _begin(self) -> None:
+        self._state = hashlib.blake2b(dump(self._parent).encode(), digest_size=16)
+        self._reached = 0
 
     def __getitem__(self, position: int) -> str:
-        return self._found[position]
+        found = self._found.get(position)
+        if found is None:
+            if position < self._reached:
+                self._begin()
+            if position > self._reached:
+                passed = [_canonical(self._wire, entry) for entry in self._entries[self._reached : position]]
+                # Without the brackets, so that it does not matter in how many pieces the beginning was read.
+                self._state.update(dump_sorted(passed)[1:-1].encode() + b",")
+                self._reached = position
+            found = self._found[position] = self._state.hexdigest()
+        return found
 
 
 def canonical(wire: Wire, entry: JSON) -> str:
     """The entry in a form that does not depend on how a program copied it. Calls stand for the message that makes them."""
+    if type(entry) is not Entry:
+        return dump_sorted(_canonical(wire, entry))
+    if entry.canonical is None:
+        entry.canonical = dump_sorted(_canonical(wire, entry))
+    return entry.canonical
+
+
+def _canonical(wire: Wire, entry: JSON) -> Any:
     if not wire.is_of_model(entry):
-        return dump([sorted(entry.items(), key=lambda item: item[0])])
+        return entry
     calls = [call.identity for call in wire.proposals(entry)]
-    return dump(["calls", calls]) if calls else dump(["text", wire.mapping(entry)["content"]])
+    return ["calls", calls] if calls else ["text", wire.mapping(entry)["content"]]
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -17,26 +17,72 @@ from lgov_core.types import Kind
 JSON: TypeAlias = dict[str, Any]
 
 
-@dataclass(frozen=True, slots=True)
-class Proposal:
-    """A call that the model asks the program to make. ``arguments`` is None where they cannot be read.
+class Entry(JSON):
+    """An entry that remembers what has been read off it: a program sends its whole transcript with each request.
 
-    ``raw`` is what the model wrote for arguments; ``entry`` is the position of its entry in the turn, ``place`` that of
-    the call in the entry.
+    For entries that nobody changes in place. A copy remembers nothing.
     """
 
-    call_id: str | None
-    name: str
-    raw: str
-    arguments: Mapping[str, Any] | None
-    kind: Kind = "function"
-    entry: int = 0
-    place: int = 0
+    __slots__ = ("canonical", "proposals")
+
+    def __init__(self, entry: Mapping[str, Any]) -> None:
+        super().__init__(entry)
+        self.canonical: str | None = None
+        self.proposals: tuple[int, list[Proposal]] | None = None
+
+
+class Proposal:
+    """A call that the model asks the program to make.
+
+    ``raw`` is what the model wrote for arguments; ``entry`` is the position of its entry in the turn, ``place`` that of
+    the call in the entry. Nobody changes it.
+    """
+
+    __slots__ = ("_arguments", "call_id", "entry", "identity", "kind", "name", "place", "raw")
+
+    def __init__(
+        self,
+        call_id: str | None,
+        name: str,
+        raw: str,
+        arguments: Mapping[str, Any] | None = None,
+        kind: Kind = "function",
+        entry: int = 0,
+        place: int = 0,
+    ) -> None:
+        self.call_id = call_id
+        self.name = name
+        self.raw = raw
+        #: What makes it this call and no other, as far as the transcript says.
+        self.identity: tuple[str | None, str, str] = (call_id, name, raw)
+        self.kind: Kind = kind
+        self.entry = entry
+        self.place = place
+        self._arguments: tuple[Mapping[str, Any] | None] | None = None if arguments is None else (arguments,)
 
     @property
-    def identity(self) -> tuple[str | None, str, str]:
-        """What makes it this call and no other, as far as the transcript says."""
-        return self.call_id, self.name, self.raw
+    def arguments(self) -> Mapping[str, Any] | None:
+        """The arguments, None where they cannot be read: those it was made with, or else what ``raw`` says.
+
+        Read when first asked for, because most calls of a transcript are old.
+        """
+        if self._arguments is None:
+            self._arguments = (read_arguments(self.raw),)
+        return self._arguments[0]
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Proposal):
+            return NotImplemented
+        same = (self.identity, self.kind, self.entry, self.place) == (
+            other.identity,
+            other.kind,
+            other.entry,
+            other.place,
+        )
+        return same and (self._arguments is other._arguments or self.arguments == other.arguments)
+
+    def __hash__(self) -> int:
+        return hash(self.identity)
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,18 +214,22 @@ def _no_repeats(pairs: list[tuple[str, Any]]) -> JSON:
     return found
 
 
+_DECODER = json.JSONDecoder(object_pairs_hook=_no_repeats)  # json.loads would make one for each call
+
+
 def read_arguments(raw: str) -> JSON | None:
     """The object that the text is; None if it is none, or one that two readers could read differently. No text is ``{}``."""
     if not raw.strip():
         return {}
     try:
-        value = json.loads(raw, object_pairs_hook=_no_repeats)
+        value = _DECODER.decode(raw)
     except (ValueError, RecursionError):
         return None
     return cast(JSON, value) if isinstance(value, dict) else None
 
 
-_ENCODER = json.JSONEncoder(separators=(",", ":"))  # json.dumps would make one for each call
+_ENCODER = json.JSONEncoder(separators=(",", ":"))  # as above
+_SORTING = json.JSONEncoder(separators=(",", ":"), sort_keys=True)
 
 
 def dump(value: Any) -> str:
@@ -187,15 +237,20 @@ def dump(value: Any) -> str:
     return _ENCODER.encode(value)
 
 
+def dump_sorted(value: Any) -> str:
+    """As `dump`, the same for objects that differ in the order of their keys only."""
+    return _SORTING.encode(value)
+
+
 # ---------------------------------------------------------------------- text in content
 
 
 def text_of(content: Any) -> str:
     """The text of a message's content: itself, or that of its parts."""
-    if content is None:
-        return ""
     if isinstance(content, str):
         return content
+    if content is None:
+        return ""
     parts = content if isinstance(content, list) else [content]
     return "\n".join(found for part in parts if (found := _part_text(part)) is not None)
 

@@ -94,17 +94,18 @@ class _GovernedField:
         self._default = default
 
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
-        if instance is None or self._name not in vars(instance):
+        held: dict[str, Any] = {} if instance is None else vars(instance)
+        stored = held.get(self._name, _REQUIRED)
+        if stored is _REQUIRED:
             if self._default is _REQUIRED:
                 raise AttributeError(self._name)
             return self._default
-        stored = vars(instance)[self._name]
-        if stored is None or acting_governor() is None:
+        if stored is None or _ARMING.governor is None:
             return stored
         # The same object each time: the SDK compares what it approved with what it runs.
-        kept: Any = vars(instance).get(self._kept)
+        kept: Any = held.get(self._kept)
         if kept is None or kept[0] is not stored or kept[1] is not instance:
-            kept = vars(instance)[self._kept] = (stored, instance, self._wrap(instance, stored))
+            kept = held[self._kept] = (stored, instance, self._wrap(instance, stored))
         return kept[2]
 
     def __set__(self, instance: Any, value: Any) -> None:

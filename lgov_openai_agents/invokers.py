@@ -36,10 +36,13 @@ class GovernedInvoker:
 
     @property
     def __signature__(self) -> inspect.Signature:
-        try:
-            return inspect.signature(self.__dict__["lgov_inner"])
-        except (TypeError, ValueError) as error:
-            raise AttributeError("__signature__") from error
+        found: inspect.Signature | None = self.__dict__.get("lgov_signature")
+        if found is None:  # the SDK asks at every call
+            try:
+                found = self.__dict__["lgov_signature"] = inspect.signature(self.__dict__["lgov_inner"])
+            except (TypeError, ValueError) as error:
+                raise AttributeError("__signature__") from error
+        return found
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.__dict__["lgov_inner"], name)

@@ -144,6 +144,8 @@ class _Exchange:
             raise
         reading = items.reading_of(response, self.name)
         call.answered(reading)
+        if self.governor.only_watches:
+            return response, not items.proposes_calls(response)
         decision = await self.governor.adecide(call.reply(reading))
         if decision.blocks:
             return self._denial(decision, response), True
@@ -160,7 +162,8 @@ class _Exchange:
 
     def _attributed(self) -> ModelRequest:
         """The request with the headers that tell our own endpoint whose call it is."""
-        headers = endpoint_headers(base_url_of(self.model), current_scope(), self.agent)
+        scope = current_scope()
+        headers = {} if scope is None else endpoint_headers(base_url_of(self.model), scope, self.agent)
         settings = self.request.model_settings
         if not headers or settings is None:
             return self.request
@@ -169,14 +172,15 @@ class _Exchange:
 
     async def _permit(self, call: ModelCall) -> Decision | None:
         """Judges what the user said and the request, and rewrites it; returns the decision that refuses it, if one does."""
+        if self.governor.only_watches:
+            call.said(self._messages)
+            return None
         try:
             refused = await self._judge_input(call)
             if refused is not None:
                 return refused
             self.request = await judge_hosted_tools(self.governor, self.request, self.agent, call.span.span_id)
-            messages = [items.as_mapping(item) for item in items.as_list(self.request.input)]
-            if self.request.system_instructions:
-                messages.insert(0, {"role": "system", "content": self.request.system_instructions})
+            messages = self._messages()
             decision = await self.governor.adecide(call.request(messages, **_reply_limit(self.request)))
             if decision.blocks:
                 return decision
@@ -191,6 +195,12 @@ class _Exchange:
             call.span.end(error)  # nothing was sent
             raise
         return None
+
+    def _messages(self) -> list[dict[str, Any]]:
+        messages = [items.as_mapping(item) for item in items.as_list(self.request.input)]
+        if self.request.system_instructions:
+            messages.insert(0, {"role": "system", "content": self.request.system_instructions})
+        return messages
 
     async def _judge_input(self, call: ModelCall) -> Decision | None:
         given = items.as_list(self.request.input)

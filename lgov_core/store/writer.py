@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import sqlite3
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
@@ -20,6 +21,9 @@ T = TypeVar("T")
 
 #: A transaction takes what waits, up to so many rows: the cost of a commit is shared and its latency stays bounded.
 ROWS_A_COMMIT: Final = 200
+
+#: Seconds that spans wait for more of their kind: a transaction for each would cost several times what the row does.
+SPAN_WAIT_S: Final = 0.05
 
 #: What is there already is not written again: whoever does not know whether a batch arrived may send it twice.
 _INSERT_SPAN = insert("spans", f"{SPAN_COLUMNS}, digest") + " ON CONFLICT (digest) DO NOTHING"
@@ -39,10 +43,10 @@ class _Write:
 class GroupCommitWriter:
     """The writing side of a store on one file: a queue, a thread and a connection.
 
-    Nothing waits on purpose: an idle writer commits the first write at once, and what arrives during a commit goes into
-    the next. Each write has its own savepoint, so one that fails takes no other with it. When a whole transaction is
-    lost (a full disk), ``on_loss`` is called, and its writes are tried again one by one. `submit` and `submit_span` are
-    callable from any thread.
+    No write waits on purpose: an idle writer commits the first at once, and what arrives during a commit goes into the
+    next. Only spans, for which nobody waits, are gathered for `SPAN_WAIT_S`. Each write has its own savepoint, so one
+    that fails takes no other with it. When a whole transaction is lost (a full disk), ``on_loss`` is called, and its
+    writes are tried again one by one. `submit` and `submit_span` are callable from any thread.
     """
 
     def __init__(
@@ -63,6 +67,7 @@ class GroupCommitWriter:
         self.identity = file_identity(path)
         self._waiting: deque[_Write | Row] = deque()
         self._waiting_spans = 0
+        self._gathering = False
         self._closing = False
         self._changed = threading.Condition()
         #: Held while the connection is in use; whoever holds it may close the connection, which is then opened again.
@@ -96,7 +101,8 @@ class GroupCommitWriter:
                 return
             self._waiting_spans += 1
             self._waiting.append(row)
-            self._changed.notify()
+            if not self._gathering or self._waiting_spans >= ROWS_A_COMMIT:
+                self._changed.notify()
 
     def flush(self) -> None:
         """Returns when all that was queued before is committed.
@@ -164,6 +170,7 @@ class GroupCommitWriter:
         with self._changed:
             while not self._waiting and not self._closing:
                 self._changed.wait()
+            self._gather_spans()
             batch: list[_Write | Row] = []
             rows = 0
             while self._waiting and rows < ROWS_A_COMMIT:
@@ -175,6 +182,16 @@ class GroupCommitWriter:
                     self._waiting_spans -= 1
                 batch.append(item)
             return batch
+
+    def _gather_spans(self) -> None:
+        """Waits for more while nothing but a few spans waits; the caller holds the condition."""
+        until = time.monotonic() + SPAN_WAIT_S
+        self._gathering = True
+        while self._waiting_spans == len(self._waiting) < ROWS_A_COMMIT and not self._closing:
+            left = until - time.monotonic()
+            if left <= 0 or not self._changed.wait(left):
+                break
+        self._gathering = False
 
     def _write(self, batch: Sequence[_Write | Row]) -> None:
         try:

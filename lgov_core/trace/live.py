@@ -14,7 +14,7 @@ import secrets
 import sys
 import time
 from collections.abc import Generator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -100,9 +100,10 @@ class LiveSpan:
         self.started_at = time.time() if started_at is None else started_at
         self.ended = False
         self.attributes: dict[str, JSONValue] = {semconv.OPERATION: operation}
-        self._otel = _begin_otel(self, parent) if observer.exports_spans else None
-        self.span_id = _otel_id(self._otel) or secrets.token_hex(8)
-        self.trace_id = _otel_trace(self._otel)
+        api = sys.modules.get("opentelemetry.trace") if observer.exports_spans else None
+        self._otel = None if api is None else _begin_otel(api, self, parent)
+        self.span_id = secrets.token_hex(8) if self._otel is None else _otel_id(self._otel)
+        self.trace_id = None if self._otel is None else _otel_trace(self._otel)
         self.parent_id = parent.span_id if parent is not None else None
         if attributes:
             self.set(attributes)
@@ -119,16 +120,9 @@ class LiveSpan:
             if value is not None and (keep_content or key not in _CONTENT):
                 self.attributes[key] = value
 
-    @contextmanager
-    def active(self) -> Generator[LiveSpan]:
+    def active(self) -> AbstractContextManager[LiveSpan, None]:
         """Makes this the current span inside the block. In a generator it must not stay open across a ``yield``."""
-        token = _CURRENT.set(self)
-        attached = _attach_otel(self._otel)
-        try:
-            yield self
-        finally:
-            _detach_otel(attached)
-            _CURRENT.reset(token)
+        return _Active(self)
 
     def end(self, error: BaseException | str | None = None) -> None:
         """Ends the span and shows it; ``error`` is what went wrong, or a word for it. Does nothing the second time."""
@@ -164,6 +158,26 @@ class LiveSpan:
         )
 
 
+class _Active:
+    """What `LiveSpan.active` gives; a generator would take twice as long, and this is on the path of every call."""
+
+    __slots__ = ("_attached", "_span", "_token")
+
+    def __init__(self, span: LiveSpan) -> None:
+        self._span = span
+
+    def __enter__(self) -> LiveSpan:
+        span = self._span
+        self._token = _CURRENT.set(span)
+        self._attached = None if span._otel is None else _attach_otel(span._otel)
+        return span
+
+    def __exit__(self, *exc: object) -> None:
+        if self._attached is not None:
+            _detach_otel(self._attached)
+        _CURRENT.reset(self._token)
+
+
 @contextmanager
 def live_span(
     observer: SpanObserver, operation: str, name: str = "", attributes: Mapping[str, JSONValue] | None = None
@@ -187,22 +201,23 @@ def _api() -> ModuleType | None:
     return sys.modules.get("opentelemetry.trace")
 
 
-def _begin_otel(span: LiveSpan, parent: LiveSpan | None) -> Any:
-    api = _api()
-    if api is None:
-        return None
+def _begin_otel(api: Any, span: LiveSpan, parent: LiveSpan | None) -> Any:
     # Under the current span the context is left as it is: the program may have opened spans of its own inside.
     elsewhere = parent is not None and parent is not _CURRENT.get() and parent._otel is not None
     context = api.set_span_in_context(parent._otel) if parent is not None and elsewhere else None
-    kind = api.SpanKind.CLIENT if span.operation == semconv.CHAT else api.SpanKind.INTERNAL
-    otel = _tracer(api).start_span(span.title, context, kind, start_time=nanoseconds(span.started_at))
-    if otel.is_recording():
-        return otel
-    # No tracer provider: our own ids, so that whoever reads the context all the same finds a parent.
-    above = otel.get_span_context()
-    trace_id = above.trace_id or secrets.randbits(128) | 1
-    flags = api.TraceFlags(api.TraceFlags.SAMPLED) if not above.trace_id else above.trace_flags
-    return api.NonRecordingSpan(api.SpanContext(trace_id, secrets.randbits(64) | 1, False, flags))
+    if type(api.get_tracer_provider()) is api.ProxyTracerProvider:  # nobody has set one
+        above = api.get_current_span(context).get_span_context()
+    else:
+        kind = api.SpanKind.CLIENT if span.operation == semconv.CHAT else api.SpanKind.INTERNAL
+        otel = _tracer(api).start_span(span.title, context, kind, start_time=nanoseconds(span.started_at))
+        if otel.is_recording():
+            return otel
+        above = otel.get_span_context()
+    # Nobody records: our own ids, so that whoever reads the context all the same finds a parent.
+    trace_id, flags = above.trace_id, above.trace_flags
+    if not trace_id:
+        trace_id, flags = secrets.randbits(128) | 1, api.TraceFlags(api.TraceFlags.SAMPLED)
+    return api.NonRecordingSpan(api.SpanContext(trace_id, int.from_bytes(secrets.token_bytes(8)) | 1, False, flags))
 
 
 @lru_cache(maxsize=1)
@@ -211,29 +226,22 @@ def _tracer(api: ModuleType) -> Any:
     return api.get_tracer("lgov")
 
 
-def _otel_id(otel: Any) -> str | None:
-    return None if otel is None else f"{otel.get_span_context().span_id:016x}"
+def _otel_id(otel: Any) -> str:
+    return f"{otel.get_span_context().span_id:016x}"
 
 
 def _otel_trace(otel: Any) -> str | None:
     """The trace of a span that the program exports: one that goes nowhere is in no trace that anybody could look up."""
-    return f"{otel.get_span_context().trace_id:032x}" if otel is not None and otel.is_recording() else None
+    return f"{otel.get_span_context().trace_id:032x}" if otel.is_recording() else None
 
 
 def _attach_otel(otel: Any) -> Any:
-    api = _api()
-    if otel is None or api is None:
-        return None
-    from opentelemetry import context
-
-    return context.attach(api.set_span_in_context(otel))
+    api, context = _api(), sys.modules.get("opentelemetry.context")
+    return None if api is None or context is None else context.attach(api.set_span_in_context(otel))
 
 
 def _detach_otel(token: Any) -> None:
-    if token is not None:
-        from opentelemetry import context
-
-        context.detach(token)
+    sys.modules["opentelemetry.context"].detach(token)
 
 
 def _end_otel(otel: Any, span: LiveSpan, ended_at: float | None) -> None:

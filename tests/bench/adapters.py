@@ -1,13 +1,18 @@
 """CPU that an adapter adds to one turn of an agent: one model call and one tool call.
 
 ``make bench``, or ``python -m tests.bench.adapters [NAME …]``. A real agent of each framework talks over HTTP to a scripted
-model in a process of its own. The variants take turns within one process, armed and disarmed between the runs, so that a
-slow moment of the machine falls on all alike; what counts is the median of the differences to the bare run beside it:
+model in a process of its own. The variants take turns within one process, armed, warmed up and disarmed again, each round
+in another order, so that a slow moment of the machine falls on all alike; what counts is the median of the differences to
+the bare runs beside them, given with the interval that holds the true median in 95 of 100 cases:
 
 - *bare*: the framework alone;
+- *capture*: armed by a governor that only watches; the spans of the model call and the tool call, with their content,
+  go to the sink of a store that keeps none (what a store on disk costs is part of *recorded*);
 - *governed*: armed, one rule that allows, spans shown to nobody;
-- *recorded*: the same with the audit record and a trace store on disk;
+- *recorded*: the same with the audit record and a trace store on disk, content included;
 - *OpenInference*: the framework's usual observability instrumentor, with a span processor that drops everything.
+
+CPU is that of the whole process: threads that write for a variant count too.
 """
 
 from __future__ import annotations
@@ -17,20 +22,25 @@ import asyncio
 import gc
 import importlib.util
 import json
+import math
 import os
+import random
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections import deque
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 FRAMEWORKS = ("langchain", "autogen", "openai-agents", "openai")
-VARIANTS = ("bare", "governed", "recorded", "OpenInference")
-#: Turns of one run, and how often each variant is run.
-TURNS, RUNS = 5, 80
+VARIANTS = ("bare", "capture", "governed", "recorded", "OpenInference")
+#: Turns of one run, rounds in which each variant has its turn, and runs of it in each.
+TURNS, ROUNDS, AGAIN = 5, 40, 3
+#: Rounds before the first that counts.
+WARM_UP = 3
 #: What capture may cost, in microseconds of CPU a turn.
 GOAL_US = 150
 
@@ -40,7 +50,7 @@ _INSTRUMENTORS = {
     "openai-agents": ("openinference.instrumentation.openai_agents", "OpenAIAgentsInstrumentor"),
     "openai": ("openinference.instrumentation.openai", "OpenAIInstrumentor"),
 }
-_ADAPTERS = {
+ADAPTERS = {
     "langchain": "lgov_langchain",
     "autogen": "lgov_autogen",
     "openai-agents": "lgov_openai_agents",
@@ -137,7 +147,7 @@ def openai_agent() -> Agent:
     return run
 
 
-_AGENTS: Mapping[str, Callable[[], Agent]] = {
+AGENTS: Mapping[str, Callable[[], Agent]] = {
     "langchain": langchain_agent,
     "autogen": autogen_agent,
     "openai-agents": openai_agents_agent,
@@ -161,17 +171,12 @@ class Variant:
         """Nothing for the bare framework."""
 
 
-class Governed(Variant):
-    """Armed, by a governor without a record."""
+class Armed(Variant):
+    """Armed by a governor."""
 
-    def __init__(self, framework: str, folder: Path) -> None:
-        from lgov_core.governor import Governor
-        from lgov_core.policies import load_policy_file
-
-        self.adapter = importlib.import_module(_ADAPTERS[framework])
-        self.policy = folder / "policy.yaml"
-        self.policy.write_text("version: 1\ndefault: allow\nrules:\n  - {name: add, tools: [add], use: allow}\n")
-        self.governor: Any = Governor(load_policy_file(self.policy))
+    def __init__(self, framework: str, governor: Any) -> None:
+        self.adapter = importlib.import_module(ADAPTERS[framework])
+        self.governor = governor
 
     def begin(self) -> None:
         self.adapter.arm(self.governor)
@@ -180,15 +185,49 @@ class Governed(Variant):
         self.adapter.disarm()
 
 
-class Recorded(Governed):
+class Queue:
+    """As much of a store as capture needs: what a writer would take from here is forgotten when there is much of it."""
+
+    def __init__(self) -> None:
+        self.spans: deque[Any] = deque(maxlen=1000)
+
+    def add_span(self, span: Any) -> None:
+        self.spans.append(span)
+
+    def add_rewards(self, rewards: Any) -> None:
+        raise AssertionError("nobody rewards here")
+
+
+def capture(framework: str, folder: Path) -> Variant:
+    """Armed; nobody judges, spans and their content go to a sink."""
+    from lgov_core.governor import Governor
+    from lgov_core.trace.sink import StoreSink
+
+    return Armed(framework, Governor(plugins=[StoreSink(Queue())], capture_content=True, only_watches=True))
+
+
+def _policy(folder: Path) -> Path:
+    policy = folder / "policy.yaml"
+    policy.write_text("version: 1\ndefault: allow\nrules:\n  - {name: add, tools: [add], use: allow}\n")
+    return policy
+
+
+def governed(framework: str, folder: Path) -> Variant:
+    """Armed, by a governor without a record."""
+    from lgov_core.governor import Governor
+    from lgov_core.policies import load_policy_file
+
+    return Armed(framework, Governor(load_policy_file(_policy(folder))))
+
+
+class Recorded(Armed):
     """Armed, with the audit record and a store."""
 
     def __init__(self, framework: str, folder: Path) -> None:
-        super().__init__(framework, folder)
         from lgov_core.governed_process import ProcessOptions, open_process
 
-        self.process = open_process(ProcessOptions(self.policy, folder / "audit.db", str(folder / "store.db")))
-        self.governor = self.process.governor
+        self.process = open_process(ProcessOptions(_policy(folder), folder / "audit.db", str(folder / "store.db")))
+        super().__init__(framework, self.process.governor)
 
     def close(self) -> None:
         for problem in self.process.close():
@@ -225,14 +264,21 @@ class OpenInference(Variant):
 
 _VARIANTS: Mapping[str, Callable[[str, Path], Variant]] = {
     "bare": lambda framework, folder: Variant(),
-    "governed": Governed,
+    "capture": capture,
+    "governed": governed,
     "recorded": Recorded,
     "OpenInference": OpenInference,
 }
 
 
-def measure(framework: str) -> dict[str, float]:
-    """For each variant the CPU microseconds of a turn: the whole for *bare*, what is added for the others."""
+Measured = dict[str, tuple[float, float, float]]
+
+
+def measure(framework: str, rounds: int) -> Measured:
+    """For each variant the CPU microseconds of a turn: the whole for *bare*, what is added for the others.
+
+    Each as median and the bounds of its 95 % interval.
+    """
     if framework == "openai-agents":
         from agents import set_trace_processors
 
@@ -244,31 +290,46 @@ def measure(framework: str) -> dict[str, float]:
                 (folder := Path(name) / variant).mkdir()
                 one = _VARIANTS[variant](framework, folder)
                 one.begin()
-                variants[variant] = one, _AGENTS[framework]()
+                variants[variant] = one, AGENTS[framework]()
                 one.end()
-        times = asyncio.run(_in_turns(variants))
+        times = asyncio.run(_in_turns(variants, rounds))
         for one, _ in variants.values():
             one.close()
     bare = times.pop("bare")
     added = {
-        variant: statistics.median(mine - beside for mine, beside in zip(taken, bare, strict=True))
-        for variant, taken in times.items()
+        variant: [mine - beside for mine, beside in zip(taken, bare, strict=True)] for variant, taken in times.items()
     }
-    return {name: value / TURNS * 1e6 for name, value in {"bare": statistics.median(bare), **added}.items()}
+    return {name: median_of(values) for name, values in {"bare": bare, **added}.items()}
 
 
-async def _in_turns(variants: Mapping[str, tuple[Variant, Agent]]) -> dict[str, list[float]]:
+def median_of(values: Sequence[float]) -> tuple[float, float, float]:
+    """The median in microseconds a turn, and the two values between which the true one lies in 95 of 100 cases."""
+    ordered = [value / TURNS * 1e6 for value in sorted(values)]
+    reach = math.ceil(0.98 * math.sqrt(len(ordered)))
+    middle = len(ordered) // 2
+    return statistics.median(ordered), ordered[max(0, middle - reach)], ordered[min(len(ordered) - 1, middle + reach)]
+
+
+async def _in_turns(variants: Mapping[str, tuple[Variant, Agent]], rounds: int) -> dict[str, list[float]]:
     times: dict[str, list[float]] = {variant: [] for variant in variants}
-    for number in range(-3, RUNS):  # the first ones only warm up
-        for name, (variant, run) in variants.items():
-            variant.begin()
+    shuffled = random.Random(0)
+    for number in range(-WARM_UP, rounds):
+        if number == 0:
             gc.collect()
-            began = time.process_time()
-            await run(TURNS)
-            taken = time.process_time() - began
+            gc.freeze()  # what is there by now is there for all; a collection looks at what a run made
+        for name in shuffled.sample(list(variants), len(variants)):
+            variant, run = variants[name]
+            variant.begin()
+            await run(TURNS)  # what arming has pushed out of the caches comes back
+            gc.collect()
+            taken: list[float] = []
+            for _ in range(AGAIN):
+                began = time.process_time()
+                await run(TURNS)
+                taken.append(time.process_time() - began)
             variant.end()
             if number >= 0:
-                times[name].append(taken)
+                times[name] += taken
     return times
 
 
@@ -299,7 +360,7 @@ def serve() -> None:
 
 def available(framework: str, variant: str) -> bool:
     """Whether what the variant needs is installed."""
-    module = _INSTRUMENTORS[framework][0] if variant == "OpenInference" else _ADAPTERS[framework]
+    module = _INSTRUMENTORS[framework][0] if variant == "OpenInference" else ADAPTERS[framework]
     try:
         return variant == "bare" or importlib.util.find_spec(module) is not None
     except ModuleNotFoundError:
@@ -312,22 +373,25 @@ def main() -> None:
     parser.add_argument("names", nargs="*", default=FRAMEWORKS)
     parser.add_argument("--one", help=argparse.SUPPRESS)
     parser.add_argument("--serve", action="store_true", help=argparse.SUPPRESS)
-    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--json", action="store_true", help="[median, low, high] of each variant")
+    parser.add_argument("--rounds", type=int, default=ROUNDS, help="%(default)s by default")
     arguments = parser.parse_args()
     if arguments.serve:
         return serve()
     if arguments.one:
-        return print(json.dumps(measure(arguments.one)))
+        return print(json.dumps(measure(arguments.one, arguments.rounds)))
     here = [sys.executable, "-m", "tests.bench.adapters"]
     server = subprocess.Popen([*here, "--serve"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     assert server.stdout is not None
     env = {**os.environ, "OPENAI_BASE_URL": server.stdout.readline().strip(), "OPENAI_API_KEY": "none"}
-    results: dict[str, dict[str, float]] = {}
+    results: dict[str, Measured] = {}
     try:
         if not arguments.json:
-            print(f"{'CPU of one turn: a model call and a tool call':46} {'µs':>8}")
+            print(f"{'CPU of one turn: a model call and a tool call':46} {'µs':>8} {'95 %':>14}")
         for framework in arguments.names:
-            done = subprocess.run([*here, "--one", framework], env=env, capture_output=True, text=True)
+            done = subprocess.run(
+                [*here, "--one", framework, "--rounds", str(arguments.rounds)], env=env, capture_output=True, text=True
+            )
             if done.returncode != 0:
                 raise SystemExit(f"{framework}: {done.stderr[-2000:]}")
             results[framework] = json.loads(done.stdout.splitlines()[-1])
@@ -340,16 +404,18 @@ def main() -> None:
     return None
 
 
-def write(framework: str, measured: Mapping[str, float]) -> None:
+def write(framework: str, measured: Measured) -> None:
     """The lines of one framework."""
-    peer = measured.get("OpenInference")
-    for variant, value in measured.items():
-        verdict = ""
-        if variant == "governed":
-            verdict = f"goal {GOAL_US}: {'met' if value <= GOAL_US else 'NOT met'}"
-            verdict += f"; OpenInference adds {peer / value:.1f} times as much" if peer is not None else ""
+    peer = measured["OpenInference"][0] if "OpenInference" in measured else None
+    for variant, (value, low, high) in measured.items():
+        said: list[str] = []
+        if variant == "capture":
+            said.append(f"goal {GOAL_US}: {'met' if value <= GOAL_US else 'NOT met'}")
+        if variant in ("capture", "governed") and peer is not None:
+            said.append(f"OpenInference adds {peer / value:.1f} times as much")
         what = "bare, the whole" if variant == "bare" else f"{variant}, added"
-        print(f"{framework:16}{what:30} {value:8.0f}  {verdict}", flush=True)
+        between = f"{low:.0f}–{high:.0f}"
+        print(f"{framework:16}{what:30} {value:8.0f} {between:>14}  {'; '.join(said)}", flush=True)
 
 
 if __name__ == "__main__":

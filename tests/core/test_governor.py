@@ -7,12 +7,13 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from lgov_core.audit import AuditLog
-from lgov_core.errors import PluginError, PolicyDenied
+from lgov_core.errors import PluginError, PolicyDenied, PolicyError
 from lgov_core.governor import Governor, ObservedDecision, PluginFailure
 from lgov_core.hookspecs import hookimpl
 from lgov_core.plugins import make_plugin_manager
@@ -350,3 +351,73 @@ def test_a_misspelt_hook_is_refused() -> None:
     manager = make_plugin_manager(builtin=(), third_party=False)
     with pytest.raises(PluginError, match="lgov_pre_tool_cal"):
         Governor(plugins=[Typo()], manager=manager)
+
+
+# ---------------------------------------------------------------------- watching only
+
+
+class Hears:
+    def __init__(self) -> None:
+        self.events: list[Any] = []
+
+    @hookimpl
+    def lgov_observe(self, event: Any) -> None:
+        self.events.append(event)
+
+
+class Rewards:
+    @hookimpl
+    def lgov_reward(self, outcome: ToolOutcome) -> Sequence[Reward]:
+        return [Reward(1.0)]
+
+
+def test_one_that_only_watches_takes_no_decision_and_shows_what_happened() -> None:
+    hears = Hears()
+    watching = governor(hears, Rewards(), only_watches=True)
+    assert [decision.effect for decision in both(watching, call())] == [Effect.ALLOW, Effect.ALLOW]
+    assert not hears.events
+    assert not watching.effects
+    outcome = ToolOutcome(call(), "ok", result="1")
+    (reward,) = watching.record(outcome)
+    assert hears.events == [outcome, reward]
+    assert reward.tool_call_id == "call_1"
+    with watching.rollout(RolloutScope("r1")):
+        assert current_scope() == RolloutScope("r1")
+
+
+def test_one_that_only_watches_takes_nobody_who_judges(tmp_path: Path) -> None:
+    with pytest.raises(PolicyError, match="asks nobody, but was given p"):
+        governor(policies=Policied("p"), only_watches=True)
+    with pytest.raises(PolicyError, match="asks nobody"):
+        governor(Says(DENY), only_watches=True)
+    with AuditLog(tmp_path / "audit.db") as audit, pytest.raises(PolicyError, match="an audit record"):
+        governor(audit=audit, only_watches=True)
+
+
+def test_a_judge_that_comes_later_to_one_that_only_watches_is_refused() -> None:
+    watching = governor(only_watches=True)
+    watching.manager.register(Says(DENY), name="late")
+    with pytest.raises(PolicyError, match="late"):
+        watching.plugins_changed()
+
+
+class Policied:
+    bounded = True
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def judge(self, action: Action) -> Decision | None:
+        return DENY
+
+
+def test_a_bounded_policy_may_answer_an_awaitable_to_an_asynchronous_agent() -> None:
+    async def later() -> Decision:
+        await asyncio.sleep(0)
+        return DENY
+
+    class Waits(Policied):
+        def judge(self, action: Action) -> Any:
+            return later()
+
+    assert [decision.effect for decision in both(governor(policies=Waits("w")), call())] == [Effect.DENY, Effect.DENY]

@@ -11,6 +11,7 @@ import sys
 import tempfile
 import textwrap
 import time
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -536,3 +537,18 @@ def test_a_forgotten_store_ends_its_thread_and_keeps_what_was_queued(tmp_path: P
     assert not thread.is_alive()
     with SQLiteStore(tmp_path / "store.sqlite") as again:
         assert [s.span_id for s in again.spans()] == ["s1"]
+
+
+def test_spans_that_come_together_share_a_transaction_and_arrive_without_a_flush(tmp_path: Path) -> None:
+    path = tmp_path / "store.db"
+    with SQLiteStore(path) as store, closing(sqlite3.connect(path)) as other:
+        before = other.execute("PRAGMA data_version").fetchone()[0]
+        seen: set[int] = set()
+        for number in range(50):
+            store.add_span(span(f"s{number}"))
+            seen.add(other.execute("PRAGMA data_version").fetchone()[0])
+        deadline = time.monotonic() + 30
+        while len(store.spans()) < 50 and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert [one.span_id for one in store.spans()] == [f"s{number}" for number in range(50)]
+        assert len(seen - {before}) < 25, "a transaction for nearly each of them"

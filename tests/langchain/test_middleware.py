@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import sqlite3
 from pathlib import Path
 from typing import Annotated, Any
@@ -17,6 +18,7 @@ from scripted import ModelServer, Witness, at, calls, deny, make_governor, says
 
 from lgov_core.errors import PolicyDenied, SettingsError
 from lgov_core.governor import Governor
+from lgov_core.policies import PolicySet
 from lgov_core.scope import RolloutScope, enter_scope
 from lgov_core.types import Action, Decision, Effect, Point
 from lgov_langchain import LgovMiddleware
@@ -482,3 +484,30 @@ def test_both_ways_of_every_hook_are_there() -> None:
     for name in ("wrap_tool_call", "wrap_model_call"):
         assert getattr(LgovMiddleware, name) is not getattr(AgentMiddleware, name)
         assert getattr(LgovMiddleware, f"a{name}") is not getattr(AgentMiddleware, f"a{name}")
+
+
+async def test_governing_an_asynchronous_agent_takes_no_thread(
+    model_server: ModelServer, chat: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    governor = Governor(PolicySet(default="allow"))
+    asked: list[Any] = []
+    loop = asyncio.get_running_loop()
+    run_in_executor = loop.run_in_executor
+
+    def counted(executor: Any, function: Any, *args: Any) -> Any:
+        asked.append(function)
+        return run_in_executor(executor, function, *args)
+
+    monkeypatch.setattr(loop, "run_in_executor", counted)
+
+    @tool
+    async def look() -> str:
+        """Looks."""
+        return "seen"
+
+    model_server.play(calls(("c1", "look", {})), says("done"))
+    agent: Any = create_agent(chat, [look], middleware=[LgovMiddleware(governor)])
+    answer = await agent.ainvoke({"messages": [("user", "look")]})
+    whose = [part.__module__ for job in asked for part in getattr(job, "args", ()) if inspect.isfunction(part)]
+    assert answer["messages"][-2].text == "seen"
+    assert not [module for module in whose if module.startswith("langsmith")]

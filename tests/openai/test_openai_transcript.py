@@ -239,7 +239,7 @@ def test_ids_that_come_again_and_again_do_not_fill_the_memory(governor):
     kept: list[Transcripts] = []
     with ScriptedModelServer(lambda body: asks(("call_0", "look", {}))) as server:
         client = on(server, governor)
-        kept += [door.memory for door in type(client)._lgov_doors]
+        kept += [door.memory_of(governor) for door in type(client)._lgov_doors]
         for number in range(MAX_NAMESAKES + 20):
             create(client, [{"role": "user", "content": str(number)}])
     ended = [span for span in seen.spans if span.name == "execute_tool look"]
