@@ -127,12 +127,10 @@ def _watch_errors(tool: FunctionTool, context: Any) -> tuple[Any] | None:
     inner = config.tool_error_formatter if config is not None else None
     if isinstance(inner, _Formatter):
         return None
+    own = RunConfig() if config is None else copy.copy(config)  # `dataclasses.replace` would make all of it anew
     formatter: Any = _Formatter(inner)
-    context.run_config = (
-        RunConfig(tool_error_formatter=formatter)
-        if config is None
-        else dataclasses.replace(config, tool_error_formatter=formatter)
-    )
+    own.tool_error_formatter = formatter
+    context.run_config = own
     return (config,)
 
 

@@ -3,7 +3,9 @@
 ``make bench``, or ``python -m tests.bench.adapters [NAME …]``. A real agent of each framework talks over HTTP to a scripted
 model in a process of its own. The variants take turns within one process, armed, warmed up and disarmed again, each round
 in another order, so that a slow moment of the machine falls on all alike; what counts is the median of the differences to
-the bare runs beside them, given with the interval that holds the true median in 95 of 100 cases:
+the bare runs beside them, given with the interval that holds the true median in 95 of 100 cases. Beside it stands the same
+for the moments in which nothing else ran: how far apart the quickest tenth of both lies. On a machine that others use that
+is the figure to compare:
 
 - *bare*: the framework alone;
 - *capture*: armed by a governor that only watches; the spans of the model call and the tool call, with their content,
@@ -271,13 +273,14 @@ _VARIANTS: Mapping[str, Callable[[str, Path], Variant]] = {
 }
 
 
-Measured = dict[str, tuple[float, float, float]]
+#: Median, the bounds of its interval, and the figure for undisturbed moments, for each variant.
+Measured = dict[str, tuple[float, float, float, float]]
 
 
 def measure(framework: str, rounds: int) -> Measured:
     """For each variant the CPU microseconds of a turn: the whole for *bare*, what is added for the others.
 
-    Each as median and the bounds of its 95 % interval.
+    Each as median, the bounds of its 95 % interval, and the figure for undisturbed moments.
     """
     if framework == "openai-agents":
         from agents import set_trace_processors
@@ -299,7 +302,10 @@ def measure(framework: str, rounds: int) -> Measured:
     added = {
         variant: [mine - beside for mine, beside in zip(taken, bare, strict=True)] for variant, taken in times.items()
     }
-    return {name: median_of(values) for name, values in {"bare": bare, **added}.items()}
+    found: Measured = {"bare": (*median_of(bare), undisturbed(bare))}
+    for variant, values in added.items():
+        found[variant] = (*median_of(values), undisturbed(times[variant]) - undisturbed(bare))
+    return found
 
 
 def median_of(values: Sequence[float]) -> tuple[float, float, float]:
@@ -308,6 +314,11 @@ def median_of(values: Sequence[float]) -> tuple[float, float, float]:
     reach = math.ceil(0.98 * math.sqrt(len(ordered)))
     middle = len(ordered) // 2
     return statistics.median(ordered), ordered[max(0, middle - reach)], ordered[min(len(ordered) - 1, middle + reach)]
+
+
+def undisturbed(values: Sequence[float]) -> float:
+    """The bound of the quickest tenth in microseconds a turn."""
+    return sorted(values)[len(values) // 10] / TURNS * 1e6
 
 
 async def _in_turns(variants: Mapping[str, tuple[Variant, Agent]], rounds: int) -> dict[str, list[float]]:
@@ -373,7 +384,7 @@ def main() -> None:
     parser.add_argument("names", nargs="*", default=FRAMEWORKS)
     parser.add_argument("--one", help=argparse.SUPPRESS)
     parser.add_argument("--serve", action="store_true", help=argparse.SUPPRESS)
-    parser.add_argument("--json", action="store_true", help="[median, low, high] of each variant")
+    parser.add_argument("--json", action="store_true", help="[median, low, high, undisturbed] of each variant")
     parser.add_argument("--rounds", type=int, default=ROUNDS, help="%(default)s by default")
     arguments = parser.parse_args()
     if arguments.serve:
@@ -387,7 +398,7 @@ def main() -> None:
     results: dict[str, Measured] = {}
     try:
         if not arguments.json:
-            print(f"{'CPU of one turn: a model call and a tool call':46} {'µs':>8} {'95 %':>14}")
+            print(f"{'CPU of one turn: a model call and a tool call':46} {'µs':>8} {'95 %':>14} {'undisturbed':>12}")
         for framework in arguments.names:
             done = subprocess.run(
                 [*here, "--one", framework, "--rounds", str(arguments.rounds)], env=env, capture_output=True, text=True
@@ -407,7 +418,7 @@ def main() -> None:
 def write(framework: str, measured: Measured) -> None:
     """The lines of one framework."""
     peer = measured["OpenInference"][0] if "OpenInference" in measured else None
-    for variant, (value, low, high) in measured.items():
+    for variant, (value, low, high, quiet) in measured.items():
         said: list[str] = []
         if variant == "capture":
             said.append(f"goal {GOAL_US}: {'met' if value <= GOAL_US else 'NOT met'}")
@@ -415,7 +426,7 @@ def write(framework: str, measured: Measured) -> None:
             said.append(f"OpenInference adds {peer / value:.1f} times as much")
         what = "bare, the whole" if variant == "bare" else f"{variant}, added"
         between = f"{low:.0f}–{high:.0f}"
-        print(f"{framework:16}{what:30} {value:8.0f} {between:>14}  {'; '.join(said)}", flush=True)
+        print(f"{framework:16}{what:30} {value:8.0f} {between:>14} {quiet:12.0f}  {'; '.join(said)}", flush=True)
 
 
 if __name__ == "__main__":
