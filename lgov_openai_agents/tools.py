@@ -28,6 +28,10 @@ if TYPE_CHECKING:
     from lgov_core.governor import Governor
 
 
+#: How much of its time a cancelled tool has used up when its time was up: the SDK began to count a little earlier.
+_NEARLY = 0.95
+
+
 class ToolTimedOut(TimeoutError):
     """A tool that the SDK cancelled because its time was up."""
 
@@ -60,6 +64,7 @@ async def govern_function(
     `lgov_core.PolicyDenied` where a decision says abort. A call that has been judged on its way here is not judged
     again. Fails closed.
     """
+    began = time.monotonic()  # the SDK's clock for the tool is running
     arguments, call_id = arguments_of(raw), getattr(context, "tool_call_id", None)
     outer = covered_call()
     if outer is not None and outer.covers(governor, tool.qualified_name, arguments, call_id):
@@ -83,7 +88,7 @@ async def govern_function(
             text = arguments_text(permitted, raw)
             if getattr(context, "_function_tool_arguments", None) is not None:
                 context._function_tool_arguments = None  # prepared from the arguments as they were
-        return await _watched(tool, invoke, context, text, failure)
+        return await _watched(tool, invoke, context, text, failure, began)
 
     try:
         if run is None:
@@ -99,16 +104,21 @@ async def govern_function(
 
 
 async def _watched(
-    tool: FunctionTool, invoke: Callable[[Any, str], Awaitable[Any]], context: Any, raw: str, failure: _Failure
+    tool: FunctionTool,
+    invoke: Callable[[Any, str], Awaitable[Any]],
+    context: Any,
+    raw: str,
+    failure: _Failure,
+    began: float,
 ) -> Any:
     """Runs the tool so that what it raises is noted in ``failure``, whatever the SDK makes of it."""
-    began, token = time.monotonic(), _FAILURE.set(failure)
+    token = _FAILURE.set(failure)
     given = _watch_errors(tool, context)
     try:
         return await _noting(tool, invoke)(context, raw)
     except asyncio.CancelledError as error:
         limit = tool.timeout_seconds
-        if limit is not None and time.monotonic() - began >= limit:
+        if limit is not None and time.monotonic() - began >= limit * _NEARLY:
             raise ToolTimedOut(f"{tool.name} did not finish within {limit:g} s") from error
         raise
     finally:
