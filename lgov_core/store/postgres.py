@@ -166,6 +166,11 @@ class PostgresStore(PostgresTraces):
             queue={RolloutState(state): count for state, count in states},
         )
 
+    def unannounced(self) -> list[Attempt]:
+        """Attempts that calls and spans name and nobody opened. See `Retention.unannounced`."""
+        self._check()
+        return [Attempt(*row) for row in self._reader.fetch(postgres_retention.UNANNOUNCED)]
+
     def _last_heard(self, run_id: str | None) -> list[tuple[str, float]]:
         self._check()
         where, given = ("", ()) if run_id is None else (postgres_retention.OF_RUN, (run_id,))

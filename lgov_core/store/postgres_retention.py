@@ -29,6 +29,15 @@ COUNTS: Final = (
     " WHERE relkind = 'r' AND relnamespace = current_schema()::regnamespace)"
 )
 
+UNANNOUNCED: Final = (
+    "SELECT rollout_id, attempt, min(at) FROM ("
+    " SELECT rollout_id, coalesce(attempt, 1) AS attempt, started_at AS at FROM calls WHERE rollout_id IS NOT NULL"
+    " UNION ALL SELECT rollout_id, coalesce(attempt, 1), started_at FROM spans WHERE rollout_id IS NOT NULL"
+    ") AS named WHERE NOT EXISTS (SELECT 1 FROM attempts"
+    " WHERE attempts.rollout_id = named.rollout_id AND attempts.attempt = named.attempt)"
+    " GROUP BY rollout_id, attempt ORDER BY 3, 1, 2"
+)
+
 #: What takes room.
 TABLES: Final = ("rollouts", "attempts", "calls", "rewards", "spans", "queue")
 
