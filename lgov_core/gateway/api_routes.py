@@ -135,7 +135,7 @@ class ApiRoutes:
             try:
                 asked, judged = await self._admit(self._gate, api, asked, body, who, engine)
             except GateRefusal as refusal:
-                return self._refused(api, refusal, asked, body)
+                return self._refused(api, refusal, asked, body, who)
         exchange = Exchange(asked, engine.name, who, started_at, api.route, body)
         own = asked.route == api.route
         writer = api.pass_on(asked) if own else api.rewrite(asked, body, api.new_id())
@@ -196,7 +196,7 @@ class ApiRoutes:
         if judged is not None:
             changed = await self._release(judged, completion)
             if changed is not completion:
-                return _json(self._anew(api, exchange, changed)[0])
+                reply = self._written(api, exchange.request, exchange.body or {}, changed)[0]
         if kept is not None:
             kept(reply)
         return _json(reply)
@@ -234,19 +234,20 @@ class ApiRoutes:
 
     async def _streamed_release(
         self, api: Api, asked: ChatRequest, body: Mapping[str, Any], judged: GateRequest, completion: Completion
-    ) -> bytes | None:
+    ) -> tuple[Mapping[str, Any], bytes] | None:
         changed = await self._release(judged, completion)
-        return None if changed is completion else self._written(api, asked, body, changed)[1]
+        return None if changed is completion else self._written(api, asked, body, changed)
 
-    def _refused(self, api: Api, refusal: GateRefusal, asked: ChatRequest, body: Mapping[str, Any]) -> Response:
+    def _refused(
+        self, api: Api, refusal: GateRefusal, asked: ChatRequest, body: Mapping[str, Any], who: Attribution
+    ) -> Response:
         """The answer to a call that was not made."""
         if refusal.status != 200:
             raise refusal
         reply, events = self._written(api, asked, body, said(refusal.text, api.new_id(), asked.model))
+        if api is RESPONSES and asked.route != api.route:
+            self._keep(body, who, reply)
         return Response(events, media_type="text/event-stream") if asked.stream else _json(reply)
-
-    def _anew(self, api: Api, exchange: Exchange, completion: Completion) -> tuple[Mapping[str, Any], bytes]:
-        return self._written(api, exchange.request, exchange.body or exchange.request.body, completion)
 
     @staticmethod
     def _written(

@@ -21,8 +21,8 @@ _ENDED: Final = "ended"
 _Item = StreamPiece | Exception | str
 _Send = Callable[[dict[str, Any]], Awaitable[None]]
 _Receive = Callable[[], Awaitable[dict[str, Any]]]
-#: Judges a finished reply: None lets it go as it came, else the bytes that go out in its place.
-Release = Callable[[Completion], Awaitable[bytes | None]]
+#: Judges a finished reply: None lets it go as it came, else the body and the bytes that go out in its place.
+Release = Callable[[Completion], Awaitable[tuple[Mapping[str, Any], bytes] | None]]
 
 
 def as_lgov_error(error: Exception, engine: str) -> LgovError:
@@ -37,10 +37,10 @@ class StreamedReply:
     """An ASGI response that relays one engine stream, as ``writer`` writes it.
 
     What goes out goes out as it comes, except that what tells the client that the reply is whole waits for the commit.
-    With ``release`` everything waits until the reply is judged. ``kept`` is called with the recorded body after the
-    commit. An error before the first piece is an ordinary error response (made by ``error_response``); a later one is an
-    event of the API's own kind, and then the stream has no proper end. When the client leaves, the engine's stream is
-    closed and what it produced until then is recorded with the finish reason ``cancelled``.
+    With ``release`` everything waits until the reply is judged. ``kept`` is called after the commit with the body that
+    the client gets. An error before the first piece is an ordinary error response (made by ``error_response``); a later
+    one is an event of the API's own kind, and then the stream has no proper end. When the client leaves, the engine's
+    stream is closed and what it produced until then is recorded with the finish reason ``cancelled``.
     """
 
     def __init__(
@@ -130,9 +130,10 @@ class StreamedReply:
                 instead = None if self._release is None else await self._release(completion)
             except LgovError as error:
                 return error
-            if instead is None and self._kept is not None:
-                self._kept(body)
-            await self._send(send, b"".join(held) + last if instead is None else instead, more=False)
+            sent, written = (body, b"".join(held) + last) if instead is None else instead
+            if self._kept is not None:
+                self._kept(sent)
+            await self._send(send, written, more=False)
             return None
 
     async def _commit(self, completion: Completion) -> tuple[Completion, Mapping[str, Any], bytes]:

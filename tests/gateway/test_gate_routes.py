@@ -209,3 +209,18 @@ def test_what_policies_cannot_read_is_refused(stage):
         assert httpx.post(f"{serving.base_url}/{path}", json=body).status_code == 400
     assert serving.model.requests == []
     assert gate.asked == []
+
+
+def test_a_conversation_goes_on_from_what_the_agent_got(stage):
+    serving = stage(lambda body: "the secret is 7", gate=Rules(release=lambda r: [replace(r[0], text="[removed]")]))
+    client = openai.OpenAI(base_url=serving.base_url, api_key="any", max_retries=0)
+    first = client.responses.create(model="m", input="a")
+    with client.responses.stream(model="m", input="b", previous_response_id=first.id) as stream:
+        second = stream.until_done().get_final_response()
+    client.responses.create(model="m", input="c", previous_response_id=second.id)
+    sent = [message["content"] for message in serving.model.requests[-1].body["messages"]]
+    assert sent == ["a", "[removed]", "b", "[removed]", "c"]
+    stage([], gate=Rules(raising("Denied: no.")))
+    refused = client.responses.create(model="m", input="x", previous_response_id=second.id)
+    again = client.responses.create(model="m", input="y", previous_response_id=refused.id)
+    assert (refused.output_text, again.output_text) == ("Denied: no.", "Denied: no.")
