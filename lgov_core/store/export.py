@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from lgov_core.errors import ExportError
-from lgov_core.store import rows
+from lgov_core.store import encoding
 from lgov_core.store.protocol import TraceStore
 from lgov_core.types import Attempt, CapturedCall, Reward, Rollout, Span
 
@@ -48,7 +48,7 @@ def json_lines(
     """One JSON object a value: its fields, and ``kind``."""
     for kind in KINDS:
         for value in values_of(store, kind, run_id=run_id, rollout_ids=rollout_ids):
-            yield rows.json_text({"kind": kind, **_fields(value)}, kind)
+            yield encoding.json_text({"kind": kind, **_fields(value)}, kind)
 
 
 def write_json_lines(path: Path, lines: Iterable[str]) -> int:
@@ -131,7 +131,7 @@ def _fields(value: Any) -> dict[str, Any]:
 
 def _flat(value: Any) -> dict[str, Any]:
     return {
-        name: (None if one is None else rows.json_text(one, name)) if name in _JSON else one
+        name: (None if one is None else encoding.json_text(one, name)) if name in _JSON else one
         for name, one in _fields(value).items()
     }
 

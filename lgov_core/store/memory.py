@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from lgov_core.errors import StoreError
-from lgov_core.store import rows
+from lgov_core.store import encoding, rows
 from lgov_core.store.memory_traces import MemoryPlace, MemoryTraces, close_attempt, move
 from lgov_core.store.retention import Pruned, StoreStatistics, chosen, require_choice
 from lgov_core.store.work import (
@@ -91,7 +91,7 @@ class MemoryStore(MemoryTraces):
 
     def cancel(self, rollout_id: str, reason: str, *, now: float | None = None) -> QueueEntry:
         """Takes a rollout out of the queue for good. See `RolloutQueue.cancel`."""
-        at, why = _clock(now), rows.readable(reason)
+        at, why = _clock(now), encoding.readable(reason)
         with self._open() as place:
             found = place.queue.get(rollout_id)
             if found is None:

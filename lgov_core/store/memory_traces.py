@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import Self, TypeVar
 
 from lgov_core.errors import StoreError
-from lgov_core.store import rows
+from lgov_core.store import encoding, rows
 from lgov_core.store.work import QueueEntry, RolloutState, require_move
 from lgov_core.types import Attempt, CapturedCall, JSONValue, Outcome, Reward, Rollout, Span
 
@@ -79,9 +79,9 @@ class MemoryTraces:
         rewards: Iterable[Reward] = (),
     ) -> Attempt:
         """Closes an attempt and adds its final rewards at once. Closing it again raises `StoreError`."""
-        text = None if result is None else rows.json_text(result, f"result of rollout {rollout_id}")
+        text = None if result is None else encoding.json_text(result, f"result of rollout {rollout_id}")
         final = [_writable(rows.reward_row(rows.own_reward(reward, rollout_id, attempt))) for reward in rewards]
-        readable = None if error is None else rows.readable(error)
+        readable = None if error is None else encoding.readable(error)
         with self._open() as place:
             _require_new(place.rewards, [row[0] for row in final], "reward")
             closed = close_attempt(place, rollout_id, attempt, Outcome(outcome), time.time(), readable, text)
@@ -132,7 +132,7 @@ class MemoryTraces:
 
     def fail_open_attempts(self, reason: str) -> int:
         """Closes every open attempt as infrastructure. Returns how many."""
-        why, now = rows.readable(reason), time.time()
+        why, now = encoding.readable(reason), time.time()
         with self._open() as place:
             left = [one for one in place.attempts.values() if one.ended_at is None]
             for one in left:

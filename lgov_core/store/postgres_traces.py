@@ -12,7 +12,7 @@ from typing import Self, TypeVar
 
 from lgov_core.errors import StoreError
 from lgov_core.sqlite_file import keep_quiet_across_fork
-from lgov_core.store import postgres_queue, rows
+from lgov_core.store import encoding, postgres_queue, rows
 from lgov_core.store.postgres_address import read_address
 from lgov_core.store.postgres_calls import CHAIN, FOLDED_ROW, CallParts
 from lgov_core.store.postgres_connection import opened
@@ -127,7 +127,7 @@ class PostgresTraces:
         the attempt again raises `StoreError`: the first outcome stands.
         """
         outcome = Outcome(outcome)
-        text = None if result is None else rows.json_text(result, f"result of rollout {rollout_id}")
+        text = None if result is None else encoding.json_text(result, f"result of rollout {rollout_id}")
         final = [rows.reward_row(rows.own_reward(reward, rollout_id, attempt)) for reward in rewards]
         why = None if error is None else _readable(error)
 
@@ -289,4 +289,4 @@ def _write_out(writer: PostgresWriter, pid: int) -> None:
 
 def _readable(text: str) -> str:
     """``text`` as PostgreSQL can hold it, which has no place for the character of number 0."""
-    return rows.readable(text).replace("\x00", "\\x00")
+    return encoding.readable(text).replace("\x00", "\\x00")

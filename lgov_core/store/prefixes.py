@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Final, TypeAlias, TypeVar
 
-from lgov_core.store.rows import object_text
+from lgov_core.store.encoding import object_text
 
 Sliced = TypeVar("Sliced", bytes, str)
 

@@ -5,16 +5,13 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-import sys
-from array import array
-from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from operator import eq
 from typing import Any, Final, TypeAlias
 
 from lgov_core.errors import StoreError
+from lgov_core.store.encoding import blob, json_text, logprob_blob, numbers, object_text, text_name, token_ids
 from lgov_core.store.work import QueueEntry, RolloutConfig, RolloutState
-from lgov_core.types import Attempt, CapturedCall, JSONValue, Outcome, Reward, Rollout, Span, SpanEvent
+from lgov_core.types import Attempt, CapturedCall, Outcome, Reward, Rollout, Span, SpanEvent
 
 Row: TypeAlias = tuple[Any, ...]
 
@@ -88,7 +85,7 @@ def call_parts(call: CapturedCall) -> tuple[Row, dict[str, str]]:
         raise StoreError(
             f"{what} has {len(call.logprobs)} logprobs and {tokens}", hint="give one logprob for each response token"
         )
-    request = {_name(name): json_text(value, f"request of {what}") for name, value in call.request.items()}
+    request = {text_name(name): json_text(value, f"request of {what}") for name, value in call.request.items()}
     row = (
         call.response_id,
         call.choice,
@@ -96,9 +93,9 @@ def call_parts(call: CapturedCall) -> tuple[Row, dict[str, str]]:
         call.model,
         object_text(request),
         json_text(call.response, f"response of {what}"),
-        _blob("i", call.prompt_ids, f"prompt ids of {what}"),
-        _blob("i", call.response_ids, f"response ids of {what}"),
-        _logprobs(call.logprobs, f"logprobs of {what}"),
+        blob("i", call.prompt_ids, f"prompt ids of {what}"),
+        blob("i", call.response_ids, f"response ids of {what}"),
+        logprob_blob(call.logprobs, f"logprobs of {what}"),
         call.finish_reason,
         call.weights_version,
         call.temperature,
@@ -128,7 +125,7 @@ def call_of(row: Row) -> CapturedCall:
         response=json.loads(response),
         prompt_ids=token_ids(prompt_ids),
         response_ids=responded,
-        logprobs=_numbers("d" if responded and len(logprobs or b"") == 8 * len(responded) else "f", logprobs),
+        logprobs=numbers("d" if responded and len(logprobs or b"") == 8 * len(responded) else "f", logprobs),
         finish_reason=finish_reason,
         weights_version=weights_version,
         temperature=temperature,
@@ -249,104 +246,3 @@ def entry_of(row: Row) -> QueueEntry:
         None if outcome is None else Outcome(outcome),
         *rest,
     )
-
-
-def json_text(value: JSONValue | Mapping[str, Any] | Sequence[Any], what: str) -> str:
-    """``value`` as JSON text. What JSON cannot hold raises `StoreError` that names ``what``.
-
-    A value that still has the bytes that it was read from (its attribute ``received``) is written as it came; anything else
-    in ASCII.
-    """
-    if (received := getattr(value, "received", None)) is not None:
-        try:
-            return received.decode()
-        except UnicodeDecodeError:  # JSON in another encoding than UTF-8
-            pass
-    try:
-        return _ENCODER.encode(value)
-    except (TypeError, ValueError, RecursionError) as error:
-        raise StoreError(f"the {what} cannot be written as JSON: {error}", hint="give plain JSON values") from error
-
-
-def object_text(values: Mapping[str, str]) -> str:
-    """The JSON text of an object, from the JSON texts of its values."""
-    return "{" + ",".join(f"{_ENCODER.encode(name)}:{text}" for name, text in values.items()) + "}"
-
-
-def object_values(text: str) -> tuple[dict[str, str], dict[str, Any]]:
-    """What `object_text` was made from, and what it says: the values' JSON texts and the values, by name."""
-    texts: dict[str, str] = {}
-    values: dict[str, Any] = {}
-    end = 0
-    while text[end] != "}" and text != "{}":
-        name, at = _DECODER.raw_decode(text, end + 1)
-        values[name], end = _DECODER.raw_decode(text, at + 1)
-        texts[name] = text[at + 1 : end]
-    return texts, values
-
-
-def _name(name: Any) -> str:
-    if not isinstance(name, str):
-        raise StoreError(f"a request has the name {name!r}, which is no text", hint="give plain JSON values")
-    return name
-
-
-def readable(text: str) -> str:
-    """``text`` as it can be written: what is no character is shown by its number."""
-    return text.encode("utf-8", "backslashreplace").decode()
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return dict(value)
-    if isinstance(value, Sequence):
-        return list(value)
-    raise TypeError(f"{type(value).__name__} is no JSON value")
-
-
-_ENCODER = json.JSONEncoder(separators=(",", ":"), default=_plain)
-_DECODER = json.JSONDecoder()
-
-
-def token_ids(stored: bytes | tuple[int, ...] | None) -> tuple[int, ...] | None:
-    """Token ids as they are given out, from how they are stored."""
-    return stored if isinstance(stored, tuple) else _numbers("i", stored)
-
-
-def token_blob(ids: Iterable[int]) -> bytes:
-    """Token ids as they are stored. Raises `StoreError` for what is no 32-bit integer."""
-    return _blob("i", ids, "token ids") or b""
-
-
-def _logprobs(values: Sequence[float] | None, what: str) -> bytes | None:
-    """In 32 bits each where that keeps every one exactly, which it does for what a model computed in 32 bits."""
-    if values is not None:
-        try:
-            single = array("f", values)
-        except (TypeError, OverflowError):
-            return _blob("d", values, what)
-        if all(map(eq, single, values)):
-            return _blob("f", single, what)
-    return _blob("d", values, what)
-
-
-def _blob(typecode: str, values: Iterable[float] | None, what: str) -> bytes | None:
-    if values is None:
-        return None
-    try:
-        packed: array[Any] = array(typecode, values)
-    except (TypeError, OverflowError) as error:
-        raise StoreError(f"the {what} cannot be stored: {error}", hint="token ids are 32-bit integers") from error
-    if sys.byteorder == "big":
-        packed.byteswap()
-    return packed.tobytes()
-
-
-def _numbers(typecode: str, blob: bytes | None) -> tuple[Any, ...] | None:
-    if blob is None:
-        return None
-    unpacked: array[Any] = array(typecode)
-    unpacked.frombytes(blob)
-    if sys.byteorder == "big":
-        unpacked.byteswap()
-    return tuple(unpacked)

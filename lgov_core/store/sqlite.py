@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from contextlib import closing
 
 from lgov_core.sqlite_file import describe, open_database
-from lgov_core.store import rows, sqlite_queue, sqlite_retention
+from lgov_core.store import encoding, rows, sqlite_queue, sqlite_retention
 from lgov_core.store.retention import Pruned, StoreStatistics, chosen, portions, require_choice
 from lgov_core.store.schema import TRACE_STORE
 from lgov_core.store.sqlite_traces import SQLiteTraces
@@ -69,7 +69,7 @@ class SQLiteStore(SQLiteTraces):
 
     def cancel(self, rollout_id: str, reason: str, *, now: float | None = None) -> QueueEntry:
         """Takes a rollout out of the queue for good. See `RolloutQueue.cancel`."""
-        why = rows.readable(reason)
+        why = encoding.readable(reason)
         return self._submit(lambda connection: sqlite_queue.cancel(connection, rollout_id, why, _clock(now))).result()
 
     def queue_entries(

@@ -17,7 +17,7 @@ from typing import Self, TypeVar
 
 from lgov_core.errors import StoreError
 from lgov_core.sqlite_file import keep_quiet_across_fork
-from lgov_core.store import rows, sqlite_queue
+from lgov_core.store import encoding, rows, sqlite_queue
 from lgov_core.store.reader import TableReader
 from lgov_core.store.schema import TRACE_STORE
 from lgov_core.store.sqlite_calls import CHAIN, FOLDED_ROW, FoldingWriter
@@ -107,9 +107,9 @@ class SQLiteTraces:
         the attempt again raises `StoreError`: the first outcome stands.
         """
         outcome, ended_at = Outcome(outcome), time.time()
-        text = None if result is None else rows.json_text(result, f"result of rollout {rollout_id}")
+        text = None if result is None else encoding.json_text(result, f"result of rollout {rollout_id}")
         final = [rows.reward_row(rows.own_reward(reward, rollout_id, attempt)) for reward in rewards]
-        readable = None if error is None else rows.readable(error)
+        readable = None if error is None else encoding.readable(error)
 
         def run(connection: sqlite3.Connection) -> Attempt:
             closed = sqlite_queue.close(connection, rollout_id, attempt, outcome, ended_at, error=readable, result=text)
@@ -178,7 +178,7 @@ class SQLiteTraces:
 
     def fail_open_attempts(self, reason: str) -> int:
         """Closes every open attempt as infrastructure (after a crash). Returns how many."""
-        closing, why, now = Outcome.INFRASTRUCTURE, rows.readable(reason), time.time()
+        closing, why, now = Outcome.INFRASTRUCTURE, encoding.readable(reason), time.time()
         return self._submit(lambda connection: sqlite_queue.close_all(connection, closing, why, now)).result()
 
     def _insert_rollouts(self, connection: sqlite3.Connection, new: Sequence[rows.Row]) -> None:

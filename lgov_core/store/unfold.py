@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from lgov_core.errors import StoreError
-from lgov_core.store import rows
+from lgov_core.store import encoding, rows
 from lgov_core.store.prefixes import Earlier
 from lgov_core.types import CapturedCall
 
@@ -48,9 +48,9 @@ class Unfolding:
     def whole(self, folded: rows.Row) -> rows.Row:
         """A row of ``CALL_COLUMNS``, with token ids as tuples and the request as a mapping."""
         seq, *values, base, shared, repeats = folded
-        response = rows.token_ids(values[rows.RESPONSE_IDS])
-        prompt = rows.token_ids(values[rows.PROMPT])
-        texts, request = rows.object_values(values[rows.REQUEST])
+        response = encoding.token_ids(values[rows.RESPONSE_IDS])
+        prompt = encoding.token_ids(values[rows.PROMPT])
+        texts, request = encoding.object_values(values[rows.REQUEST])
         if base is not None:
             if base >= seq:
                 raise _damaged(seq, base)
@@ -72,7 +72,7 @@ class Unfolding:
     def earlier(self, seq: int) -> Earlier:
         """A call as others may refer to it."""
         read = self._base(seq, seq)
-        return Earlier(seq, rows.token_blob(read.tokens), read.request)
+        return Earlier(seq, encoding.token_blob(read.tokens), read.request)
 
     def _base(self, seq: int, base: int) -> _Read:
         if base not in self._known:

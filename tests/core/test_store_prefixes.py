@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from lgov_core.errors import StoreError
 from lgov_core.sqlite_file import open_database
-from lgov_core.store import rows
+from lgov_core.store import encoding, rows
 from lgov_core.store.prefixes import WHOLE, Earlier, PrefixIndex, common_head, fold
 from lgov_core.store.schema import TRACE_STORE
 from lgov_core.store.sqlite import SQLiteStore
@@ -105,7 +105,7 @@ def test_a_rollout_of_20_turns_costs_at_most_twice_its_distinct_tokens(path: Pat
     assert tokens <= 2 * distinct
     assert tokens == distinct  # each token once
     # Of the requests too only what is new, although each has another seed.
-    assert requests < 1.3 * len(rows.json_text(calls[-1].request, "request"))
+    assert requests < 1.3 * len(encoding.json_text(calls[-1].request, "request"))
     # What a turn costs does not grow with the turns before it, whatever else the file keeps of a call.
     with SQLiteStore(path) as store:
         for _ in range(180):
@@ -132,7 +132,7 @@ def test_forty_agents_that_take_turns_in_one_attempt_each_find_their_own(path: P
     distinct = 4 * (400 + sum(agent.distinct for agent in agents))
     if known_tokens:
         assert tokens <= 1.1 * distinct
-    assert requests < 0.4 * sum(len(rows.json_text(one.request, "request")) for one in calls)
+    assert requests < 0.4 * sum(len(encoding.json_text(one.request, "request")) for one in calls)
 
 
 def test_parallel_choices_and_branches_share_what_they_have_in_common(path: Path) -> None:
@@ -293,7 +293,7 @@ def test_no_more_is_remembered_than_was_allowed() -> None:
     for rollout in range(50):
         for turn in range(30):
             key = (f"r{rollout}", 1)
-            tokens = rows.token_blob([rollout, turn] * 50)
+            tokens = encoding.token_blob([rollout, turn] * 50)
             repeats = index.find(key, tokens, {})
             index.add(key, Earlier(rollout * 1000 + turn, tokens, {}), repeats)
             assert index.size <= 10_000 or index.newest((f"r{rollout - 1}", 1)) is None
@@ -302,12 +302,12 @@ def test_no_more_is_remembered_than_was_allowed() -> None:
     index.clear()
     tokens = b""
     for turn in range(100):  # a conversation is remembered by its end
-        tokens += rows.token_blob([turn] * 100)
+        tokens += encoding.token_blob([turn] * 100)
         index.add(("long", 1), Earlier(turn, tokens, {}), index.find(("long", 1), tokens, {}))
     assert index.size == len(tokens)
     index.clear()
     for turn in range(1000):  # one attempt that never goes on from where it was
-        index.add(("wild", 1), Earlier(turn, rows.token_blob([turn] * 10), {}))
+        index.add(("wild", 1), Earlier(turn, encoding.token_blob([turn] * 10), {}))
     assert index.size == 256 * 40
     index.forget(("wild", 1))
     assert index.size == 0
@@ -318,10 +318,10 @@ def test_the_call_with_most_in_common_is_found() -> None:
     key = ("r1", 1)
     assert index.find(key, b"\0" * 400, {}) == WHOLE
     for seq, length in ((1, 10), (2, 40), (3, 30)):
-        index.add(key, Earlier(seq, rows.token_blob([*range(length), 999]), {}))
-    found = index.find(key, rows.token_blob(range(100)), {})
+        index.add(key, Earlier(seq, encoding.token_blob([*range(length), 999]), {}))
+    found = index.find(key, encoding.token_blob(range(100)), {})
     assert (found.base, found.prompt_shared) == (2, 40)
-    assert index.find(key, rows.token_blob([5] * 50), {}) == WHOLE  # too little to be worth it
+    assert index.find(key, encoding.token_blob([5] * 50), {}) == WHOLE  # too little to be worth it
 
 
 @given(st.binary(max_size=40), st.binary(max_size=40), st.binary(max_size=40))

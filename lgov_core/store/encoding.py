@@ -1,0 +1,120 @@
+"""JSON texts and blobs of numbers, as the tables of a store have them: pure functions.
+
+What cannot be kept exactly raises `StoreError`; nothing is written then.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from array import array
+from collections.abc import Iterable, Mapping, Sequence
+from operator import eq
+from typing import Any
+
+from lgov_core.errors import StoreError
+from lgov_core.types import JSONValue
+
+
+def json_text(value: JSONValue | Mapping[str, Any] | Sequence[Any], what: str) -> str:
+    """``value`` as JSON text. What JSON cannot hold raises `StoreError` that names ``what``.
+
+    A value that still has the bytes that it was read from (its attribute ``received``) is written as it came; anything else
+    in ASCII.
+    """
+    if (received := getattr(value, "received", None)) is not None:
+        try:
+            return received.decode()
+        except UnicodeDecodeError:  # JSON in another encoding than UTF-8
+            pass
+    try:
+        return _ENCODER.encode(value)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise StoreError(f"the {what} cannot be written as JSON: {error}", hint="give plain JSON values") from error
+
+
+def object_text(values: Mapping[str, str]) -> str:
+    """The JSON text of an object, from the JSON texts of its values."""
+    return "{" + ",".join(f"{_ENCODER.encode(name)}:{text}" for name, text in values.items()) + "}"
+
+
+def object_values(text: str) -> tuple[dict[str, str], dict[str, Any]]:
+    """What `object_text` was made from, and what it says: the values' JSON texts and the values, by name."""
+    texts: dict[str, str] = {}
+    values: dict[str, Any] = {}
+    end = 0
+    while text[end] != "}" and text != "{}":
+        name, at = _DECODER.raw_decode(text, end + 1)
+        values[name], end = _DECODER.raw_decode(text, at + 1)
+        texts[name] = text[at + 1 : end]
+    return texts, values
+
+
+def text_name(name: Any) -> str:
+    """``name``, which must be a text."""
+    if not isinstance(name, str):
+        raise StoreError(f"a request has the name {name!r}, which is no text", hint="give plain JSON values")
+    return name
+
+
+def readable(text: str) -> str:
+    """``text`` as it can be written: what is no character is shown by its number."""
+    return text.encode("utf-8", "backslashreplace").decode()
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return dict(value)
+    if isinstance(value, Sequence):
+        return list(value)
+    raise TypeError(f"{type(value).__name__} is no JSON value")
+
+
+_ENCODER = json.JSONEncoder(separators=(",", ":"), default=_plain)
+_DECODER = json.JSONDecoder()
+
+
+def token_ids(stored: bytes | tuple[int, ...] | None) -> tuple[int, ...] | None:
+    """Token ids as they are given out, from how they are stored."""
+    return stored if isinstance(stored, tuple) else numbers("i", stored)
+
+
+def token_blob(ids: Iterable[int]) -> bytes:
+    """Token ids as they are stored. Raises `StoreError` for what is no 32-bit integer."""
+    return blob("i", ids, "token ids") or b""
+
+
+def logprob_blob(values: Sequence[float] | None, what: str) -> bytes | None:
+    """In 32 bits each where that keeps every one exactly, which it does for what a model computed in 32 bits."""
+    if values is not None:
+        try:
+            single = array("f", values)
+        except (TypeError, OverflowError):
+            return blob("d", values, what)
+        if all(map(eq, single, values)):
+            return blob("f", single, what)
+    return blob("d", values, what)
+
+
+def blob(typecode: str, values: Iterable[float] | None, what: str) -> bytes | None:
+    """Numbers as little-endian values of an `array.array` type. Raises `StoreError` that names ``what``."""
+    if values is None:
+        return None
+    try:
+        packed: array[Any] = array(typecode, values)
+    except (TypeError, OverflowError) as error:
+        raise StoreError(f"the {what} cannot be stored: {error}", hint="token ids are 32-bit integers") from error
+    if sys.byteorder == "big":
+        packed.byteswap()
+    return packed.tobytes()
+
+
+def numbers(typecode: str, stored: bytes | None) -> tuple[Any, ...] | None:
+    """What `blob` was made from."""
+    if stored is None:
+        return None
+    unpacked: array[Any] = array(typecode)
+    unpacked.frombytes(stored)
+    if sys.byteorder == "big":
+        unpacked.byteswap()
+    return tuple(unpacked)
