@@ -1,9 +1,9 @@
 """What it costs to make transitions: spans in memory become calls, rewards and transitions, 1,000 to 100,000 calls.
 
 Run it with ``python -m tests.bench.transitions``, and ``--json`` for the figures alone. Times are CPU seconds of the process,
-the best of three. Each rollout has ten calls, each call a chat span with its tokens and a reward span; prompts grow from turn to
-turn. Where agentlightning 0.3.0 is installed beside lgov, its ``TracerTraceToTriplet`` converts the same rollouts, as
-spans in its own format.
+the best of three. Each rollout has ten calls, each call a chat span with its tokens and a reward span; prompts grow from
+turn to turn. Where agentlightning 0.3.0 is installed beside lgov, its ``TracerTraceToTriplet`` converts the same rollouts,
+as spans in its own format, one rollout after the other.
 """
 
 from __future__ import annotations
