@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from lgov_core.hookspecs import hookimpl
     from lgov_core.kernel import KernelSpace
     from lgov_core.policies import PolicySet, SQLPolicy, ToolPolicy, load_policy_file
-    from lgov_core.reward import PolicyReward, RewardConfig, policy_penalty
+    from lgov_core.reward import PolicyReward, RewardConfig, air, policy_penalty
     from lgov_core.reward.violation import PolicyViolation, PolicyViolationError
     from lgov_core.runner import GovernedRollout, GovernedRunner
     from lgov_core.scope import RolloutScope, carry_into_threads, current_scope
@@ -64,6 +64,7 @@ __all__ = [
     "ToolOutcome",
     "ToolPolicy",
     "TraceStore",
+    "air",
     "carry_into_threads",
     "current_scope",
     "hookimpl",
@@ -83,6 +84,7 @@ _HOMES = {
     "PolicyReward": "lgov_core.reward",
     "RewardConfig": "lgov_core.reward",
     "policy_penalty": "lgov_core.reward",
+    "air": "lgov_core.reward",
     "PolicyViolation": "lgov_core.reward.violation",
     "PolicyViolationError": "lgov_core.reward.violation",
     "AuditLog": "lgov_core.audit",

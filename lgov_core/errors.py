@@ -21,6 +21,7 @@ what to do next::
      ├── EndpointError            the training endpoint was asked for something it cannot do
      │    └── UpstreamError       the server behind the endpoint failed
      ├── RewardError              a reward is not a finite number, or what makes rewards has no meaning; also a ValueError
+     │    └── RewardFileError     a file of reward rules is missing, unreadable or wrong (file, line, what to write instead)
      ├── ExportError              recorded entries cannot be handed to a store or written to a file
      ├── TransitionError          recorded calls cannot become training data
      └── TrainError               an update cannot go on (not finite, collapsed, no data)
@@ -181,6 +182,20 @@ class RewardError(LgovError, ValueError):
     """A reward is not a finite number, or what rewards are made from has no meaning."""
 
     code = "reward"
+
+
+class RewardFileError(RewardError):
+    """A file of reward rules is missing, unreadable or wrong. ``path`` and ``line`` (1-based) say where, when known."""
+
+    code = "reward_file"
+
+    def __init__(
+        self, message: str, *, path: str | None = None, line: int | None = None, hint: str | None = None
+    ) -> None:
+        where = ":".join(str(part) for part in (path, line) if part is not None)
+        super().__init__(f"{where}: {message}" if where else message, hint=hint)
+        self.path = path
+        self.line = line
 
 
 class ExportError(LgovError):

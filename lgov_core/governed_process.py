@@ -103,14 +103,17 @@ def open_process(options: ProcessOptions, *, plugins: Sequence[object] = (), man
     from lgov_core.governor import Governor
     from lgov_core.plugins import make_plugin_manager
     from lgov_core.policies import load_policy_file
-    from lgov_core.reward.air import AirPlugin
+    from lgov_core.reward import AirPlugin, AirRules, RuleSet, air
 
     policies = load_policy_file(options.policy)
     manager = manager if manager is not None else make_plugin_manager()
     make_folder(options.audit.parent)
     audit = AuditLog(options.audit, policy_digest=policies.digest or "", signer=default_signer())
     tally = Tally()
-    taking_part: list[object] = [AirPlugin(), tally, *plugins]
+    # Rules that the program registers are added to the set in use. A plugin that charges denials does that alone.
+    charged = any(getattr(plugin, "charges_denials", False) is True for plugin in (*plugins, *manager.get_plugins()))
+    rules = air.use(RuleSet(base=AirRules(denied=0.0) if charged else AirRules()))
+    taking_part: list[object] = [AirPlugin(rules), tally, *plugins]
     store = None
     try:
         if options.store is not None:

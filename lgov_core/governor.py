@@ -23,15 +23,16 @@ from typing import Any, Protocol
 
 import pluggy
 
+from lgov_core.earned import for_a_rollout, for_a_span, for_a_tool_call, one_charges_denials
 from lgov_core.errors import AuditError, PolicyDenied, PolicyError
 from lgov_core.hookspecs import DECISION_HOOKS
-from lgov_core.plugins import check_hooks, make_plugin_manager
+from lgov_core.plugins import check_hooks, make_plugin_manager, register
 from lgov_core.policies.base import ObservingPolicy, Policy
 from lgov_core.policies.combine import BadAnswer, checked, combine, complete, fault, fold, private_copy
 from lgov_core.policies.policy_set import PolicySet
 from lgov_core.policies.reload import ReloadingPolicySet
 from lgov_core.scope import RolloutScope, current_scope, enter_scope
-from lgov_core.types import ALLOW, Action, Decision, Effect, Point, Reward, Severity, ToolOutcome, new_id
+from lgov_core.types import ALLOW, Action, Decision, Effect, Point, Reward, Severity, Span, ToolOutcome, new_id
 
 #: A transform is judged again in its new form; one that still changes after so many rounds is denied.
 MAX_TRANSFORM_ROUNDS = 4
@@ -128,8 +129,9 @@ class Governor:
         )
         self.manager = manager if manager is not None else make_plugin_manager()
         for plugin in plugins:
-            self.manager.register(plugin)
+            register(self.manager, plugin)
         check_hooks(self.manager)
+        one_charges_denials(self.manager)
         self.audit = audit
         self.timeout_s = timeout_s
         self.capture_content = capture_content
@@ -187,7 +189,10 @@ class Governor:
             rounds.append(taken)
             if _settled(before, current) or len(rounds) == MAX_TRANSFORM_ROUNDS:
                 break
-        return self._conclude(action, before, current, rounds, began)
+        concluded = self._conclude(action, before, current, rounds, began)
+        if action.point is Point.AGENT_SHUTDOWN:
+            self._settle(action)
+        return concluded
 
     async def adecide(self, action: Action) -> Decision:
         """Judges ``action`` for an asynchronous agent. As `decide`; the event loop is not held up by slow policies."""
@@ -214,7 +219,10 @@ class Governor:
             rounds.append(taken)
             if _settled(before, current) or len(rounds) == MAX_TRANSFORM_ROUNDS:
                 break
-        return self._conclude(action, before, current, rounds, began)
+        concluded = self._conclude(action, before, current, rounds, began)
+        if action.point is Point.AGENT_SHUTDOWN and self.manager.hook.lgov_rollout_reward.get_hookimpls():
+            await asyncio.to_thread(self._settle, action)
+        return concluded
 
     def _judges_of(self, point: Point) -> tuple[_Judge, ...]:
         judges = self._judges.get(point)
@@ -252,6 +260,7 @@ class Governor:
 
     def plugins_changed(self) -> None:
         """Must be called after plugins were registered or removed on ``manager`` once decisions have been taken."""
+        one_charges_denials(self.manager)
         self._judges.clear()
         self._counting = None
         if self._only_watches:
@@ -367,17 +376,19 @@ class Governor:
                 self.audit.commit_outcome(outcome, outcome.decision.decision_id if outcome.decision else None)
             except Exception as error:  # noqa: BLE001 - the act has happened, whatever the record raises
                 self._fail("commit_outcome", "audit", error)
-        rewards: list[Reward] = []
-        for impl in reversed(self.manager.hook.lgov_reward.get_hookimpls()):
-            try:
-                earned: Any = impl.function(**({"outcome": outcome} if impl.argnames else {}))
-                rewards += [_addressed(reward, outcome.action) for reward in earned or ()]
-            except Exception as error:  # noqa: BLE001 - a reward rule must not break the agent
-                self._fail("lgov_reward", impl.plugin_name, error)
+        rewards = for_a_tool_call(self.manager, outcome, self._fail)
         self.observe(outcome)
         for reward in rewards:
             self.observe(reward)
         return rewards
+
+    def _settle(self, action: Action) -> None:
+        """Collects what plugins pay, or take back, at the end of an attempt."""
+        if action.rollout_id is None:
+            return
+        scope = RolloutScope(action.rollout_id, action.attempt or 1, action.session_id)
+        for reward in for_a_rollout(self.manager, scope, self._fail):
+            self.observe(reward)
 
     async def arecord(self, outcome: ToolOutcome) -> list[Reward]:
         """As `record`; where rewards are made and stored, in a thread, so that the store does not hold up the event loop."""
@@ -400,6 +411,9 @@ class Governor:
                 impl.function(**({"event": event} if impl.argnames else {}))
             except Exception as error:  # noqa: BLE001 - observers are isolated from the agent and from each other
                 self._unseen(impl.plugin_name, error, event)
+        if isinstance(event, Span) and event.rollout_id is not None:
+            for reward in for_a_span(self.manager, event, self._fail):
+                self.observe(reward)
 
     def _unseen(self, observer: str, error: Exception, event: Any) -> None:
         self._count(self.failures, f"lgov_observe:{observer}")
@@ -521,14 +535,6 @@ def _in_scope(action: Action, counted: bool = False) -> Action:
         action.native,
         action.span_id,
     )
-
-
-def _addressed(reward: Reward, action: Action) -> Reward:
-    """The reward with the call it belongs to filled in where the rule left it open."""
-    if reward.rollout_id is not None:
-        return reward
-    target = action.call_id if reward.response_id is None and reward.tool_call_id is None else reward.tool_call_id
-    return replace(reward, rollout_id=action.rollout_id, attempt=action.attempt, tool_call_id=target)
 
 
 def _settled(before: Action, after: Action) -> bool:

@@ -20,8 +20,9 @@ import pluggy
 if TYPE_CHECKING:
     from lgov_core.adapter import Adapter
     from lgov_core.policies.registry import PolicyFactory
+    from lgov_core.scope import RolloutScope
     from lgov_core.transitions import CreditRules, Transition
-    from lgov_core.types import Action, Decision, Reward, ToolOutcome
+    from lgov_core.types import Action, Decision, Reward, Span, ToolOutcome
 
 PROJECT = "lgov"
 
@@ -173,8 +174,34 @@ def lgov_reward(outcome: ToolOutcome) -> Sequence[Reward]:  # type: ignore[empty
     When: after every tool call: succeeded, failed, timed out or denied.
     Gets: ``outcome`` with the action, its status, and the decision where there was one.
     Returns: rewards on explicit targets; the rewards of all plugins are collected. An empty list for none.
-    If it raises: the error is reported as an event and no reward of that plugin is recorded; the agent goes on.
+    If it raises: the error is reported as an event and no reward of that plugin is recorded; the agent goes on. So when
+        a reward is no finite number. Of a denial only one plugin may charge: those that may carry ``charges_denials``.
     Cost: once a tool call; keep it under 100 µs.
+    """
+
+
+@hookspec
+def lgov_span_reward(span: Span) -> Sequence[Reward]:  # type: ignore[empty-body]
+    """Turns a span of a rollout, such as a model call, into intermediate rewards.
+
+    When: after every span of a rollout that an adapter shows: model calls, agent runs, tool calls.
+    Gets: ``span``, with the attributes of `lgov_core.trace.semconv`.
+    Returns: rewards that name a response id or a tool call; the rewards of all plugins are collected.
+    If it raises: the error is reported as an event and no reward of that plugin is recorded; the agent goes on. So when
+        a reward names no target, for it would fall to the attempt as a whole.
+    Cost: once a span; keep it under 100 µs.
+    """
+
+
+@hookspec
+def lgov_rollout_reward(rollout: RolloutScope) -> Sequence[Reward]:  # type: ignore[empty-body]
+    """Settles the rewards of an attempt that has ended.
+
+    When: after ``agent_shutdown`` was judged, whatever the decision was.
+    Gets: ``rollout``, which attempt it was.
+    Returns: rewards on the attempt (they fall to its last call) or on one of its calls.
+    If it raises: the error is reported as an event and no reward of that plugin is recorded.
+    Cost: once a rollout.
     """
 
 

@@ -46,9 +46,18 @@ def make_plugin_manager(
         for point in entry_points(group=ENTRY_POINT_GROUP):
             manager.register(_load(point), name=f"{point.name} ({point.value})")
     for plugin in plugins:
-        manager.register(plugin)
+        register(manager, plugin)
     check_hooks(manager)
     return manager
+
+
+def register(manager: pluggy.PluginManager, plugin: Any) -> None:
+    """Registers a plugin under its class's (or module's) name, so that an error can say whose it is.
+
+    A second one of that name is told apart by a number. Raises `ValueError` for a plugin that is registered already.
+    """
+    name = getattr(plugin, "__name__", None) or type(plugin).__name__
+    manager.register(plugin, name=None if manager.has_plugin(name) else name)
 
 
 def _load(point: EntryPoint) -> Any:

@@ -23,6 +23,7 @@ from lgov_core.errors import TrainError
 from lgov_core.gateway.embedded import EmbeddedEngine
 from lgov_core.gateway.server import EndpointServer
 from lgov_core.models import LanguageModel, load_model
+from lgov_core.reward import AirRules
 from lgov_core.store import open_store
 from lgov_core.store.protocol import TraceStore
 from lgov_core.train.grpo import GRPO
@@ -240,6 +241,7 @@ def _worker_config(spec: RunSpec, template: Path, url: str) -> WorkerConfig:
         store=str(spec.folder / "store.sqlite"),
         endpoint=url,
         shadow=not spec.governed,
+        air=asdict(AirRules(shaped=False)),  # paid per call, within CreditRules.air_cap
         timeout_s=120.0 if spec.plan.model == "tiny" else 600.0,
     )
 

@@ -1,58 +1,104 @@
-"""Automatic intermediate rewards (AIR): what a tool or a policy said becomes a small reward on the call that caused it."""
+"""Automatic intermediate rewards (AIR): what a tool, a policy or a model said becomes a small reward on that very call.
+
+    from lgov_core import air
+
+    @air.on_tool_success("search_*")
+    def found_something(tool_name, output):
+        return 0.1 if output else 0.0
+
+The decorators of this module add to the rule set that is in use in the running context (a context variable): the one that
+`scope` or `use` set, else one that is made when it is first needed. `plugin` makes the governor's plugin of it. A rule set
+of one's own (`RuleSet`) has the same decorators and needs no context. Rules in YAML: `load_rules`.
+"""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+import contextvars
+from collections.abc import Generator
+from contextlib import contextmanager
+from typing import Any
 
-from lgov_core.hookspecs import hookimpl
-from lgov_core.types import Reward, ToolOutcome
+from lgov_core.errors import RewardError
+from lgov_core.reward.air_file import AIR_FILE_SCHEMA, load_rules, rules_of
+from lgov_core.reward.air_plugin import AirPlugin
+from lgov_core.reward.air_rules import AirRule, RuleSet
+from lgov_core.reward.air_values import AirRules
+from lgov_core.reward.potential import shaping
 
-#: Statuses that mean the call itself was bad, whoever noticed.
-_ERRORS = frozenset({"error", "invalid_args", "unknown_tool"})
+__all__ = [
+    "AIR_FILE_SCHEMA",
+    "AirPlugin",
+    "AirRule",
+    "AirRules",
+    "RuleSet",
+    "current",
+    "load_rules",
+    "on_denied",
+    "on_model_call",
+    "on_tool_failure",
+    "on_tool_success",
+    "plugin",
+    "rules_of",
+    "scope",
+    "shaping",
+    "use",
+]
+
+_CURRENT: contextvars.ContextVar[RuleSet | None] = contextvars.ContextVar("lgov_air", default=None)
 
 
-@dataclass(frozen=True, slots=True)
-class AirRules:
-    """How much each kind of tool outcome is worth.
+def current() -> RuleSet:
+    """The rule set in use in this context; an empty one is made if there is none."""
+    rules = _CURRENT.get()
+    return use(RuleSet()) if rules is None else rules
 
-    ``tool_success`` and ``tool_error`` go to the dimension ``air``; ``denied`` goes to ``compliance``, so that a penalty is
-    never averaged away by tool rewards. A tool that timed out says something about the machines, not about the call: no
-    reward. So does a denial because a policy failed or the record could not be written (`Decision.fault`). Values must be
-    finite. How far a rollout's AIR can add up is bounded where credit is assigned
-    (`lgov_core.transitions.CreditRules.air_cap`).
+
+def use(rules: RuleSet) -> RuleSet:
+    """Makes ``rules`` the set in use from here on in this context, and returns it. See `scope` to undo it."""
+    _CURRENT.set(rules)
+    return rules
+
+
+@contextmanager
+def scope(rules: RuleSet | None = None) -> Generator[RuleSet]:
+    """A rule set (a new one, unless given) that is in use inside the block, in this task or thread only."""
+    chosen = RuleSet() if rules is None else rules
+    token = _CURRENT.set(chosen)
+    try:
+        yield chosen
+    finally:
+        _CURRENT.reset(token)
+
+
+def plugin() -> AirPlugin:
+    """The plugin of the rule set in use; rules that are added later count too.
+
+    Raises `RewardError` when the set has no rule: most likely they were registered in another thread or context.
     """
-
-    tool_success: float = 0.05
-    tool_error: float = -0.05
-    denied: float = -0.5
-
-    def __post_init__(self) -> None:
-        for name in ("tool_success", "tool_error", "denied"):
-            if not math.isfinite(getattr(self, name)):
-                raise ValueError(f"AirRules.{name} must be a finite number, not {getattr(self, name)}")
+    rules = current()
+    if not rules.rules and rules.base is None:
+        raise RewardError(
+            "no AIR rule is registered in this context",
+            hint="register rules before air.plugin(), in the same thread, or pass a RuleSet to AirPlugin",
+        )
+    return AirPlugin(rules)
 
 
-class AirPlugin:
-    """Rewards tool outcomes by `AirRules`. Stateless; safe from any thread."""
+def on_tool_success(*tools: Any, **options: Any) -> Any:
+    """`RuleSet.on_tool_success` of the set in use."""
+    return current().on_tool_success(*tools, **options)
 
-    def __init__(self, rules: AirRules | None = None) -> None:
-        self.rules = rules or AirRules()
 
-    @hookimpl
-    def lgov_reward(self, outcome: ToolOutcome) -> Sequence[Reward]:
-        """One reward for a success, an error or a denial; none for a timeout, a fault or a rule worth 0."""
-        if outcome.status == "ok":
-            value, dimension = self.rules.tool_success, "air"
-        elif outcome.status in _ERRORS:
-            value, dimension = self.rules.tool_error, "air"
-        elif outcome.status == "denied" and outcome.decision is not None and outcome.decision.fault:
-            return []
-        elif outcome.status == "denied":
-            value, dimension = self.rules.denied, "compliance"
-        else:
-            return []
-        if value == 0.0:
-            return []
-        return [Reward(value, dimension, source=f"air:{outcome.status}")]
+def on_tool_failure(*tools: Any, **options: Any) -> Any:
+    """`RuleSet.on_tool_failure` of the set in use."""
+    return current().on_tool_failure(*tools, **options)
+
+
+def on_denied(*tools: Any, **options: Any) -> Any:
+    """`RuleSet.on_denied` of the set in use."""
+    return current().on_denied(*tools, **options)
+
+
+def on_model_call(*tools: Any, **options: Any) -> Any:
+    """`RuleSet.on_model_call` of the set in use."""
+    return current().on_model_call(*tools, **options)

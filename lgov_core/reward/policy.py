@@ -27,12 +27,15 @@ class PolicyReward:
     (``outcome``, ``error``). ``kernel`` is kept for reference only: what it found is on the rollout.
 
     As a plugin of a governor or a kernel (``plugins=[PolicyReward(...)]``) it puts the penalty of each denied, changed or
-    warned tool call on that very call, in the dimension ``compliance``. `AirPlugin` does so too, with its own price:
-    beside it, write ``AirRules(denied=0.0)``.
+    warned tool call on that very call, in the dimension ``compliance``. `AirPlugin` does so too, with its own price: a
+    governor that has both refuses to charge twice; write ``AirRules(denied=0.0)`` beside it.
 
     May be called from any thread. Raises `RewardError` for a reward that is not finite, and for a rollout that cannot be
     scored: nothing unclear counts as clean.
     """
+
+    #: Of a governor's plugins only one may charge denials.
+    charges_denials = True
 
     def __init__(
         self,

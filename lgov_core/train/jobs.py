@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Protocol
 
-from lgov_core.reward.air import AirRules
+from lgov_core.reward.air_values import AirRules
 from lgov_core.types import Outcome, Reward
 
 
@@ -63,7 +63,8 @@ class WorkerConfig:
     """All that a worker process needs; sent as the first line of its standard input.
 
     ``factory`` is ``module:function``, called with ``options``. ``policy`` is the policy file's path; ``shadow`` judges and
-    records without enforcing. ``timeout_s`` bounds one attempt.
+    records without enforcing. ``air`` are the fields of `AirRules`: what tools pay where the program registers no rule of
+    its own. ``timeout_s`` bounds one attempt.
     """
 
     factory: str
@@ -73,7 +74,7 @@ class WorkerConfig:
     store: str
     endpoint: str
     shadow: bool = False
-    air: Mapping[str, float] = field(default_factory=lambda: asdict(AirRules()))
+    air: Mapping[str, Any] = field(default_factory=lambda: asdict(AirRules()))
     timeout_s: float = 120.0
 
     def line(self) -> str:

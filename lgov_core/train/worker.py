@@ -22,7 +22,7 @@ from lgov_core.errors import ArmError, PolicyDenied, StoreError
 from lgov_core.governor import Governor, ObservedDecision
 from lgov_core.hookspecs import hookimpl
 from lgov_core.policies import load_policy_file
-from lgov_core.reward import AirPlugin, AirRules
+from lgov_core.reward import AirPlugin, AirRules, RuleSet, air
 from lgov_core.scope import RolloutScope, carry_into_threads
 from lgov_core.store import open_store
 from lgov_core.store.protocol import TraceStore
@@ -81,7 +81,9 @@ class Worker:
         self.store: TraceStore = open_store(config.store)
         self.audit = AuditLog(config.audit, policy_digest=policies.digest or "", signer=default_signer())
         self.tally = Tally()
-        plugins = [AirPlugin(AirRules(**config.air)), StoreSink(self.store), self.tally]
+        # The set in use: rules that the agent's program registers when it is imported are added to it.
+        rules = air.use(RuleSet(base=AirRules(**config.air)))
+        plugins = [AirPlugin(rules), StoreSink(self.store), self.tally]
         self.governor = Governor(policies, plugins=plugins, audit=self.audit)
         os.environ["OPENAI_BASE_URL"] = os.environ["LGOV_ENDPOINT"] = config.endpoint
         os.environ.setdefault("OPENAI_API_KEY", "lgov")

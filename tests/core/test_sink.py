@@ -115,11 +115,9 @@ def test_content_can_be_left_out(tmp_path: Path) -> None:
 
 def test_what_the_store_refuses_is_counted_and_does_not_break_the_agent(tmp_path: Path) -> None:
     store = SQLiteStore(tmp_path / "store.sqlite")
-    air = Air()
-    air.value = math.nan
-    governor = Governor([NoDrop()], plugins=[sink := StoreSink(store), air])
-    governor.record(ToolOutcome(drop(), "ok"))
+    governor = Governor([NoDrop()], plugins=[sink := StoreSink(store)])
     where = f"lgov_observe:{governor.manager.get_name(sink)}"
+    governor.observe(Reward(math.nan, "air", "r1", 1))
     assert governor.failures[where] == 1
     assert store.rewards() == []
     store.close()

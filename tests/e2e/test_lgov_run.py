@@ -158,7 +158,7 @@ def test_an_unedited_agent_over_http(folder: Path) -> None:
     (attempt,) = store.attempts(["r-1"])
     chats = [span for span in store.spans(["r-1"]) if span.name == "chat scripted"]
     store.close()
-    assert rewards == {"c1": "compliance", "c2": "air"}
+    assert rewards == {"c1": "compliance", "c2": "air", None: "air"}  # the last: AIR is taken back at the end
     assert attempt.outcome == "failed"
     assert len(chats) == 3
 

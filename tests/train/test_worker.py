@@ -293,7 +293,12 @@ def test_an_unedited_agent_is_governed_captured_and_rewarded(bench: Bench) -> No
     calls = list(bench.store.calls([job.rollout_id]))
     assert [(call.rollout_id, call.attempt, call.agent) for call in calls] == [(job.rollout_id, 1, "clerk")] * 3
     data = build_transitions(bench.store, [job.rollout_id])
-    assert [turn.rewards for turn in data.transitions] == [{"compliance": -0.5}, {"air": 0.05}, {"task": 1.0}]
+    # What AIR paid is taken back when the attempt ends: a potential is 0 there.
+    assert [turn.rewards for turn in data.transitions] == [
+        {"compliance": -0.5},
+        {"air": 0.05},
+        {"air": -0.05, "task": 1.0},
+    ]
     # The scripted server counts words for tokens, so what it was sent again it was sent in other tokens.
     assert set(data.counts()) <= {"retokenisation_drift"}
 

@@ -1,0 +1,262 @@
+"""AirPlugin: pays AIR on the calls that earned it, so that it cannot be farmed."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from lgov_core.errors import RewardError
+from lgov_core.hookspecs import hookimpl
+from lgov_core.policies.canonical import NotCanonical, fingerprint
+from lgov_core.reward.air_rules import AirRule, Event, RuleSet
+from lgov_core.reward.air_values import AirRules
+from lgov_core.scope import RolloutScope
+from lgov_core.trace import semconv
+from lgov_core.types import Reward, Span, ToolOutcome
+
+#: Statuses that mean the call itself was bad, whoever noticed.
+_ERRORS: Final = frozenset({"error", "invalid_args", "unknown_tool"})
+#: Attempts that have earned something and not ended. Beyond it nothing more is paid, and that is an error.
+MOST_OPEN_ATTEMPTS: Final = 65_536
+
+
+@dataclass(slots=True)
+class _Account:
+    """What an attempt has been paid in ``air``: Φ, by agent too, the plain payments, and what was paid for.
+
+    ``last`` is the last model call of each agent, where an adapter shows them.
+    """
+
+    potential: float = 0.0
+    plain: float = 0.0
+    paid_for: set[Hashable] = field(default_factory=set[Hashable])
+    of_agent: dict[str | None, float] = field(default_factory=dict[str | None, float])
+    last: dict[str | None, str] = field(default_factory=dict[str | None, str])
+
+
+@dataclass(frozen=True, slots=True)
+class _Claim:
+    """What a rule wants to pay. ``fact`` None: not tied to anything that could be repeated."""
+
+    source: str
+    value: float
+    shaped: bool
+    fact: Hashable
+
+
+class AirPlugin:
+    """Rewards calls by the rules of a `RuleSet`, or by the values of `AirRules`; in the dimension ``air``.
+
+    Shaped rules (the default) pay differences of a potential Φ: potential-based shaping after Ng, Harada and Russell 1999,
+    F = γ Φ(s') - Φ(s) with γ = 1, Φ = 0 at the beginning and at the end. Φ is the sum of what the facts reached so far are
+    worth, held within the set's ``cap``: each new (rule, milestone) adds to it, each failure takes from it. A milestone
+    reached again is no new fact and earns nothing. When the attempt ends, what remains of Φ is taken back: by a reward on
+    the attempt, which falls to its last call, or with several agents on the last call of each agent that was paid. So the
+    ``air`` of a whole attempt sums to 0 whatever was called: no policy is better or worse for it, and which policies are
+    best does not change. What AIR still does is to say *when* something was gained: see docs/rewards.md for which credit
+    schemes make use of that.
+
+    Rules that are not shaped pay each call anew, up to ``cap`` in absolute sum over the attempt. Denials are in the
+    dimension ``compliance``, at full price each time. Outside a rollout nothing is kept and each call is paid for itself.
+
+    Accounts are kept by attempt, in this process, until the attempt ends. Safe in any thread. A rule that raises, or pays
+    what is no finite number, is an error that the governor counts and shows; then the call earns nothing of any rule and
+    nothing is booked. A call in a rollout that has no id was proposed by no model (the program itself made it), or by one
+    that nobody can name: it earns nothing, for the reward would fall to another call, and is counted in ``unplaced``.
+    """
+
+    def __init__(self, rules: AirRules | RuleSet | None = None) -> None:
+        self.rules = rules if isinstance(rules, RuleSet) else RuleSet(base=rules if rules is not None else AirRules())
+        self.unplaced = 0
+        self._accounts: dict[tuple[str, int | None], _Account] = {}
+        self._lock = threading.Lock()
+
+    @property
+    def charges_denials(self) -> bool:
+        """Whether a denial costs something here. Of a governor's plugins only one may say so."""
+        base = self.rules.base
+        return (base is not None and base.denied != 0) or any(rule.event == "denied" for rule in self.rules.rules)
+
+    @hookimpl
+    def lgov_reward(self, outcome: ToolOutcome) -> Sequence[Reward]:
+        """What a success, a failure or a denial earns; nothing for a timeout or a fault."""
+        event = _event_of(outcome)
+        if event is None:
+            return []
+        action = outcome.action
+        covering = self.rules.covering(event, action.name, action.agent)
+        if covering:
+            facts = _facts_of(outcome)
+            claims = [_claim(rule, facts) for rule in covering]
+        else:
+            claims = self._by_base(event, outcome)
+        claims = [claim for claim in claims if claim.value != 0.0]
+        if not claims:
+            return []
+        if action.rollout_id is not None and action.call_id is None:
+            with self._lock:
+                self.unplaced += 1
+            return []
+        if event == "denied":
+            return [Reward(claim.value, "compliance", source=claim.source) for claim in claims]
+        paid = self._booked(action.rollout_id, action.attempt, action.agent, claims)
+        return [Reward(value, "air", source=claim.source) for claim, value in zip(claims, paid, strict=True) if value]
+
+    @hookimpl
+    def lgov_span_reward(self, span: Span) -> Sequence[Reward]:
+        """What a model call earns, on its response id."""
+        attributes = span.attributes
+        if attributes.get(semconv.OPERATION) != semconv.CHAT or span.ended_at is None:
+            return []
+        response_id = attributes.get(semconv.RESPONSE_ID)
+        agent: Any = attributes.get(semconv.AGENT_NAME)
+        if isinstance(response_id, str):
+            self._remember(span, agent, response_id)
+        model = str(attributes.get(semconv.REQUEST_MODEL) or attributes.get(semconv.RESPONSE_MODEL) or "")
+        covering = self.rules.covering("model_call", model, agent)
+        if not covering or semconv.ERROR_TYPE in attributes:
+            return []
+        reasons: Any = attributes.get(semconv.FINISH_REASONS)
+        facts = {
+            "model": model,
+            "agent": agent,
+            "response_id": response_id,
+            "finish_reason": reasons[0] if isinstance(reasons, list | tuple) and reasons else None,
+            "input_tokens": attributes.get(semconv.INPUT_TOKENS),
+            "output_tokens": attributes.get(semconv.OUTPUT_TOKENS),
+            "span": span,
+        }
+        claims = [claim for rule in covering if (claim := _claim(rule, facts)).value != 0.0]
+        if not claims:
+            return []
+        if not isinstance(response_id, str):
+            with self._lock:
+                self.unplaced += 1
+            return []
+        paid = self._booked(span.rollout_id, span.attempt, agent, claims)
+        return [
+            Reward(value, "air", response_id=response_id, source=claim.source)
+            for claim, value in zip(claims, paid, strict=True)
+            if value
+        ]
+
+    @hookimpl
+    def lgov_rollout_reward(self, rollout: RolloutScope) -> Sequence[Reward]:
+        """Takes back what is left of the attempt's potential: Φ is 0 at the end."""
+        with self._lock:
+            account = self._accounts.pop((rollout.rollout_id, rollout.attempt), None)
+        if account is None or account.potential == 0.0:
+            return []
+        if len(account.last) < 2:
+            return [Reward(-account.potential, "air", source="air:end")]
+        # Each takes its own back: where only one agent is trained, it must not pay for what another was paid.
+        return [
+            Reward(-paid, "air", response_id=account.last.get(agent), source="air:end")
+            for agent, paid in account.of_agent.items()
+            if paid
+        ]
+
+    def _remember(self, span: Span, agent: str | None, response_id: str) -> None:
+        if span.rollout_id is None:
+            return
+        key = (span.rollout_id, span.attempt)
+        with self._lock:
+            if key in self._accounts or len(self._accounts) < MOST_OPEN_ATTEMPTS:
+                self._accounts.setdefault(key, _Account()).last[agent] = response_id
+
+    def _by_base(self, event: Event, outcome: ToolOutcome) -> list[_Claim]:
+        base = self.rules.base
+        if base is None:
+            return []
+        value = {"tool_success": base.tool_success, "tool_failure": base.tool_error, "denied": base.denied}[event]
+        facts = {"tool_name": outcome.action.name, "arguments": outcome.action.arguments}
+        return [_Claim(f"air:{outcome.status}", value, base.shaped, _call_of(facts))]
+
+    def _booked(
+        self, rollout_id: str | None, attempt: int | None, agent: str | None, claims: Sequence[_Claim]
+    ) -> list[float]:
+        """What is paid of each claim."""
+        with self._lock:
+            account = _Account()
+            if rollout_id is not None:
+                key = (rollout_id, attempt)
+                if key not in self._accounts and len(self._accounts) >= MOST_OPEN_ATTEMPTS:
+                    raise RewardError(
+                        f"{MOST_OPEN_ATTEMPTS} attempts have earned AIR and not ended",
+                        hint="end rollouts (Governor.rollout), so that their accounts can be closed",
+                    )
+                account = self._accounts.setdefault(key, account)
+            return [_pay(account, agent, claim, self.rules.cap) for claim in claims]
+
+
+def _pay(account: _Account, agent: str | None, claim: _Claim, cap: float | None) -> float:
+    """What is paid of one claim, booked. Of a shaped one the difference that it makes to Φ."""
+    if not claim.shaped:
+        room = abs(claim.value) if cap is None else max(min(abs(claim.value), cap - account.plain), 0.0)
+        account.plain += room
+        return room if claim.value > 0 else -room
+    if claim.value > 0:
+        key = (claim.source, claim.fact)
+        if key in account.paid_for:
+            return 0.0
+        account.paid_for.add(key)
+    paid = claim.value
+    if cap is not None and abs(account.potential + paid) > cap:
+        paid = (cap if paid > 0 else -cap) - account.potential
+    account.potential += paid
+    account.of_agent[agent] = account.of_agent.get(agent, 0.0) + paid
+    return paid
+
+
+def _claim(rule: AirRule, facts: Mapping[str, Any]) -> _Claim:
+    value = rule.value(facts)
+    reached: Hashable = None
+    if value > 0 and rule.shaped:
+        if callable(rule.milestone):
+            reached = rule.reached(facts)
+            value = 0.0 if reached is None else value
+        elif rule.event == "model_call":
+            reached = facts["response_id"]
+        else:
+            reached = facts["tool_name"] if rule.milestone == "tool" else _call_of(facts)
+    return _Claim(f"air:{rule.name}", value, rule.shaped, reached)
+
+
+def _call_of(facts: Mapping[str, Any]) -> tuple[str, str]:
+    """A tool and its arguments. Arguments that have no unmistakable form count as one and the same."""
+    try:
+        return facts["tool_name"], fingerprint(facts["arguments"])
+    except NotCanonical:
+        return facts["tool_name"], ""
+
+
+def _event_of(outcome: ToolOutcome) -> Event | None:
+    if outcome.status == "ok":
+        return "tool_success"
+    if outcome.status in _ERRORS:
+        return "tool_failure"
+    if outcome.status == "denied" and not (outcome.decision is not None and outcome.decision.fault):
+        return "denied"
+    return None
+
+
+def _facts_of(outcome: ToolOutcome) -> dict[str, Any]:
+    action, decision = outcome.action, outcome.decision
+    return {
+        "tool_name": action.name,
+        "arguments": action.arguments,
+        "agent": action.agent,
+        "call_id": action.call_id,
+        "outcome": outcome,
+        "output": outcome.result,
+        "error": outcome.error,
+        "error_type": outcome.error_type,
+        "status": outcome.status,
+        "reason": None if decision is None else decision.reason,
+        "policy": None if decision is None else decision.policy,
+        "rule": None if decision is None else decision.rule,
+        "severity": None if decision is None else decision.severity,
+        "decision": decision,
+    }
