@@ -172,6 +172,8 @@ class Governor:
         Coroutine hooks are run to their end on an event loop of their own in a watched thread.
         """
         if self._only_watches:
+            if action.point is Point.AGENT_SHUTDOWN:
+                self._settle(_in_scope(action))
             return UNJUDGED
         action, began = _in_scope(action, self._counts()), time.perf_counter()
         rounds: list[dict[_Judge, Decision]] = []
@@ -197,6 +199,8 @@ class Governor:
     async def adecide(self, action: Action) -> Decision:
         """Judges ``action`` for an asynchronous agent. As `decide`; the event loop is not held up by slow policies."""
         if self._only_watches:
+            if action.point is Point.AGENT_SHUTDOWN:
+                await asyncio.to_thread(self._settle, _in_scope(action))
             return UNJUDGED
         action, began = _in_scope(action, self._counts()), time.perf_counter()
         rounds: list[dict[_Judge, Decision]] = []

@@ -373,6 +373,26 @@ def test_interleaved_attempts_have_accounts_of_their_own_and_keep_none_when_they
     assert plugin._accounts == {}
 
 
+def test_a_governor_that_only_watches_takes_back_too() -> None:
+    manager = make_plugin_manager(builtin=(), third_party=False)
+    governor = Governor(plugins=[AirPlugin(), seen := Seen()], manager=manager, only_watches=True)
+    call = ToolOutcome(Action(Point.PRE_TOOL_CALL, "t", call_id="c"), "ok")
+
+    async def attempt() -> None:
+        async with governor.arollout(RolloutScope("r2")):
+            await governor.arecord(call)
+
+    with governor.rollout(RolloutScope("r1")):
+        governor.record(call)
+    asyncio.run(attempt())
+    assert [(reward.rollout_id, reward.value) for reward in seen.rewards] == [
+        ("r1", 0.05),
+        ("r1", -0.05),
+        ("r2", 0.05),
+        ("r2", -0.05),
+    ]
+
+
 def test_more_open_attempts_than_there_is_room_for_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("lgov_core.reward.air_plugin.MOST_OPEN_ATTEMPTS", 2)
     bench = Bench(AirPlugin())
