@@ -2,7 +2,8 @@
 
 ``python -m tests.bench.store``. Spans are written as adapters do (queued one by one) and as the endpoint does (batches that
 are durable when the call returns), then read back by rollout. Calls are those of conversations of twenty turns; their row
-also says how many bytes the file took for each byte of distinct tokens. Wall clock is what counts for the goals; CPU is of
+also says how many bytes the file took for each byte of distinct tokens. ``--postgres`` adds
+a PostgreSQL server. Wall clock is what counts for the goals; CPU is of
 this process and tells how far a busy machine is to blame. With ``--peer PYTHON``, an interpreter that can import
 agentlightning 0.3, its in-memory store is measured in the same run.
 """
@@ -16,10 +17,11 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
 
-from lgov_core.store import RolloutConfig, RolloutQueue, open_store
+from lgov_core.store import RolloutConfig, RolloutQueue
 from lgov_core.store.sqlite import SQLiteStore
 from lgov_core.types import CapturedCall, Outcome, Rollout, Span
 
@@ -85,12 +87,13 @@ def conversation(number: int) -> list[CapturedCall]:
     return calls
 
 
-def run(spans: int, calls: int, place: Path) -> list[Row]:
+def run(spans: int, calls: int, opened: Callable[[str, int], Any]) -> list[Row]:
+    """``opened`` makes a store: its name, and how many spans may wait in it."""
     found: list[Row] = []
     goal = f"{20_000:,} a second"
     queued = [span(i, "q") for i in range(spans)]
     batches = [[span(i, "b") for i in range(first, first + BATCH)] for first in range(0, spans, BATCH)]
-    with SQLiteStore(place / "spans.sqlite", span_queue=spans) as store:
+    with opened("spans", spans) as store:
 
         def one_by_one() -> None:
             for one in queued:
@@ -109,13 +112,13 @@ def run(spans: int, calls: int, place: Path) -> list[Row]:
         assert store.dropped_spans == 0
         assert len(store.spans(ids)) == spans
     made = [one for number in range(calls // TURNS) for one in conversation(number)]
-    with SQLiteStore(place / "calls.sqlite") as store:
+    with opened("calls", spans) as store:
         futures = []
         found.append(measured("calls, twenty turns each", len(made), lambda: futures.extend(map(store.submit_call, made))
                               or [one.result() for one in futures]))  # fmt: skip
         found.append(measured("calls read back", len(made), lambda: sum(1 for _ in store.calls())))
         assert list(store.calls(["r0"])) == made[:TURNS]
-    found.append(_handed_out(open_store(place / "queue.sqlite"), min(calls, 2000)))
+    found.append(_handed_out(opened("queue", spans), min(calls, 2000)))
     return found
 
 
@@ -130,6 +133,20 @@ def _handed_out(store: RolloutQueue, count: int) -> Row:
     row = measured("rollouts claimed and finished", count, work)
     store.close()
     return row
+
+
+def on_postgres(spans: int, calls: int) -> list[Row]:
+    """The same on the server that the tests start, which does not wait for the disk; its CPU is not counted."""
+    from lgov_core.store.postgres import PostgresStore
+    from tests.postgres_server import PostgresServer
+
+    server = PostgresServer()
+    try:
+        address = server.url(server.new_database())
+        rows = run(spans, calls, lambda name, queue: PostgresStore(address, schema=name, span_queue=queue))
+    finally:
+        server.close()
+    return [replace(row, what=f"PostgreSQL: {row.what}", goal="", met=None) for row in rows]
 
 
 def bytes_for_tokens(place: Path) -> float:
@@ -148,12 +165,17 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--spans", type=int, default=100_000)
     parser.add_argument("--calls", type=int, default=10_000)
+    parser.add_argument("--postgres", action="store_true", help="measure a PostgreSQL server of the tests too")
     parser.add_argument("--peer", help="Python interpreter that can import agentlightning 0.3")
     parser.add_argument("--json", action="store_true", help="write JSON to standard output instead of the table")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        found = run(options.spans, options.calls, Path(folder))
+        found = run(
+            options.spans, options.calls, lambda name, queue: SQLiteStore(f"{folder}/{name}.sqlite", span_queue=queue)
+        )
         ratio = bytes_for_tokens(Path(folder))
+    if options.postgres:
+        found += on_postgres(options.spans, options.calls)
     peer: list[Row] = []
     if options.peer:
         said = subprocess.run([options.peer, str(PEER), str(options.spans // 20)], capture_output=True, text=True)
