@@ -23,7 +23,7 @@ T = TypeVar("T")
 ROWS_A_COMMIT: Final = 200
 
 #: Seconds that spans wait for more of their kind: a transaction for each would cost several times what the row does.
-SPAN_WAIT_S: Final = 0.05
+SPAN_WAIT_S: Final = 0.01
 
 #: What is there already is not written again: whoever does not know whether a batch arrived may send it twice.
 _INSERT_SPAN = insert("spans", f"{SPAN_COLUMNS}, digest") + " ON CONFLICT (digest) DO NOTHING"
