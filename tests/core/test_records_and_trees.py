@@ -1,0 +1,136 @@
+"""Spans joined with captured calls; tries of tokens; the ladder of batches."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from lgov_core.errors import TransitionError
+from lgov_core.transitions import Finding, Records, Selection, Transition, assemble, assign_credit
+from lgov_core.transitions.batches import CreditedBatch, RecordedBatch
+from lgov_core.transitions.tree import make_tree
+from lgov_core.types import Attempt, CapturedCall, Outcome, Reward, Rollout, Span
+
+ROLLOUT = Rollout("r", "t", "run", {}, 0.0)
+ATTEMPT = Attempt("r", 1, 0.0, 9.0, Outcome.SUCCEEDED)
+
+
+def captured(name: str, at: float, prompt: tuple[int, ...], reply: tuple[int, ...], **more: Any) -> CapturedCall:
+    given: dict[str, Any] = {"rollout_id": "r", "attempt": 1, "logprobs": (-0.5,) * len(reply), **more}
+    return CapturedCall(
+        response_id=name, model="m", request={}, response={}, prompt_ids=prompt, response_ids=reply, finish_reason="stop",
+        weights_version=0, temperature=1.0, top_p=1.0, started_at=at, ended_at=at + 1, **given,
+    )  # fmt: skip
+
+
+def span(span_id: str, operation: str, under: str | None, **more: Any) -> Span:
+    return Span(operation, span_id, 0.0, 1.0, {"gen_ai.operation.name": operation, **more}, "r", 1, under)
+
+
+CALLS = [captured("c1", 1, (1,), (2,)), captured("c2", 2, (5,), (6,)), captured("c3", 3, (1, 2, 3), (4,))]
+SPANS = [
+    span("w", "invoke_agent", None, **{"gen_ai.agent.name": "write"}),
+    span("rw", "invoke_agent", "w", **{"gen_ai.agent.name": "rewrite"}),
+    span("s1", "chat", "w", **{"gen_ai.response.id": "c1"}),
+    span("s2", "chat", "rw", **{"gen_ai.response.id": "c2"}),
+    span("s3", "chat", "w", **{"gen_ai.response.id": "c3"}),
+]
+FINAL = Reward(1.0, "task", "r", 1)
+
+
+def test_adapter_spans_give_captured_calls_their_agents() -> None:
+    data = assemble([ROLLOUT], [ATTEMPT], CALLS, [FINAL], SPANS, Selection(agents=("write",)))
+    assert [(one.response_id, one.agent, one.rewards) for one in data.transitions] == [
+        ("c1", "write", {}),
+        ("c3", "write", {"task": 1.0}),
+    ]
+    assert data.diagnostics == ()
+
+
+def test_the_endpoints_tokens_count_and_a_claim_of_others_is_a_finding() -> None:
+    claim = span("x", "chat", "w", **{
+        "gen_ai.response.id": "c1", "lgov.prompt_token_ids": [7], "lgov.response_token_ids": [8],
+    })  # fmt: skip
+    data = assemble([ROLLOUT], [ATTEMPT], CALLS[:1], [FINAL], [SPANS[0], claim])
+    assert [(one.prompt_ids, one.response_ids) for one in data.transitions] == [((1,), (2,))]
+    assert data.counts() == {Finding.CLAIM_DIFFERS: 1}
+
+
+def test_a_span_with_tokens_stands_in_for_a_call_that_was_not_captured() -> None:
+    claim = span("x", "chat", "w", **{
+        "gen_ai.response.id": "c9", "lgov.prompt_token_ids": [7], "lgov.response_token_ids": [8],
+        "lgov.response_logprobs": [-0.25],
+    })  # fmt: skip
+    data = assemble([ROLLOUT], [ATTEMPT], CALLS[:1], [FINAL], [SPANS[0], claim])
+    assert {one.response_id: one.response_ids for one in data.transitions} == {"c1": (2,), "c9": (8,)}
+
+
+def test_the_record_says_how_the_attempt_ended_and_not_a_span() -> None:
+    root = span("w", "invoke_agent", None, **{"lgov.outcome": "infrastructure", "lgov.task_id": "other"})
+    data = assemble([ROLLOUT], [ATTEMPT], CALLS[:1], [FINAL], [root])
+    assert [(one.outcome, one.task_id) for one in data.transitions] == [(Outcome.SUCCEEDED, "t")]
+
+
+def sequences(tree: Any, count: int) -> list[tuple[int, ...]]:
+    return [tuple(token for node in tree.path(index) for token in tree.nodes[node].ids) for index in range(count)]
+
+
+def test_what_transitions_share_is_in_the_trie_once() -> None:
+    """1 2 3 4 | 1 2 3 | 1 2 5 | 9: the nodes are 1 2, below it 3 and 5, below 3 a 4, and 9."""
+    base = assemble([ROLLOUT], [ATTEMPT], CALLS[:1], [FINAL]).transitions[0]
+    rows = [((1, 2), (3, 4)), ((1, 2), (3,)), ((1,), (2, 5)), ((), (9,))]
+    tree = make_tree([replace(base, prompt_ids=prompt, response_ids=reply) for prompt, reply in rows])
+    assert [(node.parent, node.depth, node.ids) for node in tree.nodes] == [
+        (-1, 0, (1, 2)),
+        (0, 2, (3,)),
+        (1, 3, (4,)),
+        (0, 2, (5,)),
+        (-1, 0, (9,)),
+    ]
+    assert [(one.index, one.start, one.stop) for one in tree.nodes[1].serves] == [(0, 2, 3), (1, 2, 3)]
+    assert (tree.total, tree.distinct) == (4 + 3 + 3 + 1, 6)
+
+
+def test_every_transition_can_be_read_out_of_the_trie() -> None:
+    chance = random.Random(1)
+    base = assemble([ROLLOUT], [ATTEMPT], CALLS[:1], [FINAL]).transitions[0]
+    for _ in range(200):
+        rows = [tuple(chance.choices((1, 2), k=chance.randint(1, 9))) for _ in range(chance.randint(1, 12))]
+        made = [replace(base, prompt_ids=row[:-1], response_ids=row[-1:]) for row in rows]
+        tree = make_tree(made)
+        assert sequences(tree, len(rows)) == rows
+        assert tree.distinct == len({row[:end] for row in rows for end in range(1, len(row) + 1)})
+        assert all(node.parent < number for number, node in enumerate(tree.nodes))
+
+
+def test_a_very_long_sequence_needs_no_recursion() -> None:
+    base: Transition = assemble([ROLLOUT], [ATTEMPT], CALLS[:1], [FINAL]).transitions[0]
+    made = [replace(base, prompt_ids=tuple(range(length)), response_ids=(-1,)) for length in range(1, 1201)]
+    assert make_tree(made).distinct == 1200 + 1200  # 0 to 1199 once, and as many ends
+
+
+def test_each_step_of_the_ladder_is_made_from_the_one_below() -> None:
+    recorded = RecordedBatch(Records((ROLLOUT,), (ATTEMPT,), tuple(CALLS), (FINAL,)))
+    rewarded = recorded.reward()
+    with pytest.raises(TransitionError, match="no advantages"):
+        CreditedBatch(rewarded.data)
+    credited = rewarded.assign()
+    batch = credited.tokens()
+    assert batch.trained_tokens == 3
+    assert [chain.ids for chain in batch.chains] == [(1, 2, 3, 4), (5, 6)]
+    assert credited.trees()["t"].distinct == 6
+
+
+def test_tokens_without_logprobs_are_no_token_batch() -> None:
+    bare = captured("c1", 1, (1,), (2,), logprobs=None)
+    rewarded = RecordedBatch(Records((ROLLOUT,), (ATTEMPT,), (bare,), (FINAL,))).reward(need_logprobs=False)
+    with pytest.raises(TransitionError, match="no log-probabilities"):
+        rewarded.assign().tokens()
+
+
+def test_credit_keeps_what_found_no_transition() -> None:
+    lost = Reward(0.5, "task", "r", 1, response_id="nowhere")
+    assert assign_credit(assemble([ROLLOUT], [ATTEMPT], CALLS, [FINAL, lost])).unassigned == (lost,)
