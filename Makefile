@@ -15,10 +15,13 @@ PEER_PACKAGE := agent-os-kernel==3.7.0
 OBSERVER := .venv-observer
 OBSERVER_PACKAGES := openinference-instrumentation-langchain==0.1.80 openinference-instrumentation-autogen-agentchat==0.1.22 \
 	openinference-instrumentation-openai-agents==2.6.0 openinference-instrumentation-openai==0.1.66
+# agentlightning brings more than a hundred packages: it is measured beside lgov where somebody has asked for it.
+LIGHTNING := .venv-lightning
+LIGHTNING_PYTHON = $(wildcard $(LIGHTNING)/bin/python)
 TORCH := $(shell sed -n 's/^torch==/torch==/p' constraints.txt)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-matrix check bench clean
+.PHONY: help demo test test-matrix check bench bench-peer clean
 
 help: ## Show this list.
 	@sed -n 's/^\([a-z-]*\): .*## /\1	/p' $(MAKEFILE_LIST) | expand -t 8
@@ -38,12 +41,20 @@ check: $(VENV)/.tools ## Check style, types and the layers of the code.
 	@echo "pyright"; $(BIN)/pyright --pythonpath $(BIN)/python
 	@echo "lint-imports"; $(BIN)/lint-imports
 
-bench: $(PEER)/.installed $(OBSERVER)/.installed ## Measure decisions beside agent-os-kernel and adapters beside OpenInference.
+bench: $(VENV)/.tools $(PEER)/.installed $(OBSERVER)/.installed ## Measure decisions, adapters, store, transitions and endpoint, beside their peers.
 	@$(PEER)/bin/python -m tests.bench.decisions $(ARGS)
-	@$(OBSERVER)/bin/python -m tests.bench.adapters
+	@$(OBSERVER)/bin/python -m tests.bench.adapters $(ARGS)
+	@$(BIN)/python -m tests.bench.store --postgres $(if $(LIGHTNING_PYTHON),--peer $(LIGHTNING_PYTHON)) $(ARGS)
+	@$(or $(LIGHTNING_PYTHON),$(BIN)/python) -m tests.bench.transitions $(ARGS)
+	@$(BIN)/python -m tests.bench.gateway $(ARGS)
 
-clean: ## Remove .venv, .venv-peer, .venv-observer and everything that tools left behind; runs/ stays.
-	@rm -rf $(VENV) $(PEER) $(OBSERVER) .peers build dist .pytest_cache .ruff_cache .hypothesis .import_linter_cache *.egg-info
+bench-peer: ## Install agentlightning 0.3.0 (472 MB), which make bench then measures too.
+	@$(PYTHON) -m venv $(LIGHTNING)
+	@$(LIGHTNING)/bin/python -m pip --disable-pip-version-check --quiet install agentlightning==0.3.0
+	@$(LIGHTNING)/bin/python -m pip --disable-pip-version-check --quiet install -e ".[otel]"
+
+clean: ## Remove .venv, .venv-* and everything that tools left behind; runs/ stays.
+	@rm -rf $(VENV) $(PEER) $(OBSERVER) $(LIGHTNING) .peers build dist .pytest_cache .ruff_cache .hypothesis .import_linter_cache *.egg-info
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
 	@echo "removed .venv and caches"
 

@@ -13,6 +13,9 @@ from lgov_core.types import CapturedCall, Reward
 UNUSABLE: Final = -1
 NOT_SELECTED: Final = -2
 
+#: The dimension of intermediate rewards.
+INTERMEDIATE: Final = "air"
+
 #: A call of the attempt, and the index of its transition or one of the two above.
 PlacedCall = tuple[CapturedCall, int]
 
@@ -103,7 +106,8 @@ class RewardTargets:
                 continue
             if reward.response_id is None and reward.tool_call_id is None:
                 target = self._of_attempt(reward, found, unassigned)
-                final = final or target is not None
+                # What AIR takes back at the end of an attempt says nothing about how the task went.
+                final = final or (target is not None and reward.dimension != INTERMEDIATE)
             else:
                 target = self._of_call(reward, found, unassigned)
             if target is not None and target >= 0:

@@ -246,3 +246,10 @@ def test_parquet_holds_what_the_transitions_hold(tmp_path: object) -> None:
     assert dict(rows[0]["rewards"]) == {"air": 0.05}
     assert rows[0]["return"] == pytest.approx(1.05)
     assert set(table.column_names) == set(data.transitions[0].as_row())
+
+
+def test_what_air_takes_back_at_the_end_is_no_final_reward() -> None:
+    taken = Reward(-0.1, "air", "a", 1, source="air:end")
+    data = build((rollout("a"), attempt("a"), [captured("a", 0)], [tool_reward("a", 0, 0.1), taken]))
+    assert data.counts() == {Finding.NO_FINAL_REWARD: 1}
+    assert data.transitions[0].rewards == {"air": 0.0}
