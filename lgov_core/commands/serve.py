@@ -22,6 +22,9 @@ if TYPE_CHECKING:
     from lgov_core.gateway.protocol import Engine
 
 
+_SPEAKS = "chat,completions,embeddings"
+
+
 @click.command(epilog=exit_status(Exit.OK, Exit.FINDING, Exit.USAGE, Exit.INTERRUPTED))
 @click.option("--model", help="Model to serve from this process: smollm2, a transformers folder, or a hub name.")
 @click.option(
@@ -29,6 +32,11 @@ if TYPE_CHECKING:
 )
 @click.option(
     "--upstream-key-env", default="OPENAI_API_KEY", show_default=True, help="Variable with the upstream's key."
+)
+@click.option(
+    "--upstream-speaks",
+    help="APIs in which the upstream is asked (responses and messages are the others); what it does not speak is "
+    f"translated to chat. [default: {_SPEAKS}]",
 )
 @click.option("--store", help="Trace store that every call is committed to. [default: nothing is recorded]")
 @click.option("--host", help="Address to listen on. [default: 127.0.0.1]")
@@ -63,6 +71,7 @@ def serve(
     model: str | None,
     upstream: str | None,
     upstream_key_env: str,
+    upstream_speaks: str | None,
     store: str | None,
     host: str | None,
     port: int | None,
@@ -105,7 +114,7 @@ def serve(
     limits = Limits(max_running=max_running, max_waiting=max_waiting)
     if show_admin_key and keys is None:
         raise SettingsError("there is no admin key without keys", hint="give --key-secret-file")
-    engine = _engine(settings, dtype=dtype, upstream_key_env=upstream_key_env)
+    engine = _engine(settings, dtype=dtype, upstream_key_env=upstream_key_env, speaks=upstream_speaks)
     with contextlib.ExitStack() as open_things:
         recorded = None
         if settings.store is not None:
@@ -172,7 +181,7 @@ def _keys(settings: Settings, admin_keys_file: Path | None) -> KeyRing | None:
     return KeyRing(secret, admin_keys=None if admin_keys_file is None else AdminKeyFile(admin_keys_file))
 
 
-def _engine(settings: Settings, *, dtype: str, upstream_key_env: str) -> Engine:
+def _engine(settings: Settings, *, dtype: str, upstream_key_env: str, speaks: str | None) -> Engine:
     if (settings.model is None) == (settings.upstream is None):
         given = "neither" if settings.model is None else "both"
         raise SettingsError(
@@ -185,7 +194,10 @@ def _engine(settings: Settings, *, dtype: str, upstream_key_env: str) -> Engine:
         except ImportError as error:
             raise EndpointError(f"the endpoint needs {error.name}", hint="pip install 'lgov[gateway]'") from error
         urls = [url.strip() for url in settings.upstream.split(",")]
-        return UpstreamEngine(urls, api_key=os.environ.get(upstream_key_env) or None)
+        apis = [name.strip() for name in (_SPEAKS if speaks is None else speaks).split(",") if name.strip()]
+        return UpstreamEngine(urls, api_key=os.environ.get(upstream_key_env) or None, speaks=apis)
+    if speaks is not None:
+        raise SettingsError("--upstream-speaks is of an upstream", hint="give --upstream, or leave it out")
     from lgov_core.gateway.embedded import EmbeddedEngine
     from lgov_core.models import load_model
 

@@ -17,6 +17,8 @@ from lgov_core.errors import EndpointError, LgovError
 from lgov_core.gateway.apis import APIS, MESSAGES, RESPONSES, Api, api_of
 from lgov_core.gateway.attribution import Attribution, attribute
 from lgov_core.gateway.capture import Capture, Exchange
+from lgov_core.gateway.completions_format import readable_prompts
+from lgov_core.gateway.embeddings import judged_embeddings
 from lgov_core.gateway.gate_calls import gate_replies, gate_request, released, said, with_contents
 from lgov_core.gateway.keys import KeyRing
 from lgov_core.gateway.messages_request import read_messages_request
@@ -129,7 +131,12 @@ class ApiRoutes:
         """``POST`` of a model API."""
         started_at = time.time()
         who, body, engine = await self._read(request)
-        asked = api.native(body) if api.route in speaks(engine) else self._translated(api, body, who, engine)
+        if api.route in speaks(engine):
+            if api is RESPONSES:
+                self._memory.check(body, who)
+            asked = api.native(body)
+        else:
+            asked = self._translated(api, body, who, engine)
         judged: GateRequest | None = None
         if self._gate is not None:
             try:
@@ -139,7 +146,7 @@ class ApiRoutes:
         exchange = Exchange(asked, engine.name, who, started_at, api.route, body)
         own = asked.route == api.route
         writer = api.pass_on(asked) if own else api.rewrite(asked, body, api.new_id())
-        kept = partial(self._keep, body, who) if api is RESPONSES and not own else None
+        kept = partial(self._note if own else self._keep, body, who) if api is RESPONSES else None
         if asked.stream:
             pieces = engine.stream(asked)
             if judged is not None:
@@ -182,6 +189,9 @@ class ApiRoutes:
         messages = [*input_messages(body), *chat_messages(reply["output"])]
         self._memory.keep(reply["id"], who, body.get("previous_response_id"), messages)
 
+    def _note(self, _body: Mapping[str, Any], who: Attribution, reply: Mapping[str, Any]) -> None:
+        self._memory.note(reply["id"], who)
+
     async def _answer(
         self,
         api: Api,
@@ -211,7 +221,10 @@ class ApiRoutes:
         engine: Engine,
     ) -> tuple[ChatRequest, GateRequest]:
         """The call as it may be made, and as it was judged. What policies cannot read is refused."""
-        plain = asked if asked.messages else api.translate(body, ())
+        if asked.route == "completions":
+            plain = readable_prompts(asked)
+        else:
+            plain = asked if asked.messages else api.translate(body, ())
         judged = gate_request(plain, api.route, who)
         admitted = await gate.admit(judged)
         if admitted is judged:
@@ -266,11 +279,11 @@ class ApiRoutes:
 
     async def embeddings(self, request: Request) -> Response:
         """``POST .../v1/embeddings``: passed on, not recorded."""
-        _, body, engine = await self._read(request)
+        who, body, engine = await self._read(request)
         embed = getattr(engine, "embed", None)
         if embed is None or "embeddings" not in speaks(engine):
             raise EndpointError(f"{engine.name} makes no embeddings", status=404, hint="ask a model that does")
-        return _json(await embed(body))
+        return _json(await (embed(body) if self._gate is None else judged_embeddings(self._gate, embed, body, who)))
 
     async def models(self, request: Request) -> Response:
         """``GET .../v1/models``, for clients of either kind."""

@@ -19,7 +19,7 @@ from lgov_core.gateway.openai_format import (
 )
 from lgov_core.gateway.protocol import ChatRequest, Completion, StreamPiece
 from lgov_core.gateway.reply_writer import compact, frame
-from lgov_core.gateway.request_fields import model_name, number, only_known, refuse, shown
+from lgov_core.gateway.request_fields import model_name, number, only_known, refuse, shown, text
 from lgov_core.gateway.upstream_reply import StreamAssembler, read_completion
 
 _WHOSE = "completions that are translated to chat"
@@ -64,6 +64,21 @@ def read_native_completions(body: Mapping[str, Any]) -> ChatRequest:
     }
     read = read_chat_request({**plain, "model": model_name(body), "messages": [{"role": "user", "content": said}]})
     return replace(read, body=body, route="completions", n=read.n * prompts)
+
+
+def readable_prompts(request: ChatRequest) -> ChatRequest:
+    """A completions request for an upstream that has completions, with each text in it as a message of its own.
+
+    Raises `EndpointError` (400) for what is no text: nobody but the model reads token ids.
+    """
+    prompt = request.body.get("prompt")
+    prompts = prompt if isinstance(prompt, list) and prompt else [prompt]
+    if not all(isinstance(one, str) for one in prompts):
+        raise EndpointError(f"policies cannot read the prompt {shown(prompt)}", hint="send it as text")
+    refuse(request.body, ("prompt_embeds",), "an endpoint with a policy")
+    suffix = text(request.body, "suffix")
+    texts = [*prompts, suffix] if suffix else prompts
+    return replace(request, messages=[{"role": "user", "content": one} for one in texts])
 
 
 class CompletionsWriter:

@@ -11,10 +11,20 @@ from lgov_core.errors import EndpointError
 from lgov_core.gateway.attribution import Attribution
 from lgov_core.gateway.openai_format import read_chat_request
 from lgov_core.gateway.protocol import ChatRequest, Completion, GateReply, GateRequest
+from lgov_core.gateway.request_fields import refuse, shown
+
+#: Whose messages policies know.
+_ROLES = frozenset(("system", "developer", "user", "assistant", "tool"))
+#: Parts of a message without text. Others that are no text are refused: nobody knows what a model reads in them.
+_NO_TEXT = frozenset(("image_url", "input_audio", "audio_url", "video_url", "file"))
+#: Fields with which a server takes text, or offers tools, past the messages and the tools that policies see.
+_PAST_POLICIES = ("functions", "function_call", "documents", "chat_template", "audio", "web_search_options")
 
 
 def gate_request(request: ChatRequest, route: str, who: Attribution) -> GateRequest:
-    """The call as policies see it. ``request`` holds messages."""
+    """The call as policies see it. ``request`` holds messages. Raises `EndpointError` (400) for what they cannot read."""
+    if request.route == "chat":
+        refuse(request.body, _PAST_POLICIES, "an endpoint with a policy")
     return GateRequest(
         model=request.model,
         messages=[_seen(message) for message in request.messages],
@@ -27,6 +37,11 @@ def gate_request(request: ChatRequest, route: str, who: Attribution) -> GateRequ
 
 
 def _seen(message: Mapping[str, Any]) -> dict[str, Any]:
+    if message["role"] not in _ROLES or message.get("function_call"):
+        what = "a function_call" if message.get("function_call") else f"the role {shown(message['role'])}"
+        raise EndpointError(
+            f"policies cannot read a message with {what}", hint=f"roles are {', '.join(sorted(_ROLES))}; use tool_calls"
+        )
     role = "system" if message["role"] == "developer" else message["role"]
     seen: dict[str, Any] = {"role": role, "content": _text(message.get("content"))}
     if calls := message.get("tool_calls"):
@@ -46,8 +61,21 @@ def _seen(message: Mapping[str, Any]) -> dict[str, Any]:
 def _text(content: Any) -> str:
     if isinstance(content, str):
         return content
-    parts: Sequence[Any] = content or ()
-    return "".join(str(part.get("text") or part.get("refusal") or "") for part in parts if isinstance(part, dict))
+    if content is not None and not isinstance(content, list):
+        raise EndpointError(f"policies cannot read the content {shown(content)}", hint="send text, or a list of parts")
+    return "".join(map(_text_of_part, content or ()))
+
+
+def _text_of_part(part: Any) -> str:
+    if isinstance(part, str):  # which some servers take
+        return part
+    kind = part.get("type") if isinstance(part, dict) else None
+    texts = [part[name] for name in ("text", "refusal") if part.get(name) is not None] if kind is not None else []
+    if kind in _NO_TEXT and not texts:
+        return ""
+    if kind not in ("text", "refusal") or not texts or not all(isinstance(text, str) for text in texts):
+        raise EndpointError(f"policies cannot read a part of a message: {shown(part)}", hint="send it as text")
+    return "".join(texts)
 
 
 def _arguments(text: str) -> Any:
@@ -72,7 +100,7 @@ def with_contents(request: ChatRequest, before: GateRequest, after: GateRequest)
 def _replaced(content: Any, text: str) -> Any:
     if content is None or isinstance(content, str):
         return text
-    kept = [part for part in content if part.get("type") not in ("text", "refusal")]
+    kept = [part for part in content if not isinstance(part, str) and part.get("type") not in ("text", "refusal")]
     return [{"type": "text", "text": text}, *kept] if kept else text
 
 

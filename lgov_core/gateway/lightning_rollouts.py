@@ -36,6 +36,8 @@ from lgov_core.types import Outcome, Reward, Rollout, Span, new_id
 #: The run to which the rollouts made over this API belong.
 RUN_ID: Final = "agent-lightning"
 
+#: What a reward is shown as that a key gave which may not judge: trainers take the last ``reward`` for the attempt's.
+_CALL_REWARD: Final = "call_reward"
 _STATUS_SPAN: Final = "lgov.lightning.status"
 _STATUS: Final = "lgov.lightning.status.body"
 
@@ -182,11 +184,18 @@ class LightningRollouts:
         if not isinstance(data, dict) or not isinstance(event_id, str | None):
             raise unprocessable("'data' must be an object and 'event_id' a text")
         named = event_id is not None
-        event_id = f"evt_{rollout_id}_{event_id}" if named else new_id("evt")
+        # What one key sends must not stand in the way of what another one sends: of another rollout (whose id may begin
+        # like this one's: no id holds a slash), of another attempt, or of those who judge.
+        whose = f"{rollout_id}/{number}/{'judge' if grant.may_judge else 'agent'}"
+        event_id = f"evt_{whose}/{event_id}" if named else new_id("evt")
+        if kind == "model_request" and grant.rollout_id is not None:
+            raise EndpointError("the key of a rollout does not say what was asked of models", status=403)
         with self._lock:
             self._one(rollout_id)
             if kind == "reward":
                 self._reward(rollout_id, number, data, event_id, grant)
+                if not grant.may_judge:
+                    kind = _CALL_REWARD
             known = named and any(span.span_id == event_id for span in self._events_of(rollout_id))
             return self._keep_event(rollout_id, number, kind, data, event_id, known=known)
 
@@ -255,7 +264,7 @@ class LightningRollouts:
             self._store.add_rewards([reward])
 
     def _events_of(self, rollout_id: str) -> list[Span]:
-        return [span for span in self._store.spans([rollout_id]) if span.name == EVENT_SPAN]
+        return [span for span in self._store.spans([rollout_id]) if span.name == EVENT_SPAN and _is_own(span)]
 
     # ------------------------------------------------------------------ the store
 
@@ -279,7 +288,7 @@ class LightningRollouts:
         ended: dict[str, float] = {}
         for span in sorted(self._store.spans(list(known)), key=lambda span: span.started_at) if known else ():
             rollout, text = known.get(span.rollout_id or ""), span.attributes.get(_STATUS)
-            if span.name != _STATUS_SPAN or rollout is None or not isinstance(text, str):
+            if span.name != _STATUS_SPAN or not _is_own(span) or rollout is None or not isinstance(text, str):
                 continue
             status = json.loads(text)
             rollout.state, rollout.version = status.pop("state"), status.pop("version")
@@ -308,6 +317,11 @@ class LightningRollouts:
         now = time.time()
         attributes = {_STATUS: json.dumps(status)}
         self._store.add_spans([Span(_STATUS_SPAN, new_id("span"), now, now, attributes, rollout_id)])
+
+
+def _is_own(span: Span) -> bool:
+    """Whether the span was written here. What anybody sends as a span has a trace, and is no event and no status."""
+    return span.trace_id is None
 
 
 def _check_id(rollout_id: str) -> None:

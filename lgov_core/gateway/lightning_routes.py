@@ -170,7 +170,9 @@ class LightningRoutes:
 
     async def proxy(self, request: Request) -> Response:
         """``POST /proxy/rollout/.../openai/v1/chat/completions`` and ``.../completions``."""
-        path = request.path_params
+        path, grant = request.path_params, grant_of(request.scope)
+        if grant.attempt not in (None, attempt_number(path["attempt_id"])):
+            raise EndpointError("the key is for another attempt", status=403)
         if path["mode"] not in ("train", "val") or path["upstream_path"] not in _PATHS:
             raise EndpointError(f"there is no {path['mode']}/{path['upstream_path']} here", status=404)
         await asyncio.to_thread(self._kept.exists, path["rollout_id"])

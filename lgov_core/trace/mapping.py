@@ -84,7 +84,7 @@ def _states_result(span: Span) -> bool:
     if span.name == semconv.REWARD_SPAN_NAME or semconv.REWARD_VALUE in attributes:
         if not _names_call(attributes):
             return True
-    elif attributes.get(semconv.OPERATION) in _JUDGED_ITSELF:
+    elif str(attributes.get(semconv.OPERATION)) in _JUDGED_ITSELF:
         return False  # an evaluation of a call judges that call
     return any(event.name == semconv.EVALUATION_EVENT and not _names_call(event.attributes) for event in span.events)
 

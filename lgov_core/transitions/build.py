@@ -160,7 +160,7 @@ class _Work:
         found: list[Diagnostic],
         unassigned: list[Reward],
         need_logprobs: bool,
-        proposed_in: Mapping[str, str],
+        proposed_in: Mapping[tuple[str | None, str], str],
     ) -> None:
         self.selecting = selecting
         self._found = found
@@ -213,7 +213,9 @@ class _Work:
 
     def _parent(self, call: CapturedCall, placed: Sequence[PlacedCall]) -> str | None:
         """The call that proposed the tool call inside which ``call`` was made."""
-        tool_call = self._proposed_in.get(call.response_id)
+        tool_call = self._proposed_in.get((call.rollout_id, call.response_id))
+        if tool_call is None:
+            tool_call = self._proposed_in.get((None, call.response_id))
         if tool_call is None:
             return None
         proposers = {one.response_id for one, _ in placed if tool_call in one.tool_call_ids}

@@ -21,8 +21,8 @@ class Records:
     """Rollouts with everything that belongs to them, in any order; and what was found wrong while reading.
 
     ``origins`` are the spans that describe a call, by its response id, and ``tree`` the tree they stand in: what a
-    selection by span attributes looks at. ``proposed_in`` says for calls that were made inside a tool call which tool
-    call that was. All three are empty where there were no spans.
+    selection by span attributes looks at. ``proposed_in`` says for calls (rollout and response id) that were made inside
+    a tool call which tool call that was. All three are empty where there were no spans.
     """
 
     rollouts: tuple[Rollout, ...] = ()
@@ -32,7 +32,9 @@ class Records:
     spans: tuple[Span, ...] = ()
     diagnostics: tuple[Diagnostic, ...] = ()
     origins: Mapping[str, Sequence[Span]] = field(default_factory=dict[str, Sequence[Span]], repr=False, compare=False)
-    proposed_in: Mapping[str, str] = field(default_factory=dict[str, str], repr=False, compare=False)
+    proposed_in: Mapping[tuple[str | None, str], str] = field(
+        default_factory=dict[tuple[str | None, str], str], repr=False, compare=False
+    )
     tree: SpanTree = field(default=_NO_TREE, repr=False, compare=False)
 
 
@@ -118,6 +120,8 @@ def _joined(call: CapturedCall, told: Sequence[CapturedCall], found: list[Diagno
         return call
     agent, rollout_id, attempt, tools = call.agent, call.rollout_id, call.attempt, call.tool_call_ids
     for one in told:
+        if None not in (call.rollout_id, one.rollout_id) and call.rollout_id != one.rollout_id:
+            continue  # nobody says anything about another rollout's calls
         agent = agent or one.agent
         if rollout_id is None and one.rollout_id is not None:
             rollout_id, attempt = one.rollout_id, one.attempt

@@ -76,7 +76,8 @@ class Selecting:
         return found
 
     def _attributes_match(self, call: CapturedCall) -> bool:
-        spans = self._records.origins.get(call.response_id, ())
+        origins, tree = self._records.origins.get(call.response_id, ()), self._records.tree
+        spans = [span for span in origins if tree.place(span).rollout_id in (None, call.rollout_id)]
         return all(
             any(self._attribute_matches(span, name, pattern) for span in spans)
             for name, pattern in self._selection.attributes.items()

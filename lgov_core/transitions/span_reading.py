@@ -57,12 +57,12 @@ class SpanReading:
         self.tree = SpanTree(spans, self.found)
         self.rewards: list[Reward] = []
         self.origins: dict[str, list[Span]] = {}
-        self.proposed_in: dict[str, str] = {}
+        self.proposed_in: dict[tuple[str | None, str], str] = {}
         self._seen: dict[_AttemptKey, _Seen] = {}
         self._tasks: dict[str, set[str]] = {}
         self._runs: dict[str, set[str]] = {}
         self._calls: dict[_CallKey, list[tuple[Span, Place]]] = {}
-        self._proposals: dict[str, set[str]] = {}
+        self._proposals: dict[tuple[str | None, str], set[str]] = {}
         for span in self.tree.kept:
             self._read(span)
         # Spans that name no attempt belong to the last one that others name: what is said of a rollout is said of that.
@@ -84,7 +84,7 @@ class SpanReading:
         if operation in CALL_OPERATIONS or (operation is None and semconv.RESPONSE_TOKEN_IDS in attributes):
             self._read_call(span, place)
         elif operation == semconv.EXECUTE_TOOL:
-            self._read_tool(span)
+            self._read_tool(span, place.rollout_id)
         if span.events:
             self.rewards += evaluations_of_span(span, self.tree)
 
@@ -136,9 +136,9 @@ class SpanReading:
         self._calls.setdefault(key, []).append((span, place))
         self.origins.setdefault(response_id, []).append(span)
         if place.tool_call_id is not None:
-            self.proposed_in[response_id] = place.tool_call_id
+            self.proposed_in[rollout_id, response_id] = place.tool_call_id
 
-    def _read_tool(self, span: Span) -> None:
+    def _read_tool(self, span: Span, rollout_id: str | None) -> None:
         """A tool span may itself name the call that proposed it, or stand right under that call's span."""
         tool_call = span.attributes.get(semconv.TOOL_CALL_ID)
         if not isinstance(tool_call, str) or not tool_call:
@@ -149,7 +149,7 @@ class SpanReading:
             if parent is not None and parent.attributes.get(semconv.OPERATION) in CALL_OPERATIONS:
                 response_id = parent.attributes.get(semconv.RESPONSE_ID)
         if isinstance(response_id, str) and response_id:
-            self._proposals.setdefault(response_id, set()).add(tool_call)
+            self._proposals.setdefault((rollout_id, response_id), set()).add(tool_call)
 
     def _invalid(self, span: Span, name: str) -> None:
         detail = f"{name} is {str(span.attributes.get(name))[:60]!r}"
@@ -240,8 +240,9 @@ class SpanReading:
             agent = agent or next((place.agent for _, place in shown if place.agent), None)
             tools = tuple(dict.fromkeys(one for span in spans for one in proposed_tool_calls(span.attributes)))
             claims = self._claims(spans)
-        if response_id in self._proposals:
-            tools = tuple(sorted({*tools, *self._proposals[response_id]}))
+        for whose in (rollout_id,) if rollout_id is None else (rollout_id, None):
+            if proposed := self._proposals.get((whose, response_id)):
+                tools = tuple(sorted({*tools, *proposed}))
         for span, attributes, tokens in claims:
             get = attributes.get
             version = version_of(get(semconv.WEIGHTS_VERSION))

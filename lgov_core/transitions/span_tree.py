@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from typing import Any, Final, NamedTuple, TypeAlias
 
 from lgov_core.trace import semconv
@@ -52,6 +53,9 @@ class SpanTree:
         self._cut: set[int] = set()
         index, others = self._index, self._others
         for span in spans:
+            operation = span.attributes.get(semconv.OPERATION)
+            if operation is not None and type(operation) is not str:  # whoever sent it: it says nothing
+                span = _without_operation(span)
             known = index.setdefault((span.trace_id, span.span_id), span)
             if known is not span and known != span:
                 others.append(span)
@@ -168,6 +172,10 @@ class SpanTree:
         detail = f"{len(names)} spans: {', '.join(names[:10])}"
         found.append(Diagnostic(Finding.CYCLIC_SPANS, circle[first].span_id, detail))
         return [*circle[first + 1 :], *circle[: first + 1]]
+
+
+def _without_operation(span: Span) -> Span:
+    return replace(span, attributes={key: value for key, value in span.attributes.items() if key != semconv.OPERATION})
 
 
 def _placed(span: Span, above: Place) -> Place:

@@ -314,6 +314,20 @@ def test_serve_records_calls_and_closes_its_store_when_told_to_stop(
     assert (call.response_id, call.rollout_id) == (reply["id"], "rol_1")
 
 
+def test_serve_asks_an_upstream_in_the_apis_that_it_is_said_to_speak(folder: Path) -> None:
+    for speaks, asked in (("chat, responses", "responses"), ("chat", "chat/completions")):
+        with (
+            ScriptedModelServer(["Hello."]) as model,
+            Serving("--upstream", model.base_url, "--upstream-speaks", speaks) as serving,
+        ):
+            body = json.dumps({"model": "scripted", "input": "Hi"}).encode()
+            headers = {"content-type": "application/json"}
+            request = urllib.request.Request(f"{serving.about['base_url']}/responses", body, headers)
+            with urllib.request.urlopen(request, timeout=30) as reply:
+                assert json.load(reply)["object"] == "response"
+            assert [one.path.removeprefix("/v1/") for one in model.requests] == [asked]
+
+
 def test_serve_with_a_secret_wants_a_key(folder: Path) -> None:
     secret = folder / "secret"
     secret.write_bytes(b"0123456789abcdef\n")

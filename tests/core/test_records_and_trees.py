@@ -134,3 +134,36 @@ def test_tokens_without_logprobs_are_no_token_batch() -> None:
 def test_credit_keeps_what_found_no_transition() -> None:
     lost = Reward(0.5, "task", "r", 1, response_id="nowhere")
     assert assign_credit(assemble([ROLLOUT], [ATTEMPT], CALLS, [FINAL, lost])).unassigned == (lost,)
+
+
+OTHER = Rollout("q", "t", "run", {}, 0.0)
+
+
+def of_other(made: Span) -> Span:
+    return replace(made, rollout_id="q", span_id=f"q-{made.span_id}")
+
+
+def test_what_is_said_in_another_rollout_changes_nothing_here() -> None:
+    calls = [captured("c0", 0, (7,), (8,), tool_call_ids=("t2",)), captured("c1", 1, (1,), (2,))]
+    own = [span("s1", "chat", None, **{"gen_ai.response.id": "c1"})]
+    tokens = {"lgov.prompt_token_ids": [9], "lgov.response_token_ids": [9], "lgov.response_logprobs": [-1.0]}
+    claims = [
+        span("agent", "invoke_agent", None, **{"gen_ai.agent.name": "theirs", "team": "theirs"}),
+        span("call", "chat", "q-agent", **{"gen_ai.response.id": "c1", "lgov.tool_call_ids": ["t1"], **tokens}),
+        span("tool", "execute_tool", None, **{"gen_ai.response.id": "c1", "gen_ai.tool.call.id": "t2"}),
+        span("inside", "chat", "q-tool", **{"gen_ai.response.id": "c1"}),
+        span("judged", "", None, **{"lgov.reward.value": 9.0, "gen_ai.response.id": "c1"}),
+    ]
+    theirs = [of_other(one) for one in claims]
+    rewards = [Reward(0.5, rollout_id="r", attempt=1, tool_call_id="t2", reward_id="w")]
+    for spans in (own, []):
+        for selection in (Selection(), Selection(agents=("theirs",)), Selection(attributes={"team": "theirs"})):
+            alone, both = (
+                assemble([ROLLOUT, OTHER], [ATTEMPT], calls, rewards, given, selection)
+                for given in (spans, [*spans, *theirs])
+            )
+            assert [one for one in both.transitions if one.rollout_id == "r"] == list(alone.transitions)
+            assert [one.reward_id for one in both.unassigned if one.rollout_id == "r"] == [
+                one.reward_id for one in alone.unassigned
+            ]
+            assert not [one for one in both.diagnostics if one.finding is Finding.CLAIM_DIFFERS]
