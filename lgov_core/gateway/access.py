@@ -18,7 +18,7 @@ from lgov_core.errors import EndpointError, LgovError
 from lgov_core.gateway.admission import Admission
 from lgov_core.gateway.attribution import bearer_key
 from lgov_core.gateway.keys import KeyGrant, KeyRing
-from lgov_core.gateway.limits import Busy, Limits, Receive, Send, Sending, in_time
+from lgov_core.gateway.limits import Busy, HeldBodies, Limits, Receive, Send, Sending, in_time
 from lgov_core.gateway.metrics import Metrics
 
 _LOG = logging.getLogger("lgov.gateway")
@@ -58,6 +58,7 @@ class Guard:
         self._limits = limits
         self._admission = admission
         self._metrics = metrics
+        self.held = HeldBodies(limits)
 
     def before(self, route: RuledRoute) -> RuledRoute:
         """The route, with this guard before it."""
@@ -80,10 +81,16 @@ class Guard:
         began = time.perf_counter()
         sending = scope["lgov.sending"] = Sending(send, self._limits.write_s)
         self._metrics.began(route.path)
+        held = 0
+
+        def hold(more: int) -> None:
+            nonlocal held
+            held = self.held.hold(held, more)
+
         try:
             if route.access is not Access.OPEN:
                 scope["lgov.grant"] = self.grant(scope, route.access)
-            receive = in_time(receive, self._limits.body_s)
+            receive = in_time(receive, self._limits.body_s, hold)
             if not route.is_call:
                 await app(scope, receive, sending)
                 return
@@ -98,6 +105,7 @@ class Guard:
                 scope["lgov.retry_after_s"] = error.retry_after_s
             raise
         finally:
+            self.held.release(held)
             took = time.perf_counter() - began
             first = None if sending.first_at is None else sending.first_at - began
             self._metrics.ended(route.path, sending.status, took, first)

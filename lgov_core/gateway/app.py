@@ -22,7 +22,7 @@ from lgov_core.gateway.capture import Capture
 from lgov_core.gateway.keys import KeyRing
 from lgov_core.gateway.lightning_rollouts import LightningRollouts
 from lgov_core.gateway.lightning_routes import LightningOptions, LightningRoutes
-from lgov_core.gateway.limits import Limits
+from lgov_core.gateway.limits import HeldBodies, Limits
 from lgov_core.gateway.metrics import Metrics, Reading
 from lgov_core.gateway.otlp_route import TracesRoute
 from lgov_core.gateway.protocol import Engine, Gate
@@ -37,6 +37,7 @@ class EndpointState:
     admission: Admission
     metrics: Metrics
     limits: Limits
+    held: HeldBodies
 
 
 def create_app(
@@ -103,7 +104,7 @@ def create_app(
     metrics.reads(partial(_of_capture, capture, store))
     metrics.reads(traces.readings)
     app.state.counters = capture.counters
-    app.state.endpoint = EndpointState(admission, metrics, limits)
+    app.state.endpoint = EndpointState(admission, metrics, limits, guard.held)
     return app
 
 

@@ -79,6 +79,8 @@ def attribute(
     )
     agent = _checked(AGENT_HEADER, headers.get(AGENT_HEADER), _AGENT)
     agent = None if agent is None else unquote(agent)
+    if agent is not None and not agent.isprintable():
+        raise EndpointError(f"{AGENT_HEADER} is {agent[:60]!r}, which holds what cannot be printed")
     if (rollout_id is None) != (attempt is None):
         missing = "rollout id" if rollout_id is None else "attempt"
         raise EndpointError(

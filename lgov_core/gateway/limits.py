@@ -22,7 +22,8 @@ class Limits:
 
     ``max_body``, ``max_headers`` (all of them together) and ``max_url`` are in bytes. ``max_running`` calls are answered at
     the same time, ``max_waiting`` more wait for a place or for the end of a pause, ``wait_s`` seconds at most; what comes
-    beyond that is refused with the advice to come back. ``max_connections`` are open at the same time.
+    beyond that is refused with the advice to come back. ``max_connections`` are open at the same time. ``max_held`` bytes of
+    all requests' bodies together are in memory at the same time; a request that would need more is refused in the same way.
 
     A client has ``header_s`` seconds to send its headers, ``body_s`` to send its body, ``write_s`` to take each piece of
     the answer, and may then be silent for ``idle_s``.
@@ -34,6 +35,7 @@ class Limits:
     max_running: int = 512
     max_waiting: int = 2048
     max_connections: int = 8192
+    max_held: int = 1024 * 1024 * 1024
     wait_s: float = 60.0
     header_s: float = 15.0
     body_s: float = 60.0
@@ -101,8 +103,34 @@ async def within(coroutine: Awaitable[Any], deadline: Callable[[], float]) -> An
         return await _Rest(coroutine, waits_for)
 
 
-def in_time(receive: Receive, seconds: float) -> Receive:
-    """``receive`` that raises `EndpointError` (408) when the request's body is not there ``seconds`` after the first call."""
+class HeldBodies:
+    """How many bytes of bodies are in memory, of all requests together. For one event loop."""
+
+    def __init__(self, limits: Limits) -> None:
+        self._most, self._of_one = max(limits.max_held, limits.max_body), limits.max_body
+        self.bytes = 0
+
+    def hold(self, held: int, more: int) -> int:
+        """What a request holds that held ``held`` bytes and gets ``more``; beyond the longest body nothing is kept.
+
+        Raises `Busy` (503) where there is no room.
+        """
+        more = min(more, self._of_one - held)
+        if self.bytes + more > self._most:
+            raise Busy("too many requests are being read", status=503)
+        self.bytes += more
+        return held + more
+
+    def release(self, held: int) -> None:
+        """The request is over."""
+        self.bytes -= held
+
+
+def in_time(receive: Receive, seconds: float, hold: Callable[[int], None]) -> Receive:
+    """``receive`` that raises `EndpointError` (408) when the request's body is not there ``seconds`` after the first call.
+
+    ``hold`` is told the length of each piece.
+    """
     deadline: float | None = None
     whole = False
 
@@ -123,6 +151,8 @@ def in_time(receive: Receive, seconds: float) -> Receive:
                 f"the request's body did not come within {seconds:g} s", status=408, hint="send it again, faster"
             ) from error
         whole = not message.get("more_body", False)
+        if body := message.get("body"):
+            hold(len(body))
         return message
 
     return receive_in_time

@@ -85,6 +85,7 @@ CONTRADICTIONS = [
     ({"headers": by("r1", "one")}, 400, "x-lgov-attempt"),
     ({"headers": by("r1", "01")}, 400, "x-lgov-attempt"),
     ({"prefix": "/rollout/r1/attempt/-1"}, 400, "the attempt in the path"),
+    ({"headers": {**by("r1", 1), "x-lgov-agent": "%0d%0aX:%20y"}}, 400, "cannot be printed"),
     ({"prefix": "/rollout/r%201/attempt/1"}, 400, "the rollout id in the path"),
     ({"headers": by("r" * 201, 1)}, 400, "x-lgov-rollout-id"),
     ({"headers": by("a/b", 1)}, 400, "x-lgov-rollout-id"),

@@ -187,3 +187,27 @@ def test_limits_without_meaning():
         with pytest.raises(EndpointError, match="the limit"):
             Limits(**wrong)
     assert Limits(max_waiting=0).max_waiting == 0
+
+
+def test_bodies_of_all_requests_together_have_a_limit(serve):
+    serving = serve(lambda body: "x", limits=Limits(max_body=60_000, max_held=100_000))
+    held = serving.endpoint.app.state.endpoint
+
+    def post(path: str) -> httpx.Response:
+        return httpx.post(f"{serving.url}{path}", json={**BODY, "user": "y" * 55_000})
+
+    head = b"POST /v1/%b HTTP/1.1\r\nhost: a\r\ncontent-type: application/json\r\ncontent-length: 59000\r\n\r\n"
+    assert post("/v1/chat/completions").status_code == 200
+    with socket.create_connection(("127.0.0.1", serving.endpoint.port), timeout=30) as unfinished:
+        unfinished.sendall(head % b"traces" + b"{" * 58_000)
+        until(lambda: held.held.bytes == 58_000)
+        refused = post("/v1/chat/completions")
+        assert (refused.status_code, refused.headers["retry-after"]) == (503, "1")
+        assert post("/v1/traces").status_code == 503
+        assert httpx.post(f"{serving.base_url}/chat/completions", json=BODY).status_code == 200
+    until(lambda: held.held.bytes == 0)
+    assert post("/v1/chat/completions").status_code == 200
+    # What is thrown away because it is too long takes no room.
+    long = httpx.post(f"{serving.base_url}/chat/completions", json={**BODY, "user": "y" * 300_000})
+    assert long.status_code == 413
+    assert held.held.bytes == 0
