@@ -94,6 +94,7 @@ AUDIT_RECORD: Final = FileKind(
     version=2,
     schema=_SCHEMA,
     error=AuditError,
+    log_pages=1000,
 )
 
 _INSERT = (

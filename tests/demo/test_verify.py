@@ -29,7 +29,7 @@ from lgov_core.train.checkpoint import load_weights, save_weights
 from lgov_core.train.config import SupervisedConfig
 from lgov_core.train.rows import TrainRow
 from lgov_core.train.supervised import supervised
-from lgov_core.types import Rollout
+from lgov_core.types import CapturedCall, Rollout
 
 SYSTEM = "Answer from the company database."
 QUESTION = "How many work in sales?"
@@ -183,6 +183,16 @@ def query(run: Path, statement: str, *given: Any) -> list[Any]:
         return connection.execute(statement, given).fetchall()
 
 
+def calls_of(run: Path) -> list[CapturedCall]:
+    with SQLiteStore(run / "store.sqlite") as store:
+        return list(store.calls())
+
+
+def logprobs_of(run: Path, call: str) -> array[float]:
+    (found,) = (one for one in calls_of(run) if one.response_id == call)
+    return array("d", found.logprobs or ())
+
+
 def some_call(run: Path, version: int = 1) -> str:
     """A call of that version after which none came in its rollout."""
     (last,) = query(run, "SELECT response_id FROM calls WHERE weights_version = ? ORDER BY seq DESC LIMIT 1", version)
@@ -190,17 +200,18 @@ def some_call(run: Path, version: int = 1) -> str:
 
 
 def test_a_run_as_it_was_recorded_passes(recorded: Path) -> None:
-    calls = query(recorded, "SELECT weights_version, tool_call_ids, prompt_ids FROM calls ORDER BY seq")
-    assert {version for version, _, _ in calls} == {0, 1, 2}
-    assert sum(ids != "[]" for _, ids, _ in calls) >= 3, "the model was to call tools"
+    calls = calls_of(recorded)
+    versions = [call.weights_version for call in calls]
+    assert {*versions} == {0, 1, 2}
+    assert sum(bool(call.tool_call_ids) for call in calls) >= 3, "the model was to call tools"
     model = load_model(str(recorded.parent / "seed0-warm"))
-    prompts = [model.decode(array("i", ids).tolist()) for _, _, ids in calls]
+    prompts = [model.decode(list(call.prompt_ids or ())) for call in calls]
     assert any(CALL in prompt for prompt in prompts), "a reply was to be repeated as it was written"
     assert CALL not in prompts[-1], "the new engine was to render the reply from its JSON"
     assert CALL.replace("  ", " ") in prompts[-1]
 
     found = verified(recorded, status=0)
-    unkept = sum(version == 2 for version, _, _ in calls)
+    unkept = versions.count(2)
     assert found["passed"] is True
     assert found["calls"] == found["recorded"] == found["decoded_ok"] == len(calls)
     assert (found["decoded_bad"], found["mismatched"], found["findings"]) == (0, 0, [])
@@ -208,9 +219,7 @@ def test_a_run_as_it_was_recorded_passes(recorded: Path) -> None:
     assert found["tolerance"] == 1e-3
     assert found["max_logprob_diff"] < 1e-4
     assert [(one["version"], one["calls"], one["checked"]) for one in found["versions"]] == [
-        (version, count, count * (version != 2))
-        for version in (0, 1, 2)
-        for count in [sum(one == version for one, _, _ in calls)]
+        (version, count, count * (version != 2)) for version in (0, 1, 2) for count in [versions.count(version)]
     ]
 
     text = verify(recorded)
@@ -220,8 +229,7 @@ def test_a_run_as_it_was_recorded_passes(recorded: Path) -> None:
 
 def test_one_logprob_that_was_changed_is_found(run: Path) -> None:
     call = some_call(run)
-    ((blob,),) = query(run, "SELECT logprobs FROM calls WHERE response_id = ?", call)
-    logprobs = array("d", blob)
+    logprobs = logprobs_of(run, call)
     logprobs[len(logprobs) // 2] -= 0.002
     query(run, "UPDATE calls SET logprobs = ? WHERE response_id = ?", logprobs.tobytes(), call)
 
@@ -240,14 +248,13 @@ def test_one_logprob_that_was_changed_is_found(run: Path) -> None:
 @pytest.mark.parametrize("logprob", [float("nan"), float("inf"), None])
 def test_logprobs_that_are_no_numbers_do_not_pass(run: Path, logprob: float | None) -> None:
     call = some_call(run)
-    ((blob,),) = query(run, "SELECT logprobs FROM calls WHERE response_id = ?", call)
-    damaged = None if logprob is None else array("d", [logprob] * (len(blob) // 8)).tobytes()
+    damaged = None if logprob is None else array("d", [logprob] * len(logprobs_of(run, call))).tobytes()
     query(run, "UPDATE calls SET logprobs = ? WHERE response_id = ?", damaged, call)
     found = verified(run, status=1)
     assert (found["mismatched"], found["findings"][0]["response_id"]) == (1, call)
 
 
-@pytest.mark.parametrize("column", ["prompt_ids", "response_ids"])
+@pytest.mark.parametrize("column", ["prompt_rest", "response_ids"])
 def test_one_token_that_was_changed_is_found(run: Path, column: str) -> None:
     call = some_call(run)
     ((blob,),) = query(run, f"SELECT {column} FROM calls WHERE response_id = ?", call)
@@ -258,7 +265,7 @@ def test_one_token_that_was_changed_is_found(run: Path, column: str) -> None:
     assert (found["decoded_bad"], found["findings"][0]["response_id"]) == (1, call)
 
 
-@pytest.mark.parametrize("column", ["prompt_ids", "response_ids"])
+@pytest.mark.parametrize("column", ["prompt_rest", "response_ids"])
 @pytest.mark.parametrize("odd", [10**6, -1])
 def test_a_token_outside_the_vocabulary_is_found(run: Path, column: str, odd: int) -> None:
     call = some_call(run)
