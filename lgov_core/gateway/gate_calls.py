@@ -106,6 +106,7 @@ def _replaced(content: Any, text: str) -> Any:
 
 def gate_replies(completion: Completion) -> list[GateReply]:
     """The choices as policies see them."""
+    thoughts = _reasoning(completion)
     return [
         GateReply(
             choice.response_id,
@@ -114,9 +115,32 @@ def gate_replies(completion: Completion) -> list[GateReply]:
             choice.finish_reason,
             completion.prompt_tokens if number == 0 else None,
             sum(one.completion_tokens for one in completion.choices) if number == 0 else None,
+            thoughts.get(number, ""),
         )
         for number, choice in enumerate(completion.choices)
     ]
+
+
+def _reasoning(completion: Completion) -> dict[int, str]:
+    """What the upstream's own reply shows of the model's thoughts, by choice: in the form of any API."""
+    raw: Mapping[str, Any] = completion.raw or {}
+    choices = sorted(raw.get("choices") or (), key=lambda one: one.get("index") or 0)
+    found = {number: _thoughts(one.get("message") or {}) for number, one in enumerate(choices)}
+    blocks = [one for one in (*(raw.get("output") or ()), *(raw.get("content") or ())) if isinstance(one, dict)]
+    for block in blocks:
+        if block.get("type") in ("reasoning", "thinking"):
+            found[0] = found.get(0, "") + _thoughts(block)
+    return found
+
+
+def _thoughts(holder: Mapping[str, Any]) -> str:
+    audio = holder.get("audio")
+    texts = [holder.get(name) for name in ("reasoning_content", "reasoning", "thinking")]
+    texts.append(audio.get("transcript") if isinstance(audio, dict) else None)
+    if holder.get("type") == "reasoning":
+        parts = [*(holder.get("summary") or ()), *(holder.get("content") or ())]
+        texts += [part.get("text") for part in parts if isinstance(part, dict)]
+    return "\n".join(text for text in texts if isinstance(text, str) and text)
 
 
 def released(completion: Completion, before: Sequence[GateReply], after: Sequence[GateReply]) -> Completion:

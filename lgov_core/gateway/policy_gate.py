@@ -179,14 +179,34 @@ class PolicyGate:
                 self._refuse_if_blocked(decision)
             return replace(reply, text=decision.tell(), tool_calls=())
         text = reply.text if decision.text is None else decision.text
+        reasoning = await self._judge_reasoning(asked, reply)
         kept, told = await self._judge_calls(asked, reply)
         if told:
             text = "\n".join([text, *told] if text else told)
         elif not kept and text and self._covers(Point.OUTPUT):
             text = await self._judge_output(asked, text)
-        if text == reply.text and kept == reply.tool_calls:
+        if text == reply.text and kept == reply.tool_calls and reasoning == reply.reasoning:
             return reply
-        return replace(reply, text=text, tool_calls=kept)
+        return replace(reply, text=text, tool_calls=kept, reasoning="")
+
+    async def _judge_reasoning(self, asked: GateRequest, reply: GateReply) -> str:
+        """The thoughts beside the text, as a reply of their own: what a policy denies or would change is left out."""
+        if not reply.reasoning:
+            return ""
+        action = replace(
+            _action(Point.POST_MODEL_CALL, asked.model, "model", asked, text=reply.reasoning, operation=False),
+            arguments={"tool_calls": []},
+            call_id=reply.response_id,
+            context={"finish_reason": reply.finish_reason},
+        )
+        decision = await self.governor.adecide(action)
+        if decision.fault or decision.abort:
+            self._refuse_if_blocked(decision)
+        kept = "" if decision.blocks or decision.text not in (None, reply.reasoning) else reply.reasoning
+        if kept and self._covers(Point.OUTPUT):
+            shown = await self._judge_output(asked, kept)
+            kept = kept if shown == kept else ""
+        return kept
 
     async def _judge_output(self, asked: GateRequest, text: str) -> str:
         name = asked.agent or "agent"

@@ -182,7 +182,10 @@ class GateRequest:
 
 @dataclass(frozen=True, slots=True)
 class GateReply:
-    """What the model wrote in one choice, the same for every API. Tokens are counted on the first choice only."""
+    """What the model wrote in one choice, the same for every API. Tokens are counted on the first choice only.
+
+    ``reasoning`` is what it wrote beside the text and shows to the client: a gate leaves it, or makes it empty.
+    """
 
     response_id: str
     text: str
@@ -190,6 +193,7 @@ class GateReply:
     finish_reason: str | None = None
     prompt_tokens: int | None = None
     completion_tokens: int | None = None
+    reasoning: str = ""
 
 
 class GateRefusal(EndpointError):

@@ -118,6 +118,50 @@ def test_secrets_in_a_reply_go_out_redacted_also_when_chunks_cut_them(governed, 
     assert ask(serving, stream=stream).message.content == "All is well."
 
 
+def thinking(thought: str) -> dict[str, ScriptedReply]:
+    """A reply with a thought beside its text, in each form that an upstream may have."""
+    message = {"role": "assistant", "content": "Well.", "reasoning_content": thought}
+    chat = {"id": "c", "choices": [{"index": 0, "message": message, "finish_reason": "stop"}]}
+    deltas = [({"reasoning_content": thought[:9]}, None), ({"reasoning_content": thought[9:]}, None)]
+    deltas += [({"content": "Well."}, None), ({}, "stop")]
+    stream = "".join(
+        f"data: {json.dumps({'id': 'c', 'choices': [{'index': 0, 'delta': delta, 'finish_reason': ends}]})}\n\n"
+        for delta, ends in deltas
+    )
+    text = [{"type": "output_text", "text": "Well.", "annotations": []}]
+    output = [
+        {"type": "reasoning", "id": "i", "summary": [{"type": "summary_text", "text": thought}]},
+        {"type": "message", "id": "m", "role": "assistant", "status": "completed", "content": text},
+    ]
+    blocks = [{"type": "thinking", "thinking": thought, "signature": "s"}, {"type": "text", "text": "Well."}]
+    return {
+        "chat/completions": ScriptedReply(body=json.dumps(chat).encode()),
+        "chat/completions streamed": ScriptedReply(
+            body=f"{stream}data: [DONE]\n\n".encode(), content_type="text/event-stream"
+        ),
+        "responses": ScriptedReply(body=json.dumps({"id": "r", "status": "completed", "output": output}).encode()),
+        "messages": ScriptedReply(
+            body=json.dumps({"id": "m", "type": "message", "stop_reason": "end_turn", "content": blocks}).encode()
+        ),
+        "responses translated": ScriptedReply(body=json.dumps(chat).encode()),
+    }
+
+
+@pytest.mark.parametrize("form", thinking(""))
+def test_thoughts_beside_the_text_are_judged_too(governed, form):
+    key = "AKIA" + "IOSFODNN7EXAMPLQ"
+    replies = [thinking(f"The key is {key}, hm.")[form], thinking("All is well, hm.")[form]]
+    speaks = ("chat",) if form.endswith("translated") else ("chat", "responses", "messages")
+    serving = governed(replies, speaks=speaks)
+    path, stream = form.split()[0], form.endswith("streamed")
+    asked = {"messages": [{"role": "user", "content": "x"}]} if path != "responses" else {"input": "x"}
+    for thought, shown in (("The key", False), ("All is", True)):
+        body = {"model": "m", "stream": stream, **asked, **({"max_tokens": 9} if path == "messages" else {})}
+        reply = httpx.post(f"{serving.base_url}/{path}", json=body, headers=HEADERS)
+        assert (reply.status_code, key in reply.text) == (200, False)
+        assert ("Well." in reply.text, thought in reply.text) == (True, shown)
+
+
 def test_an_unchanged_reply_goes_out_byte_for_byte(governed):
     text = '{ "id":"x",\n"choices":[ {"message": {"content":"\\u00e9 é"}, "finish_reason":"stop"}],  "n": 1e3 }\n'
     stream = (
