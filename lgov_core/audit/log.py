@@ -94,7 +94,6 @@ AUDIT_RECORD: Final = FileKind(
     version=2,
     schema=_SCHEMA,
     error=AuditError,
-    log_pages=1000,
 )
 
 _INSERT = (
