@@ -22,6 +22,7 @@ class Finding(StrEnum):
     # What calls say about each other.
     DUPLICATE_CALL = "duplicate_call"
     CLAIM_DIFFERS = "claim_differs"
+    CLAIM_NOT_CAPTURED = "claim_not_captured"
     MIXED_WEIGHTS = "mixed_weights"
     RETOKENISATION_DRIFT = "retokenisation_drift"
 

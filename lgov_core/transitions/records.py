@@ -83,6 +83,9 @@ def join(recorded: Records, spans: Iterable[Span]) -> Records:
     The record is the truth where it says something: tokens of a captured call, how an attempt ended, a rollout's task.
     Spans that name the same response id add the agent's name, the rollout and the tool calls where the record has none,
     and stand in for calls that were not captured. Tokens that a span claims otherwise are a finding.
+
+    Of an attempt with captured calls the record knows all: a call that only came in from outside is left out and told,
+    since whoever holds a key of the attempt could make one up, and it could take the final reward.
     """
     rollouts = {rollout.rollout_id for rollout in recorded.rollouts}
     # A record that has no attempt of a rollout leaves it to the spans; one that has some knows all of them.
@@ -98,7 +101,15 @@ def join(recorded: Records, spans: Iterable[Span]) -> Records:
     captured = {(call.response_id, call.choice) for call in recorded.calls}
     responses = {response_id for response_id, _ in captured}
     calls = [_joined(call, by_response.get(call.response_id, ()), found) for call in recorded.calls]
+    on_record = {(call.rollout_id, attempt) for call in calls for attempt in (call.attempt, None)}
     for call in told.calls:
+        if (call.response_id, call.choice) not in captured and (call.rollout_id, call.attempt) in on_record:
+            origins = [span for span in told.origins.get(call.response_id, ()) if span.rollout_id == call.rollout_id]
+            if call.response_ids is not None and all(span.claimed for span in origins):
+                found.append(
+                    Diagnostic(Finding.CLAIM_NOT_CAPTURED, call.response_id, "only a span from outside has it")
+                )
+                continue
         # What only describes a reply without its tokens says nothing about a further choice.
         if (call.response_id, call.choice) not in captured and not (
             call.response_ids is None and call.response_id in responses

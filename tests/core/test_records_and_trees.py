@@ -68,6 +68,23 @@ def test_a_span_with_tokens_stands_in_for_a_call_that_was_not_captured() -> None
     assert {one.response_id: one.response_ids for one in data.transitions} == {"c1": (2,), "c9": (8,)}
 
 
+@pytest.mark.parametrize("attempt", [1, None])
+def test_a_call_that_an_agent_made_up_beside_its_recorded_ones_is_left_out_and_gets_no_reward(
+    attempt: int | None,
+) -> None:
+    forged = replace(
+        span("x", "chat", None, **{
+            "gen_ai.response.id": "c9", "lgov.prompt_token_ids": [7], "lgov.response_token_ids": [8],
+            "lgov.response_logprobs": [-0.25],
+        }), claimed=True, started_at=8.0, attempt=attempt,
+    )  # fmt: skip
+    data = assemble([ROLLOUT], [ATTEMPT], CALLS[:1], [FINAL], [SPANS[0], forged])
+    assert [(one.response_id, one.rewards) for one in data.transitions] == [("c1", {"task": 1.0})]
+    assert data.counts() == {Finding.CLAIM_NOT_CAPTURED: 1}
+    # Where the endpoint recorded nothing, spans from outside are all there is.
+    assert [one.response_id for one in assemble([ROLLOUT], [ATTEMPT], [], [FINAL], [forged]).transitions] == ["c9"]
+
+
 def test_the_record_says_how_the_attempt_ended_and_not_a_span() -> None:
     root = span("w", "invoke_agent", None, **{"lgov.outcome": "infrastructure", "lgov.task_id": "other"})
     data = assemble([ROLLOUT], [ATTEMPT], CALLS[:1], [FINAL], [root])
