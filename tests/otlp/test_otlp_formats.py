@@ -415,6 +415,7 @@ def test_a_bomb_is_not_unpacked() -> None:
         (b"{}", "br", 415),
         (b"{}", "gzip, gzip", 415),
     ],
+    ids=["no gzip", "cut off", "more after it", "br", "twice"],  # a compressed body holds the time: no name for a test
 )
 def test_bodies_that_cannot_be_unpacked(body: bytes, encoding: str, status: int) -> None:
     with pytest.raises(TraceError) as caught:
