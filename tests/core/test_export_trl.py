@@ -55,3 +55,10 @@ def test_what_trl_has_no_place_for_is_counted() -> None:
     found = trl_rollouts(TransitionSet((FIRST, rewritten, replace(OTHER, logprobs=None))))
     assert found.columns["rollout_id"] == []
     assert found.left_out == {"several_chains": 1, "no_logprobs": 1}
+
+
+def test_what_is_masked_inside_a_reply_stays_masked() -> None:
+    half = replace(SECOND, response_mask=(1, 0))
+    found = trl_rollouts(TransitionSet((FIRST, half)))
+    assert found.columns["env_mask"] == [[1, 0, 1, 0]]
+    assert found.columns["logprobs"] == [[-0.5, 0.0, -0.25, 0.0]]
