@@ -29,8 +29,9 @@ help: ## Show this list.
 demo: $(VENV)/.installed ## Govern and train a small SQL agent, and show what changed.
 	@$(BIN)/lgov demo $(ARGS)
 
+# What fails is run once more, and listed as a rerun: on a machine that others use too, time can be short. See CONTRIBUTING.md.
 test: $(VENV)/.tools ## Run the tests.
-	@$(BIN)/python -m pytest -n auto --dist loadfile $(ARGS)
+	@$(BIN)/python -m pytest -n auto --dist loadfile --reruns 1 --reruns-delay 2 $(ARGS)
 
 test-matrix: $(VENV)/.tools ## Run each adapter's tests against the oldest and the newest version of its framework.
 	@$(BIN)/python -m tests.version_matrix $(ARGS)

@@ -103,7 +103,9 @@ def test_places_are_bounded_and_so_is_the_queue_before_them(serve, store):
     for thread in threads:
         thread.join(60)
     assert [answer.status_code for answer in answers] == [200] * 4
-    assert (admission.running, admission.waiting, admission.refused) == (0, 0, 2)
+    # A client may have its whole answer a moment before the endpoint takes the place back.
+    until(lambda: admission.running == admission.waiting == 0)
+    assert admission.refused == 2
     assert len(list(store.calls())) == 4
 
 
@@ -119,7 +121,7 @@ def test_a_call_that_waits_too_long_is_refused_and_a_client_that_leaves_gives_it
     assert "waited 0.2 s" in late.json()["error"]["message"]
     gate.set()
     first.join(30)
-    assert admission.running == admission.waiting == 0
+    until(lambda: admission.running == admission.waiting == 0)
 
 
 def test_a_pause_holds_new_calls_lets_running_ones_end_and_loses_none(serve, store):
@@ -143,7 +145,7 @@ def test_a_pause_holds_new_calls_lets_running_ones_end_and_loses_none(serve, sto
         )
     )
     waiting.start()
-    assert len(serving.model.requests) == 3
+    until(lambda: len(serving.model.requests) == 3)
     gate.set()
     waiting.join(30)
     assert (drained[0]["drained"], drained[0]["running"], drained[0]["waiting"]) == (True, 0, 2)
