@@ -2,8 +2,9 @@
 
 Run it with ``make bench``, which installs agent-os-kernel beside lgov in an environment of its own: the same questions are
 then asked of both, in turns, in one process. Times are wall clock in one thread, garbage collection included. A row is
-measured in slices, all rows in turns, so that a busy moment of the machine falls on all alike. What the libraries
-underneath take alone, the parser and SQLite, stands beside what lgov makes of them.
+measured in slices, all rows in turns, so that a busy moment of the machine falls on all alike. Beside the median of all
+calls stands that of the quietest slice: where a core's other hardware thread is busy, everything takes half as long again.
+What the libraries underneath take alone, the parser and SQLite, stands beside what lgov makes of them.
 """
 
 from __future__ import annotations
@@ -56,28 +57,42 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Measure:
-    """One row measured: microseconds a call, over ``calls`` calls. ``met`` is None without a goal."""
+    """One row measured: microseconds a call, over ``calls`` calls.
+
+    ``quiet_us`` is the lowest median of a slice. ``met`` is None without a goal; it and ``met_quiet`` say whether the goal
+    is met by the median of all calls, and by that of the quietest slice.
+    """
 
     what: str
     calls: int
     p50_us: float
+    quiet_us: float
     p99_us: float
     goal_us: float | None
     goal_p99_us: float | None
     met: bool | None
+    met_quiet: bool | None
     beside: str | None
     floor_of: str | None
 
+    @property
+    def verdict(self) -> str:
+        """What there is to say about the goal."""
+        if self.met is None:
+            return ""
+        return ": met" if self.met else ": met in the quietest slice only" if self.met_quiet else ": NOT met"
+
 
 def measure(rows: list[Row], calls: int) -> list[Measure]:
-    took: list[list[int]] = [[] for _ in rows]
+    took: list[list[list[int]]] = [[] for _ in rows]
     counts = [max(5, int(calls * row.share / SLICES)) for row in rows]
     for row in rows:
         for _ in range(50):
             row.call()
     for _ in range(SLICES):
-        for row, times, count in zip(rows, took, counts, strict=True):
-            call = row.call
+        for row, slices, count in zip(rows, took, counts, strict=True):
+            call, times = row.call, []
+            slices.append(times)
             for _ in range(count):
                 began = time.perf_counter_ns()
                 call()
@@ -85,11 +100,18 @@ def measure(rows: list[Row], calls: int) -> list[Measure]:
     return [_measured(row, times) for row, times in zip(rows, took, strict=True)]
 
 
-def _measured(row: Row, times: list[int]) -> Measure:
+def _measured(row: Row, slices: list[list[int]]) -> Measure:
+    times = [took for times in slices for took in times]
     cuts = statistics.quantiles(times, n=100)
     p50, p99 = cuts[49] / 1000, cuts[98] / 1000
-    met = None if row.goal is None else p50 <= row.goal and (row.goal_p99 is None or p99 <= row.goal_p99)
-    return Measure(row.what, len(times), p50, p99, row.goal, row.goal_p99, met, row.beside, row.floor_of)
+    quiet = min(statistics.median(times) for times in slices) / 1000
+    met = met_quiet = None
+    if row.goal is not None:
+        late = row.goal_p99 is not None and p99 > row.goal_p99
+        met, met_quiet = p50 <= row.goal and not late, quiet <= row.goal and not late
+    return Measure(
+        row.what, len(times), p50, quiet, p99, row.goal, row.goal_p99, met, met_quiet, row.beside, row.floor_of
+    )
 
 
 def hundred_rules(**more: Any) -> PolicySet:
@@ -297,12 +319,12 @@ def main() -> None:
         print()
         return
     width = max(len(row.what) for row in found)
-    print(f"{'':{width}}  {'calls':>7}  {'p50 µs':>9}  {'p99 µs':>9}  goal")
+    print(f"{'':{width}}  {'calls':>7}  {'p50 µs':>9}  {'quietest':>9}  {'p99 µs':>9}  goal")
     for row in found:
         goal = "" if row.goal_us is None else f"p50 {row.goal_us:g}"
         goal += "" if row.goal_p99_us is None else f", p99 {row.goal_p99_us:g}"
-        verdict = {None: "", True: ": met", False: ": NOT met"}[row.met]
-        print(f"{row.what:{width}}  {row.calls:>7}  {row.p50_us:>9.1f}  {row.p99_us:>9.1f}  {goal}{verdict}")
+        times = f"{row.p50_us:>9.1f}  {row.quiet_us:>9.1f}  {row.p99_us:>9.1f}"
+        print(f"{row.what:{width}}  {row.calls:>7}  {times}  {goal}{row.verdict}")
     print(*comparison, sep="\n")
 
 
