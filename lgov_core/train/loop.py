@@ -17,7 +17,14 @@ from lgov_core.train.jobs import Job, JobResult
 from lgov_core.train.policy_model import PolicyModel
 from lgov_core.train.pool import WorkerPool
 from lgov_core.train.rows import make_rows
-from lgov_core.transitions import CreditRules, assign_credit, build_transitions, rollout_returns, write_parquet
+from lgov_core.transitions import (
+    CreditRules,
+    Selection,
+    assign_credit,
+    build_transitions,
+    rollout_returns,
+    write_parquet,
+)
 from lgov_core.types import Rollout, new_id
 
 
@@ -71,7 +78,8 @@ class TrainingLoop:
     """Owns the order of things; every stage is a value or a function that can be used without it.
 
     ``folder`` gets ``checkpoints/``, ``transitions/step-NNNNNN.parquet`` and, with ``keep_weights``, every version of the
-    trained weights in ``weights/``. Call from one thread.
+    trained weights in ``weights/``. ``selection`` says whose calls are trained on: those of some agents, say, while others
+    stay as they are (everything, unless given). Call from one thread.
     """
 
     def __init__(
@@ -85,6 +93,7 @@ class TrainingLoop:
         pool: WorkerPool,
         folder: Path,
         credit: CreditRules | None = None,
+        selection: Selection | None = None,
         checkpoint_every: int = 5,
         keep_weights: bool = False,
     ) -> None:
@@ -96,6 +105,7 @@ class TrainingLoop:
         self.pool = pool
         self.folder = folder
         self.credit = credit or CreditRules()
+        self.selection = selection or Selection()
         self.checkpoint_every = checkpoint_every
         self.keep_weights = keep_weights
         self.done = 0
@@ -134,7 +144,7 @@ class TrainingLoop:
         began = time.monotonic()
         results = self.collect(tasks, group, lambda done, total: report("rollouts", done, total))
         collected = time.monotonic()
-        data = build_transitions(self.store, [result.job.rollout_id for result in results])
+        data = build_transitions(self.store, [result.job.rollout_id for result in results], self.selection)
         data = assign_credit(data, self.credit)
         returns = rollout_returns(data.transitions, self.credit)
         update = self.grpo.update(make_rows(data.transitions), lambda done, total: report("update", done, total))

@@ -25,6 +25,7 @@ from lgov_core.train.config import GRPOConfig  # noqa: E402
 from lgov_core.train.grpo import GRPO  # noqa: E402
 from lgov_core.train.loop import Task, TrainingLoop  # noqa: E402
 from lgov_core.train.policy_model import full_policy  # noqa: E402
+from lgov_core.transitions import Selection  # noqa: E402
 from lgov_core.types import Outcome  # noqa: E402
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="needs POSIX processes")
@@ -42,7 +43,7 @@ def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Bench]:
 
 
 @contextmanager
-def running(bench: Bench, checkpoint_every: int = 1) -> Generator[TrainingLoop]:
+def running(bench: Bench, checkpoint_every: int = 1, **options: Any) -> Generator[TrainingLoop]:
     model = build_tiny(["hello", "one two three"], seed=0, hidden=32, layers=2, heads=2, intermediate=64)
     policy = full_policy(model.module)
     engine = EmbeddedEngine(model, max_new_tokens=6, threads=1)
@@ -59,6 +60,7 @@ def running(bench: Bench, checkpoint_every: int = 1) -> Generator[TrainingLoop]:
                 pool=pool,
                 folder=bench.folder,
                 checkpoint_every=checkpoint_every,
+                **options,
             )
 
 
@@ -107,6 +109,15 @@ def test_one_turn_collects_updates_publishes_and_leaves_everything_on_record(ben
         assert row["logprobs"] == pytest.approx(call.logprobs, abs=1e-6)
         assert len(row["advantages"]) == len(row["response_ids"])
     assert first.metrics()["rollouts"] == 8
+
+
+def test_the_calls_of_an_agent_that_is_not_selected_are_recorded_and_not_trained_on(bench: Bench) -> None:
+    with running(bench, selection=Selection(agents=("somebody_else",))) as loop:
+        before = loop.policy.weights()
+        turn = loop.iterate(TASKS, 2)
+        assert same(before, loop.policy.weights())
+    assert (turn.update.rows, len(turn.results)) == (0, 4)
+    assert {call.agent for call in bench.store.calls()} == {"asker"}
 
 
 def test_what_the_machines_broke_is_left_out_and_not_a_return_of_0(bench: Bench) -> None:
