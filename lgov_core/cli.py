@@ -10,6 +10,7 @@ from lgov_core.commands.group import Exit, LazyGroup, exit_status
 _COMMANDS = {
     "run": ("lgov_core.commands.run:run", "Run an unedited Python program under policy."),
     "serve": ("lgov_core.commands.serve:serve", "Serve the training endpoint (OpenAI-compatible)."),
+    "train": ("lgov_core.commands.train:train", "Train a model from what an agent does with it."),
     "demo": ("lgov_core.demo.command:demo_command", "Govern and train a small SQL agent, and show what changed."),
     "policy": ("lgov_core.commands.policy:policy", "Write, check, question and test policy files."),
     "audit": ("lgov_core.commands.audit:audit", "Prove, look at, hand on and erase what an audit record holds."),

@@ -13,9 +13,8 @@ import torch
 from lgov_core.store.protocol import TraceStore
 from lgov_core.train.checkpoint import Checkpoint, latest_checkpoint, save_checkpoint, save_weights
 from lgov_core.train.grpo import GRPO, UpdateMetrics
-from lgov_core.train.jobs import Job, JobResult
+from lgov_core.train.jobs import JobResult
 from lgov_core.train.policy_model import PolicyModel
-from lgov_core.train.pool import WorkerPool
 from lgov_core.train.rows import make_rows
 from lgov_core.transitions import (
     CreditRules,
@@ -38,6 +37,19 @@ class Publisher(Protocol):
 
     def publish(self, state_dict: Mapping[str, torch.Tensor], version: int | None = None) -> int:
         """Swaps weights in without dropping a call; returns the version now served."""
+        ...
+
+
+class Collector(Protocol):
+    """Has rollouts run by agents: worker processes here (`WorkerPool`), or workers elsewhere that ask for work."""
+
+    def collect_rollouts(
+        self, rollouts: Sequence[Rollout], progress: Callable[[int, int], None] | None = None
+    ) -> list[JobResult]:
+        """Adds the rollouts to the store, waits until all have ended, and returns a result for each, in their order.
+
+        ``progress(done, total)`` is called as they end. Raises `TrainError` when they cannot be run.
+        """
         ...
 
 
@@ -90,7 +102,7 @@ class TrainingLoop:
         grpo: GRPO,
         engine: Publisher,
         store: TraceStore,
-        pool: WorkerPool,
+        pool: Collector,
         folder: Path,
         credit: CreditRules | None = None,
         selection: Selection | None = None,
@@ -129,9 +141,7 @@ class TrainingLoop:
         rollouts = [
             Rollout(new_id("ro"), task.task_id, self.run_id, dict(task.payload)) for task in tasks for _ in range(group)
         ]
-        self.store.add_rollouts(rollouts)
-        jobs = [Job(rollout.rollout_id, rollout.task_id, 1, rollout.input) for rollout in rollouts]
-        return self.pool.collect(jobs, progress)
+        return self.pool.collect_rollouts(rollouts, progress)
 
     def iterate(
         self, tasks: Sequence[Task], group: int, progress: Callable[[str, int, int], None] | None = None

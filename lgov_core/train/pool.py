@@ -18,7 +18,7 @@ from typing import Any
 from lgov_core.errors import StoreError, TrainError
 from lgov_core.store.protocol import TraceStore
 from lgov_core.train.jobs import Job, JobResult, WorkerConfig
-from lgov_core.types import Outcome
+from lgov_core.types import Outcome, Rollout
 
 
 @dataclass(eq=False)
@@ -105,6 +105,13 @@ class WorkerPool:
     def pids(self) -> list[int]:
         """Process ids of the workers at this moment."""
         return [process.popen.pid for process in self._processes]
+
+    def collect_rollouts(
+        self, rollouts: Sequence[Rollout], progress: Callable[[int, int], None] | None = None
+    ) -> list[JobResult]:
+        """Adds rollouts to the store and runs them. See `collect`."""
+        self.store.add_rollouts(rollouts)
+        return self.collect([Job(one.rollout_id, one.task_id, 1, one.input) for one in rollouts], progress)
 
     def collect(self, jobs: Sequence[Job], progress: Callable[[int, int], None] | None = None) -> list[JobResult]:
         """Runs all jobs and returns one result per rollout, in the order of ``jobs``.

@@ -1,0 +1,64 @@
+"""``lgov train``."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import click
+
+from lgov_core.commands.group import Exit, exit_status, json_option
+from lgov_core.commands.output import write_json
+from lgov_core.errors import SettingsError
+
+
+@click.command(epilog=exit_status(Exit.OK, Exit.FINDING, Exit.USAGE, Exit.INTERRUPTED))
+@click.argument("config", required=False, type=click.Path(dir_okay=False, path_type=Path))
+@click.option("--agent", help="What is run on a task: module:function or file.py:function.")
+@click.option("--tasks", "train", type=click.Path(path_type=Path), help="Tasks to train on, JSON lines. [data.train]")
+@click.option("--test", type=click.Path(path_type=Path), help="Held-out tasks, JSON lines. [data.test]")
+@click.option("--model", "name", help="smollm2, a transformers folder, or a hub name. [model.name]")
+@click.option("--algorithm", help="grpo, ppo, ...; sft and prompt learn from recorded traces. [training.algorithm]")
+@click.option("--backend", default="torch", show_default=True, help="What runs it: torch, or verl on Ray.")
+@click.option("--traces", help="Store of recorded rollouts, for sft and prompt.")
+@click.option("--epochs", type=int, help="Passes over the tasks. [training.epochs]")
+@click.option("--steps", type=int, help="Updates, at most. [training.steps]")
+@click.option("--nworkers", type=int, help="Rollouts at a time. [runtime.nworkers]")
+@click.option("--policy", type=click.Path(path_type=Path), help="Policy file for the agent. [runtime.policy]")
+@click.option("--seed", type=int, help="[training.seed]")
+@click.option("--folder", type=click.Path(file_okay=False, path_type=Path), help="Where the run leaves everything.")
+@click.option("--resume", is_flag=True, help="Go on with the run in --folder.")
+@json_option
+def train(
+    config: Path | None,
+    agent: str | None,
+    backend: str,
+    traces: str | None,
+    folder: Path | None,
+    resume: bool,
+    as_json: bool,
+    **flags: Any,
+) -> None:
+    """Train a model from what an existing agent does with it.
+
+    CONFIG is a file such as config.yaml with the sections model, training, runtime and data. What is set on the command
+    line wins over it; the sections and keys stand in brackets.
+    """
+    from lgov_core.train.registry import TrainingJob, find_run
+    from lgov_core.train.settings import load_train_settings
+
+    sections = {"train": "data", "test": "data", "name": "model", "nworkers": "runtime", "policy": "runtime"}
+    values = {(sections.get(key, "training"), key): value for key, value in flags.items()}
+    settings = load_train_settings(config, flags=values)
+    if resume and folder is None:
+        raise SettingsError("--resume needs the folder of the run", hint="give --folder")
+    run = find_run(settings.training.algorithm, backend)
+    target = folder or Path("runs") / time.strftime("train-%Y%m%d-%H%M%S")
+    job = TrainingJob(settings, target, agent, traces, resume, say=lambda line: click.echo(line, err=True))
+    report = run(job)
+    if as_json:
+        write_json(report)
+    else:
+        for name, value in report.items():
+            click.echo(f"{name}: {value}")

@@ -1,0 +1,314 @@
+"""Settings of a training run: ``config.yaml``, environment variables, flags. Loads nothing heavy.
+
+Later sources win over earlier ones::
+
+    default  <  config.yaml  <  LIGHTNING_MODEL_PATH, LIGHTNING_RL_ALGORITHM, AGENT_LIGHTNING_SERVER_URL  <  flags
+
+A section is a frozen dataclass and a key is one of its fields: its type says what may be written there, and `Bound` what
+values. An unknown key, a wrong type and a value out of bounds are errors that name the file and the line.
+"""
+
+from __future__ import annotations
+
+import difflib
+import math
+import os
+import types
+import typing
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any, Final
+
+from lgov_core.errors import LgovError, PolicyFileError, SettingsError
+from lgov_core.policies.document import Place, read_yaml
+
+#: Environment variables, and the section and key that each sets.
+VARIABLES: Final[Mapping[str, tuple[str, str]]] = types.MappingProxyType(
+    {
+        "LIGHTNING_MODEL_PATH": ("model", "name"),
+        "LIGHTNING_RL_ALGORITHM": ("training", "algorithm"),
+        "AGENT_LIGHTNING_SERVER_URL": ("runtime", "server_url"),
+    }
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Bound:
+    """What a number may be: ``least`` and ``most`` included, ``above`` excluded. What a text may be: ``one_of``."""
+
+    least: float | None = None
+    above: float | None = None
+    most: float | None = None
+    one_of: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        if self.one_of:
+            return f"one of {', '.join(self.one_of)}"
+        words = [
+            f"{word} {value:g}"
+            for word, value in (("at least", self.least), ("above", self.above))
+            if value is not None
+        ]
+        return " and ".join([*words, *([] if self.most is None else [f"at most {self.most:g}"])])
+
+    def fits(self, value: Any) -> bool:
+        """Whether ``value`` is within it."""
+        if self.one_of:
+            return value in self.one_of
+        low = (self.least is None or value >= self.least) and (self.above is None or value > self.above)
+        return low and (self.most is None or value <= self.most)
+
+
+def _key(default: Any, **bound: Any) -> Any:
+    return field(default=default, metadata={"bound": Bound(**bound)})
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSection:
+    """``model:`` — what is trained.
+
+    ``name`` is smollm2, a transformers folder or a hub name. ``lora_rank`` 0 trains all weights; None decides by size:
+    adapters of rank 16 above ten million parameters. ``max_new_tokens`` bounds a reply, ``max_batch`` how many calls are
+    decoded together, ``max_prompt_tokens`` nothing by itself: the model's context does. ``served_as`` is a further name
+    for the model at the endpoint.
+    """
+
+    name: str | None = None
+    dtype: str = _key("float32", one_of=("float32", "bfloat16", "float16"))
+    lora_rank: int | None = _key(None, least=0)
+    max_new_tokens: int = _key(256, least=1)
+    max_batch: int = _key(64, least=1)
+    tool_format: str | None = None
+    served_as: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingSection:
+    """``training:`` — how it is trained. None leaves a value to the algorithm (docs/training.md has its defaults).
+
+    An update is made of ``batch_size`` tasks with ``group_size`` rollouts each; ``epochs`` passes are made over the tasks,
+    ``steps`` bounds the updates. ``update_epochs`` passes are made over the rows of one update. ``kl_coef`` is β.
+    ``tokens_per_batch`` bounds the padded tokens of one forward pass (memory, not learning). ``evaluate_every`` updates the
+    test tasks are run (0: only before the first and after the last), ``checkpoint_every`` updates a checkpoint is written.
+    """
+
+    algorithm: str = "grpo"
+    learning_rate: float | None = _key(None, above=0.0)
+    batch_size: int = _key(32, least=1)
+    group_size: int = _key(8, least=1)
+    kl_coef: float | None = _key(None, least=0.0)
+    epochs: int = _key(1, least=1)
+    steps: int | None = _key(None, least=1)
+    update_epochs: int | None = _key(None, least=1)
+    max_grad_norm: float | None = _key(None, above=0.0)
+    tokens_per_batch: int | None = _key(None, least=1)
+    discount: float | None = _key(None, least=0.0, most=1.0)
+    evaluate_every: int = _key(0, least=0)
+    checkpoint_every: int = _key(5, least=1)
+    seed: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class RuntimeSection:
+    """``runtime:`` — where agents run, and what is done around them.
+
+    ``nworkers`` rollouts run at a time, in ``threads`` of the client or in ``processes`` of their own. With
+    ``auto_instrumentation`` installed frameworks are armed, with ``air_enabled`` tools and models earn intermediate
+    rewards. ``policy`` is a policy file under which agents run (None: nothing is judged). ``timeout_s`` bounds an attempt,
+    ``max_attempts`` the tries at a rollout that a machine failed.
+    """
+
+    nworkers: int = _key(4, least=1)
+    workers: str = _key("threads", one_of=("threads", "processes"))
+    auto_instrumentation: bool = True
+    air_enabled: bool = True
+    policy: Path | None = None
+    timeout_s: float = _key(600.0, above=0.0)
+    max_attempts: int = _key(3, least=1)
+    server_url: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class DataSection:
+    """``data:`` — the task files, for `lgov train` and `Trainer`."""
+
+    train: Path | None = None
+    test: Path | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TrainSettings:
+    """All settings of a run. ``verl`` is handed to that backend as it is. Load with `load_train_settings`."""
+
+    model: ModelSection = field(default_factory=ModelSection)
+    training: TrainingSection = field(default_factory=TrainingSection)
+    runtime: RuntimeSection = field(default_factory=RuntimeSection)
+    data: DataSection = field(default_factory=DataSection)
+    verl: Mapping[str, Any] = field(default_factory=dict[str, Any])
+
+    def with_values(self, section: str, **values: Any) -> TrainSettings:
+        """A copy with keys of one section set; None values count as not given. Raises `SettingsError` as a flag would."""
+        given = {name: value for name, value in values.items() if value is not None}
+        flags = {(section, name): value for name, value in given.items()}
+        return _assigned(self, flags, {place: f"{place[0]}.{place[1]}" for place in flags}, Path())
+
+    def as_json(self) -> dict[str, Any]:
+        """The settings as JSON values, by section."""
+        return {
+            section.name: {
+                name: str(value) if isinstance(value, Path) else value
+                for name, value in _items(getattr(self, section.name)).items()
+            }
+            for section in fields(self)
+        }
+
+
+def load_train_settings(
+    path: Path | str | None = None,
+    *,
+    flags: Mapping[tuple[str, str], Any] | None = None,
+    environ: Mapping[str, str] | None = None,
+) -> TrainSettings:
+    """The settings of a run: those of the file at ``path`` (None: no file), the environment, and ``flags``.
+
+    ``flags`` maps (section, key) to a value; None counts as not given. ``environ`` is the process's own by default. Raises
+    `SettingsError` with file and line, variable or flag.
+    """
+    settings = TrainSettings()
+    if path is not None:
+        settings = _from_file(settings, Path(path))
+    given = os.environ if environ is None else environ
+    found = {place: given[name] for name, place in VARIABLES.items() if given.get(name)}
+    settings = _assigned(settings, found, {place: name for name, place in VARIABLES.items()}, Path())
+    chosen = {place: value for place, value in (flags or {}).items() if value is not None}
+    return _assigned(settings, chosen, {place: _flag(place) for place in chosen}, Path())
+
+
+def _from_file(settings: TrainSettings, path: Path) -> TrainSettings:
+    source = str(path)
+    try:
+        document, lines = read_yaml(path.read_bytes().decode("utf-8-sig"), source)
+    except PolicyFileError as error:
+        raise SettingsError(error.message, hint=error.hint) from error
+    except FileNotFoundError as error:
+        raise SettingsError(f"there is no file {source}", hint="check the path given to --config") from error
+    except (OSError, UnicodeDecodeError) as error:
+        raise SettingsError(f"{source} cannot be read as UTF-8 text: {error}") from error
+    if document is None:
+        return settings
+    if not isinstance(document, dict):
+        raise SettingsError(f"{source}: the settings are no mapping", hint="write sections such as training:")
+
+    def where(place: Place) -> str:
+        line = next((lines[place[:end]] for end in range(len(place), -1, -1) if place[:end] in lines), None)
+        return source if line is None else f"{source}:{line}"
+
+    known = [section.name for section in fields(settings)]
+    values: dict[tuple[str, str], Any] = {}
+    for name, section in document.items():
+        if name not in known:
+            raise _unknown(f"section {name}", where((name,)), name, known)
+        if section is None:
+            continue
+        if not isinstance(section, dict):
+            raise SettingsError(
+                f"{where((name,))}: {name} is {section!r}, not a section", hint=f"write keys below {name}:"
+            )
+        if name == "verl":
+            settings = replace(settings, verl=section)
+            continue
+        values |= {(name, key): value for key, value in section.items()}
+    return _assigned(settings, values, {place: where(place) for place in values}, path.parent)
+
+
+def _assigned(
+    settings: TrainSettings, values: Mapping[tuple[str, str], Any], origins: Mapping[tuple[str, str], str], base: Path
+) -> TrainSettings:
+    """``settings`` with ``values``, each checked; paths are relative to ``base``."""
+    for (section, key), value in values.items():
+        origin = origins[section, key]
+        present = getattr(settings, section)
+        known = {one.name: one for one in fields(present)}
+        if key not in known:
+            raise _unknown(f"setting {section}.{key}", origin, key, list(known))
+        wanted = typing.get_type_hints(type(present))[key]
+        bound = known[key].metadata.get("bound")
+        read = _read(value, wanted, bound, f"{origin}: {section}.{key}", base)
+        settings = replace(settings, **{section: replace(present, **{key: read})})
+    return settings
+
+
+def _read(value: Any, wanted: Any, bound: Bound | None, what: str, base: Path) -> Any:
+    kinds = [kind for kind in typing.get_args(wanted) or (wanted,) if kind is not types.NoneType]
+    if value is None and types.NoneType in typing.get_args(wanted):
+        return None
+    (kind,) = kinds
+    text = "" if bound is None or not str(bound) else f" {bound}"
+    try:
+        read = _KINDS[kind](value)
+    except (TypeError, ValueError) as error:
+        raise SettingsError(f"{what} is {value!r}", hint=f"write {_WORDS[kind]}{text}") from error
+    if bound is not None and not bound.fits(read):
+        raise SettingsError(f"{what} is {value!r}", hint=f"write {_WORDS[kind]}{text}")
+    return base / read.expanduser() if isinstance(read, Path) else read
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str) or not value.strip():
+        raise ValueError
+    return value
+
+
+def _whole(value: Any) -> int:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise ValueError
+    return value
+
+
+def _number(value: Any) -> float:
+    # YAML 1.1 reads 5e-7, without a point, as text.
+    if isinstance(value, bool) or not isinstance(value, int | float | str):
+        raise ValueError
+    number = float(value)
+    if not math.isfinite(number):
+        raise ValueError
+    return number
+
+
+def _truth(value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise ValueError
+    return value
+
+
+def _path(value: Any) -> Path:
+    return Path(_text(os.fspath(value)))
+
+
+_KINDS: Final[Mapping[Any, Any]] = {str: _text, int: _whole, float: _number, bool: _truth, Path: _path}
+_WORDS: Final[Mapping[Any, str]] = {
+    str: "text",
+    int: "a whole number",
+    float: "a number",
+    bool: "true or false",
+    Path: "the path of a file",
+}
+
+
+def _unknown(what: str, origin: str, name: str, known: list[str]) -> LgovError:
+    nearest = difflib.get_close_matches(str(name), known, n=1)
+    hint = f"did you mean {nearest[0]}?" if nearest else f"there are {', '.join(known)}"
+    return SettingsError(f"{origin}: there is no {what}", hint=hint)
+
+
+def _flag(place: tuple[str, str]) -> str:
+    return f"--{place[1].replace('_', '-')}"
+
+
+def _items(section: Any) -> dict[str, Any]:
+    return (
+        dict(section)
+        if isinstance(section, Mapping)
+        else {one.name: getattr(section, one.name) for one in fields(section)}
+    )
