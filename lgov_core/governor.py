@@ -9,14 +9,10 @@ asynchronous ones; an asynchronous agent that runs its tools in threads uses bot
 from __future__ import annotations
 
 import asyncio
-import contextvars
-import inspect
 import threading
 import time
 from collections import Counter
-from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from concurrent.futures import TimeoutError as FutureTimeoutError
+from collections.abc import AsyncGenerator, Generator, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
@@ -25,12 +21,10 @@ import pluggy
 
 from lgov_core.earned import for_a_rollout, for_a_span, for_a_tool_call, one_charges_denials
 from lgov_core.errors import AuditError, PolicyDenied, PolicyError
-from lgov_core.hookspecs import DECISION_HOOKS
+from lgov_core.judges import Judge, Judges, denied, verdicts
 from lgov_core.plugins import check_hooks, make_plugin_manager, register
 from lgov_core.policies.base import ObservingPolicy, Policy
-from lgov_core.policies.combine import BadAnswer, checked, combine, complete, fault, fold, private_copy
-from lgov_core.policies.policy_set import PolicySet
-from lgov_core.policies.reload import ReloadingPolicySet
+from lgov_core.policies.combine import combine, fault, fold
 from lgov_core.scope import RolloutScope, current_scope, enter_scope
 from lgov_core.types import ALLOW, Action, Decision, Effect, Point, Reward, Severity, Span, ToolOutcome, new_id
 
@@ -41,8 +35,6 @@ MAX_TRANSFORM_ROUNDS = 4
 UNJUDGED = Decision(Effect.ALLOW, policy="lgov", rule="only-watches", reason="Nobody judges here.")
 
 _AFTER_A_CALL = frozenset({Point.POST_MODEL_CALL, Point.POST_TOOL_CALL})
-_HOOK_OF_POINT = {point: f"lgov_{point.value}" for point in Point}
-assert set(_HOOK_OF_POINT.values()) == set(DECISION_HOOKS)
 
 
 class AuditRecord(Protocol):
@@ -73,22 +65,6 @@ class PluginFailure:
     hook: str
     plugin: str
     error: str
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _Judge:
-    """One voice in a decision: an implementation of a hook, or a policy given to the governor directly.
-
-    ``combines`` says that each answer is a combined decision that nobody else holds.
-    """
-
-    name: str
-    ask: Callable[[Action], Any]
-    bounded: bool
-    is_async: bool
-    timeout_s: float
-    asked_last: bool = False
-    combines: bool = False
 
 
 class Governor:
@@ -140,8 +116,7 @@ class Governor:
         self.failures: Counter[str] = Counter()
         self.effects: Counter[str] = Counter()
         self._count_lock = threading.Lock()
-        self._watched: ThreadPoolExecutor | None = None
-        self._judges: dict[Point, tuple[_Judge, ...]] = {}
+        self._judges = Judges(self.policies, self.manager, timeout_s)
         self._counting: bool | None = None
         self._only_watches = only_watches
         if only_watches:
@@ -155,7 +130,7 @@ class Governor:
     def _refuse_judges(self) -> None:
         """Raises `PolicyError` when somebody wants to judge where nobody is asked: a missing judge must not pass unseen."""
         judging = [policy.name for policy in self.policies]
-        judging += [judge.name for point in Point for judge in self._judges_of(point)]
+        judging += [judge.name for point in Point for judge in self._judges.of(point)]
         if self.audit is not None:
             judging.append("an audit record")
         if judging:
@@ -176,15 +151,15 @@ class Governor:
                 self._settle(_in_scope(action))
             return UNJUDGED
         action, began = _in_scope(action, self._counts()), time.perf_counter()
-        rounds: list[dict[_Judge, Decision]] = []
+        rounds: list[dict[Judge, Decision]] = []
         current = action
         while True:
             before = current
-            taken: dict[_Judge, Decision] = {}
-            for judge in self._judges_of(action.point):
-                if judge.asked_last and _denied(taken):
+            taken: dict[Judge, Decision] = {}
+            for judge in self._judges.of(action.point):
+                if judge.asked_last and denied(taken):
                     continue
-                decision = self._ask(judge, current)
+                decision = self._judges.ask(judge, current)
                 if decision is not None:
                     taken[judge] = decision
                     current = fold(current, decision)
@@ -203,20 +178,20 @@ class Governor:
                 await asyncio.to_thread(self._settle, _in_scope(action))
             return UNJUDGED
         action, began = _in_scope(action, self._counts()), time.perf_counter()
-        rounds: list[dict[_Judge, Decision]] = []
+        rounds: list[dict[Judge, Decision]] = []
         current = action
         while True:
             before = current
-            taken: dict[_Judge, Decision] = {}
-            for judge in self._judges_of(action.point):
-                if judge.asked_last and _denied(taken):
+            taken: dict[Judge, Decision] = {}
+            for judge in self._judges.of(action.point):
+                if judge.asked_last and denied(taken):
                     continue
                 if judge.bounded and not judge.is_async:  # nothing to wait for, as a rule
-                    answer = self._told(judge, current)
+                    answer = self._judges.told(judge, current)
                     told = answer is None or type(answer) is Decision
-                    decision = answer if told else await self._aawaited(judge, answer)
+                    decision = answer if told else await self._judges.awaited(judge, answer)
                 else:
-                    decision = await self._aask(judge, current)
+                    decision = await self._judges.aask(judge, current)
                 if decision is not None:
                     taken[judge] = decision
                     current = fold(current, decision)
@@ -228,33 +203,6 @@ class Governor:
             await asyncio.to_thread(self._settle, action)
         return concluded
 
-    def _judges_of(self, point: Point) -> tuple[_Judge, ...]:
-        judges = self._judges.get(point)
-        if judges is None:
-            found = [self._judge(policy.name, policy.judge, policy, is_async=False) for policy in self.policies]
-            caller = getattr(self.manager.hook, _HOOK_OF_POINT[point])
-            # get_hookimpls lists them in the order in which pluggy registered them; the last registered is called first.
-            for impl in reversed(caller.get_hookimpls()):
-                takes = set(impl.argnames)
-                found.append(
-                    self._judge(
-                        impl.plugin_name,
-                        impl.function if "action" in takes else _without_arguments(impl.function),
-                        impl.plugin,
-                        is_async=inspect.iscoroutinefunction(impl.function),
-                    )
-                )
-            judges = self._judges[point] = tuple(sorted(found, key=lambda judge: judge.asked_last))
-        return judges
-
-    def _judge(self, name: str, ask: Callable[[Action], Any], owner: object, *, is_async: bool) -> _Judge:
-        own = getattr(owner, "timeout_s", None)
-        timeout_s = max(self.timeout_s, own) if isinstance(own, int | float) else self.timeout_s
-        bounded = bool(getattr(owner, "bounded", False))
-        asked_last = bool(getattr(owner, "asked_last", False))
-        combines = type(owner) in (PolicySet, ReloadingPolicySet)
-        return _Judge(name, ask, bounded, is_async, timeout_s, asked_last, combines)
-
     def _counts(self) -> bool:
         """Whether anyone who judges keeps count, and so has to know one action from another."""
         if self._counting is None:
@@ -265,68 +213,21 @@ class Governor:
     def plugins_changed(self) -> None:
         """Must be called after plugins were registered or removed on ``manager`` once decisions have been taken."""
         one_charges_denials(self.manager)
-        self._judges.clear()
+        self._judges.changed()
         self._counting = None
         if self._only_watches:
             self._refuse_judges()
-
-    def _ask(self, judge: _Judge, action: Action) -> Decision | None:
-        try:
-            if judge.bounded and not judge.is_async:
-                answer = judge.ask(action)
-            else:
-                answer = self._pool().submit(_carried(judge.ask), _own(judge, action)).result(judge.timeout_s)
-            if type(answer) is not Decision and inspect.isawaitable(answer):
-                answer = self._pool().submit(_carried(_run_to_end), answer, judge.timeout_s).result(judge.timeout_s)
-            return _checked(answer, judge)
-        except Exception as error:  # noqa: BLE001 - whatever a policy raises is a deny in its slot
-            return _failed(judge, error)
-
-    async def _aask(self, judge: _Judge, action: Action) -> Decision | None:
-        try:
-            if judge.is_async or judge.bounded:
-                answer = judge.ask(_own(judge, action))
-            else:
-                future = asyncio.wrap_future(self._pool().submit(_carried(judge.ask), _own(judge, action)))
-                answer = await asyncio.wait_for(future, judge.timeout_s)
-        except Exception as error:  # noqa: BLE001 - whatever a policy raises is a deny in its slot
-            return _failed(judge, error)
-        return await self._aawaited(judge, answer)
-
-    async def _aawaited(self, judge: _Judge, answer: Any) -> Decision | None:
-        """The decision that ``answer`` is, or that it is an awaitable of."""
-        try:
-            if type(answer) is not Decision and inspect.isawaitable(answer):
-                answer = await asyncio.wait_for(answer, judge.timeout_s)
-            return _checked(answer, judge)
-        except Exception as error:  # noqa: BLE001 - as above
-            return _failed(judge, error)
-
-    @staticmethod
-    def _told(judge: _Judge, action: Action) -> Any:
-        """What a judge says at once, checked; an awaitable is given back as it is. Raises no `Exception`."""
-        try:
-            answer = judge.ask(action)
-            return answer if type(answer) is not Decision and inspect.isawaitable(answer) else _checked(answer, judge)
-        except Exception as error:  # noqa: BLE001 - as above
-            return _failed(judge, error)
-
-    def _pool(self) -> ThreadPoolExecutor:
-        with self._count_lock:
-            if self._watched is None:
-                self._watched = ThreadPoolExecutor(max_workers=32, thread_name_prefix="lgov-policy")
-            return self._watched
 
     def _conclude(
         self,
         action: Action,
         before: Action,
         final: Action,
-        rounds: Sequence[Mapping[_Judge, Decision]],
+        rounds: Sequence[Mapping[Judge, Decision]],
         began: float,
     ) -> Decision:
         settled = _settled(before, final)
-        decisions = _verdicts(rounds, settled)
+        decisions = verdicts(rounds, settled)
         if not settled:
             reason = f"the transforms of this action did not settle in {len(rounds)} rounds"
             decisions.append(fault("lgov", "transform-unsettled", reason))
@@ -475,38 +376,11 @@ class Governor:
 
     def close(self) -> None:
         """Gives the watched threads back; a policy that hangs keeps its own. Decisions may still be asked for."""
-        with self._count_lock:
-            pool, self._watched = self._watched, None
-        if pool is not None:
-            pool.shutdown(wait=False, cancel_futures=True)
+        self._judges.close()
 
 
 def _life(point: Point, scope: RolloutScope, **arguments: Any) -> Action:
     return Action(point, name=scope.task_id or scope.rollout_id, kind="agent", arguments=arguments)
-
-
-def _denied(taken: Mapping[_Judge, Decision]) -> bool:
-    return any(decision.effect is Effect.DENY for decision in taken.values())
-
-
-def _verdicts(rounds: Sequence[Mapping[_Judge, Decision]], settled: bool) -> list[Decision]:
-    """What counts of all rounds: the first, and of the later ones, which judge what the transforms made, what blocks.
-
-    An escalation asks for approval of one form of the action. Where transforms went on to change it, only the form that
-    would run needs approval: what the same judge says about that one takes the place of the escalation.
-    """
-    if len(rounds) == 1:
-        return list(rounds[0].values())
-    final = rounds[-1]
-    found: list[Decision] = []
-    for number, taken in enumerate(rounds):
-        for judge, decision in taken.items():
-            counts = decision
-            if decision.effect is Effect.ESCALATE and taken is not final and settled:
-                counts = final.get(judge)
-            if counts is not None and (number == 0 or counts.blocks) and not any(counts is one for one in found):
-                found.append(counts)
-    return found
 
 
 def _in_scope(action: Action, counted: bool = False) -> Action:
@@ -543,45 +417,3 @@ def _in_scope(action: Action, counted: bool = False) -> Action:
 
 def _settled(before: Action, after: Action) -> bool:
     return before is after or (before.arguments == after.arguments and before.text == after.text)
-
-
-def _own(judge: _Judge, action: Action) -> Action:
-    """The action with arguments that are the judge's own to change, unless it is one of the built-in, bounded kind."""
-    if judge.bounded:
-        return action
-    return action.changed(arguments=private_copy(action.arguments), context=private_copy(action.context))
-
-
-def _failed(judge: _Judge, error: Exception) -> Decision:
-    """The denial for a judge that raised, was late, or answered what is no decision."""
-    if isinstance(error, TimeoutError | FutureTimeoutError):
-        return fault(judge.name, "policy-timeout", f"{judge.name} did not answer within {judge.timeout_s:g} s")
-    if isinstance(error, BadAnswer):
-        return fault(judge.name, "policy-error", f"{judge.name} {error}")
-    return fault(judge.name, "policy-error", f"{judge.name} failed with {type(error).__name__}")
-
-
-def _checked(answer: Any, judge: _Judge) -> Decision | None:
-    decision = checked(answer)
-    if decision is None:
-        return None
-    if decision.arguments is not None and not judge.bounded:
-        decision = decision.changed(arguments=private_copy(decision.arguments))
-    return complete(decision, decision.policy or judge.name)
-
-
-def _without_arguments(function: Callable[[], Any]) -> Callable[[Action], Any]:
-    return lambda _action: function()
-
-
-def _carried(function: Callable[..., Any]) -> Callable[..., Any]:
-    """``function`` with the caller's context variables, for a thread of the pool."""
-    context = contextvars.copy_context()
-    return lambda *args: context.run(function, *args)
-
-
-def _run_to_end(awaitable: Awaitable[Any], timeout_s: float) -> Any:
-    async def wait() -> Any:
-        return await asyncio.wait_for(awaitable, timeout_s)
-
-    return asyncio.run(wait())
