@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from lgov_core.demo.warm_start import PEEKS
-from lgov_core.train.config import GRPOConfig
+from lgov_core.train.config import UpdateConfig
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +23,7 @@ class Plan:
     tasks: int
     group: int
     evaluations: int
-    grpo: GRPOConfig
+    update: UpdateConfig
     concurrency: int
     max_batch: int
     workers: int = 1
@@ -40,7 +40,7 @@ TINY = Plan(
     tasks=16,
     group=8,
     evaluations=256,
-    grpo=GRPOConfig(learning_rate=2e-4, epochs=2, kl=0.02),
+    update=UpdateConfig(learning_rate=2e-4, epochs=2, kl=0.02),
     concurrency=64,
     max_batch=128,
     workers=2,
@@ -55,7 +55,7 @@ SMOLLM2 = Plan(
     tasks=6,
     group=8,
     evaluations=64,
-    grpo=GRPOConfig(learning_rate=3e-4, epochs=1, kl=0.02, tokens_per_batch=2048),
+    update=UpdateConfig(learning_rate=3e-4, epochs=1, kl=0.02, tokens_per_batch=2048),
     concurrency=64,
     max_batch=64,
     keep_weights=True,

@@ -26,11 +26,11 @@ from lgov_core.models import LanguageModel, load_model
 from lgov_core.reward import AirRules
 from lgov_core.store import open_store
 from lgov_core.store.protocol import TraceStore
-from lgov_core.train.grpo import GRPO
 from lgov_core.train.jobs import WorkerConfig
 from lgov_core.train.loop import Task, TrainingLoop
 from lgov_core.train.policy_model import PolicyModel
 from lgov_core.train.pool import WorkerPool
+from lgov_core.train.update import PolicyUpdate
 
 HERE = Path(__file__).parent
 POLICY_FILE = HERE / "policy.yaml"
@@ -102,11 +102,13 @@ class _Session:
         self.store = store
         self.rollouts = 0
         self.began = began
-        grpo = GRPO(policy.module, spec.plan.grpo, reference=policy.reference, reference_mode=policy.reference_mode)
+        learner = PolicyUpdate(
+            policy.module, spec.plan.update, reference=policy.reference, reference_mode=policy.reference_mode
+        )
         self.loop = TrainingLoop(
             run_id=spec.run_id,
             policy=policy,
-            grpo=grpo,
+            learner=learner,
             engine=engine,
             store=store,
             pool=pool,

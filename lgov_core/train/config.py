@@ -8,7 +8,7 @@ from lgov_core.errors import TrainError
 
 
 @dataclass(frozen=True, slots=True)
-class GRPOConfig:
+class UpdateConfig:
     """Settings of the update. The defaults held on every seed tried; see docs/training.md for those that collapsed.
 
     ``learning_rate`` is constant; ``epochs`` passes are made over the rows of one iteration, one optimiser step each;
@@ -27,9 +27,9 @@ class GRPOConfig:
     def __post_init__(self) -> None:
         for name in ("learning_rate", "max_grad_norm"):
             if not getattr(self, name) > 0:
-                raise TrainError(f"GRPOConfig.{name} must be above 0, not {getattr(self, name)}")
+                raise TrainError(f"UpdateConfig.{name} must be above 0, not {getattr(self, name)}")
         if self.kl < 0 or self.epochs < 1:
-            raise TrainError("GRPOConfig needs kl >= 0 and epochs >= 1")
+            raise TrainError("UpdateConfig needs kl >= 0 and epochs >= 1")
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,10 +12,10 @@ import torch
 
 from lgov_core.store.protocol import TraceStore
 from lgov_core.train.checkpoint import Checkpoint, latest_checkpoint, save_checkpoint, save_weights
-from lgov_core.train.grpo import GRPO, UpdateMetrics
 from lgov_core.train.jobs import JobResult
 from lgov_core.train.policy_model import PolicyModel
 from lgov_core.train.rows import make_rows
+from lgov_core.train.update import PolicyUpdate, UpdateMetrics
 from lgov_core.transitions import (
     CreditRules,
     Selection,
@@ -99,7 +99,7 @@ class TrainingLoop:
         *,
         run_id: str,
         policy: PolicyModel,
-        grpo: GRPO,
+        learner: PolicyUpdate,
         engine: Publisher,
         store: TraceStore,
         pool: Collector,
@@ -111,7 +111,7 @@ class TrainingLoop:
     ) -> None:
         self.run_id = run_id
         self.policy = policy
-        self.grpo = grpo
+        self.learner = learner
         self.engine = engine
         self.store = store
         self.pool = pool
@@ -127,7 +127,7 @@ class TrainingLoop:
         found = latest_checkpoint(self.folder / "checkpoints")
         if found is not None:
             self.policy.load(found.weights)
-            self.grpo.optimizer.load_state_dict(dict(found.optimizer))
+            self.learner.load_state_dict(found.optimizer)
             self.done = found.step
             # Calls of the interrupted run may carry later versions; a number never stands for two sets of weights.
             used = max((call.weights_version or 0 for call in self.store.calls()), default=0)
@@ -157,7 +157,7 @@ class TrainingLoop:
         data = build_transitions(self.store, [result.job.rollout_id for result in results], self.selection)
         data = assign_credit(data, self.credit)
         returns = rollout_returns(data.transitions, self.credit)
-        update = self.grpo.update(make_rows(data.transitions), lambda done, total: report("update", done, total))
+        update = self.learner.update(make_rows(data.transitions), lambda done, total: report("update", done, total))
         self.done += 1
         self._publish(None)
         write_parquet(data.transitions, self.folder / "transitions" / f"step-{self.done:06d}.parquet")
@@ -180,5 +180,5 @@ class TrainingLoop:
 
     def checkpoint(self) -> Path:
         """Writes the state as it is now."""
-        state = Checkpoint(self.done, self.policy.weights(), self.grpo.optimizer.state_dict(), {"run_id": self.run_id})
+        state = Checkpoint(self.done, self.policy.weights(), self.learner.state_dict(), {"run_id": self.run_id})
         return save_checkpoint(self.folder / "checkpoints", state)

@@ -18,7 +18,7 @@ class PolicyModel:
     """A module under training.
 
     ``module`` is trained in place. ``reference`` or ``reference_mode`` gives the weights it started from (see
-    `lgov_core.train.grpo.GRPO`). ``served`` returns the weights as the serving module names them.
+    `lgov_core.train.update.PolicyUpdate`). ``served`` returns the weights as the serving module names them.
     """
 
     module: Any

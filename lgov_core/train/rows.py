@@ -6,7 +6,23 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from lgov_core.errors import TransitionError
-from lgov_core.transitions.values import Transition, by_rollout
+from lgov_core.transitions.chains import Chain, Link, make_chains
+from lgov_core.transitions.values import Transition
+
+
+@dataclass(frozen=True, slots=True)
+class RowCall:
+    """One model call in a row: its reply is at ``start`` to ``stop`` (without) of the row's tokens.
+
+    ``weights_version`` is that of the weights that wrote it, None where it is not known. ``value`` is what a critic
+    expected of it before the update, and ``target`` what it should have expected; None where there is no critic.
+    """
+
+    start: int
+    stop: int
+    weights_version: int | None = None
+    value: float | None = None
+    target: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -14,7 +30,9 @@ class TrainRow:
     """One sequence of tokens, all lists of length N.
 
     ``mask`` is 1 where the token is trained on (never at index 0: nothing predicts it); ``logprobs``, ``advantages`` and
-    ``weights`` are only meaningful there and 0.0 elsewhere. ``logprobs`` were recorded at ``temperature``.
+    ``weights`` are only meaningful there and 0.0 elsewhere. ``logprobs`` were recorded at ``temperature``. ``calls`` are the
+    model calls in it, in the order of their tokens and without overlap: every trained token is in one of them. Without
+    any, the row is one call. ``task_id`` names the group and ``rollout_id`` with ``attempt`` the rollout it is of.
     """
 
     ids: tuple[int, ...]
@@ -23,31 +41,39 @@ class TrainRow:
     advantages: tuple[float, ...]
     weights: tuple[float, ...]
     temperature: float
+    calls: tuple[RowCall, ...] = ()
+    task_id: str = ""
+    rollout_id: str = ""
+    attempt: int = 0
 
     @property
     def informative(self) -> bool:
         """Whether any trained token has an advantage other than 0."""
         return any(advantage != 0.0 for advantage, kept in zip(self.advantages, self.mask, strict=True) if kept)
 
+    @property
+    def trained(self) -> int:
+        """How many tokens are trained on."""
+        return sum(self.mask)
+
 
 def make_rows(transitions: Sequence[Transition]) -> list[TrainRow]:
-    """One row per chain: transitions of a rollout whose tokens extend one another share a row, others get their own.
+    """One row per chain: turns of one agent whose tokens extend one another share a row, others get their own.
 
     Every call keeps its own advantage and weight, so the loss is the same as with one row per call; only the repeated
-    prefixes are saved. Raises `TransitionError` for transitions without credit or log-probabilities.
+    prefixes are saved. Raises `TransitionError` for transitions without credit or log-probabilities, and for one that has
+    no prompt: nothing predicts its first token.
     """
-    rows: list[TrainRow] = []
-    for turns in by_rollout(transitions).values():
-        chains: list[_Chain] = []
-        for turn in turns:
-            for chain in reversed(chains):
-                if chain.extends_to(turn):
-                    chain.add(turn)
-                    break
-            else:
-                chains.append(_Chain(turn))
-        rows += [chain.row() for chain in chains]
-    return rows
+    for turn in transitions:
+        if turn.advantages is None:
+            raise TransitionError(f"transition {turn.response_id} has no credit", hint="call assign_credit first")
+        if turn.logprobs is None:
+            raise TransitionError(
+                f"transition {turn.response_id} has no log-probabilities", hint="build transitions with need_logprobs"
+            )
+        if not turn.prompt_ids:
+            raise TransitionError(f"transition {turn.response_id} has no prompt", hint="leave the call out")
+    return [_row(chain) for chain in make_chains(transitions)]
 
 
 def batches_by_length(rows: Sequence[TrainRow], tokens: int) -> Iterator[list[TrainRow]]:
@@ -62,41 +88,20 @@ def batches_by_length(rows: Sequence[TrainRow], tokens: int) -> Iterator[list[Tr
         yield batch
 
 
-class _Chain:
-    def __init__(self, first: Transition) -> None:
-        self.ids: list[int] = []
-        self.mask: list[int] = []
-        self.logprobs: list[float] = []
-        self.advantages: list[float] = []
-        self.weights: list[float] = []
-        self.temperature = first.temperature
-        self.add(first)
+def _row(chain: Chain) -> TrainRow:
+    return TrainRow(
+        chain.ids,
+        chain.mask,
+        chain.logprobs or (),
+        chain.advantages or (),
+        chain.weights or (),
+        chain.temperature,
+        tuple(map(_call, chain.links)),
+        chain.task_id,
+        chain.rollout_id,
+        chain.attempt,
+    )
 
-    def extends_to(self, turn: Transition) -> bool:
-        prefix = tuple(self.ids)
-        return turn.temperature == self.temperature and turn.prompt_ids[: len(prefix)] == prefix
 
-    def add(self, turn: Transition) -> None:
-        if turn.advantages is None:
-            raise TransitionError(f"transition {turn.response_id} has no credit", hint="call assign_credit first")
-        if turn.logprobs is None:
-            raise TransitionError(
-                f"transition {turn.response_id} has no log-probabilities", hint="build transitions with need_logprobs"
-            )
-        observed = turn.prompt_ids[len(self.ids) :]
-        self.ids += [*observed, *turn.response_ids]
-        self.mask += [*([0] * len(observed)), *turn.response_mask]
-        blank = [0.0] * len(observed)
-        self.logprobs += [*blank, *turn.logprobs]
-        self.advantages += [*blank, *turn.advantages]
-        self.weights += [*blank, *([turn.loss_weight] * len(turn.response_ids))]
-
-    def row(self) -> TrainRow:
-        return TrainRow(
-            tuple(self.ids),
-            tuple(self.mask),
-            tuple(self.logprobs),
-            tuple(self.advantages),
-            tuple(self.weights),
-            self.temperature,
-        )
+def _call(link: Link) -> RowCall:
+    return RowCall(link.start, link.stop, link.transition.weights_version)

@@ -21,10 +21,10 @@ from lgov_core.gateway.embedded import EmbeddedEngine  # noqa: E402
 from lgov_core.gateway.server import EndpointServer  # noqa: E402
 from lgov_core.models import build_tiny  # noqa: E402
 from lgov_core.train.checkpoint import latest_checkpoint  # noqa: E402
-from lgov_core.train.config import GRPOConfig  # noqa: E402
-from lgov_core.train.grpo import GRPO  # noqa: E402
+from lgov_core.train.config import UpdateConfig  # noqa: E402
 from lgov_core.train.loop import Task, TrainingLoop  # noqa: E402
 from lgov_core.train.policy_model import full_policy  # noqa: E402
+from lgov_core.train.update import PolicyUpdate  # noqa: E402
 from lgov_core.transitions import Selection  # noqa: E402
 from lgov_core.types import Outcome  # noqa: E402
 
@@ -47,14 +47,14 @@ def running(bench: Bench, checkpoint_every: int = 1, **options: Any) -> Generato
     model = build_tiny(["hello", "one two three"], seed=0, hidden=32, layers=2, heads=2, intermediate=64)
     policy = full_policy(model.module)
     engine = EmbeddedEngine(model, max_new_tokens=6, threads=1)
-    config = GRPOConfig(learning_rate=1e-3)
+    config = UpdateConfig(learning_rate=1e-3)
     with EndpointServer([engine], bench.store) as endpoint:
         worker = bench.config(factory="episodes:make_asker", endpoint=endpoint.base_url)
         with bench.pool(config=worker, max_attempts=2) as pool:
             yield TrainingLoop(
                 run_id="run",
                 policy=policy,
-                grpo=GRPO(policy.module, config, reference=policy.reference),
+                learner=PolicyUpdate(policy.module, config, reference=policy.reference),
                 engine=engine,
                 store=bench.store,
                 pool=pool,
@@ -152,7 +152,7 @@ def test_a_run_that_is_resumed_has_the_weights_the_optimizer_and_the_step(bench:
         loop.iterate(TASKS, 2)
         assert latest_checkpoint(bench.folder / "checkpoints") is None
         loop.iterate(TASKS, 2)
-        weights, state = loop.policy.weights(), copy.deepcopy(loop.grpo.optimizer.state_dict())
+        weights, state = loop.policy.weights(), copy.deepcopy(loop.learner.state_dict())
         loop.iterate(TASKS, 2)  # not in a checkpoint: lost
     used = {call.weights_version for call in bench.store.calls()}
     with running(bench, checkpoint_every=2) as loop:
@@ -160,7 +160,7 @@ def test_a_run_that_is_resumed_has_the_weights_the_optimizer_and_the_step(bench:
         assert loop.resume() == 2
         assert loop.done == 2
         assert same(weights, loop.policy.weights())
-        resumed = loop.grpo.optimizer.state_dict()
+        state, resumed = state["optimizer"], loop.learner.state_dict()["optimizer"]
         assert resumed["state"].keys() == state["state"].keys()
         for number, values in state["state"].items():
             assert same(values, resumed["state"][number])

@@ -13,10 +13,10 @@ torch = pytest.importorskip("torch", reason='needs the extra "train"')
 transformers = pytest.importorskip("transformers", reason='needs the extra "train"')
 
 from lgov_core.errors import TrainError, TransitionError  # noqa: E402
-from lgov_core.train.config import GRPOConfig  # noqa: E402
-from lgov_core.train.grpo import GRPO  # noqa: E402
+from lgov_core.train.config import UpdateConfig  # noqa: E402
 from lgov_core.train.policy_model import full_policy, lora_policy  # noqa: E402
 from lgov_core.train.rows import TrainRow, make_rows  # noqa: E402
+from lgov_core.train.update import PolicyUpdate  # noqa: E402
 from lgov_core.transitions import CreditRules, Transition, TransitionSet, assign_credit  # noqa: E402
 from lgov_core.types import Outcome  # noqa: E402
 
@@ -95,7 +95,7 @@ def test_calls_that_extend_one_another_share_a_row_and_keep_their_own_credit() -
 
 
 def test_loss_and_gradient_are_those_of_the_formula_with_one_row_per_call() -> None:
-    config = GRPOConfig(epochs=1, kl=0.1, max_grad_norm=1e9, learning_rate=1e-9)
+    config = UpdateConfig(epochs=1, kl=0.1, max_grad_norm=1e9, learning_rate=1e-9)
     reference = small_model(seed=1)
     expected_model = small_model()
     total = torch.zeros(())
@@ -117,7 +117,7 @@ def test_loss_and_gradient_are_those_of_the_formula_with_one_row_per_call() -> N
     total.backward()
     expected = torch.nn.utils.get_total_norm([p.grad for p in expected_model.parameters() if p.grad is not None])
     for rows in (make_rows(chain()), one_row_each(chain())):
-        subject = GRPO(small_model(), config, reference=reference)
+        subject = PolicyUpdate(small_model(), config, reference=reference)
         metrics = subject.update(rows)
         assert metrics.loss == pytest.approx(float(total.detach()), rel=1e-5)
         assert metrics.grad_norm == pytest.approx(float(expected), rel=1e-5)
@@ -127,7 +127,7 @@ def test_loss_and_gradient_are_those_of_the_formula_with_one_row_per_call() -> N
 def test_rows_without_any_advantage_cost_nothing() -> None:
     model = small_model()
     before = {name: value.clone() for name, value in model.state_dict().items()}
-    metrics = GRPO(model, GRPOConfig(kl=0)).update(make_rows([credited("a", 0, [1], [2], 0.0)]))
+    metrics = PolicyUpdate(model, UpdateConfig(kl=0)).update(make_rows([credited("a", 0, [1], [2], 0.0)]))
     assert metrics.rows == 0
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
 
@@ -137,13 +137,13 @@ def test_an_update_that_is_not_finite_is_refused_and_changes_nothing() -> None:
     before = {name: value.clone() for name, value in model.state_dict().items()}
     rows = make_rows([credited("a", 0, [1, 2], [3, 4], math.inf)])
     with pytest.raises(TrainError, match="not finite"):
-        GRPO(model, GRPOConfig(kl=0)).update(rows)
+        PolicyUpdate(model, UpdateConfig(kl=0)).update(rows)
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
 
 
 def test_kl_needs_a_reference() -> None:
     with pytest.raises(TrainError, match="reference"):
-        GRPO(small_model(), GRPOConfig(kl=0.1))
+        PolicyUpdate(small_model(), UpdateConfig(kl=0.1))
 
 
 def test_merged_adapters_compute_what_the_adapters_compute() -> None:
@@ -169,7 +169,7 @@ def test_merged_adapters_compute_what_the_adapters_compute() -> None:
 
 
 def bandit(
-    config: GRPOConfig, rules: CreditRules, *, task: bool, steps: int = 40, seed: int = 0
+    config: UpdateConfig, rules: CreditRules, *, task: bool, steps: int = 40, seed: int = 0
 ) -> tuple[float, float]:
     """Trains on a one-token task: token 7 earns 1 (if ``task``), every token earns noise of ±0.05 (AIR).
 
@@ -177,7 +177,7 @@ def bandit(
     """
     chance = random.Random(seed)
     policy = full_policy(small_model(seed))
-    learner = GRPO(policy.module, config, reference=policy.reference if config.kl else None)
+    learner = PolicyUpdate(policy.module, config, reference=policy.reference if config.kl else None)
     prompt = torch.tensor([[1, 2]])
     generator = torch.Generator().manual_seed(seed)
     for _ in range(steps):
@@ -206,22 +206,22 @@ def bandit(
 
 
 def test_the_defaults_learn_the_task_through_the_noise() -> None:
-    solved, _ = bandit(replace(GRPOConfig(), learning_rate=3e-3), CreditRules(), task=True)
+    solved, _ = bandit(replace(UpdateConfig(), learning_rate=3e-3), CreditRules(), task=True)
     assert solved > 0.8
 
 
 @pytest.mark.parametrize(
     ("config", "rules"),
     [
-        pytest.param(GRPOConfig(), CreditRules(std_floor=1e-4), id="divided by a tiny deviation"),
-        pytest.param(GRPOConfig(kl=0.0), CreditRules(), id="no KL to the reference"),
-        pytest.param(GRPOConfig(kl=0.0), CreditRules(std_floor=1e-4, air_cap=None), id="both, AIR unbounded"),
+        pytest.param(UpdateConfig(), CreditRules(std_floor=1e-4), id="divided by a tiny deviation"),
+        pytest.param(UpdateConfig(kl=0.0), CreditRules(), id="no KL to the reference"),
+        pytest.param(UpdateConfig(kl=0.0), CreditRules(std_floor=1e-4, air_cap=None), id="both, AIR unbounded"),
     ],
 )
-def test_settings_that_collapse_on_noise_where_the_defaults_hold(config: GRPOConfig, rules: CreditRules) -> None:
+def test_settings_that_collapse_on_noise_where_the_defaults_hold(config: UpdateConfig, rules: CreditRules) -> None:
     # Nothing but AIR noise to learn from, at a rate that makes the difference show within 60 updates.
     uniform = math.log(VOCABULARY)
-    _, held = bandit(replace(GRPOConfig(), learning_rate=1e-2), CreditRules(), task=False, steps=60)
+    _, held = bandit(replace(UpdateConfig(), learning_rate=1e-2), CreditRules(), task=False, steps=60)
     _, collapsed = bandit(replace(config, learning_rate=1e-2), rules, task=False, steps=60)
     assert held > 0.9 * uniform
     assert collapsed < 0.7 * uniform

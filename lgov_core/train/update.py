@@ -5,23 +5,24 @@ The loss of a trained token with advantage A, recorded log-probability l₀, cur
     -w · min(r·A, clip(r, 1 - ε_low, 1 + ε_high)·A) + w · β · (exp(l_ref - l) - (l_ref - l) - 1),   r = exp(l - l₀)
 
 (GRPO: Shao et al. 2024, arXiv 2402.03300, eq. 3 and 4; the asymmetric clip: DAPO, Yu et al. 2025, arXiv 2503.14476,
-eq. 10; advantages without division by the group's deviation: Dr. GRPO, Liu et al. 2025, arXiv 2503.20783.)
+eq. 10; advantages without division by the group's deviation: Dr. PolicyUpdate, Liu et al. 2025, arXiv 2503.20783.)
 """
 
 from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
 from lgov_core.errors import TrainError
-from lgov_core.train.config import GRPOConfig
-from lgov_core.train.logprobs import pad, row_logprobs
-from lgov_core.train.rows import TrainRow, batches_by_length
+from lgov_core.train.config import UpdateConfig
+from lgov_core.train.layouts import Layout, PaddedRows
+from lgov_core.train.logprobs import trained_column
+from lgov_core.train.rows import TrainRow
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,20 +43,22 @@ class UpdateMetrics:
     logprob_drift: float
 
 
-class GRPO:
+class PolicyUpdate:
     """Updates ``module`` in place. Not safe to call from several threads.
 
     ``reference`` gives the reference log-probabilities: a context manager factory under which ``module`` *is* the reference
-    (for LoRA: adapters switched off), or another module. It may be None only with ``kl`` 0.
+    (for LoRA: adapters switched off), or another module. It may be None only with ``kl`` 0. ``layout`` says how tokens are
+    laid out for a pass (None: padded rows).
     """
 
     def __init__(
         self,
         module: Any,
-        config: GRPOConfig,
+        config: UpdateConfig,
         *,
         reference: Any | None = None,
         reference_mode: Callable[[], contextlib.AbstractContextManager[Any]] | None = None,
+        layout: Layout | None = None,
     ) -> None:
         if config.kl > 0 and reference is None and reference_mode is None:
             raise TrainError("kl > 0 needs a reference model", hint="pass reference= or reference_mode=, or set kl=0")
@@ -63,6 +66,7 @@ class GRPO:
         self.config = config
         self.reference = reference
         self.reference_mode = reference_mode
+        self.layout: Layout = layout or PaddedRows()
         self.parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
         self.optimizer = torch.optim.AdamW(
             self.parameters, lr=config.learning_rate, betas=(0.9, 0.95), weight_decay=0.0
@@ -77,7 +81,7 @@ class GRPO:
         kept = [row for row in rows if row.informative]
         if not kept:
             return UpdateMetrics(0, 0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
-        batches = list(batches_by_length(kept, self.config.tokens_per_batch))
+        batches = self.layout.batches(kept, self.config.tokens_per_batch)
         references = self._references(batches)
         done, total = 0, len(batches) * self.config.epochs
         first = last = None
@@ -105,21 +109,34 @@ class GRPO:
         # Before the first step every ratio is 1: clipping only shows in the last pass.
         return replace(first, clip_fraction=last.clip_fraction)
 
+    def state_dict(self) -> dict[str, Any]:
+        """All that the next update depends on beside the weights: tensors and plain values only."""
+        return {"optimizer": self.optimizer.state_dict()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Puts back what `state_dict` gave. Raises `TrainError` when it is not of such an update."""
+        try:
+            self.optimizer.load_state_dict(dict(state["optimizer"]))
+        except (LookupError, TypeError, ValueError) as error:
+            raise TrainError(
+                f"the optimiser's state does not fit: {error}", hint="it was saved by an update with other settings"
+            ) from error
+
     def _references(self, batches: Sequence[Sequence[TrainRow]]) -> list[torch.Tensor | None]:
         if self.config.kl == 0:
             return [None] * len(batches)
         mode = self.reference_mode() if self.reference_mode is not None else contextlib.nullcontext()
         module = self.reference if self.reference is not None else self.module
         with torch.no_grad(), mode:
-            return [row_logprobs(module, batch)[0] for batch in batches]
+            return [self.layout.logprobs(module, batch) for batch in batches]
 
     def _backward(self, rows: Sequence[TrainRow], reference: torch.Tensor | None) -> dict[str, float]:
         config = self.config
-        logprobs, mask = row_logprobs(self.module, rows)
+        logprobs = self.layout.logprobs(self.module, rows)
         device = logprobs.device
 
         def column(name: str) -> torch.Tensor:
-            return pad([getattr(row, name) for row in rows], dtype=torch.float32, device=device)[:, 1:][mask]
+            return torch.tensor(trained_column(rows, name), dtype=torch.float32, device=device)
 
         old, advantages, weights = column("logprobs"), column("advantages"), column("weights")
         ratio = torch.exp(logprobs - old)
