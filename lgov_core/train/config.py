@@ -6,6 +6,9 @@ from dataclasses import dataclass
 
 from lgov_core.errors import TrainError
 
+#: How the rows of an update are laid out: a trie of tokens where that pays, always, or never.
+PACKINGS = ("auto", "tree", "rows")
+
 
 @dataclass(frozen=True, slots=True)
 class UpdateConfig:
@@ -13,7 +16,8 @@ class UpdateConfig:
 
     ``learning_rate`` is constant; ``epochs`` passes are made over the rows of one iteration, one optimiser step each;
     ``kl`` is β; ``clip_low`` and ``clip_high`` bound the ratio to [1 - low, 1 + high]; ``max_grad_norm`` clips the
-    gradient; ``tokens_per_batch`` bounds the padded tokens of one forward pass (memory, not learning).
+    gradient; ``tokens_per_batch`` bounds the tokens of one forward pass, padding included (memory, not
+    learning). ``packing`` is ``auto``, ``tree`` (what rows begin with in common is computed once) or ``rows``.
     """
 
     learning_rate: float = 2e-4
@@ -23,6 +27,7 @@ class UpdateConfig:
     clip_high: float = 0.28
     max_grad_norm: float = 1.0
     tokens_per_batch: int = 2048
+    packing: str = "auto"
 
     def __post_init__(self) -> None:
         for name in ("learning_rate", "max_grad_norm"):
@@ -30,6 +35,8 @@ class UpdateConfig:
                 raise TrainError(f"UpdateConfig.{name} must be above 0, not {getattr(self, name)}")
         if self.kl < 0 or self.epochs < 1:
             raise TrainError("UpdateConfig needs kl >= 0 and epochs >= 1")
+        if self.packing not in PACKINGS:
+            raise TrainError(f"there is no packing {self.packing!r}", hint=f"one of {', '.join(PACKINGS)}")
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,13 +19,20 @@ Tensor = torch.Tensor
 
 
 class Layout(Protocol):
-    """Runs a causal language model on rows. Gradients flow unless the caller switched them off; holds no state of its own."""
+    """Runs a causal language model on rows. Gradients flow unless the caller switched them off.
+
+    It may keep what it worked out for rows of the last `batches`; nothing that changes results.
+    """
 
     def batches(self, rows: Sequence[TrainRow], tokens: int) -> list[list[TrainRow]]:
         """Splits ``rows`` into those that are run in one pass each, of at most ``tokens`` tokens where that can be.
 
         Every row is in exactly one batch, in any order.
         """
+        ...
+
+    def work(self, batches: Sequence[Sequence[TrainRow]]) -> int:
+        """How many tokens one pass over ``batches`` runs the model on, padding included."""
         ...
 
     def states(self, module: Any, rows: Sequence[TrainRow]) -> Tensor:
@@ -36,7 +43,10 @@ class Layout(Protocol):
         ...
 
     def logprobs(self, module: Any, rows: Sequence[TrainRow]) -> Tensor:
-        """The log-probability of each trained token of ``rows`` at its row's temperature: float32, (trained tokens,)."""
+        """The log-probability of each trained token of ``rows`` at its row's temperature: (trained tokens,).
+
+        They are float32, float64 for a model of that type.
+        """
         ...
 
 
@@ -46,6 +56,10 @@ class PaddedRows:
     def batches(self, rows: Sequence[TrainRow], tokens: int) -> list[list[TrainRow]]:
         """See `Layout.batches`; ``tokens`` counts the padding."""
         return list(batches_by_length(rows, tokens))
+
+    def work(self, batches: Sequence[Sequence[TrainRow]]) -> int:
+        """See `Layout.work`."""
+        return sum(len(batch) * max(len(row.ids) for row in batch) for batch in batches)
 
     def states(self, module: Any, rows: Sequence[TrainRow]) -> Tensor:
         """See `Layout.states`."""

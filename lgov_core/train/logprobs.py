@@ -49,12 +49,16 @@ def head_scores(
     """What the output layer says of each trained token of ``rows``, given its ``states`` (trained tokens, width).
 
     Returns the log-probability of the token that was chosen, at its row's temperature, and with ``entropy`` the entropy in
-    nats of the whole distribution there: both float32 of shape (trained tokens,).
+    nats of the whole distribution there: both float32 (float64 for a model of that type) of shape (trained tokens,).
     """
     device = states.device
     chosen = torch.tensor(trained_column(rows, "ids"), dtype=torch.long, device=device)
-    temperature = torch.tensor([row.temperature or 1.0 for row in rows for _ in range(row.trained)], device=device)
-    logits = base_model(module).get_output_embeddings()(states).float() / temperature[:, None]
+    logits = base_model(module).get_output_embeddings()(states)
+    if logits.dtype != torch.float64:
+        logits = logits.float()
+    temperatures = [row.temperature or 1.0 for row in rows for _ in range(row.trained)]
+    if any(temperature != 1.0 for temperature in temperatures):
+        logits = logits / torch.tensor(temperatures, device=device)[:, None]
     normaliser = logits.logsumexp(-1)
     logprobs = logits.gather(-1, chosen[:, None])[:, 0] - normaliser
     if not entropy:

@@ -56,6 +56,11 @@ class TrainRow:
         """How many tokens are trained on."""
         return sum(self.mask)
 
+    @property
+    def called(self) -> int:
+        """How many tokens the prompts and replies of its calls have, each call by itself."""
+        return sum(call.stop for call in self.calls) if self.calls else len(self.ids)
+
 
 def make_rows(transitions: Sequence[Transition]) -> list[TrainRow]:
     """One row per chain: turns of one agent whose tokens extend one another share a row, others get their own.

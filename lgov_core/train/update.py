@@ -20,8 +20,9 @@ import torch
 
 from lgov_core.errors import TrainError
 from lgov_core.train.config import UpdateConfig
-from lgov_core.train.layouts import Layout, PaddedRows
+from lgov_core.train.layouts import Layout
 from lgov_core.train.logprobs import trained_column
+from lgov_core.train.packing import layout_for
 from lgov_core.train.rows import TrainRow
 
 
@@ -30,7 +31,9 @@ class UpdateMetrics:
     """What one update did. Means are over trained tokens, of the first epoch; ``clip_fraction`` is of the last.
 
     ``entropy`` is the mean of -log p over the tokens that were sampled; ``logprob_drift`` the mean absolute difference
-    between recorded and recomputed log-probabilities before the first step.
+    between recorded and recomputed log-probabilities before the first step. ``tokens_run`` is on how many tokens, padding
+    included, one pass over the rows runs the model; ``tokens_saved`` how many fewer those are than the prompts and replies
+    of all calls, each by itself.
     """
 
     rows: int
@@ -41,6 +44,8 @@ class UpdateMetrics:
     clip_fraction: float
     grad_norm: float
     logprob_drift: float
+    tokens_run: int = 0
+    tokens_saved: int = 0
 
 
 class PolicyUpdate:
@@ -48,7 +53,7 @@ class PolicyUpdate:
 
     ``reference`` gives the reference log-probabilities: a context manager factory under which ``module`` *is* the reference
     (for LoRA: adapters switched off), or another module. It may be None only with ``kl`` 0. ``layout`` says how tokens are
-    laid out for a pass (None: padded rows).
+    laid out for a pass (None: as ``config.packing`` says).
     """
 
     def __init__(
@@ -66,7 +71,7 @@ class PolicyUpdate:
         self.config = config
         self.reference = reference
         self.reference_mode = reference_mode
-        self.layout: Layout = layout or PaddedRows()
+        self.layout: Layout = layout or layout_for(config.packing, module)
         self.parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
         self.optimizer = torch.optim.AdamW(
             self.parameters, lr=config.learning_rate, betas=(0.9, 0.95), weight_decay=0.0
@@ -107,7 +112,9 @@ class PolicyUpdate:
         if first is None or last is None:  # pragma: no cover - epochs >= 1
             raise TrainError("no epoch was run")
         # Before the first step every ratio is 1: clipping only shows in the last pass.
-        return replace(first, clip_fraction=last.clip_fraction)
+        run = self.layout.work(batches)
+        saved = sum(row.called for row in kept) - run
+        return replace(first, clip_fraction=last.clip_fraction, tokens_run=run, tokens_saved=saved)
 
     def state_dict(self) -> dict[str, Any]:
         """All that the next update depends on beside the weights: tensors and plain values only."""

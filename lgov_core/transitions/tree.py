@@ -10,7 +10,10 @@ from lgov_core.transitions.values import Transition
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """A node's tokens are those at ``start`` to ``stop`` (without) of prompt and reply of transition number ``index``."""
+    """A node's tokens are those at ``start`` to ``stop`` (without) of sequence number ``index``.
+
+    The sequence of a transition is its prompt and reply.
+    """
 
     index: int
     start: int
@@ -19,10 +22,10 @@ class Served:
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """A run of tokens that no transition parts from in the middle.
+    """A run of tokens that no sequence parts from in the middle.
 
     ``parent`` is the number of the node above, -1 at a top; ``depth`` how many tokens stand above the first of ``ids``
-    (its position). ``serves`` names every transition whose tokens lead through the whole node.
+    (its position). ``serves`` names every sequence whose tokens lead through the whole node.
     """
 
     parent: int
@@ -71,10 +74,15 @@ class TokenTree:
 
 def make_tree(transitions: Sequence[Transition]) -> TokenTree:
     """The trie of ``transitions``, in practice those of one group. Linear in their tokens, without recursion; pure."""
+    return TokenTree(tuple(transitions), make_nodes([one.prompt_ids + one.response_ids for one in transitions]))
+
+
+def make_nodes(sequences: Sequence[tuple[int, ...]]) -> tuple[Node, ...]:
+    """The trie of token sequences, in depth-first order. What a node serves are numbers of ``sequences``. Pure."""
     growing = _Growing()
-    for index, transition in enumerate(transitions):
-        growing.insert(transition.prompt_ids + transition.response_ids, index)
-    return TokenTree(tuple(transitions), tuple(growing.nodes()))
+    for index, ids in enumerate(sequences):
+        growing.insert(ids, index)
+    return tuple(growing.nodes())
 
 
 class _Run:

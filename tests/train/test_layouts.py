@@ -44,7 +44,7 @@ ROWS = [
 
 def expected(module: Any, one: TrainRow) -> list[float]:
     """One row at a time, without padding, through the model's own forward."""
-    logits = module(torch.tensor([one.ids])).logits[0].float() / one.temperature
+    logits = module(torch.tensor([one.ids])).logits[0] / one.temperature
     logprobs = logits.log_softmax(-1)
     return [float(logprobs[at - 1, token]) for at, token in enumerate(one.ids) if one.mask[at]]
 
@@ -52,7 +52,7 @@ def expected(module: Any, one: TrainRow) -> list[float]:
 def test_padded_rows_give_each_rows_own_logprobs_row_after_row() -> None:
     module, layout = model(), PaddedRows()
     found = layout.logprobs(module, ROWS)
-    assert found.dtype == torch.float32
+    assert found.dtype == torch.float64, "a model of double precision keeps it"
     assert found.tolist() == pytest.approx([value for one in ROWS for value in expected(module, one)], abs=1e-6)
     assert layout.states(module, ROWS).shape == (6, 16)
     again = head_scores(module, layout.states(module, ROWS), ROWS)[0]
@@ -63,7 +63,7 @@ def test_entropy_is_that_of_the_whole_distribution() -> None:
     module, layout = model(), PaddedRows()
     one = ROWS[1]
     _, entropy = head_scores(module, layout.states(module, [one]), [one], entropy=True)
-    logprobs = (module(torch.tensor([one.ids])).logits[0].float() / one.temperature).log_softmax(-1)
+    logprobs = (module(torch.tensor([one.ids])).logits[0] / one.temperature).log_softmax(-1)
     whole = -(logprobs.exp() * logprobs).sum(-1)
     assert entropy is not None
     assert entropy.tolist() == pytest.approx([float(whole[at - 1]) for at in (1, 4, 6)], abs=1e-6)
