@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from lgov_core.audit import AuditLog, FlightRecorder
+    from lgov_core.client import Client
     from lgov_core.emitter import FlightRecorderEmitter
     from lgov_core.environment import EnvironmentConfig, GovernedEnvironment
     from lgov_core.errors import LgovError, PolicyDenied
@@ -36,6 +37,7 @@ __version__ = "0.1.0"
 __all__ = [
     "Action",
     "AuditLog",
+    "Client",
     "Decision",
     "Effect",
     "EnvironmentConfig",
@@ -88,6 +90,7 @@ _HOMES = {
     "PolicyViolation": "lgov_core.reward.violation",
     "PolicyViolationError": "lgov_core.reward.violation",
     "AuditLog": "lgov_core.audit",
+    "Client": "lgov_core.client",
     "FlightRecorder": "lgov_core.audit",
     "LgovError": "lgov_core.errors",
     "PolicyDenied": "lgov_core.errors",

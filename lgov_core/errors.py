@@ -24,6 +24,8 @@ what to do next::
      │    └── RewardFileError     a file of reward rules is missing, unreadable or wrong (file, line, what to write instead)
      ├── ExportError              recorded entries cannot be handed to a store or written to a file
      ├── TransitionError          recorded calls cannot become training data
+     ├── TaskError                a file of tasks is missing, unreadable or wrong (file, line, what is wrong)
+     ├── ClientError              a training server cannot be reached, is of another version, or refuses
      └── TrainError               an update cannot go on (not finite, collapsed, no data)
 
 ``str(error)`` is the message followed by the hint.
@@ -212,6 +214,30 @@ class TransitionError(LgovError):
     """Recorded calls cannot become training data."""
 
     code = "transition"
+
+
+class TaskError(LgovError):
+    """Tasks cannot be used as they are. ``path`` and ``line`` (1-based) say where, when known. Nothing was uploaded."""
+
+    code = "task"
+
+    def __init__(
+        self, message: str, *, path: str | None = None, line: int | None = None, hint: str | None = None
+    ) -> None:
+        where = ":".join(str(part) for part in (path, line) if part is not None)
+        super().__init__(f"{where}: {message}" if where else message, hint=hint)
+        self.path = path
+        self.line = line
+
+
+class ClientError(LgovError):
+    """A training server cannot be reached, is of another version, or refuses. ``status`` is the HTTP status, if any."""
+
+    code = "client"
+
+    def __init__(self, message: str, *, status: int | None = None, hint: str | None = None) -> None:
+        super().__init__(message, hint=hint)
+        self.status = status
 
 
 class TrainError(LgovError):

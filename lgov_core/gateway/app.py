@@ -50,10 +50,11 @@ def create_app(
     max_body: int | None = None,
     gate: Gate | None = None,
     lightning: LightningOptions | None = None,
+    more: Sequence[RuledRoute] = (),
 ) -> Starlette:
     """The endpoint: the API's routes (see `ApiRoutes`) and ``/v1/traces`` (`TracesRoute`), each also under
     ``/rollout/{id}/attempt/{n}``, those of operators (`AdminRoutes`), agent-lightning's (`LightningRoutes`, with the
-    options ``lightning``), and ``/healthz``.
+    options ``lightning``), ``/healthz``, and the routes ``more`` of whoever embeds it.
 
     Each call goes to the engine that has its model (the registered ones first: `RegisteredModels`), and is committed to
     ``store`` before the client learns that it is done; None records nothing. ``gate`` judges what is asked and what is
@@ -87,6 +88,7 @@ def create_app(
             max_body=limits.max_body,
             options=lightning,
         ).routes(),
+        *more,
     ]
     guarded = [guard.before(route) for route in routes]
     on_error = traces.refusing(api.on_error)

@@ -22,7 +22,8 @@ if TYPE_CHECKING:
     from lgov_core.store.protocol import TraceStore
 
 
-def _is_loopback(host: str) -> bool:
+def is_loopback(host: str) -> bool:
+    """Whether an address can be reached from this machine only."""
     if host == "localhost":
         return True
     try:
@@ -82,7 +83,7 @@ class EndpointServer:
             from lgov_core.gateway.app import create_app
             from lgov_core.gateway.keys import KeyRing
 
-            if not _is_loopback(host) and (keys is None or not keys.required):
+            if not is_loopback(host) and (keys is None or not keys.required):
                 raise EndpointError(
                     f"{host} can be reached from other machines and no keys were given, or none are required",
                     hint="pass keys=KeyRing(secret)",

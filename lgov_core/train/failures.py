@@ -11,12 +11,16 @@ from lgov_core.types import Decision
 #: Exception classes (by package and name, for no framework may be imported here) that speak of the endpoint or of the
 #: way to it, not of what the agent asked.
 _INFRASTRUCTURE = {
-    ("openai", "APIConnectionError"),
-    ("openai", "APITimeoutError"),
-    ("openai", "AuthenticationError"),
-    ("openai", "InternalServerError"),
-    ("openai", "PermissionDeniedError"),
-    ("openai", "RateLimitError"),
+    (package, name)
+    for package in ("openai", "anthropic")
+    for name in (
+        "APIConnectionError",
+        "APITimeoutError",
+        "AuthenticationError",
+        "InternalServerError",
+        "PermissionDeniedError",
+        "RateLimitError",
+    )
 }
 
 #: What the operating system says when it has run out of something, or has lost a device or a network. A missing file

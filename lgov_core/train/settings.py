@@ -92,6 +92,7 @@ class TrainingSection:
     ``tokens_per_batch`` bounds the tokens of one forward pass, padding included (memory, not learning); ``packing`` auto,
     tree or rows says whether what calls begin with in common is computed once. ``evaluate_every`` updates the
     test tasks are run (0: only before the first and after the last), ``checkpoint_every`` updates a checkpoint is written.
+    ``agents`` are names or globs of the agents whose calls are trained on (none: all).
     """
 
     algorithm: str = "grpo"
@@ -108,6 +109,7 @@ class TrainingSection:
     discount: float | None = _key(None, least=0.0, most=1.0)
     evaluate_every: int = _key(0, least=0)
     checkpoint_every: int = _key(5, least=1)
+    agents: tuple[str, ...] = ()
     seed: int = 0
 
 
@@ -115,14 +117,15 @@ class TrainingSection:
 class RuntimeSection:
     """``runtime:`` — where agents run, and what is done around them.
 
-    ``nworkers`` rollouts run at a time, in ``threads`` of the client or in ``processes`` of their own. With
+    ``nworkers`` rollouts run at a time, in ``threads`` of the client or in ``processes`` of their own (None: threads for a
+    `Client`, processes for ``lgov train``). With
     ``auto_instrumentation`` installed frameworks are armed, with ``air_enabled`` tools and models earn intermediate
     rewards. ``policy`` is a policy file under which agents run (None: nothing is judged). ``timeout_s`` bounds an attempt,
     ``max_attempts`` the tries at a rollout that a machine failed.
     """
 
     nworkers: int = _key(4, least=1)
-    workers: str = _key("threads", one_of=("threads", "processes"))
+    workers: str | None = _key(None, one_of=("threads", "processes"))
     auto_instrumentation: bool = True
     air_enabled: bool = True
     policy: Path | None = None
@@ -242,6 +245,9 @@ def _assigned(
 
 
 def _read(value: Any, wanted: Any, bound: Bound | None, what: str, base: Path) -> Any:
+    if typing.get_origin(wanted) is tuple:
+        given: list[Any] = list(value) if isinstance(value, list | tuple) else [value]
+        return tuple(_read(one, str, bound, what, base) for one in given)
     kinds = [kind for kind in typing.get_args(wanted) or (wanted,) if kind is not types.NoneType]
     if value is None and types.NoneType in typing.get_args(wanted):
         return None

@@ -1,0 +1,260 @@
+"""Runs an agent on one task, watched or governed, and says how it went."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import inspect
+import logging
+import math
+import os
+import threading
+from collections.abc import Awaitable, Callable, Generator, Iterable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Final
+
+from lgov_core.client.tasks import Resource, Task
+from lgov_core.client.wire import Assignment, Report
+from lgov_core.endpoint_headers import ENDPOINT_VARIABLE
+from lgov_core.errors import ArgumentError, ArmError, PolicyDenied
+from lgov_core.governor import Governor
+from lgov_core.reward import AirPlugin, RuleSet
+from lgov_core.scope import RolloutScope, carry_into_threads
+from lgov_core.trace.sink import StoreSink
+from lgov_core.train.failures import is_infrastructure
+from lgov_core.train.jobs import Job
+from lgov_core.train.worker import Tally
+from lgov_core.types import Outcome, Reward, Span
+
+Agent = Callable[[Resource, Task], Any]
+
+_LOG = logging.getLogger(__name__)
+
+#: So many spans of one attempt go to the server; a program that shows more has its later ones counted only.
+_MOST_SPANS: Final = 10_000
+
+
+class Notebook:
+    """What was shown of the attempts that run here, until each is taken: an `EventStore`. For any thread."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._open: dict[tuple[str, int], tuple[list[Reward], list[Span]]] = {}
+        #: Rewards and spans of attempts that had ended, or of none.
+        self.late = 0
+
+    def begin(self, key: tuple[str, int]) -> None:
+        """From here on what is shown of this attempt is kept."""
+        with self._lock:
+            self._open[key] = ([], [])
+
+    def take(self, key: tuple[str, int]) -> tuple[tuple[Reward, ...], tuple[Span, ...]]:
+        """Rewards and spans of an attempt, which ends with this."""
+        with self._lock:
+            rewards, spans = self._open.pop(key, ([], []))
+            return tuple(rewards), tuple(spans)
+
+    def add_rewards(self, rewards: Iterable[Reward]) -> None:
+        """Keeps rewards, each with the attempt it names."""
+        with self._lock:
+            for reward in rewards:
+                kept = self._open.get((reward.rollout_id or "", reward.attempt or 0))
+                if kept is None:
+                    self.late += 1
+                else:
+                    kept[0].append(reward)
+
+    def add_span(self, span: Span) -> None:
+        """Keeps a span."""
+        with self._lock:
+            kept = self._open.get((span.rollout_id or "", span.attempt or 0))
+            if kept is None or len(kept[1]) >= _MOST_SPANS:
+                self.late += 1
+            else:
+                kept[1].append(span)
+
+
+class AgentRunner:
+    """Runs one agent on assignments; several threads may do so at once.
+
+    Without ``policy`` agents are watched: what tools and models did is shown and rewarded by ``rules``, nothing is judged.
+    With one they are governed, and decisions go to the record at ``audit``. With ``instrument`` every framework that is
+    installed is armed for the whole process, until `close`. Raises `ArmError` under a policy when none is.
+    """
+
+    def __init__(
+        self,
+        agent: Agent,
+        *,
+        endpoint: str,
+        policy: Path | None = None,
+        audit: Path | None = None,
+        rules: RuleSet | None = None,
+        instrument: bool = True,
+    ) -> None:
+        check_agent(agent)
+        self._agent = agent
+        self.notebook = Notebook()
+        self._tally = Tally()
+        self._stack = contextlib.ExitStack()
+        plugins: list[object] = [StoreSink(self.notebook), self._tally]
+        if rules is not None:
+            plugins.insert(0, AirPlugin(rules))
+        if policy is None:
+            self.governor = Governor(plugins=plugins, only_watches=True)
+        else:
+            from lgov_core.audit import AuditLog, default_signer
+            from lgov_core.policies import load_policy_file
+
+            policies = load_policy_file(policy)
+            place = audit or Path(".lgov") / "audit.db"
+            place.parent.mkdir(parents=True, exist_ok=True)
+            log = AuditLog(str(place), policy_digest=policies.digest or "", signer=default_signer())
+            self._stack.callback(log.close)
+            self.governor = Governor(policies, plugins=plugins, audit=log)
+        self._stack.callback(self.governor.close)
+        carry_into_threads()
+        try:
+            self._stack.enter_context(_variable(ENDPOINT_VARIABLE, endpoint))
+            if instrument:
+                self._arm(required=policy is not None)
+        except BaseException:
+            self._stack.close()
+            raise
+
+    def close(self) -> None:
+        """Disarms what was armed, and closes the record."""
+        self._stack.close()
+
+    def run(self, given: Assignment) -> Report:
+        """Runs the agent once. Raises nothing but what ends the process: whatever an agent does is an outcome."""
+        scope = RolloutScope(given.rollout_id, given.attempt, task_id=given.task_id)
+        resource = Resource(given.model_api, given.model, given.rollout_id, given.attempt, given.mode)
+        self.notebook.begin(given.key)
+        try:
+            value = self._called(resource, Task(given.task), scope, given.timeout_s)
+            report = _reported(value, given)
+        except PolicyDenied as error:
+            report = Report(Outcome.BLOCKED, error=str(error))
+        except TimeoutError as error:
+            report = Report(
+                Outcome.TIMEOUT, error=f"TimeoutError: {error}" if str(error) else "the attempt took too long"
+            )
+        except Exception as error:  # noqa: BLE001 - whatever an agent raises is an outcome, recorded
+            report = _raised(error, given)
+        return self._with_what_was_seen(given, report)
+
+    def _called(self, resource: Resource, task: Task, scope: RolloutScope, timeout_s: float) -> Any:
+        if inspect.iscoroutinefunction(self._agent) or inspect.iscoroutinefunction(type(self._agent).__call__):
+            return asyncio.run(self._awaited(lambda: self._agent(resource, task), scope, timeout_s))
+        with self.governor.rollout(scope):
+            value = self._agent(resource, task)
+            if inspect.isawaitable(value):
+                return asyncio.run(_await(value, timeout_s))
+            return value
+
+    async def _awaited(self, call: Callable[[], Awaitable[Any]], scope: RolloutScope, timeout_s: float) -> Any:
+        async with self.governor.arollout(scope), asyncio.timeout(timeout_s):
+            return await call()
+
+    def _with_what_was_seen(self, given: Assignment, report: Report) -> Report:
+        rewards, spans = self.notebook.take(given.key)
+        counts = {**self._tally.take(Job(given.rollout_id, given.task_id, given.attempt, {})), **report.counts}
+        if counts.pop("faults", 0):
+            error = "a policy or the audit record failed, so acts were denied that the policy may allow"
+            return Report(Outcome.INFRASTRUCTURE, (), spans, error, counts)
+        if not report.outcome.trainable:
+            return replace(report, rewards=(), spans=spans, counts=counts)
+        return replace(report, rewards=(*rewards, *report.rewards), spans=spans, counts=counts)
+
+    def _arm(self, *, required: bool) -> None:
+        armed = 0
+        for adapter in self.governor.manager.hook.lgov_framework():
+            if adapter.installed() and adapter.surface:
+                try:
+                    adapter.arm(self.governor)
+                except ArmError:
+                    if required:
+                        raise
+                    _LOG.warning("%s is governed by somebody else here: its calls earn no AIR", adapter.name)
+                    continue
+                self._stack.callback(adapter.disarm)
+                armed += 1
+        if required and not armed:
+            raise ArmError(
+                "there is a policy, and no framework here that could be governed",
+                hint='pip install "lgov[langchain]", or train without a policy',
+            )
+
+
+def check_agent(agent: Any) -> None:
+    """Raises `ArgumentError` unless ``agent`` can be called with a resource and a task."""
+    if not callable(agent):
+        raise ArgumentError(f"the agent {agent!r} cannot be called", hint="pass a function agent(resource, task)")
+    try:
+        inspect.signature(agent).bind(None, None)
+    except TypeError as error:
+        name = getattr(agent, "__name__", repr(agent))
+        raise ArgumentError(f"the agent {name} does not take a resource and a task: {error}") from error
+    except ValueError:  # a built-in that does not tell
+        return
+
+
+async def _await(value: Awaitable[Any], timeout_s: float) -> Any:
+    async with asyncio.timeout(timeout_s):
+        return await value
+
+
+def _reported(value: Any, given: Assignment) -> Report:
+    """The report of an agent that returned. What is no reward becomes none: it is counted, and nothing is learnt from it."""
+    channels: Mapping[Any, Any] = value if isinstance(value, Mapping) else {"task": value}
+    rewards: list[Reward] = []
+    for dimension, one in channels.items():
+        number = _number(one)
+        if number is None or not isinstance(dimension, str) or not dimension:
+            return Report(Outcome.INFRASTRUCTURE, error=_not_a_reward(value, dimension, one), counts={"bad_reward": 1})
+        rewards.append(Reward(number, dimension, given.rollout_id, given.attempt, source="agent"))
+    if not rewards:
+        return Report(Outcome.INFRASTRUCTURE, error=_not_a_reward(value, "", None), counts={"bad_reward": 1})
+    task = next((reward.value for reward in rewards if reward.dimension == "task"), rewards[0].value)
+    return Report(Outcome.SUCCEEDED if task > 0 else Outcome.FAILED, tuple(rewards))
+
+
+def _number(value: Any) -> float | None:
+    if value is None or isinstance(value, str | bytes | bytearray | complex):
+        return None
+    try:
+        number = float(value)
+    except (TypeError, ValueError, OverflowError, RuntimeError):
+        return None
+    return number if math.isfinite(number) else None
+
+
+def _not_a_reward(value: Any, dimension: Any, one: Any) -> str:
+    if value is None:
+        return "the agent returned nothing: it must return a number, its reward"
+    if isinstance(value, Mapping):
+        return f"the agent returned {dimension!r}: {one!r:.80}: rewards are finite numbers by name"
+    return f"the agent returned {value!r:.80}, a {type(value).__name__}: a reward is a finite number"
+
+
+def _raised(error: Exception, given: Assignment) -> Report:
+    said = f"{type(error).__name__}: {error}"
+    if is_infrastructure(error):
+        return Report(Outcome.INFRASTRUCTURE, error=said)
+    zero = Reward(0.0, "task", given.rollout_id, given.attempt, source="raised")
+    return Report(Outcome.FAILED, (zero,), error=said, counts={"raised": 1})
+
+
+@contextlib.contextmanager
+def _variable(name: str, value: str) -> Generator[None]:
+    before = os.environ.get(name)
+    os.environ[name] = value
+    try:
+        yield
+    finally:
+        if before is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = before

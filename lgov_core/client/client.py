@@ -1,0 +1,302 @@
+"""Client: uploads tasks to a training server, and runs an agent on them while the server trains its model."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import threading
+import time
+from collections import Counter
+from collections.abc import Generator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Final, Literal
+
+from lgov_core.client.agent_name import name_of
+from lgov_core.client.attempts import Agent, AgentRunner, check_agent
+from lgov_core.client.connection import Connection
+from lgov_core.client.display import Display
+from lgov_core.client.result import TrainResult
+from lgov_core.client.tasks import read_tasks
+from lgov_core.client.wire import ENDED, PROTOCOL, Assignment, Report, assignments_of
+from lgov_core.client.workers import ProcessWorkers, ThreadWorkers, Workers
+from lgov_core.errors import ArgumentError, ClientError, LgovError, TaskError, TrainError
+from lgov_core.reward import AirRules, RuleSet, air
+from lgov_core.types import new_id
+
+#: Bytes of tasks in one request, about: servers take bodies of 8 MiB.
+_PART: Final = 2 * 1024 * 1024
+#: A worker that is not heard from for so many seconds has lost its attempts.
+_LEASE_S: Final = 30.0
+#: When so many attempts in a row gave no reward that is a number, something is wrong with the agent.
+_MOST_BAD_REWARDS: Final = 8
+
+TaskFile = str | os.PathLike[str] | Sequence[Mapping[str, Any]]
+
+
+class Client:
+    """The agent's side of a training pair. For one thread; several clients may work for one server.
+
+    ``url`` is the server's address (default: the variable ``AGENT_LIGHTNING_SERVER_URL``), ``key`` its admin key where it
+    wants one (default: ``LIGHTNING_SERVER_KEY``). ``patience_s`` is how long a server may be away. Nothing is sent before
+    it is needed.
+    """
+
+    def __init__(
+        self, url: str | None = None, *, key: str | None = None, patience_s: float = 60.0, quiet: bool = False
+    ) -> None:
+        address = url or os.environ.get("AGENT_LIGHTNING_SERVER_URL")
+        if not address:
+            raise ClientError(
+                "no server is named", hint="Client('http://localhost:8000'), or set AGENT_LIGHTNING_SERVER_URL"
+            )
+        self._connection = Connection(address, key=key or os.environ.get("LIGHTNING_SERVER_KEY"), patience_s=patience_s)
+        self._quiet = quiet
+        self._greeted = False
+
+    @property
+    def url(self) -> str:
+        """The server's address."""
+        return self._connection.url
+
+    def upload_data(self, train: TaskFile, test_file: TaskFile | None = None) -> dict[str, int]:
+        """Gives the server tasks to train on and, if there are any, held-out ones; those it had before are forgotten.
+
+        Each is a file of JSON lines, or a list of mappings. Returns how many there are of each. Raises `TaskError` for a
+        file that is wrong: nothing is uploaded then.
+        """
+        splits = {"train": read_tasks(train), "test": [] if test_file is None else read_tasks(test_file)}
+        self._greet()
+        upload = new_id("upload")
+        for split, tasks in splits.items():
+            for part in _parts(tasks):
+                self._connection.post("/train/data", {"upload": upload, "split": split, "tasks": part})
+        counts = {split: len(tasks) for split, tasks in splits.items()}
+        self._connection.post("/train/data/commit", {"upload": upload, **counts})
+        return counts
+
+    def train(
+        self,
+        agent: Agent,
+        nworkers: int = 4,
+        *,
+        workers: Literal["threads", "processes"] = "threads",
+        policy: str | os.PathLike[str] | None = None,
+        audit: str | os.PathLike[str] | None = None,
+        air_enabled: bool = True,
+        auto_instrumentation: bool = True,
+    ) -> TrainResult:
+        """Runs ``agent(resource, task)`` on the uploaded tasks until the server has trained its model.
+
+        The agent returns its reward, a finite number (or several by name: ``{"task": 1.0, "style": 0.2}``); it may be a
+        coroutine function. ``nworkers`` rollouts run at a time, in threads of this process or in processes of their own
+        (the agent must then be found by name). ``policy`` is a policy file under which installed frameworks are governed;
+        without one agents are only watched. With ``air_enabled`` the AIR rules in use (`lgov_core.air`), or the built-in
+        values, reward single calls.
+
+        Goes on with the server's unfinished run if there is one. An attempt whose worker crashed or hung is tried again.
+        Raises `TrainError` when the server cannot go on, or the agent's rewards are none, and `ClientError` when the server
+        is gone. On Ctrl-C attempts are handed back and KeyboardInterrupt goes on; the server waits for another client.
+        """
+        if os.environ.get("LIGHTNING_CLIENT_WORKER"):
+            raise TrainError(
+                "the agent's module starts a training when a worker imports it",
+                hint='put client.train(...) under if __name__ == "__main__":',
+            )
+        check_agent(agent)
+        if nworkers < 1:
+            raise ArgumentError(f"nworkers is {nworkers}", hint="1 is the least")
+        if workers not in ("threads", "processes"):
+            raise ArgumentError(f"workers is {workers!r}", hint="write threads or processes")
+        self._greet()
+        rules = _rules() if air_enabled else None
+        options: dict[str, Any] = {
+            "endpoint": self.url,
+            "policy": None if policy is None else str(policy),
+            "audit": None if audit is None else str(audit),
+            "instrument": auto_instrumentation,
+        }
+        name = name_of(agent) if workers == "processes" else ""
+        run_id = str(self._connection.post("/train/start", {"client": new_id("client")})["run"])
+        with contextlib.ExitStack() as open_things:
+            desk = _Desk(self._connection, run_id)
+            if workers == "processes":
+                told = {**options, "agent": name, "rules": air_enabled, "base_rules": air_enabled}
+                chosen: Workers = ProcessWorkers(told, nworkers, desk.finish)
+            else:
+                runner = AgentRunner(
+                    agent,
+                    endpoint=self.url,
+                    policy=None if policy is None else Path(policy),
+                    audit=None if audit is None else Path(audit),
+                    rules=rules,
+                    instrument=auto_instrumentation,
+                )
+                open_things.callback(runner.close)
+                chosen = ThreadWorkers(runner, nworkers, desk.finish)
+            open_things.callback(lambda: desk.release(chosen.close()))
+            open_things.enter_context(desk.heartbeats(chosen))
+            display = open_things.enter_context(Display(quiet=self._quiet))
+            return _run(desk, chosen, display)
+
+    def stop(self) -> None:
+        """Asks the server to end its run after the update in progress, with a checkpoint."""
+        self._greet()
+        self._connection.post("/train/stop", {})
+
+    def _greet(self) -> None:
+        """Finds out once whether the server is one of this kind. Raises `ClientError`."""
+        if self._greeted:
+            return
+        about = self._connection.get("/train/about")
+        if about.get("protocol") != PROTOCOL:
+            raise ClientError(
+                f"the server is lgov {about.get('version')} and speaks protocol {about.get('protocol')}, "
+                f"this client protocol {PROTOCOL}",
+                hint="install the same version of lgov on both sides",
+            )
+        self._greeted = True
+
+
+class _Desk:
+    """What a client in training says to its server."""
+
+    def __init__(self, connection: Connection, run_id: str) -> None:
+        self.connection = connection
+        self.run_id = run_id
+        self.worker_id = new_id("client")
+        self.counts: Counter[str] = Counter()
+        self.metrics: list[dict[str, Any]] = []
+        self.ended = threading.Condition()
+        self.trouble: LgovError | None = None
+        self._bad_in_a_row = 0
+
+    def claim(self, limit: int, wait_s: float) -> tuple[list[Assignment], dict[str, Any]]:
+        """At most ``limit`` assignments, and how the run stands."""
+        body = {
+            "worker_id": self.worker_id, "limit": limit, "lease_s": _LEASE_S, "wait_s": wait_s,
+            "run": self.run_id, "after": len(self.metrics),
+        }  # fmt: skip
+        answer = self.connection.post("/train/claim", body, timeout_s=wait_s + 30.0)
+        self.metrics += answer["progress"].pop("metrics")
+        found = assignments_of(answer["assignments"])
+        # The server says the path: under which address it can be reached, only this side knows.
+        return [replace(one, model_api=f"{self.connection.url}{one.model_api}") for one in found], answer["progress"]
+
+    def finish(self, given: Assignment, report: Report) -> None:
+        """Reports an attempt. Called in any thread; what goes wrong is told to the thread that trains."""
+        body = {
+            "worker_id": self.worker_id,
+            "rollout_id": given.rollout_id,
+            "attempt": given.attempt,
+            **report.as_json(),
+        }
+        try:
+            answer = self.connection.post("/train/finish", body)
+            accepted = bool(answer.get("accepted"))
+            trouble = None
+        except LgovError as error:
+            accepted, trouble = False, error
+        except ValueError as error:  # a reward that is no JSON number: it was checked, so this is ours
+            accepted, trouble = False, ClientError(f"a report cannot be sent: {error}")
+        with self.ended:
+            self.counts[report.outcome.value if accepted else "not accepted"] += 1
+            for name, count in report.counts.items():
+                self.counts[name] += count
+            self._bad_in_a_row = self._bad_in_a_row + 1 if report.counts.get("bad_reward") else 0
+            if self._bad_in_a_row >= _MOST_BAD_REWARDS:
+                trouble = TrainError(f"{self._bad_in_a_row} attempts in a row gave no reward: {report.error}")
+            self.trouble = self.trouble or trouble
+            self.ended.notify_all()
+
+    def release(self, left: Sequence[Assignment]) -> None:
+        """Hands attempts back that will not be finished here, as well as can be: what stays is lost with its lease."""
+        if not left:
+            return
+        attempts = [[given.rollout_id, given.attempt] for given in left]
+        with contextlib.suppress(LgovError):
+            body = {"worker_id": self.worker_id, "attempts": attempts, "reason": "the client was interrupted"}
+            self.connection.post("/train/release", body, timeout_s=5.0, patience_s=0.0)
+
+    @contextlib.contextmanager
+    def heartbeats(self, workers: Workers) -> Generator[None]:
+        """Tells the server which attempts are alive, until the block ends; abandons those that it has given up."""
+        over = threading.Event()
+
+        def beat() -> None:
+            while not over.wait(1.0):
+                running = workers.running()
+                if not running:
+                    continue
+                body = {
+                    "worker_id": self.worker_id, "lease_s": _LEASE_S,
+                    "attempts": [[given.rollout_id, given.attempt] for given in running],
+                }  # fmt: skip
+                try:
+                    held = self.connection.post("/train/heartbeat", body, timeout_s=10.0, patience_s=0.0)["attempts"]
+                except LgovError:
+                    continue  # the next one may get through; the lease bounds how long that may take
+                kept = {(str(rollout_id), int(attempt)) for rollout_id, attempt in held}
+                for given in running:
+                    if given.key not in kept and any(given is one for one in workers.running()):
+                        workers.abandon(given.key)
+                        with self.ended:
+                            self.counts["abandoned"] += 1
+                            self.ended.notify_all()
+
+        thread = threading.Thread(target=beat, name="lgov-client-heartbeat", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            over.set()
+            thread.join(timeout=15.0)
+
+
+def _run(desk: _Desk, workers: Workers, display: Display) -> TrainResult:
+    """Hands work to the workers until the run has ended."""
+    while True:
+        if desk.trouble is not None:
+            raise desk.trouble
+        free = workers.free
+        assignments, progress = desk.claim(free, 1.0 if free else 0.0)
+        for given in assignments:
+            workers.give(given)
+        display.show(progress)
+        state = progress["state"]
+        if state in ENDED:
+            break
+        if not workers.free:
+            with desk.ended:
+                desk.ended.wait(timeout=0.5)
+        elif not assignments and not free:
+            time.sleep(0.05)
+    if state == "failed":
+        raise TrainError(f"the server could not go on: {progress['error']}", hint=progress.get("hint"))
+    if state == "stopped":
+        raise TrainError("the training was stopped at the server", hint="train again to go on")
+    result = TrainResult(desk.run_id, tuple(desk.metrics), dict(desk.counts), str(progress.get("folder", "")))
+    display.say(str(result))
+    return result
+
+
+def _rules() -> RuleSet:
+    """The AIR rules in use, or the built-in values where there are none."""
+    rules = air.current()
+    return rules if rules.rules or rules.base is not None else RuleSet(base=AirRules())
+
+
+def _parts(tasks: Sequence[dict[str, Any]]) -> list[list[dict[str, Any]]]:
+    parts: list[list[dict[str, Any]]] = []
+    size = _PART
+    for task in tasks:
+        length = len(json.dumps(task))
+        if length > 2 * _PART:
+            raise TaskError(f"a task of {length} bytes is too large", hint=f"{2 * _PART} bytes are the most")
+        if size + length > _PART:
+            parts.append([])
+            size = 0
+        parts[-1].append(task)
+        size += length
+    return parts

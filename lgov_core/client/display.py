@@ -1,0 +1,65 @@
+"""What a client shows while it trains: one bar with the time left, on standard error."""
+
+from __future__ import annotations
+
+import sys
+import time
+from types import TracebackType
+from typing import Any, Self
+
+
+class Display:
+    """One bar over the updates of a run; a line now and then where standard error is no terminal. Nothing when ``quiet``."""
+
+    def __init__(self, *, quiet: bool = False) -> None:
+        from rich.console import Console
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+
+        self._console = Console(file=sys.stderr, quiet=quiet)
+        columns = (
+            TextColumn("{task.description:<10}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[left]}"),
+            TextColumn("{task.fields[note]}", markup=False),
+        )
+        self._progress = Progress(*columns, console=self._console, disable=not self._console.is_terminal)
+        self._task = self._progress.add_task("training", total=None, left="", note="")
+        self._printed = 0.0
+        self._shown = -1
+
+    def __enter__(self) -> Self:
+        self._progress.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._progress.stop()
+
+    def show(self, progress: dict[str, Any]) -> None:
+        """Shows what the server said of the run."""
+        step, steps = int(progress["step"]), int(progress["steps"])
+        left = time_left(progress.get("seconds_left"))
+        note = f"{progress['state']} {progress['done']}/{progress['total']}" if progress["total"] else progress["state"]
+        reward = progress.get("reward")
+        note += "" if reward is None else f"  reward {reward:.3f}"
+        self._progress.update(self._task, completed=step, total=steps, left=left, note=note)
+        now = time.monotonic()
+        if not self._console.is_terminal and (step > self._shown or now - self._printed > 30):
+            self._printed, self._shown = now, step
+            self._console.print(f"update {step}/{steps}: {note}  {left}".rstrip(), highlight=False, soft_wrap=True)
+
+    def say(self, text: str) -> None:
+        """One line."""
+        self._console.print(text, highlight=False, soft_wrap=True, markup=False)
+
+
+def time_left(seconds: float | None) -> str:
+    """A time for people; nothing where it is not known."""
+    if seconds is None:
+        return ""
+    whole = round(seconds)
+    if whole >= 3600:
+        return f"{whole // 3600} h {whole % 3600 // 60:02d} min left"
+    return f"{whole // 60} min {whole % 60:02d} s left" if whole >= 60 else f"{whole} s left"

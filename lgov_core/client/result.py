@@ -1,0 +1,58 @@
+"""What came of a training: figures of every update and evaluation."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class TrainResult:
+    """A finished run.
+
+    ``metrics`` are the lines of the server's ``metrics.jsonl`` of this run, in order: ``phase`` is ``train`` or ``test``.
+    ``counts`` are what the workers of this client counted: attempts by outcome, violations, rewards that were none.
+    ``folder`` is the run's folder on the server's machine.
+    """
+
+    run_id: str
+    metrics: Sequence[Mapping[str, Any]]
+    counts: Mapping[str, int] = field(default_factory=dict[str, int])
+    folder: str = ""
+
+    @property
+    def curves(self) -> dict[str, list[float]]:
+        """Each figure of the updates as a list, one value an update; ``step`` among them."""
+        return _columns([line for line in self.metrics if line.get("phase") == "train"])
+
+    @property
+    def test_curves(self) -> dict[str, list[float]]:
+        """The same of the evaluations on held-out tasks."""
+        return _columns([line for line in self.metrics if line.get("phase") == "test"])
+
+    @property
+    def updates(self) -> int:
+        """How many updates were made."""
+        return sum(line.get("phase") == "train" for line in self.metrics)
+
+    def __str__(self) -> str:
+        curves, tests = self.curves, self.test_curves
+        parts = [f"{self.updates} updates"]
+        if rewards := curves.get("reward"):
+            parts.append(f"training reward {rewards[0]:.3f} -> {rewards[-1]:.3f}")
+        if rewards := tests.get("reward"):
+            parts.append(f"held-out reward {rewards[0]:.3f} -> {rewards[-1]:.3f}")
+        return ", ".join(parts)
+
+
+def _columns(lines: Sequence[Mapping[str, Any]]) -> dict[str, list[float]]:
+    names = {
+        name: None
+        for line in lines
+        for name, value in line.items()
+        if isinstance(value, int | float) and not isinstance(value, bool)
+    }
+    return {
+        name: [float(line[name]) if line.get(name) is not None else float("nan") for line in lines] for name in names
+    }

@@ -1,0 +1,150 @@
+"""Tasks: one JSON object each, from a file of JSON lines; and what an agent gets with one."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from lgov_core.errors import TaskError
+
+#: So many faults of a file are told at once.
+_TOLD: Final = 10
+
+
+class Task(Mapping[str, Any]):
+    """One task: its fields as attributes (``task.question``) and as keys (``task["question"]``). Read only.
+
+    A field that is not there raises `AttributeError` (`KeyError`) which names those that are. A field whose name is a
+    method of a mapping (``keys``, ``get``, ...) is read as a key.
+    """
+
+    __slots__ = ("_fields",)
+
+    def __init__(self, fields: Mapping[str, Any]) -> None:
+        object.__setattr__(self, "_fields", dict(fields))
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return self._fields[name]
+        except KeyError:
+            raise AttributeError(f"the task has no field {name!r}: it has {', '.join(self._fields)}") from None
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        raise AttributeError("a task is read only")
+
+    def __getitem__(self, name: str) -> Any:
+        return self._fields[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._fields)
+
+    def __len__(self) -> int:
+        return len(self._fields)
+
+    def __repr__(self) -> str:
+        return f"Task({self._fields!r})"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Task, (self._fields,)
+
+
+@dataclass(frozen=True, slots=True)
+class Resource:
+    """What an agent works with in one attempt.
+
+    ``model_api`` is the base URL of the model, for clients of OpenAI's and of Anthropic's API; calls to it are recorded
+    for this attempt, whatever key and whatever model they name. ``model`` is the model's name. ``api_key`` is a key for
+    clients that want one. ``mode`` is ``train``, or ``test`` for held-out tasks.
+    """
+
+    model_api: str
+    model: str
+    rollout_id: str
+    attempt: int
+    mode: str = "train"
+    api_key: str = "not-used"
+
+
+def read_tasks(source: str | os.PathLike[str] | Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """The tasks in a file of JSON lines, or in a list of mappings. Lines without text are passed over.
+
+    Raises `TaskError` with the file, the line and what is wrong with it, for the first ten of them: a line that is not
+    UTF-8, no JSON or no object with at least one field, a name given twice, NaN and infinity; and for no task at all.
+    """
+    if not isinstance(source, str | os.PathLike):
+        return _of_list(source)
+    path = Path(source)
+    try:
+        raw = path.read_bytes()
+    except OSError as error:
+        raise TaskError(f"the task file cannot be read: {error.strerror or error}", path=str(path)) from error
+    tasks: list[dict[str, Any]] = []
+    faults: list[tuple[int, str]] = []
+    for number, line in enumerate(raw.removeprefix(b"\xef\xbb\xbf").split(b"\n"), start=1):
+        if not line.strip():
+            continue
+        try:
+            tasks.append(_read(line))
+        except ValueError as error:
+            faults.append((number, str(error)))
+            if len(faults) == _TOLD:
+                break
+    if faults:
+        (line, said), *others = faults
+        more = "".join(f"; line {number}: {what}" for number, what in others)
+        raise TaskError(f"{said}{more}", path=str(path), line=line, hint="one JSON object a line; nothing was uploaded")
+    if not tasks:
+        raise TaskError("the file holds no task", path=str(path), hint="one JSON object a line")
+    return tasks
+
+
+def _of_list(source: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    tasks: list[dict[str, Any]] = []
+    for number, task in enumerate(source):
+        try:
+            if not isinstance(task, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]
+                raise ValueError(f"a {type(task).__name__} is no task")
+            tasks.append(_read(json.dumps(dict(task), allow_nan=False).encode()))
+        except (TypeError, ValueError) as error:
+            raise TaskError(f"task {number} of the list: {error}", hint="give mappings of plain JSON values") from error
+    if not tasks:
+        raise TaskError("the list holds no task")
+    return tasks
+
+
+def _read(line: bytes) -> dict[str, Any]:
+    try:
+        text = line.decode()
+    except UnicodeDecodeError as error:
+        raise ValueError(f"not UTF-8 (byte {error.start + 1} of the line)") from error
+    try:
+        task = json.loads(text, parse_constant=_no_number, object_pairs_hook=_once_each)
+    except json.JSONDecodeError as error:
+        raise ValueError(f"not JSON: {error.msg} (column {error.colno})") from error
+    except RecursionError as error:
+        raise ValueError("nested too deeply") from error
+    if not isinstance(task, dict):
+        raise ValueError(f"a JSON {_WORDS.get(type(task), 'value')} is no task: a task is an object")
+    if not task:
+        raise ValueError("the object is empty")
+    return task
+
+
+def _no_number(name: str) -> Any:
+    raise ValueError(f"{name} is no JSON number")
+
+
+def _once_each(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise ValueError(f"{twice!r} is given twice")
+    return found
+
+
+_WORDS: Final = {list: "list", str: "text", int: "number", float: "number", bool: "truth value", type(None): "null"}

@@ -1,0 +1,159 @@
+"""What client and server say to each other, as JSON values. Both sides use these functions and no others."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any, Final, cast
+
+from lgov_core.types import Outcome, Reward, Span, SpanEvent
+
+#: Of this form of talking. A client and a server of different numbers do not work together.
+PROTOCOL: Final = 1
+PROTOCOL_HEADER: Final = "x-lgov-protocol"
+VERSION_HEADER: Final = "x-lgov-version"
+
+#: States of a run after which nothing comes.
+ENDED: Final = frozenset({"done", "failed", "stopped"})
+
+
+@dataclass(frozen=True, slots=True)
+class Assignment:
+    """One attempt at a task that a worker was given.
+
+    ``model_api`` is where its agent calls the model. The attempt must be done within ``timeout_s`` seconds of its beginning.
+    """
+
+    rollout_id: str
+    attempt: int
+    task_id: str
+    mode: str
+    task: Mapping[str, Any]
+    model_api: str
+    model: str
+    timeout_s: float
+
+    @property
+    def key(self) -> tuple[str, int]:
+        """Rollout and attempt."""
+        return self.rollout_id, self.attempt
+
+    def as_json(self) -> dict[str, Any]:
+        """It as JSON values."""
+        return asdict(self)
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """How an attempt ended, as its worker saw it.
+
+    ``rewards`` name the call that earned them, or none: then they are of the attempt. ``counts`` are what the governor
+    counted, and ``bad_reward`` for an agent that gave no reward or none that is a number.
+    """
+
+    outcome: Outcome
+    rewards: tuple[Reward, ...] = ()
+    spans: tuple[Span, ...] = ()
+    error: str | None = None
+    counts: Mapping[str, int] = field(default_factory=dict[str, int])
+
+    def as_json(self) -> dict[str, Any]:
+        """It as JSON values."""
+        return {
+            "outcome": self.outcome.value,
+            "rewards": [reward_json(reward) for reward in self.rewards],
+            "spans": [span_json(span) for span in self.spans],
+            "error": self.error,
+            "counts": dict(self.counts),
+        }
+
+    @classmethod
+    def of_json(cls, value: Mapping[str, Any]) -> Report:
+        """What `as_json` wrote. Raises ValueError for anything else."""
+        try:
+            return cls(
+                Outcome(value["outcome"]),
+                tuple(reward_of(one) for one in value["rewards"]),
+                tuple(span_of(one) for one in value["spans"]),
+                None if value["error"] is None else str(value["error"]),
+                {str(name): int(count) for name, count in value["counts"].items()},
+            )
+        except (AttributeError, KeyError, TypeError) as error:
+            raise ValueError(f"no report of an attempt: {error!r}") from error
+
+
+_REWARD: Final = (
+    "value",
+    "dimension",
+    "rollout_id",
+    "attempt",
+    "response_id",
+    "tool_call_id",
+    "source",
+    "reward_id",
+    "choice",
+)
+
+
+def reward_json(reward: Reward) -> dict[str, Any]:
+    """A reward as JSON values."""
+    return {name: getattr(reward, name) for name in _REWARD}
+
+
+def reward_of(value: Any) -> Reward:
+    """The reward that `reward_json` wrote. Raises ValueError for one without a number, or with a name that is none."""
+    given = _mapping(value, "a reward")
+    texts = ("rollout_id", "response_id", "tool_call_id", "source", "reward_id")
+    if isinstance(given.get("value"), bool) or not isinstance(given.get("value"), int | float):
+        raise ValueError("the value of a reward is no number")
+    if not isinstance(given.get("dimension"), str) or any(
+        not isinstance(given.get(name), str | None) for name in texts
+    ):
+        raise ValueError("the names in a reward are no texts")
+    return Reward(**{name: given[name] for name in _REWARD if given.get(name) is not None})
+
+
+def span_json(span: Span) -> dict[str, Any]:
+    """A span as JSON values."""
+    events = [[event.name, event.at, dict(event.attributes)] for event in span.events]
+    names = ("name", "span_id", "started_at", "ended_at", "rollout_id", "attempt", "parent_id", "trace_id")
+    return {**{name: getattr(span, name) for name in names}, "attributes": dict(span.attributes), "events": events}
+
+
+def span_of(value: Any) -> Span:
+    """The span that `span_json` wrote, as a claim: it came from outside. Raises ValueError."""
+    given = _mapping(value, "a span")
+    if not isinstance(given.get("name"), str) or not isinstance(given.get("span_id"), str):
+        raise ValueError("a span without name or id")
+    if not isinstance(given.get("started_at"), int | float) or not isinstance(
+        given.get("ended_at"), int | float | None
+    ):
+        raise ValueError("the times of a span are no numbers")
+    try:
+        events = tuple(SpanEvent(str(name), float(at), dict(more)) for name, at, more in given.get("events") or ())
+    except (TypeError, ValueError) as error:
+        raise ValueError("the events of a span cannot be read") from error
+    return Span(
+        given["name"],
+        given["span_id"],
+        float(given["started_at"]),
+        None if given.get("ended_at") is None else float(given["ended_at"]),
+        _mapping(given.get("attributes", {}), "the attributes of a span"),
+        given.get("rollout_id"),
+        given.get("attempt"),
+        given.get("parent_id"),
+        given.get("trace_id"),
+        events,
+        claimed=True,
+    )
+
+
+def assignments_of(values: Sequence[Any]) -> list[Assignment]:
+    """The assignments that `Assignment.as_json` wrote."""
+    return [Assignment(**_mapping(value, "an assignment")) for value in values]
+
+
+def _mapping(value: Any, what: str) -> Mapping[str, Any]:
+    if not isinstance(value, Mapping):
+        raise ValueError(f"{what} is no object")
+    return cast("Mapping[str, Any]", value)

@@ -1,0 +1,73 @@
+"""A worker process of a client: reads assignments from standard input, runs the agent, reports on standard output.
+
+Started by `lgov_core.client.workers.ProcessWorkers`, never by hand. Ends when its input ends. What agents print goes to
+standard error: the real standard input and output carry the protocol.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+from lgov_core.client.agent_name import load_agent
+from lgov_core.client.attempts import AgentRunner
+from lgov_core.client.wire import Assignment
+from lgov_core.errors import LgovError
+from lgov_core.reward import RuleSet, air
+
+#: Set in a worker process: a module that starts a training when it is imported must not do so again.
+WORKER_VARIABLE = "LIGHTNING_CLIENT_WORKER"
+
+
+def main() -> None:
+    """Entry point of ``python -m lgov_core.client.worker_process``."""
+    jobs, output = os.dup(0), os.dup(1)
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)
+    os.close(nothing)
+    os.dup2(2, 1)
+    os.environ[WORKER_VARIABLE] = "1"
+    with os.fdopen(jobs, "rb") as lines:
+        options: dict[str, Any] = json.loads(lines.readline())
+        # The set in use: rules that the agent's module registers when it is imported are in it.
+        rules = air.use(RuleSet(base=air.AirRules() if options["base_rules"] else None)) if options["rules"] else None
+        os.environ.setdefault("OPENAI_API_KEY", "not-used")
+        os.environ.setdefault("ANTHROPIC_API_KEY", "not-used")
+        try:
+            runner = AgentRunner(
+                load_agent(options["agent"]),
+                endpoint=options["endpoint"],
+                policy=None if options["policy"] is None else Path(options["policy"]),
+                audit=None if options["audit"] is None else Path(options["audit"]),
+                rules=rules,
+                instrument=options["instrument"],
+            )
+        except LgovError as error:
+            _say(output, {"error": error.message, "hint": error.hint})
+            sys.exit(1)
+        except Exception as error:  # noqa: BLE001 - whatever the agent's module raises, the client tells it
+            _say(output, {"error": f"the agent's module raised {type(error).__name__}: {error}", "hint": None})
+            sys.exit(1)
+        _say(output, {"ready": True})
+        for line in lines:
+            given = Assignment(**json.loads(line))
+            # For programs that take the address of the model from here.
+            os.environ["OPENAI_BASE_URL"] = given.model_api
+            report = runner.run(given)
+            _say(output, {"report": report.as_json(), "key": list(given.key)})
+    runner.close()
+    sys.stderr.flush()
+    os._exit(0)  # a thread that hangs must not keep a process alive that nobody waits for
+
+
+def _say(output: int, message: dict[str, Any]) -> None:
+    data = json.dumps(message, default=str).encode() + b"\n"
+    while data:
+        data = data[os.write(output, data) :]
+
+
+if __name__ == "__main__":
+    main()

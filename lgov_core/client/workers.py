@@ -1,0 +1,260 @@
+"""Who runs attempts for a client: threads of its process, or processes of their own."""
+
+from __future__ import annotations
+
+import contextlib
+import contextvars
+import json
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from lgov_core.client.attempts import AgentRunner
+from lgov_core.client.wire import Assignment, Report
+from lgov_core.errors import TrainError
+from lgov_core.types import Outcome
+
+#: Told how an attempt ended. Called from any thread.
+Done = Callable[[Assignment, Report], None]
+#: Processes that die before they ran anything: so many in a row, and there is no use in starting another.
+_MOST_FALSE_STARTS = 3
+
+
+class Workers(Protocol):
+    """Runs assignments, ``count`` at a time. `give`, `abandon` and `close` are for one thread each."""
+
+    @property
+    def free(self) -> int:
+        """How many more assignments can be given now."""
+        ...
+
+    def give(self, given: Assignment) -> None:
+        """Starts an attempt; `Done` is called when it has ended."""
+        ...
+
+    def abandon(self, key: tuple[str, int]) -> None:
+        """Gives up an attempt that is no longer wanted: its place is free again, and it is not reported."""
+        ...
+
+    def running(self) -> list[Assignment]:
+        """What is being run."""
+        ...
+
+    def close(self) -> list[Assignment]:
+        """Ends everything; returns what was still being run, none of which is reported."""
+        ...
+
+
+class ThreadWorkers:
+    """A thread of this process for each attempt. One that hangs cannot be ended: it is left behind, with a place of its own.
+
+    Agents see the context variables of the thread that made this.
+    """
+
+    def __init__(self, runner: AgentRunner, count: int, done: Done) -> None:
+        self._runner, self._count, self._done = runner, count, done
+        self._context = contextvars.copy_context()
+        self._running: dict[tuple[str, int], Assignment] = {}
+        self._reporting: dict[tuple[str, int], Assignment] = {}  # these cannot be abandoned any more
+        self._lock = threading.Lock()
+        #: Threads that were left behind.
+        self.abandoned = 0
+
+    @property
+    def free(self) -> int:
+        """See `Workers`."""
+        with self._lock:
+            return self._count - len(self._running) - len(self._reporting)
+
+    def give(self, given: Assignment) -> None:
+        """See `Workers`."""
+        with self._lock:
+            self._running[given.key] = given
+        context = self._context.copy()
+        name = f"lgov-agent-{given.rollout_id}"
+        threading.Thread(target=context.run, args=(self._run, given), name=name, daemon=True).start()
+
+    def _run(self, given: Assignment) -> None:
+        try:
+            report = self._runner.run(given)
+        except BaseException as error:  # noqa: BLE001 - SystemExit and the like end this attempt, not the client
+            report = Report(Outcome.FAILED, error=f"{type(error).__name__}: {error}", counts={"raised": 1})
+        with self._lock:
+            if self._running.get(given.key) is not given:
+                return
+            self._reporting[given.key] = self._running.pop(given.key)
+        try:
+            self._done(given, report)
+        finally:
+            with self._lock:
+                self._reporting.pop(given.key, None)
+
+    def abandon(self, key: tuple[str, int]) -> None:
+        """See `Workers`."""
+        with self._lock:
+            self.abandoned += self._running.pop(key, None) is not None
+
+    def running(self) -> list[Assignment]:
+        """See `Workers`."""
+        with self._lock:
+            return list(self._running.values())
+
+    def close(self) -> list[Assignment]:
+        """See `Workers`."""
+        with self._lock:
+            left = list(self._running.values())
+            self._running.clear()
+            self.abandoned += len(left)
+            return left
+
+
+@dataclass(eq=False)
+class _Process:
+    popen: subprocess.Popen[bytes]
+    ready: bool = False
+    given: Assignment | None = None
+    reporting: bool = False
+
+    @property
+    def free(self) -> bool:
+        return self.ready and self.given is None and not self.reporting
+
+
+class ProcessWorkers:
+    """Processes, each of which runs one attempt at a time. One that dies or hangs is replaced.
+
+    ``options`` is what `lgov_core.client.worker_process` is told. A process that dies during an attempt ends it as
+    ``infrastructure``; when processes die before they are ready, `failure` says why.
+    """
+
+    def __init__(self, options: dict[str, Any], count: int, done: Done, *, stderr: Any = None) -> None:
+        self._options, self._done, self._stderr = options, done, stderr
+        self._lock = threading.Lock()
+        self._closing = False
+        self._false_starts = 0
+        #: Processes that ended without being told to.
+        self.deaths = 0
+        self.failure: TrainError | None = None
+        self._processes = [self._start() for _ in range(count)]
+
+    @property
+    def free(self) -> int:
+        """See `Workers`. Raises `TrainError` when processes cannot be started."""
+        with self._lock:
+            if self.failure is not None:
+                raise self.failure
+            return sum(process.free for process in self._processes)
+
+    @property
+    def pids(self) -> list[int]:
+        """Process ids at this moment."""
+        with self._lock:
+            return [process.popen.pid for process in self._processes]
+
+    def give(self, given: Assignment) -> None:
+        """See `Workers`."""
+        with self._lock:
+            process = next(one for one in self._processes if one.free)
+            process.given = given
+        _write(process.popen, given.as_json())  # if it has died, its reader says so
+
+    def abandon(self, key: tuple[str, int]) -> None:
+        """See `Workers`."""
+        with self._lock:
+            for process in self._processes:
+                if process.given is not None and process.given.key == key:
+                    process.given = None
+                    process.popen.kill()  # its reader puts another in its place
+
+    def running(self) -> list[Assignment]:
+        """See `Workers`."""
+        with self._lock:
+            return [process.given for process in self._processes if process.given is not None]
+
+    def close(self) -> list[Assignment]:
+        """See `Workers`."""
+        with self._lock:
+            self._closing = True
+            processes, self._processes = self._processes, []
+            left = [process.given for process in processes if process.given is not None]
+            for process in processes:
+                process.given = None
+        for process in processes:
+            process.popen.kill()
+        for process in processes:
+            process.popen.wait()
+            if process.popen.stdin is not None:
+                with contextlib.suppress(OSError):
+                    process.popen.stdin.close()
+        return left
+
+    def _start(self) -> _Process:
+        popen = subprocess.Popen(
+            [sys.executable, "-m", "lgov_core.client.worker_process"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._stderr,
+            start_new_session=True,  # Ctrl-C is for the client, which then decides
+        )
+        process = _Process(popen)
+        _write(popen, self._options)
+        threading.Thread(target=self._read, args=(process,), name=f"lgov-client-{popen.pid}", daemon=True).start()
+        return process
+
+    def _read(self, process: _Process) -> None:
+        said: dict[str, Any] = {}
+        assert process.popen.stdout is not None
+        with process.popen.stdout as lines:
+            for line in lines:
+                if not line.endswith(b"\n"):
+                    break  # it was killed while it wrote
+                said = json.loads(line)
+                if said.get("ready"):
+                    with self._lock:
+                        process.ready, self._false_starts = True, 0
+                elif "report" in said:
+                    self._told(process, said)
+        self._died(process, process.popen.wait(), said)
+
+    def _told(self, process: _Process, said: dict[str, Any]) -> None:
+        with self._lock:
+            given = process.given
+            if given is None or [given.rollout_id, given.attempt] != said["key"]:
+                return
+            process.given, process.reporting = None, True  # it cannot be abandoned any more
+        try:
+            self._done(given, Report.of_json(said["report"]))
+        finally:
+            with self._lock:
+                process.reporting = False
+
+    def _died(self, process: _Process, status: int, said: dict[str, Any]) -> None:
+        with self._lock:
+            if self._closing or process not in self._processes:
+                return
+            given, process.given = process.given, None
+            self.deaths += 1
+            self._false_starts += not process.ready
+            if self._false_starts >= _MOST_FALSE_STARTS and self.failure is None:
+                why = said.get("error") or f"ended with status {status}"
+                self.failure = TrainError(f"no worker process gets ready: {why}", hint=said.get("hint"))
+            if self.failure is None:
+                self._processes[self._processes.index(process)] = self._start()
+            else:
+                self._processes.remove(process)
+        if process.popen.stdin is not None:
+            with contextlib.suppress(OSError):
+                process.popen.stdin.close()
+        if given is not None:
+            error = f"the worker process ended with status {status}"
+            self._done(given, Report(Outcome.INFRASTRUCTURE, error=error, counts={"died": 1}))
+
+
+def _write(popen: subprocess.Popen[bytes], value: dict[str, Any]) -> None:
+    if popen.stdin is not None:
+        with contextlib.suppress(OSError):
+            popen.stdin.write(json.dumps(value).encode() + b"\n")
+            popen.stdin.flush()

@@ -1,0 +1,92 @@
+"""Has rollouts run by the workers of clients: puts them into the store's queue and waits until they have ended."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final
+
+from lgov_core.errors import StoreError
+from lgov_core.store import RolloutConfig, RolloutQueue, RolloutState
+from lgov_core.train.jobs import Job, JobResult
+from lgov_core.types import Attempt, Outcome, Rollout
+
+#: Seconds between two looks at the queue, when nobody says that something ended.
+_LOOK_S: Final = 0.5
+
+
+class Stopped(Exception):
+    """The run was asked to end; nothing is wrong."""
+
+
+class QueueCollector:
+    """A `lgov_core.train.loop.Collector` over the queue of ``store``.
+
+    ``stopped`` is asked while it waits; when it says so, what has not ended is cancelled and `Stopped` is raised. `wake` may
+    be called from any thread, the others from the thread of the loop.
+    """
+
+    def __init__(self, store: RolloutQueue, config: RolloutConfig, stopped: Callable[[], bool]) -> None:
+        self._store, self._config, self._stopped = store, config, stopped
+        self._woken = threading.Event()
+        #: Grows with everything that is put into the queue: who waits for work looks again.
+        self.enqueued = 0
+
+    def wake(self) -> None:
+        """Something ended, or a stop was asked for."""
+        self._woken.set()
+
+    def collect_rollouts(
+        self, rollouts: Sequence[Rollout], progress: Callable[[int, int], None] | None = None
+    ) -> list[JobResult]:
+        """See `Collector`."""
+        self._store.enqueue(rollouts, self._config)
+        self.enqueued += 1
+        open_ones = {rollout.rollout_id for rollout in rollouts}
+        if progress is not None:
+            progress(0, len(rollouts))
+        while open_ones:
+            self._woken.clear()
+            self._store.expire()
+            entries = self._store.queue_entries(ids=sorted(open_ones))
+            ended = {entry.rollout_id for entry in entries if entry.state.ended}
+            open_ones -= ended
+            if ended and progress is not None:
+                progress(len(rollouts) - len(open_ones), len(rollouts))
+            if self._stopped():
+                self._cancel(open_ones)
+                raise Stopped
+            if open_ones:
+                self._woken.wait(_LOOK_S)
+        return self._results(rollouts)
+
+    def cancel_left(self, run_id: str) -> int:
+        """Cancels what an earlier process of the same run left in the queue; returns how many."""
+        waiting = (RolloutState.QUEUED, RolloutState.REQUEUED, RolloutState.RUNNING)
+        left = {entry.rollout_id for entry in self._store.queue_entries(run_id=run_id, states=waiting)}
+        self._cancel(left)
+        return len(left)
+
+    def _cancel(self, rollout_ids: set[str]) -> None:
+        for rollout_id in rollout_ids:
+            try:
+                self._store.cancel(rollout_id, "the training was stopped")
+            except StoreError:  # it ended in the meantime
+                continue
+
+    def _results(self, rollouts: Sequence[Rollout]) -> list[JobResult]:
+        last: dict[str, Attempt] = {}
+        for attempt in self._store.attempts([rollout.rollout_id for rollout in rollouts]):
+            if attempt.rollout_id not in last or attempt.attempt > last[attempt.rollout_id].attempt:
+                last[attempt.rollout_id] = attempt
+        return [_result(rollout, last.get(rollout.rollout_id)) for rollout in rollouts]
+
+
+def _result(rollout: Rollout, attempt: Attempt | None) -> JobResult:
+    job = Job(rollout.rollout_id, rollout.task_id, 1 if attempt is None else attempt.attempt, rollout.input)
+    if attempt is None:
+        return JobResult(job, Outcome.INFRASTRUCTURE, {}, "it was never begun")
+    said: Any = attempt.result if isinstance(attempt.result, Mapping) else {}
+    counts = said.get("counts")
+    given: Mapping[str, int] = counts if isinstance(counts, Mapping) else {}
+    return JobResult(job, attempt.outcome or Outcome.INFRASTRUCTURE, {}, attempt.error, given)

@@ -1,0 +1,125 @@
+"""``python -m lgov_core.server``, and ``lgov serve --train``: the same command under two names."""
+
+from __future__ import annotations
+
+import os
+import signal
+import stat
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import click
+
+from lgov_core.errors import LgovError, SettingsError
+
+
+def run_server(
+    config: Path | None,
+    *,
+    flags: dict[tuple[str, str], Any],
+    gpus: int | None,
+    host: str,
+    port: int,
+    folder: Path | None,
+    store: str | None,
+    key_secret_file: Path | None,
+    show_admin_key: bool,
+    resume: bool,
+    say: Callable[[str], None],
+) -> int:
+    """Serves until SIGINT or SIGTERM; returns the exit status. Raises `LgovError`.
+
+    The first signal lets the update in progress end and writes a checkpoint; the second ends at once.
+    """
+    from lgov_core.train.settings import load_train_settings
+
+    settings = load_train_settings(config, flags=flags)
+    if resume and folder is None:
+        raise SettingsError("--resume needs the folder of the run", hint="give --folder")
+    target = folder or Path("runs") / time.strftime("server-%Y%m%d-%H%M%S")
+    # Threads that spin while they wait make everything crawl when something else wants the processor as well.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    say(f"loading {settings.model.name or 'the model'}")
+    from lgov_core.gateway.keys import KeyRing
+    from lgov_core.server.training import TrainingServer
+
+    keys = None if key_secret_file is None else KeyRing(_secret(key_secret_file))
+    if show_admin_key and keys is None:
+        raise SettingsError("there is no admin key without keys", hint="give --key-secret-file")
+    server = TrainingServer(
+        settings, folder=target, store=store, host=host, port=port, keys=keys, gpus=gpus, resume=resume
+    )
+    with server:
+        stop, interrupted = _on_signals(say)
+        say(f"training server on {server.url}, everything goes to {target}")
+        if show_admin_key and keys is not None:
+            say(f"admin key {keys.admin}")
+        server.serve(stop)
+    if interrupted.is_set():
+        say(f"ended; go on with --resume --folder {target}")
+        return 130
+    return 0
+
+
+def _on_signals(say: Callable[[str], None]) -> tuple[threading.Event, threading.Event]:
+    stop, interrupted = threading.Event(), threading.Event()
+
+    def handle(number: int, _frame: Any) -> None:
+        if stop.is_set():
+            raise KeyboardInterrupt
+        if number == signal.SIGINT:
+            interrupted.set()
+        stop.set()
+        say("ending after the update in progress; once more ends at once")
+
+    signal.signal(signal.SIGINT, handle)
+    signal.signal(signal.SIGTERM, handle)
+    return stop, interrupted
+
+
+def _secret(path: Path) -> bytes:
+    try:
+        if os.name == "posix" and path.stat().st_mode & (stat.S_IRWXG | stat.S_IRWXO):
+            raise SettingsError(f"{path} can be read by other users", hint=f"chmod 600 {path}")
+        return path.read_bytes().strip()
+    except OSError as error:
+        raise SettingsError(f"the key secret {path} cannot be read: {error.strerror}") from error
+
+
+@click.command(context_settings={"help_option_names": ["-h", "--help"]})
+@click.option("--config", type=click.Path(dir_okay=False, path_type=Path), help="Settings, such as config.yaml.")
+@click.option("--model", help="smollm2, a transformers folder, or a hub name. [LIGHTNING_MODEL_PATH]")
+@click.option("--algorithm", help="grpo, ppo, ... [LIGHTNING_RL_ALGORITHM]")
+@click.option("--gpus", type=click.IntRange(0), help="GPUs to use; 0: the processor. [default: one if there is one]")
+@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
+@click.option("--port", type=click.IntRange(0, 65535), default=8000, show_default=True, help="0 takes any free one.")
+@click.option("--epochs", type=int, help="Passes over the tasks. [training.epochs]")
+@click.option("--steps", type=int, help="Updates of a run, at most. [training.steps]")
+@click.option("--folder", type=click.Path(file_okay=False, path_type=Path), help="Where everything goes.")
+@click.option("--store", help="Trace store. [default: store.sqlite in the folder]")
+@click.option("--key-secret-file", type=click.Path(path_type=Path), help="File with the secret of the keys.")
+@click.option("--show-admin-key", is_flag=True, help="Write the key that clients need.")
+@click.option("--resume", is_flag=True, help="Go on with the training in --folder.")
+def server_command(
+    config: Path | None, model: str | None, algorithm: str | None, epochs: int | None, steps: int | None, **more: Any
+) -> None:
+    """Train a model from what agents elsewhere do with it (lgov_core.Client).
+
+    Exit status: 0 ended by SIGTERM; 1 something failed (the message says what); 2 wrong usage or settings; 130 interrupted.
+    """
+    flags = {
+        ("model", "name"): model, ("training", "algorithm"): algorithm,
+        ("training", "epochs"): epochs, ("training", "steps"): steps,
+    }  # fmt: skip
+    try:
+        status = run_server(config, flags=flags, say=lambda line: click.echo(line, err=True), **more)
+    except LgovError as error:
+        click.echo(f"error: {error}", err=True)
+        status = 2 if isinstance(error, SettingsError) else 1
+    except KeyboardInterrupt:
+        click.echo("interrupted", err=True)
+        status = 130
+    raise SystemExit(status)

@@ -1,0 +1,33 @@
+"""Keys in the path: for agents that say ``api_key="not-used"`` to whatever address they are given."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+#: ``/as/{key}/v1/...`` is ``/v1/...`` with that key.
+PREFIX: Final = "/as/"
+_REPLACED: Final = (b"authorization", b"x-api-key")
+
+
+class KeyInPath:
+    """An application behind ``/as/{key}``: the key in the path stands for whatever key the client sent.
+
+    ``/v1/v1/messages`` is understood as ``/v1/messages``: of one base URL some clients expect that it ends in ``/v1``, and
+    others that it does not.
+    """
+
+    def __init__(self, app: Any) -> None:
+        self._app: ASGIApp = app
+        self.state = app.state
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serves one request."""
+        if scope["type"] == "http" and scope["path"].startswith(PREFIX):
+            key, _, rest = scope["path"].removeprefix(PREFIX).partition("/")
+            path = f"/{rest}".replace("/v1/v1/", "/v1/", 1)
+            headers = [(name, value) for name, value in scope["headers"] if name not in _REPLACED]
+            headers.append((b"authorization", b"Bearer " + key.encode("latin-1", "replace")))
+            scope = {**scope, "path": path, "raw_path": path.encode(), "headers": headers}
+        await self._app(scope, receive, send)

@@ -1,0 +1,82 @@
+"""One trainer on a store: two would hand out each other's rollouts and publish over each other's weights."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Generator
+from pathlib import Path
+from typing import Any
+
+from lgov_core.errors import TrainError
+from lgov_core.settings import without_password
+
+#: Names lgov's lock among the advisory locks of a PostgreSQL database.
+_POSTGRES_LOCK = 0x6C676F76
+
+
+@contextlib.contextmanager
+def only_trainer(place: str) -> Generator[None]:
+    """Within the block no other trainer works on the store at ``place``, in whatever process. Raises `TrainError`.
+
+    The lock ends with the process, however that ends.
+    """
+    if place.startswith("memory://"):
+        yield
+        return
+    with _postgres(place) if place.startswith(("postgresql://", "postgres://")) else _file(place):
+        yield
+
+
+@contextlib.contextmanager
+def _file(place: str) -> Generator[None]:
+    path = Path(f"{place.removeprefix('sqlite:///')}.trainer")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        file = path.open("a+")
+    except OSError as error:
+        raise TrainError(f"{path} cannot be written: {error.strerror or error}") from error
+    with file:
+        try:
+            _lock(file)
+        except OSError as error:
+            file.seek(0)
+            holder = file.read().strip()
+            raise _refused(place, f"process {holder}" if holder else "another process") from error
+        file.truncate(0)
+        file.write(f"{os.getpid()}\n")
+        file.flush()
+        yield
+
+
+def _lock(file: Any) -> None:
+    try:
+        import fcntl
+    except ImportError:  # Windows
+        import msvcrt
+
+        file.seek(0)
+        msvcrt.locking(file.fileno(), msvcrt.LK_NBLCK, 1)  # type: ignore[attr-defined]
+        return
+    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+@contextlib.contextmanager
+def _postgres(place: str) -> Generator[None]:
+    import psycopg
+
+    try:
+        connection = psycopg.connect(place, autocommit=True)
+    except psycopg.Error as error:
+        raise TrainError(f"the store {without_password(place)} cannot be reached: {error}") from error
+    with connection:
+        row = connection.execute("SELECT pg_try_advisory_lock(%s)", (_POSTGRES_LOCK,)).fetchone()
+        if row is None or not row[0]:
+            raise _refused(without_password(place), "another process")
+        yield
+
+
+def _refused(place: str, holder: str) -> TrainError:
+    return TrainError(
+        f"{holder} trains on the store {place} already", hint="stop it, or give this one a folder of its own"
+    )

@@ -1,0 +1,77 @@
+"""From settings to what executes them: device, policy model, credit rules, update."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from lgov_core.errors import SettingsError
+from lgov_core.models import LanguageModel, load_model
+from lgov_core.train.config import UpdateConfig
+from lgov_core.train.policy_model import PolicyModel, full_policy, lora_policy
+from lgov_core.train.registry import OTHERS, algorithm_name
+from lgov_core.train.settings import TrainSettings
+from lgov_core.train.update import PolicyUpdate
+from lgov_core.transitions import CreditRules
+
+#: Above so many parameters adapters are trained, unless the settings say otherwise.
+SMALL = 10_000_000
+_RANK = 16
+
+
+def device_for(gpus: int | None) -> str:
+    """The device for so many GPUs (None: one if there is one). Raises `SettingsError` for more than there are."""
+    import torch
+
+    there = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    wanted = min(there, 1) if gpus is None else gpus
+    if wanted > there:
+        raise SettingsError(
+            f"{wanted} GPUs are asked for, and {there or 'none'} can be used here",
+            hint="--gpus 0 trains on the processor",
+        )
+    if wanted > 1:
+        raise SettingsError(
+            f"{wanted} GPUs are asked for; this server trains on one", hint="lgov train --backend verl uses several"
+        )
+    return "cuda" if wanted else "cpu"
+
+
+def load(settings: TrainSettings, device: str) -> LanguageModel:
+    """The model that is served and trained. Raises `SettingsError` when none is named."""
+    name = settings.model.name
+    if name is None:
+        raise SettingsError("no model is named", hint="--model smollm2, model.name, or LIGHTNING_MODEL_PATH")
+    return load_model(name, dtype=settings.model.dtype, tool_format=settings.model.tool_format, device=device)
+
+
+def policy_for(settings: TrainSettings, model: LanguageModel) -> PolicyModel:
+    """The copy of the model that learns: all of it, or adapters."""
+    rank = settings.model.lora_rank
+    if rank is None:
+        rank = 0 if model.module.num_parameters() < SMALL else _RANK
+    return full_policy(model.module) if rank == 0 else lora_policy(model.module, rank=rank, seed=settings.training.seed)
+
+
+def credit_for(settings: TrainSettings) -> CreditRules:
+    """How rewards become advantages."""
+    given = settings.training
+    return CreditRules() if given.discount is None else CreditRules(discount=given.discount)
+
+
+def update_for(settings: TrainSettings, policy: PolicyModel) -> PolicyUpdate:
+    """What makes updates. Raises `SettingsError` for an algorithm that needs no agents."""
+    given = settings.training
+    if algorithm_name(given.algorithm) in OTHERS:
+        raise SettingsError(
+            f"{given.algorithm} learns from recorded traces, not from agents at work",
+            hint=f"lgov train --algorithm {given.algorithm} --traces STORE",
+        )
+    chosen: dict[str, Any] = {
+        "learning_rate": given.learning_rate,
+        "epochs": given.update_epochs,
+        "kl": given.kl_coef,
+        "max_grad_norm": given.max_grad_norm,
+        "tokens_per_batch": given.tokens_per_batch,
+    }
+    config = UpdateConfig(**{name: value for name, value in chosen.items() if value is not None})
+    return PolicyUpdate(policy.module, config, reference=policy.reference, reference_mode=policy.reference_mode)

@@ -1,0 +1,175 @@
+"""The routes under ``/train``, for clients. All take an admin key where keys are required."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final, cast
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from lgov_core.client.wire import ENDED, PROTOCOL_HEADER, VERSION_HEADER
+from lgov_core.errors import ClientError, EndpointError, LgovError
+from lgov_core.gateway.access import Access, RuledRoute
+from lgov_core.gateway.api_routes import read_body
+from lgov_core.server.desk import Desk, check_protocol
+
+_MAX_BODY: Final = 8 * 1024 * 1024
+_LONGEST_WAIT_S: Final = 20.0
+
+
+class TrainRoutes:
+    """The handlers, for one event loop."""
+
+    def __init__(self, desk: Desk) -> None:
+        self._desk = desk
+
+    def routes(self) -> list[RuledRoute]:
+        """The routes, each with its rule."""
+        table: Sequence[tuple[str, str, Callable[[Request], Any]]] = [
+            ("GET", "/train/about", self.about),
+            ("POST", "/train/data", self.data),
+            ("POST", "/train/data/commit", self.commit),
+            ("POST", "/train/start", self.start),
+            ("POST", "/train/claim", self.claim),
+            ("POST", "/train/heartbeat", self.heartbeat),
+            ("POST", "/train/finish", self.finish),
+            ("POST", "/train/release", self.release),
+            ("POST", "/train/stop", self.stop),
+            ("GET", "/train/progress", self.progress),
+        ]
+        return [
+            RuledRoute(path, _told(handler), methods=[method], access=Access.ADMIN) for method, path, handler in table
+        ]
+
+    async def about(self, request: Request) -> Any:
+        """``GET /train/about``: version, protocol, model and algorithm; also for clients of another version."""
+        return self._desk.about()
+
+    async def data(self, request: Request) -> Any:
+        """``POST /train/data``: a part of the tasks."""
+        body = await _object(request)
+        tasks = body.get("tasks")
+        if not isinstance(tasks, list):
+            raise EndpointError("'tasks' must be a list", status=422)
+        return await asyncio.to_thread(self._desk.add_data, _text(body, "upload"), _text(body, "split"), tasks)
+
+    async def commit(self, request: Request) -> Any:
+        """``POST /train/data/commit``: makes an upload the server's tasks."""
+        body = await _object(request)
+        counts = {name: _whole(body, name) for name in ("train", "test")}
+        return await asyncio.to_thread(self._desk.commit_data, _text(body, "upload"), counts)
+
+    async def start(self, request: Request) -> Any:
+        """``POST /train/start``: the run that goes on, or a new one."""
+        await _object(request)
+        return await asyncio.to_thread(self._desk.start)
+
+    async def claim(self, request: Request) -> Any:
+        """``POST /train/claim``: attempts to be made, and how the run stands; waits ``wait_s`` for the first."""
+        body = await _object(request)
+        worker, limit, lease_s = _text(body, "worker_id"), _whole(body, "limit"), _number(body, "lease_s")
+        run_id, after = _text(body, "run"), _whole(body, "after")
+        until = time.monotonic() + min(_number(body, "wait_s"), _LONGEST_WAIT_S)
+        while True:
+            seen = self._desk.enqueued
+            progress = await asyncio.to_thread(self._desk.progress, run_id, after)
+            found = await asyncio.to_thread(self._desk.claim, worker, limit, lease_s)
+            if found or progress["state"] in ENDED or limit < 1 or time.monotonic() >= until:
+                return {"assignments": found, "progress": progress}
+            look = min(until, time.monotonic() + 1.0)  # what waits for another try becomes due by itself
+            while self._desk.enqueued == seen and time.monotonic() < look:
+                await asyncio.sleep(0.02)
+
+    async def heartbeat(self, request: Request) -> Any:
+        """``POST /train/heartbeat``: the attempts that a client has in hand."""
+        body = await _object(request)
+        worker, lease_s = _text(body, "worker_id"), _number(body, "lease_s")
+        return await asyncio.to_thread(self._desk.heartbeat, worker, lease_s, _attempts(body))
+
+    async def finish(self, request: Request) -> Any:
+        """``POST /train/finish``: how an attempt ended."""
+        body = await _object(request)
+        what = (_text(body, "worker_id"), _text(body, "rollout_id"), _whole(body, "attempt"))
+        return await asyncio.to_thread(self._desk.finish, *what, body)
+
+    async def release(self, request: Request) -> Any:
+        """``POST /train/release``: attempts that a client will not finish."""
+        body = await _object(request)
+        reason = str(body.get("reason") or "the client gave it back")[:500]
+        return await asyncio.to_thread(self._desk.release, _attempts(body), reason)
+
+    async def stop(self, request: Request) -> Any:
+        """``POST /train/stop``: the run ends after the update in progress, with a checkpoint."""
+        return await asyncio.to_thread(self._desk.stop)
+
+    async def progress(self, request: Request) -> Any:
+        """``GET /train/progress?after=``: how the run stands."""
+        given = request.query_params.get("after", "0")
+        if not given.isdigit():
+            raise EndpointError("'after' must be a whole number", status=422)
+        return await asyncio.to_thread(self._desk.progress, None, int(given))
+
+
+def _told(handler: Callable[[Request], Any]) -> Callable[[Request], Any]:
+    """``handler`` for clients of this version only, and its errors as JSON."""
+
+    async def answer(request: Request) -> Response:
+        try:
+            if request.url.path != "/train/about":
+                check_protocol(request.headers.get(PROTOCOL_HEADER), request.headers.get(VERSION_HEADER))
+            return _json(await handler(request))
+        except EndpointError as error:
+            return _json({"error": {"message": str(error), "code": error.code}}, error.status)
+        except ClientError as error:
+            return _json({"error": {"message": str(error), "code": error.code}}, 409)
+        except LgovError as error:
+            return _json({"error": {"message": str(error), "code": error.code}}, 500)
+
+    return answer
+
+
+async def _object(request: Request) -> Mapping[str, Any]:
+    raw = await read_body(request, _MAX_BODY)
+    try:
+        body: Any = json.loads(raw or b"{}")
+    except (ValueError, RecursionError) as error:
+        raise EndpointError(f"the request is not JSON: {error}", status=422) from error
+    if not isinstance(body, dict):
+        raise EndpointError("the request must be a JSON object", status=422)
+    return cast("Mapping[str, Any]", body)
+
+
+def _attempts(body: Mapping[str, Any]) -> list[tuple[str, int]]:
+    try:
+        return [(str(rollout_id), int(attempt)) for rollout_id, attempt in body["attempts"]]
+    except (KeyError, TypeError, ValueError) as error:
+        raise EndpointError("'attempts' must be a list of rollout ids and numbers", status=422) from error
+
+
+def _text(body: Mapping[str, Any], name: str) -> str:
+    value = body.get(name)
+    if not isinstance(value, str) or not value or len(value) > 200:
+        raise EndpointError(f"{name!r} must be a text", status=422)
+    return value
+
+
+def _whole(body: Mapping[str, Any], name: str) -> int:
+    value = body.get(name)
+    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+        raise EndpointError(f"{name!r} must be a whole number from 0", status=422)
+    return value
+
+
+def _number(body: Mapping[str, Any], name: str) -> float:
+    value = body.get(name)
+    if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value <= 1e6:
+        raise EndpointError(f"{name!r} must be a number of seconds", status=422)
+    return float(value)
+
+
+def _json(content: Any, status: int = 200) -> Response:
+    return Response(json.dumps(content, allow_nan=False), status, media_type="application/json")

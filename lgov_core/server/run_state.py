@@ -1,0 +1,113 @@
+"""How a run stands: written by the loop, read by whoever asks. All methods may be called from any thread."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from lgov_core.client.wire import ENDED
+from lgov_core.errors import LgovError
+from lgov_core.types import new_id
+
+
+class RunState:
+    """One run: so many updates. ``first`` is how many the server had made before it.
+
+    It is in ``run.json`` of ``folder``, so that a server that was killed finds it again.
+    """
+
+    def __init__(self, folder: Path, first: int, steps: int, *, run_id: str | None = None) -> None:
+        self.folder = folder
+        self.run_id = run_id or new_id("run")
+        self.first, self.steps = first, steps
+        self.stop_asked = threading.Event()
+        self._lock = threading.Lock()
+        self._state = "starting"
+        self._step = self._done = self._total = 0
+        self._metrics: list[dict[str, Any]] = []
+        self._error: tuple[str, str | None] | None = None
+        self._durations: list[float] = []
+        self._stage_began = time.monotonic()
+        self._keep(ended=False)
+
+    @classmethod
+    def unfinished(cls, folder: Path) -> RunState | None:
+        """The run in ``folder`` that was begun and has not ended, or None."""
+        try:
+            known = json.loads((folder / "run.json").read_text())
+            if known["ended"]:
+                return None
+            return cls(folder, int(known["first"]), int(known["steps"]), run_id=str(known["run"]))
+        except (OSError, ValueError, KeyError, TypeError):
+            return None
+
+    @property
+    def ended(self) -> bool:
+        """Whether nothing comes any more."""
+        with self._lock:
+            return self._state in ENDED
+
+    @property
+    def stopped(self) -> bool:
+        """Whether it ended before it was done, because somebody asked."""
+        with self._lock:
+            return self._state == "stopped"
+
+    def stage(self, state: str, done: int = 0, total: int = 0) -> None:
+        """What is being done, and how much of it is done."""
+        with self._lock:
+            self._state, self._done, self._total = state, done, total
+
+    def at(self, step: int) -> None:
+        """So many updates of this run are done."""
+        now = time.monotonic()
+        with self._lock:
+            if step > self._step:
+                self._durations = [*self._durations[-9:], (now - self._stage_began) / (step - self._step)]
+            self._step, self._stage_began = step, now
+
+    def add(self, line: Mapping[str, Any]) -> None:
+        """Figures of an update or an evaluation."""
+        with self._lock:
+            self._metrics.append(dict(line))
+
+    def end(self, state: str, error: LgovError | None = None) -> None:
+        """The run has ended: ``done``, ``failed`` or ``stopped``. A stopped one is gone on with by the next client."""
+        with self._lock:
+            self._state = state
+            self._error = None if error is None else (error.message, error.hint)
+        self._keep(ended=state == "done")
+
+    def progress(self, after: int) -> dict[str, Any]:
+        """How it stands, with the figures from place ``after`` on."""
+        with self._lock:
+            rewards = [line["reward"] for line in self._metrics if line.get("reward") is not None]
+            mean = sum(self._durations) / len(self._durations) if self._durations else None
+            left = None
+            if mean is not None:
+                left = max(0.0, mean * (self.steps - self._step) - (time.monotonic() - self._stage_began))
+            return {
+                "run": self.run_id,
+                "state": self._state,
+                "step": self._step,
+                "steps": self.steps,
+                "done": self._done,
+                "total": self._total,
+                "seconds_left": left,
+                "reward": rewards[-1] if rewards else None,
+                "error": self._error[0] if self._error else None,
+                "hint": self._error[1] if self._error else None,
+                "folder": str(self.folder),
+                "metrics": self._metrics[max(after, 0) :],
+            }
+
+    def _keep(self, *, ended: bool) -> None:
+        known = {"run": self.run_id, "first": self.first, "steps": self.steps, "ended": ended}
+        partial = self.folder / ".run.json.partial"
+        partial.write_text(json.dumps(known))
+        os.replace(partial, self.folder / "run.json")

@@ -1,0 +1,308 @@
+"""TrainingServer: the endpoint, the queue of rollouts and the training loop, in one process."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import random
+import threading
+from collections import Counter, defaultdict
+from collections.abc import Generator, Sequence
+from pathlib import Path
+from typing import Any, Final, Self, cast
+
+from lgov_core.errors import EndpointError, LgovError, SettingsError, TrainError
+from lgov_core.gateway.app import create_app
+from lgov_core.gateway.embedded import EmbeddedEngine
+from lgov_core.gateway.keys import KeyRing
+from lgov_core.gateway.protocol import ANY_MODEL
+from lgov_core.gateway.server import EndpointServer, is_loopback
+from lgov_core.server.collect import QueueCollector, Stopped
+from lgov_core.server.desk import Desk, Tasks
+from lgov_core.server.key_path import KeyInPath
+from lgov_core.server.one_trainer import only_trainer
+from lgov_core.server.recipe import SMALL, credit_for, device_for, load, policy_for, update_for
+from lgov_core.server.routes import TrainRoutes
+from lgov_core.server.run_state import RunState
+from lgov_core.store import RolloutConfig, open_store
+from lgov_core.train.jobs import JobResult
+from lgov_core.train.loop import Task, TrainingLoop
+from lgov_core.train.registry import algorithm_name
+from lgov_core.train.settings import TrainSettings
+from lgov_core.transitions import Selection
+from lgov_core.types import new_id
+
+#: So many updates in a row of which no rollout could be used, and the run has failed.
+_MOST_USELESS: Final = 2
+
+
+class PolicyEngine(EmbeddedEngine):
+    """The embedded engine with the model under training: it answers whatever model a call names."""
+
+    served_as: str | None = None
+
+    @property
+    def models(self) -> Sequence[str]:
+        """The model's own name, a further one, and every other."""
+        own = list(super().models)
+        return (*own, *([] if self.served_as in (None, *own) else [str(self.served_as)]), ANY_MODEL)
+
+
+class TrainingServer:
+    """A training server; a context manager.
+
+    ``folder`` gets everything the run leaves: ``store.sqlite`` (unless ``store`` names another place), ``data/``,
+    ``metrics.jsonl``, ``checkpoints/``, ``transitions/``. With ``resume`` it goes on from the newest checkpoint, and with the
+    run that had not ended. ``keys`` must be given and required on an address that other machines can reach. ``gpus`` as in
+    `lgov_core.server.recipe.device_for`.
+
+    Entering loads the model and starts the endpoint; `serve` then trains in the calling thread whenever a client asks,
+    until ``stop`` is set. `url` may be read from any thread. Raises `TrainError` when another trainer works on the store.
+    """
+
+    def __init__(
+        self,
+        settings: TrainSettings,
+        *,
+        folder: Path,
+        store: str | None = None,
+        host: str = "127.0.0.1",
+        port: int = 0,
+        keys: KeyRing | None = None,
+        gpus: int | None = None,
+        resume: bool = False,
+    ) -> None:
+        algorithm_name(settings.training.algorithm)
+        if not is_loopback(host) and (keys is None or not keys.required):
+            raise EndpointError(
+                f"{host} can be reached from other machines and no keys are required", hint="give --key-secret-file"
+            )
+        self.settings, self.folder = settings, folder
+        self.keys = KeyRing(required=False) if keys is None else keys
+        self._place = store or str(folder / "store.sqlite")
+        self._host, self._port, self._gpus, self._resume = host, port, gpus, resume
+        self._open = contextlib.ExitStack()
+
+    @property
+    def url(self) -> str:
+        """``http://host:port``."""
+        return self._endpoint.url
+
+    def __enter__(self) -> Self:
+        with contextlib.ExitStack() as opened:
+            self._start(opened)
+            self._open = opened.pop_all()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._open.close()
+
+    def _start(self, opened: contextlib.ExitStack) -> None:
+        settings, training = self.settings, self.settings.training
+        self.folder.mkdir(parents=True, exist_ok=True)
+        if not self._resume and (self.folder / "checkpoints").exists():
+            raise SettingsError(
+                f"{self.folder} holds a training already", hint="go on with --resume, or choose another --folder"
+            )
+        opened.enter_context(only_trainer(self._place))
+        store = opened.enter_context(contextlib.closing(open_store(self._place)))
+        model = load(settings, device_for(self._gpus))
+        policy = policy_for(settings, model)
+        engine = PolicyEngine(
+            model, max_batch=settings.model.max_batch, max_new_tokens=settings.model.max_new_tokens, seed=training.seed
+        )
+        engine.served_as = settings.model.served_as
+        self._small = model.module.num_parameters() < SMALL
+        self._loop_id = _loop_id(self.folder)
+        config = RolloutConfig(
+            max_attempts=settings.runtime.max_attempts, timeout_s=settings.runtime.timeout_s, retry_delay_s=0.5
+        )
+        self._stop = threading.Event()
+        self._collector = QueueCollector(store, config, self._is_stopped)
+        self._store = store
+        self._loop = TrainingLoop(
+            run_id=self._loop_id,
+            policy=policy,
+            learner=update_for(settings, policy),
+            engine=engine,
+            store=store,
+            pool=self._collector,
+            folder=self.folder,
+            credit=credit_for(settings),
+            selection=Selection(agents=training.agents),
+            checkpoint_every=training.checkpoint_every,
+        )
+        about = {"model": model.name, "algorithm": algorithm_name(training.algorithm), "folder": str(self.folder)}
+        self.desk = Desk(
+            Tasks(self.folder),
+            store,
+            self.keys,
+            self._collector,
+            folder=self.folder,
+            loop_id=self._loop_id,
+            about=about,
+            timeout_s=settings.runtime.timeout_s,
+        )
+        app = create_app([engine], store, keys=self.keys, more=TrainRoutes(self.desk).routes())
+        self._endpoint = EndpointServer(cast(Any, KeyInPath(app)), host=self._host, port=self._port)
+        opened.enter_context(self._endpoint)
+        if self._resume:
+            self._loop.resume()
+        self._collector.cancel_left(self._loop_id)
+
+    # ------------------------------------------------------------------ training
+
+    def serve(self, stop: threading.Event) -> None:
+        """Trains whenever a client asks, until ``stop`` is set: then the update in progress is finished and kept."""
+        self._stop = stop
+        run = RunState.unfinished(self.folder) if self._resume else None
+        while not stop.is_set():
+            if run is None:
+                if not self.desk.asked(stop):
+                    return
+                run = self._next_run()
+            self.desk.begin(run)
+            with _few_threads(self._small):
+                self._train(run)
+            run = None
+
+    def _next_run(self) -> RunState:
+        """The run that was stopped, or a new one."""
+        before = self.desk.run or RunState.unfinished(self.folder)
+        steps = self._steps()
+        if before is not None and before.stopped and before.first + before.steps > self._loop.done:
+            return RunState(self.folder, before.first, before.steps, run_id=before.run_id)
+        return RunState(self.folder, self._loop.done, steps)
+
+    def _steps(self) -> int:
+        training = self.settings.training
+        per_epoch = math.ceil(len(self.desk.tasks.of("train")) / training.batch_size)
+        steps = training.epochs * per_epoch
+        return steps if training.steps is None else min(steps, training.steps)
+
+    def _train(self, run: RunState) -> None:
+        try:
+            self._updates(run)
+            self._loop.checkpoint()
+            run.end("done")
+        except Stopped:
+            with contextlib.suppress(LgovError):
+                self._loop.checkpoint()
+            run.end("stopped")
+        except LgovError as error:
+            run.end("failed", error)
+        except Exception as error:
+            run.end("failed", TrainError(f"{type(error).__name__}: {error}"))
+            raise
+
+    def _updates(self, run: RunState) -> None:
+        training, useless = self.settings.training, 0
+        run.at(self._loop.done - run.first)
+        if self._loop.done == run.first:
+            self._evaluate(run)
+        while (step := self._loop.done - run.first) < run.steps:
+            if self._is_stopped():
+                raise Stopped
+            iteration = self._loop.iterate(self._batch(run, step), training.group_size, run.stage)
+            line = {"phase": "train", **iteration.metrics(), **self._figures(iteration.results)}
+            self._log(run, line)
+            run.at(self._loop.done - run.first)
+            useless = useless + 1 if not any(result.outcome.trainable for result in iteration.results) else 0
+            if useless >= _MOST_USELESS:
+                raise TrainError(*_why_useless(iteration.results))
+            last = self._loop.done - run.first == run.steps
+            if last or (training.evaluate_every and (step + 1) % training.evaluate_every == 0):
+                self._evaluate(run)
+
+    def _batch(self, run: RunState, step: int) -> list[Task]:
+        """The tasks of an update: each pass goes over all of them in an order of its own."""
+        tasks, size = self.desk.tasks.of("train"), self.settings.training.batch_size
+        per_epoch = math.ceil(len(tasks) / size)
+        order = list(range(len(tasks)))
+        random.Random(f"{self.settings.training.seed}/{run.first}/{step // per_epoch}").shuffle(order)
+        place = step % per_epoch * size
+        return [_task("train", number, tasks[number]) for number in order[place : place + size]]
+
+    def _evaluate(self, run: RunState) -> None:
+        """Every held-out task once, sampled as in training: greedy decoding hides what a policy would do."""
+        tasks = [_task("test", number, task) for number, task in enumerate(self.desk.tasks.of("test"))]
+        if tasks:
+            results = self._loop.collect(tasks, 1, lambda done, total: run.stage("testing", done, total))
+            self._log(run, {"phase": "test", "step": self._loop.done, **self._figures(results)})
+
+    def _figures(self, results: Sequence[JobResult]) -> dict[str, Any]:
+        """Rewards by channel with their 95 % intervals (normal), outcomes, and what governors counted."""
+        usable = [result for result in results if result.outcome.trainable]
+        wanted = {(result.job.rollout_id, result.job.attempt) for result in usable}
+        sums: dict[str, dict[tuple[str, int], float]] = defaultdict(lambda: defaultdict(float))
+        for reward in self._store.rewards([result.job.rollout_id for result in usable]) if usable else ():
+            key = (reward.rollout_id or "", reward.attempt or 0)
+            if key in wanted:
+                sums[reward.dimension][key] += reward.value
+        figures: dict[str, Any] = {"usable": len(usable), "rollouts": len(results)}
+        for channel, values in sums.items():
+            mean, half = _mean([values[key] for key in wanted])
+            name = "reward" if channel == "task" else f"reward_{channel}"
+            figures |= {name: mean, f"{name}_half_width": half}
+        outcomes = Counter(result.outcome.value for result in results)
+        counts: Counter[str] = Counter()
+        for result in usable:
+            counts.update({name: int(count) for name, count in result.counts.items()})
+        figures["violation_rate"] = (
+            sum(result.counts.get("violations", 0) > 0 for result in usable) / len(usable) if usable else None
+        )
+        return {**figures, "outcomes": dict(outcomes), "counts": dict(counts)}
+
+    def _log(self, run: RunState, line: dict[str, Any]) -> None:
+        run.add(line)
+        with (self.folder / "metrics.jsonl").open("a", encoding="utf-8") as file:
+            file.write(json.dumps(line) + "\n")
+
+    def _is_stopped(self) -> bool:
+        run = self.desk.run
+        return self._stop.is_set() or (run is not None and run.stop_asked.is_set())
+
+
+def _task(split: str, number: int, task: dict[str, Any]) -> Task:
+    return Task(f"{split}-{number:06d}", {"task": task, "mode": split})
+
+
+def _mean(values: Sequence[float]) -> tuple[float, float]:
+    """The mean, and half the width of its 95 % interval."""
+    count = len(values)
+    mean = math.fsum(values) / count
+    if count < 2:
+        return mean, 0.0
+    variance = math.fsum((value - mean) ** 2 for value in values) / (count - 1)
+    return mean, 1.959964 * math.sqrt(variance / count)
+
+
+def _why_useless(results: Sequence[JobResult]) -> tuple[str]:
+    errors = Counter(result.error or result.outcome.value for result in results)
+    (common, count), *_ = errors.most_common(1)
+    return (f"none of the last {len(results)} rollouts could be used; {count} times: {common}",)
+
+
+def _loop_id(folder: Path) -> str:
+    """The name of this server's rollouts in the store: that of its folder, so that a later process knows them again."""
+    path = folder / "server.json"
+    if path.exists():
+        return str(json.loads(path.read_text())["id"])
+    name = new_id("train")
+    path.write_text(json.dumps({"id": name}))
+    return name
+
+
+@contextlib.contextmanager
+def _few_threads(small: bool) -> Generator[None]:
+    """Threads of a small model would wait for each other longer than they work."""
+    import torch
+
+    before = torch.get_num_threads()
+    if small:
+        torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
