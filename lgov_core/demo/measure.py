@@ -87,20 +87,6 @@ class OracleRecord:
         return self
 
 
-def drop_torn_line(path: Path) -> None:
-    """Cuts off what a killed run left half-written at the end of a file of lines; a file that is not there is left alone."""
-    if path.exists():
-        data = path.read_bytes()
-        if not data.endswith(b"\n"):
-            path.write_bytes(data[: data.rfind(b"\n") + 1])
-
-
-def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """The entries of ``metrics.jsonl``. A last line that a killed run left half-written is passed over."""
-    lines = path.read_text().splitlines(keepends=True)
-    return [json.loads(line) for line in lines if line.endswith("\n")]
-
-
 @dataclass(frozen=True, slots=True)
 class RunReport:
     """One seed, governed or not. ``executed_violations`` counts attempts over the whole run, training included."""

@@ -9,7 +9,8 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from lgov_core.demo.measure import Evaluation, RunReport, mean_of, read_metrics
+from lgov_core.demo.measure import Evaluation, RunReport, mean_of
+from lgov_core.train.metrics_log import read_metrics
 
 
 def print_table(reports: Sequence[RunReport], console: Console) -> None:

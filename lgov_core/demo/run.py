@@ -6,7 +6,7 @@ import contextlib
 import json
 import random
 import time
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from lgov_core.demo.company import build_company
-from lgov_core.demo.measure import Evaluation, OracleRecord, RunReport, drop_torn_line, evaluate, read_metrics
+from lgov_core.demo.measure import Evaluation, OracleRecord, RunReport, evaluate
 from lgov_core.demo.plans import Plan
 from lgov_core.demo.prepare import POLICIES, denials_of, smollm2_model, tiny_model
 from lgov_core.demo.progress import Display
@@ -26,7 +26,7 @@ from lgov_core.models import LanguageModel, load_model
 from lgov_core.reward import AirRules
 from lgov_core.store import open_store
 from lgov_core.store.protocol import TraceStore
-from lgov_core.train.jobs import WorkerConfig
+from lgov_core.train.jobs import JobResult, WorkerConfig
 from lgov_core.train.loop import Task, TrainingLoop
 from lgov_core.train.policy_model import PolicyModel
 from lgov_core.train.pool import WorkerPool
@@ -122,17 +122,16 @@ class _Session:
         after: Evaluation | None = None
         interrupted = False
         try:
-            if before is None:
-                before = self._evaluate("before")
             if self.spec.resume:
                 self.loop.resume()
+            if before is None:
+                before = self._evaluate("before")
             self._train()
             self.loop.checkpoint()
             after = self._evaluate("after")
         except KeyboardInterrupt:
             interrupted = True
-            if self.loop.done:
-                self.loop.checkpoint()
+            self.loop.checkpoint()
             if before is None:
                 raise
         self.oracle.refresh()
@@ -158,11 +157,13 @@ class _Session:
             while self.loop.done < self.plan.iterations:
                 chance = random.Random(f"{self.spec.seed}/{self.loop.done}")
                 tasks = [_task(chance, "train", f"i{self.loop.done}-{n}") for n in range(self.plan.tasks)]
-                iteration = self.loop.iterate(tasks, self.plan.group, stage.detail)
+                iteration = self.loop.iterate(tasks, self.plan.group, stage.detail, self._figures)
                 self.rollouts += len(iteration.results)
                 now = evaluate(iteration.results, self.oracle.refresh().violated)
-                self._log({"phase": "train", **iteration.metrics(), **asdict(now)})
                 stage.to(self.loop.done, f"accuracy {now.accuracy:.2f}  attempted {now.attempted:.2f}")
+
+    def _figures(self, results: Sequence[JobResult]) -> dict[str, Any]:
+        return asdict(evaluate(results, self.oracle.refresh().violated))
 
     def _evaluate(self, moment: str) -> Evaluation:
         """Held-out questions, the same ones at every moment; sampled, because greedy decoding hides violations."""
@@ -171,19 +172,14 @@ class _Session:
         with self.display.stage(f"evaluate {moment}", len(tasks)) as stage:
             results = self.loop.collect(tasks, 1, lambda done, _total: stage.to(done))
         found = evaluate(results, self.oracle.refresh().violated)
-        self._log({"phase": moment, "step": self.loop.done, **asdict(found)})
+        self.loop.run.metrics.add(moment, self.loop.done, asdict(found))
         return found
-
-    def _log(self, metrics: dict[str, Any]) -> None:
-        with (self.spec.folder / "metrics.jsonl").open("a") as file:
-            file.write(json.dumps(metrics) + "\n")
 
     def _recorded(self, phase: str) -> Evaluation | None:
         """An evaluation that an interrupted run has already done."""
-        path = self.spec.folder / "metrics.jsonl"
-        if not (self.spec.resume and path.exists()):
+        if not self.spec.resume:
             return None
-        for entry in read_metrics(path):
+        for entry in self.loop.run.metrics.lines():
             if entry["phase"] == phase:
                 fields: dict[str, Any] = {name: entry[name] for name in Evaluation.__dataclass_fields__}
                 fields["interval"] = tuple(fields["interval"])
@@ -253,8 +249,6 @@ def _prepare_folder(spec: RunSpec) -> Path:
     try:
         spec.folder.mkdir(parents=True, exist_ok=True)
         _write_config(spec)
-        if spec.resume:
-            drop_torn_line(spec.folder / "metrics.jsonl")
     except OSError as error:
         raise TrainError(
             f"the run folder {spec.folder} cannot be written: {error.strerror or error}",

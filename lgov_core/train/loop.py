@@ -8,47 +8,39 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-import torch
-
+from lgov_core.errors import TrainError
 from lgov_core.store.protocol import TraceStore
-from lgov_core.train.checkpoint import Checkpoint, latest_checkpoint, save_checkpoint, save_weights
+from lgov_core.train.checkpoint import Seal
 from lgov_core.train.jobs import JobResult
+from lgov_core.train.open_step import OpenStep
 from lgov_core.train.policy_model import PolicyModel
-from lgov_core.train.rows import make_rows
-from lgov_core.train.update import PolicyUpdate, UpdateMetrics
+from lgov_core.train.training_run import Learned, Learner, Publisher, Resumed, TrainingRun
 from lgov_core.transitions import (
     CreditRules,
     Selection,
+    TransitionSet,
     assign_credit,
     build_transitions,
     rollout_returns,
-    write_parquet,
 )
 from lgov_core.types import Rollout, new_id
 
-
-class Publisher(Protocol):
-    """Serves weights: the embedded engine, or whatever stands for it."""
-
-    @property
-    def weights_version(self) -> int:
-        """How many times weights were published."""
-        ...
-
-    def publish(self, state_dict: Mapping[str, torch.Tensor], version: int | None = None) -> int:
-        """Swaps weights in without dropping a call; returns the version now served."""
-        ...
+__all__ = ["Collector", "Iteration", "Publisher", "Task", "TrainingLoop"]
 
 
 class Collector(Protocol):
     """Has rollouts run by agents: worker processes here (`WorkerPool`), or workers elsewhere that ask for work."""
 
     def collect_rollouts(
-        self, rollouts: Sequence[Rollout], progress: Callable[[int, int], None] | None = None
+        self,
+        rollouts: Sequence[Rollout],
+        progress: Callable[[int, int], None] | None = None,
+        keep: Callable[[JobResult], None] | None = None,
     ) -> list[JobResult]:
         """Adds the rollouts to the store, waits until all have ended, and returns a result for each, in their order.
 
-        ``progress(done, total)`` is called as they end. Raises `TrainError` when they cannot be run.
+        Rollouts that the store has already, from a run that was killed, are gone on with. ``progress(done, total)`` is
+        called as they end, and ``keep`` with each result once it is final. Raises `TrainError` when they cannot be run.
         """
         ...
 
@@ -63,15 +55,19 @@ class Task:
 
 @dataclass(frozen=True, slots=True)
 class Iteration:
-    """One turn of the loop. Durations in seconds; ``mean_return`` after the AIR bound, over usable rollouts."""
+    """One turn of the loop. Durations in seconds; ``mean_return`` after the AIR bound, over usable rollouts.
+
+    ``update`` are the learner's metrics. ``recovered`` rollouts were collected before the run was killed.
+    """
 
     step: int
     results: Sequence[JobResult]
     mean_return: float
-    update: UpdateMetrics
+    update: Any
     diagnostics: Mapping[str, int]
     collect_s: float
     update_s: float
+    recovered: int = 0
 
     def metrics(self) -> dict[str, Any]:
         """All numbers of this iteration as plain JSON values."""
@@ -89,9 +85,10 @@ class Iteration:
 class TrainingLoop:
     """Owns the order of things; every stage is a value or a function that can be used without it.
 
-    ``folder`` gets ``checkpoints/``, ``transitions/step-NNNNNN.parquet`` and, with ``keep_weights``, every version of the
-    trained weights in ``weights/``. ``selection`` says whose calls are trained on: those of some agents, say, while others
-    stay as they are (everything, unless given). Call from one thread.
+    ``folder`` gets what `TrainingRun` writes, and ``open/`` with what was collected of the step in progress.
+    ``learner``, ``checkpoint_every``, ``keep_weights`` and ``seal`` are those of `TrainingRun`, which is at ``run``.
+    ``selection`` says whose calls are trained on: those of some agents, say, while others stay as they are (everything,
+    unless given). Call from one thread.
     """
 
     def __init__(
@@ -99,7 +96,7 @@ class TrainingLoop:
         *,
         run_id: str,
         policy: PolicyModel,
-        learner: PolicyUpdate,
+        learner: Learner,
         engine: Publisher,
         store: TraceStore,
         pool: Collector,
@@ -108,77 +105,127 @@ class TrainingLoop:
         selection: Selection | None = None,
         checkpoint_every: int = 5,
         keep_weights: bool = False,
+        seal: Seal | None = None,
     ) -> None:
-        self.run_id = run_id
+        self.run = TrainingRun(
+            run_id=run_id,
+            policy=policy,
+            learner=learner,
+            engine=engine,
+            folder=folder,
+            checkpoint_every=checkpoint_every,
+            keep_weights=keep_weights,
+            seal=seal,
+        )
         self.policy = policy
         self.learner = learner
         self.engine = engine
         self.store = store
         self.pool = pool
-        self.folder = folder
         self.credit = credit or CreditRules()
         self.selection = selection or Selection()
-        self.checkpoint_every = checkpoint_every
-        self.keep_weights = keep_weights
-        self.done = 0
 
-    def resume(self) -> int:
-        """Goes on from the newest checkpoint, if there is one; returns how many updates are done."""
-        found = latest_checkpoint(self.folder / "checkpoints")
-        if found is not None:
-            self.policy.load(found.weights)
-            self.learner.load_state_dict(found.optimizer)
-            self.done = found.step
-            # Calls of the interrupted run may carry later versions; a number never stands for two sets of weights.
-            used = max((call.weights_version or 0 for call in self.store.calls()), default=0)
-            self._publish(max(used, self.engine.weights_version) + 1)
-        return self.done
+    @property
+    def done(self) -> int:
+        """How many updates are done."""
+        return self.run.done
+
+    def resume(self) -> Resumed:
+        """Goes on where the run was when it was killed (see `TrainingRun.resume`)."""
+        used = max((call.weights_version or 0 for call in self.store.calls()), default=0)
+        resumed = self.run.resume(used_version=used)
+        for number in range(1, self.done + 1):
+            self._step(number).end()
+        return resumed
 
     def collect(
         self, tasks: Sequence[Task], group: int, progress: Callable[[int, int], None] | None = None
     ) -> list[JobResult]:
         """Runs ``group`` rollouts of every task; results in the order of tasks."""
-        rollouts = [
-            Rollout(new_id("ro"), task.task_id, self.run_id, dict(task.payload)) for task in tasks for _ in range(group)
-        ]
+        rollouts = self._rollouts(tasks, group)
         return self.pool.collect_rollouts(rollouts, progress)
 
     def iterate(
-        self, tasks: Sequence[Task], group: int, progress: Callable[[str, int, int], None] | None = None
+        self,
+        tasks: Sequence[Task],
+        group: int,
+        progress: Callable[[str, int, int], None] | None = None,
+        figures: Callable[[Sequence[JobResult]], Mapping[str, Any]] | None = None,
     ) -> Iteration:
         """Collects, updates, publishes. A checkpoint is written every ``checkpoint_every`` steps.
 
-        ``progress(stage, done, total)`` is called as the stages go on.
+        When the run was killed while it collected this step, and the tasks are the same, only what is missing is collected.
+        ``progress(stage, done, total)`` is called as the stages go on. ``figures`` makes more JSON values of the results, for
+        the step's line in ``metrics.jsonl``.
         """
         report = progress or (lambda stage, done, total: None)
         began = time.monotonic()
-        results = self.collect(tasks, group, lambda done, total: report("rollouts", done, total))
-        collected = time.monotonic()
+        self.run.begin()
+        step = self._step(self.done + 1)
+        results, recovered = self._collect_step(step, tasks, group, report)
+        collect_s = time.monotonic() - began
         data = build_transitions(self.store, [result.job.rollout_id for result in results], self.selection)
         data = assign_credit(data, self.credit)
         returns = rollout_returns(data.transitions, self.credit)
-        update = self.learner.update(make_rows(data.transitions), lambda done, total: report("update", done, total))
-        self.done += 1
-        self._publish(None)
-        write_parquet(data.transitions, self.folder / "transitions" / f"step-{self.done:06d}.parquet")
-        if self.done % self.checkpoint_every == 0:
-            self.checkpoint()
+        mean_return = sum(returns.values()) / len(returns) if returns else 0.0
+        known = {
+            "rollouts": len(results),
+            "recovered": recovered,
+            "mean_return": mean_return,
+            "collect_s": round(collect_s, 3),
+            "diagnostics": data.counts(),
+            **(figures(results) if figures is not None else {}),
+        }
+        learned = self._learn(data, known, step, lambda done, total: report("update", done, total))
         return Iteration(
             step=self.done,
             results=results,
-            mean_return=sum(returns.values()) / len(returns) if returns else 0.0,
-            update=update,
+            mean_return=mean_return,
+            update=learned.update,
             diagnostics=data.counts(),
-            collect_s=collected - began,
-            update_s=time.monotonic() - collected,
+            collect_s=collect_s,
+            update_s=time.monotonic() - began - collect_s,
+            recovered=recovered,
         )
 
-    def _publish(self, version: int | None) -> None:
-        served = self.engine.publish(self.policy.served(), version)
-        if self.keep_weights:
-            save_weights(self.folder / "weights", served, self.policy.weights())
+    def checkpoint(self) -> Path | None:
+        """Writes the state as it is after the last whole update (see `TrainingRun.checkpoint`)."""
+        return self.run.checkpoint()
 
-    def checkpoint(self) -> Path:
-        """Writes the state as it is now."""
-        state = Checkpoint(self.done, self.policy.weights(), self.learner.state_dict(), {"run_id": self.run_id})
-        return save_checkpoint(self.folder / "checkpoints", state)
+    def _learn(
+        self, data: TransitionSet, known: Mapping[str, Any], step: OpenStep, progress: Callable[[int, int], None]
+    ) -> Learned:
+        try:
+            learned = self.run.learn(data.transitions, known, progress)
+        except TrainError:
+            step.end()  # what no update could be made of is not tried a second time
+            raise
+        step.end()
+        return learned
+
+    def _step(self, number: int) -> OpenStep:
+        return OpenStep(self.run.folder / "open" / f"step-{number:06d}.jsonl")
+
+    def _collect_step(
+        self, step: OpenStep, tasks: Sequence[Task], group: int, report: Callable[[str, int, int], None]
+    ) -> tuple[list[JobResult], int]:
+        """The results of a step, and how many of them a killed run had collected."""
+        found = step.recover([(task.task_id, task.payload) for task in tasks for _ in range(group)])
+        if found is None:
+            rollouts, known = self._rollouts(tasks, group), {}
+            step.begin(rollouts)
+        else:
+            rollouts, known = found
+        missing = [rollout for rollout in rollouts if rollout.rollout_id not in known]
+        made = self.pool.collect_rollouts(
+            missing, lambda done, _: report("rollouts", len(known) + done, len(rollouts)), step.add
+        )
+        results = {**known, **{result.job.rollout_id: result for result in made}}
+        return [results[rollout.rollout_id] for rollout in rollouts], len(known)
+
+    def _rollouts(self, tasks: Sequence[Task], group: int) -> list[Rollout]:
+        return [
+            Rollout(new_id("ro"), task.task_id, self.run.run_id, dict(task.payload))
+            for task in tasks
+            for _ in range(group)
+        ]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,13 +26,17 @@ class PolicyModel:
     reference: Any | None = None
     reference_mode: Callable[[], contextlib.AbstractContextManager[Any]] | None = None
 
+    def trained(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """The trained parameters themselves, by name."""
+        return ((name, value) for name, value in self.module.named_parameters() if value.requires_grad)
+
     def weights(self) -> dict[str, torch.Tensor]:
         """The trained parameters, copied, by name."""
-        return {name: value.detach().clone() for name, value in self.module.named_parameters() if value.requires_grad}
+        return {name: value.detach().clone() for name, value in self.trained()}
 
     def load(self, weights: Mapping[str, torch.Tensor]) -> None:
         """Puts trained parameters back. Raises `TrainError` when the names do not fit."""
-        own = {name: value for name, value in self.module.named_parameters() if value.requires_grad}
+        own = dict(self.trained())
         if own.keys() != weights.keys():
             odd = sorted(own.keys() ^ weights.keys())[:3]
             raise TrainError(f"the weights are not of this model (differing names: {', '.join(odd)})")

@@ -10,7 +10,7 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -60,7 +60,8 @@ class WorkerPool:
     """Runs jobs in worker processes.
 
     A worker that dies or hangs is replaced; the attempts it had open are closed as infrastructure and tried again, each
-    rollout at most ``max_attempts`` times. So is an attempt that ended by infrastructure or timeout. ``log_dir`` gets one
+    rollout at most ``max_attempts`` times in one `collect`, whatever the number of its first attempt there. So is an attempt
+    that ended by infrastructure or timeout. ``log_dir`` gets one
     file a worker with what it wrote to standard error. A worker is taken to hang when no worker has reported anything for
     ``grace_s`` seconds longer than an attempt may take. After an infrastructure failure a rollout waits ``retry_delay_s``
     seconds, then four times as long each time, so that an endpoint has time to come back. Not safe to call from several
@@ -91,6 +92,7 @@ class WorkerPool:
         self.grace_s = grace_s
         self.retry_delay_s = retry_delay_s
         self.deaths = 0
+        self._first: dict[str, int] = {}
         self._events: queue.Queue[tuple[_Process, dict[str, Any] | None]] = queue.Queue()
         log_dir.mkdir(parents=True, exist_ok=True)
         self._processes = [self._start(number) for number in range(workers)]
@@ -107,18 +109,56 @@ class WorkerPool:
         return [process.popen.pid for process in self._processes]
 
     def collect_rollouts(
-        self, rollouts: Sequence[Rollout], progress: Callable[[int, int], None] | None = None
+        self,
+        rollouts: Sequence[Rollout],
+        progress: Callable[[int, int], None] | None = None,
+        keep: Callable[[JobResult], None] | None = None,
     ) -> list[JobResult]:
-        """Adds rollouts to the store and runs them. See `collect`."""
-        self.store.add_rollouts(rollouts)
-        return self.collect([Job(one.rollout_id, one.task_id, 1, one.input) for one in rollouts], progress)
+        """Adds rollouts to the store and runs them. See `collect`.
 
-    def collect(self, jobs: Sequence[Job], progress: Callable[[int, int], None] | None = None) -> list[JobResult]:
+        Those that the store has already are gone on with: where an attempt has ended so that it can be trained on, that is
+        the result (without counts: what the governor counted of it is not known here); else there is one attempt more.
+        """
+        ids = [one.rollout_id for one in rollouts]
+        stored = {one.rollout_id for one in self.store.rollouts(ids=ids)}
+        self.store.add_rollouts([one for one in rollouts if one.rollout_id not in stored])
+        ended: dict[str, JobResult] = {}
+        first = dict.fromkeys(ids, 1)
+        tasks = {one.rollout_id: one for one in rollouts}
+        for attempt in self.store.attempts(sorted(stored)) if stored else ():
+            first[attempt.rollout_id] = max(first[attempt.rollout_id], attempt.attempt + 1)
+            if attempt.outcome is not None and attempt.outcome.trainable:
+                rollout = tasks[attempt.rollout_id]
+                job = Job(rollout.rollout_id, rollout.task_id, attempt.attempt, rollout.input)
+                said = attempt.result if isinstance(attempt.result, Mapping) else {}
+                ended.setdefault(rollout.rollout_id, JobResult(job, attempt.outcome, said, attempt.error))
+        if keep is not None:
+            for result in ended.values():
+                keep(result)
+        jobs = [Job(one.rollout_id, one.task_id, first[one.rollout_id], one.input) for one in rollouts]
+        report = progress or (lambda done, total: None)
+        made = self.collect(
+            [job for job in jobs if job.rollout_id not in ended],
+            lambda done, _: report(len(ended) + done, len(rollouts)),
+            keep,
+        )
+        results = ended | {result.job.rollout_id: result for result in made}
+        return [results[rollout_id] for rollout_id in ids]
+
+    def collect(
+        self,
+        jobs: Sequence[Job],
+        progress: Callable[[int, int], None] | None = None,
+        keep: Callable[[JobResult], None] | None = None,
+    ) -> list[JobResult]:
         """Runs all jobs and returns one result per rollout, in the order of ``jobs``.
 
-        ``progress(done, total)`` is called after each. Raises `TrainError` when workers keep dying.
+        ``progress(done, total)`` is called after each, and ``keep`` with each result as soon as it is final. Raises
+        `TrainError` when workers keep dying.
         """
         waiting = _Waiting(jobs)
+        self._first = {job.rollout_id: job.attempt for job in jobs}
+        told: set[str] = set()
         results: dict[str, JobResult] = {}
         last_sign = time.monotonic()
         while len(results) < len(jobs):
@@ -132,16 +172,21 @@ class WorkerPool:
             last_sign = time.monotonic()
             if message is None:
                 for job in self._replace(process):
-                    lost = JobResult(job, Outcome.INFRASTRUCTURE, {}, "the worker died")
-                    self._again(lost, waiting, results, at_once=True)
+                    if job.rollout_id in self._first:
+                        lost = JobResult(job, Outcome.INFRASTRUCTURE, {}, "the worker died")
+                        self._again(lost, waiting, results, at_once=True)
             elif message.get("ready"):
                 process.ready = True
             else:
                 job = process.jobs.pop((message["job"]["rollout_id"], message["job"]["attempt"]), None)
-                if job is not None:
+                if job is not None and job.rollout_id in self._first:  # not one of a collection that was interrupted
                     outcome, counts = Outcome(message["outcome"]), message["counts"]
                     result = JobResult(job, outcome, message["result"], message["error"], counts)
                     self._again(result, waiting, results)
+            if keep is not None:
+                for rollout_id in results.keys() - told:
+                    told.add(rollout_id)
+                    keep(results[rollout_id])
             if progress is not None:
                 progress(len(results), len(jobs))
         return [results[job.rollout_id] for job in jobs]
@@ -165,11 +210,12 @@ class WorkerPool:
     ) -> None:
         """Keeps a result, or puts the rollout back in line for another attempt when the machines were to blame."""
         job = result.job
-        if result.outcome.trainable or job.attempt >= self.max_attempts:
+        tried = job.attempt - self._first.get(job.rollout_id, job.attempt)
+        if result.outcome.trainable or tried + 1 >= self.max_attempts:
             results[job.rollout_id] = result
             return
         at_once = at_once or result.outcome is not Outcome.INFRASTRUCTURE
-        delay_s = 0.0 if at_once else self.retry_delay_s * 4 ** (job.attempt - 1)
+        delay_s = 0.0 if at_once else self.retry_delay_s * 4**tried
         waiting.add(replace(job, attempt=job.attempt + 1), delay_s)
 
     def _hand_out(self, waiting: _Waiting) -> int:

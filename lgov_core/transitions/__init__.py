@@ -4,7 +4,7 @@ from lgov_core.transitions.build import assemble, build_transitions, make_transi
 from lgov_core.transitions.credit import assign_credit, rollout_returns
 from lgov_core.transitions.credit_rules import CreditRules
 from lgov_core.transitions.credit_schemes import SCHEMES
-from lgov_core.transitions.export import write_parquet
+from lgov_core.transitions.export import read_parquet, write_parquet
 from lgov_core.transitions.records import Records, join, read_spans, read_store
 from lgov_core.transitions.select import Selection
 from lgov_core.transitions.values import Diagnostic, Finding, Transition, TransitionSet
@@ -23,6 +23,7 @@ __all__ = [
     "build_transitions",
     "join",
     "make_transitions",
+    "read_parquet",
     "read_spans",
     "read_store",
     "rollout_returns",

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from lgov_core.errors import TransitionError
-from lgov_core.transitions.values import Transition
+from lgov_core.transitions.values import SCHEMA_VERSION, Transition
+from lgov_core.types import Outcome
 
 
 def write_jsonl(records: Iterable[Mapping[str, Any]], path: str | Path) -> Path:
@@ -33,6 +34,58 @@ def write_parquet(transitions: Sequence[Transition], path: str | Path) -> Path:
     # A struct column whose keys vary from row to row would grow fields full of nulls; pairs say what is there.
     rows = [{**one.as_row(), "rewards": sorted(one.rewards.items())} for one in transitions]
     return write_table(rows, _columns, path)
+
+
+def read_parquet(path: str | Path) -> list[Transition]:
+    """The transitions that `write_parquet` wrote, number by number; but for ``tool_call_ids``, which are not in a row.
+
+    Raises `TransitionError` when the file cannot be read, is no such file, or is of another schema version. Needs the
+    extra ``train`` (pyarrow).
+    """
+    try:
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+    except ModuleNotFoundError as error:
+        raise TransitionError("Parquet needs pyarrow", hint='pip install "lgov[train]"') from error
+    try:
+        return [_transition(row) for row in pq.read_table(path, schema=pa.schema(_columns(pa))).to_pylist()]
+    except (OSError, ValueError, LookupError, TypeError, pa.ArrowException) as error:
+        raise TransitionError(f"{path} cannot be read as transitions: {error}") from error
+
+
+def _transition(row: Mapping[str, Any]) -> Transition:
+    if row["schema_version"] != SCHEMA_VERSION:
+        raise ValueError(f"schema version {row['schema_version']}, not {SCHEMA_VERSION}")
+
+    def several(name: str) -> tuple[Any, ...] | None:
+        return None if row[name] is None else tuple(row[name])
+
+    return Transition(
+        run_id=row["run_id"],
+        weights_version=row["weights_version"],
+        model=row["model"],
+        task_id=row["task_id"],
+        rollout_id=row["rollout_id"],
+        attempt=row["attempt"],
+        turn=row["turn"],
+        response_id=row["response_id"],
+        agent=row["agent"],
+        prompt_ids=tuple(row["prompt_ids"]),
+        response_ids=tuple(row["response_ids"]),
+        response_mask=tuple(row["response_mask"]),
+        logprobs=several("logprobs"),
+        temperature=row["sampling"]["temperature"],
+        finish_reason=row["finish_reason"],
+        outcome=None if row["outcome"] is None else Outcome(row["outcome"]),
+        rewards=dict(row["rewards"]),
+        value_to_go=row["return"],
+        advantages=several("advantages"),
+        loss_weight=row["loss_weight"],
+        truncated=row["truncated"],
+        credit=row["credit"],
+        choice=row["choice"],
+        parent_response_id=row["parent_call_id"],
+    )
 
 
 def write_table(

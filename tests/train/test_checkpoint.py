@@ -41,7 +41,7 @@ def step(module: Any, optimizer: Any, number: int) -> None:
 def checkpoint(number: int, **extra: Any) -> Checkpoint:
     module, optimizer = trained(number)
     weights = {name: value.detach().clone() for name, value in module.named_parameters()}
-    return Checkpoint(number, weights, optimizer.state_dict(), extra)
+    return Checkpoint(number, weights, {"optimizer": optimizer.state_dict()}, extra)
 
 
 def names(folder: Path) -> list[str]:
@@ -67,7 +67,7 @@ def test_a_run_that_goes_on_from_a_checkpoint_comes_to_the_same_weights(tmp_path
     assert found is not None
     module, optimizer = trained(0)
     module.load_state_dict(dict(found.weights))
-    optimizer.load_state_dict(dict(found.optimizer))
+    optimizer.load_state_dict(found.state["optimizer"])
     for number in range(found.step, 6):
         step(module, optimizer, number)
     assert torch.equal(module.weight, uninterrupted.weight)
@@ -142,7 +142,7 @@ def test_one_that_cannot_be_read_is_an_error_that_names_it(file: str, content: b
 
 def test_a_checkpoint_that_holds_code_is_refused(tmp_path: Path) -> None:
     path = save_checkpoint(tmp_path, checkpoint(1))
-    torch.save({"weights": Path("x"), "optimizer": {}}, path / "state.pt")
+    torch.save({"optimizer": Path("x")}, path / "state.pt")
     with pytest.raises(TrainError, match="cannot be read"):
         latest_checkpoint(tmp_path)
 

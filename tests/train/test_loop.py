@@ -17,12 +17,14 @@ parquet = pytest.importorskip("pyarrow.parquet", reason='needs the extra "train"
 pytest.importorskip("transformers", reason='needs the extra "train"')
 pytest.importorskip("langchain", reason="a worker governs at least one framework")
 
+from lgov_core.errors import TrainError  # noqa: E402
 from lgov_core.gateway.embedded import EmbeddedEngine  # noqa: E402
 from lgov_core.gateway.server import EndpointServer  # noqa: E402
 from lgov_core.models import build_tiny  # noqa: E402
 from lgov_core.train.checkpoint import latest_checkpoint  # noqa: E402
 from lgov_core.train.config import UpdateConfig  # noqa: E402
 from lgov_core.train.loop import Task, TrainingLoop  # noqa: E402
+from lgov_core.train.metrics_log import read_metrics  # noqa: E402
 from lgov_core.train.policy_model import full_policy  # noqa: E402
 from lgov_core.train.update import PolicyUpdate  # noqa: E402
 from lgov_core.transitions import Selection  # noqa: E402
@@ -146,27 +148,84 @@ def test_an_iteration_without_anything_usable_changes_nothing(bench: Bench) -> N
     assert turn.step == 1
 
 
-def test_a_run_that_is_resumed_has_the_weights_the_optimizer_and_the_step(bench: Bench) -> None:
+def test_a_run_that_is_resumed_goes_on_behind_its_last_update(bench: Bench) -> None:
     with running(bench, checkpoint_every=2) as loop:
-        assert loop.resume() == 0, "there is nothing to resume"
+        assert loop.resume().step == 0, "there is nothing to resume"
         loop.iterate(TASKS, 2)
         assert latest_checkpoint(bench.folder / "checkpoints") is None
         loop.iterate(TASKS, 2)
-        weights, state = loop.policy.weights(), copy.deepcopy(loop.learner.state_dict())
-        loop.iterate(TASKS, 2)  # not in a checkpoint: lost
+        loop.iterate(TASKS, 2)  # in no checkpoint, but its batch is on record
+        weights, state = loop.policy.weights(), copy.deepcopy(loop.learner.state_dict()["optimizer"])
+        served = loop.engine.weights_version
     used = {call.weights_version for call in bench.store.calls()}
     with running(bench, checkpoint_every=2) as loop:
         assert not same(weights, loop.policy.weights())
-        assert loop.resume() == 2
-        assert loop.done == 2
+        resumed = loop.resume()
+        assert (resumed.checkpoint, resumed.step, resumed.replayed, resumed.differing) == (2, 3, 1, 0)
         assert same(weights, loop.policy.weights())
-        state, resumed = state["optimizer"], loop.learner.state_dict()["optimizer"]
-        assert resumed["state"].keys() == state["state"].keys()
+        again = loop.learner.state_dict()["optimizer"]
+        assert again["state"].keys() == state["state"].keys()
         for number, values in state["state"].items():
-            assert same(values, resumed["state"][number])
+            assert same(values, again["state"][number])
         turn = loop.iterate(TASKS, 2)
-        assert turn.step == 3
-        # What the engine serves is what was loaded: its samples agree with the trainer, under a version of their own.
+        assert turn.step == 4
+        # What the engine serves is what was loaded: its samples agree with the trainer, under the version that they had.
         assert turn.update.logprob_drift < 1e-3
         ids = [result.job.rollout_id for result in turn.results]
-        assert not used & {call.weights_version for call in bench.store.calls(ids)}
+        assert {call.weights_version for call in bench.store.calls(ids)} == {served}
+        assert served not in used
+    lines = read_metrics(bench.folder / "metrics.jsonl")
+    assert [(line["phase"], line["step"]) for line in lines] == [
+        ("train", 1),
+        ("train", 2),
+        ("train", 3),
+        ("resume", 3),
+        ("train", 4),
+    ]
+
+
+def test_a_run_that_was_killed_while_it_collected_goes_on_with_what_it_had(bench: Bench) -> None:
+    def interrupt(stage: str, done: int, total: int) -> None:
+        if done >= 3:
+            raise KeyboardInterrupt
+
+    with running(bench) as loop, pytest.raises(KeyboardInterrupt):
+        loop.iterate(TASKS, 4, interrupt)
+    bench.store.fail_open_attempts("the run was killed")
+    ended = {attempt.rollout_id for attempt in bench.store.attempts() if attempt.outcome in ("succeeded", "failed")}
+    calls = {call.response_id for call in bench.store.calls(sorted(ended))}
+    with running(bench) as loop:
+        loop.resume()
+        turn = loop.iterate(TASKS, 4)
+    assert len(ended) >= 3
+    assert turn.recovered >= 3
+    assert len(turn.results) == len({result.job.rollout_id for result in turn.results}) == 8
+    assert ended <= {result.job.rollout_id for result in turn.results}
+    assert len(bench.store.rollouts()) == 8, "nothing was begun anew"
+    assert [result.job.task_id for result in turn.results] == ["hello"] * 4 + ["count"] * 4
+    rows = parquet.read_table(bench.folder / "transitions" / "step-000001.parquet").to_pylist()
+    assert len(rows) == 8
+    assert calls <= {row["call_id"] for row in rows}
+    assert list((bench.folder / "open").iterdir()) == []
+
+
+def test_other_tasks_after_a_kill_begin_anew(bench: Bench) -> None:
+    def interrupt(stage: str, done: int, total: int) -> None:
+        if done >= 1:
+            raise KeyboardInterrupt
+
+    with running(bench) as loop:
+        with pytest.raises(KeyboardInterrupt):
+            loop.iterate(TASKS, 2, interrupt)
+        bench.store.fail_open_attempts("the run was killed")
+        turn = loop.iterate(TASKS[::-1], 2)
+    assert turn.recovered == 0
+    assert len(bench.store.rollouts()) == 8
+
+
+def test_a_folder_that_holds_a_run_is_not_begun_again(bench: Bench) -> None:
+    with running(bench) as loop:
+        loop.iterate(TASKS, 2)
+    with running(bench) as loop, pytest.raises(TrainError, match="holds a run already"):
+        loop.iterate(TASKS, 2)
+    assert len(bench.store.rollouts()) == 4

@@ -1,0 +1,65 @@
+"""Reads what a file of safetensors holds, with nothing but the standard library.
+
+The format (https://github.com/huggingface/safetensors): eight bytes, little-endian, give the length of a header in JSON,
+which maps each tensor's name to its ``dtype``, ``shape`` and ``data_offsets``; then come the bytes of the tensors.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Sequence
+from typing import Any, BinaryIO, Final
+
+from lgov_core.errors import AuditError
+
+_LONGEST_HEADER: Final = 100_000_000
+_PORTION: Final = 1 << 20
+
+
+def tensor_head(name: str, dtype: str, shape: Sequence[int]) -> bytes:
+    """What stands before a tensor's bytes when it is hashed: no two tensors that differ share it and their bytes."""
+    return json.dumps([name, dtype, list(shape)], separators=(",", ":")).encode() + b"\0"
+
+
+def tensors_sha256(path: str | os.PathLike[str]) -> str:
+    """The SHA-256 (hex) over all tensors in the file, in the order of their names: `tensor_head` and the bytes of each.
+
+    It says what the weights are, whatever else the file holds and in whatever order. Raises `AuditError` when the file
+    cannot be read or is not whole.
+    """
+    whole = hashlib.sha256()
+    try:
+        with open(path, "rb") as file:
+            begin, tensors = _header(file)
+            for name, dtype, shape, first, last in sorted(tensors):
+                whole.update(tensor_head(name, dtype, shape))
+                file.seek(begin + first)
+                left = last - first
+                while left:
+                    portion = file.read(min(left, _PORTION))
+                    if not portion:
+                        raise ValueError(f"it ends within tensor {name!r}")
+                    whole.update(portion)
+                    left -= len(portion)
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+        raise AuditError(f"{os.fspath(path)} cannot be read as safetensors: {error}") from error
+    return whole.hexdigest()
+
+
+def _header(file: BinaryIO) -> tuple[int, list[tuple[str, str, list[int], int, int]]]:
+    """Where the tensors begin, and of each name, type, shape, first byte and the byte after its last."""
+    size = int.from_bytes(file.read(8), "little")
+    if not 0 < size <= _LONGEST_HEADER:
+        raise ValueError("it has no header")
+    header: dict[str, Any] = json.loads(file.read(size))
+    tensors: list[tuple[str, str, list[int], int, int]] = []
+    for name, said in header.items():
+        if name == "__metadata__":
+            continue
+        first, last = (int(place) for place in said["data_offsets"])
+        if not 0 <= first <= last:
+            raise ValueError(f"tensor {name!r} has no place")
+        tensors.append((name, str(said["dtype"]), [int(one) for one in said["shape"]], first, last))
+    return 8 + size, tensors
