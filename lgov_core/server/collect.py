@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Final
 
 from lgov_core.errors import StoreError
-from lgov_core.store import RolloutConfig, RolloutQueue, RolloutState
+from lgov_core.store import QueueEntry, RolloutConfig, RolloutQueue, RolloutState
 from lgov_core.train.jobs import Job, JobResult
 from lgov_core.types import Attempt, Outcome, Rollout
 
@@ -36,11 +36,21 @@ class QueueCollector:
         """Something ended, or a stop was asked for."""
         self._woken.set()
 
+    def gone(self, rollout_ids: Sequence[str]) -> set[str]:
+        """Those that ended without anything to train on, and cannot be begun again. See `Collector`."""
+        ended = {entry.rollout_id for entry in self._entries(rollout_ids) if entry.state.ended}
+        attempts = self._store.attempts(sorted(ended)) if ended else ()
+        return ended - {one.rollout_id for one in attempts if one.outcome is not None and one.outcome.trainable}
+
     def collect_rollouts(
-        self, rollouts: Sequence[Rollout], progress: Callable[[int, int], None] | None = None
+        self,
+        rollouts: Sequence[Rollout],
+        progress: Callable[[int, int], None] | None = None,
+        keep: Callable[[JobResult], None] | None = None,
     ) -> list[JobResult]:
-        """See `Collector`."""
-        self._store.enqueue(rollouts, self._config)
+        """See `Collector`. Those that the queue has already, from a process that was killed, are waited for."""
+        there = {entry.rollout_id for entry in self._entries([rollout.rollout_id for rollout in rollouts])}
+        self._store.enqueue([rollout for rollout in rollouts if rollout.rollout_id not in there], self._config)
         self.enqueued += 1
         open_ones = {rollout.rollout_id for rollout in rollouts}
         if progress is not None:
@@ -51,6 +61,9 @@ class QueueCollector:
             entries = self._store.queue_entries(ids=sorted(open_ones))
             ended = {entry.rollout_id for entry in entries if entry.state.ended}
             open_ones -= ended
+            if ended and keep is not None:
+                for result in self._results([rollout for rollout in rollouts if rollout.rollout_id in ended]):
+                    keep(result)
             if ended and progress is not None:
                 progress(len(rollouts) - len(open_ones), len(rollouts))
             if self._stopped():
@@ -60,12 +73,15 @@ class QueueCollector:
                 self._woken.wait(_LOOK_S)
         return self._results(rollouts)
 
-    def cancel_left(self, run_id: str) -> int:
-        """Cancels what an earlier process of the same run left in the queue; returns how many."""
+    def cancel_left(self, run_id: str, but: Collection[str] = ()) -> int:
+        """Cancels what an earlier process of the same run left in the queue, ``but`` for these; returns how many."""
         waiting = (RolloutState.QUEUED, RolloutState.REQUEUED, RolloutState.RUNNING)
-        left = {entry.rollout_id for entry in self._store.queue_entries(run_id=run_id, states=waiting)}
+        left = {entry.rollout_id for entry in self._store.queue_entries(run_id=run_id, states=waiting)} - set(but)
         self._cancel(left)
         return len(left)
+
+    def _entries(self, rollout_ids: Sequence[str]) -> list[QueueEntry]:
+        return self._store.queue_entries(ids=list(rollout_ids)) if rollout_ids else []
 
     def _cancel(self, rollout_ids: set[str]) -> None:
         for rollout_id in rollout_ids:

@@ -149,7 +149,8 @@ class TrainingServer:
         opened.enter_context(self._endpoint)
         if self._resume:
             self._loop.resume()
-        self._collector.cancel_left(self._loop_id)
+        # What was collected for the update in progress is gone on with; nobody waits for the rest any more.
+        self._collector.cancel_left(self._loop_id, self._loop.open_rollouts() if self._resume else ())
 
     # ------------------------------------------------------------------ training
 
@@ -204,9 +205,8 @@ class TrainingServer:
         while (step := self._loop.done - run.first) < run.steps:
             if self._is_stopped():
                 raise Stopped
-            iteration = self._loop.iterate(self._batch(run, step), training.group_size, run.stage)
-            line = {"phase": "train", **iteration.metrics(), **self._figures(iteration.results)}
-            self._log(run, line)
+            iteration = self._loop.iterate(self._batch(run, step), training.group_size, run.stage, self._figures)
+            run.add(self._loop.run.line)
             run.at(self._loop.done - run.first)
             useless = useless + 1 if not any(result.outcome.trainable for result in iteration.results) else 0
             if useless >= _MOST_USELESS:
@@ -229,7 +229,9 @@ class TrainingServer:
         tasks = [_task("test", number, task) for number, task in enumerate(self.desk.tasks.of("test"))]
         if tasks:
             results = self._loop.collect(tasks, 1, lambda done, total: run.stage("testing", done, total))
-            self._log(run, {"phase": "test", "step": self._loop.done, **self._figures(results)})
+            line = {"phase": "test", "step": self._loop.done, **self._figures(results)}
+            self._loop.run.metrics.add("test", self._loop.done, line)
+            run.add(line)
 
     def _figures(self, results: Sequence[JobResult]) -> dict[str, Any]:
         """Rewards by channel with their 95 % intervals (normal), outcomes, and what governors counted."""
@@ -253,11 +255,6 @@ class TrainingServer:
             sum(result.counts.get("violations", 0) > 0 for result in usable) / len(usable) if usable else None
         )
         return {**figures, "outcomes": dict(outcomes), "counts": dict(counts)}
-
-    def _log(self, run: RunState, line: dict[str, Any]) -> None:
-        run.add(line)
-        with (self.folder / "metrics.jsonl").open("a", encoding="utf-8") as file:
-            file.write(json.dumps(line) + "\n")
 
     def _is_stopped(self) -> bool:
         run = self.desk.run

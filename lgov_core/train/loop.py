@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -30,6 +30,10 @@ __all__ = ["Collector", "Iteration", "Publisher", "Task", "TrainingLoop"]
 
 class Collector(Protocol):
     """Has rollouts run by agents: worker processes here (`WorkerPool`), or workers elsewhere that ask for work."""
+
+    def gone(self, rollout_ids: Sequence[str]) -> set[str]:
+        """Those of the rollouts of a run that was killed that can neither be gone on with nor be trained on."""
+        ...
 
     def collect_rollouts(
         self,
@@ -138,6 +142,10 @@ class TrainingLoop:
             self._step(number).end()
         return resumed
 
+    def open_rollouts(self) -> set[str]:
+        """The rollouts of the update that is being collected: a killed run's, after `resume`."""
+        return self._step(self.done + 1).rollout_ids()
+
     def collect(
         self, tasks: Sequence[Task], group: int, progress: Callable[[int, int], None] | None = None
     ) -> list[JobResult]:
@@ -216,6 +224,14 @@ class TrainingLoop:
             step.begin(rollouts)
         else:
             rollouts, known = found
+            gone = self.pool.gone([one.rollout_id for one in rollouts if one.rollout_id not in known])
+            if gone:
+                rollouts = [
+                    replace(one, rollout_id=new_id("ro")) if one.rollout_id in gone else one for one in rollouts
+                ]
+                step.begin(rollouts)
+                for result in known.values():
+                    step.add(result)
         missing = [rollout for rollout in rollouts if rollout.rollout_id not in known]
         made = self.pool.collect_rollouts(
             missing, lambda done, _: report("rollouts", len(known) + done, len(rollouts)), step.add

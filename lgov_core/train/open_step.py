@@ -44,6 +44,16 @@ class OpenStep:
         """Removes the file: the step has its batch."""
         self._tried(lambda: self.path.unlink(missing_ok=True))
 
+    def rollout_ids(self) -> set[str]:
+        """The rollouts that are written down; none when there is no file. Raises `TrainError` when it cannot be read."""
+        try:
+            with self.path.open(encoding="utf-8") as file:
+                return {one for one, _, _ in json.loads(file.readline())["rollouts"]}
+        except FileNotFoundError:
+            return set()
+        except (OSError, ValueError, LookupError, TypeError) as error:
+            raise self._unreadable(error) from error
+
     def recover(
         self, tasks: Sequence[tuple[str, Mapping[str, Any]]]
     ) -> tuple[list[Rollout], dict[str, JobResult]] | None:
@@ -68,8 +78,11 @@ class OpenStep:
                 if outcome.trainable:
                     results[rollout.rollout_id] = JobResult(job, outcome, line["result"], line["error"], line["counts"])
         except (OSError, ValueError, LookupError, TypeError) as error:
-            raise TrainError(f"{self.path} cannot be read: {error}", hint="remove it: the step begins anew") from error
+            raise self._unreadable(error) from error
         return rollouts, results
+
+    def _unreadable(self, error: Exception) -> TrainError:
+        return TrainError(f"{self.path} cannot be read: {error}", hint="remove it: the step begins anew")
 
     def _tried(self, write: Callable[[], None]) -> None:
         try:

@@ -108,6 +108,10 @@ class WorkerPool:
         """Process ids of the workers at this moment."""
         return [process.popen.pid for process in self._processes]
 
+    def gone(self, rollout_ids: Sequence[str]) -> set[str]:
+        """None: a rollout can be given one attempt more. See `lgov_core.train.loop.Collector`."""
+        return set()
+
     def collect_rollouts(
         self,
         rollouts: Sequence[Rollout],

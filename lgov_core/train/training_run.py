@@ -133,6 +133,11 @@ class TrainingRun:
         self._returns: list[float] = []
 
     @property
+    def line(self) -> dict[str, Any]:
+        """The line of the last update, as it stands in ``metrics.jsonl``."""
+        return {"phase": "train", "step": self.done, **self._line}
+
+    @property
     def batches(self) -> Path:
         """Where the batches are."""
         return self.folder / "transitions"
