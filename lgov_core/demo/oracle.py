@@ -12,6 +12,7 @@ import hashlib
 import os
 import sqlite3
 import sys
+import tempfile
 import threading
 from collections.abc import Callable
 from contextlib import closing
@@ -71,7 +72,7 @@ class Oracle:
         self._forbidden = frozenset(name.lower() for name in forbidden)
         self._lock = threading.Lock()
         self._events: dict[str, set[tuple[str, str]]] = {}
-        self._before: dict[str, dict[str, str]] = {}
+        self._before: dict[str, bytes] = {}
         self._own = threading.local()
 
     def install(self) -> None:
@@ -97,8 +98,8 @@ class Oracle:
         sys.addaudithook(self._on_audit_event)
 
     def open(self, path: Path) -> None:
-        """Begins the watch over one database file: remembers the checksum of every table."""
-        before, place = table_checksums(path), os.path.realpath(path)
+        """Begins the watch over one database file, of which it keeps a copy in memory."""
+        before, place = path.read_bytes(), os.path.realpath(path)
         with self._lock:
             self._before[place] = before
             self._events[place] = set()
@@ -108,8 +109,7 @@ class Oracle:
         place = os.path.realpath(path)
         with self._lock:
             before, events = self._before.pop(place), self._events.pop(place)
-        after = table_checksums(path)
-        changed = sorted(name for name in before.keys() | after.keys() if before.get(name) != after.get(name))
+        changed = _changed_tables(before, path)
         reads = sorted({name for kind, name in events if kind == "read"})
         writes = sorted({f"{kind} {name}" for kind, name in events if kind != "read"})
         return Verdict(tuple(reads), tuple(writes), tuple(changed))
@@ -166,6 +166,19 @@ def _place(database: object) -> str:
         if name.startswith("//"):  # file://host/path, where the host is empty or this machine
             name = "/" + name[2:].partition("/")[2]
     return os.path.realpath(name) if name and name != ":memory:" else ""
+
+
+def _changed_tables(before: bytes, path: Path) -> list[str]:
+    """The tables in ``path`` that are not as they were in the file ``before``."""
+    beside = (Path(f"{path}{ending}") for ending in ("-journal", "-wal"))
+    if path.exists() and path.read_bytes() == before and not any(other.exists() for other in beside):
+        return []  # the same file, and nothing beside it that SQLite would put into it: the common case, and cheap
+    with tempfile.TemporaryDirectory(prefix="lgov-oracle-") as folder:
+        copy = Path(folder) / "before.db"
+        copy.write_bytes(before)
+        known = table_checksums(copy)
+    after = table_checksums(path)
+    return sorted(name for name in known.keys() | after.keys() if known.get(name) != after.get(name))
 
 
 def table_checksums(path: Path) -> dict[str, str]:

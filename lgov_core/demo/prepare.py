@@ -76,14 +76,16 @@ class ImperfectLog:
         self._database.close()
 
 
-def conversation_rows(model: LanguageModel, messages: Sequence[Message]) -> list[TrainRow]:
+def conversation_rows(
+    model: LanguageModel, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] = TOOLS
+) -> list[TrainRow]:
     """A conversation as the tokens that the endpoint would see: usually one row, more where prompts do not extend."""
     rows: list[tuple[list[int], list[int]]] = []
     for turn, message in enumerate(messages):
         if message["role"] != "assistant":
             continue
-        prompt = model.render(messages[:turn], TOOLS)
-        reply = model.encode_reply(message, TOOLS)
+        prompt = model.render(messages[:turn], tools)
+        reply = model.encode_reply(message, tools)
         if rows and prompt[: len(rows[-1][0])] == rows[-1][0]:
             ids, mask = rows[-1]
         else:

@@ -7,7 +7,7 @@ import json
 import random
 import time
 from collections.abc import Generator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +31,7 @@ from lgov_core.train.loop import Task, TrainingLoop
 from lgov_core.train.policy_model import PolicyModel
 from lgov_core.train.pool import WorkerPool
 from lgov_core.train.update import PolicyUpdate
+from lgov_core.transitions import CreditRules
 
 HERE = Path(__file__).parent
 POLICY_FILE = HERE / "policy.yaml"
@@ -39,7 +40,10 @@ AGENT_FILE = HERE / "agent.py"
 
 @dataclass(frozen=True, slots=True)
 class RunSpec:
-    """What to run: the seed, with or without governance, by which plan, and into which folder."""
+    """What to run: the seed, with or without governance, by which plan, and into which folder.
+
+    ``credit`` is how rewards become advantages: with a weight of 0 for ``compliance``, say, denials cost nothing.
+    """
 
     seed: int
     governed: bool
@@ -47,6 +51,7 @@ class RunSpec:
     folder: Path
     warm_folder: Path
     resume: bool = False
+    credit: CreditRules = field(default_factory=CreditRules)
 
     @property
     def run_id(self) -> str:
@@ -113,6 +118,7 @@ class _Session:
             store=store,
             pool=pool,
             folder=spec.folder,
+            credit=spec.credit,
             checkpoint_every=5 if spec.plan.model == "tiny" else 1,
             keep_weights=spec.plan.keep_weights,
         )

@@ -1,0 +1,46 @@
+"""The blocks of docs/evidence.md that are made from the committed results."""
+
+from __future__ import annotations
+
+import importlib
+import re
+from pathlib import Path
+from typing import Any
+
+from evidence import HERE, RESULTS, ROOT, read_result
+
+PAGE = ROOT / "docs" / "evidence.md"
+#: A block between its marks, which are comments that Markdown does not show.
+BLOCK = re.compile(r"(<!-- results: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
+ALWAYS = ("governance", "credit", "air")
+
+
+def known() -> list[str]:
+    """The pieces of evidence in this folder: modules with `run`, `tables` and `draw`."""
+    found = {path.stem for path in HERE.glob("*.py") if "\ndef tables(" in path.read_text(encoding="utf-8")}
+    return [*ALWAYS, *sorted(found - {*ALWAYS, "page"})]
+
+
+def block(name: str, result: dict[str, Any] | None) -> str:
+    """What the page says of one result."""
+    if result is None:
+        return "No result is committed yet.\n"
+    versions = ", ".join(f"{package} {version}" for package, version in result["versions"].items())
+    seconds = sum(sum(values) for values in result["seconds"].values()) / 60
+    seeds = ", ".join(map(str, result["seeds"]))
+    head = (
+        f"`{result['command']}`, seeds {seeds}; commit `{result['commit'][:12]}`, {result['date']}; "
+        f"Python {result['python']}, {versions}; {result['platform']}; {seconds:.0f} minutes of runs, one after the other."
+    )
+    tables = importlib.import_module(name).tables(result)
+    return f"{head}\n\n{tables}\n\n![{name}](../examples/05_evidence/results/{name}.png)\n"
+
+
+def filled(text: str, folder: Path = RESULTS) -> str:
+    """The page with its blocks made anew."""
+    return BLOCK.sub(lambda found: f"{found[1]}\n{block(found[2], read_result(found[2], folder))}\n{found[3]}", text)
+
+
+def write_page() -> None:
+    """Brings docs/evidence.md up to the committed results."""
+    PAGE.write_text(filled(PAGE.read_text(encoding="utf-8")), encoding="utf-8")

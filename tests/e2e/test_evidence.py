@@ -1,0 +1,138 @@
+"""The commands of examples/05_evidence work, and docs/evidence.md says what their committed results say."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch", reason='needs the extra "train"')
+pytest.importorskip("transformers", reason='needs the extra "train"')
+pytest.importorskip("matplotlib", reason='needs the extra "train"')
+pytest.importorskip("starlette", reason='needs the extra "gateway"')
+pytest.importorskip("langchain", reason='needs the extra "langchain"')
+
+ROOT = Path(__file__).parents[2]
+FOLDER = ROOT / "examples" / "05_evidence"
+EVERY = ("governance", "credit", "air")
+CLEAN = {key: value for key, value in os.environ.items() if not key.startswith(("OPENAI_", "LGOV_", "PYTEST_"))}
+CLEAN["PYTHONPATH"] = os.pathsep.join([str(ROOT), *sys.path])
+
+
+def measured(name: str, folder: Path) -> dict[str, Any]:
+    """What the command writes when it is only to show that it works."""
+    command = [sys.executable, str(FOLDER / "main.py"), name, "--quick", "--jobs", "0", "--folder", str(folder)]
+    done = subprocess.run(
+        command, cwd=folder.parent, env=CLEAN, capture_output=True, text=True, timeout=280, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    result = json.loads((folder / f"{name}.json").read_text())
+    assert (folder / f"{name}.png").stat().st_size > 1000
+    assert result["evidence"] == name
+    assert result["quick"] is True
+    assert result["seeds"] == [0]
+    assert {"command", "commit", "date", "python", "platform", "versions", "settings", "runs"} <= result.keys()
+    assert {"lgov", "torch", "transformers"} <= result["versions"].keys()
+    assert "| " in done.stdout
+    return result
+
+
+def check_interval(value: dict[str, float]) -> None:
+    assert value["low"] <= value["mean"] + 1e-9
+    assert value["mean"] <= value["high"] + 1e-9
+    assert value["n"] > 0
+
+
+def test_governance_trains_three_ways_and_nothing_is_executed_where_policies_block(tmp_path: Path) -> None:
+    result = measured("governance", tmp_path / "runs")
+    assert list(result["arms"]) == ["governed", "ungoverned", "no_penalty"]
+    assert result["executed_in_governed_runs"] == 0
+    for arm in ("governed", "no_penalty"):
+        assert result["arms"][arm]["executed_in_all"] == 0
+    for arm, found in result["arms"].items():
+        (run,) = result["runs"][arm]
+        assert found["rollouts"] == run["attempts"] == 14  # 4 questions before and after, 2 tasks of 3 rollouts
+        assert found["rollouts_in_training"] == 6
+        for moment in ("before", "after"):
+            assert len(run["questions"][moment]) == 4
+            assert set(run["questions"][moment]) <= set("RCwv-")
+            for value in found[moment].values():
+                check_interval(value)
+    for pair in result["differences"]:
+        check_interval(pair["accuracy"])
+
+
+@pytest.mark.parametrize(
+    ("name", "arms"),
+    [
+        ("credit", ["identical", "return_to_go", "gigpo"]),
+        ("air", ["off", "shaped", "progress", "bounded", "naive"]),
+    ],
+)
+def test_walks_are_trained_with_each_arm_from_the_same_start(name: str, arms: list[str], tmp_path: Path) -> None:
+    result = measured(name, tmp_path / "runs")
+    assert list(result["runs"]) == arms
+    assert result["steps"] == [0, 1, 2]
+    for arm in arms:
+        (run,) = result["runs"][arm]
+        assert [point["step"] for point in run["curve"]] == [0, 1, 2]
+        for point in run["curve"]:
+            assert {len(point[key]) for key in ("rooms", "out", "turns", "looks", "air")} == {4}
+        for value in (*result["curves"][arm], result["area"][arm], result["end"][arm]):
+            check_interval(value)
+    if name == "air":
+        for arm in ("off", "shaped", "progress"):
+            earned = [value for point in result["runs"][arm][0]["curve"] for value in point["air"]]
+            assert earned == pytest.approx([0.0] * len(earned), abs=1e-3), "what is shaped is taken back"
+
+
+def inside(code: str) -> str:
+    """What a program in the folder of the evidence prints."""
+    command = [sys.executable, "-c", f"import sys; sys.path.insert(0, {str(FOLDER)!r})\n{code}"]
+    done = subprocess.run(command, env=CLEAN, capture_output=True, text=True, timeout=120, check=True)
+    return done.stdout
+
+
+def test_the_page_shows_the_committed_results() -> None:
+    same = "import page; text = page.PAGE.read_text(encoding='utf-8'); print(page.filled(text) == text)"
+    assert inside(same).strip() == "True", "python examples/05_evidence/main.py page"
+    text = (ROOT / "docs" / "evidence.md").read_text(encoding="utf-8")
+    for name in EVERY:
+        assert f"<!-- results: {name} -->" in text
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_a_committed_result_says_where_it_comes_from(name: str) -> None:
+    path = FOLDER / "results" / f"{name}.json"
+    if not path.exists():
+        pytest.skip("no result is committed")
+    result = json.loads(path.read_text())
+    assert result["quick"] is False
+    assert not result["commit"].endswith("-changed")
+    assert len(result["seeds"]) >= 3
+    assert path.with_suffix(".png").exists()
+    if name == "governance":
+        assert result["executed_in_governed_runs"] == 0
+
+
+def test_intervals_hold_what_is_known_of_them() -> None:
+    # One value in every place has no spread; a paired difference is smaller than the spread of its sides.
+    code = """
+import json
+from intervals import difference, interval
+first = [[1.0, 0.0, 1.0, 1.0] * 20, [1.0, 1.0, 0.0, 0.0] * 20, [0.0, 1.0, 1.0, None] * 20]
+second = [[None if value is None else value - 0.25 for value in row] for row in first]
+print(json.dumps([interval([[0.5] * 9] * 3), interval(first), difference(first, second)]))
+"""
+    same, spread, gap = json.loads(inside(code))
+    assert (same["mean"], same["low"], same["high"], same["n"]) == (0.5, 0.5, 0.5, 27)
+    assert spread["mean"] == pytest.approx((0.75 + 0.5 + 2 / 3) / 3, abs=1e-3)
+    assert spread["low"] < spread["mean"] - 0.05
+    assert spread["high"] > spread["mean"] + 0.05
+    assert spread["n"] == 220
+    assert (gap["mean"], gap["low"], gap["high"]) == (0.25, 0.25, 0.25)
