@@ -42,12 +42,13 @@ check: $(VENV)/.tools ## Check style, types and the layers of the code.
 	@echo "pyright"; $(BIN)/pyright --pythonpath $(BIN)/python
 	@echo "lint-imports"; $(BIN)/lint-imports
 
-bench: $(VENV)/.tools $(PEER)/.installed $(OBSERVER)/.installed ## Measure decisions, adapters, store, transitions and endpoint, beside their peers.
+bench: $(VENV)/.tools $(PEER)/.installed $(OBSERVER)/.installed ## Measure decisions, adapters, store, transitions, endpoint and updates, beside their peers.
 	@$(PEER)/bin/python -m tests.bench.decisions $(ARGS)
 	@$(OBSERVER)/bin/python -m tests.bench.adapters $(ARGS)
 	@$(BIN)/python -m tests.bench.store --postgres $(if $(LIGHTNING_PYTHON),--peer $(LIGHTNING_PYTHON)) $(ARGS)
 	@$(or $(LIGHTNING_PYTHON),$(BIN)/python) -m tests.bench.transitions $(ARGS)
 	@$(BIN)/python -m tests.bench.gateway $(ARGS)
+	@$(BIN)/python -m tests.bench.packing $(ARGS)
 
 bench-peer: ## Install agentlightning 0.3.0 (472 MB), which make bench then measures too.
 	@$(PYTHON) -m venv $(LIGHTNING)

@@ -69,21 +69,37 @@ class TokenTrie:
         self._packs: dict[tuple[int, ...], tuple[tuple[TrainRow, ...], Pack]] = {}
 
     def batches(self, rows: Sequence[TrainRow], tokens: int) -> list[list[TrainRow]]:
-        """See `Layout.batches`; ``tokens`` counts distinct ones. Rows with a common prefix go together."""
+        """See `Layout.batches`; ``tokens`` counts distinct ones. What is common to two batches is run in both: they are
+        cut so that this is as little as can be, with rows in the order of their tokens.
+        """
         self._packs.clear()
+        ordered = sorted(rows, key=lambda row: row.ids)
+        lengths = [len(row.ids) for row in ordered]
+        # In this order the longest prefix that a row has in common with any before it is that with the last of them.
+        new = [
+            len(after.ids) - common_prefix(before.ids, after.ids)
+            for before, after in zip(ordered[:1] + ordered, ordered, strict=False)
+        ]
+        least = [(0, 0)]  # tokens and batches for the first rows, as few as can be
+        starts = [0]  # where the last of those batches begins
+        for stop in range(1, len(ordered) + 1):
+            options: list[tuple[int, int, int]] = []
+            shared = 0  # tokens of the rows after ``start``, beyond what each has in common with the one before
+            for start in range(stop - 1, -1, -1):
+                size = lengths[start] + shared
+                if size > tokens and options:
+                    break  # a batch that begins earlier is no smaller
+                options.append((least[start][0] + size, least[start][1] + 1, start))
+                shared += new[start]
+            total, count, start = min(options)
+            least.append((total, count))
+            starts.append(start)
         batches: list[list[TrainRow]] = []
-        room = 0
-        last: tuple[int, ...] = ()
-        for row in sorted(rows, key=lambda row: row.ids):
-            # In lexical order the longest prefix that any earlier row has in common is that of the row before.
-            new = len(row.ids) - common_prefix(last, row.ids)
-            if not batches or new > room:
-                batches.append([])
-                room, new = tokens, len(row.ids)
-            batches[-1].append(row)
-            room -= new
-            last = row.ids
-        return batches
+        stop = len(ordered)
+        while stop:
+            batches.append(ordered[starts[stop] : stop])
+            stop = starts[stop]
+        return batches[::-1]
 
     def work(self, batches: Sequence[Sequence[TrainRow]]) -> int:
         """See `Layout.work`."""

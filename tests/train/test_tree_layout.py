@@ -161,6 +161,19 @@ def test_every_row_is_in_one_batch_and_batches_keep_to_their_tokens(rows: list[T
     assert len(layout.batches(rows, len(prefixes))) == 1
 
 
+def test_batches_are_cut_where_least_is_run_twice() -> None:
+    none = (0.0,) * 12
+    rows = [
+        TrainRow((*shared, end, end), (0,) * 11 + (1,), none, none, none, 1.0)
+        for shared in ((1,) * 10, (2,) * 10)
+        for end in (1, 2, 3, 4)
+    ]
+    layout = TokenTrie()
+    batches = layout.batches(rows, 30)  # filled up, the first would take a row of the second group, and its ten tokens
+    assert [{one.ids[0] for one in batch} for batch in batches] == [{1}, {2}]
+    assert layout.work(batches) == 2 * (10 + 4 * 2)
+
+
 @EXACT
 @given(rows=rows_of_a_group)
 def test_a_token_sees_its_own_prefix_and_nothing_else(rows: list[TrainRow]) -> None:
