@@ -49,7 +49,7 @@ class Segments:
         self.ends = _ends(nodes, self.sizes)
         self.calls = 0
         self._masks: dict[tuple[int, int, torch.dtype, torch.device], Tensor] = {}
-        self._blocks: Any = None
+        self._blocks: dict[tuple[int, torch.device], Any] = {}
 
     @property
     def count(self) -> int:
@@ -71,14 +71,15 @@ class Segments:
             self._masks[wanted] = torch.zeros_like(allowed, dtype=like.dtype).masked_fill_(~allowed, float("-inf"))
         return self._masks[wanted]
 
-    def blocks(self, device: torch.device) -> Any:
-        """FlexAttention's `BlockMask` of the pack."""
-        if self._blocks is None:
+    def blocks(self, size: int, device: torch.device) -> Any:
+        """FlexAttention's `BlockMask` of the pack, filled up to ``size`` tokens that see themselves only."""
+        if (size, device) not in self._blocks:
             from torch.nn.attention.flex_attention import create_block_mask
 
-            rule = flex_rule(torch.tensor(self.ends, device=device))
-            self._blocks = create_block_mask(rule, None, None, len(self.ends), len(self.ends), device=str(device))
-        return self._blocks
+            ends = [*self.ends, *range(len(self.ends) + 1, size + 1)]
+            rule = flex_rule(torch.tensor(ends, device=device))
+            self._blocks[size, device] = create_block_mask(rule, None, None, size, size, device=str(device))
+        return self._blocks[size, device]
 
 
 def flex_rule(ends: Tensor) -> Callable[[Any, Any, Tensor, Tensor], Tensor]:
@@ -135,6 +136,11 @@ def segment_attention(query: Tensor, key: Tensor, value: Tensor, segments: Segme
     return torch.cat(found, dim=2)
 
 
+def pass_size(count: int, device: torch.device) -> int:
+    """How many tokens a pack of ``count`` is filled up to: a multiple of 256 for FlexAttention, which is compiled by shape."""
+    return -(-count // 256) * 256 if flex_available(device) else count
+
+
 def flex_available(device: torch.device) -> bool:
     """Whether FlexAttention can be compiled for ``device``: CUDA with Triton."""
     return device.type == "cuda" and importlib.util.find_spec("triton") is not None
@@ -144,7 +150,7 @@ def flex_available(device: torch.device) -> bool:
 def _compiled_flex() -> Any:
     from torch.nn.attention.flex_attention import flex_attention
 
-    return torch.compile(flex_attention, dynamic=False)
+    return torch.compile(flex_attention)
 
 
 def _ends(nodes: Sequence[Node], sizes: Sequence[int]) -> list[int]:
@@ -188,7 +194,7 @@ def _attend(
     segments.calls += 1
     if flex_available(query.device):
         grouped = query.shape[1] != key.shape[1]
-        blocks = segments.blocks(query.device)
+        blocks = segments.blocks(query.shape[2], query.device)
         out = _compiled_flex()(query, key, value, block_mask=blocks, scale=scaling, enable_gqa=grouped)
     else:
         out = segment_attention(query, key, value, segments, scaling)

@@ -17,7 +17,7 @@ import torch
 
 from lgov_core.train.logprobs import base_model, head_scores
 from lgov_core.train.rows import TrainRow
-from lgov_core.train.segment_attention import Segments, attending
+from lgov_core.train.segment_attention import Segments, attending, pass_size
 from lgov_core.transitions.tree import make_nodes
 
 Tensor = torch.Tensor
@@ -109,8 +109,10 @@ class TokenTrie:
         """See `Layout.states`."""
         pack = self.pack(rows)
         device = next(module.parameters()).device
+        filling = (0,) * (pass_size(len(pack.ids), device) - len(pack.ids))
         ids, positions, sources = (
-            torch.tensor(column, dtype=torch.long, device=device) for column in (pack.ids, pack.positions, pack.sources)
+            torch.tensor(column, dtype=torch.long, device=device)
+            for column in (pack.ids + filling, pack.positions + filling, pack.sources)
         )
         decoder = base_model(module).get_decoder()
         with attending(decoder, pack.segments):

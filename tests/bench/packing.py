@@ -189,7 +189,9 @@ def main(arguments: Sequence[str] | None = None, out: Callable[[str], None] = pr
     if given.json:
         out(json.dumps({"threads": torch.get_num_threads(), "torch": torch.__version__, "kinds": found}))
         return 0
-    print(f"{given.model}, float32, {torch.get_num_threads()} threads, torch {torch.__version__}, best of {given.repeats}")
+    print(
+        f"{given.model}, float32, {torch.get_num_threads()} threads, torch {torch.__version__}, best of {given.repeats}"
+    )
     for one in found:
         show(one)
     return 0

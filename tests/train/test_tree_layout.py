@@ -17,6 +17,7 @@ peft = pytest.importorskip("peft", reason='needs the extra "train"')
 from torch.nn.attention.flex_attention import create_mask, flex_attention  # noqa: E402
 
 from lgov_core.errors import TrainError  # noqa: E402
+from lgov_core.train import segment_attention as segment_attention_module  # noqa: E402
 from lgov_core.train.config import UpdateConfig  # noqa: E402
 from lgov_core.train.layouts import Layout, PaddedRows  # noqa: E402
 from lgov_core.train.packing import CheaperLayout, layout_for, why_not_packed  # noqa: E402
@@ -201,11 +202,28 @@ def test_flex_attention_and_attention_by_segment_give_the_same() -> None:
     torch.manual_seed(0)
     query, key, value = (torch.randn(1, heads, size, 4, dtype=torch.float64) for heads in (6, 2, 2))
     by_segment = segment_attention(query, key, value, segments, 0.3)
-    blocks = segments.blocks(torch.device("cpu"))
+    blocks = segments.blocks(size, torch.device("cpu"))
     by_flex = flex_attention(query, key, value, block_mask=blocks, scale=0.3, enable_gqa=True)
     assert torch.allclose(by_segment, by_flex, atol=1e-12)
     scores = (query @ key.repeat_interleave(3, 1).transpose(2, 3) * 0.3).masked_fill(~segments.visible(), -torch.inf)
     assert torch.allclose(by_segment, scores.softmax(-1) @ value.repeat_interleave(3, 1), atol=1e-12)
+
+
+@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
+def test_a_model_run_with_flex_attention_gives_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    # The path that CUDA takes, on CPU without compilation, which has no backward pass here.
+    module, rows = llama(max_position_embeddings=256), agents()
+    with torch.no_grad():
+        expected = PaddedRows().logprobs(module, rows)
+        monkeypatch.setattr(segment_attention_module, "flex_available", lambda device: True)
+        monkeypatch.setattr(segment_attention_module, "_compiled_flex", lambda: flex_attention)
+        layout = TokenTrie()
+        found = layout.logprobs(module, rows)
+        monkeypatch.setattr(segment_attention_module, "_compiled_flex", lambda: pytest.fail("asked"))
+        with pytest.raises(pytest.fail.Exception, match="asked"):
+            layout.logprobs(module, rows)
+    assert torch.allclose(found, expected, atol=1e-5)
+    assert segment_attention_module.pass_size(len(layout.pack(rows).ids), torch.device("cpu")) == 256
 
 
 def test_the_common_prefix_of_two_sequences() -> None:
