@@ -61,11 +61,10 @@ class WorkerPool:
 
     A worker that dies or hangs is replaced; the attempts it had open are closed as infrastructure and tried again, each
     rollout at most ``max_attempts`` times in one `collect`, whatever the number of its first attempt there. So is an attempt
-    that ended by infrastructure or timeout. ``log_dir`` gets one
-    file a worker with what it wrote to standard error. A worker is taken to hang when no worker has reported anything for
-    ``grace_s`` seconds longer than an attempt may take. After an infrastructure failure a rollout waits ``retry_delay_s``
-    seconds, then four times as long each time, so that an endpoint has time to come back. Not safe to call from several
-    threads.
+    that ended by infrastructure or timeout. ``log_dir`` gets one file a worker with what it wrote to standard error. A
+    worker is taken to hang when no worker has reported anything for ``grace_s`` seconds longer than an attempt may take.
+    After an infrastructure failure a rollout waits ``retry_delay_s`` seconds, then four times as long each time, so that an
+    endpoint has time to come back. May be called from several threads: one collection waits for the other.
     """
 
     def __init__(
@@ -93,6 +92,8 @@ class WorkerPool:
         self.retry_delay_s = retry_delay_s
         self.deaths = 0
         self._first: dict[str, int] = {}
+        self._collecting = threading.Lock()
+        self._closing = False
         self._events: queue.Queue[tuple[_Process, dict[str, Any] | None]] = queue.Queue()
         log_dir.mkdir(parents=True, exist_ok=True)
         self._processes = [self._start(number) for number in range(workers)]
@@ -158,14 +159,22 @@ class WorkerPool:
         """Runs all jobs and returns one result per rollout, in the order of ``jobs``.
 
         ``progress(done, total)`` is called after each, and ``keep`` with each result as soon as it is final. Raises
-        `TrainError` when workers keep dying.
+        `TrainError` when workers keep dying, and when the pool is closed meanwhile.
         """
+        with self._collecting:
+            return self._collect(jobs, progress or (lambda done, total: None), keep or (lambda result: None))
+
+    def _collect(
+        self, jobs: Sequence[Job], progress: Callable[[int, int], None], keep: Callable[[JobResult], None]
+    ) -> list[JobResult]:
         waiting = _Waiting(jobs)
         self._first = {job.rollout_id: job.attempt for job in jobs}
         told: set[str] = set()
         results: dict[str, JobResult] = {}
         last_sign = time.monotonic()
         while len(results) < len(jobs):
+            if self._closing:
+                raise TrainError("the workers were ended while rollouts went on")
             if self._hand_out(waiting):
                 last_sign = time.monotonic()
             try:
@@ -187,16 +196,22 @@ class WorkerPool:
                     outcome, counts = Outcome(message["outcome"]), message["counts"]
                     result = JobResult(job, outcome, message["result"], message["error"], counts)
                     self._again(result, waiting, results)
-            if keep is not None:
-                for rollout_id in results.keys() - told:
-                    told.add(rollout_id)
-                    keep(results[rollout_id])
-            if progress is not None:
-                progress(len(results), len(jobs))
+            for rollout_id in results.keys() - told:
+                told.add(rollout_id)
+                keep(results[rollout_id])
+            progress(len(results), len(jobs))
         return [results[job.rollout_id] for job in jobs]
 
     def close(self) -> None:
-        """Ends the workers: politely, then not. Attempts that are still open are closed as infrastructure."""
+        """Ends the workers: politely, then not. Attempts that are still open are closed as infrastructure.
+
+        May be called while another thread collects: that ends with a `TrainError`.
+        """
+        self._closing = True
+        with self._collecting:
+            self._end()
+
+    def _end(self) -> None:
         for process in self._processes:
             _close_input(process.popen)
         for process in self._processes:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import sys
+import time
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -229,3 +230,54 @@ def test_a_folder_that_holds_a_run_is_not_begun_again(bench: Bench) -> None:
     with running(bench) as loop, pytest.raises(TrainError, match="holds a run already"):
         loop.iterate(TASKS, 2)
     assert len(bench.store.rollouts()) == 4
+
+
+def test_rollouts_go_on_while_the_model_updates_and_no_call_is_lost(bench: Bench) -> None:
+    with running(bench, max_staleness=1) as loop:
+        update = loop.learner.update
+
+        def late(rows: Any, progress: Any = None) -> Any:
+            """Waits, the first time, until a call of the next step has been answered."""
+            deadline = time.monotonic() + 120
+            while loop.done == 0 and len(list(bench.store.calls())) <= 8:
+                assert time.monotonic() < deadline, "nothing was collected while the update was made"
+                time.sleep(0.01)
+            return update(rows, progress)
+
+        loop.learner.update = late  # type: ignore[method-assign]
+        first = loop.iterate(TASKS, 4, upcoming=[TASKS, TASKS])
+        second = loop.iterate(TASKS, 4, upcoming=[TASKS[:1]])
+        third = loop.iterate(TASKS[:1], 4)
+        served = loop.engine.weights_version
+    assert (first.staleness, first.staleness_max) == (0.0, 0)
+    assert second.staleness_max == 1, "part of it was made with the weights before the update"
+    assert 0 < second.staleness <= 1
+    assert third.staleness_max <= 1
+    turns = (first, second, third)
+    assert [len(turn.results) for turn in turns] == [8, 8, 4]
+    assert [turn.update.rows + turn.update.tokens > 0 for turn in turns] == [True] * 3
+    for number, turn in enumerate(turns):
+        calls = list(bench.store.calls([result.job.rollout_id for result in turn.results]))
+        assert len(calls) == len(turn.results), "every rollout was answered, and once"
+        assert {call.weights_version for call in calls} <= {max(0, number - 1), number}
+        assert {result.outcome for result in turn.results} <= {Outcome.SUCCEEDED, Outcome.FAILED}
+    assert {attempt.attempt for attempt in bench.store.attempts()} == {1}
+    assert served == 3
+    lines = [line for line in read_metrics(bench.folder / "metrics.jsonl") if line["phase"] == "train"]
+    assert [line["staleness_max"] for line in lines] == [turn.staleness_max for turn in turns]
+    assert list((bench.folder / "open").iterdir()) == []
+
+
+def test_what_was_collected_ahead_when_the_run_ended_is_gone_on_with(bench: Bench) -> None:
+    with running(bench, max_staleness=1) as loop:
+        loop.iterate(TASKS, 4, upcoming=[TASKS])
+        # The workers are ended while they collect: nobody waits for the rest.
+    with running(bench, max_staleness=1) as loop:
+        assert loop.resume().step == 1
+        turn = loop.iterate(TASKS, 4)
+    assert len(bench.store.rollouts()) == 16
+    assert turn.step == 2
+    assert turn.update.rows > 0
+    assert {result.outcome for result in turn.results} <= {Outcome.SUCCEEDED, Outcome.FAILED}
+    with pytest.raises(TrainError, match="max_staleness"), running(bench, max_staleness=-1):
+        pass
