@@ -72,6 +72,7 @@ def update_for(settings: TrainSettings, policy: PolicyModel) -> PolicyUpdate:
         "kl": given.kl_coef,
         "max_grad_norm": given.max_grad_norm,
         "tokens_per_batch": given.tokens_per_batch,
+        "packing": given.packing,
     }
     config = UpdateConfig(**{name: value for name, value in chosen.items() if value is not None})
     return PolicyUpdate(policy.module, config, reference=policy.reference, reference_mode=policy.reference_mode)

@@ -132,6 +132,7 @@ class TrainingServer:
             credit=credit_for(settings),
             selection=Selection(agents=training.agents),
             checkpoint_every=training.checkpoint_every,
+            max_staleness=training.max_staleness,
         )
         about = {"model": model.name, "algorithm": algorithm_name(training.algorithm), "folder": str(self.folder)}
         self.desk = Desk(
@@ -205,7 +206,14 @@ class TrainingServer:
         while (step := self._loop.done - run.first) < run.steps:
             if self._is_stopped():
                 raise Stopped
-            iteration = self._loop.iterate(self._batch(run, step), training.group_size, run.stage, self._figures)
+            later = range(step + 1, min(step + training.max_staleness + 1, run.steps))
+            iteration = self._loop.iterate(
+                self._batch(run, step),
+                training.group_size,
+                run.stage,
+                self._figures,
+                [self._batch(run, number) for number in later],
+            )
             run.add(self._loop.run.line)
             run.at(self._loop.done - run.first)
             useless = useless + 1 if not any(result.outcome.trainable for result in iteration.results) else 0

@@ -90,7 +90,8 @@ class TrainingSection:
     An update is made of ``batch_size`` tasks with ``group_size`` rollouts each; ``epochs`` passes are made over the tasks,
     ``steps`` bounds the updates. ``update_epochs`` passes are made over the rows of one update. ``kl_coef`` is β.
     ``tokens_per_batch`` bounds the tokens of one forward pass, padding included (memory, not learning); ``packing`` auto,
-    tree or rows says whether what calls begin with in common is computed once. ``evaluate_every`` updates the
+    tree or rows says whether what calls begin with in common is computed once. With ``max_staleness`` above 0 rollouts go on
+    while the model updates, with weights that are at most so many updates old. ``evaluate_every`` updates the
     test tasks are run (0: only before the first and after the last), ``checkpoint_every`` updates a checkpoint is written.
     ``agents`` are names or globs of the agents whose calls are trained on (none: all).
     """
@@ -106,6 +107,7 @@ class TrainingSection:
     max_grad_norm: float | None = _key(None, above=0.0)
     tokens_per_batch: int | None = _key(None, least=1)
     packing: str = _key("auto", one_of=("auto", "tree", "rows"))
+    max_staleness: int = _key(0, least=0)
     discount: float | None = _key(None, least=0.0, most=1.0)
     evaluate_every: int = _key(0, least=0)
     checkpoint_every: int = _key(5, least=1)

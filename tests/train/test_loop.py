@@ -262,6 +262,7 @@ def test_rollouts_go_on_while_the_model_updates_and_no_call_is_lost(bench: Bench
         assert {call.weights_version for call in calls} <= {max(0, number - 1), number}
         assert {result.outcome for result in turn.results} <= {Outcome.SUCCEEDED, Outcome.FAILED}
     assert {attempt.attempt for attempt in bench.store.attempts()} == {1}
+    assert len(bench.store.rollouts()) == 20, "no more is begun ahead than may be"
     assert served == 3
     lines = [line for line in read_metrics(bench.folder / "metrics.jsonl") if line["phase"] == "train"]
     assert [line["staleness_max"] for line in lines] == [turn.staleness_max for turn in turns]
