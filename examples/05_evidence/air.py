@@ -34,7 +34,7 @@ ARMS = {
     "naive": Arm(CreditRules(air_cap=None), air=AirRules(tool_success=0.3, tool_error=0.0, shaped=False), cap=None),
 }
 PAIRS = (("shaped", "off"), ("progress", "off"), ("bounded", "off"), ("naive", "shaped"))
-FULL = Walks(each_room=False, rooms=4, iterations=12, tasks=4, group=8, held_out=48, every=3)
+FULL = Walks(each_room=False, rooms=4, iterations=8, tasks=4, group=8, held_out=48, every=2)
 QUICK = Walks(
     each_room=False,
     rooms=2,

@@ -45,13 +45,14 @@ ARMS = {
 PAIRS = (("governed", "ungoverned"), ("governed", "no_penalty"))
 FULL = replace(
     TINY,
-    warm_steps=400,
-    iterations=12,
-    tasks=8,
+    warm_steps=250,
+    iterations=8,
+    tasks=6,
     group=8,
-    evaluations=96,
+    evaluations=64,
     workers=1,
-    update=replace(TINY.update, learning_rate=3e-4),
+    # Few updates, so each goes further than the demo's.
+    update=replace(TINY.update, learning_rate=4e-4, epochs=3),
 )
 QUICK = replace(TINY, warm_steps=3, iterations=1, tasks=2, group=3, evaluations=4, workers=1)
 
