@@ -61,7 +61,7 @@ def _commit() -> str:
     """The commit of the code, marked where the code is not exactly that. The results themselves do not count."""
     try:
         head = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=True)
-        places = ["lgov_core", "lgov_langchain", ":(glob)examples/05_evidence/*.py"]
+        places = ["lgov_core", "lgov_langchain", ":(glob)examples/05_evidence/*.py", "examples/05_evidence/settings"]
         changed = subprocess.run(
             ["git", "status", "--porcelain", "--", *places], cwd=ROOT, capture_output=True, text=True, check=True
         )

@@ -1,6 +1,7 @@
 """Measures what lgov claims, one claim a command, and writes down what came out.
 
     python examples/05_evidence/main.py governance|credit|air [--seeds N] [--quick]
+    python examples/05_evidence/main.py settings [--only sql|retrieval|maths] [--seeds N] [--quick] [--real]
     python examples/05_evidence/main.py page       # puts the committed results into docs/evidence.md
 
 A name is a module of this folder with `run`, `tables` and `draw`.
@@ -26,6 +27,10 @@ from page import known, write_page  # noqa: E402
 
 def main(arguments: list[str]) -> int:
     """Runs one piece of evidence. Returns the exit status."""
+    if arguments[:1] == ["settings"]:  # several at once, with options of their own
+        from settings.piece import main as run_settings
+
+        return run_settings(arguments[1:])
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("name", choices=[*known(), "page"])
     parser.add_argument("--seeds", type=int, default=None, help="how many (default: as many as the claim asks for)")

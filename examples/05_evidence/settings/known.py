@@ -1,0 +1,44 @@
+"""The three settings."""
+
+from __future__ import annotations
+
+from settings.maths import tasks as maths
+from settings.retrieval import tasks as retrieval
+from settings.setting import Setting
+from settings.sql import log as sql
+
+SETTINGS = {
+    "sql": Setting(
+        name="sql",
+        title="Text-to-SQL: writer, checker, rewriter",
+        framework="langchain",
+        score="1 when the last query's result rows are those of the reference query, else 0",
+        trained=("writer", "rewriter"),
+        frozen=("checker",),
+        factory="settings.sql.episodes:make_runner",
+        policy=sql.POLICY,
+        make_world=sql.make_world,
+        plan={"warm_steps": 100, "layers": 3},
+    ),
+    "retrieval": Setting(
+        name="retrieval",
+        title="Retrieval QA: search, two and three hops",
+        framework="openai-agents",
+        score="F1 over the words of the answer",
+        trained=("reader",),
+        factory="settings.retrieval.episodes:make_runner",
+        policy=retrieval.POLICY,
+        make_world=retrieval.make_world,
+        plan={"warm_steps": 200},
+    ),
+    "maths": Setting(
+        name="maths",
+        title="Word problems with a calculator",
+        framework="autogen-agentchat",
+        score="1 for the right number, else 0",
+        trained=("solver",),
+        factory="settings.maths.episodes:make_runner",
+        policy=maths.POLICY,
+        make_world=maths.make_world,
+    ),
+}

@@ -1,0 +1,92 @@
+"""What a setting is: agents that know nothing of lgov, tasks, a reward, a policy, and a log to begin with."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+from lgov_core.policies import load_policy_file
+from lgov_core.types import Action, Point
+
+HERE = Path(__file__).parent
+Message = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Conversation:
+    """Logged messages in OpenAI form, system message first, and the tools that the model was offered."""
+
+    messages: Sequence[Message]
+    tools: Sequence[Mapping[str, Any]] = ()
+
+
+class World(Protocol):
+    """What one seed's tasks are about. ``options`` go to the workers' episode runner (JSON values)."""
+
+    options: Mapping[str, Any]
+
+    def draw_task(self, chance: random.Random, split: str) -> Mapping[str, Any]:
+        """A task (JSON values) of the split ``train`` or ``held_out``."""
+        ...
+
+    def draw_log(self, chance: random.Random) -> Sequence[Conversation]:
+        """One or several conversations of the imperfect log, about a training task."""
+        ...
+
+    def texts(self, chance: random.Random) -> Iterable[str]:
+        """Further texts that the model will read: the tokenizer learns their words."""
+        ...
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One of the documents' settings. ``score`` says in words what the task reward is."""
+
+    name: str
+    title: str
+    framework: str
+    score: str
+    trained: tuple[str, ...]
+    factory: str
+    policy: Path
+    make_world: Callable[[Path, int, Mapping[str, Any]], World]
+    frozen: tuple[str, ...] = ()
+    plan: Mapping[str, Any] = field(default_factory=dict[str, Any])
+
+
+def function_tool(name: str, description: str, argument: str) -> Mapping[str, Any]:
+    """A tool with one text argument, as its framework describes it to the model."""
+    parameters = {"type": "object", "properties": {argument: {"type": "string"}}, "required": [argument]}
+    return {"type": "function", "function": {"name": name, "description": description, "parameters": parameters}}
+
+
+def call(name: str, **arguments: str) -> Message:
+    """An assistant's message that calls a tool."""
+    function = {"name": name, "arguments": json.dumps(arguments)}
+    return {
+        "role": "assistant",
+        "content": None,
+        "tool_calls": [{"id": "call_log", "type": "function", "function": function}],
+    }
+
+
+def result(text: str) -> Message:
+    """What the tool answered."""
+    return {"role": "tool", "tool_call_id": "call_log", "content": text}
+
+
+def says(text: str) -> Message:
+    """An assistant's message without a call."""
+    return {"role": "assistant", "content": text}
+
+
+def denial(policy: Path, tool: str, **arguments: str) -> str:
+    """The text with which the policy denies a call. Raises `AssertionError` when it does not."""
+    verdict = load_policy_file(policy).judge(Action(Point.PRE_TOOL_CALL, tool, arguments=arguments, rollout_id="log"))
+    if not verdict.blocks:
+        raise AssertionError(f"{policy} does not deny {tool} {arguments}")
+    return verdict.tell()

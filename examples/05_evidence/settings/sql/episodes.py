@@ -1,0 +1,69 @@
+"""A rollout of the SQL setting: a database of its own, the graph of agents, and result rows compared with result rows."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from lgov_core.demo.oracle import Oracle, Verdict
+from lgov_core.train.jobs import Job
+from settings.episodes import SettingRunner
+from settings.sql import agent
+from settings.sql.tasks import Question, build_database, run_query
+
+
+class SQLRunner(SettingRunner):
+    """``options``: ``model`` and ``frozen_model`` (names at the endpoint), ``folder`` (where the databases go), and for tasks
+    that name a database ``templates`` (where those lie).
+    """
+
+    def __init__(self, options: Mapping[str, Any]) -> None:
+        self.folder = Path(options["folder"])
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self.templates = Path(options.get("templates", ""))
+        # What SQLite itself saw of each rollout: it asks no policy.
+        self.oracle = Oracle(("credentials",))
+        self.oracle.install()
+        self.agents = agent.make_agents(options["model"], options["frozen_model"])
+
+    async def attempt(self, job: Job) -> tuple[float, dict[str, Any]]:
+        path = self.folder / f"{job.rollout_id}-{job.attempt}.db"
+        question, expected = await asyncio.to_thread(self._begin, path, job.task)
+        work: Any = {}
+        try:
+            work = await agent.answer(self.agents, question, str(path), job.task.get("schema", ""))
+        finally:
+            seen = self._end(path)
+        kept = {"query": work["query"][:500], "verdict": work["verdict"][:100], "executed": seen.violated}
+        return float(same_rows(work["result"], expected, bool(job.task.get("ordered")))), kept
+
+    def _begin(self, path: Path, task: Mapping[str, Any]) -> tuple[str, str]:
+        if "db" in task:
+            shutil.copyfile(self.templates / f"{task['db']}.db", path)
+            asked, query = str(task["question"]), str(task["gold_sql"])
+        else:
+            build_database(path, seed=int(task["figures_seed"]))
+            question = Question(**task["question"])
+            asked, query = question.text, question.query()
+        expected = run_query(path, query)
+        self.oracle.open(path)
+        return asked, expected
+
+    def _end(self, path: Path) -> Verdict:
+        seen = self.oracle.close(path)
+        for name in (path, Path(f"{path}-journal")):
+            name.unlink(missing_ok=True)
+        return seen
+
+
+def same_rows(found: str, expected: str, ordered: bool) -> bool:
+    """Whether two results hold the same rows, in the same order where that was asked for."""
+    return found == expected or (not ordered and sorted(found.splitlines()) == sorted(expected.splitlines()))
+
+
+def make_runner(options: Mapping[str, Any]) -> SQLRunner:
+    """The factory that workers are told to call."""
+    return SQLRunner(options)

@@ -1,0 +1,102 @@
+"""The model at the start: built or loaded, then warmed up for a short while on the setting's imperfect log."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from lgov_core.models import LanguageModel, build_tiny, load_model
+from lgov_core.train.config import SupervisedConfig
+from lgov_core.train.policy_model import lora_policy
+from lgov_core.train.rows import TrainRow
+from lgov_core.train.supervised import supervised
+from settings.plan import Plan
+from settings.setting import Conversation, World
+
+#: A logged conversation with more tokens is left out: one of them would take as long as many others.
+LONGEST = 1024
+
+Progress = Callable[[int, int, float], None]
+
+
+def warm_model(world: World, plan: Plan, folder: Path, progress: Progress) -> LanguageModel:
+    """The model with which every seed begins: what lies in ``folder``, or else what is made and put there."""
+    if not (folder / "config.json").exists():
+        _made(world, plan, plan.warm_seed, progress).save(folder)
+    return load_model(str(folder), dtype="float32", tool_format="compact")
+
+
+def _made(world: World, plan: Plan, seed: int, progress: Progress) -> LanguageModel:
+    chance = random.Random(f"log/{seed}")
+
+    def rows(model: LanguageModel, count: int) -> list[TrainRow]:
+        found: list[TrainRow] = []
+        while len(found) < count:
+            drawn = [conversation_row(model, one) for one in world.draw_log(chance)]
+            found += [row for row in drawn if len(row.ids) <= LONGEST]
+        return found[:count]
+
+    config = SupervisedConfig(
+        steps=plan.warm_steps, batch=plan.warm_batch, learning_rate=plan.warm_rate, bf16=plan.model != "tiny"
+    )
+    if plan.model == "tiny":
+        model = build_tiny(_texts(world), seed=seed, layers=plan.layers)
+        _spread(model.module, seed)
+        supervised(model.module, lambda count: rows(model, count), config, progress)
+        return model
+    model = load_model(plan.model, dtype="float32", tool_format="compact")
+    policy = lora_policy(model.module, rank=16, seed=seed)
+    supervised(policy.module, lambda count: rows(model, count), config, progress)
+    model.module.load_state_dict(dict(policy.served()), strict=False)
+    return model
+
+
+def _spread(module: Any, seed: int) -> None:
+    """Begins with weights of deviation 1 / √(inputs), smaller where a layer adds to what there is.
+
+    With the 0.02 that language models usually begin with, a model this narrow attends to everything alike for hundreds of
+    steps; so it needs an eighth of them.
+    """
+    chance = torch.Generator().manual_seed(seed)
+    depth = math.sqrt(2 * module.config.num_hidden_layers)
+    with torch.no_grad():
+        for name, weight in module.named_parameters():
+            if weight.dim() == 2:
+                added = name.endswith(("o_proj.weight", "down_proj.weight"))
+                deviation = 0.05 if "embed" in name else weight.shape[1] ** -0.5 / (depth if added else 1.0)
+                weight.normal_(0.0, deviation, generator=chance)
+
+
+def conversation_row(model: LanguageModel, conversation: Conversation) -> TrainRow:
+    """A conversation as the tokens that the endpoint would see, the assistant's turns masked for training."""
+    ids: list[int] = []
+    mask: list[int] = []
+    for turn, message in enumerate(conversation.messages):
+        if message["role"] != "assistant":
+            continue
+        prompt = model.render(conversation.messages[:turn], conversation.tools)
+        if prompt[: len(ids)] != ids:
+            raise AssertionError("the prompts of a logged conversation do not extend one another")
+        reply = model.encode_reply(message, conversation.tools)
+        mask += [*([0] * (len(prompt) - len(ids))), *([1] * len(reply))]
+        ids = [*prompt, *reply]
+    zeros = (0.0,) * len(ids)
+    return TrainRow(tuple(ids), tuple(mask), zeros, zeros, zeros, 1.0)
+
+
+def _texts(world: World) -> list[str]:
+    """What the tokenizer learns its words from."""
+    chance = random.Random("words")
+    texts = [text for text in world.texts(chance)]
+    for _ in range(400):
+        for conversation in world.draw_log(chance):
+            for message in conversation.messages:
+                texts.append(str(message.get("content") or ""))
+                for call in message.get("tool_calls", ()):
+                    texts.append(f"@{call['function']['name']} {call['function']['arguments'].split(': ', 1)[1][1:-2]}")
+    return texts
