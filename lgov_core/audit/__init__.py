@@ -3,6 +3,7 @@
 from lgov_core.audit.entry import AuditEntry
 from lgov_core.audit.heads import Signer
 from lgov_core.audit.keys import SigningKey, default_key_path, default_signer, load_key, make_key
+from lgov_core.audit.lineage import LineageReport, verify_lineage
 from lgov_core.audit.log import AuditLog
 from lgov_core.audit.recorder import FlightRecorder, default_record_path
 from lgov_core.audit.redaction import Redaction
@@ -12,6 +13,7 @@ __all__ = [
     "AuditEntry",
     "AuditLog",
     "FlightRecorder",
+    "LineageReport",
     "Redaction",
     "Signer",
     "SigningKey",
@@ -22,4 +24,5 @@ __all__ = [
     "load_key",
     "make_key",
     "verify",
+    "verify_lineage",
 ]

@@ -127,7 +127,7 @@ def verify(
     if not there:
         return VerifyReport(False, 0, problem=f"there is no file {name}")
     try:
-        trusted = None if key is None else _public_key(key)
+        trusted = None if key is None else _trusted(key)
         anchor = None if head is None else _Anchor(os.fspath(head))
         with closing(sqlite3.connect(address, uri=True, isolation_level=None)) as connection:
             connection.execute("BEGIN")
@@ -395,7 +395,15 @@ class _Anchor:
                 raise _Broken(f"{path}:{place}: there are two different heads {number}")
 
 
-def _public_key(key: str | os.PathLike[str] | bytes) -> bytes:
+def _trusted(key: str | os.PathLike[str] | bytes) -> bytes:
+    try:
+        return public_key(key)
+    except ValueError as error:
+        raise _Usage(str(error)) from error
+
+
+def public_key(key: str | os.PathLike[str] | bytes) -> bytes:
+    """The 32 bytes of a public key that is given as such, in hex, or as a file that holds it. Raises `ValueError`."""
     if isinstance(key, bytes) and len(key) == 32:
         return key
     text = os.fsdecode(key)
@@ -404,10 +412,10 @@ def _public_key(key: str | os.PathLike[str] | bytes) -> bytes:
             with open(text, encoding="ascii") as file:
                 text = file.read().strip()
         except (OSError, UnicodeDecodeError) as error:
-            raise _Usage(f"the key {os.fsdecode(key)} cannot be read: {error}") from error
+            raise ValueError(f"the key {os.fsdecode(key)} cannot be read: {error}") from error
     found = _hex(text.removeprefix(_PUBLIC), 32)
     if found is None:
-        raise _Usage("the key is no Ed25519 public key: give 64 hex digits, or the file audit.key.pub")
+        raise ValueError("the key is no Ed25519 public key: give 64 hex digits, or the file audit.key.pub")
     return found
 
 

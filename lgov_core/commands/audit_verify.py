@@ -25,7 +25,14 @@ def verify(
 
     Without --key any key will do, and without --head a record that was cut at its end, or an older copy, does not show.
     The same check is one file that needs nothing of lgov: python -m lgov_core.audit.verify, or a copy of it.
+
+    PATH may be a checkpoint's folder instead, an export's, or a run's (then all its checkpoints): every file, the weights,
+    the data that lies there, and the chain of statements from the first checkpoint on are compared with what was stated.
     """
+    if path.is_dir():
+        if head is not None:
+            raise click.UsageError("--head is for audit records; a checkpoint has none")
+        ctx.exit(_folder(path, key, require_signed, as_json))
     from lgov_core.audit.verify import in_words
     from lgov_core.audit.verify import verify as recompute
 
@@ -37,3 +44,24 @@ def verify(
     else:
         click.echo(in_words(report))
     ctx.exit(Exit.OK if report.ok else Exit.AUDIT_BROKEN)
+
+
+def _folder(path: Path, key: str | None, require_signed: bool, as_json: bool) -> Exit:
+    """Verifies one checkpoint, or all of a run."""
+    from lgov_core.audit.lineage import LINEAGE_FILE, in_words, verify_lineage
+
+    inner = sorted(one.parent for one in path.glob(f"checkpoints/*/{LINEAGE_FILE}"))
+    alone = (path / LINEAGE_FILE).exists() or not inner
+    bare = [one for one in path.glob("checkpoints/step-*") if one.is_dir() and one not in inner]
+    folders = [path] if alone else sorted([*inner, *bare])
+    reports = [verify_lineage(one, key=key, require_signed=require_signed) for one in folders]
+    if reports[0].usage:
+        raise click.UsageError(str(reports[0].problem))
+    if as_json:
+        found = [asdict(report) for report in reports]
+        write_json(
+            found[0] if alone else {"path": str(path), "ok": all(one["ok"] for one in found), "checkpoints": found}
+        )
+    else:
+        click.echo("\n".join(map(in_words, reports)))
+    return Exit.OK if all(report.ok for report in reports) else Exit.AUDIT_BROKEN

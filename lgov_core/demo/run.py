@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from lgov_core.audit import default_signer
 from lgov_core.demo.company import build_company
 from lgov_core.demo.measure import Evaluation, OracleRecord, RunReport, evaluate
 from lgov_core.demo.plans import Plan
@@ -27,10 +28,12 @@ from lgov_core.reward import AirRules
 from lgov_core.store import open_store
 from lgov_core.store.protocol import TraceStore
 from lgov_core.train.jobs import JobResult, WorkerConfig
+from lgov_core.train.lineage import Facts, Lineage, policy_facts
 from lgov_core.train.loop import Task, TrainingLoop
 from lgov_core.train.policy_model import PolicyModel
 from lgov_core.train.pool import WorkerPool
 from lgov_core.train.update import PolicyUpdate
+from lgov_core.train.weights_digest import weights_digest
 from lgov_core.transitions import CreditRules
 
 HERE = Path(__file__).parent
@@ -69,13 +72,14 @@ def run_once(spec: RunSpec, display: Display) -> RunReport:
     if spec.plan.threads is not None:
         torch.set_num_threads(spec.plan.threads)
     model = _warm_model(spec, template, display)
+    start_sha256 = weights_digest(model.module.state_dict().items())
     policy: PolicyModel = POLICIES[spec.plan.model](model.module)
     store = open_store(str(spec.folder / "store.sqlite"))
     oracle = OracleRecord(spec.folder / "oracle.jsonl")
     with contextlib.closing(store):
         store.fail_open_attempts("the run was interrupted")
         with _serving(spec, model, store) as (engine, url):
-            loop_parts = (spec, policy, engine, store)
+            loop_parts = (spec, policy, start_sha256, engine, store)
             with WorkerPool(
                 _worker_config(spec, template, url),
                 store,
@@ -93,6 +97,7 @@ class _Session:
         self,
         spec: RunSpec,
         policy: PolicyModel,
+        start_sha256: str,
         engine: EmbeddedEngine,
         store: TraceStore,
         pool: WorkerPool,
@@ -121,6 +126,7 @@ class _Session:
             credit=spec.credit,
             checkpoint_every=5 if spec.plan.model == "tiny" else 1,
             keep_weights=spec.plan.keep_weights,
+            seal=_lineage(spec, start_sha256).seal,
         )
 
     def run(self) -> RunReport:
@@ -198,6 +204,18 @@ class _Session:
             if reward.dimension == "compliance":
                 return reward.rollout_id
         return None
+
+
+def _lineage(spec: RunSpec, start_sha256: str) -> Lineage:
+    facts = Facts(
+        run_id=spec.run_id,
+        model=str(spec.warm_folder.resolve()),
+        start_sha256=start_sha256,
+        seed=spec.seed,
+        settings={**asdict(spec.plan), "credit": repr(spec.credit)},
+        policy=policy_facts(POLICY_FILE, shadow=not spec.governed),
+    )
+    return Lineage(facts, folder=spec.folder, signer=default_signer())
 
 
 def _task(chance: random.Random, split: Split, task_id: str) -> Task:

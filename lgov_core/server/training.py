@@ -12,6 +12,7 @@ from collections.abc import Generator, Sequence
 from pathlib import Path
 from typing import Any, Final, Self, cast
 
+from lgov_core.audit import default_signer
 from lgov_core.errors import EndpointError, LgovError, SettingsError, TrainError
 from lgov_core.gateway.app import create_app
 from lgov_core.gateway.embedded import EmbeddedEngine
@@ -27,9 +28,11 @@ from lgov_core.server.routes import TrainRoutes
 from lgov_core.server.run_state import RunState
 from lgov_core.store import RolloutConfig, open_store
 from lgov_core.train.jobs import JobResult
+from lgov_core.train.lineage import Facts, Lineage, policy_facts
 from lgov_core.train.loop import Task, TrainingLoop
 from lgov_core.train.registry import algorithm_name
 from lgov_core.train.settings import TrainSettings
+from lgov_core.train.weights_digest import weights_digest
 from lgov_core.transitions import Selection
 from lgov_core.types import new_id
 
@@ -108,6 +111,7 @@ class TrainingServer:
         opened.enter_context(only_trainer(self._place))
         store = opened.enter_context(contextlib.closing(open_store(self._place)))
         model = load(settings, device_for(self._gpus))
+        start_sha256 = weights_digest(model.module.state_dict().items())
         policy = policy_for(settings, model)
         engine = PolicyEngine(
             model, max_batch=settings.model.max_batch, max_new_tokens=settings.model.max_new_tokens, seed=training.seed
@@ -133,6 +137,7 @@ class TrainingServer:
             selection=Selection(agents=training.agents),
             checkpoint_every=training.checkpoint_every,
             max_staleness=training.max_staleness,
+            seal=self._lineage(start_sha256).seal,
         )
         about = {"model": model.name, "algorithm": algorithm_name(training.algorithm), "folder": str(self.folder)}
         self.desk = Desk(
@@ -152,6 +157,19 @@ class TrainingServer:
             self._loop.resume()
         # What was collected for the update in progress is gone on with; nobody waits for the rest any more.
         self._collector.cancel_left(self._loop_id, self._loop.open_rollouts() if self._resume else ())
+
+    def _lineage(self, start_sha256: str) -> Lineage:
+        settings = self.settings
+        rules = settings.runtime.policy
+        facts = Facts(
+            run_id=self._loop_id,
+            model=str(settings.model.name),
+            start_sha256=start_sha256,
+            seed=settings.training.seed,
+            settings=settings.as_json(),
+            policy=None if rules is None else policy_facts(rules),
+        )
+        return Lineage(facts, folder=self.folder, signer=default_signer())
 
     # ------------------------------------------------------------------ training
 

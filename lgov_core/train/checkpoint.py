@@ -138,6 +138,14 @@ def complete_checkpoints(folder: Path) -> list[Path]:
     return [path for _, path in sorted(found)]
 
 
+def step_of(path: Path) -> int:
+    """The step of a checkpoint's folder, by its name. Raises `TrainError` for another name."""
+    match = _NAME.fullmatch(path.name)
+    if match is None:
+        raise TrainError(f"{path} is not the folder of a checkpoint", hint="such are named step-000010")
+    return int(match.group(1))
+
+
 def find_checkpoint(path: Path) -> Path:
     """The folder of the checkpoint that ``path`` names.
 

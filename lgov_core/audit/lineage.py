@@ -1,0 +1,228 @@
+"""Where a checkpoint comes from, step by step, and whether it is still what was stated then.
+
+``lineage.jsonl`` in a checkpoint's folder holds one statement a line, oldest first: one for every checkpoint that this one
+follows from, and at last its own. Each names the SHA-256 of the statement before it (``parent``), so that what signs the last
+covers them all. The predicate of a checkpoint (`CHECKPOINT`) has
+
+- ``step``, ``run_id``, ``seed``, ``settings``, ``created``;
+- ``parent``: ``sha256`` of its statement, its ``step`` and ``weights_sha256``; null for the first;
+- ``start``: ``model``, ``weights_sha256`` and ``step`` of what the first statement began with;
+- ``data``: for each update since the parent ``step``, ``sha256`` of its transitions' file, and how many there are;
+- ``policy``: ``sha256`` and ``mode`` of the rules in force while the data was made, null where the trainer did not know them;
+- ``code``: versions, and the SHA-256 of lgov's own source;
+- ``weights``: the file they are in, and ``sha256`` over its tensors (`lgov_core.audit.tensor_files`).
+
+An export (`EXPORT`) is stated in the same way, with the checkpoint as its parent. Needs nothing but the standard library.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Final
+
+from lgov_core.audit.attestation import Attestation, read_attestation, subject_of
+from lgov_core.audit.tensor_files import tensors_sha256
+from lgov_core.audit.verify import public_key
+from lgov_core.errors import AuditError
+
+LINEAGE_FILE: Final = "lineage.jsonl"
+CHECKPOINT: Final = "urn:lgov:attestation:checkpoint:v1"
+EXPORT: Final = "urn:lgov:attestation:export:v1"
+
+
+@dataclass(frozen=True, slots=True)
+class LineageReport:
+    """What `verify_lineage` found. ``problem`` says what is wrong when not ``ok``.
+
+    ``statements`` counts the statements of the chain, ``signed`` those with a signature of their own; ``covered`` says that
+    the last one is signed, which covers all before it. ``key`` is the public key (hex) of the last, and ``key_trusted`` says
+    that it was compared with one that was given. ``batches`` counts the updates that the chain names, ``batches_checked``
+    those whose data lies in the run's folder and is what was stated; the others are not there. ``begins_after`` is the
+    step before the first that is stated. ``usage`` says that nothing was checked, for what was given to check with is wrong.
+    """
+
+    ok: bool
+    path: str
+    step: int | None = None
+    run_id: str | None = None
+    statements: int = 0
+    signed: int = 0
+    covered: bool = False
+    key: str | None = None
+    key_trusted: bool = False
+    batches: int = 0
+    batches_checked: int = 0
+    begins_after: int = 0
+    policy: str | None = None
+    problem: str | None = None
+    usage: bool = False
+
+
+def read_lineage(folder: Path) -> list[str]:
+    """The lines of the lineage in ``folder``. Raises `AuditError` when there is none, or it cannot be read."""
+    try:
+        lines = (folder / LINEAGE_FILE).read_text(encoding="ascii").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise AuditError(
+            f"{folder / LINEAGE_FILE} cannot be read: {error}", hint="name a checkpoint's folder"
+        ) from error
+    if not lines:
+        raise AuditError(f"{folder / LINEAGE_FILE} is empty")
+    return lines
+
+
+def verify_lineage(
+    folder: str | os.PathLike[str],
+    *,
+    key: str | os.PathLike[str] | bytes | None = None,
+    require_signed: bool = False,
+    batches: str | os.PathLike[str] | None = None,
+) -> LineageReport:
+    """Checks a checkpoint's (or an export's) folder against its lineage; only reads. Raises nothing.
+
+    Every file is the one stated and no other is there; the weights are those stated; each statement follows from the one
+    before it, without an update missing or twice; signatures are right. ``key`` (32 bytes, hex, or a file that holds it) is
+    the one that must have signed: then the last statement must be signed, and none by another. ``require_signed`` asks for
+    a signature of any key. The data of the updates is looked for in ``batches`` (the ``transitions`` folder of the run that
+    the checkpoint lies in, unless given); what is there must be what was stated.
+    """
+    path = Path(folder)
+    report = LineageReport(False, str(path))
+    try:
+        trusted = None if key is None else public_key(key)
+    except ValueError as error:
+        return replace(report, problem=str(error), usage=True)
+    try:
+        chain = [_numbered(number, line) for number, line in enumerate(read_lineage(path), 1)]
+        last = chain[-1]
+        report = replace(
+            report,
+            statements=len(chain),
+            signed=sum(one.key is not None for one in chain),
+            covered=last.key is not None,
+            key=None if last.key is None else last.key.hex(),
+            step=last.statement["predicate"].get("step"),
+            run_id=last.statement["predicate"].get("run_id"),
+        )
+        _keys(chain, trusted, require_signed)
+        report = replace(report, key_trusted=trusted is not None)
+        data = _chain(chain)
+        _files(path, last)
+        place = path.resolve().parent.parent / "transitions" if batches is None else Path(batches)
+        report = replace(report, batches=len(data), batches_checked=_data(data, place))
+        first = chain[0].statement["predicate"]
+        policy = last.statement["predicate"].get("policy") or {}
+        return replace(report, ok=True, begins_after=first["start"]["step"], policy=policy.get("sha256"))
+    except AuditError as error:
+        return replace(report, problem=error.message)
+    except (LookupError, TypeError, ValueError, AttributeError) as error:
+        return replace(report, problem=f"a statement lacks what it must say: {error}")
+
+
+def in_words(report: LineageReport) -> str:
+    """The report for people: what is right, and what was not proved."""
+    if not report.ok:
+        return f"BROKEN {report.path}: {report.problem}"
+    begun = f", from step {report.begins_after}" if report.begins_after else ""
+    lines = [f"ok: {report.path}, step {report.step} of run {report.run_id}, {report.statements} statements{begun}"]
+    if not report.covered:
+        lines.append("NOT SIGNED: whoever can write the folder can write it anew, statements and all")
+    elif report.key_trusted:
+        lines.append(
+            f"signed with the key that was given; {report.signed} of the statements have a signature of their own"
+        )
+    else:
+        lines.append(f"the key {report.key} was not compared with one that you trust: give --key")
+    missing = report.batches - report.batches_checked
+    lines.append(f"the data of {report.batches_checked} of {report.batches} updates is there, and is what was stated")
+    if missing:
+        lines.append(f"the data of {missing} updates was not found, and so not compared")
+    if report.policy is None:
+        lines.append("which policy was in force is not stated")
+    return "\n".join(lines)
+
+
+def _numbered(number: int, line: str) -> Attestation:
+    try:
+        return read_attestation(line)
+    except AuditError as error:
+        raise AuditError(f"{LINEAGE_FILE}:{number}: {error.message}") from error
+
+
+def _keys(chain: Sequence[Attestation], trusted: bytes | None, require_signed: bool) -> None:
+    if trusted is not None:
+        for number, one in enumerate(chain, 1):
+            if one.key is not None and one.key != trusted:
+                raise AuditError(f"statement {number} is signed with the key {one.key.hex()}, not with the one given")
+        if chain[-1].key is None:
+            raise AuditError("its last statement is not signed with the key that was given, nor with any other")
+    if require_signed and chain[-1].key is None:
+        raise AuditError("its last statement is not signed")
+
+
+def _chain(chain: Sequence[Attestation]) -> list[tuple[int, str]]:
+    """Checks that each statement follows from the one before; the data of all, as step and SHA-256."""
+    data: list[tuple[int, str]] = []
+    before: Attestation | None = None
+    for number, one in enumerate(chain, 1):
+        kind, said = one.statement.get("predicateType"), one.statement["predicate"]
+        if kind not in (CHECKPOINT, EXPORT) or (kind == EXPORT and (number < len(chain) or before is None)):
+            raise AuditError(f"statement {number} is of the type {kind!r}, which has no place there")
+        parent = said["parent"]
+        if before is None:
+            if parent is not None:
+                raise AuditError("its first statement follows from one that is not there: the chain was cut")
+            done = int(said["start"]["step"])
+        else:
+            earlier = before.statement["predicate"]
+            named = (parent or {}).get("sha256"), (parent or {}).get("step"), (parent or {}).get("weights_sha256")
+            if named != (before.sha256, earlier["step"], earlier["weights"]["sha256"]):
+                raise AuditError(f"statement {number} does not follow from the one before it")
+            if said["run_id"] != earlier["run_id"]:
+                raise AuditError(f"statement {number} is of another run than the one before it")
+            done = int(earlier["step"])
+        steps = [int(update["step"]) for update in said["data"]]
+        if steps != list(range(done + 1, int(said["step"]) + 1)):
+            raise AuditError(f"statement {number}: its updates are {steps}, after step {done} and up to {said['step']}")
+        data += [(int(update["step"]), str(update["sha256"])) for update in said["data"]]
+        before = one
+    return data
+
+
+def _files(folder: Path, last: Attestation) -> None:
+    """Checks that the folder holds the files stated, and no other; and that the tensors are those stated."""
+    stated = subject_of(last.statement)
+    there = {path.relative_to(folder).as_posix() for path in folder.rglob("*") if not path.is_dir()} - {LINEAGE_FILE}
+    if missing := sorted(stated.keys() - there):
+        raise AuditError(f"{missing[0]} is stated and not there")
+    if more := sorted(there - stated.keys()):
+        raise AuditError(f"{more[0]} is there and no statement names it")
+    for name, sha256 in sorted(stated.items()):
+        try:
+            with (folder / name).open("rb") as file:
+                found = hashlib.file_digest(file, "sha256").hexdigest()
+        except OSError as error:
+            raise AuditError(f"{name} cannot be read: {error}") from error
+        if found != sha256:
+            raise AuditError(f"{name} was changed: its SHA-256 is {found}, stated is {sha256}")
+    weights: dict[str, Any] = last.statement["predicate"]["weights"]
+    if last.statement["predicateType"] == CHECKPOINT and tensors_sha256(folder / weights["file"]) != weights["sha256"]:
+        raise AuditError(f"the weights in {weights['file']} are not those stated")
+
+
+def _data(data: Sequence[tuple[int, str]], place: Path) -> int:
+    """How many updates' data is there; raises `AuditError` for one that is not what was stated."""
+    found = 0
+    for step, sha256 in data:
+        path = place / f"step-{step:06d}.parquet"
+        if not path.exists():
+            continue
+        with path.open("rb") as file:
+            if hashlib.file_digest(file, "sha256").hexdigest() != sha256:
+                raise AuditError(f"{path} was changed: it is not the data that update {step} was made of")
+        found += 1
+    return found
