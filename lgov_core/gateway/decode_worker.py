@@ -1,4 +1,4 @@
-"""The thread that runs the model: takes what waits, decodes it in batches, lets weights change only in between.
+"""The thread that runs the model: takes what waits into the running batch, lets weights change only where nobody uses them.
 
 Imports torch and transformers; import it only where they are needed.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -16,13 +16,14 @@ from typing import Any
 
 import torch
 
-from lgov_core.errors import EndpointError
-from lgov_core.gateway.generation import Batch, Decoder, Row
+from lgov_core.errors import EndpointError, ModelError
+from lgov_core.gateway.generation import Decoder
+from lgov_core.gateway.sampling import Row
 
 logger = logging.getLogger(__name__)
 
 #: Steps between two looks at the queue while a batch runs: reading prompts holds up those who are being answered.
-_STEPS_BETWEEN_ADMISSIONS = 4
+_STEPS_BETWEEN_ADMISSIONS = 2
 
 
 @dataclass(slots=True, eq=False)
@@ -36,19 +37,27 @@ class Job:
 
 @dataclass(slots=True, eq=False)
 class _Order:
+    """Something to do when no row of ``policy`` is being decoded (None: no row at all)."""
+
     act: Callable[[], Any]
+    policy: str | None
     answer: Future[Any]
+
+    def holds(self, policy: str) -> bool:
+        """Whether it waits for the calls of this policy."""
+        return self.policy in (None, policy)
 
 
 class DecodeWorker:
     """One thread around one `Decoder`. All public methods may be called from any thread.
 
     An exception while decoding fails the jobs of that batch with an `EndpointError` (500); the worker goes on.
-    ``weights_version`` may be set only in `between_batches`: so all tokens of a job come from the version it is told.
+    ``versions`` are those of the weights by policy ("" is the model itself). They may be set only in `between`: so all
+    tokens of a job come from the version it is told.
     """
 
     def __init__(self, decoder: Decoder, *, max_batch: int, max_wait_s: float, threads: int | None) -> None:
-        self.weights_version = 0
+        self.versions: dict[str, int] = {"": 0}
         self._decoder = decoder
         self._max_batch = max_batch
         self._max_wait_s = max_wait_s
@@ -56,7 +65,8 @@ class DecodeWorker:
         self._changed = threading.Condition()
         self._waiting: deque[Job] = deque()
         self._orders: deque[_Order] = deque()
-        self._pauses = 0
+        #: How often each policy is paused; None: all of them.
+        self._pauses: Counter[str | None] = Counter()
         self._closing = False
         self._thread: threading.Thread | None = None
 
@@ -88,65 +98,78 @@ class DecodeWorker:
             self._waiting.append(job)
             self._changed.notify_all()
 
-    def between_batches(self, act: Callable[[], Any]) -> Any:
-        """Runs ``act`` in the worker's thread when nothing is being decoded; returns or raises what it does.
+    def between(self, act: Callable[[], Any], policy: str | None = None) -> Any:
+        """Runs ``act`` in the worker's thread when no call of ``policy`` is being decoded; returns or raises what it does.
 
-        Blocks until then. What runs is finished first, what waits goes on waiting. Before the start it runs at once.
+        Blocks until then. Its calls that run are finished first, those that wait go on waiting; the calls of other
+        policies go on (None: of none). Before the start it runs at once.
         """
         with self._changed:
             if self._closing:
                 raise _closed()
             if self._thread is None:
                 return act()
-            order = _Order(act, Future())
+            order = _Order(act, policy, Future())
             self._orders.append(order)
             self._changed.notify_all()
         return order.answer.result()
 
-    def pause(self) -> None:
-        """Returns once nothing is being decoded; nothing will be until as many calls of `resume`."""
+    def pause(self, policy: str | None = None) -> None:
+        """Returns once no call of ``policy`` (None: no call) is being decoded; none will be until as many `resume`."""
 
         def count() -> None:
-            self._pauses += 1
+            self._pauses[policy] += 1
 
-        self.between_batches(count)
+        self.between(count, policy)
 
-    def resume(self) -> None:
-        """Takes back one `pause`. The module's weights may have been changed in the meantime."""
+    def resume(self, policy: str | None = None) -> None:
+        """Takes back one `pause`. The weights may have been changed in the meantime."""
         with self._changed:
-            self._decoder.forget()
-            self._pauses = max(0, self._pauses - 1)
+            if self._pauses[policy] > 0:
+                self._pauses[policy] -= 1
+            # What is kept belongs to the worker's thread.
+            self._orders.append(_Order(lambda: self._decoder.forget(policy), policy, Future()))
             self._changed.notify_all()
+
+    def risen(self, policy: str, version: int | None) -> int:
+        """The version that ``version`` (None: the next) makes of a policy's. Raises `ModelError` when it does not rise."""
+        present = self.versions[policy]
+        new_version = present + 1 if version is None else version
+        if new_version <= present:
+            raise ModelError(f"weights version {new_version} cannot follow {present}")
+        return new_version
+
+    def forget(self, policy: str) -> None:
+        """Drops what was computed with a policy's weights. For use in `between`."""
+        self._decoder.forget(policy)
 
     def _run(self) -> None:
         if self._threads is not None:
             torch.set_num_threads(self._threads)
-        batch: Batch | None = None
         jobs: dict[Row, Job] = {}
         steps = 0
         try:
             while True:
-                orders, admitted = self._next(len(batch.rows) if batch else 0, steps)
+                orders, admitted = self._next(steps)
                 if orders is None:
                     return
                 for order in orders:
                     _carry_out(order)
                 if admitted:
                     steps = 0
-                    batch = self._admit(batch, admitted, jobs)
-                elif batch is not None:
+                    self._admit(admitted, jobs)
+                elif self._decoder.rows:
                     steps += 1
-                    batch = self._step(batch, jobs)
+                    self._step(jobs)
         finally:
             self._end(jobs)
 
-    def _next(self, running: int, steps: int) -> tuple[list[_Order] | None, list[Job]]:
+    def _next(self, steps: int) -> tuple[list[_Order] | None, list[Job]]:
         """What to do now, waiting for it when nothing runs: orders, jobs to begin with. None for orders: end."""
+        running = self._decoder.rows
         with self._changed:
             if not running:
-                self._changed.wait_for(
-                    lambda: self._closing or self._orders or (self._waiting and not self._pauses),
-                )
+                self._changed.wait_for(lambda: self._closing or self._orders or self._admissible(1))
                 if not self._closing and not self._orders:
                     # Whoever comes within this moment is answered in the same batch.
                     self._changed.wait_for(
@@ -155,59 +178,61 @@ class DecodeWorker:
                     )
             if self._closing:
                 return None, []
-            if self._orders:
-                # As long as something is decoded, orders wait for it to end, and nothing new is begun.
-                orders = [] if running else list(self._orders)
-                if orders:
-                    self._orders.clear()
+            orders = [order for order in self._orders if not any(order.holds(row.policy) for row in running)]
+            if orders:
+                for order in orders:
+                    self._orders.remove(order)
                 return orders, []
-            if self._pauses or (running and steps < _STEPS_BETWEEN_ADMISSIONS):
+            if running and steps < _STEPS_BETWEEN_ADMISSIONS:
                 return [], []
-            room = self._max_batch - running
-            return [], [self._waiting.popleft() for _ in range(min(room, len(self._waiting)))]
+            admitted = self._admissible(self._max_batch - len(running))
+            for job in admitted:
+                self._waiting.remove(job)
+            return [], admitted
 
-    def _admit(self, batch: Batch | None, admitted: list[Job], jobs: dict[Row, Job]) -> Batch | None:
+    def _admissible(self, room: int) -> list[Job]:
+        """The first that wait and that no order and no pause holds back."""
+        if not self._waiting or room < 1 or self._pauses[None] > 0:
+            return []
+        found: list[Job] = []
+        for job in self._waiting:
+            policy = job.row.policy
+            if self._pauses[policy] == 0 and not any(order.holds(policy) for order in self._orders):
+                found.append(job)
+                if len(found) == room:
+                    break
+        return found
+
+    def _admit(self, admitted: list[Job], jobs: dict[Row, Job]) -> None:
         fresh = {job.row: job for job in admitted if not job.row.abandoned}
         if not fresh:
-            return batch
+            return
         try:
-            more = self._decoder.begin(list(fresh))
+            self._decoder.admit(list(fresh))
         except Exception as error:  # noqa: BLE001  logged, and told to whoever waits
-            self._fail(fresh, error)
-            return batch
+            self._decoder.forget()
+            _fail(fresh, error)
+            return
         jobs.update(fresh)
-        self._deliver(jobs, more.rows)
-        try:
-            return self._decoder.join(batch, more)
-        except Exception as error:  # noqa: BLE001  logged, and told to whoever waits
-            self._fail(jobs, error)
-            return None
+        self._deliver(jobs)
 
-    def _step(self, batch: Batch, jobs: dict[Row, Job]) -> Batch | None:
+    def _step(self, jobs: dict[Row, Job]) -> None:
         try:
-            self._decoder.step(batch)
-            self._deliver(jobs, batch.rows)
-            return self._decoder.thin(batch)
+            self._decoder.step()
+            self._deliver(jobs)
         except Exception as error:  # noqa: BLE001  logged, and told to whoever waits
-            self._fail(jobs, error)
-            return None
+            self._decoder.drop_all()
+            _fail(jobs, error)
 
-    def _deliver(self, jobs: dict[Row, Job], rows: Sequence[Row]) -> None:
+    def _deliver(self, jobs: dict[Row, Job]) -> None:
         """Tells those whose rows are done; one wake-up for each event loop."""
         by_loop: dict[asyncio.AbstractEventLoop, list[Job]] = {}
-        for row in rows:
+        for row in self._decoder.rows:
             if row.done and (job := jobs.pop(row, None)) is not None:
                 by_loop.setdefault(job.loop, []).append(job)
+        self._decoder.drop_finished()
         for loop, done in by_loop.items():
-            _settle(loop, done, self.weights_version)
-
-    def _fail(self, jobs: dict[Row, Job], error: Exception) -> None:
-        logger.error("decoding a batch of %d calls failed", len(jobs), exc_info=error)
-        self._decoder.forget()
-        for job in jobs.values():
-            what = f"the model failed: {type(error).__name__}: {error}"
-            _settle(job.loop, [job], EndpointError(what, status=500, hint="the calls of this batch may be sent again"))
-        jobs.clear()
+            _settle(loop, [(job, self.versions[job.row.policy]) for job in done])
 
     def _end(self, jobs: dict[Row, Job]) -> None:
         """Nobody is left waiting, however the thread ended."""
@@ -218,7 +243,7 @@ class DecodeWorker:
             self._waiting.clear()
             self._orders.clear()
         for job in left:
-            _settle(job.loop, [job], _closed())
+            _settle(job.loop, [(job, _closed())])
         for order in orders:
             order.answer.set_exception(_closed())
 
@@ -234,9 +259,18 @@ def _carry_out(order: _Order) -> None:
         order.answer.set_exception(error)
 
 
-def _settle(loop: asyncio.AbstractEventLoop, jobs: list[Job], outcome: int | EndpointError) -> None:
+def _fail(jobs: dict[Row, Job], error: Exception) -> None:
+    logger.error("decoding a batch of %d calls failed", len(jobs), exc_info=error)
+    for job in jobs.values():
+        what = f"the model failed: {type(error).__name__}: {error}"
+        told = EndpointError(what, status=500, hint="the calls of this batch may be sent again")
+        _settle(job.loop, [(job, told)])
+    jobs.clear()
+
+
+def _settle(loop: asyncio.AbstractEventLoop, outcomes: Sequence[tuple[Job, int | EndpointError]]) -> None:
     def settle() -> None:
-        for job in jobs:
+        for job, outcome in outcomes:
             if job.future.done():
                 continue
             if isinstance(outcome, int):
@@ -247,4 +281,4 @@ def _settle(loop: asyncio.AbstractEventLoop, jobs: list[Job], outcome: int | End
     try:
         loop.call_soon_threadsafe(settle)
     except RuntimeError:
-        logger.warning("the event loop of %d calls was closed before they were answered", len(jobs))
+        logger.warning("the event loop of %d calls was closed before they were answered", len(outcomes))

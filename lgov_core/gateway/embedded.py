@@ -1,4 +1,4 @@
-"""The embedded engine: a torch model in this process, whose weights can be swapped while calls come in."""
+"""The embedded engine: a torch model in this process, and policies on it, whose weights can be swapped while calls come in."""
 
 from __future__ import annotations
 
@@ -13,19 +13,22 @@ from lgov_core.errors import EndpointError, ModelError
 from lgov_core.gateway.embedded_request import check_embedded
 from lgov_core.gateway.openai_format import completion_pieces
 from lgov_core.gateway.protocol import ChatRequest, Completion, StreamPiece, ToolCall
+from lgov_core.gateway.served_policy import ServedPolicy
 from lgov_core.gateway.token_history import TokenHistory
 from lgov_core.types import new_id
 
 if TYPE_CHECKING:
     import torch
 
-    from lgov_core.gateway.generation import Row
+    from lgov_core.gateway.sampling import Row
     from lgov_core.models import LanguageModel
 
 #: A model with fewer parameters is decoded by one thread: more would wait for each other longer than they work.
 _SMALL = 10_000_000
 #: Below this a temperature is greedy: dividing by it would leave the range of float32.
 _COLDEST = 1e-4
+#: Memory for what was computed of earlier calls.
+_KEPT = 512 << 20
 
 
 class EmbeddedEngine:
@@ -34,11 +37,16 @@ class EmbeddedEngine:
     The other APIs are translated to them. A request that asks for what this engine cannot do, such as an image, a reply
     in a JSON schema or a forced tool call, is refused (400); the choices of ``n`` > 1 are drawn side by side.
 
-    A thread of its own decodes up to ``max_batch`` calls together; a call that finds nothing running waits
-    ``max_wait_ms`` for others. ``max_new_tokens`` is the most tokens a reply may have, whatever the request says.
-    ``threads`` is the number of torch threads of that thread (None: one for a small model, else torch's choice);
-    threads started later begin with the same number, so a trainer in a new thread sets its own. Requests without a
-    seed draw theirs from ``seed`` and their order.
+    A thread of its own decodes up to ``max_batch`` calls together, which join and leave between two tokens; a call that
+    finds nothing running waits ``max_wait_ms`` for others. What was computed for a call is kept, up to ``keep_bytes``, for
+    those that begin alike: a rollout's next turn reads only what is new. ``max_new_tokens`` is the most tokens a reply may
+    have, whatever the request says. ``threads`` is the number of torch threads of that thread (None: one for a small
+    model, else torch's choice); threads started later begin with the same number, so a trainer in a new thread sets its
+    own. Requests without a seed draw theirs from ``seed`` and their order.
+
+    ``policies`` are further models by name: low-rank additions to the one model (LoRA), each with weights and versions of
+    its own (see `policy`), all decoded in one batch. Until weights are published a policy is the model itself, and its
+    version 0.
 
     ``chat`` and ``stream`` belong to one event loop; `publish`, `pause` and `resume` may be called from any thread and
     block. Nobody else may change the module's weights or run it in training mode unless the engine is paused.
@@ -56,11 +64,17 @@ class EmbeddedEngine:
         threads: int | None = None,
         seed: int = 0,
         name: str = "embedded",
+        policies: Sequence[str] = (),
+        keep_bytes: int = _KEPT,
     ) -> None:
+        names = [model.name, *policies]
+        if len(set(names)) < len(names) or not all(names):
+            raise ModelError(f"models need different names, not {', '.join(map(repr, names))}")
         if max_batch < 1 or max_new_tokens < 1:
             raise ModelError(f"max_batch ({max_batch}) and max_new_tokens ({max_new_tokens}) must be at least 1")
         from lgov_core.gateway.decode_worker import DecodeWorker
         from lgov_core.gateway.generation import Decoder
+        from lgov_core.gateway.low_rank import Additions
 
         if threads is None and model.module.num_parameters() < _SMALL:
             threads = 1
@@ -69,19 +83,35 @@ class EmbeddedEngine:
         self._max_new_tokens = max_new_tokens
         self._seed = seed
         self._count = 0
-        self._history = TokenHistory(model)
-        self._decoder = Decoder(model)
+        # By policy: the same text may have been written with other tokens by another one.
+        self._histories = {name: TokenHistory(model) for name in ("", *policies)}
+        self._additions = Additions(model.module) if policies else None
+        self._decoder = Decoder(model, self._additions, keep_bytes=keep_bytes)
         self._worker = DecodeWorker(self._decoder, max_batch=max_batch, max_wait_s=max_wait_ms / 1e3, threads=threads)
+        self._worker.versions.update(dict.fromkeys(policies, 0))
 
     @property
     def models(self) -> Sequence[str]:
-        """The model's one name."""
-        return (self._model.name,)
+        """The model's name, and those of the policies on it."""
+        return (self._model.name, *(name for name in self._histories if name))
 
     @property
     def weights_version(self) -> int:
-        """The version of the weights in use: 0 as loaded, then what `publish` returned."""
-        return self._worker.weights_version
+        """The version of the model's weights in use: 0 as loaded, then what `publish` returned."""
+        return self._worker.versions[""]
+
+    @property
+    def kept_bytes(self) -> int:
+        """How much memory is taken by what is kept of earlier calls, as of now."""
+        return self._decoder.kept_bytes
+
+    def policy(self, name: str) -> ServedPolicy:
+        """One of the ``policies``, to publish its weights. Raises `ModelError` for another name."""
+        if not name or name not in self._histories:
+            known = ", ".join(name for name in self._histories if name)
+            raise ModelError(f"no policy is named {name!r}", hint=f"there are: {known}" if known else "pass policies=")
+        assert self._additions is not None, "there are policies"
+        return ServedPolicy(name, self._worker, self._additions)
 
     async def start(self) -> None:
         """Starts decoding. Raises `EndpointError` when the engine was closed."""
@@ -101,9 +131,10 @@ class EmbeddedEngine:
         from lgov_core.gateway.decode_worker import Job
 
         check_embedded(request)
-        prompt_text, prompt_ids = self._prompt(request)
+        policy = self._policy_of(request)
+        prompt_text, prompt_ids = self._prompt(request, policy)
         loop = asyncio.get_running_loop()
-        jobs = [Job(row, loop.create_future(), loop) for row in self._rows(request, prompt_ids)]
+        jobs = [Job(row, loop.create_future(), loop) for row in self._rows(request, policy, prompt_ids)]
         for job in jobs:
             self._worker.submit(job)
         try:
@@ -124,7 +155,7 @@ class EmbeddedEngine:
     async def count_tokens(self, request: ChatRequest) -> int:
         """How many tokens the prompt has. Raises `EndpointError` (400) for a conversation that is no text."""
         check_embedded(request)
-        return len(self._history.render(request.messages, request.tools)[1])
+        return len(self._histories[self._policy_of(request)].render(request.messages, request.tools)[1])
 
     async def stream(self, request: ChatRequest) -> AsyncIterator[StreamPiece]:
         """The reply in pieces, which come once it is whole: only then is it known what in it is a tool call."""
@@ -138,10 +169,16 @@ class EmbeddedEngine:
         ``state_dict`` maps names of the module's own state to tensors of the same shape, any dtype and device; names
         may be left out. ``version`` must be above the present one (default: one more). Running calls are finished
         with the old weights, waiting ones are answered with the new. Blocks until it is done; works while paused.
-        Raises `ModelError`, with nothing changed, for an unknown name, another shape, a value that is not finite or a
-        version that does not rise; `EndpointError` when the engine is closed.
+        Raises `ModelError`, with nothing changed, for an unknown name, another shape, a value that is not finite, a
+        version that does not rise, or an engine with policies, which stand on these weights; `EndpointError` when the
+        engine is closed.
         """
-        swapped: int = self._worker.between_batches(lambda: self._swap(state_dict, version))
+        if self._additions is not None:
+            raise ModelError(
+                f"the weights of model {self._model.name!r} have policies on them and cannot change",
+                hint="publish to one of them: engine.policy(name).publish(...)",
+            )
+        swapped: int = self._worker.between(lambda: self._swap(state_dict, version))
         return swapped
 
     @contextmanager
@@ -156,10 +193,7 @@ class EmbeddedEngine:
     def _swap(self, state_dict: Mapping[str, torch.Tensor], version: int | None) -> int:
         import torch
 
-        present = self._worker.weights_version
-        new_version = present + 1 if version is None else version
-        if new_version <= present:
-            raise ModelError(f"weights version {new_version} cannot follow {present}")
+        new_version = self._worker.risen("", version)
         own: dict[str, torch.Tensor] = self._model.module.state_dict()
         unknown = sorted(set(state_dict) - set(own))
         if unknown:
@@ -177,11 +211,14 @@ class EmbeddedEngine:
             for name, tensor in state_dict.items():
                 own[name].copy_(tensor)
         self._decoder.forget()
-        self._worker.weights_version = new_version
+        self._worker.versions[""] = new_version
         return new_version
 
-    def _prompt(self, request: ChatRequest) -> tuple[str, tuple[int, ...]]:
-        text, ids = self._history.render(request.messages, request.tools)
+    def _policy_of(self, request: ChatRequest) -> str:
+        return request.model if request.model in self._histories else ""
+
+    def _prompt(self, request: ChatRequest, policy: str) -> tuple[str, tuple[int, ...]]:
+        text, ids = self._histories[policy].render(request.messages, request.tools)
         limit = self._model.context_length
         if len(ids) >= limit:
             raise EndpointError(
@@ -191,9 +228,9 @@ class EmbeddedEngine:
             )
         return text, ids
 
-    def _rows(self, request: ChatRequest, prompt_ids: tuple[int, ...]) -> list[Row]:
+    def _rows(self, request: ChatRequest, policy: str, prompt_ids: tuple[int, ...]) -> list[Row]:
         """One row for each choice. The first one has the request's own seed."""
-        from lgov_core.gateway.generation import Row, draw_uniforms
+        from lgov_core.gateway.sampling import Row, draw_uniforms
 
         asked = self._max_new_tokens if request.max_tokens is None else request.max_tokens
         if asked < 1:
@@ -211,6 +248,7 @@ class EmbeddedEngine:
                 top_p=request.top_p,
                 uniforms=draw_uniforms((_mixed(seed, choice) if choice else seed) % 2**63, count),
                 stop=request.stop,
+                policy=policy,
             )
             for choice in range(request.n)
         ]
@@ -226,10 +264,10 @@ class EmbeddedEngine:
             content = parsed.content
             calls = tuple(ToolCall(new_id("call"), call.name, call.arguments_text) for call in parsed.calls)
         if before_stop == text:
-            self._history.remember(prompt_text, row.prompt_ids, row.response_ids, text, content, calls)
+            self._histories[row.policy].remember(prompt_text, row.prompt_ids, row.response_ids, text, content, calls)
         return Completion(
             response_id=new_id("chatcmpl"),
-            model=self._model.name,
+            model=row.policy or self._model.name,
             text=text,
             content=content,
             tool_calls=calls,

@@ -1,103 +1,174 @@
-"""The key/value cache of a batch: grows in place, and is expanded, thinned out and joined row by row.
+"""Keys and values of the sequences that are decoded: one slot each, of which rows come and go without copying the others.
 
 Imports torch and transformers; import it only where they are needed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, cast
 
 import torch
-import torch.nn.functional as F
 from transformers import Cache, DynamicCache
 from transformers.cache_utils import DynamicLayer
 
 from lgov_core.errors import ModelError
 
-#: Columns added at once when a buffer is full.
-_GROWTH = 32
+#: One layer's keys and values of some tokens of one sequence: float [heads, tokens, head_dim] each.
+Piece = tuple[torch.Tensor, torch.Tensor]
+#: Columns added at once when there are too few.
+_GROWTH = 64
 
 
-class RoomyLayer(DynamicLayer):
-    """One layer's keys and values, float [batch, heads, columns, head_dim], as views of larger buffers.
+class _Window:
+    """Which slots a forward pass runs on, and where its tokens go.
 
-    A new token is written behind the others instead of copying all of them, which is what `DynamicLayer` does.
+    ``rows`` and ``columns`` (int64 [tokens]) name the slot and the column of every new token, ``own`` (bool [slots, new])
+    which of the new columns are tokens; None: one token a slot. ``seen`` is how many columns are attended to.
     """
 
-    def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
-        """Called by the first update."""
-        self.dtype, self.device = key_states.dtype, key_states.device
-        self.hold(key_states[:, :, :0], value_states[:, :, :0])
+    def __init__(self) -> None:
+        self.first = 0
+        self.count = 0
+        self.seen = 0
+        self.rows = torch.empty(0, dtype=torch.long)
+        self.columns = torch.empty(0, dtype=torch.long)
+        self.own: torch.Tensor | None = None
 
-    def hold(self, keys: torch.Tensor, values: torch.Tensor) -> None:
-        """Takes these as its columns, with no room behind them."""
-        self.dtype, self.device = keys.dtype, keys.device
-        self.keys = self._key_buffer = keys
-        self.values = self._value_buffer = values
+
+class _SlotLayer(DynamicLayer):
+    """One layer's keys and values, float [slots, heads, columns, head_dim]."""
+
+    def __init__(self, window: _Window, slots: int, columns: int) -> None:
+        super().__init__()
+        self.window = window
+        self.slots, self.columns = slots, columns
+
+    def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
+        """Called by the first update. What no token was written to is 0, since what is masked must be finite."""
+        self.dtype, self.device = key_states.dtype, key_states.device
+        self.keys, self.values = (
+            states.new_zeros(self.slots, states.shape[1], self.columns, states.shape[3])
+            for states in (key_states, value_states)
+        )
         self.is_initialized = True
 
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Writes the new columns behind the others; returns all of them."""
+        """Writes the new tokens to their columns; returns the columns of the window's slots, as views."""
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
-        used = cast("torch.Tensor", self.keys).shape[-2]
-        needed = used + key_states.shape[-2]
-        if needed > self._key_buffer.shape[-2]:
-            room = needed - used + _GROWTH
-            self._key_buffer = F.pad(cast("torch.Tensor", self.keys), (0, 0, 0, room))
-            self._value_buffer = F.pad(cast("torch.Tensor", self.values), (0, 0, 0, room))
-        self._key_buffer[:, :, used:needed] = key_states
-        self._value_buffer[:, :, used:needed] = value_states
-        self.keys = self._key_buffer[:, :, :needed]
-        self.values = self._value_buffer[:, :, :needed]
-        return self.keys, self.values
+        window = self.window
+        found: list[torch.Tensor] = []
+        for buffer, states in (
+            (cast("torch.Tensor", self.keys), key_states),
+            (cast("torch.Tensor", self.values), value_states),
+        ):
+            new = states[:, :, 0] if window.own is None else states.transpose(1, 2)[window.own]
+            buffer[window.rows, :, window.columns] = new
+            found.append(buffer[window.first : window.first + window.count, :, : window.seen])
+        return found[0], found[1]
+
+    def resize(self, slots: int, columns: int) -> None:
+        """Room for so many, with what is there."""
+        self.slots, self.columns = slots, columns
+        if not self.is_initialized:
+            return
+        for name in ("keys", "values"):
+            old = cast("torch.Tensor", getattr(self, name))
+            new = old.new_zeros(slots, old.shape[1], columns, old.shape[3])
+            new[: old.shape[0], :, : old.shape[2]] = old
+            setattr(self, name, new)
+
+    def get_seq_length(self) -> int:
+        """How many columns are attended to."""
+        return self.window.seen
 
 
-def check_cacheable(config: Any) -> None:
-    """Raises `ModelError` when the model keeps more than plain keys and values between tokens."""
-    other = {type(layer).__name__ for layer in DynamicCache(config=config).layers} - {"DynamicLayer"}
+class SlotCache(Cache):
+    """The keys and values of many sequences. A sequence's tokens stand in the columns from 0 of its slot."""
+
+    def __init__(self, layers: int, slots: int, columns: int) -> None:
+        self._window = _Window()
+        self._slots, self._columns = slots, columns
+        super().__init__(layers=[_SlotLayer(self._window, slots, columns) for _ in range(layers)])
+
+    def reserve(self, slots: int, columns: int) -> None:
+        """Makes room for at least so many slots and columns."""
+        if slots > self._slots or columns > self._columns:
+            self._slots = slots + slots // 2 if slots > self._slots else self._slots
+            self._columns = columns + _GROWTH if columns > self._columns else self._columns
+            for layer in self._layers:
+                layer.resize(self._slots, self._columns)
+
+    def aim(self, first: int, starts: torch.Tensor, own: torch.Tensor | None, seen: int) -> None:
+        """Says where the tokens of the next forward pass go: to the slots from ``first``, at columns from ``starts``.
+
+        ``starts`` is int64 [slots]; ``own`` bool [slots, new], true where a new column is a token (None: one new column,
+        a token for each). ``seen`` columns are attended to.
+        """
+        window = self._window
+        window.first, window.count, window.seen, window.own = first, len(starts), seen, own
+        slots = torch.arange(first, first + len(starts), device=starts.device)
+        if own is None:
+            window.rows, window.columns = slots, starts
+        else:
+            places = starts[:, None] + own.long().cumsum(dim=1) - 1
+            window.rows, window.columns = slots[:, None].expand_as(own)[own], places[own]
+
+    def pieces(self, slot: int, start: int, end: int) -> list[Piece]:
+        """A copy of the columns ``start`` to ``end`` of a slot, for each layer."""
+        return [
+            (
+                cast("torch.Tensor", layer.keys)[slot, :, start:end].clone(),
+                cast("torch.Tensor", layer.values)[slot, :, start:end].clone(),
+            )
+            for layer in self._layers
+        ]
+
+    def put(self, slots: Sequence[int], start: int, pieces: Sequence[Piece], count: int) -> None:
+        """Writes the first ``count`` tokens of ``pieces`` into the columns from ``start`` of these slots."""
+        first, last = slots[0], slots[-1] + 1
+        where: Any = slice(first, last) if last - first == len(slots) else list(slots)
+        for layer, (keys, values) in zip(self._layers, pieces, strict=True):
+            if not layer.is_initialized:
+                layer.lazy_initialization(keys[None], values[None])
+            cast("torch.Tensor", layer.keys)[where, :, start : start + count] = keys[:, :count]
+            cast("torch.Tensor", layer.values)[where, :, start : start + count] = values[:, :count]
+
+    def move(self, source: int, target: int, count: int) -> None:
+        """Copies the first ``count`` columns of one slot into another."""
+        for layer in self._layers:
+            for buffer in (cast("torch.Tensor", layer.keys), cast("torch.Tensor", layer.values)):
+                buffer[target, :, :count] = buffer[source, :, :count]
+
+    def wipe(self, first: int) -> None:
+        """Clears the slots from ``first``: what stands there may not be finite."""
+        for layer in self._layers:
+            if layer.is_initialized:
+                cast("torch.Tensor", layer.keys)[first:] = 0
+                cast("torch.Tensor", layer.values)[first:] = 0
+
+    @property
+    def _layers(self) -> list[_SlotLayer]:
+        return cast("list[_SlotLayer]", self.layers)
+
+
+def check_cacheable(module: Any) -> int:
+    """How many layers keep keys and values. Raises `ModelError` when the engine cannot hold them, or not mask them."""
+    layers = DynamicCache(config=module.config).layers
+    other = {type(layer).__name__ for layer in layers} - {"DynamicLayer"}
+    hint = "models with full attention in every layer work; serve this one elsewhere and use the upstream engine"
     if other:
         raise ModelError(
             f"the embedded engine cannot serve this model: it keeps {', '.join(sorted(other))} between tokens",
-            hint="models with full attention in every layer work; serve this one elsewhere and use the upstream engine",
+            hint=hint,
         )
-
-
-def new_cache() -> Cache:
-    """An empty cache for any number of layers."""
-    return Cache(layer_class_to_replicate=RoomyLayer)
-
-
-def _rebuilt(caches: Sequence[Cache], make: Callable[[list[torch.Tensor]], torch.Tensor]) -> Cache:
-    layers: list[Any] = []
-    for same_layer in zip(*(cast("list[RoomyLayer]", cache.layers) for cache in caches), strict=True):
-        layer = RoomyLayer()
-        layer.hold(
-            make([cast("torch.Tensor", old.keys) for old in same_layer]),
-            make([cast("torch.Tensor", old.values) for old in same_layer]),
+    attention = module.config._attn_implementation
+    if attention not in ("sdpa", "eager"):
+        raise ModelError(
+            f"the embedded engine cannot serve this model with the attention {attention!r}",
+            hint="load it with attn_implementation='sdpa'",
         )
-        layers.append(layer)
-    return Cache(layers=layers)
-
-
-def expanded(cache: Cache, rows: int) -> Cache:
-    """The one row of ``cache`` ``rows`` times. The result shares no memory that is ever written to."""
-    return _rebuilt([cache], lambda tensors: tensors[0].expand(rows, -1, -1, -1))
-
-
-def thinned(cache: Cache, rows: torch.Tensor, columns: torch.Tensor) -> Cache:
-    """Only these rows (int64 [n]) and these columns (int64 [m], ascending)."""
-    return _rebuilt([cache], lambda tensors: tensors[0][rows][:, :, columns])
-
-
-def joined(left: Cache, right: Cache) -> Cache:
-    """The rows of both, aligned at their last column; the shorter one gets zeros in front."""
-
-    def join(tensors: list[torch.Tensor]) -> torch.Tensor:
-        columns = max(tensor.shape[-2] for tensor in tensors)
-        return torch.cat([F.pad(tensor, (0, 0, columns - tensor.shape[-2], 0)) for tensor in tensors])
-
-    return _rebuilt([left, right], join)
+    return int(module.config.get_text_config().num_hidden_layers)
