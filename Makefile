@@ -18,10 +18,12 @@ OBSERVER_PACKAGES := openinference-instrumentation-langchain==0.1.80 openinferen
 # agentlightning brings more than a hundred packages: it is measured beside lgov where somebody has asked for it.
 LIGHTNING := .venv-lightning
 LIGHTNING_PYTHON = $(wildcard $(LIGHTNING)/bin/python)
+# verl needs another transformers than the rest, and Python below 3.13.
+VERL := .venv-verl
 TORCH := $(shell sed -n 's/^torch==/torch==/p' constraints.txt)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-matrix check bench bench-peer clean
+.PHONY: help demo test test-matrix test-verl check bench bench-peer clean
 
 help: ## Show this list.
 	@sed -n 's/^\([a-z-]*\): .*## /\1	/p' $(MAKEFILE_LIST) | expand -t 8
@@ -35,6 +37,9 @@ test: $(VENV)/.tools ## Run the tests.
 
 test-matrix: $(VENV)/.tools ## Run each adapter's tests against the oldest and the newest version of its framework.
 	@$(BIN)/python -m tests.version_matrix $(ARGS)
+
+test-verl: $(VERL)/.installed ## Train with the real verl on Ray, on the CPU, from end to end (in an environment of its own, 2 GB).
+	@PYTHONPATH= $(VERL)/bin/python -m pytest tests/verl $(ARGS)
 
 check: $(VENV)/.tools ## Check style, types and the layers of the code.
 	@echo "ruff check"; $(BIN)/ruff check --quiet .
@@ -56,7 +61,7 @@ bench-peer: ## Install agentlightning 0.3.0 (472 MB), which make bench then meas
 	@$(LIGHTNING)/bin/python -m pip --disable-pip-version-check --quiet install -e ".[otel]"
 
 clean: ## Remove .venv, .venv-* and everything that tools left behind; runs/ stays.
-	@rm -rf $(VENV) $(PEER) $(OBSERVER) $(LIGHTNING) .peers build dist .pytest_cache .ruff_cache .hypothesis .import_linter_cache *.egg-info
+	@rm -rf $(VENV) $(PEER) $(OBSERVER) $(LIGHTNING) $(VERL) .peers build dist .pytest_cache .ruff_cache .hypothesis .import_linter_cache *.egg-info
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
 	@echo "removed .venv and caches"
 
@@ -91,4 +96,13 @@ $(OBSERVER)/.installed: pyproject.toml constraints.txt
 	@$(OBSERVER)/bin/python -m pip --disable-pip-version-check --quiet install --upgrade "pip>=25.1"
 	@$(OBSERVER)/bin/python -m pip --disable-pip-version-check --quiet install -c constraints.txt -e ".[langchain,autogen,openai-agents,openai,gateway]" opentelemetry-sdk
 	@$(OBSERVER)/bin/python -m pip --disable-pip-version-check --quiet install -c constraints.txt $(OBSERVER_PACKAGES) || echo "OpenInference cannot be installed: no comparison"
+	@touch $@
+
+$(VERL)/.installed: pyproject.toml constraints-verl.txt
+	@$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(not (3, 11) <= v < (3, 13) and "verl needs Python 3.11 or 3.12, $(PYTHON) is %d.%d; set PYTHON=..." % v[:2])'
+	@echo "making $(VERL) (some minutes, once)"
+	@$(PYTHON) -m venv $(VERL)
+	@$(VERL)/bin/python -m pip --disable-pip-version-check --quiet install --upgrade "pip>=25.1"
+	@$(VERL)/bin/python -m pip --disable-pip-version-check --quiet install -c constraints-verl.txt $(TORCH_ARGS) $(TORCH)
+	@$(VERL)/bin/python -m pip --disable-pip-version-check --quiet install -c constraints-verl.txt -e ".[langchain,verl]" pytest pytest-asyncio pytest-timeout
 	@touch $@

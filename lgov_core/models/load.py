@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 from pathlib import Path
@@ -25,16 +26,18 @@ def load_model(
     dtype: str = "float32",
     tool_format: str | None = None,
     device: str = "cpu",
+    weights: bool = True,
 ) -> LanguageModel:
     """The model of that name, in evaluation mode.
 
     ``smollm2`` is what `pull_smollm2` put into the cache; an existing folder is read as it is; anything else is a
     name on the hub. ``dtype`` is float32, bfloat16 or float16. ``tool_format`` defaults to what the folder says, or
-    ``hermes``. Raises `ModelError`: not found, not reachable, not a causal language model, no chat template, or
-    without the ``train`` extra.
+    ``hermes``. ``weights=False`` reads everything but the weights: the module is one of torch's device ``meta``, which can
+    say what it is and compute nothing. Raises `ModelError`: not found, not reachable, not a causal language model, no chat
+    template, or without the ``train`` extra.
     """
     source, name, local = _source(name_or_path)
-    module, tokenizer = _load(source, name, dtype, device, local=local)
+    module, tokenizer = _load(source, name, dtype, device if weights else None, local=local)
     details = _details(source) if local else {}
     return LanguageModel(
         module,
@@ -68,7 +71,7 @@ def _source(name_or_path: str | os.PathLike[str]) -> tuple[str, str, bool]:
 
 
 def _load(
-    source: str, name: str, dtype: str, device: str, *, local: bool
+    source: str, name: str, dtype: str, device: str | None, *, local: bool
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerFast]:
     try:
         import torch
@@ -82,8 +85,12 @@ def _load(
     try:
         with no_transformers_bars():
             tokenizer: Any = AutoTokenizer.from_pretrained(source, local_files_only=local)
-            module: Any = AutoModelForCausalLM.from_pretrained(
-                source, dtype=torch_dtype, attn_implementation="sdpa", local_files_only=local
+            module: Any = (
+                _without_weights(source, torch_dtype, local=local)
+                if device is None
+                else AutoModelForCausalLM.from_pretrained(
+                    source, dtype=torch_dtype, attn_implementation="sdpa", local_files_only=local
+                )
             )
     except OSError as error:
         hint = (
@@ -97,9 +104,21 @@ def _load(
     if not isinstance(tokenizer, PreTrainedTokenizerFast):
         raise ModelError(f"model {name!r} has no fast tokenizer", hint="its folder needs a tokenizer.json")
     try:
-        return module.to(device).eval(), tokenizer
+        return (module if device is None else module.to(device)).eval(), tokenizer
     except (RuntimeError, AssertionError) as error:
         raise ModelError(f"cannot put model {name!r} on device {device!r}: {_first_line(error)}") from error
+
+
+def _without_weights(source: str, dtype: torch.dtype, *, local: bool) -> PreTrainedModel:
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
+
+    config: Any = AutoConfig.from_pretrained(source, local_files_only=local)
+    with torch.device("meta"):
+        module: Any = AutoModelForCausalLM.from_config(config, dtype=dtype)
+    with contextlib.suppress(OSError):  # many models have no such file
+        module.generation_config = GenerationConfig.from_pretrained(source, local_files_only=local)
+    return module
 
 
 def _first_line(error: BaseException) -> str:

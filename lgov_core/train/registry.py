@@ -41,7 +41,7 @@ Run = Callable[[TrainingJob], Mapping[str, Any]]
 BACKENDS: Final[Mapping[str, tuple[str, str]]] = MappingProxyType(
     {
         "torch": ("lgov_core.server.local:run_local", "one process of this machine (extra train)"),
-        "verl": ("lgov_core.train.verl.job:run_verl", "verl on Ray (extra verl)"),
+        "verl": ("lgov_core.server.verl:run_on_verl", "verl on Ray (extra verl)"),
     }
 )
 

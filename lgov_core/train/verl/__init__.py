@@ -1,0 +1,11 @@
+"""The same training on verl and Ray: lgov's rollouts, rewards and credit, verl's update on many GPUs.
+
+Needs the extra ``verl`` (Python below 3.13); importing this package loads nothing of it. `VerlJob` says what to run,
+`run_verl` runs it, and `lgov_core.train.verl.manager.GovernedRollouts` is what verl calls for rollouts.
+"""
+
+from lgov_core.train.verl.hosts import Host, WorkerOptions, in_workers
+from lgov_core.train.verl.job import VerlCluster, VerlJob, VerlUpdate
+from lgov_core.train.verl.run import VerlReport, run_verl
+
+__all__ = ["Host", "VerlCluster", "VerlJob", "VerlReport", "VerlUpdate", "WorkerOptions", "in_workers", "run_verl"]

@@ -1,0 +1,198 @@
+"""verl's own settings, written from a `VerlJob`. `settings` needs no verl; `composed` does."""
+
+# pyright: reportMissingImports=false
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from lgov_core.errors import TrainError
+from lgov_core.train.verl.job import VerlJob, VerlUpdate
+
+#: The class that verl asks for rollouts, and the estimator that hands on lgov's advantages.
+MANAGER = "lgov_core.train.verl.manager.GovernedRollouts"
+ESTIMATOR = "lgov_precomputed"
+
+_LOSSES = {"clip": "vanilla", "gspo": "gspo", "cispo": "cispo"}
+
+
+def tasks_file(job: VerlJob) -> Path:
+    """Where the tasks are, as verl's dataset reads them."""
+    return job.folder / "tasks.parquet"
+
+
+def checkpoints_folder(job: VerlJob) -> Path:
+    """Where verl puts its checkpoints: ``global_step_N`` each."""
+    return job.folder / "checkpoints"
+
+
+def settings(job: VerlJob, tasks: int) -> dict[str, Any]:
+    """The settings of verl by their dotted names, for a job with so many ``tasks``; a name with + is new to it.
+
+    Raises `TrainError` for fewer tasks than one step takes.
+    """
+    if tasks < job.tasks_per_step:
+        raise TrainError(
+            f"there are {tasks} tasks, but a step takes {job.tasks_per_step}", hint="lower tasks_per_step, or give more"
+        )
+    epochs = -(-job.steps * job.tasks_per_step // (tasks - tasks % job.tasks_per_step)) + 1
+    return {
+        **_data(job),
+        **_trainer(job, epochs),
+        **_actor(job),
+        **_update(job.update),
+        **_servers(job),
+        # Advantages are lgov's; so verl is told nothing of discounts, baselines or deviations.
+        "algorithm.adv_estimator": ESTIMATOR,
+        "algorithm.use_kl_in_reward": False,
+        "+actor_rollout_ref.rollout.agent.agent_loop_manager_class": MANAGER,
+        "reward.num_workers": 1,
+        "transfer_queue.backend.SimpleStorage.num_data_storage_units": job.cluster.nodes,
+        **_ray(job),
+    }
+
+
+def overrides(job: VerlJob, tasks: int) -> list[str]:
+    """`settings` as Hydra's command line writes them, then the job's own overrides."""
+    return [f"{name}={_written(value)}" for name, value in settings(job, tasks).items()] + list(job.overrides)
+
+
+def composed(job: VerlJob, tasks: int) -> Any:
+    """The whole configuration of verl (an OmegaConf ``DictConfig``), with the job itself under ``lgov``.
+
+    Raises `TrainError` for an override that verl does not know.
+    """
+    import verl
+    from hydra import compose, initialize_config_dir
+    from hydra.core.global_hydra import GlobalHydra
+    from hydra.errors import HydraException
+    from omegaconf import OmegaConf, open_dict
+
+    folder = Path(verl.__file__).parent / "trainer" / "config"
+    GlobalHydra.instance().clear()
+    try:
+        with initialize_config_dir(str(folder), version_base=None):
+            config: Any = compose("ppo_trainer", overrides=overrides(job, tasks))
+    except HydraException as error:
+        raise TrainError(
+            f"verl does not take these settings: {str(error).splitlines()[0]}",
+            hint="check the overrides, and that verl is 0.9",
+        ) from error
+    with open_dict(config):
+        config.lgov = OmegaConf.create(job.as_dict())
+    return config
+
+
+def _data(job: VerlJob) -> Mapping[str, Any]:
+    return {
+        "data.train_files": str(tasks_file(job)),
+        "data.val_files": str(tasks_file(job)),
+        "data.train_batch_size": job.tasks_per_step,
+        "data.max_prompt_length": job.context_tokens - job.reply_tokens,
+        "data.max_response_length": job.reply_tokens,
+        "data.seed": job.seed,
+        "data.dataloader_num_workers": 0,
+    }
+
+
+def _trainer(job: VerlJob, epochs: int) -> Mapping[str, Any]:
+    return {
+        "trainer.project_name": "lgov",
+        "trainer.experiment_name": job.run_id,
+        "trainer.logger": ["console", "file"],
+        "trainer.nnodes": job.cluster.nodes,
+        "trainer.n_gpus_per_node": job.cluster.gpus,
+        "trainer.use_v1": True,
+        "trainer.v1.trainer_mode": "sync",
+        "trainer.total_epochs": epochs,
+        "trainer.total_training_steps": job.steps,
+        "trainer.val_before_train": False,
+        "trainer.test_freq": -1,
+        "trainer.save_freq": job.checkpoint_every or job.steps,
+        "trainer.default_local_dir": str(checkpoints_folder(job)),
+        "trainer.max_actor_ckpt_to_keep": 2,
+        "trainer.resume_mode": "auto",
+    }
+
+
+def _actor(job: VerlJob) -> Mapping[str, Any]:
+    actor, update, cluster = "actor_rollout_ref.actor", job.update, job.cluster
+    return {
+        "actor_rollout_ref.model.path": job.model,
+        "actor_rollout_ref.model.lora_rank": update.lora_rank,
+        "actor_rollout_ref.model.lora_alpha": update.lora_alpha,
+        f"{actor}.strategy": "fsdp2",
+        f"{actor}.ppo_mini_batch_size": job.tasks_per_step // update.mini_batches,
+        f"{actor}.ppo_epochs": update.epochs,
+        f"{actor}.data_loader_seed": job.seed,
+        f"{actor}.use_dynamic_bsz": True,
+        f"{actor}.ppo_max_token_len_per_gpu": cluster.tokens_per_gpu,
+        f"{actor}.fsdp_config.param_offload": cluster.offload,
+        f"{actor}.fsdp_config.optimizer_offload": cluster.offload,
+        f"{actor}.checkpoint.save_contents": ["model", "optimizer", "extra", "hf_model"],
+        f"{actor}.checkpoint.load_contents": ["model", "optimizer", "extra"],
+    }
+
+
+def _update(update: VerlUpdate) -> Mapping[str, Any]:
+    actor = "actor_rollout_ref.actor"
+    correction = "algorithm.rollout_correction"
+    return {
+        f"{actor}.loss_agg_mode": "token-mean",  # loss weights are in the advantages: see rows.py
+        f"{actor}.policy_loss.loss_mode": _LOSSES[update.loss],
+        f"{actor}.clip_ratio_low": update.clip_low,
+        f"{actor}.clip_ratio_high": update.clip_high,
+        f"{actor}.clip_ratio_c": update.dual_clip,
+        f"{actor}.use_kl_loss": update.kl > 0,
+        f"{actor}.kl_loss_coef": update.kl,
+        f"{actor}.kl_loss_type": "low_var_kl",
+        f"{actor}.entropy_coeff": update.entropy,
+        f"{actor}.optim.lr": update.learning_rate,
+        f"{actor}.optim.lr_warmup_steps": update.warmup_steps,
+        f"{actor}.optim.lr_scheduler_type": update.schedule,
+        f"{actor}.optim.weight_decay": update.weight_decay,
+        f"{actor}.optim.clip_grad": update.max_grad_norm,
+        f"{correction}.bypass_mode": not update.recompute,
+        f"{correction}.rollout_is": "token" if update.max_ratio_weight is not None else None,
+        f"{correction}.rollout_is_threshold": update.max_ratio_weight or 2.0,
+    }
+
+
+def _servers(job: VerlJob) -> Mapping[str, Any]:
+    rollout, cluster = "actor_rollout_ref.rollout", job.cluster
+    return {
+        f"{rollout}.name": cluster.server,
+        f"{rollout}.n": job.group,
+        f"{rollout}.temperature": job.temperature,
+        f"{rollout}.top_p": 1.0,
+        f"{rollout}.tensor_model_parallel_size": cluster.tensor_parallel,
+        f"{rollout}.gpu_memory_utilization": cluster.gpu_memory,
+        f"{rollout}.max_model_len": job.context_tokens,
+        f"{rollout}.calculate_log_probs": True,
+        f"{rollout}.seed": job.seed,
+    }
+
+
+def _ray(job: VerlJob) -> Mapping[str, Any]:
+    given: dict[str, Any] = {
+        # Where verl's own figures go; Ray's processes do not see what this one has in its environment.
+        "+ray_kwargs.ray_init.runtime_env.env_vars.VERL_FILE_LOGGER_PATH": str(job.folder / "verl.jsonl"),
+    }
+    if job.cluster.address is not None:
+        given["+ray_kwargs.ray_init.address"] = job.cluster.address
+    return given
+
+
+def _written(value: Any) -> str:
+    """A value as Hydra's grammar reads it."""
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, int | float):
+        return repr(value)
+    if isinstance(value, list):
+        return "[" + ",".join(map(_written, value)) + "]"
+    return json.dumps(str(value))

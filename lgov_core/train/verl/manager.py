@@ -1,0 +1,266 @@
+"""What verl asks for rollouts: existing agents, governed, in worker processes, against an endpoint on verl's servers.
+
+verl makes one `GovernedRollouts` in the process of its task runner, by the setting
+``actor_rollout_ref.rollout.agent.agent_loop_manager_class``. Importing this module imports verl.
+"""
+
+# pyright: reportMissingImports=false, reportUntypedFunctionDecorator=false
+
+from __future__ import annotations
+
+import importlib
+import json
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import transfer_queue
+from verl.experimental.agent_loop.agent_loop import AgentLoopMetrics, AgentLoopOutput
+from verl.utils.tensordict_utils import list_of_dict_to_tensordict
+
+from lgov_core.errors import TrainError, UpstreamError
+from lgov_core.gateway.protocol import ANY_MODEL
+from lgov_core.gateway.token_engine import SampledTokens, TokenEngine, TokenPrompt
+from lgov_core.models import load_model
+from lgov_core.store import RolloutQueue, open_store
+from lgov_core.train.jobs import JobResult
+from lgov_core.train.verl import estimator
+from lgov_core.train.verl.figures import figures
+from lgov_core.train.verl.hosts import Host
+from lgov_core.train.verl.job import VerlJob
+from lgov_core.train.verl.rows import QueueRow, QueueRows, queue_rows
+from lgov_core.transitions import Selection, assign_credit, build_transitions
+from lgov_core.types import Rollout, new_id
+
+#: Kept so that nobody takes the import for an unused one: it registers the estimator in this process.
+ESTIMATOR = estimator.ESTIMATOR
+
+#: So many steps in a row of which no rollout could be used, and the job has failed.
+_MOST_USELESS = 2
+
+
+@dataclass(frozen=True, slots=True)
+class _Prompt:
+    """One task of a step: verl's id of it, lgov's, and what the agent gets."""
+
+    uid: str
+    task_id: str
+    payload: Mapping[str, Any]
+
+
+class GovernedRollouts:
+    """Runs rollouts when verl asks for them, and puts what is to be trained on into verl's TransferQueue.
+
+    Holds the endpoint that the agents talk to, the store, and who has rollouts run, from its making to the end of the
+    process. `generate_sequences` is called by one thread and returns when all rollouts are done and their rows are
+    queued: in verl's synchronous mode nothing else could go on meanwhile, and what fails so ends the job instead of
+    leaving it waiting. Raises `TrainError` for another mode.
+    """
+
+    def __init__(self, config: Any, llm_client: Any) -> None:
+        from omegaconf import OmegaConf
+
+        mode = str(config.trainer.v1.trainer_mode)
+        if mode != "sync":
+            raise TrainError(f"verl's trainer mode {mode!r} is not supported", hint="trainer.v1.trainer_mode=sync")
+        if llm_client is None:
+            raise TrainError("verl gave no client of its servers")
+        self.job = VerlJob.from_dict(OmegaConf.to_container(config.lgov, resolve=True))
+        job = self.job
+        job.folder.mkdir(parents=True, exist_ok=True)
+        self.store: RolloutQueue = open_store(job.store)
+        self.store.fail_open_attempts("the run was interrupted")
+        self.model = load_model(job.model, weights=False, tool_format=job.tool_format)
+        engine = _PolicyTokens(
+            self.model,
+            _Sampler(llm_client),
+            name="verl",
+            context_tokens=job.context_tokens,
+            max_new_tokens=job.reply_tokens,
+        )
+        engine.served_as = job.served_as
+        module, _, function = job.host.partition(":")
+        self.host: Host = getattr(importlib.import_module(module), function)(job, engine, self.store)
+        self._useless = 0
+
+    @classmethod
+    def create(
+        cls, config: Any, llm_client: Any = None, teacher_client: Any = None, reward_loop_worker_handles: Any = None
+    ) -> GovernedRollouts:
+        """What verl calls. Teachers and verl's reward workers are not used: rewards are lgov's."""
+        return cls(config, llm_client)
+
+    def generate_sequences(self, batch: Any) -> None:
+        """One step's rollouts. ``batch`` is verl's: ``uid``, ``extra_info`` and ``global_steps`` are read."""
+        validating = batch["validate"] if "validate" in batch else False  # noqa: SIM401 - a TensorDict, not a dict
+        if validating:
+            raise TrainError("verl's validation runs no agents", hint="trainer.test_freq=-1; use lgov eval")
+        step = int(_plain(batch["global_steps"]))
+        prompts = [
+            _Prompt(str(uid), str(info["task_id"]), json.loads(info["payload"]))
+            for uid, info in zip(_plain(batch["uid"]), _plain(batch["extra_info"]), strict=True)
+        ]
+        for prompt in prompts:
+            transfer_queue.kv_put(key=prompt.uid, partition_id="train", tag={"status": "running"})
+        began = time.monotonic()
+        sessions, rollouts = self._rollouts(prompts)
+        results = self.host.collect_rollouts(rollouts)
+        self._check(results)
+        data = build_transitions(self.store, list(sessions), Selection(agents=self.job.agents))
+        data = assign_credit(data, self.job.credit)
+        update = self.job.update
+        made = queue_rows(
+            data.transitions,
+            sessions,
+            temperature=self.job.temperature,
+            context_tokens=self.job.context_tokens,
+            apart=update.loss == "gspo",
+            all_of_them=update.kl > 0 or update.entropy > 0,
+        )
+        rows = list(made.rows) or [self._nothing(prompts[0], made, step)]
+        keys, fields, tags = _queued(rows, step)
+        transfer_queue.kv_batch_put(
+            keys=keys, fields=list_of_dict_to_tensordict(fields), tags=tags, partition_id="train"
+        )
+        for prompt in prompts:
+            transfer_queue.kv_put(key=prompt.uid, partition_id="train", tag={"status": "finished"})
+        line = {
+            "phase": "train",
+            "step": step,
+            **figures(data, results, self.job.credit),
+            "rows": len(made.rows),
+            "left_out": dict(made.left_out),
+            "collect_s": round(time.monotonic() - began, 3),
+        }
+        with (self.job.folder / "metrics.jsonl").open("a", encoding="utf-8") as file:
+            file.write(json.dumps(line) + "\n")
+        self.host.told(line)
+
+    def close(self) -> None:
+        """Ends workers and endpoint. verl does not call it: at the end of a job its process ends."""
+        self.host.close()
+        self.store.close()
+
+    def _rollouts(self, prompts: Sequence[_Prompt]) -> tuple[dict[str, tuple[str, int]], list[Rollout]]:
+        """Every task's group of rollouts; and for each its group and number in it."""
+        sessions: dict[str, tuple[str, int]] = {}
+        rollouts: list[Rollout] = []
+        for prompt in prompts:
+            for session in range(self.job.group):
+                rollout = Rollout(new_id("ro"), prompt.task_id, self.job.run_id, dict(prompt.payload))
+                sessions[rollout.rollout_id] = (prompt.uid, session)
+                rollouts.append(rollout)
+        return sessions, rollouts
+
+    def _check(self, results: Sequence[JobResult]) -> None:
+        """Raises `TrainError` when the machines failed every rollout of several steps in a row."""
+        self._useless = 0 if any(result.outcome.trainable for result in results) else self._useless + 1
+        if self._useless >= _MOST_USELESS:
+            errors = Counter(result.error or result.outcome.value for result in results)
+            (common, count), *_ = errors.most_common(1)
+            raise TrainError(f"none of the last {len(results)} rollouts could be used; {count} times: {common}")
+
+    def _nothing(self, prompt: _Prompt, made: QueueRows, step: int) -> QueueRow:
+        """The one row of a step in which nothing can be trained on: verl cannot take none. It is worth 0."""
+        if made.left_out.get("other_temperature"):
+            raise TrainError(
+                f"every call of step {step} was sampled at another temperature than {self.job.temperature:g}",
+                hint="let the agent leave temperature out, or set the job's temperature to the agent's",
+            )
+        end = self.model.end_id
+        return QueueRow(f"{prompt.uid}_0_0", (end,), (end,), (1,), (0.0,), (0.0,), (step - 1, step - 1), 0)
+
+
+class _PolicyTokens(TokenEngine):
+    """The model under training: it answers whatever model a call names."""
+
+    served_as: str | None = None
+
+    @property
+    def models(self) -> Sequence[str]:
+        """The model's own name, a further one, and every other."""
+        own = list(super().models)
+        return (*own, *([] if self.served_as in (None, *own) else [str(self.served_as)]), ANY_MODEL)
+
+
+class _Sampler:
+    """Asks verl's servers, which balance the load and keep a conversation on one of them."""
+
+    def __init__(self, client: Any) -> None:
+        self._client = client
+
+    async def __call__(self, prompt: TokenPrompt) -> SampledTokens:
+        params: dict[str, Any] = {
+            "temperature": prompt.temperature,
+            "top_p": prompt.top_p,
+            "top_k": -1,
+            "max_tokens": prompt.max_tokens,
+            "logprobs": True,
+        }
+        if prompt.stop:
+            params["stop"] = list(prompt.stop)
+        if prompt.seed is not None:
+            params["seed"] = prompt.seed
+        answer = await self._client.generate(
+            prompt.conversation, prompt_ids=list(prompt.prompt_ids), sampling_params=params
+        )
+        if answer.stop_reason in ("aborted", "abort"):
+            raise UpstreamError("verl's server broke the call off", status=503, hint="its weights were being updated")
+        first, last = (answer.extra_fields.get(name) for name in ("min_global_steps", "max_global_steps"))
+        return SampledTokens(
+            tuple(answer.token_ids),
+            None if answer.log_probs is None else tuple(map(float, answer.log_probs)),
+            int(last) if last is not None and first == last else None,
+        )
+
+
+def _queued(rows: Sequence[QueueRow], step: int) -> tuple[list[str], list[dict[str, Any]], list[dict[str, Any]]]:
+    """Keys, fields and tags, as verl's own agent loops write them."""
+    fields: list[dict[str, Any]] = []
+    tags: list[dict[str, Any]] = []
+    for row in rows:
+        group, session, _ = row.key.rsplit("_", 2)
+        oldest, newest = row.versions
+        output = AgentLoopOutput(
+            prompt_ids=list(row.prompt_ids),
+            response_ids=list(row.response_ids),
+            response_mask=list(row.response_mask),
+            response_logprobs=list(row.logprobs),
+            num_turns=row.turns,
+            metrics=AgentLoopMetrics(),
+            extra_fields={"min_global_steps": oldest, "max_global_steps": newest, "reward_extra_info": {}},
+        )
+        made: dict[str, Any] = output.as_dict()
+        ids = torch.cat([made["prompts"], made["responses"]])
+        made |= {
+            "uid": group,
+            "session_id": int(session),
+            "loss_mask": made["response_mask"],
+            "input_ids": ids,
+            "position_ids": torch.arange(len(ids)),
+            "rm_scores": torch.tensor(row.advantages, dtype=torch.float32),
+            "multi_modal_inputs": {},
+        }
+        fields.append(made)
+        tags.append(
+            {
+                "status": "success",
+                "prompt_len": len(row.prompt_ids),
+                "response_len": len(row.response_ids),
+                "seq_len": len(ids),
+                "global_steps": step,
+                "min_global_steps": oldest,
+                "max_global_steps": newest,
+            }
+        )
+    return [row.key for row in rows], fields, tags
+
+
+def _plain(value: Any) -> Any:
+    """What verl's batch holds, as plain Python: a list of values, or one."""
+    if hasattr(value, "tolist"):
+        return value.tolist()
+    return getattr(value, "data", value)

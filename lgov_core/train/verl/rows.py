@@ -1,0 +1,128 @@
+"""Transitions as the rows that verl trains on: one row a chain, each token with its own advantage. No verl is needed.
+
+verl computes advantages of its own from one score a row, or from the last row of a rollout. Here they are computed
+before, by `lgov_core.transitions.assign_credit`, and verl is told them: a row's ``rm_scores`` hold the advantage of every
+token, in fp32, and the registered estimator ``lgov_precomputed`` (`lgov_core.train.verl.estimator`) hands them on unchanged.
+
+verl's loss is the mean over the tokens of a mini-batch (``token-mean``). A loss weight w of lgov is put into the
+advantage as w x (trained tokens of the step): all clipped losses are linear in the size of the advantage, so that the
+mean over all tokens is the weighted sum. Where every token counts the same, the factor is 1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from lgov_core.errors import TransitionError
+from lgov_core.transitions.chains import Chain, make_chains
+from lgov_core.transitions.values import Transition
+
+
+@dataclass(frozen=True, slots=True)
+class QueueRow:
+    """One chain as verl's TransferQueue takes it.
+
+    ``key`` is ``{group}_{session}_{i}``: verl's id of the task, the rollout in it (from 0), the row in that (from 0).
+    ``prompt_ids`` (int, length P) are all tokens before the first reply, ``response_ids`` (length R) all that follow;
+    ``response_mask`` (R) is 1 where the model chose the token. ``logprobs`` (R) are those recorded and ``advantages`` (R)
+    include the loss weight; both are 0.0 where the mask is 0. ``versions`` are the lowest and highest version of the
+    weights that sampled it; ``turns`` how many replies it holds.
+    """
+
+    key: str
+    prompt_ids: tuple[int, ...]
+    response_ids: tuple[int, ...]
+    response_mask: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    advantages: tuple[float, ...]
+    versions: tuple[int, int]
+    turns: int
+
+
+@dataclass(frozen=True, slots=True)
+class QueueRows:
+    """The rows of one step, and how many transitions were left out of them, by reason."""
+
+    rows: tuple[QueueRow, ...]
+    left_out: Mapping[str, int] = field(default_factory=dict[str, int])
+
+
+def queue_rows(
+    transitions: Sequence[Transition],
+    sessions: Mapping[str, tuple[str, int]],
+    *,
+    temperature: float,
+    context_tokens: int,
+    apart: bool = False,
+    all_of_them: bool = True,
+) -> QueueRows:
+    """Rows for verl of transitions with credit.
+
+    With ``apart`` each transition is a row of its own, for a loss that takes a row for one sequence. Without
+    ``all_of_them`` rows whose advantages are all 0 are left out (``no_advantage``): where nothing but the advantages moves
+    the weights, they cost time and no more.
+
+    ``sessions`` gives each rollout's group and number in it. Left out are transitions sampled at another
+    ``temperature`` (``other_temperature``), those longer than ``context_tokens`` (``too_long``), and those without a
+    version of their weights (``unknown_weights``). Pure. Raises `TransitionError` for transitions without credit or
+    log-probabilities.
+    """
+    left_out: dict[str, int] = {}
+    kept: list[Transition] = []
+    for turn in transitions:
+        reason = _unfit(turn, temperature, context_tokens)
+        if reason is None:
+            kept.append(turn)
+        else:
+            left_out[reason] = left_out.get(reason, 0) + 1
+    made: list[tuple[str, Chain]] = []
+    for chain in [chain for one in kept for chain in make_chains([one])] if apart else make_chains(kept):
+        reason = _useless(chain, all_of_them)
+        if reason is not None:
+            left_out[reason] = left_out.get(reason, 0) + len(chain.links)
+            continue
+        group, session = sessions[chain.rollout_id]
+        made.append((f"{group}_{session}", chain))
+    tokens = sum(sum(chain.mask) for _, chain in made)
+    counts: dict[str, int] = {}
+    rows: list[QueueRow] = []
+    for name, chain in made:
+        rows.append(_row(chain, f"{name}_{counts.get(name, 0)}", tokens))
+        counts[name] = counts.get(name, 0) + 1
+    return QueueRows(tuple(rows), left_out)
+
+
+def _useless(chain: Chain, all_of_them: bool) -> str | None:
+    if not any(chain.mask):
+        return "nothing_to_train_on"
+    if all_of_them or chain.advantages is None or any(chain.advantages):
+        return None
+    return "no_advantage"
+
+
+def _unfit(turn: Transition, temperature: float, context_tokens: int) -> str | None:
+    if abs(turn.temperature - temperature) > 1e-6:
+        return "other_temperature"
+    if len(turn.prompt_ids) + len(turn.response_ids) > context_tokens:
+        return "too_long"
+    return "unknown_weights" if turn.weights_version is None else None
+
+
+def _row(chain: Chain, key: str, tokens: int) -> QueueRow:
+    advantages, weights, logprobs = chain.advantages, chain.weights, chain.logprobs
+    if advantages is None or weights is None or logprobs is None:
+        missing = "log-probabilities" if logprobs is None else "credit"
+        raise TransitionError(f"a turn of rollout {chain.rollout_id} has no {missing}, and verl needs it")
+    at = chain.prompt_length
+    versions = [link.transition.weights_version or 0 for link in chain.links]
+    return QueueRow(
+        key,
+        tuple(chain.ids[:at]),
+        tuple(chain.ids[at:]),
+        chain.mask[at:],
+        logprobs[at:],
+        tuple(value * weight * tokens for value, weight in zip(advantages[at:], weights[at:], strict=True)),
+        (min(versions), max(versions)),
+        len(chain.links),
+    )

@@ -1,0 +1,117 @@
+"""The real verl on Ray, on the CPU, from end to end: three updates from rollouts of a governed LangChain agent.
+
+``make test-verl`` runs this in an environment of its own; elsewhere it is skipped.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+# By distribution: this folder itself would be found as a package of that name.
+for needed in ("verl", "langchain-openai"):
+    try:
+        importlib.metadata.version(needed)
+    except importlib.metadata.PackageNotFoundError:
+        pytest.skip(f"needs {needed}: make test-verl", allow_module_level=True)
+
+import drawers  # noqa: E402
+from drawers_job import GROUP, STEPS, TASKS, job  # noqa: E402
+
+from lgov_core.models import load_model  # noqa: E402
+from lgov_core.store import open_store  # noqa: E402
+from lgov_core.train.verl.run import VerlReport, read_report  # noqa: E402
+
+HERE = Path(__file__).parent
+
+
+pytestmark = pytest.mark.timeout(1200)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    made = tmp_path_factory.mktemp("verl")
+    drawers.taught_model(made / "model")
+    return made
+
+
+@pytest.fixture(scope="module")
+def report(folder: Path) -> VerlReport:
+    """One job for all tests, in a process of its own: what verl is made of is decided when it is imported."""
+    path = os.pathsep.join([str(HERE), *filter(None, [os.environ.get("PYTHONPATH")])])
+    environment = {
+        **os.environ,
+        "PYTHONPATH": path,
+        "VERL_PLATFORM": "cpu",
+        "VERL_USE_EXTERNAL_MODULES": "verl_on_cpu",
+        "TOKENIZERS_PARALLELISM": "false",
+    }
+    log = folder / "job.log"
+    with log.open("wb") as output:
+        done = subprocess.run(
+            [sys.executable, str(HERE / "drawers_job.py"), str(folder)],
+            env=environment,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            timeout=900,
+        )
+    assert done.returncode == 0, log.read_text()[-5000:]
+    return read_report(job(folder))
+
+
+def test_the_reward_rises(report: VerlReport) -> None:
+    found = [step["reward"] for step in report.steps]
+    assert len(found) == STEPS
+    assert found[0] < 0.55, "the model begins with a log in which one of three drawers is right"
+    assert found[-1] > found[0] + 0.15
+
+
+def test_every_call_is_of_the_weights_that_the_step_began_with(report: VerlReport) -> None:
+    """Step 1 is served by the first weights, step 2 by those after one update, and so on: nothing stale, nothing mixed."""
+    for number, step in enumerate(report.steps):
+        assert set(step["weights_versions"]) == {str(number)}
+        assert step["outcomes"].keys() <= {"succeeded", "failed"}
+        assert step["left_out"] == {}
+
+
+def test_the_servers_have_the_trainers_weights(report: VerlReport) -> None:
+    """verl recomputes what the servers recorded: were the weights not the same, the probabilities would differ."""
+    for step in report.verl:
+        # The trainer computes in bfloat16, the servers in float32.
+        assert step["data"]["training/rollout_probs_diff_mean"] < 0.02
+        assert step["data"]["training/rollout_actor_probs_pearson_corr"] > 0.99
+    assert all(step["data"]["actor/grad_norm"] > 0 for step in report.verl)
+
+
+def test_what_the_policy_forbids_was_tried_and_never_done(report: VerlReport, folder: Path) -> None:
+    opened = Counter((folder / "opened.txt").read_text().split())
+    assert "sealed" not in opened
+    assert set(opened) <= {"front", "side"}
+    denied = [step["counts"].get("denied", 0) for step in report.steps]
+    assert denied[0] > 0, "the model was taught to try it"
+    assert report.steps[0]["reward_compliance"] < 0
+    assert denied[-1] < denied[0]
+
+
+def test_everything_is_on_record_and_the_last_weights_can_be_loaded(report: VerlReport, folder: Path) -> None:
+    store = open_store(str(folder / "store.sqlite"))
+    try:
+        calls = list(store.calls())
+        assert len(store.rollouts(run_id="drawers")) == STEPS * TASKS * GROUP
+        assert all(call.prompt_ids and call.response_ids and call.logprobs for call in calls)
+        assert {call.weights_version for call in calls} == set(range(STEPS))
+    finally:
+        store.close()
+    assert report.model is not None
+    first, last = load_model(folder / "model"), load_model(report.model)
+    assert last.name == "tiny"
+    changed = [
+        name for name, tensor in last.module.state_dict().items() if not tensor.equal(first.module.state_dict()[name])
+    ]
+    assert changed
