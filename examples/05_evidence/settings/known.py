@@ -18,7 +18,7 @@ SETTINGS = {
         factory="settings.sql.episodes:make_runner",
         policy=sql.POLICY,
         make_world=sql.make_world,
-        plan={"warm_steps": 100, "layers": 3},
+        plan={"warm_steps": 100},
     ),
     "retrieval": Setting(
         name="retrieval",
@@ -29,7 +29,7 @@ SETTINGS = {
         factory="settings.retrieval.episodes:make_runner",
         policy=retrieval.POLICY,
         make_world=retrieval.make_world,
-        plan={"warm_steps": 200},
+        plan={"warm_steps": 175},
     ),
     "maths": Setting(
         name="maths",

@@ -29,7 +29,7 @@ class Plan:
     concurrency: int
     max_new_tokens: int
     max_batch: int = 128
-    layers: int = 2
+    layers: int = 3
 
 
 TINY = Plan(

@@ -24,8 +24,8 @@ THINGS = ("pens", "stamps", "apples", "coins", "books", "shells")
 STEPS = {
     "more": ("{name} buys {n} more.", "+"),
     "away": ("{name} gives {n} away.", "-"),
-    "times": ("An uncle makes it {n} times as many.", "*"),
-    "share": ("They are shared by {n} friends.", "/"),
+    "times": ("They grow {n} times.", "*"),
+    "share": ("They are shared by {n}.", "/"),
 }
 HELD_OUT_FORMS = frozenset({("away", "times"), ("more", "share"), ("times", "more"), ("more", "away", "share")})
 FORMS = (
@@ -40,8 +40,8 @@ FORMS = (
 )
 
 #: Shares of the log.
-CODE = 0.08
-WRONG_STEP = 0.25
+CODE = 0.06
+WRONG_STEP = 0.2
 STOPS_EARLY = 0.2
 MADE_UP = 0.15
 
@@ -105,10 +105,10 @@ def draw_problem(chance: random.Random, split: str) -> Problem:
     new_form = split == "held_out" and chance.random() < 0.5
     while True:
         form = chance.choice(sorted(HELD_OUT_FORMS) if new_form else FORMS)
-        boxes, each = chance.randrange(3, 13), chance.randrange(4, 20)
+        boxes, each = chance.randrange(2, 10), chance.randrange(2, 10)
         value, steps = boxes * each, list[tuple[str, int]]()
         for kind in form:
-            number = chance.randrange(2, 6) if kind in ("times", "share") else chance.randrange(3, 40)
+            number = chance.randrange(2, 6) if kind in ("times", "share") else chance.randrange(2, 10)
             if kind == "share":
                 fitting = [friends for friends in range(2, 10) if value % friends == 0]
                 number = chance.choice(fitting) if fitting else 0

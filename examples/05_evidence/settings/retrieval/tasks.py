@@ -22,8 +22,8 @@ TOOLS = (function_tool("search", "Search the passages.", "query"),)
 
 FIRST = ("Ada", "Blaise", "Carl", "Emmy", "Grace", "Ivar", "Kurt", "Lise", "Max", "Nils", "Otto", "Sofia")
 LAST = ("Berg", "Dahl", "Frank", "Holt", "Kern", "Lind", "Moor", "Noether", "Pohl", "Rask", "Stein", "Voss")
-COLOURS = ("Blue", "Red", "Green", "White", "Black", "Silver")
-BEASTS = ("Heron", "Otter", "Falcon", "Badger", "Salmon", "Raven")
+COLOURS = ("Blue", "Red", "Green", "White", "Black", "Silver", "Amber", "Grey", "Golden", "Violet")
+BEASTS = ("Heron", "Otter", "Falcon", "Badger", "Salmon", "Raven", "Lynx", "Bear", "Hawk", "Wolf")
 TOWNS = ("Arnby", "Belmar", "Corvik", "Dunholm", "Elstad", "Farsund", "Grenoa", "Hallen", "Istra", "Jarna")
 RIVERS = ("Tarn", "Orel", "Vesla", "Ljung", "Mira", "Sorne", "Ulva", "Wenne")
 
@@ -40,7 +40,7 @@ HELD_OUT_FORM = ("founder", "birthplace", "river")
 
 #: Shares of the log.
 PRIVATE = 0.08
-STOPS_EARLY = 0.3
+STOPS_EARLY = 0.2
 WRONG_SEARCH = 0.2
 MADE_UP = 0.15
 
