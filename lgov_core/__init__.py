@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from lgov_core.scope import RolloutScope, carry_into_threads, current_scope
     from lgov_core.settings import Settings, load_settings
     from lgov_core.store import TraceStore, open_store
+    from lgov_core.trainer import Trainer
     from lgov_core.types import Action, Decision, Effect, Outcome, Point, Reward, Severity, Span, ToolOutcome
 
 __version__ = "0.1.0"
@@ -66,6 +67,7 @@ __all__ = [
     "ToolOutcome",
     "ToolPolicy",
     "TraceStore",
+    "Trainer",
     "air",
     "carry_into_threads",
     "current_scope",
@@ -107,6 +109,7 @@ _HOMES = {
     "load_settings": "lgov_core.settings",
     "TraceStore": "lgov_core.store",
     "open_store": "lgov_core.store",
+    "Trainer": "lgov_core.trainer",
     **dict.fromkeys(
         ("Action", "Decision", "Effect", "Outcome", "Point", "Reward", "Severity", "Span", "ToolOutcome"),
         "lgov_core.types",

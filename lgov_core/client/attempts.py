@@ -19,11 +19,12 @@ from lgov_core.client.wire import Assignment, Report
 from lgov_core.endpoint_headers import ENDPOINT_VARIABLE
 from lgov_core.errors import ArgumentError, ArmError, PolicyDenied
 from lgov_core.governor import Governor
+from lgov_core.plugins import register
 from lgov_core.reward import AirPlugin, RuleSet
 from lgov_core.scope import RolloutScope, carry_into_threads
 from lgov_core.trace.sink import StoreSink
 from lgov_core.train.failures import is_infrastructure
-from lgov_core.train.jobs import Job
+from lgov_core.train.jobs import Episode, Job
 from lgov_core.train.worker import Tally
 from lgov_core.types import Outcome, Reward, Span
 
@@ -80,7 +81,8 @@ class AgentRunner:
 
     Without ``policy`` agents are watched: what tools and models did is shown and rewarded by ``rules``, nothing is judged.
     With one they are governed, and decisions go to the record at ``audit``. With ``instrument`` every framework that is
-    installed is armed for the whole process, until `close`. Raises `ArmError` under a policy when none is.
+    installed is armed for the whole process, until `close`. Raises `ArmError` under a policy when none is. A ``governor``
+    of the caller's stands in place of a policy: what it sees is shown here too, until `close`.
     """
 
     def __init__(
@@ -92,6 +94,7 @@ class AgentRunner:
         audit: Path | None = None,
         rules: RuleSet | None = None,
         instrument: bool = True,
+        governor: Governor | None = None,
     ) -> None:
         check_agent(agent)
         self._agent = agent
@@ -101,7 +104,13 @@ class AgentRunner:
         plugins: list[object] = [StoreSink(self.notebook), self._tally]
         if rules is not None:
             plugins.insert(0, AirPlugin(rules))
-        if policy is None:
+        if governor is not None:
+            self.governor = governor
+            for plugin in plugins:
+                register(governor.manager, plugin)
+                self._stack.callback(self._unregister, plugin)
+            governor.plugins_changed()
+        elif policy is None:
             self.governor = Governor(plugins=plugins, only_watches=True)
         else:
             from lgov_core.audit import AuditLog, default_signer
@@ -113,7 +122,8 @@ class AgentRunner:
             log = AuditLog(str(place), policy_digest=policies.digest or "", signer=default_signer())
             self._stack.callback(log.close)
             self.governor = Governor(policies, plugins=plugins, audit=log)
-        self._stack.callback(self.governor.close)
+        if governor is None:
+            self._stack.callback(self.governor.close)
         carry_into_threads()
         try:
             self._stack.enter_context(_variable(ENDPOINT_VARIABLE, endpoint))
@@ -122,6 +132,10 @@ class AgentRunner:
         except BaseException:
             self._stack.close()
             raise
+
+    def _unregister(self, plugin: object) -> None:
+        self.governor.manager.unregister(plugin)
+        self.governor.plugins_changed()
 
     def close(self) -> None:
         """Disarms what was armed, and closes the record."""
@@ -207,7 +221,13 @@ async def _await(value: Awaitable[Any], timeout_s: float) -> Any:
 
 
 def _reported(value: Any, given: Assignment) -> Report:
-    """The report of an agent that returned. What is no reward becomes none: it is counted, and nothing is learnt from it."""
+    """The report of an agent that returned. What is no reward becomes none: it is counted, and nothing is learnt from it.
+
+    An `Episode` says all of it itself.
+    """
+    if isinstance(value, Episode):
+        own = {"rollout_id": given.rollout_id, "attempt": given.attempt}
+        return Report(value.outcome, tuple(replace(one, **own) for one in value.rewards), error=value.error)
     channels: Mapping[Any, Any] = value if isinstance(value, Mapping) else {"task": value}
     rewards: list[Reward] = []
     for dimension, one in channels.items():

@@ -8,7 +8,7 @@ import os
 import threading
 import time
 from collections import Counter
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final, Literal
@@ -20,7 +20,7 @@ from lgov_core.client.display import Display
 from lgov_core.client.result import TrainResult
 from lgov_core.client.tasks import read_tasks
 from lgov_core.client.wire import ENDED, PROTOCOL, Assignment, Report, assignments_of
-from lgov_core.client.workers import ProcessWorkers, ThreadWorkers, Workers
+from lgov_core.client.workers import Done, ProcessWorkers, ThreadWorkers, Workers
 from lgov_core.errors import ArgumentError, ClientError, LgovError, TaskError, TrainError
 from lgov_core.reward import AirRules, RuleSet, air
 from lgov_core.types import new_id
@@ -109,8 +109,7 @@ class Client:
             raise ArgumentError(f"nworkers is {nworkers}", hint="1 is the least")
         if workers not in ("threads", "processes"):
             raise ArgumentError(f"workers is {workers!r}", hint="write threads or processes")
-        self._greet()
-        rules = _rules() if air_enabled else None
+        rules = rules_in_use() if air_enabled else None
         options: dict[str, Any] = {
             "endpoint": self.url,
             "policy": None if policy is None else str(policy),
@@ -118,23 +117,31 @@ class Client:
             "instrument": auto_instrumentation,
         }
         name = name_of(agent) if workers == "processes" else ""
+
+        def opened(open_things: contextlib.ExitStack, done: Done) -> Workers:
+            if workers == "processes":
+                told = {**options, "agent": name, "rules": air_enabled, "base_rules": air_enabled}
+                return ProcessWorkers(told, nworkers, done)
+            runner = AgentRunner(
+                agent,
+                endpoint=self.url,
+                policy=None if policy is None else Path(policy),
+                audit=None if audit is None else Path(audit),
+                rules=rules,
+                instrument=auto_instrumentation,
+            )
+            open_things.callback(runner.close)
+            return ThreadWorkers(runner, nworkers, done)
+
+        return self.train_with(opened)
+
+    def train_with(self, open_workers: Callable[[contextlib.ExitStack, Done], Workers]) -> TrainResult:
+        """As `train`, with workers of the caller's own: what they need beside themselves goes onto the stack."""
+        self._greet()
         run_id = str(self._connection.post("/train/start", {"client": new_id("client")})["run"])
         with contextlib.ExitStack() as open_things:
             desk = _Desk(self._connection, run_id)
-            if workers == "processes":
-                told = {**options, "agent": name, "rules": air_enabled, "base_rules": air_enabled}
-                chosen: Workers = ProcessWorkers(told, nworkers, desk.finish)
-            else:
-                runner = AgentRunner(
-                    agent,
-                    endpoint=self.url,
-                    policy=None if policy is None else Path(policy),
-                    audit=None if audit is None else Path(audit),
-                    rules=rules,
-                    instrument=auto_instrumentation,
-                )
-                open_things.callback(runner.close)
-                chosen = ThreadWorkers(runner, nworkers, desk.finish)
+            chosen = open_workers(open_things, desk.finish)
             open_things.callback(lambda: desk.release(chosen.close()))
             open_things.enter_context(desk.heartbeats(chosen))
             display = open_things.enter_context(Display(quiet=self._quiet))
@@ -281,10 +288,10 @@ def _run(desk: _Desk, workers: Workers, display: Display) -> TrainResult:
     return result
 
 
-def _rules() -> RuleSet:
-    """The AIR rules in use, or the built-in values where there are none."""
+def rules_in_use(default: AirRules | None = None) -> RuleSet:
+    """The AIR rules in use (`lgov_core.air`), or where there are none the built-in values, or ``default``."""
     rules = air.current()
-    return rules if rules.rules or rules.base is not None else RuleSet(base=AirRules())
+    return rules if rules.rules or rules.base is not None else RuleSet(base=default or AirRules())
 
 
 def _parts(tasks: Sequence[dict[str, Any]]) -> list[list[dict[str, Any]]]:

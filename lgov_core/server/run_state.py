@@ -6,23 +6,25 @@ import json
 import os
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from lgov_core.client.wire import ENDED
 from lgov_core.errors import LgovError
+from lgov_core.train.metrics_log import finite
 from lgov_core.types import new_id
 
 
 class RunState:
-    """One run: so many updates. ``first`` is how many the server had made before it.
+    """One run: so many updates. ``first`` is how many the server had made before it, ``skip`` how many lines of figures.
 
-    It is in ``run.json`` of ``folder``, so that a server that was killed finds it again.
+    It is in ``run.json`` of ``folder``, so that a server that was killed finds it again; `lines` gives it back its figures.
     """
 
-    def __init__(self, folder: Path, first: int, steps: int, *, run_id: str | None = None) -> None:
+    def __init__(self, folder: Path, first: int, steps: int, *, skip: int = 0, run_id: str | None = None) -> None:
         self.folder = folder
+        self.skip = skip
         self.run_id = run_id or new_id("run")
         self.first, self.steps = first, steps
         self.stop_asked = threading.Event()
@@ -42,7 +44,8 @@ class RunState:
             known = json.loads((folder / "run.json").read_text())
             if known["ended"]:
                 return None
-            return cls(folder, int(known["first"]), int(known["steps"]), run_id=str(known["run"]))
+            first, steps, skip = int(known["first"]), int(known["steps"]), int(known.get("skip", 0))
+            return cls(folder, first, steps, skip=skip, run_id=str(known["run"]))
         except (OSError, ValueError, KeyError, TypeError):
             return None
 
@@ -71,10 +74,21 @@ class RunState:
                 self._durations = [*self._durations[-9:], (now - self._stage_began) / (step - self._step)]
             self._step, self._stage_began = step, now
 
+    def lines(self, lines: Sequence[Mapping[str, Any]]) -> None:
+        """All figures on record, those of earlier runs among them: whoever asks gets those of this one in their old places."""
+        with self._lock:
+            self._metrics = [dict(line) for line in lines[self.skip :]]
+
+    @property
+    def tested(self) -> bool:
+        """Whether the held-out tasks were run."""
+        with self._lock:
+            return any(line.get("phase") == "test" for line in self._metrics)
+
     def add(self, line: Mapping[str, Any]) -> None:
         """Figures of an update or an evaluation."""
         with self._lock:
-            self._metrics.append(dict(line))
+            self._metrics.append(finite(line))
 
     def end(self, state: str, error: LgovError | None = None) -> None:
         """The run has ended: ``done``, ``failed`` or ``stopped``. A stopped one is gone on with by the next client."""
@@ -107,7 +121,7 @@ class RunState:
             }
 
     def _keep(self, *, ended: bool) -> None:
-        known = {"run": self.run_id, "first": self.first, "steps": self.steps, "ended": ended}
+        known = {"run": self.run_id, "first": self.first, "steps": self.steps, "skip": self.skip, "ended": ended}
         partial = self.folder / ".run.json.partial"
         partial.write_text(json.dumps(known))
         os.replace(partial, self.folder / "run.json")

@@ -26,7 +26,7 @@ from lgov_core.server.one_trainer import only_trainer
 from lgov_core.server.recipe import SMALL, credit_for, device_for, load, policy_for, update_for
 from lgov_core.server.routes import TrainRoutes
 from lgov_core.server.run_state import RunState
-from lgov_core.store import RolloutConfig, open_store
+from lgov_core.store import RolloutConfig, RolloutQueue, open_store
 from lgov_core.train.jobs import JobResult
 from lgov_core.train.lineage import Facts, Lineage, policy_facts
 from lgov_core.train.loop import Task, TrainingLoop
@@ -91,6 +91,11 @@ class TrainingServer:
     def url(self) -> str:
         """``http://host:port``."""
         return self._endpoint.url
+
+    @property
+    def store(self) -> RolloutQueue:
+        """The store, open as long as the server is."""
+        return self._store
 
     def __enter__(self) -> Self:
         with contextlib.ExitStack() as opened:
@@ -192,8 +197,8 @@ class TrainingServer:
         before = self.desk.run or RunState.unfinished(self.folder)
         steps = self._steps()
         if before is not None and before.stopped and before.first + before.steps > self._loop.done:
-            return RunState(self.folder, before.first, before.steps, run_id=before.run_id)
-        return RunState(self.folder, self._loop.done, steps)
+            return RunState(self.folder, before.first, before.steps, skip=before.skip, run_id=before.run_id)
+        return RunState(self.folder, self._loop.done, steps, skip=len(self._loop.run.metrics.lines()))
 
     def _steps(self) -> int:
         training = self.settings.training
@@ -218,8 +223,9 @@ class TrainingServer:
 
     def _updates(self, run: RunState) -> None:
         training, useless = self.settings.training, 0
+        run.lines(self._loop.run.metrics.lines())
         run.at(self._loop.done - run.first)
-        if self._loop.done == run.first:
+        if self._loop.done == run.first and not run.tested:
             self._evaluate(run)
         while (step := self._loop.done - run.first) < run.steps:
             if self._is_stopped():

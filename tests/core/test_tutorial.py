@@ -1,8 +1,8 @@
 """The tutorial on RL training governance, section by section: its own code, with only the import names changed.
 
 Whatever the tutorial leaves to its reader (an agent, a store, a handler) is defined here as a small stand-in. Everything
-else is real: policies, kernel, recorder, and a SQLite database that the agent works on. Sections 7.5 and 7.6 need a trainer,
-which is not there yet.
+else is real: policies, kernel, recorder, a SQLite database that the agent works on, and for sections 7.5 and 7.6 a model that
+is trained.
 """
 
 from __future__ import annotations
@@ -1113,10 +1113,54 @@ trainer.train(num_epochs=100)
 """
 
 
-@pytest.mark.xfail(raises=ImportError, strict=True, reason="there is no Trainer of this kind yet")
-@pytest.mark.parametrize("code", [TRAINER, DISTRIBUTED], ids=["7.5", "7.6"])
-def test_7_5_and_7_6_the_trainer(kernel_names: dict[str, Any], code: str) -> None:
+@pytest.fixture(scope="module")
+def two_habits(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model that answers every question by a SELECT or by a DROP, each half of the time."""
+    from tests.pair.habits import habits_model
+
+    folder = tmp_path_factory.mktemp("models") / "habits"
+    habits_model("Who is 42?", ["SELECT name FROM users", "DROP TABLE users"]).save(folder)
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("code", "workers"), [(TRAINER, {"0"}), (DISTRIBUTED, {"0", "1", "2", "3"})], ids=["7.5", "7.6"]
+)
+def test_7_5_and_7_6_the_trainer(
+    kernel_names: dict[str, Any],
+    two_habits: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    code: str,
+    workers: set[str],
+) -> None:
+    # The tutorial says neither which model is trained nor on what: that is in the reader's settings.
+    monkeypatch.setenv("LIGHTNING_MODEL_PATH", str(two_habits))
+    (tmp_path / "tasks.jsonl").write_text('{"input": "Who is 42?"}\n')
+    (tmp_path / "config.yaml").write_text(
+        "model: {max_new_tokens: 24}\ndata: {train: tasks.jsonl}\n"
+        "training: {steps: 8, group_size: 8, learning_rate: 3e-3, kl_coef: 0.0}\n"
+        f"runtime: {{nworkers: {len(workers)}}}\n"
+    )
+    kernel_names["runner"].log_violations = False
     run(code, kernel_names)
+    (folder,) = (tmp_path / "runs").iterdir()
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines] == list(range(1, 9))
+    # The DROPs are blocked and cost a hundred each: the model unlearns them.
+    assert lines[0]["reward_compliance"] < -10
+    assert lines[-1]["reward_compliance"] > lines[0]["reward_compliance"] / 2
+    assert lines[-1]["reward"] > lines[0]["reward"]
+    # Violations are counted by worker and summed up.
+    stats = kernel_names["runner"].get_stats()
+    assert stats["total_rollouts"] == 64
+    assert stats["total_violations"] == sum(line["outcomes"].get("blocked", 0) for line in lines)
+    store = lgov_core.open_store(str(folder / "store.sqlite"))
+    counted = [span for span in store.spans(["runner-statistics"]) if span.name == "lgov.runner.worker"]
+    assert {str(span.attributes["worker"]) for span in counted} == workers
+    # And every call of the model stands on record beside the rollout that it belongs to.
+    assert {call.rollout_id for call in store.calls()} == {rollout.rollout_id for rollout in store.rollouts()}
+    store.close()
 
 
 # ---------------------------------------------------------------------- the two other documents
