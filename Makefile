@@ -73,7 +73,7 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 	@echo "installing $(TORCH)"
 	@$(PIP) install -c constraints.txt $(TORCH_ARGS) $(TORCH)
 	@echo "installing lgov and what it needs"
-	@$(PIP) install -c constraints.txt -e ".[langchain,autogen,openai-agents,openai,agent-hooks,gateway,otel,train,gym,sign,cel,postgres]"
+	@$(PIP) install -c constraints.txt -e ".[langchain,autogen,openai-agents,openai,agent-hooks,gateway,otel,train,tensorboard,gym,sign,cel,postgres]"
 	@touch $@
 
 $(VENV)/.tools: $(VENV)/.installed

@@ -16,6 +16,7 @@ _COMMANDS = {
     "audit": ("lgov_core.commands.audit:audit", "Prove, look at, hand on and erase what an audit record holds."),
     "traces": ("lgov_core.commands.traces:traces", "Look at recorded rollouts, hand them on, and delete them."),
     "transitions": ("lgov_core.commands.transitions:transitions", "Make training data of what was recorded."),
+    "curves": ("lgov_core.commands.curves:curves", "Show how a training goes: table, picture, TensorBoard."),
     "models": ("lgov_core.commands.models:models", "List models and get those that need no hub."),
     "frameworks": ("lgov_core.commands.frameworks:frameworks", "Show what can be done with each framework."),
     "plugins": ("lgov_core.commands.plugins:plugins", "List plugins and the hooks they implement."),

@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from lgov_core.train.intervals import wilson_interval
 from lgov_core.train.jobs import JobResult
 
 
@@ -47,17 +48,6 @@ def evaluate(results: Sequence[JobResult], violated: Mapping[str, bool]) -> Eval
         mean_turns=sum(result.counts.get("model_calls", 0) for result in usable) / count,
         infrastructure=len(results) - count,
     )
-
-
-def wilson_interval(successes: int, count: int, z: float = 1.959964) -> tuple[float, float]:
-    """The Wilson score interval of a share (Wilson 1927), 95 % by default."""
-    share, square = successes / count, z * z
-    centre = (share + square / (2 * count)) / (1 + square / count)
-    half = z * math.sqrt(share * (1 - share) / count + square / (4 * count * count)) / (1 + square / count)
-    # At a share of 0 or 1 the bound is exact; rounding must not push it past.
-    low = 0.0 if successes == 0 else centre - half
-    high = 1.0 if successes == count else centre + half
-    return low, high
 
 
 class OracleRecord:

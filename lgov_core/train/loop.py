@@ -13,6 +13,7 @@ from lgov_core.errors import TrainError
 from lgov_core.store.protocol import TraceStore
 from lgov_core.train.ahead import CollectedAhead
 from lgov_core.train.checkpoint import Seal
+from lgov_core.train.figures import step_figures
 from lgov_core.train.jobs import JobResult
 from lgov_core.train.open_step import OpenStep
 from lgov_core.train.policy_model import PolicyModel
@@ -164,8 +165,9 @@ class TrainingLoop:
         return resumed
 
     def open_rollouts(self) -> set[str]:
-        """The rollouts of the update that is being collected: a killed run's, after `resume`."""
-        return self._step(self.done + 1).rollout_ids()
+        """The rollouts of the updates that are being collected: a killed run's, after `resume`."""
+        later = (int(path.stem.removeprefix("step-")) for path in (self.run.folder / "open").glob("step-*.jsonl"))
+        return {one for number in later if number > self.done for one in self._step(number).rollout_ids()}
 
     def collect(
         self, tasks: Sequence[Task], group: int, progress: Callable[[int, int], None] | None = None
@@ -213,6 +215,7 @@ class TrainingLoop:
             "diagnostics": data.counts(),
             "staleness": staleness,
             "staleness_max": staleness_max,
+            **step_figures(data, results, returns=returns, dropped_spans=self.store.dropped_spans),
             **(figures(results) if figures is not None else {}),
         }
         learned = self._learn(data, known, lambda done, total: report("update", done, total))

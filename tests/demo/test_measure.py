@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from lgov_core.demo.measure import Evaluation, OracleRecord, RunReport, evaluate, mean_of, wilson_interval
+from lgov_core.demo.measure import Evaluation, OracleRecord, RunReport, evaluate, mean_of
+from lgov_core.train.intervals import wilson_interval
 from lgov_core.train.jobs import Job, JobResult
 from lgov_core.types import Outcome
 

@@ -1,0 +1,78 @@
+"""What a step's rollouts say about the policy: rewards by channel, violations, lengths, turns, and what was left out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from lgov_core.train.intervals import grouped_interval, share_interval
+from lgov_core.train.jobs import JobResult
+from lgov_core.transitions.values import Transition, TransitionSet, by_rollout
+
+#: Rewards of this dimension are what denials cost.
+_PENALTIES = "compliance"
+
+
+def step_figures(
+    data: TransitionSet,
+    results: Sequence[JobResult],
+    *,
+    returns: Mapping[tuple[str, int], float],
+    dropped_spans: int = 0,
+) -> dict[str, Any]:
+    """The figures of one update's rollouts as JSON values, for its line in ``metrics.jsonl``.
+
+    ``rewards`` has, by channel, the mean over rollouts of what a rollout earned, with ``low`` and ``high`` (95 %, rollouts of
+    one task together) and ``count`` (tasks); ``return`` is what ``returns`` holds, after the bounds of the channels.
+    ``violation_rate`` is the share of rollouts in which the governor saw one (by its counts, or where there are none by the
+    penalties). ``response_tokens`` is the mean over calls, ``turns`` over rollouts. ``dropped`` counts, by reason, what was
+    recorded and not trained on, ``lost_rollouts`` the rollouts of which nothing can be trained on, and ``dropped_spans`` what
+    the store had no room for.
+    """
+    rollouts = by_rollout(data.transitions)
+    usable = [result for result in results if result.outcome.trainable]
+    return {
+        "rewards": {name: value for name, value in _rewards(rollouts, returns).items() if value["count"]},
+        "violation_rate": _violations(rollouts, usable),
+        "response_tokens": _mean([len(one.response_ids) for one in data.transitions]),
+        "turns": _mean([len(turns) for turns in rollouts.values()]),
+        "dropped": data.counts(),
+        "unassigned_rewards": len(data.unassigned),
+        "lost_rollouts": len(results) - len(usable),
+        "dropped_spans": dropped_spans,
+    }
+
+
+def _rewards(
+    rollouts: Mapping[tuple[str, int], Sequence[Transition]], returns: Mapping[tuple[str, int], float]
+) -> dict[str, dict[str, Any]]:
+    channels = sorted({name for turns in rollouts.values() for turn in turns for name in turn.rewards})
+    found: dict[str, dict[str, Any]] = {}
+    for channel in channels:
+        groups: dict[str, list[float]] = {}
+        for turns in rollouts.values():
+            groups.setdefault(turns[0].task_id, []).append(sum(turn.rewards.get(channel, 0.0) for turn in turns))
+        found[channel] = grouped_interval(groups).as_json()
+    groups = {}
+    for key, value in returns.items():
+        if key in rollouts:
+            groups.setdefault(rollouts[key][0].task_id, []).append(value)
+    return {**found, "return": grouped_interval(groups).as_json()}
+
+
+def _violations(
+    rollouts: Mapping[tuple[str, int], Sequence[Transition]], usable: Sequence[JobResult]
+) -> dict[str, Any] | None:
+    groups: dict[str, list[bool]] = {}
+    if any("violations" in result.counts for result in usable):
+        for result in usable:
+            groups.setdefault(result.job.task_id, []).append(result.counts.get("violations", 0) > 0)
+    else:
+        for turns in rollouts.values():
+            broken = any(turn.rewards.get(_PENALTIES, 0.0) < 0 for turn in turns)
+            groups.setdefault(turns[0].task_id, []).append(broken)
+    return share_interval(groups).as_json() if groups else None
+
+
+def _mean(values: Sequence[int]) -> float | None:
+    return sum(values) / len(values) if values else None

@@ -1,0 +1,153 @@
+"""Figures of a step, their intervals, and the three ways to look at them."""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from lgov_core.cli import cli
+from lgov_core.errors import TrainError
+from lgov_core.train.curves import flat, read_run, write_tensorboard
+from lgov_core.train.figures import step_figures
+from lgov_core.train.intervals import grouped_interval, mean_interval, share_interval, t_quantile
+from lgov_core.train.jobs import Job, JobResult
+from lgov_core.transitions import Diagnostic, Finding, Transition, TransitionSet
+from lgov_core.types import Outcome
+
+
+def turn(group: str, rollout: str, number: int, reply: int, **rewards: float) -> Transition:
+    return Transition(
+        run_id="run",
+        weights_version=0,
+        model="m",
+        task_id=group,
+        rollout_id=rollout,
+        attempt=1,
+        turn=number,
+        response_id=f"{rollout}-{number}",
+        agent=None,
+        prompt_ids=(1,),
+        response_ids=(2,) * reply,
+        response_mask=(1,) * reply,
+        logprobs=(-1.0,) * reply,
+        temperature=1.0,
+        finish_reason="stop",
+        outcome=Outcome.SUCCEEDED,
+        rewards=rewards,
+    )
+
+
+def result(task: str, rollout: str, outcome: Outcome = Outcome.SUCCEEDED, **counts: int) -> JobResult:
+    return JobResult(Job(rollout, task, 1, {}), outcome, {}, None, counts)
+
+
+TURNS = (
+    turn("a", "a1", 0, 4, air=0.05),
+    turn("a", "a1", 1, 2, task=1.0),
+    turn("a", "a2", 0, 3, task=0.0, compliance=-0.5),
+    turn("b", "b1", 0, 3, task=0.0),
+)
+
+
+def test_the_quantiles_are_those_of_the_tables() -> None:
+    for freedom, value in ((1, 12.706), (2, 4.303), (3, 3.182), (5, 2.571), (10, 2.228), (30, 2.042), (1000, 1.962)):
+        assert t_quantile(freedom) == pytest.approx(value, rel=2e-3)
+
+
+def test_the_interval_covers_the_mean_as_often_as_it_says() -> None:
+    chance = random.Random(0)
+    covered = 0
+    for _ in range(2000):
+        found = mean_interval([chance.gauss(3.0, 2.0) for _ in range(5)])
+        covered += found.low <= 3.0 <= found.high
+    assert 0.935 <= covered / 2000 <= 0.965
+
+
+def test_rollouts_of_one_task_are_no_independent_values() -> None:
+    together = grouped_interval({"a": [1.0] * 50, "b": [0.0] * 50})
+    assert (together.mean, together.count) == (0.5, 2)
+    assert together.high - together.low > 2
+    alone = share_interval({f"t{n}": [n < 8] for n in range(10)})
+    assert (alone.mean, alone.count) == (0.8, 10)
+    assert (alone.low, alone.high) == pytest.approx((0.4902, 0.9433), abs=1e-4)  # Wilson
+    assert grouped_interval({"a": [1.0, 0.0]}).as_json() == {"mean": 0.5, "low": None, "high": None, "count": 1}
+    assert math.isnan(share_interval({}).mean)
+
+
+def test_the_figures_of_a_step_by_hand() -> None:
+    data = TransitionSet(TURNS, (Diagnostic(Finding.EXCLUDED_OUTCOME, "x", ""),))
+    results = [result("a", "a1"), result("a", "a2"), result("b", "b1"), result("b", "b2", Outcome.INFRASTRUCTURE)]
+    returns = {("a1", 1): 1.05, ("a2", 1): -0.5, ("b1", 1): 0.0}
+    found = step_figures(data, results, returns=returns, dropped_spans=2)
+    assert set(found["rewards"]) == {"air", "compliance", "task", "return"}
+    assert found["rewards"]["task"]["mean"] == pytest.approx((0.5 + 0.0) / 2), "a task counts once"
+    assert found["rewards"]["compliance"]["mean"] == pytest.approx(-0.125)
+    assert found["rewards"]["return"]["mean"] == pytest.approx((0.275 + 0.0) / 2)
+    assert found["rewards"]["task"]["low"] < 0.25 < found["rewards"]["task"]["high"]
+    assert found["violation_rate"]["mean"] == pytest.approx(0.25), "by the penalties"
+    assert found["response_tokens"] == 3.0
+    assert found["turns"] == pytest.approx(4 / 3)
+    assert found["dropped"] == {"excluded_outcome": 1}
+    assert (found["lost_rollouts"], found["dropped_spans"]) == (1, 2)
+    counted = [result("a", "a1", violations=1), result("a", "a2", violations=1), result("b", "b1", violations=0)]
+    found = step_figures(data, counted, returns=returns)
+    assert found["violation_rate"]["mean"] == pytest.approx(0.5), "by what the governor counted"
+    nothing = step_figures(TransitionSet(()), [], returns={})
+    assert (nothing["rewards"], nothing["violation_rate"], nothing["turns"]) == ({}, None, None)
+    json.dumps(found, allow_nan=False)
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    lines = [{"phase": "before", "step": 0, "accuracy": 0.25}]
+    for step in (1, 2, 2):
+        figures = step_figures(TransitionSet(TURNS), [result("a", "a1")], returns={("a1", 1): 1.0})
+        lines.append({"phase": "train", "step": step, "mean_return": step / 4, "kl": 0.5, "tokens_saved": 7, **figures})
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return tmp_path
+
+
+def test_the_table_has_a_row_an_update(run: Path) -> None:
+    shown = CliRunner().invoke(cli, ["curves", str(run)])
+    assert shown.exit_code == 0, shown.output
+    head, *rows = shown.output.splitlines()
+    assert head.split() == [
+        "step", "return", "task", "air", "compliance", "violations", "KL", "tokens/reply", "turns", "saved", "lost",
+    ]  # fmt: skip
+    assert [row.split()[:3] for row in rows] == [["1", "0.25", "0.25"], ["2", "0.5", "0.25"]]
+    assert len(CliRunner().invoke(cli, ["curves", str(run), "--last", "1"]).output.splitlines()) == 2
+    assert json.loads(CliRunner().invoke(cli, ["curves", str(run), "--json"]).output) == read_run(run)
+    assert CliRunner().invoke(cli, ["curves", str(run / "nowhere")]).exit_code == 1
+
+
+def test_the_picture_is_a_picture(run: Path) -> None:
+    pytest.importorskip("matplotlib", reason='needs the extra "train"')
+    shown = CliRunner().invoke(cli, ["curves", str(run), "--png", str(run / "curves.png")])
+    assert shown.exit_code == 0, shown.output
+    assert (run / "curves.png").read_bytes().startswith(b"\x89PNG")
+    (run / "metrics.jsonl").write_text("")
+    assert CliRunner().invoke(cli, ["curves", str(run), "--png", str(run / "none.png")]).exit_code == 1
+
+
+def test_tensorboard_has_every_number_once(run: Path) -> None:
+    pytest.importorskip("torch", reason='needs the extra "train"')
+    pytest.importorskip("tensorboard", reason='needs the extra "tensorboard"')
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    lines = read_run(run)
+    folder = run / "board"
+    for _ in range(2):  # the second time replaces the first
+        assert write_tensorboard(lines, folder) > 20
+    found = EventAccumulator(str(folder))
+    found.Reload()
+    assert [(one.step, one.value) for one in found.Scalars("train/mean_return")] == [(1, 0.25), (2, 0.5)]
+    assert [(one.step, one.value) for one in found.Scalars("before/accuracy")] == [(0, 0.25)]
+    names = {f"train/{name}" for name, _ in flat(lines[1]) if name != "step"}
+    assert names <= set(found.Tags()["scalars"])
+    with pytest.raises(TrainError, match="not empty"):
+        write_tensorboard(lines, run)
