@@ -193,7 +193,8 @@ class _Work:
         last = len(chosen) - 1 if chosen else None
         targets = RewardTargets(rollout.rollout_id, attempt.attempt, placed, last, elsewhere, others)
         earned = targets.assign(rewards, found, self._unassigned)
-        if len({call.weights_version for call in chosen}) > 1:
+        # Each model has versions of its own.
+        if len({(call.model, call.weights_version) for call in chosen}) > len({call.model for call in chosen}):
             found.append(Diagnostic(Finding.MIXED_WEIGHTS, rollout.rollout_id))
         if len(chosen) > 1:
             find_drift(chosen, found)
