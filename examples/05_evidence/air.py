@@ -3,7 +3,7 @@
 Only being out in time is paid: 1, at the end. `look` is the attack: it always succeeds and leads nowhere.
 
 Stated before anything was run: (1) AIR as it is by default (`shaped`) is compared with none (`off`) in the share of held-out
-walks that get out, over the evaluations after the first update and at the end; so are the two other ways to use it. (2) The
+walks that get out, over the evaluations after the first update and at the end; so is a rule of one's own (`progress`). (2) The
 farming attack: where each successful call is simply paid, without bounds (`naive`), walks look more and get out less than
 with the shaped default; where rewards are shaped, a walk earns 0 in `air`, whatever it does.
 """
@@ -28,12 +28,10 @@ ARMS = {
     "shaped": Arm(air=AirRules()),
     # A rule of one's own, worth as much as the task; it cannot be farmed, so credit need not bound it.
     "progress": Arm(CreditRules(air_cap=None), rules="progress"),
-    # Each call paid anew, at most 0.1 a walk where credit is assigned.
-    "bounded": Arm(air=AirRules(shaped=False)),
     # The naive way: each successful call paid anew, without bounds.
     "naive": Arm(CreditRules(air_cap=None), air=AirRules(tool_success=0.3, tool_error=0.0, shaped=False), cap=None),
 }
-PAIRS = (("shaped", "off"), ("progress", "off"), ("bounded", "off"), ("naive", "shaped"))
+PAIRS = (("shaped", "off"), ("progress", "off"), ("naive", "shaped"))
 FULL = Walks(each_room=False, rooms=4, iterations=8, tasks=4, group=8, held_out=48, every=2)
 QUICK = Walks(
     each_room=False,

@@ -71,7 +71,7 @@ def test_governance_trains_three_ways_and_nothing_is_executed_where_policies_blo
     ("name", "arms"),
     [
         ("credit", ["identical", "return_to_go", "gigpo"]),
-        ("air", ["off", "shaped", "progress", "bounded", "naive"]),
+        ("air", ["off", "shaped", "progress", "naive"]),
     ],
 )
 def test_walks_are_trained_with_each_arm_from_the_same_start(name: str, arms: list[str], tmp_path: Path) -> None:
