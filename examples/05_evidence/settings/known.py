@@ -29,7 +29,7 @@ SETTINGS = {
         factory="settings.retrieval.episodes:make_runner",
         policy=retrieval.POLICY,
         make_world=retrieval.make_world,
-        plan={"warm_steps": 175},
+        plan={"warm_steps": 175, "updates": 16, "evaluate_every": 4},
     ),
     "maths": Setting(
         name="maths",
@@ -40,5 +40,6 @@ SETTINGS = {
         factory="settings.maths.episodes:make_runner",
         policy=maths.POLICY,
         make_world=maths.make_world,
+        plan={"warm_steps": 220, "updates": 16, "evaluate_every": 4},
     ),
 }

@@ -40,10 +40,10 @@ FORMS = (
 )
 
 #: Shares of the log.
-CODE = 0.06
-WRONG_STEP = 0.2
-STOPS_EARLY = 0.2
-MADE_UP = 0.15
+CODE = 0.05
+WRONG_STEP = 0.1
+STOPS_EARLY = 0.1
+MADE_UP = 0.1
 
 
 @dataclass(frozen=True, slots=True)

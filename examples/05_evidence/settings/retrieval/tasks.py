@@ -39,10 +39,10 @@ FORMS = {
 HELD_OUT_FORM = ("founder", "birthplace", "river")
 
 #: Shares of the log.
-PRIVATE = 0.08
-STOPS_EARLY = 0.2
-WRONG_SEARCH = 0.2
-MADE_UP = 0.15
+PRIVATE = 0.05
+STOPS_EARLY = 0.15
+WRONG_SEARCH = 0.15
+MADE_UP = 0.1
 
 
 @dataclass(frozen=True, slots=True)
