@@ -17,6 +17,8 @@ _COMMANDS = {
     "traces": ("lgov_core.commands.traces:traces", "Look at recorded rollouts, hand them on, and delete them."),
     "transitions": ("lgov_core.commands.transitions:transitions", "Make training data of what was recorded."),
     "curves": ("lgov_core.commands.curves:curves", "Show how a training goes: table, picture, TensorBoard."),
+    "eval": ("lgov_core.commands.eval_checkpoint:evaluate_command", "Measure a checkpoint on held-out tasks."),
+    "export": ("lgov_core.commands.export_checkpoint:export_command", "Hand a checkpoint on to transformers or PEFT."),
     "models": ("lgov_core.commands.models:models", "List models and get those that need no hub."),
     "frameworks": ("lgov_core.commands.frameworks:frameworks", "Show what can be done with each framework."),
     "plugins": ("lgov_core.commands.plugins:plugins", "List plugins and the hooks they implement."),

@@ -1,0 +1,94 @@
+"""``lgov eval``."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import click
+
+from lgov_core.commands.group import Exit, exit_status, json_option
+from lgov_core.commands.output import write_json, write_table
+
+
+@click.command("eval", epilog=exit_status(Exit.OK, Exit.FINDING, Exit.USAGE, Exit.INTERRUPTED))
+@click.argument("checkpoint", type=click.Path(path_type=Path))
+@click.argument("tasks", type=click.Path(dir_okay=False, path_type=Path))
+@click.option("--agent", required=True, help="What is run on a task: module:function or file.py:function.")
+@click.option("--samples", type=click.IntRange(1), default=1, show_default=True, help="Rollouts of each task.")
+@click.option("--nworkers", type=click.IntRange(1), default=4, show_default=True, help="Rollouts at a time.")
+@click.option("--policy", type=click.Path(dir_okay=False, path_type=Path), help="Policy file for the agent.")
+@click.option("--model", help="What it was trained from, where that is not stated or has moved.")
+@click.option("--start", is_flag=True, help="Measure what training began with too, and the difference.")
+@click.option("--max-new-tokens", type=click.IntRange(1), default=256, show_default=True, help="Tokens of a reply.")
+@click.option("--timeout", "timeout_s", type=float, default=600.0, show_default=True, help="Seconds of an attempt.")
+@click.option("--seed", type=int, default=0, show_default=True, help="Of the sampling.")
+@click.option("--folder", type=click.Path(file_okay=False, path_type=Path), help="Where the rollouts go.")
+@json_option
+def evaluate_command(
+    checkpoint: Path,
+    tasks: Path,
+    agent: str,
+    policy: Path | None,
+    model: str | None,
+    start: bool,
+    folder: Path | None,
+    as_json: bool,
+    samples: int,
+    nworkers: int,
+    **more: Any,
+) -> None:
+    """Measure the model of CHECKPOINT on TASKS (JSON lines) with an agent: rewards by channel, with 95 % intervals.
+
+    CHECKPOINT is a checkpoint's folder, or a run's (its newest), or RUN/best. Replies are sampled as in training. The
+    statements that come with the checkpoint are checked first.
+    """
+    from lgov_core.client.agent_name import load_agent
+    from lgov_core.client.tasks import read_tasks
+
+    read = read_tasks(tasks)
+    function = load_agent(agent)
+    from lgov_core.trained.evaluation import EvaluationPlan, difference, evaluate
+    from lgov_core.trained.model import load_trained, serve
+
+    trained = load_trained(checkpoint, base=model)
+    plan = EvaluationPlan(samples=samples, workers=nworkers, policy=policy, **more)
+    target = folder or Path("runs") / time.strftime("eval-%Y%m%d-%H%M%S")
+    click.echo(f"{trained.path}: {len(read) * samples} rollouts, recorded in {target}", err=True)
+    found = evaluate(trained.model, read, function, target / "checkpoint", plan)
+    report: dict[str, Any] = {
+        "checkpoint": str(trained.path),
+        "step": trained.step,
+        "lineage": "signed" if trained.lineage and trained.lineage.covered else "unsigned" if trained.lineage else None,
+        **found.as_json(),
+    }
+    if start:
+        serve(trained.model, trained.started)
+        before = evaluate(trained.model, read, function, target / "start", plan)
+        channels = sorted({*found.channels, *before.channels})
+        report["start"] = before.as_json()
+        report["difference"] = {name: difference(found, before, name).as_json() for name in channels}
+    if as_json:
+        write_json(report)
+    else:
+        _write(report)
+
+
+def _write(report: dict[str, Any]) -> None:
+    parts = [("checkpoint", report), *([("start", report["start"])] if "start" in report else [])]
+    rows: list[tuple[str, ...]] = []
+    for name, part in parts:
+        measures = {f"reward {channel}": one for channel, one in part["rewards"].items()}
+        measures |= {label: part[label.replace(" ", "_")] for label in ("succeeded", "violation rate", "calls")}
+        rows += [(name, label, *_numbers(one)) for label, one in measures.items()]
+        rows.append((name, "lost rollouts", str(part["lost"]), "", ""))
+    rows += [("difference", f"reward {name}", *_numbers(one)) for name, one in report.get("difference", {}).items()]
+    write_table(("of", "what", "mean", "95 % interval", "tasks"), rows)
+
+
+def _numbers(one: dict[str, Any]) -> tuple[str, str, str]:
+    if one["mean"] is None:
+        return "", "", "0"
+    interval = "" if one["low"] is None else f"{one['low']:.3f} to {one['high']:.3f}"
+    return f"{one['mean']:.3f}", interval, str(one["count"])

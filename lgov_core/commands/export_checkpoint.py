@@ -1,0 +1,39 @@
+"""``lgov export``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+import click
+
+from lgov_core.commands.group import Exit, exit_status, json_option
+from lgov_core.commands.output import write_json
+
+
+@click.command("export", epilog=exit_status(Exit.OK, Exit.FINDING, Exit.USAGE))
+@click.argument("checkpoint", type=click.Path(path_type=Path))
+@click.argument("folder", type=click.Path(path_type=Path))
+@click.option(
+    "--format", "form", type=click.Choice(["transformers", "peft"]), default="transformers", show_default=True,
+    help="A whole model with its tokenizer, or the adapters by themselves.",
+)  # fmt: skip
+@click.option("--model", help="What it was trained from, where that is not stated or has moved.")
+@json_option
+def export_command(
+    checkpoint: Path, folder: Path, form: Literal["transformers", "peft"], model: str | None, as_json: bool
+) -> None:
+    """Write the model of CHECKPOINT into a new FOLDER that transformers or PEFT loads.
+
+    CHECKPOINT is a checkpoint's folder, or a run's (its newest), or RUN/best. The lineage goes with it: lgov audit verify
+    checks the folder too.
+    """
+    from lgov_core.trained.export import export
+    from lgov_core.trained.model import load_trained
+
+    trained = load_trained(checkpoint, base=model)
+    target = export(trained, folder, form)
+    if as_json:
+        write_json({"folder": str(target), "format": form, "step": trained.step, "checkpoint": str(trained.path)})
+    else:
+        click.echo(target)
