@@ -41,7 +41,8 @@ def layout_for(packing: str, module: Any) -> Layout:
 
 
 class CheaperLayout:
-    """Decides for each update between `TokenTrie` and `PaddedRows`, by the tokens that the one saves.
+    """Decides between `TokenTrie` and `PaddedRows`, by the tokens that the one saves: for rows together how they are cut into
+    batches, and for each batch how it is run.
 
     Where ``module`` cannot be run on a trie it is always padded rows. Not safe to call from several threads.
     """
@@ -49,28 +50,32 @@ class CheaperLayout:
     def __init__(self, module: Any) -> None:
         self._module = module
         self._rows, self._trie = PaddedRows(), TokenTrie()
-        self.chosen: Layout = self._rows
 
     def batches(self, rows: Sequence[TrainRow], tokens: int) -> list[list[TrainRow]]:
-        """See `Layout.batches`. What it decides holds until it is called again."""
+        """See `Layout.batches`."""
         padded, packed = self._rows.batches(rows, tokens), self._trie.batches(rows, tokens)
-        saved = self._rows.work(padded) - self._trie.work(packed)
-        nodes = sum(self._trie.pack(batch).segments.count for batch in packed)
-        pays = saved > NODE_TOKENS * nodes and why_not_packed(self._module) is None
-        self.chosen = self._trie if pays else self._rows
-        return packed if pays else padded
+        return packed if self._pays(self._rows.work(padded), packed) else padded
+
+    def layout_of(self, batch: Sequence[TrainRow]) -> Layout:
+        """How a batch is run."""
+        return self._trie if self._pays(self._rows.work([batch]), [batch]) else self._rows
 
     def work(self, batches: Sequence[Sequence[TrainRow]]) -> int:
         """See `Layout.work`."""
-        return self.chosen.work(batches)
+        return sum(self.layout_of(batch).work([batch]) for batch in batches)
 
     def states(self, module: Any, rows: Sequence[TrainRow]) -> torch.Tensor:
         """See `Layout.states`."""
-        return self.chosen.states(module, rows)
+        return self.layout_of(rows).states(module, rows)
 
     def logprobs(self, module: Any, rows: Sequence[TrainRow]) -> torch.Tensor:
         """See `Layout.logprobs`."""
-        return self.chosen.logprobs(module, rows)
+        return self.layout_of(rows).logprobs(module, rows)
+
+    def _pays(self, padded: int, packed: Sequence[Sequence[TrainRow]]) -> bool:
+        nodes = sum(self._trie.pack(batch).segments.count for batch in packed)
+        saved = padded - self._trie.work(packed)
+        return saved > NODE_TOKENS * nodes and why_not_packed(self._module) is None
 
 
 def why_not_packed(module: Any) -> str | None:

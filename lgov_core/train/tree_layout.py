@@ -22,6 +22,9 @@ from lgov_core.transitions.tree import make_nodes
 
 Tensor = torch.Tensor
 
+#: So many packs are kept.
+_KEPT = 256
+
 
 @dataclass(frozen=True, slots=True)
 class Pack:
@@ -61,8 +64,7 @@ def pack_rows(rows: Sequence[TrainRow]) -> Pack:
 class TokenTrie:
     """Every distinct prefix of the rows of a pass is computed once. See `lgov_core.train.layouts.Layout`.
 
-    What was packed is kept until other rows are split into batches, for a batch is run several times (reference, epochs).
-    Not safe to call from several threads.
+    What was packed last is kept, for a batch is run several times (reference, epochs). Not safe to call from several threads.
     """
 
     def __init__(self) -> None:
@@ -72,7 +74,6 @@ class TokenTrie:
         """See `Layout.batches`; ``tokens`` counts distinct ones. What is common to two batches is run in both: they are
         cut so that this is as little as can be, with rows in the order of their tokens.
         """
-        self._packs.clear()
         ordered = sorted(rows, key=lambda row: row.ids)
         lengths = [len(row.ids) for row in ordered]
         # In this order the longest prefix that a row has in common with any before it is that with the last of them.
@@ -128,6 +129,8 @@ class TokenTrie:
         key = tuple(map(id, rows))
         found = self._packs.get(key)
         if found is None:
+            while len(self._packs) >= _KEPT:
+                del self._packs[next(iter(self._packs))]
             # The rows are kept with the pack: their ids stay theirs.
             found = self._packs[key] = (tuple(rows), pack_rows(rows))
         return found[1]

@@ -18,6 +18,7 @@ from torch.nn.attention.flex_attention import create_mask, flex_attention  # noq
 
 from lgov_core.errors import TrainError  # noqa: E402
 from lgov_core.train import segment_attention as segment_attention_module  # noqa: E402
+from lgov_core.train import tree_layout as tree_layout_module  # noqa: E402
 from lgov_core.train.config import UpdateConfig  # noqa: E402
 from lgov_core.train.layouts import Layout, PaddedRows  # noqa: E402
 from lgov_core.train.packing import CheaperLayout, layout_for, why_not_packed  # noqa: E402
@@ -277,12 +278,26 @@ def test_what_a_chain_of_calls_saves_is_counted_against_each_call_by_itself() ->
 def test_the_trie_is_chosen_where_it_pays() -> None:
     module = llama()
     layout = CheaperLayout(module)
-    layout.batches(agents(shared=80), 2048)
-    assert isinstance(layout.chosen, TokenTrie)
-    layout.batches(agents(shared=8), 2048)
-    assert isinstance(layout.chosen, PaddedRows), "eight tokens a call are not worth a pass of many pieces"
-    layout.batches(agents(calls=1), 2048)
-    assert isinstance(layout.chosen, PaddedRows)
+    much, little = agents(shared=80), agents(shared=8)
+    (together,) = layout.batches(much, 2048)
+    assert isinstance(layout.layout_of(together), TokenTrie)
+    assert layout.batches(little, 60) == PaddedRows().batches(little, 60)
+    assert isinstance(layout.layout_of(little), PaddedRows), "eight tokens a call are not worth a pass of many pieces"
+    assert isinstance(layout.layout_of(much[:1]), PaddedRows)
+    # What was decided for some rows says nothing of others that are run in turn with them.
+    assert layout.work([together, little]) == len(pack_rows(together).ids) + sum(len(one.ids) for one in little)
+    assert isinstance(layout.layout_of(together), TokenTrie)
+
+
+def test_packs_are_kept_while_they_are_used_and_no_longer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tree_layout_module, "_KEPT", 2)
+    layout, rows = TokenTrie(), agents()
+    first = layout.pack(rows[:2])
+    assert layout.pack(rows[:2]) is first
+    layout.pack(rows[2:4])
+    layout.pack(rows[4:])
+    assert layout.pack(rows[:2]) is not first
+    assert layout.pack(list(rows[4:])) is layout.pack(rows[4:])
 
 
 def test_models_that_cannot_be_packed_are_run_row_by_row() -> None:
