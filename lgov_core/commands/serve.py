@@ -66,6 +66,12 @@ _SPEAKS = "chat,completions,embeddings"
 )
 @click.option("--dtype", type=click.Choice(["float32", "bfloat16"]), default="float32", show_default=True)
 @click.option("--show-admin-key", is_flag=True, help="Write the key that may speak for any rollout.")
+@click.option("--train", is_flag=True, help="Train the model too, from what clients do with it (lgov_core.Client).")
+@click.option("--config", type=click.Path(dir_okay=False, path_type=Path), help="With --train: settings, config.yaml.")
+@click.option("--algorithm", help="With --train: grpo, ppo, ...")
+@click.option("--gpus", type=click.IntRange(0), help="With --train: GPUs to use; 0: the processor.")
+@click.option("--folder", type=click.Path(file_okay=False, path_type=Path), help="With --train: where everything goes.")
+@click.option("--resume", is_flag=True, help="With --train: go on with the training in --folder.")
 @json_option
 def serve(
     model: str | None,
@@ -84,6 +90,12 @@ def serve(
     drain_s: int,
     dtype: str,
     show_admin_key: bool,
+    train: bool,
+    config: Path | None,
+    algorithm: str | None,
+    gpus: int | None,
+    folder: Path | None,
+    resume: bool,
     as_json: bool,
 ) -> None:
     """Serve an OpenAI-compatible endpoint that records every call exactly: tokens, logprobs, weights version.
@@ -94,7 +106,36 @@ def serve(
     With --policy the agent's process need not be governed: what a policy denies never reaches the agent, and the reply says
     why. A streamed reply is then held until the whole of it is judged. A policy that is not named here or in the settings is
     not looked for.
+
+    With --train it is the training server that python -m lgov_core.server starts, with its own settings: those of the
+    endpoint's policy and of an upstream are not for it.
     """
+    if train:
+        if upstream or policy or admin_keys_file:
+            raise SettingsError("--upstream, --policy and --admin-keys-file are not for --train", hint="leave them out")
+        from lgov_core.server.command import run_server
+
+        flags = {
+            ("model", "name"): model,
+            ("model", "dtype"): _given("dtype", dtype),
+            ("training", "algorithm"): algorithm,
+        }
+        status = run_server(
+            config,
+            flags=flags,
+            gpus=gpus,
+            host=host or "127.0.0.1",
+            port=8000 if port is None else port,
+            folder=folder,
+            store=store,
+            key_secret_file=key_secret_file,
+            show_admin_key=show_admin_key,
+            resume=resume,
+            say=lambda line: click.echo(line, err=True),
+        )
+        click.get_current_context().exit(status)
+    if config or algorithm or folder or resume or gpus is not None:
+        raise SettingsError("--config, --algorithm, --gpus, --folder and --resume are for --train", hint="add --train")
     from lgov_core.gateway.limits import Limits
     from lgov_core.gateway.server import EndpointServer
 
@@ -153,6 +194,14 @@ def serve(
             if admin_key is not None:
                 click.echo(f"admin key {admin_key}")
         asked_to_stop.wait()
+
+
+def _given(name: str, value: str) -> str | None:
+    """The value of an option, or None where it is only its default."""
+    from click.core import ParameterSource
+
+    context = click.get_current_context()
+    return None if context.get_parameter_source(name) is ParameterSource.DEFAULT else value
 
 
 def _made(audit: Path | None) -> Path:

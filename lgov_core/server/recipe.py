@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from typing import Any
 
 from lgov_core.errors import SettingsError
@@ -52,19 +53,17 @@ def policy_for(settings: TrainSettings, model: LanguageModel) -> PolicyModel:
     return full_policy(model.module) if rank == 0 else lora_policy(model.module, rank=rank, seed=settings.training.seed)
 
 
-def credit_for(settings: TrainSettings) -> CreditRules:
-    """How rewards become advantages."""
-    given = settings.training
-    return CreditRules() if given.discount is None else CreditRules(discount=given.discount)
+def algorithm_for(settings: TrainSettings) -> tuple[CreditRules, UpdateConfig]:
+    """How rewards become advantages, and what an update does with them: the algorithm, with what the settings change.
 
-
-def update_for(settings: TrainSettings, policy: PolicyModel) -> PolicyUpdate:
-    """What makes updates. Raises `SettingsError` for an algorithm that needs no agents."""
+    Raises `SettingsError` for an algorithm that needs no agents.
+    """
     given = settings.training
-    if algorithm_name(given.algorithm) in OTHERS:
+    name = algorithm_name(given.algorithm)
+    if name in OTHERS:
         raise SettingsError(
-            f"{given.algorithm} learns from recorded traces, not from agents at work",
-            hint=f"lgov train --algorithm {given.algorithm} --traces STORE",
+            f"{name} learns from recorded traces, not from agents at work",
+            hint=f"lgov train --algorithm {name} --traces STORE",
         )
     chosen: dict[str, Any] = {
         "learning_rate": given.learning_rate,
@@ -73,6 +72,20 @@ def update_for(settings: TrainSettings, policy: PolicyModel) -> PolicyUpdate:
         "max_grad_norm": given.max_grad_norm,
         "tokens_per_batch": given.tokens_per_batch,
         "packing": given.packing,
+        "discount": given.discount,
     }
-    config = UpdateConfig(**{name: value for name, value in chosen.items() if value is not None})
+    chosen = {key: value for key, value in chosen.items() if value is not None}
+    try:
+        algorithms = importlib.import_module("lgov_core.train.algorithms")
+    except ModuleNotFoundError as error:
+        if name != "grpo":
+            raise SettingsError(f"{name} is not part of this version of lgov", hint="grpo is") from error
+        discount = chosen.pop("discount", None)
+        return CreditRules() if discount is None else CreditRules(discount=discount), UpdateConfig(**chosen)
+    found = algorithms.algorithm(name, **chosen)
+    return found.credit, found.update
+
+
+def update_for(config: UpdateConfig, policy: PolicyModel) -> PolicyUpdate:
+    """What makes updates of the policy."""
     return PolicyUpdate(policy.module, config, reference=policy.reference, reference_mode=policy.reference_mode)

@@ -23,7 +23,7 @@ from lgov_core.server.collect import QueueCollector, Stopped
 from lgov_core.server.desk import Desk, Tasks
 from lgov_core.server.key_path import KeyInPath
 from lgov_core.server.one_trainer import only_trainer
-from lgov_core.server.recipe import SMALL, credit_for, device_for, load, policy_for, update_for
+from lgov_core.server.recipe import SMALL, algorithm_for, device_for, load, policy_for, update_for
 from lgov_core.server.routes import TrainRoutes
 from lgov_core.server.run_state import RunState
 from lgov_core.store import RolloutConfig, RolloutQueue, open_store
@@ -76,7 +76,6 @@ class TrainingServer:
         gpus: int | None = None,
         resume: bool = False,
     ) -> None:
-        algorithm_name(settings.training.algorithm)
         if not is_loopback(host) and (keys is None or not keys.required):
             raise EndpointError(
                 f"{host} can be reached from other machines and no keys are required", hint="give --key-secret-file"
@@ -113,6 +112,7 @@ class TrainingServer:
             raise SettingsError(
                 f"{self.folder} holds a training already", hint="go on with --resume, or choose another --folder"
             )
+        credit, update = algorithm_for(settings)
         opened.enter_context(only_trainer(self._place))
         store = opened.enter_context(contextlib.closing(open_store(self._place)))
         model = load(settings, device_for(self._gpus))
@@ -133,12 +133,12 @@ class TrainingServer:
         self._loop = TrainingLoop(
             run_id=self._loop_id,
             policy=policy,
-            learner=update_for(settings, policy),
+            learner=update_for(update, policy),
             engine=engine,
             store=store,
             pool=self._collector,
             folder=self.folder,
-            credit=credit_for(settings),
+            credit=credit,
             selection=Selection(agents=training.agents),
             checkpoint_every=training.checkpoint_every,
             max_staleness=training.max_staleness,

@@ -20,6 +20,8 @@ from tests.pair import pair_agents as agents
 
 Serve = Callable[..., TrainingServer]
 
+slow = pytest.mark.skipif(not os.environ.get("LGOV_TEST_SLOW"), reason="takes half a minute; set LGOV_TEST_SLOW=1")
+
 
 def attempts(tmp_path: Path) -> list[Attempt]:
     store = open_store(tmp_path / "run" / "store.sqlite", make=False)
@@ -35,6 +37,7 @@ def train(server: TrainingServer, agent: Any, tasks: list[dict[str, Any]], **opt
     return client.train(agent, **{"nworkers": 2, **options})
 
 
+@slow
 def test_processes_run_agents_too(serve: Serve, tmp_path: Path) -> None:
     tasks = [{"question": "digits", "pids": str(tmp_path / "pids")}]
     result = train(serve(steps=2), agents.process_of, tasks, workers="processes", auto_instrumentation=False)
@@ -46,7 +49,11 @@ def test_processes_run_agents_too(serve: Serve, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("agent", "workers"),
-    [(agents.dies_once, "processes"), (agents.hangs_once, "processes"), (agents.hangs_once, "threads")],
+    [
+        (agents.dies_once, "processes"),
+        pytest.param(agents.hangs_once, "processes", marks=slow),
+        (agents.hangs_once, "threads"),
+    ],
     ids=["dies", "hangs in a process", "hangs in a thread"],
 )
 def test_an_attempt_whose_worker_crashed_or_hung_is_tried_again(

@@ -1,0 +1,241 @@
+"""The commands of the pair as processes of their own, and Ctrl-C at every phase of theirs."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lgov_core import Client
+from lgov_core.errors import TrainError
+from lgov_core.store import open_store
+from tests.pair import pair_agents as agents
+
+ROOT = Path(__file__).parents[2]
+ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+SERVER = (sys.executable, "-m", "lgov_core.server")
+LGOV = (sys.executable, "-m", "lgov_core.cli")
+CONFIG = """\
+model: {max_new_tokens: 4}
+training: {batch_size: 2, group_size: 2, steps: 3, epochs: 20, learning_rate: 0.005, kl_coef: 0.0}
+"""
+
+
+#: Three processes, each of which loads torch: for those who have the time.
+slow = pytest.mark.skipif(not os.environ.get("LGOV_TEST_SLOW"), reason="takes a minute; set LGOV_TEST_SLOW=1")
+
+
+def until(condition: Callable[[], Any], what: str = "") -> Any:
+    end = time.monotonic() + 120
+    while not (found := condition()):
+        assert time.monotonic() < end, f"it did not come to that: {what}"
+        time.sleep(0.02)
+    return found
+
+
+class Server:
+    """A training server in a process."""
+
+    def __init__(self, command: tuple[str, ...], log: Path, **environ: str) -> None:
+        self.log = log
+        with log.open("wb") as output:
+            self.process = subprocess.Popen(command, stderr=output, env={**ENVIRONMENT, **environ})
+
+    @property
+    def said(self) -> str:
+        return self.log.read_text()
+
+    @property
+    def url(self) -> str:
+        def find() -> Any:
+            assert self.process.poll() is None, self.said
+            return re.search(r"training server on (http://\S+),", self.said)
+
+        return str(until(find, "the server is up")[1])
+
+    def interrupt(self) -> int:
+        self.process.send_signal(signal.SIGINT)
+        return self.process.wait(timeout=120)
+
+
+@pytest.fixture
+def start(model_folder: Path, tmp_path: Path) -> Iterator[Callable[..., Server]]:
+    """Starts a server with the small model: ``start(*more arguments, command=SERVER)``."""
+    (tmp_path / "config.yaml").write_text(CONFIG)
+    servers: list[Server] = []
+
+    def begin(*more: str, command: tuple[str, ...] = SERVER) -> Server:
+        given = ("--port", "0", "--config", str(tmp_path / "config.yaml"), "--folder", str(tmp_path / "run"))
+        log = tmp_path / f"server-{len(servers)}.log"
+        servers.append(Server((*command, *given, *more), log, LIGHTNING_MODEL_PATH=str(model_folder)))
+        return servers[-1]
+
+    yield begin
+    for server in servers:
+        with contextlib.suppress(OSError):
+            server.process.kill()
+        server.process.wait()
+
+
+TASKS = [{"question": "digits 1"}, {"question": "digits 2"}]
+
+
+@slow
+def test_a_server_is_interrupted_while_it_waits_and_while_it_collects_and_goes_on(
+    start: Callable[..., Server], tmp_path: Path
+) -> None:
+    waiting = start()
+    Client(waiting.url, quiet=True).upload_data(TASKS)
+    assert waiting.interrupt() == 130
+    # The data are there again, and so is the run that is interrupted in mid-collection now.
+    collecting = start("--resume", command=(*LGOV, "serve", "--train"))
+    tasks = [{"question": "digits", "begun": str(tmp_path / "begun"), "go": str(tmp_path / "go")}]
+    client = Client(collecting.url, quiet=True, patience_s=0.0)
+    client.upload_data(tasks)
+    failed: list[Any] = []
+
+    def train() -> None:
+        try:
+            client.train(agents.waits, nworkers=2)
+        except Exception as error:
+            failed.append(error)
+
+    thread = threading.Thread(target=train)
+    thread.start()
+    until((tmp_path / "begun").exists, "an agent runs")
+    assert collecting.interrupt() == 130, collecting.said
+    (tmp_path / "go").touch()
+    thread.join(timeout=60)
+    assert failed, "the client was not told"
+    assert "go on with --resume" in collecting.said
+    resumed = start("--resume")
+    result = Client(resumed.url, quiet=True).train(agents.digits, nworkers=2)
+    assert result.updates == 3
+    assert resumed.interrupt() == 130
+    lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines if line["phase"] == "train"] == [1, 2, 3]
+
+
+CLIENT = """\
+import sys
+from pathlib import Path
+from lgov_core import Client
+from tests.pair import pair_agents
+
+if __name__ == "__main__":
+    client = Client(sys.argv[1], quiet=True)
+    client.upload_data([{"question": "digits", "begun": sys.argv[2], "go": sys.argv[3]}])
+    client.train(pair_agents.waits, nworkers=2, workers=sys.argv[4], auto_instrumentation=False)
+"""
+
+
+@pytest.mark.parametrize("workers", ["threads", pytest.param("processes", marks=slow)])
+def test_an_interrupted_client_hands_its_attempts_back_and_another_goes_on(
+    serve: Callable[..., Any], tmp_path: Path, workers: str
+) -> None:
+    server = serve(steps=1, batch_size=1, group_size=2)
+    (tmp_path / "client.py").write_text(CLIENT)
+    begun, go = tmp_path / "begun", tmp_path / "go"
+    process = subprocess.Popen(
+        [sys.executable, str(tmp_path / "client.py"), server.url, str(begun), str(go), workers],
+        env=ENVIRONMENT,
+        stderr=subprocess.PIPE,
+    )
+    until(begun.exists, "an agent runs")
+    process.send_signal(signal.SIGINT)
+    _, said = process.communicate(timeout=120)
+    assert b"KeyboardInterrupt" in said
+    assert process.returncode not in (0, None)
+    until(lambda: not any(one.outcome is None for one in server.store.attempts()), "attempts are handed back")
+    assert {one.error for one in server.store.attempts()} <= {"the client was interrupted", None}
+    assert Client(server.url, quiet=True).train(agents.digits).updates == 1
+
+
+def test_a_run_that_a_client_stops_ends_with_a_checkpoint_and_the_next_goes_on(
+    serve: Callable[..., Any], tmp_path: Path
+) -> None:
+    server = serve(steps=50, batch_size=1, group_size=2)
+    client = Client(server.url, quiet=True)
+    client.upload_data(TASKS)
+
+    def agent(resource: Any, task: Any) -> float:
+        if len(list((tmp_path / "run" / "transitions").glob("*"))) == 2:
+            Client(server.url, quiet=True).stop()
+        return agents.digits(resource, task)
+
+    with pytest.raises(TrainError, match="was stopped at the server"):
+        client.train(agent)
+    progress = server.desk.progress(None, 0)
+    assert 1 <= progress["step"] < 50
+    assert list((tmp_path / "run" / "checkpoints").iterdir())
+
+
+def test_lgov_train_runs_a_training_from_files(model_folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "agent.py").write_text(
+        "from tests.pair.pair_agents import digits\n\ndef agent(resource, task):\n    return digits(resource, task)\n"
+    )
+    (tmp_path / "tasks.jsonl").write_text("".join(json.dumps(task) + "\n" for task in TASKS))
+    (tmp_path / "config.yaml").write_text(
+        CONFIG + "data: {train: tasks.jsonl, test: tasks.jsonl}\nruntime: {auto_instrumentation: false, nworkers: 2}\n"
+    )
+    command = [
+        *LGOV, "train", "config.yaml", "--agent", "agent.py:agent", "--model", str(model_folder), "--steps", "2",
+        "--folder", "run", "--json",
+    ]  # fmt: skip
+    done = subprocess.run(command, cwd=tmp_path, env=ENVIRONMENT, capture_output=True, text=True, timeout=240)
+    assert done.returncode == 0, done.stderr
+    report = json.loads(done.stdout)
+    assert (report["updates"], len(report["reward"]), len(report["held_out_reward"])) == (2, 2, 2)
+    store = open_store(tmp_path / "run" / "store.sqlite", make=False)
+    assert len(list(store.calls())) == 2 * 4 + 2 * 2
+    store.close()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "said"),
+    [
+        (["--algorithm", "grop"], 2, "did you mean grpo?"),
+        (["--algorithm", "sft"], 2, "learns from recorded traces"),
+        (["--gpus", "4000"], 2, "4000 GPUs are asked for"),
+        (["--model", "/no/such/folder"], 1, "no model folder"),
+        (["--resume"], 2, "--resume needs the folder"),
+        (["--host", "0.0.0.0"], 1, "can be reached from other machines"),
+    ],
+    ids=range(6),
+)
+def test_what_a_server_cannot_do_is_told_in_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, model_folder: Path, arguments: list[str], code: int, said: str
+) -> None:
+    from click.testing import CliRunner
+
+    from lgov_core.server.command import server_command
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("LIGHTNING_MODEL_PATH", str(model_folder))
+    result = CliRunner().invoke(server_command, ["--port", "0", *arguments])
+    assert result.exit_code == code, result.output
+    assert said in result.output
+
+
+def test_a_broken_task_file_is_told_before_anything_is_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from click.testing import CliRunner
+
+    from lgov_core.cli import cli
+
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "tasks.jsonl").write_text('{"a": 1}\n{"a": \n')
+    result = CliRunner().invoke(cli, ["train", "--agent", "no.module:agent", "--tasks", "tasks.jsonl", "--model", "m"])
+    assert result.exit_code == 1
+    assert "tasks.jsonl:2: not JSON" in result.output
+    assert not (tmp_path / "runs").exists()
