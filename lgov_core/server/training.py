@@ -283,9 +283,6 @@ class TrainingServer:
         counts: Counter[str] = Counter()
         for result in usable:
             counts.update({name: int(count) for name, count in result.counts.items()})
-        figures["violation_rate"] = (
-            sum(result.counts.get("violations", 0) > 0 for result in usable) / len(usable) if usable else None
-        )
         return {**figures, "outcomes": dict(outcomes), "counts": dict(counts)}
 
     def _is_stopped(self) -> bool:
