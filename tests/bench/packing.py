@@ -20,7 +20,7 @@ import json
 import random
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -172,11 +172,12 @@ def show(figures: dict[str, Any]) -> None:
     print(
         f"  the trie takes {figures['faster_than_calls']:.2f} times fewer seconds than rows (goal {figures['goal']:g}: "
         f"{reached}), {figures['faster_than_merging']:.2f} times fewer than merging;\n"
-        f"  {figures['less_cpu_than_calls']:.2f} and {figures['less_cpu_than_merging']:.2f} times less CPU"
+        f"  {figures['less_cpu_than_calls']:.2f} and {figures['less_cpu_than_merging']:.2f} times less CPU",
+        flush=True,
     )
 
 
-def main(arguments: Sequence[str] | None = None, out: Callable[[str], None] = print) -> int:
+def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--kind", choices=list(GOALS), action="append", help="which calls (default: all three)")
     parser.add_argument("--json", action="store_true", help="the figures alone")
@@ -195,15 +196,16 @@ def main(arguments: Sequence[str] | None = None, out: Callable[[str], None] = pr
         print(f"packing is not measured: {error}", file=sys.stderr)
         return 0
     module.requires_grad_(True)
-    found = [measure(module, kind, given.tokens, given.repeats) for kind in given.kind or GOALS]
+    kinds = given.kind or list(GOALS)
     if given.json:
-        out(json.dumps({"threads": torch.get_num_threads(), "torch": torch.__version__, "kinds": found}))
+        found = [measure(module, kind, given.tokens, given.repeats) for kind in kinds]
+        print(json.dumps({"threads": torch.get_num_threads(), "torch": torch.__version__, "kinds": found}))
         return 0
     print(
         f"{given.model}, float32, {torch.get_num_threads()} threads, torch {torch.__version__}, best of {given.repeats}"
     )
-    for one in found:
-        show(one)
+    for kind in kinds:
+        show(measure(module, kind, given.tokens, given.repeats))
     return 0
 
 

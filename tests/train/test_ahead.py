@@ -69,6 +69,14 @@ def test_what_failed_was_of_something_else_or_came_too_late_is_left_to_the_calle
     gate.set()
     assert ahead.take(4, "four", quiet) == "fourth"
     assert "third" not in began, "what nobody wants any more is not begun"
+    closed = threading.Event()
+    ahead.begin(6, "six", gated(closed, "sixth", began))
+    ahead.begin(7, "seven", gated(gate, "seventh", began))
+    assert ahead.take(8, "eight", quiet) is None
+    closed.set()
+    ahead.begin(9, "nine", gated(gate, "ninth", began))
+    assert ahead.take(9, "nine", quiet) == "ninth"
+    assert "seventh" not in began, "nor what is older than what is asked for"
     ahead.begin(5, "five", gated(gate, "fifth", began))
     assert ahead.take(5, "five", quiet) == "fifth", "a new thread takes over where the last one ended"
 

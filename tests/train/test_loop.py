@@ -236,13 +236,13 @@ def test_rollouts_go_on_while_the_model_updates_and_no_call_is_lost(bench: Bench
     with running(bench, max_staleness=1) as loop:
         update = loop.learner.update
 
-        def late(rows: Any, progress: Any = None) -> Any:
+        def late(*rows: Any, **more: Any) -> Any:
             """Waits, the first time, until a call of the next step has been answered."""
             deadline = time.monotonic() + 120
             while loop.done == 0 and len(list(bench.store.calls())) <= 8:
                 assert time.monotonic() < deadline, "nothing was collected while the update was made"
                 time.sleep(0.01)
-            return update(rows, progress)
+            return update(*rows, **more)
 
         loop.learner.update = late  # type: ignore[method-assign]
         first = loop.iterate(TASKS, 4, upcoming=[TASKS, TASKS])
