@@ -105,7 +105,7 @@ def run_all(options: Options, arms: Sequence[str], settings: Mapping[str, Any]) 
 
 def _warm(options: Options, seed: int, key: dict[str, Any]) -> None:
     folder = options.folder / f"warm-seed{seed}"
-    if not _kept(folder.with_suffix(".json"), key):
+    if _kept(folder.with_suffix(".json"), key) is None:
         importlib.import_module(options.name).warm(seed, folder, options.quick)
         _keep(folder.with_suffix(".json"), key, {})
 

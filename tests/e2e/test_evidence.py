@@ -136,3 +136,27 @@ print(json.dumps([interval([[0.5] * 9] * 3), interval(first), difference(first, 
     assert spread["high"] > spread["mean"] + 0.05
     assert spread["n"] == 220
     assert (gap["mean"], gap["low"], gap["high"]) == (0.25, 0.25, 0.25)
+
+
+def test_a_command_that_was_interrupted_repeats_no_finished_run_of_the_same_code(tmp_path: Path) -> None:
+    code = f"""
+import types
+from pathlib import Path
+import evidence
+
+done = []
+probe = sys.modules["probe"] = types.ModuleType("probe")
+probe.warm = lambda seed, folder, quick: done.append(f"warm {{seed}}")
+probe.one = lambda arm, seed, folder, warm, quick: done.append(f"{{arm}} {{seed}}") or {{"seed": seed}}
+
+def again(commit, settings, seeds=(0, 1)):
+    done.clear()
+    evidence._commit = lambda: commit
+    options = evidence.Options("probe", seeds, False, 0, Path({str(tmp_path)!r}), Path({str(tmp_path)!r}))
+    evidence.run_all(options, ["a", "b"], settings)
+    return len(done)
+
+print(again("one", {{"n": 1}}, (0,)), again("one", {{"n": 1}}), again("one", {{"n": 1}}), again("one", {{"n": 2}}),
+      again("two", {{"n": 2}}), again("two-changed", {{"n": 2}}), again("two-changed", {{"n": 2}}))
+"""
+    assert inside(code).split() == ["3", "3", "0", "6", "6", "6", "6"]
