@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import json
 import os
+import queue
 import sys
+import threading
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from lgov_core.client.agent_name import load_agent
 from lgov_core.client.attempts import AgentRunner
@@ -30,37 +32,48 @@ def main() -> None:
     os.close(nothing)
     os.dup2(2, 1)
     os.environ[WORKER_VARIABLE] = "1"
-    with os.fdopen(jobs, "rb") as lines:
-        options: dict[str, Any] = json.loads(lines.readline())
-        # The set in use: rules that the agent's module registers when it is imported are in it.
-        rules = air.use(RuleSet(base=air.AirRules() if options["base_rules"] else None)) if options["rules"] else None
-        os.environ.setdefault("OPENAI_API_KEY", "not-used")
-        os.environ.setdefault("ANTHROPIC_API_KEY", "not-used")
-        try:
-            runner = AgentRunner(
-                load_agent(options["agent"]),
-                endpoint=options["endpoint"],
-                policy=None if options["policy"] is None else Path(options["policy"]),
-                audit=None if options["audit"] is None else Path(options["audit"]),
-                rules=rules,
-                instrument=options["instrument"],
-            )
-        except LgovError as error:
-            _say(output, {"error": error.message, "hint": error.hint})
-            sys.exit(1)
-        except Exception as error:  # noqa: BLE001 - whatever the agent's module raises, the client tells it
-            _say(output, {"error": f"the agent's module raised {type(error).__name__}: {error}", "hint": None})
-            sys.exit(1)
-        _say(output, {"ready": True})
-        for line in lines:
-            given = Assignment(**json.loads(line))
-            # For programs that take the address of the model from here.
-            os.environ["OPENAI_BASE_URL"] = given.model_api
-            report = runner.run(given)
-            _say(output, {"report": report.as_json(), "key": list(given.key)})
-    runner.close()
+    lines = os.fdopen(jobs, "rb")
+    options: dict[str, Any] = json.loads(lines.readline())
+    waiting: queue.SimpleQueue[bytes] = queue.SimpleQueue()
+    threading.Thread(target=_hear, args=(lines, waiting), daemon=True).start()
+    _serve(options, waiting, output)
+
+
+def _hear(lines: BinaryIO, waiting: queue.SimpleQueue[bytes]) -> None:
+    """Reads on while an agent runs: when the client is gone, nobody is left to end one that hangs."""
+    for line in lines:
+        waiting.put(line)
     sys.stderr.flush()
-    os._exit(0)  # a thread that hangs must not keep a process alive that nobody waits for
+    os._exit(0)
+
+
+def _serve(options: dict[str, Any], waiting: queue.SimpleQueue[bytes], output: int) -> None:
+    # The set in use: rules that the agent's module registers when it is imported are in it.
+    rules = air.use(RuleSet(base=air.AirRules() if options["base_rules"] else None)) if options["rules"] else None
+    os.environ.setdefault("OPENAI_API_KEY", "not-used")
+    os.environ.setdefault("ANTHROPIC_API_KEY", "not-used")
+    try:
+        runner = AgentRunner(
+            load_agent(options["agent"]),
+            endpoint=options["endpoint"],
+            policy=None if options["policy"] is None else Path(options["policy"]),
+            audit=None if options["audit"] is None else Path(options["audit"]),
+            rules=rules,
+            instrument=options["instrument"],
+        )
+    except LgovError as error:
+        _say(output, {"error": error.message, "hint": error.hint})
+        sys.exit(1)
+    except Exception as error:  # noqa: BLE001 - whatever the agent's module raises, the client tells it
+        _say(output, {"error": f"the agent's module raised {type(error).__name__}: {error}", "hint": None})
+        sys.exit(1)
+    _say(output, {"ready": True})
+    while True:
+        given = Assignment(**json.loads(waiting.get()))
+        # For programs that take the address of the model from here.
+        os.environ["OPENAI_BASE_URL"] = given.model_api
+        report = runner.run(given)
+        _say(output, {"report": report.as_json(), "key": list(given.key)})
 
 
 def _say(output: int, message: dict[str, Any]) -> None:

@@ -111,7 +111,7 @@ class Desk:
     def begin(self, run: RunState) -> None:
         """From here on ``run`` is the run."""
         with self._changed:
-            self._run = run
+            self._run, self._asked = run, False
             self._changed.notify_all()
 
     @property

@@ -22,15 +22,17 @@ def run_local(job: TrainingJob) -> Mapping[str, Any]:
     settings = job.settings
     if job.agent is None:
         raise SettingsError("no agent is named", hint="--agent module:function, or --agent file.py:function")
-    if settings.data.train is None:
+    train = settings.data.train
+    if train is None and not job.resume:
         raise SettingsError("there are no tasks", hint="--tasks train.jsonl, or data.train in the config file")
-    read_tasks(settings.data.train)  # before anything heavy is loaded: a broken line is told at once
+    if train is not None:
+        read_tasks(train)  # before anything heavy is loaded: a broken line is told at once
     agent = load_agent(job.agent)
     job.say(f"loading {settings.model.name or 'the model'}; everything goes to {job.folder}")
     with serving(settings, job.folder, resume=job.resume) as server:
         client = Client(server.url)
-        if not job.resume:
-            client.upload_data(settings.data.train, settings.data.test)
+        if train is not None and not job.resume:
+            client.upload_data(train, settings.data.test)
         runtime = settings.runtime
         result = client.train(
             agent,
