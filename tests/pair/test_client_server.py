@@ -52,6 +52,29 @@ def test_an_agent_is_run_on_every_task_and_its_model_is_trained(serve: Serve, tm
     store.close()
 
 
+def test_rollouts_go_on_during_updates_where_that_is_wanted(serve: Serve, tmp_path: Path) -> None:
+    server = serve(steps=3, max_staleness=1)
+    client = Client(server.url, quiet=True)
+    client.upload_data(TASKS)
+    result = client.train(agents.digits, nworkers=2)
+    assert result.updates == 3
+    store = open_store(tmp_path / "run" / "store.sqlite", make=False)
+    assert len(store.rollouts()) == len(list(store.calls())) == 3 * 8, "none is lost, none is collected for nothing"
+    assert {attempt.attempt for attempt in store.attempts()} == {1}
+    versions = {call.rollout_id: call.weights_version for call in store.calls()}
+    for number, line in enumerate(result.metrics):
+        own = parquet_rows(tmp_path / "run" / "transitions" / f"step-{number + 1:06d}.parquet")
+        assert {versions[row["rollout_id"]] for row in own} <= {max(0, number - 1), number}
+        assert line["staleness_max"] == number - min(versions[row["rollout_id"]] for row in own) <= 1
+    store.close()
+
+
+def parquet_rows(path: Path) -> list[dict[str, Any]]:
+    from pyarrow import parquet
+
+    return parquet.read_table(path).to_pylist()
+
+
 def test_more_digits_are_paid_and_more_are_said(serve: Serve) -> None:
     server = serve(steps=8, group_size=8, learning_rate=1e-2)
     client = Client(server.url, quiet=True)
