@@ -45,7 +45,7 @@ ARMS = {
 PAIRS = (("governed", "ungoverned"), ("governed", "no_penalty"))
 FULL = replace(
     TINY,
-    warm_steps=250,
+    warm_steps=600,  # with 250 the model cannot yet copy a number from a result into its answer
     iterations=8,
     tasks=6,
     group=8,
