@@ -22,7 +22,6 @@ from lgov_core.transitions import (
     CreditRules,
     Selection,
     TransitionSet,
-    assign_credit,
     build_transitions,
     rollout_returns,
 )
@@ -203,7 +202,7 @@ class TrainingLoop:
         self._collect_ahead(upcoming, group)
         collect_s = time.monotonic() - began
         data = build_transitions(self.store, [result.job.rollout_id for result in results], self.selection)
-        data = assign_credit(data, self.credit)
+        data = self.learner.credit(data, self.credit)
         returns = rollout_returns(data.transitions, self.credit)
         mean_return = sum(returns.values()) / len(returns) if returns else 0.0
         staleness, staleness_max = self._staleness(data)

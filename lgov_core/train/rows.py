@@ -15,7 +15,7 @@ class RowCall:
     """One model call in a row: its reply is at ``start`` to ``stop`` (without) of the row's tokens.
 
     ``weights_version`` is that of the weights that wrote it, None where it is not known. ``value`` is what a critic
-    expected of it before the update, and ``target`` what it should have expected; None where there is no critic.
+    expected of it before the update, None where there is no critic; ``target`` is what it should have expected.
     """
 
     start: int
@@ -50,6 +50,11 @@ class TrainRow:
     def informative(self) -> bool:
         """Whether any trained token has an advantage other than 0."""
         return any(advantage != 0.0 for advantage, kept in zip(self.advantages, self.mask, strict=True) if kept)
+
+    @property
+    def spans(self) -> tuple[RowCall, ...]:
+        """The calls in it; one over the whole row where none are named."""
+        return self.calls or (RowCall(0, len(self.ids)),)
 
     @property
     def trained(self) -> int:
@@ -109,4 +114,5 @@ def _row(chain: Chain) -> TrainRow:
 
 
 def _call(link: Link) -> RowCall:
-    return RowCall(link.start, link.stop, link.transition.weights_version)
+    made = link.transition
+    return RowCall(link.start, link.stop, made.weights_version, made.value, made.value_to_go)

@@ -26,9 +26,11 @@ from lgov_core.train.metrics_log import MetricsLog
 from lgov_core.train.policy_model import PolicyModel
 from lgov_core.train.rows import TrainRow, make_rows
 from lgov_core.train.weights_digest import weights_digest
-from lgov_core.transitions import Transition
+from lgov_core.transitions import CreditRules, Transition, TransitionSet
 
 Progress = Callable[[int, int], None]
+#: The figure of a batch that says which weights were the newest when its update began.
+_VERSION = "learns_from_version"
 
 
 class Publisher(Protocol):
@@ -47,8 +49,15 @@ class Publisher(Protocol):
 class Learner(Protocol):
     """Makes updates, such as `lgov_core.train.update.PolicyUpdate`: the same state and rows give the same weights."""
 
-    def update(self, rows: Sequence[TrainRow], progress: Progress | None = None) -> Any:
-        """One update of the policy's weights in place; returns its metrics, a dataclass. Raises `TrainError`."""
+    def credit(self, data: TransitionSet, rules: CreditRules) -> TransitionSet:
+        """`assign_credit` by ``rules``, after a critic, where the learner has one, has valued each turn."""
+        ...
+
+    def update(self, rows: Sequence[TrainRow], progress: Progress | None = None, *, version: int | None = None) -> Any:
+        """One update of the policy's weights in place; returns its metrics, a dataclass. Raises `TrainError`.
+
+        ``version`` is that of the weights as they are, by which calls of older ones are told.
+        """
         ...
 
     def state_dict(self) -> Mapping[str, Any]:
@@ -217,7 +226,9 @@ class TrainingRun:
                 f"update {step} was interrupted, and the weights may be half-changed",
                 hint="start the program again and resume: the update is made again from its batch",
             )
-        record = write_batch(self.batches, step, transitions, figures or {})
+        # An update that is made again after a kill takes the same calls for those of older weights.
+        known = {**(figures or {}), _VERSION: self.engine.weights_version}
+        record = write_batch(self.batches, step, transitions, known)
         try:
             learned = self._update(record, transitions, progress)
         except TrainError as error:
@@ -268,7 +279,9 @@ class TrainingRun:
         began = time.monotonic()
         # What ends the update in the middle, such as Ctrl-C, leaves weights that belong to no step.
         self._updating = True
-        metrics = self.learner.update(self.rows(transitions), progress)
+        version = record.figures.get(_VERSION)
+        known = version if isinstance(version, int) else None
+        metrics = self.learner.update(self.rows(transitions), progress, version=known)
         learned = Learned(record.step, metrics, self._digest(), time.monotonic() - began)
         self._line = {
             **record.figures,

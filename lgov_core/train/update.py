@@ -1,11 +1,11 @@
-"""The policy update: a clipped ratio against the recorded log-probabilities, with a KL term to a reference.
+"""The policy update: rows with advantages in, better weights out.
 
-The loss of a trained token with advantage A, recorded log-probability l₀, current l and weight w is
+The loss of a trained token with advantage A, weight w, log-probability l, recorded log-probability l₀ and entropy H is
 
-    -w · min(r·A, clip(r, 1 - ε_low, 1 + ε_high)·A) + w · β · (exp(l_ref - l) - (l_ref - l) - 1),   r = exp(l - l₀)
+    w · u · f(l, l₀, A)  +  w · β · k3(l, l_ref)  -  w · η · H
 
-(GRPO: Shao et al. 2024, arXiv 2402.03300, eq. 3 and 4; the asymmetric clip: DAPO, Yu et al. 2025, arXiv 2503.14476,
-eq. 10; advantages without division by the group's deviation: Dr. PolicyUpdate, Liu et al. 2025, arXiv 2503.20783.)
+f is one of the forms of `lgov_core.train.losses`, β ``kl``, η ``entropy``, and u the correction of tokens that older weights
+sampled (1 for all others). A and w come from `assign_credit`; nothing here decides what a turn is worth.
 """
 
 from __future__ import annotations
@@ -20,32 +20,25 @@ import torch
 
 from lgov_core.errors import TrainError
 from lgov_core.train.config import UpdateConfig
+from lgov_core.train.device import autocast, memory_errors
 from lgov_core.train.layouts import Layout
-from lgov_core.train.logprobs import trained_column
+from lgov_core.train.logprobs import base_model, head_scores
+from lgov_core.train.losses import importance_weights, kl_to_reference, policy_loss, value_loss
 from lgov_core.train.packing import layout_for
+from lgov_core.train.passes import (
+    TokenColumns,
+    check_finite,
+    columns_of,
+    explained_variance,
+    fresh_rows,
+    split_rows,
+)
 from lgov_core.train.rows import TrainRow
+from lgov_core.train.update_metrics import Sums, UpdateMetrics
+from lgov_core.train.value_head import ValueHead, call_starts, with_values
+from lgov_core.transitions import CreditRules, TransitionSet, assign_credit
 
-
-@dataclass(frozen=True, slots=True)
-class UpdateMetrics:
-    """What one update did. Means are over trained tokens, of the first epoch; ``clip_fraction`` is of the last.
-
-    ``entropy`` is the mean of -log p over the tokens that were sampled; ``logprob_drift`` the mean absolute difference
-    between recorded and recomputed log-probabilities before the first step. ``tokens_run`` is on how many tokens, padding
-    included, one pass over the rows runs the model; ``tokens_saved`` how many fewer those are than the prompts and replies
-    of all calls, each by itself.
-    """
-
-    rows: int
-    tokens: int
-    loss: float
-    kl: float
-    entropy: float
-    clip_fraction: float
-    grad_norm: float
-    logprob_drift: float
-    tokens_run: int = 0
-    tokens_saved: int = 0
+Tensor = torch.Tensor
 
 
 class PolicyUpdate:
@@ -53,7 +46,8 @@ class PolicyUpdate:
 
     ``reference`` gives the reference log-probabilities: a context manager factory under which ``module`` *is* the reference
     (for LoRA: adapters switched off), or another module. It may be None only with ``kl`` 0. ``layout`` says how tokens are
-    laid out for a pass (None: as ``config.packing`` says).
+    laid out for a pass (None: as ``config.packing`` says). The same rows and settings give the same weights (on a GPU up to
+    the order in which it adds).
     """
 
     def __init__(
@@ -73,109 +67,242 @@ class PolicyUpdate:
         self.reference_mode = reference_mode
         self.layout: Layout = layout or layout_for(config.packing, module)
         self.parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
-        self.optimizer = torch.optim.AdamW(
-            self.parameters, lr=config.learning_rate, betas=(0.9, 0.95), weight_decay=0.0
-        )
+        self.device = self.parameters[0].device
+        self.updates = 0
+        self.head: ValueHead | None = None
+        groups = [{"params": self.parameters, "lr": config.learning_rate, "weight_decay": config.weight_decay}]
+        if config.critic:
+            width = int(base_model(module).get_output_embeddings().weight.shape[1])
+            self.head = ValueHead(width, config.value_width, seed=config.seed).to(self.device)
+            groups.append({"params": list(self.head.parameters()), "lr": config.value_rate, "weight_decay": 0.0})
+        self.optimizer = torch.optim.AdamW(groups, lr=config.learning_rate, betas=(config.beta1, config.beta2))
+        self._rates = [float(group["lr"]) for group in self.optimizer.param_groups]
+        self._order = torch.Generator().manual_seed(config.seed)
 
-    def update(self, rows: Sequence[TrainRow], progress: Callable[[int, int], None] | None = None) -> UpdateMetrics:
-        """One iteration on ``rows``. Rows whose advantages are all 0 are left out: they only cost time.
+    def credit(self, data: TransitionSet, rules: CreditRules) -> TransitionSet:
+        """`assign_credit` by ``rules``, after the critic, where there is one, has said what it expects of each turn."""
+        if self.head is None or not data.transitions:
+            return assign_credit(data, rules)
+        tokens = self.config.tokens_per_batch
+        with memory_errors("tokens_per_batch", tokens) as doing, self._autocast():
+            doing.append("what the critic says")
+            valued = with_values(self.head, self.module, self.layout, data.transitions, tokens)
+        return assign_credit(replace(data, transitions=valued), rules)
 
-        ``progress(done, total)`` is called after every forward pass. Raises `TrainError` when the loss or gradient is not
-        finite; the weights are then as they were before the step that failed.
+    def update(
+        self,
+        rows: Sequence[TrainRow],
+        progress: Callable[[int, int], None] | None = None,
+        *,
+        version: int | None = None,
+    ) -> UpdateMetrics:
+        """One update on ``rows``. Rows whose advantages are all 0 are left out, unless there is a critic to learn from them.
+
+        ``version`` is that of the weights as they are now: calls of earlier ones are corrected (None: of no call is known
+        that it was sampled by other weights). ``progress(done, total)`` is called after every forward pass that learns.
+        Nothing happens where there is nothing to learn from. Raises `TrainError` for advantages, weights or log-probabilities
+        that are not finite, when the loss or gradient is not finite, when the policy is more than ``max_kl`` from the
+        reference, and when memory does not suffice (naming the setting to lower). The weights are then as they were before
+        the step that failed.
         """
-        kept = [row for row in rows if row.informative]
+        config = self.config
+        kept, dropped = fresh_rows(rows, version, config.max_staleness)
+        if self.head is None:
+            kept = [row for row in kept if row.informative]
         if not kept:
-            return UpdateMetrics(0, 0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
-        batches = self.layout.batches(kept, self.config.tokens_per_batch)
-        references = self._references(batches)
-        done, total = 0, len(batches) * self.config.epochs
-        first = last = None
-        for _ in range(self.config.epochs):
+            return UpdateMetrics(dropped_tokens=dropped)
+        check_finite(kept)
+        rate = config.rate_at(self.updates)
+        for group, full in zip(self.optimizer.param_groups, self._rates, strict=True):
+            group["lr"] = full * rate
+        try:
+            with memory_errors("tokens_per_batch", config.tokens_per_batch) as doing:
+                metrics = self._run(kept, version, doing, progress or (lambda done, total: None))
+        finally:
             self.optimizer.zero_grad(set_to_none=True)
-            sums: dict[str, float] = {}
-            for batch, reference in zip(batches, references, strict=True):
-                for name, value in self._backward(batch, reference).items():
-                    sums[name] = sums.get(name, 0.0) + value
-                done += 1
-                if progress is not None:
-                    progress(done, total)
-            norm = float(torch.nn.utils.clip_grad_norm_(self.parameters, self.config.max_grad_norm))
-            if not (math.isfinite(norm) and math.isfinite(sums["loss"])):
-                self.optimizer.zero_grad(set_to_none=True)
-                raise TrainError(
-                    f"the update is not finite (loss {sums['loss']}, gradient norm {norm})",
-                    hint="lower the learning rate; the weights before this step are kept",
-                )
-            self.optimizer.step()
-            last = _metrics(len(kept), sums, norm)
-            first = first or last
-        if first is None or last is None:  # pragma: no cover - epochs >= 1
-            raise TrainError("no epoch was run")
-        # Before the first step every ratio is 1: clipping only shows in the last pass.
-        run = self.layout.work(batches)
-        saved = sum(row.called for row in kept) - run
-        return replace(first, clip_fraction=last.clip_fraction, tokens_run=run, tokens_saved=saved)
+        self.updates += 1
+        saved = sum(row.called for row in kept) - metrics.tokens_run
+        return replace(
+            metrics,
+            rows=len(kept),
+            learning_rate=config.learning_rate * rate,
+            dropped_tokens=dropped,
+            tokens_saved=saved,
+        )
 
     def state_dict(self) -> dict[str, Any]:
         """All that the next update depends on beside the weights: tensors and plain values only."""
-        return {"optimizer": self.optimizer.state_dict()}
+        return {
+            "optimizer": self.optimizer.state_dict(),
+            "updates": self.updates,
+            "order": self._order.get_state(),
+            "head": None if self.head is None else self.head.state_dict(),
+        }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Puts back what `state_dict` gave. Raises `TrainError` when it is not of such an update."""
         try:
+            if (state["head"] is None) != (self.head is None):
+                raise ValueError("one has a critic, the other has none")
             self.optimizer.load_state_dict(dict(state["optimizer"]))
-        except (LookupError, TypeError, ValueError) as error:
+            if self.head is not None:
+                self.head.load_state_dict(dict(state["head"]))
+            self._order.set_state(state["order"].cpu())
+            self.updates = int(state["updates"])
+        except (LookupError, TypeError, ValueError, RuntimeError, AttributeError) as error:
             raise TrainError(
                 f"the optimiser's state does not fit: {error}", hint="it was saved by an update with other settings"
             ) from error
 
-    def _references(self, batches: Sequence[Sequence[TrainRow]]) -> list[torch.Tensor | None]:
-        if self.config.kl == 0:
-            return [None] * len(batches)
-        mode = self.reference_mode() if self.reference_mode is not None else contextlib.nullcontext()
-        module = self.reference if self.reference is not None else self.module
-        with torch.no_grad(), mode:
-            return [self.layout.logprobs(module, batch) for batch in batches]
-
-    def _backward(self, rows: Sequence[TrainRow], reference: torch.Tensor | None) -> dict[str, float]:
+    def _run(
+        self, rows: Sequence[TrainRow], version: int | None, doing: list[str], progress: Callable[[int, int], None]
+    ) -> UpdateMetrics:
         config = self.config
-        logprobs = self.layout.logprobs(self.module, rows)
-        device = logprobs.device
+        parts: list[tuple[float, list[_Pass]]] = []
+        work = 0
+        for part in split_rows(rows, config.minibatches, self._order):
+            batches = self.layout.batches(part.rows, config.tokens_per_batch)
+            work += self.layout.work(batches)
+            parts.append((part.scale, [self._pass(one, version, doing) for one in batches]))
+        passes_of_all = [one for _, every in parts for one in every]
+        done, total, steps = 0, sum(len(passes) for _, passes in parts) * config.epochs, 0
+        first, last = Sums(), Sums()
+        for epoch in range(config.epochs):
+            last = Sums()
+            for number in torch.randperm(len(parts), generator=self._order).tolist():
+                scale, passes = parts[number]
+                self.optimizer.zero_grad(set_to_none=True)
+                sums = Sums()
+                calls = sum(len(call_starts(one.rows)[1]) for one in passes)
+                for one in passes:
+                    doing.append(one.words)
+                    sums.add(self._backward(one, scale, calls))
+                    done += 1
+                    progress(done, total)
+                doing.append("the optimiser's step")
+                sums.add({"norm": self._checked(sums), "parts": 1.0})
+                last.join(sums)
+                if epoch == 0:
+                    first.join(sums)
+                if config.stop_kl is not None and sums.mean("moved") > config.stop_kl:
+                    return replace(self._metrics(passes_of_all, first, last, steps), tokens_run=work)
+                self.optimizer.step()
+                steps += 1
+        return replace(self._metrics(passes_of_all, first, last, steps), tokens_run=work)
 
-        def column(name: str) -> torch.Tensor:
-            return torch.tensor(trained_column(rows, name), dtype=torch.float32, device=device)
+    def _pass(self, rows: Sequence[TrainRow], version: int | None, doing: list[str]) -> _Pass:
+        """What does not change while the update goes on: columns, reference, and the correction of older tokens."""
+        config = self.config
+        doing.append(f"a pass of {len(rows)} rows, {sum(len(row.ids) for row in rows)} tokens, without gradient")
+        columns = columns_of(rows, version, self.device)
+        reference, factor = None, torch.ones_like(columns.old)
+        corrected = torch.full_like(columns.stale, config.correction == "always")
+        if config.correction == "stale":
+            corrected = columns.stale
+        with torch.no_grad(), self._autocast():
+            if config.kl > 0:
+                mode = self.reference_mode() if self.reference_mode is not None else contextlib.nullcontext()
+                module = self.reference if self.reference is not None else self.module
+                with mode:
+                    reference = self.layout.logprobs(module, rows)
+            if bool(corrected.any()):
+                now = self.layout.logprobs(self.module, rows)
+                factor = torch.where(corrected, importance_weights(now, columns.old, config.importance_cap), factor)
+                columns = replace(columns, base=torch.where(corrected, now, columns.old))
+        return _Pass(rows, columns, reference, factor, corrected)
 
-        old, advantages, weights = column("logprobs"), column("advantages"), column("weights")
-        ratio = torch.exp(logprobs - old)
-        clipped = ratio.clamp(1 - config.clip_low, 1 + config.clip_high)
-        surrogate = torch.minimum(ratio * advantages, clipped * advantages)
-        loss = -(surrogate * weights).sum()
+    def _backward(self, one: _Pass, scale: float, calls: int) -> dict[str, float]:
+        """Adds the gradient of one pass; returns sums over its tokens."""
+        config, columns = self.config, one.columns
+        with self._autocast():
+            if self.head is None and config.entropy == 0:
+                logprobs, entropy, states = self.layout.logprobs(self.module, one.rows), None, None
+            else:
+                states = self.layout.states(self.module, one.rows)
+                logprobs, entropy = head_scores(self.module, states, one.rows, entropy=config.entropy > 0)
+        policy = policy_loss(config, logprobs, columns.base, columns.advantages, columns.sequences)
+        weights = columns.weights * scale
+        loss = (policy.loss * weights * one.factor).sum()
         kl = torch.zeros_like(logprobs)
-        if reference is not None:
-            gap = reference - logprobs
-            kl = gap.exp() - gap - 1
+        if one.reference is not None:
+            kl = kl_to_reference(logprobs, one.reference)
             loss = loss + config.kl * (kl * weights).sum()
-        loss.backward()
+        if entropy is not None:
+            loss = loss - config.entropy * (entropy * weights).sum()
+        found: dict[str, float] = {}
+        total = loss
+        if self.head is not None and states is not None:
+            critic = self._value_loss(self.head, states, one.rows) / max(calls, 1)
+            total = loss + critic
+            found["value_loss"] = float(critic.detach())
+        total.backward()
         with torch.no_grad():
-            return {
+            gap = logprobs - columns.base
+            return found | {
                 "loss": float(loss),
                 "tokens": float(len(logprobs)),
                 "kl": float(kl.sum()),
                 "entropy": float(-logprobs.sum()),
-                "clipped": float((surrogate < ratio * advantages).sum()),
-                "drift": float((logprobs - old).abs().sum()),
+                "clipped": float(policy.clipped.sum()),
+                "drift": float((logprobs - columns.old).abs().sum()),
+                "moved": float(kl_to_reference(torch.zeros_like(gap), gap).sum()),
             }
 
+    def _value_loss(self, head: ValueHead, states: Tensor, rows: Sequence[TrainRow]) -> Tensor:
+        starts, calls = call_starts(rows)
+        values = head(states[torch.tensor(starts, dtype=torch.long, device=states.device)])
+        before = torch.tensor([call.value or 0.0 for call in calls], device=values.device)
+        targets = torch.tensor([call.target or 0.0 for call in calls], device=values.device)
+        return value_loss(values, before, targets, self.config.value_clip)[0].sum()
 
-def _metrics(rows: int, sums: dict[str, float], norm: float) -> UpdateMetrics:
-    tokens = max(sums["tokens"], 1.0)
-    return UpdateMetrics(
-        rows=rows,
-        tokens=int(sums["tokens"]),
-        loss=sums["loss"],
-        kl=sums["kl"] / tokens,
-        entropy=sums["entropy"] / tokens,
-        clip_fraction=sums["clipped"] / tokens,
-        grad_norm=norm,
-        logprob_drift=sums["drift"] / tokens,
-    )
+    def _checked(self, sums: Sums) -> float:
+        """The norm of the policy's gradient, which is clipped. Raises `TrainError` for what must not become a step."""
+        norm = float(torch.nn.utils.clip_grad_norm_(self.parameters, self.config.max_grad_norm))
+        own = 0.0
+        if self.head is not None:
+            own = float(torch.nn.utils.clip_grad_norm_(self.head.parameters(), self.config.max_grad_norm))
+        if not (math.isfinite(norm) and math.isfinite(own) and math.isfinite(sums.total("loss"))):
+            raise TrainError(
+                f"the update is not finite (loss {sums.total('loss')}, gradient norm {norm})",
+                hint="lower the learning rate; the weights before this step are kept",
+            )
+        if sums.mean("kl") > self.config.max_kl:
+            raise TrainError(
+                f"the policy is {sums.mean('kl'):.3g} nats a token from its reference, more than max_kl {self.config.max_kl:g}",
+                hint="lower the learning rate or raise kl, and go on from an earlier checkpoint; the weights are kept",
+            )
+        return norm
+
+    def _metrics(self, passes: Sequence[_Pass], first: Sums, last: Sums, steps: int) -> UpdateMetrics:
+        factors = [value for one in passes for value in one.factor[one.corrected].tolist()]
+        return UpdateMetrics(
+            tokens=int(first.total("tokens")),
+            loss=first.mean("loss", "parts"),
+            kl=first.mean("kl"),
+            entropy=first.mean("entropy"),
+            clip_fraction=last.mean("clipped"),
+            grad_norm=first.mean("norm", "parts"),
+            logprob_drift=first.mean("drift"),
+            moved=last.mean("moved"),
+            steps=steps,
+            stale_tokens=sum(int(one.columns.stale.sum()) for one in passes),
+            importance=sum(factors) / len(factors) if factors else 1.0,
+            value_loss=first.mean("value_loss", "parts"),
+            explained_variance=explained_variance([call for one in passes for call in call_starts(one.rows)[1]]),
+        )
+
+    def _autocast(self) -> contextlib.AbstractContextManager[Any]:
+        return autocast(self.device.type, self.config.precision)
+
+
+@dataclass(frozen=True, slots=True)
+class _Pass:
+    rows: Sequence[TrainRow]
+    columns: TokenColumns
+    reference: Tensor | None
+    factor: Tensor
+    corrected: Tensor
+
+    @property
+    def words(self) -> str:
+        return f"a pass of {len(self.rows)} rows, {sum(len(row.ids) for row in self.rows)} tokens"

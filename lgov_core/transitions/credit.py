@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Hashable, Sequence
-from dataclasses import replace
-from typing import TYPE_CHECKING, TypeAlias
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from lgov_core.errors import TransitionError
 from lgov_core.transitions.credit_plugins import ask_plugins
@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 Rollouts: TypeAlias = Sequence[Sequence[Transition]]
 #: By rollout and turn: the credit, and the advantage of each response token.
 Scores: TypeAlias = list[list[tuple[float, tuple[float, ...]]]]
+#: Added to the batch's variance, as verl does: a batch that is all but equal is not blown up without bound.
+_SMALLEST_VARIANCE = 1e-8
 
 
 def assign_credit(
@@ -28,7 +30,8 @@ def assign_credit(
 
     Groups are compared per rollout, never per row: a long rollout does not weigh more in the mean than a short one. A
     group with fewer than ``min_group`` rollouts gets advantages of 0 and a diagnostic, for there is nothing to compare;
-    so does one in which all rollouts are alike. Tokens whose mask is 0 get an advantage of 0. The loss weights of a
+    so does one in which all rollouts are alike (``normalise_batch`` then shifts those as it does all others). Tokens whose
+    mask is 0 get an advantage of 0. The loss weights of a
     rollout's tokens do not change when it is split into more transitions (for ``turns``: their sum does not).
 
     A scheme that is not built in is asked of the plugins of ``manager`` (None: those that are installed). Raises
@@ -38,28 +41,44 @@ def assign_credit(
     rules = rules or CreditRules()
     found = list(data.diagnostics)
     groups = data.groups()
-    weights = _LossWeights(rules, groups)
-    filled: list[Transition] = []
+    counted: list[list[Transition]] = []
+    scored: list[tuple[Sequence[Transition], list[float], list[tuple[float, tuple[float, ...]]], bool]] = []
     for task, rollouts in groups.items():
         returns = [_returns(rollout, rules) for rollout in rollouts]
-        if len(rollouts) < rules.min_group:
-            found.append(Diagnostic(Finding.SMALL_GROUP, task, f"{len(rollouts)} rollouts"))
-            scores = _spread([[0.0] * len(rollout) for rollout in rollouts], rollouts)
-        else:
+        compared = len(rollouts) >= rules.min_group
+        if compared:
             scores = _scores(rollouts, rules, manager)
-            if not any(any(tokens) for rollout in scores for _, tokens in rollout):
+            equal = not any(any(tokens) for rollout in scores for _, tokens in rollout)
+            if equal:
                 found.append(Diagnostic(Finding.EQUAL_GROUP, task, f"{len(rollouts)} rollouts"))
-        for rollout, values, scored in zip(rollouts, returns, scores, strict=True):
-            for transition, value, (credit, advantages) in zip(rollout, values, scored, strict=True):
-                filled.append(
-                    replace(
-                        transition,
-                        value_to_go=value,
-                        credit=credit,
-                        advantages=advantages,
-                        loss_weight=weights.of(transition, rollout),
-                    )
+        else:
+            found.append(Diagnostic(Finding.SMALL_GROUP, task, f"{len(rollouts)} rollouts"))
+            scores, equal = _spread([[0.0] * len(rollout) for rollout in rollouts], rollouts), True
+        if not (equal and rules.skip_equal):
+            counted += rollouts
+        scored += [(*one, compared) for one in zip(rollouts, returns, scores, strict=True)]
+    weights = _LossWeights(rules, counted)
+    normal = _Normal.of(scored) if rules.normalise_batch else None
+    filled: list[Transition] = []
+    for rollout, values, credits, compared in scored:
+        for transition, value, (credit, advantages) in zip(rollout, values, credits, strict=True):
+            # What the critic should have said: it learns from the advantage as it was before the batch's normalisation.
+            target = credit + transition.value if rules.scheme == "gae" and transition.value is not None else value
+            if normal is not None and compared:
+                credit = normal.at(credit) if any(transition.response_mask) else 0.0
+                advantages = tuple(
+                    normal.at(one) if kept else 0.0
+                    for one, kept in zip(advantages, transition.response_mask, strict=True)
                 )
+            filled.append(
+                replace(
+                    transition,
+                    value_to_go=target,
+                    credit=credit,
+                    advantages=advantages,
+                    loss_weight=weights.of(transition, rollout),
+                )
+            )
     return TransitionSet(tuple(filled), tuple(found), data.unassigned)
 
 
@@ -105,7 +124,7 @@ def _credit(rollouts: Rollouts, rules: CreditRules, scheme: Scheme) -> Turns:
     if not (rules.normalises and rules.apart):
         # Without a deviation to divide by every scheme is linear: the sum of the credits is the credit of the sum.
         rewards = [_rewards(rollout, scale, rules) for rollout, scale in zip(rollouts, scales, strict=True)]
-        return scheme(Channel(rewards, states), rules)
+        return scheme(Channel(rewards, states, _values(rollouts)), rules)
     total = [[0.0] * len(rollout) for rollout in rollouts]
     names = sorted({name for rollout in rollouts for turn in rollout for name in turn.rewards})
     for name in names:
@@ -177,17 +196,56 @@ def _states(rollout: Sequence[Transition], rules: CreditRules) -> list[Hashable]
     return states
 
 
-class _LossWeights:
-    """The loss weight of each transition by `CreditRules.loss`."""
+def _values(rollouts: Rollouts) -> Turns | None:
+    """What the critic said of each turn; None where it said nothing of one."""
+    values = [[turn.value for turn in rollout if turn.value is not None] for rollout in rollouts]
+    return values if list(map(len, values)) == list(map(len, rollouts)) else None
 
-    def __init__(self, rules: CreditRules, groups: dict[str, list[list[Transition]]]) -> None:
+
+@dataclass(frozen=True, slots=True)
+class _Normal:
+    """Mean and deviation of the advantages of all trained tokens; the deviation is that of a sample, as in verl."""
+
+    mean: float
+    deviation: float
+
+    @classmethod
+    def of(
+        cls, scored: Sequence[tuple[Sequence[Transition], Any, Sequence[tuple[float, Sequence[float]]], bool]]
+    ) -> _Normal:
+        values = [
+            value
+            for rollout, _, credits, compared in scored
+            if compared
+            for turn, (_, tokens) in zip(rollout, credits, strict=True)
+            for value, kept in zip(tokens, turn.response_mask, strict=True)
+            if kept
+        ]
+        if len(values) < 2 or all(value == values[0] for value in values):
+            # Nothing to compare: all are the mean.
+            return cls(values[0] if values else 0.0, 1.0)
+        mean = math.fsum(values) / len(values)
+        variance = math.fsum((value - mean) ** 2 for value in values) / (len(values) - 1)
+        return cls(mean, math.sqrt(variance + _SMALLEST_VARIANCE))
+
+    def at(self, value: float) -> float:
+        return (value - self.mean) / self.deviation
+
+
+class _LossWeights:
+    """The loss weight of each transition by `CreditRules.loss`; ``rollouts`` are those that count."""
+
+    def __init__(self, rules: CreditRules, rollouts: Sequence[Sequence[Transition]]) -> None:
         self.weighting = rules.weighting
-        rollouts = [rollout for group in groups.values() for rollout in group]
-        self.rollouts = len(rollouts)
+        self.length = rules.loss_length
+        self.rollouts = max(len(rollouts), 1)
         self.tokens = sum(_tokens(rollout) for rollout in rollouts)
         self._own: tuple[Sequence[Transition] | None, int, int] = (None, 0, 0)
 
     def of(self, transition: Transition, rollout: Sequence[Transition]) -> float:
+        return self._weight(transition, rollout) / self.length
+
+    def _weight(self, transition: Transition, rollout: Sequence[Transition]) -> float:
         if self.weighting == "tokens":
             return 1.0 / self.tokens if self.tokens else 0.0
         if self.weighting == "rollouts":

@@ -18,18 +18,21 @@ class CreditRules:
     """How rewards become advantages.
 
     ``scheme`` is ``return_to_go`` (a turn gets the discounted rewards from it on), ``identical`` (the whole return: the
-    Agent Lightning paper's choice), ``step`` (what the turn itself earned), ``gigpo``, ``flow_grpo``, or a name that a
-    plugin knows (hook ``lgov_assign_credit``); formulas, sources and biases stand in `lgov_core.transitions.credit_schemes`.
+    Agent Lightning paper's choice), ``step`` (what the turn itself earned), ``gigpo``, ``flow_grpo``, ``gae`` (what a critic
+    did not expect; ``gae_lambda`` is its λ, from 0 to 1), or a name that a plugin knows (hook ``lgov_assign_credit``);
+    formulas, sources and biases stand in `lgov_core.transitions.credit_schemes`.
     ``discount`` is γ, from 0 to 1. ``baseline`` is what a turn is compared with: ``turn`` the mean over the group's rollouts
     that reached it, ``rollout`` the mean return, ``none`` nothing; means count each rollout once, however many turns it
     has. ``leave_one_out`` leaves a rollout out of the mean that it is compared with: with γ = 1 and ``loss="rollouts"`` the
     gradient of ``return_to_go`` and ``identical`` is then unbiased.
 
     ``std_floor`` None divides by nothing; a number divides by the group's standard deviation of returns, but never by
-    less: dividing by a tiny deviation blows AIR noise up to full-size advantages, and runs collapsed. Where it divides,
-    each reward channel (``task``, ``air``, ``compliance``, ...) is credited and normalised on its own and the results are
-    added, so that a large penalty cannot drown the task (GDPO, arXiv 2601.05242, without its normalisation of the batch);
-    ``apart=False`` normalises the sum. ``channel_weights`` multiply a channel's credit (1 unless given, 0 or more).
+    less: dividing by a tiny deviation blows AIR noise up to full-size advantages, and runs collapsed. ``deviation`` is that
+    of the ``population``, or of the ``sample`` (divided by G - 1, as verl and TRL do). Where it divides, each reward channel
+    (``task``, ``air``, ``compliance``, ...) is credited and normalised on its own and the results are added, so that a large
+    penalty cannot drown the task (GDPO, arXiv 2601.05242); ``apart=False`` normalises the sum. ``channel_weights`` multiply
+    a channel's credit (1 unless given, 0 or more). ``normalise_batch`` then gives the advantages of all trained tokens of
+    the batch mean 0 and deviation 1 (REINFORCE++, arXiv 2501.03262; PPO; the last step of GDPO).
 
     ``air_cap`` bounds the absolute sum of a rollout's ``air`` rewards, scaling them together, so that they never outweigh
     the task; None switches the bound off. ``caps`` does the same for other channels. ``min_group`` is the fewest rollouts
@@ -39,7 +42,9 @@ class CreditRules:
     ``loss`` is what the loss weights count. ``tokens``: every token the same, 1 / (all trained tokens). ``rollouts``:
     every token 1 / (rollouts), the policy gradient itself. ``rollout_tokens``: every rollout the same, 1 / (rollouts x its
     tokens). ``turns``: 1 / (rollouts x its turns x the turn's tokens). None: the scheme's own, which is ``turns`` for
-    ``flow_grpo`` and else ``tokens``.
+    ``flow_grpo`` and else ``tokens``. ``loss_length`` divides all weights (Dr. GRPO's constant: in practice the longest reply).
+    With ``skip_equal`` the rollouts of a group in which nothing is to be learnt are not counted in the weights (DAPO,
+    arXiv 2503.14476: such groups are no part of the batch).
 
     Raises `TransitionError` for a value without meaning.
     """
@@ -57,6 +62,11 @@ class CreditRules:
     state: Literal["prompt", "observation"] = "prompt"
     step_weight: float = 1.0
     loss: Loss | None = None
+    gae_lambda: float = 0.95
+    deviation: Literal["population", "sample"] = "population"
+    normalise_batch: bool = False
+    loss_length: float = 1.0
+    skip_equal: bool = False
 
     def __post_init__(self) -> None:
         if not self.scheme:
@@ -68,6 +78,16 @@ class CreditRules:
         if self.discount > 1:
             raise TransitionError(f"discount is {self.discount:g}", hint="it is within 0 and 1")
         _number("step_weight", self.step_weight, 0.0)
+        _one_of("deviation", self.deviation, ("population", "sample"))
+        if _number("gae_lambda", self.gae_lambda, 0.0) > 1:
+            raise TransitionError(f"gae_lambda is {self.gae_lambda:g}", hint="it is within 0 and 1")
+        if _number("loss_length", self.loss_length, 0.0) == 0:
+            raise TransitionError("loss_length is 0", hint="write a number above 0; 1 divides by nothing")
+        if self.scheme == "gae" and self.std_floor is not None:
+            raise TransitionError(
+                "gae divides by no group's deviation",
+                hint="leave std_floor out; normalise_batch divides by the batch's",
+            )
         if self.std_floor is not None and _number("std_floor", self.std_floor, 0.0) == 0:
             raise TransitionError("std_floor is 0", hint="write a number above 0, or None to divide by nothing")
         if self.air_cap is not None:

@@ -22,6 +22,8 @@ from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
 
+from lgov_core.errors import TransitionError
+
 if TYPE_CHECKING:
     from lgov_core.transitions.credit_rules import CreditRules
 
@@ -33,10 +35,14 @@ SMALLEST_DEVIATION = 1e-6
 
 @dataclass(frozen=True, slots=True)
 class Channel:
-    """The rewards of one channel in one group: ``rewards[i][t]``; ``states[i][t]`` says which state a turn began in."""
+    """The rewards of one channel in one group: ``rewards[i][t]``; ``states[i][t]`` says which state a turn began in.
+
+    ``values[i][t]`` is what a critic expected from turn t on; None where there is no critic.
+    """
 
     rewards: Sequence[Sequence[float]]
     states: Sequence[Sequence[Hashable]]
+    values: Sequence[Sequence[float]] | None = None
 
     def returns(self, discount: float) -> Turns:
         """g: the return from each turn on."""
@@ -65,7 +71,7 @@ def identical(channel: Channel, rules: CreditRules) -> Turns:
     values = channel.returns(rules.discount)
     firsts = [row[0] for row in values]
     baselines = _means(firsts, rules.leave_one_out) if rules.baseline != "none" else [0.0] * len(values)
-    divisor = _divisor(firsts, rules.std_floor)
+    divisor = _divisor(firsts, rules.std_floor, rules)
     return [[(row[0] - base) / divisor] * len(row) for row, base in zip(values, baselines, strict=True)]
 
 
@@ -88,7 +94,7 @@ def return_to_go(channel: Channel, rules: CreditRules) -> Turns:
         scores = [[value - base for value in row] for row, base in zip(values, baselines, strict=True)]
     else:
         scores = _minus_turn_means(values, _means(firsts, True) if rules.leave_one_out else None)
-    return _divided(scores, _divisor(firsts, rules.std_floor))
+    return _divided(scores, _divisor(firsts, rules.std_floor, rules))
 
 
 def step(channel: Channel, rules: CreditRules) -> Turns:
@@ -107,7 +113,7 @@ def step(channel: Channel, rules: CreditRules) -> Turns:
     else:
         fallback = [0.0] * len(rewards) if rules.leave_one_out else None
         scores = _minus_turn_means(rewards, fallback)
-    return _divided(scores, _divisor([row[0] for row in channel.returns(1.0)], rules.std_floor))
+    return _divided(scores, _divisor([row[0] for row in channel.returns(1.0)], rules.std_floor, rules))
 
 
 def gigpo(channel: Channel, rules: CreditRules) -> Turns:
@@ -123,7 +129,7 @@ def gigpo(channel: Channel, rules: CreditRules) -> Turns:
     returns = channel.returns(rules.discount)
     totals = [row[0] for row in channel.returns(1.0)]
     baselines = _means(totals, rules.leave_one_out)
-    divisor = _divisor(totals, rules.std_floor)
+    divisor = _divisor(totals, rules.std_floor, rules)
     visits: dict[Hashable, list[tuple[int, float]]] = {}
     for at, (row, states) in enumerate(zip(returns, channel.states, strict=True)):
         for value, state in zip(row, states, strict=True):
@@ -150,11 +156,32 @@ def flow_grpo(channel: Channel, rules: CreditRules) -> Turns:
     """
     totals = [row[0] for row in channel.returns(1.0)]
     baselines = _means(totals, rules.leave_one_out)
-    divisor = _divisor(totals, SMALLEST_DEVIATION if rules.std_floor is None else rules.std_floor)
+    divisor = _divisor(totals, SMALLEST_DEVIATION if rules.std_floor is None else rules.std_floor, rules)
     return [
         [(total - base) / divisor] * len(row)
         for total, base, row in zip(totals, baselines, channel.rewards, strict=True)
     ]
+
+
+def gae(channel: Channel, rules: CreditRules) -> Turns:
+    """What the critic did not expect: A[i][t] = Σ_{k≥t} (γλ)^(k-t) δ[i][k], δ[i][t] = r[i][t] + γ V[i][t+1] - V[i][t].
+
+    V[i][t] is the value of turn t's prompt, V[i][T[i]] = 0; λ is ``gae_lambda``; A + V is what the critic learns. Source: GAE,
+    Schulman et al. 2016, arXiv 1506.02438, eq. 16; one step is one turn, not one token, as in turn-level PPO
+    (arXiv 2512.17008). Needs no group. Unbiased with λ = 1 and γ = 1, whatever the critic says, as long as its values were
+    made before these rollouts were learnt from; with λ below 1 biased by as much as the critic is wrong.
+    """
+    if channel.values is None:
+        raise TransitionError("scheme gae has no values", hint="let a critic fill them in: PolicyUpdate.credit")
+    scores: Turns = []
+    for rewards, values in zip(channel.rewards, channel.values, strict=True):
+        row, ahead, following = [0.0] * len(rewards), 0.0, 0.0
+        for turn in range(len(rewards) - 1, -1, -1):
+            surprise = rewards[turn] + rules.discount * following - values[turn]
+            ahead = surprise + rules.discount * rules.gae_lambda * ahead
+            row[turn], following = ahead, values[turn]
+        scores.append(row)
+    return scores
 
 
 #: The schemes by name; further names are asked of plugins (hook ``lgov_assign_credit``).
@@ -164,6 +191,7 @@ SCHEMES: dict[str, Scheme] = {
     "step": step,
     "gigpo": gigpo,
     "flow_grpo": flow_grpo,
+    "gae": gae,
 }
 
 
@@ -208,15 +236,16 @@ def _among(visits: Sequence[tuple[int, float]], at: int, value: float, rules: Cr
     compared = [seen for visitor, seen in visits if visitor != at or not rules.leave_one_out]
     if len(visits) < 2 or not compared:
         return 0.0
-    return (value - _mean(compared)) / _divisor([seen for _, seen in visits], rules.std_floor)
+    return (value - _mean(compared)) / _divisor([seen for _, seen in visits], rules.std_floor, rules)
 
 
-def _divisor(values: Sequence[float], floor: float | None) -> float:
-    """The deviation of the population, never below ``floor``; 1 where nothing is divided by."""
+def _divisor(values: Sequence[float], floor: float | None, rules: CreditRules) -> float:
+    """The deviation of ``values``, never below ``floor``; 1 where nothing is divided by."""
     if floor is None:
         return 1.0
     mean = sum(values) / len(values)
-    return max(math.sqrt(sum((value - mean) ** 2 for value in values) / len(values)), floor)
+    count = len(values) - 1 if rules.deviation == "sample" and len(values) > 1 else len(values)
+    return max(math.sqrt(sum((value - mean) ** 2 for value in values) / count), floor)
 
 
 def _divided(scores: Turns, divisor: float) -> Turns:

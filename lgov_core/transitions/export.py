@@ -83,6 +83,7 @@ def _transition(row: Mapping[str, Any]) -> Transition:
         loss_weight=row["loss_weight"],
         truncated=row["truncated"],
         credit=row["credit"],
+        value=row.get("value"),
         choice=row["choice"],
         parent_response_id=row["parent_call_id"],
     )
@@ -147,6 +148,7 @@ def _columns(pa: Any) -> list[tuple[str, Any]]:
         ("rewards", pa.map_(pa.string(), pa.float64())),
         ("return", pa.float64()),
         ("credit", pa.float64()),
+        ("value", pa.float64()),
         ("advantages", pa.list_(pa.float64())),
         ("loss_weight", pa.float64()),
         ("outcome", pa.string()),

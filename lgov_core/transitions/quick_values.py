@@ -123,5 +123,6 @@ def transition_of(
     draft.choice = call.choice
     draft.tool_call_ids = call.tool_call_ids
     draft.parent_response_id = parent_response_id
+    draft.value = None
     draft.__class__ = Transition
     return draft

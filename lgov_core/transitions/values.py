@@ -59,6 +59,7 @@ class Transition:
     choice: int = 0
     tool_call_ids: tuple[str, ...] = ()
     parent_response_id: str | None = None
+    value: float | None = None
 
     @property
     def reward(self) -> float:
@@ -96,6 +97,7 @@ class Transition:
             "rewards": dict(self.rewards),
             "return": self.value_to_go,
             "credit": self.credit,
+            "value": self.value,
             "advantages": None if self.advantages is None else list(self.advantages),
             "loss_weight": self.loss_weight,
             "outcome": None if self.outcome is None else self.outcome.value,
