@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import importlib
 from typing import Any
 
 from lgov_core.errors import SettingsError
 from lgov_core.models import LanguageModel, load_model
+from lgov_core.train.algorithms import algorithm
 from lgov_core.train.config import UpdateConfig
 from lgov_core.train.policy_model import PolicyModel, full_policy, lora_policy
 from lgov_core.train.registry import OTHERS, algorithm_name
@@ -75,14 +75,7 @@ def algorithm_for(settings: TrainSettings) -> tuple[CreditRules, UpdateConfig]:
         "discount": given.discount,
     }
     chosen = {key: value for key, value in chosen.items() if value is not None}
-    try:
-        algorithms = importlib.import_module("lgov_core.train.algorithms")
-    except ModuleNotFoundError as error:
-        if name != "grpo":
-            raise SettingsError(f"{name} is not part of this version of lgov", hint="grpo is") from error
-        discount = chosen.pop("discount", None)
-        return CreditRules() if discount is None else CreditRules(discount=discount), UpdateConfig(**chosen)
-    found = algorithms.algorithm(name, **chosen)
+    found = algorithm(name, seed=given.seed, **chosen)
     return found.credit, found.update
 
 
