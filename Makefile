@@ -53,6 +53,7 @@ bench: $(VENV)/.tools $(PEER)/.installed $(OBSERVER)/.installed ## Measure decis
 	@$(BIN)/python -m tests.bench.store --postgres $(if $(LIGHTNING_PYTHON),--peer $(LIGHTNING_PYTHON)) $(ARGS)
 	@$(or $(LIGHTNING_PYTHON),$(BIN)/python) -m tests.bench.transitions $(ARGS)
 	@$(BIN)/python -m tests.bench.gateway $(ARGS)
+	@$(BIN)/python -m tests.bench.engine --model tiny
 	@$(BIN)/python -m tests.bench.packing $(ARGS)
 
 bench-peer: ## Install agentlightning 0.3.0 (472 MB), which make bench then measures too.

@@ -13,6 +13,7 @@ from lgov_core.errors import EndpointError, ModelError
 from lgov_core.gateway.embedded_request import check_embedded
 from lgov_core.gateway.openai_format import completion_pieces
 from lgov_core.gateway.protocol import ChatRequest, Completion, StreamPiece, ToolCall
+from lgov_core.gateway.reply_grammar import GrammarConstraint, Grammars, reply_grammar
 from lgov_core.gateway.served_policy import ServedPolicy
 from lgov_core.gateway.token_history import TokenHistory
 from lgov_core.types import new_id
@@ -34,8 +35,10 @@ _KEPT = 512 << 20
 class EmbeddedEngine:
     """Answers chat completions with a `LanguageModel`, as an `lgov_core.gateway.protocol.Engine`.
 
-    The other APIs are translated to them. A request that asks for what this engine cannot do, such as an image, a reply
-    in a JSON schema or a forced tool call, is refused (400); the choices of ``n`` > 1 are drawn side by side.
+    The other APIs are translated to them. A request that asks for what this engine cannot do, such as an image, is refused
+    (400); the choices of ``n`` > 1 are drawn side by side. Replies in JSON (``response_format``) and tool calls that are
+    demanded (``tool_choice``) are drawn within a grammar (`lgov_core.gateway.reply_grammar`); the log-probabilities stay
+    those of the whole distribution, as with ``top_p``.
 
     A thread of its own decodes up to ``max_batch`` calls together, which join and leave between two tokens; a call that
     finds nothing running waits ``max_wait_ms`` for others. What was computed for a call is kept, up to ``keep_bytes``, for
@@ -85,6 +88,7 @@ class EmbeddedEngine:
         self._count = 0
         # By policy: the same text may have been written with other tokens by another one.
         self._histories = {name: TokenHistory(model) for name in ("", *policies)}
+        self._grammars = Grammars(model)
         self._additions = Additions(model.module) if policies else None
         self._decoder = Decoder(model, self._additions, keep_bytes=keep_bytes)
         self._worker = DecodeWorker(self._decoder, max_batch=max_batch, max_wait_s=max_wait_ms / 1e3, threads=threads)
@@ -133,8 +137,10 @@ class EmbeddedEngine:
         check_embedded(request)
         policy = self._policy_of(request)
         prompt_text, prompt_ids = self._prompt(request, policy)
+        rows = self._rows(request, policy, prompt_ids)
+        constraints = await self._constrain(request, rows)
         loop = asyncio.get_running_loop()
-        jobs = [Job(row, loop.create_future(), loop) for row in self._rows(request, policy, prompt_ids)]
+        jobs = [Job(row, loop.create_future(), loop) for row in rows]
         for job in jobs:
             self._worker.submit(job)
         try:
@@ -144,6 +150,8 @@ class EmbeddedEngine:
                 job.row.abandoned = True
                 job.future.cancel()
             raise
+        if fault := next((one.fault for one in constraints if one.fault), ""):
+            raise EndpointError(f"the reply could not be held to its form: {fault}", status=500)
         choices = [
             self._completion(request, prompt_text, job.row, version)
             for job, version in zip(jobs, versions, strict=True)
@@ -216,6 +224,17 @@ class EmbeddedEngine:
 
     def _policy_of(self, request: ChatRequest) -> str:
         return request.model if request.model in self._histories else ""
+
+    async def _constrain(self, request: ChatRequest, rows: Sequence[Row]) -> list[GrammarConstraint]:
+        """Holds the rows to the form that the request asks for, if it asks for one."""
+        grammar = reply_grammar(request, self._model.format.name)
+        if grammar is None:
+            return []
+        # In a thread: a large schema takes a while to compile.
+        constraints = await asyncio.to_thread(self._grammars.constraints, grammar, len(rows))
+        for row, constraint in zip(rows, constraints, strict=True):
+            row.constraint = constraint
+        return constraints
 
     def _prompt(self, request: ChatRequest, policy: str) -> tuple[str, tuple[int, ...]]:
         text, ids = self._histories[policy].render(request.messages, request.tools)

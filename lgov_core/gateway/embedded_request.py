@@ -11,8 +11,8 @@ from lgov_core.gateway.request_fields import only_known, refuse
 
 _WHOSE: Final = "the embedded engine"
 _HONOURED = (
-    "logprobs", "max_completion_tokens", "max_tokens", "messages", "model", "n", "return_token_ids", "seed", "stop",
-    "stream", "stream_options", "temperature", "tools", "top_p",
+    "logprobs", "max_completion_tokens", "max_tokens", "messages", "model", "n", "response_format", "return_token_ids",
+    "seed", "stop", "stream", "stream_options", "temperature", "tool_choice", "tools", "top_p",
 )  # fmt: skip
 #: Of no effect on what the model reads and writes, here as with other servers: notes, caches, tiers, obfuscation.
 IGNORED = (
@@ -28,8 +28,6 @@ _NEUTRAL: Mapping[str, Sequence[Any]] = {
     "parallel_tool_calls": (True,),
     "presence_penalty": (0,),
     "repetition_penalty": (1,),
-    "response_format": ({"type": "text"},),
-    "tool_choice": ("auto", "none"),
     "top_k": (-1, 0),
     "top_logprobs": (0,),
     "verbosity": ("medium",),
@@ -40,15 +38,22 @@ _REFUSED = ("audio", "chat_template_kwargs", "function_call", "functions", "reas
 def check_embedded(request: ChatRequest) -> None:
     """Raises `EndpointError` (400) naming the field for what the embedded engine cannot honour.
 
-    ``strict`` of a tool is ignored, as by every server that does not decode in a grammar: arguments are what the model
-    wrote.
+    What replies must look like (``response_format``, ``tool_choice``) is read by `lgov_core.gateway.reply_grammar`.
+    ``strict`` of a tool is ignored where no call is demanded: arguments are then what the model wrote.
     """
     body = request.body
+    held = body.get("tool_choice") not in (None, "auto", "none") or body.get("response_format") not in (
+        None,
+        {},
+        {"type": "text"},
+    )
     for name, neutral in _NEUTRAL.items():
         if name == "parallel_tool_calls" and body.get(name) is False and request.tools:
+            if held:
+                continue
             raise EndpointError(
-                f"'parallel_tool_calls' (False) is not supported by {_WHOSE}",
-                hint="leave it out: nothing holds it back",
+                f"'parallel_tool_calls' (False) is not supported by {_WHOSE} where no call is demanded",
+                hint="leave it out, or demand a call with 'tool_choice'",
             )
         refuse(body, (name,), _WHOSE, unless={name: neutral})
     refuse(body, _REFUSED, _WHOSE)

@@ -165,11 +165,11 @@ IMAGE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AA"}}
 @pytest.mark.parametrize(
     ("more", "says"),
     [
-        ({"tools": [TOOL], "tool_choice": "required"}, "'tool_choice' ('required')"),
-        ({"tools": [TOOL], "tool_choice": {"type": "function", "function": {"name": "f"}}}, "'tool_choice'"),
+        ({"tools": [TOOL], "tool_choice": {"type": "function", "function": {"name": "g"}}}, "'tool_choice'"),
+        ({"tool_choice": "required"}, "'tool_choice' ('required')"),
         ({"tools": [TOOL], "parallel_tool_calls": False}, "'parallel_tool_calls'"),
-        ({"response_format": {"type": "json_object"}}, "'response_format'"),
-        ({"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": {}}}}, "'response_format'"),
+        ({"response_format": {"type": "grammar"}}, "'response_format'"),
+        ({"response_format": {"type": "json_schema", "json_schema": {"schema": {"type": "odd"}}}}, "the JSON schema"),
         ({"presence_penalty": 0.5}, "'presence_penalty'"),
         ({"logit_bias": {"5": 1}}, "'logit_bias'"),
         ({"top_k": 4}, "'top_k'"),
