@@ -61,7 +61,7 @@ class Load:
 
 LOADS = {
     "tiny": Load("tiny", 8, 8, 4, 120, 20, 24, 24, 1),
-    "smollm2": Load("smollm2", 2, 4, 3, 100, 20, 12, 20, 1),
+    "smollm2": Load("smollm2", 1, 4, 3, 60, 10, 8, 12, 1),
 }
 
 
