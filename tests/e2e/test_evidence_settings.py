@@ -96,7 +96,7 @@ def test_the_right_agents_are_trained_through_the_real_framework(ran: Path, name
 def test_the_result_says_what_was_run_and_what_came_of_it(ran: Path, name: str) -> None:
     result = read(ran, name)
     assert {"command", "seeds", "commit", "versions", "plan", "score", "summary"} <= result.keys()
-    assert result["command"].startswith("python examples/05_evidence/main.py settings")
+    assert result["command"] == "python examples/05_evidence/main.py settings --quick"
     assert {result["framework"], "torch", "lgov"} <= result["versions"].keys()
     (run,) = result["runs"]
     updates = result["plan"]["updates"]

@@ -74,7 +74,7 @@ def main(arguments: Sequence[str]) -> int:
     given = parser.parse_args(arguments)
     folder = given.folder or Path("runs") / f"evidence-settings{'-quick' if given.quick else ''}"
     count = given.seeds or (1 if given.quick or given.real else 3)
-    command = f"python examples/05_evidence/main.py settings {' '.join(arguments)}".strip()
+    command = " ".join(["python examples/05_evidence/main.py settings", *_without_places(arguments)])
     for name in [given.only] if given.only else NAMES:
         options = Options(
             f"settings_{name}{'_real' if given.real else ''}",
@@ -98,6 +98,18 @@ def with_provenance(command: str, options: Options, found: dict[str, Any]) -> di
     origin = provenance(command, options)
     versions = {**origin["versions"], **{name: importlib.metadata.version(name) for name in FRAMEWORKS}}
     return {**origin, "versions": dict(sorted(versions.items())), **found}
+
+
+def _without_places(arguments: Sequence[str]) -> list[str]:
+    """The arguments but for the folders, which change nothing in what is run."""
+    found: list[str] = []
+    rest = iter(arguments)
+    for one in rest:
+        if one in ("--folder", "--results"):
+            next(rest, None)
+        elif not one.startswith(("--folder=", "--results=")):
+            found.append(one)
+    return found
 
 
 def _kept(path: Path, key: dict[str, Any]) -> dict[str, Any] | None:
