@@ -91,6 +91,13 @@ def start(model_folder: Path, tmp_path: Path) -> Iterator[Callable[..., Server]]
 TASKS = [{"question": "digits 1"}, {"question": "digits 2"}]
 
 
+def test_a_server_in_a_process_takes_tasks_and_is_interrupted_while_it_waits(start: Callable[..., Server]) -> None:
+    server = start("--gpus", "0", "--algorithm", "grpo")
+    assert Client(server.url, quiet=True).upload_data(TASKS) == {"train": 2, "test": 0}
+    assert server.interrupt() == 130
+    assert "go on with --resume" in server.said
+
+
 @slow
 def test_a_server_is_interrupted_while_it_waits_and_while_it_collects_and_goes_on(
     start: Callable[..., Server], tmp_path: Path
