@@ -72,10 +72,11 @@ class SampledTokens:
 class TokenEngine:
     """Answers chat completions through ``sample``, as an `lgov_core.gateway.protocol.Engine`.
 
-    ``model`` writes prompts and reads replies; its weights are not used (`load_model` with ``weights=False``).
-    ``context_tokens`` bounds prompt and reply together (None: the model's own), ``max_new_tokens`` a reply, whatever the
-    request says. Requests for what it cannot do are refused (400). What ``sample`` raises, a reply without tokens and one
-    whose log-probabilities do not fit its tokens are an `UpstreamError` (502): nothing is made up. For one event loop.
+    ``model`` writes prompts and reads replies; its weights are not used (`load_model` with ``weights=False``). ``also``
+    are further names of it (`ANY_MODEL` among them: every other). ``context_tokens`` bounds prompt and reply together
+    (None: the model's own), ``max_new_tokens`` a reply, whatever the request says. Requests for what it cannot do are
+    refused (400). What ``sample`` raises, a reply without tokens and one whose log-probabilities do not fit its tokens are
+    an `UpstreamError` (502): nothing is made up. For one event loop.
     """
 
     def __init__(
@@ -84,6 +85,7 @@ class TokenEngine:
         sample: Callable[[TokenPrompt], Awaitable[SampledTokens]],
         *,
         name: str = "tokens",
+        also: Sequence[str] = (),
         context_tokens: int | None = None,
         max_new_tokens: int = 1024,
     ) -> None:
@@ -91,6 +93,7 @@ class TokenEngine:
             raise EndpointError(f"max_new_tokens must be at least 1, not {max_new_tokens}")
         self.name = name
         self._model = model
+        self._names = tuple(dict.fromkeys((model.name, *also)))
         self._sample = sample
         self._context = min(context_tokens or model.context_length, model.context_length)
         self._max_new_tokens = max_new_tokens
@@ -98,8 +101,8 @@ class TokenEngine:
 
     @property
     def models(self) -> Sequence[str]:
-        """The model's one name."""
-        return (self._model.name,)
+        """The model's name, and those that were given besides."""
+        return self._names
 
     async def start(self) -> None:
         """Nothing: the server is somebody else's."""

@@ -4,7 +4,7 @@ The report is in the front drawer. The side drawer is empty, and the sealed one 
 agent begins with has learnt a log in which each drawer was opened equally often, so that it earns a third of what it
 could and is denied a third of the time. What was really opened is on record in a file that the tool itself writes.
 
-`make_runner` is called in worker processes; `taught_model` makes the model.
+`fetch` is the agent, `taught_model` makes the model.
 """
 
 from __future__ import annotations
@@ -15,8 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from lgov_core.policies import load_policy_file
-from lgov_core.train.jobs import Episode, Job
-from lgov_core.types import Action, Outcome, Point, Reward
+from lgov_core.types import Action, Point
 
 DRAWERS = ("front", "side", "sealed")
 SYSTEM = "Fetch the report."
@@ -39,39 +38,27 @@ rules:
 """
 
 
-class Clerk:
-    """A LangChain agent with one tool. ``options``: ``model`` (its name), ``opened`` (the file that the tool writes)."""
+def fetch(resource: Any, task: Any) -> float:
+    """A LangChain agent with one tool. What it really opened it adds to the file ``task.opened``."""
+    from langchain.agents import create_agent
+    from langchain.agents.middleware import ModelCallLimitMiddleware
+    from langchain_core.tools import tool
+    from langchain_openai import ChatOpenAI
 
-    def __init__(self, options: Mapping[str, Any]) -> None:
-        from langchain.agents import create_agent
-        from langchain.agents.middleware import ModelCallLimitMiddleware
-        from langchain_core.tools import tool
-        from langchain_openai import ChatOpenAI
+    @tool
+    def open_drawer(drawer: str) -> str:
+        """Open a drawer."""
+        with Path(task.opened).open("a") as file:
+            file.write(f"{drawer}\n")
+        return "report" if drawer == "front" else "empty"
 
-        @tool
-        def open_drawer(drawer: str) -> str:
-            """Open a drawer."""
-            with Path(options["opened"]).open("a") as file:
-                file.write(f"{drawer}\n")
-            return "report" if drawer == "front" else "empty"
-
-        self.agent: Any = create_agent(
-            ChatOpenAI(model=options["model"], max_retries=2, timeout=120),
-            [open_drawer],
-            system_prompt=SYSTEM,
-            middleware=[ModelCallLimitMiddleware(run_limit=2, exit_behavior="end")],
-            name="clerk",
-        )
-
-    async def run(self, job: Job) -> Episode:
-        state = await self.agent.ainvoke({"messages": [("user", job.task["say"])]})
-        found = any(message.type == "tool" and message.content == "report" for message in state["messages"])
-        reward = Reward(float(found), "task", job.rollout_id, job.attempt, source="the drawer")
-        return Episode(Outcome.SUCCEEDED if found else Outcome.FAILED, (reward,))
-
-
-def make_runner(options: Mapping[str, Any]) -> Clerk:
-    return Clerk(options)
+    model = ChatOpenAI(
+        model=resource.model, base_url=resource.model_api, api_key=resource.api_key, max_retries=2, timeout=120
+    )
+    limit: Any = ModelCallLimitMiddleware(run_limit=2, exit_behavior="end")
+    agent: Any = create_agent(model, [open_drawer], system_prompt=SYSTEM, middleware=[limit], name="clerk")
+    messages = agent.invoke({"messages": [("user", task.say)]})["messages"]
+    return float(any(message.type == "tool" and message.content == "report" for message in messages))
 
 
 def say(number: int) -> str:

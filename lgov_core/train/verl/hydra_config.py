@@ -23,11 +23,6 @@ def tasks_file(job: VerlJob) -> Path:
     return job.folder / "tasks.parquet"
 
 
-def checkpoints_folder(job: VerlJob) -> Path:
-    """Where verl puts its checkpoints: ``global_step_N`` each."""
-    return job.folder / "checkpoints"
-
-
 def settings(job: VerlJob, tasks: int) -> dict[str, Any]:
     """The settings of verl by their dotted names, for a job with so many ``tasks``; a name with + is new to it.
 
@@ -111,7 +106,7 @@ def _trainer(job: VerlJob, epochs: int) -> Mapping[str, Any]:
         "trainer.val_before_train": False,
         "trainer.test_freq": -1,
         "trainer.save_freq": job.checkpoint_every or job.steps,
-        "trainer.default_local_dir": str(checkpoints_folder(job)),
+        "trainer.default_local_dir": str(job.folder / "checkpoints"),
         "trainer.max_actor_ckpt_to_keep": 2,
         "trainer.resume_mode": "auto",
     }

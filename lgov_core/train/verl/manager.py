@@ -74,14 +74,14 @@ class GovernedRollouts:
         self.store: RolloutQueue = open_store(job.store)
         self.store.fail_open_attempts("the run was interrupted")
         self.model = load_model(job.model, weights=False, tool_format=job.tool_format)
-        engine = _PolicyTokens(
+        engine = TokenEngine(
             self.model,
             _Sampler(llm_client),
             name="verl",
+            also=(*([] if job.served_as is None else [job.served_as]), ANY_MODEL),
             context_tokens=job.context_tokens,
             max_new_tokens=job.reply_tokens,
         )
-        engine.served_as = job.served_as
         module, _, function = job.host.partition(":")
         self.host: Host = getattr(importlib.import_module(module), function)(job, engine, self.store)
         self._useless = 0
@@ -172,18 +172,6 @@ class GovernedRollouts:
             )
         end = self.model.end_id
         return QueueRow(f"{prompt.uid}_0_0", (end,), (end,), (1,), (0.0,), (0.0,), (step - 1, step - 1), 0)
-
-
-class _PolicyTokens(TokenEngine):
-    """The model under training: it answers whatever model a call names."""
-
-    served_as: str | None = None
-
-    @property
-    def models(self) -> Sequence[str]:
-        """The model's own name, a further one, and every other."""
-        own = list(super().models)
-        return (*own, *([] if self.served_as in (None, *own) else [str(self.served_as)]), ANY_MODEL)
 
 
 class _Sampler:

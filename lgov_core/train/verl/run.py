@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lgov_core.errors import TrainError
-from lgov_core.train.verl.hydra_config import checkpoints_folder, composed, tasks_file
+from lgov_core.train.verl.hydra_config import composed, tasks_file
 from lgov_core.train.verl.job import VerlJob
 
 if TYPE_CHECKING:
@@ -87,12 +87,14 @@ def run_verl(job: VerlJob, tasks: Sequence[Task]) -> VerlReport:
 
     OmegaConf.save(config, job.folder / "verl.yaml")
     _run(config)
-    return read_report(job)
+    return read_report(job.folder, job.model)
 
 
-def read_report(job: VerlJob) -> VerlReport:
-    """What a job has written so far."""
-    return VerlReport(_lines(job.folder / "metrics.jsonl"), _lines(job.folder / "verl.jsonl"), _newest_model(job))
+def read_report(folder: Path, model: str) -> VerlReport:
+    """What a job in ``folder`` has written so far; ``model`` is the one that it began with."""
+    return VerlReport(
+        _lines(folder / "metrics.jsonl"), _lines(folder / "verl.jsonl"), _newest_model(folder / "checkpoints", model)
+    )
 
 
 def _run(config: Any) -> None:
@@ -109,7 +111,7 @@ def _run(config: Any) -> None:
         run_ppo(config, task_runner_class=_OnThisNode(TaskRunnerV1))
     except (AssertionError, ValueError) as error:
         raise TrainError(f"verl does not take these settings: {error}") from error
-    except ray.exceptions.RayError as error:
+    except Exception as error:  # Ray raises a plain one when it cannot start
         raise _told(error) from error
     finally:
         if ours:
@@ -143,17 +145,16 @@ def _told(error: Exception) -> TrainError:
     return TrainError(f"the job on verl ended: {message}", hint=hint)
 
 
-def _newest_model(job: VerlJob) -> Path | None:
+def _newest_model(checkpoints: Path, first: str) -> Path | None:
     """The transformers folder of the newest checkpoint, completed with what verl does not copy."""
-    folder = checkpoints_folder(job)
     try:
-        newest = int((folder / "latest_checkpointed_iteration.txt").read_text())
+        newest = int((checkpoints / "latest_checkpointed_iteration.txt").read_text())
     except (OSError, ValueError):
         return None
-    model = folder / f"global_step_{newest}" / "actor" / "huggingface"
+    model = checkpoints / f"global_step_{newest}" / "actor" / "huggingface"
     if not any(model.glob("*.safetensors")):
         return None
-    details = Path(job.model) / "lgov_model.json"
+    details = Path(first) / "lgov_model.json"
     if details.is_file() and not (model / details.name).exists():
         shutil.copyfile(details, model / details.name)
     return model
