@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
@@ -58,7 +58,8 @@ class Resource:
 
     ``model_api`` is the base URL of the model, for clients of OpenAI's and of Anthropic's API; calls to it are recorded
     for this attempt, whatever key and whatever model they name. ``model`` is the model's name. ``api_key`` is a key for
-    clients that want one. ``mode`` is ``train``, or ``test`` for held-out tasks.
+    clients that want one. ``mode`` is ``train``, or ``test`` for held-out tasks. ``prompts`` are the templates that are
+    tuned, by name (``lgov train --algorithm prompt``); else there are none.
     """
 
     model_api: str
@@ -67,6 +68,7 @@ class Resource:
     attempt: int
     mode: str = "train"
     api_key: str = "not-used"
+    prompts: Mapping[str, str] = field(default_factory=dict[str, str])
 
 
 def read_tasks(source: str | os.PathLike[str] | Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:

@@ -60,7 +60,7 @@ REINFORCEMENT: Final[Sequence[str]] = (
 
 #: What else can be learnt from traces: name → ``module:function``. No backend takes part.
 OTHERS: Final[Mapping[str, str]] = MappingProxyType(
-    {"sft": "lgov_core.train.sft:run_sft", "prompt": "lgov_core.train.prompt:run_prompt"}
+    {"sft": "lgov_core.server.sft:run_sft", "prompt": "lgov_core.server.prompt:run_prompt"}
 )
 
 

@@ -145,6 +145,48 @@ class DataSection:
 
 
 @dataclass(frozen=True, slots=True)
+class SftSection:
+    """``sft:`` — which recorded rollouts are imitated by ``--algorithm sft``.
+
+    ``outcomes`` are those an attempt may have ended with. ``min_reward`` is the least sum of its rewards in ``dimension``
+    (None: any), ``top_share`` the share of each task's best attempts that is taken, ``compliant`` whether an attempt in
+    which an act was denied is left out. ``held_out`` is the share of tasks that is not trained on, to measure.
+    """
+
+    outcomes: tuple[str, ...] = ("succeeded",)
+    min_reward: float | None = None
+    dimension: str = "task"
+    top_share: float = _key(1.0, above=0.0, most=1.0)
+    compliant: bool = True
+    held_out: float = _key(0.1, least=0.0, most=0.5)
+
+
+@dataclass(frozen=True, slots=True)
+class PromptSection:
+    """``prompt:`` — how a prompt is searched for by ``--algorithm prompt``.
+
+    ``template`` is the file to begin with, ``name`` the name under which agents find it (``resource.prompts[name]``).
+    ``critic_url`` and ``critic_model`` are an OpenAI-compatible model that criticises and rewrites, ``critic_key_env`` the
+    variable with its key. Agents ask the model at ``upstream``, or the one of ``model.name``. In each of ``rounds`` the best
+    ``beam`` templates each give ``candidates`` new ones, and every template is scored on ``tasks`` tasks, ``repeats`` times.
+    No more than ``budget`` rollouts are run (None: as many as that makes).
+    """
+
+    template: Path | None = None
+    name: str = "prompt"
+    critic_url: str | None = None
+    critic_model: str = "gpt-4.1-mini"
+    critic_key_env: str = "OPENAI_API_KEY"
+    upstream: str | None = None
+    rounds: int = _key(3, least=1)
+    beam: int = _key(2, least=1)
+    candidates: int = _key(3, least=1)
+    tasks: int = _key(16, least=1)
+    repeats: int = _key(1, least=1)
+    budget: int | None = _key(None, least=1)
+
+
+@dataclass(frozen=True, slots=True)
 class TrainSettings:
     """All settings of a run. ``verl`` is handed to that backend as it is. Load with `load_train_settings`."""
 
@@ -152,6 +194,8 @@ class TrainSettings:
     training: TrainingSection = field(default_factory=TrainingSection)
     runtime: RuntimeSection = field(default_factory=RuntimeSection)
     data: DataSection = field(default_factory=DataSection)
+    sft: SftSection = field(default_factory=SftSection)
+    prompt: PromptSection = field(default_factory=PromptSection)
     verl: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
     def with_values(self, section: str, **values: Any) -> TrainSettings:

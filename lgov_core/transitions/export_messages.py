@@ -77,7 +77,7 @@ def sft_records(
     found = Exported()
     by_id = _by_id(calls)
     for key, turns in by_rollout(data.transitions).items():
-        reason = _unfit(key, turns, keep, denied)
+        reason = unfit(key, turns, keep, denied)
         if reason is not None:
             found.left_out[reason] += 1
             continue
@@ -205,11 +205,11 @@ def prompt_records(
     return _counted(found)
 
 
-def _unfit(
+def unfit(
     key: tuple[str, int], turns: Sequence[Transition], keep: Keep, denied: Mapping[tuple[str, int], Sequence[str]]
 ) -> str | None:
     """Why an attempt is not kept; None when it is."""
-    totals = _totals(turns)
+    totals = totals_of(turns)
     if turns[0].outcome not in keep.outcomes:
         return "outcome"
     if keep.compliant and (key in denied or any(turn.rewards.get(COMPLIANCE, 0.0) < 0.0 for turn in turns)):
@@ -226,11 +226,11 @@ def _about(key: tuple[str, int], turns: Sequence[Transition]) -> dict[str, Any]:
         "rollout_id": key[0],
         "attempt": key[1],
         "outcome": None if first.outcome is None else first.outcome.value,
-        "rewards": _totals(turns),
+        "rewards": totals_of(turns),
     }
 
 
-def _totals(turns: Sequence[Transition]) -> dict[str, float]:
+def totals_of(turns: Sequence[Transition]) -> dict[str, float]:
     """The attempt's rewards by dimension."""
     totals: dict[str, float] = {}
     for turn in turns:

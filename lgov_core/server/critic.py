@@ -1,0 +1,102 @@
+"""The critic of prompt tuning: any model behind an OpenAI-compatible API."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any, Final
+
+from lgov_core.errors import TrainError
+from lgov_core.train.prompt_search import Case
+
+_CRITICISE: Final = """\
+A prompt template tells a model how to do a task. Below are the template and cases in which it earned little.
+Say in at most three sentences what about the template makes such cases go wrong. Do not rewrite it.{again}
+
+<template>
+{template}
+</template>
+
+{cases}"""
+
+_REWRITE: Final = """\
+Rewrite the prompt template below so that it answers the criticism. Keep every name in braces exactly as it is, each at
+least once, and add no others. Keep it short. Write the new template between <template> and </template>, and nothing else.
+
+<template>
+{template}
+</template>
+
+<criticism>
+{criticism}
+</criticism>"""
+
+#: Of what was said in a case, and of a task, so many characters are shown.
+_SHOWN: Final = 1500
+
+
+class ChatCritic:
+    """A critic at ``base_url`` (with ``/v1``). ``seed`` and temperature 0.7 go with every call. For one thread.
+
+    Raises `TrainError` when the critic cannot be reached or refuses: without it there is no search.
+    """
+
+    def __init__(self, base_url: str, model: str, *, key: str | None, seed: int, timeout_s: float = 120.0) -> None:
+        import httpx
+
+        headers = {} if key is None else {"authorization": f"Bearer {key}"}
+        self._client = httpx.Client(headers=headers, timeout=timeout_s, trust_env=False)
+        self._url, self._model, self._seed = base_url.rstrip("/") + "/chat/completions", model, seed
+        self.calls = 0
+
+    def close(self) -> None:
+        """Closes its connections."""
+        self._client.close()
+
+    def criticise(self, template: str, cases: Sequence[Case], number: int) -> str:
+        """See `Critic`."""
+        again = "" if number == 0 else f" Name another fault than {number} others would name first."
+        shown = "\n\n".join(_in_words(case) for case in cases) or "(no case is on record)"
+        return self._asked(_CRITICISE.format(template=template, cases=shown, again=again))
+
+    def rewrite(self, template: str, criticism: str) -> str:
+        """See `Critic`."""
+        return between(self._asked(_REWRITE.format(template=template, criticism=criticism)))
+
+    def _asked(self, text: str) -> str:
+        import httpx
+
+        body: dict[str, Any] = {
+            "model": self._model, "messages": [{"role": "user", "content": text}],
+            "temperature": 0.7, "seed": self._seed + self.calls,
+        }  # fmt: skip
+        self.calls += 1
+        try:
+            answer = self._client.post(self._url, json=body)
+            answer.raise_for_status()
+            content = answer.json()["choices"][0]["message"]["content"]
+        except httpx.HTTPStatusError as error:
+            raise TrainError(
+                f"the critic refused: {error.response.status_code} {error.response.text[:200]}",
+                hint="check prompt.critic_url, prompt.critic_model and the key",
+            ) from error
+        except (httpx.HTTPError, ValueError, LookupError, TypeError) as error:
+            raise TrainError(
+                f"the critic at {self._url} gave no answer: {type(error).__name__}: {error}",
+                hint="check prompt.critic_url",
+            ) from error
+        return content if isinstance(content, str) else ""
+
+
+def between(text: str) -> str:
+    """What stands between the last <template> and </template>; nothing where the marks are missing."""
+    _, found, rest = text.rpartition("<template>")
+    inner, closed, _ = rest.partition("</template>")
+    return inner.strip() if found and closed else ""
+
+
+def _in_words(case: Case) -> str:
+    said = f"\n<said>\n{case.said[-_SHOWN:]}\n</said>" if case.said else ""
+    error = f"\n<error>{case.error[:_SHOWN]}</error>" if case.error else ""
+    task = json.dumps(dict(case.task), ensure_ascii=False)[:_SHOWN]
+    return f"<case reward={case.reward:g}>\n<task>{task}</task>{said}{error}\n</case>"

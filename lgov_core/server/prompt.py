@@ -1,0 +1,251 @@
+"""``lgov train --algorithm prompt``: tunes a prompt template of an agent by rollouts, with any model as the critic."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import os
+import random
+import time
+from collections.abc import Callable, Generator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Final, cast
+
+from lgov_core.client.agent_name import load_agent
+from lgov_core.client.attempts import AgentRunner
+from lgov_core.client.client import rules_in_use
+from lgov_core.client.tasks import Resource, Task, read_tasks
+from lgov_core.client.wire import Assignment, Report
+from lgov_core.errors import SettingsError, TrainError
+from lgov_core.gateway.app import create_app
+from lgov_core.gateway.conversations import RecordedConversations
+from lgov_core.gateway.keys import KeyRing
+from lgov_core.gateway.protocol import Engine
+from lgov_core.gateway.server import EndpointServer
+from lgov_core.server.critic import ChatCritic
+from lgov_core.server.key_path import PREFIX, KeyInPath
+from lgov_core.server.recipe import device_for, load
+from lgov_core.store import open_store
+from lgov_core.store.protocol import TraceStore
+from lgov_core.train.prompt_search import Case, PromptSearch, PromptVersion, Scored
+from lgov_core.train.registry import TrainingJob
+from lgov_core.train.settings import PromptSection, TrainSettings
+from lgov_core.types import Rollout, new_id
+
+#: Every template that was made, one JSON object a line; and the best of them as text.
+VERSIONS_FILE: Final = "prompts.jsonl"
+BEST_FILE: Final = "best.txt"
+
+
+def run_prompt(job: TrainingJob) -> Mapping[str, Any]:
+    """Searches for a better template and leaves all versions in ``prompts.jsonl`` and the best one in ``best.txt``.
+
+    The agent finds the template as ``resource.prompts[name]`` and fills it in. Each round's templates are scored on the
+    same tasks; held-out tasks (``data.test``) only score the first and the best at the end. On Ctrl-C what was found so
+    far is in the files, and KeyboardInterrupt goes on. Raises `LgovError`.
+    """
+    settings, given = job.settings, job.settings.prompt
+    first, critic_url = _template(given), given.critic_url
+    if job.agent is None:
+        raise SettingsError("no agent is named", hint="--agent module:function, or --agent file.py:function")
+    if settings.data.train is None:
+        raise SettingsError("there are no tasks", hint="--tasks train.jsonl, or data.train in the config file")
+    if critic_url is None:
+        raise SettingsError("there is no critic", hint="prompt.critic_url: the base URL of an OpenAI-compatible model")
+    tasks = read_tasks(settings.data.train)
+    test = read_tasks(settings.data.test) if settings.data.test is not None else []
+    agent = load_agent(job.agent)
+    if (job.folder / VERSIONS_FILE).exists():
+        raise SettingsError(f"{job.folder} holds a search already", hint="choose another --folder")
+    job.folder.mkdir(parents=True, exist_ok=True)
+    critic = ChatCritic(
+        critic_url, given.critic_model, key=os.environ.get(given.critic_key_env) or None, seed=settings.training.seed
+    )
+    with contextlib.closing(critic), _rollouts(job, agent) as rollouts:
+
+        def score(template: str, numbers: Sequence[int]) -> Scored:
+            return rollouts.scored(template, [tasks[number] for number in numbers] * given.repeats, "train")
+
+        def changed(versions: Sequence[PromptVersion]) -> None:
+            _write(job.folder, versions, search.best)
+            last = versions[-1]
+            job.say(f"{len(versions)} versions; best is version {search.best.version} with {search.best.score or 0.0:.3f}; "
+                    f"the newest is version {last.version}, made from {last.parent}")  # fmt: skip
+
+        search = PromptSearch(
+            first,
+            score=score,
+            critic=critic,
+            draw=_drawing(len(tasks), given.tasks, settings.training.seed),
+            rounds=given.rounds,
+            beam=given.beam,
+            candidates=given.candidates,
+            budget=given.budget,
+            changed=changed,
+        )
+        best = search.run()
+        held_out = [None, None]
+        if test:
+            held_out = [rollouts.scored(one, test, "test").mean for one in (first, best.template)]
+    return {
+        "folder": str(job.folder),
+        "best_version": best.version,
+        "score": [search.versions[0].score, best.score],
+        "held_out_score": held_out,
+        "versions": len(search.versions),
+        "rollouts": rollouts.count,
+        "critic_calls": critic.calls,
+        "dropped": dict(search.dropped),
+    }
+
+
+class _Rollouts:
+    """Runs an agent with one template or another, and records it. For one thread."""
+
+    def __init__(self, agent: Any, settings: TrainSettings, store: TraceStore, url: str, model: str) -> None:
+        self._agent, self._settings, self._store, self._url, self._model = agent, settings, store, url, model
+        self._keys: KeyRing | None = None
+        self._template = ""
+        self._run_id = new_id("prompt")
+        self.runner: AgentRunner | None = None
+        self.count = 0
+
+    def begin(self, keys: KeyRing, runner: AgentRunner) -> None:
+        """From here on rollouts can be run."""
+        self._keys, self.runner = keys, runner
+
+    def agent(self, resource: Resource, task: Task) -> Any:
+        """The user's agent with the template that is being scored."""
+        return self._agent(replace(resource, prompts={self._settings.prompt.name: self._template}), task)
+
+    def scored(self, template: str, tasks: Sequence[Mapping[str, Any]], mode: str) -> Scored:
+        """What the agent earns with ``template``. Attempts that machines failed do not count."""
+        self._template = template
+        rollouts = [
+            Rollout(new_id("ro"), f"{mode}-{number:06d}", self._run_id, cast("Any", {"mode": mode, "task": dict(task)}))
+            for number, task in enumerate(tasks)
+        ]
+        self._store.add_rollouts(rollouts)
+        self.count += len(rollouts)
+        with ThreadPoolExecutor(self._settings.runtime.nworkers, thread_name_prefix="lgov-prompt") as pool:
+            reports = list(pool.map(self._run, rollouts))
+        said = self._said([rollout.rollout_id for rollout in rollouts])
+        cases: list[Case] = []
+        for rollout, task, report in zip(rollouts, tasks, reports, strict=True):
+            if report.outcome.trainable:
+                reward = math.fsum(reward.value for reward in report.rewards if reward.dimension == "task")
+                cases.append(Case(task, reward, said.get(rollout.rollout_id, ""), report.error))
+        if not cases:
+            why = next((report.error for report in reports if report.error), "no attempt ended")
+            raise TrainError(
+                f"none of {len(reports)} rollouts could be used: {why}", hint="run the agent by itself first"
+            )
+        return Scored(math.fsum(case.reward for case in cases) / len(cases), tuple(cases), len(rollouts))
+
+    def _run(self, rollout: Rollout) -> Report:
+        assert self._keys is not None
+        assert self.runner is not None
+        given: Any = rollout.input
+        timeout_s = self._settings.runtime.timeout_s
+        self._store.start_attempt(rollout.rollout_id, 1)
+        key = self._keys.issue(rollout.rollout_id, 1, expires_at=time.time() + timeout_s + 60.0)
+        report = self.runner.run(
+            Assignment(
+                rollout.rollout_id, 1, rollout.task_id, given["mode"], given["task"],
+                f"{self._url}{PREFIX}{key}/v1", self._model, timeout_s,
+            )
+        )  # fmt: skip
+        if report.spans:
+            self._store.add_spans(report.spans)
+        self._store.finish_attempt(
+            rollout.rollout_id,
+            1,
+            report.outcome,
+            error=report.error,
+            result={"template": self._template},
+            rewards=report.rewards,
+        )
+        return report
+
+    def _said(self, rollout_ids: Sequence[str]) -> dict[str, str]:
+        """What the model said in each rollout, call after call."""
+        calls = sorted(self._store.calls(rollout_ids), key=lambda call: call.started_at)
+        read = RecordedConversations(calls)
+        lines: dict[str, list[str]] = {}
+        for call in calls:
+            conversation = read(call)
+            if conversation is not None and call.rollout_id is not None:
+                reply = conversation.reply
+                text = reply.get("content") or json.dumps(reply.get("tool_calls") or "")
+                lines.setdefault(call.rollout_id, []).append(str(text))
+        return {rollout_id: "\n".join(texts) for rollout_id, texts in lines.items()}
+
+
+@contextlib.contextmanager
+def _rollouts(job: TrainingJob, agent: Any) -> Generator[_Rollouts]:
+    settings = job.settings
+    keys = KeyRing(required=False)
+    engine, model = _engine(settings)
+    with contextlib.closing(open_store(str(job.folder / "store.sqlite"))) as store:
+        app = create_app([engine], store, keys=keys)
+        with EndpointServer(cast("Any", KeyInPath(app))) as server:
+            rollouts = _Rollouts(agent, settings, store, server.url, model)
+            runner = AgentRunner(
+                rollouts.agent,
+                endpoint=server.url,
+                policy=settings.runtime.policy,
+                audit=job.folder / "audit.db" if settings.runtime.policy else None,
+                rules=rules_in_use() if settings.runtime.air_enabled else None,
+                instrument=settings.runtime.auto_instrumentation,
+            )
+            with contextlib.closing(runner):
+                rollouts.begin(keys, runner)
+                yield rollouts
+
+
+def _engine(settings: TrainSettings) -> tuple[Engine, str]:
+    """What answers the agent, and the model's name."""
+    upstream = settings.prompt.upstream
+    if upstream is not None:
+        from lgov_core.gateway.upstream import UpstreamEngine
+
+        return UpstreamEngine(
+            [upstream], api_key=os.environ.get("OPENAI_API_KEY") or None
+        ), settings.model.name or "model"
+    from lgov_core.server.training import PolicyEngine
+
+    model = load(settings, device_for(None))
+    section = settings.model
+    return PolicyEngine(model, max_batch=section.max_batch, max_new_tokens=section.max_new_tokens), model.name
+
+
+def _template(given: PromptSection) -> str:
+    if given.template is None:
+        raise SettingsError("there is no template to begin with", hint="prompt.template: a text file")
+    try:
+        text = given.template.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise SettingsError(f"the template {given.template} cannot be read: {error}") from error
+    if not text.strip():
+        raise SettingsError(f"the template {given.template} is empty", hint="write the prompt that is used today")
+    return text.strip()
+
+
+def _drawing(count: int, wanted: int, seed: int) -> Callable[[int], list[int]]:
+    """The tasks of each round: the same for the same seed, others in each round."""
+
+    def draw(number: int) -> list[int]:
+        return random.Random(f"prompt/{seed}/{number}").sample(range(count), min(wanted, count))
+
+    return draw
+
+
+def _write(folder: Path, versions: Sequence[PromptVersion], best: PromptVersion) -> None:
+    lines = "".join(json.dumps(one.as_json(), ensure_ascii=False) + "\n" for one in versions)
+    for name, text in ((VERSIONS_FILE, lines), (BEST_FILE, best.template + "\n")):
+        partial = folder / f".{name}.partial"
+        partial.write_text(text, encoding="utf-8")
+        os.replace(partial, folder / name)

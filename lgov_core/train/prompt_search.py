@@ -1,0 +1,206 @@
+"""Prompt tuning: a beam search over prompt templates in which a critic says what is wrong and writes better ones.
+
+ProTeGi (Pryzant et al. 2023, arXiv 2305.03495): the criticism of a prompt on cases that it failed is its textual gradient,
+a rewriting that answers the criticism is a step against it, and the best few of all prompts go on. Pure: what scores a
+template and who criticises are given.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import string
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final, Protocol
+
+from lgov_core.errors import TrainError
+
+__all__ = ["Case", "Critic", "PromptSearch", "PromptVersion", "Scored", "placeholders"]
+
+#: A template longer than so many times the first one is not used: critics like to write more and more.
+_LONGEST: Final = 8
+
+
+def placeholders(template: str) -> frozenset[str]:
+    """The names in braces. Raises `TrainError` for a text that `str.format` would not take."""
+    try:
+        return frozenset(name for _, name, _, _ in string.Formatter().parse(template) if name is not None)
+    except ValueError as error:
+        raise TrainError(
+            f"the template cannot be filled in: {error}", hint="write {{ and }} for braces that stand for themselves"
+        ) from error
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One rollout as a critic sees it: the task, what was said, what it earned, and what went wrong in words."""
+
+    task: Mapping[str, Any]
+    reward: float
+    said: str = ""
+    error: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Scored:
+    """What a template earned: the mean reward over its rollouts, and the rollouts. None without one that could be used."""
+
+    mean: float | None
+    cases: tuple[Case, ...]
+    rollouts: int
+
+
+@dataclass(slots=True)
+class PromptVersion:
+    """One template. ``parent`` is the version it was made from (None: the first), ``criticism`` what it answers.
+
+    ``score`` is the mean reward over all rollouts so far, ``rollouts`` how many these were.
+    """
+
+    version: int
+    template: str
+    parent: int | None = None
+    round: int = 0
+    criticism: str | None = None
+    score: float | None = None
+    rollouts: int = 0
+    cases: tuple[Case, ...] = field(default=(), repr=False)
+
+    def as_json(self) -> dict[str, Any]:
+        """It as JSON values, without the cases."""
+        return {
+            "version": self.version,
+            "parent": self.parent,
+            "round": self.round,
+            "score": self.score,
+            "rollouts": self.rollouts,
+            "criticism": self.criticism,
+            "sha256": hashlib.sha256(self.template.encode()).hexdigest(),
+            "template": self.template,
+        }
+
+
+class Critic(Protocol):
+    """Criticises and rewrites. What it raises ends the search; what it answers badly is counted and dropped."""
+
+    def criticise(self, template: str, cases: Sequence[Case], number: int) -> str:
+        """What is wrong with ``template``, shown where it earned least. ``number`` tells several criticisms apart."""
+        ...
+
+    def rewrite(self, template: str, criticism: str) -> str:
+        """A template that answers the criticism."""
+        ...
+
+
+Score = Callable[[str, Sequence[int]], Scored]
+
+
+class PromptSearch:
+    """A search. For one thread.
+
+    ``score(template, tasks)`` runs the agent with a template on the tasks of these numbers. ``draw(round)`` says which tasks a
+    round is scored on: all templates of a round on the same ones. ``budget`` bounds the rollouts: a template that cannot
+    be scored whole is not scored. ``changed`` is called with all versions whenever there is something new.
+    """
+
+    def __init__(
+        self,
+        first: str,
+        *,
+        score: Score,
+        critic: Critic,
+        draw: Callable[[int], Sequence[int]],
+        rounds: int,
+        beam: int,
+        candidates: int,
+        budget: int | None = None,
+        shown: int = 4,
+        changed: Callable[[Sequence[PromptVersion]], None] = lambda versions: None,
+    ) -> None:
+        self._names = placeholders(first)
+        self._score, self._critic, self._draw, self._changed = score, critic, draw, changed
+        self._rounds, self._beam, self._candidates, self._shown = rounds, beam, candidates, shown
+        self._left = budget
+        self.versions: list[PromptVersion] = [PromptVersion(0, first)]
+        #: Answers of the critic that were not used, by the reason.
+        self.dropped: Counter[str] = Counter()
+        self._per_template = 0
+
+    @property
+    def best(self) -> PromptVersion:
+        """The version with the highest score; of equals the oldest. The first before anything is scored."""
+        scored = [one for one in self.versions if one.score is not None]
+        return max(scored, key=lambda one: (one.score or 0.0, -one.version)) if scored else self.versions[0]
+
+    def run(self) -> PromptVersion:
+        """Searches to the end, or until the budget is spent; returns the best. Raises what the critic or agents raise."""
+        beam = [self.versions[0]]
+        self._scored(self.versions[0], self._draw(0))
+        for number in range(1, self._rounds + 1):
+            tasks = self._draw(number)
+            made = [child for parent in beam for child in self._children(parent, number)]
+            self._changed(self.versions)
+            # Those that stay are scored again: a template must not live on one lucky round.
+            for one in [*beam, *made]:
+                self._scored(one, tasks)
+            ranked = sorted(
+                (one for one in [*beam, *made] if one.score is not None),
+                key=lambda one: (-(one.score or 0.0), one.version),
+            )
+            beam = ranked[: self._beam] or beam
+            if self._spent:
+                break
+        return self.best
+
+    def _children(self, parent: PromptVersion, number: int) -> list[PromptVersion]:
+        if self._spent:
+            return []
+        worst = sorted(parent.cases, key=lambda case: case.reward)[: self._shown]
+        made: list[PromptVersion] = []
+        for candidate in range(self._candidates):
+            criticism = self._critic.criticise(parent.template, worst, candidate).strip()
+            if not criticism:
+                self.dropped["empty_criticism"] += 1
+                continue
+            template = self._critic.rewrite(parent.template, criticism).strip()
+            reason = self._unusable(template)
+            if reason is not None:
+                self.dropped[reason] += 1
+                continue
+            child = PromptVersion(len(self.versions), template, parent.version, number, criticism)
+            self.versions.append(child)
+            made.append(child)
+        return made
+
+    def _unusable(self, template: str) -> str | None:
+        if not template:
+            return "empty_template"
+        if len(template) > _LONGEST * max(len(self.versions[0].template), 200):
+            return "too_long"
+        if any(template == one.template for one in self.versions):
+            return "seen_before"
+        try:
+            names = placeholders(template)
+        except TrainError:
+            return "cannot_be_filled_in"
+        return None if names == self._names else "other_placeholders"
+
+    @property
+    def _spent(self) -> bool:
+        return self._left is not None and self._left < max(self._per_template, 1)
+
+    def _scored(self, one: PromptVersion, tasks: Sequence[int]) -> None:
+        if self._spent:
+            return
+        found = self._score(one.template, tasks)
+        self._per_template = max(self._per_template, found.rollouts)
+        if self._left is not None:
+            self._left -= found.rollouts
+        usable = len(found.cases)
+        if found.mean is not None and usable:
+            before = (one.score or 0.0) * one.rollouts
+            one.rollouts += usable
+            one.score = (before + found.mean * usable) / one.rollouts
+            one.cases = found.cases
+        self._changed(self.versions)
