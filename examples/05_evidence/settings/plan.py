@@ -70,6 +70,8 @@ REAL = Plan(
 def plan_for(setting: Setting, *, quick: bool, real: bool, **changes: Any) -> Plan:
     """The plan of a setting. ``quick`` shows that everything works, not that anything is learnt."""
     plan = replace(REAL if real else TINY, **({} if real else dict(setting.plan)))
-    if quick and not real:
+    if quick and real:
+        plan = replace(plan, warm_steps=1, warm_batch=2, updates=1, tasks=1, group=2, evaluations=2, evaluate_every=1)
+    elif quick:
         plan = replace(plan, warm_steps=30, warm_batch=16, updates=2, tasks=2, group=4, evaluations=4, evaluate_every=1)
     return replace(plan, **{name: value for name, value in changes.items() if value is not None})
