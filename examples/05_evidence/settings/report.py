@@ -24,7 +24,7 @@ def tables(result: dict[str, Any]) -> str:
     sizes = (
         f"Score: {result['score']}. Model `{plan['model']}`, {plan['warm_steps']} steps of warm start, {plan['updates']} "
         f"updates of {plan['tasks']} tasks x {plan['group']} rollouts, {plan['evaluations']} held-out tasks. "
-        f"Gain: {shown(found['gain'], signed=True)}, {verdict(found['gain'])}. {_agents(result)}"
+        f"Gain: {shown(found['gain'], signed=True)}, {verdict(found['gain'])}. {_training(result)} {_agents(result)}"
     )
     return f"{table(head, rows)}\n\n{sizes}"
 
@@ -78,6 +78,17 @@ def draw(result: dict[str, Any], path: Path) -> None:
 def _score(one: dict[str, Any]) -> str:
     low, high = one["interval"]
     return f"{one['score']:.3f} [{low:.3f}, {high:.3f}]"
+
+
+def _training(result: dict[str, Any]) -> str:
+    """What the rollouts of training scored in the first and in the last quarter of the updates."""
+    parts: list[str] = []
+    for one in result["runs"]:
+        scores = [point["score"] for point in one["training"]]
+        quarter = max(len(scores) // 4, 1)
+        first, last = scores[:quarter], scores[-quarter:]
+        parts.append(f"{sum(first) / quarter:.2f} to {sum(last) / quarter:.2f} (seed {one['seed']})")
+    return f"Training rollouts, first to last quarter of the updates: {', '.join(parts)}."
 
 
 def _agents(result: dict[str, Any]) -> str:
