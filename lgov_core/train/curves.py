@@ -39,7 +39,7 @@ _PANELS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("turns a rollout", ("turns",)),
     ("staleness of calls", ("staleness", "staleness_max")),
     ("tokens of an update", ("tokens", "tokens_run", "tokens_saved")),
-    ("left out", ("lost_rollouts", "dropped_spans", "unassigned_rewards", "dropped/*")),
+    ("left out", ("lost_rollouts", "lost_attempts", "dropped_spans", "unassigned_rewards", "dropped/*")),
 )
 
 

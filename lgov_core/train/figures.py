@@ -26,8 +26,8 @@ def step_figures(
     one task together) and ``count`` (tasks); ``return`` is what ``returns`` holds, after the bounds of the channels.
     ``violation_rate`` is the share of rollouts in which the governor saw one (by its counts, or where there are none by the
     penalties). ``response_tokens`` is the mean over calls, ``turns`` over rollouts. ``dropped`` counts, by reason, what was
-    recorded and not trained on, ``lost_rollouts`` the rollouts of which nothing can be trained on, and ``dropped_spans`` what
-    the store had no room for.
+    recorded and not trained on, ``lost_rollouts`` the rollouts of which nothing can be trained on, ``lost_attempts`` the
+    attempts that the machines broke (they were tried again, mostly), and ``dropped_spans`` what the store had no room for.
     """
     rollouts = by_rollout(data.transitions)
     usable = [result for result in results if result.outcome.trainable]
@@ -39,6 +39,7 @@ def step_figures(
         "dropped": data.counts(),
         "unassigned_rewards": len(data.unassigned),
         "lost_rollouts": len(results) - len(usable),
+        "lost_attempts": sum(result.job.attempt - result.outcome.trainable for result in results),
         "dropped_spans": dropped_spans,
     }
 

@@ -1,0 +1,159 @@
+"""The parts of a training run as processes of their own, so that each can be killed.
+
+The endpoint serves the model with the newest weights in ``FOLDER/served``, and takes newer ones as they come. The trainer
+trains until ``FOLDER/enough`` is there, with two workers; started again it goes on. Both leave a log in the folder.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Mapping
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "train"))
+
+import torch
+
+from lgov_core.gateway.embedded import EmbeddedEngine
+from lgov_core.gateway.server import EndpointServer
+from lgov_core.models import LanguageModel, build_tiny, load_model
+from lgov_core.store import open_store
+from lgov_core.train.checkpoint import load_weights, save_weights
+from lgov_core.train.config import UpdateConfig
+from lgov_core.train.durable import write_whole
+from lgov_core.train.jobs import JobResult, WorkerConfig
+from lgov_core.train.loop import Task, TrainingLoop
+from lgov_core.train.policy_model import PolicyModel, full_policy
+from lgov_core.train.pool import WorkerPool
+from lgov_core.train.training_run import TrainingRun
+from lgov_core.train.update import PolicyUpdate
+
+TASKS = [Task("hello", {"say": "hello"}), Task("count", {"say": "one two three"})]
+GROUP = 4
+POLICY = "version: 1\nname: open\nrules:\n  - {name: everything, use: allow}\n"
+
+
+def prepare(folder: Path) -> None:
+    """What both processes need to find."""
+    torch.set_num_threads(1)
+    model = build_tiny(["hello", "one two three"], seed=0, hidden=32, layers=1, heads=2, intermediate=64)
+    model.save(folder / "model")
+    (folder / "served").mkdir()
+    (folder / "policy.yaml").write_text(POLICY)
+
+
+def learning(model: LanguageModel) -> tuple[PolicyModel, PolicyUpdate]:
+    policy = full_policy(model.module)
+    return policy, PolicyUpdate(policy.module, UpdateConfig(learning_rate=1e-3), reference=policy.reference)
+
+
+class ServedFolder:
+    """Publishes through a folder that the endpoint watches: an endpoint that was killed finds there what it has to serve."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    @property
+    def weights_version(self) -> int:
+        return max(versions(self.folder), default=0)
+
+    def publish(self, state_dict: Mapping[str, torch.Tensor], version: int | None = None) -> int:
+        chosen = self.weights_version + 1 if version is None else version
+        save_weights(self.folder, chosen, {name: value.contiguous() for name, value in state_dict.items()})
+        while serving(self.folder) < chosen:
+            time.sleep(0.05)
+        return chosen
+
+
+def versions(folder: Path) -> list[int]:
+    return sorted(int(path.stem.removeprefix("version-")) for path in folder.glob("version-*.safetensors"))
+
+
+def serving(folder: Path) -> int:
+    """The version that the endpoint said it serves; one that is started again never serves less."""
+    said = folder / "now"
+    return int(said.read_text()) if said.exists() else 0
+
+
+def endpoint(folder: Path, port: int) -> None:
+    torch.set_num_threads(1)
+    engine = EmbeddedEngine(load_model(folder / "model"), max_new_tokens=4, threads=1)
+    with closing(open_store(str(folder / "store.sqlite"))) as store, EndpointServer([engine], store, port=port):
+        while True:
+            newest = max(versions(folder / "served"), default=0)
+            if newest > engine.weights_version:
+                engine.publish(load_weights(folder / "served", newest) or {}, newest)
+                write_whole(folder / "served" / "now", str(newest).encode())
+            time.sleep(0.02)
+
+
+def trainer(folder: Path, port: int) -> None:
+    torch.set_num_threads(1)
+    policy, learner = learning(load_model(folder / "model"))
+    config = WorkerConfig(
+        factory="episodes:make_asker",
+        options={},
+        policy=str(folder / "policy.yaml"),
+        audit=str(folder / "audit.sqlite"),
+        store=str(folder / "store.sqlite"),
+        endpoint=f"http://127.0.0.1:{port}/v1",
+    )
+    with closing(open_store(str(folder / "store.sqlite"))) as store:
+        store.fail_open_attempts("the trainer was killed")
+        options: dict[str, Any] = {"workers": 2, "max_attempts": 6, "retry_delay_s": 0.5, "log_dir": folder / "logs"}
+        with WorkerPool(config, store, **options) as pool:
+            loop = TrainingLoop(
+                run_id="run",
+                policy=policy,
+                learner=learner,
+                engine=ServedFolder(folder / "served"),
+                store=store,
+                pool=pool,
+                folder=folder,
+                checkpoint_every=3,
+            )
+            loop.resume()
+            while not (folder / "enough").exists():
+                loop.iterate(TASKS, GROUP, figures=_figures)
+            loop.checkpoint()
+
+
+def _figures(results: Any) -> dict[str, Any]:
+    given: list[JobResult] = list(results)
+    return {"attempts": sum(result.job.attempt for result in given)}
+
+
+def replay(folder: Path, into: Path) -> list[tuple[int, str]]:
+    """Makes all updates of a run again from its batches alone, with nothing else of it: step and weights of each."""
+
+    class Nowhere:
+        weights_version = 0
+
+        def publish(self, state_dict: Mapping[str, torch.Tensor], version: int | None = None) -> int:
+            return version or 1
+
+    torch.set_num_threads(1)
+    into.mkdir()
+    os.symlink(folder / "transitions", into / "transitions")
+    policy, learner = learning(load_model(folder / "model"))
+    run = TrainingRun(run_id="run", policy=policy, learner=learner, engine=Nowhere(), folder=into)
+    run.resume()
+    lines = run.metrics.lines()
+    return [(line["step"], line["weights_sha256"]) for line in lines if line["phase"] == "train"]
+
+
+def run(name: str, folder: Path, port: int) -> None:
+    """The whole life of a part, in a process of its own."""
+    log = os.open(folder / f"{name}.log", os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    for variable in [one for one in os.environ if one.startswith(("OPENAI_", "LGOV_", "PYTEST"))]:
+        del os.environ[variable]
+    # What the workers that the trainer starts find modules by.
+    os.environ["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).parents[1] / "train"), *filter(None, sys.path)])
+    os.environ["OMP_NUM_THREADS"] = "1"
+    {"endpoint": endpoint, "trainer": trainer}[name](folder, port)
