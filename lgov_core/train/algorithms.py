@@ -65,7 +65,7 @@ def dapo() -> Algorithm:
     """DAPO: GRPO's advantage, the clip wider upwards (0.2, 0.28), all tokens the same, alike groups left out, no KL.
 
     Source: Yu et al. 2025, arXiv 2503.14476, eq. 8 to 12. Groups in which all rollouts are alike are no part of the batch
-    (``skip_equal``), and are replaced by further ones where the collector can (``dynamic_sampling``). Its penalty on long
+    (``skip_equal``); a collector that can replaces them by further ones (``dynamic_sampling``). Its penalty on long
     replies is `lgov_core.transitions.length.penalise_length`, and off unless used. Biased as GRPO by the deviation.
     """
     return Algorithm(
