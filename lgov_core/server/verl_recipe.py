@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from lgov_core.errors import SettingsError
+from lgov_core.gateway.server import is_loopback
 from lgov_core.server.recipe import algorithm_for
 from lgov_core.server.verl_host import desk_options
 from lgov_core.train.config import UpdateConfig
@@ -51,6 +52,12 @@ def verl_job(settings: TrainSettings, *, run_id: str, folder: Path, tasks: int, 
     steps = training.epochs * (tasks // batch)
     host, asked_port = listening(settings, port)
     secret = section.get("key_secret_file")
+    if not is_loopback(host) and secret is None:
+        raise SettingsError(
+            f"{host} can be reached from other machines and no keys are required", hint="give verl.key_secret_file"
+        )
+    own: dict[str, Any] = {name: section[name] for name in _JOB if name in section}
+    own["overrides"] = tuple(own.get("overrides", ()))
     return VerlJob(
         run_id=run_id,
         folder=folder,
@@ -76,7 +83,7 @@ def verl_job(settings: TrainSettings, *, run_id: str, folder: Path, tasks: int, 
         tool_format=settings.model.tool_format,
         served_as=settings.model.served_as,
         checkpoint_every=training.checkpoint_every,
-        **{name: tuple(section[name]) if name == "overrides" else section[name] for name in _JOB if name in section},
+        **own,
     )
 
 

@@ -135,6 +135,7 @@ verl:
   mini_batches: 3
   max_ratio_weight: null
   listen: 0.0.0.0:8321
+  key_secret_file: /run/secret
   overrides: ["trainer.logger=[console]"]
 """,
         tmp_path,
@@ -148,6 +149,7 @@ verl:
         "credit is the algorithm's, as with every other backend"
     )
     assert (job.options["host"], job.options["port"]) == ("0.0.0.0", 8321)
+    assert job.options["key_secret_file"] == "/run/secret"
     assert (job.options["timeout_s"], job.options["max_attempts"]) == (50.0, 5)
     assert job.overrides == ("trainer.logger=[console]",)
     assert job.model == str(tmp_path.resolve())
@@ -170,6 +172,7 @@ def test_left_to_themselves(tmp_path: Path) -> None:
         ("verl: {gpus: two}", "verl.gpus is 'two' .write a whole number"),
         ("verl: {offload: 1}", "verl.offload is 1 .write true or false"),
         ("verl: {overrides: trainer.x=1}", "write a list of texts"),
+        ("verl: {listen: '0.0.0.0:8321'}", "0.0.0.0 can be reached from other machines and no keys"),
         ("verl: {listen: anywhere}", "verl.listen is 'anywhere'"),
         ("training: {algorithm: ppo}", "ppo trains a critic"),
         ("training: {algorithm: rloo, update_epochs: 2}", "rloo makes one step an update"),
