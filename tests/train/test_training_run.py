@@ -51,7 +51,7 @@ def test_every_update_has_one_line_a_batch_and_other_weights(alone: list[dict[st
         found = read_batch(tmp_path / "transitions", step)
         assert found is not None
         assert tuple(found[1]) == batch(step)
-        assert found[0].figures == {"mean_return": float(step % 4)}
+        assert found[0].figures == {"mean_return": float(step % 4), "learns_from_version": step - 1}
     assert [path.name for path in complete_checkpoints(tmp_path / "checkpoints")] == ["step-000003"]
 
 
