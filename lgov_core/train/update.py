@@ -76,7 +76,6 @@ class PolicyUpdate:
             self.head = ValueHead(width, config.value_width, seed=config.seed).to(self.device)
             groups.append({"params": list(self.head.parameters()), "lr": config.value_rate, "weight_decay": 0.0})
         self.optimizer = torch.optim.AdamW(groups, lr=config.learning_rate, betas=(config.beta1, config.beta2))
-        self._rates = [float(group["lr"]) for group in self.optimizer.param_groups]
         self._order = torch.Generator().manual_seed(config.seed)
 
     def credit(self, data: TransitionSet, rules: CreditRules) -> TransitionSet:
@@ -113,7 +112,7 @@ class PolicyUpdate:
             return UpdateMetrics(dropped_tokens=dropped)
         check_finite(kept)
         rate = config.rate_at(self.updates)
-        for group, full in zip(self.optimizer.param_groups, self._rates, strict=True):
+        for group, full in zip(self.optimizer.param_groups, (config.learning_rate, config.value_rate), strict=False):
             group["lr"] = full * rate
         try:
             with memory_errors("tokens_per_batch", config.tokens_per_batch) as doing:

@@ -115,8 +115,8 @@ def test_what_is_published_after_a_resume_are_the_weights_of_the_last_update(tmp
 def test_other_settings_after_a_kill_are_shown_and_get_versions_of_their_own(tmp_path: Path) -> None:
     train(make_run(tmp_path, checkpoint_every=100), 2)
     run = make_run(tmp_path, checkpoint_every=100)
-    for group in run.learner.optimizer.param_groups:  # type: ignore[attr-defined]
-        group["lr"] = 1e-3
+    learner: Any = run.learner
+    learner.config = replace(learner.config, learning_rate=1e-3)
     resumed = run.resume(used_version=7)
     assert (resumed.replayed, resumed.acknowledged, resumed.differing) == (2, 2, 2)
     assert run.engine.weights_version == 8
