@@ -40,7 +40,9 @@ def learn(name: str, problem: Problem, seed: int, *, updates: int = 24, **settin
 def test_every_algorithm_comes_within_five_percent_of_the_best_policy(name: str, problem: Problem) -> None:
     before = problem.value(Table())
     assert before < 0.5 * problem.best
-    reached = [problem.value(learn(name, problem, seed)) for seed in range(5)]
+    # RLOO makes one step of an update where the others make two.
+    updates = 40 if name == "rloo" else 24
+    reached = [problem.value(learn(name, problem, seed, updates=updates)) for seed in range(5)]
     assert min(reached) > 0.95 * problem.best, reached
 
 
