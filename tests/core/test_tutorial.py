@@ -1139,7 +1139,7 @@ def test_7_5_and_7_6_the_trainer(
     (tmp_path / "tasks.jsonl").write_text('{"input": "Who is 42?"}\n')
     (tmp_path / "config.yaml").write_text(
         "model: {max_new_tokens: 24}\ndata: {train: tasks.jsonl}\n"
-        "training: {steps: 8, group_size: 8, learning_rate: 3e-3, kl_coef: 0.0}\n"
+        "training: {steps: 8, group_size: 8, learning_rate: 1e-3, kl_coef: 0.0}\n"
         f"runtime: {{nworkers: {len(workers)}}}\n"
     )
     kernel_names["runner"].log_violations = False

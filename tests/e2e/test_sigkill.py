@@ -175,9 +175,15 @@ def test_the_metrics_say_what_was_lost(killed: tuple[Path, Parts]) -> None:
     folder, _ = killed
     lines = [line for line in lines_of(folder) if line["phase"] == "train"]
     with closing(open_store(str(folder / "store.sqlite"))) as store:
-        broken = [one for one in store.attempts() if one.outcome is not None and not one.outcome.trainable]
+        attempts = store.attempts()
+    broken = [one for one in attempts if one.outcome is not None and not one.outcome.trainable]
+    # A worker may be killed before it has written that it began: of that attempt there is only its number, left free.
+    last: dict[str, int] = {}
+    for one in attempts:
+        last[one.rollout_id] = max(one.attempt, last.get(one.rollout_id, 0))
+    unwritten = sum(last.values()) - len(attempts)
     assert broken or KILLS == 1, "many kills cost attempts"
-    assert sum(line["lost_attempts"] for line in lines) == len(broken)
+    assert sum(line["lost_attempts"] for line in lines) == len(broken) + unwritten
     assert sum(line["lost_rollouts"] for line in lines) == 0
     print(
         json.dumps(
@@ -186,7 +192,7 @@ def test_the_metrics_say_what_was_lost(killed: tuple[Path, Parts]) -> None:
                 "updates": len(lines),
                 "replayed": sum(line["replayed"] for line in lines_of(folder) if line["phase"] == "resume"),
                 "recovered rollouts": sum(line["recovered"] for line in lines),
-                "attempts lost": len(broken),
+                "attempts lost": len(broken) + unwritten,
             }
         )
     )
