@@ -27,15 +27,11 @@ _SMALLEST_DEVIATION: Final = 1e-6
 
 @dataclass(frozen=True, slots=True)
 class Algorithm:
-    """A named choice: ``credit`` says what each token is worth, ``update`` what is done with it.
-
-    ``dynamic_sampling``: groups in which all rollouts are alike are replaced by further ones, where the collector can.
-    """
+    """A named choice: ``credit`` says what each token is worth, ``update`` what is done with it."""
 
     name: str
     credit: CreditRules
     update: UpdateConfig
-    dynamic_sampling: bool = False
 
 
 def grpo() -> Algorithm:
@@ -65,14 +61,13 @@ def dapo() -> Algorithm:
     """DAPO: GRPO's advantage, the clip wider upwards (0.2, 0.28), all tokens the same, alike groups left out, no KL.
 
     Source: Yu et al. 2025, arXiv 2503.14476, eq. 8 to 12. Groups in which all rollouts are alike are no part of the batch
-    (``skip_equal``); a collector that can replaces them by further ones (``dynamic_sampling``). Its penalty on long
-    replies is `lgov_core.transitions.length.penalise_length`, and off unless used. Biased as GRPO by the deviation.
+    (``skip_equal``); the paper's further rollouts in their place are not collected. Its penalty on long replies is
+    `lgov_core.transitions.length.penalise_length`, and off unless used. Biased as GRPO by the deviation.
     """
     return Algorithm(
         "dapo",
         CreditRules(std_floor=_SMALLEST_DEVIATION, deviation="sample", apart=False, loss="tokens", skip_equal=True),
         UpdateConfig(clip_low=0.2, clip_high=0.28, kl=0.0),
-        dynamic_sampling=True,
     )
 
 
@@ -186,14 +181,14 @@ def algorithm(name: str, **overrides: Any) -> Algorithm:
     """The algorithm ``name`` (case and ``-`` for ``_`` do not count), with fields of its parts replaced by ``overrides``.
 
     These are fields of `CreditRules` and `UpdateConfig`; ``loss_weighting`` is `CreditRules.loss`, ``loss_form`` is
-    `UpdateConfig.loss`, and ``dynamic_sampling`` the algorithm's own. Raises `SettingsError` for names that there are not, with
-    the nearest one, and `TransitionError` or `TrainError` for values without meaning.
+    `UpdateConfig.loss`. Raises `SettingsError` for names that there are not, with the nearest one, and `TransitionError` or
+    `TrainError` for values without meaning.
     """
     found = algorithm_name(name)
     if found not in ALGORITHMS:
         raise SettingsError(f"{found} is no reinforcement learning", hint=f"there are {', '.join(REINFORCEMENT)}")
     made = ALGORITHMS[found]()
-    parts: dict[str, dict[str, Any]] = {"credit": {}, "update": {}, "own": {}}
+    parts: dict[str, dict[str, Any]] = {"credit": {}, "update": {}}
     for key, value in overrides.items():
         part, field = _RENAMED.get(key) or _place(key)
         parts[part][field] = value
@@ -201,7 +196,6 @@ def algorithm(name: str, **overrides: Any) -> Algorithm:
         made,
         credit=replace(made.credit, **parts["credit"]),
         update=replace(made.update, **parts["update"]),
-        **parts["own"],
     )
 
 
@@ -210,13 +204,11 @@ def _place(key: str) -> tuple[str, str]:
         raise SettingsError(
             "loss can be two things", hint="write loss_weighting (CreditRules) or loss_form (UpdateConfig)"
         )
-    if key == "dynamic_sampling":
-        return "own", key
     if key in _CREDIT:
         return "credit", key
     if key in _UPDATE:
         return "update", key
-    known = sorted((_CREDIT | _UPDATE | set(_RENAMED) | {"dynamic_sampling"}) - {"loss"})
+    known = sorted((_CREDIT | _UPDATE | set(_RENAMED)) - {"loss"})
     nearest = difflib.get_close_matches(key, known, n=1)
     hint = f"did you mean {nearest[0]}?" if nearest else f"there are {', '.join(known)}"
     raise SettingsError(f"an algorithm has no setting {key}", hint=hint)
