@@ -70,8 +70,8 @@ class ModelSection:
 
     ``name`` is smollm2, a transformers folder or a hub name. ``lora_rank`` 0 trains all weights; None decides by size:
     adapters of rank 16 above ten million parameters. ``max_new_tokens`` bounds a reply, ``max_batch`` how many calls are
-    decoded together, ``max_prompt_tokens`` nothing by itself: the model's context does. ``served_as`` is a further name
-    for the model at the endpoint.
+    decoded together; a prompt may be as long as the model's context. ``served_as`` is a further name for the model at the
+    endpoint.
     """
 
     name: str | None = None
