@@ -207,7 +207,9 @@ def warm_up(walks: Walks, seed: int, folder: Path) -> None:
         corpus.append(str(message.get("content") or ""))
         for call in message.get("tool_calls", ()):
             corpus.append(f"@{call['function']['name']} {' '.join(json.loads(call['function']['arguments']).values())}")
-    model = build_tiny(corpus, seed=seed, hidden=walks.hidden, layers=walks.layers, intermediate=3 * walks.hidden)
+    model = build_tiny(
+        corpus, seed=seed, hidden=walks.hidden, layers=walks.layers, intermediate=3 * walks.hidden, deviation=0.02
+    )
     config = SupervisedConfig(steps=walks.warm_steps, batch=16, learning_rate=4e-3)
 
     log = [

@@ -35,7 +35,7 @@ class Plan:
 
 TINY = Plan(
     model="tiny",
-    warm_steps=600,
+    warm_steps=150,
     iterations=50,
     tasks=16,
     group=8,

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import math
 import random
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
-
-import torch
 
 from lgov_core.models import LanguageModel, build_tiny, load_model
 from lgov_core.train.config import SupervisedConfig
@@ -46,7 +42,6 @@ def _made(world: World, plan: Plan, seed: int, progress: Progress) -> LanguageMo
     )
     if plan.model == "tiny":
         model = build_tiny(_texts(world), seed=seed, layers=plan.layers)
-        _spread(model.module, seed)
         supervised(model.module, lambda count: rows(model, count), config, progress)
         return model
     model = load_model(plan.model, dtype="float32", tool_format="compact")
@@ -54,22 +49,6 @@ def _made(world: World, plan: Plan, seed: int, progress: Progress) -> LanguageMo
     supervised(policy.module, lambda count: rows(model, count), config, progress)
     model.module.load_state_dict(dict(policy.served()), strict=False)
     return model
-
-
-def _spread(module: Any, seed: int) -> None:
-    """Begins with weights of deviation 1 / √(inputs), smaller where a layer adds to what there is.
-
-    With the 0.02 that language models usually begin with, a model this narrow attends to everything alike for hundreds of
-    steps; so it needs an eighth of them.
-    """
-    chance = torch.Generator().manual_seed(seed)
-    depth = math.sqrt(2 * module.config.num_hidden_layers)
-    with torch.no_grad():
-        for name, weight in module.named_parameters():
-            if weight.dim() == 2:
-                added = name.endswith(("o_proj.weight", "down_proj.weight"))
-                deviation = 0.05 if "embed" in name else weight.shape[1] ** -0.5 / (depth if added else 1.0)
-                weight.normal_(0.0, deviation, generator=chance)
 
 
 def conversation_row(model: LanguageModel, conversation: Conversation) -> TrainRow:
