@@ -35,12 +35,12 @@ class Plan:
 
 TINY = Plan(
     model="tiny",
-    warm_steps=150,
-    iterations=50,
+    warm_steps=250,
+    iterations=30,
     tasks=16,
     group=8,
     evaluations=256,
-    update=UpdateConfig(learning_rate=2e-4, epochs=2, kl=0.02),
+    update=UpdateConfig(learning_rate=4e-4, epochs=2, kl=0.02),
     concurrency=64,
     max_batch=128,
     workers=2,

@@ -74,7 +74,9 @@ class Desk:
 @contextmanager
 def running(folder: Path) -> Generator[tuple[EmbeddedEngine, SQLiteStore, dict[str, TrainingLoop]]]:
     torch.set_num_threads(1)
-    model = build_tiny(["hello check", "one two three"], seed=0, hidden=32, layers=2, heads=2, intermediate=64)
+    # Nearly uniform at first: rewards differ, and no advantage is exactly 0.
+    size = {"hidden": 32, "layers": 2, "heads": 2, "intermediate": 64}
+    model = build_tiny(["hello check", "one two three"], seed=0, **size, deviation=0.02)
     engine = EmbeddedEngine(model, max_new_tokens=6, threads=1, policies=AGENTS)
     store = SQLiteStore(folder / "store.sqlite")
     with EndpointServer([engine], store, keys=KeyRing(required=False)) as endpoint:
