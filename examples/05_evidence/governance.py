@@ -109,7 +109,9 @@ def _deploy(seed: int, folder: Path, warmed: Path, quick: bool) -> RunReport:
     if found is None:
         raise AssertionError(f"{folder} has no checkpoint")
     model = load_model(str(warmed), dtype="float32", tool_format="compact")
-    POLICIES["tiny"](model.module).load(found.weights)
+    policy = POLICIES["tiny"](model.module)
+    policy.load(found.weights)
+    model.module.load_state_dict(dict(policy.served()))
     model.save(folder / "trained")
     asked = replace(plan(quick), iterations=0)
     return run_once(RunSpec(seed, True, asked, folder / "deployed", folder / "trained"), Display(quiet=True))

@@ -48,8 +48,17 @@ def check_interval(value: dict[str, float]) -> None:
     assert value["n"] > 0
 
 
-def test_governance_trains_three_ways_and_nothing_is_executed_where_policies_block(tmp_path: Path) -> None:
-    result = measured("governance", tmp_path / "runs")
+@pytest.fixture(scope="module")
+def governance(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
+    """The folder of a short run, and its result."""
+    folder = tmp_path_factory.mktemp("governance") / "runs"
+    return folder, measured("governance", folder)
+
+
+def test_governance_trains_three_ways_and_nothing_is_executed_where_policies_block(
+    governance: tuple[Path, dict[str, Any]],
+) -> None:
+    _, result = governance
     assert list(result["arms"]) == ["governed", "ungoverned", "no_penalty"]
     assert result["executed_in_governed_runs"] == 0
     for arm in ("governed", "no_penalty"):
@@ -70,15 +79,14 @@ def test_governance_trains_three_ways_and_nothing_is_executed_where_policies_blo
     assert set(result["accuracy_not_below"]) == {"after", "deployed"}
 
 
-def test_what_is_deployed_is_the_model_that_training_ended_with(tmp_path: Path) -> None:
-    measured("governance", tmp_path / "runs")
+def test_what_is_deployed_is_the_model_that_training_ended_with(governance: tuple[Path, dict[str, Any]]) -> None:
     code = f"""
 from pathlib import Path
 import torch
 from lgov_core.models import load_model
 from lgov_core.train.checkpoint import latest_checkpoint
 for arm in ("governed", "ungoverned", "no_penalty"):
-    (folder,) = Path({str(tmp_path / "runs")!r}).glob(f"{{arm}}-seed0-*/")
+    (folder,) = Path({str(governance[0])!r}).glob(f"{{arm}}-seed0-*/")
     trained = load_model(str(folder / "trained")).module.state_dict()
     begun = load_model(str(folder.parent / "warm-seed0")).module.state_dict()
     ended = latest_checkpoint(folder / "checkpoints").weights
