@@ -263,6 +263,7 @@ class _Desk:
 
 def _run(desk: _Desk, workers: Workers, display: Display) -> TrainResult:
     """Hands work to the workers until the run has ended."""
+    told = 0
     while True:
         if desk.trouble is not None:
             raise desk.trouble
@@ -271,6 +272,11 @@ def _run(desk: _Desk, workers: Workers, display: Display) -> TrainResult:
         for given in assignments:
             workers.give(given)
         display.show(progress)
+        new = desk.metrics[told:]
+        told += len(new)
+        for line in new:
+            if line.get("note"):
+                display.say(f"update {line['step']}: {line['note']}")
         state = progress["state"]
         if state in ENDED:
             break

@@ -10,6 +10,7 @@ from lgov_core.train.algorithms import algorithm
 from lgov_core.train.config import UpdateConfig
 from lgov_core.train.policy_model import PolicyModel, full_policy, lora_policy
 from lgov_core.train.registry import OTHERS, algorithm_name
+from lgov_core.train.sampling import compares_groups
 from lgov_core.train.settings import TrainSettings
 from lgov_core.train.update import PolicyUpdate
 from lgov_core.transitions import CreditRules
@@ -77,6 +78,19 @@ def algorithm_for(settings: TrainSettings) -> tuple[CreditRules, UpdateConfig]:
     chosen = {key: value for key, value in chosen.items() if value is not None}
     found = algorithm(name, seed=given.seed, **chosen)
     return found.credit, found.update
+
+
+def extra_groups_for(settings: TrainSettings) -> int:
+    """How many groups an update may collect in place of alike ones. Raises `SettingsError` where none can be alike."""
+    given = settings.training
+    if given.max_extra_groups is None:
+        return algorithm(given.algorithm).extra_groups * given.batch_size
+    if given.max_extra_groups and not compares_groups(algorithm(given.algorithm).credit):
+        raise SettingsError(
+            f"training.max_extra_groups is {given.max_extra_groups}, and {algorithm_name(given.algorithm)} compares no groups",
+            hint="leave it out, or choose an algorithm such as dapo or grpo",
+        )
+    return given.max_extra_groups
 
 
 def update_for(config: UpdateConfig, policy: PolicyModel) -> PolicyUpdate:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import math
-import random
 import threading
 from collections import Counter, defaultdict
 from collections.abc import Generator, Sequence
@@ -23,9 +22,10 @@ from lgov_core.server.collect import QueueCollector, Stopped
 from lgov_core.server.desk import Desk, Tasks
 from lgov_core.server.key_path import KeyInPath
 from lgov_core.server.one_trainer import only_trainer
-from lgov_core.server.recipe import SMALL, algorithm_for, device_for, load, policy_for, update_for
+from lgov_core.server.recipe import SMALL, algorithm_for, device_for, extra_groups_for, load, policy_for, update_for
 from lgov_core.server.routes import TrainRoutes
 from lgov_core.server.run_state import RunState
+from lgov_core.server.task_order import batch_of, further_of, numbered, updates_of
 from lgov_core.store import RolloutConfig, RolloutQueue, open_store
 from lgov_core.train.jobs import JobResult
 from lgov_core.train.lineage import Facts, Lineage, policy_facts
@@ -113,6 +113,7 @@ class TrainingServer:
                 f"{self.folder} holds a training already", hint="go on with --resume, or choose another --folder"
             )
         credit, update = algorithm_for(settings)
+        self._extra_groups = extra_groups_for(settings)
         opened.enter_context(only_trainer(self._place))
         store = opened.enter_context(contextlib.closing(open_store(self._place)))
         model = load(settings, device_for(self._gpus))
@@ -142,6 +143,7 @@ class TrainingServer:
             selection=Selection(agents=training.agents),
             checkpoint_every=training.checkpoint_every,
             max_staleness=training.max_staleness,
+            max_extra_groups=self._extra_groups,
             seal=self._lineage(start_sha256).seal,
         )
         about = {"model": model.name, "algorithm": algorithm_name(training.algorithm), "folder": str(self.folder)}
@@ -202,8 +204,7 @@ class TrainingServer:
 
     def _steps(self) -> int:
         training = self.settings.training
-        per_epoch = math.ceil(len(self.desk.tasks.of("train")) / training.batch_size)
-        steps = training.epochs * per_epoch
+        steps = training.epochs * updates_of(self.desk.tasks.of("train"), training.batch_size)
         return steps if training.steps is None else min(steps, training.steps)
 
     def _train(self, run: RunState) -> None:
@@ -237,6 +238,7 @@ class TrainingServer:
                 run.stage,
                 self._figures,
                 [self._batch(run, number) for number in later],
+                self._further(run, step),
             )
             run.add(self._loop.run.line)
             run.at(self._loop.done - run.first)
@@ -248,17 +250,16 @@ class TrainingServer:
                 self._evaluate(run)
 
     def _batch(self, run: RunState, step: int) -> list[Task]:
-        """The tasks of an update: each pass goes over all of them in an order of its own."""
-        tasks, size = self.desk.tasks.of("train"), self.settings.training.batch_size
-        per_epoch = math.ceil(len(tasks) / size)
-        order = list(range(len(tasks)))
-        random.Random(f"{self.settings.training.seed}/{run.first}/{step // per_epoch}").shuffle(order)
-        place = step % per_epoch * size
-        return [_task("train", number, tasks[number]) for number in order[place : place + size]]
+        training = self.settings.training
+        return batch_of(self.desk.tasks.of("train"), training.batch_size, step, f"{training.seed}/{run.first}")
+
+    def _further(self, run: RunState, step: int) -> list[Task]:
+        training, seed = self.settings.training, f"{self.settings.training.seed}/{run.first}"
+        return further_of(self.desk.tasks.of("train"), training.batch_size, step, seed, self._extra_groups)
 
     def _evaluate(self, run: RunState) -> None:
         """Every held-out task once, sampled as in training: greedy decoding hides what a policy would do."""
-        tasks = [_task("test", number, task) for number, task in enumerate(self.desk.tasks.of("test"))]
+        tasks = [numbered("test", number, task) for number, task in enumerate(self.desk.tasks.of("test"))]
         if tasks:
             results = self._loop.collect(tasks, 1, lambda done, total: run.stage("testing", done, total))
             line = {"phase": "test", "step": self._loop.done, **self._figures(results)}
@@ -288,10 +289,6 @@ class TrainingServer:
     def _is_stopped(self) -> bool:
         run = self.desk.run
         return self._stop.is_set() or (run is not None and run.stop_asked.is_set())
-
-
-def _task(split: str, number: int, task: dict[str, Any]) -> Task:
-    return Task(f"{split}-{number:06d}", {"task": task, "mode": split})
 
 
 def _mean(values: Sequence[float]) -> tuple[float, float]:

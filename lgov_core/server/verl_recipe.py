@@ -43,6 +43,8 @@ def verl_job(settings: TrainSettings, *, run_id: str, folder: Path, tasks: int, 
         raise SettingsError("no model is named", hint="--model FOLDER, model.name, or LIGHTNING_MODEL_PATH")
     if training.max_staleness:
         raise SettingsError("on verl each step waits for its rollouts", hint="leave max_staleness out")
+    if training.max_extra_groups:
+        raise SettingsError("on verl no groups are collected in place of alike ones", hint="leave max_extra_groups out")
     algorithm = algorithm_name(training.algorithm)
     credit, update = algorithm_for(settings)
     cluster = {name: section[name] for name in _CLUSTER if name in section}

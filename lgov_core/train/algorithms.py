@@ -27,11 +27,15 @@ _SMALLEST_DEVIATION: Final = 1e-6
 
 @dataclass(frozen=True, slots=True)
 class Algorithm:
-    """A named choice: ``credit`` says what each token is worth, ``update`` what is done with it."""
+    """A named choice: ``credit`` says what each token is worth, ``update`` what is done with it.
+
+    ``extra_groups`` is how many times as many groups as an update asks for may be collected in place of alike ones.
+    """
 
     name: str
     credit: CreditRules
     update: UpdateConfig
+    extra_groups: int = 0
 
 
 def grpo() -> Algorithm:
@@ -61,13 +65,15 @@ def dapo() -> Algorithm:
     """DAPO: GRPO's advantage, the clip wider upwards (0.2, 0.28), all tokens the same, alike groups left out, no KL.
 
     Source: Yu et al. 2025, arXiv 2503.14476, eq. 8 to 12. Groups in which all rollouts are alike are no part of the batch
-    (``skip_equal``); the paper's further rollouts in their place are not collected. Its penalty on long replies is
-    `lgov_core.transitions.length.penalise_length`, and off unless used. Biased as GRPO by the deviation.
+    (``skip_equal``), and further ones are collected in their place (dynamic sampling, section 3.2), here at most twice as
+    many as were asked for. Its penalty on long replies is `lgov_core.transitions.length.penalise_length`, and off unless used.
+    Biased as GRPO by the deviation.
     """
     return Algorithm(
         "dapo",
         CreditRules(std_floor=_SMALLEST_DEVIATION, deviation="sample", apart=False, loss="tokens", skip_equal=True),
         UpdateConfig(clip_low=0.2, clip_high=0.28, kl=0.0),
+        extra_groups=2,
     )
 
 

@@ -28,10 +28,10 @@ _WHOLE = {
     "value_width": 1,
     "warmup_steps": 0,
     "total_steps": 1,
-    "max_staleness": 0,
+    "drop_older_than": 0,
 }
 #: What may be None.
-_OPTIONAL = {"stop_kl", "value_clip", "dual_clip", "total_steps", "max_staleness"}
+_OPTIONAL = {"stop_kl", "value_clip", "dual_clip", "total_steps", "drop_older_than"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +59,7 @@ class UpdateConfig:
     **Off-policy.** Each token's ratio is taken to its recorded log-probability. A token that older weights sampled is
     corrected: its ratio is taken to the weights at the start of the update, and it counts by how much more likely they
     make it than it was, at most ``importance_cap`` times (``correction`` ``always``: all tokens, ``never``: none). Tokens of
-    weights more than ``max_staleness`` versions old are left out (None: none are).
+    weights more than ``drop_older_than`` versions old are left out (None: none are).
 
     **Safety.** A KL to the reference above ``max_kl`` nats a token, on average, is an error before the step.
 
@@ -91,7 +91,7 @@ class UpdateConfig:
     precision: Precision = "float32"
     correction: Correction = "stale"
     importance_cap: float = 2.0
-    max_staleness: int | None = None
+    drop_older_than: int | None = None
     max_kl: float = 5.0
     critic: bool = False
     value_clip: float | None = 0.2

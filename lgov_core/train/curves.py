@@ -25,6 +25,8 @@ COLUMNS: tuple[tuple[str, str], ...] = (
     ("turns", "turns"),
     ("staleness", "staleness"),
     ("saved", "tokens_saved"),
+    ("alike", "groups_alike"),
+    ("replaced", "groups_replaced"),
     ("lost", "lost_rollouts"),
 )
 
@@ -39,6 +41,7 @@ _PANELS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("turns a rollout", ("turns",)),
     ("staleness of calls", ("staleness", "staleness_max")),
     ("tokens of an update", ("tokens", "tokens_run", "tokens_saved")),
+    ("groups", ("groups", "groups_informative", "groups_alike", "groups_replaced")),
     ("left out", ("lost_rollouts", "lost_attempts", "dropped_spans", "unassigned_rewards", "dropped/*")),
 )
 

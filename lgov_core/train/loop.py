@@ -5,9 +5,9 @@ from __future__ import annotations
 import functools
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from lgov_core.errors import TrainError
 from lgov_core.store.protocol import TraceStore
@@ -17,6 +17,8 @@ from lgov_core.train.figures import step_figures
 from lgov_core.train.jobs import JobResult
 from lgov_core.train.open_step import OpenStep
 from lgov_core.train.policy_model import PolicyModel
+from lgov_core.train.sampling import Round, Sampled, check_extra_groups, compares_groups, sample_groups
+from lgov_core.train.step_rollouts import Collector, StepRollouts, Task, new_rollouts
 from lgov_core.train.training_run import Learned, Learner, Publisher, Resumed, TrainingRun
 from lgov_core.transitions import (
     CreditRules,
@@ -25,47 +27,20 @@ from lgov_core.transitions import (
     build_transitions,
     rollout_returns,
 )
-from lgov_core.types import Rollout, new_id
 
 __all__ = ["Collector", "Iteration", "Publisher", "Task", "TrainingLoop"]
-
-
-class Collector(Protocol):
-    """Has rollouts run by agents: worker processes here (`WorkerPool`), or workers elsewhere that ask for work."""
-
-    def gone(self, rollout_ids: Sequence[str]) -> set[str]:
-        """Those of the rollouts of a run that was killed that can neither be gone on with nor be trained on."""
-        ...
-
-    def collect_rollouts(
-        self,
-        rollouts: Sequence[Rollout],
-        progress: Callable[[int, int], None] | None = None,
-        keep: Callable[[JobResult], None] | None = None,
-    ) -> list[JobResult]:
-        """Adds the rollouts to the store, waits until all have ended, and returns a result for each, in their order.
-
-        Rollouts that the store has already, from a run that was killed, are gone on with. ``progress(done, total)`` is
-        called as they end, and ``keep`` with each result once it is final. Raises `TrainError` when they cannot be run.
-        """
-        ...
-
-
-@dataclass(frozen=True, slots=True)
-class Task:
-    """One task: ``task_id`` names the group, ``payload`` is what the episode runner gets (JSON values)."""
-
-    task_id: str
-    payload: Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
 class Iteration:
     """One turn of the loop. Durations in seconds; ``mean_return`` after the AIR bound, over usable rollouts.
 
-    ``update`` are the learner's metrics. ``recovered`` rollouts were collected before the run was killed. ``collect_s`` is for
-    how long the update waited for its rollouts. ``staleness`` is how many versions of weights were published between a
-    call and the update that is made of it, the mean over the calls, and ``staleness_max`` the most.
+    ``results`` are those of the tasks that were asked for, then those of further tasks; ``mean_return`` and ``diagnostics``
+    are of the former only, for how many of the latter there are depends on what came out. ``groups`` are the figures of
+    `lgov_core.train.sampling.Sampled`. ``update`` are the learner's metrics. ``recovered`` rollouts were collected before the
+    run was killed. ``collect_s`` is for how long the update waited for its rollouts. ``staleness`` is how many versions of
+    weights were published between a call and the update that is made of it, the mean over the calls, and
+    ``staleness_max`` the most.
     """
 
     step: int
@@ -78,6 +53,7 @@ class Iteration:
     recovered: int = 0
     staleness: float = 0.0
     staleness_max: int = 0
+    groups: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
     def metrics(self) -> dict[str, Any]:
         """All numbers of this iteration as plain JSON values."""
@@ -90,6 +66,7 @@ class Iteration:
             "diagnostics": dict(self.diagnostics),
             "staleness": self.staleness,
             "staleness_max": self.staleness_max,
+            **self.groups,
             **asdict(self.update),
         }
 
@@ -105,6 +82,9 @@ class TrainingLoop:
     With ``max_staleness`` above 0, rollouts go on while the model updates: those of at most so many later updates are
     collected ahead, in a thread. A call is then made with weights that are at most so many updates older than those that
     are updated from it; 0 is strictly one after the other. Weights are swapped in without waiting for a rollout's end.
+
+    With ``max_extra_groups`` above 0, groups of further tasks are collected in place of those that are alike, at most so
+    many for an update (`lgov_core.train.sampling`).
 
     Call from one thread.
     """
@@ -125,9 +105,11 @@ class TrainingLoop:
         keep_weights: bool = False,
         seal: Seal | None = None,
         max_staleness: int = 0,
+        max_extra_groups: int = 0,
     ) -> None:
         if max_staleness < 0:
             raise TrainError(f"max_staleness must be at least 0, not {max_staleness}")
+        check_extra_groups(max_extra_groups, credit or CreditRules())
         self.run = TrainingRun(
             run_id=run_id,
             policy=policy,
@@ -146,7 +128,8 @@ class TrainingLoop:
         self.credit = credit or CreditRules()
         self.selection = selection or Selection()
         self.max_staleness = max_staleness
-        self._ahead: CollectedAhead[tuple[list[JobResult], int]] = CollectedAhead()
+        self.max_extra_groups = max_extra_groups
+        self._ahead: CollectedAhead[tuple[StepRollouts, list[JobResult]]] = CollectedAhead()
         self._versions = [engine.weights_version]
 
     @property
@@ -175,7 +158,7 @@ class TrainingLoop:
 
         What is being collected ahead is finished first.
         """
-        rollouts = self._rollouts(tasks, group)
+        rollouts = new_rollouts(self.run.run_id, tasks, group)
         with self._ahead.collecting:
             return self.pool.collect_rollouts(rollouts, progress)
 
@@ -186,50 +169,54 @@ class TrainingLoop:
         progress: Callable[[str, int, int], None] | None = None,
         figures: Callable[[Sequence[JobResult]], Mapping[str, Any]] | None = None,
         upcoming: Sequence[Sequence[Task]] = (),
+        further: Sequence[Task] = (),
     ) -> Iteration:
         """Collects, updates, publishes. A checkpoint is written every ``checkpoint_every`` steps.
 
         When the run was killed while it collected this step, and the tasks are the same, only what is missing is collected.
         ``upcoming`` are the tasks of the steps after this one, as far as they are known: with ``max_staleness`` above 0 their
         rollouts are begun before the update is made. Those of a step that is then called with other tasks are collected for
-        nothing, and what fails ahead is tried again when its step has come. ``progress(stage, done, total)`` is called as the
-        stages go on. ``figures`` makes more JSON values of the results, for the step's line in ``metrics.jsonl``.
+        nothing, and what fails ahead is tried again when its step has come. ``further`` are the tasks, in order, of which
+        groups are collected in place of those that are alike; it happens when the step's turn has come, with the weights of
+        then, and before anything is collected ahead. ``progress(stage, done, total)`` is called as the stages go on.
+        ``figures`` makes more JSON values of the results, for the step's line in ``metrics.jsonl``. The line's figures are of
+        ``tasks``; those of further groups stand in it under ``further``.
         """
         report = progress or (lambda stage, done, total: None)
         began = time.monotonic()
         self.run.begin()
-        results, recovered = self._collected(self.done + 1, tasks, group, report)
+        rollouts, first = self._collected(self.done + 1, tasks, group, report)
+        if not (self.max_extra_groups or rollouts.pending):
+            self._collect_ahead(upcoming, group)
+        sampled = self._sampled(rollouts, first, further, report)
         self._collect_ahead(upcoming, group)
         collect_s = time.monotonic() - began
-        data = build_transitions(self.store, [result.job.rollout_id for result in results], self.selection)
-        data = self.learner.credit(data, self.credit)
-        returns = rollout_returns(data.transitions, self.credit)
-        mean_return = sum(returns.values()) / len(returns) if returns else 0.0
-        staleness, staleness_max = self._staleness(data)
+        asked = self._figures(sampled.asked, figures)
+        staleness, staleness_max = self._staleness(sampled.batch)
+        groups = sampled.figures() if compares_groups(self.credit) else {}
         known = {
-            "rollouts": len(results),
-            "recovered": recovered,
-            "mean_return": mean_return,
+            "recovered": rollouts.recovered,
             "collect_s": round(collect_s, 3),
-            "diagnostics": data.counts(),
             "staleness": staleness,
             "staleness_max": staleness_max,
-            **step_figures(data, results, returns=returns, dropped_spans=self.store.dropped_spans),
-            **(figures(results) if figures is not None else {}),
+            **groups,
+            **asked,
+            **({} if sampled.extra is None else {"further": self._figures(sampled.extra, figures)}),
         }
-        learned = self._learn(data, known, lambda done, total: report("update", done, total))
+        learned = self._learn(sampled.batch, known, lambda done, total: report("update", done, total))
         self._versions.append(self.engine.weights_version)
         return Iteration(
             step=self.done,
-            results=results,
-            mean_return=mean_return,
+            results=sampled.results,
+            mean_return=asked["mean_return"],
             update=learned.update,
-            diagnostics=data.counts(),
+            diagnostics=asked["diagnostics"],
             collect_s=collect_s,
             update_s=time.monotonic() - began - collect_s,
-            recovered=recovered,
+            recovered=rollouts.recovered,
             staleness=staleness,
             staleness_max=staleness_max,
+            groups=groups,
         )
 
     def checkpoint(self) -> Path | None:
@@ -251,8 +238,8 @@ class TrainingLoop:
 
     def _collected(
         self, number: int, tasks: Sequence[Task], group: int, report: Callable[[str, int, int], None]
-    ) -> tuple[list[JobResult], int]:
-        """What was collected ahead for a step, or is now."""
+    ) -> tuple[StepRollouts, list[JobResult]]:
+        """What was collected ahead for a step, or is now; with the results of the tasks it was asked to take."""
 
         def progress(done: int, total: int) -> None:
             report("rollouts", done, total)
@@ -262,6 +249,42 @@ class TrainingLoop:
             return found
         with self._ahead.collecting:
             return self._collect_step(self._step(number), tasks, group, progress)
+
+    def _sampled(
+        self,
+        rollouts: StepRollouts,
+        first: Sequence[JobResult],
+        further: Sequence[Task],
+        report: Callable[[str, int, int], None],
+    ) -> Sampled:
+        def run_next() -> list[JobResult]:
+            with self._ahead.collecting:
+                return rollouts.run_next(lambda done, total: report("rollouts", done, total))
+
+        def read(results: Sequence[JobResult]) -> Round:
+            data = build_transitions(self.store, [result.job.rollout_id for result in results], self.selection)
+            return Round(results, data, self._credited(data))
+
+        return sample_groups(
+            rollouts, read(first), lambda: read(run_next()), self._credited, further, self.max_extra_groups
+        )
+
+    def _credited(self, data: TransitionSet) -> TransitionSet:
+        return self.learner.credit(data, self.credit)
+
+    def _figures(
+        self, collected: Round, more: Callable[[Sequence[JobResult]], Mapping[str, Any]] | None
+    ) -> dict[str, Any]:
+        """What rollouts say about the policy."""
+        data, results = collected.credited, collected.results
+        returns = rollout_returns(data.transitions, self.credit)
+        return {
+            "rollouts": len(results),
+            "mean_return": sum(returns.values()) / len(returns) if returns else 0.0,
+            "diagnostics": data.counts(),
+            **step_figures(data, results, returns=returns, dropped_spans=self.store.dropped_spans),
+            **(more(results) if more is not None else {}),
+        }
 
     def _collect_ahead(self, upcoming: Sequence[Sequence[Task]], group: int) -> None:
         """Begins the rollouts of the steps after this one, as many as may be made with the weights of now."""
@@ -278,30 +301,6 @@ class TrainingLoop:
 
     def _collect_step(
         self, step: OpenStep, tasks: Sequence[Task], group: int, progress: Callable[[int, int], None]
-    ) -> tuple[list[JobResult], int]:
-        """The results of a step, and how many of them a killed run had collected."""
-        found = step.recover([(task.task_id, task.payload) for task in tasks for _ in range(group)])
-        if found is None:
-            rollouts, known = self._rollouts(tasks, group), {}
-            step.begin(rollouts)
-        else:
-            rollouts, known = found
-            gone = self.pool.gone([one.rollout_id for one in rollouts if one.rollout_id not in known])
-            if gone:
-                rollouts = [
-                    replace(one, rollout_id=new_id("ro")) if one.rollout_id in gone else one for one in rollouts
-                ]
-                step.begin(rollouts)
-                for result in known.values():
-                    step.add(result)
-        missing = [rollout for rollout in rollouts if rollout.rollout_id not in known]
-        made = self.pool.collect_rollouts(missing, lambda done, _: progress(len(known) + done, len(rollouts)), step.add)
-        results = {**known, **{result.job.rollout_id: result for result in made}}
-        return [results[rollout.rollout_id] for rollout in rollouts], len(known)
-
-    def _rollouts(self, tasks: Sequence[Task], group: int) -> list[Rollout]:
-        return [
-            Rollout(new_id("ro"), task.task_id, self.run.run_id, dict(task.payload))
-            for task in tasks
-            for _ in range(group)
-        ]
+    ) -> tuple[StepRollouts, list[JobResult]]:
+        rollouts = StepRollouts(step, self.pool, self.run.run_id, tasks, group)
+        return rollouts, rollouts.run_next(progress)

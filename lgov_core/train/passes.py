@@ -73,18 +73,20 @@ def columns_of(rows: Sequence[TrainRow], version: int | None, device: torch.devi
     )
 
 
-def fresh_rows(rows: Sequence[TrainRow], version: int | None, max_staleness: int | None) -> tuple[list[TrainRow], int]:
-    """``rows`` without the calls that weights more than ``max_staleness`` versions before ``version`` wrote.
+def fresh_rows(
+    rows: Sequence[TrainRow], version: int | None, drop_older_than: int | None
+) -> tuple[list[TrainRow], int]:
+    """``rows`` without the calls that weights more than ``drop_older_than`` versions before ``version`` wrote.
 
     Returns what is left, and how many tokens are not trained on because of it. Calls of an unknown version stay.
     """
-    if version is None or max_staleness is None:
+    if version is None or drop_older_than is None:
         return list(rows), 0
     kept: list[TrainRow] = []
     for row in rows:
         mask = list(row.mask)
         for call in row.spans:
-            if (_age(call, version) or 0) > max_staleness:
+            if (_age(call, version) or 0) > drop_older_than:
                 mask[call.start : call.stop] = [0] * (call.stop - call.start)
         if any(mask):
             kept.append(replace(row, mask=tuple(mask)) if sum(mask) < row.trained else row)

@@ -91,9 +91,11 @@ class TrainingSection:
     ``steps`` bounds the updates. ``update_epochs`` passes are made over the rows of one update. ``kl_coef`` is β.
     ``tokens_per_batch`` bounds the tokens of one forward pass, padding included (memory, not learning); ``packing`` auto,
     tree or rows says whether what calls begin with in common is computed once. With ``max_staleness`` above 0 rollouts go on
-    while the model updates, with weights that are at most so many updates old. ``evaluate_every`` updates the
-    test tasks are run (0: only before the first and after the last), ``checkpoint_every`` updates a checkpoint is written.
-    ``agents`` are names or globs of the agents whose calls are trained on (none: all).
+    while the model updates, with weights that are at most so many updates old. ``max_extra_groups`` bounds the groups of
+    further tasks that an update may collect in place of those in which all rollouts are alike (0: none; None: twice
+    ``batch_size`` for dapo, else 0). ``evaluate_every`` updates the test tasks are run (0: only before the first and after
+    the last), ``checkpoint_every`` updates a checkpoint is written. ``agents`` are names or globs of the agents whose calls
+    are trained on (none: all).
     """
 
     algorithm: str = "grpo"
@@ -108,6 +110,7 @@ class TrainingSection:
     tokens_per_batch: int | None = _key(None, least=1)
     packing: str = _key("auto", one_of=("auto", "tree", "rows"))
     max_staleness: int = _key(0, least=0)
+    max_extra_groups: int | None = _key(None, least=0)
     discount: float | None = _key(None, least=0.0, most=1.0)
     evaluate_every: int = _key(0, least=0)
     checkpoint_every: int = _key(5, least=1)

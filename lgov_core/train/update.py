@@ -105,7 +105,7 @@ class PolicyUpdate:
         the step that failed.
         """
         config = self.config
-        kept, dropped = fresh_rows(rows, version, config.max_staleness)
+        kept, dropped = fresh_rows(rows, version, config.drop_older_than)
         if self.head is None:
             kept = [row for row in kept if row.informative]
         if not kept:

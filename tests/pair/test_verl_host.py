@@ -177,6 +177,7 @@ def test_left_to_themselves(tmp_path: Path) -> None:
         ("training: {algorithm: ppo}", "ppo trains a critic"),
         ("training: {algorithm: rloo, update_epochs: 2}", "rloo makes one step an update"),
         ("training: {max_staleness: 1}", "on verl each step waits for its rollouts"),
+        ("training: {max_extra_groups: 4}", "on verl no groups are collected in place of alike ones"),
     ],
 )
 def test_what_verl_is_not_asked_for(text: str, says: str, tmp_path: Path) -> None:

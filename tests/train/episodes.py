@@ -13,6 +13,7 @@ import stat
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping
 from contextlib import closing
 from pathlib import Path
@@ -237,9 +238,10 @@ def make_clerk_on_a_full_disk(options: Mapping[str, Any]) -> Clerk:
 
 
 class Asker:
-    """A real LangChain agent that asks once and is paid every second time, whatever it said.
+    """A real LangChain agent that asks once and is paid every second time that it gets a task, whatever it said.
 
-    A job that names a behaviour behaves so instead.
+    A job with ``paid`` is always paid that, and every second time ``air`` in addition. A job that names a behaviour behaves
+    so instead.
     """
 
     def __init__(self, options: Mapping[str, Any]) -> None:
@@ -247,16 +249,19 @@ class Asker:
         from langchain_openai import ChatOpenAI
 
         self.agent: Any = create_agent(ChatOpenAI(model="tiny", max_retries=0, timeout=60), [], name="asker")
-        self.count = 0
+        self.counts: Counter[str] = Counter()
 
     async def run(self, job: Job) -> Episode:
         if "do" in job.task:
             return await BEHAVIOURS[job.task["do"]](job)
-        self.count += 1
-        paid = float(self.count % 2)
+        self.counts[job.task_id] += 1
+        second = self.counts[job.task_id] % 2
+        paid = float(job.task.get("paid", second))
         await self.agent.ainvoke({"messages": [("user", job.task["say"])]})
-        reward = Reward(paid, "task", job.rollout_id, job.attempt)
-        return Episode(Outcome.SUCCEEDED if paid else Outcome.FAILED, (reward,))
+        rewards = [Reward(paid, "task", job.rollout_id, job.attempt)]
+        if "air" in job.task:
+            rewards.append(Reward(job.task["air"] * second, "air", job.rollout_id, job.attempt))
+        return Episode(Outcome.SUCCEEDED if paid else Outcome.FAILED, tuple(rewards))
 
 
 def make_asker(options: Mapping[str, Any]) -> Asker:

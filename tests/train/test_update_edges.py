@@ -149,9 +149,9 @@ def test_tokens_of_older_weights_are_weighed_by_what_changed_and_left_out_when_t
     metrics, _ = change([row(1, 1.0, logprob=-math.log(80), version=3)], importance_cap=3.0)
     assert metrics.importance == pytest.approx(3.0)
     assert change([row(1, 1.0, logprob=-math.log(80), version=3)], correction="never")[0].importance == 1.0
-    metrics, moved = change([row(1, 1.0, version=2)], max_staleness=2)
+    metrics, moved = change([row(1, 1.0, version=2)], drop_older_than=2)
     assert (metrics.dropped_tokens, metrics.steps, moved) == (1, 0, 0.0)
-    assert change([row(1, 1.0, version=3)], max_staleness=2)[0].dropped_tokens == 0
+    assert change([row(1, 1.0, version=3)], drop_older_than=2)[0].dropped_tokens == 0
 
 
 def test_a_clip_is_around_the_weights_at_the_start_for_tokens_of_older_ones() -> None:
