@@ -75,7 +75,7 @@ class Tasks:
 class Desk:
     """What the routes do. All methods block and may be called from any thread; raises `EndpointError`.
 
-    ``timeout_s`` bounds an attempt; ``steps`` says for a number of tasks how many updates a run has.
+    ``timeout_s`` bounds an attempt.
     """
 
     def __init__(
