@@ -6,11 +6,13 @@ covers them all. The predicate of a checkpoint (`CHECKPOINT`) has
 
 - ``step``, ``run_id``, ``seed``, ``settings``, ``created``;
 - ``parent``: ``sha256`` of its statement, its ``step`` and ``weights_sha256``; null for the first;
-- ``start``: ``model``, ``weights_sha256`` and ``step`` of what the first statement began with;
+- ``start``: ``model``, ``weights_sha256`` (null where the files of a model were not at hand) and ``step`` of what the first
+  statement began with;
 - ``data``: for each update since the parent ``step``, ``sha256`` of its transitions' file, and how many there are;
 - ``policy``: ``sha256`` and ``mode`` of the rules in force while the data was made, null where the trainer did not know them;
 - ``code``: versions, and the SHA-256 of lgov's own source;
-- ``weights``: the file they are in, and ``sha256`` over its tensors (`lgov_core.audit.tensor_files`).
+- ``weights``: the ``file`` they are in (a list where they are in several), and ``sha256`` over their tensors
+  (`lgov_core.audit.tensor_files`).
 
 An export (`EXPORT`) is stated in the same way, with the checkpoint as its parent. Needs nothing but the standard library.
 """
@@ -21,7 +23,7 @@ import hashlib
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any, Final
 
 from lgov_core.audit.attestation import Attestation, read_attestation, subject_of
@@ -32,6 +34,8 @@ from lgov_core.errors import AuditError
 LINEAGE_FILE: Final = "lineage.jsonl"
 CHECKPOINT: Final = "urn:lgov:attestation:checkpoint:v1"
 EXPORT: Final = "urn:lgov:attestation:export:v1"
+#: Where in a run's folder the folders are that have a lineage: of checkpoints made here, and of those that verl made.
+FOLDERS: Final = ("checkpoints/step-*", "checkpoints/global_step_*/actor/huggingface")
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +92,7 @@ def verify_lineage(
     before it, without an update missing or twice; signatures are right. ``key`` (32 bytes, hex, or a file that holds it) is
     the one that must have signed: then the last statement must be signed, and none by another. ``require_signed`` asks for
     a signature of any key. The data of the updates is looked for in ``batches`` (the ``transitions`` folder of the run that
-    the checkpoint lies in, unless given); what is there must be what was stated.
+    the checkpoint lies in, unless given; `FOLDERS` says how deep); what is there must be what was stated.
     """
     path = Path(folder)
     report = LineageReport(False, str(path))
@@ -112,7 +116,7 @@ def verify_lineage(
         report = replace(report, key_trusted=trusted is not None)
         data = _chain(chain)
         _files(path, last)
-        place = path.resolve().parent.parent / "transitions" if batches is None else Path(batches)
+        place = _batches_of(path.resolve()) if batches is None else Path(batches)
         report = replace(report, batches=len(data), batches_checked=_data(data, place))
         first = chain[0].statement["predicate"]
         policy = last.statement["predicate"].get("policy") or {}
@@ -210,8 +214,21 @@ def _files(folder: Path, last: Attestation) -> None:
         if found != sha256:
             raise AuditError(f"{name} was changed: its SHA-256 is {found}, stated is {sha256}")
     weights: dict[str, Any] = last.statement["predicate"]["weights"]
-    if last.statement["predicateType"] == CHECKPOINT and tensors_sha256(folder / weights["file"]) != weights["sha256"]:
-        raise AuditError(f"the weights in {weights['file']} are not those stated")
+    names: list[str] = [weights["file"]] if isinstance(weights["file"], str) else list(weights["file"])
+    if last.statement["predicateType"] == CHECKPOINT:
+        if not names or not stated.keys() >= set(names):
+            raise AuditError("the files that the weights are in are not among those stated")
+        if tensors_sha256(*(folder / name for name in names)) != weights["sha256"]:
+            raise AuditError(f"the weights in {', '.join(names)} are not those stated")
+
+
+def _batches_of(folder: Path) -> Path:
+    """Where the batches are of the run that a checkpoint's folder lies in."""
+    for pattern in FOLDERS:
+        run = folder.parents[len(PurePath(pattern).parts) - 1]
+        if folder.match(pattern):
+            return run / "transitions"
+    return folder.parent.parent / "transitions"
 
 
 def _data(data: Sequence[tuple[int, str]], place: Path) -> int:

@@ -23,19 +23,25 @@ def tensor_head(name: str, dtype: str, shape: Sequence[int]) -> bytes:
     return json.dumps([name, dtype, list(shape)], separators=(",", ":")).encode() + b"\0"
 
 
-def tensors_sha256(path: str | os.PathLike[str]) -> str:
-    """The SHA-256 (hex) over all tensors in the file, in the order of their names: `tensor_head` and the bytes of each.
+def tensors_sha256(*paths: str | os.PathLike[str]) -> str:
+    """The SHA-256 (hex) over all tensors in the files, in the order of their names: `tensor_head` and the bytes of each.
 
-    It says what the weights are, whatever else the file holds and in whatever order. Raises `AuditError` when the file
-    cannot be read or is not whole.
+    It says what the weights are, whatever else the files hold, in whatever order, and over how many files they are spread.
+    Raises `AuditError` when a file cannot be read or is not whole.
     """
     whole = hashlib.sha256()
+    path: str | os.PathLike[str] = ""
     try:
-        with open(path, "rb") as file:
-            begin, tensors = _header(file)
-            for name, dtype, shape, first, last in sorted(tensors):
-                whole.update(tensor_head(name, dtype, shape))
-                file.seek(begin + first)
+        found: list[tuple[str, str, list[int], int, int, str | os.PathLike[str]]] = []
+        for path in paths:
+            with open(path, "rb") as file:
+                begin, tensors = _header(file)
+            for name, dtype, shape, first, last in tensors:
+                found.append((name, dtype, shape, begin + first, begin + last, path))
+        for name, dtype, shape, first, last, path in sorted(found, key=lambda one: one[:5]):
+            whole.update(tensor_head(name, dtype, shape))
+            with open(path, "rb") as file:
+                file.seek(first)
                 left = last - first
                 while left:
                     portion = file.read(min(left, _PORTION))

@@ -48,11 +48,11 @@ def verify(
 
 def _folder(path: Path, key: str | None, require_signed: bool, as_json: bool) -> Exit:
     """Verifies one checkpoint, or all of a run."""
-    from lgov_core.audit.lineage import LINEAGE_FILE, in_words, verify_lineage
+    from lgov_core.audit.lineage import FOLDERS, LINEAGE_FILE, in_words, verify_lineage
 
-    inner = sorted(one.parent for one in path.glob(f"checkpoints/*/{LINEAGE_FILE}"))
+    inner = sorted(one.parent for pattern in FOLDERS for one in path.glob(f"{pattern}/{LINEAGE_FILE}"))
     alone = (path / LINEAGE_FILE).exists() or not inner
-    bare = [one for one in path.glob("checkpoints/step-*") if one.is_dir() and one not in inner]
+    bare = [one for pattern in FOLDERS for one in path.glob(pattern) if one.is_dir() and one not in inner]
     folders = [path] if alone else sorted([*inner, *bare])
     reports = [verify_lineage(one, key=key, require_signed=require_signed) for one in folders]
     if reports[0].usage:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import os
 from collections.abc import Generator
 from pathlib import Path
-from typing import Any
 
 from lgov_core.errors import TrainError
 from lgov_core.settings import without_password
+from lgov_core.train.file_lock import HeldByAnother, hold
 
 #: Names lgov's lock among the advisory locks of a PostgreSQL database.
 _POSTGRES_LOCK = 0x6C676F76
@@ -31,34 +30,14 @@ def only_trainer(place: str) -> Generator[None]:
 @contextlib.contextmanager
 def _file(place: str) -> Generator[None]:
     path = Path(f"{place.removeprefix('sqlite:///')}.trainer")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        file = path.open("a+")
-    except OSError as error:
-        raise TrainError(f"{path} cannot be written: {error.strerror or error}") from error
-    with file:
+    with contextlib.ExitStack() as held:
         try:
-            _lock(file)
+            held.enter_context(hold(path))
+        except HeldByAnother as error:
+            raise _refused(place, f"process {error.holder}" if error.holder else "another process") from error
         except OSError as error:
-            file.seek(0)
-            holder = file.read().strip()
-            raise _refused(place, f"process {holder}" if holder else "another process") from error
-        file.truncate(0)
-        file.write(f"{os.getpid()}\n")
-        file.flush()
+            raise TrainError(f"{path} cannot be written: {error.strerror or error}") from error
         yield
-
-
-def _lock(file: Any) -> None:
-    try:
-        import fcntl
-    except ImportError:  # Windows
-        import msvcrt
-
-        file.seek(0)
-        msvcrt.locking(file.fileno(), msvcrt.LK_NBLCK, 1)  # type: ignore[attr-defined]
-        return
-    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
 @contextlib.contextmanager

@@ -6,9 +6,12 @@ import contextlib
 import socket
 import threading
 from collections.abc import Callable, Generator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from lgov_core.audit import default_signer
+from lgov_core.audit.keys import default_key_path
 from lgov_core.client import Client
 from lgov_core.client.agent_name import load_agent
 from lgov_core.client.tasks import read_tasks
@@ -20,7 +23,7 @@ from lgov_core.server.verl_recipe import verl_job
 from lgov_core.train.registry import TrainingJob
 from lgov_core.train.settings import TrainSettings
 from lgov_core.train.verl.job import VerlJob
-from lgov_core.train.verl.run import check_verl, run_verl
+from lgov_core.train.verl.run import VerlReport, check_verl, run_verl
 
 #: Seconds between two looks whether the server is there.
 _LOOK_S = 0.5
@@ -42,22 +45,49 @@ def run_on_verl(job: TrainingJob) -> Mapping[str, Any]:
     folder = job.folder.absolute()
     made = verl_job(settings, run_id=f"verl-{folder.name}", folder=folder, tasks=len(tasks), port=_free_port())
     check_verl()
-    if not job.resume and (folder / "checkpoints").exists():
+    made = replace(made, stated=_stated(settings))
+    if not job.resume and any((folder / name).exists() for name in ("checkpoints", "transitions", "metrics.jsonl")):
         raise SettingsError(
             f"{folder} holds a training already", hint="go on with --resume, or choose another --folder"
         )
     if settings.data.test is not None:
         job.say("note: held-out tasks are not run on verl; lgov eval runs them with a checkpoint")
     from lgov_core.train.loop import Task
+    from lgov_core.train.verl.resume import left_by
 
-    keep_tasks(folder, tasks)
     numbered = [Task(f"train-{number:06d}", {"task": task, "mode": "train"}) for number, task in enumerate(tasks)]
+    left = left_by(made, numbered)
+    if made.update.kl > 0 and made.credit.weighting != "tokens":
+        job.say(f"note: on verl the KL counts every token the same, not {made.credit.weighting} as the loss does")
+    if left.step == made.steps:
+        job.say(f"all {left.step} steps are done")
+        return _figures(folder, run_verl(made, numbered))
+    keep_tasks(folder, tasks)
+    if left.begun:
+        job.say(f"going on from step {left.step}, with the batches of {left.replayed} steps after it")
     job.say(f"starting Ray; everything goes to {folder}")
     with only_trainer(made.store), _client(agent, made, settings, folder) as trouble:
         try:
             report = run_verl(made, numbered)
         except TrainError as error:
             raise next((one for one in trouble if not isinstance(one, ClientError)), error) from error
+    return _figures(folder, report)
+
+
+def _stated(settings: TrainSettings) -> Mapping[str, Any]:
+    """What the checkpoints state of the run. Raises `PolicyError`, and `AuditError` for a key that cannot be used."""
+    from lgov_core.train.lineage import policy_facts
+
+    rules = settings.runtime.policy
+    return {
+        "model": settings.model.name,
+        "settings": settings.as_json(),
+        "policy": None if rules is None else policy_facts(rules),
+        "key": None if default_signer() is None else str(default_key_path().absolute()),
+    }
+
+
+def _figures(folder: Path, report: VerlReport) -> Mapping[str, Any]:
     return {
         "folder": str(folder),
         "updates": len(report.verl),

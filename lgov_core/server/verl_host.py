@@ -22,6 +22,7 @@ from lgov_core.server.routes import TrainRoutes
 from lgov_core.server.run_state import RunState
 from lgov_core.store import RolloutConfig, RolloutQueue
 from lgov_core.train.jobs import JobResult
+from lgov_core.train.metrics_log import MetricsLog
 from lgov_core.train.verl.job import VerlJob
 from lgov_core.types import Rollout
 
@@ -68,7 +69,13 @@ class DeskHost:
         options = job.options
         secret = options["key_secret_file"]
         keys = KeyRing(required=False) if secret is None else KeyRing(Path(secret).read_bytes().strip())
-        self._run = RunState(job.folder, 0, job.steps)
+        lines = MetricsLog(job.folder / "metrics.jsonl").lines()
+        self._known = {int(line["step"]) for line in lines if line.get("phase") == "train"}
+        before = RunState.unfinished(job.folder)
+        # The run that was killed is gone on with: who waited for it finds it again.
+        self._run = before if before is not None and before.steps == job.steps else RunState(job.folder, 0, job.steps)
+        self._run.lines(lines)
+        self._run.at(max(self._known, default=0))
         config = RolloutConfig(max_attempts=options["max_attempts"], timeout_s=options["timeout_s"], retry_delay_s=0.5)
         self._collector = QueueCollector(store, config, self._run.stop_asked.is_set)
         self._collector.cancel_left(job.run_id)
@@ -115,9 +122,11 @@ class DeskHost:
         return results
 
     def told(self, figures: Mapping[str, Any]) -> None:
-        """See `Host`."""
+        """See `Host`. A step that is made again has told its figures before."""
         step = int(figures["step"])
-        self._run.add(figures)
+        if step not in self._known:
+            self._known.add(step)
+            self._run.add(figures)
         self._run.at(step)
         if step >= self._steps:
             self._run.end("done")

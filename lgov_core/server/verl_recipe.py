@@ -13,8 +13,9 @@ from lgov_core.gateway.server import is_loopback
 from lgov_core.server.recipe import algorithm_for
 from lgov_core.server.verl_host import desk_options
 from lgov_core.train.config import UpdateConfig
-from lgov_core.train.registry import algorithm_name
+from lgov_core.train.registry import REINFORCEMENT, algorithm_name
 from lgov_core.train.settings import TrainSettings
+from lgov_core.train.verl.hydra_config import check_overrides
 from lgov_core.train.verl.job import VerlCluster, VerlJob, VerlUpdate
 
 #: The keys of the section ``verl``, by where they go, each with what may be written there.
@@ -27,7 +28,7 @@ _JOB: Final[Mapping[str, type]] = {"context_tokens": int, "temperature": float, 
 _LISTEN: Final[Mapping[str, type]] = {"listen": str, "key_secret_file": str}
 _WORDS: Final = {int: "a whole number", float: "a number", str: "text", bool: "true or false", list: "a list of texts"}
 
-_FORMS: Final[Mapping[str, Any]] = {"clip": "clip", "sequence": "gspo", "cispo": "cispo"}
+_FORMS: Final[Mapping[str, Any]] = {"clip": "clip", "sequence": "gspo", "cispo": "cispo", "plain": "plain"}
 #: What stands for no second bound: verl has no switch for it.
 _NO_DUAL_CLIP: Final = 1e9
 
@@ -60,6 +61,7 @@ def verl_job(settings: TrainSettings, *, run_id: str, folder: Path, tasks: int, 
         )
     own: dict[str, Any] = {name: section[name] for name in _JOB if name in section}
     own["overrides"] = tuple(own.get("overrides", ()))
+    check_overrides(own["overrides"])
     return VerlJob(
         run_id=run_id,
         folder=folder,
@@ -116,16 +118,19 @@ def verl_update(name: str, update: UpdateConfig, settings: TrainSettings, **more
     if made.get("critic"):
         raise SettingsError(
             f"{name} trains a critic beside the policy, which lgov does not do on verl",
-            hint="--backend torch, or another algorithm",
+            hint=f"--backend torch, or one of {', '.join(one for one in REINFORCEMENT if one != name)}",
         )
-    form = made.get("loss", "clip")
+    form = update.loss
+    if form not in _FORMS:
+        raise SettingsError(
+            f"{name} has the loss {form}, which verl does not know", hint=f"verl has {', '.join(_FORMS)}"
+        )
     if form == "plain" and (update.epochs > 1 or more.get("mini_batches", 1) > 1):
         raise SettingsError(f"{name} makes one step an update: nothing corrects for a second", hint="update_epochs: 1")
     rank = settings.model.lora_rank or 0
     return VerlUpdate(
         learning_rate=settings.training.learning_rate or (1e-5 if rank else 1e-6),
-        # Without a ratio, and with one step: the gradient of the clipped form at a ratio of 1 is the same.
-        loss=_FORMS.get(form, "clip"),
+        loss=_FORMS[form],
         clip_low=update.clip_low,
         clip_high=update.clip_high,
         dual_clip=made.get("dual_clip") or _NO_DUAL_CLIP,

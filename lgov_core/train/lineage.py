@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import platform
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
@@ -21,22 +21,24 @@ from lgov_core.errors import TrainError
 from lgov_core.policies import load_policy_file
 from lgov_core.train.batch_record import file_sha256, read_record
 from lgov_core.train.checkpoint import WEIGHTS_FILE, Checkpoint, complete_checkpoints, step_of
+from lgov_core.train.durable import write_whole
 from lgov_core.train.metrics_log import finite
 
-_PACKAGES = ("torch", "transformers", "peft", "safetensors")
+_PACKAGES = ("torch", "transformers", "peft", "safetensors", "verl", "ray")
 
 
 @dataclass(frozen=True, slots=True)
 class Facts:
     """What is true of a whole run.
 
-    ``model`` names what training began with, and ``start_sha256`` its weights (`weights_digest`, all of them). ``settings`` are
-    JSON values. ``policy`` is what `policy_facts` gives: None where the trainer does not know which rules are in force.
+    ``model`` names what training began with, and ``start_sha256`` its weights (`weights_digest`, all of them; None where they
+    are not at hand). ``settings`` are JSON values. ``policy`` is what `policy_facts` gives: None where the trainer does not
+    know which rules are in force.
     """
 
     run_id: str
     model: str
-    start_sha256: str
+    start_sha256: str | None
     seed: int | None = None
     settings: Mapping[str, Any] = field(default_factory=dict[str, Any])
     policy: Mapping[str, Any] | None = None
@@ -56,13 +58,21 @@ class Lineage:
         Raises `TrainError` when the data of an update is not on record, `AuditError` when the chain before cannot be read,
         and what the signer raises: a checkpoint of which nothing can be stated is not written.
         """
-        before = self._before(checkpoint.step)
+        # Statements begin where the first sealed checkpoint's parent is: without one, at the last that has none.
+        begin = self._unsealed(checkpoint.step)
+        self.state(partial, checkpoint.step, [WEIGHTS_FILE], self._before(checkpoint.step), begin=begin)
+
+    def state(self, folder: Path, step: int, weights: Sequence[str], before: Sequence[str], *, begin: int = 0) -> None:
+        """Writes ``lineage.jsonl`` into ``folder``: the lines ``before``, and a statement of all files that lie there.
+
+        ``weights`` are the names of those that the weights are in (safetensors). Without lines before, what is stated begins
+        after the step ``begin``. The file appears whole and on disk. Raises as `seal`, and `OSError`.
+        """
         parent = read_attestation(before[-1]) if before else None
         said = None if parent is None else parent.statement["predicate"]
-        # Statements begin where the first sealed checkpoint's parent is: without one, at the last that has none.
-        done = self._unsealed(checkpoint.step) if said is None else int(said["step"])
+        done = begin if said is None else int(said["step"])
         predicate = {
-            "step": checkpoint.step,
+            "step": step,
             "run_id": self.facts.run_id,
             "seed": self.facts.seed,
             "settings": finite(dict(self.facts.settings)),
@@ -73,14 +83,19 @@ class Lineage:
             "start": {"model": self.facts.model, "weights_sha256": self.facts.start_sha256, "step": done}
             if said is None
             else said["start"],
-            "data": [self._data(step) for step in range(done + 1, checkpoint.step + 1)],
+            "data": [self._data(number) for number in range(done + 1, step + 1)],
             "policy": self.facts.policy,
             "code": code_facts(),
-            "weights": {"file": WEIGHTS_FILE, "sha256": tensors_sha256(partial / WEIGHTS_FILE)},
+            "weights": {
+                "file": weights[0] if len(weights) == 1 else list(weights),
+                "sha256": tensors_sha256(*(folder / name for name in weights)),
+            },
         }
-        files = {path.name: file_sha256(path) for path in partial.iterdir() if path.name != LINEAGE_FILE}
+        paths = [path for path in folder.rglob("*") if path.is_file()]
+        files = {path.relative_to(folder).as_posix(): file_sha256(path) for path in paths}
+        files.pop(LINEAGE_FILE, None)
         line = attest(files, CHECKPOINT, predicate, self.signer)
-        (partial / LINEAGE_FILE).write_text("\n".join([*before, line]) + "\n", encoding="ascii")
+        write_whole(folder / LINEAGE_FILE, ("\n".join([*before, line]) + "\n").encode("ascii"))
 
     def _before(self, step: int) -> list[str]:
         """The lines of the newest checkpoint before ``step``; none when there is no such, or it has none."""

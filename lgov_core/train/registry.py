@@ -83,6 +83,11 @@ def find_run(algorithm: str, backend: str = "torch") -> Run:
         nearest = difflib.get_close_matches(backend, BACKENDS, n=1)
         hint = f"did you mean {nearest[0]}?" if nearest else f"there are {', '.join(BACKENDS)}"
         raise SettingsError(f"there is no backend {backend!r}", hint=hint)
+    if algorithm in OTHERS and backend != "torch":
+        raise SettingsError(
+            f"{algorithm} is not reinforcement learning, and {backend} runs no other",
+            hint=f"leave --backend out, or choose one of {', '.join(REINFORCEMENT)}",
+        )
     where = OTHERS.get(algorithm) or BACKENDS[backend][0]
     module, _, function = where.partition(":")
     try:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import threading
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,6 +15,7 @@ import pytest
 import torch
 
 from lgov_core.client import Client
+from lgov_core.client.wire import PROTOCOL, PROTOCOL_HEADER
 from lgov_core.errors import SettingsError, TrainError
 from lgov_core.gateway.protocol import ANY_MODEL
 from lgov_core.gateway.token_engine import SampledTokens, TokenEngine, TokenPrompt
@@ -21,6 +24,7 @@ from lgov_core.server.recipe import algorithm_for
 from lgov_core.server.verl_host import DeskHost, desk_options, keep_tasks, open_desk
 from lgov_core.server.verl_recipe import verl_job
 from lgov_core.store import open_store
+from lgov_core.train.metrics_log import MetricsLog
 from lgov_core.train.settings import TrainSettings, load_train_settings
 from lgov_core.train.verl.job import VerlJob
 from lgov_core.types import Rollout
@@ -108,6 +112,32 @@ def test_a_client_can_stop_the_job(host: DeskHost) -> None:
         host.collect_rollouts(rollouts(1), stop)
 
 
+def progress(host: DeskHost) -> dict[str, Any]:
+    asked = urllib.request.Request(f"{host.url}/train/progress?after=0", headers={PROTOCOL_HEADER: str(PROTOCOL)})
+    with urllib.request.urlopen(asked, timeout=60) as answer:
+        return json.load(answer)
+
+
+def test_a_job_that_goes_on_tells_its_earlier_figures_once(host: DeskHost, model_folder: Path, tmp_path: Path) -> None:
+    """Killed with step 1 acknowledged; step 1 is made again, its figures are told again, and nobody reads them twice."""
+    first = progress(host)
+    host.close()
+    MetricsLog(tmp_path / "metrics.jsonl").add("train", 1, {"reward": 0.25})
+    hosted = desk_options(host="127.0.0.1", port=0, algorithm="grpo", timeout_s=60.0, max_attempts=2)
+    job = VerlJob(
+        run_id="run", folder=tmp_path, model=str(model_folder), store=str(tmp_path / "store.sqlite"), steps=2, **hosted
+    )
+    text = load_model(model_folder, weights=False)
+    with contextlib.closing(open_store(job.store)) as store:
+        again = open_desk(job, TokenEngine(text, Weights(text), also=(ANY_MODEL,), max_new_tokens=4), store)
+        with contextlib.closing(again):
+            for step in (1, 2):
+                again.told({"phase": "train", "step": step, "reward": 0.25 * step})
+            found = progress(again)
+    assert [line["reward"] for line in found["metrics"]] == [0.25, 0.5]
+    assert (found["run"], found["state"]) == (first["run"], "done"), "who waited for the run finds it again"
+
+
 # ---------------------------------------------------------------------- settings
 
 
@@ -160,7 +190,7 @@ def test_left_to_themselves(tmp_path: Path) -> None:
     job = made("training: {algorithm: rloo}", tmp_path, tasks=20)
     assert (job.tasks_per_step, job.steps) == (20, 1), "a batch is never larger than the tasks"
     assert (job.options["host"], job.options["port"]) == ("127.0.0.1", 4321)
-    assert (job.update.loss, job.update.epochs, job.update.learning_rate) == ("clip", 1, 1e-6)
+    assert (job.update.loss, job.update.epochs, job.update.learning_rate) == ("plain", 1, 1e-6)
     assert made("training: {algorithm: gspo}", tmp_path).update.loss == "gspo"
     assert made("training: {algorithm: cispo}", tmp_path).update.loss == "cispo"
 

@@ -1,4 +1,4 @@
-"""The real verl on Ray, on the CPU, from end to end: three updates from rollouts of a governed LangChain agent.
+"""The real verl on Ray, on the CPU, from end to end: updates from rollouts of a governed LangChain agent, killed in the middle.
 
 ``make test-verl`` runs this in an environment of its own; elsewhere it is skipped.
 """
@@ -10,8 +10,11 @@ import json
 import os
 import subprocess
 import sys
+import time
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -25,8 +28,14 @@ for needed in ("verl", "langchain-openai"):
 
 import drawers  # noqa: E402
 
+from lgov_core.audit import make_key  # noqa: E402
+from lgov_core.audit.attestation import read_attestation  # noqa: E402
+from lgov_core.audit.lineage import read_lineage  # noqa: E402
+from lgov_core.audit.tensor_files import tensors_sha256  # noqa: E402
 from lgov_core.models import load_model  # noqa: E402
+from lgov_core.policies import load_policy_file  # noqa: E402
 from lgov_core.store import open_store  # noqa: E402
+from lgov_core.train.metrics_log import read_metrics  # noqa: E402
 from lgov_core.train.verl.run import VerlReport, read_report  # noqa: E402
 
 HERE = Path(__file__).parent
@@ -65,7 +74,7 @@ def config(folder: Path) -> str:
                 "group_size": GROUP,
                 "epochs": STEPS,
                 "steps": STEPS,
-                "checkpoint_every": 100,
+                "checkpoint_every": 2,
             },
             "runtime": {"nworkers": 16, "policy": str(folder / "policy.yaml")},
             "verl": {
@@ -81,6 +90,7 @@ def config(folder: Path) -> str:
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     made = tmp_path_factory.mktemp("verl")
+    make_key(made / "config" / "lgov" / "audit.key")
     drawers.taught_model(made / "model")
     (made / "policy.yaml").write_text(drawers.POLICY)
     (made / "config.yaml").write_text(config(made))
@@ -89,30 +99,60 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return made
 
 
-@pytest.fixture(scope="module")
-def report(folder: Path) -> VerlReport:
-    """One job for all tests, by the command that users have."""
+def command(folder: Path, *more: str) -> list[str]:
+    """What users write."""
+    return [
+        *(sys.executable, "-m", "lgov_core.cli", "train", str(folder / "config.yaml"), "--backend", "verl"),
+        *("--agent", f"{HERE / 'drawers.py'}:fetch", "--tasks", str(folder / "tasks.jsonl")),
+        *("--folder", str(folder / "run"), "--json", *more),
+    ]
+
+
+def start(folder: Path, log: Path, *more: str) -> subprocess.Popen[bytes]:
     environment = {
         **os.environ,
         "PYTHONPATH": os.pathsep.join([str(HERE), *filter(None, [os.environ.get("PYTHONPATH")])]),
+        "XDG_CONFIG_HOME": str(folder / "config"),
         "VERL_PLATFORM": "cpu",
         "VERL_USE_EXTERNAL_MODULES": "verl_on_cpu",
         "TOKENIZERS_PARALLELISM": "false",
-    }
-    command = [
-        *(sys.executable, "-m", "lgov_core.cli", "train", str(folder / "config.yaml"), "--backend", "verl"),
-        *("--agent", f"{HERE / 'drawers.py'}:fetch", "--tasks", str(folder / "tasks.jsonl")),
-        *("--folder", str(folder / "run"), "--json"),
-    ]
-    log = folder / "job.log"
-    for _ in range(3):
-        with log.open("wb") as output:
-            done = subprocess.run(command, env=environment, stdout=output, stderr=subprocess.STDOUT, timeout=1500)
         # Ray gives itself 30 s to start, which a busy machine may exceed.
-        if "timed out during startup" not in log.read_text():
-            break
-    assert done.returncode == 0, log.read_text()[-5000:]
-    return read_report(folder / "run", str(folder / "model"))
+        "RAY_raylet_start_wait_time_s": "600",
+    }
+    with log.open("ab") as output:
+        return subprocess.Popen(command(folder, *more), env=environment, stdout=output, stderr=subprocess.STDOUT)
+
+
+def until(there: Callable[[], bool], job: subprocess.Popen[bytes]) -> bool:
+    """Whether it came to that before the job ended."""
+    while job.poll() is None:
+        if there():
+            return True
+        time.sleep(0.05)
+    return there()
+
+
+@pytest.fixture(scope="module")
+def killed(folder: Path) -> list[dict[str, Any]]:
+    """The job is killed in the middle of the update of step 4, one step after the one that its checkpoint lacks.
+
+    What ``metrics.jsonl`` said then.
+    """
+    run, log = folder / "run", folder / "killed.log"
+    job = start(folder, log)
+    assert until((run / "transitions" / "step-000004.json").exists, job), log.read_text()[-5000:]
+    job.kill()
+    job.wait()
+    return read_metrics(run / "metrics.jsonl")
+
+
+@pytest.fixture(scope="module")
+def report(folder: Path, killed: list[dict[str, Any]]) -> VerlReport:
+    """One job for all tests, by the command that users have: killed once, and gone on with."""
+    assert killed
+    log = folder / "job.log"
+    assert start(folder, log, "--resume").wait(timeout=1500) == 0, log.read_text()[-5000:]
+    return read_report(folder / "run")
 
 
 def test_the_reward_rises(report: VerlReport) -> None:
@@ -166,3 +206,59 @@ def test_everything_is_on_record_and_the_last_weights_can_be_loaded(report: Verl
         name for name, tensor in last.module.state_dict().items() if not tensor.equal(first.module.state_dict()[name])
     ]
     assert changed
+
+
+def test_a_job_that_was_killed_goes_on_and_makes_no_update_twice(
+    report: VerlReport, folder: Path, killed: list[dict[str, Any]]
+) -> None:
+    """Checkpoints after steps 2, 4 and 5. Killed with 3 acknowledged, and the batch of 4 collected and not acknowledged."""
+    assert [line["step"] for line in killed] == [1, 2, 3]
+    lines = read_metrics(folder / "run" / "metrics.jsonl")
+    assert [(line["phase"], line["step"]) for line in lines] == [
+        *(("train", 1), ("train", 2), ("train", 3)),
+        *(("resume", 4), ("train", 4), ("train", 5)),
+    ]
+    assert lines[:3] == killed, "what was acknowledged stays as it was"
+    assert {name: lines[3][name] for name in ("checkpoint", "replayed", "acknowledged")} == {
+        "checkpoint": 2,
+        "replayed": 2,
+        "acknowledged": 1,
+    }
+    # Steps 3 and 4 were made of the batches on record: no agent ran for them again.
+    store = open_store(str(folder / "run" / "store.sqlite"))
+    try:
+        assert len(store.rollouts()) == STEPS * TASKS * GROUP
+    finally:
+        store.close()
+    # Step 3, made again from the checkpoint of step 2, is the update that it was.
+    (before,) = (json.loads(line) for line in (folder / "run" / "verl-1.jsonl").read_text().splitlines()[2:3])
+    (again,) = (step for step in report.verl if step["step"] == 3)
+    for name in ("actor/pg_loss", "actor/grad_norm"):
+        assert again["data"][name] == pytest.approx(before["data"][name], rel=1e-3, abs=1e-6), name
+
+
+def test_every_checkpoint_says_what_it_was_made_of(report: VerlReport, folder: Path) -> None:
+    verified = subprocess.run(
+        [sys.executable, "-m", "lgov_core.cli", "audit", "verify", str(folder / "run"), "--require-signed", "--json"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    found = json.loads(verified.stdout)["checkpoints"]
+    assert {one["step"]: one["batches_checked"] for one in found} == {2: 2, 4: 4, 5: 5}
+    assert report.model is not None
+    last = read_attestation(read_lineage(report.model)[-1]).statement["predicate"]
+    assert last["start"]["weights_sha256"] == tensors_sha256(folder / "model" / "model.safetensors")
+    assert last["policy"]["sha256"] == load_policy_file(folder / "policy.yaml").digest
+    assert (last["seed"], last["settings"]["training"]["algorithm"]) == (0, "dr_grpo")
+    assert last["code"]["verl"] == importlib.metadata.version("verl")
+
+
+def test_the_figures_are_those_of_every_run(report: VerlReport) -> None:
+    for step in report.steps:
+        # What was executed is what was asked for, less what was denied.
+        assert step["counts"]["tool_calls"] > step["counts"]["denied"]
+        assert step["counts"]["violations"] <= step["counts"]["denied"]
+        assert step["rewards"].keys() >= {"task", "return"}
+        assert step["rewards"]["task"]["mean"] == pytest.approx(step["reward"], abs=0.05)
+        assert 0 <= step["violation_rate"]["mean"] <= 1

@@ -7,16 +7,20 @@ from collections import Counter, defaultdict
 from collections.abc import Sequence
 from typing import Any
 
+from lgov_core.train.figures import step_figures
 from lgov_core.train.jobs import JobResult
 from lgov_core.transitions import CreditRules, TransitionSet, rollout_returns
 
 
-def figures(data: TransitionSet, results: Sequence[JobResult], rules: CreditRules) -> dict[str, Any]:
-    """Figures of one step.
+def figures(
+    data: TransitionSet, results: Sequence[JobResult], rules: CreditRules, *, dropped_spans: int = 0
+) -> dict[str, Any]:
+    """Figures of one step: those that every run has of its rollouts (`step_figures`), and these.
 
     ``reward`` is the mean of the task's reward over the rollouts that count, ``reward_air`` and the like those of the other
     channels, each with half the width of its 95 % interval (normal). ``mean_return`` is after the bounds of the channels.
-    ``weights_versions`` counts the calls that each version of the weights answered, ``counts`` what governors counted.
+    ``weights_versions`` counts the calls that each version of the weights answered, ``counts`` what governors counted in the
+    rollouts that can be trained on: ``tool_calls`` asked for, those of them ``denied`` (the others were executed), and so on.
     """
     earned: dict[str, dict[tuple[str, int], float]] = defaultdict(lambda: defaultdict(float))
     for one in data.transitions:
@@ -32,13 +36,10 @@ def figures(data: TransitionSet, results: Sequence[JobResult], rules: CreditRule
     for result in results:
         if result.outcome.trainable:
             counts.update({name: int(count) for name, count in result.counts.items()})
-    usable = [result for result in results if result.outcome.trainable]
     return {
         **found,
+        **step_figures(data, results, returns=returns, dropped_spans=dropped_spans),
         "mean_return": sum(returns.values()) / len(returns) if returns else 0.0,
-        "violation_rate": (
-            sum(result.counts.get("violations", 0) > 0 for result in usable) / len(usable) if usable else None
-        ),
         "outcomes": dict(Counter(result.outcome.value for result in results)),
         "counts": dict(counts),
         "transitions": len(data.transitions),

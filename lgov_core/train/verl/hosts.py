@@ -32,7 +32,10 @@ class Host(Protocol):
         ...
 
     def told(self, figures: Mapping[str, Any]) -> None:
-        """The figures of a step whose rollouts have been collected, ``step`` (from 1) among them."""
+        """The figures of a step whose rollouts are there, ``step`` (from 1) among them.
+
+        Of a step that is made again, after its job was killed, they come again.
+        """
         ...
 
     def close(self) -> None:

@@ -4,28 +4,85 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
-from lgov_core.errors import TrainError
+from lgov_core.errors import SettingsError, TrainError
+from lgov_core.train.verl.checkpoints import CALLBACK
 from lgov_core.train.verl.job import VerlJob, VerlUpdate
+from lgov_core.train.verl.resume import tasks_file
 
 #: The class that verl asks for rollouts, and the estimator that hands on lgov's advantages.
 MANAGER = "lgov_core.train.verl.manager.GovernedRollouts"
 ESTIMATOR = "lgov_precomputed"
 
-_LOSSES = {"clip": "vanilla", "gspo": "gspo", "cispo": "cispo"}
+_LOSSES = {"clip": "vanilla", "gspo": "gspo", "cispo": "cispo", "plain": "gpg"}
+
+#: What of verl's settings no override may touch, with what says it here: a job would learn something else than it says, or
+#: could not be gone on with. A name stands for all below it.
+OWNED: Final[Mapping[str, str]] = {
+    "algorithm": "training.algorithm",
+    "data.train_batch_size": "training.batch_size",
+    "data.gen_batch_size": "training.batch_size",
+    "data.train_files": "data.train",
+    "data.seed": "training.seed",
+    "data.shuffle": "training.seed",
+    "data.sampler": "training.seed",
+    "actor_rollout_ref.model.path": "model.name",
+    "actor_rollout_ref.rollout.n": "training.group_size",
+    "actor_rollout_ref.rollout.temperature": "verl.temperature",
+    "actor_rollout_ref.rollout.top_p": "verl.temperature",
+    "actor_rollout_ref.rollout.top_k": "verl.temperature",
+    "actor_rollout_ref.rollout.calculate_log_probs": "nothing: credit needs them",
+    "actor_rollout_ref.rollout.agent.agent_loop_manager_class": "nothing: these are lgov's rollouts",
+    "actor_rollout_ref.actor.policy_loss": "training.algorithm",
+    "actor_rollout_ref.actor.loss_agg_mode": "training.algorithm",
+    "actor_rollout_ref.actor.loss_scale_factor": "training.algorithm",
+    "actor_rollout_ref.actor.clip_ratio": "training.algorithm",
+    "actor_rollout_ref.actor.clip_ratio_low": "training.algorithm",
+    "actor_rollout_ref.actor.clip_ratio_high": "training.algorithm",
+    "actor_rollout_ref.actor.clip_ratio_c": "training.algorithm",
+    "actor_rollout_ref.actor.use_kl_loss": "training.kl_coef",
+    "actor_rollout_ref.actor.kl_loss_coef": "training.kl_coef",
+    "actor_rollout_ref.actor.kl_loss_type": "training.algorithm",
+    "actor_rollout_ref.actor.ppo_epochs": "training.update_epochs",
+    "actor_rollout_ref.actor.ppo_mini_batch_size": "verl.mini_batches",
+    "actor_rollout_ref.actor.checkpoint": "training.checkpoint_every",
+    "critic": "nothing: no critic is trained on verl",
+    "distillation": "nothing: no teacher is asked",
+    "reward": "the reward of the agent",
+    "trainer.v1": "nothing: each step waits for its rollouts",
+    "trainer.use_v1": "nothing: lgov's rollouts need it",
+    "trainer.critic_warmup": "nothing: no critic is trained on verl",
+    "trainer.total_training_steps": "training.steps",
+    "trainer.total_epochs": "training.epochs",
+    "trainer.save_freq": "training.checkpoint_every",
+    "trainer.default_local_dir": "--folder",
+    "trainer.del_local_ckpt_after_load": "nothing: the run must be able to go on",
+    "trainer.resume_mode": "--resume",
+    "trainer.resume_from_path": "--resume",
+    "trainer.checkpoint_callback_class": "nothing: it states what a checkpoint was made of",
+    "lgov": "the config file",
+}
+_OVERRIDE = re.compile(r"\s*(?:\+\+|\+|~)?\s*([^=@:\s]+)")
 
 
-def tasks_file(job: VerlJob) -> Path:
-    """Where the tasks are, as verl's dataset reads them."""
-    return job.folder / "tasks.parquet"
+def check_overrides(overrides: Sequence[str]) -> None:
+    """Raises `SettingsError` for an override of what lgov sets by the algorithm's name, or goes on by (`OWNED`)."""
+    for override in overrides:
+        match = _OVERRIDE.match(override)
+        name = (match.group(1) if match else override).replace("/", ".")
+        for owned, instead in OWNED.items():
+            if name == owned or name.startswith(f"{owned}.") or owned.startswith(f"{name}."):
+                raise SettingsError(f"the override {override!r} sets {owned}, which is lgov's", hint=f"set {instead}")
 
 
-def settings(job: VerlJob, tasks: int) -> dict[str, Any]:
+def settings(job: VerlJob, tasks: int, checkpoint: Path | None = None) -> dict[str, Any]:
     """The settings of verl by their dotted names, for a job with so many ``tasks``; a name with + is new to it.
 
+    verl goes on from ``checkpoint``, or begins with the first step.
     Raises `TrainError` for fewer tasks than one step takes.
     """
     if tasks < job.tasks_per_step:
@@ -36,6 +93,9 @@ def settings(job: VerlJob, tasks: int) -> dict[str, Any]:
     return {
         **_data(job),
         **_trainer(job, epochs),
+        "trainer.resume_mode": "disable" if checkpoint is None else "resume_path",
+        "trainer.resume_from_path": None if checkpoint is None else str(checkpoint),
+        "trainer.checkpoint_callback_class": CALLBACK,
         **_actor(job),
         **_update(job.update),
         **_servers(job),
@@ -49,15 +109,17 @@ def settings(job: VerlJob, tasks: int) -> dict[str, Any]:
     }
 
 
-def overrides(job: VerlJob, tasks: int) -> list[str]:
-    """`settings` as Hydra's command line writes them, then the job's own overrides."""
-    return [f"{name}={_written(value)}" for name, value in settings(job, tasks).items()] + list(job.overrides)
+def overrides(job: VerlJob, tasks: int, checkpoint: Path | None = None) -> list[str]:
+    """`settings` as Hydra's command line writes them, then the job's own overrides. Raises as `check_overrides`."""
+    check_overrides(job.overrides)
+    own = settings(job, tasks, checkpoint)
+    return [f"{name}={_written(value)}" for name, value in own.items()] + list(job.overrides)
 
 
-def composed(job: VerlJob, tasks: int) -> Any:
+def composed(job: VerlJob, tasks: int, checkpoint: Path | None = None) -> Any:
     """The whole configuration of verl (an OmegaConf ``DictConfig``), with the job itself under ``lgov``.
 
-    Raises `TrainError` for an override that verl does not know.
+    Raises `TrainError` for an override that verl does not know, and `SettingsError` as `check_overrides`.
     """
     import verl
     from hydra import compose, initialize_config_dir
@@ -69,7 +131,7 @@ def composed(job: VerlJob, tasks: int) -> Any:
     GlobalHydra.instance().clear()
     try:
         with initialize_config_dir(str(folder), version_base=None):
-            config: Any = compose("ppo_trainer", overrides=overrides(job, tasks))
+            config: Any = compose("ppo_trainer", overrides=overrides(job, tasks, checkpoint))
     except HydraException as error:
         raise TrainError(
             f"verl does not take these settings: {str(error).splitlines()[0]}",
@@ -82,8 +144,8 @@ def composed(job: VerlJob, tasks: int) -> Any:
 
 def _data(job: VerlJob) -> Mapping[str, Any]:
     return {
-        "data.train_files": str(tasks_file(job)),
-        "data.val_files": str(tasks_file(job)),
+        "data.train_files": str(tasks_file(job.folder)),
+        "data.val_files": str(tasks_file(job.folder)),
         "data.train_batch_size": job.tasks_per_step,
         "data.max_prompt_length": job.context_tokens - job.reply_tokens,
         "data.max_response_length": job.reply_tokens,
@@ -108,7 +170,6 @@ def _trainer(job: VerlJob, epochs: int) -> Mapping[str, Any]:
         "trainer.save_freq": job.checkpoint_every or job.steps,
         "trainer.default_local_dir": str(job.folder / "checkpoints"),
         "trainer.max_actor_ckpt_to_keep": 2,
-        "trainer.resume_mode": "auto",
     }
 
 

@@ -16,17 +16,18 @@ class VerlUpdate:
     """How verl changes the weights. What each call is worth is not said here: that is `CreditRules`, computed by lgov.
 
     ``loss`` is the policy-gradient form: ``clip`` (PPO's, with ``clip_low`` and ``clip_high``), ``gspo`` (the ratio of whole
-    sequences) or ``cispo``. ``dual_clip`` bounds the loss of tokens of negative advantage at that many times the
-    advantage (above 1). ``kl`` is the weight of the KL to the first weights (0: no reference model is kept), ``entropy``
-    that of the entropy bonus. ``epochs`` passes are made over the rows of a step, in ``mini_batches`` optimiser steps each (of
-    tasks_per_step / mini_batches x group rows; more rows make more steps). ``warmup_steps`` and ``schedule`` shape the
-    learning rate. ``max_ratio_weight`` truncates the importance weight between the server that sampled and the trainer
-    (None: no such correction). ``recompute`` False takes the server's log-probabilities for the old policy's and saves a
-    forward pass. ``lora_rank`` 0 trains all weights.
+    sequences), ``cispo``, or ``plain`` (no ratio: right for one step of the optimiser, so ``epochs`` and ``mini_batches`` must
+    be 1). ``dual_clip`` bounds the loss of tokens of negative advantage at that many times the advantage (above 1). ``kl`` is
+    the weight of the KL to the first weights (0: no reference model is kept), ``entropy`` that of the entropy bonus.
+    ``epochs`` passes are made over the rows of a step, in at most ``mini_batches`` optimiser steps each, however many rows it
+    has. ``warmup_steps`` and ``schedule`` shape the learning rate. ``max_ratio_weight`` truncates the importance weight
+    between the server that sampled and the trainer (None: no such correction). ``recompute`` False takes the server's
+    log-probabilities for the old policy's and saves a forward pass (there is then no such correction either).
+    ``lora_rank`` 0 trains all weights.
     """
 
     learning_rate: float = 1e-6
-    loss: Literal["clip", "gspo", "cispo"] = "clip"
+    loss: Literal["clip", "gspo", "cispo", "plain"] = "clip"
     clip_low: float = 0.2
     clip_high: float = 0.28
     dual_clip: float = 10.0
@@ -55,9 +56,11 @@ class VerlUpdate:
                 raise TrainError(f"VerlUpdate.{name} must be 1 or more, not {getattr(self, name)}")
         if not self.dual_clip > 1:
             raise TrainError(f"VerlUpdate.dual_clip must be above 1, not {self.dual_clip}")
-        for name, known in (("loss", ("clip", "gspo", "cispo")), ("schedule", ("constant", "cosine"))):
+        for name, known in (("loss", ("clip", "gspo", "cispo", "plain")), ("schedule", ("constant", "cosine"))):
             if getattr(self, name) not in known:
                 raise TrainError(f"VerlUpdate.{name} is {getattr(self, name)!r}", hint=f"one of {', '.join(known)}")
+        if self.loss == "plain" and (self.epochs > 1 or self.mini_batches > 1):
+            raise TrainError("a loss without a ratio is made in one step", hint="epochs and mini_batches of 1")
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +110,12 @@ class VerlJob:
     calls at another are left out and counted. A conversation has at most ``context_tokens`` tokens, a reply
     ``reply_tokens``. ``tool_format`` and ``served_as`` are as in the settings of a run. ``checkpoint_every`` steps a
     checkpoint is written (0: only the last). ``overrides`` are further settings of verl's own, as Hydra writes them
-    (``trainer.logger=[console,wandb]``), and win.
+    (``trainer.logger=[console,wandb]``), and win, but for those that say what is learnt
+    (`lgov_core.train.verl.hydra_config.check_overrides`).
+
+    ``stated`` is what the statements of its checkpoints say of the run and the job does not: ``settings``, ``policy``,
+    ``model`` and ``start_sha256`` as in `lgov_core.train.lineage.Facts`, and ``key``, the path of the key that signs them
+    (without: nothing does).
 
     Raises `TrainError` for a value without meaning.
     """
@@ -133,6 +141,7 @@ class VerlJob:
     served_as: str | None = None
     checkpoint_every: int = 10
     overrides: tuple[str, ...] = ()
+    stated: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
     def __post_init__(self) -> None:
         for name in ("steps", "tasks_per_step", "group", "reply_tokens"):

@@ -8,6 +8,7 @@ verl makes one `GovernedRollouts` in the process of its task runner, by the sett
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import json
 import time
@@ -26,13 +27,16 @@ from lgov_core.gateway.protocol import ANY_MODEL
 from lgov_core.gateway.token_engine import SampledTokens, TokenEngine, TokenPrompt
 from lgov_core.models import load_model
 from lgov_core.store import RolloutQueue, open_store
+from lgov_core.train.batch_record import BatchRecord
 from lgov_core.train.jobs import JobResult
 from lgov_core.train.verl import estimator
 from lgov_core.train.verl.figures import figures
 from lgov_core.train.verl.hosts import Host
 from lgov_core.train.verl.job import VerlJob
-from lgov_core.train.verl.rows import QueueRow, QueueRows, queue_rows
-from lgov_core.transitions import Selection, assign_credit, build_transitions
+from lgov_core.train.verl.resume import only_job
+from lgov_core.train.verl.rows import QueueRow, QueueRows, mini_batch_tasks, queue_rows
+from lgov_core.train.verl.steps import Steps
+from lgov_core.transitions import Selection, Transition, assign_credit, build_transitions
 from lgov_core.types import Rollout, new_id
 
 #: Kept so that nobody takes the import for an unused one: it registers the estimator in this process.
@@ -71,6 +75,8 @@ class GovernedRollouts:
         self.job = VerlJob.from_dict(OmegaConf.to_container(config.lgov, resolve=True))
         job = self.job
         job.folder.mkdir(parents=True, exist_ok=True)
+        self._alone = contextlib.ExitStack()
+        self._alone.enter_context(only_job(job.folder))
         self.store: RolloutQueue = open_store(job.store)
         self.store.fail_open_attempts("the run was interrupted")
         self.model = load_model(job.model, weights=False, tool_format=job.tool_format)
@@ -84,6 +90,9 @@ class GovernedRollouts:
         )
         module, _, function = job.host.partition(":")
         self.host: Host = getattr(importlib.import_module(module), function)(job, engine, self.store)
+        self.steps = Steps(job.folder)
+        self._config = config
+        self._before: int | None = None
         self._useless = 0
 
     @classmethod
@@ -103,57 +112,95 @@ class GovernedRollouts:
             _Prompt(str(uid), str(info["task_id"]), json.loads(info["payload"]))
             for uid, info in zip(_plain(batch["uid"]), _plain(batch["extra_info"]), strict=True)
         ]
+        self._begin(step)
         for prompt in prompts:
             transfer_queue.kv_put(key=prompt.uid, partition_id="train", tag={"status": "running"})
-        began = time.monotonic()
-        sessions, rollouts = self._rollouts(prompts)
-        results = self.host.collect_rollouts(rollouts)
-        self._check(results)
-        data = build_transitions(self.store, list(sessions), Selection(agents=self.job.agents))
-        data = assign_credit(data, self.job.credit)
-        update = self.job.update
-        made = queue_rows(
-            data.transitions,
-            sessions,
-            temperature=self.job.temperature,
-            context_tokens=self.job.context_tokens,
-            apart=update.loss == "gspo",
-            all_of_them=update.kl > 0 or update.entropy > 0,
-        )
+        found = self.steps.recorded(step)
+        record, transitions = self._collect(step, prompts) if found is None else found
+        made = self._rows(transitions, prompts)
         rows = list(made.rows) or [self._nothing(prompts[0], made, step)]
+        self._one_update_of(len(rows))
         keys, fields, tags = _queued(rows, step)
         transfer_queue.kv_batch_put(
             keys=keys, fields=list_of_dict_to_tensordict(fields), tags=tags, partition_id="train"
         )
         for prompt in prompts:
             transfer_queue.kv_put(key=prompt.uid, partition_id="train", tag={"status": "finished"})
-        line = {
-            "phase": "train",
-            "step": step,
-            **figures(data, results, self.job.credit),
-            "rows": len(made.rows),
-            "left_out": dict(made.left_out),
-            "collect_s": round(time.monotonic() - began, 3),
-        }
-        with (self.job.folder / "metrics.jsonl").open("a", encoding="utf-8") as file:
-            file.write(json.dumps(line) + "\n")
-        self.host.told(line)
+        self.host.told({"phase": "train", "step": step, **record.figures})
 
     def close(self) -> None:
         """Ends workers and endpoint. verl does not call it: at the end of a job its process ends."""
         self.host.close()
         self.store.close()
+        self._alone.close()
 
-    def _rollouts(self, prompts: Sequence[_Prompt]) -> tuple[dict[str, tuple[str, int]], list[Rollout]]:
-        """Every task's group of rollouts; and for each its group and number in it."""
+    def _begin(self, step: int) -> None:
+        """The rollouts of ``step`` are asked for: so the update before is made, and the servers have its weights."""
+        if self._before is None:
+            self.steps.metrics.repair()
+            if step > 1 or self.steps.waiting(0):
+                self.steps.resumed(self.job.run_id, step - 1)
+        elif step != self._before + 1:
+            raise TrainError(f"verl asks for the rollouts of step {step} after those of step {self._before}")
+        self._before = step
+        if step > 1:
+            self.steps.acknowledge(step - 1)
+
+    def _collect(self, step: int, prompts: Sequence[_Prompt]) -> tuple[BatchRecord, Sequence[Transition]]:
+        """Has a step's rollouts run, and puts on record what came of them."""
+        began = time.monotonic()
+        rollouts = [
+            Rollout(new_id("ro"), prompt.task_id, self.job.run_id, dict(prompt.payload))
+            for prompt in prompts
+            for _ in range(self.job.group)
+        ]
+        results = self.host.collect_rollouts(rollouts)
+        self._check(results)
+        ids = [rollout.rollout_id for rollout in rollouts]
+        data = build_transitions(self.store, ids, Selection(agents=self.job.agents))
+        data = assign_credit(data, self.job.credit)
+        made = self._rows(data.transitions, prompts)
+        known = {
+            **figures(data, results, self.job.credit, dropped_spans=self.store.dropped_spans),
+            "rows": len(made.rows),
+            "left_out": dict(made.left_out),
+            "collect_s": round(time.monotonic() - began, 3),
+        }
+        return self.steps.record(step, data.transitions, known), data.transitions
+
+    def _rows(self, transitions: Sequence[Transition], prompts: Sequence[_Prompt]) -> QueueRows:
+        """The rows of a step. Raises `TrainError` for transitions of other tasks than verl asks for."""
+        uids = {prompt.task_id: prompt.uid for prompt in prompts}
+        numbers: Counter[str] = Counter()
         sessions: dict[str, tuple[str, int]] = {}
-        rollouts: list[Rollout] = []
-        for prompt in prompts:
-            for session in range(self.job.group):
-                rollout = Rollout(new_id("ro"), prompt.task_id, self.job.run_id, dict(prompt.payload))
-                sessions[rollout.rollout_id] = (prompt.uid, session)
-                rollouts.append(rollout)
-        return sessions, rollouts
+        for one in transitions:
+            if one.task_id not in uids:
+                raise TrainError(
+                    f"the batch on record is of task {one.task_id}, which verl does not ask for now",
+                    hint="the run cannot be gone on with: its tasks or their order are others",
+                )
+            if one.rollout_id not in sessions:
+                sessions[one.rollout_id] = (uids[one.task_id], numbers[one.task_id])
+                numbers[one.task_id] += 1
+        update = self.job.update
+        return queue_rows(
+            transitions,
+            sessions,
+            temperature=self.job.temperature,
+            context_tokens=self.job.context_tokens,
+            apart=update.loss == "gspo",
+            all_of_them=update.kl > 0 or update.entropy > 0,
+        )
+
+    def _one_update_of(self, rows: int) -> None:
+        """Tells verl how large a mini-batch of this step is: its trainer reads that in every step, from here."""
+        job = self.job
+        self._config.actor_rollout_ref.actor.ppo_mini_batch_size = mini_batch_tasks(
+            rows,
+            group=job.group,
+            mini_batches=job.update.mini_batches,
+            shards=job.cluster.nodes * job.cluster.gpus,
+        )
 
     def _check(self, results: Sequence[JobResult]) -> None:
         """Raises `TrainError` when the machines failed every rollout of several steps in a row."""

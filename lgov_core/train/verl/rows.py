@@ -11,6 +11,7 @@ mean over all tokens is the weighted sum. Where every token counts the same, the
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -91,6 +92,18 @@ def queue_rows(
         rows.append(_row(chain, f"{name}_{counts.get(name, 0)}", tokens))
         counts[name] = counts.get(name, 0) + 1
     return QueueRows(tuple(rows), left_out)
+
+
+def mini_batch_tasks(rows: int, *, group: int, mini_batches: int, shards: int) -> int:
+    """The ``ppo_mini_batch_size`` of verl for which so many rows make ``mini_batches`` optimiser steps at most.
+
+    It counts tasks: verl multiplies it by ``group``. verl has it fixed for a job, and would make a second step of the row
+    that is too many for the first: with a mean over a few tokens, and for a loss without a ratio of weights that are no
+    longer those that sampled. ``shards`` is how many parts a mini-batch must be divisible into.
+    """
+    least = math.ceil(rows / (mini_batches * group))
+    divisor = shards // math.gcd(shards, group)
+    return math.ceil(least / divisor) * divisor
 
 
 def _useless(chain: Chain, all_of_them: bool) -> str | None:

@@ -6,30 +6,36 @@ from __future__ import annotations
 import importlib.metadata
 import json
 import os
-import shutil
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lgov_core.errors import TrainError
-from lgov_core.train.verl.hydra_config import composed, tasks_file
+from lgov_core.train.durable import write_whole
+from lgov_core.train.metrics_log import MetricsLog, train_lines
+from lgov_core.train.verl.checkpoints import sealed_checkpoints, start_sha256, weights_folder
+from lgov_core.train.verl.hydra_config import composed
 from lgov_core.train.verl.job import VerlJob
+from lgov_core.train.verl.resume import left_by, task_rows, tasks_file
+from lgov_core.train.verl.steps import Steps
 
 if TYPE_CHECKING:
     from lgov_core.train.loop import Task
 
 #: The versions whose seams lgov uses: 0.9.0 renamed what 0.8 had, and 0.10 may do so again.
 _LOWEST, _BELOW = (0, 9, 1), (0, 10)
+#: verl's own figures, in the folder of the job.
+_FIGURES = "verl.jsonl"
 
 
 @dataclass(frozen=True, slots=True)
 class VerlReport:
     """What a job left behind.
 
-    ``steps`` are the lines of ``metrics.jsonl`` (one a step: returns, rewards by channel, outcomes, versions of the weights),
-    ``verl`` those of verl's own figures. ``model`` is the transformers folder of the last checkpoint, None where there is
-    none.
+    ``steps`` are the lines of ``metrics.jsonl`` about updates (one a step: returns, rewards by channel, outcomes, versions of
+    the weights), ``verl`` those of verl's own figures, of a step that was made again the later. ``model`` is the transformers
+    folder of the last finished checkpoint, None where there is none.
     """
 
     steps: tuple[dict[str, Any], ...]
@@ -59,42 +65,62 @@ def write_tasks(job: VerlJob, tasks: Sequence[Task]) -> Path:
     if not ids or len(set(ids)) < len(ids):
         what = "there are no tasks" if not ids else "two tasks have the same id"
         raise TrainError(what, hint="each task needs an id of its own: it names the group that is compared")
-    rows = [
-        {
-            "data_source": "lgov",
-            "prompt": [{"role": "user", "content": task.task_id}],
-            "extra_info": {"index": index, "task_id": task.task_id, "payload": json.dumps(dict(task.payload))},
-        }
-        for index, task in enumerate(tasks)
-    ]
-    return write_table(rows, _columns, tasks_file(job))
+    return write_table(task_rows(tasks), _columns, tasks_file(job.folder))
 
 
 def run_verl(job: VerlJob, tasks: Sequence[Task]) -> VerlReport:
     """Trains until the job's last step and returns what came of it. Blocks; Ray is stopped when this started it.
 
-    Goes on from the newest checkpoint in the job's folder, if there is one. The job and the whole configuration of verl are
-    written to ``verl.yaml``. Raises `TrainError`: verl is missing or of another version, settings that do not fit, or
-    what ended the job.
+    Goes on with what a job that ended early left in the folder: from its newest finished checkpoint, with the batches of the
+    steps behind that, and then with new rollouts. The job and the whole configuration of verl are written to ``verl.yaml``.
+    Raises `TrainError`: verl is missing or of another version, settings that do not fit, a folder that this job cannot go
+    on with (nothing is then written), or what ended the job.
     """
     check_verl()
+    left = left_by(job, tasks)
     job.folder.mkdir(parents=True, exist_ok=True)
+    if left.step:
+        steps = Steps(job.folder)
+        steps.metrics.repair()
+        steps.acknowledge(left.step)
+        if left.step == job.steps:
+            return read_report(job.folder)
+    else:
+        job = replace(job, stated={**job.stated, "start_sha256": start_sha256(job.model)})
     write_tasks(job, tasks)
     os.environ.setdefault("RAY_ENABLE_UV_RUN_RUNTIME_ENV", "0")
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    config = composed(job, len(tasks))
+    config = composed(job, len(tasks), left.checkpoint)
     from omegaconf import OmegaConf
 
-    OmegaConf.save(config, job.folder / "verl.yaml")
+    write_whole(job.folder / "verl.yaml", OmegaConf.to_yaml(config).encode())
+    _keep_figures(job.folder)
     _run(config)
-    return read_report(job.folder, job.model)
+    return read_report(job.folder)
 
 
-def read_report(folder: Path, model: str) -> VerlReport:
-    """What a job in ``folder`` has written so far; ``model`` is the one that it began with."""
+def read_report(folder: Path) -> VerlReport:
+    """What a job in ``folder`` has written so far."""
+    lines = MetricsLog(folder / "metrics.jsonl").lines()
+    figures = {line["step"]: line for path in (*_earlier(folder), folder / _FIGURES) for line in _lines(path)}
+    sealed = sealed_checkpoints(folder)
     return VerlReport(
-        _lines(folder / "metrics.jsonl"), _lines(folder / "verl.jsonl"), _newest_model(folder / "checkpoints", model)
+        tuple(train_lines(lines)),
+        tuple(figures[step] for step in sorted(figures)),
+        weights_folder(sealed[max(sealed)]) if sealed else None,
     )
+
+
+def _keep_figures(folder: Path) -> None:
+    """Puts aside the file of verl's figures, which every start begins anew."""
+    path = folder / _FIGURES
+    if path.exists():
+        os.replace(path, folder / f"verl-{len(_earlier(folder)) + 1}.jsonl")
+
+
+def _earlier(folder: Path) -> list[Path]:
+    found = {int(path.stem.removeprefix("verl-")): path for path in folder.glob("verl-[0-9]*.jsonl")}
+    return [found[number] for number in sorted(found)]
 
 
 def _run(config: Any) -> None:
@@ -143,21 +169,6 @@ def _told(error: Exception) -> TrainError:
     if "out of memory" in str(cause).lower():
         hint = "lower tokens_per_gpu or gpu_memory, or set offload"
     return TrainError(f"the job on verl ended: {message}", hint=hint)
-
-
-def _newest_model(checkpoints: Path, first: str) -> Path | None:
-    """The transformers folder of the newest checkpoint, completed with what verl does not copy."""
-    try:
-        newest = int((checkpoints / "latest_checkpointed_iteration.txt").read_text())
-    except (OSError, ValueError):
-        return None
-    model = checkpoints / f"global_step_{newest}" / "actor" / "huggingface"
-    if not any(model.glob("*.safetensors")):
-        return None
-    details = Path(first) / "lgov_model.json"
-    if details.is_file() and not (model / details.name).exists():
-        shutil.copyfile(details, model / details.name)
-    return model
 
 
 def _lines(path: Path) -> tuple[dict[str, Any], ...]:

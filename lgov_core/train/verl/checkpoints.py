@@ -1,0 +1,113 @@
+"""verl's checkpoints: what is stated of each, and which of them count.
+
+verl writes ``checkpoints/global_step_N``: in ``actor`` the state that it goes on from, in ``actor/huggingface`` the weights
+as a transformers folder. When everything is there it calls `Sealed.on_save`, which states in that folder what the weights
+were made of (`lgov_core.train.lineage`). A checkpoint without a statement was not finished, and does not count.
+
+Importing this module loads neither verl nor torch.
+"""
+
+# pyright: reportMissingImports=false
+from __future__ import annotations
+
+import re
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from lgov_core.audit import default_signer
+from lgov_core.audit.lineage import LINEAGE_FILE, read_lineage
+from lgov_core.audit.tensor_files import tensors_sha256
+from lgov_core.errors import TrainError
+from lgov_core.train.durable import sync_file
+from lgov_core.train.verl.job import VerlJob
+from lgov_core.train.verl.steps import Steps
+
+if TYPE_CHECKING:
+    from lgov_core.train.lineage import Lineage
+
+#: The class that verl tells of its checkpoints, for ``trainer.checkpoint_callback_class``.
+CALLBACK: Final = "lgov_core.train.verl.checkpoints.Sealed"
+_NAME = re.compile(r"global_step_(\d+)")
+#: What lgov knows of a model beyond transformers: verl does not copy it.
+_DETAILS = "lgov_model.json"
+
+
+def weights_folder(checkpoint: Path) -> Path:
+    """The transformers folder in a checkpoint of verl's."""
+    return checkpoint / "actor" / "huggingface"
+
+
+def sealed_checkpoints(folder: Path) -> dict[int, Path]:
+    """The checkpoints of the job in ``folder`` that count, by their steps, oldest first."""
+    found = {
+        int(match.group(1)): path
+        for path in (folder / "checkpoints").glob("global_step_*")
+        if (match := _NAME.fullmatch(path.name)) and (weights_folder(path) / LINEAGE_FILE).is_file()
+    }
+    return dict(sorted(found.items()))
+
+
+def start_sha256(model: str) -> str | None:
+    """The digest of the weights in a model's folder; None when it is no folder here, or holds none as safetensors."""
+    files = sorted(Path(model).glob("*.safetensors"))
+    return tensors_sha256(*files) if files else None
+
+
+class Sealed:
+    """What verl calls after each checkpoint; made by verl, with its configuration, in the process of its task runner."""
+
+    def __init__(self, config: Any = None) -> None:
+        from omegaconf import OmegaConf
+
+        values: Any = OmegaConf.to_container(config.lgov, resolve=True)
+        self.job = VerlJob.from_dict(values)
+
+    def on_save(self, *, global_step: int, checkpoint_dir: str, async_save: bool = False, **_: Any) -> None:
+        """States what the checkpoint was made of, and acknowledges its update.
+
+        Raises `TrainError` when that cannot be: the job then ends, and goes on from the checkpoint before.
+        """
+        if async_save:
+            raise TrainError("verl writes checkpoints while it trains on", hint="leave checkpoint.async_save out")
+        seal(self.job, global_step, Path(checkpoint_dir))
+        Steps(self.job.folder).acknowledge(global_step)
+
+
+def seal(job: VerlJob, step: int, checkpoint: Path) -> None:
+    """Writes the statement of a checkpoint whose files are all there. Raises `TrainError`, `AuditError`."""
+    folder = weights_folder(checkpoint)
+    weights = sorted(path.name for path in folder.glob("*.safetensors"))
+    if not weights:
+        raise TrainError(f"verl wrote no weights to {folder}", hint="leave actor.checkpoint.save_contents as it is")
+    try:
+        details = Path(job.model) / _DETAILS
+        if details.is_file():
+            shutil.copyfile(details, folder / _DETAILS)
+        for path in checkpoint.rglob("*"):
+            if path.is_file():
+                sync_file(path)
+        earlier = [path for number, path in sealed_checkpoints(job.folder).items() if number < step]
+        before = read_lineage(weights_folder(earlier[-1])) if earlier else []
+        _lineage(job).state(folder, step, weights, before)
+    except OSError as error:
+        raise TrainError(f"{folder} could not be sealed: {error}", hint="free some space") from error
+
+
+def _lineage(job: VerlJob) -> Lineage:
+    from lgov_core.train.lineage import Facts, Lineage
+
+    stated: Mapping[str, Any] = job.stated
+    facts = Facts(
+        run_id=job.run_id,
+        model=str(stated.get("model", job.model)),
+        start_sha256=stated.get("start_sha256"),
+        seed=job.seed,
+        settings=stated.get("settings") or {name: value for name, value in job.as_dict().items() if name != "stated"},
+        policy=stated.get("policy"),
+    )
+    key = stated.get("key")
+    # Without a key of the job's no other is looked for: the node may have one of somebody else's.
+    signer = None if key is None else default_signer(Path(key))
+    return Lineage(facts, folder=job.folder, signer=signer)

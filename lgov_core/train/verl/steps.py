@@ -1,0 +1,65 @@
+"""The steps of a job on disk: what each was made of before its update is made, and that it was made once it was.
+
+Of each step first the batch (``transitions/step-NNNNNN.parquet`` and ``.json``) becomes durable, then verl makes the update,
+and its line in ``metrics.jsonl`` acknowledges it: when verl asks for the next rollouts, or has written a checkpoint. A job that
+is killed between goes on from verl's newest checkpoint with the batches that are there, in place of new rollouts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from lgov_core.errors import TrainError
+from lgov_core.train.batch_record import BatchRecord, read_batch, read_record, write_batch
+from lgov_core.train.metrics_log import MetricsLog
+from lgov_core.transitions import Transition
+
+
+class Steps:
+    """The steps of the job in ``folder``. For the thread of verl's task runner; before it starts, for who starts it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.batches = folder / "transitions"
+        self.metrics = MetricsLog(folder / "metrics.jsonl")
+
+    def record(self, step: int, transitions: Sequence[Transition], figures: Mapping[str, Any]) -> BatchRecord:
+        """Makes a step's batch durable, with its figures. Raises `TrainError`."""
+        return write_batch(self.batches, step, transitions, figures)
+
+    def recorded(self, step: int) -> tuple[BatchRecord, list[Transition]] | None:
+        """The batch of a step that was collected before the job was killed. Raises `TrainError` when it is damaged."""
+        return read_batch(self.batches, step)
+
+    def acknowledge(self, step: int) -> None:
+        """Says that the update of a step is made, once: a line in ``metrics.jsonl``. Raises `TrainError`."""
+        if step in self.acknowledged():
+            return
+        record = read_record(self.batches, step)
+        if record is None:
+            raise TrainError(f"update {step} was made, and its batch is not on record in {self.batches}")
+        self.metrics.add("train", step, record.figures)
+
+    def acknowledged(self) -> set[int]:
+        """The steps whose updates were made."""
+        return {int(line["step"]) for line in self.metrics.lines() if line.get("phase") == "train"}
+
+    def waiting(self, done: int) -> int:
+        """How many steps after ``done`` have a batch, one behind the other."""
+        count = 0
+        while read_record(self.batches, done + count + 1) is not None:
+            count += 1
+        return count
+
+    def resumed(self, run_id: str, checkpoint: int) -> None:
+        """Says in ``metrics.jsonl`` what the job goes on with (phase ``resume``), as other runs do."""
+        replayed = self.waiting(checkpoint)
+        again = range(checkpoint + 1, checkpoint + replayed + 1)
+        known = {
+            "run_id": run_id,
+            "checkpoint": checkpoint,
+            "replayed": replayed,
+            "acknowledged": len(self.acknowledged() & set(again)),
+        }
+        self.metrics.add("resume", checkpoint + replayed, known)
