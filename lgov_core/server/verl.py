@@ -33,7 +33,7 @@ def run_on_verl(job: TrainingJob) -> Mapping[str, Any]:
     """Trains with the agent of ``job`` on Ray and returns the result's figures. Raises `LgovError`.
 
     The agent runs in this process, or in processes of its own, as a client of the server in verl's task runner; clients on
-    other machines may join. Held-out tasks are not run: ``lgov eval`` does that with a checkpoint.
+    other machines may join. Held-out tasks are not run.
     """
     settings = job.settings
     if job.agent is None:
@@ -51,7 +51,7 @@ def run_on_verl(job: TrainingJob) -> Mapping[str, Any]:
             f"{folder} holds a training already", hint="go on with --resume, or choose another --folder"
         )
     if settings.data.test is not None:
-        job.say("note: held-out tasks are not run on verl; lgov eval runs them with a checkpoint")
+        job.say("note: held-out tasks are not run on verl")
     from lgov_core.train.loop import Task
     from lgov_core.train.verl.resume import left_by
 

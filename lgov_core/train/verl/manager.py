@@ -106,7 +106,7 @@ class GovernedRollouts:
         """One step's rollouts. ``batch`` is verl's: ``uid``, ``extra_info`` and ``global_steps`` are read."""
         validating = batch["validate"] if "validate" in batch else False  # noqa: SIM401 - a TensorDict, not a dict
         if validating:
-            raise TrainError("verl's validation runs no agents", hint="trainer.test_freq=-1; use lgov eval")
+            raise TrainError("verl's validation runs no agents", hint="trainer.test_freq=-1")
         step = int(_plain(batch["global_steps"]))
         prompts = [
             _Prompt(str(uid), str(info["task_id"]), json.loads(info["payload"]))
