@@ -74,7 +74,7 @@ def job_in(folder: Path, **changes: Any) -> VerlJob:
         "model": str(folder.parent / "model"),
         "store": "memory://",
         "host": "nobody:at_all",
-        "options": {},
+        "options": {"algorithm": "grpo"},
         "steps": 6,
         "tasks_per_step": 2,
         "group": 2,
@@ -192,6 +192,7 @@ def drop_tasks(job: VerlJob) -> None:
         ({"seed": 1}, None, r"begun with seed 0, and is to go on with 1"),
         ({"tasks_per_step": 4}, None, "begun with tasks_per_step 2, and is to go on with 4"),
         ({"group": 3}, None, "begun with group 2"),
+        ({"options": {"algorithm": "gspo"}}, None, "begun with algorithm 'grpo', and is to go on with 'gspo'"),
         ({"model": "other"}, None, "begun with model"),
         ({"update": VerlUpdate(loss="gspo")}, None, "begun with update.loss 'clip', and is to go on with 'gspo'"),
         ({"credit": CreditRules(scheme="identical")}, None, "begun with credit.scheme 'return_to_go'"),
@@ -221,7 +222,9 @@ def test_other_tasks_are_refused(job: VerlJob) -> None:
 
 
 def test_more_steps_and_other_ways_to_run_them_are_not_another_job(job: VerlJob) -> None:
-    other = replace(job, steps=60, checkpoint_every=1, options={"port": 1}, cluster=VerlCluster(offload=True))
+    other = replace(
+        job, steps=60, checkpoint_every=1, options={"algorithm": "grpo", "port": 1}, cluster=VerlCluster(offload=True)
+    )
     assert left_by(other, TASKS).step == 3
 
 

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
 #: What must be as it was: with others verl would take other tasks, or the updates behind a checkpoint would not be the same.
 _SAME: Final = (
-    "run_id", "model", "seed", "tasks_per_step", "group", "agents", "credit", "update", "temperature", "context_tokens",
-    "reply_tokens", "tool_format",
+    "algorithm", "run_id", "model", "seed", "tasks_per_step", "group", "agents", "credit", "update", "temperature",
+    "context_tokens", "reply_tokens", "tool_format",
 )  # fmt: skip
 _LOCK: Final = "verl.lock"
 #: Seconds that the processes of a job have to end after the one that started it was killed.
@@ -159,7 +159,8 @@ def _first_difference(name: str, new: Any, old: Any) -> tuple[str, Any, Any]:
 
 
 def _plain(job: VerlJob) -> dict[str, Any]:
-    return json.loads(json.dumps(job.as_dict()))
+    """The job as JSON values, with the name that people know its credit and update by."""
+    return {**json.loads(json.dumps(job.as_dict())), "algorithm": job.options.get("algorithm")}
 
 
 def _same_tasks(folder: Path, tasks: Sequence[Task]) -> None:
