@@ -18,6 +18,7 @@ from lgov_core.client.tasks import read_tasks
 from lgov_core.errors import ClientError, LgovError, SettingsError, TrainError
 from lgov_core.gateway.keys import KeyRing
 from lgov_core.server.one_trainer import only_trainer
+from lgov_core.server.recipe import extra_groups_for
 from lgov_core.server.verl_host import keep_tasks
 from lgov_core.server.verl_recipe import verl_job
 from lgov_core.train.registry import TrainingJob
@@ -57,6 +58,9 @@ def run_on_verl(job: TrainingJob) -> Mapping[str, Any]:
 
     numbered = [Task(f"train-{number:06d}", {"task": task, "mode": "train"}) for number, task in enumerate(tasks)]
     left = left_by(made, numbered)
+    if extra_groups_for(settings):
+        name = settings.training.algorithm
+        job.say(f"note: on verl {name} leaves groups out that are alike, and collects none in their place")
     if made.update.kl > 0 and made.credit.weighting != "tokens":
         job.say(f"note: on verl the KL counts every token the same, not {made.credit.weighting} as the loss does")
     if left.step == made.steps:
