@@ -98,9 +98,12 @@ class AgentRunner:
     ) -> None:
         check_agent(agent)
         self._agent = agent
+        self._governs = policy is not None or governor is not None
         self.notebook = Notebook()
         self._tally = Tally()
-        self._stack = contextlib.ExitStack()
+        self._stack, self._arms = contextlib.ExitStack(), contextlib.ExitStack()
+        self._lock = threading.Lock()
+        self._running, self._closed = 0, False
         plugins: list[object] = [StoreSink(self.notebook), self._tally]
         if rules is not None:
             plugins.insert(0, AirPlugin(rules))
@@ -130,6 +133,7 @@ class AgentRunner:
             if instrument:
                 self._arm(required=policy is not None)
         except BaseException:
+            self._arms.close()
             self._stack.close()
             raise
 
@@ -138,13 +142,37 @@ class AgentRunner:
         self.governor.plugins_changed()
 
     def close(self) -> None:
-        """Disarms what was armed, and closes the record."""
+        """Disarms what was armed, and closes the record.
+
+        An agent that was left behind in its thread and still runs does so governed: frameworks are disarmed when the last one
+        has ended. Under a policy of this runner's all it asks for is denied, for the record is closed.
+        """
+        with self._lock:
+            self._closed = True
+            disarm = not (self._governs and self._running)
+        if disarm:
+            self._arms.close()
         self._stack.close()
+
+    def _ended(self) -> None:
+        with self._lock:
+            self._running -= 1
+            disarm = self._closed and not self._running
+        if disarm:
+            self._arms.close()
 
     def run(self, given: Assignment) -> Report:
         """Runs the agent once. Raises nothing but what ends the process: whatever an agent does is an outcome."""
         scope = RolloutScope(given.rollout_id, given.attempt, task_id=given.task_id)
         resource = Resource(given.model_api, given.model, given.rollout_id, given.attempt, given.mode)
+        with self._lock:
+            self._running += 1
+        try:
+            return self._run(given, resource, scope)
+        finally:
+            self._ended()
+
+    def _run(self, given: Assignment, resource: Resource, scope: RolloutScope) -> Report:
         self.notebook.begin(given.key)
         try:
             value = self._called(resource, Task(given.task), scope, given.timeout_s)
@@ -193,7 +221,7 @@ class AgentRunner:
                         raise
                     _LOG.warning("%s is governed by somebody else here: its calls earn no AIR", adapter.name)
                     continue
-                self._stack.callback(adapter.disarm)
+                self._arms.callback(adapter.disarm)
                 armed += 1
         if required and not armed:
             raise ArmError(

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from lgov_core.commands.group import Exit, exit_status, json_option
 from lgov_core.commands.output import write_json, write_table
+
+if TYPE_CHECKING:
+    from lgov_core.trained.evaluation import EvaluationPlan
 
 
 @click.command("eval", epilog=exit_status(Exit.OK, Exit.FINDING, Exit.USAGE, Exit.INTERRUPTED))
@@ -49,13 +53,37 @@ def evaluate_command(
 
     read = read_tasks(tasks)
     function = load_agent(agent)
-    from lgov_core.trained.evaluation import EvaluationPlan, difference, evaluate
+    target = folder or Path("runs") / time.strftime("eval-%Y%m%d-%H%M%S")
+    try:
+        from lgov_core.trained.evaluation import EvaluationPlan
+
+        plan = EvaluationPlan(samples=samples, workers=nworkers, policy=policy, **more)
+        report = _measured(checkpoint, model, read, function, target, plan, start=start)
+    except KeyboardInterrupt:
+        raise KeyboardInterrupt(
+            f"interrupted; there is no result, and the rollouts that ended are in {target}"
+        ) from None
+    if as_json:
+        write_json(report)
+    else:
+        _write(report)
+
+
+def _measured(
+    checkpoint: Path,
+    model: str | None,
+    read: Sequence[Mapping[str, Any]],
+    function: Callable[..., Any],
+    target: Path,
+    plan: EvaluationPlan,
+    *,
+    start: bool,
+) -> dict[str, Any]:
+    from lgov_core.trained.evaluation import difference, evaluate
     from lgov_core.trained.model import load_trained, serve
 
     trained = load_trained(checkpoint, base=model)
-    plan = EvaluationPlan(samples=samples, workers=nworkers, policy=policy, **more)
-    target = folder or Path("runs") / time.strftime("eval-%Y%m%d-%H%M%S")
-    click.echo(f"{trained.path}: {len(read) * samples} rollouts, recorded in {target}", err=True)
+    click.echo(f"{trained.path}: {len(read) * plan.samples} rollouts, recorded in {target}", err=True)
     found = evaluate(trained.model, read, function, target / "checkpoint", plan)
     report: dict[str, Any] = {
         "checkpoint": str(trained.path),
@@ -69,10 +97,7 @@ def evaluate_command(
         channels = sorted({*found.channels, *before.channels})
         report["start"] = before.as_json()
         report["difference"] = {name: difference(found, before, name).as_json() for name in channels}
-    if as_json:
-        write_json(report)
-    else:
-        _write(report)
+    return report
 
 
 def _write(report: dict[str, Any]) -> None:

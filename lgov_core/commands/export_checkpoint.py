@@ -11,7 +11,7 @@ from lgov_core.commands.group import Exit, exit_status, json_option
 from lgov_core.commands.output import write_json
 
 
-@click.command("export", epilog=exit_status(Exit.OK, Exit.FINDING, Exit.USAGE))
+@click.command("export", epilog=exit_status(Exit.OK, Exit.FINDING, Exit.USAGE, Exit.INTERRUPTED))
 @click.argument("checkpoint", type=click.Path(path_type=Path))
 @click.argument("folder", type=click.Path(path_type=Path))
 @click.option(
@@ -31,8 +31,12 @@ def export_command(
     from lgov_core.trained.export import export
     from lgov_core.trained.model import load_trained
 
-    trained = load_trained(checkpoint, base=model)
-    target = export(trained, folder, form)
+    try:
+        trained = load_trained(checkpoint, base=model)
+        target = export(trained, folder, form)
+    except KeyboardInterrupt:
+        kept = f"{folder} is whole" if folder.exists() else f"there is no {folder}, run the same command again"
+        raise KeyboardInterrupt(f"interrupted; {kept}") from None
     if as_json:
         write_json({"folder": str(target), "format": form, "step": trained.step, "checkpoint": str(trained.path)})
     else:

@@ -63,7 +63,7 @@ class LazyGroup(click.Group):
 
     ``lazy`` maps a name to where the command is (``module:attribute``) and its line in the help, so that help needs
     none of them. An `LgovError` from a command becomes a message on standard error (as JSON if ``--json`` was given)
-    and an exit status; Ctrl-C becomes 130.
+    and an exit status; Ctrl-C becomes 130, with what the KeyboardInterrupt says.
     """
 
     def __init__(self, *args: Any, lazy: Mapping[str, tuple[str, str]], **kwargs: Any) -> None:
@@ -97,8 +97,8 @@ class LazyGroup(click.Group):
         except LgovError as error:
             _show(error, as_json=bool(ctx.meta.get(_JSON_WANTED)))
             ctx.exit(exit_of(error))
-        except (KeyboardInterrupt, click.Abort):
-            click.echo("interrupted", err=True)
+        except (KeyboardInterrupt, click.Abort) as error:
+            click.echo(str(error) or "interrupted", err=True)
             ctx.exit(Exit.INTERRUPTED)
 
 

@@ -14,6 +14,7 @@ from typing import Any
 import click
 
 from lgov_core.errors import LgovError, SettingsError
+from lgov_core.server.interruption import ENDING, interrupted
 
 
 def run_server(
@@ -33,6 +34,7 @@ def run_server(
     """Serves until SIGINT or SIGTERM; returns the exit status. Raises `LgovError`.
 
     The first signal lets the update in progress end and writes a checkpoint; the second ends at once.
+    SIGINT becomes a KeyboardInterrupt that says what is kept and how to go on.
     """
     from lgov_core.train.settings import load_train_settings
 
@@ -43,41 +45,43 @@ def run_server(
     # Threads that spin while they wait make everything crawl when something else wants the processor as well.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     say(f"loading {settings.model.name or 'the model'}")
-    from lgov_core.gateway.keys import KeyRing
-    from lgov_core.server.training import TrainingServer
+    server: TrainingServer | None = None
+    try:
+        from lgov_core.gateway.keys import KeyRing
+        from lgov_core.server.training import TrainingServer
 
-    keys = None if key_secret_file is None else KeyRing(_secret(key_secret_file))
-    if show_admin_key and keys is None:
-        raise SettingsError("there is no admin key without keys", hint="give --key-secret-file")
-    server = TrainingServer(
-        settings, folder=target, store=store, host=host, port=port, keys=keys, gpus=gpus, resume=resume
-    )
-    with server:
-        stop, interrupted = _on_signals(say)
-        say(f"training server on {server.url}, everything goes to {target}")
-        if show_admin_key and keys is not None:
-            say(f"admin key {keys.admin}")
-        server.serve(stop)
-    if interrupted.is_set():
-        say(f"ended; go on with --resume --folder {target}")
-        return 130
-    return 0
+        keys = None if key_secret_file is None else KeyRing(_secret(key_secret_file))
+        if show_admin_key and keys is None:
+            raise SettingsError("there is no admin key without keys", hint="give --key-secret-file")
+        with TrainingServer(
+            settings, folder=target, store=store, host=host, port=port, keys=keys, gpus=gpus, resume=resume
+        ) as server:
+            stop, asked = _on_signals(say)
+            say(f"training server on {server.url}, everything goes to {target}")
+            if show_admin_key and keys is not None:
+                say(f"admin key {keys.admin}")
+            server.serve(stop)
+        if not asked.is_set():
+            return 0
+        raise KeyboardInterrupt
+    except KeyboardInterrupt:
+        raise KeyboardInterrupt(interrupted(target, None if server is None else server.updates)) from None
 
 
 def _on_signals(say: Callable[[str], None]) -> tuple[threading.Event, threading.Event]:
-    stop, interrupted = threading.Event(), threading.Event()
+    stop, asked = threading.Event(), threading.Event()
 
     def handle(number: int, _frame: Any) -> None:
         if stop.is_set():
             raise KeyboardInterrupt
         if number == signal.SIGINT:
-            interrupted.set()
+            asked.set()
         stop.set()
-        say("ending after the update in progress; once more ends at once")
+        say(ENDING)
 
     signal.signal(signal.SIGINT, handle)
     signal.signal(signal.SIGTERM, handle)
-    return stop, interrupted
+    return stop, asked
 
 
 def _secret(path: Path) -> bytes:
@@ -119,7 +123,7 @@ def server_command(
     except LgovError as error:
         click.echo(f"error: {error}", err=True)
         status = 2 if isinstance(error, SettingsError) else 1
-    except KeyboardInterrupt:
-        click.echo("interrupted", err=True)
+    except KeyboardInterrupt as error:
+        click.echo(str(error) or "interrupted", err=True)
         status = 130
     raise SystemExit(status)

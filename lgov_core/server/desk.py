@@ -95,6 +95,7 @@ class Desk:
         self._folder, self._loop_id, self._about, self._timeout_s = folder, loop_id, about, timeout_s
         self._changed = threading.Condition()
         self._run: RunState | None = None
+        self._untold: RunState | None = None
         self._asked = False
         self._last_seen: dict[str, float] = {}
 
@@ -108,10 +109,11 @@ class Desk:
             asked, self._asked = self._asked, False
             return asked and not stop.is_set()
 
-    def begin(self, run: RunState) -> None:
-        """From here on ``run`` is the run."""
+    def begin(self, run: RunState, *, resumed: bool = False) -> None:
+        """From here on ``run`` is the run. One that is ``resumed`` is the next client's, even if it has ended by then."""
         with self._changed:
             self._run, self._asked = run, False
+            self._untold = run if resumed else None
             self._changed.notify_all()
 
     @property
@@ -149,12 +151,12 @@ class Desk:
             raise EndpointError("there are no tasks to train on", status=409, hint="call upload_data first")
         with self._changed:
             before = self._run
-            if before is None or before.ended:
+            if before is None or (before.ended and before is not self._untold):
                 self._asked = True
                 self._changed.notify_all()
                 if not self._changed.wait_for(lambda: self._run is not before, timeout=60.0):
                     raise EndpointError("the server is not ready", status=503, hint="try again in a moment")
-            run = self._run
+            run, self._untold = self._run, None
         assert run is not None
         return {"run": run.run_id, "steps": run.steps}
 
@@ -233,6 +235,8 @@ class Desk:
         run = self._run
         if run is None or (run_id is not None and run.run_id != run_id):
             raise EndpointError("this server has no such run any more", status=409, hint="train again")
+        if run_id is not None:
+            self._untold = None  # a client that knew it before the server was started again
         return run.progress(after)
 
     def stop(self) -> dict[str, Any]:

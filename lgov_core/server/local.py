@@ -8,17 +8,22 @@ from collections.abc import Generator, Mapping
 from pathlib import Path
 from typing import Any
 
-from lgov_core.client import Client
+from lgov_core.client import Client, TrainResult
 from lgov_core.client.agent_name import load_agent
+from lgov_core.client.attempts import Agent
 from lgov_core.client.tasks import read_tasks
 from lgov_core.errors import SettingsError
+from lgov_core.server.interruption import ENDING, interrupted
 from lgov_core.server.training import TrainingServer
 from lgov_core.train.registry import TrainingJob
 from lgov_core.train.settings import TrainSettings
 
 
 def run_local(job: TrainingJob) -> Mapping[str, Any]:
-    """Trains with the agent of ``job`` and returns the result's figures. Raises `LgovError`."""
+    """Trains with the agent of ``job`` and returns the result's figures. Raises `LgovError`.
+
+    Ctrl-C becomes a KeyboardInterrupt that says what is kept and how to go on.
+    """
     settings = job.settings
     if job.agent is None:
         raise SettingsError("no agent is named", hint="--agent module:function, or --agent file.py:function")
@@ -29,20 +34,12 @@ def run_local(job: TrainingJob) -> Mapping[str, Any]:
         read_tasks(train)  # before anything heavy is loaded: a broken line is told at once
     agent = load_agent(job.agent)
     job.say(f"loading {settings.model.name or 'the model'}; everything goes to {job.folder}")
-    with serving(settings, job.folder, resume=job.resume) as server:
-        client = Client(server.url)
-        if train is not None and not job.resume:
-            client.upload_data(train, settings.data.test)
-        runtime = settings.runtime
-        result = client.train(
-            agent,
-            nworkers=runtime.nworkers,
-            workers="threads" if runtime.workers == "threads" else "processes",
-            policy=runtime.policy,
-            audit=job.folder / "audit.db" if runtime.policy else None,
-            air_enabled=runtime.air_enabled,
-            auto_instrumentation=runtime.auto_instrumentation,
-        )
+    server: TrainingServer | None = None
+    try:
+        with serving(settings, job.folder, resume=job.resume) as server:
+            result = _trained(job, agent, server)
+    except KeyboardInterrupt:
+        raise KeyboardInterrupt(interrupted(job.folder, None if server is None else server.updates)) from None
     return {
         "folder": str(job.folder),
         "updates": result.updates,
@@ -52,11 +49,35 @@ def run_local(job: TrainingJob) -> Mapping[str, Any]:
     }
 
 
+def _trained(job: TrainingJob, agent: Agent, server: TrainingServer) -> TrainResult:
+    settings, runtime = job.settings, job.settings.runtime
+    client = Client(server.url)
+    try:
+        # One that was interrupted before it had any tasks gets them now.
+        if settings.data.train is not None and not (job.resume and server.desk.tasks.of("train")):
+            client.upload_data(settings.data.train, settings.data.test)
+        return client.train(
+            agent,
+            nworkers=runtime.nworkers,
+            workers="threads" if runtime.workers == "threads" else "processes",
+            policy=runtime.policy,
+            audit=job.folder / "audit.db" if runtime.policy else None,
+            air_enabled=runtime.air_enabled,
+            auto_instrumentation=runtime.auto_instrumentation,
+        )
+    except KeyboardInterrupt:
+        job.say(ENDING)
+        raise
+
+
 @contextlib.contextmanager
 def serving(
     settings: TrainSettings, folder: Path, *, store: str | None = None, resume: bool = False
 ) -> Generator[TrainingServer]:
-    """A training server of this process that trains in a thread of its own; ended, with a checkpoint, after the block."""
+    """A training server of this process that trains in a thread of its own; ended, with a checkpoint, after the block.
+
+    A KeyboardInterrupt while the update in progress ends gives that update up.
+    """
     stop = threading.Event()
     with TrainingServer(settings, folder=folder, store=store, resume=resume) as server:
         thread = threading.Thread(target=server.serve, args=(stop,), name="lgov-train", daemon=True)
@@ -65,4 +86,9 @@ def serving(
             yield server
         finally:
             stop.set()
-            thread.join()
+            try:
+                thread.join()
+            except KeyboardInterrupt:
+                server.give_up()
+                thread.join()
+                raise

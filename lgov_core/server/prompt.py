@@ -9,7 +9,6 @@ import os
 import random
 import time
 from collections.abc import Callable, Generator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final, cast
@@ -17,6 +16,7 @@ from typing import Any, Final, cast
 from lgov_core.client.agent_name import load_agent
 from lgov_core.client.attempts import AgentRunner
 from lgov_core.client.client import rules_in_use
+from lgov_core.client.left_behind import as_they_end
 from lgov_core.client.tasks import Resource, Task, read_tasks
 from lgov_core.client.wire import Assignment, Report
 from lgov_core.errors import SettingsError, TrainError
@@ -64,7 +64,7 @@ def run_prompt(job: TrainingJob) -> Mapping[str, Any]:
     critic = ChatCritic(
         critic_url, given.critic_model, key=os.environ.get(given.critic_key_env) or None, seed=settings.training.seed
     )
-    with contextlib.closing(critic), _rollouts(job, agent) as rollouts:
+    with _interrupted_with(job.folder), contextlib.closing(critic), _rollouts(job, agent) as rollouts:
 
         def score(template: str, numbers: Sequence[int]) -> Scored:
             return rollouts.scored(template, [tasks[number] for number in numbers] * given.repeats, "train")
@@ -102,6 +102,19 @@ def run_prompt(job: TrainingJob) -> Mapping[str, Any]:
     }
 
 
+@contextlib.contextmanager
+def _interrupted_with(folder: Path) -> Generator[None]:
+    """Says with the KeyboardInterrupt what there is."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        best = folder / BEST_FILE
+        kept = (
+            f"go on from the best so far with prompt.template: {best}" if best.exists() else "there is no version yet"
+        )
+        raise KeyboardInterrupt(f"interrupted; {kept} (in another --folder)") from None
+
+
 class _Rollouts:
     """Runs an agent with one template or another, and records it. For one thread."""
 
@@ -130,8 +143,10 @@ class _Rollouts:
         ]
         self._store.add_rollouts(rollouts)
         self.count += len(rollouts)
-        with ThreadPoolExecutor(self._settings.runtime.nworkers, thread_name_prefix="lgov-prompt") as pool:
-            reports = list(pool.map(self._run, rollouts))
+        workers = self._settings.runtime.nworkers
+        with contextlib.closing(as_they_end(self._run, rollouts, workers, name="lgov-prompt")) as running:
+            by_place = dict(running)
+        reports = [by_place[place] for place in range(len(rollouts))]
         said = self._said([rollout.rollout_id for rollout in rollouts])
         cases: list[Case] = []
         for rollout, task, report in zip(rollouts, tasks, reports, strict=True):

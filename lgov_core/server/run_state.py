@@ -79,11 +79,10 @@ class RunState:
         with self._lock:
             self._metrics = [dict(line) for line in lines[self.skip :]]
 
-    @property
-    def tested(self) -> bool:
-        """Whether the held-out tasks were run."""
+    def tested(self, updates: int) -> bool:
+        """Whether the held-out tasks were run after so many updates of the server."""
         with self._lock:
-            return any(line.get("phase") == "test" for line in self._metrics)
+            return any(line.get("phase") == "test" and line.get("step") == updates for line in self._metrics)
 
     def add(self, line: Mapping[str, Any]) -> None:
         """Figures of an update or an evaluation."""

@@ -6,6 +6,7 @@ import contextlib
 import json
 import math
 import random
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
@@ -17,6 +18,7 @@ from lgov_core.models import LanguageModel
 from lgov_core.server.recipe import device_for, load, policy_for
 from lgov_core.store import open_store
 from lgov_core.train.config import SupervisedConfig
+from lgov_core.train.durable import write_whole
 from lgov_core.train.imitation import Imitated, choose, imitation_rows, mean_loss
 from lgov_core.train.registry import TrainingJob
 from lgov_core.train.rows import TrainRow
@@ -40,6 +42,13 @@ def run_sft(job: TrainingJob) -> Mapping[str, Any]:
     """
     if job.traces is None:
         raise SettingsError("there are no recorded rollouts to learn from", hint="--traces STORE")
+    try:
+        return _trained(job)
+    except KeyboardInterrupt:
+        raise KeyboardInterrupt("interrupted; nothing of it is kept, run the same command again") from None
+
+
+def _trained(job: TrainingJob) -> Mapping[str, Any]:
     target = job.folder / MODEL_FOLDER
     if target.exists():
         raise SettingsError(f"{target} is there already", hint="choose another --folder")
@@ -66,7 +75,6 @@ def run_sft(job: TrainingJob) -> Mapping[str, Any]:
     after = mean_loss(policy.module, rows, tokens), mean_loss(policy.module, apart, tokens)
     if not all(math.isfinite(loss) for loss in after if loss is not None):
         raise TrainError("the loss is not a number after the last step", hint="lower training.learning_rate")
-    _save(model, dict(policy.served()), target)
     report = {
         "model": str(target),
         "kept_attempts": chosen.kept,
@@ -77,9 +85,8 @@ def run_sft(job: TrainingJob) -> Mapping[str, Any]:
         "loss": [before[0], after[0]],
         "held_out_loss": [before[1], after[1]],
     }
-    (job.folder / "sft.json").write_text(
-        json.dumps({**report, "traces": str(job.traces), "settings": job.settings.as_json()}, indent=2) + "\n"
-    )
+    about = {**report, "traces": str(job.traces), "settings": job.settings.as_json()}
+    _save(model, dict(policy.served()), target, json.dumps(about, indent=2) + "\n")
     return report
 
 
@@ -140,8 +147,8 @@ def _progress(job: TrainingJob, step: int, steps: int, loss: float) -> None:
         job.say(f"step {step} of {steps}, loss {loss:.4f}")
 
 
-def _save(model: LanguageModel, served: dict[str, torch.Tensor], target: Path) -> None:
-    """Puts the trained weights into ``model`` and writes it, under its name only when it is whole."""
+def _save(model: LanguageModel, served: dict[str, torch.Tensor], target: Path, about: str) -> None:
+    """Puts the trained weights into ``model`` and writes it, under its name only when it and what is said of it are whole."""
     own = model.module.state_dict()
     unknown = sorted(served.keys() - own.keys())
     if unknown:
@@ -150,5 +157,10 @@ def _save(model: LanguageModel, served: dict[str, torch.Tensor], target: Path) -
         for name, value in served.items():
             own[name].copy_(value)
     partial = target.with_name(f".{target.name}.partial")
-    model.save(partial)
-    partial.rename(target)
+    try:
+        shutil.rmtree(partial, ignore_errors=True)
+        model.save(partial)
+        write_whole(target.with_name("sft.json"), about.encode())
+        partial.rename(target)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)

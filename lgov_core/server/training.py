@@ -85,11 +85,17 @@ class TrainingServer:
         self._place = store or str(folder / "store.sqlite")
         self._host, self._port, self._gpus, self._resume = host, port, gpus, resume
         self._open = contextlib.ExitStack()
+        self._given_up = threading.Event()
 
     @property
     def url(self) -> str:
         """``http://host:port``."""
         return self._endpoint.url
+
+    @property
+    def updates(self) -> int:
+        """How many updates are done; none of them is lost, whatever happens now."""
+        return self._loop.done
 
     @property
     def store(self) -> RolloutQueue:
@@ -180,16 +186,22 @@ class TrainingServer:
 
     # ------------------------------------------------------------------ training
 
+    def give_up(self) -> None:
+        """Ends `serve` without the update in progress, at its next pass; it is made again with ``resume``. For any thread."""
+        self._given_up.set()
+
     def serve(self, stop: threading.Event) -> None:
         """Trains whenever a client asks, until ``stop`` is set: then the update in progress is finished and kept."""
         self._stop = stop
         run = RunState.unfinished(self.folder) if self._resume else None
+        resumed = run is not None
         while not stop.is_set():
             if run is None:
                 if not self.desk.asked(stop):
                     return
                 run = self._next_run()
-            self.desk.begin(run)
+            self.desk.begin(run, resumed=resumed)
+            resumed = False
             with _few_threads(self._small):
                 self._train(run)
             run = None
@@ -198,9 +210,12 @@ class TrainingServer:
         """The run that was stopped, or a new one."""
         before = self.desk.run or RunState.unfinished(self.folder)
         steps = self._steps()
-        if before is not None and before.stopped and before.first + before.steps > self._loop.done:
+        if before is not None and before.stopped and not self._complete(before):
             return RunState(self.folder, before.first, before.steps, skip=before.skip, run_id=before.run_id)
         return RunState(self.folder, self._loop.done, steps, skip=len(self._loop.run.metrics.lines()))
+
+    def _complete(self, run: RunState) -> bool:
+        return self._loop.done - run.first >= run.steps and not self._test_due(run)
 
     def _steps(self) -> int:
         training = self.settings.training
@@ -226,16 +241,18 @@ class TrainingServer:
         training, useless = self.settings.training, 0
         run.lines(self._loop.run.metrics.lines())
         run.at(self._loop.done - run.first)
-        if self._loop.done == run.first and not run.tested:
-            self._evaluate(run)
-        while (step := self._loop.done - run.first) < run.steps:
+        while not self._complete(run):
             if self._is_stopped():
                 raise Stopped
+            if self._test_due(run):
+                self._evaluate(run)
+                continue
+            step = self._loop.done - run.first
             later = range(step + 1, min(step + training.max_staleness + 1, run.steps))
             iteration = self._loop.iterate(
                 self._batch(run, step),
                 training.group_size,
-                run.stage,
+                self._stage,
                 self._figures,
                 [self._batch(run, number) for number in later],
                 self._further(run, step),
@@ -245,9 +262,19 @@ class TrainingServer:
             useless = useless + 1 if not any(result.outcome.trainable for result in iteration.results) else 0
             if useless >= _MOST_USELESS:
                 raise TrainError(*_why_useless(iteration.results))
-            last = self._loop.done - run.first == run.steps
-            if last or (training.evaluate_every and (step + 1) % training.evaluate_every == 0):
-                self._evaluate(run)
+
+    def _test_due(self, run: RunState) -> bool:
+        """Whether held-out tasks are to be run now, as they are before the first update and after the last."""
+        if not self.desk.tasks.of("test") or run.tested(self._loop.done):
+            return False
+        step, every = self._loop.done - run.first, self.settings.training.evaluate_every
+        return step == 0 or step >= run.steps or bool(every and step % every == 0)
+
+    def _stage(self, state: str, done: int, total: int) -> None:
+        if self._given_up.is_set():
+            raise Stopped
+        if self.desk.run is not None:
+            self.desk.run.stage(state, done, total)
 
     def _batch(self, run: RunState, step: int) -> list[Task]:
         training = self.settings.training
@@ -260,11 +287,10 @@ class TrainingServer:
     def _evaluate(self, run: RunState) -> None:
         """Every held-out task once, sampled as in training: greedy decoding hides what a policy would do."""
         tasks = [numbered("test", number, task) for number, task in enumerate(self.desk.tasks.of("test"))]
-        if tasks:
-            results = self._loop.collect(tasks, 1, lambda done, total: run.stage("testing", done, total))
-            line = {"phase": "test", "step": self._loop.done, **self._figures(results)}
-            self._loop.run.metrics.add("test", self._loop.done, line)
-            run.add(line)
+        results = self._loop.collect(tasks, 1, lambda done, total: run.stage("testing", done, total))
+        line = {"phase": "test", "step": self._loop.done, **self._figures(results)}
+        self._loop.run.metrics.add("test", self._loop.done, line)
+        run.add(line)
 
     def _figures(self, results: Sequence[JobResult]) -> dict[str, Any]:
         """Rewards by channel with their 95 % intervals (normal), outcomes, and what governors counted."""

@@ -5,12 +5,12 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, cast
 
 from lgov_core.client.attempts import Agent, AgentRunner
+from lgov_core.client.left_behind import as_they_end
 from lgov_core.client.wire import Assignment, Report
 from lgov_core.gateway.app import create_app
 from lgov_core.gateway.keys import KeyRing
@@ -106,7 +106,8 @@ def evaluate(
     """Runs ``agent(resource, task)`` on every task with ``model`` behind an endpoint of this process.
 
     ``folder`` gets the store and, under a policy, the audit record. ``progress(done, total)`` is called after each rollout.
-    Raises `LgovError` for what cannot be set up; what an agent does is an outcome.
+    Raises `LgovError` for what cannot be set up; what an agent does is an outcome. On Ctrl-C attempts are left behind, and
+    KeyboardInterrupt goes on.
     """
     plan = plan or EvaluationPlan()
     folder.mkdir(parents=True, exist_ok=True)
@@ -123,17 +124,14 @@ def evaluate(
         opened.callback(runner.close)
         sampler = _Sampler(store, keys, runner, server.url, model.name, plan)
         samples = [(number, task) for number, task in enumerate(tasks) for _ in range(plan.samples)]
-        pool = opened.enter_context(ThreadPoolExecutor(plan.workers, thread_name_prefix="lgov-eval"))
-        running = {pool.submit(sampler.run, f"task-{number:06d}", task): number for number, task in samples}
         reports: dict[int, list[tuple[Report, int]]] = {number: [] for number, _ in samples}
-        try:
-            for done, one in enumerate(as_completed(running), 1):
-                reports[running[one]].append(one.result())
-                if progress is not None:
-                    progress(done, len(samples))
-        except BaseException:
-            pool.shutdown(wait=False, cancel_futures=True)
-            raise
+        running = opened.enter_context(
+            contextlib.closing(as_they_end(sampler.run, samples, plan.workers, name="lgov-eval"))
+        )
+        for done, (at, report) in enumerate(running, 1):
+            reports[samples[at][0]].append(report)
+            if progress is not None:
+                progress(done, len(samples))
     return EvaluationResult(tuple(_score(reports[number]) for number in sorted(reports)), str(place))
 
 
@@ -162,8 +160,10 @@ class _Sampler:
         )
         self._run_id = new_id("eval")
 
-    def run(self, task_id: str, task: Mapping[str, Any]) -> tuple[Report, int]:
-        """The report of the last try, and how many model calls it made."""
+    def run(self, sample: tuple[int, Mapping[str, Any]]) -> tuple[Report, int]:
+        """The report of the last try of a task, which is given with its number, and how many model calls it made."""
+        number, task = sample
+        task_id = f"task-{number:06d}"
         rollout = Rollout(new_id("ro"), task_id, self._run_id, {"task": dict(task), "mode": "test"})
         self._store.add_rollouts([rollout])
         report = Report(Outcome.INFRASTRUCTURE, error="it was never begun")

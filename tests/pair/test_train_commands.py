@@ -19,8 +19,10 @@ import pytest
 
 from lgov_core import Client
 from lgov_core.errors import TrainError
+from lgov_core.server.local import serving
 from lgov_core.store import open_store
 from tests.pair import pair_agents as agents
+from tests.pair.conftest import settings
 
 ROOT = Path(__file__).parents[2]
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
@@ -186,6 +188,40 @@ def test_a_run_that_a_client_stops_ends_with_a_checkpoint_and_the_next_goes_on(
     progress = server.desk.progress(None, 0)
     assert 1 <= progress["step"] < 50
     assert list((tmp_path / "run" / "checkpoints").iterdir())
+
+
+def test_a_run_that_ended_before_its_last_test_makes_up_for_that_and_nothing_else(
+    model_folder: Path, tmp_path: Path
+) -> None:
+    chosen = settings(model_folder, steps=1, batch_size=1, group_size=2)
+    with serving(chosen, tmp_path / "run") as server:
+        client = Client(server.url, quiet=True)
+        client.upload_data(TASKS, TASKS)
+
+        def stopping(resource: Any, task: Any) -> float:
+            if resource.mode == "test" and server.updates == 1:
+                Client(server.url, quiet=True).stop()
+            return agents.digits(resource, task)
+
+        for _ in range(2):  # it is stopped, gone on with, and stopped again
+            with pytest.raises(TrainError, match="was stopped at the server"):
+                client.train(stopping, nworkers=1)
+            assert server.updates == 1
+    with serving(chosen, tmp_path / "run", resume=True) as server:
+        client = Client(server.url, quiet=True)
+        result = client.train(agents.digits)
+        assert (server.updates, result.updates, len(result.test_curves["reward"])) == (1, 1, 2)
+        state = server.desk.run
+        assert client.train(agents.digits).updates == 1
+        assert server.desk.run is not state, "the next one is a run of its own"
+        assert server.updates == 2
+    # Killed between its last line of figures and its end: the client that comes then is told how it ended.
+    known = json.loads((tmp_path / "run" / "run.json").read_text())
+    (tmp_path / "run" / "run.json").write_text(json.dumps({**known, "ended": False}))
+    with serving(chosen, tmp_path / "run", resume=True) as server:
+        until(lambda: server.desk.run is not None and server.desk.run.ended, "the run has ended")
+        assert Client(server.url, quiet=True).train(agents.digits).updates == 1
+        assert server.updates == 2
 
 
 def test_lgov_train_runs_a_training_from_files(model_folder: Path, tmp_path: Path) -> None:

@@ -27,6 +27,7 @@ from lgov_core.train.segment_attention import Segments, attending, flex_rule, se
 from lgov_core.train.tree_layout import TokenTrie, common_prefix, pack_rows  # noqa: E402
 from lgov_core.train.update import PolicyUpdate  # noqa: E402
 from lgov_core.transitions.tree import make_nodes  # noqa: E402
+from tests.double_precision import double  # noqa: E402
 
 VOCABULARY = 13
 EXACT = settings(max_examples=15, deadline=None, derandomize=True)
@@ -53,16 +54,6 @@ def llama(seed: int = 0, **changes: Any) -> Any:
     }
     torch.manual_seed(seed)
     return transformers.LlamaForCausalLM(transformers.LlamaConfig(**{**sizes, **changes})).eval()
-
-
-def double(module: Any) -> Any:
-    """In double precision throughout: transformers' own norm computes in single precision whatever the model's type."""
-    for name, part in list(module.named_modules()):
-        if type(part).__name__.endswith("RMSNorm"):
-            norm = torch.nn.RMSNorm(part.weight.shape, eps=part.variance_epsilon)
-            norm.weight = part.weight
-            module.set_submodule(name, norm)
-    return module.double()
 
 
 @functools.cache

@@ -1,0 +1,48 @@
+"""Attempts in threads that are left behind when nobody wants them any more: an agent that hangs keeps no program running."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable, Generator, Sequence
+from typing import TypeVar
+
+Given = TypeVar("Given")
+Found = TypeVar("Found")
+
+
+def as_they_end(
+    run: Callable[[Given], Found], given: Sequence[Given], threads: int, name: str
+) -> Generator[tuple[int, Found]]:
+    """Calls ``run`` with each of ``given``, so many at a time; yields the place and what came back, as they end.
+
+    Raises what ``run`` raised. Once the generator is closed, or has raised, nothing more is begun; what runs goes on in daemon
+    threads, and what comes of it is forgotten. For one thread.
+    """
+    waiting: queue.SimpleQueue[int] = queue.SimpleQueue()
+    ended: queue.SimpleQueue[tuple[int, Found | None, BaseException | None]] = queue.SimpleQueue()
+    over = threading.Event()
+    for place in range(len(given)):
+        waiting.put(place)
+
+    def work() -> None:
+        while not over.is_set():
+            try:
+                place = waiting.get_nowait()
+            except queue.Empty:
+                return
+            try:
+                ended.put((place, run(given[place]), None))
+            except BaseException as error:  # noqa: BLE001 - raised where it is waited for
+                ended.put((place, None, error))
+
+    try:
+        for number in range(min(threads, len(given))):
+            threading.Thread(target=work, name=f"{name}-{number}", daemon=True).start()
+        for _ in given:
+            place, found, error = ended.get()
+            if error is not None:
+                raise error
+            yield place, found  # pyright: ignore[reportReturnType] - there is one where nothing was raised
+    finally:
+        over.set()

@@ -1,0 +1,16 @@
+"""What somebody is told who interrupts a training."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Final
+
+#: Said at once.
+ENDING: Final = "ending after the update in progress; once more ends at once"
+
+
+def interrupted(folder: Path, updates: int | None) -> str:
+    """Said at the end: what is kept, and how to go on. ``updates`` is None while the training was getting ready."""
+    if updates is None:
+        return "interrupted while it was getting ready; nothing has changed, run the same command again"
+    return f"interrupted; {updates} updates are kept, go on with --resume --folder {folder}"

@@ -1,0 +1,237 @@
+"""Ctrl-C at every moment of the commands that train, measure and hand on: what it says, what is left, and how it goes on."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lgov_core.store import open_store
+from lgov_core.train.checkpoint import complete_checkpoints, read_checkpoint
+from tests.pair.test_train_commands import ENVIRONMENT, ROOT, until
+
+pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="processes are forked here")
+
+AGENT = '''
+import os
+import time
+from pathlib import Path
+
+from tests.pair.pair_agents import ask
+
+HERE = Path(__file__).parent
+
+
+def wait(name):
+    """Waits where the test wants it to, until it lets go."""
+    if (HERE / f"hold-{name}").exists():
+        (HERE / f"held-{name}").touch()
+        while not (HERE / f"go-{name}").exists():
+            time.sleep(0.02)
+
+
+def agent(resource, task):
+    with (HERE / "pids").open("a") as file:
+        file.write(f"{os.getpid()}\\n")
+    wait(resource.mode)
+    return sum(one.isdigit() for one in ask(resource, task.question)) / 4
+
+
+wait("import")
+'''
+CONFIG = """\
+model: {max_new_tokens: 4}
+training: {batch_size: 2, group_size: 2, steps: 3, epochs: 20, learning_rate: 0.005, kl_coef: 0.0, checkpoint_every: 1}
+data: {train: tasks.jsonl, test: tasks.jsonl}
+runtime: {auto_instrumentation: false, nworkers: 2}
+"""
+
+
+class Warm:
+    """`tests.pair.warm_process`, running."""
+
+    def __init__(self) -> None:
+        command = [sys.executable, "-m", "tests.pair.warm_process"]
+        self.process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=ENVIRONMENT, cwd=ROOT, text=True
+        )
+
+    def ask(self, asked: dict[str, Any]) -> int:
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        self.process.stdin.write(json.dumps(asked) + "\n")
+        self.process.stdin.flush()
+        return int(self.process.stdout.readline())
+
+
+@pytest.fixture(scope="module")
+def warm() -> Iterator[Warm]:
+    found = Warm()
+    yield found
+    found.process.communicate()
+
+
+class Desk:
+    """A folder with an agent, tasks and settings, and the commands that run there, one at a time."""
+
+    def __init__(self, folder: Path, warm: Warm, model: Path) -> None:
+        self.folder, self._warm, self._model = folder, warm, model
+        self.log = folder / "log.txt"
+        self.pid = 0
+        (folder / "agent.py").write_text(AGENT)
+        (folder / "tasks.jsonl").write_text('{"question": "digits 1"}\n{"question": "digits 2"}\n')
+        (folder / "config.yaml").write_text(CONFIG)
+
+    def begin(self, *argv: str, at: str | None = None) -> None:
+        """Begins a command; ``at`` is where it waits."""
+        for old in (self.log, *self.folder.glob("*-here")):
+            old.unlink(missing_ok=True)
+        hold = {"at": at, "held": str(self.folder / "held-here"), "go": str(self.folder / "go-here")} if at else None
+        environment = {"LIGHTNING_MODEL_PATH": str(self._model), "LGOV_CACHE": str(self.folder)}
+        self.pid = self._warm.ask(
+            {"argv": argv, "cwd": str(self.folder), "env": environment, "log": str(self.log), "hold": hold}
+        )
+
+    def train(self, *more: str, at: str | None = None) -> None:
+        self.begin("lgov", "train", "config.yaml", "--agent", "agent.py:agent", "--folder", "run", *more, at=at)
+
+    def interrupt(self) -> None:
+        os.kill(self.pid, signal.SIGINT)
+
+    def ended(self) -> int:
+        """The exit status."""
+        pid, self.pid = self.pid, 0
+        return self._warm.ask({"wait": pid})
+
+    def kill(self) -> None:
+        if self.pid:
+            with contextlib.suppress(OSError):
+                os.kill(self.pid, signal.SIGKILL)
+            self.ended()
+
+    @property
+    def said(self) -> str:
+        """What the command wrote to either output."""
+        return self.log.read_text() if self.log.exists() else ""
+
+    def until_held(self, name: str = "here") -> None:
+        try:
+            until((self.folder / f"held-{name}").exists, f"it waits for {name}")
+        except AssertionError as error:
+            raise AssertionError(self.said) from error
+
+    def until_said(self, text: str) -> None:
+        until(lambda: text in self.said, text)
+
+    def hold(self, name: str) -> None:
+        """The agent waits when it comes there: ``import``, ``train`` (a task) or ``test``."""
+        (self.folder / f"hold-{name}").touch()
+
+    def let_go(self, name: str = "here") -> None:
+        (self.folder / f"hold-{name}").unlink(missing_ok=True)
+        (self.folder / f"go-{name}").touch()
+
+    def lines(self, phase: str) -> list[Any]:
+        path = self.folder / "run" / "metrics.jsonl"
+        found = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+        return [line["step"] for line in found if line["phase"] == phase]
+
+    def assert_interrupted(self, *, lines: int | None = None) -> str:
+        """It ended by Ctrl-C as it should: the last line, which is returned, is all that it says of it."""
+        assert self.ended() == 130, self.said
+        assert "Traceback" not in self.said
+        assert "Exception" not in self.said
+        *_, last = self.said.splitlines()
+        assert last.startswith("interrupted")
+        if (self.folder / "run" / "checkpoints").exists():
+            checkpoints = self.folder / "run" / "checkpoints"
+            assert {path.name for path in checkpoints.iterdir()} - {"best.json"} == {
+                path.name for path in complete_checkpoints(checkpoints)
+            }
+            for path in complete_checkpoints(checkpoints):
+                read_checkpoint(path)
+        assert not [path for path in self.folder.rglob("*.partial")]
+        return last
+
+
+@pytest.fixture
+def desk(tmp_path: Path, warm: Warm, model_folder: Path) -> Iterator[Desk]:
+    found = Desk(tmp_path, warm, model_folder)
+    yield found
+    found.kill()
+
+
+def test_lgov_train_is_interrupted_at_every_moment_and_each_time_goes_on(desk: Desk) -> None:
+    # While it imports what it needs, of which the agent is a part.
+    desk.hold("import")
+    desk.train()
+    desk.until_held("import")
+    desk.interrupt()
+    assert desk.assert_interrupted() == "interrupted"
+    assert not (desk.folder / "run").exists()
+    desk.let_go("import")
+    # While the model is loaded.
+    desk.train(at="open:config.json")
+    desk.until_held()
+    desk.interrupt()
+    assert "run the same command again" in desk.assert_interrupted()
+    # While the tasks go to the server.
+    desk.train(at="rename:train.jsonl")
+    desk.until_held()
+    desk.interrupt()
+    desk.let_go()
+    assert "0 updates are kept, go on with --resume --folder run" in desk.assert_interrupted()
+    # While held-out tasks are run.
+    desk.hold("test")
+    desk.train("--resume")
+    desk.until_held("test")
+    desk.interrupt()
+    assert "0 updates are kept" in desk.assert_interrupted()
+    desk.let_go("test")
+    # While rollouts are collected.
+    desk.hold("train")
+    desk.train("--resume")
+    desk.until_held("train")
+    desk.interrupt()
+    assert "0 updates are kept" in desk.assert_interrupted()
+    desk.let_go("train")
+    store = open_store(desk.folder / "run" / "store.sqlite", make=False)
+    assert all(attempt.outcome is not None for attempt in store.attempts())
+    store.close()
+    # In the middle of an update, which is finished first.
+    desk.train("--resume", at="step")
+    desk.until_held()
+    desk.interrupt()
+    desk.until_said("ending after the update in progress; once more ends at once")
+    desk.let_go()
+    assert "1 updates are kept" in desk.assert_interrupted()
+    # While a checkpoint is written.
+    desk.train("--resume", at="open:.step-000002.partial")
+    desk.until_held()
+    desk.interrupt()
+    desk.until_said("ending after")
+    desk.let_go()
+    assert "2 updates are kept" in desk.assert_interrupted()
+    assert [path.name for path in complete_checkpoints(desk.folder / "run" / "checkpoints")][-1] == "step-000002"
+    # In the middle of an update, twice: that update is not finished now.
+    desk.train("--resume", at="step")
+    desk.until_held()
+    desk.interrupt()
+    desk.until_said("ending after")
+    desk.interrupt()
+    desk.let_go()
+    last = desk.assert_interrupted()
+    assert "2 updates are kept" in last or "3 updates are kept" in last, "it was in its last pass"
+    desk.train("--resume")
+    assert desk.ended() == 0, desk.said
+    assert desk.lines("train") == [1, 2, 3]
+    assert desk.lines("test")[0] == 0
+    assert desk.lines("test")[-1] == 3

@@ -1,0 +1,91 @@
+"""Starts commands of lgov as processes that are forked from one that has loaded torch already: each begins at once.
+
+Its standard input takes a JSON object a line: ``argv``, ``cwd``, ``env``, ``log`` (both outputs go there) and ``hold``; each
+is answered with the process id. ``{"wait": pid}`` is answered with the exit status, as subprocess gives it. ``hold`` makes the
+command wait at a moment of its own, until a file is there: ``{"at": "open:NAME"}`` when a file of that name is opened,
+``{"at": "rename:NAME"}`` when something is renamed to it, ``{"at": "step"}`` at an optimiser's step; it touches
+``held`` and goes on when ``go`` is there. What arrives meanwhile, such as Ctrl-C, arrives at that moment.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+
+def hold(at: str, held: str, go: str) -> None:
+    state = {"left": 1}
+
+    def stop(*_: Any) -> None:
+        if state["left"]:
+            state["left"] = 0
+            Path(held).touch()
+            while not os.path.exists(go):
+                time.sleep(0.01)
+
+    kind, _, name = at.partition(":")
+    if kind == "step":
+        from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+        register_optimizer_step_pre_hook(stop)
+        return
+    event, place = {"open": ("open", 0), "rename": ("os.rename", 1)}[kind]
+
+    def hook(found: str, arguments: tuple[Any, ...]) -> None:
+        if found == event and os.path.basename(str(arguments[place])) == name:
+            stop()
+
+    sys.addaudithook(hook)
+
+
+def run(asked: dict[str, Any]) -> None:
+    os.chdir(asked["cwd"])
+    log = os.open(asked["log"], os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    for number, to in ((0, nothing), (1, log), (2, log)):
+        os.dup2(to, number)
+    os.environ.update(asked["env"])
+    sys.path.insert(0, asked["cwd"])
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    if asked["hold"]:
+        hold(**asked["hold"])
+    module, *arguments = asked["argv"]
+    sys.argv = [module, *arguments]
+    if module == "lgov":
+        from lgov_core.cli import main
+
+        main()
+    else:
+        from lgov_core.server.command import server_command
+
+        server_command()
+
+
+def main() -> None:
+    for name in ("server.local", "server.sft", "trained.evaluation", "trained.export"):
+        importlib.import_module(f"lgov_core.{name}")
+    importlib.import_module("transformers.models.llama.modeling_llama")
+    import torch
+
+    torch.set_num_threads(1)
+    for line in sys.stdin:
+        asked = json.loads(line)
+        if "wait" in asked:
+            print(os.waitstatus_to_exitcode(os.waitpid(asked["wait"], 0)[1]), flush=True)
+            continue
+        pid = os.fork()
+        if pid:
+            print(pid, flush=True)
+            continue
+        run(asked)  # ends with SystemExit, and so the process, as a command does
+        raise AssertionError("the command did not say how it ended")
+
+
+if __name__ == "__main__":
+    main()
