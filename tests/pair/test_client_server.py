@@ -76,7 +76,7 @@ def parquet_rows(path: Path) -> list[dict[str, Any]]:
 
 
 def test_more_digits_are_paid_and_more_are_said(serve: Serve) -> None:
-    server = serve(steps=8, group_size=8, learning_rate=1e-2)
+    server = serve(steps=8, group_size=8, learning_rate=3e-2)
     client = Client(server.url, quiet=True)
     client.upload_data(TASKS)
     rewards = client.train(agents.digits, nworkers=4).curves["reward"]

@@ -42,8 +42,8 @@ def test_a_run_is_found_again_with_its_figures_where_they_were(tmp_path: Path) -
     found.lines(lines)
     assert found.progress(0)["metrics"] == run.progress(0)["metrics"] == lines[1:]
     assert found.progress(1)["metrics"] == lines[2:]
-    assert found.tested(0)
-    assert not found.tested(1)
+    assert found.tested(1)
+    assert not found.tested(2)
     found.end("stopped")
     assert RunState.unfinished(tmp_path) is not None
     found.end("done")
