@@ -32,7 +32,9 @@ from lgov_core.train.pool import WorkerPool
 from lgov_core.train.training_run import TrainingRun
 from lgov_core.train.update import PolicyUpdate
 
-TASKS = [Task("hello", {"say": "hello"}), Task("count", {"say": "one two three"})]
+#: The second is paid the same every time, so that other groups are collected in its place: one such first, then another.
+TASKS = [Task("hello", {"say": "hello"}), Task("lost", {"say": "hello", "paid": 0.0})]
+FURTHER = [Task("won", {"say": "hello", "paid": 1.0}), Task("count", {"say": "one two three"})]
 GROUP = 4
 POLICY = "version: 1\nname: open\nrules:\n  - {name: everything, use: allow}\n"
 
@@ -115,10 +117,11 @@ def trainer(folder: Path, port: int) -> None:
                 pool=pool,
                 folder=folder,
                 checkpoint_every=3,
+                max_extra_groups=len(FURTHER),
             )
             loop.resume()
             while not (folder / "enough").exists():
-                loop.iterate(TASKS, GROUP, figures=_figures)
+                loop.iterate(TASKS, GROUP, figures=_figures, further=FURTHER)
             loop.checkpoint()
 
 

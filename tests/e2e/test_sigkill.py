@@ -157,10 +157,15 @@ def test_no_rollout_is_lost_and_none_is_trained_on_twice(killed: tuple[Path, Par
         used.update(rollout for rollout, _ in rollouts)
         assert len(rollouts) == len(killable.TASKS) * killable.GROUP
     assert set(used.values()) == {1}
+    # Each update met a group that is alike, and collected others: each of these rollouts was run to its end, and once.
+    lines = [line for line in lines_of(folder) if line["phase"] == "train"]
+    assert all(line["groups_alike"] and line["further"]["rollouts"] for line in lines)
+    collected = sum(line["rollouts"] + line["further"]["rollouts"] for line in lines)
     with closing(open_store(str(folder / "store.sqlite"))) as store:
         attempts = store.attempts()
         ended = {one.rollout_id for one in attempts if one.outcome is not None and one.outcome.trainable}
-        assert ended == set(used), "what a worker had finished and told was trained on"
+        assert ended >= set(used), "what was trained on was finished"
+        assert len(ended) == len(store.rollouts()) == collected, "what was begun is in the figures of one update"
         assert all(one.outcome is not None for one in attempts), "no attempt is left open"
         captured = {call.response_id for call in store.calls()}
     # Every reply that an agent has got was captured before, and every decision is on record.
@@ -183,8 +188,9 @@ def test_the_metrics_say_what_was_lost(killed: tuple[Path, Parts]) -> None:
         last[one.rollout_id] = max(one.attempt, last.get(one.rollout_id, 0))
     unwritten = sum(last.values()) - len(attempts)
     assert broken or KILLS == 1, "many kills cost attempts"
-    assert sum(line["lost_attempts"] for line in lines) == len(broken) + unwritten
-    assert sum(line["lost_rollouts"] for line in lines) == 0
+    both = [one for line in lines for one in (line, line["further"])]
+    assert sum(one["lost_attempts"] for one in both) == len(broken) + unwritten
+    assert sum(one["lost_rollouts"] for one in both) == 0
     print(
         json.dumps(
             {
