@@ -55,6 +55,7 @@ bench: $(VENV)/.tools $(PEER)/.installed $(OBSERVER)/.installed ## Measure decis
 	@$(BIN)/python -m tests.bench.gateway $(ARGS)
 	@$(BIN)/python -m tests.bench.engine --model tiny
 	@$(BIN)/python -m tests.bench.packing $(ARGS)
+	@$(BIN)/python -m tests.bench.asynchronous
 
 bench-peer: ## Install agentlightning 0.3.0 (472 MB), which make bench then measures too.
 	@$(PYTHON) -m venv $(LIGHTNING)
