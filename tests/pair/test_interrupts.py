@@ -5,17 +5,21 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from lgov_core import Client
 from lgov_core.store import open_store
 from lgov_core.train.checkpoint import complete_checkpoints, read_checkpoint
+from tests.pair import pair_agents as agents
 from tests.pair.test_train_commands import ENVIRONMENT, ROOT, until
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="processes are forked here")
@@ -235,3 +239,88 @@ def test_lgov_train_is_interrupted_at_every_moment_and_each_time_goes_on(desk: D
     assert desk.lines("train") == [1, 2, 3]
     assert desk.lines("test")[0] == 0
     assert desk.lines("test")[-1] == 3
+
+
+def test_a_server_is_interrupted_while_it_loads_and_twice_in_an_update(desk: Desk) -> None:
+    command = ("server", "--config", "config.yaml", "--folder", "run", "--port", "0")
+    desk.begin(*command, at="open:config.json")
+    desk.until_held()
+    desk.interrupt()
+    assert "run the same command again" in desk.assert_interrupted()
+    desk.begin(*command, at="step")
+    url = str(until(lambda: re.search(r"training server on (http://\S+),", desk.said), "the server is up")[1])
+    client = Client(url, quiet=True, patience_s=0.0)
+    client.upload_data([{"question": "digits"}])
+    failed: list[Exception] = []
+
+    def train() -> None:
+        try:
+            client.train(agents.digits, nworkers=2, auto_instrumentation=False)
+        except Exception as error:
+            failed.append(error)
+
+    thread = threading.Thread(target=train)
+    thread.start()
+    desk.until_held()
+    desk.interrupt()
+    desk.until_said("ending after")
+    desk.interrupt()
+    assert "0 updates are kept, go on with --resume --folder run" in desk.assert_interrupted()
+    thread.join()
+    assert failed, "the client was not told"
+    # The update that was given up is made from its batch when it goes on, before anybody asks.
+    desk.begin(*command, "--resume")
+    desk.until_said("training server on")
+    desk.interrupt()
+    assert "1 updates are kept" in desk.assert_interrupted()
+    assert desk.lines("train") == [1]
+
+
+def test_a_measurement_and_a_hand_over_are_interrupted(desk: Desk) -> None:
+    desk.train("--steps", "1")
+    assert desk.ended() == 0, desk.said
+    command = ("lgov", "eval", "run", "tasks.jsonl", "--agent", "agent.py:agent", "--folder", "measured")
+    desk.begin(*command, at="open:config.json")
+    desk.until_held()
+    desk.interrupt()
+    assert "there is no result" in desk.assert_interrupted()
+    # The agent hangs, and is not waited for.
+    desk.hold("test")
+    desk.begin(*command)
+    desk.until_held("test")
+    desk.interrupt()
+    assert "the rollouts that ended are in measured" in desk.assert_interrupted()
+    desk.let_go("test")
+    desk.begin("lgov", "export", "run", "handed-on", at="open:config.json")
+    desk.until_held()
+    desk.interrupt()
+    assert "run the same command again" in desk.assert_interrupted()
+    desk.begin("lgov", "export", "run", "handed-on", at="rename:handed-on")
+    desk.until_held()
+    desk.interrupt()
+    assert "there is no handed-on, run the same command again" in desk.assert_interrupted()
+    assert not (desk.folder / "handed-on").exists()
+    desk.begin("lgov", "export", "run", "handed-on")
+    assert desk.ended() == 0, desk.said
+    sft = (
+        "lgov",
+        "train",
+        "--algorithm",
+        "sft",
+        "--traces",
+        "run/store.sqlite",
+        "--folder",
+        "imitated",
+        "--steps",
+        "1",
+    )
+    desk.begin(*sft, at="rename:sft.json")
+    desk.until_held()
+    desk.interrupt()
+    assert "nothing of it is kept" in desk.assert_interrupted()
+    assert not (desk.folder / "imitated" / "model").exists()
+    desk.begin(*sft)
+    assert desk.ended() in (0, 1), desk.said
+    assert (
+        "nothing in run/store.sqlite is worth imitating" in desk.said or (desk.folder / "imitated" / "model").exists()
+    )

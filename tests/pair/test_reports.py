@@ -1,0 +1,62 @@
+"""What a client may tell a server about its attempts, and what is refused: over real HTTP, without an agent."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from lgov_core import Client
+from lgov_core.client.wire import Report
+from lgov_core.errors import ClientError
+from lgov_core.server.training import TrainingServer
+from lgov_core.types import Outcome, Reward, Span
+
+TASKS = [{"question": "digits"}]
+
+
+def test_a_report_is_of_its_own_attempt_counts_once_and_has_to_be_one(serve: Callable[..., TrainingServer]) -> None:
+    server = serve(steps=1, batch_size=1, group_size=2)
+    client = Client(server.url, quiet=True)
+    client.upload_data(TASKS)
+    post = client._connection.post
+    run = post("/train/start", {"client": "c"})["run"]
+    # While a run goes on its tasks are not changed.
+    with pytest.raises(ClientError, match="a training is going on"):
+        client.upload_data(TASKS)
+    claim = {"worker_id": "w", "limit": 2, "lease_s": 30.0, "wait_s": 30.0, "run": run, "after": 0}
+    found: list[dict[str, Any]] = []
+    while len(found) < 2:
+        found += post("/train/claim", claim)["assignments"]
+    mine, other = ((one["rollout_id"], one["attempt"]) for one in found)
+
+    def finish(report: Report, **changes: Any) -> dict[str, Any]:
+        names = {"worker_id": "w", "rollout_id": mine[0], "attempt": mine[1]}
+        return post("/train/finish", {**names, **report.as_json(), **changes})
+
+    own = Reward(0.5, "task", *mine, source="agent")
+    span = Span("tool", "a" * 16, 1.0, 2.0, {}, *mine)
+    report = Report(Outcome.SUCCEEDED, (own,), (span, replace(span, span_id="b" * 16, rollout_id=other[0])))
+    # A reward of somebody else's attempt is refused with the whole report: nothing of it is kept.
+    for wrong in (replace(own, rollout_id=other[0]), replace(own, attempt=mine[1] + 1)):
+        with pytest.raises(ClientError, match="is of another attempt"):
+            finish(replace(report, rewards=(own, wrong)))
+    for changes in ({"outcome": "fine"}, {"rewards": [{"value": "1", "dimension": "task"}]}, {"counts": None}):
+        with pytest.raises(ClientError, match="the report cannot be read"):
+            finish(report, **changes)
+    assert server.store.rewards() == []
+    assert finish(report) == {"accepted": True}
+    # The answer was lost, and it is said again; then something else is said of it.
+    assert finish(report) == {"accepted": True}
+    assert finish(replace(report, outcome=Outcome.FAILED)) == {"accepted": False}
+    assert [(one.value, one.rollout_id) for one in server.store.rewards()] == [(0.5, mine[0])]
+    shown = [(one.span_id, one.rollout_id, one.claimed) for one in server.store.spans() if one.name == "tool"]
+    assert shown == [("a" * 16, mine[0], True)], "a span of another attempt is left out"
+    # One that is handed back is tried again, and what comes of the first try then is not taken.
+    post("/train/release", {"worker_id": "w", "attempts": [list(other)], "reason": "asked to"})
+    answer = finish(Report(Outcome.SUCCEEDED, (replace(own, rollout_id=other[0]),)), rollout_id=other[0])
+    assert answer == {"accepted": False}
+    (again,) = post("/train/claim", {**claim, "limit": 1})["assignments"]
+    assert (again["rollout_id"], again["attempt"]) == (other[0], other[1] + 1)
