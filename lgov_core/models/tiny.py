@@ -54,11 +54,12 @@ def build_tiny(
         num_key_value_heads=heads,
         max_position_embeddings=max_positions,
         tie_word_embeddings=True,
-        **({} if deviation is None else {"initializer_range": deviation}),
         bos_token_id=None,
         eos_token_id=_END_ID,
         pad_token_id=_PAD_ID,
     )
+    if deviation is not None:
+        config.initializer_range = deviation
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         module = LlamaForCausalLM(config).eval()
