@@ -54,18 +54,6 @@ class LgovError(Exception):
         return f"{self.message} ({self.hint})" if self.hint else self.message
 
 
-class _FileError(LgovError):
-    """Something in a file is wrong. ``path`` and ``line`` (1-based) say where, when known, and stand before the message."""
-
-    def __init__(
-        self, message: str, *, path: str | None = None, line: int | None = None, hint: str | None = None
-    ) -> None:
-        where = ":".join(str(part) for part in (path, line) if part is not None)
-        super().__init__(f"{where}: {message}" if where else message, hint=hint)
-        self.path = path
-        self.line = line
-
-
 class SettingsError(LgovError):
     """A setting has no meaning, or its name is unknown."""
 
@@ -84,10 +72,18 @@ class PolicyError(LgovError):
     code = "policy"
 
 
-class PolicyFileError(_FileError, PolicyError):
+class PolicyFileError(PolicyError):
     """A policy file is missing, unreadable or wrong. ``path`` and ``line`` (1-based) say where, when known."""
 
     code = "policy_file"
+
+    def __init__(
+        self, message: str, *, path: str | None = None, line: int | None = None, hint: str | None = None
+    ) -> None:
+        where = ":".join(str(part) for part in (path, line) if part is not None)
+        super().__init__(f"{where}: {message}" if where else message, hint=hint)
+        self.path = path
+        self.line = line
 
 
 class PolicyDenied(PolicyError):
@@ -190,10 +186,18 @@ class RewardError(LgovError, ValueError):
     code = "reward"
 
 
-class RewardFileError(_FileError, RewardError):
+class RewardFileError(RewardError):
     """A file of reward rules is missing, unreadable or wrong. ``path`` and ``line`` (1-based) say where, when known."""
 
     code = "reward_file"
+
+    def __init__(
+        self, message: str, *, path: str | None = None, line: int | None = None, hint: str | None = None
+    ) -> None:
+        where = ":".join(str(part) for part in (path, line) if part is not None)
+        super().__init__(f"{where}: {message}" if where else message, hint=hint)
+        self.path = path
+        self.line = line
 
 
 class ExportError(LgovError):
@@ -212,10 +216,18 @@ class TransitionError(LgovError):
     code = "transition"
 
 
-class TaskError(_FileError):
+class TaskError(LgovError):
     """Tasks cannot be used as they are. ``path`` and ``line`` (1-based) say where, when known. Nothing was uploaded."""
 
     code = "task"
+
+    def __init__(
+        self, message: str, *, path: str | None = None, line: int | None = None, hint: str | None = None
+    ) -> None:
+        where = ":".join(str(part) for part in (path, line) if part is not None)
+        super().__init__(f"{where}: {message}" if where else message, hint=hint)
+        self.path = path
+        self.line = line
 
 
 class ClientError(LgovError):

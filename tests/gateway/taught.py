@@ -23,7 +23,9 @@ TOOLS = (
 
 def tiny(seed: int = 0) -> LanguageModel:
     """A model with random weights."""
-    return build_tiny(CORPUS, seed=seed, hidden=64, layers=2, heads=4, intermediate=96, max_positions=256)
+    return build_tiny(
+        CORPUS, seed=seed, hidden=64, layers=2, heads=4, intermediate=96, max_positions=256, deviation=0.02
+    )
 
 
 def taught_model() -> LanguageModel:
