@@ -20,6 +20,7 @@ from lgov_core.client import Client, Resource, Task, TrainResult, read_tasks
 from lgov_core.client.attempts import AgentRunner, check_agent
 from lgov_core.client.client import Done, TaskFile, rules_in_use
 from lgov_core.client.workers import ThreadWorkers, Workers
+from lgov_core.environment_variables import environment_variable
 from lgov_core.errors import ArgumentError, KernelError, SettingsError, TaskError
 from lgov_core.governor import Governor
 from lgov_core.kernel import KernelSpace
@@ -160,17 +161,11 @@ class Trainer:
     @contextlib.contextmanager
     def _environment(self, url: str) -> Generator[None]:
         """For agents that take the address of their model from the environment."""
-        before = {name: os.environ.get(name) for name in ("OPENAI_BASE_URL", "OPENAI_API_KEY")}
-        os.environ["OPENAI_BASE_URL"] = f"{url}/v1"
-        os.environ.setdefault("OPENAI_API_KEY", "not-used")
-        try:
+        with (
+            environment_variable("OPENAI_BASE_URL", f"{url}/v1"),
+            environment_variable("OPENAI_API_KEY", os.environ.get("OPENAI_API_KEY", "not-used")),
+        ):
             yield
-        finally:
-            for name, value in before.items():
-                if value is None:
-                    os.environ.pop(name, None)
-                else:
-                    os.environ[name] = value
 
 
 class _RunnerAgent:

@@ -5,6 +5,9 @@ from __future__ import annotations
 import os
 import signal
 import tempfile
+from collections.abc import Iterator
+
+import pytest
 
 # A shell that starts the tests in the background makes them ignore SIGINT, and every process they start would inherit that.
 # With a handler of our own here, children begin with the default again.
@@ -14,3 +17,23 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 _HOME = tempfile.TemporaryDirectory(prefix="lgov-tests-")
 os.environ["XDG_CONFIG_HOME"] = f"{_HOME.name}/config"
 os.environ["XDG_STATE_HOME"] = f"{_HOME.name}/state"
+
+#: What programs under lgov, and clients of models, are told by: a test that leaves one behind changes the tests after it.
+_TOLD_BY = ("LGOV_", "LIGHTNING_", "AGENT_LIGHTNING_", "OPENAI_", "ANTHROPIC_")
+
+
+@pytest.fixture(autouse=True)
+def environment_is_left_as_it_was() -> Iterator[None]:
+    """Puts such variables back, and fails the test that changed one."""
+    before = _told()
+    yield
+    if (after := _told()) != before:
+        for name in after:
+            del os.environ[name]
+        os.environ.update(before)
+        changed = sorted(name for name in before.keys() | after.keys() if before.get(name) != after.get(name))
+        pytest.fail(f"the test left the environment changed: {', '.join(changed)}")
+
+
+def _told() -> dict[str, str]:
+    return {name: value for name, value in os.environ.items() if name.startswith(_TOLD_BY)}

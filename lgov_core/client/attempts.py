@@ -7,9 +7,8 @@ import contextlib
 import inspect
 import logging
 import math
-import os
 import threading
-from collections.abc import Awaitable, Callable, Generator, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
@@ -17,6 +16,7 @@ from typing import Any, Final
 from lgov_core.client.tasks import Resource, Task
 from lgov_core.client.wire import Assignment, Report
 from lgov_core.endpoint_headers import ENDPOINT_VARIABLE
+from lgov_core.environment_variables import environment_variable
 from lgov_core.errors import ArgumentError, ArmError, PolicyDenied
 from lgov_core.governor import Governor
 from lgov_core.plugins import register
@@ -129,7 +129,7 @@ class AgentRunner:
             self._stack.callback(self.governor.close)
         carry_into_threads()
         try:
-            self._stack.enter_context(_variable(ENDPOINT_VARIABLE, endpoint))
+            self._stack.enter_context(environment_variable(ENDPOINT_VARIABLE, endpoint))
             if instrument:
                 self._arm(required=policy is not None)
         except BaseException:
@@ -293,16 +293,3 @@ def _raised(error: Exception, given: Assignment) -> Report:
         return Report(Outcome.INFRASTRUCTURE, error=said)
     zero = Reward(0.0, "task", given.rollout_id, given.attempt, source="raised")
     return Report(Outcome.FAILED, (zero,), error=said, counts={"raised": 1})
-
-
-@contextlib.contextmanager
-def _variable(name: str, value: str) -> Generator[None]:
-    before = os.environ.get(name)
-    os.environ[name] = value
-    try:
-        yield
-    finally:
-        if before is None:
-            os.environ.pop(name, None)
-        else:
-            os.environ[name] = before

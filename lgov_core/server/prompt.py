@@ -230,7 +230,7 @@ def _engine(settings: TrainSettings) -> tuple[Engine, str]:
         return UpstreamEngine(
             [upstream], api_key=os.environ.get("OPENAI_API_KEY") or None
         ), settings.model.name or "model"
-    from lgov_core.server.training import PolicyEngine
+    from lgov_core.server.policy_engine import PolicyEngine
 
     model = load(settings, device_for(None))
     section = settings.model

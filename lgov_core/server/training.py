@@ -4,29 +4,28 @@ from __future__ import annotations
 
 import contextlib
 import json
-import math
 import threading
-from collections import Counter, defaultdict
 from collections.abc import Generator, Sequence
 from pathlib import Path
-from typing import Any, Final, Self, cast
+from typing import Any, Self, cast
 
 from lgov_core.audit import default_signer
 from lgov_core.errors import EndpointError, LgovError, SettingsError, TrainError
 from lgov_core.gateway.app import create_app
-from lgov_core.gateway.embedded import EmbeddedEngine
 from lgov_core.gateway.keys import KeyRing
-from lgov_core.gateway.protocol import ANY_MODEL
 from lgov_core.gateway.server import EndpointServer, is_loopback
 from lgov_core.server.collect import QueueCollector, Stopped
 from lgov_core.server.desk import Desk, Tasks
 from lgov_core.server.key_path import KeyInPath
 from lgov_core.server.one_trainer import only_trainer
+from lgov_core.server.policy_engine import PolicyEngine
 from lgov_core.server.recipe import SMALL, algorithm_for, device_for, extra_groups_for, load, policy_for, update_for
 from lgov_core.server.routes import TrainRoutes
 from lgov_core.server.run_state import RunState
 from lgov_core.server.task_order import batch_of, further_of, numbered, updates_of
 from lgov_core.store import RolloutConfig, RolloutQueue, open_store
+from lgov_core.train.failures import UsableSteps
+from lgov_core.train.figures import earned_figures
 from lgov_core.train.jobs import JobResult
 from lgov_core.train.lineage import Facts, Lineage, policy_facts
 from lgov_core.train.loop import Task, TrainingLoop
@@ -35,21 +34,6 @@ from lgov_core.train.settings import TrainSettings
 from lgov_core.train.weights_digest import weights_digest
 from lgov_core.transitions import Selection
 from lgov_core.types import new_id
-
-#: So many updates in a row of which no rollout could be used, and the run has failed.
-_MOST_USELESS: Final = 2
-
-
-class PolicyEngine(EmbeddedEngine):
-    """The embedded engine with the model under training: it answers whatever model a call names."""
-
-    served_as: str | None = None
-
-    @property
-    def models(self) -> Sequence[str]:
-        """The model's own name, a further one, and every other."""
-        own = list(super().models)
-        return (*own, *([] if self.served_as in (None, *own) else [str(self.served_as)]), ANY_MODEL)
 
 
 class TrainingServer:
@@ -238,7 +222,7 @@ class TrainingServer:
             raise
 
     def _updates(self, run: RunState) -> None:
-        training, useless = self.settings.training, 0
+        training, usable = self.settings.training, UsableSteps()
         run.lines(self._loop.run.metrics.lines())
         run.at(self._loop.done - run.first)
         while not self._complete(run):
@@ -259,9 +243,7 @@ class TrainingServer:
             )
             run.add(self._loop.run.line)
             run.at(self._loop.done - run.first)
-            useless = useless + 1 if not any(result.outcome.trainable for result in iteration.results) else 0
-            if useless >= _MOST_USELESS:
-                raise TrainError(*_why_useless(iteration.results))
+            usable.check(iteration.results)
 
     def _test_due(self, run: RunState) -> bool:
         """Whether held-out tasks are to be run now, as they are before the first update and after the last."""
@@ -293,44 +275,15 @@ class TrainingServer:
         run.add(line)
 
     def _figures(self, results: Sequence[JobResult]) -> dict[str, Any]:
-        """Rewards by channel with their 95 % intervals (normal), outcomes, and what governors counted."""
-        usable = [result for result in results if result.outcome.trainable]
-        wanted = {(result.job.rollout_id, result.job.attempt) for result in usable}
-        sums: dict[str, dict[tuple[str, int], float]] = defaultdict(lambda: defaultdict(float))
-        for reward in self._store.rewards([result.job.rollout_id for result in usable]) if usable else ():
-            key = (reward.rollout_id or "", reward.attempt or 0)
-            if key in wanted:
-                sums[reward.dimension][key] += reward.value
-        figures: dict[str, Any] = {"usable": len(usable), "rollouts": len(results)}
-        for channel, values in sums.items():
-            mean, half = _mean([values[key] for key in wanted])
-            name = "reward" if channel == "task" else f"reward_{channel}"
-            figures |= {name: mean, f"{name}_half_width": half}
-        outcomes = Counter(result.outcome.value for result in results)
-        counts: Counter[str] = Counter()
-        for result in usable:
-            counts.update({name: int(count) for name, count in result.counts.items()})
-        return {**figures, "outcomes": dict(outcomes), "counts": dict(counts)}
+        """See `earned_figures`: of the attempts that can be trained on, with the rewards that the store has of them."""
+        usable = [result.job for result in results if result.outcome.trainable]
+        rewards = self._store.rewards([job.rollout_id for job in usable]) if usable else ()
+        earned = (((one.rollout_id or "", one.attempt or 0), one.dimension, one.value) for one in rewards)
+        return earned_figures(results, [(job.rollout_id, job.attempt) for job in usable], earned)
 
     def _is_stopped(self) -> bool:
         run = self.desk.run
         return self._stop.is_set() or (run is not None and run.stop_asked.is_set())
-
-
-def _mean(values: Sequence[float]) -> tuple[float, float]:
-    """The mean, and half the width of its 95 % interval."""
-    count = len(values)
-    mean = math.fsum(values) / count
-    if count < 2:
-        return mean, 0.0
-    variance = math.fsum((value - mean) ** 2 for value in values) / (count - 1)
-    return mean, 1.959964 * math.sqrt(variance / count)
-
-
-def _why_useless(results: Sequence[JobResult]) -> tuple[str]:
-    errors = Counter(result.error or result.outcome.value for result in results)
-    (common, count), *_ = errors.most_common(1)
-    return (f"none of the last {len(results)} rollouts could be used; {count} times: {common}",)
 
 
 def _loop_id(folder: Path) -> str:

@@ -4,9 +4,16 @@ from __future__ import annotations
 
 import errno
 import sqlite3
+from collections import Counter
+from collections.abc import Sequence
+from typing import Final
 
-from lgov_core.errors import AuditError, StoreError
+from lgov_core.errors import AuditError, StoreError, TrainError
+from lgov_core.train.jobs import JobResult
 from lgov_core.types import Decision
+
+#: So many steps in a row of which no rollout could be used, and the run has failed.
+_MOST_USELESS: Final = 2
 
 #: Exception classes (by package and name, for no framework may be imported here) that speak of the endpoint or of the
 #: way to it, not of what the agent asked.
@@ -62,6 +69,21 @@ def is_infrastructure(error: BaseException) -> bool:
 def denied_by_failure(decision: Decision) -> bool:
     """Whether ``decision`` blocks because judging or recording it failed: it says nothing about the agent."""
     return decision.blocks and decision.fault
+
+
+class UsableSteps:
+    """Looks at one step after the other: when no rollout of several in a row can be used, there is no sense in going on."""
+
+    def __init__(self) -> None:
+        self._useless = 0
+
+    def check(self, results: Sequence[JobResult]) -> None:
+        """Raises `TrainError`, with what most rollouts ended with, once no rollout of two steps in a row could be used."""
+        self._useless = 0 if any(result.outcome.trainable for result in results) else self._useless + 1
+        if self._useless >= _MOST_USELESS:
+            errors = Counter(result.error or result.outcome.value for result in results)
+            common, count = next(iter(errors.most_common(1)), ("there were none", 0))
+            raise TrainError(f"none of the last {len(results)} rollouts could be used; {count} times: {common}")
 
 
 def _speaks_of_machines(error: BaseException) -> bool:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from lgov_core.train.intervals import grouped_interval, share_interval
@@ -42,6 +44,46 @@ def step_figures(
         "lost_attempts": sum(result.job.attempt - result.outcome.trainable for result in results),
         "dropped_spans": dropped_spans,
     }
+
+
+def earned_figures(
+    results: Sequence[JobResult],
+    counted: Sequence[tuple[str, int]],
+    rewards: Iterable[tuple[tuple[str, int], str, float]],
+) -> dict[str, Any]:
+    """What rollouts earned and how they ended, as JSON values. Pure.
+
+    ``reward`` is the mean of the task's reward over the attempts in ``counted`` (rollout id and attempt), ``reward_air`` and
+    the like those of the other channels, each with half the width of its 95 % interval (normal). ``rewards`` gives each
+    reward with its attempt and channel; those of other attempts are passed over. ``usable`` counts ``counted``. ``counts``
+    is what governors counted in the rollouts that can be trained on: ``tool_calls`` asked for, ``denied`` ones, and so on.
+    """
+    sums: dict[str, dict[tuple[str, int], float]] = defaultdict(lambda: dict.fromkeys(counted, 0.0))
+    wanted = set(counted)
+    for key, channel, value in rewards:
+        if key in wanted:
+            sums[channel][key] += value
+    found: dict[str, Any] = {"usable": len(counted), "rollouts": len(results)}
+    for channel, values in sorted(sums.items()):
+        name = "reward" if channel == "task" else f"reward_{channel}"
+        found[name], found[f"{name}_half_width"] = _mean_and_half_width(list(values.values()))
+    counts: Counter[str] = Counter()
+    for result in results:
+        if result.outcome.trainable:
+            counts.update({name: int(count) for name, count in result.counts.items()})
+    return {
+        **found,
+        "outcomes": dict(Counter(result.outcome.value for result in results)),
+        "counts": dict(counts),
+    }
+
+
+def _mean_and_half_width(values: Sequence[float]) -> tuple[float, float]:
+    mean = math.fsum(values) / len(values)
+    if len(values) < 2:
+        return mean, 0.0
+    variance = math.fsum((value - mean) ** 2 for value in values) / (len(values) - 1)
+    return mean, 1.959964 * math.sqrt(variance / len(values))
 
 
 def _rewards(

@@ -18,7 +18,7 @@ from lgov_core.gateway.server import EndpointServer
 from lgov_core.models import LanguageModel
 from lgov_core.reward import RuleSet
 from lgov_core.server.key_path import PREFIX, KeyInPath
-from lgov_core.server.training import PolicyEngine
+from lgov_core.server.policy_engine import PolicyEngine
 from lgov_core.store import open_store
 from lgov_core.store.protocol import TraceStore
 from lgov_core.train.intervals import Estimate, grouped_interval, mean_interval, share_interval

@@ -13,10 +13,12 @@ from click.testing import CliRunner
 from lgov_core.cli import cli
 from lgov_core.errors import TrainError
 from lgov_core.train.curves import flat, read_run, write_tensorboard
-from lgov_core.train.figures import step_figures
+from lgov_core.train.failures import UsableSteps
+from lgov_core.train.figures import earned_figures, step_figures
 from lgov_core.train.intervals import grouped_interval, mean_interval, share_interval, t_quantile
 from lgov_core.train.jobs import Job, JobResult
-from lgov_core.transitions import Diagnostic, Finding, Transition, TransitionSet
+from lgov_core.train.verl.figures import figures
+from lgov_core.transitions import CreditRules, Diagnostic, Finding, Transition, TransitionSet
 from lgov_core.types import Outcome
 
 
@@ -102,6 +104,57 @@ def test_the_figures_of_a_step_by_hand() -> None:
     nothing = step_figures(TransitionSet(()), [], returns={})
     assert (nothing["rewards"], nothing["violation_rate"], nothing["turns"]) == ({}, None, None)
     json.dumps(found, allow_nan=False)
+
+
+def test_what_rollouts_earned_by_hand() -> None:
+    counted = [("a1", 1), ("a2", 1), ("b1", 2)]
+    rewards = [
+        (("a1", 1), "task", 1.0),
+        (("a1", 1), "air", 0.05),
+        (("a1", 1), "air", 0.05),
+        (("b1", 1), "task", 5.0),
+        (("b1", 2), "task", 0.5),
+        (("b2", 1), "task", 7.0),
+    ]
+    results = [
+        result("a", "a1", tool_calls=2),
+        result("a", "a2", tool_calls=1, denied=1),
+        result("b", "b1", Outcome.FAILED),
+        result("b", "b2", Outcome.INFRASTRUCTURE, tool_calls=9),
+    ]
+    found = earned_figures(results, counted, rewards)
+    assert found["reward"] == pytest.approx(0.5), (
+        "an attempt without a reward earned 0, another attempt's is not its own"
+    )
+    assert found["reward_half_width"] == pytest.approx(1.959964 * math.sqrt(0.25 / 3))
+    assert found["reward_air"] == pytest.approx(0.1 / 3)
+    assert (found["usable"], found["rollouts"]) == (3, 4)
+    assert found["outcomes"] == {"succeeded": 2, "failed": 1, "infrastructure": 1}
+    assert found["counts"] == {"tool_calls": 3, "denied": 1}, "what the machines broke counts nothing"
+    assert earned_figures([], [], []) == {"usable": 0, "rollouts": 0, "outcomes": {}, "counts": {}}
+    assert earned_figures(results[:1], counted[:1], rewards)["reward_half_width"] == 0.0
+
+
+def test_the_figures_of_a_step_on_verl_by_hand() -> None:
+    data = TransitionSet(TURNS, (Diagnostic(Finding.EXCLUDED_OUTCOME, "x", ""),))
+    found = figures(data, [result("a", "a1"), result("a", "a2"), result("b", "b1")], CreditRules())
+    assert (found["usable"], found["rollouts"], found["transitions"]) == (3, 3, 4)
+    assert found["reward"] == pytest.approx(1 / 3)
+    assert found["reward_compliance"] == pytest.approx(-0.5 / 3)
+    assert found["rewards"]["task"]["mean"] == pytest.approx(0.25), "there a task counts once"
+    assert found["mean_return"] == pytest.approx((1.05 - 0.5 + 0.0) / 3)
+    assert (found["weights_versions"], found["diagnostics"]) == ({"0": 4}, {"excluded_outcome": 1})
+    json.dumps(found, allow_nan=False)
+
+
+def test_steps_of_which_nothing_can_be_used_end_a_run() -> None:
+    broken = [result("a", "a1", Outcome.INFRASTRUCTURE), result("a", "a2", Outcome.TIMEOUT)]
+    steps = UsableSteps()
+    steps.check(broken)
+    steps.check([result("a", "a1"), *broken])
+    steps.check(broken)
+    with pytest.raises(TrainError, match="none of the last 2 rollouts could be used; 1 times: infrastructure"):
+        steps.check(broken)
 
 
 @pytest.fixture

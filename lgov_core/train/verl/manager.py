@@ -28,7 +28,7 @@ from lgov_core.gateway.token_engine import SampledTokens, TokenEngine, TokenProm
 from lgov_core.models import load_model
 from lgov_core.store import RolloutQueue, open_store
 from lgov_core.train.batch_record import BatchRecord
-from lgov_core.train.jobs import JobResult
+from lgov_core.train.failures import UsableSteps
 from lgov_core.train.verl import estimator
 from lgov_core.train.verl.figures import figures
 from lgov_core.train.verl.hosts import Host
@@ -41,9 +41,6 @@ from lgov_core.types import Rollout, new_id
 
 #: Kept so that nobody takes the import for an unused one: it registers the estimator in this process.
 ESTIMATOR = estimator.ESTIMATOR
-
-#: So many steps in a row of which no rollout could be used, and the job has failed.
-_MOST_USELESS = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +90,7 @@ class GovernedRollouts:
         self.steps = Steps(job.folder)
         self._config = config
         self._before: int | None = None
-        self._useless = 0
+        self._usable = UsableSteps()
 
     @classmethod
     def create(
@@ -155,7 +152,7 @@ class GovernedRollouts:
             for _ in range(self.job.group)
         ]
         results = self.host.collect_rollouts(rollouts)
-        self._check(results)
+        self._usable.check(results)
         ids = [rollout.rollout_id for rollout in rollouts]
         data = build_transitions(self.store, ids, Selection(agents=self.job.agents))
         data = assign_credit(data, self.job.credit)
@@ -201,14 +198,6 @@ class GovernedRollouts:
             mini_batches=job.update.mini_batches,
             shards=job.cluster.nodes * job.cluster.gpus,
         )
-
-    def _check(self, results: Sequence[JobResult]) -> None:
-        """Raises `TrainError` when the machines failed every rollout of several steps in a row."""
-        self._useless = 0 if any(result.outcome.trainable for result in results) else self._useless + 1
-        if self._useless >= _MOST_USELESS:
-            errors = Counter(result.error or result.outcome.value for result in results)
-            (common, count), *_ = errors.most_common(1)
-            raise TrainError(f"none of the last {len(results)} rollouts could be used; {count} times: {common}")
 
     def _nothing(self, prompt: _Prompt, made: QueueRows, step: int) -> QueueRow:
         """The one row of a step in which nothing can be trained on: verl cannot take none. It is worth 0."""
