@@ -17,6 +17,7 @@ from lgov_core.client.agent_name import load_agent
 from lgov_core.client.tasks import read_tasks
 from lgov_core.errors import ClientError, LgovError, SettingsError, TrainError
 from lgov_core.gateway.keys import KeyRing
+from lgov_core.server.interruption import interrupted
 from lgov_core.server.one_trainer import only_trainer
 from lgov_core.server.recipe import extra_groups_for
 from lgov_core.server.verl_host import keep_tasks
@@ -25,7 +26,10 @@ from lgov_core.train.registry import TrainingJob
 from lgov_core.train.settings import TrainSettings
 from lgov_core.train.verl.job import VerlJob
 from lgov_core.train.verl.run import VerlReport, check_verl, run_verl
+from lgov_core.train.verl.steps import Steps
 
+#: What a training leaves in its folder once it has begun.
+_BEGUN = ("checkpoints", "transitions", "metrics.jsonl")
 #: Seconds between two looks whether the server is there.
 _LOOK_S = 0.5
 
@@ -34,7 +38,8 @@ def run_on_verl(job: TrainingJob) -> Mapping[str, Any]:
     """Trains with the agent of ``job`` on Ray and returns the result's figures. Raises `LgovError`.
 
     The agent runs in this process, or in processes of its own, as a client of the server in verl's task runner; clients on
-    other machines may join. Held-out tasks are not run.
+    other machines may join. Held-out tasks are not run. Ctrl-C becomes a KeyboardInterrupt that says what is kept and how to
+    go on.
     """
     settings = job.settings
     if job.agent is None:
@@ -47,7 +52,7 @@ def run_on_verl(job: TrainingJob) -> Mapping[str, Any]:
     made = verl_job(settings, run_id=f"verl-{folder.name}", folder=folder, tasks=len(tasks), port=_free_port())
     check_verl()
     made = replace(made, stated=_stated(settings))
-    if not job.resume and any((folder / name).exists() for name in ("checkpoints", "transitions", "metrics.jsonl")):
+    if not job.resume and any((folder / name).exists() for name in _BEGUN):
         raise SettingsError(
             f"{folder} holds a training already", hint="go on with --resume, or choose another --folder"
         )
@@ -75,6 +80,9 @@ def run_on_verl(job: TrainingJob) -> Mapping[str, Any]:
             report = run_verl(made, numbered)
         except TrainError as error:
             raise next((one for one in trouble if not isinstance(one, ClientError)), error) from error
+        except KeyboardInterrupt:
+            begun = any((folder / name).exists() for name in _BEGUN)
+            raise KeyboardInterrupt(interrupted(folder, len(Steps(folder).acknowledged()) if begun else None)) from None
     return _figures(folder, report)
 
 

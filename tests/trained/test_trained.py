@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ for _module in ("starlette", "pyarrow"):
     pytest.importorskip(_module, reason='needs the extras "gateway" and "train"')
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "train"))
+from safetensors.torch import save_file  # noqa: E402
 from update_twins import Shelf, batch  # noqa: E402
 
 from lgov_core.audit import verify_lineage  # noqa: E402
@@ -28,6 +30,9 @@ from lgov_core.train.lineage import Facts, Lineage  # noqa: E402
 from lgov_core.train.policy_model import full_policy, lora_policy  # noqa: E402
 from lgov_core.train.training_run import TrainingRun  # noqa: E402
 from lgov_core.train.update import PolicyUpdate  # noqa: E402
+from lgov_core.train.verl.checkpoints import seal, start_sha256, weights_folder  # noqa: E402
+from lgov_core.train.verl.job import VerlJob  # noqa: E402
+from lgov_core.train.verl.steps import Steps  # noqa: E402
 from lgov_core.train.weights_digest import weights_digest  # noqa: E402
 from lgov_core.trained.evaluation import EvaluationResult, Score, difference  # noqa: E402
 from lgov_core.trained.export import export  # noqa: E402
@@ -229,3 +234,80 @@ def test_a_checkpoint_of_which_nothing_is_stated_needs_its_model_named(base: Pat
     assert trained.lineage is None
     export(trained, tmp_path / "out")
     assert not (tmp_path / "out" / "lineage.jsonl").exists()
+
+
+@pytest.fixture(scope="module")
+def verl_run(base: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What a job on verl leaves of its checkpoints: those of steps 2 and 4 are stated, that of step 5 was not finished."""
+    folder = tmp_path_factory.mktemp("verl") / "run"
+    job = VerlJob(
+        "run", folder, str(base), "memory://", "nobody:at_all", {}, 5, tasks_per_step=1, group=2,
+        stated={"model": str(base), "settings": {"model": {}}, "start_sha256": start_sha256(str(base))},
+    )  # fmt: skip
+    for step in (2, 4, 5):
+        made = folder / "checkpoints" / f"global_step_{step}"
+        model = load_model(base)
+        with torch.no_grad():
+            model.module.model.embed_tokens.weight += step
+        model.module.to(torch.bfloat16).save_pretrained(weights_folder(made))
+        model.tokenizer.save_pretrained(weights_folder(made))
+        for number in range(1, step + 1):
+            if Steps(folder).recorded(number) is None:
+                Steps(folder).record(number, batch(number), {})
+        if step < 5:
+            seal(job, step, made)
+    return folder
+
+
+def test_a_checkpoint_of_verl_is_loaded_and_handed_on(verl_run: Path, base: Path, tmp_path: Path) -> None:
+    checkpoints = verl_run / "checkpoints"
+    start = load_model(base).module.model.embed_tokens.weight
+    named = (verl_run, verl_run / "last", checkpoints, checkpoints / "last")
+    for path in (*named, checkpoints / "global_step_4", weights_folder(checkpoints / "global_step_4")):
+        assert load_trained(path).step == 4
+    first = load_trained(checkpoints / "global_step_2")
+    assert (first.step, first.adapters, first.base) == (2, False, str(base))
+    assert first.lineage is not None
+    assert torch.allclose(first.model.module.model.embed_tokens.weight, start + 2, atol=0.02), (
+        "bfloat16, as it was written"
+    )
+    assert torch.equal(first.started["model.embed_tokens.weight"], start)
+    assert load_model(export(first, tmp_path / "handed")).render([{"role": "user", "content": "digits"}], ())
+    assert verify_lineage(tmp_path / "handed").ok
+    assert torch.equal(
+        load_model(tmp_path / "handed").module.model.embed_tokens.weight, first.model.module.model.embed_tokens.weight
+    )
+    with pytest.raises(TrainError, match="no adapters"):
+        export(first, tmp_path / "peft", "peft")
+    with pytest.raises(TrainError, match="there is no checkpoint"):
+        load_trained(checkpoints / "global_step_5")
+
+
+def test_a_checkpoint_of_verl_that_is_not_what_was_stated_is_refused(
+    verl_run: Path, base: Path, tmp_path: Path
+) -> None:
+    other = tmp_path / "other"
+    build_tiny(["x y z"] * 9, seed=1, **SMALL).save(other)
+    with pytest.raises(TrainError, match="its weights are others"):
+        load_trained(verl_run, base=str(other))
+    copied = tmp_path / "run"
+    shutil.copytree(verl_run, copied)
+    weights = weights_folder(copied / "checkpoints" / "global_step_4") / "model.safetensors"
+    raw = bytearray(weights.read_bytes())
+    raw[-1] ^= 1
+    weights.write_bytes(bytes(raw))
+    with pytest.raises(TrainError, match="is not what was stated of it"):
+        load_trained(copied)
+
+
+def test_adapters_that_were_trained_on_verl_are_refused(base: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    job = VerlJob("run", folder, str(base), "memory://", "nobody:at_all", {}, 1, tasks_per_step=1, group=2,
+                  stated={"model": str(base)})  # fmt: skip
+    made = folder / "checkpoints" / "global_step_1"
+    weights_folder(made).mkdir(parents=True)
+    save_file({"base_model.model.x.lora_A.weight": torch.zeros(2)}, weights_folder(made) / "model.safetensors")
+    Steps(folder).record(1, batch(1), {})
+    seal(job, 1, made)
+    with pytest.raises(TrainError, match="adapters that were trained on verl"):
+        load_trained(folder)

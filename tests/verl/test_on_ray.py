@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib.metadata
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -102,16 +103,16 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return made
 
 
-def command(folder: Path, *more: str) -> list[str]:
+def command(folder: Path, *more: str, run: str = "run") -> list[str]:
     """What users write."""
     return [
         *(sys.executable, "-m", "lgov_core.cli", "train", str(folder / "config.yaml"), "--backend", "verl"),
         *("--agent", f"{HERE / 'drawers.py'}:fetch", "--tasks", str(folder / "tasks.jsonl")),
-        *("--folder", str(folder / "run"), "--json", *more),
+        *("--folder", str(folder / run), "--json", *more),
     ]
 
 
-def start(folder: Path, log: Path, *more: str) -> subprocess.Popen[bytes]:
+def start(folder: Path, log: Path, *more: str, run: str = "run") -> subprocess.Popen[bytes]:
     environment = {
         **os.environ,
         "PYTHONPATH": os.pathsep.join([str(HERE), *filter(None, [os.environ.get("PYTHONPATH")])]),
@@ -123,7 +124,9 @@ def start(folder: Path, log: Path, *more: str) -> subprocess.Popen[bytes]:
         "RAY_raylet_start_wait_time_s": "600",
     }
     with log.open("ab") as output:
-        return subprocess.Popen(command(folder, *more), env=environment, stdout=output, stderr=subprocess.STDOUT)
+        return subprocess.Popen(
+            command(folder, *more, run=run), env=environment, stdout=output, stderr=subprocess.STDOUT
+        )
 
 
 def until(there: Callable[[], bool], job: subprocess.Popen[bytes]) -> bool:
@@ -276,3 +279,25 @@ def test_the_figures_are_those_of_every_run(report: VerlReport) -> None:
         assert step["rewards"].keys() >= {"task", "return"}
         assert step["rewards"]["task"]["mean"] == pytest.approx(step["reward"], abs=0.05)
         assert 0 <= step["violation_rate"]["mean"] <= 1
+
+
+def test_the_trained_model_is_handed_on(report: VerlReport, folder: Path) -> None:
+    environment = {**os.environ, "XDG_CONFIG_HOME": str(folder / "config")}
+    for what in (("export", "run", "handed"), ("audit", "verify", "handed", "--require-signed")):
+        subprocess.run([sys.executable, "-m", "lgov_core.cli", *what], check=True, cwd=folder, env=environment)
+    assert report.model is not None
+    wanted, handed = load_model(report.model).module.state_dict(), load_model(folder / "handed").module.state_dict()
+    assert all(tensor.equal(handed[name]) for name, tensor in wanted.items())
+
+
+def test_ctrl_c_ends_the_job_and_says_how_it_goes_on(report: VerlReport, folder: Path) -> None:
+    run, log = folder / "stopped", folder / "stopped.log"
+    job = start(folder, log, run="stopped")
+    assert until((run / "transitions" / "step-000001.json").exists, job), log.read_text()[-5000:]
+    job.send_signal(signal.SIGINT)
+    assert job.wait(timeout=300) == 130, log.read_text()[-5000:]
+    with only_job(run, patience_s=60.0):  # Ray's processes are gone too
+        updates = len(read_metrics(run / "metrics.jsonl")) if (run / "metrics.jsonl").exists() else 0
+    said = log.read_text()
+    assert f"interrupted; {updates} updates are kept, go on with --resume --folder {run}" in said
+    assert "Traceback" not in said

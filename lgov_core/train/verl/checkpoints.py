@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 #: The class that verl tells of its checkpoints, for ``trainer.checkpoint_callback_class``.
 CALLBACK: Final = "lgov_core.train.verl.checkpoints.Sealed"
+_WEIGHTS: Final = ("actor", "huggingface")
 _NAME = re.compile(r"global_step_(\d+)")
 #: What lgov knows of a model beyond transformers: verl does not copy it.
 _DETAILS = "lgov_model.json"
@@ -36,7 +37,7 @@ _DETAILS = "lgov_model.json"
 
 def weights_folder(checkpoint: Path) -> Path:
     """The transformers folder in a checkpoint of verl's."""
-    return checkpoint / "actor" / "huggingface"
+    return checkpoint.joinpath(*_WEIGHTS)
 
 
 def sealed_checkpoints(folder: Path) -> dict[int, Path]:
@@ -47,6 +48,20 @@ def sealed_checkpoints(folder: Path) -> dict[int, Path]:
         if (match := _NAME.fullmatch(path.name)) and (weights_folder(path) / LINEAGE_FILE).is_file()
     }
     return dict(sorted(found.items()))
+
+
+def find_sealed(path: Path) -> Path | None:
+    """The transformers folder of the checkpoint that ``path`` names, if it is one of verl's that counts.
+
+    That is a checkpoint's folder or its transformers folder; of a job's folder, its ``checkpoints``, or ``last`` in either,
+    the newest one.
+    """
+    for folder in (path, weights_folder(path)):
+        if folder.parts[-2:] == _WEIGHTS and (folder / LINEAGE_FILE).is_file():
+            return folder
+    base = path.parent if path.name == "last" else path
+    sealed = sealed_checkpoints(base.parent if base.name == "checkpoints" else base)
+    return weights_folder(sealed[max(sealed)]) if sealed else None
 
 
 def start_sha256(model: str) -> str | None:
