@@ -34,12 +34,11 @@ from intervals import difference, interval, shown, table, verdict
 from lgov_core.demo.company import build_company
 from lgov_core.demo.measure import RunReport
 from lgov_core.demo.plans import TINY, Plan
-from lgov_core.demo.prepare import POLICIES, denials_of, tiny_model
+from lgov_core.demo.prepare import denials_of, tiny_model
 from lgov_core.demo.progress import Display
 from lgov_core.demo.run import POLICY_FILE, RunSpec, run_once
-from lgov_core.models import load_model
 from lgov_core.store import open_store
-from lgov_core.train.checkpoint import latest_checkpoint
+from lgov_core.trained.model import load_trained
 from lgov_core.transitions import CreditRules
 
 SEEDS = 3
@@ -105,14 +104,7 @@ def one(arm: str, seed: int, folder: Path, warmed: Path, quick: bool) -> dict[st
 
 def _deploy(seed: int, folder: Path, warmed: Path, quick: bool) -> RunReport:
     """The model that a run ended with, asked the held-out questions of its seed with policies on; nothing is trained."""
-    found = latest_checkpoint(folder / "checkpoints")
-    if found is None:
-        raise AssertionError(f"{folder} has no checkpoint")
-    model = load_model(str(warmed), dtype="float32", tool_format="compact")
-    policy = POLICIES["tiny"](model.module)
-    policy.load(found.weights)
-    model.module.load_state_dict(dict(policy.served()))
-    model.save(folder / "trained")
+    load_trained(folder, base=str(warmed)).model.save(folder / "trained")
     asked = replace(plan(quick), iterations=0)
     return run_once(RunSpec(seed, True, asked, folder / "deployed", folder / "trained"), Display(quiet=True))
 
