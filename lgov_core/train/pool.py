@@ -13,12 +13,15 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from lgov_core.errors import StoreError, TrainError
 from lgov_core.store.protocol import TraceStore
 from lgov_core.train.jobs import Job, JobResult, WorkerConfig
 from lgov_core.types import Outcome, Rollout
+
+#: Workers that are killed before they are ready: so many in a row, and there is no use in starting another.
+_MOST_FALSE_STARTS: Final = 3
 
 
 @dataclass(eq=False)
@@ -27,6 +30,8 @@ class _Process:
     popen: subprocess.Popen[bytes]
     jobs: dict[tuple[str, int], Job] = field(default_factory=dict)
     ready: bool = False
+    #: Killed here, because nothing was heard of it.
+    silent: bool = False
 
 
 class _Waiting:
@@ -59,12 +64,13 @@ class _Waiting:
 class WorkerPool:
     """Runs jobs in worker processes.
 
-    A worker that dies or hangs is replaced; the attempts it had open are closed as infrastructure and tried again, each
-    rollout at most ``max_attempts`` times in one `collect`, whatever the number of its first attempt there. So is an attempt
-    that ended by infrastructure or timeout. ``log_dir`` gets one file a worker with what it wrote to standard error. A
-    worker is taken to hang when no worker has reported anything for ``grace_s`` seconds longer than an attempt may take.
-    After an infrastructure failure a rollout waits ``retry_delay_s`` seconds, then four times as long each time, so that an
-    endpoint has time to come back. May be called from several threads: one collection waits for the other.
+    A worker that dies or hangs is replaced (one that cannot start by its own fault is an error at once); the attempts it had
+    open are closed as infrastructure and tried again, each rollout at most ``max_attempts`` times in one `collect`, whatever
+    the number of its first attempt there. So is an attempt that ended by infrastructure or timeout. ``log_dir`` gets one file a
+    worker with what it wrote to standard error. A worker is taken to hang when no worker has reported anything for
+    ``grace_s`` seconds longer than an attempt may take. After an infrastructure failure a rollout waits ``retry_delay_s``
+    seconds, then four times as long each time, so that an endpoint has time to come back. May be called from several threads:
+    one collection waits for the other.
     """
 
     def __init__(
@@ -91,6 +97,7 @@ class WorkerPool:
         self.grace_s = grace_s
         self.retry_delay_s = retry_delay_s
         self.deaths = 0
+        self._false_starts = 0
         self._first: dict[str, int] = {}
         self._collecting = threading.Lock()
         self._closing = False
@@ -189,7 +196,7 @@ class WorkerPool:
                         lost = JobResult(job, Outcome.INFRASTRUCTURE, {}, "the worker died")
                         self._again(lost, waiting, results, at_once=True)
             elif message.get("ready"):
-                process.ready = True
+                process.ready, self._false_starts = True, 0
             else:
                 job = process.jobs.pop((message["job"]["rollout_id"], message["job"]["attempt"]), None)
                 if job is not None and job.rollout_id in self._first:  # not one of a collection that was interrupted
@@ -292,7 +299,10 @@ class WorkerPool:
         code = process.popen.wait()
         _close_input(process.popen)
         self.deaths += 1
-        if self.deaths > self.max_deaths or not process.ready:
+        self._false_starts += not process.ready
+        # What kills one before it is ready may be gone in a moment; what it ends of by itself, or hangs in, is not.
+        in_vain = not process.ready and (code >= 0 or process.silent or self._false_starts >= _MOST_FALSE_STARTS)
+        if self.deaths > self.max_deaths or in_vain:
             raise TrainError(
                 f"worker {process.number} ended with status {code}" + ("" if process.ready else " before it was ready"),
                 hint=f"see {self.log_dir / f'worker-{process.number}.log'}",
@@ -318,6 +328,7 @@ class WorkerPool:
         for process in self._processes:
             limit = self.config.timeout_s + self.grace_s if process.ready else self.start_timeout_s
             if silence_s > limit and (process.jobs or not process.ready):
+                process.silent = True
                 process.popen.kill()
 
 

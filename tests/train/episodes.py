@@ -268,6 +268,22 @@ def make_asker(options: Mapping[str, Any]) -> Asker:
     return Asker(options)
 
 
+def make_runner_late(options: Mapping[str, Any]) -> Runner:
+    """Only the process with the number that ``options`` says gets so far; those before it are killed."""
+    with open(options["begun"], "a+") as begun:
+        begun.write(".")
+        begun.seek(0)
+        number = len(begun.read())
+    if number < options["ready"]:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return Runner()
+
+
+def make_runner_never(options: Mapping[str, Any]) -> Runner:
+    time.sleep(600)
+    return Runner()
+
+
 # ---------------------------------------------------------------------- in the test
 
 

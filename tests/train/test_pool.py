@@ -191,6 +191,33 @@ def test_a_worker_that_cannot_start_is_an_error_that_names_its_log(broken: str, 
     assert bench.attempts(job) == []
 
 
+def test_a_worker_that_is_killed_before_it_is_ready_is_replaced(bench: Bench) -> None:
+    begun = bench.folder / "begun"
+    config = bench.config(factory="episodes:make_runner_late", options={"begun": str(begun), "ready": 3})
+    jobs = bench.jobs({"do": "succeed", "number": 1}, {"do": "die_once"})
+    with bench.pool(config=config) as pool:
+        results = pool.collect(jobs)
+    assert [result.outcome for result in results] == [Outcome.SUCCEEDED] * 2
+    assert len(begun.read_text()) == 4
+    assert pool.deaths == 3
+
+
+def test_workers_of_which_none_gets_ready_are_an_error(bench: Bench) -> None:
+    begun = bench.folder / "begun"
+    config = bench.config(factory="episodes:make_runner_late", options={"begun": str(begun), "ready": 99})
+    with bench.pool(config=config) as pool, pytest.raises(TrainError, match="status -9 before it was ready"):
+        pool.collect(bench.jobs({"do": "succeed"}))
+    assert len(begun.read_text()) == 3
+
+
+def test_a_worker_that_hangs_before_it_is_ready_is_an_error_and_is_not_waited_for_again(bench: Bench) -> None:
+    config = bench.config(factory="episodes:make_runner_never")
+    pool = bench.pool(config=config, start_timeout_s=1.0)
+    with pool, pytest.raises(TrainError, match="status -9 before it was ready"):
+        pool.collect(bench.jobs({"do": "succeed"}))
+    assert pool.deaths == 1
+
+
 def test_workers_that_keep_dying_are_an_error(bench: Bench) -> None:
     jobs = bench.jobs(*({"do": "die"} for _ in range(2)))
     with bench.pool(max_deaths=1, max_attempts=10) as pool, pytest.raises(TrainError, match="status -9"):
