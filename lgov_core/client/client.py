@@ -142,7 +142,8 @@ class Client:
         with contextlib.ExitStack() as open_things:
             desk = _Desk(self._connection, run_id)
             chosen = open_workers(open_things, desk.finish)
-            open_things.callback(lambda: desk.release(chosen.close()))
+            open_things.callback(desk.release)
+            open_things.callback(chosen.close)
             open_things.enter_context(desk.heartbeats(chosen))
             display = open_things.enter_context(Display(quiet=self._quiet))
             return _run(desk, chosen, display)
@@ -177,6 +178,8 @@ class _Desk:
         self.metrics: list[dict[str, Any]] = []
         self.ended = threading.Condition()
         self.trouble: LgovError | None = None
+        #: The run has ended: nothing can be in hand any more.
+        self.over = False
         self._bad_in_a_row = 0
 
     def claim(self, limit: int, wait_s: float) -> tuple[list[Assignment], dict[str, Any]]:
@@ -217,13 +220,15 @@ class _Desk:
             self.trouble = self.trouble or trouble
             self.ended.notify_all()
 
-    def release(self, left: Sequence[Assignment]) -> None:
-        """Hands attempts back that will not be finished here, as well as can be: what stays is lost with its lease."""
-        if not left:
+    def release(self) -> None:
+        """Hands back what will not be finished here, as well as can be: what stays is lost with its lease.
+
+        Also what the server gave and nobody here got to know of, because the answer was not waited for.
+        """
+        if self.over:
             return
-        attempts = [[given.rollout_id, given.attempt] for given in left]
         with contextlib.suppress(LgovError):
-            body = {"worker_id": self.worker_id, "attempts": attempts, "reason": "the client was interrupted"}
+            body = {"worker_id": self.worker_id, "reason": "the client was interrupted"}
             self.connection.post("/train/release", body, timeout_s=5.0, patience_s=0.0)
 
     @contextlib.contextmanager
@@ -279,6 +284,7 @@ def _run(desk: _Desk, workers: Workers, display: Display) -> TrainResult:
                 display.say(f"update {line['step']}: {line['note']}")
         state = progress["state"]
         if state in ENDED:
+            desk.over = True
             break
         if not workers.free:
             with desk.ended:

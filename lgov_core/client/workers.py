@@ -43,8 +43,8 @@ class Workers(Protocol):
         """What is being run."""
         ...
 
-    def close(self) -> list[Assignment]:
-        """Ends everything; returns what was still being run, none of which is reported."""
+    def close(self) -> None:
+        """Ends everything; what was still being run is not reported."""
         ...
 
 
@@ -102,13 +102,11 @@ class ThreadWorkers:
         with self._lock:
             return list(self._running.values())
 
-    def close(self) -> list[Assignment]:
+    def close(self) -> None:
         """See `Workers`."""
         with self._lock:
-            left = list(self._running.values())
+            self.abandoned += len(self._running)
             self._running.clear()
-            self.abandoned += len(left)
-            return left
 
 
 @dataclass(eq=False)
@@ -174,12 +172,11 @@ class ProcessWorkers:
         with self._lock:
             return [process.given for process in self._processes if process.given is not None]
 
-    def close(self) -> list[Assignment]:
+    def close(self) -> None:
         """See `Workers`."""
         with self._lock:
             self._closing = True
             processes, self._processes = self._processes, []
-            left = [process.given for process in processes if process.given is not None]
             for process in processes:
                 process.given = None
         for process in processes:
@@ -189,7 +186,6 @@ class ProcessWorkers:
             if process.popen.stdin is not None:
                 with contextlib.suppress(OSError):
                     process.popen.stdin.close()
-        return left
 
     def _start(self) -> _Process:
         popen = subprocess.Popen(

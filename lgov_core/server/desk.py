@@ -25,6 +25,8 @@ _SPLITS: Final = ("train", "test")
 #: A key outlives its attempt by this: a call at the very end is still recorded, not refused.
 _KEY_SPARE_S: Final = 60.0
 _MOST_LEASE_S: Final = 3600.0
+#: Clients that have gone, so that a claim of theirs which still waits is given nothing; the oldest is forgotten.
+_MOST_GONE: Final = 1000
 #: Uploads that were begun and not ended; the oldest goes when there are more.
 _MOST_UPLOADS: Final = 8
 
@@ -98,6 +100,8 @@ class Desk:
         self._untold: RunState | None = None
         self._asked = False
         self._last_seen: dict[str, float] = {}
+        self._claiming = threading.Lock()
+        self._gone: dict[str, None] = {}
 
     # ------------------------------------------------------------------ for the loop
 
@@ -168,7 +172,10 @@ class Desk:
             return []
         lease = min(max(lease_s, 1.0), _MOST_LEASE_S)
         found: list[dict[str, Any]] = []
-        for claim in self._store.claim(worker_id, limit, lease_s=lease, run_id=self._loop_id):
+        with self._claiming:
+            gone = worker_id in self._gone
+            claims = () if gone else self._store.claim(worker_id, limit, lease_s=lease, run_id=self._loop_id)
+        for claim in claims:
             rollout, attempt = claim.rollout, claim.attempt.attempt
             expires_at = time.time() + self._timeout_s + _KEY_SPARE_S
             key = self._keys.issue(rollout.rollout_id, attempt, expires_at=expires_at)
@@ -220,11 +227,16 @@ class Desk:
         self._collector.wake()
         return {"accepted": True}
 
-    def release(self, attempts: Sequence[tuple[str, int]], reason: str) -> dict[str, Any]:
-        """Takes attempts back that a client will not finish; they are tried again."""
-        for rollout_id, attempt in attempts:
+    def release(self, worker_id: str, reason: str) -> dict[str, Any]:
+        """Takes back all that a client has in hand, also what it was given and never got to know of; it gets no more."""
+        with self._claiming:
+            self._gone[worker_id] = None
+            while len(self._gone) > _MOST_GONE:
+                del self._gone[next(iter(self._gone))]
+            held = self._store.heartbeat(worker_id, lease_s=1.0)
+        for one in held:
             try:
-                self._store.finish_attempt(rollout_id, attempt, Outcome.INFRASTRUCTURE, error=reason)
+                self._store.finish_attempt(one.rollout_id, one.attempt, Outcome.INFRASTRUCTURE, error=reason)
             except StoreError:  # it has ended
                 continue
         self._collector.wake()

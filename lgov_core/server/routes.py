@@ -97,10 +97,10 @@ class TrainRoutes:
         return await asyncio.to_thread(self._desk.finish, *what, body)
 
     async def release(self, request: Request) -> Any:
-        """``POST /train/release``: attempts that a client will not finish."""
+        """``POST /train/release``: a client goes, and will not finish what it has in hand."""
         body = await _object(request)
         reason = str(body.get("reason") or "the client gave it back")[:500]
-        return await asyncio.to_thread(self._desk.release, _attempts(body), reason)
+        return await asyncio.to_thread(self._desk.release, _text(body, "worker_id"), reason)
 
     async def stop(self, request: Request) -> Any:
         """``POST /train/stop``: the run ends after the update in progress, with a checkpoint."""

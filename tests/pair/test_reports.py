@@ -55,8 +55,9 @@ def test_a_report_is_of_its_own_attempt_counts_once_and_has_to_be_one(serve: Cal
     shown = [(one.span_id, one.rollout_id, one.claimed) for one in server.store.spans() if one.name == "tool"]
     assert shown == [("a" * 16, mine[0], True)], "a span of another attempt is left out"
     # One that is handed back is tried again, and what comes of the first try then is not taken.
-    post("/train/release", {"worker_id": "w", "attempts": [list(other)], "reason": "asked to"})
+    post("/train/release", {"worker_id": "w", "reason": "asked to"})
     answer = finish(Report(Outcome.SUCCEEDED, (replace(own, rollout_id=other[0]),)), rollout_id=other[0])
     assert answer == {"accepted": False}
-    (again,) = post("/train/claim", {**claim, "limit": 1})["assignments"]
+    assert post("/train/claim", {**claim, "wait_s": 0.0})["assignments"] == [], "who has gone is given nothing"
+    (again,) = post("/train/claim", {**claim, "worker_id": "v", "limit": 1})["assignments"]
     assert (again["rollout_id"], again["attempt"]) == (other[0], other[1] + 1)
