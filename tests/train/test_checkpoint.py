@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import subprocess
 import sys
 import textwrap
@@ -13,7 +14,14 @@ import pytest
 torch = pytest.importorskip("torch", reason='needs the extra "train"')
 
 from lgov_core.errors import TrainError  # noqa: E402
-from lgov_core.train.checkpoint import Checkpoint, latest_checkpoint, save_checkpoint  # noqa: E402
+from lgov_core.train.checkpoint import (  # noqa: E402
+    Best,
+    Checkpoint,
+    best_checkpoint,
+    latest_checkpoint,
+    mark_best,
+    save_checkpoint,
+)
 
 
 @pytest.fixture(autouse=True)
@@ -177,3 +185,12 @@ def test_a_full_disk_is_an_error_and_the_older_one_is_intact(tmp_path: Path) -> 
     found = latest_checkpoint(tmp_path)
     assert found is not None
     assert torch.equal(found.weights["w"], torch.ones(50_000))
+
+
+def test_a_score_that_is_no_number_is_never_the_best(tmp_path: Path) -> None:
+    mark_best(tmp_path, 1, "mean_return", math.nan)
+    assert best_checkpoint(tmp_path) is None
+    assert mark_best(tmp_path, 2, "mean_return", -1.0) == Best(2, "mean_return", -1.0)
+    for score in (math.nan, math.inf, -math.inf):
+        assert mark_best(tmp_path, 3, "mean_return", score).step == 2
+    assert best_checkpoint(tmp_path) == Best(2, "mean_return", -1.0)
