@@ -46,6 +46,9 @@ def test_a_report_is_of_its_own_attempt_counts_once_and_has_to_be_one(serve: Cal
     for changes in ({"outcome": "fine"}, {"rewards": [{"value": "1", "dimension": "task"}]}, {"counts": None}):
         with pytest.raises(ClientError, match="the report cannot be read"):
             finish(report, **changes)
+    unknown = {"rollout_id": "nobody's", "rewards": [], "spans": []}
+    with pytest.raises(ClientError, match="the report cannot be kept"):
+        finish(report, **unknown)
     assert server.store.rewards() == []
     assert finish(report) == {"accepted": True}
     # The answer was lost, and it is said again; then something else is said of it.
