@@ -259,12 +259,16 @@ def verl_run(base: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_a_checkpoint_of_verl_is_loaded_and_handed_on(verl_run: Path, base: Path, tmp_path: Path) -> None:
+def test_a_checkpoint_of_verl_is_loaded_and_handed_on(
+    verl_run: Path, base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     checkpoints = verl_run / "checkpoints"
     start = load_model(base).module.model.embed_tokens.weight
     named = (verl_run, verl_run / "last", checkpoints, checkpoints / "last")
     for path in (*named, checkpoints / "global_step_4", weights_folder(checkpoints / "global_step_4")):
         assert load_trained(path).step == 4
+    monkeypatch.chdir(checkpoints)
+    assert load_trained(Path("global_step_4")).path == weights_folder(checkpoints / "global_step_4")
     first = load_trained(checkpoints / "global_step_2")
     assert (first.step, first.adapters, first.base) == (2, False, str(base))
     assert first.lineage is not None

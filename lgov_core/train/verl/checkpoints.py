@@ -54,8 +54,9 @@ def find_sealed(path: Path) -> Path | None:
     """The transformers folder of the checkpoint that ``path`` names, if it is one of verl's that counts.
 
     That is a checkpoint's folder or its transformers folder; of a job's folder, its ``checkpoints``, or ``last`` in either,
-    the newest one.
+    the newest one. What is returned is absolute.
     """
+    path = path.absolute()
     for folder in (path, weights_folder(path)):
         if folder.parts[-2:] == _WEIGHTS and (folder / LINEAGE_FILE).is_file():
             return folder
