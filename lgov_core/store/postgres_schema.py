@@ -129,8 +129,9 @@ _FORMAT_1: Final = (
     )""",
 )
 
-#: What makes each format of the one before it; the first makes the tables.
-_STEPS: Final[tuple[tuple[str, ...], ...]] = (_FORMAT_1,)
+#: What makes each format of the one before it; the first makes the tables. In the second, replies may be without the
+#: prompt's token ids (see `lgov_core.store.reply_text`): nothing is made, but an older lgov could not read them.
+_STEPS: Final[tuple[tuple[str, ...], ...]] = (_FORMAT_1, ())
 
 FORMAT: Final = len(_STEPS)
 

@@ -10,6 +10,7 @@ from typing import Any, Final, TypeAlias
 
 from lgov_core.errors import StoreError
 from lgov_core.store.encoding import blob, json_text, logprob_blob, numbers, object_text, text_name, token_ids
+from lgov_core.store.reply_text import reply_of, reply_text
 from lgov_core.store.work import QueueEntry, RolloutConfig, RolloutState
 from lgov_core.types import Attempt, CapturedCall, Outcome, Reward, Rollout, Span, SpanEvent
 
@@ -92,7 +93,7 @@ def call_parts(call: CapturedCall) -> tuple[Row, dict[str, str]]:
         call.route,
         call.model,
         object_text(request),
-        json_text(call.response, f"response of {what}"),
+        reply_text(call),
         blob("i", call.prompt_ids, f"prompt ids of {what}"),
         blob("i", call.response_ids, f"response ids of {what}"),
         logprob_blob(call.logprobs, f"logprobs of {what}"),
@@ -117,13 +118,13 @@ def call_of(row: Row) -> CapturedCall:
         response_id, choice, route, model, request, response, prompt_ids, response_ids, logprobs, finish_reason,
         weights_version, temperature, top_p, started_at, ended_at, rollout_id, attempt, agent, tool_call_ids, engine,
     ) = row  # fmt: skip
-    responded = token_ids(response_ids)
+    prompted, responded = token_ids(prompt_ids), token_ids(response_ids)
     return CapturedCall(
         response_id=response_id,
         model=model,
         request=json.loads(request) if isinstance(request, str) else request,
-        response=json.loads(response),
-        prompt_ids=token_ids(prompt_ids),
+        response=reply_of(response, prompted),
+        prompt_ids=prompted,
         response_ids=responded,
         logprobs=numbers("d" if responded and len(logprobs or b"") == 8 * len(responded) else "f", logprobs),
         finish_reason=finish_reason,

@@ -1,4 +1,4 @@
-"""The tables of a SQLite trace store, format 2, and how a file of format 1 becomes one.
+"""The tables of a SQLite trace store, format 3, and how files of earlier formats become one.
 
 ``seq`` is the order of writing in every table. Rollouts, attempts and the queue are bound to each other; calls, rewards and
 spans may name a rollout that nobody announced, because what was seen is kept even when its rollout is not known. Times are
@@ -10,6 +10,7 @@ NULL when nothing is left out. The prompt begins with the first ``prompt_shared`
 and ``prompt_rest`` is what follows. ``request_repeats`` has, by name, of which values of the request only what is new is
 stored, as ``{name: [head, tail]}``: as a JSON text, such a value begins with the first ``head`` characters of that call's
 value of the name, ends with its last ``tail``, and the string under the name in ``request`` is the text that stands between.
+The prompt's token ids are left out of ``response`` too (see `lgov_core.store.reply_text`); in format 2 they never were.
 A ``seq`` is never used twice, so that a reference cannot come to mean another call, and an attempt is only deleted as a whole.
 
 ``digest`` of a span is over everything it says: the same span sent again is not written again. Spans that were moved from
@@ -162,8 +163,8 @@ _FROM_1 = (
 TRACE_STORE: Final = FileKind(
     what="trace store",
     application_id=int.from_bytes(b"lgvS"),
-    version=2,
+    version=3,
     schema=_TABLES,
     error=StoreError,
-    migrations={1: _FROM_1},
+    migrations={1: _FROM_1, 2: ()},
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import math
 import threading
 
@@ -211,6 +212,48 @@ def test_ids_are_written_once(store: RolloutQueue) -> None:
         store.add_rewards([Reward(2.0), reward])
     assert [c.agent for c in store.calls()] == ["clerk"]
     assert store.rewards() == [reward]
+
+
+class Received(dict[str, object]):
+    """A reply with the bytes that it came in."""
+
+    def __init__(self, received: bytes) -> None:
+        super().__init__(json.loads(received))
+        self.received = received
+
+
+@pytest.mark.parametrize(
+    "received",
+    [
+        b'{"id":"x","prompt_token_ids":[7,8,9],"choices":[{"token_ids":[5,6,7]}]}',
+        b' {"prompt_token_ids": [7, 8,\n 9], "note": "\xc3\xa9"}',
+        b'{"choices":[{"prompt_token_ids":[7,8,9],"text":"hm"}]}',
+        b'{"prompt_token_ids":[7,8,9],"choices":[{"prompt_token_ids":[7,8,9]},{"prompt_token_ids":[7,8,9]}]}',
+        b'{"inner":{"prompt_token_ids":[7,8,9]},"prompt_token_ids" : [7,8,9]}',
+        b'{"inner":{"prompt_token_ids":[1]},"prompt_token_\\u0069ds":[7,8,9]}',
+        b'{"inner":{"prompt_token_ids":[1]},"prompt_token_ids":[7,8,9]}',
+        b'{"prompt_token_ids":[7,8,9.0]}',
+        b'{"prompt_token_ids":[7,8]}',
+        b'{"prompt_token_ids":[]}',
+        b'{"prompt_token_ids":null,"choices":[{"prompt_token_ids":null}]}',
+        b'{"text":"\\"prompt_token_ids\\":[7,8,9]","prompt_token_ids":[7,8,9]}',
+        b'{"choices":[]}',
+        b'{"choices":[null]}',
+    ],
+)
+def test_a_reply_comes_back_whatever_it_says_of_its_prompts_tokens(store: RolloutQueue, received: bytes) -> None:
+    body = json.loads(received)
+    made = [
+        call("as_it_came", prompt_ids=(7, 8, 9), response=Received(received)),
+        call("read", prompt_ids=(7, 8, 9), response=body),
+        call("unknown", prompt_ids=None, response=body),
+        call("empty", prompt_ids=(), response=body),
+    ]
+    for one in made:
+        store.add_call(one)
+    kept = list(store.calls())
+    assert {one.response_id: one.response for one in kept} == dict.fromkeys((one.response_id for one in made), body)
+    assert {one.response_id: one.prompt_ids for one in kept} == {one.response_id: one.prompt_ids for one in made}
 
 
 @pytest.mark.parametrize(

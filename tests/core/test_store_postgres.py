@@ -97,6 +97,15 @@ def test_a_commit_is_never_left_to_the_servers_memory(server: PostgresServer, da
         assert store._submit(lambda transaction: transaction.execute(asked)).result() == [("on", "read committed")]
 
 
+def test_tables_of_the_first_format_are_brought_up_to_date(server: PostgresServer, database: str) -> None:
+    with PostgresStore(server.url(database)) as store:
+        store.add_call(call("c1"))
+    server.execute("UPDATE lgov.format SET number = 1", database=database)
+    with PostgresStore(server.url(database)) as store:
+        assert [one.response_id for one in store.calls()] == ["c1"]
+    assert server.execute("SELECT number FROM lgov.format", database=database) == [(FORMAT,)]
+
+
 @pytest.mark.parametrize("number", [FORMAT + 1, 0])
 def test_a_format_that_is_not_known_is_refused(server: PostgresServer, database: str, number: int) -> None:
     PostgresStore(server.url(database)).close()

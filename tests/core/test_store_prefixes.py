@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import sqlite3
 import subprocess
 import sys
 import textwrap
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -115,6 +117,36 @@ def test_a_rollout_of_20_turns_costs_at_most_twice_its_distinct_tokens(path: Pat
     size = connection.execute("SELECT page_count * page_size FROM pragma_page_count, pragma_page_size").fetchone()[0]
     connection.close()
     assert size < 200 * 3000
+
+
+@pytest.mark.parametrize("as_received", [True, False])
+def test_a_reply_that_says_the_whole_prompt_again_takes_no_room_for_it(path: Path, as_received: bool) -> None:
+    class Received(dict[str, Any]):
+        received: bytes
+
+    agent = Conversation("solo", 1)
+    calls: list[CapturedCall] = []
+    for _ in range(20):
+        made = agent.next()
+        reply: dict[str, Any] = {
+            "id": made.response_id,
+            "choices": [{"message": {"content": "done"}, "token_ids": list(made.response_ids or ())}],
+            "prompt_token_ids": list(made.prompt_ids or ()),
+        }
+        if as_received:
+            text = json.dumps(reply)
+            reply = Received(reply)
+            reply.received = text.encode()
+        calls.append(replace(made, response=reply))
+    with SQLiteStore(path) as store:
+        for one in calls:
+            store.add_call(one)
+        assert list(store.calls()) == calls
+    connection = sqlite3.connect(path)
+    sizes = [size for (size,) in connection.execute("SELECT length(response) FROM calls ORDER BY seq")]
+    connection.close()
+    assert len(calls[-1].prompt_ids or ()) > 1500
+    assert max(sizes) < 300  # twenty tokens of the reply and its words
 
 
 @pytest.mark.parametrize("known_tokens", [True, False])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import sqlite3
 import stat
@@ -165,6 +166,26 @@ def test_a_file_of_format_1_is_brought_up_to_date(tmp_path: Path) -> None:
     SQLiteStore(tmp_path / "new.sqlite").close()
     connection = sqlite3.connect(tmp_path / "new.sqlite")
     assert connection.execute("SELECT name FROM sqlite_master ORDER BY 1").fetchall() == migrated
+    connection.close()
+
+
+def test_a_file_of_format_2_is_read_as_it_is_and_an_older_lgov_refuses_it_from_then_on(tmp_path: Path) -> None:
+    path = tmp_path / "old.sqlite"
+    reply = {"prompt_token_ids": [1, 2], "choices": []}
+    before = CapturedCall("c1", "m", {}, reply, (1, 2), (3,), None, "stop", 0, 1.0, 1.0, 1.0, 2.0, "r1", 1)
+    with SQLiteStore(path) as store:
+        store.add_call(before)
+    connection = sqlite3.connect(path)
+    connection.execute("UPDATE calls SET response = ?", (json.dumps(reply),))  # as format 2 has it
+    connection.execute("PRAGMA user_version=2")
+    connection.commit()
+    connection.close()
+    after = CapturedCall("c2", "m", {}, reply, (1, 2), (3,), None, "stop", 0, 1.0, 1.0, 1.0, 2.0, "r1", 1)
+    with SQLiteStore(path) as store:
+        store.add_call(after)
+        assert list(store.calls()) == [before, after]
+    connection = sqlite3.connect(path)
+    assert connection.execute("PRAGMA user_version").fetchone() == (TRACE_STORE.version,)
     connection.close()
 
 
