@@ -9,12 +9,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from lgov_core.transitions.span_values import Tokens
 from lgov_core.transitions.values import Transition
 from lgov_core.types import Attempt, CapturedCall, Reward, Rollout
 
 
-class _CallDraft:
+class CallDraft:
+    """A call in the making: its slots are those of `CapturedCall`, and open."""
+
     __slots__ = tuple(CapturedCall.__dataclass_fields__)
 
 
@@ -26,38 +27,10 @@ class _TransitionDraft:
     __slots__ = tuple(Transition.__dataclass_fields__)
 
 
-def call_of(
-    response_id: str,
-    choice: int,
-    model: str,
-    request: Mapping[str, Any],
-    response: Mapping[str, Any],
-    tokens: Tokens,
-    finish_reason: str,
-    weights_version: int | None,
-    sampling: tuple[float, float],
-    times: tuple[float, float],
-    whose: tuple[str | None, int | None, str | None],
-    tool_call_ids: tuple[str, ...],
-) -> CapturedCall:
-    """A call that a span describes. ``sampling`` is temperature and top_p, ``whose`` rollout, attempt and agent."""
-    draft: Any = _CallDraft()
-    draft.response_id = response_id
-    draft.model = model
-    draft.request = request
-    draft.response = response
-    draft.prompt_ids, draft.response_ids, draft.logprobs = tokens
-    draft.finish_reason = finish_reason
-    draft.weights_version = weights_version
-    draft.temperature, draft.top_p = sampling
-    draft.started_at, draft.ended_at = times
-    draft.rollout_id, draft.attempt, draft.agent = whose
-    draft.tool_call_ids = tool_call_ids
-    draft.engine = ""
-    draft.choice = choice
-    draft.route = "chat"
-    draft.__class__ = CapturedCall
-    return draft
+def complete(call: CapturedCall, attempt: int | None, tool_call_ids: tuple[str, ...]) -> None:
+    """Sets what is known only when all spans are read, on a call that nobody has been given yet."""
+    object.__setattr__(call, "attempt", attempt)
+    object.__setattr__(call, "tool_call_ids", tool_call_ids)
 
 
 def reward_of(

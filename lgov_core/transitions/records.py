@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 from lgov_core.store.protocol import TraceStore
 from lgov_core.trace.mapping import canonical
@@ -13,7 +14,7 @@ from lgov_core.transitions.span_reading import SpanReading
 from lgov_core.transitions.span_tree import SpanTree
 from lgov_core.types import Attempt, CapturedCall, Reward, Rollout, Span
 
-_NO_TREE = SpanTree((), [])
+_NO_TREE = SpanTree(())
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,14 +50,34 @@ def read_spans(spans: Iterable[Span]) -> Records:
         return _read(SpanReading(spans))
 
 
+class _Origins(Mapping[str, Sequence[Span]]):
+    """The spans of each call, by its response id: gathered when somebody asks, which few do."""
+
+    def __init__(self, reading: SpanReading) -> None:
+        self._reading = reading
+
+    @cached_property
+    def _known(self) -> Mapping[str, Sequence[Span]]:
+        return self._reading.origins()
+
+    def __getitem__(self, response_id: str) -> Sequence[Span]:
+        return self._known[response_id]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._known)
+
+    def __len__(self) -> int:
+        return len(self._known)
+
+
 def _read(reading: SpanReading, rollouts: Container[str] = (), attempted: Container[str] = ()) -> Records:
     read = Records(
         rollouts=tuple(reading.rollouts(rollouts)),
         attempts=tuple(reading.attempts(attempted)),
         calls=tuple(reading.calls()),
         rewards=tuple(reading.rewards),
-        spans=tuple(reading.tree.kept),
-        origins=reading.origins,
+        spans=reading.tree.kept(),
+        origins=_Origins(reading),
         proposed_in=reading.proposed_in,
         tree=reading.tree,
     )
@@ -130,6 +151,8 @@ def _joined(call: CapturedCall, told: Sequence[CapturedCall], found: list[Diagno
     if not told:
         return call
     agent, rollout_id, attempt, tools = call.agent, call.rollout_id, call.attempt, call.tool_call_ids
+    if len(told) > 1:  # where they contradict each other, the order of arrival decides nothing
+        told = sorted(told, key=repr)
     for one in told:
         if None not in (call.rollout_id, one.rollout_id) and call.rollout_id != one.rollout_id:
             continue  # nobody says anything about another rollout's calls

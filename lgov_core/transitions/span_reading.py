@@ -3,44 +3,36 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Container, Iterable, Iterator, Mapping
-from typing import Any, TypeAlias
+from collections.abc import Container, Iterable, Iterator
+from typing import TypeAlias
 
 from lgov_core.trace import semconv
 from lgov_core.transitions.findings import Diagnostic, Finding
-from lgov_core.transitions.quick_values import call_of
+from lgov_core.transitions.quick_values import complete
+from lgov_core.transitions.span_calls import CallKey, Shown, call_of_span, calls_of_spans, invalid
 from lgov_core.transitions.span_rewards import evaluations_of_span, rewards_of_span
 from lgov_core.transitions.span_tree import CALL_OPERATIONS, Place, SpanTree
-from lgov_core.transitions.span_values import (
-    Tokens,
-    finish_reason_of,
-    messages_of,
-    number_or,
-    proposed_tool_calls,
-    text_of,
-    tokens_agree,
-    tokens_of,
-    unreadable_tokens,
-    version_of,
-)
 from lgov_core.types import Attempt, CapturedCall, Outcome, Reward, Rollout, Span
 
 #: A rollout and its attempt, None for spans that name none.
 _AttemptKey: TypeAlias = tuple[str, int | None]
-#: A call's rollout, attempt, response id and choice.
-_CallKey: TypeAlias = tuple[str | None, int | None, str, int]
 
 
 class _Seen:
-    """What the spans of an attempt say about it: when it began and ended, and how."""
+    """What the spans of an attempt say about it: when it began and ended, how, and its calls.
 
-    __slots__ = ("ended_at", "open", "outcomes", "started_at")
+    ``calls`` has of each call the span that was read first, ``further`` all spans of the calls that have several.
+    """
+
+    __slots__ = ("calls", "ended_at", "further", "open", "outcomes", "started_at")
 
     def __init__(self, started_at: float, ended_at: float) -> None:
         self.started_at = started_at
         self.ended_at = ended_at
         self.open = False
         self.outcomes: set[Outcome] = set()
+        self.calls: dict[CallKey, Shown] = {}
+        self.further: dict[CallKey, list[Shown]] = {}
 
     def extend(self, started_at: float, ended_at: float) -> None:
         if started_at < self.started_at:
@@ -54,17 +46,18 @@ class SpanReading:
 
     def __init__(self, spans: Iterable[Span]) -> None:
         self.found: list[Diagnostic] = []
-        self.tree = SpanTree(spans, self.found)
+        self.tree = SpanTree(spans)
         self.rewards: list[Reward] = []
-        self.origins: dict[str, list[Span]] = {}
         self.proposed_in: dict[tuple[str | None, str], str] = {}
         self._seen: dict[_AttemptKey, _Seen] = {}
+        self._of_no_rollout: dict[int | None, _Seen] = {}
+        self._place: Place | None = None
+        self._here = _Seen(0.0, 0.0)
         self._tasks: dict[str, set[str]] = {}
         self._runs: dict[str, set[str]] = {}
-        self._calls: dict[_CallKey, list[tuple[Span, Place]]] = {}
         self._proposals: dict[tuple[str | None, str], set[str]] = {}
-        for span in self.tree.kept:
-            self._read(span)
+        for span, place in self.tree.placed(self.found):
+            self._read(span, place)
         # Spans that name no attempt belong to the last one that others name: what is said of a rollout is said of that.
         self._last: dict[str, int] = {}
         for rollout_id, attempt in self._seen:
@@ -72,42 +65,50 @@ class SpanReading:
 
     # ------------------------------------------------------------------ one span
 
-    def _read(self, span: Span) -> None:
+    def _read(self, span: Span, place: Place) -> None:
         attributes = span.attributes
-        place = self.tree.place(span)
         if span.name == semconv.REWARD_SPAN_NAME or semconv.REWARD_VALUE in attributes:
             self.rewards += rewards_of_span(span, place)
             return
+        if place is not self._place:  # spans of one attempt mostly come together
+            self._place, self._here = place, self._seen_at(span, place)
+        seen = self._here
         if place.rollout_id is not None:
-            self._read_attempt(span, place, place.rollout_id)
+            self._read_attempt(span, place, place.rollout_id, seen)
         operation = attributes.get(semconv.OPERATION)
         if operation in CALL_OPERATIONS or (operation is None and semconv.RESPONSE_TOKEN_IDS in attributes):
-            self._read_call(span, place)
+            self._read_call(span, place, seen)
         elif operation == semconv.EXECUTE_TOOL:
             self._read_tool(span, place.rollout_id)
         if span.events:
             self.rewards += evaluations_of_span(span, self.tree)
 
-    def _read_attempt(self, span: Span, place: Place, rollout_id: str) -> None:
-        attributes = span.attributes
-        started_at = span.started_at
-        ended_at = started_at if span.ended_at is None else span.ended_at
-        key = (rollout_id, place.attempt)
+    def _seen_at(self, span: Span, place: Place) -> _Seen:
+        """What is known of the attempt at ``place``; of one not seen yet, that ``span`` is in it."""
+        ended_at = span.started_at if span.ended_at is None else span.ended_at
+        if place.rollout_id is None:
+            return self._of_no_rollout.setdefault(place.attempt, _Seen(span.started_at, ended_at))
+        key = (place.rollout_id, place.attempt)
         seen = self._seen.get(key)
         if seen is None:
-            self._seen[key] = seen = _Seen(started_at, ended_at)
-        else:
-            seen.extend(started_at, ended_at)
-        if span.ended_at is None:
+            seen = self._seen[key] = _Seen(span.started_at, ended_at)
+        return seen
+
+    def _read_attempt(self, span: Span, place: Place, rollout_id: str, seen: _Seen) -> None:
+        attributes = span.attributes
+        started_at, ended_at = span.started_at, span.ended_at
+        if ended_at is None:
+            ended_at = started_at
             above = self.tree.place_above(span)
             seen.open = seen.open or (above.rollout_id, above.attempt) != (rollout_id, place.attempt)
+        seen.extend(started_at, ended_at)
         if semconv.OUTCOME in attributes:
             above = self.tree.place_above(span)
             inner = above.ended_above and (above.rollout_id, above.attempt) == (rollout_id, place.attempt)
             try:
                 outcome = Outcome(str(attributes[semconv.OUTCOME]).lower())
             except ValueError:
-                self._invalid(span, semconv.OUTCOME)
+                self.found.append(invalid(span, semconv.OUTCOME))
             else:
                 if not inner:  # of spans inside each other the outermost says how the attempt ended
                     seen.outcomes.add(outcome)
@@ -116,7 +117,7 @@ class SpanReading:
         if semconv.RUN_ID in attributes:
             self._runs.setdefault(rollout_id, set()).add(str(attributes[semconv.RUN_ID]))
 
-    def _read_call(self, span: Span, place: Place) -> None:
+    def _read_call(self, span: Span, place: Place, seen: _Seen) -> None:
         attributes = span.attributes
         response_id = attributes.get(semconv.RESPONSE_ID)
         if not isinstance(response_id, str) or not response_id:
@@ -129,14 +130,16 @@ class SpanReading:
             response_id = span.span_id
         choice = attributes.get(semconv.CHOICE, 0)
         if type(choice) is not int or choice < 0:
-            self._invalid(span, semconv.CHOICE)
+            self.found.append(invalid(span, semconv.CHOICE))
             choice = 0
-        rollout_id = place.rollout_id
-        key = (rollout_id, place.attempt, response_id, choice)
-        self._calls.setdefault(key, []).append((span, place))
-        self.origins.setdefault(response_id, []).append(span)
+        key = (response_id, choice)
+        first = seen.calls.get(key)
+        if first is None:
+            seen.calls[key] = (span, place, call_of_span(span, place, key))
+        else:
+            seen.further.setdefault(key, [first]).append((span, place, None))
         if place.tool_call_id is not None:
-            self.proposed_in[rollout_id, response_id] = place.tool_call_id
+            self.proposed_in[place.rollout_id, response_id] = place.tool_call_id
 
     def _read_tool(self, span: Span, rollout_id: str | None) -> None:
         """A tool span may itself name the call that proposed it, or stand right under that call's span."""
@@ -150,10 +153,6 @@ class SpanReading:
                 response_id = parent.attributes.get(semconv.RESPONSE_ID)
         if isinstance(response_id, str) and response_id:
             self._proposals.setdefault((rollout_id, response_id), set()).add(tool_call)
-
-    def _invalid(self, span: Span, name: str) -> None:
-        detail = f"{name} is {str(span.attributes.get(name))[:60]!r}"
-        self.found.append(Diagnostic(Finding.INVALID_ATTRIBUTE, span.span_id, detail))
 
     # ------------------------------------------------------------------ all of them
 
@@ -207,82 +206,50 @@ class SpanReading:
 
     def calls(self) -> list[CapturedCall]:
         """The calls; spans that show one call are one, and those that claim different tokens for it are several."""
-        rollouts_of: dict[tuple[str, int], list[_CallKey]] = {}
-        if any(key[0] is None for key in self._calls):
-            for key in self._calls:
-                if key[0] is not None:
-                    rollouts_of.setdefault((key[2], key[3]), []).append(key)
-            for key in [key for key in self._calls if key[0] is None]:
-                owners = rollouts_of.get((key[2], key[3]), ())
-                if len(owners) == 1:  # another span of the same call says whose it is
-                    self._calls[owners[0]] += self._calls.pop(key)
+        self._find_owners()
         made: list[CapturedCall] = []
-        for key, shown in self._calls.items():
-            self._add_call(key, shown, made)
+        for (rollout_id, attempt), seen in self._seen.items():
+            self._add_calls(seen, rollout_id, self._last[rollout_id] if attempt is None else attempt, made)
+        for attempt, seen in self._of_no_rollout.items():
+            self._add_calls(seen, None, attempt, made)
         return made
 
-    def _add_call(self, key: _CallKey, shown: list[tuple[Span, Place]], made: list[CapturedCall]) -> None:
-        rollout_id, attempt, response_id, choice = key
-        if rollout_id is not None and attempt is None:
-            attempt = self._last[rollout_id]
-        span, place = shown[0]
-        if len(shown) == 1:
-            attributes: Mapping[str, Any] = span.attributes
-            tokens = self._tokens(span)
-            tools = proposed_tool_calls(attributes)
-            agent = text_of(attributes.get(semconv.AGENT_NAME)) or place.agent
-            claims = [(span, attributes, tokens)]
-        else:
-            # The call itself is the innermost of the spans that show it.
-            shown.sort(key=lambda one: (one[0].started_at, one[0].span_id, one[0].trace_id or ""), reverse=True)
-            spans = [span for span, _ in shown]
-            agent = next((name for span in spans if (name := text_of(span.attributes.get(semconv.AGENT_NAME)))), None)
-            agent = agent or next((place.agent for _, place in shown if place.agent), None)
-            tools = tuple(dict.fromkeys(one for span in spans for one in proposed_tool_calls(span.attributes)))
-            claims = self._claims(spans)
-        for whose in (rollout_id,) if rollout_id is None else (rollout_id, None):
-            if proposed := self._proposals.get((whose, response_id)):
-                tools = tuple(sorted({*tools, *proposed}))
-        for span, attributes, tokens in claims:
-            get = attributes.get
-            version = version_of(get(semconv.WEIGHTS_VERSION))
-            if version is None and get(semconv.WEIGHTS_VERSION) is not None:
-                self._invalid(span, semconv.WEIGHTS_VERSION)
-            started_at = span.started_at
-            made.append(
-                call_of(
-                    response_id,
-                    choice,
-                    str(get(semconv.RESPONSE_MODEL) or get(semconv.REQUEST_MODEL) or ""),
-                    messages_of(get(semconv.INPUT_MESSAGES)),
-                    messages_of(get(semconv.OUTPUT_MESSAGES)),
-                    tokens,
-                    finish_reason_of(get(semconv.FINISH_REASONS)),
-                    version,
-                    (number_or(get(semconv.REQUEST_TEMPERATURE), 1.0), number_or(get(semconv.REQUEST_TOP_P), 1.0)),
-                    (started_at, started_at if span.ended_at is None else span.ended_at),
-                    (rollout_id, attempt, agent),
-                    tools,
+    def _add_calls(self, seen: _Seen, rollout_id: str | None, attempt: int | None, made: list[CapturedCall]) -> None:
+        further, proposals = seen.further, self._proposals
+        for key, first in seen.calls.items():
+            call = first[2]
+            if call is None or key in further:
+                calls = calls_of_spans(key, rollout_id, attempt, further.get(key, [first]), self.found)
+            elif proposals or call.attempt != attempt:
+                calls = [call]
+            else:  # what its one span says is all
+                made.append(call)
+                continue
+            proposed = {*proposals.get((rollout_id, key[0]), ()), *proposals.get((None, key[0]), ())}
+            for call in calls:
+                complete(
+                    call, attempt, tuple(sorted({*call.tool_call_ids, *proposed})) if proposed else call.tool_call_ids
                 )
-            )
+            made += calls
 
-    def _claims(self, spans: list[Span]) -> list[tuple[Span, Mapping[str, Any], Tokens]]:
-        """The different tokens that the spans of one call claim, mostly one; what one does not say another may."""
-        claims: list[tuple[Span, Tokens]] = []
-        for span in spans:
-            tokens = self._tokens(span)
-            same = next((index for index, one in enumerate(claims) if tokens_agree(one[1], tokens)), None)
-            if same is None:
-                claims.append((span, tokens))
-            elif claims[same][1].count(None) > tokens.count(None):
-                claims[same] = (span, tokens)
-        claims = [one for one in claims if one[1][1] is not None] or claims[:1]
-        said = {name: value for span in reversed(spans) for name, value in span.attributes.items()}
-        return [(span, {**said, **span.attributes}, tokens) for span, tokens in claims]
+    def _find_owners(self) -> None:
+        """A call whose span names no rollout is that of another span of the same call, if only one attempt has it."""
+        lost = [(seen, key) for seen in self._of_no_rollout.values() for key in seen.calls]
+        if not lost:
+            return
+        owners: dict[CallKey, list[_Seen]] = {}
+        for seen in self._seen.values():
+            for key in seen.calls:
+                owners.setdefault(key, []).append(seen)
+        for seen, key in lost:
+            if len(owners.get(key, ())) == 1:
+                owner, first = owners[key][0], seen.calls.pop(key)
+                owner.further.setdefault(key, [owner.calls[key]]).extend(seen.further.pop(key, [first]))
 
-    def _tokens(self, span: Span) -> Tokens:
-        tokens = tokens_of(span.attributes)
-        if None in tokens:
-            for name in unreadable_tokens(span.attributes, tokens):
-                self._invalid(span, name)
-        return tokens
+    def origins(self) -> dict[str, list[Span]]:
+        """The spans that describe a call, by its response id."""
+        found: dict[str, list[Span]] = {}
+        for seen in (*self._seen.values(), *self._of_no_rollout.values()):
+            for key, first in seen.calls.items():
+                found.setdefault(key[0], []).extend(span for span, _, _ in seen.further.get(key, (first,)))
+        return found

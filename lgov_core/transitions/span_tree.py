@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Final, NamedTuple, TypeAlias
+from itertools import chain
+from typing import Any, Final, NamedTuple
 
 from lgov_core.trace import semconv
 from lgov_core.transitions.findings import Diagnostic, Finding
 from lgov_core.types import Span
 
-#: A span's place in the index: its trace, None for a span that came from none, and its id.
-SpanKey: TypeAlias = tuple[str | None, str]
-
 #: Operations of model calls that have a reply of tokens.
 CALL_OPERATIONS: Final = frozenset({semconv.CHAT, semconv.TEXT_COMPLETION, "generate_content"})
 
+#: Operations that hand something down: the name of an agent, the id of a tool call.
+_STEPS: Final = frozenset({semconv.INVOKE_AGENT, semconv.EXECUTE_TOOL})
+
 #: Operations whose spans say whose a call is. A missing parent of another span takes nothing away from anybody.
-_OF_INTEREST: Final = CALL_OPERATIONS | {semconv.INVOKE_AGENT, semconv.EXECUTE_TOOL}
+_OF_INTEREST: Final = CALL_OPERATIONS | _STEPS
 
 
 class Place(NamedTuple):
@@ -39,60 +40,55 @@ _NOWHERE: Final = Place()
 
 
 class SpanTree:
-    """An index of spans. ``kept`` are the different ones; one that arrived twice is in it once.
+    """The different spans of a set, each at its place; one that arrived twice is there once.
 
     Spans with one id and different contents are all kept and a finding; where one of them has ended and others have not,
     the others are earlier pictures of it. A cycle is cut where it closes, and a finding; so is a parent that is not
-    there, and a span without an end. Nothing depends on the order of ``spans``. Not safe for use from several threads.
+    there, and a span without an end. Nothing depends on the order of ``spans``. `placed` finds the places, and has to
+    be gone through before anything else is asked. Not safe for use from several threads.
     """
 
-    def __init__(self, spans: Iterable[Span], found: list[Diagnostic]) -> None:
-        self._index: dict[SpanKey, Span] = {}
-        self._others: list[Span] = []
-        self._places: dict[int, Place] = {}  # by the identity of spans, which `kept` keeps alive
-        self._cut: set[int] = set()
-        index, others = self._index, self._others
-        for span in spans:
-            operation = span.attributes.get(semconv.OPERATION)
-            if operation is not None and type(operation) is not str:  # whoever sent it: it says nothing
-                span = _without_operation(span)
-            known = index.setdefault((span.trace_id, span.span_id), span)
-            if known is not span and known != span:
-                others.append(span)
-        if others:
-            self._settle(found)
-        self.kept: list[Span] = [*index.values(), *self._others]
-        places = self._places
-        for span in self.kept:
-            if id(span) in places:
-                continue
-            if span.parent_id is not None and span.ended_at is not None:  # mostly the parent is placed already
-                parent = index.get((span.trace_id, span.parent_id))
-                known = None if parent is None else places.get(id(parent))
-                if known is not None:
-                    places[id(span)] = _placed(span, known)
-                    continue
-            self._walk(span, found)
+    def __init__(self, spans: Iterable[Span]) -> None:
+        self._given = tuple(spans)
+        self._traces: dict[str | None, _Trace] = {}
+
+    def placed(self, found: list[Diagnostic]) -> Iterator[tuple[Span, Place]]:
+        """Each span with its place, one trace after the other: what is done with a trace's spans finds them in the caches."""
+        spans_of: dict[str | None, list[Span]] = {}
+        for span in self._given:
+            trace_id = span.trace_id
+            if trace_id in spans_of:
+                spans_of[trace_id].append(span)
+            else:
+                spans_of[trace_id] = [span]
+        # A span of a program's own OpenTelemetry may stand under one of ours, which names no trace.
+        ours = self._traces[None] = _Trace(spans_of.pop(None, ()), None, found)
+        yield from ours.placed()
+        for trace_id, spans in spans_of.items():
+            trace = self._traces[trace_id] = _Trace(spans, ours, found)
+            yield from trace.placed()
+
+    def kept(self) -> tuple[Span, ...]:
+        """The different spans."""
+        traces = self._traces
+        if not any(trace.changed for trace in traces.values()):
+            return self._given
+        keys = dict.fromkeys((span.trace_id, span.span_id) for span in self._given)
+        others = [span for trace in traces.values() for span in trace.others]
+        return (*(traces[trace_id].index[span_id] for trace_id, span_id in keys), *others)
 
     def place(self, span: Span) -> Place:
         """Where ``span``, one of those kept, stands."""
-        return self._places[id(span)]
+        return self._traces[span.trace_id].place(span)
 
     def place_above(self, span: Span) -> Place:
         """The place of the parent of ``span``; at the top one that says nothing."""
         parent = self.above(span)
-        return _NOWHERE if parent is None else self._places[id(parent)]
+        return _NOWHERE if parent is None else self.place(parent)
 
     def above(self, span: Span) -> Span | None:
         """The parent of ``span``, None at the top, where it is missing and where a cycle was cut."""
-        if span.parent_id is None or id(span) in self._cut:
-            return None
-        return self._parent(span)
-
-    def _parent(self, span: Span) -> Span | None:
-        parent = self._index.get((span.trace_id, span.parent_id or ""))
-        # A span of a program's own OpenTelemetry may stand under one of ours, which names no trace.
-        return self._index.get((None, span.parent_id or "")) if parent is None and span.trace_id is not None else parent
+        return self._traces[span.trace_id].above(span)
 
     def nearest(self, span: Span, choose: Callable[[Span], Any]) -> Any:
         """What ``choose`` gives for ``span`` or the nearest span above it, where that is not None; else None."""
@@ -103,63 +99,139 @@ class SpanTree:
             here = self.above(here)
         return None
 
-    def _settle(self, found: list[Diagnostic]) -> None:
+
+class _Trace:
+    """The spans of one trace by their ids, and the places of all of them.
+
+    ``others`` are those that share an id with the one in ``index``; ``changed`` is true where what is kept is not what
+    came. ``ours`` are the spans without a trace, for a span of another trace whose parent is one of them.
+    """
+
+    __slots__ = ("_cut", "_found", "_other_places", "_ours", "_places", "changed", "index", "others")
+
+    def __init__(self, spans: Sequence[Span], ours: _Trace | None, found: list[Diagnostic]) -> None:
+        self._ours = ours
+        self._found = found
+        self._places: dict[str, Place] = {}
+        self._other_places: dict[int, Place] = {}  # by the identity of `others`
+        self._cut: set[int] = set()  # by the identity of spans
+        self.index: dict[str, Span] = {}
+        self.others: list[Span] = []
+        self.changed = False
+        index = self.index
+        for span in spans:
+            operation = span.attributes.get(semconv.OPERATION)
+            if operation is not None and type(operation) is not str:  # whoever sent it: it says nothing
+                span = _without_operation(span)
+                self.changed = True
+            known = index.setdefault(span.span_id, span)
+            if known is not span and known != span:
+                self.others.append(span)
+        if len(index) < len(spans):
+            self.changed = True
+        if self.others:
+            self._settle()
+        self._place_all()
+
+    def placed(self) -> Iterator[tuple[Span, Place]]:
+        """Each span with its place."""
+        mostly = zip(self.index.values(), map(self._places.__getitem__, self.index), strict=True)
+        return chain(mostly, ((span, self.place(span)) for span in self.others)) if self.others else mostly
+
+    def place(self, span: Span) -> Place:
+        same = self.index[span.span_id] is span
+        return self._places[span.span_id] if same else self._other_places[id(span)]
+
+    def above(self, span: Span) -> Span | None:
+        if span.parent_id is None or id(span) in self._cut:
+            return None
+        return self._parent(span.parent_id)
+
+    def _parent(self, parent_id: str) -> Span | None:
+        parent = self.index.get(parent_id)
+        return self._ours.index.get(parent_id) if parent is None and self._ours is not None else parent
+
+    def _settle(self) -> None:
         """Finds out what spans of one id are, whatever their order was."""
-        variants: dict[SpanKey, list[Span]] = {}
-        for span in self._others:
-            variants.setdefault((span.trace_id, span.span_id), []).append(span)
-        self._others = []
-        for key, further in variants.items():
+        variants: dict[str, list[Span]] = {}
+        for span in self.others:
+            variants.setdefault(span.span_id, []).append(span)
+        self.others = []
+        for span_id, further in variants.items():
             ended: list[Span] = []
-            for span in (self._index[key], *further):
+            for span in (self.index[span_id], *further):
                 if span.ended_at is not None and span not in ended:
                     ended.append(span)
             candidates = ended
             if not ended:  # several pictures of a span that never ended: the fullest, in an order of its own
-                candidates = [max((self._index[key], *further), key=lambda span: (len(span.attributes), _text(span)))]
+                candidates = [
+                    max((self.index[span_id], *further), key=lambda span: (len(span.attributes), _text(span)))
+                ]
             candidates.sort(key=_text)
-            self._index[key], *rest = candidates
+            self.index[span_id], *rest = candidates
             if rest:
-                found.append(Diagnostic(Finding.DUPLICATE_SPAN, key[1], f"{len(candidates)} different spans"))
-                self._others += rest
+                self._found.append(Diagnostic(Finding.DUPLICATE_SPAN, span_id, f"{len(candidates)} different spans"))
+                self.others += rest
 
-    def _walk(self, span: Span, found: list[Diagnostic]) -> None:
-        """Walks up to a span whose place is known, or to the top, and comes down again, placing what it passed."""
+    def _place_all(self) -> None:
         places = self._places
+        for span_id, span in self.index.items():
+            if span_id in places:
+                continue
+            if span.parent_id is not None and span.ended_at is not None:  # mostly the parent is placed already
+                above = places.get(span.parent_id)
+                if above is not None:
+                    places[span_id] = _placed(span, above)
+                    continue
+            self._walk(span)
+        for span in self.others:
+            self._walk(span)
+
+    def _walk(self, span: Span) -> None:
+        """Walks up to a span whose place is known, or to the top, and comes down again, placing what it passed."""
         place, path = _NOWHERE, [span]
         under_way: set[int] | None = None
         while True:
             if span.ended_at is None:
-                found.append(Diagnostic(Finding.OPEN_SPAN, span.span_id, span.name))
+                self._found.append(Diagnostic(Finding.OPEN_SPAN, span.span_id, span.name))
             if span.parent_id is None:
                 break
-            parent = self._parent(span)
+            parent = self._parent(span.parent_id)
             if parent is None:
                 if _of_interest(span):
                     missing = f"its parent {span.parent_id} is missing"
-                    found.append(Diagnostic(Finding.ORPHAN_SPAN, span.span_id, missing))
+                    self._found.append(Diagnostic(Finding.ORPHAN_SPAN, span.span_id, missing))
                 break
-            known = places.get(id(parent))
+            known = self._placed_at(parent)
             if known is not None:
                 place = known
                 break
             if under_way is None:
                 under_way = {id(span)}
             if id(parent) in under_way:
-                circle = self._cut_cycle(path, parent, found)
+                circle = self._cut_cycle(path, parent)
                 self._place_down(circle, _NOWHERE)
-                path, place = path[: len(path) - len(circle)], places[id(parent)]
+                path, place = path[: len(path) - len(circle)], self._places[parent.span_id]
                 break
             under_way.add(id(parent))
             path.append(parent)
             span = parent
         self._place_down(path, place)
 
+    def _placed_at(self, parent: Span) -> Place | None:
+        """Where a span of an index stands, if that is known already; of those without a trace it always is."""
+        of = self._ours if self.index.get(parent.span_id) is not parent else self
+        return None if of is None else of._places.get(parent.span_id)
+
     def _place_down(self, path: list[Span], place: Place) -> None:
         for span in reversed(path):
-            self._places[id(span)] = place = _placed(span, place)
+            place = _placed(span, place)
+            if self.index[span.span_id] is span:
+                self._places[span.span_id] = place
+            else:
+                self._other_places[id(span)] = place
 
-    def _cut_cycle(self, path: list[Span], again: Span, found: list[Diagnostic]) -> list[Span]:
+    def _cut_cycle(self, path: list[Span], again: Span) -> list[Span]:
         """Cuts the cycle at the end of ``path``, which comes back to ``again``, above its span with the smallest id.
 
         Gives its spans from the bottom up: the one under the cut is the last.
@@ -170,7 +242,7 @@ class SpanTree:
         self._cut.add(id(circle[first]))
         names = sorted(span.span_id for span in circle)
         detail = f"{len(names)} spans: {', '.join(names[:10])}"
-        found.append(Diagnostic(Finding.CYCLIC_SPANS, circle[first].span_id, detail))
+        self._found.append(Diagnostic(Finding.CYCLIC_SPANS, circle[first].span_id, detail))
         return [*circle[first + 1 :], *circle[: first + 1]]
 
 
@@ -188,9 +260,9 @@ def _placed(span: Span, above: Place) -> Place:
     operation = attributes.get(semconv.OPERATION)
     rollout_id, attempt, agent, tool, ended = above
     if (
-        operation in CALL_OPERATIONS
-        and own_rollout in (None, rollout_id)
-        and own_attempt in (None, attempt)
+        operation not in _STEPS
+        and (own_rollout is None or own_rollout == rollout_id)
+        and (own_attempt is None or own_attempt == attempt)
         and semconv.OUTCOME not in attributes
     ):
         return above

@@ -68,6 +68,19 @@ def test_a_span_with_tokens_stands_in_for_a_call_that_was_not_captured() -> None
     assert {one.response_id: one.response_ids for one in data.transitions} == {"c1": (2,), "c9": (8,)}
 
 
+def test_spans_that_contradict_each_other_about_a_call_say_the_same_in_any_order() -> None:
+    told = [
+        Span("chat", f"s{number}", 0.0, 1.0, {
+            "gen_ai.operation.name": "chat", "gen_ai.response.id": "c1", "lgov.tool_call_ids": [f"k{number}"],
+            "gen_ai.agent.name": f"agent{number}",
+        }, "r", number, None)
+        for number in (1, 2)
+    ]  # fmt: skip
+    datas = [assemble([ROLLOUT], [ATTEMPT], CALLS[:1], [FINAL], spans) for spans in (told, told[::-1])]
+    assert datas[0] == datas[1]
+    assert datas[0].transitions[0].agent == "agent1"
+
+
 @pytest.mark.parametrize("attempt", [1, None])
 def test_a_call_that_an_agent_made_up_beside_its_recorded_ones_is_left_out_and_gets_no_reward(
     attempt: int | None,
