@@ -94,7 +94,16 @@ def _scores(rollouts: Rollouts, rules: CreditRules, manager: pluggy.PluginManage
     """The credit of each turn, and the advantage of each of its tokens."""
     scheme = SCHEMES.get(rules.scheme)
     if scheme is not None:
-        return _spread(_credit(rollouts, rules, scheme), rollouts)
+        try:
+            credit = _credit(rollouts, rules, scheme)
+        except OverflowError:
+            credit = [[math.inf]]
+        if not all(math.isfinite(value) for row in credit for value in row):
+            raise TransitionError(
+                f"the rewards of task {rollouts[0][0].task_id} are too large to be compared",
+                hint="a difference or a deviation of them is no finite number; look for the rule that made them",
+            )
+        return _spread(credit, rollouts)
     scores: Scores = []
     for answered, rollout in zip(ask_plugins(rollouts, rules, manager), rollouts, strict=True):
         scores.append([])

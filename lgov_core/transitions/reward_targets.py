@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
+from lgov_core.errors import TransitionError
 from lgov_core.transitions.findings import Diagnostic, Finding
 from lgov_core.types import CapturedCall, Reward
 
@@ -115,7 +116,7 @@ class RewardTargets:
         if not final and self._last is not None:
             found.append(Diagnostic(Finding.NO_FINAL_REWARD, self._rollout_id))
         return {
-            target: {name: math.fsum(values) for name, values in sorted(parts.items())}
+            target: {name: self._sum(values, name) for name, values in sorted(parts.items())}
             for target, parts in earned.items()
         }
 
@@ -138,6 +139,9 @@ class RewardTargets:
         else:
             named = reward.tool_call_id or ""
             what, meant = f"tool call {named}", self._tools.get(named, [])
+        # Ids may come again in a retry: of two calls of one id the one in the attempt that the reward names is meant.
+        if meant and reward.attempt not in (None, self._attempt) and self._was_elsewhere(reward, reward.attempt):
+            return None
         if reward.response_id is not None and len({call.choice for call, _ in meant}) > 1:
             if reward.choice is None:
                 detail = f"{what} has several choices and the reward names none: it goes to the first"
@@ -159,10 +163,20 @@ class RewardTargets:
             self._leave(reward, Finding.UNKNOWN_REWARD_TARGET, f"there is no {what}", found, unassigned)
         return None
 
-    def _was_elsewhere(self, reward: Reward) -> bool:
+    def _was_elsewhere(self, reward: Reward, attempt: int | None = None) -> bool:
+        """Whether another attempt (only ``attempt``, where that is given) has the call that ``reward`` names."""
+        calls = [call for call in self._elsewhere if attempt is None or (call.attempt or 1) == attempt]
         if reward.response_id is not None:
-            return any(call.response_id == reward.response_id for call in self._elsewhere)
-        return any(reward.tool_call_id in call.tool_call_ids for call in self._elsewhere)
+            return any(call.response_id == reward.response_id for call in calls)
+        return any(reward.tool_call_id in call.tool_call_ids for call in calls)
+
+    def _sum(self, values: list[float], dimension: str) -> float:
+        try:
+            return math.fsum(values)
+        except OverflowError:
+            raise TransitionError(
+                f"the {dimension} rewards of one call of rollout {self._rollout_id} add up to more than a number can hold"
+            ) from None
 
     def _leave(
         self, reward: Reward, finding: Finding, why: str, found: list[Diagnostic], unassigned: list[Reward]

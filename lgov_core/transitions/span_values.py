@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final, TypeAlias
 
@@ -142,10 +143,10 @@ def _integers(value: object) -> tuple[int, ...] | None:
     if listed is None:
         return None
     try:
-        # One float makes the sum a float and text raises: a check of every element at the speed of `sum`.
-        return tuple(listed) if type(sum(listed)) is int else None
-    except TypeError:
+        array("I", listed)  # checks every element, as fast as `sum`: whole numbers, from 0 on, of 32 bits
+    except (TypeError, OverflowError):
         return None
+    return tuple(listed)
 
 
 def _numbers(value: object) -> tuple[float, ...] | None:

@@ -310,6 +310,12 @@ def test_a_reward_that_is_not_finite_is_refused(value: float) -> None:
         assign_credit(group([0.0, 1.0], [0.0, value]))
 
 
+@pytest.mark.parametrize("scheme", ["gigpo", "flow_grpo"])
+def test_rewards_that_are_finite_and_their_differences_not_are_refused(scheme: str) -> None:
+    with pytest.raises(TransitionError, match="task t are too large"):
+        assign_credit(group([1.7e308], [-1.7e308]), CreditRules(scheme=scheme))
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [

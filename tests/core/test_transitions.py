@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from lgov_core.errors import TransitionError
 from lgov_core.transitions import CreditRules, Finding, TransitionSet, assemble, assign_credit, write_parquet
 from lgov_core.types import Attempt, CapturedCall, Outcome, Reward, Rollout
 
@@ -253,3 +254,9 @@ def test_what_air_takes_back_at_the_end_is_no_final_reward() -> None:
     data = build((rollout("a"), attempt("a"), [captured("a", 0)], [tool_reward("a", 0, 0.1), taken]))
     assert data.counts() == {Finding.NO_FINAL_REWARD: 1}
     assert data.transitions[0].rewards == {"air": 0.0}
+
+
+def test_rewards_of_one_call_that_add_up_to_no_number_are_an_error() -> None:
+    largest = [Reward(1.7e308, "task", "r", 1, reward_id=name) for name in "ab"]
+    with pytest.raises(TransitionError, match="task rewards of one call of rollout r"):
+        build((rollout("r"), attempt("r"), [captured("r", 0)], largest))
