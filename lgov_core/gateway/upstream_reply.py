@@ -7,14 +7,16 @@ Token ids and logprobs are taken where vLLM puts them (``prompt_token_ids``, ``c
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import math
+from array import array
 from collections.abc import Mapping
-from typing import Any, cast
+from typing import Any, Final, cast
 
 from lgov_core.errors import UpstreamError
 from lgov_core.gateway.protocol import Completion, ToolCall
+
+_NO_USAGE: Final[Mapping[str, Any]] = {}
 
 
 class UpstreamRejection(UpstreamError):
@@ -67,15 +69,8 @@ def read_completion(body: Mapping[str, Any]) -> Completion:
     lengths = [len(one) for one in ids if one is not None]
     if len(lengths) < len(ids) or (isinstance(generated, int) and sum(lengths) != generated):
         ids = [None] * len(ids)
-    read = [_read_choice(body, response_id, choice, one) for choice, one in zip(choices, ids, strict=True)]
-    first = read[0]
-    return dataclasses.replace(
-        first,
-        prompt_tokens=_count(usage.get("prompt_tokens"), first.prompt_ids),
-        completion_tokens=_count(generated, first.response_ids) if ids[0] is None else len(ids[0]),
-        raw=body,
-        more=tuple(read[1:]),
-    )
+    more = [_read_choice(body, response_id, choice, one) for choice, one in zip(choices[1:], ids[1:], strict=True)]
+    return _read_choice(body, response_id, choices[0], ids[0], usage=usage, raw=body, more=tuple(more))
 
 
 def _is_choice(choice: Any) -> bool:
@@ -83,8 +78,16 @@ def _is_choice(choice: Any) -> bool:
 
 
 def _read_choice(
-    body: Mapping[str, Any], response_id: str, choice: Mapping[str, Any], response_ids: tuple[int, ...] | None
+    body: Mapping[str, Any],
+    response_id: str,
+    choice: Mapping[str, Any],
+    response_ids: tuple[int, ...] | None,
+    *,
+    usage: Mapping[str, Any] = _NO_USAGE,
+    raw: Mapping[str, Any] | None = None,
+    more: tuple[Completion, ...] = (),
 ) -> Completion:
+    """One choice. The first has the ``usage`` of the reply, its whole JSON and ``more`` choices."""
     message: Mapping[str, Any] = choice["message"] if "message" in choice else {"content": choice["text"]}
     content = message.get("content")
     if content is not None and not isinstance(content, str):
@@ -104,9 +107,11 @@ def _read_choice(
         response_ids=response_ids,
         logprobs=_logprobs(choice.get("logprobs"), response_ids),
         weights_version=version if isinstance(version, int) else None,
-        prompt_tokens=len(prompt_ids or ()),
-        completion_tokens=len(response_ids or ()),
+        prompt_tokens=_count(usage.get("prompt_tokens"), prompt_ids),
+        completion_tokens=_count(usage.get("completion_tokens") if response_ids is None else None, response_ids),
+        raw=raw,
         matched_stop=matched if isinstance(matched, str) else None,
+        more=more,
     )
 
 
@@ -114,7 +119,13 @@ def _ids(value: Any) -> tuple[int, ...] | None:
     if not isinstance(value, list):
         return None
     ids = cast("list[Any]", value)  # long, hence the checks without a loop in Python
-    return tuple(ids) if set(map(type, ids)) <= {int} and min(ids, default=0) >= 0 else None
+    try:
+        array("I", ids)
+    except (TypeError, OverflowError):  # something else than numbers, or negative, or beyond 32 bits
+        return None
+    if (True in ids or False in ids) and set(map(type, ids)) != {int}:  # equal to 1 and 0, and yet no ids
+        return None
+    return tuple(ids)
 
 
 def _logprobs(value: Any, response_ids: tuple[int, ...] | None) -> tuple[float, ...] | None:

@@ -79,9 +79,17 @@ def token_ids(stored: bytes | tuple[int, ...] | None) -> tuple[int, ...] | None:
     return stored if isinstance(stored, tuple) else numbers("i", stored)
 
 
-def token_blob(ids: Iterable[int]) -> bytes:
-    """Token ids as they are stored. Raises `StoreError` for what is no 32-bit integer."""
-    return blob("i", ids, "token ids") or b""
+def token_blob(ids: Sequence[int], what: str = "token ids") -> bytes:
+    """Token ids as they are stored. Raises `StoreError` that names ``what`` for what is no 32-bit integer."""
+    if sys.byteorder == "little":
+        try:
+            packed = array("I", ids).tobytes()  # which takes a third of the time that numbers with a sign take
+        except (TypeError, OverflowError):
+            pass
+        else:
+            if packed[3::4].isascii():  # no number needs the bit of the sign
+                return packed
+    return blob("i", ids, what) or b""
 
 
 def logprob_blob(values: Sequence[float] | None, what: str) -> bytes | None:

@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any, Final, TypeAlias
 
 from lgov_core.errors import StoreError
-from lgov_core.store.encoding import blob, json_text, logprob_blob, numbers, object_text, text_name, token_ids
+from lgov_core.store.encoding import json_text, logprob_blob, numbers, object_text, text_name, token_blob, token_ids
 from lgov_core.store.reply_text import reply_of, reply_text
 from lgov_core.store.work import QueueEntry, RolloutConfig, RolloutState
 from lgov_core.types import Attempt, CapturedCall, Outcome, Reward, Rollout, Span, SpanEvent
@@ -94,8 +94,8 @@ def call_parts(call: CapturedCall) -> tuple[Row, dict[str, str]]:
         call.model,
         object_text(request),
         reply_text(call),
-        blob("i", call.prompt_ids, f"prompt ids of {what}"),
-        blob("i", call.response_ids, f"response ids of {what}"),
+        None if call.prompt_ids is None else token_blob(call.prompt_ids, f"prompt ids of {what}"),
+        None if call.response_ids is None else token_blob(call.response_ids, f"response ids of {what}"),
         logprob_blob(call.logprobs, f"logprobs of {what}"),
         call.finish_reason,
         call.weights_version,

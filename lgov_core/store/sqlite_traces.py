@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
 import sqlite3
 import threading
 import time
 import weakref
-from collections.abc import Awaitable, Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Self, TypeVar
 
@@ -22,7 +20,8 @@ from lgov_core.store.reader import TableReader
 from lgov_core.store.schema import TRACE_STORE
 from lgov_core.store.sqlite_calls import CHAIN, FOLDED_ROW, FoldingWriter
 from lgov_core.store.unfold import Unfolding
-from lgov_core.store.writer import GroupCommitWriter, insert_spans
+from lgov_core.store.writer import GroupCommitWriter
+from lgov_core.store.writing_connection import insert_spans
 from lgov_core.types import Attempt, CapturedCall, JSONValue, Outcome, Reward, Rollout, Span
 
 T = TypeVar("T")
@@ -120,21 +119,32 @@ class SQLiteTraces:
 
     def submit_call(self, call: CapturedCall) -> Future[None]:
         """As `add_call`, but returns at once; the future is done when the call is durable. It cannot be cancelled."""
+        return self._submit(self._writing(call))
+
+    def _writing(self, call: CapturedCall) -> Callable[[sqlite3.Connection], None]:
         row, request = rows.call_parts(call)
 
         def run(connection: sqlite3.Connection) -> None:
-            with _once(_call_exists(call)):
+            try:
                 self._calls.write(connection, row, request)
+            except sqlite3.IntegrityError as error:
+                _require_new(error, _call_exists(call))
+                raise
 
-        return self._submit(run)
+        return run
 
     def add_call(self, call: CapturedCall) -> None:
         """Adds a captured model call. One with its ``response_id`` and ``choice`` raises `StoreError`."""
         self.submit_call(call).result()
 
     def add_call_async(self, call: CapturedCall) -> Awaitable[None]:
-        """As `add_call`, for a running event loop. The call is written even if the awaiting task is cancelled."""
-        return asyncio.wrap_future(self.submit_call(call))
+        """As `add_call`, for a running event loop. The call is written even if the awaiting task is cancelled.
+
+        Calls of one turn of the loop are committed together, by the loop itself where nobody has to be waited for.
+        """
+        run = self._writing(call)
+        self._check()
+        return self._writer.submit_in_loop(run)
 
     def submit_rewards(self, rewards: Iterable[Reward]) -> Future[None]:
         """As `add_rewards`, but returns at once; the future is done when they are durable. It cannot be cancelled."""
@@ -270,19 +280,17 @@ def _write_out(writer: GroupCommitWriter, pid: int) -> None:
 
 
 def _insert(connection: sqlite3.Connection, statement: str, row: rows.Row, duplicate: str) -> None:
-    with _once(duplicate):
-        connection.execute(statement, row)
-
-
-@contextmanager
-def _once(duplicate: str) -> Generator[None]:
-    """Says ``duplicate`` where something is written for the second time."""
     try:
-        yield
+        connection.execute(statement, row)
     except sqlite3.IntegrityError as error:
-        if error.sqlite_errorcode == sqlite3.SQLITE_CONSTRAINT_UNIQUE:
-            raise StoreError(duplicate, hint="ids are written once; use a fresh one") from error
+        _require_new(error, duplicate)
         raise
+
+
+def _require_new(error: sqlite3.IntegrityError, duplicate: str) -> None:
+    """Raises a `StoreError` that says ``duplicate`` where ``error`` means that something was written for the second time."""
+    if error.sqlite_errorcode == sqlite3.SQLITE_CONSTRAINT_UNIQUE:
+        raise StoreError(duplicate, hint="ids are written once; use a fresh one") from error
 
 
 def _call_exists(call: CapturedCall) -> str:

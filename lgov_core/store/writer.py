@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-import itertools
+import asyncio
 import sqlite3
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Final, TypeVar
 
 from lgov_core.errors import StoreError
-from lgov_core.sqlite_file import FileKind, describe, file_identity, is_busy, open_database, require_same_file
-from lgov_core.store.rows import SPAN_COLUMNS, Row, insert, span_digest
+from lgov_core.sqlite_file import FileKind
+from lgov_core.store.loop_commits import LoopCommits
+from lgov_core.store.pending_write import PendingWrite, settle
+from lgov_core.store.rows import Row
+from lgov_core.store.writing_connection import WritingConnection
 
 T = TypeVar("T")
 
@@ -25,28 +27,16 @@ ROWS_A_COMMIT: Final = 200
 #: Seconds that spans wait for more of their kind: a transaction for each would cost several times what the row does.
 SPAN_WAIT_S: Final = 0.01
 
-#: What is there already is not written again: whoever does not know whether a batch arrived may send it twice.
-_INSERT_SPAN = insert("spans", f"{SPAN_COLUMNS}, digest") + " ON CONFLICT (digest) DO NOTHING"
-
-
-@dataclass(slots=True)
-class _Write:
-    """A write that someone waits for."""
-
-    run: Callable[[sqlite3.Connection], Any]
-    rows: int
-    future: Future[Any] = field(default_factory=lambda: Future[Any]())
-    result: Any = None
-    error: BaseException | None = None
-
 
 class GroupCommitWriter:
     """The writing side of a store on one file: a queue, a thread and a connection.
 
     No write waits on purpose: an idle writer commits the first at once, and what arrives during a commit goes into the
-    next. Only spans, for which nobody waits, are gathered for `SPAN_WAIT_S`. Each write has its own savepoint, so one
-    that fails takes no other with it. When a whole transaction is lost (a full disk), ``on_loss`` is called, and its
-    writes are tried again one by one. `submit` and `submit_span` are callable from any thread.
+    next. Only spans, for which nobody waits, are gathered for `SPAN_WAIT_S`. How writes fail, and ``on_loss``, see
+    `WritingConnection`. `submit` and `submit_span` are callable from any thread.
+
+    What tasks of an event loop `submit_in_loop` is written by the loop, at the end of its turn, unless that means to wait
+    (for the thread, for what was submitted before, for another process): then it takes the thread's way.
     """
 
     def __init__(
@@ -60,18 +50,17 @@ class GroupCommitWriter:
     ) -> None:
         self._kind = kind
         self._path = path
-        self._busy_timeout_s = busy_timeout_s
         self._span_limit = span_limit
-        self._on_loss = on_loss
-        self._connection: sqlite3.Connection | None = open_database(kind, path, busy_timeout_s=busy_timeout_s)
-        self.identity = file_identity(path)
-        self._waiting: deque[_Write | Row] = deque()
+        self._connection = WritingConnection(
+            kind, path, busy_timeout_s=busy_timeout_s, on_loss=on_loss, on_lost_span=self._lose_span
+        )
+        self.identity = self._connection.identity
+        self._in_loops = LoopCommits(self._commit_at_once, self._enqueue)
+        self._waiting: deque[PendingWrite | Row] = deque()
         self._waiting_spans = 0
         self._gathering = False
         self._closing = False
         self._changed = threading.Condition()
-        #: Held while the connection is in use; whoever holds it may close the connection, which is then opened again.
-        self._connection_lock = threading.Lock()
         self._lost_spans: StoreError | None = None
         self.dropped_spans = 0
         self._thread = threading.Thread(target=self._work, name="lgov-store-writer", daemon=True)
@@ -84,13 +73,18 @@ class GroupCommitWriter:
 
         The future cannot be cancelled: what was submitted is written, whether or not somebody still waits.
         """
-        write = _Write(run, rows)
-        write.future.set_running_or_notify_cancel()
+        future: Future[T] = Future()
+        future.set_running_or_notify_cancel()
         with self._changed:
             self._refuse_when_closed()
-            self._waiting.append(write)
+            self._waiting.append(PendingWrite(run, rows, future))
             self._changed.notify()
-        return write.future
+        return future
+
+    def submit_in_loop(self, run: Callable[[sqlite3.Connection], T], rows: int = 1) -> asyncio.Future[T]:
+        """As `submit`, for a task of the running event loop; cancelling the future does not stop the write."""
+        self._refuse_when_closed()
+        return self._in_loops.submit(run, rows)
 
     def submit_span(self, row: Row) -> None:
         """Queues a row for the spans; drops and counts it when too many wait."""
@@ -109,6 +103,7 @@ class GroupCommitWriter:
 
         Raises `StoreError` if spans could not be written since the last call.
         """
+        self._enqueue(self._in_loops.take())
         self.submit(lambda _: None, rows=0).result()
         with self._changed:
             lost, self._lost_spans = self._lost_spans, None
@@ -117,6 +112,7 @@ class GroupCommitWriter:
 
     def close(self) -> None:
         """Writes what waits, closes the connection and ends the thread."""
+        self._enqueue(self._in_loops.take())
         with self._changed:
             self._closing = True
             self._changed.notify()
@@ -125,57 +121,81 @@ class GroupCommitWriter:
 
     def hold(self) -> None:
         """Waits for the transaction in progress and keeps the writer from beginning another until `release`."""
-        self._connection_lock.acquire()
-        self._let_go()
+        self._connection.hold()
 
     def release(self) -> None:
         """Ends `hold`."""
-        self._connection_lock.release()
+        self._connection.release()
 
-    def _let_go(self) -> None:
-        """Closes the connection; the caller holds the connection. The next transaction opens another."""
-        if self._connection is not None:
-            self._connection.close()
-            self._connection = None
+    def _enqueue(self, batch: Sequence[PendingWrite]) -> None:
+        """Leaves ``batch`` to the thread; when that has ended, whoever waits gets an error."""
+        with self._changed:
+            if not self._closing:
+                self._waiting.extend(batch)
+                self._changed.notify()
+                return
+        self._connection.fail(batch, self._closed())
+        settle(batch)
+
+    def _commit_at_once(self, batch: Sequence[PendingWrite]) -> bool:
+        """Commits ``batch`` in the calling thread, if nobody has to be waited for. False: nothing of it was written."""
+        with self._changed:
+            if self._closing or len(self._waiting) > self._waiting_spans:
+                return False
+        written = self._connection.write_at_once(batch)
+        if written and self._connection.checkpoint_is_due:
+            with self._changed:
+                self._changed.notify()
+        return written
+
+    def _lose_span(self, error: StoreError) -> None:
+        with self._changed:
+            self.dropped_spans += 1
+            self._lost_spans = error
 
     def _refuse_when_closed(self) -> None:
         if self._closing:
-            raise StoreError(f"{self._kind.what} {self._path} is closed", hint="open it again to go on")
+            raise self._closed()
+
+    def _closed(self) -> StoreError:
+        return StoreError(f"{self._kind.what} {self._path} is closed", hint="open it again to go on")
 
     # ------------------------------------------------------------------ the writer's thread
 
     def _work(self) -> None:
         try:
-            while batch := self._take():
+            while (batch := self._take()) is not None:
                 try:
-                    with self._connection_lock:
-                        self._write(batch)
+                    self._connection.write(batch)
                 except BaseException as error:
-                    self._fail(batch, error)
+                    self._connection.fail(batch, error)
                     raise
                 finally:
-                    _tell(batch)
+                    _settle(batch)
+                if self._connection.checkpoint_is_due:
+                    self._connection.checkpoint()
         finally:  # whatever ended the thread, nobody may wait for it any more
             with self._changed:
                 self._closing = True
                 left = list(self._waiting)
                 self._waiting.clear()
-            self._fail(left, StoreError(f"{self._kind.what} {self._path}: the writer has ended"))
-            _tell(left)
-            with self._connection_lock:
-                self._let_go()
+            self._connection.fail(left, StoreError(f"{self._kind.what} {self._path}: the writer has ended"))
+            _settle(left)
+            self._connection.close()
 
-    def _take(self) -> list[_Write | Row]:
-        """What is next to be written; empty when the writer is closed and nothing waits."""
+    def _take(self) -> list[PendingWrite | Row] | None:
+        """What is next to be written, nothing when the log is to be written back; None at the end."""
         with self._changed:
-            while not self._waiting and not self._closing:
+            while not self._waiting and not self._closing and not self._connection.checkpoint_is_due:
                 self._changed.wait()
+            if self._closing and not self._waiting:
+                return None
             self._gather_spans()
-            batch: list[_Write | Row] = []
+            batch: list[PendingWrite | Row] = []
             rows = 0
             while self._waiting and rows < ROWS_A_COMMIT:
                 item = self._waiting.popleft()
-                if isinstance(item, _Write):
+                if isinstance(item, PendingWrite):
                     rows += item.rows
                 else:
                     rows += 1
@@ -187,111 +207,12 @@ class GroupCommitWriter:
         """Waits for more while nothing but a few spans waits; the caller holds the condition."""
         until = time.monotonic() + SPAN_WAIT_S
         self._gathering = True
-        while self._waiting_spans == len(self._waiting) < ROWS_A_COMMIT and not self._closing:
+        while 0 < self._waiting_spans == len(self._waiting) < ROWS_A_COMMIT and not self._closing:
             left = until - time.monotonic()
             if left <= 0 or not self._changed.wait(left):
                 break
         self._gathering = False
 
-    def _write(self, batch: Sequence[_Write | Row]) -> None:
-        try:
-            self._transact(batch)
-        except Exception as error:  # noqa: BLE001 - whatever it is, those who wait must hear of it
-            if len(batch) == 1 or is_busy(error) or isinstance(error, StoreError):
-                self._fail(batch, error)
-                return
-            for item in batch:
-                try:
-                    self._transact((item,))
-                except Exception as alone:  # noqa: BLE001
-                    self._fail((item,), alone)
 
-    def _transact(self, batch: Sequence[_Write | Row]) -> None:
-        """Writes ``batch`` in one transaction. Raises when none of it was written."""
-        connection = self._open()
-        try:
-            connection.execute("BEGIN IMMEDIATE")
-            for spans, items in itertools.groupby(batch, key=lambda item: not isinstance(item, _Write)):
-                if spans:
-                    self._insert_spans(connection, list(items))  # type: ignore[arg-type]
-                else:
-                    for write in items:
-                        self._run_alone(connection, write)  # type: ignore[arg-type]
-            connection.execute("COMMIT")
-        except BaseException:
-            self._on_loss()
-            self._roll_back(connection)
-            raise
-
-    def _run_alone(self, connection: sqlite3.Connection, write: _Write) -> None:
-        """Runs ``write`` in a savepoint of its own. Raises only when SQLite gave the whole transaction up."""
-        write.error = None
-        connection.execute("SAVEPOINT one")
-        try:
-            write.result = write.run(connection)
-        except Exception as error:
-            if not connection.in_transaction:
-                raise
-            connection.execute("ROLLBACK TO one")
-            write.error = self._described(error)
-        connection.execute("RELEASE one")
-
-    def _insert_spans(self, connection: sqlite3.Connection, rows: Sequence[Row]) -> None:
-        connection.execute("SAVEPOINT spans")
-        try:
-            insert_spans(connection, rows)
-        except Exception as error:
-            if not connection.in_transaction:
-                raise
-            connection.execute("ROLLBACK TO spans")
-            if len(rows) == 1:
-                self._fail(rows, error)
-            else:
-                for row in rows:
-                    self._insert_spans(connection, (row,))
-        connection.execute("RELEASE spans")
-
-    def _fail(self, items: Sequence[_Write | Row], error: BaseException) -> None:
-        described = self._described(error)
-        for item in items:
-            if isinstance(item, _Write):
-                item.error = described
-            else:
-                with self._changed:
-                    self.dropped_spans += 1
-                    self._lost_spans = described
-
-    def _described(self, error: BaseException) -> StoreError:
-        described = describe(self._kind, self._path, error)
-        described.__cause__ = error if described is not error else error.__cause__
-        return described if isinstance(described, StoreError) else StoreError(str(described))
-
-    def _open(self) -> sqlite3.Connection:
-        require_same_file(self._kind, self._path, self.identity)
-        if self._connection is None:
-            self._connection = open_database(
-                self._kind, self._path, busy_timeout_s=self._busy_timeout_s, expected=self.identity
-            )
-        return self._connection
-
-    def _roll_back(self, connection: sqlite3.Connection) -> None:
-        try:
-            if connection.in_transaction:
-                connection.execute("ROLLBACK")
-        except sqlite3.Error:
-            self._let_go()  # closing rolls back; the next transaction begins on a fresh connection
-
-
-def insert_spans(connection: sqlite3.Connection, rows: Sequence[Row]) -> int:
-    """Writes rows of ``SPAN_COLUMNS`` that are not there yet; returns how many those were."""
-    return connection.executemany(_INSERT_SPAN, [(*row, span_digest(row)) for row in rows]).rowcount
-
-
-def _tell(batch: Sequence[_Write | Row]) -> None:
-    """Tells everyone who waits what became of their write."""
-    for item in batch:
-        if isinstance(item, _Write):
-            if item.error is not None:
-                item.future.set_exception(item.error)
-            else:
-                item.future.set_result(item.result)
+def _settle(batch: Sequence[PendingWrite | Row]) -> None:
+    settle(item for item in batch if isinstance(item, PendingWrite))

@@ -142,6 +142,26 @@ def test_bad_requests_get_openais_error_shape_and_reach_no_model(serve, store):
     assert serving.counters.failed == len(BAD_REQUESTS)
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "-0",
+        "18446744073709551616",
+        "-9223372036854775809",
+        "12345678901234567890123456789",
+        "0.12345678901234567891",
+        "1E5",
+    ],
+)
+def test_numbers_reach_the_model_and_the_record_as_they_were_sent(serve, store, text):
+    serving = serve([ScriptedReply("ok")])
+    body = f'{{"model": "m", "messages": [{{"role": "user", "content": "x"}}], "extra": {text}}}'
+    assert httpx.post(f"{serving.base_url}/chat/completions", content=body).status_code == 200
+    (sent,), (kept,) = serving.model.requests, store.calls()
+    for found in (sent.body["extra"], kept.request["extra"]):
+        assert (type(found), found) == (type(json.loads(text)), json.loads(text))
+
+
 def test_unknown_paths_and_methods_get_openais_error_shape(serve):
     serving = serve([])
     for method, path, status in (("GET", "/v1/chat/completions", 405), ("POST", "/v1/images/generations", 404)):

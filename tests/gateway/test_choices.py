@@ -170,3 +170,22 @@ def test_ids_that_do_not_add_up_to_the_usage_are_not_taken(serve, store):
     (call,) = store.calls()
     assert (call.response_ids, call.logprobs, call.prompt_ids) == (None, None, (1,))
     assert serving.counters.without_token_ids == 1
+
+
+@pytest.mark.parametrize("ids", [[1, -2], [1, 2.0], [True, 2], [1, False], ["1", 2], [1, 2**32], None, {"1": 2}])
+def test_what_is_no_list_of_token_ids_is_taken_for_none(serve, store, ids):
+    body = {
+        "id": "c1",
+        "object": "chat.completion",
+        "model": "m",
+        "choices": [
+            {"index": 0, "message": {"role": "assistant", "content": "ab"}, "finish_reason": "stop", "token_ids": ids}
+        ],
+        "prompt_token_ids": [0, 1, 7],
+        "usage": {"prompt_tokens": 3, "completion_tokens": 2, "total_tokens": 5},
+    }
+    serving = serve([ScriptedReply(body=json.dumps(body).encode(), content_type="application/json")])
+    assert httpx.post(f"{serving.base_url}/chat/completions", json=BODY).json() == body
+    (call,) = store.calls()
+    assert (call.response_ids, call.prompt_ids, call.response) == (None, (0, 1, 7), body)
+    assert type(call.prompt_ids[0]) is int
