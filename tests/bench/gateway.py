@@ -2,7 +2,9 @@
 
 Three processes over loopback: a scripted upstream that answers after a fixed time, the endpoint (with the capture of every
 call, a policy, the audit record and the store), and the clients of this process. The CPU time is that of the endpoint's
-process alone. agent-lightning 1 has a gateway too, but no package of it can be installed, so it does not stand beside.
+process alone. Beside it stands a plain pass-through, Starlette with aiohttp, which hands every request on and does nothing
+else: what any proxy of that kind costs on the machine. agent-lightning 1 has a gateway too, but no package of it can be
+installed, so it does not stand beside.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -28,6 +30,7 @@ SLICES = 20
 ROOT = Path(__file__).parents[2]
 GOAL_CPU_US = 350.0
 GOAL_ADDED_P99_MS = 10.0
+PASS_THROUGH = "pass-through"
 
 POLICY = """\
 version: 1
@@ -147,6 +150,35 @@ def serve_endpoint(upstream: str, folder: Path, what: str) -> None:
     with EndpointServer(app) as server:
         print(server.port, flush=True)
         sys.stdin.read()
+
+
+def serve_pass_through(upstream: str) -> None:
+    """A proxy that hands each request on and its answer back; runs until it is killed."""
+    import socket
+
+    import aiohttp
+    import uvicorn
+    from starlette.applications import Starlette
+    from starlette.requests import Request
+    from starlette.responses import Response
+    from starlette.routing import Route
+
+    @contextlib.asynccontextmanager
+    async def session(app: Starlette) -> AsyncIterator[None]:
+        async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as app.state.session:
+            yield
+
+    async def pass_on(request: Request) -> Response:
+        body = await request.body()
+        headers = {"content-type": "application/json"}
+        async with request.app.state.session.post(f"{upstream}/chat/completions", data=body, headers=headers) as answer:
+            return Response(await answer.read(), answer.status, media_type="application/json")
+
+    app = Starlette(routes=[Route("/v1/chat/completions", pass_on, methods=["POST"])], lifespan=session)
+    listener = socket.create_server(("127.0.0.1", 0), backlog=2048)
+    print(listener.getsockname()[1], flush=True)
+    config = uvicorn.Config(app, loop="uvloop", http="httptools", access_log=False, log_config=None)
+    uvicorn.Server(config).run(sockets=[listener])
 
 
 # ---------------------------------------------------------------------- clients
@@ -273,8 +305,9 @@ def run(options: argparse.Namespace) -> list[Measure]:
         for what in options.what.split(","):
             place = Path(folder) / what
             place.mkdir()
+            named = PASS_THROUGH if what == PASS_THROUGH else f"endpoint, {what}"
             with child(*me, "--endpoint", f"http://127.0.0.1:{port}/v1", str(place), what) as (pid, own):
-                row = measured(f"endpoint, {what}", own, pid, request, options.calls, options.concurrency)
+                row = measured(named, own, pid, request, options.calls, options.concurrency)
             found.append(_beside(row, direct))
     return found
 
@@ -293,13 +326,15 @@ def main() -> None:
     parser.add_argument("--prompt-tokens", type=int, default=512)
     parser.add_argument("--tokens", type=int, default=32)
     parser.add_argument("--delay-ms", type=float, default=20.0)
-    parser.add_argument("--what", default="bare,captured,full")
+    parser.add_argument("--what", default=f"{PASS_THROUGH},bare,captured,full")
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--upstream", nargs=3, help=argparse.SUPPRESS)
     parser.add_argument("--endpoint", nargs=3, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.upstream:
         asyncio.run(serve_upstream(float(options.upstream[0]), int(options.upstream[1]), int(options.upstream[2])))
+    if options.endpoint and options.endpoint[2] == PASS_THROUGH:
+        serve_pass_through(options.endpoint[0])
     if options.endpoint:
         serve_endpoint(options.endpoint[0], Path(options.endpoint[1]), options.endpoint[2])
         return
@@ -326,6 +361,10 @@ def main() -> None:
         print(
             f"added p99 {full.added_p99_ms:.1f} ms, goal {GOAL_ADDED_P99_MS:g}: {_met(full.added_p99_ms <= GOAL_ADDED_P99_MS)}"
         )
+    plain = next((row.cpu_us for row in found if row.what == PASS_THROUGH), None)
+    for row in found:
+        if plain and row.cpu_us and row.what != PASS_THROUGH:
+            print(f"{row.what}: {row.cpu_us / plain:.1f} times the CPU of the pass-through")
     print("agent-lightning 1 cannot be installed: no comparison")
 
 
