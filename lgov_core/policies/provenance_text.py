@@ -18,7 +18,26 @@ from lgov_core.policies.provenance_values import (
 )
 from lgov_core.policies.text_views import INVISIBLE
 
-_EMAIL = re.compile(r"(?<![\w.%+-])[\w.%+-][\w.%+'-]{0,63}@[^\W_][\w-]{0,62}(?:\.[\w-]{1,63}){1,8}")
+_LOCAL = r"(?:(?<![\w.%+-])[\w.%+-][\w.%+'-]{0,63}|\"[^\"\r\n]{1,64}\")"
+#: What stands behind another at sign belongs to the address: it is the host that counts.
+_EMAIL = re.compile(
+    rf"{_LOCAL}@(?:\[[^\]\s]{{1,64}}\]|[^\W_][\w-]{{0,62}}(?:(?:\.[\w-]{{1,63}}){{1,8}}|(?:\u3002[a-zA-Z0-9-]{{1,63}}){{1,8}}))"
+    r"(?:@[\w.:\[\]-]{1,255}){0,4}"
+)
+#: A host without a dot, where an address is expected.
+_LOCAL_EMAIL = re.compile(rf"{_LOCAL}@[^\W_][\w-]{{0,62}}(?![\w.@\u3002-])")
+_MENTION = re.compile(r"(?<![^\s,;(])@\w[\w-]{0,63}(?![^\s,;)])")
+#: The last word of the name of an argument that holds e-mail addresses.
+_EMAIL_WORDS = frozenset(
+    (
+        *("to", "cc", "bcc", "from", "sender", "replyto", "recipient", "recipients", "rcpt", "addressee", "addressees"),
+        *("attendee", "attendees", "participant", "participants", "invitee", "invitees", "guest", "guests"),
+        *("email", "emails", "mail", "mails", "address", "addresses"),
+    )
+)
+_NAME_WORD = re.compile(r"[A-Z]?[a-z]+|[A-Z]+")
+#: What a mail program may take for an address although it has no plain form: an at sign that is left, an encoded word.
+_LEFT_OVER = re.compile(r"@|=\?[^?\s]{1,40}\?[bq]\?", re.IGNORECASE)
 _URL = re.compile(r"(?<![A-Za-z0-9+.-])[A-Za-z][A-Za-z0-9+.-]{1,20}:[/\\]{1,3}[^\s<>\"'`|{}]{1,2048}")
 _SCHEME = re.compile(
     r"(?<![A-Za-z0-9+.-])(?:javascript|mailto|data|vbscript|tel|sms|magnet|blob):[^\s<>\"'`]{1,512}", re.IGNORECASE
@@ -86,6 +105,9 @@ _TRAILING = ".,;:!?)]}'\"*_»›”’"
 #: Stands for the name of an argument where any number may be an account or a phone: in what the user said.
 ANY: Final = "phone account"
 
+#: Somebody is written to, and it is not clear who: nobody can have said it.
+UNCLEAR: Final = Address("email", "\0")
+
 _Read = Callable[[str], Address | None]
 
 
@@ -110,6 +132,11 @@ class _Reading:
         for pattern in (_URL, _SCHEME, _NETWORK):
             self.take(pattern, lambda part: url_address(part.rstrip(_TRAILING)))
         self.take(_EMAIL, lambda part: Address("email", email_form(part.rstrip("."))))
+        expected = not self.said and _holds_email(self.argument)
+        if self.said or expected:
+            self.take(_LOCAL_EMAIL, lambda part: Address("email", email_form(part)))
+        if expected and _LEFT_OVER.search(_MENTION.sub("", self.text)):
+            self.found.append(UNCLEAR)
         self.hosts()
         self.take(_IBAN_LIKE, lambda part: _account(part, least=6), keep=self.said)
         self.take(WALLET, lambda part: Address("account", account_form(part)), keep=self.said)
@@ -153,6 +180,11 @@ class _Reading:
             return "\n" * len(match.group())
 
         self.text = _HOST.sub(blanked, self.text)
+
+
+def _holds_email(argument: str) -> bool:
+    words = _NAME_WORD.findall(argument)
+    return bool(words) and words[-1].lower() in _EMAIL_WORDS
 
 
 def _account(part: str, *, least: int) -> Address | None:
