@@ -147,7 +147,7 @@ def _ip(text: str, start: int, end: int) -> int | None:
 
 
 PATTERNS: Final[tuple[Pattern, ...]] = (
-    Pattern("email", re.compile(r"(?<![\w.%+-])[\w.%+-][\w.%+'-]{0,63}(?:@|\[at\]|\(at\))(?:[^\W_][\w-]{0,62}(?:\.|\[dot\]|\(dot\))){1,8}[^\W\d_]{2,24}(?![\w-])", re.I), ("@", "[at]", "(at)"), _email),
+    Pattern("email", re.compile(r"(?:(?<![\w.%+-])[\w.%+-][\w.%+'-]{0,63}|\"[\w.%+'-]{1,64}\")(?:@|\[at\]|\(at\))(?:(?:[^\W_][\w-]{0,62}(?:\.|\[dot\]|\(dot\))){1,8}[^\W\d_]{2,24}(?![\w-])|\[(?:\d{1,3}\.){3}\d{1,3}\])", re.I), ("@", "[at]", "(at)"), _email),
     Pattern("credit_card", re.compile(r"(?<![A-Za-z0-9])(?<!\d[.,])\d{4}(?:[ -]?\d){9,15}(?![A-Za-z0-9])"), (), _checked(checks.payment_card, shorter=True)),
     Pattern("credit_card", re.compile(r"(?<![A-Za-z0-9])(?<!\d[.,])\d{4}[._/]\d{4}[._/]\d{4}[._/]\d{1,7}(?![A-Za-z0-9])"), (), _checked(checks.payment_card)),
     Pattern("credit_card", re.compile(r"(?<![A-Za-z0-9])[1-9]\d{11,18}(?![A-Za-z0-9])"), ("card", "credit", "debit", "maestro", "cc"), _checked(checks.luhn, _word(r"cards?(?:\s(?:number|no|#))?|credit|debit|maestro|cc|pan"))),
@@ -172,6 +172,7 @@ PATTERNS: Final[tuple[Pattern, ...]] = (
     _national(r"\d{3} ?\d{3} ?\d{3}", checks.au_tfn, r"tfn|tax file(?:\snumber)?", "tfn", "tax file"),
     _national(r"756\.\d{4}\.\d{4}\.\d{2}", checks.ean13),
     _national(r"\d{2}\.\d{2}\.\d{2}-\d{3}\.\d{2}", checks.be_rrn),
+    _national(r"\d{6}[ .-]?\d{3}[ .-]?\d{2}", checks.be_rrn, r"num[ée]ro national|registre national|rijksregister\w*|insz|niss|nrn", "national", "rijksregister", "insz", "niss", "nrn"),
     _national(r"[STFG]\d{7}[A-Z]", checks.sg_nric),
     _national(r"\d{17}[\dX]", ids.cn_id),
     _national(r"\d{6}-[1-8]\d{6}", ids.kr_rrn),
@@ -183,6 +184,7 @@ PATTERNS: Final[tuple[Pattern, ...]] = (
     _national(r"\d{1,2}\.\d{3}\.\d{3}-[\dK]", ids.cl_rut),
     _national(r"\d{7,8}-[\dK]", ids.cl_rut, r"rut|run", "rut", "run"),
     _national(r"\d{2}-\d{8}-\d", ids.ar_cuil),
+    _national(r"\d{11}", ids.ar_cuil, r"cuil|cuit", "cuil", "cuit"),
     _national(r"\d{6}/\d{4}", ids.cz_rc),
     _national(r"\d{3}-\d{3}-\d{3} \d{2}", ids.ru_snils),
     _national(r"[1-9][A-Z][A-Z0-9]\d-[A-Z][A-Z0-9]\d-[A-Z]{2}\d{2}", lambda value: not set("SLOIBZ") & set(value)),
@@ -195,7 +197,7 @@ PATTERNS: Final[tuple[Pattern, ...]] = (
     _said("bank_account", r"\d{6,17}|\d{2,6}(?:-\d{2,10}){1,3}|\d{2}[ ]\d{2}[ ]\d{2}", r"(?:bank |checking |savings )?account (?:no|number|num|#)|acct(?: no| number)?|routing (?:no|number)|aba|sort code|bank account|kontonummer", "acc", "routing", "aba", "sort code", "konto", digits=6),
     _said("medical_record", r"[A-Z]{0,3}-?\d{5,12}", r"mrn|medical record(?: (?:number|no))?|patient (?:id|number|no)|health (?:card|insurance)(?: (?:number|no))?|medicare(?: (?:number|no))?", "mrn", "medical", "patient", "health", "medicare", digits=5),
     _said("date_of_birth", rf"\d{{1,4}}[./-]\d{{1,2}}[./-]\d{{1,4}}|\d{{1,2}}(?:st|nd|rd|th)? (?:of )?{_MONTHS}\.?,? \d{{4}}|{_MONTHS}\.? \d{{1,2}}(?:st|nd|rd|th)?,? \d{{4}}|(?:19|20)\d{{6}}", r"dob|d\.o\.b|date of birth|birth ?dates?|birth ?day|born|geboren|geburtsdatum|né|née|nacimiento|nacido|birth", "dob", "d.o.b", "birth", "born", "gebor", "geburts", "né", "naci", digits=5),
-    Pattern("phone", re.compile(r"(?<![\w.+-])(?:\+|00)?\(?\d{1,15}\)?(?:(?: ?[-./] ?| )(?:\(\d{1,8}\)|\d{2,8})|\(\d{1,8}\)|(?<=\))\d{2,8}){0,7}(?: ?x\d{1,6})?(?![\w@])", re.I), (), _phone),
+    Pattern("phone", re.compile(r"(?<![\w.+-])(?:(?:\+|00)[1-9]\d{0,2}(?: ?[-./] ?| )\d(?=[-./ ]\d)|(?:\+|00)?\(?\d{1,15}\)?)(?:(?: ?[-./] ?| )(?:\(\d{1,8}\)|\d{2,8})|\(\d{1,8}\)|(?<=\))\d{1,8}){0,7}(?: ?x\d{1,6})?(?![\w@])", re.I), (), _phone),
     Pattern("ip_address", re.compile(r"(?<![\w.])(?:\d{1,3}\.){3}\d{1,3}(?![\w]|\.\d)"), (".",), _ip),
     Pattern("ip_address", re.compile(r"(?<![\w:])(?:[0-9A-Fa-f]{1,4}:){2,7}(?::?[0-9A-Fa-f]{1,4}){1,6}(?![\w:])|(?<![\w:])[0-9A-Fa-f]{1,4}(?::[0-9A-Fa-f]{1,4}){0,5}::(?:[0-9A-Fa-f]{1,4}(?::[0-9A-Fa-f]{1,4}){0,5})?(?![\w:])"), (":",), _ip),
     Pattern("mac_address", re.compile(r"(?<![\w:-])[0-9A-Fa-f]{2}(?::[0-9A-Fa-f]{2}){5}(?![\w:])|(?<![\w:-])[0-9A-Fa-f]{2}(?:-[0-9A-Fa-f]{2}){5}(?![\w-])"), (":", "-")),

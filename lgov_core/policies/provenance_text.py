@@ -18,7 +18,7 @@ from lgov_core.policies.provenance_values import (
 )
 from lgov_core.policies.text_views import INVISIBLE
 
-_LOCAL = r"(?:(?<![\w.%+-])[\w.%+-][\w.%+'-]{0,63}|\"[^\"\r\n]{1,64}\")"
+_LOCAL = r"(?:(?<![\w.%+-])[\w.%+-][\w.%+'-]{0,63}|\"\w[\w.%+' -]{0,63}\")"
 #: What stands behind another at sign belongs to the address: it is the host that counts.
 _EMAIL = re.compile(
     rf"{_LOCAL}@(?:\[[^\]\s]{{1,64}}\]|[^\W_][\w-]{{0,62}}(?:(?:\.[\w-]{{1,63}}){{1,8}}|(?:\u3002[a-zA-Z0-9-]{{1,63}}){{1,8}}))"
