@@ -36,11 +36,17 @@ DENIED_NAMES = (
         "*.pfx",
         "*.p12",
         "*.kdbx",
-        ".config/gcloud",
+        "*.jks",
+        "*.key",
+        "privkey*.pem",
+        "*[-_]key.pem",
+        "key.pem",
     ),
+    *("_netrc", ".my.cnf", ".s3cfg", ".boto", ".terraformrc", ".cargo/credentials*", ".gem/credentials"),
+    *(".config/gcloud", ".config/gh", ".config/rclone", "wallet.dat", "service-account*.json"),
 )
-#: Templates that are there to be read.
-_TEMPLATES = (".env.example", ".env.sample", ".env.template", ".env.dist")
+#: Templates and public keys, which are there to be read.
+_OPEN_NAMES = (".env.example", ".env.sample", ".env.template", ".env.dist", "id_*.pub")
 MAX_LINKS = 40
 MAX_PATHS = 1000
 _KERNEL = ("/proc", "/dev", "/sys")
@@ -58,10 +64,11 @@ class PathPolicy(BoundedPolicy):
     globs, letter case ignored, for names that stay closed inside the roots (`DENIED_NAMES` unless given; ``[]`` for
     none); one with a slash is compared with the whole path below the root.
 
-    A path must have one reading only (`plain_path` lists what is refused, Windows paths among it), and both what the
-    text says (``..`` taken away) and what the file system says (every symbolic link followed, also below a file that does
-    not exist yet) must lie inside a root. Links are read at the moment of the judgement. Links into ``/proc``, ``/dev``
-    and ``/sys``, devices, sockets and pipes are refused.
+    A path must have one reading only (`plain_path` lists what is refused, Windows paths among it; what is left when
+    percent-encoding is undone and Unicode normalised is judged too), and both what the text says (``..`` taken away)
+    and what the file system says (every symbolic link followed, also below a file that does not exist yet) must lie
+    inside a root. Links are read at the moment of the judgement. Links into ``/proc``, ``/dev`` and ``/sys``, devices,
+    sockets and pipes are refused.
 
     What it cannot see: whoever can create links inside a root may change one between the judgement and the act; open
     with ``O_NOFOLLOW`` (``openat2(RESOLVE_BENEATH)``) what `resolve` returns, or keep other writers out. A hard link
@@ -140,7 +147,12 @@ class PathPolicy(BoundedPolicy):
     # ------------------------------------------------------------------ one path
 
     def _real(self, text: str) -> str:
-        plain_path(text)
+        _, *others = plain_path(text)
+        for other in others:  # a tool may take it for any of them
+            self._place(other)
+        return self._place(text)
+
+    def _place(self, text: str) -> str:
         whole = os.path.join(self.cwd, text)
         written = os.path.normpath(whole)
         places = [(root, _followed(root)) for root in self.roots]
@@ -159,7 +171,7 @@ class PathPolicy(BoundedPolicy):
             raise UnclearPath("path-outside", f"{text[:80]!r} leads into the kernel's own file systems.")
         below = os.path.relpath(path, max(holding, key=len))
         for name in _chain(_folded(below)):
-            if name in _TEMPLATES:
+            if any(fnmatchcase(name, glob) for glob in _OPEN_NAMES):
                 continue
             if any(fnmatchcase(name, glob) for glob in self.denied):
                 raise UnclearPath("path-denied", f"{text[:80]!r} is closed by name; choose another file.")
@@ -189,7 +201,7 @@ def _texts(value: Any) -> Iterator[str]:
 
 
 def _folded(text: str) -> str:
-    return unicodedata.normalize("NFKC", text).casefold()
+    return unicodedata.normalize("NFKC", text).casefold().replace("\u200c", "").replace("\u200d", "")
 
 
 def _inside(path: str, root: str) -> bool:

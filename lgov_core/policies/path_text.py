@@ -36,8 +36,10 @@ class UnclearPath(Exception):
         self.rule, self.reason = rule, reason
 
 
-def plain_path(text: str) -> None:
-    """Raises `UnclearPath` unless every program reads ``text`` as the same POSIX path.
+def plain_path(text: str) -> tuple[str, ...]:
+    """``text`` and what else a program may make of it (percent-encoding undone, Unicode normalised): POSIX paths, all.
+
+    Raises `UnclearPath` when no such reading is beyond doubt.
 
     That is: no control or invisible characters, no backslash, drive, UNC share, stream or device name, no URL, no ``~``,
     variable, wildcard or brace to expand, no second reading when percent-encoding is undone or Unicode is normalised,
@@ -49,6 +51,7 @@ def plain_path(text: str) -> None:
         if decoded.count("/") != text.count("/") or _has_dots(decoded) != _has_dots(text):
             raise UnclearPath("path-encoded", "Write the path without percent-encoding.")
         _as_written(decoded)
+    return tuple(dict.fromkeys((text, decoded, unicodedata.normalize("NFKC", decoded))))
 
 
 def _as_written(text: str) -> None:
@@ -67,7 +70,7 @@ def _as_written(text: str) -> None:
 
 
 def _characters(text: str) -> None:
-    if any(unicodedata.category(letter) in _UNSEEN for letter in text):
+    if any(unicodedata.category(letter) in _UNSEEN and not _joins(text, at) for at, letter in enumerate(text)):
         raise UnclearPath("path-characters", "The path holds control or invisible characters; leave them out.")
     if "\\" in text:
         raise UnclearPath("path-windows", "Write the path with forward slashes; a backslash is not accepted.")
@@ -79,6 +82,20 @@ def _characters(text: str) -> None:
     marks = "/\\.~:$%*?"
     if _LOOKALIKES.intersection(text) or any(normal.count(mark) != text.count(mark) for mark in marks):
         raise UnclearPath("path-lookalike", "The path holds characters that only look like a slash or a dot.")
+
+
+def _joins(text: str, at: int) -> bool:
+    """Whether the invisible character at ``at`` is a joiner that the writing needs: in an emoji, an Arabic or Indic word."""
+    if text[at] not in "\u200c\u200d" or not 0 < at < len(text) - 1:
+        return False
+    before, after = text[at - 1], text[at + 1]
+    if unicodedata.combining(before) == 9:  # a virama: the joiner says how the letters around it are shaped
+        return True
+    if text[at] == "\u200d" and unicodedata.category(after) == "So":
+        return (
+            unicodedata.category(before) == "So" or before in "\ufe0f\U0001f3fb\U0001f3fc\U0001f3fd\U0001f3fe\U0001f3ff"
+        )
+    return all(unicodedata.bidirectional(letter) == "AL" for letter in (before, after))
 
 
 def _expansions(text: str) -> None:

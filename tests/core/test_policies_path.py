@@ -120,6 +120,53 @@ def test_names_that_stay_closed_are_closed_through_links_too(root: Path) -> None
     assert rule(own, "private/x") == "allow"
 
 
+@pytest.mark.parametrize(
+    "text",
+    [".env", "%2eenv", "%252eenv", "src/.e%6ev", "id_rsa", "server.key", "tls-key.pem", "privkey1.pem", "x/_netrc"],
+)
+def test_names_that_stay_closed_unless_the_author_says_otherwise(root: Path, text: str) -> None:
+    assert rule(PathPolicy(roots=[str(root)]), text) == "path-denied"
+
+
+@pytest.mark.parametrize("text", ["id_rsa.pub", "id_ed25519.pub", ".env.example", "cert.pem", "keys.md", "50%25.txt"])
+def test_names_that_only_look_like_closed_ones_are_open(root: Path, text: str) -> None:
+    assert rule(PathPolicy(roots=[str(root)]), text) == "allow"
+
+
+def test_a_link_that_a_tool_reaches_by_decoding_the_path_is_followed(root: Path, tmp_path: Path) -> None:
+    (root / "door").symlink_to(tmp_path / "outside")
+    (root / "of\ufb01ce").mkdir()
+    (root / "office").symlink_to(tmp_path / "outside")
+    policy = PathPolicy(roots=[str(root)])
+    assert rule(policy, "doo%72/secret.txt") == "path-outside"
+    assert rule(policy, "of\ufb01ce/secret.txt") == "path-outside", "the same name once normalised"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "\U0001f468\u200d\U0001f4bb.txt",
+        "\U0001f3f3\ufe0f\u200d\U0001f308.md",
+        "\u0645\u06cc\u200c\u0631\u0648\u0645.txt",
+        "\u0915\u094d\u200d\u0937.txt",
+    ],
+)
+def test_joiners_that_a_script_or_an_emoji_needs_are_no_hidden_characters(root: Path, text: str) -> None:
+    assert rule(PathPolicy(roots=[str(root)]), text) == "allow"
+
+
+@pytest.mark.parametrize(
+    "text", [".e\u200dnv", "a\u200d/b", "\u200dsrc", "s\u200crc", "src\u200d", "\u0430\u200d\u0431"]
+)
+def test_joiners_elsewhere_are_hidden_characters(root: Path, text: str) -> None:
+    assert rule(PathPolicy(roots=[str(root)]), text) == "path-characters"
+
+
+def test_joiners_do_not_open_a_closed_name(root: Path) -> None:
+    policy = PathPolicy(roots=[str(root)], deny=["\u0645\u06cc\u0631\u0648\u0645"])
+    assert rule(policy, "\u0645\u06cc\u200c\u0631\u0648\u0645") == "path-denied"
+
+
 def test_a_folder_that_cannot_be_looked_into_is_denied(root: Path) -> None:
     if os.geteuid() == 0:
         pytest.skip("root may look into every folder")
