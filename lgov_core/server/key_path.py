@@ -2,13 +2,33 @@
 
 from __future__ import annotations
 
+import os
+import secrets
+from pathlib import Path
 from typing import Any, Final
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from lgov_core.gateway.keys import KeyRing
+
 #: ``/as/{key}/v1/...`` is ``/v1/...`` with that key.
 PREFIX: Final = "/as/"
 _REPLACED: Final = (b"authorization", b"x-api-key")
+
+
+def kept_keys(folder: Path) -> KeyRing:
+    """Keys for attempts, on a server that requires none. Their secret stays in ``folder``, for its owner alone.
+
+    So an agent whose server was killed and started again goes on with the key that it has. Raises `OSError`.
+    """
+    path, partial = folder / "keys.secret", folder / ".keys.secret.partial"
+    if not path.exists():
+        with open(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
+            file.write(secrets.token_bytes(32))
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(partial, path)
+    return KeyRing(path.read_bytes(), required=False)
 
 
 class KeyInPath:

@@ -16,7 +16,7 @@ from lgov_core.gateway.keys import KeyRing
 from lgov_core.gateway.server import EndpointServer, is_loopback
 from lgov_core.server.collect import QueueCollector, Stopped
 from lgov_core.server.desk import Desk, Tasks
-from lgov_core.server.key_path import KeyInPath
+from lgov_core.server.key_path import KeyInPath, kept_keys
 from lgov_core.server.one_trainer import only_trainer
 from lgov_core.server.policy_engine import PolicyEngine
 from lgov_core.server.recipe import SMALL, algorithm_for, device_for, extra_groups_for, load, policy_for, update_for
@@ -41,8 +41,8 @@ class TrainingServer:
 
     ``folder`` gets everything the run leaves: ``store.sqlite`` (unless ``store`` names another place), ``data/``,
     ``metrics.jsonl``, ``checkpoints/``, ``transitions/``. With ``resume`` it goes on from the newest checkpoint, and with the
-    run that had not ended. ``keys`` must be given and required on an address that other machines can reach. ``gpus`` as in
-    `lgov_core.server.recipe.device_for`.
+    run that had not ended: its clients and their rollouts too, at the same address. ``keys`` must be given and required on
+    an address that other machines can reach. ``gpus`` as in `lgov_core.server.recipe.device_for`.
 
     Entering loads the model and starts the endpoint; `serve` then trains in the calling thread whenever a client asks,
     until ``stop`` is set. `url` may be read from any thread. Raises `TrainError` when another trainer works on the store.
@@ -65,7 +65,7 @@ class TrainingServer:
                 f"{host} can be reached from other machines and no keys are required", hint="give --key-secret-file"
             )
         self.settings, self.folder = settings, folder
-        self.keys = KeyRing(required=False) if keys is None else keys
+        self._keys = keys
         self._place = store or str(folder / "store.sqlite")
         self._host, self._port, self._gpus, self._resume = host, port, gpus, resume
         self._open = contextlib.ExitStack()
@@ -137,23 +137,28 @@ class TrainingServer:
             seal=self._lineage(start_sha256).seal,
         )
         about = {"model": model.name, "algorithm": algorithm_name(training.algorithm), "folder": str(self.folder)}
+        keys = kept_keys(self.folder) if self._keys is None else self._keys
         self.desk = Desk(
             Tasks(self.folder),
             store,
-            self.keys,
+            keys,
             self._collector,
             folder=self.folder,
             loop_id=self._loop_id,
             about=about,
             timeout_s=settings.runtime.timeout_s,
         )
-        app = create_app([engine], store, keys=self.keys, more=TrainRoutes(self.desk).routes())
-        self._endpoint = EndpointServer(cast(Any, KeyInPath(app)), host=self._host, port=self._port)
-        opened.enter_context(self._endpoint)
         if self._resume:
             self._loop.resume()
         # What was collected for the update in progress is gone on with; nobody waits for the rest any more.
         self._collector.cancel_left(self._loop_id, self._loop.open_rollouts() if self._resume else ())
+        # All this before anybody can ask: clients of the run find it again, and are given nothing that is left over.
+        self._left = RunState.unfinished(self.folder) if self._resume else None
+        if self._left is not None:
+            self.desk.begin(self._left, resumed=True)
+        app = create_app([engine], store, keys=keys, more=TrainRoutes(self.desk).routes())
+        self._endpoint = EndpointServer(cast(Any, KeyInPath(app)), host=self._host, port=self._port)
+        opened.enter_context(self._endpoint)
 
     def _lineage(self, start_sha256: str) -> Lineage:
         settings = self.settings
@@ -177,15 +182,13 @@ class TrainingServer:
     def serve(self, stop: threading.Event) -> None:
         """Trains whenever a client asks, until ``stop`` is set: then the update in progress is finished and kept."""
         self._stop = stop
-        run = RunState.unfinished(self.folder) if self._resume else None
-        resumed = run is not None
+        run, self._left = self._left, None
         while not stop.is_set():
             if run is None:
                 if not self.desk.asked(stop):
                     return
                 run = self._next_run()
-            self.desk.begin(run, resumed=resumed)
-            resumed = False
+                self.desk.begin(run)
             with _few_threads(self._small):
                 self._train(run)
             run = None

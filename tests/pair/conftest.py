@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,11 @@ from lgov_core.models import build_tiny
 from lgov_core.server.local import serving
 from lgov_core.server.training import TrainingServer
 from lgov_core.train.settings import TrainSettings, load_train_settings
+from tests.pair.warm_process import Warm
+
+ROOT = Path(__file__).parents[2]
+#: What commands in processes of their own are given.
+ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
 
 SMALL = {"hidden": 32, "layers": 2, "heads": 2, "intermediate": 64, "max_positions": 256, "vocab_size": 300}
 
@@ -35,6 +41,14 @@ def taught_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("models") / "taught"
     taught_model().save(folder)
     return folder
+
+
+@pytest.fixture(scope="session")
+def warm() -> Iterator[Warm]:
+    """Starts commands as processes that begin at once."""
+    found = Warm(ENVIRONMENT, ROOT)
+    yield found
+    found.close()
 
 
 def settings(model: Path, **values: Any) -> TrainSettings:

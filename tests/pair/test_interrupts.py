@@ -7,8 +7,6 @@ import json
 import os
 import re
 import signal
-import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,7 +18,8 @@ from lgov_core import Client
 from lgov_core.store import open_store
 from lgov_core.train.checkpoint import complete_checkpoints, read_checkpoint
 from tests.pair import pair_agents as agents
-from tests.pair.test_train_commands import ENVIRONMENT, ROOT, until
+from tests.pair.test_train_commands import until
+from tests.pair.warm_process import Warm
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="processes are forked here")
 
@@ -57,30 +56,6 @@ training: {batch_size: 2, group_size: 2, steps: 3, epochs: 20, learning_rate: 0.
 data: {train: tasks.jsonl, test: tasks.jsonl}
 runtime: {auto_instrumentation: false, nworkers: 2}
 """
-
-
-class Warm:
-    """`tests.pair.warm_process`, running."""
-
-    def __init__(self) -> None:
-        command = [sys.executable, "-m", "tests.pair.warm_process"]
-        self.process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=ENVIRONMENT, cwd=ROOT, text=True
-        )
-
-    def ask(self, asked: dict[str, Any]) -> int:
-        assert self.process.stdin is not None
-        assert self.process.stdout is not None
-        self.process.stdin.write(json.dumps(asked) + "\n")
-        self.process.stdin.flush()
-        return int(self.process.stdout.readline())
-
-
-@pytest.fixture(scope="module")
-def warm() -> Iterator[Warm]:
-    found = Warm()
-    yield found
-    found.process.communicate()
 
 
 class Desk:

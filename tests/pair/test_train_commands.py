@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import os
 import re
@@ -16,16 +17,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from lgov_core import Client
 from lgov_core.errors import TrainError
 from lgov_core.server.local import serving
+from lgov_core.server.training import TrainingServer
 from lgov_core.store import open_store
 from tests.pair import pair_agents as agents
-from tests.pair.conftest import settings
+from tests.pair.conftest import ENVIRONMENT, settings
 
-ROOT = Path(__file__).parents[2]
-ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
 SERVER = (sys.executable, "-m", "lgov_core.server")
 LGOV = (sys.executable, "-m", "lgov_core.cli")
 CONFIG = """\
@@ -188,6 +189,35 @@ def test_a_run_that_a_client_stops_ends_with_a_checkpoint_and_the_next_goes_on(
     progress = server.desk.progress(None, 0)
     assert 1 <= progress["step"] < 50
     assert list((tmp_path / "run" / "checkpoints").iterdir())
+
+
+def test_an_update_that_is_given_up_is_not_made_until_the_run_goes_on(model_folder: Path, tmp_path: Path) -> None:
+    chosen = settings(model_folder, steps=1, update_epochs=2)
+    stop, numbers = threading.Event(), itertools.count()
+
+    def agent(resource: Any, task: Any) -> float:
+        agents.ask(resource, task.question)
+        return float(next(numbers) % 2)
+
+    with TrainingServer(chosen, folder=tmp_path / "run") as server:
+
+        def give_up(*_: Any) -> None:  # at the first of two steps: another pass comes
+            stop.set()
+            server.give_up()
+
+        thread = threading.Thread(target=server.serve, args=(stop,))
+        thread.start()
+        client = Client(server.url, quiet=True)
+        client.upload_data(TASKS)
+        hook = register_optimizer_step_pre_hook(give_up)
+        with pytest.raises(TrainError, match="was stopped at the server"):
+            client.train(agent, nworkers=1)
+        thread.join()
+        hook.remove()
+        assert server.updates == 0
+    with TrainingServer(chosen, folder=tmp_path / "run", resume=True) as server:
+        assert server.updates == 1, "it is made of the batch on record, before anybody asks"
+        assert len(server.store.rollouts()) == 8
 
 
 def test_a_run_that_ended_before_its_last_test_makes_up_for_that_and_nothing_else(

@@ -13,10 +13,31 @@ import importlib
 import json
 import os
 import signal
+import subprocess
 import sys
 import time
 from pathlib import Path
 from typing import Any
+
+
+class Warm:
+    """Such a process, running: the side that asks. ``environ`` and ``cwd`` are what it begins with."""
+
+    def __init__(self, environ: dict[str, str], cwd: Path) -> None:
+        command = [sys.executable, "-m", "tests.pair.warm_process"]
+        self.process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environ, cwd=cwd, text=True
+        )
+
+    def ask(self, asked: dict[str, Any]) -> int:
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        self.process.stdin.write(json.dumps(asked) + "\n")
+        self.process.stdin.flush()
+        return int(self.process.stdout.readline())
+
+    def close(self) -> None:
+        self.process.communicate()
 
 
 def hold(at: str, held: str, go: str) -> None:
