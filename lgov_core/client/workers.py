@@ -115,10 +115,11 @@ class _Process:
     ready: bool = False
     given: Assignment | None = None
     reporting: bool = False
+    given_up: bool = False
 
     @property
     def free(self) -> bool:
-        return self.ready and self.given is None and not self.reporting
+        return self.ready and self.given is None and not self.reporting and not self.given_up
 
 
 class ProcessWorkers:
@@ -164,7 +165,7 @@ class ProcessWorkers:
         with self._lock:
             for process in self._processes:
                 if process.given is not None and process.given.key == key:
-                    process.given = None
+                    process.given, process.given_up = None, True
                     process.popen.kill()  # its reader puts another in its place
 
     def running(self) -> list[Assignment]:

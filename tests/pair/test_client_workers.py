@@ -12,11 +12,14 @@ import pytest
 
 from lgov_core import Client
 from lgov_core.client import agent_name
+from lgov_core.client.wire import Assignment
+from lgov_core.client.workers import ProcessWorkers
 from lgov_core.errors import ArgumentError, TrainError
 from lgov_core.server.training import TrainingServer
 from lgov_core.store import open_store
 from lgov_core.types import Attempt, Outcome
 from tests.pair import pair_agents as agents
+from tests.pair.test_train_commands import until
 
 Serve = Callable[..., TrainingServer]
 
@@ -65,9 +68,11 @@ def test_an_attempt_whose_worker_crashed_or_hung_is_tried_again(
         agent,
         tasks,
         workers=workers,
+        nworkers=1,  # its place must be free again, or nothing goes on
         auto_instrumentation=False,
     )
     assert result.updates == 1
+    assert not (tmp_path / "tried-waited-for").exists(), "what hangs is not waited for"
     ended = attempts(tmp_path)
     lost = [one for one in ended if not (one.outcome and one.outcome.trainable)]
     # On a slow machine others may be late too; the one that hung or died is in any case.
@@ -180,6 +185,55 @@ def test_a_module_that_cannot_be_imported_is_told_instead_of_being_started_again
         train(
             serve(steps=1), agent, [{"question": "digits"}], workers="processes", nworkers=1, auto_instrumentation=False
         )
+
+
+class Reports:
+    """Processes that run an agent from a file, one at a time, and what they report."""
+
+    def __init__(self, file: Path, code: str) -> None:
+        file.write_text(code)
+        self.told: list[tuple[tuple[str, int], Outcome]] = []
+        options = {"endpoint": "http://127.0.0.1:9", "policy": None, "audit": None, "instrument": False}
+        self.workers = ProcessWorkers(
+            {**options, "agent": f"{file}:agent", "rules": False, "base_rules": False},
+            1,
+            lambda given, report: self.told.append((given.key, report.outcome)),
+        )
+
+    def give(self, rollout_id: str, **task: Any) -> None:
+        until(lambda: self.workers.free, "a process is ready")
+        self.workers.give(Assignment(rollout_id, 1, "t", "train", task, "http://127.0.0.1:9/v1", "m", 600.0))
+
+
+def test_a_process_that_hangs_is_killed_and_another_takes_its_place(tmp_path: Path) -> None:
+    code = "import pathlib, time\n\ndef agent(resource, task):\n    if task.hangs:\n        pathlib.Path(task.hangs).touch()\n"
+    found = Reports(tmp_path / "hanging_agent.py", f"{code}        time.sleep(1000)\n    return 1.0\n")
+    workers = found.workers
+    try:
+        (pid,) = workers.pids
+        found.give("ro_1", hangs=str(tmp_path / "begun"))
+        until((tmp_path / "begun").exists, "it hangs")
+        workers.abandon(("ro_1", 1))
+        assert not workers.free or workers.pids != [pid], "a process that is being killed gets nothing to do"
+        until(lambda: workers.pids != [pid], "another process is there")
+        with pytest.raises(ProcessLookupError):
+            os.kill(pid, 0)
+        found.give("ro_2", hangs="")
+        until(lambda: found.told, "the next one is run")
+        assert found.told == [(("ro_2", 1), Outcome.SUCCEEDED)], "what was given up is not reported"
+    finally:
+        workers.close()
+
+
+def test_processes_that_cannot_begin_are_not_started_for_ever(tmp_path: Path) -> None:
+    workers = Reports(tmp_path / "no_agent.py", "raise RuntimeError('no database here')\n").workers
+    try:
+        until(lambda: workers.failure or workers.deaths > 3, "enough of them have died")
+        assert (workers.deaths, workers.pids) == (3, [])
+        with pytest.raises(TrainError, match=r"no worker process gets ready: .*RuntimeError: no database here"):
+            _ = workers.free
+    finally:
+        workers.close()
 
 
 def test_a_module_that_trains_when_it_is_imported_says_what_to_write(monkeypatch: pytest.MonkeyPatch) -> None:
