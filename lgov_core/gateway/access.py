@@ -8,7 +8,6 @@ from collections.abc import Awaitable, Callable, Sequence
 from enum import StrEnum
 from typing import Any
 
-from starlette.datastructures import Headers
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
@@ -16,7 +15,7 @@ from starlette.types import ASGIApp, Scope
 
 from lgov_core.errors import EndpointError, LgovError
 from lgov_core.gateway.admission import Admission
-from lgov_core.gateway.attribution import bearer_key
+from lgov_core.gateway.attribution import bearer_key, first_of_each
 from lgov_core.gateway.keys import KeyGrant, KeyRing
 from lgov_core.gateway.limits import Busy, HeldBodies, Limits, Receive, Send, Sending, in_time
 from lgov_core.gateway.metrics import Metrics
@@ -68,7 +67,7 @@ class Guard:
 
     def grant(self, scope: Scope, access: Access) -> KeyGrant:
         """What the request may do. Raises `EndpointError`: 401 for a bad key, 403 for one that must not come here."""
-        grant = self._keys.check(bearer_key(Headers(scope=scope)))
+        grant = self._keys.check(bearer_key(first_of_each(scope["headers"])))
         if access is Access.ADMIN and not grant.admin and not grant.anonymous:
             raise EndpointError("the key of a rollout may not do this", status=403, hint="it takes an admin key")
         named = scope["path_params"].get("rollout_id")

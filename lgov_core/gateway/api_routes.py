@@ -14,13 +14,13 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from lgov_core.errors import EndpointError, LgovError
+from lgov_core.gateway.access import grant_of
 from lgov_core.gateway.apis import APIS, MESSAGES, RESPONSES, Api, api_of
-from lgov_core.gateway.attribution import Attribution, attribute
+from lgov_core.gateway.attribution import Attribution, attribute, first_of_each
 from lgov_core.gateway.capture import Capture, Exchange
 from lgov_core.gateway.completions_format import readable_prompts
 from lgov_core.gateway.embeddings import judged_embeddings
 from lgov_core.gateway.gate_calls import gate_replies, gate_request, released, said, with_contents
-from lgov_core.gateway.keys import KeyRing
 from lgov_core.gateway.messages_request import read_messages_request
 from lgov_core.gateway.protocol import (
     ANY_MODEL,
@@ -78,7 +78,6 @@ class ApiRoutes:
         self,
         engines: Sequence[Engine],
         capture: Capture,
-        keys: KeyRing,
         *,
         allow_unattributed: bool,
         max_body: int,
@@ -86,7 +85,6 @@ class ApiRoutes:
     ) -> None:
         self._engines = tuple(engines)
         self._capture = capture
-        self._keys = keys
         self._allow_unattributed = allow_unattributed
         self._max_body = max_body
         self._gate = gate
@@ -116,7 +114,9 @@ class ApiRoutes:
         return [name for engine in self._engines for name in engine.models if name != ANY_MODEL]
 
     def _who(self, request: Request, *, allow_unattributed: bool) -> Attribution:
-        return attribute(request.headers, request.path_params, self._keys, allow_unattributed=allow_unattributed)
+        scope = request.scope
+        headers = first_of_each(scope["headers"])
+        return attribute(headers, request.path_params, grant_of(scope), allow_unattributed=allow_unattributed)
 
     async def _read(self, request: Request) -> tuple[Attribution, Mapping[str, Any], Engine]:
         who = self._who(request, allow_unattributed=self._allow_unattributed)

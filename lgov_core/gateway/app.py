@@ -73,7 +73,7 @@ def create_app(
     admission = Admission(limits)
     metrics = Metrics(admission)
     capture = Capture(store)
-    api = ApiRoutes(engines, capture, keys, allow_unattributed=allow_unattributed, max_body=limits.max_body, gate=gate)
+    api = ApiRoutes(engines, capture, allow_unattributed=allow_unattributed, max_body=limits.max_body, gate=gate)
     traces = TracesRoute(store, keys, max_body=limits.max_body)
     guard = Guard(keys, limits, admission, metrics)
     routes = [

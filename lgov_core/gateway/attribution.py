@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import contextvars
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from urllib.parse import unquote
 
 from lgov_core.errors import EndpointError
-from lgov_core.gateway.keys import KeyGrant, KeyRing
+from lgov_core.gateway.keys import KeyGrant
 
 ROLLOUT_HEADER = "x-lgov-rollout-id"
 ATTEMPT_HEADER = "x-lgov-attempt"
@@ -56,15 +56,25 @@ def bearer_key(headers: Mapping[str, str]) -> str | None:
     return own if bearer is None else bearer
 
 
-def attribute(
-    headers: Mapping[str, str], path: Mapping[str, str], keys: KeyRing, *, allow_unattributed: bool
-) -> Attribution:
-    """Whose call it is, by headers (names in lower case), path parameters ``rollout_id`` and ``attempt``, and key.
+def first_of_each(headers: Iterable[tuple[bytes, bytes]]) -> dict[str, str]:
+    """The headers of a request by name (as it came: servers give names in lower case); of several of one name the first.
 
-    Raises `EndpointError`: 401 for a bad key, 403 for a key of another attempt, 400 for malformed or contradicting ids,
-    or for none at all unless ``allow_unattributed``.
+    For looking up many: Starlette's own mapping goes through all of them for each.
     """
-    grant = keys.check(bearer_key(headers))
+    found: dict[str, str] = {}
+    for name, value in headers:
+        found.setdefault(name.decode("latin-1"), value.decode("latin-1"))
+    return found
+
+
+def attribute(
+    headers: Mapping[str, str], path: Mapping[str, str], grant: KeyGrant, *, allow_unattributed: bool
+) -> Attribution:
+    """Whose call it is, by headers (names in lower case), path parameters ``rollout_id`` and ``attempt``, and its key's grant.
+
+    Raises `EndpointError`: 403 for a key of another attempt, 400 for malformed or contradicting ids, or for none at all
+    unless ``allow_unattributed``.
+    """
     rollout_id = _agree(
         "rollout",
         _checked("the rollout id in the path", path.get("rollout_id"), _ROLLOUT_ID),
@@ -122,4 +132,5 @@ __all__ = [
     "attribute",
     "bearer_key",
     "caller",
+    "first_of_each",
 ]

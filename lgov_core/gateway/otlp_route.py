@@ -120,7 +120,7 @@ class TracesRoute:
         named = ATTEMPT_HEADER in request.headers or ROLLOUT_HEADER in request.headers or request.path_params
         if grant.rollout_id is not None and grant.attempt is None and not named:
             return Attribution(grant.rollout_id, None)
-        return attribute(request.headers, request.path_params, self._keys, allow_unattributed=True)
+        return attribute(request.headers, request.path_params, grant, allow_unattributed=True)
 
     def _keep(
         self,
