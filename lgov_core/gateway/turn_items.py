@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from lgov_core.gateway.upstream_reply import begins_another
 from lgov_core.types import new_id
 
 Kind = Literal["reasoning", "text", "call"]
@@ -58,7 +59,7 @@ class TurnItems:
         if isinstance(content, str) and content:
             yield from self._write("text", content)
         for place, part in enumerate(message.get("tool_calls") or ()):
-            yield from self._call(part, part.get("index", place))
+            yield from self._call(part, place if (index := part.get("index")) is None else index)
 
     def finish(self) -> Iterator[ItemEvent]:
         """Closes what is open and sends what waited."""
@@ -89,7 +90,7 @@ class TurnItems:
     def _call(self, part: Mapping[str, Any], place: int) -> Iterator[ItemEvent]:
         function: Mapping[str, Any] = part.get("function") or {}
         item = self._call_items.get(place)
-        if item is None:
+        if item is None or begins_another(part, item.call_id):
             item = self._call_items[place] = Item("call", -1)
             self._waiting.append(item)
         item.call_id = item.call_id or part.get("id") or ""

@@ -145,7 +145,8 @@ class UpstreamEngine:
                         yield StreamPiece(raw=raw)
                     continue
                 if data.strip() == "[DONE]":
-                    yield StreamPiece(raw=raw)
+                    if assembler.finished:  # else it broke off, and a client that reads [DONE] would take it for whole
+                        yield StreamPiece(raw=raw)
                     break
                 before = assembler.finished
                 assembler.add(data)

@@ -171,7 +171,7 @@ class StreamAssembler:
         self._legacy = legacy
         self._body: dict[str, Any] = {}
         self._choices: dict[int, dict[str, Any]] = {}
-        self._tool_calls: dict[tuple[int, int], dict[str, Any]] = {}
+        self._tool_calls: dict[tuple[int, int], list[dict[str, Any]]] = {}
 
     @property
     def finished(self) -> bool:
@@ -226,14 +226,16 @@ class StreamAssembler:
             if key == "tool_calls":
                 for part in value or ():
                     self._add_call(index, part)
-            elif isinstance(value, str) and key != "role":
-                choice["message"][key] = (choice["message"].get(key) or "") + value
+            elif key != "role":
+                _grow(choice["message"], key, value)
 
     def _add_call(self, choice: int, part: Mapping[str, Any]) -> None:
-        call = self._tool_calls.setdefault(
-            (choice, part.get("index", 0)), {"id": "", "type": "function", "function": {"name": "", "arguments": ""}}
-        )
-        function = part.get("function") or {}
+        if part.get("type") not in (None, "function"):
+            raise ValueError("no call of a function")
+        same = self._tool_calls.setdefault((choice, part.get("index") or 0), [])
+        if not same or begins_another(part, same[-1]["id"]):
+            same.append({"id": "", "type": "function", "function": {"name": "", "arguments": ""}})
+        call, function = same[-1], part.get("function") or {}
         call["id"] = call["id"] or part.get("id") or ""
         call["function"]["name"] = call["function"]["name"] or function.get("name") or ""
         call["function"]["arguments"] += function.get("arguments") or ""
@@ -241,13 +243,39 @@ class StreamAssembler:
     def body(self, *, finish_reason: str | None = None) -> dict[str, Any]:
         """The whole body so far; ``finish_reason`` replaces the stream's own."""
         for index, choice in self._choices.items():
-            calls = [call for (of, _), call in sorted(self._tool_calls.items()) if of == index]
+            calls = [call for (of, _), same in sorted(self._tool_calls.items()) if of == index for call in same]
             if calls:
                 choice["message"]["tool_calls"] = calls
             if finish_reason is not None:
                 choice["finish_reason"] = finish_reason
         kind = "text_completion" if self._legacy else "chat.completion"
         return {**self._body, "object": kind, "choices": list(self._choices.values())}
+
+
+def begins_another(part: Mapping[str, Any], call_id: str) -> bool:
+    """Whether a piece of a streamed tool call is of another call than the one at its index, whose id is ``call_id``.
+
+    Some servers send each call whole, all at one index; others send a fresh id with each piece of one call, but its name
+    only once.
+    """
+    named = (part.get("function") or {}).get("name")
+    return bool(call_id and named and part.get("id")) and part["id"] != call_id
+
+
+def _grow(message: dict[str, Any], key: str, value: Any) -> None:
+    """Adds a piece of a message to what came before: texts and lists grow, objects field by field."""
+    known = message.get(key)
+    if isinstance(value, str) and isinstance(known, str):
+        message[key] = known + value
+    elif isinstance(value, list) and isinstance(known, list):
+        known.extend(cast("list[Any]", value))
+    elif isinstance(value, dict):
+        if not isinstance(known, dict):
+            known = message[key] = {}
+        for name, part in cast("dict[str, Any]", value).items():
+            _grow(cast("dict[str, Any]", known), name, part)
+    elif value is not None:
+        message[key] = value
 
 
 def read_event(data: str) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import sys
 from array import array
+from codecs import BOM_UTF8
 from collections.abc import Iterable, Mapping, Sequence
 from operator import eq
 from typing import Any
@@ -22,7 +23,8 @@ def json_text(value: JSONValue | Mapping[str, Any] | Sequence[Any], what: str) -
     A value that still has the bytes that it was read from (its attribute ``received``) is written as it came; anything else
     in ASCII.
     """
-    if (received := getattr(value, "received", None)) is not None:
+    received = getattr(value, "received", None)
+    if received is not None and is_plain(received):
         try:
             return received.decode()
         except UnicodeDecodeError:  # JSON in another encoding than UTF-8
@@ -31,6 +33,11 @@ def json_text(value: JSONValue | Mapping[str, Any] | Sequence[Any], what: str) -
         return _ENCODER.encode(value)
     except (TypeError, ValueError, RecursionError) as error:
         raise StoreError(f"the {what} cannot be written as JSON: {error}", hint="give plain JSON values") from error
+
+
+def is_plain(received: bytes) -> bool:
+    """Whether JSON that can be read as bytes could be read as text too: UTF-16, and what has a byte order mark, could not."""
+    return b"\0" not in received and not received.startswith(BOM_UTF8)
 
 
 def object_text(values: Mapping[str, str]) -> str:

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from lgov_core.errors import StoreError
-from lgov_core.store.encoding import json_text
+from lgov_core.store.encoding import is_plain, json_text
 from lgov_core.types import CapturedCall
 
 _NAME: Final = "prompt_token_ids"
@@ -34,11 +34,13 @@ def reply_text(call: CapturedCall) -> str:
     ids = call.prompt_ids
     if not ids:
         return json_text(response, what)
-    if _says(response, ids):
-        return _IN_BODY + (_cut(response) or json_text({**response, _NAME: None}, what))
+    if _says(response, ids) and (text := _cut(response) or _anew(response, {**response, _NAME: None}, what)):
+        return _IN_BODY + text
     choices = response.get("choices")
     if isinstance(choices, list | tuple) and len(choices) == 1 and _says(choice := choices[0], ids):
-        return _IN_CHOICE + (_cut(response) or json_text({**response, "choices": [{**choice, _NAME: None}]}, what))
+        without = {**response, "choices": [{**choice, _NAME: None}]}
+        if text := _cut(response) or _anew(choice, without, what):
+            return _IN_CHOICE + text
     return json_text(response, what)
 
 
@@ -58,13 +60,18 @@ def _says(holder: Any, ids: tuple[int, ...]) -> bool:
     return isinstance(said, list | tuple) and tuple(said) == ids
 
 
+def _anew(holder: Mapping[str, Any], without: Mapping[str, Any], what: str) -> str | None:
+    """The text of ``without``; None where ``holder`` says what only equals the ids, as 1.0 and true equal 1."""
+    return json_text(without, what) if set(map(type, holder[_NAME])) <= {int} else None
+
+
 def _cut(response: Mapping[str, Any]) -> str | None:
     """The bytes that a reply came in with null for its list of ids; None where nobody can be sure which part that is.
 
     Writing the rest anew would take several times as long.
     """
     received: bytes | None = getattr(response, "received", None)
-    if received is None:
+    if received is None or not is_plain(received):
         return None
     start = received.find(_KEY) + len(_KEY)
     if (

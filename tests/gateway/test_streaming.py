@@ -193,9 +193,11 @@ def test_an_upstream_that_breaks_off_gives_an_error_event_and_no_record(serve, s
     [
         (b'data: {"id": "x", "choices": [{"index": 0, "delta": {"content": "a"}}]}\n\n', "broke off"),
         (b'data: {"id": "x", "choices": [{"index": 0, "finish_reason": "stop"}]}', "broke off"),
+        (b'data: {"id": "x", "choices": [{"index": 0, "delta": {"content": "a"}}]}\n\ndata: [DONE]\n\n', "broke off"),
         (b"data: {oops\n\ndata: [DONE]\n\n", "not JSON"),
         (b"data: [1]\n\n", "not an object"),
         (b'data: {"choices": [3]}\n\n', "malformed"),
+        (b'data: {"id": "x", "choices": [{"delta": {"tool_calls": [{"type": "custom"}]}}]}\n\n', "malformed"),
         (b'data: {"error": {"message": "out of memory"}}\n\n', "out of memory"),
         (b"data: \xff\n\n", "utf-8"),
         (b'data: {"choices": [{"index": 0, "finish_reason": "stop"}]}\n\ndata: [DONE]\n\n', "no id"),
@@ -209,3 +211,48 @@ def test_streams_that_make_no_sense_are_upstream_errors(serve, store, body, says
     assert error["code"] == "upstream"
     assert b"[DONE]" not in reply.content
     assert list(store.calls()) == []
+
+
+def test_parts_of_a_message_that_are_no_text_are_recorded_too(serve, store):
+    deltas = [
+        {"role": "assistant", "content": "see", "function_call": {"name": "f", "arguments": '{"a"'}, "audio": None},
+        {"annotations": [{"url": "one"}], "function_call": {"arguments": ":1}"}},
+        {"annotations": [{"url": "two"}], "audio": {"id": "au", "transcript": "s"}},
+        {"audio": {"transcript": "ee", "expires_at": 5}},
+    ]
+    chunks = [{"id": "x", "choices": [{"index": 0, "delta": delta}]} for delta in deltas]
+    chunks.append({"id": "x", "choices": [{"index": 0, "delta": {}, "finish_reason": "function_call"}]})
+    stream = "".join(f"data: {json.dumps(chunk)}\n\n" for chunk in chunks) + "data: [DONE]\n\n"
+    serving = serve([ScriptedReply(body=stream.encode(), content_type="text/event-stream")])
+    assert httpx.post(f"{serving.base_url}/chat/completions", json=BODY).text == stream
+    (captured,) = store.calls()
+    assert captured.response["choices"][0]["message"] == {
+        "role": "assistant",
+        "content": "see",
+        "function_call": {"name": "f", "arguments": '{"a":1}'},
+        "annotations": [{"url": "one"}, {"url": "two"}],
+        "audio": {"id": "au", "transcript": "see", "expires_at": 5},
+    }
+
+
+@pytest.mark.parametrize("path", ["chat/completions", "responses"])
+def test_calls_that_a_server_sends_whole_at_one_index_are_several(serve, store, path):
+    parts = [
+        {"index": 0, "id": "c1", "type": "function", "function": {"name": "a", "arguments": '{"x": 1}'}},
+        {"index": 0, "id": "c2", "type": "function", "function": {"name": "b", "arguments": "{"}},
+        {"index": 0, "id": "c3", "type": "function", "function": {"arguments": "}"}},  # a fresh id with each piece
+    ]
+    chunks = [{"id": "x", "choices": [{"index": 0, "delta": {"tool_calls": [part]}}]} for part in parts]
+    chunks.append({"id": "x", "choices": [{"index": 0, "delta": {}, "finish_reason": "tool_calls"}]})
+    stream = "".join(f"data: {json.dumps(chunk)}\n\n" for chunk in chunks) + "data: [DONE]\n\n"
+    serving = serve([ScriptedReply(body=stream.encode(), content_type="text/event-stream")])
+    asked = BODY if path == "chat/completions" else {"model": "m", "input": "How many?", "stream": True}
+    assert httpx.post(f"{serving.base_url}/{path}", json=asked).status_code == 200
+    (captured,) = store.calls()
+    assert captured.tool_call_ids == ("c1", "c2")
+    if path == "responses":
+        made = [(item["call_id"], item["name"], item["arguments"]) for item in captured.response["output"]]
+    else:
+        calls = captured.response["choices"][0]["message"]["tool_calls"]
+        made = [(call["id"], call["function"]["name"], call["function"]["arguments"]) for call in calls]
+    assert made == [("c1", "a", '{"x": 1}'), ("c2", "b", "{}")]
