@@ -21,6 +21,18 @@ _PROGRAMS = re.compile(r"(?:GIT_|)(?:PAGER|EDITOR|SEQUENCE_EDITOR)|VISUAL|BROWSE
 _QUIET = ("", "cat", "true", ":", "less", "none")
 
 
+#: Variables of the environment that hold a secret, by the way they are called.
+_SECRET_VARIABLES = re.compile(
+    r"[A-Z0-9_]*(?:PASSWORD|PASSWD|PASSPHRASE|SECRET|TOKEN|CREDENTIALS?|APIKEY|(?:API|ACCESS|PRIVATE|SIGNING|ENCRYPTION"
+    r"|MASTER|AUTH)_KEY)(?:_\d+)?|MYSQL_PWD"
+)
+
+
+def is_secret_variable(name: str) -> bool:
+    """Whether a variable of the environment holds a secret by the way it is called (``GITHUB_TOKEN``)."""
+    return _SECRET_VARIABLES.fullmatch(name) is not None
+
+
 def check_assignment(name: str, values: list[str]) -> str | None:
     """Why a variable may not be given one of ``values``, or None."""
     if _PROGRAMS.fullmatch(name):

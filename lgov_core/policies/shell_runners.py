@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 
 from lgov_core.policies.options import names
 from lgov_core.policies.shell_call import STREAM, Call, Judge, is_option
@@ -115,11 +116,18 @@ def _sudo(call: Call) -> None:
     call.runner.run(words, call.given)
 
 
+_XARGS_VALUES = "-I -n -P -L -d -s -a -E --max-args --max-procs --delimiter --replace --max-lines --arg-file"
+
+
+def run_by_xargs(args: Sequence[str]) -> list[str]:
+    """The command that an xargs with these arguments runs."""
+    return _rest(tuple(args), _XARGS_VALUES) or ["echo"]
+
+
 def _xargs(call: Call) -> None:
-    values = "-I -n -P -L -d -s -a -E --max-args --max-procs --delimiter --replace --max-lines --arg-file"
-    given = call.parsed(values)
+    given = call.parsed(_XARGS_VALUES)
     call.reads(given.of("-a", "--arg-file"))
-    words = _rest(call.args, values) or ["echo"]
+    words = run_by_xargs(call.args)
     marks = given.of("-I", "--replace") or (["{}"] if given.has("-i") else [])
     if marks:
         call.runner.run([word.replace(mark, UNKNOWN) for word in words for mark in marks[:1] if mark], STREAM)

@@ -158,6 +158,15 @@ def is_secret(word: str) -> bool:
     return _may_be_secret(path) if re.search(f"[{UNKNOWN}{STAR}{ANY}]", path) else False
 
 
+def finds_secret(folder: str, pattern: str) -> bool:
+    """Whether a search below ``folder`` for files called ``pattern``, a glob, finds one of those that are known best."""
+    home = re.sub(r"^/(?:home|Users)(?:/[^/]+)?(?=/|$)", HOME, folder)
+    return any(
+        example.startswith(home.rstrip("/") + "/") and fnmatchcase(example.rpartition("/")[2], pattern.lower())
+        for example in _EXAMPLES
+    )
+
+
 @lru_cache(4096)
 def _is_secret_name(name: str) -> bool:
     return any(fnmatchcase(name, glob) for glob in _SECRET_NAMES)

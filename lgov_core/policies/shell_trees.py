@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterable
 
 from lgov_core.policies.shell_call import NO_INPUT, Call, Judge, is_option
+from lgov_core.policies.shell_finds import check_handed_on, looks_only
 from lgov_core.policies.shell_places import made_again
 from lgov_core.policies.shell_words import UNKNOWN
 
@@ -34,7 +35,7 @@ def _find(call: Call) -> None:
             if remade and re.fullmatch(r"rm(?: -[rRfvd]+)* \{\}", " ".join(words)):
                 _within(call, starts)
             else:
-                call.runner.run([item.replace("{}", UNKNOWN) for item in words], NO_INPUT)
+                _run_on_each(call, words)
             at = end
         elif word == "-delete":
             if not remade:
@@ -49,6 +50,12 @@ def _find(call: Call) -> None:
                 patterns.append("".join(args[at + 1 : at + 2]))
             at += 1
         at += 1
+
+
+def _run_on_each(call: Call, words: list[str]) -> None:
+    if not looks_only(words):
+        check_handed_on(call.places, [call.name, *call.args])
+    call.runner.run([item.replace("{}", UNKNOWN) for item in words], NO_INPUT)
 
 
 def _within(call: Call, starts: list[str]) -> None:
@@ -129,12 +136,14 @@ def _ripgrep(call: Call) -> None:
     given = call.parsed("--pre -x -X --exec --exec-batch --hostname-bin")
     if given.has("--pre", "--hostname-bin") and call.name == "rg":
         call.refuse("running a program on each file is not allowed.")
+    call.reads(call.args)
     if call.name in ("fd", "fdfind"):
         for at, word in enumerate(call.args):
             if word in ("-x", "-X", "--exec", "--exec-batch"):
+                if not looks_only(call.args[at + 1 :]):
+                    check_handed_on(call.places, [call.name, *call.args[:at]])
                 call.runner.run([*(w.replace("{}", UNKNOWN) for w in call.args[at + 1 :]), UNKNOWN], NO_INPUT)
                 return
-    call.reads(call.args)
     if call.name not in ("fd", "fdfind"):
         _reads_trees(call, given.operands[1:])
 

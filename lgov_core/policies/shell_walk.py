@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from lgov_core.policies.shell_call import NO_INPUT, STREAM, Input, is_option
-from lgov_core.policies.shell_environment import check_assignment
+from lgov_core.policies.shell_environment import check_assignment, is_secret_variable
+from lgov_core.policies.shell_handed_on import check_stages, check_substitution
 from lgov_core.policies.shell_known import JUDGES
 from lgov_core.policies.shell_places import Refused
 from lgov_core.policies.shell_syntax import DYNAMIC, HOLDERS, REDIRECTS, WORDS, every_node, nodes_of
@@ -58,6 +59,7 @@ class Walk:
         for child in node.named_children:
             if node.type in ("command_substitution", "process_substitution"):
                 self.walk(child, NO_INPUT)
+                check_substitution(self._script, node)
             elif child.type in WORDS:
                 self._inner(child)
             else:
@@ -89,6 +91,7 @@ class Walk:
                         if child.type in ("word", "string", "raw_string", "concatenation"):
                             for field in self._script.words.fields(child):
                                 self._script.places_read([field, *field.split()])
+            check_stages(self._script, stage, stages[at + 1 :])
 
     def _redirected(self, node: Node, given: Input) -> None:
         body = node.child_by_field_name("body")
@@ -114,6 +117,7 @@ class Walk:
         """Judges a redirection; what it gives the command to read, and words of the command that stand behind it."""
         if node.type == "herestring_redirect":
             self._inner(node)
+            self._check_shown(node)
             fields = [field for child in node.named_children for field in self._script.words.fields(child)]
             text = " ".join(fields)
             return (STREAM if UNKNOWN in text or not fields else Input("text", text)), []
@@ -184,10 +188,25 @@ class Walk:
             else:
                 self.walk(child, NO_INPUT)
         words.extend(extra)
+        if words[:1] in (["echo"], ["printf"]):
+            self._check_shown(node)
+        elif words[:1] == ["printenv"]:
+            for name in filter(is_secret_variable, words[1:]):
+                raise Refused("shell-secret", f"{name} of the environment is a secret, which is not shown.")
         while len(words) > 1 and words[0] in _KEYWORDS and words[0] != "time":
             words.pop(0)
         self._script.trail.passes(words)
         self._script.run(words, given)
+
+    def _check_shown(self, node: Node) -> None:
+        """Refuses a text that holds what the environment, and not the script, has given to a variable with a secret."""
+        for inner in every_node(node):
+            match = re.fullmatch(r"\$\{?([A-Za-z_]\w*)(.*)", self._script.words.text(inner), re.DOTALL)
+            if inner.type not in ("simple_expansion", "expansion") or match is None:
+                continue
+            asked = match[2].startswith((":+", "+"))  # whether there is one, and no more
+            if is_secret_variable(match[1]) and match[1] not in self._script.variables and not asked:
+                raise Refused("shell-secret", f"${match[1]} of the environment is a secret, which is not shown.")
 
     def _name(self, node: Node) -> list[str]:
         self._inner(node)

@@ -1,0 +1,92 @@
+"""ShellPolicy: secrets that a search finds and hands on, and secrets of the environment that are named."""
+
+from __future__ import annotations
+
+import pytest
+
+from lgov_core.policies import ShellPolicy
+
+DENIED = r"""
+find /etc -name shadow -exec cat {} \;
+find / -name 'shad*' -exec cat {} +
+find /etc -type f -exec cat {} +
+find -L /etc -type f -exec cat {} +
+find / -name shadow | xargs cat
+find / -name shadow -print0 | xargs -0 -n1 cat
+find /etc -type f | sort | xargs grep root
+find /etc -type f | while read -r f; do cat "$f"; done
+cat $(find /etc -name shadow)
+for f in $(find / -name 'shad?w'); do cat $f; done
+F=$(find /etc -name shadow); cat $F
+fd . /etc -x cat
+fd -H .env -x cat
+fd . /etc | xargs cat
+find /home -name credentials -exec cat {} +
+find ~ -name 'id*' -exec cat {} +
+find /etc -name passwd -exec cp {} x \;
+find / -type f -exec grep -H password {} +
+echo $AWS_SECRET_ACCESS_KEY
+printf '%s' "${GITHUB_TOKEN}"
+printenv DB_PASSWORD
+base64 <<< $API_KEY
+echo "key: ${OPENAI_API_KEY:0:8}"
+echo x${NPM_TOKEN:-none}
+find /etc -iname SHADOW -exec head {} \;
+find . /etc -exec cat {} +
+cat `find /root -type f`
+find / ! -name x -exec cat {} +
+find /etc -name "$X" -exec cat {} +
+mapfile -t a < <(find /etc -name shadow); cat ${a[0]}
+while read -r f; do cat "$f"; done < <(find /etc -type f)
+xargs cat < <(find /etc -name shadow)
+find /etc -type f | while read f; do cat "$f"; done > out.txt
+find / -name shadow 2>/dev/null | xargs cat
+find /etc -type f 2>/dev/null | head -3 | xargs cat
+"""
+
+ALLOWED = r"""
+diff <(find /etc -type f) <(find /usr -type f)
+while read -r f; do ls -l "$f"; done < <(find /etc -type f)
+find / -size +1G 2>/dev/null | xargs du -h | sort -h
+x=$(find . -name a.py); cat $x
+cat <(find / -name x)
+echo "$(find / -name core | wc -l)"
+N=$(find /etc -name "*.conf" | wc -l)
+find src -type f -exec cat {} +
+find /etc -name '*.conf' -exec grep -H listen {} +
+find / -type f -size +100M -exec ls -lh {} \;
+find / -type f -size +100M | xargs ls -lh
+find /var/log -name '*.log' -exec tail -n 5 {} +
+find /usr/share -name '*.txt' | xargs head
+find / -type d -name node_modules
+n=$(find /etc -type f | wc -l); echo $n
+for f in $(find . -name '*.py'); do head -3 "$f"; done
+find . -name '*.md' | while read f; do cat "$f"; done
+find /etc -type f | wc -l
+echo "${#GITHUB_TOKEN}"
+[ -n "$GITHUB_TOKEN" ] && echo set
+echo ${GITHUB_TOKEN:+set}
+TOKEN=abc; echo $TOKEN
+echo $MAX_TOKENS $TOKENIZERS_PARALLELISM $PWD $OLDPWD
+printenv HOME PATH
+find /etc -type f | xargs grep -l root
+ls -l $(find / -name '*.so')
+du -sh $(find / -type d -name cache)
+fd '\.py$' src -x wc -l
+for f in $(find /etc -type f); do ls -l "$f"; done
+find / -name passwd
+find . -newer x -exec stat {} +
+"""
+
+POLICY = ShellPolicy(cwd="/srv/desk", writable=["/srv/desk"])
+
+
+@pytest.mark.parametrize("command", DENIED.strip().splitlines())
+def test_what_shows_a_secret_is_denied(command: str) -> None:
+    assert POLICY.judge_command(command).rule == "shell-secret"
+
+
+@pytest.mark.parametrize("command", ALLOWED.strip().splitlines())
+def test_what_shows_none_is_allowed(command: str) -> None:
+    decision = POLICY.judge_command(command)
+    assert not decision.blocks, decision.reason
