@@ -6,6 +6,26 @@ import re
 
 from sqlglot import exp
 
+#: What may stand around a column on its side of a comparison without making the comparison always true.
+_WRAPPERS = (
+    exp.Paren,
+    exp.Cast,
+    exp.TryCast,
+    exp.Collate,
+    exp.Lower,
+    exp.Upper,
+    exp.Trim,
+    exp.Substring,
+    exp.Date,
+    exp.TsOrDsToDate,
+    exp.TsOrDsToTimestamp,
+    exp.TimeToStr,
+    exp.TimestampTrunc,
+    exp.DateTrunc,
+    exp.Year,
+    exp.Month,
+    exp.Mod,
+)
 #: Columns that number rows.
 _ID = re.compile(r"(?:.*_)?(?:id|pk|key|uuid|guid|rowid|oid|nr|no|num)|.*(?:[a-z]I[dD]|[A-Z]ID)")
 _DATE = re.compile(r"(\d{4})-\d\d?-\d\d?(?:[T ].*)?")
@@ -14,9 +34,45 @@ _FIRST_YEAR, _LAST_YEAR = 1970, 2100
 _LAST_NUMBER = 1_000_000
 
 
-def is_wild(pattern: str) -> bool:
-    """Whether a pattern (of LIKE, GLOB or a regular expression) fits any text: nothing in it but wildcards."""
-    return not re.sub(r"\\[sSwWdD]|[%_*?.^$+()|]", "", pattern)
+#: What a regular expression does not insist on: a character, a set or an innermost group that may be absent; flags.
+_OPTIONAL = re.compile(
+    r"(?:\\.|\[\^?\]?(?:\[:\w+:\]|[^\[\]])*\]|\([^()]*\)|[^\\()\[\]|])(?:[*?]|\{0?,\d*\})|\(\?[a-zA-Z-]*[):]"
+)
+
+
+def is_wild(pattern: str, *, regular: bool = False) -> bool:
+    """Whether a pattern (of LIKE or GLOB; ``regular``: a regular expression) fits any text: it insists on nothing."""
+    branches = _OPTIONAL.sub("", _OPTIONAL.sub("", pattern)).split("|") if regular else [pattern]
+    return not all(re.sub(r"\\[sSwWdD]|[%_*?.^$+()|]", "", branch) for branch in branches)
+
+
+def insists(pattern: object, *, regular: bool) -> bool:
+    """Whether a pattern is of another row or unknown, or a text that does not fit every other text."""
+    if not isinstance(pattern, exp.Expr):
+        return False
+    text = _constant(pattern)
+    if text is not None:
+        return not is_wild(text, regular=regular)
+    return pattern.find(exp.Column, exp.Placeholder, exp.Parameter) is not None
+
+
+def _constant(node: exp.Expr) -> str | None:
+    """The text that literals put together make; None for anything else."""
+    texts: list[str] = []
+    pending: list[object] = [node]
+    while pending:
+        part = pending.pop()
+        if isinstance(part, exp.Literal):
+            texts.insert(0, part.name)
+        elif isinstance(part, exp.Concat):
+            pending.extend(part.expressions)
+        elif isinstance(part, exp.DPipe | exp.Add):
+            pending.extend((part.this, part.expression))
+        elif isinstance(part, _WRAPPERS) and not isinstance(part, exp.Mod | exp.Substring):
+            pending.append(part.this)
+        else:
+            return None
+    return "".join(texts)
 
 
 def is_far(comparison: type[exp.Expr], column: exp.Column | None, bound: object) -> bool:
@@ -39,6 +95,8 @@ def is_far(comparison: type[exp.Expr], column: exp.Column | None, bound: object)
             return (up and year <= _FIRST_YEAR) or (down and year >= _LAST_YEAR)
         if not text:
             return up or different
+        if text.lower().lstrip("+-") in ("inf", "infinity"):
+            return up if text[0] == "-" else down
         number = _number(text)
     else:
         negated = isinstance(bound, exp.Neg)
@@ -55,3 +113,17 @@ def _number(text: str) -> float | None:
         return float(text)
     except ValueError:
         return None
+
+
+def column_of(side: object) -> exp.Column | None:
+    """The column on one side of a comparison, perhaps wrapped in what leaves rows apart; None where there is none."""
+    while isinstance(side, _WRAPPERS):
+        if isinstance(side, exp.Mod) and not _tells_apart(side.expression):
+            return None
+        side = side.this
+    return side if isinstance(side, exp.Column) and not isinstance(side.this, exp.Star) else None
+
+
+def _tells_apart(modulus: object) -> bool:
+    """Whether a remainder by ``modulus`` differs between rows: a number other than nought and one."""
+    return isinstance(modulus, exp.Literal) and not modulus.is_string and modulus.name not in ("0", "1")

@@ -143,6 +143,20 @@ _CATALOGS = frozenset({"information_schema", "system", "jmx", "snowflake"})
 FILE_NAME = re.compile(r"[/\\]|:|\.(?:csv|tsv|json|jsonl|ndjson|parquet|orc|avro|arrow|xlsx?|db|sqlite3?|duckdb|txt)\b")
 
 
+#: Schemas that Spark takes for the format of a file, which the table then names.
+_FILE_FORMATS = words("csv json parquet orc avro text binaryfile delta iceberg xml libsvm image")
+_SPARK = frozenset({"spark", "spark2", "databricks"})
+
+
+def is_file(schema: str, table: str, dialect: str) -> bool:
+    """Whether a database may open what a table is called as a file, or fetch it. Names in lower case."""
+    if dialect == "duckdb":  # which puts the parts of a name together, when there is no such table
+        table = f"{schema}.{table}"
+    return FILE_NAME.search(table) is not None or (
+        dialect in _SPARK and schema.rpartition(".")[2].strip() in _FILE_FORMATS
+    )
+
+
 def is_dangerous(function: str, dialect: str) -> bool:
     """Whether ``function`` (lower case) must not be called in ``dialect``, whatever the mode."""
     only = _ONLY_IN.get(function)

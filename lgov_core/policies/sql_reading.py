@@ -19,7 +19,7 @@ from lgov_core.policies.sql_limit import NoLimit, limited, same_but_for_the_limi
 from lgov_core.policies.sql_names import is_dangerous, is_dangerous_package
 from lgov_core.policies.sql_parse import TooMuchWork, make_parser
 from lgov_core.policies.sql_rules import SEVERITIES, Settings, folded, may_mean, names
-from lgov_core.policies.sql_text import Lexicon, Statement, UnclearSQL, same_reading
+from lgov_core.policies.sql_text import MYSQL_FAMILY, Lexicon, Statement, UnclearSQL, same_reading
 from lgov_core.types import Severity
 
 _EXPLAIN = re.compile(
@@ -40,6 +40,9 @@ _OPENINGS = frozenset({"WITH", "(", "TABLE", "FROM"})
 _TRANSACTION_WORDS = frozenset({"BEGIN", "START", "COMMIT", "END", "ROLLBACK"})
 _CREATABLE = frozenset({"table", "view", "index"})
 _PLAIN_WORDS = frozenset({"create", "temp", "temporary", "unique"})
+#: Words that name a file where the parser may see an alias.
+_FILE_WORDS = frozenset({"infile", "outfile", "dumpfile"})
+_FILE_CLAUSES = MYSQL_FAMILY | {"clickhouse"}
 _PLAIN_CREATE = "Only a plain CREATE TABLE, VIEW or INDEX is allowed."
 _ADVICE = "Only SELECT is allowed here."
 #: Qualifiers of functions that belong to the database and only compute.
@@ -137,15 +140,15 @@ class Reading:
         try:
             tree, tokens = self._tree(statement, kind)
         except TooMuchWork:
-            raise Found(
-                "sql-too-deep", "The SQL is too intricate to read; write a simpler query.", Severity.MEDIUM
-            ) from None
+            raise _intricate() from None
         nodes = sql_tree.nodes_of(tree)
         try:
             self._check_tree(statement, tree, nodes)
             if self.settings.max_rows is None or explained:
                 return None
             return self._limit(statement, tree, tokens, self.settings.max_rows)
+        except TooMuchWork:
+            raise _intricate() from None
         finally:
             sql_tree.take_apart(nodes)
 
@@ -201,6 +204,8 @@ class Reading:
     def _check_tree(self, statement: Statement, tree: exp.Expr, nodes: list[exp.Expr]) -> None:
         if not isinstance(tree, sql_tree.ROOTS):
             raise _unparsable("this statement")
+        if self.dialect in _FILE_CLAUSES and not _FILE_WORDS.isdisjoint(statement.words):
+            raise Found("sql-denied-statement", "INFILE and OUTFILE are not allowed.", Severity.CRITICAL)
         for node in sql_tree.nodes_of_interest(nodes, columns="nextval" in statement.names):
             kinds = sql_tree.kinds(node)
             if kinds:
@@ -221,6 +226,10 @@ class Reading:
         if isinstance(node, exp.Update | exp.Delete):
             if not sql_tree.is_part_of_merge(node) and not sql_where.limits(node, self.dialect):
                 reason = f"{node.key.upper()} needs a WHERE that compares a column of its table with a value."
+                raise Found("sql-unbounded-write", reason, Severity.CRITICAL)
+        elif isinstance(node, exp.Insert):
+            if "UPDATE" in sql_tree.changes(node) and sql_where.upserts_itself(node, self.dialect):
+                reason = "An INSERT that changes rows must not take them all from the table that it changes."
                 raise Found("sql-unbounded-write", reason, Severity.CRITICAL)
         elif isinstance(node, exp.Merge):
             if sql_tree.merge_removes(node):
@@ -260,7 +269,7 @@ class Reading:
             raise Found(
                 "sql-catalog", f"{schema}.{table} is on another server; query the tables of this one.", Severity.HIGH
             )
-        if sql_names.is_catalog(schema, folded(table), self.dialect) or sql_names.FILE_NAME.search(table):
+        if sql_names.is_catalog(schema, folded(table), self.dialect) or sql_names.is_file(schema, table, self.dialect):
             named = [glob for glob in tables or () if not glob.startswith(("*", "?", "["))]
             if not any(names(glob, schema, table) for glob in named):
                 reason = f"{table} belongs to the database itself; query the ordinary tables."
@@ -303,6 +312,10 @@ def _denied_table(table: str) -> Found:
 
 def _denied_function(function: str) -> Found:
     return Found("sql-function", f"The function {function} is not allowed; leave it out.", Severity.CRITICAL)
+
+
+def _intricate() -> Found:
+    return Found("sql-too-deep", "The SQL is too intricate to read; write a simpler query.", Severity.MEDIUM)
 
 
 def _unparsable(what: str, *, unread: bool = False) -> Found:

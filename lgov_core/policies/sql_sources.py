@@ -7,13 +7,23 @@ from dataclasses import dataclass
 
 from sqlglot import exp
 
+from lgov_core.policies.sql_parse import TooMuchWork
+
+#: So many comparisons are looked at for one statement; an ordinary one has a handful.
+_MOST_QUESTIONS = 10_000
+
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """A table in FROM, USING or a join: its name, and the names under which conditions know it (in lower case)."""
+    """A table in FROM, USING or a join: its name, and the names under which conditions know it (in lower case).
+
+    ``query`` is the subquery that stands in a table's place; ``copy`` says that it holds all rows of the written table.
+    """
 
     table: str
     known_as: frozenset[str]
+    query: exp.Expr | None = None
+    copy: bool = False
 
 
 def sources_of(statement: exp.Update | exp.Delete) -> tuple[Source, list[Source], list[exp.Expr]] | None:
@@ -42,8 +52,23 @@ def sources_of(statement: exp.Update | exp.Delete) -> tuple[Source, list[Source]
         written = Source(own.name.lower(), frozenset({name}))
     else:
         written = Source(name, frozenset({name, target.alias_or_name.lower()}))
-    others = [Source(node.name.lower() if isinstance(node, exp.Table) else "", _names(node)) for node in nodes]
-    return written, others, ties
+    return written, [_source(node) for node in nodes], ties
+
+
+def read_beside(select: exp.Expr, source: exp.Expr) -> tuple[list[Source], list[exp.Expr]]:
+    """What ``select`` reads beside ``source``, and the conditions of its inner joins."""
+    nodes: list[exp.Expr] = []
+    ties: list[exp.Expr] = []
+    from_ = select.args.get("from_")
+    for place in (from_.this if isinstance(from_, exp.From) else None, *(select.args.get("joins") or [])):
+        _collect(place, nodes, ties)
+    return [_source(node) for node in nodes if node is not source], ties
+
+
+def _source(node: exp.Expr) -> Source:
+    if isinstance(node, exp.Table):
+        return Source(node.name.lower(), _names(node))
+    return Source("", _names(node), node)
 
 
 def _collect(place: object, nodes: list[exp.Expr], ties: list[exp.Expr]) -> None:
@@ -81,3 +106,31 @@ def _upwards(node: exp.Expr) -> Iterator[exp.Expr]:
     while current is not None:
         yield current
         current = current.parent
+
+
+class Known:
+    """What holds for all of a statement: its dialect, its WITH queries by name, and what was found out about its parts.
+
+    Without the latter, subqueries within subqueries would be asked again at each level, twice as often each time.
+    """
+
+    __slots__ = ("_left", "_tables", "dialect", "parts", "queries")
+
+    def __init__(self, dialect: str, queries: dict[str, exp.Expr]) -> None:
+        self.dialect, self.queries = dialect, queries
+        self.parts: dict[tuple[int, frozenset[str]], bool] = {}
+        self._tables: dict[int, list[exp.Table]] = {}
+        self._left = _MOST_QUESTIONS
+
+    def count(self) -> None:
+        """Counts one comparison. Raises `TooMuchWork`."""
+        self._left -= 1
+        if self._left < 0:
+            raise TooMuchWork
+
+    def tables(self, query: exp.Expr) -> list[exp.Table]:
+        """The tables in ``query``, at any depth."""
+        found = self._tables.get(id(query))
+        if found is None:
+            found = self._tables[id(query)] = list(query.find_all(exp.Table))
+        return found

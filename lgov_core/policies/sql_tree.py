@@ -154,6 +154,12 @@ _FURTHER: dict[type[exp.Expr], Callable[[exp.Expr], Iterator[str]]] = {
 }
 
 
+def changes(insert: exp.Insert) -> set[str]:
+    """The kinds of change that an INSERT may make to rows that are there already."""
+    conflict = insert.args.get("conflict")
+    return {*_of_insert(insert), *(_of_conflict(conflict) if isinstance(conflict, exp.Expr) else ())}
+
+
 def table_names(node: exp.Expr) -> Iterator[tuple[str, str]]:
     """The (schema, table) names, in lower case, that this one node refers to; schema is empty when it is left out.
 

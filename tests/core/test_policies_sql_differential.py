@@ -304,6 +304,7 @@ def test_harmless_statements_are_let_through() -> None:
 
 LIMITS = ("id = 2", "name = 'b'", "id IN (1, 2)", "pay > 25", "pay <= 25", "id <> 2", "id != 3", "name LIKE 'a%'")
 LIMITS += ("id BETWEEN 1 AND 2", "NOT id = 2", "name IS 'c'", "id NOT IN (3)", "lower(name) = 'd'")
+LIMITS += ("name NOT LIKE 'a%'", "name LIKE 'a' || '%'", "id IN (SELECT s.id FROM staff s WHERE s.pay > 25)")
 EVERYTHING = (
     "1",
     "1=1",
@@ -334,6 +335,14 @@ EVERYTHING += (
 EVERYTHING += (
     "id = (SELECT s.id FROM staff s WHERE s.id = staff.id)",
     "EXISTS (SELECT 1 FROM staff s WHERE s.id = staff.id)",
+)
+EVERYTHING += (
+    "id IN (SELECT id FROM staff s WHERE s.id = staff.id)",
+    "id IN (SELECT id FROM (SELECT id FROM staff) x WHERE x.id = staff.id)",
+    "(name LIKE 'a%' OR name NOT LIKE 'a%')",
+    "name LIKE '%' || ''",
+    "NOT id = -5",
+    "id NOT IN (-1, -2)",
 )
 EVERYTHING += ("id IN (SELECT id FROM (SELECT * FROM staff))", "id", "id % 1 = 0", "'staff' IN ('staff')", "id * 0 = 0")
 

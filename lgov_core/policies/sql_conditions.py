@@ -1,0 +1,40 @@
+"""The parts of a condition, and what they speak of."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from sqlglot import exp
+
+
+def conjuncts(condition: exp.Expr) -> Iterator[exp.Expr]:
+    """What all must hold for ``condition`` to hold."""
+    return condition.flatten() if isinstance(condition, exp.And) else iter((condition,))
+
+
+def names_any(condition: exp.Expr, tables: frozenset[str]) -> bool:
+    """Whether a column in ``condition`` is said to be of one of ``tables`` (in lower case)."""
+    return any(column.table.lower() in tables for column in condition.find_all(exp.Column))
+
+
+def is_about(condition: exp.Expr, table: str) -> bool:
+    """Whether all columns in a condition may be those of ``table``, and there is no subquery in it."""
+    return condition.find(exp.Select) is None and all(
+        column.table.lower() in ("", table) for column in condition.find_all(exp.Column)
+    )
+
+
+def sides(disjunction: exp.Or) -> Iterator[object]:
+    """The operands of a chain of ORs, without recursion."""
+    pending: list[object] = [disjunction]
+    while pending:
+        part = pending.pop()
+        if isinstance(part, exp.Or):
+            pending.extend((part.this, part.expression))
+        else:
+            yield part
+
+
+def is_negated(atom: exp.Expr) -> bool:
+    """Whether it is ``NOT LIKE`` or the like, for which the parser has no NOT of its own."""
+    return bool((atom.this if isinstance(atom, exp.Escape) else atom).args.get("negate"))

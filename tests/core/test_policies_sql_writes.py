@@ -1,0 +1,141 @@
+"""SQLPolicy: writes that reach every row by way of a copy of the table, a pattern, or an upsert; and texts that cost much."""
+
+from __future__ import annotations
+
+import sqlite3
+
+import pytest
+
+from lgov_core.policies import SQLPolicy
+
+RANKED = "SELECT id, row_number() OVER (PARTITION BY email ORDER BY id) AS n FROM users"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        # the table once more, under another name
+        "WITH s AS (SELECT id FROM users) DELETE FROM users USING s WHERE users.id = s.id",
+        "WITH s AS (SELECT id AS k FROM users) DELETE FROM users USING s WHERE users.id = k",
+        "UPDATE users SET a = 1 FROM (SELECT id FROM users) s WHERE users.id = s.id",
+        "UPDATE users SET a = 1 FROM (SELECT id AS k FROM users UNION SELECT 1) s WHERE users.id = s.k",
+        "WITH s AS (SELECT * FROM users) MERGE INTO users u USING s ON u.id = s.id WHEN MATCHED THEN UPDATE SET a = 1",
+        "DELETE FROM users WHERE id IN (SELECT id FROM users u WHERE u.id = users.id)",
+        "DELETE FROM users WHERE id IN (SELECT id FROM (SELECT id FROM users) x WHERE x.id = users.id)",
+        "DELETE FROM users WHERE id IN (SELECT x.id FROM (SELECT id FROM users) x JOIN (SELECT id FROM users) y"
+        " ON true WHERE x.id = y.id)",
+        "DELETE FROM users WHERE id IN (SELECT id FROM (SELECT id FROM users) x WHERE id IN (SELECT id FROM users))",
+        "WITH d AS (DELETE FROM users USING (SELECT id FROM users) s WHERE users.id = s.id RETURNING *)"
+        " SELECT * FROM d WHERE id = 1",
+        # patterns that fit every text
+        "DELETE FROM users WHERE name LIKE 'a%' OR name NOT LIKE 'a%'",
+        "DELETE FROM users WHERE name NOT LIKE 'a!%' ESCAPE '!' OR name LIKE 'a!%' ESCAPE '!'",
+        "DELETE FROM users WHERE name LIKE '%' || ''",
+        "DELETE FROM users WHERE name ILIKE concat('%', '%')",
+        "DELETE FROM users WHERE name LIKE (SELECT '%')",
+        "DELETE FROM users WHERE name ~ 'a|'",
+        "DELETE FROM users WHERE name ~ 'x?'",
+        "DELETE FROM users WHERE name ~ '(?i)(abc)?'",
+        "DELETE FROM users WHERE name ~ '[[:alpha:]x]*'",
+        # edges
+        "DELETE FROM users WHERE id NOT IN (-1, -2)",
+        "DELETE FROM users WHERE NOT (id = -5)",
+        "DELETE FROM users WHERE seen < 'infinity'",
+        "DELETE FROM users WHERE seen >= '-infinity'",
+        # upserts
+        "INSERT INTO users SELECT * FROM users ON CONFLICT (id) DO UPDATE SET admin = true",
+        "INSERT INTO users (id) SELECT id FROM (SELECT id FROM users) x ON CONFLICT (id) DO UPDATE SET admin = true",
+        "WITH x AS (SELECT * FROM users) INSERT INTO users SELECT * FROM x ON CONFLICT (id) DO UPDATE SET admin = true",
+    ],
+)
+def test_every_row_by_another_way(text: str) -> None:
+    assert SQLPolicy(dialect="postgres").judge_sql(text).rule == "sql-unbounded-write"
+
+
+def test_every_row_by_an_upsert_in_other_dialects() -> None:
+    for dialect, text in (
+        ("mysql", "INSERT INTO users (id) SELECT id FROM users ON DUPLICATE KEY UPDATE admin = 1"),
+        ("mysql", "REPLACE INTO users SELECT id, 1 FROM users"),
+        ("sqlite", "INSERT OR REPLACE INTO users (id, admin) SELECT id, 1 FROM users"),
+    ):
+        assert SQLPolicy(dialect=dialect).judge_sql(text).rule == "sql-unbounded-write", text
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "DELETE FROM users WHERE id IN (SELECT u.id FROM users u JOIN bans b ON b.user_id = u.id WHERE b.kind = 'x')",
+        f"DELETE FROM users WHERE id IN (SELECT id FROM ({RANKED}) x WHERE x.n > 1)",
+        f"WITH ranked AS ({RANKED}) DELETE FROM users WHERE id IN (SELECT id FROM ranked WHERE n > 1)",
+        "DELETE FROM users USING (SELECT id FROM users WHERE email = 'x') s WHERE users.id = s.id",
+        "UPDATE users SET n = s.n FROM (SELECT user_id, count(*) AS n FROM orders GROUP BY 1) s WHERE users.id = s.user_id",
+        "INSERT INTO users (id, n) SELECT id, n + 1 FROM users WHERE id = 7 ON CONFLICT (id) DO UPDATE SET n = excluded.n",
+        "INSERT INTO daily SELECT day, count(*) FROM events GROUP BY day ON CONFLICT (day) DO UPDATE SET n = excluded.n",
+        "INSERT INTO users SELECT * FROM users",
+        "DELETE FROM users WHERE name NOT LIKE 'test%'",
+        "DELETE FROM users WHERE name ~ '^test_[0-9]+$'",
+        "DELETE FROM users WHERE name ~* 'foo|bar'",
+        "DELETE FROM users WHERE email LIKE '%' || '@example.com'",
+        "DELETE FROM users WHERE email LIKE $1",
+        "DELETE FROM users WHERE id NOT IN (1, 2, 3)",
+        "DELETE FROM users WHERE NOT (state = 'open')",
+    ],
+)
+def test_a_part_of_the_rows(text: str) -> None:
+    decision = SQLPolicy(dialect="postgres").judge_sql(text)
+    assert not decision.blocks, decision.reason
+
+
+def test_rows_that_are_left_are_left_by_sqlite_too() -> None:
+    """What is let through as removing doubles only, removes doubles only."""
+    connection = sqlite3.connect(":memory:")
+    connection.executescript(
+        "CREATE TABLE users (id INTEGER PRIMARY KEY, email TEXT); INSERT INTO users VALUES (1, 'a'), (2, 'a'), (3, 'b')"
+    )
+    text = f"DELETE FROM users WHERE id IN (SELECT id FROM ({RANKED}) x WHERE x.n > 1)"
+    assert not SQLPolicy(dialect="sqlite").judge_sql(text).blocks
+    assert connection.execute(text).rowcount == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "blocks"),
+    [
+        # each level asked those within it again: 30 of them took days
+        ("DELETE FROM t WHERE " + "id IN (SELECT id FROM t WHERE " * 30 + "id = 5" + ")" * 30, False),
+        ("DELETE FROM t WHERE " + "id IN (SELECT id FROM t WHERE " * 30 + "id = id" + ")" * 30, True),
+        (
+            "WITH c0 AS (SELECT id FROM t WHERE id = 5)"
+            + "".join(f", c{n + 1} AS (SELECT a.id FROM c{n} a, c{n} b)" for n in range(40))
+            + " DELETE FROM t WHERE id IN (SELECT id FROM c40)",
+            False,
+        ),
+        (
+            "DELETE FROM t USING "
+            + ", ".join(f"a{n}" for n in range(600))
+            + " WHERE "
+            + " AND ".join("1 = x" for _ in range(600)),
+            True,
+        ),
+    ],
+    ids=("subqueries", "subqueries of everything", "WITH queries", "tables and conditions"),
+)
+def test_a_verdict_on_a_nested_condition_ends(text: str, blocks: bool) -> None:
+    assert SQLPolicy(dialect="postgres").judge_sql(text).blocks is blocks
+
+
+def test_names_that_lead_to_files() -> None:
+    for dialect, text in (
+        ("duckdb", "SELECT * FROM users.csv"),
+        ("duckdb", "INSERT INTO t FROM secrets.parquet"),
+        ("duckdb", 'SELECT * FROM a JOIN "secrets"."json" s USING (id)'),
+        ("spark", "SELECT * FROM csv.`secrets`"),
+        ("databricks", "SELECT * FROM text.passwd"),
+    ):
+        assert SQLPolicy(dialect=dialect, mode="guarded").judge_sql(text).rule == "sql-catalog", text
+    for dialect, text in (
+        ("clickhouse", "INSERT INTO t FROM INFILE '/etc/passwd' FORMAT CSV"),
+        ("mysql", "SELECT a FROM t INTO OUTFILE '/tmp/x'"),
+    ):
+        assert SQLPolicy(dialect=dialect).judge_sql(text).blocks, text
+    assert not SQLPolicy(dialect="postgres").judge_sql("SELECT * FROM main.csv").blocks
+    assert not SQLPolicy(dialect="duckdb").judge_sql("SELECT a.json, b.csv FROM main.a JOIN b USING (id)").blocks
