@@ -151,6 +151,25 @@ def bearer_token(text: str, start: int, end: int) -> int | None:
     return end
 
 
+#: Programs that are given a password as an option of one letter, up to where it stands.
+_OPTION = re.compile(
+    r"(?<![\w-])(?:(?:mysql(?:dump|admin|import|sh)?|mariadb(?:-dump|-admin)?|7z[ar]?)\s(?:[^\n|;&]*\s)?-p"
+    r"|redis-cli\s(?:[^\n|;&]*\s)?-a\s?|ldap[a-z]{3,8}\s(?:[^\n|;&]*\s)?-w\s?|(?:un)?zip\s(?:[^\n|;&]*\s)?-P\s?"
+    r"|smbclient\s(?:[^\n|;&]*\s)?-U\s?[^\s%]+%|openssl\s[^\n|;&]*\s-pass(?:in|out)?\spass:)[\"']?$"
+)
+_COOKIE = re.compile(r"(?<![A-Za-z])cookie[\"']?(?:\s{0,2}[:=]|\s)", re.IGNORECASE)
+
+
+def option_password(text: str, start: int, end: int) -> int | None:
+    """The password in ``mysql -psecret`` and its like."""
+    return password(text, start, end) if _OPTION.search(left_of(text, start)) is not None else None
+
+
+def session_cookie(text: str, start: int, end: int) -> int | None:
+    """The value of a cookie that is called like a session."""
+    return machine_key(text, start, end) if _COOKIE.search(left_of(text, start)) is not None else None
+
+
 def wallet_key(text: str, start: int, end: int) -> int | None:
     """A private key of a wallet in import format: base58 of a version byte, 32 bytes and a double SHA-256's first four."""
     return end if base58_checked(text[start:end], (37, 38)) else None

@@ -11,8 +11,10 @@ from lgov_core.policies.secret_checks import (
     bearer_token,
     machine_key,
     not_a_placeholder,
+    option_password,
     password,
     random_looking,
+    session_cookie,
     spoken_password,
     url_password,
     wallet_key,
@@ -86,6 +88,8 @@ KEYS: Final[tuple[Pattern, ...]] = (
     _key("service_token", r"secret_[A-Za-z0-9]{43}|pat[A-Za-z0-9]{14}\.[a-f0-9]{64}|CFPAT-[A-Za-z0-9_-]{43}|aio_[A-Za-z0-9]{28}|lsv2_(?:pt|sk)_[0-9a-f]{32}_[0-9a-f]{10}", "secret_", "pat", "aio_", "lsv2_"),
     _key("service_token", r"oy2[a-z0-9]{43}|AKCp[A-Za-z0-9]{60,75}|sdk-[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}|sk\.eyJ[A-Za-z0-9_-]{16,300}\.[A-Za-z0-9_-]{20,40}|EAA[MC][A-Za-z0-9]{60,300}", "oy2", "akcp", "sdk-", "sk.eyj", "eaa", check=random_looking),
     _key("cloud_token", r"[A-Za-z0-9]{14}\.atlasv1\.[A-Za-z0-9_-]{60,70}|pscale_(?:tkn|pw|oauth)_[A-Za-z0-9_=.-]{32,64}|nfp_[A-Za-z0-9_]{36}|dt0[a-z]\d{2}\.[A-Z0-9]{24}\.[A-Z0-9]{64}|fm[12][ar]?_[A-Za-z0-9_+/=,-]{50,500}", ".atlasv1.", "pscale_", "nfp_", "dt0", "fm1", "fm2"),
+    _key("cloud_token", r"tskey-(?:auth|api|client|scim|webhook)-[A-Za-z0-9-]{20,80}|nvapi-[A-Za-z0-9_-]{60,70}|ops_eyJ[A-Za-z0-9_-]{100,2000}|SWMTKN-1-[0-9a-z]{50}-[0-9a-z]{25}|bkua_[0-9a-f]{40}|CCIPAT_[A-Za-z0-9]{22}_[0-9a-f]{40}|GR1348941[A-Za-z0-9_-]{20}", "tskey-", "nvapi-", "ops_", "swmtkn-", "bkua_", "ccipat_", "gr1348941"),
+    _key("service_token", r"tgp_v1_[A-Za-z0-9_-]{43}|tvly-[A-Za-z0-9-]{24,50}|xkeysib-[0-9a-f]{64}-[A-Za-z0-9]{16}|pcsk_[A-Za-z0-9_]{50,80}|jina_[A-Za-z0-9]{60}|phx_[A-Za-z0-9]{40,60}|e2b_[0-9a-f]{40}|sk_[0-9a-f]{48}|lin_oauth_[0-9a-f]{64}|sl\.[A-Za-z0-9_-]{130,1500}|shippo_(?:live|test)_[0-9a-f]{40}|duffel_(?:live|test)_[A-Za-z0-9_-]{43}|rdme_[a-z0-9]{70}|EZ[AT]K[A-Za-z0-9]{54}", "tgp_", "tvly-", "xkeysib-", "pcsk_", "jina_", "phx_", "e2b_", "sk_", "lin_oauth_", "sl.", "shippo_", "duffel_", "rdme_", "ezak", "eztk", check=random_looking),
     _key("payment_key", r"FLWSECK(?:_TEST)?-[0-9a-f]{12,32}-X|rzp_live_[A-Za-z0-9]{14}|access_token\$(?:production|sandbox)\$[0-9a-z]{16}\$[0-9a-f]{32}", "flwseck", "rzp_", "access_token$"),
     _key("twitter_token", r"A{20,23}(?=[A-Za-z0-9%]{0,20}[0-9])[A-Za-z0-9%]{60,100}", "aaaaaaaaaaaaaaaaaaaa", check=random_looking),
     _key("gcp_key", r"AAAA[A-Za-z0-9_-]{7}:APA91b[A-Za-z0-9_-]{100,200}", ":apa91b"),
@@ -102,9 +106,15 @@ KEYS: Final[tuple[Pattern, ...]] = (
     Pattern("basic_auth", re.compile(r"(?<![\w-])(?:-u|--user)[ =][\"']?[A-Za-z0-9_.@-]{1,64}:([^\s\"']{6,128})"), ("-u", "--user"), password),
 )  # fmt: skip
 
+#: What a password is called in the languages that most prompts are written in, beside English.
+_ELSEWHERE = r"passwort|kennwort|contraseña|mot de passe|senha|parola|wachtwoord|hasło|lösenord|adgangskode|salasana|heslo|jelszó|şifre|пароль|密码|密碼|口令|パスワード|비밀번호"
+_ELSEWHERE_HINTS = tuple(_ELSEWHERE.split("|"))
 ASSIGNMENTS: Final[tuple[Pattern, ...]] = (
-    _given("password", r"passw(?:or)?d|passphrase|passwd|(?<![A-Za-z])(?:pwd|pass|passcode)|_(?:pwd|pass)|kennwort|passwort|contraseña", password, "pass", "pwd", "kennwort", "contraseña"),
+    _given("password", r"passw(?:or)?d|passphrase|passwd|(?<![A-Za-z])(?:pwd|pass|passcode)|_(?:pwd|pass)|" + _ELSEWHERE, password, "pass", "pwd", *_ELSEWHERE_HINTS),
     Pattern("password", re.compile(r"(?:password|passphrase|passcode|pwd|pin code)\s(?:is|was|to|=>|->)\s(?:now\s)?[\"'`]?([^\s\"'`]{6,128})", re.I), ("pass", "pwd", "pin code"), spoken_password),
+    Pattern("password", re.compile(rf"(?:{_ELSEWHERE})(?:\s?[是は为為]\s?|\s(?:ist|lautet|war|est|es|era|é|è|jest|is|är|er|on|je|=>|->):?\s)[\"'`]?([^\s\"'`]{{6,128}})", re.I), _ELSEWHERE_HINTS, spoken_password),
+    Pattern("password", re.compile(r"(?<!\S)(?:-p|-[awP]\s?|-U\s?[^\s%]{1,24}%|-pass(?:in|out)?\spass:)[\"']?([^\s\"']{6,128})"), ("mysql", "mariadb", "7z", "redis-cli", "ldap", "zip", "smbclient", "openssl"), option_password),
+    Pattern("token", re.compile(r"(?<![\w.-])[\w.-]{0,24}(?:sess|sid|auth|token|login|remember)[\w.-]{0,16}=([^\s;,\"']{16,512})", re.I), ("cookie",), session_cookie),
     Pattern("password", re.compile(r"(?:sshpass\s{1,3}-p\s?|(?<![A-Za-z])machine\s\S{1,100}\slogin\s\S{1,64}\spassword\s)[\"']?([^\s\"']{6,128})"), ("sshpass", "machine"), password),
     Pattern("password", re.compile(r"define\(\s?[\"'][A-Z_]{0,24}PASSWORD[\"'],\s?[\"']([^\"'\s]{6,128})"), ("define",), password),
     Pattern("secret", re.compile(r"define\(\s?[\"'][A-Z_]{0,24}(?:KEY|SECRET|SALT|TOKEN)[\"'],\s?[\"']([^\"'\s]{12,256})"), ("define",), machine_key),
