@@ -12,6 +12,7 @@ import subprocess
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ import pytest
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from lgov_core import Client
-from lgov_core.errors import TrainError
+from lgov_core.errors import LgovError, TrainError
 from lgov_core.server.local import serving
 from lgov_core.server.training import TrainingServer
 from lgov_core.store import open_store
@@ -218,6 +219,59 @@ def test_an_update_that_is_given_up_is_not_made_until_the_run_goes_on(model_fold
     with TrainingServer(chosen, folder=tmp_path / "run", resume=True) as server:
         assert server.updates == 1, "it is made of the batch on record, before anybody asks"
         assert len(server.store.rollouts()) == 8
+
+
+def test_ctrl_c_while_the_update_in_progress_ends_gives_it_up(
+    model_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    numbers, updating, go = itertools.count(), threading.Event(), threading.Event()
+    give_up, given_up = TrainingServer.give_up, list[TrainingServer]()
+
+    def and_tell(server: TrainingServer) -> None:
+        give_up(server)
+        given_up.append(server)
+        go.set()
+
+    monkeypatch.setattr(TrainingServer, "give_up", and_tell)
+
+    def agent(resource: Any, task: Any) -> float:
+        agents.ask(resource, task.question)
+        return float(next(numbers) % 2)
+
+    def train(client: Client) -> None:
+        with contextlib.suppress(LgovError):
+            client.train(agent, nworkers=1, auto_instrumentation=False)
+
+    def waits_for_the_end() -> bool:
+        frame = sys._current_frames()[threading.main_thread().ident or 0]
+        return "join" in (found.f_code.co_name for found, _ in traceback.walk_stack(frame))
+
+    def interrupt() -> None:
+        until(waits_for_the_end, "the training is to end")
+        os.kill(os.getpid(), signal.SIGINT)
+
+    def hold(*_: Any) -> None:
+        updating.set()
+        go.wait(60)
+
+    interrupting, training = threading.Thread(target=interrupt), list[threading.Thread]()
+
+    def serve_until_it_updates() -> None:
+        with serving(settings(model_folder, steps=1, update_epochs=2), tmp_path / "run") as server:
+            client = Client(server.url, quiet=True, patience_s=0.0)
+            client.upload_data(TASKS)
+            training.append(threading.Thread(target=train, args=(client,)))
+            training[0].start()
+            updating.wait()
+            interrupting.start()
+
+    hook = register_optimizer_step_pre_hook(hold)
+    with pytest.raises(KeyboardInterrupt):
+        serve_until_it_updates()
+    hook.remove()
+    for thread in (interrupting, *training):
+        thread.join()
+    assert [server.updates for server in given_up] == [0]
 
 
 def test_a_run_that_ended_before_its_last_test_makes_up_for_that_and_nothing_else(
