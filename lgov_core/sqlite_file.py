@@ -15,7 +15,7 @@ import weakref
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import Final, Protocol
 from urllib.parse import quote
 
 from lgov_core.errors import LgovError
@@ -70,6 +70,28 @@ def open_database(
             connection.close()
         raise
     return connection
+
+
+#: Pages in the log of a file at which a commit writes them back itself, for files whose log `write_back` is called for.
+MOST_IN_LOG: Final = 16_000
+
+
+def write_back(kind: FileKind, path: Path, expected: tuple[int, int]) -> None:
+    """Writes the log of the file at ``path`` back into it, on a connection of its own.
+
+    It waits for the disk, tens of milliseconds, and for nobody else; others go on writing to the log meanwhile. What cannot
+    be written back now stays in the log, where it is durable. Raises ``sqlite3.Error``, `OSError`, and ``kind.error`` when
+    the file is not the one that `file_identity` said ``expected`` of.
+    """
+    require_same_file(kind, path, expected)
+    connection = sqlite3.connect(
+        f"file:{quote(str(path.absolute()))}?mode=rw", uri=True, timeout=0, isolation_level=None
+    )
+    try:
+        connection.execute("PRAGMA synchronous=NORMAL")
+        connection.execute("PRAGMA wal_checkpoint(PASSIVE)")
+    finally:
+        connection.close()
 
 
 def _make_private_file(kind: FileKind, path: Path) -> None:

@@ -35,8 +35,10 @@ from lgov_core.audit.entry import (
 )
 from lgov_core.audit.heads import Heads, Signer, heads_path
 from lgov_core.audit.redaction import Redaction, redaction
+from lgov_core.audit.writing_back import WritingBack
 from lgov_core.errors import AuditError
 from lgov_core.sqlite_file import (
+    MOST_IN_LOG,
     FileKind,
     describe,
     file_identity,
@@ -107,6 +109,8 @@ _SELECT = "SELECT position, body, prev_hash, hash, arguments, content FROM entri
 #: What is kept beside an entry and may be erased: the salt, the arguments and the content.
 _Stored: TypeAlias = tuple[bytes | None, str | None, str | None]
 _NO_TEXTS: Final = Texts("", "")
+#: Entries after which the log is written back into the file.
+_WRITE_BACK_EVERY: Final = 500
 
 
 @cache
@@ -169,6 +173,7 @@ class AuditLog:
         try:
             _require_own_schema(self.path, self._connection)
             self._identity = file_identity(self.path)
+            self._connection.execute(f"PRAGMA wal_autocheckpoint={MOST_IN_LOG}")
         except BaseException:
             self._connection.close()
             raise
@@ -185,6 +190,8 @@ class AuditLog:
         self._head = _FIRST
         self._unsigned = 0
         self._signed_at = time.monotonic()
+        self._in_log = 0
+        self._writing_back = WritingBack(AUDIT_RECORD, self.path, self._identity)
 
     # ------------------------------------------------------------------ appending
 
@@ -274,6 +281,10 @@ class AuditLog:
             self._write((self._writer, seq, rollout_id, body, self._head, head, *stored))
             self._seq, self._head = seq, head
             self._unsigned += 1
+            self._in_log += 1
+            if self._in_log >= _WRITE_BACK_EVERY:
+                self._in_log = 0
+                self._writing_back.begin()
             if self._heads is not None and (
                 self._unsigned >= self._heads.every or time.monotonic() - self._signed_at >= self._sign_after_s
             ):
@@ -379,6 +390,7 @@ class AuditLog:
             )
             try:
                 _require_own_schema(self.path, self._connection)
+                self._connection.execute(f"PRAGMA wal_autocheckpoint={MOST_IN_LOG}")
             except BaseException:
                 self._let_go()
                 raise
@@ -413,7 +425,9 @@ class AuditLog:
             if self._heads is not None and (self._unsigned or self.signing_error is not None):
                 self._sign()
             self._closed = True
+            self._writing_back.hold()  # whoever closes last empties the log, and that should be done by then
             self._let_go()
+            self._writing_back.release()
         atexit.unregister(self._at_exit)
         if self.signing_error is not None:
             raise self.signing_error
@@ -438,10 +452,12 @@ class AuditLog:
     def before_fork(self) -> None:
         """Closes the connection, so that a child does not inherit it. Called by the interpreter."""
         self._lock.acquire()
+        self._writing_back.hold()
         self._let_go()
 
     def after_fork_in_parent(self) -> None:
         """Lets work go on, on a fresh connection. Called by the interpreter."""
+        self._writing_back.release()
         self._lock.release()
 
     def after_fork_in_child(self) -> None:

@@ -12,7 +12,16 @@ from pathlib import Path
 from typing import Final
 
 from lgov_core.errors import StoreError
-from lgov_core.sqlite_file import FileKind, describe, file_identity, is_busy, open_database, require_same_file
+from lgov_core.sqlite_file import (
+    MOST_IN_LOG,
+    FileKind,
+    describe,
+    file_identity,
+    is_busy,
+    open_database,
+    require_same_file,
+    write_back,
+)
 from lgov_core.store.pending_write import PendingWrite
 from lgov_core.store.rows import SPAN_COLUMNS, Row, insert, span_digest
 
@@ -53,7 +62,7 @@ class WritingConnection:
         #: Held while the connection is in use; whoever holds it may close the connection, which is then opened again.
         self._lock = threading.Lock()
         self._connection: sqlite3.Connection | None = open_database(kind, path, busy_timeout_s=busy_timeout_s)
-        self._connection.execute("PRAGMA wal_autocheckpoint=0")
+        self._connection.execute(f"PRAGMA wal_autocheckpoint={MOST_IN_LOG}")
         self.identity = file_identity(path)
 
     def hold(self) -> None:
@@ -114,10 +123,10 @@ class WritingConnection:
             return False
 
     def checkpoint(self) -> None:
-        """Writes the log back into the file. What cannot be written back now stays in the log, where it is durable."""
+        """Writes the log back into the file, while others write on. Waits for the disk."""
         self._rows_in_log = 0
-        with self._lock, contextlib.suppress(sqlite3.Error, StoreError):
-            self._open().execute("PRAGMA wal_checkpoint(PASSIVE)")
+        with contextlib.suppress(sqlite3.Error, OSError, StoreError):  # it stays in the log then, where it is durable
+            write_back(self._kind, self._path, self.identity)
 
     def fail(self, items: Sequence[PendingWrite | Row], error: BaseException) -> None:
         """Says ``error`` of ``items``, none of which was written."""
@@ -185,7 +194,7 @@ class WritingConnection:
             self._connection = open_database(
                 self._kind, self._path, busy_timeout_s=self._busy_timeout_s, expected=self.identity
             )
-            self._connection.execute("PRAGMA wal_autocheckpoint=0")
+            self._connection.execute(f"PRAGMA wal_autocheckpoint={MOST_IN_LOG}")
         return self._connection
 
     def _wait_again(self) -> None:
