@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeGuard
@@ -13,7 +14,7 @@ from langchain_core.messages import (
     ToolMessage,
     convert_to_messages,
 )
-from langchain_core.runnables.config import ensure_config
+from langchain_core.runnables.config import var_child_runnable_config
 
 from lgov_core.governed_call import ModelReading
 from lgov_core.types import Action, Decision, Kind, Point
@@ -33,22 +34,43 @@ _ROLES = {"human": "user", "ai": "assistant", "AIMessageChunk": "assistant", "Hu
 # ---------------------------------------------------------------------- out of LangChain
 
 
+def running_config() -> Mapping[str, Any]:
+    """The config of the run that the running code belongs to, to be read: ``ensure_config`` would copy all that is in it."""
+    return var_child_runnable_config.get() or {}
+
+
 def agent_name(config: Mapping[str, Any] | None = None) -> str | None:
     """The ``name=`` of the agent that the running code belongs to, or None if it has none."""
-    found = (ensure_config() if config is None else config).get("metadata") or {}
+    found = (running_config() if config is None else config).get("metadata") or {}
     name = found.get("lc_agent_name")
     return name if isinstance(name, str) else None
 
 
 def as_mapping(message: BaseMessage) -> dict[str, Any]:
     """A message as ``role`` and ``content`` (its text), with its tool calls or the call it answers."""
-    mapping: dict[str, Any] = {"role": _ROLES.get(message.type, message.type), "content": str(message.text)}
-    if isinstance(message, AIMessage) and message.tool_calls:
-        mapping["tool_calls"] = [_plain_call(call) for call in message.tool_calls]
-    if isinstance(message, ToolMessage):
-        mapping["tool_call_id"] = message.tool_call_id
+    from_model, from_tool = _come_from(type(message))
+    role = message.type
+    mapping: dict[str, Any] = {"role": _ROLES.get(role, role), "content": text_of(message)}
+    if from_model:
+        if calls := message.tool_calls:  # type: ignore[attr-defined]
+            mapping["tool_calls"] = [_plain_call(call) for call in calls]
+    elif from_tool:
+        mapping["tool_call_id"] = message.tool_call_id  # type: ignore[attr-defined]
         mapping["name"] = message.name
     return mapping
+
+
+@functools.lru_cache(maxsize=256)
+def _come_from(cls: type[BaseMessage]) -> tuple[bool, bool]:
+    """Whether messages of ``cls`` are a model's, and whether they are a tool's; pydantic answers ``isinstance`` slowly."""
+    return issubclass(cls, AIMessage), issubclass(cls, ToolMessage)
+
+
+def text_of(message: BaseMessage) -> str:
+    """The text of a message as a plain string."""
+    content = message.content
+    plain = type(content) is str and type(message).text is BaseMessage.text
+    return content if plain else str(message.text)
 
 
 def _plain_call(call: Mapping[str, Any]) -> dict[str, Any]:
@@ -88,7 +110,7 @@ def model_reading(reply: AIMessage) -> ModelReading:
     """What the model wrote. Its id is the endpoint's, or None: LangChain's own ids of messages join nothing."""
     used, details = reply.usage_metadata, reply.response_metadata
     return ModelReading(
-        str(reply.text),
+        text_of(reply),
         [_plain_call(call) for call in reply.tool_calls],
         usage=None if used is None else {name: used[name] for name in ("input_tokens", "output_tokens")},
         response_id=details.get("id"),
@@ -139,7 +161,7 @@ def is_sequence(value: object) -> TypeGuard[Sequence[Any]]:
 
 def result_text(result: Any) -> str:
     """The result as the model will read it."""
-    return "\n".join(str(message.text) for message in result_messages(result))
+    return "\n".join([text_of(message) for message in result_messages(result)])
 
 
 def is_interrupt(error: BaseException) -> bool:

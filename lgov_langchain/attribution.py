@@ -20,12 +20,12 @@ def base_url_of(model: Any) -> str | None:
     return model.openai_api_base or os.environ.get("OPENAI_BASE_URL")
 
 
-def headers_for(model: Any, scope: RolloutScope | None, agent: str | None) -> dict[str, str]:
-    """The headers for a call of ``model`` in ``scope``; empty outside a rollout or for any other host.
+def headers_for(model: Any, scope: RolloutScope, agent: str | None) -> dict[str, str]:
+    """The headers for a call of ``model`` in ``scope``; empty for any other host.
 
     Raises `ScopeError` if the rollout id cannot be put into a header.
     """
-    return {} if scope is None else endpoint_headers(base_url_of(model), scope, agent)
+    return endpoint_headers(base_url_of(model), scope, agent)
 
 
 def with_headers(settings: Mapping[str, Any], headers: Mapping[str, str]) -> dict[str, Any]:

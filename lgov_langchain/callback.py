@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
@@ -91,12 +92,13 @@ class LgovCallbackHandler(BaseCallbackHandler):
         """A graph, a node or another runnable begins; the outermost graph and named agents inside it become spans."""
         name = kwargs.get("name") or "agent"
         agent = actions.agent_name({"metadata": metadata})
-        is_node = any(tag.startswith("graph:step:") for tag in tags or ())
-        # Chains, retries, prompts and parsers are what agents are made of; LangGraph marks its graphs and what is in them.
-        is_graph = (metadata or {}).get("ls_integration") in ("langgraph", "langchain_create_agent", "deepagents")
-        is_part = is_node or name.startswith("Runnable") or kwargs.get("run_type") is not None
-        is_outermost = is_graph and not is_part and not self.tree.in_agent(parent_run_id)
-        if is_outermost or (agent is not None and agent == name and not is_node):
+        is_agent = agent is not None and agent == name
+        if not is_agent and not self.tree.in_agent(parent_run_id):
+            # Chains, retries, prompts and parsers are what agents are made of; LangGraph marks its graphs and what is in
+            # them. The outermost one is an agent, whatever it is called.
+            is_graph = (metadata or {}).get("ls_integration") in ("langgraph", "langchain_create_agent", "deepagents")
+            is_agent = is_graph and not name.startswith("Runnable") and kwargs.get("run_type") is None
+        if is_agent and not any(tag.startswith("graph:step:") for tag in tags or ()):  # no node of a graph
             self.tree.begin(run_id, parent_run_id, agent=agent or name)
             if self.governor is not None:
                 self.tree.span_above(self.governor, run_id)
@@ -124,7 +126,7 @@ class LgovCallbackHandler(BaseCallbackHandler):
         **kwargs: Any,
     ) -> None:
         """A chat model is called."""
-        said = [actions.as_mapping(message) for message in messages[0]] if self._keeps_content and messages else None
+        said = (lambda: [actions.as_mapping(message) for message in messages[0]]) if messages else None
         self._begin_model(serialized, said, run_id, parent_run_id, metadata or {}, kwargs)
 
     def on_llm_start(
@@ -138,13 +140,19 @@ class LgovCallbackHandler(BaseCallbackHandler):
         **kwargs: Any,
     ) -> None:
         """A plain text model is called."""
-        said = [{"role": "user", "content": prompt} for prompt in prompts] if self._keeps_content else None
-        self._begin_model(serialized, said, run_id, parent_run_id, metadata or {}, kwargs)
+        self._begin_model(
+            serialized,
+            lambda: [{"role": "user", "content": prompt} for prompt in prompts],
+            run_id,
+            parent_run_id,
+            metadata or {},
+            kwargs,
+        )
 
     def _begin_model(
         self,
         serialized: Any,
-        said: Any,
+        said: Callable[[], Any] | None,
         run_id: UUID,
         parent_run_id: UUID | None,
         metadata: dict[str, Any],
@@ -156,16 +164,15 @@ class LgovCallbackHandler(BaseCallbackHandler):
                 self.tree.begin(run_id, parent_run_id, inside=current_span())
             return
         attributes = _model_attributes(serialized, metadata, kwargs.get("invocation_params") or {})
-        if said is not None:
-            attributes[semconv.INPUT_MESSAGES] = json_text(said)
+        if said is not None and observer.capture_content:
+            attributes[semconv.INPUT_MESSAGES] = json_text(said())
         self.tree.begin(run_id, parent_run_id)
         model = str(attributes[semconv.REQUEST_MODEL])
         self.tree.open_span(observer, run_id, semconv.CHAT, model, attributes)
 
     def on_llm_end(self, response: LLMResult, *, run_id: UUID, **kwargs: Any) -> None:
         """A model answered."""
-        if self.tree.knows(run_id):
-            self.tree.end(run_id, _reply_attributes(response, self._keeps_content))
+        self.tree.end(run_id, lambda: _reply_attributes(response, self._keeps_content))
 
     def on_llm_error(self, error: BaseException, *, run_id: UUID, **kwargs: Any) -> None:
         """A model call failed."""
@@ -216,9 +223,7 @@ class LgovCallbackHandler(BaseCallbackHandler):
             if self._enforcement is not None:
                 self._enforcement.returned(run_id, output)
         finally:
-            failed = any(message.status == "error" for message in actions.result_messages(output))
-            result = actions.result_text(output) or str(output) if self._keeps_content else None
-            self.tree.end(run_id, {semconv.TOOL_RESULT: result}, "tool_error" if failed else None)
+            self.tree.end(run_id, lambda: _result_attributes(output, self._keeps_content))
 
     def on_tool_error(self, error: BaseException, *, run_id: UUID, **kwargs: Any) -> None:
         """A tool raised; a pause for a person is no error."""
@@ -258,6 +263,14 @@ def _model_attributes(serialized: Any, metadata: dict[str, Any], parameters: dic
         semconv.PROVIDER: metadata.get("ls_provider"),
         semconv.AGENT_NAME: actions.agent_name({"metadata": metadata}),
         semconv.FRAMEWORK: actions.FRAMEWORK,
+    }
+
+
+def _result_attributes(output: Any, keeps_content: bool) -> dict[str, JSONValue]:
+    failed = any(message.status == "error" for message in actions.result_messages(output))
+    return {
+        semconv.TOOL_RESULT: actions.result_text(output) or str(output) if keeps_content else None,
+        semconv.ERROR_TYPE: "tool_error" if failed else None,
     }
 
 

@@ -201,11 +201,12 @@ def _open(
 ) -> tuple[ModelCall, Steps]:
     keep_reply_ids()
     call = open_call(governor, model, model)
-    return call, judged(call, messages, actions.reply_limit(model, settings))
+    return call, judged(call, messages, lambda: actions.reply_limit(model, settings))
 
 
 def _attributed(model: BaseChatModel, settings: Mapping[str, Any]) -> dict[str, Any]:
-    headers = headers_for(model, current_scope(), actions.agent_name())
+    scope = current_scope()
+    headers = headers_for(model, scope, actions.agent_name()) if scope is not None else None
     return with_headers(settings, headers) if headers else dict(settings)
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+import operator
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -60,6 +62,8 @@ class LgovMiddleware(AgentMiddleware[Any, Any, Any]):
         self.tools = []
         self._endpoint_headers = endpoint_headers is not False
         self._tool_calls = GovernedToolCalls(governor)
+        for name in ("wrap_tool_call", "awrap_tool_call", "wrap_model_call", "awrap_model_call"):
+            setattr(self, name, _with_signature(getattr(self, name)))
         watch_process()
         keep_reply_ids()
 
@@ -118,18 +122,33 @@ class LgovMiddleware(AgentMiddleware[Any, Any, Any]):
     def _call(self, request: ModelRequest[Any]) -> tuple[ModelCall, Steps]:
         keep_reply_ids()  # the model's package may have been imported since
         call = open_call(self.governor, request.model, request)
-        limit = actions.reply_limit(request.model, request.model_settings or {})
-        return call, judged(call, _messages(request), limit)
+        return call, judged(
+            call, _messages(request), lambda: actions.reply_limit(request.model, request.model_settings or {})
+        )
 
     def _to_send(self, request: ModelRequest[Any], messages: list[BaseMessage]) -> ModelRequest[Any]:
         if not _are(messages, _messages(request)):
             system = messages[0] if messages and isinstance(messages[0], SystemMessage) else None
             rest: Any = messages if system is None else messages[1:]
             request = request.override(system_message=system, messages=rest)
-        if not self._endpoint_headers:
+        if not self._endpoint_headers or (scope := current_scope()) is None:
             return request
-        headers = headers_for(request.model, current_scope(), actions.agent_name())
+        headers = headers_for(request.model, scope, actions.agent_name())
         return request.override(model_settings=with_headers(request.model_settings, headers)) if headers else request
+
+
+def _with_signature(method: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+    """``method`` as a function that holds its signature.
+
+    LangChain wraps each for LangSmith, which asks for the signature at every call, whether it is on or not; of a bound
+    method it would be made anew each time.
+    """
+
+    def wrap(request: Any, handler: Any) -> Any:
+        return method(request, handler)
+
+    wrap.__signature__ = inspect.signature(method)  # type: ignore[attr-defined]
+    return wrap
 
 
 def _messages(request: ModelRequest[Any]) -> list[BaseMessage]:
@@ -138,7 +157,7 @@ def _messages(request: ModelRequest[Any]) -> list[BaseMessage]:
 
 
 def _are(messages: Sequence[BaseMessage], others: Sequence[BaseMessage]) -> bool:
-    return len(messages) == len(others) and all(one is other for one, other in zip(messages, others, strict=True))
+    return len(messages) == len(others) and all(map(operator.is_, messages, others))
 
 
 def _reply(response: ModelResponse[Any]) -> Reply:

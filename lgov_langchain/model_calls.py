@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextvars
+import operator
 from collections.abc import Awaitable, Callable, Generator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
@@ -44,7 +45,7 @@ class Reply:
         if not messages:
             return cls(None, None)
         first, *others = messages
-        return cls(first, None if first.tool_calls else str(first.text), others)
+        return cls(first, None if first.tool_calls else actions.text_of(first), others)
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,8 +73,8 @@ def open_call(governor: Governor, model: Any, native: Any) -> ModelCall:
     return ModelCall(governor, framework=actions.FRAMEWORK, model=name, agent=actions.agent_name(), native=native)
 
 
-def judged(call: ModelCall, messages: Sequence[BaseMessage], further: Mapping[str, Any]) -> Steps:
-    """Judges the user's new text, the call, the reply, and the answer.
+def judged(call: ModelCall, messages: Sequence[BaseMessage], further: Callable[[], Mapping[str, Any]]) -> Steps:
+    """Judges the user's new text, the call, the reply, and the answer. ``further`` says what else the call is judged on.
 
     Yields an `Action` to be judged, a `ToolOutcome` to be recorded, or the `Send`; gets the `Decision`, nothing, or the
     `Reply`.
@@ -83,7 +84,7 @@ def judged(call: ModelCall, messages: Sequence[BaseMessage], further: Mapping[st
     sent, rewritten = list(messages), list[BaseMessage]()
     nested = covered_call() is not None  # inside a tool: it is another agent that speaks
     for message in actions.new_user_messages(messages):
-        decision: Decision = yield call.user_text(str(message.text), nested=nested)
+        decision: Decision = yield call.user_text(actions.text_of(message), nested=nested)
         if decision.blocks:
             call.refused(decision)
             return Verdict(actions.denial_reply(decision), "all")
@@ -91,7 +92,7 @@ def judged(call: ModelCall, messages: Sequence[BaseMessage], further: Mapping[st
             changed = message.model_copy(update={"content": decision.text})
             rewritten.append(changed)
             sent = [changed if one is message else one for one in sent]
-    decision = yield call.request([actions.as_mapping(message) for message in sent], **further)
+    decision = yield call.request([actions.as_mapping(message) for message in sent], **further())
     if decision.blocks:
         call.refused(decision)
         return Verdict(actions.denial_reply(decision), "all")
@@ -278,4 +279,4 @@ def is_covered(governor: Governor, messages: Sequence[BaseMessage]) -> bool:
     sent = _SENT.get()
     if len(sent) != len(messages):
         return False
-    return all(one is other or one == other for one, other in zip(sent, messages, strict=True))
+    return all(map(operator.is_, sent, messages)) or list(sent) == list(messages)

@@ -10,7 +10,8 @@ from __future__ import annotations
 import contextvars
 import threading
 import time
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 from uuid import UUID
 
@@ -27,27 +28,32 @@ class _Run:
     """A run that has not ended. ``agent`` is the name of the agent it is a run of; None if it is not one.
 
     ``inside`` is a span of somebody else's that everything in this run stands under. ``context`` is what was current
-    when the run began.
+    when an agent's run began.
     """
 
-    root: UUID
+    root: int
     parent: _Run | None
-    agent: str | None = None
-    inside: LiveSpan | None = None
-    context: contextvars.Context = field(default_factory=contextvars.copy_context)
-    started_at: float = field(default_factory=time.time)
-    spans: list[tuple[SpanObserver, LiveSpan]] = field(default_factory=list["tuple[SpanObserver, LiveSpan]"])
+    agent: str | None
+    inside: LiveSpan | None
+    context: contextvars.Context | None
+    started_at: float
+    spans: list[tuple[SpanObserver, LiveSpan]]
 
     def span_for(self, observer: SpanObserver) -> LiveSpan | None:
-        return next((span for whose, span in self.spans if whose is observer), None)
+        for whose, span in self.spans:
+            if whose is observer:
+                return span
+        return None
 
 
 class RunTree:
     """The open runs that one handler watches. Callable from any thread; holds nothing of runs that have ended."""
 
+    # By the number that a UUID is: hashing and comparing the object itself is a call of Python each.
+
     def __init__(self) -> None:
-        self._runs: dict[UUID, _Run] = {}
-        self._of_root: dict[UUID, set[UUID]] = {}
+        self._runs: dict[int, _Run] = {}
+        self._of_root: dict[int, set[int]] = {}
         self._lock = threading.RLock()
 
     def __len__(self) -> int:
@@ -55,11 +61,11 @@ class RunTree:
 
     def knows(self, run_id: UUID | None) -> bool:
         """Whether the run has begun and not ended."""
-        return run_id in self._runs
+        return run_id is not None and run_id.int in self._runs
 
     def in_agent(self, run_id: UUID | None) -> bool:
         """Whether the run is that of an agent, or stands under one that is open."""
-        run = self._runs.get(run_id) if run_id is not None else None
+        run = self._runs.get(run_id.int) if run_id is not None else None
         while run is not None and run.agent is None:
             run = run.parent
         return run is not None
@@ -73,18 +79,20 @@ class RunTree:
         inside: LiveSpan | None = None,
     ) -> None:
         """A run begins: of the agent ``agent``, or of something that is no agent."""
+        number = run_id.int
         with self._lock:
-            parent = self._runs.get(parent_run_id) if parent_run_id is not None else None
-            root = parent.root if parent is not None else run_id
-            self._runs[run_id] = _Run(root, parent, agent, inside)
-            self._of_root.setdefault(root, set()).add(run_id)
+            parent = self._runs.get(parent_run_id.int) if parent_run_id is not None else None
+            context = contextvars.copy_context() if agent is not None else None
+            root = parent.root if parent is not None else number
+            self._runs[number] = _Run(root, parent, agent, inside, context, time.time(), [])
+            self._of_root.setdefault(root, set()).add(number)
 
     def open_span(
         self, observer: SpanObserver, run_id: UUID, operation: str, name: str, attributes: dict[str, JSONValue]
     ) -> LiveSpan | None:
         """Opens a span for a run that is no agent's; it ends with the run."""
         with self._lock:
-            run = self._runs.get(run_id)
+            run = self._runs.get(run_id.int)
             if run is None:
                 return None
             above = self._above(observer, run.parent)
@@ -95,7 +103,7 @@ class RunTree:
     def span_above(self, observer: SpanObserver, run_id: UUID | None) -> LiveSpan | None:
         """The span that what happens in run ``run_id`` stands under; agents get theirs when they are first asked for."""
         with self._lock:
-            return self._above(observer, self._runs.get(run_id) if run_id is not None else None)
+            return self._above(observer, self._runs.get(run_id.int) if run_id is not None else None)
 
     def _above(self, observer: SpanObserver, run: _Run | None) -> LiveSpan | None:
         while run is not None:
@@ -108,6 +116,7 @@ class RunTree:
 
     def _agent_span(self, observer: SpanObserver, run: _Run) -> LiveSpan:
         # In the context in which the agent began: its rollout, its caller's spans, not those of whoever asks first.
+        assert run.context is not None, "an agent's run has one"
         above = self._above(observer, run.parent)
         attributes: dict[str, JSONValue] = {semconv.AGENT_NAME: run.agent, semconv.FRAMEWORK: "langchain"}
         span = run.context.run(
@@ -124,23 +133,30 @@ class RunTree:
         return span
 
     def end(
-        self, run_id: UUID, attributes: dict[str, JSONValue] | None = None, error: BaseException | str | None = None
+        self,
+        run_id: UUID,
+        attributes: Callable[[], dict[str, JSONValue]] = dict,
+        error: BaseException | None = None,
     ) -> None:
-        """A run ended. What is still open when the outermost run ends is shown as never ended, not silently dropped."""
+        """A run ended. What is still open when the outermost run ends is shown as never ended, not silently dropped.
+
+        ``attributes`` are asked for where a span stands for the run: most are part of a call that has its own elsewhere.
+        """
+        number = run_id.int
+        left: list[_Run] = []
         with self._lock:
-            run = self._runs.pop(run_id, None)
+            run = self._runs.pop(number, None)
             if run is None:
                 return
             siblings = self._of_root.get(run.root, set())
-            siblings.discard(run_id)
-            left: list[_Run] = []
-            if run_id == run.root:
+            siblings.discard(number)
+            if number == run.root:
                 left = [self._runs.pop(one) for one in siblings if one in self._runs]
-            if run_id == run.root or not siblings:
+            if number == run.root or not siblings:
                 self._of_root.pop(run.root, None)
         for one in left:
             for _, span in one.spans:
                 span.abandon()
         for _, span in run.spans:
-            span.set(attributes or {})
+            span.set(attributes())
             span.end(error)

@@ -12,9 +12,9 @@ from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
-from langchain_core.runnables.config import ensure_config
-
 from lgov_core.trace.live import current_span
+from lgov_langchain.actions import running_config
+from lgov_langchain.arming import acting_governor
 from lgov_langchain.callback import LgovCallbackHandler
 
 if TYPE_CHECKING:
@@ -35,8 +35,6 @@ class ProcessHandler(LgovCallbackHandler):
     @property
     def observer(self) -> Governor | None:
         """The governor of an armed process; None in any other."""
-        from lgov_langchain.arming import acting_governor
-
         return acting_governor()
 
 
@@ -59,7 +57,7 @@ def span_of(governor: Governor, config: Mapping[str, Any] | None = None, callbac
     if manager is None:
         manager = (config or {}).get("callbacks")
     if getattr(manager, "parent_run_id", None) is None:
-        manager = ensure_config().get("callbacks")
+        manager = running_config().get("callbacks")
     run_id = getattr(manager, "parent_run_id", None)
     if run_id is None:
         return None

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextvars
 import os
-import secrets
 import sys
 import time
 from collections.abc import Generator, Mapping
@@ -101,9 +100,11 @@ class LiveSpan:
         self.ended = False
         self.attributes: dict[str, JSONValue] = {semconv.OPERATION: operation}
         api = sys.modules.get("opentelemetry.trace") if observer.exports_spans else None
-        self._otel = None if api is None else _begin_otel(api, self, parent)
-        self.span_id = secrets.token_hex(8) if self._otel is None else _otel_id(self._otel)
-        self.trace_id = None if self._otel is None else _otel_trace(self._otel)
+        if api is None:
+            self._otel: Any = None
+            self.span_id, self.trace_id = os.urandom(8).hex(), None
+        else:
+            self._otel, self.span_id, self.trace_id = _begin_otel(api, self, parent)
         self.parent_id = parent.span_id if parent is not None else None
         if attributes:
             self.set(attributes)
@@ -140,7 +141,7 @@ class LiveSpan:
             self._show(None)
 
     def _show(self, ended_at: float | None) -> None:
-        if self._otel is not None:
+        if self.trace_id is not None:  # somebody records it
             _end_otel(self._otel, self, ended_at)
         scope = self.scope
         self._observer.observe(
@@ -201,7 +202,8 @@ def _api() -> ModuleType | None:
     return sys.modules.get("opentelemetry.trace")
 
 
-def _begin_otel(api: Any, span: LiveSpan, parent: LiveSpan | None) -> Any:
+def _begin_otel(api: Any, span: LiveSpan, parent: LiveSpan | None) -> tuple[Any, str, str | None]:
+    """OpenTelemetry's span, its id, and its trace if the program exports it: others are in no trace to be looked up."""
     # Under the current span the context is left as it is: the program may have opened spans of its own inside.
     elsewhere = parent is not None and parent is not _CURRENT.get() and parent._otel is not None
     context = api.set_span_in_context(parent._otel) if parent is not None and elsewhere else None
@@ -210,29 +212,21 @@ def _begin_otel(api: Any, span: LiveSpan, parent: LiveSpan | None) -> Any:
     else:
         kind = api.SpanKind.CLIENT if span.operation == semconv.CHAT else api.SpanKind.INTERNAL
         otel = _tracer(api).start_span(span.title, context, kind, start_time=nanoseconds(span.started_at))
-        if otel.is_recording():
-            return otel
         above = otel.get_span_context()
+        if otel.is_recording():
+            return otel, f"{above.span_id:016x}", f"{above.trace_id:032x}"
     # Nobody records: our own ids, so that whoever reads the context all the same finds a parent.
     trace_id, flags = above.trace_id, above.trace_flags
     if not trace_id:
-        trace_id, flags = secrets.randbits(128) | 1, api.TraceFlags(api.TraceFlags.SAMPLED)
-    return api.NonRecordingSpan(api.SpanContext(trace_id, int.from_bytes(secrets.token_bytes(8)) | 1, False, flags))
+        trace_id, flags = int.from_bytes(os.urandom(16)) | 1, api.TraceFlags(api.TraceFlags.SAMPLED)
+    span_id = int.from_bytes(os.urandom(8)) | 1
+    return api.NonRecordingSpan(api.SpanContext(trace_id, span_id, False, flags)), f"{span_id:016x}", None
 
 
 @lru_cache(maxsize=1)
 def _tracer(api: ModuleType) -> Any:
     """One tracer for all: before a provider is set it is a proxy, which finds the provider once there is one."""
     return api.get_tracer("lgov")
-
-
-def _otel_id(otel: Any) -> str:
-    return f"{otel.get_span_context().span_id:016x}"
-
-
-def _otel_trace(otel: Any) -> str | None:
-    """The trace of a span that the program exports: one that goes nowhere is in no trace that anybody could look up."""
-    return f"{otel.get_span_context().trace_id:032x}" if otel.is_recording() else None
 
 
 def _attach_otel(otel: Any) -> Any:
