@@ -81,7 +81,8 @@ class Arming:
     @property
     def governor(self) -> Governor | None:
         """Whom the patches ask: the governor of a self-test that is running, else the armed one, else None."""
-        return self._probe.get() or self._governor
+        probe = self._probe.get()
+        return self._governor if probe is None else probe
 
     def arm(self, governor: Governor, patch: Callable[[Patches], None], self_test: Callable[[], None]) -> None:
         """Patches the framework and proves that the patches hold.

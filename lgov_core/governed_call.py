@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
@@ -72,7 +71,7 @@ class ToolCall:
         )
         span_id = self.span.span_id
         self.action = action.changed(span_id=span_id, operation_id=action.operation_id or f"op_{span_id}")
-        self.started_at = time.time()
+        self.started_at = self.span.started_at
         self.clock = time.perf_counter()
         self.covered = CoveredCall(governor, action.name, action.arguments, action.call_id)
 
@@ -318,8 +317,10 @@ class ModelCall:
         What it raises is no reason not to send: then the messages are not noted.
         """
         if self.governor.capture_content:
-            with suppress(Exception):
+            try:
                 self.span.set({semconv.INPUT_MESSAGES: json_text(messages())})
+            except Exception:  # noqa: BLE001 - as said above
+                return
 
     def refused(self, decision: Decision) -> None:
         """Ends the span of a call that was not sent. Raises `PolicyDenied` where the decision says abort."""
@@ -336,6 +337,7 @@ class ModelCall:
     def answered(self, reading: ModelReading) -> None:
         """Ends the span with what came back."""
         usage = reading.usage or {}
+        content = self.governor.capture_content
         self.span.set(
             {
                 semconv.RESPONSE_ID: reading.response_id,
@@ -343,10 +345,9 @@ class ModelCall:
                 semconv.FINISH_REASONS: [reading.finish_reason] if reading.finish_reason else None,
                 semconv.INPUT_TOKENS: usage.get("input_tokens"),
                 semconv.OUTPUT_TOKENS: usage.get("output_tokens"),
+                semconv.OUTPUT_MESSAGES: json_text([_reply_mapping(reading)]) if content else None,
             }
         )
-        if self.governor.capture_content:
-            self.span.set({semconv.OUTPUT_MESSAGES: json_text([_reply_mapping(reading)])})
         self.span.end()
 
     def reply(self, reading: ModelReading) -> Action:
