@@ -69,8 +69,9 @@ def _come_from(cls: type[BaseMessage]) -> tuple[bool, bool]:
 def text_of(message: BaseMessage) -> str:
     """The text of a message as a plain string."""
     content = message.content
-    plain = type(content) is str and type(message).text is BaseMessage.text
-    return content if plain else str(message.text)
+    if type(content) is str and type(message).text is BaseMessage.text:
+        return content
+    return str(message.text)
 
 
 def _plain_call(call: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,18 +1,20 @@
 """Governs every LangChain agent of this process without touching its code.
 
-`arm` does four things. Every agent made with ``create_agent`` from then on gets the middleware, outermost. A callback
-handler watches every run. ``BaseTool.run``/``arun``, through which every invocation of a tool goes, becomes a backstop: a
-call that no governed agent has judged (a hand-made graph, a bare ``tool.invoke``, a reference to ``create_agent`` taken
-before arming, middleware that rewrote the arguments) is judged there. And so is, where ``BaseChatModel`` generates or
-streams, every model call that none of them has judged. What stays outside is declared in `plugin`. This is governance of
-cooperating programs, not a sandbox.
+`arm` does four things. Every agent made with ``create_agent`` from then on gets the middleware, outermost; one that has no
+middleware of its own gets only as much of it as it needs, because LangChain makes each hook dear. A callback handler
+watches every run. ``BaseTool.run``/``arun``, through which every invocation of a tool goes, becomes a backstop: a call that
+no governed agent has judged (a hand-made graph, a bare ``tool.invoke``, a reference to ``create_agent`` taken before
+arming, middleware that rewrote the arguments) is judged there. And so is, where ``BaseChatModel`` generates or streams,
+every model call that none of them has judged. What stays outside is declared in `plugin`. This is governance of cooperating
+programs, not a sandbox.
 """
 
 from __future__ import annotations
 
+import contextvars
 import functools
 import importlib.util
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from lgov_core.arming import Arming, Patches
@@ -48,7 +50,7 @@ def arm(governor: Governor) -> None:
 
 
 def disarm() -> None:
-    """Undoes `arm`. Agents made meanwhile keep their middleware; tools and new agents are no longer governed."""
+    """Undoes `arm`. Agents made meanwhile keep what judges them; tools and new agents are no longer governed."""
     _ARMING.disarm()
 
 
@@ -69,17 +71,43 @@ def _patch(patches: Patches) -> None:
         import langchain.agents
         import langchain.agents.factory
 
-        governed = _governed_create_agent(langchain.agents.factory.create_agent)
+        factory: Any = langchain.agents.factory
+        if makes_nodes := hasattr(factory, "ToolNode"):
+            patches.replace(factory, "ToolNode", _governed_tool_node(factory.ToolNode))
+        governed = _governed_create_agent(factory.create_agent, makes_nodes)
         patches.replace(langchain.agents.factory, "create_agent", governed)
         patches.replace(langchain.agents, "create_agent", governed)
     watch_process()
 
 
-def _governed_create_agent(create_agent: Callable[..., Any]) -> Callable[..., Any]:
+#: The governor of the agent that is being made, where its tool node is to ask it and not the middleware.
+_NODE_ASKS: contextvars.ContextVar[Governor | None] = contextvars.ContextVar("lgov_langchain_node_asks", default=None)
+
+
+def _governed_tool_node(tool_node: Callable[..., Any]) -> Callable[..., Any]:
+    from lgov_langchain.tool_calls import wrap_tool_node
+
+    @functools.wraps(tool_node, updated=())
+    def make_tool_node(*args: Any, **kwargs: Any) -> Any:
+        governor = _NODE_ASKS.get()
+        return tool_node(*args, **kwargs) if governor is None else wrap_tool_node(governor, *args, **kwargs)
+
+    return make_tool_node
+
+
+def _governed_create_agent(create_agent: Callable[..., Any], makes_nodes: bool) -> Callable[..., Any]:
+    from langchain.agents.middleware import AgentMiddleware
+
     from lgov_langchain.middleware import LgovMiddleware
 
     class ArmedLgovMiddleware(LgovMiddleware):
         """The middleware of the armed process; its own name lets it stand beside one that a program adds itself."""
+
+    class ArmedLgovModelMiddleware(LgovMiddleware):
+        """The same for an agent whose tool node asks the governor itself."""
+
+        wrap_tool_call = AgentMiddleware.wrap_tool_call
+        awrap_tool_call = AgentMiddleware.awrap_tool_call
 
     @functools.wraps(create_agent)
     def create_governed_agent(*args: Any, middleware: Any = (), **kwargs: Any) -> Any:
@@ -88,6 +116,32 @@ def _governed_create_agent(create_agent: Callable[..., Any]) -> Callable[..., An
             return create_agent(*args, middleware=middleware, **kwargs)
         # One that asks the same governor would judge everything twice; one that asks another has its own say.
         others = [one for one in middleware if not (isinstance(one, LgovMiddleware) and one.governor is governor)]
-        return create_agent(*args, middleware=[ArmedLgovMiddleware(governor), *others], **kwargs)
+        if others or not makes_nodes or not _has_tools(args, kwargs):
+            return create_agent(*args, middleware=[ArmedLgovMiddleware(governor), *others], **kwargs)
+        # Around each hook of a middleware LangChain does things for LangSmith, on or off, that cost more than a span: the
+        # tool node of an agent without middleware asks by itself, and where nobody judges its model calls are seen anyway.
+        seen = governor.only_watches and _is_seen(args[0] if args else kwargs.get("model"))
+        token = _NODE_ASKS.set(governor)
+        try:
+            return create_agent(*args, middleware=[] if seen else [ArmedLgovModelMiddleware(governor)], **kwargs)
+        finally:
+            _NODE_ASKS.reset(token)
 
     return create_governed_agent
+
+
+def _has_tools(args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+    """Whether an agent is to have tools that run in this process, and so a tool node."""
+    tools: Any = args[1] if len(args) > 1 else kwargs.get("tools")
+    return isinstance(tools, (list, tuple)) and not all(isinstance(tool, dict) for tool in tools)
+
+
+def _is_seen(model: Any) -> bool:
+    """Whether every call that an agent makes of ``model`` goes through ``BaseChatModel``, where it is patched."""
+    from langchain_core.language_models import BaseChatModel
+
+    names = ("invoke", "ainvoke", "generate_prompt", "agenerate_prompt", "generate", "agenerate")
+    kind = type(model)
+    return issubclass(kind, BaseChatModel) and all(
+        getattr(kind, name) is getattr(BaseChatModel, name) for name in names
+    )

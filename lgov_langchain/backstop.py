@@ -121,8 +121,10 @@ def _callbacks(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
 def _to_judge(governor: Governor, tool: BaseTool, tool_input: Any, options: Mapping[str, Any]) -> _Call | None:
     """The call if it has to be judged here, or None if its judgement was made before."""
     call_id = options.get("tool_call_id")
-    arguments = _model_arguments(tool, tool_input) if isinstance(tool_input, Mapping) else {_SINGLE: tool_input}
     outer = covered_call()
+    if outer is not None and type(tool_input) is dict and outer.covers(governor, tool.name, tool_input, call_id):
+        return None  # the usual case: exactly what was judged, with nothing put in by the framework
+    arguments = _model_arguments(tool, tool_input) if isinstance(tool_input, Mapping) else {_SINGLE: tool_input}
     if outer is not None and outer.covers(governor, tool.name, arguments, call_id):
         return None
     action = Action(

@@ -37,12 +37,14 @@ from lgov_langchain.model_calls import (
     aadvance,
     adrive,
     advance,
+    awatch,
     drive,
     failed,
     inside,
     is_covered,
     judged,
     open_call,
+    watch,
 )
 from lgov_langchain.reply_ids import keep_reply_ids
 from lgov_langchain.watching import standing_under
@@ -63,6 +65,12 @@ def wrap_generate(generate: Callable[..., LLMResult]) -> Callable[..., LLMResult
             return generate(self, messages, *args, **kwargs)
         callbacks = args[1] if len(args) > 1 else kwargs.get("callbacks")
 
+        def one_watched(prompt: list[BaseMessage]) -> LLMResult:
+            with standing_under(governor, callbacks=callbacks):
+                sent = _attributed(self, kwargs)
+                call = _opened(governor, self)
+                return watch(governor, call, prompt, lambda: generate(self, [prompt], *args, **sent), _reply_in)
+
         def one_call(prompt: list[BaseMessage]) -> LLMResult:
             came: list[LLMResult] = []
 
@@ -74,7 +82,8 @@ def wrap_generate(generate: Callable[..., LLMResult]) -> Callable[..., LLMResult
                 call, steps = _open(governor, self, prompt, kwargs)
                 return _result(drive(governor, call, steps, send), came)
 
-        return _together(self, [one_call(prompt) for prompt in messages])
+        one = one_watched if governor.only_watches else one_call
+        return _together(self, [one(prompt) for prompt in messages])
 
     return governed_generate
 
@@ -91,6 +100,12 @@ def wrap_agenerate(agenerate: Callable[..., Any]) -> Callable[..., Any]:
             return await agenerate(self, messages, *args, **kwargs)
         callbacks = args[1] if len(args) > 1 else kwargs.get("callbacks")
 
+        async def one_watched(prompt: list[BaseMessage]) -> LLMResult:
+            with standing_under(governor, callbacks=callbacks):
+                sent = _attributed(self, kwargs)
+                call = _opened(governor, self)
+                return await awatch(governor, call, prompt, lambda: agenerate(self, [prompt], *args, **sent), _reply_in)
+
         async def one_call(prompt: list[BaseMessage]) -> LLMResult:
             came: list[LLMResult] = []
 
@@ -102,9 +117,10 @@ def wrap_agenerate(agenerate: Callable[..., Any]) -> Callable[..., Any]:
                 call, steps = _open(governor, self, prompt, kwargs)
                 return _result(await adrive(governor, call, steps, send), came)
 
+        one = one_watched if governor.only_watches else one_call
         if len(messages) == 1:
-            return await one_call(messages[0])
-        return _together(self, list(await asyncio.gather(*(one_call(prompt) for prompt in messages))))
+            return await one(messages[0])
+        return _together(self, list(await asyncio.gather(*(one(prompt) for prompt in messages))))
 
     return governed_agenerate
 
@@ -199,9 +215,13 @@ def wrap_astream(astream: Callable[..., Any]) -> Callable[..., Any]:
 def _open(
     governor: Governor, model: BaseChatModel, messages: Sequence[BaseMessage], settings: Mapping[str, Any]
 ) -> tuple[ModelCall, Steps]:
-    keep_reply_ids()
-    call = open_call(governor, model, model)
+    call = _opened(governor, model)
     return call, judged(call, messages, lambda: actions.reply_limit(model, settings))
+
+
+def _opened(governor: Governor, model: BaseChatModel) -> ModelCall:
+    keep_reply_ids()
+    return open_call(governor, model, model)
 
 
 def _attributed(model: BaseChatModel, settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -222,6 +242,10 @@ def _as_messages(given: Any) -> list[BaseMessage]:
 def _reply(result: LLMResult) -> Reply:
     messages = [getattr(one, "message", None) for one in (result.generations or [[]])[0]]
     return Reply.of(*(message for message in messages if isinstance(message, AIMessage)))
+
+
+def _reply_in(result: LLMResult) -> AIMessage | None:
+    return _reply(result).message
 
 
 def _result(verdict: Verdict, came: Sequence[LLMResult]) -> LLMResult:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from langchain.agents.middleware import AgentMiddleware
 from langchain.agents.middleware.types import ExtendedModelResponse, ModelResponse
-from langchain_core.messages import BaseMessage, SystemMessage
+from langchain_core.messages import AIMessage, BaseMessage, SystemMessage
 from langgraph.types import Command
 
 from lgov_core.endpoint_headers import demand_endpoint
@@ -17,7 +17,7 @@ from lgov_core.governed_call import ModelCall, json_text
 from lgov_core.scope import current_scope
 from lgov_langchain import actions
 from lgov_langchain.attribution import headers_for, with_headers
-from lgov_langchain.model_calls import Reply, Steps, Verdict, adrive, drive, judged, open_call
+from lgov_langchain.model_calls import Reply, Steps, Verdict, adrive, awatch, drive, judged, open_call, watch
 from lgov_langchain.reply_ids import keep_reply_ids
 from lgov_langchain.tool_calls import GovernedToolCalls
 from lgov_langchain.watching import standing_under, watch_process
@@ -90,6 +90,10 @@ class LgovMiddleware(AgentMiddleware[Any, Any, Any]):
         self, request: ModelRequest[Any], handler: Callable[[ModelRequest[Any]], ModelResponse[Any]]
     ) -> Any:
         """Judges the user's new text and the call, sends it if it may be sent, and judges the reply."""
+        if self.governor.only_watches:
+            with standing_under(self.governor):
+                call, sent = self._open(request), _messages(request)
+                return watch(self.governor, call, sent, lambda: handler(self._attributed(request)), _reply_in)
         came: list[ModelResponse[Any]] = []
 
         def send(messages: list[BaseMessage]) -> Reply:
@@ -109,6 +113,10 @@ class LgovMiddleware(AgentMiddleware[Any, Any, Any]):
     async def _awrap_model_call(
         self, request: ModelRequest[Any], handler: Callable[[ModelRequest[Any]], Awaitable[ModelResponse[Any]]]
     ) -> Any:
+        if self.governor.only_watches:
+            with standing_under(self.governor):
+                call, sent = self._open(request), _messages(request)
+                return await awatch(self.governor, call, sent, lambda: handler(self._attributed(request)), _reply_in)
         came: list[ModelResponse[Any]] = []
 
         async def send(messages: list[BaseMessage]) -> Reply:
@@ -119,9 +127,12 @@ class LgovMiddleware(AgentMiddleware[Any, Any, Any]):
             call, steps = self._call(request)
             return _response(await adrive(self.governor, call, steps, send), came)
 
-    def _call(self, request: ModelRequest[Any]) -> tuple[ModelCall, Steps]:
+    def _open(self, request: ModelRequest[Any]) -> ModelCall:
         keep_reply_ids()  # the model's package may have been imported since
-        call = open_call(self.governor, request.model, request)
+        return open_call(self.governor, request.model, request)
+
+    def _call(self, request: ModelRequest[Any]) -> tuple[ModelCall, Steps]:
+        call = self._open(request)
         return call, judged(
             call, _messages(request), lambda: actions.reply_limit(request.model, request.model_settings or {})
         )
@@ -131,6 +142,9 @@ class LgovMiddleware(AgentMiddleware[Any, Any, Any]):
             system = messages[0] if messages and isinstance(messages[0], SystemMessage) else None
             rest: Any = messages if system is None else messages[1:]
             request = request.override(system_message=system, messages=rest)
+        return self._attributed(request)
+
+    def _attributed(self, request: ModelRequest[Any]) -> ModelRequest[Any]:
         if not self._endpoint_headers or (scope := current_scope()) is None:
             return request
         headers = headers_for(request.model, scope, actions.agent_name())
@@ -158,6 +172,10 @@ def _messages(request: ModelRequest[Any]) -> list[BaseMessage]:
 
 def _are(messages: Sequence[BaseMessage], others: Sequence[BaseMessage]) -> bool:
     return len(messages) == len(others) and all(map(operator.is_, messages, others))
+
+
+def _reply_in(response: ModelResponse[Any]) -> AIMessage | None:
+    return actions.reply_of(response.result)
 
 
 def _reply(response: ModelResponse[Any]) -> Reply:

@@ -7,7 +7,7 @@ import operator
 from collections.abc import Awaitable, Callable, Generator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from langchain_core.messages import AIMessage, BaseMessage
 
@@ -19,6 +19,9 @@ from lgov_langchain import actions
 
 if TYPE_CHECKING:
     from lgov_core.governor import Governor
+
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,15 +116,24 @@ def judged(call: ModelCall, messages: Sequence[BaseMessage], further: Callable[[
 
 def _watched(call: ModelCall, messages: list[BaseMessage]) -> Steps:
     """The call where nobody judges."""
-    call.said(lambda: [actions.as_mapping(message) for message in messages])
+    _said(call, messages)
     reply: Reply = yield Send(messages)
-    if reply.message is None:
-        call.span.end()
-        return Verdict(None)
-    reading = _answered(call, reply.message)
-    for broken in reply.message.invalid_tool_calls:
-        yield _lost(call.reply(reading), broken)
+    yield from _heard(call, reply.message)
     return Verdict(reply.message, others=reply.others)
+
+
+def _said(call: ModelCall, messages: Sequence[BaseMessage]) -> None:
+    call.said(lambda: [actions.as_mapping(message) for message in messages])
+
+
+def _heard(call: ModelCall, reply: AIMessage | None) -> Sequence[ToolOutcome]:
+    """Ends the span of a call that nobody judges; returns what has to be recorded."""
+    if reply is None:
+        call.span.end()
+        return ()
+    reading = _answered(call, reply)
+    broken = reply.invalid_tool_calls
+    return [_lost(call.reply(reading), one) for one in broken] if broken else ()
 
 
 def _answered(call: ModelCall, reply: AIMessage) -> ModelReading:
@@ -228,6 +240,46 @@ async def adrive(
         failed(call, error)
         raise
     return _end(await aadvance(governor, call, steps, reply))
+
+
+def watch(
+    governor: Governor,
+    call: ModelCall,
+    messages: Sequence[BaseMessage],
+    send: Callable[[], T],
+    reply_in: Callable[[T], AIMessage | None],
+) -> T:
+    """As `drive` where nobody judges, so that there are no steps to walk: what comes back goes on as it is."""
+    _said(call, messages)
+    try:
+        with inside(governor, call, messages):
+            came = send()
+    except BaseException as error:
+        failed(call, error)
+        raise
+    for lost in _heard(call, reply_in(came)):
+        governor.record(lost)
+    return came
+
+
+async def awatch(
+    governor: Governor,
+    call: ModelCall,
+    messages: Sequence[BaseMessage],
+    send: Callable[[], Awaitable[T]],
+    reply_in: Callable[[T], AIMessage | None],
+) -> T:
+    """As `watch`, for asynchronous code."""
+    _said(call, messages)
+    try:
+        with inside(governor, call, messages):
+            came = await send()
+    except BaseException as error:
+        failed(call, error)
+        raise
+    for lost in _heard(call, reply_in(came)):
+        await governor.arecord(lost)
+    return came
 
 
 def _end(step: Send | Verdict) -> Verdict:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import importlib
 import json
 from collections.abc import Generator
@@ -11,7 +12,7 @@ import pytest
 
 from lgov_core.governor import Governor
 from lgov_core.plugins import make_plugin_manager
-from lgov_core.testing import ScriptedModelServer
+from lgov_core.testing import ScriptedCall, ScriptedModelServer, ScriptedReply
 from lgov_core.trace import semconv
 from lgov_core.trace.sink import StoreSink
 from lgov_core.types import Span
@@ -105,3 +106,65 @@ async def test_what_cannot_be_read_goes_on_where_nobody_judges() -> None:
         assert raw.text == '{"choices": 1}'
     (span,) = store.spans
     assert span.attributes[semconv.ERROR_TYPE] == "TypeError"
+
+
+def unknown_tool(body: Any) -> Any:
+    asked = [message for message in body["messages"] if message["role"] == "tool"]
+    return "done" if asked else ScriptedReply(tool_calls=[ScriptedCall("gone", {"a": 1}, "call_0")])
+
+
+@pytest.mark.parametrize("kind", ["the usual model", "one with its own generate", "other middleware"])
+@pytest.mark.parametrize("asynchronous", [True, False])
+async def test_langchain_s_plain_agents_are_watched_where_their_calls_pass(
+    kind: str, asynchronous: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Without middleware of their own they get none of ours either: nothing of what it would show may be missing.
+    pytest.importorskip("langchain_openai")
+    from langchain.agents import middleware
+    from langchain_core.outputs import LLMResult
+    from langchain_core.tools import tool
+    from langchain_openai import ChatOpenAI
+
+    import lgov_langchain
+
+    class Own(ChatOpenAI):
+        def generate(self, messages: Any, stop: Any = None, callbacks: Any = None, **kwargs: Any) -> Any:
+            given = {name: kwargs[name] for name in ("tools",) if name in kwargs}
+            return LLMResult(generations=[self._generate(one, **given).generations for one in messages])
+
+        async def agenerate(self, messages: Any, stop: Any = None, callbacks: Any = None, **kwargs: Any) -> Any:
+            return await asyncio.to_thread(self.generate, messages, **kwargs)
+
+    @tool
+    def add(a: int, b: int) -> str:
+        """Adds."""
+        return str(a + b)
+
+    store = Kept()
+    manager = make_plugin_manager(builtin=(), third_party=False)
+    governor = Governor(plugins=[StoreSink(store)], manager=manager, capture_content=True, only_watches=True)
+    with ScriptedModelServer(unknown_tool) as server:
+        monkeypatch.setenv("OPENAI_BASE_URL", server.base_url)
+        monkeypatch.setenv("OPENAI_API_KEY", "none")
+        model = (Own if kind == "one with its own generate" else ChatOpenAI)(
+            model="scripted", max_retries=0, base_url=server.base_url
+        )
+        others: Any = [middleware.ModelRetryMiddleware()] if kind == "other middleware" else []
+        lgov_langchain.arm(governor)
+        try:
+            from langchain.agents import create_agent
+
+            agent: Any = create_agent(model, [add], middleware=others, name="bench")
+            asked = {"messages": [("user", "go")]}
+            answer = await agent.ainvoke(asked) if asynchronous else await asyncio.to_thread(agent.invoke, asked)
+        finally:
+            lgov_langchain.disarm()
+    assert answer["messages"][-1].text == "done"
+    (run,) = [span for span in store.spans if span.name == "invoke_agent bench"]
+    chats = [span for span in store.spans if span.name == "chat scripted"]
+    (call,) = [span for span in store.spans if span.name == "execute_tool gone"]
+    assert len(store.spans) == 4
+    assert len(chats) == 2
+    assert {span.parent_id for span in (*chats, call)} == {run.span_id}
+    assert call.attributes[semconv.TOOL_STATUS] == "unknown_tool"
+    assert call.attributes[semconv.AGENT_NAME] == "bench"
