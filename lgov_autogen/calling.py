@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from typing import Any
 
@@ -22,13 +23,17 @@ def note_failure(error: Exception) -> None:
 
 def kind_of(owner: Any, tool: Any = None) -> Kind:
     """What kind of act a call of ``tool`` is; ``owner`` is the workbench, or the tool itself."""
-    for one in (tool, owner):
-        for cls in type(one).__mro__:
-            if cls.__name__ == "TaskRunnerTool":
-                return "agent"
-            if cls.__module__.startswith("autogen_ext.tools.mcp"):
-                return "mcp"
-    return "function"
+    return _kind_of_class(type(tool)) or _kind_of_class(type(owner)) or "function"
+
+
+@functools.lru_cache(maxsize=256)
+def _kind_of_class(given: type) -> Kind | None:
+    for cls in given.__mro__:
+        if cls.__name__ == "TaskRunnerTool":
+            return "agent"
+        if cls.__module__.startswith("autogen_ext.tools.mcp"):
+            return "mcp"
+    return None
 
 
 def is_covered(governor: Governor, name: str, arguments: Any, call_id: str | None) -> bool:

@@ -54,6 +54,8 @@ def text_of(content: Any) -> str:
 
 def as_mappings(message: LLMMessage) -> list[dict[str, Any]]:
     """A message as ``role`` and ``content`` mappings: one, or one for each result of a message of results."""
+    if type(message) is AssistantMessage:  # first, because pydantic answers ``isinstance`` slowly where it is not so
+        return [_of_assistant(message)]
     if isinstance(message, FunctionExecutionResultMessage):
         return [
             {"role": "tool", "content": result.content, "tool_call_id": result.call_id, "name": result.name}
@@ -63,9 +65,13 @@ def as_mappings(message: LLMMessage) -> list[dict[str, Any]]:
         return [{"role": "system", "content": message.content}]
     if isinstance(message, UserMessage):
         return [{"role": "user", "content": text_of(message.content), "name": message.source}]
+    return [_of_assistant(message)]
+
+
+def _of_assistant(message: AssistantMessage) -> dict[str, Any]:
     if isinstance(message.content, str):
-        return [{"role": "assistant", "content": message.content}]
-    return [{"role": "assistant", "content": message.thought or "", "tool_calls": plain_calls(message.content)}]
+        return {"role": "assistant", "content": message.content}
+    return {"role": "assistant", "content": message.thought or "", "tool_calls": plain_calls(message.content)}
 
 
 def plain_calls(calls: Sequence[FunctionCall]) -> list[dict[str, Any]]:

@@ -52,7 +52,7 @@ def is_offered_handoff(tool: object) -> bool:
 
 def tool_name(tool: Any) -> str:
     """The name of an offered tool, which may be a tool or its schema."""
-    return str(tool["name"] if isinstance(tool, Mapping) else tool.name)
+    return str(tool["name"] if type(tool) is dict or isinstance(tool, Mapping) else tool.name)
 
 
 @dataclass(slots=True)

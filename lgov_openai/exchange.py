@@ -203,6 +203,12 @@ class Exchange:
             if received.reply is None or received.reading is None:
                 return Answer(received)
             turns = received.turns
+            if (
+                self._watches
+                and not spent
+                and all(one.arguments is not None for turn in turns for one in turn.proposals)
+            ):
+                return self._watched(call, received, received.reading)
             judged = yield from self._judge_reply(call, received.reading, turns)
             self._memory.used(name for turn in turns for entry in turn.entries for name in _ids_of(self._wire, entry))
             answers = judged[0].answers if len(judged) == 1 else None
@@ -267,6 +273,20 @@ class Exchange:
             else:
                 return None
         return found
+
+    def _watched(self, call: ModelCall, received: Received, reading: ModelReading) -> Answer:
+        """The reply as it came, where nobody judges: each call that it proposes waits for its result."""
+        call.answered(reading)
+        scope, calls = current_scope(), False
+        for turn in received.turns:
+            for proposal in turn.proposals:
+                calls = True
+                act = self._action(Point.PRE_TOOL_CALL, proposal.name, proposal.call_id, proposal)
+                tool = ToolCall(self._governor, act)
+                self._memory.proposed(Pending(tool, UNJUDGED, proposal.identity, self._here, scope))
+            for entry in turn.entries:
+                self._memory.used(_ids_of(self._wire, entry))
+        return Answer(received, received.reply if received.events and calls else None)
 
     def _judge_reply(
         self, call: ModelCall, reading: ModelReading, turns: Sequence[Turn]

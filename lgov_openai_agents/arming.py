@@ -94,8 +94,14 @@ class _GovernedField:
         self._default = default
 
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
-        held: dict[str, Any] = {} if instance is None else vars(instance)
+        # The SDK reads a tool's callable some twenty times for each call of it: the usual answer comes first.
+        held: dict[str, Any] = {} if instance is None else instance.__dict__
         stored = held.get(self._name, _REQUIRED)
+        kept: Any = held.get(self._kept)
+        if kept is not None and (kept[0] is not stored or kept[1] is not instance):
+            kept = None
+        if kept is not None and _ARMING.governor is not None:
+            return kept[2]
         if stored is _REQUIRED:
             if self._default is _REQUIRED:
                 raise AttributeError(self._name)
@@ -103,8 +109,7 @@ class _GovernedField:
         if stored is None or _ARMING.governor is None:
             return stored
         # The same object each time: the SDK compares what it approved with what it runs.
-        kept: Any = held.get(self._kept)
-        if kept is None or kept[0] is not stored or kept[1] is not instance:
+        if kept is None:
             kept = held[self._kept] = (stored, instance, self._wrap(instance, stored))
         return kept[2]
 

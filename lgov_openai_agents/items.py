@@ -146,7 +146,7 @@ def _of_the_same_reply(item: Mapping[str, Any]) -> bool:
 
 
 def _plain(item: Any) -> Mapping[str, Any]:
-    if isinstance(item, Mapping):
+    if type(item) is dict or isinstance(item, Mapping):
         return cast("Mapping[str, Any]", item)
     dump: Any = getattr(item, "model_dump", None)
     return dump(exclude_none=True) if dump is not None else {}

@@ -8,7 +8,6 @@ the model is told at once and asked again, and the run goes on with what it says
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -53,15 +52,30 @@ class ModelRequest:
         """Reads the arguments of a call however they were passed."""
         further = ("previous_response_id", "conversation_id", "prompt")
         given = {**dict(zip((*_NAMES, *further), args, strict=False)), **kwargs}
-        known = {name: given.pop(name, None) for name in _NAMES}
-        known["tools"] = known["tools"] or []
-        known["handoffs"] = known["handoffs"] or []
-        return cls(**known, rest=given)
+        take = given.pop
+        return cls(
+            take("system_instructions", None),
+            take("input", None),
+            take("model_settings", None),
+            take("tools", None) or [],
+            take("output_schema", None),
+            take("handoffs", None) or [],
+            take("tracing", None),
+            rest=given,
+        )
 
     @property
     def args(self) -> tuple[Any, ...]:
         """The arguments to pass by position."""
-        return tuple(getattr(self, name) for name in _NAMES)
+        return (
+            self.system_instructions,
+            self.input,
+            self.model_settings,
+            self.tools,
+            self.output_schema,
+            self.handoffs,
+            self.tracing,
+        )
 
 
 Send = Callable[[ModelRequest], Awaitable[ModelResponse]]
@@ -76,8 +90,11 @@ async def govern_response(
     denial cannot stand for the reply because the agent's output has a type. Callable from any task. Fails closed.
     """
     run = current_run(governor)
-    with run.acting() if run is not None else nullcontext():
-        return await _Exchange(governor, model, request, send, run, agent).run_to_end()
+    exchange = _Exchange(governor, model, request, send, run, agent)
+    if run is None:
+        return await exchange.run_to_end()
+    with run.acting():
+        return await exchange.run_to_end()
 
 
 class _Exchange:
@@ -122,9 +139,11 @@ class _Exchange:
 
     def _remember(self, response: ModelResponse) -> None:
         """Keeps what was denied for the run's later requests: the SDK's own history knows nothing of it."""
+        if not self.exchange or self.run is None:
+            return
         calls = (getattr(item, "call_id", None) for item in response.output)
         anchor = next((call_id for call_id in calls if call_id), None)
-        if self.exchange and self.run is not None and anchor is not None:
+        if anchor is not None:
             self.run.exchanges[anchor] = self.exchange
 
     async def _round(self) -> tuple[ModelResponse, bool]:
@@ -162,8 +181,9 @@ class _Exchange:
 
     def _attributed(self) -> ModelRequest:
         """The request with the headers that tell our own endpoint whose call it is."""
-        scope = current_scope()
-        headers = {} if scope is None else endpoint_headers(base_url_of(self.model), scope, self.agent)
+        if (scope := current_scope()) is None:
+            return self.request
+        headers = endpoint_headers(base_url_of(self.model), scope, self.agent)
         settings = self.request.model_settings
         if not headers or settings is None:
             return self.request
@@ -236,8 +256,10 @@ class _Exchange:
         handoffs = {one.tool_name for one in self.request.handoffs}
         denied: list[tuple[Any, Decision]] = []
         output: list[Any] = []
-        for item in response.output:
-            proposal = _proposal(item, handoffs)
+        proposals = [_proposal(item, handoffs) for item in response.output]
+        if proposals.count(None) == len(proposals):
+            return denied, response
+        for item, proposal in zip(response.output, proposals, strict=True):
             if proposal is None:
                 output.append(item)
                 continue

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextvars
 from collections.abc import Generator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 from agents import RunHooks
@@ -15,6 +15,9 @@ from lgov_openai_agents.items import FRAMEWORK
 
 if TYPE_CHECKING:
     from lgov_core.governor import Governor
+
+
+_NOTHING = nullcontext()
 
 
 class AgentRun:
@@ -67,14 +70,11 @@ class AgentRun:
             self.span.end(error)
         self.root.end(error)
 
-    @contextmanager
-    def acting(self) -> Generator[None]:
-        """Makes the acting agent's span current, unless the running code is deeper inside already."""
+    def acting(self) -> AbstractContextManager[Any, None]:
+        """Makes the acting agent's span current inside the block, unless the running code is deeper inside already."""
         if self.span is self.root or current_span() is not self.root:
-            yield
-            return
-        with self.span.active():
-            yield
+            return _NOTHING
+        return self.span.active()
 
 
 _RUN: contextvars.ContextVar[AgentRun | None] = contextvars.ContextVar("lgov_agents_run", default=None)
