@@ -20,6 +20,7 @@ from lgov_core.gateway.attribution import Attribution, attribute, first_of_each
 from lgov_core.gateway.capture import Capture, Exchange
 from lgov_core.gateway.completions_format import readable_prompts
 from lgov_core.gateway.embeddings import judged_embeddings
+from lgov_core.gateway.fast_json import in_utf8
 from lgov_core.gateway.gate_calls import gate_replies, gate_request, released, said, with_contents
 from lgov_core.gateway.messages_request import read_messages_request
 from lgov_core.gateway.protocol import (
@@ -334,4 +335,4 @@ class ApiRoutes:
 def _json(content: Mapping[str, Any], status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
     if isinstance(content, ReceivedBody):
         return Response(content.received, status, media_type="application/json")
-    return Response(compact(content), status, headers, media_type="application/json")
+    return Response(in_utf8(compact(content)), status, headers, media_type="application/json")

@@ -26,4 +26,9 @@ def write_fast(value: Mapping[str, Any]) -> bytes:
     try:
         return orjson.dumps(value)
     except TypeError:  # a number beyond 64 bits, half a surrogate pair
-        return json.dumps(value, ensure_ascii=False).encode()
+        return in_utf8(json.dumps(value, ensure_ascii=False))
+
+
+def in_utf8(text: str) -> bytes:
+    """JSON text as bytes. Half a surrogate pair, which JSON can say and UTF-8 cannot, is written as JSON says it."""
+    return text.encode("utf-8", "backslashreplace")

@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import Any, Protocol
 
 from lgov_core.errors import LgovError
+from lgov_core.gateway.fast_json import in_utf8
 from lgov_core.gateway.native_replies import NATIVE
 from lgov_core.gateway.openai_format import completion_body, completion_pieces
 from lgov_core.gateway.protocol import ChatRequest, Completion, StreamPiece
@@ -30,7 +31,7 @@ def frame(data: str, event: str | None = None) -> bytes:
     """One server-sent event."""
     name = f"event: {event}\n" if event else ""
     lines = data.replace("\n", "\ndata: ")
-    return f"{name}data: {lines}\n\n".encode()
+    return in_utf8(f"{name}data: {lines}\n\n")
 
 
 class ReplyWriter(Protocol):

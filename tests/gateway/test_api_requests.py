@@ -383,3 +383,32 @@ def test_what_is_translated_for_an_upstream(serve):
         "response_format": {"type": "json_schema", "json_schema": {"name": "n", "schema": schema}},
         "logprobs": True, "top_logprobs": 2, "return_token_ids": True,
     }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("path", "asked"),
+    [
+        ("responses", {"model": "m", "input": "hi"}),
+        ("messages", MESSAGES),
+        ("completions", {"model": "m", "prompt": "hi"}),
+    ],
+)
+def test_halves_of_a_character_that_a_server_sends_go_on_as_json_writes_them(serve, store, path, asked):
+    def split(body: Any) -> ScriptedReply:
+        halves = [{"delta": {"content": "\ud83d"}}, {"delta": {"content": "\ude00"}, "finish_reason": "stop"}]
+        events = [json.dumps({"id": "c", "choices": [{"index": 0, **one}]}) for one in halves]
+        if body.get("stream"):
+            stream = "".join(f"data: {event}\n\n" for event in [*events, "[DONE]"])
+            return ScriptedReply(body=stream.encode(), content_type="text/event-stream")
+        whole = {"id": "c", "choices": [{"message": {"content": "\ud83d\ude00 \ud83d"}, "finish_reason": "stop"}]}
+        return ScriptedReply(body=json.dumps(whole).encode())
+
+    serving = serve(split, speaks=["chat"])
+    address = f"{serving.base_url}/{path}"
+    whole = httpx.post(address, json=asked)
+    assert "\U0001f600 \ud83d" in json.dumps(whole.json(), ensure_ascii=False)
+    streamed = httpx.post(address, json={**asked, "stream": True})
+    assert "\\ud83d" in streamed.text
+    assert "\\ude00" in streamed.text
+    assert next(iter(store.calls())).response == whole.json()
+    assert "\U0001f600" in json.dumps(list(store.calls())[1].response, ensure_ascii=False)
