@@ -153,6 +153,8 @@ class MessagesAssembler:
             elif delta["type"] in ("text_delta", "thinking_delta", "signature_delta"):
                 name = delta["type"].removesuffix("_delta")
                 block[name] = (block.get(name) or "") + delta[name]
+            elif delta["type"] == "citations_delta":
+                block["citations"] = [*(block.get("citations") or ()), delta["citation"]]
         elif kind == "message_delta":
             self._body |= {name: value for name, value in event["delta"].items() if value is not None}
             self._body["usage"] = {**(self._body.get("usage") or {}), **(event.get("usage") or {})}

@@ -218,3 +218,22 @@ def test_a_list_of_prompts_is_as_many_choices(stage, store):
         (1, (1,), (9, 1)),
     ]
     assert [call.response["choices"][0]["text"] for call in calls] == ["t0", "t1"]
+
+
+def test_citations_of_a_streamed_message_are_recorded(stage, store):
+    start = {"id": "m1", "type": "message", "role": "assistant", "model": "m", "content": [], "stop_reason": None}
+    cited = [{"type": "char_location", "cited_text": text} for text in ("one", "two")]
+    deltas = [{"type": "text_delta", "text": "see"}, *({"type": "citations_delta", "citation": one} for one in cited)]
+    events = [
+        {"type": "message_start", "message": start},
+        {"type": "content_block_start", "index": 0, "content_block": {"type": "text", "text": "", "citations": None}},
+        *({"type": "content_block_delta", "index": 0, "delta": delta} for delta in deltas),
+        {"type": "content_block_stop", "index": 0},
+        {"type": "message_delta", "delta": {"stop_reason": "end_turn"}, "usage": {"output_tokens": 1}},
+        {"type": "message_stop"},
+    ]
+    stream = "".join(f"event: {event['type']}\ndata: {json.dumps(event)}\n\n" for event in events).encode()
+    serving = stage([ScriptedReply(body=stream, content_type="text/event-stream")], store=store, speaks=ALL)
+    assert post(serving, "messages", stream=True).content == stream
+    (call_,) = store.calls()
+    assert call_.response["content"] == [{"type": "text", "text": "see", "citations": cited}]
