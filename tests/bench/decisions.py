@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import hashlib
 import importlib.util
 import itertools
 import json
@@ -181,6 +182,40 @@ def insert_alone(folder: Path) -> Callable[[], object]:
     return lambda: connection.execute(insert, row)
 
 
+def chain_alone(folder: Path) -> Callable[[], object]:
+    """The least that an audit record can be: a decision as canonical JSON, chained by SHA-256, each entry committed.
+
+    Append-only by triggers. Nothing is judged, no text is kept apart, nothing is signed.
+    """
+    connection = sqlite3.connect(folder / "chain.db", isolation_level=None)
+    for statement in (
+        "PRAGMA journal_mode=WAL",
+        "PRAGMA synchronous=NORMAL",
+        "PRAGMA wal_autocheckpoint=4000",
+        "CREATE TABLE entries (position INTEGER PRIMARY KEY, body TEXT, previous BLOB, hash BLOB)",
+        *(
+            f"CREATE TRIGGER no_{what} BEFORE {what} ON entries BEGIN SELECT RAISE(ABORT, 'append-only'); END"
+            for what in ("UPDATE", "DELETE")
+        ),
+    ):
+        connection.execute(statement)
+    numbers, head = itertools.count(), bytes(32)
+    encode = json.JSONEncoder(sort_keys=True, separators=(",", ":")).encode
+
+    def call() -> None:
+        nonlocal head
+        said = {
+            "seq": next(numbers), "time_ns": time.time_ns(), "point": "pre_tool_call", "name": "search", "agent": "bench",
+            "arguments": {"query": "pay of the sales department"}, "call_id": "call_1", "effect": "allow",
+            "policy": "tool", "rule": "search", "reason": "the tool is allowed", "severity": "low",
+        }  # fmt: skip
+        body = encode(said)
+        previous, head = head, hashlib.sha256(head + body.encode()).digest()
+        connection.execute("INSERT INTO entries (body, previous, hash) VALUES (?, ?, ?)", (body, previous, head))
+
+    return call
+
+
 def new_sql(governor: Governor) -> Callable[[], object]:
     numbers: Iterator[int] = itertools.count()
 
@@ -218,6 +253,7 @@ def our_rows(audit: AuditLog, folder: Path) -> list[Row]:
         Row("decision on SQL, statement seen before", decide(sql, known)),
         Row(NEW_SQL, new_sql(sql), 250, share=0.1),
         Row("SQLite alone, one such row committed", insert_alone(folder), share=0.4, floor_of=AUDITED),
+        Row("a hash chain in SQLite and nothing else", chain_alone(folder), share=0.4, floor_of=AUDITED),
         Row(f"{PARSER}, the same statement", parse_alone(), share=0.1, floor_of=NEW_SQL),
     ]
 
