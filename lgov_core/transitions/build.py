@@ -167,6 +167,7 @@ class _Work:
         self._unassigned = unassigned
         self._need_logprobs = need_logprobs
         self._proposed_in = proposed_in
+        self._masks: dict[int, tuple[int, ...]] = {}
 
     def of_attempt(
         self,
@@ -177,25 +178,27 @@ class _Work:
         elsewhere: Sequence[CapturedCall],
         others: Sequence[int],
     ) -> list[Transition]:
-        found = self._found
+        found, selecting = self._found, self.selecting
         placed: list[PlacedCall] = []
         chosen: list[CapturedCall] = []
+        versions: dict[str, int | None] = {}  # each model has versions of its own
+        mixed = False
         for call in calls:
-            if not self.selecting.takes(call):
+            if not (selecting.everything or selecting.takes(call)):
                 placed.append((call, NOT_SELECTED))
             elif self._usable(call):
                 placed.append((call, len(chosen)))
                 chosen.append(call)
+                mixed |= versions.setdefault(call.model, call.weights_version) != call.weights_version
             else:
                 placed.append((call, UNUSABLE))
         if not chosen and not any(index == NOT_SELECTED for _, index in placed):
             found.append(Diagnostic(Finding.NO_CALLS, rollout.rollout_id))
+        if mixed:
+            found.append(Diagnostic(Finding.MIXED_WEIGHTS, rollout.rollout_id))
         last = len(chosen) - 1 if chosen else None
         targets = RewardTargets(rollout.rollout_id, attempt.attempt, placed, last, elsewhere, others)
         earned = targets.assign(rewards, found, self._unassigned)
-        # Each model has versions of its own.
-        if len({(call.model, call.weights_version) for call in chosen}) > len({call.model for call in chosen}):
-            found.append(Diagnostic(Finding.MIXED_WEIGHTS, rollout.rollout_id))
         if len(chosen) > 1:
             find_drift(chosen, found)
         return [
@@ -204,13 +207,20 @@ class _Work:
                 attempt,
                 call,
                 turn,
-                _ones(len(call.response_ids or ())),
+                self._ones(len(call.response_ids or ())),
                 earned.get(turn) or {},
                 call.finish_reason in _CUT_OFF,
                 self._parent(call, placed) if self._proposed_in else None,
             )
             for turn, call in enumerate(chosen)
         ]
+
+    def _ones(self, length: int) -> tuple[int, ...]:
+        """The mask of a reply; replies of one length share theirs."""
+        ones = self._masks.get(length)
+        if ones is None:
+            ones = self._masks[length] = (1,) * length
+        return ones
 
     def _parent(self, call: CapturedCall, placed: Sequence[PlacedCall]) -> str | None:
         """The call that proposed the tool call inside which ``call`` was made."""
@@ -245,10 +255,3 @@ class _Work:
 def _all_finite(values: Sequence[float]) -> bool:
     # A sum is finite only if all of it is; one that overflows is looked at number by number.
     return math.isfinite(sum(values)) or all(map(math.isfinite, values))
-
-
-_ONES: Final = (1,) * 4096
-
-
-def _ones(length: int) -> tuple[int, ...]:
-    return _ONES[:length] if length <= len(_ONES) else (1,) * length

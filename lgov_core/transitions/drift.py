@@ -8,14 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import islice
-from typing import Any, Final, TypeAlias
+from typing import Any, Final
 
 from lgov_core.transitions.findings import Diagnostic, Finding
 from lgov_core.transitions.prefixes import OpenEnds
 from lgov_core.types import CapturedCall
-
-#: A call that nothing has gone on from, its prompt and its messages.
-_Waiting: TypeAlias = tuple[CapturedCall, tuple[int, ...], Sequence[Any] | None]
 
 #: Earlier conversations that a call is compared with, the latest first.
 _LOOK_BACK: Final = 16
@@ -29,33 +26,38 @@ def find_drift(calls: Iterable[CapturedCall], found: list[Diagnostic]) -> None:
     is no drift.
     """
     by_agent: dict[tuple[str | None, str], list[CapturedCall]] = {}
+    before: CapturedCall | None = None
+    own: list[CapturedCall] = []
     for call in calls:
-        by_agent.setdefault((call.agent, call.model), []).append(call)
+        if before is None or before.agent != call.agent or before.model != call.model:
+            own = by_agent.setdefault((call.agent, call.model), [])
+        own.append(call)
+        before = call
     for own in by_agent.values():
-        if len(own) == 1:
-            continue
-        ends = OpenEnds()
-        waiting: dict[int, _Waiting] = {}
-        for number, call in enumerate(own):
-            prompt, reply = call.prompt_ids or (), call.response_ids or ()
-            said = _conversation(call.request) if call.request else None
-            continued = ends.take(prompt)
-            if continued is not None:
-                del waiting[continued]
-            elif waiting:
-                _compare(call, prompt, said, waiting, found)
-            ends.add(prompt, reply, number)
-            waiting[number] = (call, prompt, said)
+        if len(own) > 1:
+            _find_in(own, found)
+
+
+def _find_in(own: Iterable[CapturedCall], found: list[Diagnostic]) -> None:
+    ends = OpenEnds()
+    waiting: dict[int, CapturedCall] = {}  # those that nothing has gone on from
+    for number, call in enumerate(own):
+        prompt = call.prompt_ids or ()
+        continued = ends.take(prompt)
+        if continued is not None:
+            del waiting[continued]
+        elif waiting:
+            _compare(call, prompt, waiting, found)
+        ends.add(prompt, call.response_ids or (), number)
+        waiting[number] = call
 
 
 def _compare(
-    call: CapturedCall,
-    prompt: tuple[int, ...],
-    said: Sequence[Any] | None,
-    waiting: dict[int, _Waiting],
-    found: list[Diagnostic],
+    call: CapturedCall, prompt: tuple[int, ...], waiting: dict[int, CapturedCall], found: list[Diagnostic]
 ) -> None:
-    for earlier, its_prompt, its_said in islice(reversed(waiting.values()), _LOOK_BACK):
+    said = _conversation(call.request)
+    for earlier in islice(reversed(waiting.values()), _LOOK_BACK):
+        its_prompt, its_said = earlier.prompt_ids or (), _conversation(earlier.request)
         if said is not None and its_said is not None:
             goes_on = _goes_on(said, its_said, earlier)
         else:

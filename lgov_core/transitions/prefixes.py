@@ -2,35 +2,48 @@
 
 from __future__ import annotations
 
+from typing import TypeAlias
+
+#: A turn: the tokens of its prompt, those of its reply, and its number.
+_Turn: TypeAlias = tuple[tuple[int, ...], tuple[int, ...], int]
+
 
 class OpenEnds:
     """Turns that may still be gone on from, each with a number: its tokens are those of its prompt and of its reply.
 
     A look-up costs a glance at each *length* there is, however many turns have it, and a comparison for those whose last
-    token stands at its place: first of the reply, which tells most of them apart. Not safe for use from several threads.
+    token stands at its place: first of the reply, which tells most of them apart. The latest turn is kept apart, since
+    mostly it is the only one. Not safe for use from several threads.
     """
 
     def __init__(self) -> None:
-        self._ends: dict[int, dict[int, list[tuple[tuple[int, ...], tuple[int, ...], int]]]] = {}
+        self._latest: _Turn | None = None
+        self._ends: dict[int, dict[int, list[_Turn]]] = {}
 
     def add(self, prompt: tuple[int, ...], reply: tuple[int, ...], number: int) -> None:
         """Adds a turn; its reply has at least one token."""
-        length = len(prompt) + len(reply)
-        by_last = self._ends.get(length)
-        if by_last is None:
-            self._ends[length] = {reply[-1]: [(prompt, reply, number)]}
-        else:
-            by_last.setdefault(reply[-1], []).append((prompt, reply, number))
+        if self._latest is not None:
+            self._file(self._latest)
+        self._latest = (prompt, reply, number)
 
     def take(self, tokens: tuple[int, ...]) -> int | None:
         """Removes the longest turn that ``tokens`` begins with (of equal ones the latest) and gives its number."""
+        latest = self._latest
+        if latest is not None:
+            if not self._ends:
+                if not _begins(tokens, latest):
+                    return None
+                self._latest = None
+                return latest[2]
+            self._file(latest)
+            self._latest = None
         best, place = 0, -1
         size = len(tokens)
         for length, by_last in self._ends.items():
             if best < length <= size:
                 same = by_last.get(tokens[length - 1])
                 if same is not None:
-                    found = _begins(tokens, same)
+                    found = next((at for at in range(len(same) - 1, -1, -1) if _begins(tokens, same[at])), -1)
                     if found >= 0:
                         best, place = length, found
         if not best:
@@ -44,12 +57,13 @@ class OpenEnds:
                 del self._ends[best]
         return number
 
+    def _file(self, turn: _Turn) -> None:
+        prompt, reply, _ = turn
+        self._ends.setdefault(len(prompt) + len(reply), {}).setdefault(reply[-1], []).append(turn)
 
-def _begins(tokens: tuple[int, ...], turns: list[tuple[tuple[int, ...], tuple[int, ...], int]]) -> int:
-    """The place of the last of ``turns`` that ``tokens`` begins with, or -1."""
-    for place in range(len(turns) - 1, -1, -1):
-        prompt, reply, _ = turns[place]
-        at = len(prompt)
-        if tokens[at : at + len(reply)] == reply and tokens[:at] == prompt:
-            return place
-    return -1
+
+def _begins(tokens: tuple[int, ...], turn: _Turn) -> bool:
+    """Whether ``tokens`` begins with those of ``turn``."""
+    prompt, reply, _ = turn
+    at = len(prompt)
+    return tokens[at : at + len(reply)] == reply and tokens[:at] == prompt

@@ -23,6 +23,9 @@ PlacedCall = tuple[CapturedCall, int]
 
 def distinct(rewards: Iterable[Reward], found: list[Diagnostic]) -> list[Reward]:
     """Rewards without those that came twice. One id with different contents is a finding, and both stay."""
+    rewards = list(rewards)
+    if len({reward.reward_id for reward in rewards}) == len(rewards):
+        return rewards
     known: dict[str, Reward] = {}
     kept: list[Reward] = []
     for reward in rewards:
@@ -115,10 +118,7 @@ class RewardTargets:
                 earned.setdefault(target, {}).setdefault(reward.dimension, []).append(reward.value)
         if not final and self._last is not None:
             found.append(Diagnostic(Finding.NO_FINAL_REWARD, self._rollout_id))
-        return {
-            target: {name: self._sum(values, name) for name, values in sorted(parts.items())}
-            for target, parts in earned.items()
-        }
+        return {target: self._sums(parts) for target, parts in earned.items()}
 
     def _of_attempt(self, reward: Reward, found: list[Diagnostic], unassigned: list[Reward]) -> int | None:
         if reward.attempt is not None and reward.attempt != self._attempt:
@@ -133,14 +133,16 @@ class RewardTargets:
         return self._last
 
     def _of_call(self, reward: Reward, found: list[Diagnostic], unassigned: list[Reward]) -> int | None:
-        named = reward.response_id
-        if named is not None:
-            what, meant = f"call {named}", self._calls.get(named, [])
+        if reward.response_id is not None:
+            meant = self._calls.get(reward.response_id, [])
         else:
-            named = reward.tool_call_id or ""
-            what, meant = f"tool call {named}", self._tools.get(named, [])
+            meant = self._tools.get(reward.tool_call_id or "", [])
+        here = reward.attempt is None or reward.attempt == self._attempt
+        if here and len(meant) == 1 and reward.choice is None and meant[0][1] != UNUSABLE:
+            return meant[0][1]
+        what = f"tool call {reward.tool_call_id}" if reward.response_id is None else f"call {reward.response_id}"
         # Ids may come again in a retry: of two calls of one id the one in the attempt that the reward names is meant.
-        if meant and reward.attempt not in (None, self._attempt) and self._was_elsewhere(reward, reward.attempt):
+        if meant and not here and self._was_elsewhere(reward, reward.attempt):
             return None
         if reward.response_id is not None and len({call.choice for call, _ in meant}) > 1:
             if reward.choice is None:
@@ -169,6 +171,10 @@ class RewardTargets:
         if reward.response_id is not None:
             return any(call.response_id == reward.response_id for call in calls)
         return any(reward.tool_call_id in call.tool_call_ids for call in calls)
+
+    def _sums(self, parts: dict[str, list[float]]) -> dict[str, float]:
+        names = parts if len(parts) == 1 else sorted(parts)
+        return {name: self._sum(parts[name], name) for name in names}
 
     def _sum(self, values: list[float], dimension: str) -> float:
         try:
