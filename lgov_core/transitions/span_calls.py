@@ -33,7 +33,8 @@ def call_of_span(span: Span, place: Place, key: CallKey) -> CapturedCall | None:
     """The call that ``span`` shows. None where it says what cannot be read: `calls_of_spans` reads and tells that."""
     attributes = span.attributes
     tokens = tokens_of(attributes)
-    if None in tokens and unreadable_tokens(attributes, tokens):
+    prompt, reply, logprobs = tokens
+    if (prompt is None or reply is None or logprobs is None) and unreadable_tokens(attributes, tokens):
         return None
     told = attributes.get(semconv.WEIGHTS_VERSION)
     version = version_of(told)
@@ -100,16 +101,18 @@ def _call(
 ) -> CapturedCall:
     get = attributes.get
     started_at = span.started_at
+    asked, said = get(semconv.INPUT_MESSAGES), get(semconv.OUTPUT_MESSAGES)
+    temperature, top_p = get(semconv.REQUEST_TEMPERATURE), get(semconv.REQUEST_TOP_P)
     draft: Any = CallDraft()
     draft.response_id, draft.choice = key
     draft.model = str(get(semconv.RESPONSE_MODEL) or get(semconv.REQUEST_MODEL) or "")
-    draft.request = messages_of(get(semconv.INPUT_MESSAGES))
-    draft.response = messages_of(get(semconv.OUTPUT_MESSAGES))
+    draft.request = {} if asked is None else messages_of(asked)
+    draft.response = {} if said is None else messages_of(said)
     draft.prompt_ids, draft.response_ids, draft.logprobs = tokens
     draft.finish_reason = finish_reason_of(get(semconv.FINISH_REASONS))
     draft.weights_version = version
-    draft.temperature = number_or(get(semconv.REQUEST_TEMPERATURE), 1.0)
-    draft.top_p = number_or(get(semconv.REQUEST_TOP_P), 1.0)
+    draft.temperature = 1.0 if temperature is None else number_or(temperature, 1.0)
+    draft.top_p = 1.0 if top_p is None else number_or(top_p, 1.0)
     draft.started_at = started_at
     draft.ended_at = started_at if span.ended_at is None else span.ended_at
     draft.rollout_id = rollout_id

@@ -10,7 +10,7 @@ from lgov_core.trace import semconv
 from lgov_core.transitions.findings import Diagnostic, Finding
 from lgov_core.transitions.quick_values import complete
 from lgov_core.transitions.span_calls import CallKey, Shown, call_of_span, calls_of_spans, invalid
-from lgov_core.transitions.span_rewards import evaluations_of_span, rewards_of_span
+from lgov_core.transitions.span_rewards import evaluations_of_span, further_rewards, reward_of_span
 from lgov_core.transitions.span_tree import CALL_OPERATIONS, Place, SpanTree
 from lgov_core.types import Attempt, CapturedCall, Outcome, Reward, Rollout, Span
 
@@ -51,13 +51,11 @@ class SpanReading:
         self.proposed_in: dict[tuple[str | None, str], str] = {}
         self._seen: dict[_AttemptKey, _Seen] = {}
         self._of_no_rollout: dict[int | None, _Seen] = {}
-        self._place: Place | None = None
-        self._here = _Seen(0.0, 0.0)
         self._tasks: dict[str, set[str]] = {}
         self._runs: dict[str, set[str]] = {}
         self._proposals: dict[tuple[str | None, str], set[str]] = {}
-        for span, place in self.tree.placed(self.found):
-            self._read(span, place)
+        for placed in self.tree.placed(self.found):
+            self._read(placed)
         # Spans that name no attempt belong to the last one that others name: what is said of a rollout is said of that.
         self._last: dict[str, int] = {}
         for rollout_id, attempt in self._seen:
@@ -65,23 +63,31 @@ class SpanReading:
 
     # ------------------------------------------------------------------ one span
 
-    def _read(self, span: Span, place: Place) -> None:
-        attributes = span.attributes
-        if span.name == semconv.REWARD_SPAN_NAME or semconv.REWARD_VALUE in attributes:
-            self.rewards += rewards_of_span(span, place)
-            return
-        if place is not self._place:  # spans of one attempt mostly come together
-            self._place, self._here = place, self._seen_at(span, place)
-        seen = self._here
-        if place.rollout_id is not None:
-            self._read_attempt(span, place, place.rollout_id, seen)
-        operation = attributes.get(semconv.OPERATION)
-        if operation in CALL_OPERATIONS or (operation is None and semconv.RESPONSE_TOKEN_IDS in attributes):
-            self._read_call(span, place, seen)
-        elif operation == semconv.EXECUTE_TOOL:
-            self._read_tool(span, place.rollout_id)
+    def _read(self, placed: Iterable[tuple[Span, Place]]) -> None:
+        here: Place | None = None
+        seen = _Seen(0.0, 0.0)
+        for span, place in placed:
+            attributes = span.attributes
+            if span.name == semconv.REWARD_SPAN_NAME or semconv.REWARD_VALUE in attributes:
+                self._read_reward(span, place)
+                continue
+            if place is not here:  # spans of one attempt mostly come together
+                here, seen = place, self._seen_at(span, place)
+            if place.rollout_id is not None:
+                self._read_attempt(span, place, place.rollout_id, seen)
+            operation = attributes.get(semconv.OPERATION)
+            if operation in CALL_OPERATIONS or (operation is None and semconv.RESPONSE_TOKEN_IDS in attributes):
+                self._read_call(span, place, seen)
+            elif operation == semconv.EXECUTE_TOOL:
+                self._read_tool(span, place.rollout_id)
+            if span.events:
+                self.rewards += evaluations_of_span(span, self.tree)
+
+    def _read_reward(self, span: Span, place: Place) -> None:
+        reward = reward_of_span(span, place)
+        self.rewards.append(reward)
         if span.events:
-            self.rewards += evaluations_of_span(span, self.tree)
+            self.rewards += further_rewards(span, reward)
 
     def _seen_at(self, span: Span, place: Place) -> _Seen:
         """What is known of the attempt at ``place``; of one not seen yet, that ``span`` is in it."""

@@ -12,36 +12,31 @@ from lgov_core.transitions.span_values import number_of, text_of
 from lgov_core.types import Reward, Span, SpanEvent
 
 
-def rewards_of_span(span: Span, place: Place) -> list[Reward]:
-    """The reward that an ``lgov.reward`` span is, and the further dimensions that its evaluation events add to it.
-
-    A value that is no number is NaN: it is told later and never counted.
-    """
-    attributes = span.attributes
-    choice = attributes.get(semconv.CHOICE)
-    reward = reward_of(
-        number_of(attributes.get(semconv.REWARD_VALUE)),
-        str(attributes.get(semconv.REWARD_DIMENSION) or "task"),
+def reward_of_span(span: Span, place: Place) -> Reward:
+    """The reward that an ``lgov.reward`` span is. A value that is no number is NaN: it is told later and never counted."""
+    get = span.attributes.get
+    value, choice = get(semconv.REWARD_VALUE), get(semconv.CHOICE)
+    dimension, source = get(semconv.REWARD_DIMENSION), get(semconv.REWARD_SOURCE)
+    return reward_of(
+        value if type(value) is float else number_of(value),
+        str(dimension) if dimension else "task",
         place.rollout_id,
         place.attempt,
-        text_of(attributes.get(semconv.RESPONSE_ID)),
-        text_of(attributes.get(semconv.TOOL_CALL_ID)),
-        str(attributes.get(semconv.REWARD_SOURCE) or ""),
+        text_of(get(semconv.RESPONSE_ID)),
+        text_of(get(semconv.TOOL_CALL_ID)),
+        str(source) if source else "",
         _id(span),
         choice if type(choice) is int else None,
     )
-    return (
-        [
-            reward,
-            *(
-                _judged(event, replace(reward, source="", reward_id=f"{_id(span)}#{position}"))
-                for position, event in enumerate(span.events)
-                if event.name == semconv.EVALUATION_EVENT
-            ),
-        ]
-        if span.events
-        else [reward]
-    )
+
+
+def further_rewards(span: Span, reward: Reward) -> list[Reward]:
+    """The further dimensions that its evaluation events add to the ``reward`` that a span is."""
+    return [
+        _judged(event, replace(reward, source="", reward_id=f"{_id(span)}#{position}"))
+        for position, event in enumerate(span.events)
+        if event.name == semconv.EVALUATION_EVENT
+    ]
 
 
 def evaluations_of_span(span: Span, tree: SpanTree) -> Iterator[Reward]:

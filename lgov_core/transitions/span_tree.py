@@ -52,21 +52,21 @@ class SpanTree:
         self._given = tuple(spans)
         self._traces: dict[str | None, _Trace] = {}
 
-    def placed(self, found: list[Diagnostic]) -> Iterator[tuple[Span, Place]]:
-        """Each span with its place, one trace after the other: what is done with a trace's spans finds them in the caches."""
-        spans_of: dict[str | None, list[Span]] = {}
+    def placed(self, found: list[Diagnostic]) -> Iterator[Iterator[tuple[Span, Place]]]:
+        """The spans of each trace with their places, one trace after the other: what is read of it finds it in the caches."""
+        spans_of: dict[str | None, list[Span]] = {None: []}
+        trace_id, spans = None, spans_of[None]
         for span in self._given:
-            trace_id = span.trace_id
-            if trace_id in spans_of:
-                spans_of[trace_id].append(span)
-            else:
-                spans_of[trace_id] = [span]
+            if span.trace_id != trace_id:  # mostly a trace's spans come together
+                trace_id = span.trace_id
+                spans = spans_of.setdefault(trace_id, [])
+            spans.append(span)
         # A span of a program's own OpenTelemetry may stand under one of ours, which names no trace.
-        ours = self._traces[None] = _Trace(spans_of.pop(None, ()), None, found)
-        yield from ours.placed()
+        ours: _Trace | None = None
         for trace_id, spans in spans_of.items():
             trace = self._traces[trace_id] = _Trace(spans, ours, found)
-            yield from trace.placed()
+            ours = ours or trace
+            yield trace.placed()
 
     def kept(self) -> tuple[Span, ...]:
         """The different spans."""

@@ -14,6 +14,9 @@ from lgov_core.types import JSONValue
 #: Prompt ids, response ids and logprobs.
 Tokens: TypeAlias = tuple[tuple[int, ...] | None, tuple[int, ...] | None, tuple[float, ...] | None]
 
+#: As `isinstance` likes them best: a union is made anew each time.
+_LISTS: Final = (list, tuple)
+
 #: What a tool call is called as a part of a message, by the API that the message comes from.
 _CALL_PARTS: Final = frozenset({"tool_call", "tool_use", "function_call"})
 
@@ -78,7 +81,7 @@ def tokens_agree(one: Tokens, other: Tokens) -> bool:
 
 def finish_reason_of(value: object) -> str:
     """The first of a call's finish reasons, empty when none is known."""
-    if isinstance(value, list | tuple) and value:
+    if isinstance(value, _LISTS) and value:
         value = value[0]
     return value if isinstance(value, str) else ""
 
@@ -135,7 +138,7 @@ def _listed(value: object) -> Sequence[Any] | None:
             value = json.loads(value)
         except (ValueError, RecursionError):
             return None
-    return value if isinstance(value, list | tuple) else None
+    return value if isinstance(value, _LISTS) else None
 
 
 def _integers(value: object) -> tuple[int, ...] | None:
