@@ -58,14 +58,14 @@ def _touches(tree: exp.Expr, reached: list[exp.Expr], tables: list[exp.Expr], gl
 
 
 def _takes_all(node: exp.Expr) -> bool:
-    """Whether a protected table is used as a whole: renamed columns, ``x IN table``, an INSERT without columns."""
+    """Whether a protected table is used as a whole: renamed columns, ``x IN table``, PIVOT, an INSERT without columns."""
     if not isinstance(node, exp.Table):
         return True
     alias = node.args.get("alias")
     if isinstance(alias, exp.TableAlias) and alias.args.get("columns"):
         return True
     parent = node.parent
-    return isinstance(parent, exp.Insert) and node.arg_key == "this"
+    return isinstance(parent, exp.Insert | exp.Pivot | exp.Summarize) and node.arg_key == "this"
 
 
 def _star_reaches(star: exp.Star, reached: list[exp.Expr], known_as: set[str], elsewhere: set[str]) -> bool:

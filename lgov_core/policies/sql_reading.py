@@ -19,6 +19,7 @@ from lgov_core.policies.sql_limit import NoLimit, limited, same_but_for_the_limi
 from lgov_core.policies.sql_names import is_dangerous, is_dangerous_package
 from lgov_core.policies.sql_parse import TooMuchWork, make_parser
 from lgov_core.policies.sql_rules import SEVERITIES, Settings, folded, may_mean, names
+from lgov_core.policies.sql_statements import SHORTHANDS, TRANSACTION_WORDS, as_query, described, is_transaction
 from lgov_core.policies.sql_text import MYSQL_FAMILY, Lexicon, Statement, UnclearSQL, same_reading
 from lgov_core.types import Severity
 
@@ -27,19 +28,13 @@ _EXPLAIN = re.compile(
     r"(?:\s+(?:analyze|verbose|extended|formatted|cost|logical|distributed|format\s*=\s*\w+))*(?=\s|\()",
     re.IGNORECASE,
 )
-_PRAGMA = re.compile(
-    r"""pragma\s+(?:\w+\s*\.\s*)?(\w+)\s*(?:\(\s*(['"`\[]?)([^'"`\[\]()=;]*)['"`\]]?\s*\))?""", re.IGNORECASE
-)
-_TRANSACTION = re.compile(
-    r"(?:begin(?:\s+(?:deferred|immediate|exclusive))?|start|commit|end|rollback)(?:\s+(?:transaction|work|tran))?",
-    re.IGNORECASE,
-)
 _WRITE_TOP = re.compile(r"(?:update|delete)\s+(top\s*\(\s*\d+\s*\))", re.IGNORECASE)
-#: First words that leave the kind of statement to the syntax tree, and those of statements about transactions.
+#: First words that leave the kind of statement to the syntax tree.
 _OPENINGS = frozenset({"WITH", "(", "TABLE", "FROM"})
-_TRANSACTION_WORDS = frozenset({"BEGIN", "START", "COMMIT", "END", "ROLLBACK"})
+#: First words of queries.
+_QUERIES = _OPENINGS | {"SELECT", "VALUES"}
 _CREATABLE = frozenset({"table", "view", "index"})
-_PLAIN_WORDS = frozenset({"create", "temp", "temporary", "unique"})
+_PLAIN_WORDS = frozenset({"create", "temp", "temporary", "unique", "unlogged", "transient", "global", "local"})
 #: Words that name a file where the parser may see an alias.
 _FILE_WORDS = frozenset({"infile", "outfile", "dumpfile"})
 _FILE_CLAUSES = MYSQL_FAMILY | {"clickhouse"}
@@ -113,9 +108,13 @@ class Reading:
         """Raises `Found`; gives the text to run instead, or None."""
         first = statement.text[0] if statement.text[0] == "(" else statement.text.split(None, 1)[0]
         word = re.split(r"\W", first, maxsplit=1)[0].upper() or first
-        kind = "TRANSACTION" if word in _TRANSACTION_WORDS else word
+        kind = "TRANSACTION" if word in TRANSACTION_WORDS else "DESCRIBE" if word == "DESC" else word
+        if self.dialect == "duckdb" and word in SHORTHANDS:
+            return self._check_shorthand(statement, word, explained)
         if kind not in sql_names.KINDS and (kind not in _OPENINGS or (kind == "FROM" and self.dialect != "duckdb")):
             raise Found("sql-unparsable", f"{first[:20]!r} does not begin a statement.", Severity.MEDIUM)
+        if self._only_describes(statement, kind):
+            return None
         self._check_kinds((kind, word))
         self._check_functions(statement)
         if kind == "EXPLAIN" and not explained:
@@ -124,9 +123,10 @@ class Reading:
                 raise _unparsable("this EXPLAIN")
             self._check_statement(_rest(statement, prefix.end()), explained=True)
         elif kind == "PRAGMA":
-            self._check_pragma(statement)
+            allowed = ", ".join(sorted(sql_names.DESCRIBING_PRAGMAS))
+            raise Found("sql-denied-statement", f"Only these pragmas are allowed: {allowed}.", Severity.CRITICAL)
         elif kind == "TRANSACTION":
-            if _TRANSACTION.fullmatch(statement.text) is None:
+            if not is_transaction(statement.text, self.dialect):
                 raise _unparsable(f"this {word}")
         elif kind == "EXPLAIN":
             raise _unparsable("an EXPLAIN of an EXPLAIN")
@@ -135,6 +135,21 @@ class Reading:
         else:
             return self._check_parsed(statement, kind, explained)
         return None
+
+    def _check_shorthand(self, statement: Statement, word: str, explained: bool) -> str | None:
+        query = as_query(statement, word, _QUERIES)
+        if query is None:
+            raise _unparsable(f"this {word}")
+        return self._check_statement(query, explained=explained or word == "SUMMARIZE")
+
+    def _only_describes(self, statement: Statement, kind: str) -> bool:
+        """Whether the statement says how tables are made, and no more; raises `Found` for a table that is closed."""
+        if kind not in ("PRAGMA", "DESCRIBE", "SHOW") or kind in self.settings.denied_kinds:
+            return False
+        about = described(statement.text, kind, self.dialect)
+        if about is not None:
+            self._check_table(*about)
+        return about is not None
 
     def _check_parsed(self, statement: Statement, kind: str, explained: bool) -> str | None:
         try:
@@ -163,7 +178,7 @@ class Reading:
                 raise Found("sql-denied-statement", f"{kind} statements are not allowed.", severity)
             if read_only and kind not in sql_names.READS:
                 raise Found("sql-read-only", f"{kind} is not allowed. {_ADVICE}", severity)
-            if kind not in sql_names.GUARDED and kind not in _TRANSACTION_WORDS:
+            if kind not in sql_names.GUARDED and kind not in TRANSACTION_WORDS:
                 raise Found("sql-denied-statement", f"{kind} statements are not allowed.", severity)
 
     def _check_functions(self, statement: Statement) -> None:
@@ -178,13 +193,6 @@ class Reading:
         """Whether ``qualifier`` is not also a name of its own in the statement, as a table's or an alias is."""
         short = len(qualifier) <= 4  # ml, ai, cron, http: as good as names of tables
         return not short or statement.names.count(qualifier) == statement.qualifiers.count(qualifier)
-
-    def _check_pragma(self, statement: Statement) -> None:
-        match = _PRAGMA.fullmatch(statement.text)
-        if self.dialect != "sqlite" or match is None or match[1].lower() not in sql_names.DESCRIBING_PRAGMAS:
-            allowed = ", ".join(sorted(sql_names.DESCRIBING_PRAGMAS))
-            raise Found("sql-denied-statement", f"Only these pragmas are allowed: {allowed}.", Severity.CRITICAL)
-        self._check_table("", (match[3] or "").strip().lower())
 
     def _tree(self, statement: Statement, kind: str) -> tuple[exp.Expr, list[Any]]:
         text, shift = statement.text, 0
@@ -210,6 +218,8 @@ class Reading:
             kinds = sql_tree.kinds(node)
             if kinds:
                 self._check_kinds(kinds)
+            if self.dialect == "duckdb" and sql_tree.is_misread(node):
+                raise _unparsable("a statement in the place of a table")
             for schema, table in sql_tree.table_names(node):
                 self._check_table(schema, table, listed=not sql_tree.is_from_query(node, table))
             self._check_write(node)
@@ -251,10 +261,11 @@ class Reading:
         ):
             return
         qualifier, function = unknown
-        if function in self.settings.functions or f"{qualifier}.{function}" in self.settings.functions:
+        shown = f"{qualifier}.{function}" if qualifier else function
+        own = qualifier in _OWN_QUALIFIERS
+        if shown in self.settings.functions or (own and function in self.settings.functions):
             return
-        if qualifier not in _OWN_QUALIFIERS or not is_harmless(function, self.dialect):
-            shown = f"{qualifier}.{function}" if qualifier else function
+        if not own or not is_harmless(function, self.dialect):
             reason = f"The function {shown} is not known to be harmless; use a standard one."
             raise Found("sql-function", reason, Severity.MEDIUM)
 

@@ -284,7 +284,9 @@ def _begins_another(words: Sequence[str]) -> bool:
     found = [
         word
         for before, word in pairwise(("", *words))
-        if word in _TSQL_STARTERS and not (word in ("delete", "update") and before in _CLAUSE_BEFORE)
+        if word in _TSQL_STARTERS
+        and not (word in ("delete", "update") and before in _CLAUSE_BEFORE)
+        and not (word == "insert" and before == "then")  # of a MERGE
     ]
     if words and words[0] == "with":
         return len(found) > 1 or not _MAY_FOLLOW_WITH.issuperset(found)

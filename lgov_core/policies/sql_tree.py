@@ -79,9 +79,24 @@ _DANGEROUS_FUNCTION = re.compile(
     r"AI\w+|ML\w+|Generate(?:Text|Table|Embedding|Bool|Double|Int)|Predict|FeaturesAtTime|Secret|ReadCSV|ReadParquet|ToFile"
     r"|DynamicIdentifier"
 )
+#: Reserved words of DuckDB that begin statements, also in the place of a table.
+_NO_TABLES = frozenset({"SHOW", "DESCRIBE", "SUMMARIZE", "PIVOT", "UNPIVOT"})
 #: Hints to SQL Server that take locks which others wait for.
 _LOCKING_HINTS = frozenset(words("TABLOCKX TABLOCK XLOCK UPDLOCK HOLDLOCK SERIALIZABLE REPEATABLEREAD PAGLOCK ROWLOCK"))
-_PLAIN_PROPERTIES = (exp.TemporaryProperty, exp.LikeProperty, exp.StrictProperty)
+#: What a plain CREATE may say of its table: how its rows are kept, ordered and spread, in which characters.
+_PLAIN_PROPERTIES = (
+    exp.TemporaryProperty, exp.LikeProperty, exp.StrictProperty, exp.UnloggedProperty, exp.TransientProperty,
+    exp.OnCommitProperty, exp.CharacterSetProperty, exp.CollateProperty, exp.AutoIncrementProperty, exp.RowFormatProperty,
+    exp.SchemaCommentProperty, exp.PartitionedByProperty, exp.ClusterProperty, exp.DistKeyProperty, exp.DistStyleProperty,
+    exp.SortKeyProperty, exp.Order, exp.PrimaryKey,
+)  # fmt: skip
+#: Engines that keep a table's rows in the database itself.
+_OWN_ENGINES = frozenset(
+    words(
+        "innodb myisam aria memory heap mergetree replacingmergetree summingmergetree aggregatingmergetree"
+        " collapsingmergetree versionedcollapsingmergetree log tinylog stripelog"
+    )
+)
 
 ROOTS = (
     exp.Select,
@@ -173,6 +188,14 @@ def table_names(node: exp.Expr) -> Iterator[tuple[str, str]]:
             yield field.table.lower(), field.name.lower()
         elif isinstance(field, exp.Expr):
             yield "", _last_name(field).lower()
+    elif isinstance(node, exp.Summarize) and isinstance(node.this, exp.Literal):
+        yield "", node.this.name.lower()
+
+
+def is_misread(node: exp.Expr) -> bool:
+    """Whether the parser takes a word for a table's name that begins a statement of DuckDB and names nothing there."""
+    inner = node.this if isinstance(node, exp.Table) and not node.db else None
+    return isinstance(inner, exp.Identifier) and not inner.quoted and inner.name.upper() in _NO_TABLES
 
 
 def _parts(table: exp.Table) -> Iterator[str]:
@@ -268,7 +291,7 @@ def dangerous_function(node: exp.Expr) -> str | None:
 
 
 _CHECKED = (
-    exp.Table, exp.In, exp.Update, exp.Delete, exp.Merge, exp.Create, exp.Anonymous, exp.Dot, exp.OnConflict,
+    exp.Table, exp.Summarize, exp.In, exp.Update, exp.Delete, exp.Merge, exp.Create, exp.Anonymous, exp.Dot, exp.OnConflict,
     exp.WithTableHint, exp.PropertyEQ,
 )  # fmt: skip
 
@@ -332,4 +355,8 @@ def is_plain_create(create: exp.Create) -> bool:
     if create.args.get("clone") is not None:
         return False
     properties = create.args.get("properties")
-    return properties is None or all(isinstance(found, _PLAIN_PROPERTIES) for found in properties.expressions)
+    return properties is None or all(
+        isinstance(found, _PLAIN_PROPERTIES)
+        or (isinstance(found, exp.EngineProperty) and _last_name(found.this).lower() in _OWN_ENGINES)
+        for found in properties.expressions
+    )

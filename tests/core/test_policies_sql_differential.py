@@ -71,7 +71,10 @@ def touches_secret(events: list[Event]) -> bool:
 
 
 def writes(events: list[Event]) -> bool:
-    return any(code not in READING for code, _one, _two in events)
+    return any(
+        code not in READING and not (code == sqlite3.SQLITE_PRAGMA and str(one).lower() in DESCRIBING)
+        for code, one, _two in events
+    )
 
 
 def changes_rows(events: list[Event]) -> bool:

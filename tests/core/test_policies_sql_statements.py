@@ -1,0 +1,188 @@
+"""SQLPolicy: statements without a syntax tree (DESCRIBE, SHOW, transactions, DuckDB's own), plain CREATE, MERGE, functions."""
+
+from __future__ import annotations
+
+import sqlite3
+
+import pytest
+
+from lgov_core.policies import SQLPolicy
+
+
+@pytest.mark.parametrize(
+    ("dialect", "text"),
+    [
+        ("sqlite", "PRAGMA table_info(orders)"),
+        ("sqlite", "PRAGMA main.index_list('orders')"),
+        ("mysql", "DESCRIBE orders"),
+        ("mysql", "DESC `shop`.`orders`"),
+        ("mysql", "SHOW FULL COLUMNS FROM orders FROM shop LIKE 'a%'"),
+        ("mysql", "SHOW CREATE TABLE orders"),
+        ("mysql", "SHOW TABLES"),
+        ("snowflake", "SHOW TABLES IN SCHEMA shop.public"),
+        ("snowflake", "DESCRIBE TABLE shop.public.orders"),
+        ("clickhouse", "SHOW CREATE TABLE orders"),
+        ("duckdb", "SHOW ALL TABLES"),
+        ("spark", "DESCRIBE EXTENDED orders"),
+    ],
+)
+def test_tables_may_be_described_in_both_modes(dialect: str, text: str) -> None:
+    for mode in ("read_only", "guarded"):
+        decision = SQLPolicy(dialect=dialect, mode=mode).judge_sql(text)
+        assert not decision.blocks, decision.reason
+
+
+@pytest.mark.parametrize(
+    ("dialect", "text"),
+    [
+        ("sqlite", "PRAGMA user_version"),
+        ("sqlite", "PRAGMA table_info = orders"),
+        ("sqlite", "PRAGMA table_info(sqlite_master)"),
+        ("mysql", "SHOW TABLES FROM mysql"),
+        ("mysql", "SHOW COLUMNS FROM user FROM mysql"),
+        ("mysql", "SHOW TABLES WHERE sleep(10)"),
+        ("mysql", "SHOW FULL PROCESSLIST"),
+        ("mysql", "SHOW VARIABLES LIKE 'a'"),
+        ("mysql", "SHOW CREATE USER root"),
+        ("mysql", "DESCRIBE SELECT sleep(3)"),
+        ("mysql", "DESC ANALYZE DELETE FROM t"),
+        ("snowflake", "SHOW GRANTS"),
+        ("snowflake", "DESCRIBE USER x"),
+        ("clickhouse", "DESCRIBE TABLE url('http://x')"),
+        ("clickhouse", "SHOW CREATE TABLE system.users"),
+        ("duckdb", "DESCRIBE 'x.csv'"),
+        ("duckdb", "DESCRIBE users.csv"),
+        ("postgres", "SHOW data_directory"),
+        ("tsql", "DESCRIBE orders"),  # a call of a procedure
+    ],
+)
+def test_what_shows_more_than_tables_is_denied(dialect: str, text: str) -> None:
+    for mode in ("read_only", "guarded"):
+        assert SQLPolicy(dialect=dialect, mode=mode).judge_sql(text).blocks
+
+
+def test_descriptions_keep_to_the_rules_for_tables() -> None:
+    for text in ("DESCRIBE users", "SHOW COLUMNS FROM users FROM shop", "SHOW CREATE TABLE `Users`"):
+        assert SQLPolicy(["table:users"], dialect="mysql").judge_sql(text).rule == "sql-denied-table", text
+        assert SQLPolicy(dialect="mysql", tables=["orders"]).judge_sql(text).rule == "sql-denied-table", text
+        assert SQLPolicy(["DESCRIBE", "SHOW"], dialect="mysql").judge_sql(text).blocks, text
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "START TRANSACTION; SAVEPOINT a; INSERT INTO t (x) VALUES (1); ROLLBACK TO SAVEPOINT a; RELEASE a; COMMIT",
+        "START TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY; SELECT 1; COMMIT",
+        "BEGIN ISOLATION LEVEL SERIALIZABLE; ROLLBACK WORK",
+    ],
+)
+def test_transactions_have_parts(text: str) -> None:
+    assert not SQLPolicy(dialect="postgres").judge_sql(text).blocks
+    assert SQLPolicy(dialect="postgres", mode="read_only").judge_sql(text).rule == "sql-read-only"
+
+
+def test_transactions_hide_nothing() -> None:
+    for text in ("SAVEPOINT a DROP TABLE x", "START TRANSACTION READ WRITE", "ROLLBACK TO a; DROP TABLE x", "RELEASE"):
+        assert SQLPolicy(dialect="postgres").judge_sql(text).blocks, text
+    assert SQLPolicy(["SAVEPOINT"], dialect="postgres").judge_sql("SAVEPOINT a").rule == "sql-denied-statement"
+    for text in ("SAVEPOINT shutdown", "RELEASE x", "BEGIN TRANSACTION SHUTDOWN"):
+        assert SQLPolicy(dialect="tsql").judge_sql(text).blocks, text
+
+
+def test_savepoints_are_let_through_by_sqlite_and_undone() -> None:
+    text = "BEGIN; SAVEPOINT a; INSERT INTO t VALUES (1); ROLLBACK TO a; RELEASE SAVEPOINT a; COMMIT"
+    connection = sqlite3.connect(":memory:", isolation_level=None)
+    connection.execute("CREATE TABLE t (x)")
+    connection.executescript(text)
+    assert connection.execute("SELECT count(*) FROM t").fetchone() == (0,)
+    assert not SQLPolicy(dialect="sqlite").judge_sql(text).blocks
+
+
+@pytest.mark.parametrize(
+    ("dialect", "text"),
+    [
+        ("mysql", "CREATE TABLE a (b INT) ENGINE=InnoDB DEFAULT CHARSET=utf8mb4 COLLATE=utf8mb4_bin COMMENT='x'"),
+        ("bigquery", "CREATE TABLE shop.a (b INT64, d TIMESTAMP) PARTITION BY DATE(d) CLUSTER BY b"),
+        ("clickhouse", "CREATE TABLE a (b UInt64) ENGINE = ReplacingMergeTree(b) ORDER BY b PARTITION BY b % 10"),
+        ("redshift", "CREATE TEMP TABLE a DISTKEY (b) SORTKEY (c) AS SELECT b, c FROM t"),
+        ("snowflake", "CREATE TRANSIENT TABLE a (b INT) CLUSTER BY (b) COMMENT = 'x'"),
+        ("postgres", "CREATE UNLOGGED TABLE a (b INT)"),
+        ("oracle", "CREATE GLOBAL TEMPORARY TABLE a (b NUMBER) ON COMMIT DELETE ROWS"),
+    ],
+)
+def test_a_plain_table_may_say_how_its_rows_are_kept(dialect: str, text: str) -> None:
+    decision = SQLPolicy(dialect=dialect).judge_sql(text)
+    assert not decision.blocks, decision.reason
+    assert SQLPolicy(dialect=dialect, mode="read_only").judge_sql(text).rule == "sql-read-only"
+
+
+@pytest.mark.parametrize(
+    ("dialect", "text"),
+    [
+        ("mysql", "CREATE TABLE a (b INT) ENGINE=InnoDB DATA DIRECTORY='/tmp'"),
+        ("mysql", "CREATE TABLE a (b INT) ENGINE=InnoDB CONNECTION='x'"),
+        ("mysql", "CREATE TABLE a (b INT) ENGINE=CSV"),
+        ("clickhouse", "CREATE TABLE a (b String) ENGINE = S3('http://x')"),
+        ("clickhouse", "CREATE TABLE a (b String) ENGINE = Distributed('c', 'd', 't')"),
+        ("clickhouse", "CREATE TABLE a (b String) ENGINE = MergeTree ORDER BY b SETTINGS disk = disk(type = web)"),
+        ("clickhouse", "CREATE TABLE a (b String) ENGINE = MergeTree ORDER BY file('/etc/passwd')"),
+        ("clickhouse", "CREATE TABLE a ON CLUSTER c (b String) ENGINE = MergeTree ORDER BY b"),
+        ("postgres", "CREATE TABLE a PARTITION OF users FOR VALUES IN (1)"),
+        ("postgres", "CREATE TABLE a (b INT) INHERITS (users)"),
+        ("snowflake", "CREATE OR REPLACE TRANSIENT TABLE a (b INT)"),
+    ],
+)
+def test_a_table_over_something_else_is_not_plain(dialect: str, text: str) -> None:
+    assert SQLPolicy(dialect=dialect).judge_sql(text).blocks
+
+
+def test_merge_of_sql_server_may_insert() -> None:
+    policy = SQLPolicy(dialect="tsql")
+    merge = "MERGE t USING s ON t.id = s.id WHEN MATCHED THEN UPDATE SET a = s.a WHEN NOT MATCHED THEN INSERT (a) VALUES (1)"
+    assert not policy.judge_sql(f"{merge};").blocks
+    for more in (
+        " INSERT INTO x VALUES (1)",
+        " DELETE FROM t",
+        " SHUTDOWN",
+        "; INSERT INTO x VALUES (1) DELETE FROM t",
+    ):
+        assert policy.judge_sql(merge + more).blocks, more
+
+
+def test_a_function_without_a_schema_is_not_that_of_another() -> None:
+    policy = SQLPolicy(dialect="postgres", mode="read_only", functions=["score", "app.rank_items"])
+    assert not policy.judge_sql("SELECT score(id), pg_catalog.score(id), app.rank_items(id) FROM t").blocks
+    for text in ("SELECT evil.score(id) FROM t", "SELECT rank_items(id) FROM t", "SELECT * FROM evil.score(3)"):
+        assert policy.judge_sql(text).rule == "sql-function", text
+
+
+SHORT = ("SUMMARIZE users", "SUMMARIZE SELECT * FROM users", "PIVOT users ON a USING count(*)", "UNPIVOT users ON a, b")
+
+
+@pytest.mark.parametrize("text", [*SHORT, "SELECT * FROM (SUMMARIZE users)", "FROM (PIVOT users ON a USING count(*))"])
+def test_shorthands_of_duckdb_are_read_as_queries(text: str) -> None:
+    for mode in ("read_only", "guarded"):
+        assert not SQLPolicy(dialect="duckdb", mode=mode).judge_sql(text).blocks
+    assert SQLPolicy(["table:users"], dialect="duckdb").judge_sql(text).rule == "sql-denied-table"
+    assert SQLPolicy(dialect="duckdb", tables=["orders"]).judge_sql(text).rule == "sql-denied-table"
+    assert SQLPolicy(dialect="duckdb", columns=["users.pay"]).judge_sql(text).rule == "sql-denied-column"
+
+
+def test_shorthands_of_duckdb_open_no_files() -> None:
+    policy = SQLPolicy(dialect="duckdb")
+    assert all(SQLPolicy(dialect="postgres").judge_sql(text).blocks for text in SHORT)
+    for text in (
+        "SUMMARIZE 'x.csv'",
+        "SUMMARIZE users.csv",
+        "SUMMARIZE read_csv('x')",
+        "SUMMARIZE SUMMARIZE users",
+        "SUMMARIZE",
+        "FROM (SUMMARIZE 'x.csv')",
+        "SELECT * FROM (SHOW 'x.csv')",
+        "PIVOT 'x.csv' ON a USING count(*)",
+        "PIVOT t ON a USING count(*)), (SELECT * FROM read_csv('x')",
+        "UNPIVOT users.csv ON a INTO NAME m VALUE v",
+    ):
+        assert policy.judge_sql(text).blocks, text
+    limited = SQLPolicy(dialect="duckdb", max_rows=10).judge_sql("PIVOT t ON a USING count(*)")
+    assert limited.text == "FROM (PIVOT t ON a USING count(*)) LIMIT 10"
