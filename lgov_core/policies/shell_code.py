@@ -62,6 +62,17 @@ _JAVASCRIPT_CLOSED = re.compile(
     r"require|import|eval|Function|constructor|process\.(?!version|versions|platform|arch|cwd|uptime)|global|child|fetch|Bun|Deno|\["
 )
 
+#: The names that a JavaScript expression may begin with: on the command line, node has its modules as names too (``fs``).
+_JAVASCRIPT_NAMES = frozenset(
+    names(
+        """
+    console JSON Math Object Array Number String Boolean Date Intl Symbol BigInt parseInt parseFloat isNaN isFinite
+    process true false null undefined NaN Infinity new typeof instanceof in void
+    encodeURIComponent decodeURIComponent encodeURI decodeURI
+    """
+    )
+)
+
 
 def check_python(code: str, places: Places) -> None:
     """Refuses Python that does more than compute, print and read plain files.
@@ -156,8 +167,19 @@ def _check_open(node: ast.Call, places: Places) -> None:
 
 def check_javascript(code: str) -> None:
     """Refuses JavaScript that does more than compute and print."""
-    if len(code) > MAX_CODE or _JAVASCRIPT.fullmatch(code) is None or _JAVASCRIPT_CLOSED.search(code):
+    plain = len(code) <= MAX_CODE and _JAVASCRIPT.fullmatch(code) is not None and not _JAVASCRIPT_CLOSED.search(code)
+    if not plain or not _only_known_names(code):
         raise Refused("shell-code", "Code for an interpreter is not judged here; put it into a file of this folder.")
+
+
+def _only_known_names(code: str) -> bool:
+    """Whether an expression uses nothing but values: its strings left out, every name in it is a known one."""
+    bare = re.sub(r"'[^'\n]*'|\"[^\"\n]*\"", "''", code)
+    # A slash that does not divide begins a comment or a pattern, in which quotes mean nothing.
+    if re.search(r"['\"]", bare.replace("''", "")) or re.search(r"(?<![\w)])\s*/|/\s*[^\s\w(.]", bare):
+        return False
+    keys = re.sub(r"(?<=[{,])\s*[A-Za-z_]\w*\s*(?=:)", "", bare).replace("...", " ")
+    return all(name in _JAVASCRIPT_NAMES for name in re.findall(r"(?<![\w.])[A-Za-z_]\w*", keys))
 
 
 def _refuse(what: str | None) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import posixpath
 import re
 
+from lgov_core.policies.shell_places import Places, inside
 from lgov_core.policies.shell_words import UNKNOWN
 
 #: Environment variables through which a program runs other code, sends data elsewhere or forgets what it did.
@@ -14,7 +16,20 @@ _CLOSED_VARIABLES = re.compile(
     r"|PIP_(?:INDEX_URL|EXTRA_INDEX_URL|FIND_LINKS|TRUSTED_HOST|CONFIG_FILE)|UV_\w*INDEX\w*|(?i:npm_config_\w*)|JAVA_TOOL_OPTIONS|_JAVA_OPTIONS"
     r"|JDK_JAVA_OPTIONS|RUSTC(?:_WRAPPER|_WORKSPACE_WRAPPER)?|CARGO_BUILD_RUSTC\w*|GOFLAGS|GOPROXY|GONOSUMDB|GOINSECURE|(?i:\w*_proxy)|SSLKEYLOGFILE"
     r"|NODE_TLS_REJECT_UNAUTHORIZED|NODE_EXTRA_CA_CERTS|SSL_CERT_\w*|CURL_HOME|CURL_CA_BUNDLE|REQUESTS_CA_BUNDLE|GLIBC_TUNABLES|GCONV_PATH|LOCPATH|TERMINFO|OPENSSL_\w*"
+    r"|TAR_OPTIONS|ZIPOPT|UNZIP|GREP_OPTIONS|RSYNC_RSH|CVS_RSH|SVN_SSH|VIMINIT|EXINIT|MAKEFILES|DOTNET_STARTUP_HOOKS|PHPRC|PHP_INI_SCAN_DIR|WGETRC|PSQLRC|PSQL_EDITOR"
+    r"|PGSERVICEFILE|PGSYSCONFDIR|ERL_\w*FLAGS|ELIXIR_ERL_OPTIONS|R_PROFILE\w*|R_ENVIRON\w*|LUA_\w+|LESSKEY\w*|DOCKER_CONFIG|HELM_PLUGINS|ANSIBLE_(?:CONFIG|LIBRARY|\w*PLUGINS?)"
+    r"|TF_CLI_\w+|YARN_(?:RC_FILENAME|YARN_PATH)|COVERAGE_PROCESS_START|PYLINTRC|CMAKE_\w+_LAUNCHER|GIT_\w*_PAGER|BAT_PAGER|DELTA_PAGER"
     r"|PGPASSFILE|DOCKER_HOST|KUBECONFIG|AWS_\w*|AZURE_\w*|GOOGLE_\w*|BASH_XTRACEFD|FPATH|CDPATH|GLOBIGNORE|HOME|MAKEFLAGS|LESS(?:OPEN|CLOSE)|MANPAGER|SYSTEMD_\w*"
+)
+#: Variables that name places from which programs load code or settings.
+_CODE_PLACES = re.compile(
+    r"PYTHONPATH|CLASSPATH|GIT_(?:DIR|COMMON_DIR|OBJECT_DIRECTORY)|GOPATH|GOROOT|GOBIN|GOENV|XDG_(?:CONFIG|DATA)_(?:HOME|DIRS)|BUNDLE_\w+|\w+_PLUGINS?(?:_DIR|_PATH)?|\w*[A-Z]RC"
+    r"|\w+_HOME|GEM_PATH|\w+_CONFIG(?:_FILE|_DIR|_PATH)?|CC|CXX|CPP|LD|AR|AS|FC|RUSTC|PYTHON|NODE|MAKE"
+)
+_SHARED = ("/tmp", "/var/tmp", "/dev", "/proc", "/run")
+#: In the options that a variable holds: what loads or runs other code.
+_LOADING = re.compile(
+    r"-javaagent|-agentlib|-agentpath|-XX:On\w+Error|-fplugin|-wrapper|-specs|-load\b|-B\s?/|-toolexec|--(?:require|import|eval|init-hook|rsh)\b"
 )
 #: Variables that name a program: harmless with these values.
 _PROGRAMS = re.compile(r"(?:GIT_|)(?:PAGER|EDITOR|SEQUENCE_EDITOR)|VISUAL|BROWSER|MANPAGER|SYSTEMD_PAGER")
@@ -33,8 +48,8 @@ def is_secret_variable(name: str) -> bool:
     return _SECRET_VARIABLES.fullmatch(name) is not None
 
 
-def check_assignment(name: str, values: list[str]) -> str | None:
-    """Why a variable may not be given one of ``values``, or None."""
+def check_assignment(name: str, values: list[str], places: Places) -> str | None:
+    """Why a variable may not be given one of ``values``, or None. Raises `Refused` for a place that may not be written."""
     if _PROGRAMS.fullmatch(name):
         return None if all(value in _QUIET for value in values) else f"{name} would make other programs run something"
     if name == "PATH":
@@ -42,6 +57,27 @@ def check_assignment(name: str, values: list[str]) -> str | None:
         return "PATH may only be given folders of installed programs, before or after $PATH" if bad else None
     if _CLOSED_VARIABLES.fullmatch(name):
         return f"setting {name} changes what other programs run or where they send things"
+    if re.search(r"(?:OPTS|OPTIONS|FLAGS|ARGS)$", name) and any(_LOADING.search(value) for value in values):
+        return f"{name} would make other programs load or run something"
+    if _CODE_PLACES.fullmatch(name):
+        return _check_code_places(name, values, places)
+    if name == "TMPDIR":
+        for value in values:
+            places.write(value)
+    return None
+
+
+def _check_code_places(name: str, values: list[str], places: Places) -> str | None:
+    """Why programs may not load code from what ``values`` name: folders that others can write to, or beside this one."""
+    home = places.folders[0]
+    for entry in (entry for value in values for entry in value.split(":")):
+        if re.match(r"[A-Za-z+]+$|//", entry) and "://" in "".join(values):
+            return f"{name} would make other programs load code from elsewhere"
+        for folder in places.folders if "/" in entry or entry in (".", "..") else ():
+            path = posixpath.normpath(posixpath.join(folder, entry))
+            shared = any(inside(path, root) for root in _SHARED)
+            if not inside(path, home) and (shared or not entry.startswith("/")):
+                return f"{name} would make other programs load code from outside of this folder"
     return None
 
 

@@ -59,7 +59,7 @@ def _env(call: Call) -> None:
         call.places.write(folder)
     while words and re.match(r"[A-Za-z_]\w*=", words[0]):
         name, _, value = words.pop(0).partition("=")
-        why = check_assignment(name, [value])
+        why = check_assignment(name, [value], call.places)
         if why is not None:
             call.refuse(f"{why}.", "shell-environment")
     if words:

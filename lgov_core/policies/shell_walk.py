@@ -244,7 +244,7 @@ class Walk:
         values = self._script.values.assigned(node)
         if name == "IFS" and prefix:
             return
-        why = check_assignment(name, values)
+        why = check_assignment(name, values, self._script.places)
         if why is not None:
             raise Refused("shell-environment", f"{why}; leave it out.")
         self._script.places_read(values)
@@ -261,7 +261,7 @@ class Walk:
                 words.extend(self._script.words.fields(child))
         for word in words:
             name, _, value = word.partition("=")
-            why = None if is_option(word) else check_assignment(name, [value])
+            why = None if is_option(word) else check_assignment(name, [value], self._script.places)
             if why is not None:
                 raise Refused("shell-environment", f"{why}; leave it out.")
             if (

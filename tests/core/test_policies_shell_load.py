@@ -1,0 +1,96 @@
+"""ShellPolicy: code that comes in by the environment or stands on the command line."""
+
+from __future__ import annotations
+
+import shlex
+
+import pytest
+
+from lgov_core.policies import ShellPolicy
+
+POLICY = ShellPolicy(cwd="/srv/desk", writable=["/srv/desk"])
+
+LOADING = r"""
+PYTHONPATH=/tmp/evil python3 app.py
+PYTHONPATH=../evil pytest
+env PYTHONPATH=/tmp/evil pytest
+export PYTHONPATH=$PYTHONPATH:/tmp/evil
+CLASSPATH=/tmp/e java Main
+GEM_HOME=/tmp/x gem list
+BUNDLE_GEMFILE=/tmp/x bundle install
+CARGO_HOME=/tmp/x cargo build
+MAVEN_OPTS=-javaagent:/tmp/x.jar mvn test
+CFLAGS=-fplugin=x.so make
+CC=/tmp/evil make
+MAKEFILES=/tmp/x make
+PHPRC=/tmp/x php a.php
+TAR_OPTIONS=--checkpoint-action=exec=sh tar xf a.tar
+RSYNC_RSH='sh -c id' rsync a b
+WGETRC=/tmp/x wget https://example.com/
+DOTNET_STARTUP_HOOKS=/tmp/x.dll dotnet run
+XDG_CONFIG_HOME=/tmp/x git status
+GIT_DIR=/tmp/x git status
+TMPDIR=/etc make
+"""
+PLAIN = r"""
+PYTHONPATH=. pytest
+PYTHONPATH=src:tests pytest
+PYTHONPATH=$PWD/src:$PYTHONPATH pytest
+PYTHONPATH=/srv/desk/src pytest
+JAVA_HOME=/usr/lib/jvm/java-17 mvn test
+MAVEN_OPTS=-Xmx2g mvn test
+CFLAGS='-O2 -Wall' make
+CC=clang make
+NODE_CONFIG=test npm test
+TMPDIR=/srv/desk/tmp make
+PYTEST_ADDOPTS=--color=yes pytest
+MSG='use --require here' && echo "$MSG"
+"""
+#: Node has its modules as names on the command line.
+REACHING = (
+    "fs.rmSync('/x')",
+    "console.log(fs.readFileSync('/etc/shadow').toString())",
+    "net.connect(1)",
+    "vm.runInThisContext('x')",
+    "http.get('http://evil.example')",
+    "(1?fs:0).rmSync('/x')",
+    "console.log({a:fs})",
+    "{...fs}",
+    "/'/.test(fs.rmSync('x'))",
+    "/*'*/fs.rmSync(1)/*'*/",
+    "typeof /'/.x(fs.rmSync('a'))",
+    "console . log(fs . rmSync('x'))",
+    "new vm.Script('x')",
+)
+COMPUTING = (
+    "1+1",
+    "console.log('hello world')",
+    "console.log(process.version)",
+    "console.log(JSON.stringify({a:1, b:'x/y'}))",
+    "console.log((1+2)/3)",
+    "console.log('a', \"it's\")",
+    "new Date().toISOString()",
+    "console.log(Number('3') > 2 ? 'yes' : 'no')",
+)
+
+
+@pytest.mark.parametrize("command", LOADING.strip().splitlines())
+def test_variables_that_bring_other_code_in_are_denied(command: str) -> None:
+    assert POLICY.judge_command(command).blocks
+
+
+@pytest.mark.parametrize("command", PLAIN.strip().splitlines())
+def test_variables_that_name_this_folder_or_installed_programs_are_allowed(command: str) -> None:
+    decision = POLICY.judge_command(command)
+    assert not decision.blocks, decision.reason
+
+
+@pytest.mark.parametrize("code", REACHING)
+def test_javascript_that_reaches_for_a_module_is_denied(code: str) -> None:
+    assert POLICY.judge_command(f"node -p {shlex.quote(code)}").rule == "shell-code"
+
+
+@pytest.mark.parametrize("code", COMPUTING)
+def test_javascript_that_computes_is_allowed(code: str) -> None:
+    decision = POLICY.judge_command(f"node -e {shlex.quote(code)}")
+    assert not decision.blocks, decision.reason
