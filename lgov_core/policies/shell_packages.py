@@ -14,12 +14,7 @@ def _pip(call: Call) -> None:
     if call.name == "uv" and verb == "pip":
         return _pip(Call("pip", tuple(word for word in call.args if word != "pip"), call.given, call.runner))
     if call.name == "uv" and verb == "run":
-        given = parse(call.args[call.args.index("run") + 1 :], "-p --python --with --extra --group -e")
-        return (
-            call.runner.run(given.operands or ("true",), call.given)
-            if not given.of("--with")
-            else call.refuse("install first.")
-        )
+        return _uv_run(call, list(call.args[call.args.index("run") + 1 :]))
     verbs = (
         "install download list show freeze check search index hash debug inspect wheel help venv sync lock tree "
         "add init version self build env update export config-list about python tool-list cache-dir shell run info "
@@ -56,6 +51,33 @@ def _pip(call: Call) -> None:
     return None
 
 
+_UV_VALUES = ("-p", "--python", "--extra", "--group", "--only-group", "--no-group", "--package", "--no-extra")
+_UV_FLAGS = re.compile(
+    r"--(?:frozen|locked|no-sync|no-dev|dev|all-extras|all-groups|active|isolated|offline|exact|quiet|verbose|no-project|no-progress)"
+    r"|-[qv]+|--(?:python|extra|group|only-group|no-group|package|no-extra)=.*"
+)
+
+
+def _uv_run(call: Call, words: list[str]) -> None:
+    """What ``uv run`` runs, with all its options; those of uv itself are known or refused."""
+    while words and words[0].startswith("-") and words[0] not in ("--", "-m", "--module"):
+        option = words.pop(0)
+        if option in _UV_VALUES and words:
+            words.pop(0)
+        elif _UV_FLAGS.fullmatch(option) is None:
+            call.refuse(f"{option[:40]} is not allowed here; install first.")
+    if words[:1] == ["--"]:
+        words.pop(0)
+    program = words[0] if words else "true"
+    if "://" in program:
+        call.refuse("a program from elsewhere is not run in one go.", "shell-program")
+    if program in ("-m", "--module"):
+        words = ["python", "-m", *words[1:]]
+    elif program.endswith(".py"):
+        words = ["python", *words]
+    call.runner.run(words or ["true"], call.given)
+
+
 def _node_packages(call: Call) -> None:
     words = list(parse(call.args, _NODE_VALUES.get(call.name, "--cwd")).operands)
     verb = (words or [""])[0]
@@ -75,6 +97,8 @@ def _node_packages(call: Call) -> None:
             return call.reads(call.args)
         call.refuse(f"{verb[:40]} is not allowed here.")
     given = parse(call.args, "--registry --prefix -C --cwd")
+    if call.name == "bun" and given.has("-e", "--eval", "-p", "--print"):
+        call.refuse("code on the command line is not allowed; put it into a file of this folder.", "shell-code")
     if given.has("--registry", "-g", "--global", "--script-shell", "--location") or (
         verb == "audit" and "signatures" not in words and given.has("--force")
     ):

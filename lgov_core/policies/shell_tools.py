@@ -112,6 +112,10 @@ def _verbs_only(allowed: str) -> Judge:
             _check_cargo(call, words)
         if words and words[0] not in verbs:
             call.refuse(f"{words[0][:40]!r} is not allowed here.")
+        if any(re.match(r"--?(?:toolexec|exec|vettool|overlay|modfile)(?:=|$)", word) for word in call.args):
+            call.refuse("options that change what is run are not allowed.")
+        if call.name == "bundle" and words[:1] == ["exec"]:
+            return call.runner.run(call.args[call.args.index("exec") + 1 :] or ["true"], call.given)
         if parse(call.args).has(
             "--index-url", "--registry", "-toolexec", "--toolexec", "-exec", "-ldflags-exec", "--config"
         ):
