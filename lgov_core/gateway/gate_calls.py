@@ -153,7 +153,7 @@ def released(completion: Completion, before: Sequence[GateReply], after: Sequenc
             choices.append(replace(choice, raw=None, more=()))
             continue
         finish = choice.finish_reason
-        if finish == "tool_calls" and not new.tool_calls:
+        if finish in ("tool_calls", "function_call") and not new.tool_calls:
             finish = "stop"
         content = new.text if new.text or not new.tool_calls else None
         # The tokens and their logprobs are those of the model's own reply, which this one no longer is.

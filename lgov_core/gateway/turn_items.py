@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from lgov_core.gateway.upstream_reply import begins_another
+from lgov_core.gateway.upstream_reply import begins_another, longer_name
 from lgov_core.types import new_id
 
 Kind = Literal["reasoning", "text", "call"]
@@ -94,7 +94,7 @@ class TurnItems:
             item = self._call_items[place] = Item("call", -1)
             self._waiting.append(item)
         item.call_id = item.call_id or part.get("id") or ""
-        item.name = item.name or function.get("name") or ""
+        item.name = longer_name(item.name, function.get("name") or "")
         arguments = function.get("arguments") or ""
         if item is self._live:
             if arguments:
@@ -102,7 +102,8 @@ class TurnItems:
             return
         item.text += arguments
         can_begin = self._live is None or self._live.kind != "call"
-        if can_begin and self._waiting[0] is item and item.name and item.call_id:
+        # The arguments say that the name is whole: it may come in pieces, and goes out once.
+        if can_begin and self._waiting[0] is item and item.name and item.call_id and item.text:
             self._waiting.pop(0)
             yield from self._close()
             written, item.text = item.text, ""

@@ -198,7 +198,7 @@ class UpstreamEngine:
             added = {
                 name: value
                 for name, value in wanted.items()
-                if name not in refused and request.body.get(name) in (None, False)
+                if name not in refused and ((asked := request.body.get(name)) is None or asked is False)
             }
             answer = await self._client.ask(
                 "POST",

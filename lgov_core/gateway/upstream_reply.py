@@ -101,7 +101,7 @@ def _read_choice(
         model=str(body.get("model") or ""),
         text=content or "",
         content=content,
-        tool_calls=_tool_calls(message.get("tool_calls")),
+        tool_calls=_tool_calls(message.get("tool_calls")) + _legacy_call(message.get("function_call")),
         finish_reason=str(choice.get("finish_reason") or "unknown"),
         prompt_ids=prompt_ids,
         response_ids=response_ids,
@@ -156,6 +156,13 @@ def _tool_calls(value: Any) -> tuple[ToolCall, ...]:
         )
     except (AttributeError, KeyError, TypeError) as error:
         raise UpstreamError("the upstream's reply has tool calls without a function name or arguments") from error
+
+
+def _legacy_call(value: Any) -> tuple[ToolCall, ...]:
+    """What servers of the API's first form call with: no id, and one a reply. Policies judge it as any other."""
+    if not isinstance(value, dict) or not value.get("name"):
+        return ()
+    return (ToolCall("", str(value["name"]), str(value.get("arguments") or "")),)
 
 
 class StreamAssembler:
@@ -237,7 +244,7 @@ class StreamAssembler:
             same.append({"id": "", "type": "function", "function": {"name": "", "arguments": ""}})
         call, function = same[-1], part.get("function") or {}
         call["id"] = call["id"] or part.get("id") or ""
-        call["function"]["name"] = call["function"]["name"] or function.get("name") or ""
+        call["function"]["name"] = longer_name(call["function"]["name"], function.get("name") or "")
         call["function"]["arguments"] += function.get("arguments") or ""
 
     def body(self, *, finish_reason: str | None = None) -> dict[str, Any]:
@@ -260,6 +267,11 @@ def begins_another(part: Mapping[str, Any], call_id: str) -> bool:
     """
     named = (part.get("function") or {}).get("name")
     return bool(call_id and named and part.get("id")) and part["id"] != call_id
+
+
+def longer_name(known: str, more: str) -> str:
+    """The name of a streamed call and its next piece: names come whole or in pieces, and some servers repeat them."""
+    return known if more == known else known + more
 
 
 def _grow(message: dict[str, Any], key: str, value: Any) -> None:

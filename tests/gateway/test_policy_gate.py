@@ -22,6 +22,7 @@ TOOLS = [
     {"type": "function", "function": {"name": name, "parameters": {"type": "object"}}}
     for name in ("run_sql", "delete_all")
 ]
+QUERY = '{"query": "SELECT 1"}'
 HEADERS = {"x-lgov-rollout-id": "r1", "x-lgov-attempt": "1", "x-lgov-agent": "desk"}
 
 POLICY = """\
@@ -160,6 +161,51 @@ def test_thoughts_beside_the_text_are_judged_too(governed, form):
         reply = httpx.post(f"{serving.base_url}/{path}", json=body, headers=HEADERS)
         assert (reply.status_code, key in reply.text) == (200, False)
         assert ("Well." in reply.text, thought in reply.text) == (True, shown)
+
+
+@pytest.mark.parametrize("path", ["chat/completions", "responses"])
+def test_a_name_that_comes_in_pieces_is_judged_as_a_whole(governed, path):
+    def stream(*pieces: str) -> ScriptedReply:
+        parts = [{"index": 0, "id": "c1", "type": "function", "function": {"name": pieces[0], "arguments": ""}}]
+        parts += [{"index": 0, "function": {"name": piece}} for piece in pieces[1:]]
+        parts.append({"index": 0, "function": {"arguments": QUERY}})
+        chunks = [{"delta": {"tool_calls": [part]}} for part in parts] + [{"delta": {}, "finish_reason": "tool_calls"}]
+        events = [json.dumps({"id": "x", "choices": [{"index": 0, **chunk}]}) for chunk in chunks]
+        body = "".join(f"data: {event}\n\n" for event in [*events, "[DONE]"])
+        return ScriptedReply(body=body.encode(), content_type="text/event-stream")
+
+    rules = POLICY.replace("default: deny", "default: allow").replace(
+        "  - name: keys", "  - {name: never, tools: [run_sql_all], use: deny}\n  - name: keys"
+    )
+    serving = governed([stream("run_sql", "_all"), stream("run_", "sql")], policy=rules)
+    asked = {"input": "x"} if path == "responses" else {"messages": [{"role": "user", "content": "x"}]}
+    replies = [
+        httpx.post(f"{serving.base_url}/{path}", json={"model": "m", "stream": True, **asked}, headers=HEADERS).text
+        for _ in range(2)
+    ]
+    assert "DENIED" in replies[0]
+    assert "SELECT" not in replies[0]
+    assert "DENIED" not in replies[1]
+    assert "SELECT" in replies[1]
+
+
+@pytest.mark.parametrize("streamed", [True, False])
+def test_a_call_in_the_first_form_of_the_api_is_judged_too(governed, streamed):
+    def reply(name: str) -> ScriptedReply:
+        message = {"role": "assistant", "content": None, "function_call": {"name": name, "arguments": QUERY}}
+        choice = {"index": 0, "delta" if streamed else "message": message, "finish_reason": "function_call"}
+        said = json.dumps({"id": "x", "choices": [choice]})
+        kind = {"content_type": "text/event-stream"} if streamed else {}
+        return ScriptedReply(body=(f"data: {said}\n\ndata: [DONE]\n\n" if streamed else said).encode(), **kind)
+
+    serving = governed([reply("delete_all"), reply("run_sql")])
+    asked = {"model": "m", "messages": [{"role": "user", "content": "x"}], "stream": streamed}
+    denied, allowed = (
+        httpx.post(f"{serving.base_url}/chat/completions", json=asked, headers=HEADERS).text for _ in range(2)
+    )
+    assert "DENIED" in denied
+    assert "function_call" not in denied
+    assert '"name": "run_sql"' in allowed
 
 
 def test_an_unchanged_reply_goes_out_byte_for_byte(governed):

@@ -236,11 +236,14 @@ def test_parts_of_a_message_that_are_no_text_are_recorded_too(serve, store):
 
 
 @pytest.mark.parametrize("path", ["chat/completions", "responses"])
-def test_calls_that_a_server_sends_whole_at_one_index_are_several(serve, store, path):
+def test_calls_are_those_that_the_server_meant_however_it_cuts_them(serve, store, path):
     parts = [
         {"index": 0, "id": "c1", "type": "function", "function": {"name": "a", "arguments": '{"x": 1}'}},
         {"index": 0, "id": "c2", "type": "function", "function": {"name": "b", "arguments": "{"}},
         {"index": 0, "id": "c3", "type": "function", "function": {"arguments": "}"}},  # a fresh id with each piece
+        {"index": 1, "id": "c4", "type": "function", "function": {"name": "run_"}},  # a name in pieces
+        {"index": 1, "function": {"name": "sql", "arguments": "{"}},
+        {"index": 1, "function": {"name": "run_sql", "arguments": "}"}},  # and again
     ]
     chunks = [{"id": "x", "choices": [{"index": 0, "delta": {"tool_calls": [part]}}]} for part in parts]
     chunks.append({"id": "x", "choices": [{"index": 0, "delta": {}, "finish_reason": "tool_calls"}]})
@@ -249,10 +252,10 @@ def test_calls_that_a_server_sends_whole_at_one_index_are_several(serve, store, 
     asked = BODY if path == "chat/completions" else {"model": "m", "input": "How many?", "stream": True}
     assert httpx.post(f"{serving.base_url}/{path}", json=asked).status_code == 200
     (captured,) = store.calls()
-    assert captured.tool_call_ids == ("c1", "c2")
+    assert captured.tool_call_ids == ("c1", "c2", "c4")
     if path == "responses":
         made = [(item["call_id"], item["name"], item["arguments"]) for item in captured.response["output"]]
     else:
         calls = captured.response["choices"][0]["message"]["tool_calls"]
         made = [(call["id"], call["function"]["name"], call["function"]["arguments"]) for call in calls]
-    assert made == [("c1", "a", '{"x": 1}'), ("c2", "b", "{}")]
+    assert made == [("c1", "a", '{"x": 1}'), ("c2", "b", "{}"), ("c4", "run_sql", "{}")]

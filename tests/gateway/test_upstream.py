@@ -182,3 +182,10 @@ def test_what_does_not_fit_together_is_none():
 def test_addresses_that_are_none(url):
     with pytest.raises(EndpointError, match="is not a URL"):
         UpstreamEngine(url)
+
+
+def test_no_logprobs_beside_the_token_itself_is_a_wish_that_is_kept(serve):
+    serving = serve(["one"])
+    asked = {"model": "m", "prompt": "x", "logprobs": 0}
+    assert httpx.post(f"{serving.base_url}/completions", json=asked).status_code == 200
+    assert serving.model.requests[-1].body == {**asked, "return_token_ids": True}
