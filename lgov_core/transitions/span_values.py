@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import math
-from array import array
-from collections.abc import Iterator, Mapping, Sequence
+import struct
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import lru_cache
 from typing import Any, Final, TypeAlias
 
 from lgov_core.trace import semconv
@@ -145,11 +146,18 @@ def _integers(value: object) -> tuple[int, ...] | None:
     listed = value if type(value) is list else _listed(value)
     if listed is None:
         return None
+    numbers = tuple(listed)
     try:
-        array("I", listed)  # checks every element, as fast as `sum`: whole numbers, from 0 on, of 32 bits
-    except (TypeError, OverflowError):
+        # Packing checks every element, as fast as `sum`: whole numbers, from 0 on, of 32 bits.
+        _packing(len(numbers))(*numbers)
+    except struct.error:
         return None
-    return tuple(listed)
+    return numbers
+
+
+@lru_cache(4096)
+def _packing(length: int) -> Callable[..., bytes]:
+    return struct.Struct(f"{length}I").pack
 
 
 def _numbers(value: object) -> tuple[float, ...] | None:
