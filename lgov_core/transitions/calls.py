@@ -38,10 +38,10 @@ def calls_by_attempt(records: Records, found: list[Diagnostic]) -> dict[tuple[st
     names: set[str] = set()
     named = 0
     for calls in calls_of.values():
-        if len(calls) > 1:
-            calls.sort(key=_ORDER)
-            _drop_repeated(calls, found)
+        calls.sort(key=_ORDER)
         own = {call.response_id for call in calls}
+        if len(own) < len(calls):
+            _drop_repeated(calls, found)
         named += len(own)
         names |= own
     if len(names) < named:

@@ -73,13 +73,14 @@ class SpanReading:
                 continue
             if place is not here:  # spans of one attempt mostly come together
                 here, seen = place, self._seen_at(span, place)
-            if place.rollout_id is not None:
-                self._read_attempt(span, place, place.rollout_id, seen)
+            rollout_id = place.rollout_id
+            if rollout_id is not None:
+                self._read_attempt(span, place, rollout_id, seen)
             operation = attributes.get(semconv.OPERATION)
             if operation in CALL_OPERATIONS or (operation is None and semconv.RESPONSE_TOKEN_IDS in attributes):
                 self._read_call(span, place, seen)
             elif operation == semconv.EXECUTE_TOOL:
-                self._read_tool(span, place.rollout_id)
+                self._read_tool(span, rollout_id)
             if span.events:
                 self.rewards += evaluations_of_span(span, self.tree)
 

@@ -93,7 +93,10 @@ def _inside_something(span: Span, tree: SpanTree) -> bool:
     """Whether an agent, a call or a tool of the same attempt stands above the span."""
     place = tree.place(span)
     above = tree.above(span)
-    while above is not None and tree.place(above)[:2] == place[:2]:
+    while above is not None:
+        its = tree.place(above)
+        if (its.rollout_id, its.attempt) != (place.rollout_id, place.attempt):
+            break
         operation = above.attributes.get(semconv.OPERATION)
         if operation in CALL_OPERATIONS or operation in (semconv.INVOKE_AGENT, semconv.EXECUTE_TOOL):
             return True

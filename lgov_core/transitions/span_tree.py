@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import chain
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 from lgov_core.trace import semconv
 from lgov_core.transitions.findings import Diagnostic, Finding
@@ -21,7 +21,8 @@ _STEPS: Final = frozenset({semconv.INVOKE_AGENT, semconv.EXECUTE_TOOL})
 _OF_INTEREST: Final = CALL_OPERATIONS | _STEPS
 
 
-class Place(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Place:
     """Where a span stands: what it says itself, or else what the nearest span above it says.
 
     ``agent`` is the name of the nearest ``invoke_agent`` span that has one (the span itself included), ``tool_call_id``
@@ -258,7 +259,7 @@ def _placed(span: Span, above: Place) -> Place:
     if own_attempt is None and type(number := attributes.get(semconv.ATTEMPT)) is int:
         own_attempt = number
     operation = attributes.get(semconv.OPERATION)
-    rollout_id, attempt, agent, tool, ended = above
+    rollout_id, attempt = above.rollout_id, above.attempt
     if (
         operation not in _STEPS
         and (own_rollout is None or own_rollout == rollout_id)
@@ -266,7 +267,7 @@ def _placed(span: Span, above: Place) -> Place:
         and semconv.OUTCOME not in attributes
     ):
         return above
-    changed = False
+    agent, tool, ended, changed = above.agent, above.tool_call_id, above.ended_above, False
     if own_rollout is not None and own_rollout != rollout_id:
         rollout_id, attempt, ended, changed = own_rollout, own_attempt, False, True
     elif own_attempt is not None and own_attempt != attempt:
