@@ -23,6 +23,8 @@ from lgov_core.types import Decision
 
 FRAMEWORK = "autogen"
 
+_decode = json.JSONDecoder().decode  # json.loads looks at what it is given first
+
 #: Under what name arguments that are no JSON object are judged.
 RAW_ARGUMENTS = "arguments"
 
@@ -32,8 +34,9 @@ RAW_ARGUMENTS = "arguments"
 
 def call_arguments(call: FunctionCall) -> dict[str, Any] | None:
     """The arguments of a call, or None where they are no JSON object."""
+    given = call.arguments or "{}"
     try:
-        arguments = json.loads(call.arguments or "{}")
+        arguments = _decode(given) if type(given) is str else json.loads(given)
     except (ValueError, TypeError, RecursionError):
         return None
     return arguments if isinstance(arguments, dict) else None

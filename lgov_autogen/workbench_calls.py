@@ -29,7 +29,10 @@ IMAGE = "[image]"
 def tool_in(workbench: Any, name: str) -> Any:
     """The tool of a static workbench that is called ``name``, or None."""
     original = getattr(workbench, "_override_name_to_original", {}).get(name, name)
-    return next((tool for tool in getattr(workbench, "_tools", ()) if tool.name == original), None)
+    for tool in getattr(workbench, "_tools", ()):
+        if tool.name == original:
+            return tool
+    return None
 
 
 def workbench_action(workbench: Any, name: str, arguments: Any, call_id: str | None, agent: str | None) -> Action:
@@ -80,7 +83,9 @@ async def govern_workbench_stream(
     token: Any = None,
 ) -> AsyncIterator[Any]:
     """The events of a workbench's tool as they come, then its governed result."""
-    if _shows_nothing(action):
+    # Where it is certain that the call emits no events, nothing has to be passed on while it runs.
+    tool = tool_in(action.native, action.name)
+    if tool is not None and not hasattr(tool, "run_json_stream"):
         result = await govern_workbench_call(
             governor, action, lambda arguments: _last_of(run(arguments), action), token
         )
@@ -95,12 +100,6 @@ async def govern_workbench_stream(
 
     async for event in events_of(governed):
         yield event
-
-
-def _shows_nothing(action: Action) -> bool:
-    """Whether it is certain that the call emits no events, so that nothing has to be passed on while it runs."""
-    tool = tool_in(action.native, action.name)
-    return tool is not None and not hasattr(tool, "run_json_stream")
 
 
 async def _last_of(

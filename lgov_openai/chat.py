@@ -229,8 +229,11 @@ def plain(call: Proposal) -> JSON:
 
 
 def _text(entry: JSON) -> str:
-    content = entry.get("content")
-    return content if type(content) is str and content else text_of(content) or text_of(entry.get("refusal"))
+    content, refusal = entry.get("content"), entry.get("refusal")
+    if type(content) is str and (content or refusal is None):
+        return content
+    text = "" if content is None else text_of(content)
+    return text if text or refusal is None else text_of(refusal)
 
 
 def _proposal(call: Any, position: int, place: int) -> Proposal:

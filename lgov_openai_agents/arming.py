@@ -94,13 +94,12 @@ class _GovernedField:
         self._default = default
 
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
-        # The SDK reads a tool's callable some twenty times for each call of it: the usual answer comes first.
+        # The SDK reads a tool's callable some twenty times for each call of it, so the usual answer comes first. Nobody
+        # has to be asked who governs: what is given back asks by itself when it is called.
         held: dict[str, Any] = {} if instance is None else instance.__dict__
         stored = held.get(self._name, _REQUIRED)
         kept: Any = held.get(self._kept)
-        if kept is not None and (kept[0] is not stored or kept[1] is not instance):
-            kept = None
-        if kept is not None and _ARMING.governor is not None:
+        if kept is not None and kept[0] is stored and kept[1] is instance:
             return kept[2]
         if stored is _REQUIRED:
             if self._default is _REQUIRED:
@@ -109,8 +108,7 @@ class _GovernedField:
         if stored is None or _ARMING.governor is None:
             return stored
         # The same object each time: the SDK compares what it approved with what it runs.
-        if kept is None:
-            kept = held[self._kept] = (stored, instance, self._wrap(instance, stored))
+        kept = held[self._kept] = (stored, instance, self._wrap(instance, stored))
         return kept[2]
 
     def __set__(self, instance: Any, value: Any) -> None:

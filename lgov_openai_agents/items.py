@@ -33,7 +33,8 @@ def as_list(given: str | Sequence[TResponseInputItem]) -> list[Any]:
 
 def as_mapping(item: Any) -> dict[str, Any]:
     """An item as ``role`` and ``content`` (its text), with the tool call it is or answers."""
-    item = _plain(item)
+    if type(item) is not dict:
+        item = _plain(item)
     kind = item.get("type")
     if kind == "function_call":
         call = {"id": item.get("call_id"), "name": item.get("name"), "args": arguments_of(item.get("arguments"))}
@@ -48,10 +49,10 @@ def as_mapping(item: Any) -> dict[str, Any]:
 
 def text_of(content: Any) -> str:
     """The text of a message's content or a tool's output: its text parts, or what it is written as."""
-    if content is None:
-        return ""
     if isinstance(content, str):
         return content
+    if content is None:
+        return ""
     if isinstance(content, (list, tuple)):
         return "\n".join(text_of(part) for part in content)
     for name in ("text", "refusal"):
