@@ -8,10 +8,11 @@ for the moments in which nothing else ran: how far apart the quickest tenth of b
 
 The bare framework's own CPU swings by more than what is measured here, mostly on the network's side. So each framework is
 measured once more, *paired*: in one process pinned to one CPU, the scripted model's answers come from within it in place of
-the network, and each run stands beside a bare one some milliseconds away. Of each pair counts how many times the CPU of the
-bare run it took; the figure is the median of that, in microseconds of a bare run in a quick moment (its quickest tenth),
-with the same kind of interval. It holds all that the others hold, except what the network's system calls push out of the
-caches, and can be told to some tens of microseconds; on a machine that others use it is the one to compare. The variants:
+the network, and each variant stands beside a bare one some tenths of a second away, the best of three runs of both after
+two that warm it up. Of each pair counts how many times the CPU of the bare run it took; the figure is the median of that,
+in microseconds of a bare run in a quick moment (its quickest tenth), with the same kind of interval. It holds all that the
+others hold, except what the network's system calls push out of the caches, and its interval is a fraction of theirs; on a
+machine that others use it is the one to compare. The variants:
 
 - *bare*: the framework alone, also without lgov's callback handler, which stays with LangChain once it was armed;
 - *capture*: armed by a governor that only watches; the spans of the model call and the tool call, with their content,
@@ -48,8 +49,8 @@ FRAMEWORKS = ("langchain", "autogen", "openai-agents", "openai")
 VARIANTS = ("bare", "capture", "governed", "recorded", "OpenInference")
 #: Turns of one run, rounds in which each variant has its turn, and runs of it in each.
 TURNS, ROUNDS, AGAIN = 5, 40, 3
-#: Runs of each variant that are compared with a bare one beside them, without a network.
-PAIRS = 60
+#: How often each variant is compared with a bare one beside it, without a network.
+PAIRS = 40
 #: Rounds before the first that counts.
 WARM_UP = 3
 #: What capture may cost, in microseconds of CPU a turn.
@@ -388,14 +389,17 @@ async def _in_pairs(variants: Mapping[str, tuple[Variant, Agent]], pairs: int) -
             for name in shuffled.sample(list(variants), len(variants)):
                 variant, run = variants[name]
                 variant.begin()
-                await run(TURNS)
+                for _ in range(2):
+                    await run(TURNS)
                 gc.collect(0)
-                began = time.process_time()
-                await run(TURNS)
-                taken = time.process_time() - began
+                taken: list[float] = []
+                for _ in range(AGAIN):
+                    began = time.process_time()
+                    await run(TURNS)
+                    taken.append(time.process_time() - began)
                 variant.end()
                 if number >= 0:
-                    times[name].append(taken)
+                    times[name].append(min(taken))
     if cpus is not None:
         os.sched_setaffinity(0, cpus)
     return times
