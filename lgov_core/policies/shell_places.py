@@ -192,6 +192,10 @@ class Places:
         home, *others = self.folders
         return bool(others) and all(inside(path, home) and path != home and UNKNOWN not in path for path in others)
 
+    def holds(self, field: str) -> bool:
+        """Whether a word names nothing outside of the folder the text begins in."""
+        return UNKNOWN not in field and all(inside(path, self.folders[0]) for path in self._paths(field))
+
     def _paths(self, field: str) -> list[str]:
         """Where a word may lead, from every folder the text may stand in."""
         if UNKNOWN in field or not field:

@@ -1,81 +1,12 @@
-"""Judges of build tools and of the processes and files of the machine."""
+"""Judges of the tools of languages, and of the processes and files of the machine."""
 
 from __future__ import annotations
 
 import re
 
 from lgov_core.policies.options import names
+from lgov_core.policies.shell_builders import BUILDER_JUDGES, check_programs
 from lgov_core.policies.shell_call import Call, Judge, parse
-
-#: Build, test and format tools that run what the folder says anyway: what they are given is only checked for secrets.
-BUILDERS = names(
-    """
-    make gmake cmake ctest ninja meson bazel bazelisk gradle gradlew mvn mvnw ant sbt lein scons just task gcc
-    g++ cc c++ clang clang++ clang-format clang-tidy ld ar ranlib as cpp javac jar javap kotlinc scalac rustc
-    rustfmt gofmt goimports golangci-lint staticcheck pytest py.test tox nox ruff black isort mypy pyright
-    flake8 pylint bandit coverage pre-commit autopep8 yapf pyflakes pycodestyle pydocstyle vulture
-    sphinx-build sphinx-quickstart mkdocs jupyter eslint prettier tsc jest vitest mocha playwright cypress
-    webpack rollup vite esbuild swc babel next nuxt astro ng vue nx turbo lerna stylelint biome rubocop rspec
-    rake rails phpunit phpstan swiftc xcodebuild flutter dart shellcheck shfmt yamllint markdownlint hadolint
-    actionlint codespell typos tslint standard xo ava tap nyc c8 protoc buf flatc dot graphviz valgrind gcov
-    lcov uvicorn gunicorn flask fastapi streamlit django-admin alembic celery hugo jekyll eleventy doxygen
-    cppcheck pip-compile pip-audit safety pyinstrument py-spy snakeviz mdformat stylua luacheck ktlint detekt
-    spotless ghc stack cabal elixirc mix rebar3 zig nim crystal ocamlfind dune opam-lint tsx ts-node nodemon
-    concurrently lint-imports deptry hatch pdm tflint tfsec checkov kubeconform kubeval helm-docs
-    terraform-docs ansible-lint djlint sqlfluff sqruff taplo cspell vale cargo-nextest trunk
-    sqlc swag gosec govulncheck ktfmt scalafmt swiftlint swiftformat elm-format ormolu fourmolu hlint
-    """
-)
-
-
-#: Builders that run what they are pointed at, and options of theirs that name a place to write to.
-_RUNNING = names(
-    """
-    make gmake just task rake pytest py.test tox nox cmake ctest gradle gradlew mvn mvnw ant sbt scons jupyter tsx ts-node
-    nodemon jest vitest mocha rspec rails uvicorn gunicorn flask celery alembic streamlit webpack rollup vite playwright
-    """
-)
-_WRITING = re.compile(
-    r"--(?:basetemp|junitxml|junit-xml|cov-report|html|output-dir|output|outdir|outDir|report-log|log-file)(?:=|$)"
-)
-
-
-def check_programs(call: Call) -> None:
-    """Refuses files and folders outside of this one for a tool that runs what it finds there."""
-    before = ""
-    for word in call.args:
-        value = word.partition("=")[2] if word.startswith("-") else word
-        value = value or re.sub(r"^-[A-Za-z](?=[/~.])", "", word)
-        written = _WRITING.match(word) or _WRITING.match(before) or value.startswith(("/usr/", "/opt/", "/bin/"))
-        if call.name == "cmake" and value == ".." and call.places.stands_below():
-            continue  # from the build folder that the text went to
-        if not written and (value.startswith("/") or ".." in value.split("/")):
-            call.places.script(value)
-        before = word
-
-
-def _builder(call: Call) -> None:
-    call.reads(call.args)
-    if call.name in _RUNNING:
-        check_programs(call)
-    if call.name in ("make", "gmake") and any(re.match(r"--eval|-[a-zA-Z]*E|SHELL=", word) for word in call.args):
-        call.refuse("rules on the command line are not allowed.")
-    trying = call.args[:1] in (("-n",), ("--dry-run",), ("--just-print",))
-    if call.name in ("make", "gmake", "just", "task", "rake") and not trying:
-        for word in parse(call.args, "-C -f -j --directory --file").operands:
-            if re.fullmatch(
-                r"(?:un)?deploy.*|publish.*|release.*|destroy.*|drop.*|nuke|wipe.*|purge.*|uninstall", word
-            ):
-                call.refuse(f"the target {word[:40]!r} reaches beyond this folder.")
-    if call.name in ("gcc", "g++", "cc", "c++", "clang", "clang++", "ld", "rustc"):
-        for word in parse(call.args, "-o").of("-o"):
-            call.places.write(word)
-        if any(word.startswith(("-fplugin", "-wrapper", "-specs", "@", "-B")) for word in call.args):
-            call.refuse("options that run programs are not allowed.")
-    if call.name == "rails" and any(re.search(r"db:(?:drop|reset|purge)|runner", word) for word in call.args):
-        call.refuse("this throws the database away or runs code from the command line.")
-    for word in parse(call.args, "-f -C --directory --file --rootdir --basetemp").of("-C", "--directory", "--basetemp"):
-        call.literal(word, "the folder")
 
 
 def _java(call: Call) -> None:
@@ -201,7 +132,7 @@ _CARGO = (
 )
 _GO = "build test run vet fmt mod list version env doc generate get clean install tool work help"
 TOOL_JUDGES: dict[str, Judge] = {
-    **dict.fromkeys(BUILDERS, _builder),
+    **BUILDER_JUDGES,
     **dict.fromkeys(("pkill", "killall"), _kill_by_name),
     **dict.fromkeys(("java", "kotlin", "scala"), _java),
     "cargo": _verbs_only(_CARGO),
