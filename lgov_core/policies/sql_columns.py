@@ -2,7 +2,7 @@
 
 Nothing is known about the tables, so whatever may reach the column counts: its name in a statement on its table, unless
 it is qualified by another table; every column at once (``*``, a row as a value, an INSERT that names no columns); names
-for columns that a table alias gives anew.
+for columns that a table alias gives anew; columns by their number.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from sqlglot import exp
 from lgov_core.policies.sql_rules import folded, may_mean
 from lgov_core.policies.sql_tree import is_from_query, table_names
 
-#: SQLite's names for the row's number, which an integer primary key is another name for.
-_ROW_NUMBERS = frozenset({"rowid", "oid", "_rowid_"})
+#: SQLite's names for the row's number, which an integer primary key is another name for; SQL Server's for key columns.
+_ROW_NUMBERS = frozenset({"rowid", "oid", "_rowid_", "$identity", "$rowguid"})
 
 
-def reached_column(tree: exp.Expr, protected: Sequence[tuple[str, str]]) -> str | None:
+def reached_column(tree: exp.Expr, protected: Sequence[tuple[str, str]], dialect: str) -> str | None:
     """The first protected column that ``tree`` may touch, as ``table.column``; None when it touches none.
 
     ``protected`` are pairs of globs, for the table and for the column.
@@ -32,7 +32,9 @@ def reached_column(tree: exp.Expr, protected: Sequence[tuple[str, str]]) -> str 
     ]
     for table_glob, column_glob in protected:
         reached = [node for node, schema, table in tables if may_mean(table_glob, schema, table)]
-        if reached and _touches(tree, reached, [node for node, _, _ in tables], column_glob):
+        if reached and (
+            _touches(tree, reached, [node for node, _, _ in tables], column_glob) or _counts_columns(tree, dialect)
+        ):
             return f"{table_glob}.{column_glob}"
     return None
 
@@ -55,6 +57,13 @@ def _touches(tree: exp.Expr, reached: list[exp.Expr], tables: list[exp.Expr], gl
         ):
             return True
     return False
+
+
+def _counts_columns(tree: exp.Expr, dialect: str) -> bool:
+    """Whether a column is named by its number: ``#2`` in DuckDB, ``$2`` in Snowflake."""
+    if dialect == "snowflake":
+        return any(isinstance(found.this, exp.Literal) for found in tree.find_all(exp.Parameter))
+    return tree.find(exp.PositionalColumn) is not None
 
 
 def _takes_all(node: exp.Expr) -> bool:

@@ -38,3 +38,25 @@ def sides(disjunction: exp.Or) -> Iterator[object]:
 def is_negated(atom: exp.Expr) -> bool:
     """Whether it is ``NOT LIKE`` or the like, for which the parser has no NOT of its own."""
     return bool((atom.this if isinstance(atom, exp.Escape) else atom).args.get("negate"))
+
+
+def doubles_of(atom: exp.In) -> str | None:
+    """The table (lower case) of ``x IN (SELECT min(x) FROM table GROUP BY columns)``, or max; None for anything else.
+
+    Its opposite picks out the rows that have a double: one of each group stays.
+    """
+    column, select = atom.this, atom.args["query"].unnest()
+    if not isinstance(column, exp.Column) or not isinstance(select, exp.Select) or len(select.expressions) != 1:
+        return None
+    from_, group, first = select.args.get("from_"), select.args.get("group"), select.expressions[0].unalias()
+    set_parts = {part for part, value in select.args.items() if value}
+    if set_parts != {"expressions", "from_", "group"} or not isinstance(first, exp.Min | exp.Max):
+        return None
+    table = from_.this if isinstance(from_, exp.From) else None
+    if not isinstance(table, exp.Table) or table.args.get("joins") or not isinstance(group, exp.Group):
+        return None
+    names = ("", table.alias_or_name.lower())
+    found = [first.this, *group.expressions]
+    if len(found) < 2 or not all(isinstance(one, exp.Column) and one.table.lower() in names for one in found):
+        return None
+    return table.name.lower() if first.this.name.lower() == column.name.lower() else None

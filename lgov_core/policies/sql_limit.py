@@ -91,7 +91,7 @@ def _count(tree: exp.Expr) -> int | None:
 
 
 def _with_limit(tree: exp.Query, text: str, tokens: Sequence[Token], rows: int, dialect: str, advice: str) -> str:
-    if dialect in _NO_LIMIT_CLAUSE or tree.args.get("for_") or tree.args.get("options"):
+    if dialect in _NO_LIMIT_CLAUSE or any(tree.args.get(part) for part in ("for_", "options", "format")):
         raise NoLimit(advice)
     if dialect in _FETCH:
         return f"{text} FETCH FIRST {rows} ROWS ONLY"

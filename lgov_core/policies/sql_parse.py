@@ -27,6 +27,7 @@ def make_parser(dialect: str) -> tuple[Parse, frozenset[str]]:
     ``text`` and the places of its first and last character, ``start`` and ``end``. It raises `TooMuchWork`, and may raise
     RecursionError.
     """
+    from sqlglot import exp
     from sqlglot.dialects.dialect import Dialect
     from sqlglot.errors import ErrorLevel, ParseError, SqlglotError
 
@@ -51,6 +52,17 @@ def make_parser(dialect: str) -> tuple[Parse, frozenset[str]]:
             return None, []
         except (SqlglotError, ValueError, TypeError, AttributeError, KeyError, IndexError):
             return None, []  # the parser's own slips on odd text count as text that it does not understand
-        return (trees[0] if len(trees) == 1 else None), tokens
+        tree = trees[0] if len(trees) == 1 else None
+        if tree is not None and dialect == "clickhouse":
+            for node in tree.find_all(exp.In):
+                _name_the_table(node)
+        return tree, tokens
 
     return parse, frozenset(word.lower() for keyword in reader.tokenizer_class.KEYWORDS for word in keyword.split())
+
+
+def _name_the_table(node: exp.In) -> None:
+    """Makes ``x IN (name)`` what it is to ClickHouse, which passes over the parentheses: ``x IN name``, a table's."""
+    if len(node.expressions) == 1 and (name := node.expressions[0]).key == "column":
+        node.set("expressions", [])
+        node.set("field", name)

@@ -28,6 +28,7 @@ _EXPLAIN = re.compile(
     r"(?:\s+(?:analyze|verbose|extended|formatted|cost|logical|distributed|format\s*=\s*\w+))*(?=\s|\()",
     re.IGNORECASE,
 )
+_WITHOUT_ROWID = re.compile(r"\Acreate\s(?s:.*)\)(\s*without\s+rowid)\Z", re.IGNORECASE)
 _WRITE_TOP = re.compile(r"(?:update|delete)\s+(top\s*\(\s*\d+\s*\))", re.IGNORECASE)
 #: First words that leave the kind of statement to the syntax tree.
 _OPENINGS = frozenset({"WITH", "(", "TABLE", "FROM"})
@@ -40,6 +41,8 @@ _FILE_WORDS = frozenset({"infile", "outfile", "dumpfile"})
 _FILE_CLAUSES = MYSQL_FAMILY | {"clickhouse"}
 _PLAIN_CREATE = "Only a plain CREATE TABLE, VIEW or INDEX is allowed."
 _ADVICE = "Only SELECT is allowed here."
+#: What ``TABLE(...)`` takes for the name of a table.
+_NAMES_AS_VALUES = (exp.Literal, exp.Parameter, exp.Placeholder, exp.SessionParameter)
 #: Qualifiers of functions that belong to the database and only compute.
 _OWN_QUALIFIERS = frozenset({"", "pg_catalog", "safe", "net", "hll_count", "dbms_random"})
 
@@ -198,6 +201,8 @@ class Reading:
         text, shift = statement.text, 0
         if kind == "REPLACE":  # the parser has no tree for REPLACE; it means INSERT OR REPLACE
             text, shift = f"INSERT OR {text}", len("INSERT OR ")
+        elif self.dialect == "sqlite" and (option := _WITHOUT_ROWID.search(text)):  # which the parser does not know
+            text = text[: option.start(1)] + " " * len(option[1]) + text[option.end(1) :]
         elif self.dialect in ("tsql", "fabric") and (
             top := _WRITE_TOP.match(text)
         ):  # which the parser takes for a table
@@ -220,6 +225,8 @@ class Reading:
                 self._check_kinds(kinds)
             if self.dialect == "duckdb" and sql_tree.is_misread(node):
                 raise _unparsable("a statement in the place of a table")
+            if isinstance(node, exp.TableFromRows) and isinstance(node.this, _NAMES_AS_VALUES):
+                raise Found("sql-denied-table", "Name the table itself, not by a text or a variable.", Severity.HIGH)
             for schema, table in sql_tree.table_names(node):
                 self._check_table(schema, table, listed=not sql_tree.is_from_query(node, table))
             self._check_write(node)
@@ -289,7 +296,7 @@ class Reading:
             raise Found("sql-denied-table", f"The table {table} must not be touched.", Severity.HIGH)
 
     def _check_columns(self, tree: exp.Expr) -> None:
-        reached = reached_column(tree, self.settings.columns)
+        reached = reached_column(tree, self.settings.columns, self.dialect)
         if reached is not None:
             reason = f"{reached} must not be read or written; name the other columns that you need, with their tables."
             raise Found("sql-denied-column", reason, Severity.HIGH)

@@ -291,8 +291,8 @@ def dangerous_function(node: exp.Expr) -> str | None:
 
 
 _CHECKED = (
-    exp.Table, exp.Summarize, exp.In, exp.Update, exp.Delete, exp.Merge, exp.Create, exp.Anonymous, exp.Dot, exp.OnConflict,
-    exp.WithTableHint, exp.PropertyEQ,
+    exp.Table, exp.TableFromRows, exp.Summarize, exp.In, exp.Update, exp.Delete, exp.Merge, exp.Create, exp.Anonymous,
+    exp.Dot, exp.OnConflict, exp.WithTableHint, exp.PropertyEQ,
 )  # fmt: skip
 
 

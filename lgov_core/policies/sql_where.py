@@ -8,46 +8,12 @@ negations do not count there: two of them together may cover every row.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from sqlglot import exp
 
-from lgov_core.policies.options import names as words
-from lgov_core.policies.sql_bounds import column_of, insists, is_far
-from lgov_core.policies.sql_conditions import conjuncts, is_about, is_negated, names_any, sides
-from lgov_core.policies.sql_sources import Known, Source, named_queries, read_beside, sources_of
-
-_REGULAR = (exp.RegexpLike, exp.RegexpILike, exp.SimilarTo)
-_PATTERNS = (exp.Like, exp.ILike, exp.Glob, *_REGULAR)
-_POSITIVE = (exp.EQ, exp.NullSafeEQ, exp.Match, *_PATTERNS)
-_OPEN = (exp.NEQ, exp.NullSafeNEQ, exp.GT, exp.GTE, exp.LT, exp.LTE)
-#: What a comparison says when it is negated.
-_OPPOSITE: dict[type[exp.Expr], type[exp.Expr]] = {
-    exp.EQ: exp.NEQ,
-    exp.NullSafeEQ: exp.NullSafeNEQ,
-    exp.GT: exp.LTE,
-    exp.GTE: exp.LT,
-    exp.LT: exp.GTE,
-    exp.LTE: exp.GT,
-}
-#: What an open comparison says when its sides change places.
-_MIRRORED: dict[type[exp.Expr], type[exp.Expr]] = {
-    exp.GT: exp.LT,
-    exp.GTE: exp.LTE,
-    exp.LT: exp.GT,
-    exp.LTE: exp.GTE,
-}
-#: SQLite's names for the row's number, which an integer primary key is another name for.
-_ROW_NUMBERS = frozenset({"rowid", "oid", "_rowid_"})
-#: Names without parentheses that are no columns: the same for every row, or a number given to rows as they come.
-_NO_COLUMNS = frozenset(
-    words(
-        "rownum level sysdate systimestamp user uid current_user session_user system_user current_role current_date"
-        " current_time current_timestamp localtime localtimestamp current_catalog current_schema true false null nan"
-        " infinity on off yes no"
-    )
-)
+from lgov_core.policies.sql_sources import Known, Source, named_queries, sources_of
+from lgov_core.policies.sql_target import Target
 
 
 def limits(statement: exp.Update | exp.Delete, dialect: str = "") -> bool:
@@ -65,8 +31,8 @@ def limits(statement: exp.Update | exp.Delete, dialect: str = "") -> bool:
     known = Known(dialect, named_queries(statement))
     others = [replace(other, copy=_is_copy(other, target, known)) for other in others]
 
-    def asked(source: Source) -> _Target:
-        return _Target(source, tuple(o for o in (target, *others) if o is not source), known)
+    def asked(source: Source) -> Target:
+        return Target(source, tuple(o for o in (target, *others) if o is not source), known)
 
     if not any(asked(source).limited_by(where.this) for source in (target, *others)):
         return False
@@ -80,7 +46,7 @@ def ties(merge: exp.Merge, dialect: str = "") -> bool:
         return False
     one = Source(target.name.lower(), frozenset({target.alias_or_name.lower()}))
     other = Source("", frozenset({using.alias_or_name.lower()}))
-    asked = _Target(one, (other,), Known(dialect, named_queries(merge)))
+    asked = Target(one, (other,), Known(dialect, named_queries(merge)))
     return not asked.is_read_by(using) and asked.limited_by(merge.args.get("on"))
 
 
@@ -91,247 +57,10 @@ def upserts_itself(insert: exp.Insert, dialect: str = "") -> bool:
     if not isinstance(target, exp.Table) or not isinstance(query, exp.Expr):
         return not isinstance(target, exp.Table)
     source = Source(target.name.lower(), frozenset({target.name.lower()}))
-    return not _Target(source, (), Known(dialect, named_queries(insert))).is_left_out_by(query)
+    return not Target(source, (), Known(dialect, named_queries(insert))).is_left_out_by(query)
 
 
 def _is_copy(source: Source, target: Source, known: Known) -> bool:
     """Whether ``source`` is a subquery, or WITH query, that reads all of ``target``."""
     query = known.queries.get(source.table) if source.query is None else source.query
-    return query is not None and not _Target(target, (), known).is_left_out_by(query)
-
-
-@dataclass(frozen=True, slots=True)
-class _Target:
-    """The table in question, the other tables that the condition sees, and what is known of the statement."""
-
-    source: Source
-    others: tuple[Source, ...]
-    known: Known
-
-    def limited_by(self, condition: object, *, in_or: bool = False) -> bool:
-        """Any part of an AND may do; every side of an OR must. As deep as ANDs and ORs alternate."""
-        pending = [condition]
-        while pending:
-            part = pending.pop()
-            if isinstance(part, exp.Paren):
-                pending.append(part.this)
-            elif isinstance(part, exp.And):
-                pending.extend((part.this, part.expression))
-            elif isinstance(part, exp.Or):
-                if all(self.limited_by(side, in_or=True) for side in sides(part)):
-                    return True
-            elif self._limited_by_atom(part, in_or=in_or):
-                return True
-        return False
-
-    def _limited_by_atom(self, atom: object, *, in_or: bool) -> bool:
-        self.known.count()
-        if isinstance(atom, exp.Not):
-            return not in_or and self._limited_by_not(atom.this.unnest())
-        if in_or and isinstance(atom, exp.Expr) and is_negated(atom):
-            return False
-        if isinstance(atom, exp.Exists):
-            return self._depends_on_row(atom.this)
-        return not (in_or and isinstance(atom, _OPEN)) and self._compares(atom)
-
-    def _limited_by_not(self, inner: object) -> bool:
-        if isinstance(inner, exp.Is | exp.Exists | exp.Between):
-            return False
-        if isinstance(inner, exp.In) and (query := inner.args.get("query")) is not None:
-            return query.find(exp.Table) is not None and self._compares(inner)
-        if isinstance(inner, exp.In) and all(
-            is_far(exp.NEQ, column_of(inner.this), item) for item in inner.expressions
-        ):
-            return False
-        opposite = _OPPOSITE.get(type(inner)) if isinstance(inner, exp.Expr) else None
-        if opposite is not None and isinstance(inner, exp.Binary):
-            return self._compares(opposite(this=inner.this, expression=inner.expression))
-        return self._compares(inner)
-
-    def _compares(self, atom: object) -> bool:
-        if isinstance(atom, exp.Escape):
-            atom = atom.this
-        if isinstance(atom, _POSITIVE + _OPEN):
-            return self._comparessides(atom)
-        if isinstance(atom, exp.Is):
-            return self._apart(atom.this, atom.expression)
-        if isinstance(atom, exp.Between):
-            low, high = atom.args.get("low"), atom.args.get("high")
-            if is_far(exp.GTE, column_of(atom.this), low) and is_far(exp.LTE, column_of(atom.this), high):
-                return False
-            return self._apart(atom.this, low, exact=False) and self._apart(atom.this, high, exact=False)
-        if isinstance(atom, exp.In):
-            query = atom.args.get("query")
-            if query is not None:
-                return self._own(column_of(atom.this)) and self._leaves_out(query.unnest())
-            return bool(atom.expressions) and all(self._apart(atom.this, item) for item in atom.expressions)
-        return False
-
-    def _comparessides(self, atom: exp.Expr) -> bool:
-        left, right = atom.this, atom.expression
-        kind = type(atom)
-        if isinstance(atom, _PATTERNS) and not insists(right, regular=isinstance(atom, _REGULAR)):
-            return False
-        if isinstance(left, exp.Tuple) and isinstance(right, exp.Tuple):
-            return any(self._apart(a, b) for a, b in zip(left.expressions, right.expressions, strict=False))
-        if isinstance(right, exp.Any | exp.All):
-            select = right.find(exp.Select)
-            if select is None:
-                return kind is exp.EQ and isinstance(right, exp.Any) and self._apart(left, right)
-            return kind is exp.EQ and self._own(column_of(left)) and self._leaves_out(select)
-        if isinstance(atom, _OPEN) and (self._is_edge(left) or self._is_edge(right)):
-            return False
-        if isinstance(atom, _OPEN) and (
-            is_far(kind, column_of(left), right) or is_far(_MIRRORED.get(kind, kind), column_of(right), left)
-        ):
-            return False
-        exact = isinstance(atom, exp.EQ | exp.NullSafeEQ)
-        return self._apart(left, right, exact=exact) or self._apart(right, left, exact=exact)
-
-    def _is_edge(self, bound: object) -> bool:
-        """Whether a bound is the least or the greatest of this very table, so that it leaves hardly a row out."""
-        if not isinstance(bound, exp.Expr) or bound.find(exp.Select) is None or bound.find(exp.Min, exp.Max) is None:
-            return False
-        return self.is_read_by(bound)
-
-    def _own(self, column: exp.Column | None) -> bool:
-        """Whether the column is one of this table, for certain."""
-        if column is None:
-            return False
-        if column.table:
-            return column.table.lower() in self.source.known_as
-        return not self.others and column.name.lower() not in _NO_COLUMNS
-
-    def _apart(self, side: object, other: object, *, exact: bool = True) -> bool:
-        """Whether ``side`` is a column of this table (perhaps wrapped) and ``other`` does not hold that same column.
-
-        SQLite takes a quoted name that is no column for text: such a name counts only where it must equal another text.
-        """
-        column = column_of(side)
-        if column is None or not self._own(column) or not isinstance(other, exp.Expr):
-            return False
-        if self.known.dialect == "sqlite" and not column.table and column.this.args.get("quoted"):
-            literal = isinstance(other, exp.Literal | exp.Parameter | exp.Placeholder)
-            if not exact or not literal or other.name.lower() == column.name.lower():
-                return False
-        return not any(self._same(column, found) or self._is_copy(found) for found in self._columns(other))
-
-    def _same(self, one: exp.Column, two: exp.Column) -> bool:
-        names = {one.name.lower(), two.name.lower()}
-        if len(names) > 1 and not names & _ROW_NUMBERS:
-            return False
-        table = two.table.lower()
-        if not table or not one.table or table in self.source.known_as:
-            return True
-        return any(table in o.known_as and o.table == self.source.table for o in self.others)
-
-    def _is_copy(self, column: exp.Column) -> bool:
-        """Whether a column may be that of a source that holds the rows of the written table once more."""
-        table = column.table.lower()
-        return any(other.copy and (not table or table in other.known_as) for other in self.others)
-
-    def _columns(self, other: exp.Expr) -> Iterator[exp.Column]:
-        """The columns of this row that ``other`` holds: those of a subquery only where it names this table."""
-        stack: list[tuple[exp.Expr, bool]] = [(other, False)]
-        while stack:
-            node, inside = stack.pop()
-            inside = inside or (isinstance(node, exp.Select) and node.args.get("from_") is not None)
-            if isinstance(node, exp.Column) and (not inside or node.table.lower() in self.source.known_as):
-                yield node
-            stack.extend((child, inside) for child in node.iter_expressions())
-
-    def is_read_by(self, query: exp.Expr) -> bool:
-        """Whether ``query``, or a WITH query that it names, reads this very table."""
-        return any(True for _ in self._reads_itself(query))
-
-    def _reads_itself(
-        self, query: exp.Expr, path: frozenset[str] = frozenset(), done: set[str] | None = None
-    ) -> Iterator[tuple[exp.Expr, exp.Table]]:
-        """The places of ``query``, and of WITH queries that it names, that read this very table, with their queries."""
-        queries = self.known.queries
-        done = set() if done is None else done
-        for table in self.known.tables(query):
-            name = table.name.lower()
-            if name in queries and not table.db and name not in path:
-                if name not in done and not self._is_narrowed(table):
-                    done.add(name)
-                    yield from self._reads_itself(queries[name], path | {name}, done)
-            elif name == self.source.table:
-                within = table.find_ancestor(exp.Select)
-                yield (within if within is not None else exp.Select()), table
-
-    def _is_narrowed(self, source: exp.Expr) -> bool:
-        """Whether the query that reads ``source``, or one around that, keeps only rows that compare with a constant."""
-        while (place := source.parent) is not None and isinstance(select := place.parent, exp.Select):
-            if not isinstance(place, exp.From | exp.Join):
-                return False
-            known_as = source.alias_or_name.lower()
-            alone = _Target(Source("", frozenset({known_as})), tuple(read_beside(select, source)[0]), self.known)
-            where = select.args.get("where")
-            parts = conjuncts(where.this) if isinstance(where, exp.Where) else ()
-            if any(is_about(part, known_as) and alone.limited_by(part) for part in parts):
-                return True
-            if not isinstance(select.parent, exp.Subquery):
-                return False
-            source = select.parent
-        return False
-
-    def _leaves_out(self, query: object) -> bool:
-        """Whether ``column IN (query)`` leaves rows out: not when the query may be this table, all of it."""
-        if isinstance(query, exp.Values):
-            return True
-        if not isinstance(query, exp.Select):
-            return False
-        if any(True for item in query.expressions for _ in self._columns(item) if query.args.get("from_") is None):
-            return False
-        known_as = self.source.known_as
-        if any(c.table.lower() in known_as for item in query.expressions for c in item.find_all(exp.Column)):
-            return False
-        return self.is_left_out_by(query)
-
-    def is_left_out_by(self, query: exp.Expr) -> bool:
-        """Whether ``query`` reads this very table nowhere, or only a part of it."""
-        return query.args.get("limit") is not None or all(
-            self._is_part(select, table) for select, table in self._reads_itself(query)
-        )
-
-    def _is_part(self, select: exp.Expr, table: exp.Table) -> bool:
-        """Whether ``select`` reads only a part of ``table``, which is this table once more."""
-        asked = (id(table), self.source.known_as)
-        found = self.known.parts.get(asked)
-        if found is None:
-            found = self.known.parts[asked] = (
-                select.args.get("limit") is not None
-                or self._is_limited(select, table)
-                or (isinstance(select.parent, exp.Subquery) and self._is_narrowed(select.parent))
-            )
-        return found
-
-    def _is_limited(self, select: exp.Expr, table: exp.Table) -> bool:
-        """Whether ``select`` has a condition that limits ``table``; one on the row around it lets each find itself."""
-        name = table.alias_or_name.lower()
-        around = Source(self.source.table, self.source.known_as - {name}, copy=True)
-        again = Source(self.source.table, frozenset({name}))
-        others, ties = read_beside(select, table)
-        alone, joined = (_Target(again, beside, self.known) for beside in ((), (around, *others)))
-        where = select.args.get("where")
-        parts = list(conjuncts(where.this)) if isinstance(where, exp.Where) else []
-        if any(alone.limited_by(part) for part in parts if not names_any(part, around.known_as)):
-            return True
-        return any(joined.limited_by(part) for part in (*parts, *ties))
-
-    def _depends_on_row(self, query: object) -> bool:
-        """Whether EXISTS (query) reads other tables only and requires of them to fit a column of this one."""
-        if not isinstance(query, exp.Select) or not isinstance(where := query.args.get("where"), exp.Where):
-            return False
-        if query.find(exp.Table) is None or self.is_read_by(query):
-            return False
-        known_as = self.source.known_as
-        for part in conjuncts(where.this):
-            part = part.unnest()
-            if isinstance(part, exp.EQ):
-                sides = [column_of(part.this), column_of(part.expression)]
-                own = [column is not None and column.table.lower() in known_as for column in sides]
-                if own.count(True) == 1 and None not in sides:
-                    return True
-        return False
+    return query is not None and not Target(target, (), known).is_left_out_by(query)

@@ -107,6 +107,7 @@ def test_savepoints_are_let_through_by_sqlite_and_undone() -> None:
         ("redshift", "CREATE TEMP TABLE a DISTKEY (b) SORTKEY (c) AS SELECT b, c FROM t"),
         ("snowflake", "CREATE TRANSIENT TABLE a (b INT) CLUSTER BY (b) COMMENT = 'x'"),
         ("postgres", "CREATE UNLOGGED TABLE a (b INT)"),
+        ("sqlite", "CREATE TABLE a (b TEXT PRIMARY KEY) WITHOUT ROWID"),
         ("oracle", "CREATE GLOBAL TEMPORARY TABLE a (b NUMBER) ON COMMIT DELETE ROWS"),
     ],
 )
@@ -186,3 +187,34 @@ def test_shorthands_of_duckdb_open_no_files() -> None:
         assert policy.judge_sql(text).blocks, text
     limited = SQLPolicy(dialect="duckdb", max_rows=10).judge_sql("PIVOT t ON a USING count(*)")
     assert limited.text == "FROM (PIVOT t ON a USING count(*)) LIMIT 10"
+
+
+def test_tables_and_columns_by_other_names() -> None:
+    for dialect, text in (
+        ("snowflake", "SELECT $2 FROM users"),
+        ("snowflake", "SELECT u.$3 FROM users u"),
+        ("duckdb", "SELECT #2 FROM users"),
+        ("tsql", "SELECT $IDENTITY FROM users"),
+        ("clickhouse", "SELECT a FROM orders WHERE id IN (users)"),
+    ):
+        policy = SQLPolicy(dialect=dialect, columns=["users.pay"])
+        assert policy.judge_sql(text).rule == "sql-denied-column", text
+    for text in ("SELECT a FROM orders WHERE id IN (users)", "SELECT a FROM orders WHERE id NOT IN (db.users)"):
+        assert SQLPolicy(dialect="clickhouse", tables=["orders"]).judge_sql(text).rule == "sql-denied-table", text
+        assert SQLPolicy(["table:users"], dialect="clickhouse").judge_sql(text).rule == "sql-denied-table", text
+    for name in ("'users'", "$name", "?"):
+        text = f"SELECT * FROM TABLE({name})"
+        assert SQLPolicy(dialect="snowflake").judge_sql(text).rule == "sql-denied-table", text
+    for dialect, fine in (
+        ("postgres", "SELECT $1 FROM users"),
+        ("snowflake", "SELECT value FROM TABLE(FLATTEN(x))"),
+        ("clickhouse", "SELECT a FROM orders WHERE id IN (1, 2) AND b IN (SELECT b FROM orders) AND c IN (lower('x'))"),
+    ):
+        assert not SQLPolicy(dialect=dialect, columns=["users.pay"]).judge_sql(fine).blocks, fine
+
+
+def test_a_limit_goes_before_the_format_of_clickhouse() -> None:
+    policy = SQLPolicy(dialect="clickhouse", max_rows=10)
+    assert policy.judge_sql("SELECT a FROM t FORMAT CSV").rule == "sql-max-rows"
+    assert not policy.judge_sql("SELECT a FROM t LIMIT 5 FORMAT CSV").blocks
+    assert policy.judge_sql("SELECT a FROM t WHERE a IN (t)").text == "SELECT a FROM t WHERE a IN (t) LIMIT 10"

@@ -27,6 +27,18 @@ RANKED = "SELECT id, row_number() OVER (PARTITION BY email ORDER BY id) AS n FRO
         "DELETE FROM users WHERE id IN (SELECT id FROM (SELECT id FROM users) x WHERE id IN (SELECT id FROM users))",
         "WITH d AS (DELETE FROM users USING (SELECT id FROM users) s WHERE users.id = s.id RETURNING *)"
         " SELECT * FROM d WHERE id = 1",
+        # rows of values, and doubles
+        "DELETE FROM users WHERE (a, b) IN ((a, b))",
+        "DELETE FROM users WHERE (a, 1) IN ((a, 1), (2, 3))",
+        "DELETE FROM users WHERE (a, b) IN (SELECT a, b FROM users)",
+        "DELETE FROM users WHERE id NOT IN (SELECT min(id) FROM users)",
+        "DELETE FROM users WHERE id NOT IN (SELECT min(id) FROM users GROUP BY 1 + 1)",
+        "DELETE FROM users WHERE id NOT IN (SELECT min(id) FROM users GROUP BY email HAVING false)",
+        "DELETE FROM users WHERE id NOT IN (SELECT n FROM generate_series(-3, -1) AS g(n))",
+        "WITH n AS (SELECT -1 AS id), m AS (SELECT id FROM n) DELETE FROM users WHERE id NOT IN (SELECT id FROM m)",
+        "DELETE FROM users WHERE id NOT IN (SELECT min(age) FROM users GROUP BY email)",
+        "WITH users AS (SELECT 0 AS id, '' AS email) DELETE FROM users WHERE id NOT IN (SELECT min(id) FROM users"
+        " GROUP BY email)",
         # patterns that fit every text
         "DELETE FROM users WHERE name LIKE 'a%' OR name NOT LIKE 'a%'",
         "DELETE FROM users WHERE name NOT LIKE 'a!%' ESCAPE '!' OR name LIKE 'a!%' ESCAPE '!'",
@@ -72,6 +84,12 @@ def test_every_row_by_an_upsert_in_other_dialects() -> None:
         "INSERT INTO users (id, n) SELECT id, n + 1 FROM users WHERE id = 7 ON CONFLICT (id) DO UPDATE SET n = excluded.n",
         "INSERT INTO daily SELECT day, count(*) FROM events GROUP BY day ON CONFLICT (day) DO UPDATE SET n = excluded.n",
         "INSERT INTO users SELECT * FROM users",
+        "DELETE FROM users WHERE id NOT IN (SELECT user_id FROM orders)",
+        "WITH m AS (SELECT user_id FROM orders) DELETE FROM users WHERE id NOT IN (SELECT user_id FROM m)",
+        "DELETE FROM users WHERE (a, b) IN ((1, 2), (3, 4))",
+        "DELETE FROM users WHERE (a, b) IN (SELECT x, y FROM bans)",
+        "DELETE FROM users WHERE id NOT IN (SELECT min(id) FROM users GROUP BY email)",
+        "DELETE FROM users WHERE id NOT IN (SELECT max(u.id) FROM users AS u GROUP BY u.email, u.name)",
         "DELETE FROM users WHERE name NOT LIKE 'test%'",
         "DELETE FROM users WHERE name ~ '^test_[0-9]+$'",
         "DELETE FROM users WHERE name ~* 'foo|bar'",
@@ -92,9 +110,26 @@ def test_rows_that_are_left_are_left_by_sqlite_too() -> None:
     connection.executescript(
         "CREATE TABLE users (id INTEGER PRIMARY KEY, email TEXT); INSERT INTO users VALUES (1, 'a'), (2, 'a'), (3, 'b')"
     )
-    text = f"DELETE FROM users WHERE id IN (SELECT id FROM ({RANKED}) x WHERE x.n > 1)"
-    assert not SQLPolicy(dialect="sqlite").judge_sql(text).blocks
-    assert connection.execute(text).rowcount == 1
+    for text in (
+        f"DELETE FROM users WHERE id IN (SELECT id FROM ({RANKED}) x WHERE x.n > 1)",
+        "DELETE FROM users WHERE rowid NOT IN (SELECT min(rowid) FROM users GROUP BY email)",
+    ):
+        assert not SQLPolicy(dialect="sqlite").judge_sql(text).blocks
+        connection.execute("SAVEPOINT a")
+        assert connection.execute(text).rowcount == 1
+        connection.execute("ROLLBACK TO a")
+
+
+def test_values_of_no_table() -> None:
+    text = "DELETE FROM users WHERE id NOT IN (SELECT -1 FROM dual)"
+    assert SQLPolicy(dialect="oracle").judge_sql(text).rule == "sql-unbounded-write"
+
+
+def test_values_of_an_array() -> None:
+    policy = SQLPolicy(dialect="bigquery")
+    assert not policy.judge_sql("DELETE FROM d.t WHERE id IN UNNEST([1, 2])").blocks
+    for array in ("[id]", "ARRAY(SELECT id FROM d.t)"):
+        assert policy.judge_sql(f"DELETE FROM d.t WHERE id IN UNNEST({array})").rule == "sql-unbounded-write"
 
 
 @pytest.mark.parametrize(
