@@ -211,6 +211,11 @@ def _worktree(call: Call, rest: tuple[str, ...]) -> None:
     _only("list", "add", "lock", "unlock", "remove", "prune")(call, rest)
 
 
+def _init(call: Call, rest: tuple[str, ...]) -> None:
+    for word in parse(rest, "-b --initial-branch --object-format --ref-format").operands:
+        call.places.write(word)
+
+
 def _grep(call: Call, rest: tuple[str, ...]) -> None:
     if any(re.match(r"-[a-zA-Z]*O|--open", word) for word in rest):
         call.refuse("opening a pager is not allowed.")
@@ -223,6 +228,7 @@ def _gc(call: Call, rest: tuple[str, ...]) -> None:
 
 _COMMANDS: dict[str, Callable[[Call, tuple[str, ...]], None]] = {
     **REMOTE_COMMANDS,
+    "init": _init,
     "checkout": _checkout,
     "switch": _checkout,
     "restore": _restore,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from lgov_core.policies.shell_call import Call, Judge, parse
+from lgov_core.policies.shell_service_reach import SHOWING_CREDENTIALS
 
 
 def _gh(call: Call) -> None:
@@ -33,6 +34,8 @@ def _gh(call: Call) -> None:
     group, verb = [*words, "", ""][:2]
     if group not in allowed or (allowed[group] and verb not in allowed[group].split()):
         call.refuse(f"{group[:20]} {verb[:20]} is not allowed here.")
+    if any(SHOWING_CREDENTIALS.fullmatch(word) for word in call.args) or (group == "auth" and "-t" in call.args):
+        call.refuse("this hands out what somebody can log in with.", "shell-secret")
     call.reads(word for word in call.args if " " not in word)
     given = parse(call.args, "-D --dir -O --output -n --name -p --pattern -R --repo")
     if group in ("run", "release"):

@@ -54,9 +54,9 @@ def _python_module(call: Call, words: list[str]) -> None:
         if not any(word.startswith("127.") or word == "localhost" for word in rest):
             call.refuse("bind it to this machine: --bind 127.0.0.1.", "shell-network")
         return None
-    if module in ("json.tool", "zipfile", "tarfile"):
-        for word in [word for word in rest if not is_option(word)][1:]:
-            call.places.write(word)
+    written = {"json.tool": 1, "zipfile": 1, "tarfile": 1, "venv": 0, "virtualenv": 0, "compileall": 0}
+    for word in [word for word in rest if not is_option(word)][written.get(module, len(rest)) :]:
+        call.places.write(word)
     if module in _PYTHON_MODULES and module not in ("pip", "coverage", "build"):
         call.reads(rest)
         return None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 from lgov_core.policies.options import names
+from lgov_core.policies.shell_builders import check_programs
 from lgov_core.policies.shell_call import Call, Judge, parse
 
 
@@ -47,6 +48,8 @@ def _pip(call: Call) -> None:
         call.literal(word, "the package")
         if re.search(r"://|^git\+|@ ", word) or word.startswith(("/tmp", "~", "/dev")):
             call.refuse("packages come from the usual index or from this folder.", "shell-network")
+        if ".." in word.split("/"):
+            call.places.script(word)
     call.reads(given.operands)
     return None
 
@@ -112,6 +115,8 @@ def _node_packages(call: Call) -> None:
         call.literal(word, "the package")
         if re.search(r"://|^git\+|^github:|^/|\.tgz$", word):
             call.refuse("packages come from the usual registry.", "shell-network")
+    if "--" in call.args and verb in ("run", "test", "t", "start"):
+        check_programs(Call(call.name, call.args[call.args.index("--") + 1 :], call.given, call.runner))
     if verb == "run" and any(re.match(r"publish|deploy|release|destroy", word) for word in words[1:2]):
         call.refuse("this script reaches beyond this folder.")
     return call.reads(call.args)
@@ -148,6 +153,8 @@ def _npx(call: Call) -> None:
     words = list(call.args)
     while words and words[0] in ("--yes", "-y", "--no-install", "--no", "--bun"):
         words.pop(0)
+    if words and re.match(r"(?!\.{0,2}/|@)[^/]*[:/]", words[0]):  # a repository of somebody, or an address
+        call.refuse("packages come from the usual registry.", "shell-network")
     if words:
         call.runner.run(words, call.given)
 

@@ -30,6 +30,10 @@ _CREDENTIALS = re.compile(
     r"|create token|state pull|configure (?:\S+ )?get \S*(?:key|secret|token|password)\S*)(?![\w-])",
     re.I,
 )
+#: Options that make a tool show them.
+SHOWING_CREDENTIALS = re.compile(
+    r"--(?:show|with|reveal|print|unmask|decrypt)-?(?:auth-?)?(?:tokens?|secrets?|passwords?|credentials?|keys?|plaintext|sensitive)(?:=.*)?"
+)
 _KUBE_SECRETS = re.compile(r"(?:^|[,/=])secrets?(?:[/.,]|$)", re.I)
 _REMOTE = re.compile(r"[\w.+-]+://|:[\w-]+:|[\w.-]+@|[A-Za-z][\w.-]*:(?!:)")
 
@@ -50,7 +54,10 @@ def check_reach(call: Call) -> None:
             call.refuse("modules come from the configuration.", "shell-network")
         elif name in ("p", "prefix") and call.name in ("conda", "mamba"):
             call.places.write(value)
-    if _CREDENTIALS.search(" ".join(words)) or (call.name in ("kubectl", "oc") and "--raw" in args):
+    shown = any(SHOWING_CREDENTIALS.fullmatch(word) for word in args) or (
+        words[:2] == ["auth", "status"] and "-t" in args and call.name == "glab"
+    )
+    if shown or _CREDENTIALS.search(" ".join(words)) or (call.name in ("kubectl", "oc") and "--raw" in args):
         call.refuse("this hands out what somebody can log in with.", "shell-secret")
     if call.name in ("kubectl", "oc") and any(_KUBE_SECRETS.search(word) for word in args):
         call.refuse("secrets are closed.", "shell-secret")

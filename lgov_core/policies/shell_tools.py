@@ -13,8 +13,15 @@ def _java(call: Call) -> None:
     given = parse(call.args, "-jar -cp -classpath --class-path")
     if any(word.startswith(("-agent", "-javaagent", "-XX:OnError", "-XX:OnOutOfMemoryError")) for word in call.args):
         call.refuse("options that run other code are not allowed.")
-    for word in given.of("-jar"):
-        call.places.script(word)
+    if any(word.startswith("@") or (call.name != "java" and word in ("-e", "-script")) for word in call.args):
+        call.refuse("arguments and code come from the command line's own words or from a file of this folder.")
+    places = [
+        *given.of("-jar"),
+        *(e for path in given.of("-cp", "-classpath", "--class-path") for e in path.split(":")),
+    ]
+    for word in (*places, *(word for word in given.operands[:1] if "/" in word)):
+        if not word.startswith(("/usr/", "/opt/", "/Library/")):
+            call.places.script(word)
     rest = list(given.operands)
     if any(re.fullmatch(r"(?:delete|remove|drop|destroy|purge|reset)(?:-\w+)*", word) for word in rest):
         call.refuse("this removes something.")
@@ -23,7 +30,7 @@ def _java(call: Call) -> None:
 
 def _check_cargo(call: Call, words: list[str]) -> None:
     given = parse(call.args, "--manifest-path --git --path --index --registry --root")
-    if words[:1] == ["install"] and given.has("--git", "--path", "--index", "--registry", "--root"):
+    if words[:1] in (["install"], ["add"]) and given.has("--git", "--path", "--index", "--registry", "--root"):
         call.refuse("packages come from the usual index.", "shell-network")
     for word in given.of("--manifest-path"):
         call.places.script(word)
@@ -48,13 +55,17 @@ def _verbs_only(allowed: str) -> Judge:
         if call.name == "bundle" and words[:1] == ["exec"]:
             return call.runner.run(call.args[call.args.index("exec") + 1 :] or ["true"], call.given)
         if parse(call.args).has(
-            "--index-url", "--registry", "-toolexec", "--toolexec", "-exec", "-ldflags-exec", "--config"
+            *("--index-url", "--registry", "-toolexec", "--toolexec", "-exec", "-ldflags-exec", "--config"),
+            *("--source", "--add-source", "--configfile", "--clear-sources"),
         ):
             call.refuse("options that change what is run or fetched are not allowed.")
-        if words[:1] == ["run"] and any("@" in word or "://" in word for word in words[1:2]):
+        fetched = words[1:2] if words[:1] == ["run"] else words if call.name in ("deno", "dotnet", "gem") else []
+        if any("://" in word or ("@" in word and words[0] == "run") for word in fetched):
             call.refuse("a program from elsewhere is not run in one go.", "shell-program")
         call.reads(call.args)
-        if words[:1] and words[0] in ("run", "test", "exec", "task"):
+        if words[:1] and (
+            words[0] in ("run", "test", "exec", "task") or call.name in ("dotnet", "gem", "deno", "swift")
+        ):
             check_programs(call)
 
     return judge
