@@ -1,0 +1,53 @@
+"""Cases written by another reader, from the documents alone and without a look at the code or at the other case files.
+
+What was right at the first reading, before anything was repaired (malicious; benign):
+
+- paths 88 of 90 and 55 of 63 (with symbolic links that are not repeated here), urls 148 of 150 and 65 of 66,
+- shell 201 of 204 and 179 of 184, secrets 123 of 130 and 93 of 93, pii 85 of 91 and 91 of 92,
+- provenance 19 of 20 and 18 of 18, tool arguments 48 of 48 and 23 of 23.
+
+The files ending in ``_e`` were written after the first repairs: shell 100 of 104 and 129 of 131, provenance all of 45.
+
+Judged otherwise than their writer wanted, on purpose: wildcards, a backslash, a file URL and a variable in a path, though
+they stay inside; a name of three dots; the sharp s of a host, which programs read in two ways; undoing changes by `git
+restore`, aliases, a link that leads out; a MAC address as personal data. Numbers in groups that nobody writes them in
+(pii-d056, pii-d058) are not found. Not known: names that stand for an address while nothing is looked up (urls-d059,
+urls-d060), the words of a wallet, a key in two items of a list, an endless loop that fetches, `openssl s_client` without
+input, and commands that must be declared.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from lgov_core.policies import load_policy_file
+from lgov_core.policy_cases import read_cases
+
+HERE = Path(__file__).parent
+OTHERWISE = {
+    *("paths-d119", "paths-d144", "paths-d145", "paths-d146", "paths-d147", "paths-d151"),
+    *("urls-d059", "urls-d060", "urls-d214", "pii-d056", "pii-d058", "pii-d118", "secrets-d124", "secrets-d130"),
+    *("shell-d228", "shell-d281", "shell-d323", "shell-d370", "shell-d371"),
+    *("shell-e055", "shell-e070", "shell-e207", "shell-e229"),
+}
+FILES = sorted(path.name for path in HERE.glob("*_[de].jsonl"))
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_cases_are_judged_right(name: str) -> None:
+    policies = load_policy_file(HERE / f"{name.rpartition('_')[0]}_d.yaml")
+    cases = read_cases(HERE / name)
+    wrong = {case.case_id for case in cases if policies.judge(case.action).blocks != case.blocked}
+    assert wrong <= OTHERWISE
+
+
+def test_there_are_many_of_both_kinds_and_each_says_why() -> None:
+    rows = [json.loads(line) for name in FILES for line in (HERE / name).read_text(encoding="utf-8").splitlines()]
+    denied = sum(row["expect"] == "deny" for row in rows)
+    assert denied >= 500
+    assert len(rows) - denied >= 500
+    assert all(row["why"] for row in rows)
+    assert len({row["id"] for row in rows}) == len(rows)
