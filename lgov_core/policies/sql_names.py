@@ -150,6 +150,8 @@ _SPARK = frozenset({"spark", "spark2", "databricks"})
 
 def is_file(schema: str, table: str, dialect: str) -> bool:
     """Whether a database may open what a table is called as a file, or fetch it. Names in lower case."""
+    if dialect == "snowflake" and table.startswith("@"):  # a stage, of which files are read
+        return True
     if dialect == "duckdb":  # which puts the parts of a name together, when there is no such table
         table = f"{schema}.{table}"
     return FILE_NAME.search(table) is not None or (

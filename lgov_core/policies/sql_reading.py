@@ -231,6 +231,8 @@ class Reading:
                 self._check_table(schema, table, listed=not sql_tree.is_from_query(node, table))
             self._check_write(node)
             self._check_function(node)
+        if self.dialect == "oracle" and self.settings.mode == "read_only":
+            self._check_packages(nodes)
         # A second net: each time the text names a denied table, the tree must show that something else is meant.
         mentioned = [name for name in statement.names if name in self._exactly_denied] if self._exactly_denied else ()
         if mentioned and len(mentioned) > sql_tree.count_innocent(tree, self._exactly_denied):
@@ -275,6 +277,12 @@ class Reading:
         if not own or not is_harmless(function, self.dialect):
             reason = f"The function {shown} is not known to be harmless; use a standard one."
             raise Found("sql-function", reason, Severity.MEDIUM)
+
+    def _check_packages(self, nodes: list[exp.Expr]) -> None:
+        for qualifier, name in sql_tree.strange_columns(nodes):
+            if f"{qualifier}.{name}" not in self.settings.functions:
+                reason = f"{qualifier}.{name} is of no table that is read here; use a column or a standard function."
+                raise Found("sql-function", reason, Severity.MEDIUM)
 
     # ------------------------------------------------------------------ tables, columns, rows
 

@@ -214,6 +214,8 @@ def _parts(table: exp.Table) -> Iterator[str]:
 def _last_name(inner: object) -> str:
     if isinstance(inner, exp.Dot):
         return _last_name(inner.expression)
+    if isinstance(inner, exp.DirectoryStage):
+        return _last_name(inner.this)
     if isinstance(inner, exp.Anonymous):
         return inner.name
     if isinstance(inner, exp.Func):
@@ -283,6 +285,26 @@ def unknown_function(node: exp.Expr) -> tuple[str, str] | None:
         qualifier = _last_name(node.this) if isinstance(node, exp.Dot) else node.text("db")
         return (qualifier.lower(), inner.sql_name().lower()) if qualifier else None
     return None
+
+
+def strange_columns(nodes: Iterable[exp.Expr]) -> Iterator[tuple[str, str]]:
+    """The qualifier and the name (lower case) of what looks like a column, of no table that the statement reads.
+
+    To Oracle that is a function of a package, which needs no parentheses.
+    """
+    known: set[str] = set()
+    columns: list[exp.Column] = []
+    for node in nodes:
+        if isinstance(node, exp.Column):
+            columns.append(node)
+        elif isinstance(node, exp.Table | exp.TableAlias):
+            known.add(node.name.lower())
+        elif isinstance(node, exp.MatchRecognize):
+            known.update(re.findall(r"\w+", str(node.text("pattern")).lower()))
+    for column in columns:
+        around = {part.name.lower() for part in column.parts[:-1]}
+        if around and not around & known:
+            yield column.table.lower(), column.name.lower()
 
 
 def dangerous_function(node: exp.Expr) -> str | None:

@@ -218,3 +218,32 @@ def test_a_limit_goes_before_the_format_of_clickhouse() -> None:
     assert policy.judge_sql("SELECT a FROM t FORMAT CSV").rule == "sql-max-rows"
     assert not policy.judge_sql("SELECT a FROM t LIMIT 5 FORMAT CSV").blocks
     assert policy.judge_sql("SELECT a FROM t WHERE a IN (t)").text == "SELECT a FROM t WHERE a IN (t) LIMIT 10"
+
+
+def test_functions_of_oracle_without_parentheses() -> None:
+    policy = SQLPolicy(dialect="oracle", mode="read_only", functions=["app.today"])
+    for text in (
+        "SELECT my_pkg.run FROM dual",
+        "SELECT s.my_pkg.run FROM dual",
+        "SELECT t.a FROM t WHERE EXISTS (SELECT 1 FROM u WHERE u.b = my_pkg.run)",
+        "SELECT t.a FROM t ORDER BY my_pkg.run",
+    ):
+        assert policy.judge_sql(text).rule == "sql-function", text
+    for fine in (
+        "SELECT t.a, t.doc.a.b, shop.t.c FROM shop.t WHERE t.a = app.today",
+        "WITH w AS (SELECT 1 AS a FROM dual) SELECT w.a, s.x FROM w JOIN (SELECT 2 AS x FROM dual) s ON s.x > w.a",
+        "SELECT x.a FROM t, XMLTABLE('/r' PASSING t.doc COLUMNS a NUMBER PATH 'a') x",
+        "SELECT j.a FROM t, JSON_TABLE(t.doc, '$' COLUMNS (a NUMBER PATH '$.a')) j",
+        "SELECT * FROM t MATCH_RECOGNIZE (MEASURES up.price AS p PATTERN (up+) DEFINE up AS up.price > 1)",
+        "SELECT p.a FROM (SELECT dept, pay FROM staff) PIVOT (SUM(pay) FOR dept IN ('A' AS a)) p",
+        "SELECT e.name, PRIOR e.name FROM emp e START WITH e.boss IS NULL CONNECT BY PRIOR e.id = e.boss",
+    ):
+        decision = policy.judge_sql(fine)
+        assert not decision.blocks, (fine, decision.reason)
+
+
+def test_stages_of_snowflake_are_files() -> None:
+    for mode in ("read_only", "guarded"):
+        policy = SQLPolicy(dialect="snowflake", mode=mode)
+        for source in ("@st", "@db.sc.st s", "@%t", "@~/x.csv", "DIRECTORY(@st)"):
+            assert policy.judge_sql(f"SELECT * FROM {source}").blocks, source
