@@ -31,6 +31,12 @@ def _reader(call: Call) -> None:
     call.reads(call.args)
 
 
+def _ps(call: Call) -> None:
+    if call.args and re.fullmatch(r"[A-Za-z]*e[A-Za-z]*", call.args[0]):
+        call.refuse("e shows the environment of other programs.", "shell-secret")
+    call.reads(call.args)
+
+
 def _pager(call: Call) -> None:
     """Pagers and the manual: no commands for them to run."""
     risky = (
@@ -192,6 +198,7 @@ def _hostname(call: Call) -> None:
 
 FILE_JUDGES: dict[str, Judge] = {
     **dict.fromkeys(READERS, _reader),
+    "ps": _ps,
     **dict.fromkeys(("echo", "printf"), _echo),
     **dict.fromkeys(("mkdir", "truncate", "mkfifo"), _writes_operands),
     **dict.fromkeys(("cp", "mv", "install"), _copy),

@@ -195,6 +195,8 @@ def _httpie(call: Call) -> None:
     methods = [word for word in words[:1] if word.isupper()]
     places = words[len(methods) : len(methods) + 1]
     url = _address(call, places[0] if places else "")
+    if url is not None and call.given.kind != "none" and "--ignore-stdin" not in call.args:
+        call.refuse("sending data to other machines is not allowed.", "shell-network")
     items = words[len(methods) + 1 :]
     if (
         (methods and methods[0] not in ("GET", "HEAD", "OPTIONS") and url is not None)

@@ -67,6 +67,9 @@ _SECRET_NAMES = (
         ".config/google-chrome",
         ".config/chromium",
     ),
+    *("*.key", "privkey*.pem", "*[-_]key.pem", "key.pem", "secrets.toml", "*[-_]credentials.json", "*adminsdk*.json"),
+    *(".terraform.d", "share/keyrings", ".config/op", ".config/hub", ".m2/settings.xml", ".gradle/gradle.properties"),
+    *(".subversion/auth", ".pulumi/credentials.json"),
 )
 _SECRET_PATHS = (
     *(
@@ -116,6 +119,9 @@ _SECRET_PATHS = (
         "/var/spool/cron*",
         "/var/lib/docker*",
     ),
+    *("/etc/kubernetes/*.conf", "/etc/kubernetes/pki*", "/etc/rancher/*", "/etc/wireguard*", "/etc/openvpn/*"),
+    *("/etc/NetworkManager/system-connections*", "/etc/ppp/*-secrets", "/etc/postfix/sasl*", "/var/mail*"),
+    *("/var/spool/mail*", "/var/lib/mysql*", "/var/lib/postgresql*", "/dev/kmsg"),
     *("/var/log/auth.log*", "/var/log/secure*", "/private/etc/master.passwd", "/Library/Keychains*", "/var/db/*"),
 )
 #: Folders that hold some of these somewhere below.

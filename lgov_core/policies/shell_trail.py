@@ -1,4 +1,4 @@
-"""What the commands of one text leave behind for each other: files written and then run, moved and then removed."""
+"""What the commands of one text leave behind for each other: what is written and then run, moved and then removed."""
 
 from __future__ import annotations
 
@@ -25,6 +25,8 @@ class Trail:
         self._started: set[str] = set()
         self._moved: set[str] = set()
         self._removed: set[str] = set()
+        self._remotes: set[str] = set()
+        self._pushed: set[str] = set()
 
     def writes(self, word: str) -> None:
         """Takes note of a file that is written."""
@@ -51,6 +53,10 @@ class Trail:
         if name == "git" and "mv" in words[:3]:
             name = "mv"
         plain = [word for word in words if not is_option(word)]
+        if name == "git" and {"remote", "add"} <= set(plain):
+            self._remotes.update(plain[plain.index("add") + 1 :][:1])
+        elif name == "git" and "push" in plain:
+            self._pushed.update(plain[plain.index("push") + 1 :][:1])
         if name in ("mv", "ln"):
             plain = plain[-1:]
             for at, word in enumerate(words):
@@ -66,6 +72,8 @@ class Trail:
             raise Refused(
                 "shell-program", f"{shown(path)} is written and run in one go; let it be looked at in between."
             )
+        for remote in self._remotes & self._pushed:
+            raise Refused("shell-network", f"{shown(remote)} is added and pushed to in one go; look in between.")
         for path in self._moved:
             if any(inside(path, gone) for gone in self._removed):
                 raise Refused("shell-delete", f"{shown(path)} is moved and removed in one go; look in between.")

@@ -7,6 +7,18 @@ import pytest
 from lgov_core.policies import ShellPolicy
 
 DENIED = r"""
+cat server.key
+cat tls/privkey1.pem
+cat ~/.m2/settings.xml
+cat ~/.local/share/keyrings/login.keyring
+cat ~/.config/op/config
+cat .streamlit/secrets.toml
+cat google-credentials.json
+cat /etc/kubernetes/admin.conf
+cat /etc/wireguard/wg0.conf
+cat /var/mail/root
+ps auxe
+ps eww
 find /etc -name shadow -exec cat {} \;
 find / -name 'shad*' -exec cat {} +
 find /etc -type f -exec cat {} +
@@ -45,6 +57,12 @@ find /etc -type f 2>/dev/null | head -3 | xargs cat
 """
 
 ALLOWED = r"""
+cat cert.pem
+cat docs/keys.md src/keyboard.py settings.xml
+openssl req -x509 -newkey rsa:2048 -nodes -keyout key.pem -out cert.pem
+ps aux
+ps -ef
+ps axo pid,etime
 diff <(find /etc -type f) <(find /usr -type f)
 while read -r f; do ls -l "$f"; done < <(find /etc -type f)
 find / -size +1G 2>/dev/null | xargs du -h | sort -h
