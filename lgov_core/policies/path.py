@@ -44,6 +44,9 @@ DENIED_NAMES = (
     ),
     *("_netrc", ".my.cnf", ".s3cfg", ".boto", ".terraformrc", ".cargo/credentials*", ".gem/credentials"),
     *(".config/gcloud", ".config/gh", ".config/rclone", "wallet.dat", "service-account*.json"),
+    *("credentials.json", "*[-_]credentials.json", "*adminsdk*.json", "secrets.yml", "secrets.yaml", "secrets.json"),
+    *("secrets.toml", "terraform.tfstate", ".terraform.d", ".m2/settings.xml", ".pulumi", "login.keychain*"),
+    *("cookies.sqlite", "key4.db", "logins.json"),
 )
 #: Templates and public keys, which are there to be read.
 _OPEN_NAMES = (".env.example", ".env.sample", ".env.template", ".env.dist", "id_*.pub")

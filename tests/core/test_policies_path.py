@@ -122,7 +122,19 @@ def test_names_that_stay_closed_are_closed_through_links_too(root: Path) -> None
 
 @pytest.mark.parametrize(
     "text",
-    [".env", "%2eenv", "%252eenv", "src/.e%6ev", "id_rsa", "server.key", "tls-key.pem", "privkey1.pem", "x/_netrc"],
+    [
+        ".env",
+        "%2eenv",
+        "%252eenv",
+        "src/.e%6ev",
+        "id_rsa",
+        "server.key",
+        "tls-key.pem",
+        "privkey1.pem",
+        "x/_netrc",
+        "secrets.yaml",
+        "x-credentials.json",
+    ],
 )
 def test_names_that_stay_closed_unless_the_author_says_otherwise(root: Path, text: str) -> None:
     assert rule(PathPolicy(roots=[str(root)]), text) == "path-denied"
