@@ -6,6 +6,8 @@ from collections.abc import Iterator
 
 from sqlglot import exp
 
+_COUNTERS = frozenset({"generate_series", "range", "numbers", "sequence", "zeros"})
+
 
 def conjuncts(condition: exp.Expr) -> Iterator[exp.Expr]:
     """What all must hold for ``condition`` to hold."""
@@ -60,3 +62,10 @@ def doubles_of(atom: exp.In) -> str | None:
     if len(found) < 2 or not all(isinstance(one, exp.Column) and one.table.lower() in names for one in found):
         return None
     return table.name.lower() if first.this.name.lower() == column.name.lower() else None
+
+
+def counts_up(function: exp.Func) -> bool:
+    """Whether a function gives numbers (or dates) one after the other."""
+    if isinstance(function, exp.GenerateSeries | exp.GenerateDateArray | exp.GenerateTimestampArray | exp.Generator):
+        return True
+    return isinstance(function, exp.Anonymous) and function.name.lower() in _COUNTERS

@@ -9,7 +9,7 @@ from sqlglot import exp
 
 from lgov_core.policies.options import names as words
 from lgov_core.policies.sql_bounds import column_of, insists, is_far
-from lgov_core.policies.sql_conditions import conjuncts, doubles_of, is_about, is_negated, names_any, sides
+from lgov_core.policies.sql_conditions import conjuncts, counts_up, doubles_of, is_about, is_negated, names_any, sides
 from lgov_core.policies.sql_sources import Known, Source, read_beside
 
 _REGULAR = (exp.RegexpLike, exp.RegexpILike, exp.SimilarTo)
@@ -39,7 +39,7 @@ _NO_COLUMNS = frozenset(
     words(
         "rownum level sysdate systimestamp user uid current_user session_user system_user current_role current_date"
         " current_time current_timestamp localtime localtimestamp current_catalog current_schema true false null nan"
-        " infinity on off yes no"
+        " infinity on off yes no tableoid xmin xmax cmin cmax"
     )
 )
 
@@ -72,7 +72,7 @@ class Target:
         self.known.count()
         if isinstance(atom, exp.Not):
             return not in_or and self._limited_by_not(atom.this.unnest())
-        if in_or and isinstance(atom, exp.Expr) and is_negated(atom):
+        if isinstance(atom, exp.Expr) and is_negated(atom) and (in_or or isinstance(atom, exp.Is)):
             return False
         if isinstance(atom, exp.Exists):
             return self._depends_on_row(atom.this)
@@ -85,7 +85,7 @@ class Target:
             own = self._own(column_of(inner.this))
             if own and self.source.table not in self.known.queries and doubles_of(inner) == self.source.table:
                 return True
-            return self._reads_rows(query, set()) and self._compares(inner)
+            return self._reads_rows(self._with_named(query)) and self._compares(inner)
         if isinstance(inner, exp.In) and all(
             is_far(exp.NEQ, column_of(inner.this), item) for item in inner.expressions
         ):
@@ -198,18 +198,37 @@ class Target:
                 yield node
             stack.extend((child, inside) for child in node.iter_expressions())
 
-    def _reads_rows(self, query: exp.Expr, done: set[str]) -> bool:
-        """Whether ``query``, or a WITH query that it names, reads a table at all, so that it is not made of constants."""
-        for table in self.known.tables(query):
-            name = table.name.lower()
-            if name in self.known.queries and not table.db:
-                if name not in done:
-                    done.add(name)
-                    if self._reads_rows(self.known.queries[name], done):
-                        return True
-            elif not isinstance(table.this, exp.Func) and name != "dual":
-                return True
-        return False
+    def _with_named(self, query: exp.Expr) -> dict[str, exp.Expr]:
+        """``query``, under no name, and the WITH queries that it reads, at any remove."""
+        found: dict[str, exp.Expr] = {"": query}
+        pending = [query]
+        while pending:
+            for table in self.known.tables(pending.pop()):
+                name = table.name.lower()
+                if name in self.known.queries and not table.db and name not in found:
+                    found[name] = self.known.queries[name]
+                    pending.append(found[name])
+        return found
+
+    def _reads_rows(self, queries: dict[str, exp.Expr]) -> bool:
+        """Whether one of ``queries`` reads a table at all, so that they are not made of constants."""
+        return any(
+            not isinstance(table.this, exp.Func)
+            and (bool(table.db) or table.name.lower() not in {*self.known.queries, "dual"})
+            for query in queries.values()
+            for table in self.known.tables(query)
+        )
+
+    def _counts_up(self, query: exp.Expr) -> bool:
+        """Whether ``query`` reads no table and gives numbers one after the other: as many as there are rows."""
+        queries = self._with_named(query)
+        if self._reads_rows(queries):
+            return False
+        return any(
+            any(counts_up(function) for function in one.find_all(exp.Func))
+            or any(table.name.lower() == name for table in self.known.tables(one))
+            for name, one in queries.items()
+        )
 
     def is_read_by(self, query: exp.Expr) -> bool:
         """Whether ``query``, or a WITH query that it names, reads this very table."""
@@ -251,7 +270,7 @@ class Target:
         """Whether ``column IN (query)`` leaves rows out: not when the query may be this table, all of it."""
         if isinstance(query, exp.Values):
             return True
-        if not isinstance(query, exp.Select):
+        if not isinstance(query, exp.Select) or self._counts_up(query):
             return False
         if any(True for item in query.expressions for _ in self._columns(item) if query.args.get("from_") is None):
             return False

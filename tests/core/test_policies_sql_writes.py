@@ -49,6 +49,16 @@ RANKED = "SELECT id, row_number() OVER (PARTITION BY email ORDER BY id) AS n FRO
         "DELETE FROM users WHERE name ~ 'x?'",
         "DELETE FROM users WHERE name ~ '(?i)(abc)?'",
         "DELETE FROM users WHERE name ~ '[[:alpha:]x]*'",
+        # what holds for every row there is
+        "DELETE FROM users WHERE id IS NOT NULL",
+        "DELETE FROM users WHERE email NOTNULL AND 1 = 1",
+        "DELETE FROM users WHERE id IS NOT NULL OR id IS NULL",
+        "DELETE FROM users WHERE tableoid = 'users'::regclass",
+        "DELETE FROM users WHERE xmin IS DISTINCT FROM 0",
+        "DELETE FROM users WHERE id IN (SELECT generate_series(1, 1000000))",
+        "DELETE FROM users WHERE id = ANY (SELECT n FROM generate_series(1, 1000000) AS g(n))",
+        "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 1000000) DELETE FROM users"
+        " WHERE id IN (SELECT i FROM n)",
         # edges
         "DELETE FROM users WHERE id NOT IN (-1, -2)",
         "DELETE FROM users WHERE NOT (id = -5)",
@@ -86,6 +96,11 @@ def test_every_row_by_an_upsert_in_other_dialects() -> None:
         "INSERT INTO users SELECT * FROM users",
         "DELETE FROM users WHERE id NOT IN (SELECT user_id FROM orders)",
         "WITH m AS (SELECT user_id FROM orders) DELETE FROM users WHERE id NOT IN (SELECT user_id FROM m)",
+        "DELETE FROM users WHERE id IS NULL",
+        "DELETE FROM users WHERE id = 3 AND email IS NOT NULL",
+        "DELETE FROM users WHERE id IN (SELECT unnest(ARRAY[1, 2]))",
+        "WITH RECURSIVE tree AS (SELECT id FROM parts WHERE id = 3 UNION ALL SELECT p.id FROM parts p JOIN tree"
+        " ON p.parent = tree.id) DELETE FROM users WHERE id IN (SELECT id FROM tree)",
         "DELETE FROM users WHERE (a, b) IN ((1, 2), (3, 4))",
         "DELETE FROM users WHERE (a, b) IN (SELECT x, y FROM bans)",
         "DELETE FROM users WHERE id NOT IN (SELECT min(id) FROM users GROUP BY email)",
