@@ -19,7 +19,9 @@ class CallDraft:
     __slots__ = tuple(CapturedCall.__dataclass_fields__)
 
 
-class _RewardDraft:
+class RewardDraft:
+    """A reward in the making."""
+
     __slots__ = tuple(Reward.__dataclass_fields__)
 
 
@@ -31,32 +33,6 @@ def complete(call: CapturedCall, attempt: int | None, tool_call_ids: tuple[str, 
     """Sets what is known only when all spans are read, on a call that nobody has been given yet."""
     object.__setattr__(call, "attempt", attempt)
     object.__setattr__(call, "tool_call_ids", tool_call_ids)
-
-
-def reward_of(
-    value: float,
-    dimension: str,
-    rollout_id: str | None,
-    attempt: int | None,
-    response_id: str | None,
-    tool_call_id: str | None,
-    source: str,
-    reward_id: str,
-    choice: int | None,
-) -> Reward:
-    """As ``Reward(...)``."""
-    draft: Any = _RewardDraft()
-    draft.value = value
-    draft.dimension = dimension
-    draft.rollout_id = rollout_id
-    draft.attempt = attempt
-    draft.response_id = response_id
-    draft.tool_call_id = tool_call_id
-    draft.source = source
-    draft.reward_id = reward_id
-    draft.choice = choice
-    draft.__class__ = Reward
-    return draft
 
 
 def transition_of(

@@ -137,8 +137,8 @@ class RewardTargets:
             meant = self._calls.get(reward.response_id, [])
         else:
             meant = self._tools.get(reward.tool_call_id or "", [])
-        here = reward.attempt is None or reward.attempt == self._attempt
-        if here and len(meant) == 1 and reward.choice is None and meant[0][1] != UNUSABLE:
+        here = reward.attempt == self._attempt or reward.attempt is None
+        if len(meant) == 1 and here and reward.choice is None and meant[0][1] != UNUSABLE:
             return meant[0][1]
         what = f"tool call {reward.tool_call_id}" if reward.response_id is None else f"call {reward.response_id}"
         # Ids may come again in a retry: of two calls of one id the one in the attempt that the reward names is meant.

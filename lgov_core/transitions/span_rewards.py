@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
 from lgov_core.trace import semconv
-from lgov_core.transitions.quick_values import reward_of
+from lgov_core.transitions.quick_values import RewardDraft
 from lgov_core.transitions.span_tree import CALL_OPERATIONS, Place, SpanTree
 from lgov_core.transitions.span_values import number_of, text_of
 from lgov_core.types import Reward, Span, SpanEvent
@@ -16,18 +17,18 @@ def reward_of_span(span: Span, place: Place) -> Reward:
     """The reward that an ``lgov.reward`` span is. A value that is no number is NaN: it is told later and never counted."""
     get = span.attributes.get
     value, choice = get(semconv.REWARD_VALUE), get(semconv.CHOICE)
-    dimension, source = get(semconv.REWARD_DIMENSION), get(semconv.REWARD_SOURCE)
-    return reward_of(
-        value if type(value) is float else number_of(value),
-        str(dimension) if dimension else "task",
-        place.rollout_id,
-        place.attempt,
-        text_of(get(semconv.RESPONSE_ID)),
-        text_of(get(semconv.TOOL_CALL_ID)),
-        str(source) if source else "",
-        _id(span),
-        choice if type(choice) is int else None,
-    )
+    draft: Any = RewardDraft()
+    draft.value = value if type(value) is float else number_of(value)
+    draft.dimension = str(get(semconv.REWARD_DIMENSION) or "task")
+    draft.rollout_id = place.rollout_id
+    draft.attempt = place.attempt
+    draft.response_id = text_of(get(semconv.RESPONSE_ID))
+    draft.tool_call_id = text_of(get(semconv.TOOL_CALL_ID))
+    draft.source = str(get(semconv.REWARD_SOURCE) or "")
+    draft.reward_id = _id(span)
+    draft.choice = choice if type(choice) is int else None
+    draft.__class__ = Reward
+    return draft
 
 
 def further_rewards(span: Span, reward: Reward) -> list[Reward]:

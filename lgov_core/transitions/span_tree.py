@@ -39,6 +39,8 @@ class Place:
 
 _NOWHERE: Final = Place()
 
+_TEXT_OR_NONE: Final = frozenset({str, type(None)})
+
 
 class SpanTree:
     """The different spans of a set, each at its place; one that arrived twice is there once.
@@ -113,25 +115,17 @@ class _Trace:
     def __init__(self, spans: Sequence[Span], ours: _Trace | None, found: list[Diagnostic]) -> None:
         self._ours = ours
         self._found = found
-        self._places: dict[str, Place] = {}
+        self._places: dict[str | None, Place] = {}
         self._other_places: dict[int, Place] = {}  # by the identity of `others`
         self._cut: set[int] = set()  # by the identity of spans
-        self.index: dict[str, Span] = {}
+        self.index = {span.span_id: span for span in spans}
         self.others: list[Span] = []
-        self.changed = False
-        index = self.index
-        for span in spans:
-            operation = span.attributes.get(semconv.OPERATION)
-            if operation is not None and type(operation) is not str:  # whoever sent it: it says nothing
-                span = _without_operation(span)
-                self.changed = True
-            known = index.setdefault(span.span_id, span)
-            if known is not span and known != span:
-                self.others.append(span)
-        if len(index) < len(spans):
-            self.changed = True
-        if self.others:
-            self._settle()
+        self.changed = (
+            len(self.index) < len(spans)
+            or not {type(span.attributes.get(semconv.OPERATION)) for span in spans} <= _TEXT_OR_NONE
+        )
+        if self.changed:
+            self._tell_apart(spans)
         self._place_all()
 
     def placed(self) -> Iterator[tuple[Span, Place]]:
@@ -152,12 +146,16 @@ class _Trace:
         parent = self.index.get(parent_id)
         return self._ours.index.get(parent_id) if parent is None and self._ours is not None else parent
 
-    def _settle(self) -> None:
+    def _tell_apart(self, spans: Sequence[Span]) -> None:
         """Finds out what spans of one id are, whatever their order was."""
+        self.index = {}
         variants: dict[str, list[Span]] = {}
-        for span in self.others:
-            variants.setdefault(span.span_id, []).append(span)
-        self.others = []
+        for span in spans:
+            if type(span.attributes.get(semconv.OPERATION)) not in _TEXT_OR_NONE:  # whoever sent it: it says nothing
+                span = _without_operation(span)
+            known = self.index.setdefault(span.span_id, span)
+            if known is not span and known != span:
+                variants.setdefault(span.span_id, []).append(span)
         for span_id, further in variants.items():
             ended: list[Span] = []
             for span in (self.index[span_id], *further):
@@ -179,12 +177,11 @@ class _Trace:
         for span_id, span in self.index.items():
             if span_id in places:
                 continue
-            if span.parent_id is not None and span.ended_at is not None:  # mostly the parent is placed already
-                above = places.get(span.parent_id)
-                if above is not None:
-                    places[span_id] = _placed(span, above)
-                    continue
-            self._walk(span)
+            above = places.get(span.parent_id)
+            if above is None or span.ended_at is None:
+                self._walk(span)
+            else:  # mostly the parent is placed already
+                places[span_id] = _placed(span, above)
         for span in self.others:
             self._walk(span)
 
@@ -261,9 +258,9 @@ def _placed(span: Span, above: Place) -> Place:
     operation = attributes.get(semconv.OPERATION)
     rollout_id, attempt = above.rollout_id, above.attempt
     if (
-        operation not in _STEPS
-        and (own_rollout is None or own_rollout == rollout_id)
-        and (own_attempt is None or own_attempt == attempt)
+        (own_rollout == rollout_id or own_rollout is None)
+        and (own_attempt == attempt or own_attempt is None)
+        and operation not in _STEPS
         and semconv.OUTCOME not in attributes
     ):
         return above

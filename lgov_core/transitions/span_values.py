@@ -51,7 +51,7 @@ def number_or(value: object, otherwise: float) -> float:
 
 def version_of(value: object) -> int | None:
     """A weights version: an integer from 0 on, or one written as text."""
-    if isinstance(value, str) and value.isascii() and value.isdigit() and len(value) < 19:
+    if type(value) is not int and isinstance(value, str) and value.isascii() and value.isdigit() and len(value) < 19:
         value = int(value)
     return value if type(value) is int and value >= 0 else None
 
