@@ -102,7 +102,8 @@ class RewardTargets:
 
         Sums are exact (`math.fsum`), so no order of rewards changes them.
         """
-        earned: dict[int, dict[str, list[float]]] = {}
+        earned: dict[int, dict[str, float]] = {}
+        several: dict[tuple[int, str], list[float]] = {}
         final = False
         for reward in rewards:
             if not math.isfinite(reward.value):
@@ -115,10 +116,19 @@ class RewardTargets:
             else:
                 target = self._of_call(reward, found, unassigned)
             if target is not None and target >= 0:
-                earned.setdefault(target, {}).setdefault(reward.dimension, []).append(reward.value)
+                value = float(reward.value) + 0.0  # as a sum has it: there is no zero below zero
+                parts = earned.get(target)
+                if parts is None:
+                    earned[target] = {reward.dimension: value}
+                elif reward.dimension in parts:
+                    several.setdefault((target, reward.dimension), [parts[reward.dimension]]).append(value)
+                else:
+                    parts[reward.dimension] = value
         if not final and self._last is not None:
             found.append(Diagnostic(Finding.NO_FINAL_REWARD, self._rollout_id))
-        return {target: self._sums(parts) for target, parts in earned.items()}
+        for (target, name), values in several.items():
+            earned[target][name] = self._sum(values, name)
+        return {target: parts if len(parts) == 1 else dict(sorted(parts.items())) for target, parts in earned.items()}
 
     def _of_attempt(self, reward: Reward, found: list[Diagnostic], unassigned: list[Reward]) -> int | None:
         if reward.attempt is not None and reward.attempt != self._attempt:
@@ -171,10 +181,6 @@ class RewardTargets:
         if reward.response_id is not None:
             return any(call.response_id == reward.response_id for call in calls)
         return any(reward.tool_call_id in call.tool_call_ids for call in calls)
-
-    def _sums(self, parts: dict[str, list[float]]) -> dict[str, float]:
-        names = parts if len(parts) == 1 else sorted(parts)
-        return {name: self._sum(parts[name], name) for name in names}
 
     def _sum(self, values: list[float], dimension: str) -> float:
         try:

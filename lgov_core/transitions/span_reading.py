@@ -108,7 +108,8 @@ class SpanReading:
             ended_at = started_at
             above = self.tree.place_above(span)
             seen.open = seen.open or (above.rollout_id, above.attempt) != (rollout_id, place.attempt)
-        seen.extend(started_at, ended_at)
+        if started_at < seen.started_at or ended_at > seen.ended_at:
+            seen.extend(started_at, ended_at)
         if semconv.OUTCOME in attributes:
             above = self.tree.place_above(span)
             inner = above.ended_above and (above.rollout_id, above.attempt) == (rollout_id, place.attempt)
