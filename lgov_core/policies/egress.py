@@ -15,8 +15,8 @@ from lgov_core.policies.url_text import DEFAULT_PORTS, PlainURL, UnclearURL, asc
 from lgov_core.types import Action, Decision, Effect, Point, Severity
 
 #: Arguments that are taken for URLs when ``argument`` is not given, and the endings of further names.
-URL_ARGUMENTS = ("url", "urls", "uri", "uris", "href", "link", "links", "endpoint", "webhook")
-_URL_ENDINGS = ("url", "urls", "uri", "uris", "href", "endpoint", "webhook")
+URL_ARGUMENTS = ("url", "urls", "uri", "uris", "href", "link", "links", "endpoint", "webhook", "callback", "proxy")
+_URL_ENDINGS = ("url", "urls", "uri", "uris", "href", "endpoint", "webhook", "callback", "proxy")
 MAX_URLS = 200
 #: Names that lead into the machine, its network or its cloud; only naming one in ``domains`` opens it.
 _INNER_ENDINGS = (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import Any
@@ -86,6 +87,10 @@ class ToolPolicy(BoundedPolicy):
         return f"Allowed tools: {', '.join(self.allowed)}."
 
 
+class _NoNumber(Exception):
+    """An infinite number, or one that is none."""
+
+
 def _compiled(what: str, schema: object) -> Callable[[object], str | None]:
     """A check of arguments against ``schema``: None when they fit, else what was expected where."""
     import fastjsonschema
@@ -117,6 +122,8 @@ def _compiled(what: str, schema: object) -> Callable[[object], str | None]:
             validate(_plain(arguments))
         except fastjsonschema.JsonSchemaValueException as error:
             return error.message.replace("data", "arguments", 1)[:MAX_PROBLEM]
+        except _NoNumber as error:
+            return f"they hold {error}, which is no number in JSON"
         except RecursionError:
             return "they are nested too deeply"
         return None
@@ -146,4 +153,6 @@ def _plain(value: Any) -> Any:
         return {key: _plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
         return [_plain(item) for item in value]
+    if isinstance(value, float) and not math.isfinite(value):  # no limit of a schema holds for nan
+        raise _NoNumber(value)
     return value

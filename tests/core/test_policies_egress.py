@@ -248,6 +248,7 @@ def test_every_named_argument_is_judged_and_one_must_be_there() -> None:
     assert policy.judge(call(address="https://good.example/")).rule == "url-missing"  # type: ignore[union-attr]
     usual = EgressPolicy(domains=["good.example"])
     assert usual.judge(call(callback_url="https://evil.example/", url="https://good.example/")).blocks  # type: ignore[union-attr]
+    assert usual.judge(call(proxy="http://10.0.0.1:8080", url="https://good.example/")).blocks  # type: ignore[union-attr]
     assert not usual.judge(call(baseUrl="https://good.example/", text="https://evil.example")).blocks  # type: ignore[union-attr]
     assert usual.judge(call(text="x")).rule == "url-missing"  # type: ignore[union-attr]
 

@@ -64,6 +64,17 @@ def test_wrong_arguments_are_denied_with_the_place(arguments: dict[str, Any], ex
     assert expected in decision.reason
 
 
+@pytest.mark.parametrize("number", [float("nan"), float("-inf"), float("inf")])
+@pytest.mark.parametrize("wrapped", [False, True])
+def test_what_is_no_number_in_json_passes_no_limit(number: float, wrapped: bool) -> None:
+    schema = {"type": "object", "properties": {"amount": {"type": ["number", "array"], "maximum": 500, "minimum": -1}}}
+    policy = ToolPolicy(allow=["pay"], schemas={"pay": schema})
+    decision = policy.judge(call("pay", {"amount": [number] if wrapped else number}))
+    assert decision is not None
+    assert (decision.effect, decision.rule) == (Effect.DENY, "tool-arguments")
+    assert str(number) in decision.reason
+
+
 def test_fitting_arguments_are_let_through_unchanged() -> None:
     arguments = {"query": "x", "filter": MappingProxyType({"ids": (1, 2)})}
     policy = ToolPolicy(allow=["*"], schemas={"run_sql": MappingProxyType(SCHEMA)})
