@@ -126,6 +126,8 @@ def _builder(call: Call) -> None:
     code = _CODE.get(call.name)
     if code is not None and any(re.fullmatch(code, word) for word in call.args):
         call.refuse("code and commands on the command line are not allowed; put them into a file of this folder.")
+    if call.name not in _READING:
+        call.places.work_in()
     _check_handed(call)
     _check_places(call, running=call.name in _RUNNING)
     _check_tasks(call)

@@ -178,6 +178,8 @@ def _compose(call: Call, args: Sequence[str]) -> None:
     verb, rest = (words or [""])[0], tuple(words[1:])
     if verb not in _COMPOSE_VERBS:
         call.refuse(f"compose {verb[:20]} is not allowed here.")
+    if verb in ("up", "run", "build", "create"):
+        call.places.work_in()
     if verb == "down" and parse(rest).has("-v", "--volumes", "--rmi"):
         call.refuse("this throws the volumes away.")
     if verb in ("exec", "run"):

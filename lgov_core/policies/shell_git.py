@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import posixpath
 import re
 from collections.abc import Callable
 
@@ -27,6 +28,10 @@ _ADDING = frozenset(
     """
     )
 )
+#: Commands that change the folder they stand in, whatever else they are given.
+_CHANGING = _ADDING | frozenset(
+    names("pull checkout switch restore stash rebase bisect reset rm clean submodule gc worktree")
+) - {"notes"}
 _GLOBAL_VALUES = "-C -c --git-dir --work-tree --namespace --exec-path --config-env --super-prefix"
 _HARMLESS_KEYS = re.compile(
     r"user\.(?:name|email|signingkey)|color\.[\w.]+|core\.(?:quotepath|autocrlf|ignorecase|eol|filemode|longpaths|abbrev)"
@@ -43,12 +48,33 @@ _A_FILE = re.compile(r"\.(?:[A-Za-z][A-Za-z]\w{0,3}|[chm])$")
 
 def judge_git(call: Call) -> None:
     """Judges one git command."""
+    args, stands = _own_options(call)
+    if not args:
+        return
+    command, rest = call.literal(args[0], "the git command"), tuple(args[1:])
+    call.reads(word for word in rest if " " not in word)
+    judge = _COMMANDS.get(command)
+    if judge is None and command not in _READING | _ADDING:
+        call.refuse(f"git {command[:40]} is not allowed here.")
+    if command in _CHANGING:
+        call.places.work_in(stands)
+    _common(call, rest)
+    if judge is not None:
+        judge(call, rest)
+    elif command == "format-patch":
+        for word in parse(rest, "-o").of("-o"):
+            call.places.write(word)
+
+
+def _own_options(call: Call) -> tuple[list[str], str]:
+    """What stands behind git's own options, which are judged, and the folder in which they make it work."""
     args = list(call.args)
+    stands = "."
     while args and args[0].startswith("-"):
         option = args.pop(0)
         name, equals, value = option.partition("=")
         if name in ("--version", "--help", "-v", "-h", "--html-path", "--man-path", "--info-path"):
-            return
+            return [], stands
         if name in _GLOBAL_VALUES.split() and not equals:
             value = args.pop(0) if args else ""
         if name in ("--exec-path", "--config-env") and value:
@@ -57,19 +83,8 @@ def judge_git(call: Call) -> None:
             _check_key(call, value.partition("=")[0])
         if name in ("-C", "--git-dir", "--work-tree"):
             call.literal(value, "the folder")
-    if not args:
-        return
-    command, rest = call.literal(args[0], "the git command"), tuple(args[1:])
-    call.reads(word for word in rest if " " not in word)
-    judge = _COMMANDS.get(command)
-    if judge is None and command not in _READING | _ADDING:
-        call.refuse(f"git {command[:40]} is not allowed here.")
-    _common(call, rest)
-    if judge is not None:
-        judge(call, rest)
-    elif command == "format-patch":
-        for word in parse(rest, "-o").of("-o"):
-            call.places.write(word)
+            stands = posixpath.join(stands, value)
+    return args, stands
 
 
 def _common(call: Call, rest: tuple[str, ...]) -> None:

@@ -23,6 +23,8 @@ def _pip(call: Call) -> None:
     )
     if verb and verb not in verbs.split():
         call.refuse(f"{verb[:40]} is not allowed here.")
+    if verb in ("install", "sync", "run", "add", "remove", "lock", "init", "build", "update", "venv"):
+        call.places.work_in()
     if verb == "run":
         return call.runner.run(call.args[call.args.index("run") + 1 :], call.given)
     given = parse(
@@ -63,6 +65,7 @@ _UV_FLAGS = re.compile(
 
 def _uv_run(call: Call, words: list[str]) -> None:
     """What ``uv run`` runs, with all its options; those of uv itself are known or refused."""
+    call.places.work_in()
     while words and words[0].startswith("-") and words[0] not in ("--", "-m", "--module"):
         option = words.pop(0)
         if option in _UV_VALUES and words:
@@ -99,6 +102,8 @@ def _node_packages(call: Call) -> None:
         ):
             return call.reads(call.args)
         call.refuse(f"{verb[:40]} is not allowed here.")
+    if verb not in _LOOKING:
+        call.places.work_in()
     given = parse(call.args, "--registry --prefix -C --cwd")
     if call.name == "bun" and given.has("-e", "--eval", "-p", "--print"):
         call.refuse("code on the command line is not allowed; put it into a file of this folder.", "shell-code")
@@ -115,13 +120,18 @@ def _node_packages(call: Call) -> None:
         call.literal(word, "the package")
         if re.search(r"://|^git\+|^github:|^/|\.tgz$", word):
             call.refuse("packages come from the usual registry.", "shell-network")
+    _check_script(call, verb, words)
+    return call.reads(call.args)
+
+
+def _check_script(call: Call, verb: str, words: list[str]) -> None:
     if "--" in call.args and verb in ("run", "test", "t", "start"):
         check_programs(Call(call.name, call.args[call.args.index("--") + 1 :], call.given, call.runner))
     if verb == "run" and any(re.match(r"publish|deploy|release|destroy", word) for word in words[1:2]):
         call.refuse("this script reaches beyond this folder.")
-    return call.reads(call.args)
 
 
+_LOOKING = names("view info show search whoami ping help version list ls ll outdated")
 #: Options with a value that may stand ahead of what is to be done.
 _NODE_VALUES = {
     "npm": "--prefix -C -w --workspace",

@@ -192,6 +192,15 @@ class Places:
         home, *others = self.folders
         return bool(others) and all(inside(path, home) and path != home and UNKNOWN not in path for path in others)
 
+    def work_in(self, field: str = ".") -> None:
+        """Refuses to work in a folder, as tools do that run and write what lies where they stand, unless it is one of ours."""
+        for folder in self.folders:
+            path = posixpath.normpath(posixpath.join(folder, field))
+            if UNKNOWN in path or not any(inside(path, root) for root in (self.folders[0], *self.writable)):
+                raise Refused(
+                    "shell-write", f"{shown(path)} lies outside of {', '.join(self.writable)}; work is not done there."
+                )
+
     def holds(self, field: str) -> bool:
         """Whether a word names nothing outside of the folder the text begins in."""
         return UNKNOWN not in field and all(inside(path, self.folders[0]) for path in self._paths(field))

@@ -50,6 +50,18 @@ def _verbs_only(allowed: str) -> Judge:
             _check_cargo(call, words)
         if words and words[0] not in verbs:
             call.refuse(f"{words[0][:40]!r} is not allowed here.")
+        if words and words[0] not in (
+            "list",
+            "info",
+            "search",
+            "env",
+            "version",
+            "help",
+            "outdated",
+            "show",
+            "environment",
+        ):
+            call.places.work_in()
         if any(re.match(r"--?(?:toolexec|exec|vettool|overlay|modfile)(?:=|$)", word) for word in call.args):
             call.refuse("options that change what is run are not allowed.")
         if call.name == "bundle" and words[:1] == ["exec"]:

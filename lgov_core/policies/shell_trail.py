@@ -12,6 +12,16 @@ from lgov_core.policies.shell_words import ANY, STAR
 
 #: Commands that run the program files they are given.
 _STARTING = frozenset({"python", "node", "perl", "ruby", "php", "sh", "bash", "source", ".", "zsh", "dash"})
+#: Commands that run what stands in a file of a fixed name.
+_BY_NAME = {
+    **dict.fromkeys(("make", "gmake"), ("Makefile", "makefile", "GNUmakefile")),
+    **dict.fromkeys(("npm", "yarn", "pnpm", "bun"), ("package.json",)),
+    "just": ("justfile", "Justfile"),
+    "task": ("Taskfile.yml", "Taskfile.yaml"),
+    "rake": ("Rakefile",),
+    "tox": ("tox.ini",),
+    "nox": ("noxfile.py",),
+}
 #: Commands that fetch or make files.
 _MAKING = frozenset({"curl", "wget", "tee", "cp", "mv", "install", "ln"})
 
@@ -38,7 +48,12 @@ class Trail:
 
     def passes(self, words: Sequence[str]) -> None:
         """Takes note of what a command as it stands in the text may write."""
-        if words[:1] and words[0] in _MAKING:
+        plain = [word for word in words[1:] if not is_option(word)]
+        if words[:1] and words[0] in ("cp", "mv", "install", "ln") and len(plain) == len(words[1:]) > 1:
+            for source in plain[:-1]:
+                self.writes(posixpath.join(plain[-1], posixpath.basename(source)))
+            self.writes(plain[-1])
+        elif words[:1] and words[0] in _MAKING:
             for word in words[1:]:
                 self.writes(word)
                 if "://" in word:
@@ -50,6 +65,8 @@ class Trail:
             for word in words:
                 if not is_option(word) and not wild(word):
                     self.starts(word)
+        for fixed in _BY_NAME.get(name, ()):
+            self._started.update(posixpath.join(folder, fixed) for folder in folders)
         if name == "git" and "mv" in words[:3]:
             name = "mv"
         plain = [word for word in words if not is_option(word)]
