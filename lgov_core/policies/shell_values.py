@@ -70,14 +70,12 @@ class Values:
     def folders(self, root: Node, start: Sequence[str]) -> list[str]:
         """Every folder the text may stand in: where it begins, and where each cd leads."""
         folders = list(start)
-        for node in nodes_of(root, "command"):
-            name = node.child_by_field_name("name")
-            if name is None or self.words.text(name).lstrip("\\") not in ("cd", "pushd"):
-                continue
-            fields = [f for child in node.children_by_field_name("argument") for f in self.words.fields(child)]
-            targets = [field for field in fields if not is_option(field) and field != "-"] or (
-                [] if "-" in fields else ["/~"]
-            )
+        moves = [node for node in nodes_of(root, "command") if self._name(node) in ("cd", "pushd", "popd")]
+        steps = _and_list(root)
+        if all(node in steps and self._name(node) == "cd" for node in moves):
+            return self._one_after_another(moves, folders)
+        for node in moves:
+            targets = self._targets(node) if self._name(node) != "popd" else []
             looping = any(up.type in _LOOPS for up in nodes_above(node))
             for target in targets:
                 if looping and ".." in target:
@@ -88,6 +86,28 @@ class Values:
                         folders.append(reached)
                     if len(folders) > MAX_FOLDERS:
                         return [folders[0], UNKNOWN]
+        return folders
+
+    def _name(self, node: Node) -> str:
+        name = node.child_by_field_name("name")
+        return "" if name is None else self.words.text(name).lstrip("\\")
+
+    def _targets(self, node: Node) -> list[str]:
+        """Where a cd may lead; nothing for one that goes back."""
+        fields = [f for child in node.children_by_field_name("argument") for f in self.words.fields(child)]
+        named = [field for field in fields if not is_option(field) and field != "-"]
+        return named or ([] if "-" in fields else ["/~"])
+
+    def _one_after_another(self, moves: Sequence[Node], folders: list[str]) -> list[str]:
+        """The folders of a text in which each cd begins where the one before it led, because all must succeed."""
+        here, before = list(folders), list(folders)
+        for node in moves:
+            targets = self._targets(node)
+            there = [posixpath.normpath(posixpath.join(folder, target)) for folder in here for target in targets]
+            here, before = (list(dict.fromkeys(there)) if targets else before), here
+            folders.extend(folder for folder in here if folder not in folders)
+            if len(folders) > MAX_FOLDERS:
+                return [folders[0], UNKNOWN]
         return folders
 
     def _may_be(self, name: str, values: Sequence[str]) -> None:
@@ -131,3 +151,21 @@ class Values:
                 for name, _, value in (field.partition("=") for field in self.words.fields(child)):
                     if name in self.variables or node.type == "declaration_command":
                         self._may_be(name, [value])
+
+
+def _and_list(root: Node) -> list[Node]:
+    """The commands of a text that is one list, joined by && throughout; none for another text."""
+    parts = [child for child in root.named_children if child.type != "comment"]
+    if len(parts) != 1:
+        return []
+    steps: list[Node] = []
+    waiting = [parts[0]]
+    while waiting:
+        node = waiting.pop()
+        if node.type != "list":
+            steps.append(node)
+        elif all(child.is_named or child.type == "&&" for child in node.children):
+            waiting.extend(reversed(node.named_children))
+        else:
+            return []
+    return steps

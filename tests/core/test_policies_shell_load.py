@@ -205,3 +205,52 @@ def test_javascript_that_reaches_for_a_module_is_denied(code: str) -> None:
 def test_javascript_that_computes_is_allowed(code: str) -> None:
     decision = POLICY.judge_command(f"node -e {shlex.quote(code)}")
     assert not decision.blocks, decision.reason
+
+
+#: Some way may lead out of the folder before something is made there.
+LEADING_OUT = (
+    "cd ..; make",
+    "cd src; cd ..; make",
+    "cd src && cd ../.. && make",
+    "cd src && ls || cd .. && make",
+    "(cd src && ls) && cd .. && make",
+    "cd src && cd - && cd .. && make",
+    "cd src | cat && cd .. && make",
+    "cd a && cd .. && cd .. && echo x > y",
+    "cd $X && cd .. && make",
+    "cd src &\ncd .. && make",
+    "for i in 1 2; do cd ..; done && make",
+    "! cd src && cd .. && make",
+    "cd src && ls\ncd ..\nmake",
+    "pushd src && cd .. && popd && cd .. && make",
+    "cd src && bash -c 'cd ..; cd ..; make'",
+    "f() { cd ..; }; f && f && make",
+    "cd src && { cd ..; } && cd .. && make",
+    "cd src && cd .. && make; cd .. && make",
+    "cd /srv && cd desk && cd .. && make",
+    "cd && make",
+    "cd - && make && cd .. && make",
+    "cd src > /dev/null && cd .. && cd .. && make",
+    "cd src && cd .. && make & cd .. && make",
+    "eval 'cd ..' && make",
+)
+
+
+@pytest.mark.parametrize("command", LEADING_OUT)
+def test_what_is_made_where_the_text_may_have_left_the_folder_is_denied(command: str) -> None:
+    assert POLICY.judge_command(command).blocks
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "cd ./src && ls && cd .. && make",
+        "cd a/b && ls && cd ../.. && make",
+        "cd src && npm test && cd - && git add -A && git commit -m x",
+        "cd frontend && npm run build && cd ../backend && npm run build && cd .. && git status",
+        "cd src && make",
+    ],
+)
+def test_there_and_back_again_is_allowed(command: str) -> None:
+    decision = POLICY.judge_command(command)
+    assert not decision.blocks, decision.reason
