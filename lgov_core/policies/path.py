@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
+import re
 import stat
 import unicodedata
-from collections.abc import Iterator, Sequence
-from fnmatch import fnmatchcase
+from collections.abc import Callable, Iterator, Sequence
+from fnmatch import translate
 from pathlib import Path
 from typing import Any
 
@@ -105,6 +106,7 @@ class PathPolicy(BoundedPolicy):
             raise PolicyError(f"{name}: argument is empty", hint="name the tool argument that holds the path")
         self._named = argument is not None
         self.denied = tuple(_folded(glob) for glob in string_tuple(name, "deny", deny))
+        self._is_denied = _any_of(self.denied)
 
     def judge(self, action: Action) -> Decision | None:
         """The verdict on a tool call that carries a path; None at other points."""
@@ -174,10 +176,16 @@ class PathPolicy(BoundedPolicy):
             raise UnclearPath("path-outside", f"{text[:80]!r} leads into the kernel's own file systems.")
         below = os.path.relpath(path, max(holding, key=len))
         for name in _chain(_folded(below)):
-            if any(fnmatchcase(name, glob) for glob in _OPEN_NAMES):
-                continue
-            if any(fnmatchcase(name, glob) for glob in self.denied):
+            if self._is_denied(name) and not _is_open(name):
                 raise UnclearPath("path-denied", f"{text[:80]!r} is closed by name; choose another file.")
+
+
+def _any_of(globs: Sequence[str]) -> Callable[[str], object]:
+    """Whether a name matches one of ``globs``, in one go."""
+    return re.compile("|".join(translate(glob) for glob in globs) or r"(?!)").match
+
+
+_is_open = _any_of(_OPEN_NAMES)
 
 
 def _folder(owner: str, option: str, value: object) -> str:

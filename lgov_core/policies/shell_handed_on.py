@@ -22,14 +22,14 @@ _UNKNOWN_COMMAND = ["?"]
 
 def check_stages(script: Script, stage: Node, later: Sequence[Node]) -> None:
     """Judges the searches in one stage of a pipeline by what the later ones do with what they find."""
-    for other in later:
+    for other in later if _searches(script) else ():
         _check(script, stage, _readers_of_a_list(script, other))
 
 
 def check_substitution(script: Script, node: Node) -> None:
     """Judges the searches in a command or process substitution by the commands that are given what they find."""
     users: list[list[str]] = []
-    for up in nodes_above(node):
+    for up in nodes_above(node) if _searches(script) else ():
         if up.type == "redirected_statement" and (body := up.child_by_field_name("body")) is not None:
             users = _readers_of_a_list(script, body)
             break
@@ -43,6 +43,12 @@ def check_substitution(script: Script, node: Node) -> None:
             break
     for inner in node.named_children:
         _check(script, inner, users)
+
+
+def _searches(script: Script) -> bool:
+    """Whether there can be a search in the text at all; most have none."""
+    plain = script.words.source.replace(b"'", b"").replace(b'"', b"")
+    return b"fd" in plain or b"find" in plain or b"\\" in plain
 
 
 def _readers_of_a_list(script: Script, node: Node) -> list[list[str]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os.path
 import re
-from fnmatch import fnmatchcase
+from fnmatch import fnmatchcase, translate
 from functools import lru_cache
 from itertools import pairwise
 
@@ -71,6 +71,7 @@ _SECRET_NAMES = (
     *(".terraform.d", "share/keyrings", ".config/op", ".config/hub", ".m2/settings.xml", ".gradle/gradle.properties"),
     *(".subversion/auth", ".pulumi/credentials.json"),
 )
+_SECRET_NAME = re.compile("|".join(translate(glob) for glob in _SECRET_NAMES))
 _SECRET_PATHS = (
     *(
         "/etc/shadow*",
@@ -124,6 +125,7 @@ _SECRET_PATHS = (
     *("/var/spool/mail*", "/var/lib/mysql*", "/var/lib/postgresql*", "/dev/kmsg"),
     *("/var/log/auth.log*", "/var/log/secure*", "/private/etc/master.passwd", "/Library/Keychains*", "/var/db/*"),
 )
+_SECRET_PLACE = re.compile("|".join(translate(glob) for glob in _SECRET_PATHS))
 #: Folders that hold some of these somewhere below.
 HOLDING_SECRETS = re.compile(
     r"/(?:etc|home|Users|root|proc|run|dev|var|var/run)|/home/[^/]+|/Users/[^/]+|/~/\.config|/etc/ss[hl]"
@@ -159,7 +161,7 @@ def is_secret(word: str) -> bool:
         names = [name for name in names if name not in (parts[-1], ".ssh") and not name.startswith(".ssh/")]
     if any(_is_secret_name(name) for name in names if name):
         return True
-    if path.startswith("/") and any(fnmatchcase(path, glob) for glob in _SECRET_PATHS):
+    if path.startswith("/") and _SECRET_PLACE.match(path) is not None:
         return True
     return _may_be_secret(path) if re.search(f"[{UNKNOWN}{STAR}{ANY}]", path) else False
 
@@ -175,7 +177,7 @@ def finds_secret(folder: str, pattern: str) -> bool:
 
 @lru_cache(4096)
 def _is_secret_name(name: str) -> bool:
-    return any(fnmatchcase(name, glob) for glob in _SECRET_NAMES)
+    return _SECRET_NAME.match(name) is not None
 
 
 def _may_be_secret(path: str) -> bool:

@@ -7,6 +7,9 @@ import pytest
 from lgov_core.policies import ShellPolicy
 
 DENIED = r"""
+f''ind / -name shadow | xargs cat
+\find / -name shadow | xargs cat
+$'\x66ind' / -name shadow | xargs cat
 cat server.key
 cat tls/privkey1.pem
 cat ~/.m2/settings.xml
