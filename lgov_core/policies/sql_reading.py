@@ -25,9 +25,12 @@ from lgov_core.types import Severity
 
 _EXPLAIN = re.compile(
     r"explain(?:\s+query\s+plan|\s*\([\w\s,]*\)|\s+(?:syntax|ast|plan|pipeline|estimate|using\s+(?:text|json|tabular)))?"
-    r"(?:\s+(?:analyze|verbose|extended|formatted|cost|logical|distributed|format\s*=\s*\w+))*(?=\s|\()",
+    r"(?:\s+(?:analyze|verbose|extended|formatted|cost|logical|distributed|format\s*=\s*\w+))*(?=\s|\()"
+    r"|desc(?:ribe)?(?=\s+(?:select|with)\b)",
     re.IGNORECASE,
 )
+#: Dialects in which DESCRIBE before a query says how it is answered, or which columns it has, as EXPLAIN would.
+_DESCRIBE_QUERIES = MYSQL_FAMILY | {"duckdb"}
 _WITHOUT_ROWID = re.compile(r"\Acreate\s(?s:.*)\)(\s*without\s+rowid)\Z", re.IGNORECASE)
 _WRITE_TOP = re.compile(r"(?:update|delete)\s+(top\s*\(\s*\d+\s*\))", re.IGNORECASE)
 #: First words that leave the kind of statement to the syntax tree.
@@ -35,7 +38,9 @@ _OPENINGS = frozenset({"WITH", "(", "TABLE", "FROM"})
 #: First words of queries.
 _QUERIES = _OPENINGS | {"SELECT", "VALUES"}
 _CREATABLE = frozenset({"table", "view", "index"})
-_PLAIN_WORDS = frozenset({"create", "temp", "temporary", "unique", "unlogged", "transient", "global", "local"})
+_PLAIN_WORDS = frozenset(
+    {"create", "temp", "temporary", "unique", "unlogged", "transient", "global", "local", "clustered", "nonclustered"}
+)
 #: Words that name a file where the parser may see an alias.
 _FILE_WORDS = frozenset({"infile", "outfile", "dumpfile"})
 _FILE_CLAUSES = MYSQL_FAMILY | {"clickhouse"}
@@ -118,6 +123,8 @@ class Reading:
             raise Found("sql-unparsable", f"{first[:20]!r} does not begin a statement.", Severity.MEDIUM)
         if self._only_describes(statement, kind):
             return None
+        if self._describes_query(statement, kind):
+            kind = word = "EXPLAIN"
         self._check_kinds((kind, word))
         self._check_functions(statement)
         if kind == "EXPLAIN" and not explained:
@@ -153,6 +160,11 @@ class Reading:
         if about is not None:
             self._check_table(*about)
         return about is not None
+
+    def _describes_query(self, statement: Statement, kind: str) -> bool:
+        if kind != "DESCRIBE" or kind in self.settings.denied_kinds or self.dialect not in _DESCRIBE_QUERIES:
+            return False
+        return _EXPLAIN.match(statement.text) is not None
 
     def _check_parsed(self, statement: Statement, kind: str, explained: bool) -> str | None:
         try:

@@ -97,6 +97,10 @@ _OWN_ENGINES = frozenset(
         " collapsingmergetree versionedcollapsingmergetree log tinylog stripelog"
     )
 )
+#: Formats of the files in which a warehouse keeps a table's rows, in a place of its own unless one is named.
+_OWN_FORMATS = frozenset(words("parquet orc avro delta iceberg"))
+#: What a plain CREATE may make; the last two are indexes of SQL Server.
+_CREATABLE = frozenset({"TABLE", "VIEW", "INDEX", "CLUSTERED INDEX", "NONCLUSTERED INDEX"})
 
 ROOTS = (
     exp.Select,
@@ -372,7 +376,7 @@ def merge_removes(merge: exp.Merge) -> bool:
 
 def is_plain_create(create: exp.Create) -> bool:
     """Whether a CREATE makes an ordinary table, view or index and replaces nothing."""
-    if str(create.args.get("kind") or "").upper() not in ("TABLE", "VIEW", "INDEX") or create.args.get("replace"):
+    if str(create.args.get("kind") or "").upper() not in _CREATABLE or create.args.get("replace"):
         return False
     if create.args.get("clone") is not None:
         return False
@@ -380,5 +384,6 @@ def is_plain_create(create: exp.Create) -> bool:
     return properties is None or all(
         isinstance(found, _PLAIN_PROPERTIES)
         or (isinstance(found, exp.EngineProperty) and _last_name(found.this).lower() in _OWN_ENGINES)
+        or (isinstance(found, exp.FileFormatProperty) and found.name.lower() in _OWN_FORMATS)
         for found in properties.expressions
     )

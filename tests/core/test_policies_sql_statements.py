@@ -46,6 +46,12 @@ def test_tables_may_be_described_in_both_modes(dialect: str, text: str) -> None:
         ("mysql", "SHOW CREATE USER root"),
         ("mysql", "DESCRIBE SELECT sleep(3)"),
         ("mysql", "DESC ANALYZE DELETE FROM t"),
+        ("mysql", "DESC ANALYZE SELECT 1 FROM t"),
+        ("mysql", "DESCRIBE DELETE FROM t WHERE id = 1"),
+        ("mysql", "EXPLAIN DESCRIBE SELECT 1 FROM t"),
+        ("duckdb", "DESCRIBE SELECT * FROM 'x.csv'"),
+        ("duckdb", "DESCRIBE WITH a AS (SELECT getenv('HOME')) SELECT * FROM a"),
+        ("spark", "DESCRIBE SELECT a"),  # perhaps a column of a table of that name
         ("snowflake", "SHOW GRANTS"),
         ("snowflake", "DESCRIBE USER x"),
         ("clickhouse", "DESCRIBE TABLE url('http://x')"),
@@ -66,6 +72,16 @@ def test_descriptions_keep_to_the_rules_for_tables() -> None:
         assert SQLPolicy(["table:users"], dialect="mysql").judge_sql(text).rule == "sql-denied-table", text
         assert SQLPolicy(dialect="mysql", tables=["orders"]).judge_sql(text).rule == "sql-denied-table", text
         assert SQLPolicy(["DESCRIBE", "SHOW"], dialect="mysql").judge_sql(text).blocks, text
+
+
+def test_a_query_may_be_described_where_it_may_be_asked() -> None:
+    for dialect in ("duckdb", "mysql"):
+        for text in ("DESCRIBE SELECT a FROM users", "DESC WITH x AS (SELECT a FROM users) SELECT * FROM x"):
+            for mode in ("read_only", "guarded"):
+                assert not SQLPolicy(dialect=dialect, mode=mode, max_rows=5).judge_sql(text).blocks, text
+            assert SQLPolicy(["table:users"], dialect=dialect).judge_sql(text).rule == "sql-denied-table", text
+            for kind in ("DESCRIBE", "EXPLAIN", "SELECT"):
+                assert SQLPolicy([kind], dialect=dialect).judge_sql(text).rule == "sql-denied-statement", (kind, text)
 
 
 @pytest.mark.parametrize(
@@ -109,6 +125,11 @@ def test_savepoints_are_let_through_by_sqlite_and_undone() -> None:
         ("postgres", "CREATE UNLOGGED TABLE a (b INT)"),
         ("sqlite", "CREATE TABLE a (b TEXT PRIMARY KEY) WITHOUT ROWID"),
         ("oracle", "CREATE GLOBAL TEMPORARY TABLE a (b NUMBER) ON COMMIT DELETE ROWS"),
+        ("spark", "CREATE TABLE a (b INT) USING delta PARTITIONED BY (b)"),
+        ("databricks", "CREATE TABLE a USING PARQUET AS SELECT b FROM t"),
+        ("hive", "CREATE TABLE a (b INT) STORED AS ORC"),
+        ("tsql", "CREATE UNIQUE CLUSTERED INDEX i ON dbo.a (b)"),
+        ("tsql", "CREATE NONCLUSTERED INDEX i ON dbo.a (b) INCLUDE (c)"),
     ],
 )
 def test_a_plain_table_may_say_how_its_rows_are_kept(dialect: str, text: str) -> None:
@@ -131,6 +152,15 @@ def test_a_plain_table_may_say_how_its_rows_are_kept(dialect: str, text: str) ->
         ("postgres", "CREATE TABLE a PARTITION OF users FOR VALUES IN (1)"),
         ("postgres", "CREATE TABLE a (b INT) INHERITS (users)"),
         ("snowflake", "CREATE OR REPLACE TRANSIENT TABLE a (b INT)"),
+        ("spark", "CREATE TABLE a (b INT) USING parquet LOCATION '/etc'"),
+        ("spark", "CREATE TABLE a USING parquet OPTIONS (path '/etc')"),
+        ("spark", "CREATE TABLE a (b INT) USING jdbc"),
+        ("spark", "CREATE OR REPLACE TABLE a (b INT) USING delta"),
+        ("hive", "CREATE EXTERNAL TABLE a (b INT) STORED AS PARQUET"),
+        ("hive", "CREATE TABLE a (b INT) STORED AS INPUTFORMAT 'x.Y' OUTPUTFORMAT 'parquet'"),
+        ("trino", "CREATE TABLE a (b INT) WITH (format = 'PARQUET', external_location = 's3://x')"),
+        ("tsql", "CREATE CLUSTERED INDEX i ON a (b) DROP TABLE a"),
+        ("tsql", "CREATE CLUSTERED a (b INT)"),
     ],
 )
 def test_a_table_over_something_else_is_not_plain(dialect: str, text: str) -> None:
