@@ -127,7 +127,7 @@ docker cp web:/app/x /etc/x
 docker save app -o /usr/bin/x
 docker volume create -o type=none -o device=/ x
 docker network create -d host x
-git worktree remove --force /tmp/wt
+git worktree remove --force /tmp/tree
 git replace a b
 gpg --delete-secret-keys x
 ssh-keygen -f key
