@@ -112,6 +112,13 @@ async def test_each_write_learns_its_own_fate(path: Path, writer: GroupCommitWri
     assert written(path) == ["a", "b", "c"]
 
 
+async def test_whoever_no_longer_waits_keeps_nothing_from_the_others(path: Path, writer: GroupCommitWriter) -> None:
+    gone, *waiting = [writer.submit_in_loop(paying(f"w{i}")) for i in range(3)]
+    gone.cancel()
+    await asyncio.wait_for(asyncio.gather(*waiting), 30)
+    assert written(path) == ["w0", "w1", "w2"]
+
+
 async def test_a_transaction_that_is_lost_is_tried_again_by_the_thread(
     path: Path, writer: GroupCommitWriter, holder: sqlite3.Connection
 ) -> None:
