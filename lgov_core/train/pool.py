@@ -18,7 +18,7 @@ from typing import Any, Final
 from lgov_core.errors import StoreError, TrainError
 from lgov_core.store.protocol import TraceStore
 from lgov_core.train.jobs import Job, JobResult, WorkerConfig
-from lgov_core.types import Outcome, Rollout
+from lgov_core.types import Attempt, Outcome, Rollout
 
 #: Workers that are killed before they are ready: so many in a row, and there is no use in starting another.
 _MOST_FALSE_STARTS: Final = 3
@@ -142,8 +142,7 @@ class WorkerPool:
             if attempt.outcome is not None and attempt.outcome.trainable:
                 rollout = tasks[attempt.rollout_id]
                 job = Job(rollout.rollout_id, rollout.task_id, attempt.attempt, rollout.input)
-                said = attempt.result if isinstance(attempt.result, Mapping) else {}
-                ended.setdefault(rollout.rollout_id, JobResult(job, attempt.outcome, said, attempt.error))
+                ended.setdefault(rollout.rollout_id, _stored_result(job, attempt, attempt.outcome))
         if keep is not None:
             for result in ended.values():
                 keep(result)
@@ -191,10 +190,9 @@ class WorkerPool:
                 continue
             last_sign = time.monotonic()
             if message is None:
-                for job in self._replace(process):
-                    if job.rollout_id in self._first:
-                        lost = JobResult(job, Outcome.INFRASTRUCTURE, {}, "the worker died")
-                        self._again(lost, waiting, results, at_once=True)
+                for left in self._replace(process):
+                    if left.job.rollout_id in self._first:
+                        self._again(left, waiting, results, at_once=True)
             elif message.get("ready"):
                 process.ready, self._false_starts = True, 0
             else:
@@ -292,8 +290,8 @@ class WorkerPool:
             process.popen.stdout.close()
         self._events.put((process, None))
 
-    def _replace(self, process: _Process) -> list[Job]:
-        """Starts another worker in the dead one's place; returns the jobs that died with it."""
+    def _replace(self, process: _Process) -> list[JobResult]:
+        """Starts another worker in the dead one's place; returns how the jobs ended that it had."""
         if process not in self._processes:
             return []
         code = process.popen.wait()
@@ -307,20 +305,28 @@ class WorkerPool:
                 f"worker {process.number} ended with status {code}" + ("" if process.ready else " before it was ready"),
                 hint=f"see {self.log_dir / f'worker-{process.number}.log'}",
             )
-        lost = self._close_attempts(process, f"worker ended with status {code}")
+        left = self._close_attempts(process, f"worker ended with status {code}")
         self._processes[self._processes.index(process)] = self._start(process.number)
-        return lost
+        return left
 
-    def _close_attempts(self, process: _Process, reason: str) -> list[Job]:
-        """Closes in the store what a worker that has ended left open; returns the jobs it had."""
-        left = list(process.jobs.values())
+    def _close_attempts(self, process: _Process, reason: str) -> list[JobResult]:
+        """Closes in the store what a worker that has ended left open; returns how the jobs ended that it had.
+
+        One that it closed itself, and died before it could say so, ended as the store has it: it is not run again.
+        """
+        jobs = list(process.jobs.values())
         process.jobs.clear()
-        for job in left:
+        left: list[JobResult] = []
+        for job in jobs:
+            result = JobResult(job, Outcome.INFRASTRUCTURE, {}, reason)
             try:
-                self.store.finish_attempt(job.rollout_id, job.attempt, Outcome.INFRASTRUCTURE, error=reason)
+                self.store.finish_attempt(job.rollout_id, job.attempt, result.outcome, error=reason)
             except StoreError:
                 # It died before it opened the attempt, or after it closed it; either way the store is right.
-                continue
+                for attempt in self.store.attempts([job.rollout_id]):
+                    if attempt.attempt == job.attempt and attempt.outcome is not None:
+                        result = _stored_result(job, attempt, attempt.outcome)
+            left.append(result)
         return left
 
     def _kill_silent(self, silence_s: float) -> None:
@@ -330,6 +336,12 @@ class WorkerPool:
             if silence_s > limit and (process.jobs or not process.ready):
                 process.silent = True
                 process.popen.kill()
+
+
+def _stored_result(job: Job, attempt: Attempt, outcome: Outcome) -> JobResult:
+    """The result of an attempt that ended with nobody to hear of it: without counts, which are the governor's."""
+    said = attempt.result if isinstance(attempt.result, Mapping) else {}
+    return JobResult(job, outcome, said, attempt.error)
 
 
 def _close_input(popen: subprocess.Popen[bytes]) -> None:

@@ -83,6 +83,29 @@ async def die_in_mid_line(job: Job) -> Episode:
     return answer(job)
 
 
+class _ReadOnce(dict[str, Any]):
+    """Can be read once, for the store; who reads it again, for the report, is killed."""
+
+    def __init__(self, values: Mapping[str, Any]) -> None:
+        super().__init__(values)
+        self.reads = 0
+
+    def keys(self) -> Any:
+        self.reads += 1
+        if self.reads > 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().keys()
+
+    def __iter__(self) -> Any:
+        return iter(self.keys())
+
+
+async def die_before_report(job: Job) -> Episode:
+    """Is killed when the attempt is closed in the store, and nobody has been told of it."""
+    done = answer(job, number=job.task.get("number"))
+    return Episode(done.outcome, done.rewards, _ReadOnce(done.result))
+
+
 async def lose_connection(job: Job) -> Episode:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -155,6 +178,7 @@ BEHAVIOURS: Mapping[str, Callable[[Job], Any]] = {
         die_once,
         die,
         die_in_mid_line,
+        die_before_report,
         lose_connection,
         lose_connection_once,
         raise_value_error,

@@ -82,6 +82,18 @@ def test_a_worker_that_is_killed_is_replaced_and_its_rollouts_are_tried_again(ho
     assert verify(bench.folder / "audit.sqlite").ok
 
 
+def test_an_attempt_that_was_closed_before_the_worker_was_killed_is_not_made_again(bench: Bench) -> None:
+    (job,) = bench.jobs({"do": "die_before_report", "number": 7})
+    kept: list[int] = []
+    with bench.pool() as pool:
+        (result,) = pool.collect([job], keep=lambda one: kept.append(one.job.attempt))
+    assert pool.deaths == 1
+    assert (result.outcome, result.job.attempt, result.result["number"]) == (Outcome.SUCCEEDED, 1, 7)
+    assert kept == [1]
+    assert bench.outcomes(job) == ["succeeded"]
+    assert [reward.attempt for reward in bench.store.rewards([job.rollout_id])] == [1]
+
+
 def test_others_that_ran_in_the_killed_worker_are_tried_again_too(bench: Bench) -> None:
     jobs = bench.jobs({"do": "succeed", "pause_s": 0.5, "number": 0}, {"do": "die_once"})
     with bench.pool() as pool:
