@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Iterator, Sequence
 from typing import Any, Final
@@ -10,6 +9,7 @@ from typing import Any, Final
 import psycopg
 
 from lgov_core.errors import StoreError
+from lgov_core.store.held_connection import HeldConnection
 from lgov_core.store.postgres_address import PostgresAddress, describe
 from lgov_core.store.postgres_connection import Connection, connect, is_lost
 from lgov_core.store.rows import Row
@@ -20,19 +20,18 @@ _ROWS_A_PORTION: Final = 500
 _LONGEST_PAUSE_S: Final = 0.5
 
 
-class PostgresReader:
+class PostgresReader(HeldConnection[Connection]):
     """Reads committed rows on a connection of its own, which is opened when first needed. Callable from any thread.
 
     A reading whose connection is lost is made again on another one, for ``reconnect_s`` seconds at most.
     """
 
     def __init__(self, address: PostgresAddress, schema: str, *, reconnect_s: float) -> None:
+        super().__init__()
         self._address = address
         self._schema = schema
         self._reconnect_s = reconnect_s
-        self._connection: Connection | None = None
         self._closed = False
-        self._lock = threading.Lock()
 
     def read(self, table: str, columns: str, where: str = "", given: Sequence[Any] = ()) -> Iterator[Row]:
         """The rows of ``table`` that are there when the iteration begins, in the order in which they were written.
@@ -72,22 +71,7 @@ class PostgresReader:
         with self._connection.cursor(binary=True) as cursor:
             return cursor.execute(query.encode(), given).fetchall()
 
-    def hold(self) -> None:
-        """Waits for the reading in progress, closes the connection, and lets nobody read until `release`."""
-        self._lock.acquire()
-        self._let_go()
-
-    def release(self) -> None:
-        """Ends `hold`."""
-        self._lock.release()
-
     def close(self) -> None:
         """Closes the connection; every reading after it raises."""
-        with self._lock:
-            self._closed = True
-            self._let_go()
-
-    def _let_go(self) -> None:
-        if self._connection is not None:
-            self._connection.close()
-            self._connection = None
+        self._closed = True
+        super().close()

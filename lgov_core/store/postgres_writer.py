@@ -16,6 +16,7 @@ from typing import Any, Final, TypeVar
 import psycopg
 
 from lgov_core.errors import StoreError
+from lgov_core.store.held_connection import HeldConnection
 from lgov_core.store.postgres_address import PostgresAddress, describe
 from lgov_core.store.postgres_calls import FoldingCalls
 from lgov_core.store.postgres_connection import Connection, connect, is_conflict, is_lost
@@ -58,7 +59,7 @@ class _OutcomeUnknown(Exception):
     """The connection went during the commit, and the server could not be asked since."""
 
 
-class PostgresWriter:
+class PostgresWriter(HeldConnection[Connection]):
     """The writing side of a store: a queue, a thread and a connection. All methods may be called from any thread.
 
     Nothing waits on purpose: an idle writer commits the first write at once, and what arrives during a commit goes into
@@ -74,9 +75,10 @@ class PostgresWriter:
     def __init__(
         self, address: PostgresAddress, schema: str, connection: Connection, *, reconnect_s: float, span_limit: int
     ) -> None:
+        super().__init__()
         self._address = address
         self._schema = schema
-        self._connection: Connection | None = connection
+        self._connection = connection
         self._reconnect_s = reconnect_s
         self._span_limit = span_limit
         self._writer = secrets.randbits(63)
@@ -87,8 +89,6 @@ class PostgresWriter:
         self._closing = False
         self._give_up_at = math.inf
         self._changed = threading.Condition()
-        #: Held while the connection is in use; whoever holds it may close the connection, which is then opened again.
-        self._connection_lock = threading.Lock()
         self._lost_spans: StoreError | None = None
         self.dropped_spans = 0
         self._thread = threading.Thread(target=self._work, name="lgov-store-writer", daemon=True)
@@ -142,21 +142,6 @@ class PostgresWriter:
         if threading.current_thread() is not self._thread:  # the store may be collected in any thread
             self._thread.join()
 
-    def hold(self) -> None:
-        """Waits for the transaction in progress and keeps the writer from beginning another until `release`."""
-        self._connection_lock.acquire()
-        self._let_go()
-
-    def release(self) -> None:
-        """Ends `hold`."""
-        self._connection_lock.release()
-
-    def _let_go(self) -> None:
-        """Closes the connection; the caller holds the connection. The next transaction opens another."""
-        if self._connection is not None:
-            self._connection.close()
-            self._connection = None
-
     def _refuse_when_closed(self) -> None:
         if self._closing:
             raise StoreError(f"trace store {self._address.shown} is closed", hint="open it again to go on")
@@ -180,7 +165,7 @@ class PostgresWriter:
                 self._waiting.clear()
             self._fail(left, StoreError(f"trace store {self._address.shown}: the writer has ended"))
             _tell(left)
-            with self._connection_lock:
+            with self._lock:
                 self._sign_off()
 
     def _take(self) -> list[_Write | Row]:
@@ -211,7 +196,7 @@ class PostgresWriter:
         pause, conflicts, apart = _FIRST_PAUSE_S, 0, False
         while True:
             try:
-                with self._connection_lock:
+                with self._lock:
                     self._transact(batch, apart=apart, until=until)
                 return
             except _ConnectionLost as lost:

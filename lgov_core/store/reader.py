@@ -4,29 +4,28 @@ from __future__ import annotations
 
 import json
 import sqlite3
-import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
 
 from lgov_core.sqlite_file import FileKind, describe, open_database
+from lgov_core.store.held_connection import HeldConnection
 from lgov_core.store.rows import Row
 
 #: So many rows are fetched at a time, so that one long reading neither holds up the others nor fills the memory.
 _ROWS_A_PORTION: Final = 500
 
 
-class TableReader:
+class TableReader(HeldConnection[sqlite3.Connection]):
     """Reads committed rows on a connection of its own, which is opened when first needed. Callable from any thread."""
 
     def __init__(self, kind: FileKind, path: Path, identity: tuple[int, int], *, busy_timeout_s: float) -> None:
+        super().__init__()
         self._kind = kind
         self._path = path
         self._identity = identity
         self._busy_timeout_s = busy_timeout_s
-        self._connection: sqlite3.Connection | None = None
         self._closed = False
-        self._lock = threading.Lock()
 
     def read(self, table: str, columns: str, where: str = "", given: Sequence[Any] = ()) -> Iterator[Row]:
         """The rows of ``table`` that are there when the iteration begins, in the order in which they were written.
@@ -56,22 +55,7 @@ class TableReader:
             except sqlite3.Error as error:
                 raise describe(self._kind, self._path, error) from error
 
-    def hold(self) -> None:
-        """Waits for the reading in progress, closes the connection, and lets nobody read until `release`."""
-        self._lock.acquire()
-        self._let_go()
-
-    def release(self) -> None:
-        """Ends `hold`."""
-        self._lock.release()
-
     def close(self) -> None:
         """Closes the connection; every reading after it raises."""
-        with self._lock:
-            self._closed = True
-            self._let_go()
-
-    def _let_go(self) -> None:
-        if self._connection is not None:
-            self._connection.close()
-            self._connection = None
+        self._closed = True
+        super().close()

@@ -6,7 +6,6 @@ import contextlib
 import itertools
 import os
 import sqlite3
-import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final
@@ -22,6 +21,7 @@ from lgov_core.sqlite_file import (
     require_same_file,
     write_back,
 )
+from lgov_core.store.held_connection import HeldConnection
 from lgov_core.store.pending_write import PendingWrite
 from lgov_core.store.rows import SPAN_COLUMNS, Row, insert, span_digest
 
@@ -35,7 +35,7 @@ _BYTES_A_CHECKPOINT: Final = 16 << 20
 _INSERT_SPAN = insert("spans", f"{SPAN_COLUMNS}, digest") + " ON CONFLICT (digest) DO NOTHING"
 
 
-class WritingConnection:
+class WritingConnection(HeldConnection[sqlite3.Connection]):
     """Writes batches to the file at ``path``, which is made when it does not exist.
 
     Each write has its own savepoint, so one that fails takes no other with it. When a whole transaction is lost (a full
@@ -52,6 +52,7 @@ class WritingConnection:
         on_loss: Callable[[], None],
         on_lost_span: Callable[[StoreError], None],
     ) -> None:
+        super().__init__()
         self._kind = kind
         self._path = path
         self._wal = f"{path}-wal"
@@ -59,25 +60,9 @@ class WritingConnection:
         self._on_loss = on_loss
         self._on_lost_span = on_lost_span
         self._rows_in_log = 0
-        #: Held while the connection is in use; whoever holds it may close the connection, which is then opened again.
-        self._lock = threading.Lock()
-        self._connection: sqlite3.Connection | None = open_database(kind, path, busy_timeout_s=busy_timeout_s)
+        self._connection = open_database(kind, path, busy_timeout_s=busy_timeout_s)
         self._connection.execute(f"PRAGMA wal_autocheckpoint={MOST_IN_LOG}")
         self.identity = file_identity(path)
-
-    def hold(self) -> None:
-        """Waits for the transaction in progress and keeps others from beginning until `release`."""
-        self._lock.acquire()
-        self._let_go()
-
-    def release(self) -> None:
-        """Ends `hold`."""
-        self._lock.release()
-
-    def close(self) -> None:
-        """Closes the connection, once it is not in use. The next transaction would open another."""
-        with self._lock:
-            self._let_go()
 
     def write(self, batch: Sequence[PendingWrite | Row]) -> None:
         """Writes ``batch``, waiting for whoever holds the file. Every write has its result or its error then."""
@@ -204,12 +189,6 @@ class WritingConnection:
                 self._connection.execute(f"PRAGMA busy_timeout={round(self._busy_timeout_s * 1000)}")
             except sqlite3.Error:
                 self._let_go()
-
-    def _let_go(self) -> None:
-        """Closes the connection; the caller holds the lock. The next transaction opens another."""
-        if self._connection is not None:
-            self._connection.close()
-            self._connection = None
 
     def _roll_back(self, connection: sqlite3.Connection) -> None:
         try:
