@@ -35,76 +35,20 @@ from lgov_core.audit.entry import (
 )
 from lgov_core.audit.heads import Heads, Signer, heads_path
 from lgov_core.audit.redaction import Redaction, redaction
+from lgov_core.audit.schema import AUDIT_RECORD, erase_texts, open_record
 from lgov_core.audit.writing_back import WritingBack
 from lgov_core.errors import AuditError
-from lgov_core.sqlite_file import (
-    MOST_IN_LOG,
-    FileKind,
-    describe,
-    file_identity,
-    keep_quiet_across_fork,
-    open_database,
-    require_same_file,
-)
+from lgov_core.sqlite_file import describe, file_identity, keep_quiet_across_fork, require_same_file
 from lgov_core.types import Action, Decision, ToolOutcome
 
 _DOMAIN: Final = b"lgov-audit-v2\0"
 _FIRST: Final = bytes(32)
 
-# `lgov_core.audit.verify` documents the format. One row, and so one statement, an entry: a transaction of its own costs
-# half of what several statements do. Replacing a row would delete the old one without firing the triggers for DELETE,
-# hence those for INSERT. The texts of an entry may be erased together with their salt, but not rewritten.
-_SCHEMA = (
-    "CREATE TABLE record (id TEXT PRIMARY KEY, made_at INTEGER NOT NULL)",
-    "INSERT INTO record VALUES (lower(hex(randomblob(16))), unixepoch())",
-    """CREATE TABLE entries (
-        position INTEGER PRIMARY KEY,
-        writer TEXT NOT NULL,
-        seq INTEGER NOT NULL,
-        rollout_id TEXT,
-        body TEXT NOT NULL,
-        prev_hash BLOB NOT NULL,
-        hash BLOB NOT NULL,
-        salt BLOB,
-        arguments TEXT,
-        content TEXT
-    )""",
-    "CREATE INDEX entries_of_rollout ON entries (rollout_id) WHERE rollout_id IS NOT NULL",
-    "CREATE TABLE heads (number INTEGER PRIMARY KEY, body TEXT NOT NULL, signature BLOB NOT NULL)",
-    """CREATE TRIGGER entries_are_not_changed BEFORE UPDATE ON entries
-       WHEN NEW.position IS NOT OLD.position OR NEW.writer IS NOT OLD.writer OR NEW.seq IS NOT OLD.seq
-         OR NEW.rollout_id IS NOT OLD.rollout_id OR NEW.body IS NOT OLD.body OR NEW.prev_hash IS NOT OLD.prev_hash
-         OR NEW.hash IS NOT OLD.hash OR NEW.salt IS NOT NULL OR NEW.arguments IS NOT NULL OR NEW.content IS NOT NULL
-       BEGIN SELECT RAISE(ABORT, 'the audit record is append-only'); END""",
-    """CREATE TRIGGER entries_are_not_removed BEFORE DELETE ON entries
-       BEGIN SELECT RAISE(ABORT, 'the audit record is append-only'); END""",
-    """CREATE TRIGGER entries_are_not_replaced BEFORE INSERT ON entries
-       WHEN EXISTS (SELECT 1 FROM entries WHERE position = NEW.position)
-       BEGIN SELECT RAISE(ABORT, 'the audit record is append-only'); END""",
-    """CREATE TRIGGER heads_are_not_changed BEFORE UPDATE ON heads
-       BEGIN SELECT RAISE(ABORT, 'the audit record is append-only'); END""",
-    """CREATE TRIGGER heads_are_not_removed BEFORE DELETE ON heads
-       BEGIN SELECT RAISE(ABORT, 'the audit record is append-only'); END""",
-    """CREATE TRIGGER heads_are_not_replaced BEFORE INSERT ON heads
-       WHEN EXISTS (SELECT 1 FROM heads WHERE number = NEW.number)
-       BEGIN SELECT RAISE(ABORT, 'the audit record is append-only'); END""",
-)
-
-AUDIT_RECORD: Final = FileKind(
-    what="audit record",
-    application_id=int.from_bytes(b"lgvA"),
-    version=2,
-    schema=_SCHEMA,
-    error=AuditError,
-)
-
 _INSERT = (
     "INSERT INTO entries (writer, seq, rollout_id, body, prev_hash, hash, salt, arguments, content)"
     " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)"
 )
-_SELECT_SCHEMA = "SELECT sql FROM sqlite_master WHERE sql IS NOT NULL AND NOT (type = 'table' AND name GLOB 'sqlite_*')"
 _SELECT = "SELECT position, body, prev_hash, hash, arguments, content FROM entries"
-
 
 #: What is kept beside an entry and may be erased: the salt, the arguments and the content.
 _Stored: TypeAlias = tuple[bytes | None, str | None, str | None]
@@ -167,16 +111,8 @@ class AuditLog:
         #: Why the last signature could not be made, or None.
         self.signing_error: AuditError | None = None
         self._at_exit: Callable[[], None] = _nothing
-        self._connection: sqlite3.Connection | None = open_database(
-            AUDIT_RECORD, self.path, busy_timeout_s=busy_timeout_s
-        )
-        try:
-            _require_own_schema(self.path, self._connection)
-            self._identity = file_identity(self.path)
-            self._connection.execute(f"PRAGMA wal_autocheckpoint={MOST_IN_LOG}")
-        except BaseException:
-            self._connection.close()
-            raise
+        self._connection: sqlite3.Connection | None = open_record(self.path, busy_timeout_s=busy_timeout_s)
+        self._identity = file_identity(self.path)
         self._begin_chain()
         if self._heads is not None:
             self._sign(opening=True)
@@ -352,7 +288,7 @@ class AuditLog:
             said = {"reason": reason or None, "erased": [entry.entry_id for entry in found]}
             self.append("erasure", said, arguments=None, content={})
             with self._lock:
-                _erase(self._open(), [entry.position for entry in found])
+                erase_texts(self._open(), [entry.position for entry in found])
                 self._empty_log()
         except sqlite3.Error as error:
             raise describe(AUDIT_RECORD, self.path, error) from error
@@ -385,15 +321,7 @@ class AuditLog:
         if moved:
             require_same_file(AUDIT_RECORD, self._name, self._identity)
         if self._connection is None:
-            self._connection = open_database(
-                AUDIT_RECORD, self.path, busy_timeout_s=self._busy_timeout_s, expected=self._identity
-            )
-            try:
-                _require_own_schema(self.path, self._connection)
-                self._connection.execute(f"PRAGMA wal_autocheckpoint={MOST_IN_LOG}")
-            except BaseException:
-                self._let_go()
-                raise
+            self._connection = open_record(self.path, busy_timeout_s=self._busy_timeout_s, expected=self._identity)
         return self._connection
 
     # ------------------------------------------------------------------ reading
@@ -470,38 +398,8 @@ class AuditLog:
             self._connection = None
 
 
-def _erase(connection: sqlite3.Connection, positions: list[int]) -> None:
-    connection.execute("PRAGMA secure_delete=ON")
-    connection.execute("BEGIN IMMEDIATE")
-    try:
-        connection.executemany(
-            "UPDATE entries SET salt = NULL, arguments = NULL, content = NULL WHERE position = ?",
-            [(position,) for position in positions],
-        )
-        connection.execute("COMMIT")
-    except BaseException:
-        connection.execute("ROLLBACK")
-        raise
-
-
 def _nothing() -> None:
     pass
-
-
-_OWN_SCHEMA: Final = frozenset(statement for statement in _SCHEMA if statement.startswith("CREATE"))
-
-
-def _require_own_schema(path: Path, connection: sqlite3.Connection) -> None:
-    """Raises `AuditError` when a trigger or table was taken away or added: entries could be dropped or changed unseen."""
-    try:
-        found = frozenset(row[0] for row in connection.execute(_SELECT_SCHEMA))
-    except sqlite3.Error as error:
-        raise describe(AUDIT_RECORD, path, error) from error
-    if found != _OWN_SCHEMA:
-        raise AuditError(
-            f"audit record {path}: its tables or triggers are not those that lgov makes",
-            hint="somebody changed them; keep a copy, check it with lgov audit verify, and start a new record",
-        )
 
 
 def _salted(arguments: Payload | None, content: Payload | None) -> tuple[bytes | None, Texts]:

@@ -20,7 +20,7 @@ from click.testing import CliRunner
 from lgov_core import Action, Decision, Effect, Governor, Point, PolicySet, ToolOutcome
 from lgov_core.audit import AuditLog, SigningKey, make_key, verify
 from lgov_core.audit.heads import heads_path
-from lgov_core.audit.log import AUDIT_RECORD
+from lgov_core.audit.schema import AUDIT_RECORD
 from lgov_core.cli import cli
 from lgov_core.errors import AuditError
 from lgov_core.policies import ConstantPolicy, Rule
