@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from lgov_core.errors import StoreError, TrainError
+from lgov_core.governed_process import CANNOT_GOVERN
 from lgov_core.store.protocol import TraceStore
 from lgov_core.train.jobs import Job, JobResult, WorkerConfig
 from lgov_core.types import Attempt, Outcome, Rollout
@@ -298,8 +299,10 @@ class WorkerPool:
         _close_input(process.popen)
         self.deaths += 1
         self._false_starts += not process.ready
-        # What kills one before it is ready may be gone in a moment; what it ends of by itself, or hangs in, is not.
+        # What kills one before it is ready may be gone in a moment; what it ends of by itself, or hangs in, is not. Nor is a
+        # framework that cannot be governed, whenever the agent imports it.
         in_vain = not process.ready and (code >= 0 or process.silent or self._false_starts >= _MOST_FALSE_STARTS)
+        in_vain = in_vain or code == CANNOT_GOVERN
         if self.deaths > self.max_deaths or in_vain:
             raise TrainError(
                 f"worker {process.number} ended with status {code}" + ("" if process.ready else " before it was ready"),

@@ -14,13 +14,16 @@ import signal
 import sys
 import threading
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import asdict, replace
-from typing import Any
+from typing import Any, NoReturn
 
 from lgov_core.audit import AuditLog, default_signer
 from lgov_core.errors import ArmError, PolicyDenied, StoreError
+from lgov_core.governed_process import CANNOT_GOVERN, installed_adapters
 from lgov_core.governor import Governor, ObservedDecision
 from lgov_core.hookspecs import hookimpl
+from lgov_core.import_guard import FrameworkGuard
 from lgov_core.policies import load_policy_file
 from lgov_core.reward import AirPlugin, AirRules, RuleSet, air
 from lgov_core.scope import RolloutScope, carry_into_threads
@@ -88,7 +91,7 @@ class Worker:
         os.environ["OPENAI_BASE_URL"] = os.environ["LGOV_ENDPOINT"] = config.endpoint
         os.environ.setdefault("OPENAI_API_KEY", "lgov")
         carry_into_threads()
-        arm_installed(self.governor)
+        govern_imports(self.governor, _refuse)
         module, _, function = config.factory.partition(":")
         self.runner: EpisodeRunner = getattr(importlib.import_module(module), function)(config.options)
 
@@ -169,27 +172,31 @@ class Worker:
             data = data[os.write(self.output, data) :]
 
 
-def arm_installed(governor: Governor) -> list[str]:
-    """Arms every adapter whose framework is installed and that can govern; returns their names.
+def govern_imports(governor: Governor, refuse: Callable[[str], NoReturn]) -> FrameworkGuard:
+    """Has every framework that the agent imports governed before the import returns; returns the guard that does it.
 
-    Raises `ArmError` when none could be armed: a worker must not run agents that nobody judges.
+    A framework that the agent does not use is not loaded: that would take seconds, in every worker. One that cannot be
+    governed is told to ``refuse``, which must end the process. Raises `ArmError` when none is installed that could be: a
+    worker must not run agents that nobody judges.
     """
-    armed: list[str] = []
-    refused: list[str] = []
-    for adapter in governor.manager.hook.lgov_framework():
-        if not adapter.installed():
-            continue
-        if not adapter.surface:
-            refused.append(adapter.name)
-            continue
-        adapter.arm(governor)
-        armed.append(adapter.name)
-    if not armed:
+    adapters = installed_adapters(governor.manager)
+    installed = [adapter for adapter in adapters if adapter.installed()]
+    if not any(adapter.surface for adapter in installed):
+        names = ", ".join(adapter.name for adapter in installed) or "none"
         raise ArmError(
-            f"no framework here can be governed (installed but not governable: {', '.join(refused) or 'none'})",
+            f"no framework here can be governed (installed but not governable: {names})",
             hint='pip install "lgov[langchain]"',
         )
-    return armed
+    guard = FrameworkGuard(adapters, lambda: governor, refuse)
+    guard.install()
+    return guard
+
+
+def _refuse(reason: str) -> NoReturn:
+    """Ends the worker, which must not run what nobody judges. The pool starts no other in its place."""
+    sys.stderr.write(f"lgov: {reason}\n")
+    sys.stderr.flush()
+    os._exit(CANNOT_GOVERN)
 
 
 async def _main(jobs: int, output: int) -> None:

@@ -248,6 +248,37 @@ def make_clerk(options: Mapping[str, Any]) -> Clerk:
     return Clerk(options)
 
 
+class LateClerk(Runner):
+    """Loads LangChain when it is asked for the first time."""
+
+    def __init__(self, options: Mapping[str, Any]) -> None:
+        self.options = options
+
+    async def run(self, job: Job) -> Episode:
+        assert "langchain_core" not in sys.modules
+        return await Clerk(self.options).run(job)
+
+
+def make_late_clerk(options: Mapping[str, Any]) -> LateClerk:
+    return LateClerk(options)
+
+
+class Importer(Runner):
+    """Loads, when it is asked, a LangChain that nobody can govern: an empty one, found in the folder that ``options`` names."""
+
+    def __init__(self, options: Mapping[str, Any]) -> None:
+        sys.path.insert(0, options["folder"])
+
+    async def run(self, job: Job) -> Episode:
+        import langchain_core
+
+        return answer(job, found=str(langchain_core.__file__))
+
+
+def make_importer(options: Mapping[str, Any]) -> Importer:
+    return Importer(options)
+
+
 def make_clerk_on_a_full_disk(options: Mapping[str, Any]) -> Clerk:
     """In a worker process of its own: the record takes everything but acts."""
     commit = AuditLog.commit

@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable, Generator, Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 from episodes import READ_ONLY, Bench
@@ -23,7 +23,7 @@ from lgov_core.policies import PolicySet, load_policy_file
 from lgov_core.testing import ScriptedCall, ScriptedModelServer, ScriptedReply
 from lgov_core.train.failures import is_infrastructure
 from lgov_core.train.jobs import Job, JobResult
-from lgov_core.train.worker import Tally, arm_installed
+from lgov_core.train.worker import Tally, govern_imports
 from lgov_core.transitions import build_transitions
 from lgov_core.types import Action, Decision, Effect, Outcome, Point, Severity
 
@@ -236,7 +236,11 @@ def test_a_policy_that_fails_is_no_violation_of_the_agents(tmp_path: Path) -> No
 def test_nothing_to_govern_is_no_work() -> None:
     governor = Governor(manager=make_plugin_manager(builtin=(), third_party=False))
     with pytest.raises(ArmError, match="no framework here can be governed"):
-        arm_installed(governor)
+        govern_imports(governor, _not_called)
+
+
+def _not_called(reason: str) -> NoReturn:
+    raise AssertionError(reason)
 
 
 # ---------------------------------------------------------------------- a real agent in a worker
@@ -282,8 +286,11 @@ def staff_left(bench: Bench) -> int:
         return connection.execute("SELECT COUNT(*) FROM staff").fetchone()[0]
 
 
-def test_an_unedited_agent_is_governed_captured_and_rewarded(bench: Bench) -> None:
-    job, result, asked = work(bench, sql("DELETE FROM staff", "c1"), sql("SELECT COUNT(*) FROM staff", "c2"), "done")
+@pytest.mark.parametrize("made", ["clerk", "late_clerk"])
+def test_an_unedited_agent_is_governed_captured_and_rewarded(made: str, bench: Bench) -> None:
+    """Also one that loads its framework within its first attempt."""
+    replies = (sql("DELETE FROM staff", "c1"), sql("SELECT COUNT(*) FROM staff", "c2"), "done")
+    job, result, asked = work(bench, *replies, factory=f"episodes:make_{made}")
     assert (result.outcome, result.error) == (Outcome.SUCCEEDED, None)
     assert result.counts == {"model_calls": 3, "tool_calls": 2, "denied": 1, "violations": 1}
     assert staff_left(bench) == 2
