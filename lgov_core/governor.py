@@ -148,9 +148,9 @@ class Governor:
         """
         if self._only_watches:
             if action.point is Point.AGENT_SHUTDOWN:
-                self._settle(_in_scope(action))
+                self._settle(in_scope(action))
             return UNJUDGED
-        action, began = _in_scope(action, self._counts()), time.perf_counter()
+        action, began = in_scope(action, self._counts()), time.perf_counter()
         rounds: list[dict[Judge, Decision]] = []
         current = action
         while True:
@@ -175,9 +175,9 @@ class Governor:
         """Judges ``action`` for an asynchronous agent. As `decide`; the event loop is not held up by slow policies."""
         if self._only_watches:
             if action.point is Point.AGENT_SHUTDOWN:
-                await asyncio.to_thread(self._settle, _in_scope(action))
+                await asyncio.to_thread(self._settle, in_scope(action))
             return UNJUDGED
-        action, began = _in_scope(action, self._counts()), time.perf_counter()
+        action, began = in_scope(action, self._counts()), time.perf_counter()
         rounds: list[dict[Judge, Decision]] = []
         current = action
         while True:
@@ -273,7 +273,7 @@ class Governor:
         addressed to the call, and shown to every observer (the store among them). Never raises: the act has happened. A
         failing plugin or record is counted in ``failures`` and shown as a `PluginFailure`.
         """
-        action = _in_scope(outcome.action)
+        action = in_scope(outcome.action)
         if action is not outcome.action:
             outcome = replace(outcome, action=action)
         if self.audit is not None:
@@ -383,7 +383,7 @@ def _life(point: Point, scope: RolloutScope, **arguments: Any) -> Action:
     return Action(point, name=scope.task_id or scope.rollout_id, kind="agent", arguments=arguments)
 
 
-def _in_scope(action: Action, counted: bool = False) -> Action:
+def in_scope(action: Action, counted: bool = False) -> Action:
     """The action with the ids of the running rollout where it has none.
 
     ``counted`` also gives it an operation id where the adapter gave none, so that whoever keeps count knows it again when

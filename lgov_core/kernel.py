@@ -11,20 +11,20 @@ from collections.abc import Callable, Generator, Iterable
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any, Final, cast
 
 from lgov_core.agent_call import AgentCall, Function, awaited, drained, function_of, is_async, name_of, prepare
 from lgov_core.audit import FlightRecorder
-from lgov_core.errors import ArgumentError, AuditError, KernelError, PolicyError
+from lgov_core.errors import ArgumentError, AuditError, KernelError
 from lgov_core.execution import Execution, Judged, Run, life_of, steps_of
 from lgov_core.governor import AuditRecord, Governor, ObservedDecision
 from lgov_core.hookspecs import hookimpl
 from lgov_core.policies import Policy, PolicySet, Rule
+from lgov_core.policies.given import policy_set_of
 from lgov_core.policies.reload import ReloadingPolicySet
 from lgov_core.reward.violation import PolicyViolation
 from lgov_core.scope import RolloutScope, carry_into_threads, current_scope, enter_scope
-from lgov_core.signals import AgentSignal, SignalPolicy
+from lgov_core.signals import AgentSignal, SignalledGovernor, SignalPolicy
 from lgov_core.types import Action, Decision, Outcome, Point, Severity, ToolOutcome, new_id
 from lgov_core.violations import Listeners, found_by, shown_name
 
@@ -66,7 +66,7 @@ class KernelSpace:
         plugins: Iterable[object] = (),
         timeout_s: float = 2.0,
     ) -> None:
-        self.policy_set = _policy_set(policy, dialect)
+        self.policy_set = policy_set_of(policy, dialect)
         self.recorder = _recorder(recorder, self.policy_set)
         self.dialect = dialect
         self.critical_signal = None if critical_signal is None else AgentSignal.of(critical_signal)
@@ -80,7 +80,7 @@ class KernelSpace:
         self._on_signal = Listeners(lambda sent: sent, lambda sent: sent[0])
         self._running: list[_Place] = []
         self._lock = threading.Lock()
-        self.governor: Governor = _SignalledGovernor(
+        self.governor: Governor = SignalledGovernor(
             self.signals, self.policy_set, plugins=[_Watch(self), *plugins], audit=self.recorder, timeout_s=timeout_s
         )
         carry_into_threads()
@@ -373,26 +373,6 @@ def _marked(execution: Execution, place: _Place) -> Execution:
     return execution
 
 
-class _SignalledGovernor(Governor):
-    """A governor at which every action of a stopped rollout waits, and which then asks the signals before anyone else."""
-
-    def __init__(self, signals: SignalPolicy, policies: Any, **options: Any) -> None:
-        super().__init__((signals, policies), **options)
-        self._signals = signals
-
-    def decide(self, action: Action) -> Decision:
-        """As `Governor.decide`, once nothing holds the rollout or the agent any more."""
-        action = _in_scope(action)
-        self._signals.wait(action)
-        return super().decide(action)
-
-    async def adecide(self, action: Action) -> Decision:
-        """As `Governor.adecide`, once nothing holds the rollout or the agent any more."""
-        action = _in_scope(action)
-        await self._signals.wait_async(action)
-        return await super().adecide(action)
-
-
 class _Watch:
     """The kernel as a plugin of its governor: it hears of decisions once they are committed."""
 
@@ -416,15 +396,6 @@ def _checking() -> Generator[None]:
         yield
     finally:
         _CHECKING.reset(token)
-
-
-def _in_scope(action: Action) -> Action:
-    scope = current_scope()
-    if scope is None or action.rollout_id is not None:
-        return action
-    return replace(
-        action, rollout_id=scope.rollout_id, attempt=scope.attempt, session_id=action.session_id or scope.session_id
-    )
 
 
 def _scope_of(action: Action) -> RolloutScope | None:
@@ -468,34 +439,6 @@ async def _acalled(step: Run) -> tuple[Any, BaseException | None]:
         return await awaited(step.function(step.value)), None
     except BaseException as error:  # noqa: BLE001 - as above
         return None, error
-
-
-def _policy_set(policy: Any, dialect: str | None) -> PolicySet | ReloadingPolicySet:
-    if policy is None:
-        return PolicySet((), name="no policy")
-    if isinstance(policy, PolicySet | ReloadingPolicySet):
-        return policy
-    if isinstance(policy, os.PathLike) or (isinstance(policy, str) and _is_path(policy)):
-        from lgov_core.policies import load_policy_file
-
-        return load_policy_file(Path(policy))
-    if isinstance(policy, str):
-        from lgov_core.policies.presets import preset
-
-        return preset(policy, dialect=dialect)
-    if isinstance(policy, Policy):
-        return PolicySet((policy,))
-    try:
-        policies = tuple(cast(Iterable[Any], policy))
-    except TypeError:
-        raise PolicyError(
-            f"{policy!r} is no policy", hint="pass policies, a PolicySet, a preset's name or a policy file"
-        ) from None
-    return PolicySet(policies)
-
-
-def _is_path(text: str) -> bool:
-    return text.endswith((".yaml", ".yml")) or "/" in text or os.sep in text
 
 
 def _recorder(recorder: Any, policies: PolicySet | ReloadingPolicySet) -> AuditRecord:

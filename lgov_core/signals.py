@@ -8,8 +8,10 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import Any
 
 from lgov_core.errors import ArgumentError
+from lgov_core.governor import Governor, in_scope
 from lgov_core.policies.base import BoundedPolicy
 from lgov_core.types import Action, Decision, Point, Severity
 
@@ -198,3 +200,23 @@ class SignalPolicy(BoundedPolicy):
         with self._lock:
             if release in box.waiting:
                 box.waiting.remove(release)
+
+
+class SignalledGovernor(Governor):
+    """A governor at which every action of a stopped rollout waits, and which then asks the signals before anyone else."""
+
+    def __init__(self, signals: SignalPolicy, policies: Any, **options: Any) -> None:
+        super().__init__((signals, policies), **options)
+        self._signals = signals
+
+    def decide(self, action: Action) -> Decision:
+        """As `Governor.decide`, once nothing holds the rollout or the agent any more."""
+        action = in_scope(action)
+        self._signals.wait(action)
+        return super().decide(action)
+
+    async def adecide(self, action: Action) -> Decision:
+        """As `Governor.adecide`, once nothing holds the rollout or the agent any more."""
+        action = in_scope(action)
+        await self._signals.wait_async(action)
+        return await super().adecide(action)
