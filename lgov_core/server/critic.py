@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import http.client
 import json
 from collections.abc import Sequence
+from contextlib import closing
 from typing import Any, Final
+from urllib.parse import urlsplit
 
 from lgov_core.errors import TrainError
 from lgov_core.train.prompt_search import Case
@@ -42,16 +45,12 @@ class ChatCritic:
     """
 
     def __init__(self, base_url: str, model: str, *, key: str | None, seed: int, timeout_s: float = 120.0) -> None:
-        import httpx
-
-        headers = {} if key is None else {"authorization": f"Bearer {key}"}
-        self._client = httpx.Client(headers=headers, timeout=timeout_s, trust_env=False)
         self._url, self._model, self._seed = base_url.rstrip("/") + "/chat/completions", model, seed
+        self._headers = {"content-type": "application/json"}
+        if key is not None:
+            self._headers["authorization"] = f"Bearer {key}"
+        self._timeout_s = timeout_s
         self.calls = 0
-
-    def close(self) -> None:
-        """Closes its connections."""
-        self._client.close()
 
     def criticise(self, template: str, cases: Sequence[Case], number: int) -> str:
         """See `Critic`."""
@@ -64,28 +63,36 @@ class ChatCritic:
         return between(self._asked(_REWRITE.format(template=template, criticism=criticism)))
 
     def _asked(self, text: str) -> str:
-        import httpx
-
         body: dict[str, Any] = {
             "model": self._model, "messages": [{"role": "user", "content": text}],
             "temperature": 0.7, "seed": self._seed + self.calls,
         }  # fmt: skip
         self.calls += 1
         try:
-            answer = self._client.post(self._url, json=body)
-            answer.raise_for_status()
-            content = answer.json()["choices"][0]["message"]["content"]
-        except httpx.HTTPStatusError as error:
-            raise TrainError(
-                f"the critic refused: {error.response.status_code} {error.response.text[:200]}",
-                hint="check prompt.critic_url, prompt.critic_model and the key",
-            ) from error
-        except (httpx.HTTPError, ValueError, LookupError, TypeError) as error:
+            status, answer = self._posted(json.dumps(body))
+            if not 200 <= status < 300:
+                raise TrainError(
+                    f"the critic refused: {status} {answer[:200].decode(errors='replace')}",
+                    hint="check prompt.critic_url, prompt.critic_model and the key",
+                )
+            content = json.loads(answer)["choices"][0]["message"]["content"]
+        except (OSError, http.client.HTTPException, ValueError, LookupError, TypeError) as error:
             raise TrainError(
                 f"the critic at {self._url} gave no answer: {type(error).__name__}: {error}",
                 hint="check prompt.critic_url",
             ) from error
         return content if isinstance(content, str) else ""
+
+    def _posted(self, body: str) -> tuple[int, bytes]:
+        """The status and the body of the answer; a redirection is not followed, so that the key goes nowhere else."""
+        url = urlsplit(self._url)
+        if url.scheme not in ("http", "https") or not url.hostname:
+            raise ValueError("that is no address of a web server")
+        connect = http.client.HTTPSConnection if url.scheme == "https" else http.client.HTTPConnection
+        with closing(connect(url.netloc, timeout=self._timeout_s)) as connection:
+            connection.request("POST", url.path, body, self._headers)
+            answer = connection.getresponse()
+            return answer.status, answer.read()
 
 
 def between(text: str) -> str:

@@ -64,7 +64,7 @@ def run_prompt(job: TrainingJob) -> Mapping[str, Any]:
     critic = ChatCritic(
         critic_url, given.critic_model, key=os.environ.get(given.critic_key_env) or None, seed=settings.training.seed
     )
-    with _interrupted_with(job.folder), contextlib.closing(critic), _rollouts(job, agent) as rollouts:
+    with _interrupted_with(job.folder), _rollouts(job, agent) as rollouts:
 
         def score(template: str, numbers: Sequence[int]) -> Scored:
             return rollouts.scored(template, [tasks[number] for number in numbers] * given.repeats, "train")

@@ -11,9 +11,9 @@ from click.testing import CliRunner
 
 from lgov_core.cli import cli
 from lgov_core.errors import TrainError
-from lgov_core.server.critic import between
+from lgov_core.server.critic import ChatCritic, between
 from lgov_core.store import open_store
-from lgov_core.testing import ScriptedModelServer
+from lgov_core.testing import ScriptedModelServer, ScriptedReply
 from lgov_core.train.prompt_search import Case, PromptSearch, Scored, placeholders
 
 FIRST, BETTER = "Greet {name}.", "Greet {name} and say please."
@@ -117,6 +117,20 @@ def test_a_critic_that_is_not_there_ends_the_search_with_the_first_on_record(tmp
     assert run.exit_code != 0
     assert "the critic at http://127.0.0.1:9/v1/chat/completions gave no answer" in run.output
     assert json.loads((tmp_path / "run" / "prompts.jsonl").read_text())["score"] == 0.0
+
+
+@pytest.mark.parametrize("status", [302, 401, 500])
+def test_a_critic_that_refuses_is_told(status: int) -> None:
+    with ScriptedModelServer(lambda _: ScriptedReply("not for you", status=status)) as server:
+        critic = ChatCritic(server.base_url, "critic", key="k", seed=0)
+        with pytest.raises(TrainError, match=rf"the critic refused: {status} .*not for you"):
+            critic.criticise("x", (), 0)
+
+
+@pytest.mark.parametrize("address", ["critic.example/v1", "ftp://critic.example/v1", "http://critic.example:x/v1"])
+def test_what_is_no_address_of_a_critic_is_told(address: str) -> None:
+    with pytest.raises(TrainError, match="gave no answer"):
+        ChatCritic(address, "critic", key=None, seed=0).criticise("x", (), 0)
 
 
 class Letters:
