@@ -95,9 +95,9 @@ class Harness:
     """Stands where worker processes stand in a larger run: governs each walk and says how it ended."""
 
     def __init__(self, folder: Path, store: TraceStore, url: str, arm: Arm, walks: Walks) -> None:
-        import aiohttp
+        from openai import AsyncOpenAI
 
-        self.store, self.url, self.walks = store, url, walks
+        self.store, self.walks = store, walks
         path = folder / "policy.yaml"
         path.write_text(POLICY)
         policies = load_policy_file(str(path))
@@ -109,10 +109,10 @@ class Harness:
             plugins.append(AirPlugin(rules))
         self.governor = Governor(policies, plugins=plugins)
         self.runner = asyncio.Runner()
-        self.http = self.runner.run(_opened(aiohttp))
+        self.model = AsyncOpenAI(base_url=url, api_key="none", max_retries=0, timeout=300)
 
     def close(self) -> None:
-        self.runner.run(self.http.close())
+        self.runner.run(self.model.close())
         self.runner.close()
         self.governor.close()
 
@@ -145,13 +145,11 @@ class Harness:
 
         async def ask(messages: list[dict[str, Any]]) -> dict[str, Any]:
             nonlocal last
-            body = {"model": "tiny", "messages": messages, "tools": TOOLS, "temperature": 1.0}
-            async with self.http.post(f"{self.url}/chat/completions", json=body, headers=headers) as response:
-                response.raise_for_status()
-                reply = await response.json()
+            body: Any = {"model": "tiny", "messages": messages, "tools": TOOLS, "temperature": 1.0}
+            reply = await self.model.chat.completions.create(**body, extra_headers=headers)
             counts["turns"] += 1
-            last = reply["id"]
-            return reply["choices"][0]["message"]
+            last = reply.id
+            return reply.choices[0].message.to_dict()
 
         async def run(name: str, text: str, call_id: str) -> str:
             try:
@@ -193,10 +191,6 @@ class _Tool:
 
     def read(self, text: str) -> ToolReading:
         return ToolReading(text, "error" if self.failed else "ok")
-
-
-async def _opened(aiohttp: Any) -> Any:
-    return aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0), timeout=aiohttp.ClientTimeout(total=300))
 
 
 def warm_up(walks: Walks, seed: int, folder: Path) -> None:

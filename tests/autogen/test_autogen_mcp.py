@@ -16,7 +16,6 @@ NEEDED = (
     "packaging",
     "starlette",
     "uvicorn",
-    "aiohttp",
 )
 
 

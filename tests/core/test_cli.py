@@ -83,7 +83,7 @@ try:
 finally:
     loaded = {name.partition(".")[0] for name in sys.modules}
     ours = {name for name in sys.modules if name.startswith("lgov_core.")}
-    print(sorted(loaded & {"rich", "yaml", "sqlglot", "torch", "pluggy", "starlette", "aiohttp", "sqlite3"}))
+    print(sorted(loaded & {"rich", "yaml", "sqlglot", "torch", "pluggy", "starlette", "sqlite3"}))
     print(sorted(ours))
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)

@@ -17,7 +17,6 @@ import lgov_core
 HEAVY = (
     "agent_hooks",
     "agents",
-    "aiohttp",
     "autogen_agentchat",
     "autogen_core",
     "cel_expr_python",
