@@ -153,8 +153,8 @@ class HeldText:
         held, cut = self._held, end
         while cut and end - cut <= 2 * REACH:
             word = _TOKEN_BEFORE.search(held, max(0, cut - REACH), cut)
-            if word is None:  # a word longer than any part of a spaced value
-                return cut
+            if word is None or (word.start() and not held[word.start() - 1].isspace()):
+                return cut  # a word longer than any part of a spaced value: it is not cut in its middle
             if not _goes_on(held, word.start(), word.group()):
                 return cut
             cut = word.start()

@@ -10,7 +10,9 @@ from lgov_core.policies import HeldText, PIIPolicy, SecretsPolicy
 from lgov_core.policies.held_text import MAX_HELD
 
 PEM = "-----BEGIN RSA PRIVATE KEY-----\nMIIEpAIBAAKCAQEA7xyz\nQUJDREVGR0g\n-----END RSA PRIVATE KEY-----"
+LONG = "ops_eyJ" + "a1B2c3D4" * 25  # longer than any value that holds spaces
 SECRETS = [
+    LONG,
     "AKIAQ4W7R2T9K3M5N8P1",
     "hunter2abc",
     "4111 1111 1111 1111",
