@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal, NoReturn, Protocol
 
-from lgov_core.policies.shell_places import Places, Refused, shown
+from lgov_core.policies.shell_places import Places, Refused
 from lgov_core.policies.shell_words import ANY, STAR, UNKNOWN
 
 
@@ -149,6 +149,3 @@ def wild(word: str) -> bool:
 def is_option(word: str) -> bool:
     """Whether a program takes the word for an option."""
     return len(word) > 1 and word.startswith("-") and re.fullmatch(r"-\d+", word) is None
-
-
-__all__ = ["NO_INPUT", "STREAM", "Call", "Input", "Judge", "Parsed", "Runner", "is_option", "parse", "shown", "wild"]

@@ -7,25 +7,25 @@ import re
 from lgov_core.policies.options import names
 from lgov_core.policies.shell_call import Call, Judge, parse
 
+#: Options of sqlite3 and duckdb that say how to show what was read.
+_QUIET = frozenset(names("-readonly -header -noheader -csv -json -line -column -table -box -markdown -list -html"))
+#: A statement that reads, as far as its first word tells, or a command of a client (``.tables``, ``\\dt``) that does.
+_READING = re.compile(
+    r"(?is)\s*(?:(?:select|explain|show|describe|with)\b[^;]*|\.(?:tables|schema|indexes|dbinfo|mode|headers)\b[^\n;]*"
+    r"|\\[dl]\w*[^\n;\\]*|pragma\s+\w+(?:\(\w+\))?);?\s*"
+)
+#: Words, anywhere in it, with which it may write, or reach files and programs.
+_NOT_READING = re.compile(
+    r"(?i)\b(?:delete|insert|update|drop|into|load_extension|writefile|(?:read|load_)file|pg_\w+|lo_\w+|program)\b"
+)
+#: Functions with which a query reads from elsewhere.
+_FROM_ELSEWHERE = re.compile(r"(?i)\b(?:url|file|s3|remote|executable|hdfs|mysql|postgresql)\w*\s*\(")
+
 
 def _database(call: Call) -> None:
     args = list(call.args)
     if call.name in ("sqlite3", "duckdb"):
-        quiet = (
-            "-readonly",
-            "-header",
-            "-noheader",
-            "-csv",
-            "-json",
-            "-line",
-            "-column",
-            "-table",
-            "-box",
-            "-markdown",
-            "-list",
-            "-html",
-        )
-        args = [word for word in args if word not in quiet]
+        args = [word for word in args if word not in _QUIET]
     given = parse(args, "-c --command -e --execute -f --file -d -h -p -U -u --eval -q --query")
     if given.has("-f", "--file", "--queries-file", "--init-command"):
         call.refuse("give the statement on the command line.")
@@ -37,20 +37,11 @@ def _database(call: Call) -> None:
         statements += given.operands[1:]
     for text in [part for whole in statements for part in _statements(whole)]:
         call.literal(text, "the statement")
-        plain = re.fullmatch(
-            r"(?is)\s*(?:(?:select|explain|show|describe|with)\b[^;]*|\.(?:tables|schema|indexes|dbinfo|mode|headers)\b[^\n;]*|\\[dl]\w*[^\n;\\]*|pragma\s+\w+(?:\(\w+\))?);?\s*",
-            text,
-        )
         if call.name in ("mysql", "mariadb") and "\\" in text:
             call.refuse("commands of the client itself are not allowed.")
-        if call.name in _QUERIES and re.search(
-            r"(?i)\b(?:url|file|s3|remote|executable|hdfs|mysql|postgresql)\w*\s*\(", text
-        ):
+        if call.name in _QUERIES and _FROM_ELSEWHERE.search(text):
             call.refuse("reading from elsewhere is not allowed.")
-        if plain is None or re.search(
-            r"(?i)\b(?:delete|insert|update|drop|into|load_extension|writefile|(?:read|load_)file|pg_\w+|lo_\w+|program)\b",
-            text,
-        ):
+        if _READING.fullmatch(text) is None or _NOT_READING.search(text):
             call.refuse("only one reading statement is allowed.")
     if (
         not statements

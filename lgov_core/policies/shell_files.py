@@ -37,23 +37,13 @@ def _ps(call: Call) -> None:
     call.reads(call.args)
 
 
+#: Options of pagers that run a program or write or load a file.
+_PAGER_CLOSED = names("-P --pager -H --html -k -o -O --log-file -C --config-file -K --lesskey-file")
+
+
 def _pager(call: Call) -> None:
     """Pagers and the manual: no commands for them to run."""
-    risky = (
-        "-P",
-        "--pager",
-        "-H",
-        "--html",
-        "-k",
-        "-o",
-        "-O",
-        "--log-file",
-        "-C",
-        "--config-file",
-        "-K",
-        "--lesskey-file",
-    )
-    if call.parsed().has(*risky) or any(word.startswith("+") for word in call.args):
+    if call.parsed().has(*_PAGER_CLOSED) or any(word.startswith("+") for word in call.args):
         call.refuse("options that run programs or write files are not allowed.")
     call.reads(call.args)
 
@@ -87,11 +77,6 @@ def _rm(call: Call) -> None:
         call.refuse("name what is removed.", "shell-unclear")
     for word in given.operands:
         call.places.delete(word, recursive=recursive)
-
-
-def _rmdir(call: Call) -> None:
-    for word in call.parsed().operands:
-        call.places.write(word)
 
 
 def _writes_operands(call: Call) -> None:
@@ -143,7 +128,7 @@ def _link(call: Call) -> None:
         call.places.write(word)
 
 
-def _tee(call: Call) -> None:
+def _writes_all(call: Call) -> None:
     for word in call.parsed().operands:
         call.places.write(word)
 
@@ -208,9 +193,8 @@ FILE_JUDGES: dict[str, Judge] = {
     "touch": _touch,
     "rm": _rm,
     "unlink": _rm,
-    "rmdir": _rmdir,
+    **dict.fromkeys(("rmdir", "tee"), _writes_all),
     "ln": _link,
-    "tee": _tee,
     "chmod": _chmod,
     "dd": _dd,
     "date": _date,

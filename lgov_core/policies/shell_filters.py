@@ -121,8 +121,8 @@ def _awk(call: Call) -> None:
     call.reads(files)
 
 
-def _in_place(call: Call) -> None:
-    """Like yq:  the like: they read, and write with ``-i``."""
+def _yq(call: Call) -> None:
+    """yq: it reads, and with ``-i`` writes."""
     given = call.parsed("-o --output")
     call.reads(call.args)
     if given.has("-i", "--inplace", "-w", "--write"):
@@ -155,6 +155,6 @@ FILTER_JUDGES: dict[str, Judge] = {
     "sort": _sort,
     "uniq": _uniq,
     "split": _split,
-    "yq": _in_place,
+    "yq": _yq,
     "patch": _patch,
 }

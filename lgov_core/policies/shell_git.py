@@ -87,19 +87,14 @@ def _own_options(call: Call) -> tuple[list[str], str]:
     return args, stands
 
 
+#: Options of any command that run a program or copy its files in.
+_RUNNING = names("--ext-diff --open-files-in-pager --upload-pack --receive-pack --template --unsafe-paths")
+
+
 def _common(call: Call, rest: tuple[str, ...]) -> None:
     """Options of many commands that run something or write elsewhere."""
     given = parse(rest, "-o --output -m --message -F --file --output-directory")
-    risky = (
-        "--ext-diff",
-        "--textconv-command",
-        "--open-files-in-pager",
-        "--upload-pack",
-        "--receive-pack",
-        "--template",
-        "--unsafe-paths",
-    )
-    if given.has(*(option for option in risky if option in "".join(given.options))):
+    if given.has(*_RUNNING):
         call.refuse("options that run programs or write outside are not allowed.")
     for word in given.of("--output", "--output-directory"):
         call.places.write(word)

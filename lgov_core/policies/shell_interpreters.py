@@ -33,98 +33,79 @@ def _python(call: Call) -> None:
         call.reads(args)
 
 
+#: Modules that work on the files they are given, or on none.
 _PYTHON_MODULES = frozenset(
     names(
         """
-    venv json.tool unittest timeit compileall py_compile this pydoc doctest cProfile trace ast tokenize
-    sysconfig site calendar platform zipfile tarfile dis pstats build twine_check virtualenv coverage pip
+    venv json.tool unittest compileall py_compile this pydoc doctest ast tokenize sysconfig site calendar platform zipfile
+    tarfile dis pstats twine_check virtualenv
+    """
+    )
+)
+#: Modules that run whatever they are given, or reach beyond the folder.
+_CLOSED_PYTHON_MODULES = frozenset(names("trace timeit pdb runpy code pty webbrowser ensurepip"))
+#: Modules that write files, and how many of their words name what is only read.
+_WRITING_PYTHON_MODULES = {"json.tool": 1, "zipfile": 1, "tarfile": 1, "venv": 0, "virtualenv": 0, "compileall": 0}
+#: Modules that are commands too, and are judged as those.
+_PYTHON_COMMANDS = frozenset(
+    names(
+        """
+    pip pytest mypy ruff black isort flake8 pylint coverage tox nox build twine pre_commit http flask uvicorn gunicorn django
+    jupyter sphinx mkdocs uv poetry pyright bandit pipx celery alembic ipython streamlit
     """
     )
 )
 
 
 def _python_module(call: Call, words: list[str]) -> None:
+    """Judges ``python -m``: a module of the library that is known, a command by its other name, or one of this folder."""
     module, rest = words[0], words[1:]
-    if module in ("cProfile", "trace", "timeit", "pdb", "runpy", "code", "pty", "webbrowser", "ensurepip"):
-        if module == "cProfile":
-            rest = [word for word in rest if not is_option(word)]
-            return call.places.script(rest[0]) if rest else None
+    operands = [word for word in rest if not is_option(word)]
+    if module in _CLOSED_PYTHON_MODULES:
         call.refuse(f"-m {module} is not allowed here.")
+    if module == "cProfile":
+        for word in operands[:1]:
+            call.places.script(word)
+        return
     if module == "http.server":
         if not any(word.startswith("127.") or word == "localhost" for word in rest):
             call.refuse("bind it to this machine: --bind 127.0.0.1.", "shell-network")
-        return None
-    written = {"json.tool": 1, "zipfile": 1, "tarfile": 1, "venv": 0, "virtualenv": 0, "compileall": 0}
-    for word in [word for word in rest if not is_option(word)][written.get(module, len(rest)) :]:
+        return
+    for word in operands[_WRITING_PYTHON_MODULES.get(module, len(operands)) :]:
         call.places.write(word)
-    if module in _PYTHON_MODULES and module not in ("pip", "coverage", "build"):
+    if module in _PYTHON_COMMANDS:
+        call.runner.run([module.replace("_", "-"), *rest], call.given)
+    elif module in _PYTHON_MODULES or _is_module_name(module):
         call.reads(rest)
-        return None
-    if "." in module or "_" in module or module.islower():
-        # What pip and pytest are called directly they are called here; a module of this folder is a program of it.
-        known = {
-            "pip",
-            "pytest",
-            "mypy",
-            "ruff",
-            "black",
-            "isort",
-            "flake8",
-            "pylint",
-            "coverage",
-            "tox",
-            "nox",
-            "build",
-            "twine",
-        }
-        known |= {
-            "pre_commit",
-            "http",
-            "flask",
-            "uvicorn",
-            "gunicorn",
-            "django",
-            "jupyter",
-            "sphinx",
-            "mkdocs",
-            "uv",
-            "poetry",
-            "pyright",
-        }
-        known |= {"bandit", "pipx", "celery", "alembic", "ipython", "streamlit"}
-        if module in known:
-            return call.runner.run([module.replace("_", "-"), *rest], call.given)
-        if re.fullmatch(r"[A-Za-z_]\w*(\.\w+)*", module):
-            return call.reads(rest)
-    call.refuse(f"-m {module[:40]} is not known here.")
-    return None
+    else:
+        call.refuse(f"-m {module[:40]} is not known here.")
+
+
+def _is_module_name(text: str) -> bool:
+    """Whether a module of this folder may be called so."""
+    plain = "." in text or "_" in text or text.islower()
+    return plain and re.fullmatch(r"[A-Za-z_]\w*(\.\w+)*", text) is not None
+
+
+#: Options of node behind which code stands.
+_NODE_CODE = names("-e -p --eval --print -pe")
+#: Options that change nothing about what is run.
+_INTERPRETER_FLAGS = {
+    "node": r"--(?:test|check|watch|trace-warnings|env-file-if-exists=\.env\.example|experimental-[\w-]+)|-c",
+    "php": r"-l",
+}
 
 
 def _interpreter(call: Call) -> None:
     """node, perl, ruby and others: a file of this folder, or next to nothing on the command line."""
     args = list(call.args)
-    code = {
-        "node": ("-e", "-p", "--eval", "--print", "-pe"),
-        "php": ("-r",),
-        "ruby": ("-e",),
-        "perl": ("-e", "-E"),
-        "deno": ("eval",),
-    }
     if args[:1] and args[0] in ("-v", "--version", "-h", "--help", "-V", "version"):
         return
-    if call.name in ("node", "bun", "deno", "php") and args and args[0] in code.get(call.name, ()):
-        check_javascript(call.literal(args[1] if len(args) > 1 else "", "the program")) if call.name == "node" else None
-        if call.name != "node":
-            call.refuse("code on the command line is not allowed; put it into a file of this folder.", "shell-code")
-        return
+    if call.name == "node" and args and args[0] in _NODE_CODE:
+        return check_javascript(call.literal(args[1] if len(args) > 1 else "", "the program"))
     if call.name == "perl" and _perl_edit(call, args):
         return
-    flags = {
-        "node": r"--(?:test|check|watch|trace-warnings|env-file-if-exists=\.env\.example|experimental-[\w-]+)|-c",
-        "php": r"-l",
-        "ruby": r"-[wc]+",
-    }
-    while args and re.fullmatch(flags.get(call.name, r"-[wc]+"), args[0]):
+    while args and re.fullmatch(_INTERPRETER_FLAGS.get(call.name, r"-[wc]+"), args[0]):
         args.pop(0)
     if not args and call.name == "node" and "--test" in call.args:
         return

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from lgov_core.policies.options import names
-from lgov_core.policies.shell_call import Call, Judge
+from lgov_core.policies.shell_call import Call, Judge, wild
 from lgov_core.policies.shell_databases import DATABASE_JUDGES
 from lgov_core.policies.shell_docker import DOCKER_JUDGES
 from lgov_core.policies.shell_files import FILE_JUDGES
@@ -20,7 +20,6 @@ from lgov_core.policies.shell_runners import RUNNER_JUDGES
 from lgov_core.policies.shell_services import SERVICE_JUDGES
 from lgov_core.policies.shell_tools import TOOL_JUDGES
 from lgov_core.policies.shell_trees import TREE_JUDGES
-from lgov_core.policies.shell_words import ANY, STAR, UNKNOWN
 
 JUDGES: dict[str, Judge] = {
     **FILE_JUDGES,
@@ -69,7 +68,7 @@ def plain_name(name: str) -> str:
 def asks_for_help(call: Call) -> bool:
     """Whether a known command is only asked what it does: ``rm --help``, ``terraform destroy --help``."""
     *ahead, last = call.args or ("",)
-    if last not in ("--help", "--version") or any(sign in word for word in ahead for sign in (UNKNOWN, STAR, ANY)):
+    if last not in ("--help", "--version") or any(wild(word) for word in ahead):
         return False
     if not ahead:
         return call.name not in _NO_HELP

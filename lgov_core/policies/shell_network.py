@@ -6,6 +6,7 @@ import ipaddress
 import re
 
 from lgov_core.policies.addresses import why_closed
+from lgov_core.policies.options import names
 from lgov_core.policies.shell_call import Call, Judge, is_option, wild
 from lgov_core.policies.url_text import PlainURL, UnclearURL, read_url
 
@@ -18,66 +19,33 @@ _CURL_VALUES = (
     "--variable --trace --trace-ascii --stderr --netrc-file --abstract-unix-socket --dns-servers --doh-url "
     "--preproxy --socks5"
 )
-_CURL_DATA = (
-    *(
-        "-d",
-        "--data",
-        "--data-raw",
-        "--data-binary",
-        "--data-urlencode",
-        "--data-ascii",
-        "--json",
-        "-F",
-        "--form",
-        "--form-string",
-    ),
+_CURL_DATA = names(
+    """
+    -d --data --data-raw --data-binary --data-urlencode --data-ascii --json -F --form --form-string
+    """
 )
-_CURL_CLOSED = (
-    *(
-        "-T",
-        "--upload-file",
-        "-K",
-        "--config",
-        "-x",
-        "--proxy",
-        "--resolve",
-        "--connect-to",
-        "-E",
-        "--cert",
-        "--key",
-        "--unix-socket",
-    ),
-    *(
-        "-n",
-        "--netrc",
-        "--netrc-file",
-        "--netrc-optional",
-        "--abstract-unix-socket",
-        "--preproxy",
-        "--socks5",
-        "--socks4",
-        "--doh-url",
-    ),
-    *(
-        "--dns-servers",
-        "-q",
-        "--variable",
-        "--url-query",
-        "--engine",
-        "--libcurl",
-        "-a",
-        "--append",
-        "-Q",
-        "--quote",
-        "-b",
-        "--cookie",
-    ),
+#: Options that send, log in, lead elsewhere or come from a file.
+_CURL_CLOSED = names(
+    """
+    -T --upload-file -K --config -x --proxy --resolve --connect-to -E --cert --key --unix-socket -n --netrc --netrc-file
+    --netrc-optional --abstract-unix-socket --preproxy --socks5 --socks4 --doh-url --dns-servers -q --variable --url-query
+    --engine --libcurl -a --append -Q --quote -b --cookie
+    """
 )
+#: Options that name a file to write.
+_CURL_WRITING = names("-o --output -D --dump-header -c --cookie-jar --output-dir --trace --trace-ascii --stderr")
 _WGET_VALUES = (
     "-O --output-document -P --directory-prefix -o --output-file -a --append-output -U --user-agent -t --tries "
     "-T --timeout -e --execute -i --input-file --header --post-data --post-file --body-data --body-file "
     "--method --user --password -w --wait -l -A -R -D -Q --limit-rate --load-cookies --save-cookies "
     "--ca-certificate --use-askpass --config -B --base -X -I"
+)
+#: Options that send something, log in, or take addresses and settings from a file.
+_WGET_CLOSED = names(
+    """
+    --post-data --post-file --body-data --body-file --method -e --execute -i --input-file --config --use-askpass
+    --load-cookies --header --password --user
+    """
 )
 _HERE = ("localhost", "0.0.0.0", "host.docker.internal")
 _DATA_SITES = re.compile(
@@ -122,9 +90,7 @@ def _curl(call: Call) -> None:
     given = call.parsed(_CURL_VALUES)
     if given.has("-V", "--version", "--help", "-h"):
         return
-    if given.has(*(option for option in _CURL_CLOSED if option in given.options)) and set(_CURL_CLOSED) & set(
-        given.options
-    ):
+    if set(_CURL_CLOSED) & set(given.options):
         call.refuse("uploads, proxies, cookies, keys and options from files are not allowed.", "shell-network")
     abbreviated = [
         option for option in given.options if option.startswith(("--up", "--pro", "--conf", "--dat", "--for", "--coo"))
@@ -145,18 +111,7 @@ def _curl(call: Call) -> None:
     for word in (*data, *given.of("-H", "--header", "-A", "-e", "-u", "--user")):
         if wild(word) or "@/" in word or word.startswith("@") or "=@" in word or "=<" in word:
             call.refuse("what is sent must be written out, not taken from a file or variable.", "shell-network")
-    for word in given.of(
-        "-o",
-        "--output",
-        "-D",
-        "--dump-header",
-        "-c",
-        "--cookie-jar",
-        "--output-dir",
-        "--trace",
-        "--trace-ascii",
-        "--stderr",
-    ):
+    for word in given.of(*_CURL_WRITING):
         call.places.write(word)
     if given.has("-O", "--remote-name", "--remote-name-all"):
         call.places.write(".")
@@ -166,20 +121,7 @@ def _wget(call: Call) -> None:
     given = call.parsed(_WGET_VALUES)
     if given.has("--version", "--help"):
         return
-    closed = (
-        "--post-data",
-        "--post-file",
-        "--body-data",
-        "--body-file",
-        "--method",
-        "-e",
-        "--execute",
-        "-i",
-        "--input-file",
-        "--config",
-    )
-    closed += ("--use-askpass", "--load-cookies", "--input-file", "--header", "--password", "--user")
-    if given.has(*closed) and not (given.of("--header") and not any(wild(word) for word in given.of("--header"))):
+    if given.has(*_WGET_CLOSED) and not (given.of("--header") and not any(wild(word) for word in given.of("--header"))):
         call.refuse("sending data, and options and addresses from files are not allowed.", "shell-network")
     for word in given.operands:
         _address(call, word)
@@ -253,16 +195,6 @@ def _rsync(call: Call) -> None:
     given = call.parsed(
         "-e --rsh --exclude --include --exclude-from --include-from --files-from --log-file --rsync-path -f --filter --bwlimit"
     )
-    removing = (
-        "--delete",
-        "--remove-source-files",
-        "--remove-sent-files",
-        "--rsync-path",
-        "-e",
-        "--rsh",
-        "--log-file",
-        "--daemon",
-    )
     if given.has("-e", "--rsh", "--rsync-path", "--daemon", "--log-file"):
         call.refuse("options that run programs or write logs are not allowed.")
     trying = _tries(call.args)
@@ -273,7 +205,8 @@ def _rsync(call: Call) -> None:
     ):
         return
     if not trying and (
-        given.has(*removing) or any(option.startswith(("--delete", "--remove")) for option in given.options)
+        given.has("--delete", "--remove-source-files", "--remove-sent-files")
+        or any(option.startswith(("--delete", "--remove")) for option in given.options)
     ):
         call.refuse("options that delete files or run programs are not allowed.")
     if any(re.match(r"[^/]*:|rsync://", word) for word in given.operands):

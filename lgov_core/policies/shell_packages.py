@@ -8,6 +8,14 @@ from lgov_core.policies.options import names
 from lgov_core.policies.shell_builders import check_programs
 from lgov_core.policies.shell_call import Call, Judge, parse
 
+#: Options that fetch from elsewhere, put packages elsewhere, or hand something to what builds them.
+_PIP_CLOSED = names(
+    """
+    -i --index-url --extra-index-url -f --find-links --trusted-host --proxy --root --prefix --global-option --install-option
+    --config-settings --index --default-index
+    """
+)
+
 
 def _pip(call: Call) -> None:
     words = [word for word in call.args if not word.startswith("-")]
@@ -31,18 +39,7 @@ def _pip(call: Call) -> None:
         call.args,
         "-i --index-url --extra-index-url -f --find-links -t --target --prefix --root --proxy --cert -r -c -e --src",
     )
-    closed = (
-        "-i",
-        "--index-url",
-        "--extra-index-url",
-        "-f",
-        "--find-links",
-        "--trusted-host",
-        "--proxy",
-        "--root",
-        "--prefix",
-    )
-    if given.has(*closed, "--global-option", "--install-option", "--config-settings", "--index", "--default-index"):
+    if given.has(*_PIP_CLOSED):
         call.refuse("packages come from the usual index.", "shell-network")
     for word in given.of("-t", "--target"):
         call.places.write(word)

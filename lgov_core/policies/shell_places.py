@@ -9,69 +9,31 @@ from collections.abc import Iterable
 from fnmatch import fnmatchcase
 from functools import lru_cache
 
+from lgov_core.policies.options import names
 from lgov_core.policies.shell_secrets import HOLDING_SECRETS, is_secret
 from lgov_core.policies.shell_words import ANY, HOME, STAR, UNKNOWN
 
 #: Inside a writable folder all the same never written by a command: they make other programs run code.
-_PROTECTED = (
-    *(".git", ".ssh", ".gnupg", ".aws", ".kube", ".bashrc", ".bash_profile", ".bash_login", ".bash_logout", ".profile"),
-    *(
-        ".zshrc",
-        ".zshenv",
-        ".zprofile",
-        ".zlogin",
-        ".netrc",
-        ".npmrc",
-        ".pypirc",
-        ".envrc",
-        "authorized_keys",
-        ".inputrc",
-    ),
-    *(".gitconfig", ".vimrc", ".pam_environment", ".config/autostart", "sitecustomize.py", "usercustomize.py", "*.pth"),
+_PROTECTED = names(
+    """
+    .git .ssh .gnupg .aws .kube .bashrc .bash_profile .bash_login .bash_logout .profile .zshrc .zshenv .zprofile .zlogin
+    .netrc .npmrc .pypirc .envrc authorized_keys .inputrc .gitconfig .vimrc .pam_environment .config/autostart
+    sitecustomize.py usercustomize.py *.pth
+    """
 )
 #: Folders that are made again by the tool that made them, so that removing the whole tree loses nothing.
-_REGENERABLE = (
-    *("build", "dist", "target", "out", "node_modules", "__pycache__", "*.egg-info", ".eggs", "coverage", "htmlcov"),
-    *(
-        ".pytest_cache",
-        ".mypy_cache",
-        ".ruff_cache",
-        ".tox",
-        ".nox",
-        ".cache",
-        ".venv",
-        "venv",
-        ".next",
-        ".nuxt",
-        ".turbo",
-    ),
-    *(
-        ".parcel-cache",
-        ".svelte-kit",
-        ".gradle",
-        "_build",
-        "site",
-        ".coverage",
-        ".nyc_output",
-        "tmp",
-        "temp",
-        ".terraform",
-    ),
-    *(
-        "cmake-build-*",
-        "logs",
-        ".hypothesis",
-        ".ipynb_checkpoints",
-        ".angular",
-        ".output",
-        "storybook-static",
-        "bazel-*",
-    ),
+_REGENERABLE = names(
+    """
+    build dist target out node_modules __pycache__ *.egg-info .eggs coverage htmlcov .pytest_cache .mypy_cache .ruff_cache
+    .tox .nox .cache .venv venv .next .nuxt .turbo .parcel-cache .svelte-kit .gradle _build site .coverage .nyc_output tmp
+    temp .terraform cmake-build-* logs .hypothesis .ipynb_checkpoints .angular .output storybook-static bazel-*
+    """
 )
 #: Files that may be removed by pattern from a whole tree: what made them makes them again, or nobody wants them.
-_LEFT_OVERS = (
-    *("*.pyc", "*.pyo", "*.tmp", "*.bak", "*.orig", "*.rej", "*.swp", "*~", ".DS_Store", "*.o", "*.class"),
-    *("*.tsbuildinfo", "*.gcda", "*.gcno", "Thumbs.db"),
+_LEFT_OVERS = names(
+    """
+    *.pyc *.pyo *.tmp *.bak *.orig *.rej *.swp *~ .DS_Store *.o *.class *.tsbuildinfo *.gcda *.gcno Thumbs.db
+    """
 )
 _SINKS = ("/dev/null", "/dev/stdout", "/dev/stderr", "/dev/tty", "/dev/zero", "/dev/full", "-")
 _SCRATCH = ("/tmp", "/var/tmp")

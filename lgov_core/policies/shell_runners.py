@@ -77,6 +77,8 @@ _AS_ROOT = frozenset(
     )
 )
 _GIT_LOOKING = frozenset(names("status log diff show rev-parse branch describe"))
+_DOCKER_LOOKING = frozenset(names("ps images logs inspect stats top info version"))
+_KUBECTL_LOOKING = frozenset(names("get describe logs top version"))
 
 
 def _sudo(call: Call) -> None:
@@ -91,22 +93,13 @@ def _sudo(call: Call) -> None:
         return
     looking = words[0] in _AS_ROOT
     if words[0] == "git":
-        looking = words[1:2] != [] and words[1] in _GIT_LOOKING and not any(is_option(word) for word in words[2:])
+        looking = "".join(words[1:2]) in _GIT_LOOKING and not any(is_option(word) for word in words[2:])
     elif words[0] in ("docker", "podman"):
-        looking = words[1:2] != [] and words[1] in (
-            "ps",
-            "images",
-            "logs",
-            "inspect",
-            "stats",
-            "top",
-            "info",
-            "version",
-        )
+        looking = "".join(words[1:2]) in _DOCKER_LOOKING
     elif words[0] == "find":
         looking = not any(re.match(r"-(?:exec|ok|delete|fprint|fls)", word) for word in words)
     elif words[0] == "kubectl":
-        looking = words[1:2] != [] and words[1] in ("get", "describe", "logs", "top", "version")
+        looking = "".join(words[1:2]) in _KUBECTL_LOOKING
     elif words[0] in ("apt", "apt-get", "apt-cache", "dpkg", "dpkg-query", "dnf", "yum", "rpm", "snap"):
         looking = all(
             not is_option(w) or re.fullmatch(r"-[lLsSay]|-q[ail]?|--(?:installed|upgradable)", w) for w in words

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from lgov_core.policies.shell_call import NO_INPUT, Call, Input
+from lgov_core.policies.shell_call import NO_INPUT, Call, Input, wild
 from lgov_core.policies.shell_known import JUDGES, PROGRAM_FOLDERS, asks_for_help, check_names, plain_name
 from lgov_core.policies.shell_places import Places, Refused
 from lgov_core.policies.shell_syntax import check_gaps, check_letters, nodes_of, parse_shell
 from lgov_core.policies.shell_trail import Trail
 from lgov_core.policies.shell_values import Values
 from lgov_core.policies.shell_walk import Walk
-from lgov_core.policies.shell_words import ANY, STAR, UNKNOWN, UnclearWord, Words
+from lgov_core.policies.shell_words import UnclearWord, Words
 
+#: Shells within shells.
 MAX_DEPTH = 5
-
+#: Commands of one text, those in the texts within it among them.
 MAX_RUNS = 2000
 
 
@@ -65,7 +66,7 @@ class Script:
         if not words:
             return
         first = words[0]
-        if any(sign in first for sign in (UNKNOWN, STAR, ANY)) or not first:
+        if wild(first) or not first:
             raise Refused("shell-unclear", "It is not clear which command is run; write its name out.")
         name = first
         if "/" in first:

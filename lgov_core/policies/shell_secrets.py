@@ -8,122 +8,33 @@ from fnmatch import fnmatchcase, translate
 from functools import lru_cache
 from itertools import pairwise
 
+from lgov_core.policies.options import names
 from lgov_core.policies.shell_words import ANY, HOME, STAR, UNKNOWN
 
 #: Names that hold keys, credentials or what somebody typed, wherever they lie.
-_SECRET_NAMES = (
-    *(
-        ".ssh",
-        ".gnupg",
-        ".aws",
-        ".azure",
-        ".kube",
-        ".docker",
-        ".password-store",
-        ".netrc",
-        "_netrc",
-        ".pgpass",
-        ".my.cnf",
-    ),
-    *(
-        ".git-credentials",
-        ".npmrc",
-        ".pypirc",
-        ".env",
-        ".env.*",
-        ".envrc",
-        ".vault-token",
-        ".htpasswd",
-        ".s3cfg",
-        ".boto",
-    ),
-    *(".*_history", ".mozilla", ".thunderbird", "id_rsa*", "id_dsa*", "id_ecdsa*", "id_ed25519*", "authorized_keys"),
-    *(
-        "*.kdbx",
-        "*.p12",
-        "*.pfx",
-        "*.jks",
-        "login.keychain*",
-        "credentials.json",
-        "service-account*.json",
-        "cookies.sqlite",
-    ),
-    *(
-        "secrets.yml",
-        "secrets.yaml",
-        "secrets.json",
-        ".terraformrc",
-        "wallet.dat",
-        "key4.db",
-        "logins.json",
-        "terraform.tfstate",
-    ),
-    *(
-        ".gem",
-        ".cargo/credentials*",
-        ".config/gcloud",
-        ".config/gh",
-        ".config/rclone",
-        ".config/google-chrome",
-        ".config/chromium",
-    ),
-    *("*.key", "privkey*.pem", "*[-_]key.pem", "key.pem", "secrets.toml", "*[-_]credentials.json", "*adminsdk*.json"),
-    *(".terraform.d", "share/keyrings", ".config/op", ".config/hub", ".m2/settings.xml", ".gradle/gradle.properties"),
-    *(".subversion/auth", ".pulumi/credentials.json"),
+_SECRET_NAMES = names(
+    """
+    .ssh .gnupg .aws .azure .kube .docker .password-store .netrc _netrc .pgpass .my.cnf .git-credentials .npmrc .pypirc
+    .env .env.* .envrc .vault-token .htpasswd .s3cfg .boto .*_history .mozilla .thunderbird id_rsa* id_dsa* id_ecdsa*
+    id_ed25519* authorized_keys *.kdbx *.p12 *.pfx *.jks login.keychain* credentials.json service-account*.json
+    cookies.sqlite secrets.yml secrets.yaml secrets.json .terraformrc wallet.dat key4.db logins.json terraform.tfstate
+    .gem .cargo/credentials* .config/gcloud .config/gh .config/rclone .config/google-chrome .config/chromium *.key
+    privkey*.pem *[-_]key.pem key.pem secrets.toml *[-_]credentials.json *adminsdk*.json .terraform.d share/keyrings
+    .config/op .config/hub .m2/settings.xml .gradle/gradle.properties .subversion/auth .pulumi/credentials.json
+    """
 )
 _SECRET_NAME = re.compile("|".join(translate(glob) for glob in _SECRET_NAMES))
-_SECRET_PATHS = (
-    *(
-        "/etc/shadow*",
-        "/etc/gshadow*",
-        "/etc/passwd*",
-        "/etc/sudoers*",
-        "/etc/security/*",
-        "/etc/ssl/private*",
-        "/etc/krb5*",
-    ),
-    *(
-        "/etc/ssh/*",
-        "/etc/master.passwd",
-        "/proc/*/environ",
-        "/proc/*/mem",
-        "/proc/*/maps",
-        "/proc/*/fd*",
-        "/proc/*/root*",
-    ),
-    *(
-        "/proc/*/cwd*",
-        "/proc/*/cmdline",
-        "/proc/kcore",
-        "/proc/kallsyms",
-        "/dev/mem",
-        "/dev/kmem",
-        "/dev/sd*",
-        "/dev/nvme*",
-    ),
-    *(
-        "/dev/vd*",
-        "/dev/hd*",
-        "/dev/disk*",
-        "/dev/mapper*",
-        "/dev/input*",
-        "/dev/tcp*",
-        "/dev/udp*",
-        "/var/run/secrets*",
-    ),
-    *(
-        "/run/secrets*",
-        "/var/run/docker.sock",
-        "/run/docker.sock",
-        "/root",
-        "/root/*",
-        "/var/spool/cron*",
-        "/var/lib/docker*",
-    ),
-    *("/etc/kubernetes/*.conf", "/etc/kubernetes/pki*", "/etc/rancher/*", "/etc/wireguard*", "/etc/openvpn/*"),
-    *("/etc/NetworkManager/system-connections*", "/etc/ppp/*-secrets", "/etc/postfix/sasl*", "/var/mail*"),
-    *("/var/spool/mail*", "/var/lib/mysql*", "/var/lib/postgresql*", "/dev/kmsg"),
-    *("/var/log/auth.log*", "/var/log/secure*", "/private/etc/master.passwd", "/Library/Keychains*", "/var/db/*"),
+_SECRET_PATHS = names(
+    """
+    /etc/shadow* /etc/gshadow* /etc/passwd* /etc/sudoers* /etc/security/* /etc/ssl/private* /etc/krb5* /etc/ssh/*
+    /etc/master.passwd /proc/*/environ /proc/*/mem /proc/*/maps /proc/*/fd* /proc/*/root* /proc/*/cwd* /proc/*/cmdline
+    /proc/kcore /proc/kallsyms /dev/mem /dev/kmem /dev/sd* /dev/nvme* /dev/vd* /dev/hd* /dev/disk* /dev/mapper*
+    /dev/input* /dev/tcp* /dev/udp* /var/run/secrets* /run/secrets* /var/run/docker.sock /run/docker.sock /root /root/*
+    /var/spool/cron* /var/lib/docker* /etc/kubernetes/*.conf /etc/kubernetes/pki* /etc/rancher/* /etc/wireguard*
+    /etc/openvpn/* /etc/NetworkManager/system-connections* /etc/ppp/*-secrets /etc/postfix/sasl* /var/mail*
+    /var/spool/mail* /var/lib/mysql* /var/lib/postgresql* /dev/kmsg /var/log/auth.log* /var/log/secure*
+    /private/etc/master.passwd /Library/Keychains* /var/db/*
+    """
 )
 _SECRET_PLACE = re.compile("|".join(translate(glob) for glob in _SECRET_PATHS))
 #: Folders that hold some of these somewhere below.
@@ -132,16 +43,12 @@ HOLDING_SECRETS = re.compile(
 )
 _TEMPLATES = (".env.example", ".env.sample", ".env.template", ".env.dist", ".env.test", "*.pub", "known_hosts")
 #: What a word with a hole or a wildcard in it is compared with.
-_EXAMPLES = (
-    *("/etc/shadow", "/etc/gshadow", "/etc/sudoers", "/etc/passwd", f"{HOME}/.ssh/id_rsa", f"{HOME}/.ssh/id_ed25519"),
-    *(
-        f"{HOME}/.ssh/authorized_keys",
-        f"{HOME}/.aws/credentials",
-        f"{HOME}/.netrc",
-        f"{HOME}/.bash_history",
-        "/proc/self/environ",
-    ),
-    *("/dev/tcp/host/80", ".env", "/app/.env", f"{HOME}/.kube/config", f"{HOME}/.git-credentials", "/root/.ssh/id_rsa"),
+_EXAMPLES = names(
+    f"""
+    /etc/shadow /etc/gshadow /etc/sudoers /etc/passwd {HOME}/.ssh/id_rsa {HOME}/.ssh/id_ed25519
+    {HOME}/.ssh/authorized_keys {HOME}/.aws/credentials {HOME}/.netrc {HOME}/.bash_history /proc/self/environ
+    /dev/tcp/host/80 .env /app/.env {HOME}/.kube/config {HOME}/.git-credentials /root/.ssh/id_rsa
+    """
 )
 #: Holes and wildcards in one word beyond which nobody can say what it names.
 MAX_HOLES = 24
@@ -156,10 +63,10 @@ def is_secret(word: str) -> bool:
         path = os.path.normpath(path)
     path = re.sub(r"^(?:/proc/(?:self|thread-self|\d+)/(?:root|cwd)|file:/+)(?=/)", "", path)
     parts = path.split("/")
-    names = [*parts, *("/".join(pair) for pair in pairwise(parts))]
+    called = [*parts, *("/".join(pair) for pair in pairwise(parts))]
     if any(fnmatchcase(parts[-1], glob) for glob in _TEMPLATES):
-        names = [name for name in names if name not in (parts[-1], ".ssh") and not name.startswith(".ssh/")]
-    if any(_is_secret_name(name) for name in names if name):
+        called = [name for name in called if name not in (parts[-1], ".ssh") and not name.startswith(".ssh/")]
+    if any(_is_secret_name(name) for name in called if name):
         return True
     if path.startswith("/") and _SECRET_PLACE.match(path) is not None:
         return True

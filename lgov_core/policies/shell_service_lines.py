@@ -29,7 +29,6 @@ TRYING = {
 SPECIAL = {
     "helm": re.compile(
         r"repo add [\w-]+ https://[\w./-]+|repo update(?: [\w-]+)?|dep(?:endency)? (?:update|build)(?: [\w./-]+)?"
-        r""
     ),
     "apt": re.compile(r"(?:-\w+ )?update"),
     "apt-get": re.compile(r"(?:-\w+ )?update(?: -\w+)?"),

@@ -23,6 +23,7 @@ HOLDERS = frozenset(
     """
     )
 )
+#: Nodes that are words, or parts of one.
 WORDS = frozenset(
     names(
         """
@@ -34,16 +35,11 @@ WORDS = frozenset(
     )
 )
 REDIRECTS = frozenset({"file_redirect", "herestring_redirect", "heredoc_redirect"})
+#: Parts of words that only the run tells.
 DYNAMIC = frozenset(
-    {
-        "simple_expansion",
-        "expansion",
-        "command_substitution",
-        "process_substitution",
-        "arithmetic_expansion",
-        "subscript",
-    }
+    names("simple_expansion expansion command_substitution process_substitution arithmetic_expansion subscript")
 )
+#: Nodes that hold several words side by side, so that the parser may miss where one ends.
 _LISTS = frozenset({"for_statement", "array", "declaration_command", "file_redirect", "case_statement"})
 _INVISIBLE = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f\u0085\u00a0\u00ad\u1680\u2000-\u200f\u2028-\u202f\u205f-\u2064\u2066-\u206f\u3000\ufeff]"

@@ -36,6 +36,10 @@ def _check_cargo(call: Call, words: list[str]) -> None:
         call.places.script(word)
 
 
+#: Words of any of these tools that only look.
+_LOOKING = frozenset(names("list info search env version help outdated show environment"))
+
+
 def _verbs_only(allowed: str) -> Judge:
     """A judge that knows a tool by the first words it may be given."""
     verbs = frozenset(allowed.split())
@@ -50,17 +54,7 @@ def _verbs_only(allowed: str) -> Judge:
             _check_cargo(call, words)
         if words and words[0] not in verbs:
             call.refuse(f"{words[0][:40]!r} is not allowed here.")
-        if words and words[0] not in (
-            "list",
-            "info",
-            "search",
-            "env",
-            "version",
-            "help",
-            "outdated",
-            "show",
-            "environment",
-        ):
+        if words and words[0] not in _LOOKING:
             call.places.work_in()
         if any(re.match(r"--?(?:toolexec|exec|vettool|overlay|modfile)(?:=|$)", word) for word in call.args):
             call.refuse("options that change what is run are not allowed.")
@@ -96,30 +90,26 @@ def _kill(call: Call) -> None:
             call.refuse("name single processes by their number.")
 
 
+#: Names that are too short or too vague, or those of what runs or guards the machine.
+_NOT_BY_NAME = re.compile(
+    r".{0,2}|.*[*\ue000-\ue002].*|\W+|.*(?:init|systemd|sshd?|cron|syslog|audit|dbus|kthread|login|bash|sh|falcon|defender"
+    r"|osquery|launchd|falco|wazuh|clam).*"
+)
+
+
 def _kill_by_name(call: Call) -> None:
     given = parse(call.args, "-u -U -g -G -t -P -s --signal --user")
     if given.has("-u", "-U", "-g", "-G", "-t", "-v", "--inverse", "--user", "-P", "-r", "--regexp", "-i"):
         call.refuse("end single programs by their name.")
-    system = re.compile(
-        r".{0,2}|.*[*\ue000-\ue002].*|\W+|.*(?:init|systemd|sshd?|cron|syslog|audit|dbus|kthread|login|bash|sh|falcon|defender|osquery|launchd|falco|wazuh|clam).*"
-    )
-    if not given.operands or any(system.fullmatch(word) for word in given.operands):
+    if not given.operands or any(_NOT_BY_NAME.fullmatch(word) for word in given.operands):
         call.refuse("this may end more than a program of yours.")
 
 
+_OPENSSL = frozenset(names("version x509 dgst rand verify req ciphers asn1parse s_client help"))
+
+
 def _openssl(call: Call) -> None:
-    if call.args[:1] and call.args[0] not in (
-        "version",
-        "x509",
-        "dgst",
-        "rand",
-        "verify",
-        "req",
-        "ciphers",
-        "asn1parse",
-        "s_client",
-        "help",
-    ):
+    if call.args[:1] and call.args[0] not in _OPENSSL:
         call.refuse(f"{call.args[0][:20]} is not allowed here.")
     if call.args[:1] == ("s_client",) and call.given.kind == "stream":
         call.refuse("sending data is not allowed.", "shell-network")

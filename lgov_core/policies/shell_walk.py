@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 
     from lgov_core.policies.shell_script import Script
 
-_KEYWORDS = frozenset({"!", "time", "coproc"})
+#: Words that the parser takes for the name of a command; behind them stands the command.
+_KEYWORDS = ("!", "coproc")
 
 
 class Walk:
@@ -134,7 +135,7 @@ class Walk:
             for field in self._script.words.fields(target):
                 if re.match(r"/dev/(?:tcp|udp)(?:/|$)", field):
                     raise Refused("shell-network", "A network connection through /dev/tcp is not allowed.")
-                if operator in ("<",):
+                if operator == "<":
                     self._script.places.read(field)
                 else:
                     self._script.places.write(field)
@@ -193,7 +194,7 @@ class Walk:
         elif words[:1] == ["printenv"]:
             for name in filter(is_secret_variable, words[1:]):
                 raise Refused("shell-secret", f"{name} of the environment is a secret, which is not shown.")
-        while len(words) > 1 and words[0] in _KEYWORDS and words[0] != "time":
+        while len(words) > 1 and words[0] in _KEYWORDS:
             words.pop(0)
         self._script.trail.passes(words)
         self._script.run(words, given)

@@ -24,6 +24,13 @@ MAX_READINGS = 64
 _NUMBERS = frozenset(
     {"?", "#", "$", "RANDOM", "SECONDS", "LINENO", "UID", "EUID", "PPID", "BASHPID", "OPTIND", "EPOCHSECONDS"}
 )
+#: Nodes that are their source, but for quotes and wildcards.
+_PLAIN = frozenset(
+    {
+        *("word", "number", "regex", "extglob_pattern", "variable_name", "test_operator", "special_variable_name"),
+        "brace_expression",
+    }
+)
 _ESCAPES = {"a": "\a", "b": "\b", "e": "\x1b", "E": "\x1b", "f": "\f", "n": "\n", "r": "\r", "t": "\t", "v": "\v"}
 _ANSI = re.compile(
     r"\\(?:x([0-9a-fA-F]{1,2})|u([0-9a-fA-F]{1,4})|U([0-9a-fA-F]{1,8})|([0-7]{1,3})|c(.)|(.))", re.DOTALL
@@ -69,15 +76,7 @@ class Words:
 
     def _readings(self, node: Node, *, quoted: bool) -> list[str]:
         kind = node.type
-        if kind in (
-            "word",
-            "number",
-            "regex",
-            "extglob_pattern",
-            "variable_name",
-            "test_operator",
-            "special_variable_name",
-        ):
+        if kind in _PLAIN:
             return [_unquoted(self.text(node))]
         if kind == "raw_string":
             return [self.text(node)[1:-1]]
@@ -85,10 +84,8 @@ class Words:
             return [ansi_c(self.text(node)[2:-1])]
         if kind == "string":
             return self._string(node)
-        if kind == "concatenation" or kind == "command_name":
+        if kind in ("concatenation", "command_name"):
             return self._joined(node, quoted=quoted)
-        if kind == "brace_expression":
-            return [_unquoted(self.text(node))]
         if kind == "simple_expansion":
             return self._variable(self.text(node)[1:], quoted=quoted)
         if kind == "expansion":
