@@ -44,7 +44,7 @@ _WGET_VALUES = (
 _WGET_CLOSED = names(
     """
     --post-data --post-file --body-data --body-file --method -e --execute -i --input-file --config --use-askpass
-    --load-cookies --header --password --user
+    --load-cookies --password --user
     """
 )
 _HERE = ("localhost", "0.0.0.0", "host.docker.internal")
@@ -121,7 +121,9 @@ def _wget(call: Call) -> None:
     given = call.parsed(_WGET_VALUES)
     if given.has("--version", "--help"):
         return
-    if given.has(*_WGET_CLOSED) and not (given.of("--header") and not any(wild(word) for word in given.of("--header"))):
+    headers = given.of("--header")
+    unread = given.has("--header") and not headers
+    if given.has(*_WGET_CLOSED) or unread or any(wild(word) for word in headers):
         call.refuse("sending data, and options and addresses from files are not allowed.", "shell-network")
     for word in given.operands:
         _address(call, word)

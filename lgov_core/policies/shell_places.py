@@ -8,6 +8,7 @@ import re
 from collections.abc import Iterable
 from fnmatch import fnmatchcase
 from functools import lru_cache
+from itertools import pairwise
 
 from lgov_core.policies.options import names
 from lgov_core.policies.shell_secrets import HOLDING_SECRETS, is_secret
@@ -94,7 +95,7 @@ class Places:
             if not any(inside(path, root) for root in self.writable):
                 raise Refused("shell-write", f"{shown(field)} lies outside of {', '.join(self.writable)}.")
             below = _names(path, self.writable)
-            if any(_is_protected(name) for name in below):
+            if any(_is_protected(name) for name in (*below, *("/".join(pair) for pair in pairwise(below)))):
                 raise Refused("shell-write", f"{shown(field)} makes other programs run what is in it.")
             if not may_be_secret and is_secret("/".join(below)):
                 raise Refused("shell-secret", f"{shown(field)} holds keys, credentials or private history.")
