@@ -10,6 +10,7 @@ from typing import Any
 from lgov_core.errors import PolicyError
 from lgov_core.policies.base import BoundedPolicy
 from lgov_core.policies.options import string_tuple
+from lgov_core.policies.tool_schemas import check_schema
 from lgov_core.types import Action, Decision, Point, Severity
 
 #: Allowed tools are named in a denial when there are no more than this.
@@ -42,7 +43,8 @@ class ToolPolicy(BoundedPolicy):
 
     ``allow`` are globs (letter case matters) for the names of tools, hand-offs and agents. ``schemas`` maps the exact
     name of an allowed tool to the JSON Schema (drafts 4, 6, 7) of its arguments object; references must stay inside the
-    schema, and nothing is ever fetched. Schemas are compiled once, here.
+    schema, and nothing is ever fetched. Schemas are compiled once, here; what reads like a constraint and would not be
+    checked (a misspelt keyword, a keyword beside ``$ref``) is an error.
 
     Judges ``pre_tool_call`` only. May be called from several threads at once. Fails closed. Raises `PolicyError` when a
     schema is wrong, or belongs to a tool that is not allowed.
@@ -104,6 +106,8 @@ def _compiled(what: str, schema: object) -> Callable[[object], str | None]:
             )
         if keyword in _UNSUPPORTED:
             raise PolicyError(f"{what} uses {keyword}, which is not checked", hint="write it in JSON Schema draft 7")
+
+    check_schema(what, schema)
 
     def refuse(uri: str) -> object:
         raise PolicyError(f"{what} refers to {uri}", hint="schemas are never fetched; copy it into definitions")

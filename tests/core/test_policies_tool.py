@@ -138,6 +138,47 @@ def test_nothing_is_fetched() -> None:
     assert asked == []
 
 
+@pytest.mark.parametrize(
+    ("schema", "named"),
+    [
+        ({"type": "object", "requierd": ["a"]}, "required"),
+        ({"additionalproperties": False}, "additionalProperties"),
+        ({"properties": {"a": {"type": "string", "max_length": 4}}}, "maxLength"),
+        ({"$ref": "#/components/Pay", "components": {"Pay": {"patern": "^a$"}}}, "pattern"),
+        ({"properties": {"a": {"format": "url"}}}, "uri"),
+        ({"properties": {"a": {"format": "datetime"}}}, "date-time"),
+        ({"additionalProperties": "false"}, "true or false"),
+        ({"properties": {"a": {"minimum": 5, "exclusiveMinimum": True}}}, "exclusiveMinimum"),
+        ({"properties": {"a": {"$ref": "#/definitions/x", "maxLength": 2}}, "definitions": {"x": {}}}, "allOf"),
+        ({"then": {"required": ["a"]}}, "if"),
+        ({"required": [False]}, "quotes"),  # what YAML makes of [no]
+        ({"dependencies": {"a": [True]}}, "quotes"),
+        ({"properties": {"a": {"type": "string", "enum": [True, False]}}}, "quotes"),
+        ({"to": {"type": "string", "pattern": "^[A-Z]+$"}}, "properties"),
+    ],
+)
+def test_what_reads_like_a_constraint_and_would_not_be_checked_is_refused(schema: Any, named: str) -> None:
+    with pytest.raises(PolicyError) as caught:
+        ToolPolicy(allow=["t"], schemas={"t": schema})
+    assert named in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {},
+        {"description": "no arguments"},
+        {"properties": {"requierd": {"type": "string"}, "items": {"x-order": 1, "example": "a", "nullable": True}}},
+        {"$schema": "http://json-schema.org/draft-04/schema#", "minimum": 1, "exclusiveMinimum": True},
+        {"$defs": {"Node": {"properties": {"kids": {"items": {"$ref": "#/$defs/Node"}}}}}, "$ref": "#/$defs/Node"},
+        {"properties": {"a": {"$ref": "#/definitions/x", "title": "A", "default": 1}}, "definitions": {"x": {}}},
+        {"properties": {"a": {"format": "uuid4"}, "b": {"format": "int32"}, "c": {"enum": [True, False]}}},
+    ],
+)
+def test_notes_and_names_of_the_authors_choice_are_no_misspelt_keywords(schema: Any) -> None:
+    assert not ToolPolicy(allow=["t"], schemas={"t": schema}).judge(call("t", {})).blocks
+
+
 def test_a_schema_for_a_tool_that_is_not_allowed_is_refused() -> None:
     with pytest.raises(PolicyError, match="run_sqll"):
         ToolPolicy(allow=["run_sql"], schemas={"run_sqll": SCHEMA})
