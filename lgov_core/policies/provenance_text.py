@@ -37,12 +37,15 @@ _EMAIL_WORDS = frozenset(
 )
 _NAME_WORD = re.compile(r"[A-Z]?[a-z]+|[A-Z]+")
 #: What a mail program may take for an address although it has no plain form: an at sign that is left, an encoded word.
-_LEFT_OVER = re.compile(r"@|=\?[^?\s]{1,40}\?[bq]\?", re.IGNORECASE)
+_LEFT_OVER = re.compile(r"@|%40|&#(?:64|x40);|=\?[^?\s]{1,40}\?[bq]\?", re.IGNORECASE)
 _URL = re.compile(r"(?<![A-Za-z0-9+.-])[A-Za-z][A-Za-z0-9+.-]{1,20}:[/\\]{1,3}[^\s<>\"'`|{}]{1,2048}")
 _SCHEME = re.compile(
     r"(?<![A-Za-z0-9+.-])(?:javascript|mailto|data|vbscript|tel|sms|magnet|blob):[^\s<>\"'`]{1,512}", re.IGNORECASE
 )
 _NETWORK = re.compile(r"(?<![\w:/\\])[/\\]{2}[\w.-]{1,253}[/\\][^\s<>\"'`|]{0,512}")
+_SLASHES = "/\\"
+#: A value that is a host behind two slashes: an address without its scheme.
+_HOST_ALONE = re.compile(r"[/\\]{2,}[\w.-]{1,253}(?::\d{1,5})?")
 #: A host without a scheme: www., a port, a path after it, or an ending that is hardly ever one of a file.
 _HOST = re.compile(
     r"(?<![\w@./\\:%-])((?:[^\W_](?:[\w-]{0,61}[^\W_])?\.){1,8}[^\W\d_]{2,24}|\d{1,3}(?:\.\d{1,3}){3})(:\d{1,5})?([/?#][^\s<>\"'`]{0,2048})?(?![\w@-])"
@@ -129,6 +132,8 @@ class _Reading:
         self.found: list[Address] = []
 
     def addresses(self) -> list[Address]:
+        if _HOST_ALONE.fullmatch(self.text.strip()) is not None:
+            self.text = f"https://{self.text.strip().lstrip(_SLASHES)}"
         for pattern in (_URL, _SCHEME, _NETWORK):
             self.take(pattern, lambda part: url_address(part.rstrip(_TRAILING)))
         self.take(_EMAIL, lambda part: Address("email", email_form(part.rstrip("."))))

@@ -23,6 +23,7 @@ WALLET: Final = re.compile(
     r"(?<![A-Za-z0-9])(?:0x[0-9A-Fa-f]{40}|bc1[a-z0-9]{11,71}|[13][1-9A-HJ-NP-Za-km-z]{25,34}"
     r"|[LMr][1-9A-HJ-NP-Za-km-z]{25,34})(?![A-Za-z0-9])"
 )
+_TWO_HOSTS = re.compile(r"(?:[A-Za-z][A-Za-z0-9+.-]*:[/\\]*|//)[^/?#\\]+\\[^/?#]*[@.]")
 
 
 def host_form(host: str) -> str:
@@ -43,7 +44,12 @@ def email_form(address: str) -> str:
 
 
 def url_address(url: str) -> Address:
-    """A URL as host (with a port that is not the usual one) and path; other schemes keep theirs."""
+    """A URL as host (with a port that is not the usual one) and path; other schemes keep theirs.
+
+    Where a host ends at a backslash for some programs and not for others, nobody can tell whose it is.
+    """
+    if _TWO_HOSTS.match(url) is not None:
+        return Address("url", f"?{url}")
     url = url.replace("\\", "/")
     try:
         parts = urlsplit(url)
