@@ -14,7 +14,7 @@ from sqlglot import exp
 
 _TOP = frozenset({"tsql", "fabric"})
 _FETCH = frozenset({"oracle"})
-#: Dialects whose LIMIT goes to the very end. Elsewhere a missing limit is a denial.
+#: Dialects in which no clause behind the query limits it: there a missing limit is a denial.
 _NO_LIMIT_CLAUSE = frozenset({"teradata", "drill"})
 
 

@@ -14,33 +14,11 @@ def words(text: str) -> frozenset[str]:
     return frozenset(_split(text))
 
 
-DIALECTS = (
-    "athena",
-    "bigquery",
-    "clickhouse",
-    "databricks",
-    "doris",
-    "drill",
-    "druid",
-    "duckdb",
-    "exasol",
-    "fabric",
-    "hive",
-    "materialize",
-    "mysql",
-    "oracle",
-    "postgres",
-    "presto",
-    "redshift",
-    "risingwave",
-    "singlestore",
-    "snowflake",
-    "spark",
-    "sqlite",
-    "starrocks",
-    "teradata",
-    "trino",
-    "tsql",
+DIALECTS = _split(
+    """
+    athena bigquery clickhouse databricks doris drill druid duckdb exasol fabric hive materialize mysql oracle postgres presto
+    redshift risingwave singlestore snowflake spark sqlite starrocks teradata trino tsql
+    """
 )
 DIALECT_ALIASES = {"postgresql": "postgres", "mariadb": "mysql", "mssql": "tsql", "sqlite3": "sqlite"}
 
@@ -107,7 +85,7 @@ _ONLY_IN: dict[str, frozenset[str]] = {
     **dict.fromkeys(
         words(
             "file filecluster url s3 input remote cluster mysql postgresql mongodb redis jdbc odbc sqlite executable gcs loop"
-            " dictionary merge view hostname urlcluster demangle kafka"
+            " dictionary merge view hostname urlcluster demangle"
         ),
         _CLICKHOUSE,
     ),

@@ -26,7 +26,9 @@ _HASH_COMMENTS = MYSQL_FAMILY | {"bigquery", "clickhouse"}
 _BRACKET_NAMES = frozenset({"sqlite", "tsql", "fabric", "exasol"})
 _TEXT_IN_DOUBLE_QUOTES = MYSQL_FAMILY | {"bigquery", "databricks", "hive", "spark", "spark2"}
 
+#: Words that may stand right before a quoted text.
 _PREFIXES = frozenset({"x", "b", "n", "e", "date", "time", "timestamp", "interval"})
+#: Escaped quotes, texts between dollars or three quotes, Unicode escapes, templates, hints.
 _AMBIGUOUS = re.compile(r"""\\+['"`]|\$\w*\$|'''|\"\"\"|\b[uU]&['"]|\{[{%#]|/\*\+""")
 #: Words that begin another statement of T-SQL, which needs no semicolon between two.
 _TSQL_STARTERS = frozenset(

@@ -1,4 +1,4 @@
-"""What a statement does, read off its syntax tree: kinds of statements in it, tables, functions, unbounded writes."""
+"""What a statement does, read off its syntax tree: kinds of statements in it, tables, functions, what a CREATE makes."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ from typing import Final
 from lgov_core.errors import PolicyError
 from lgov_core.policies.options import string_tuple
 from lgov_core.policies.sql_names import DESCRIBING_PRAGMAS, is_dangerous
-from lgov_core.policies.sql_rules import Mode
+from lgov_core.policies.sql_rules import MODES, Mode
 
 Authorizer = Callable[[int, "str | None", "str | None", "str | None", "str | None"], int]
 
@@ -61,7 +61,7 @@ def guard_sqlite(
     """
     if not isinstance(connection, sqlite3.Connection):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise PolicyError(f"guard_sqlite: {connection!r} is no sqlite3 connection", hint="pass sqlite3.connect(...)")
-    if mode not in ("read_only", "guarded"):
+    if mode not in MODES:
         raise PolicyError(f"guard_sqlite: mode {mode!r} is unknown", hint="write guarded or read_only")
     tables = tuple(glob.lower() for glob in string_tuple("guard_sqlite", "deny_tables", deny_tables))
     columns = tuple(glob.lower() for glob in string_tuple("guard_sqlite", "deny_columns", deny_columns))

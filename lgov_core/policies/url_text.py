@@ -34,19 +34,13 @@ class UnclearURL(Exception):
 class PlainURL:
     """The parts of a URL that say where it leads: scheme and host in lower case, host in ASCII, the port filled in.
 
-    ``address`` is set when the host is an IP address written in its usual form. ``usual_port`` tells whether the port is
-    the one that belongs to the scheme.
+    ``address`` is set when the host is an IP address written in its usual form.
     """
 
     scheme: str
     host: str
     port: int
     address: Address | None
-
-    @property
-    def usual_port(self) -> bool:
-        """Whether the port is the scheme's own."""
-        return DEFAULT_PORTS.get(self.scheme) == self.port
 
 
 def read_url(text: str) -> PlainURL:
