@@ -27,6 +27,7 @@ from lgov_core.agent_hooks.sessions import Remembered, Run
 from lgov_core.errors import PolicyError
 from lgov_core.governor import ObservedDecision
 from lgov_core.hookspecs import hookimpl
+from lgov_core.policies.base import BoundedPolicy
 from lgov_core.policies.combine import private_copy
 from lgov_core.types import Action, Decision, Effect, Point, new_id
 
@@ -35,7 +36,7 @@ Mode = Literal["enforce", "evaluate_only"]
 _TOOL_POINTS: Final = (Point.PRE_TOOL_CALL, Point.POST_TOOL_CALL)
 
 
-class InterceptorPolicy:
+class InterceptorPolicy(BoundedPolicy):
     """Asks interceptors about every action, in the name of a host that conforms to AGENT-HOOKS-0.1.
 
     Give it to a governor as a plugin (``Governor(plugins=[policy])``: coroutines of the interceptors then run in the

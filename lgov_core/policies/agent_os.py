@@ -7,7 +7,7 @@ import importlib
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar, Final
+from typing import Any, Final
 
 from lgov_core.errors import PolicyError
 from lgov_core.policies.base import BoundedPolicy
@@ -55,7 +55,7 @@ class AgentOSPolicy(BoundedPolicy):
     missing engine. May be called from several threads at once. Fails closed.
     """
 
-    bounded: ClassVar[bool] = False  # conditions may hold any regular expression
+    bounded = False  # conditions may hold any regular expression
 
     def __init__(
         self,

@@ -64,6 +64,7 @@ class ApprovalPolicy(BoundedPolicy):
 
     #: Sets and governors ask it after all others.
     asked_last: ClassVar[bool] = True
+    bounded = False  # a callback is waited for, and so is a file
     default_points: ClassVar[tuple[Point, ...]] = (Point.PRE_TOOL_CALL,)
 
     def __init__(
@@ -83,8 +84,7 @@ class ApprovalPolicy(BoundedPolicy):
         self.per = checked_per(name, per, PER)
         self.expires_s = positive_number(name, "expires_s", expires_s)
         self._answer_s = positive_number(name, "timeout_s", timeout_s)
-        # Not bounded: a callback is waited for, and so is a file. The governor waits a little longer than the policy.
-        self.bounded = False  # pyright: ignore[reportAttributeAccessIssue]
+        # The governor waits a little longer than the policy.
         self.timeout_s = None if approver is None else self._answer_s + 2
         for option, value in (("approver", approver), ("clock", clock)):
             if value is not None and not callable(value):  # pyright: ignore[reportUnnecessaryComparison]

@@ -51,9 +51,12 @@ class ObservingPolicy(Protocol):
 
 
 class BoundedPolicy:
-    """Base of the built-in policies: names itself, promises bounded cost, and shortens the making of decisions."""
+    """Base of the built-in policies: remembers what it was made with, and shortens the making of decisions.
 
-    bounded: ClassVar[bool] = True
+    It promises bounded cost; a policy that may wait says so by ``bounded = False``.
+    """
+
+    bounded: bool = True
     default_points: ClassVar[tuple[Point, ...]] = (Point.PRE_TOOL_CALL,)
     name: str
     #: What it was made with, by option: for the digest of the set it is in.

@@ -12,7 +12,7 @@ from lgov_core.errors import PolicyError
 from lgov_core.policies.base import BoundedPolicy
 from lgov_core.policies.findings import Finding, Pattern, PatternTable, look_through
 from lgov_core.policies.held_text import HeldText
-from lgov_core.policies.options import string_tuple
+from lgov_core.policies.options import positive_integer, string_tuple
 from lgov_core.types import Action, Decision, Point, Severity
 
 ContentAction = Literal["deny", "redact"]
@@ -72,14 +72,12 @@ class ContentPolicy(BoundedPolicy):
                 raise PolicyError(
                     f"{name}: kinds holds {kind!r}, which is unknown", hint=f"write one of: {', '.join(known)}"
                 )
-        if isinstance(max_characters, bool) or not isinstance(max_characters, int) or max_characters < 1:  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise PolicyError(f"{name}: max_characters is {max_characters!r}", hint="write a whole number above 0")
         if not wanted:
             raise PolicyError(f"{name}: kinds is empty, so nothing would be looked for", hint="leave kinds out for all")
         self.name = name
         self.action: ContentAction = action
         self.kinds = frozenset(wanted)
-        self.max_characters = max_characters
+        self.max_characters = positive_integer(name, "max_characters", max_characters)
         self._allow = tuple(glob.casefold() for glob in string_tuple(name, "allow", allow))
         self._table = PatternTable([pattern for pattern in self.patterns() if pattern.kind in self.kinds])
         self._plain_keys: set[str] = set()

@@ -121,7 +121,7 @@ class CostControlPolicy(BoundedPolicy):
         in_memory = isinstance(self._ledger, MemoryLedger)
         self._clock: Callable[[], float] = clock or (time.monotonic if in_memory else time.time)
         # A file may have to be waited for, so the governor watches the time.
-        self.bounded = in_memory  # pyright: ignore[reportAttributeAccessIssue]
+        self.bounded = in_memory
         self._judgements = Judgements()
         self._asked_before_models = False
 

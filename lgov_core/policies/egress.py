@@ -6,13 +6,14 @@ import ipaddress
 import socket
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 from lgov_core.errors import PolicyDenied, PolicyError
 from lgov_core.policies.addresses import Address, Network, embedded, why_closed
+from lgov_core.policies.base import BoundedPolicy
 from lgov_core.policies.options import string_tuple
 from lgov_core.policies.url_text import DEFAULT_PORTS, PlainURL, UnclearURL, ascii_host, read_url
-from lgov_core.types import Action, Decision, Effect, Point, Severity
+from lgov_core.types import Action, Decision, Point, Severity
 
 #: Arguments that are taken for URLs when ``argument`` is not given, and the endings of further names.
 URL_ARGUMENTS = ("url", "urls", "uri", "uris", "href", "link", "links", "endpoint", "webhook", "callback", "proxy")
@@ -58,7 +59,7 @@ class _Place:
         return url.host.endswith("." + self.host) if self.below else url.host == self.host
 
 
-class EgressPolicy:
+class EgressPolicy(BoundedPolicy):
     """Lets a tool fetch only what lies under the allowed schemes, hosts and ports.
 
     ``domains`` are host names (``example.com``: that host only), ``*.example.org`` (every name below it, not itself),
@@ -82,8 +83,6 @@ class EgressPolicy:
     wait for a name server. May be called from several threads at once. Fails closed. Raises `PolicyError` when made with
     a setting that has no meaning.
     """
-
-    default_points: ClassVar[tuple[Point, ...]] = (Point.PRE_TOOL_CALL,)
 
     def __init__(
         self,
@@ -127,17 +126,17 @@ class EgressPolicy:
         try:
             urls = [url for value in values for url in _texts(value)]
         except UnclearURL as unclear:
-            return self._deny(unclear.rule, unclear.reason, Severity.MEDIUM)
+            return self.deny(unclear.rule, unclear.reason, Severity.MEDIUM)
         if not urls:
             wanted = "url" if self.arguments is None else " or ".join(self.arguments)
-            return self._deny("url-missing", f"Give the URL as text in the argument {wanted}.", Severity.MEDIUM)
+            return self.deny("url-missing", f"Give the URL as text in the argument {wanted}.", Severity.MEDIUM)
         if len(urls) > MAX_URLS:
-            return self._deny("url-too-many", f"Give at most {MAX_URLS} URLs at a time.", Severity.MEDIUM)
+            return self.deny("url-too-many", f"Give at most {MAX_URLS} URLs at a time.", Severity.MEDIUM)
         for url in urls:
             decision = self.judge_url(url)
             if decision.blocks:
                 return decision
-        return Decision(Effect.ALLOW, policy=self.name)
+        return self.allow()
 
     def judge_url(self, url: str) -> Decision:
         """The verdict on one URL; looks the name up when the policy resolves."""
@@ -146,8 +145,8 @@ class EgressPolicy:
             if self.resolves:
                 self._addresses(place)
         except UnclearURL as unclear:
-            return self._deny(unclear.rule, unclear.reason)
-        return Decision(Effect.ALLOW, policy=self.name)
+            return self.deny(unclear.rule, unclear.reason)
+        return self.allow()
 
     def check_url(self, url: str) -> PinnedURL:
         """Judges ``url``, looks its host up and judges every address. Connect to these and to no other.
@@ -158,7 +157,7 @@ class EgressPolicy:
             place = self._place(url)
             return PinnedURL(url, place.scheme, place.host, place.port, self._addresses(place))
         except UnclearURL as unclear:
-            raise PolicyDenied(self._deny(unclear.rule, unclear.reason)) from None
+            raise PolicyDenied(self.deny(unclear.rule, unclear.reason)) from None
 
     # ------------------------------------------------------------------ one URL
 
@@ -203,9 +202,6 @@ class EgressPolicy:
 
     def _is_closed(self, address: Address) -> bool:
         return why_closed(address) is not None and not any(embedded(address) in network for network in self.networks)
-
-    def _deny(self, rule: str, reason: str, severity: Severity = Severity.HIGH) -> Decision:
-        return Decision(Effect.DENY, policy=self.name, rule=rule, reason=reason, severity=severity)
 
 
 def system_resolver(host: str, port: int) -> Sequence[str]:

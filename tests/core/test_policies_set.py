@@ -14,7 +14,16 @@ from lgov_core.errors import PolicyError
 from lgov_core.governor import Governor
 from lgov_core.hookspecs import DECISION_HOOKS
 from lgov_core.plugins import make_plugin_manager
-from lgov_core.policies import ConstantPolicy, Policy, PolicySet, Rule, SQLPolicy, ToolPolicy, load_policies
+from lgov_core.policies import (
+    ConstantPolicy,
+    EgressPolicy,
+    Policy,
+    PolicySet,
+    Rule,
+    SQLPolicy,
+    ToolPolicy,
+    load_policies,
+)
 from lgov_core.types import Action, Decision, Effect, Point, Severity, decision_of
 
 
@@ -333,6 +342,8 @@ def test_whatever_a_set_is_made_of_changes_its_digest() -> None:
         PolicySet.of(SQLPolicy(dialect="mysql")),
         PolicySet.of(SQLPolicy(dialect="sqlite"), ToolPolicy(allow=["a"])),
         PolicySet.of(ToolPolicy(allow=["a"]), SQLPolicy(dialect="sqlite")),
+        PolicySet.of(EgressPolicy(domains=["a.example"])),
+        PolicySet.of(EgressPolicy(domains=["b.example"])),
         PolicySet.of(ConstantPolicy(Effect.DENY)),
         PolicySet.of(ConstantPolicy(Effect.ALLOW)),
         PolicySet.of(Mine(1)),
