@@ -22,7 +22,7 @@ from lgov_core.reward.violation import PolicyViolation, PolicyViolationError, Po
 from lgov_core.scope import RolloutScope, carry_into_threads, current_scope, enter_scope
 from lgov_core.task_source import Task, TaskSource, WorkerCount, task_source
 from lgov_core.types import Outcome, new_id
-from lgov_core.violations import Collected, RolloutWatch
+from lgov_core.violations import Collected, RolloutWatch, require_callback, require_done
 
 __all__ = [
     "AgentOSRunner",
@@ -93,8 +93,11 @@ class GovernedRunner:
         log_violations: bool = True,
         violation_callback: Callable[[PolicyViolation], Any] | None = None,
     ) -> None:
-        if violation_callback is not None and not callable(violation_callback):
-            raise ArgumentError(f"violation_callback {violation_callback!r} cannot be called", hint="pass a function")
+        if violation_callback is not None:
+            require_callback(violation_callback)
+        for option, value in (("fail_on_violation", fail_on_violation), ("log_violations", log_violations)):
+            if not isinstance(value, bool):  # pyright: ignore[reportUnnecessaryIsInstance]
+                raise ArgumentError(f"{option} must be True or False, not {value!r}")
         self.kernel = kernel
         self.fail_on_violation = fail_on_violation
         self.log_violations = log_violations
@@ -337,7 +340,7 @@ class GovernedRunner:
             )
         if self.violation_callback is not None:
             try:
-                self.violation_callback(violation)
+                require_done(self.violation_callback(violation))
             except Exception:  # noqa: BLE001 - the violation is recorded all the same
                 with self._lock:
                     self.callback_errors += 1

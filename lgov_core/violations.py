@@ -16,6 +16,9 @@ from lgov_core.signals import SIGNAL_POLICY
 from lgov_core.types import Decision, Outcome, Severity
 
 _SEVERITIES: Final = frozenset(severity.value for severity in Severity)
+_NOTHING_UNGOVERNED: Final = (
+    "pass a KernelSpace, or an object with execute and on_policy_violation; nothing is run ungoverned"
+)
 
 
 def found_by(decision: Decision, names: Mapping[str, str]) -> PolicyViolation | None:
@@ -49,9 +52,11 @@ class Listeners:
         self._lock = threading.Lock()
 
     def add(self, callback: Callable[..., Any], width: int) -> Callable[[], None]:
-        """Adds a callback; one that requires ``width`` arguments gets them, any other gets one. Returns its removal."""
-        if not callable(callback):
-            raise ArgumentError(f"{callback!r} cannot be called", hint="pass a function")
+        """Adds a callback; one that requires ``width`` arguments gets them, any other gets one. Returns its removal.
+
+        Raises `ArgumentError` for a callback that could never hear of anything, see `require_callback`.
+        """
+        require_callback(callback, width)
         if _required(callback) == width:
 
             def call(event: Any) -> Any:
@@ -75,10 +80,40 @@ class Listeners:
         failed: list[Exception] = []
         for call in self._calls:
             try:
-                call(event)
+                require_done(call(event))
             except Exception as error:  # noqa: BLE001 - the others must hear of it all the same
                 failed.append(error)
         return failed
+
+
+def require_callback(callback: Any, width: int = 1) -> None:
+    """Raises `ArgumentError` unless ``callback`` can be called with one argument, or with ``width`` of them.
+
+    Nobody waits for a coroutine here: what an asynchronous callback does would never be done.
+    """
+    if not callable(callback):
+        raise ArgumentError(f"{callback!r} cannot be called", hint="pass a function")
+    if inspect.iscoroutinefunction(callback) or inspect.iscoroutinefunction(type(callback).__call__):
+        raise ArgumentError(f"{callback!r} is asynchronous, and nobody would wait for it", hint="pass a plain function")
+    try:
+        signature = inspect.signature(callback)
+    except (TypeError, ValueError):  # a built-in that does not tell
+        return
+    for count in {1, width}:
+        try:
+            signature.bind(*range(count))
+        except TypeError:
+            continue
+        return
+    raise ArgumentError(f"{callback!r} does not take one argument", hint="give it one parameter")
+
+
+def require_done(answer: Any) -> None:
+    """Raises `ArgumentError` when a callback or a hook answered something that must still be awaited."""
+    if inspect.isawaitable(answer):
+        if inspect.iscoroutine(answer):
+            answer.close()
+        raise ArgumentError("it is asynchronous, and nobody would wait for it", hint="make it a plain function")
 
 
 def _required(callback: Callable[..., Any]) -> int:
@@ -129,13 +164,31 @@ class RolloutWatch:
         self.listen()
 
     def listen(self) -> None:
-        """Registers with the kernel, unless that is done."""
+        """Registers with the kernel, unless that is done. Raises `ArgumentError` when it does not let itself be heard."""
         if self._removals is not None:
             return
-        removals: list[Any] = [self._kernel.on_policy_violation(self._violation)]
-        if callable(on_signal := getattr(self._kernel, "on_signal", None)):
-            removals.append(on_signal(self._signal))
+        removals: list[Any] = []
+        try:
+            for hook, callback in (("on_policy_violation", self._violation), ("on_signal", self._signal)):
+                if callable(register := _method(self._kernel, hook)):
+                    removals.append(self._registered(hook, register, callback))
+        except BaseException:
+            for removal in removals:
+                if callable(removal):
+                    removal()
+            raise
         self._removals = [removal for removal in removals if callable(removal)]
+
+    def _registered(self, hook: str, register: Callable[..., Any], callback: Callable[..., Any]) -> Any:
+        what = f"a {type(self._kernel).__name__} cannot govern: its {hook}"
+        try:
+            removal = register(callback)
+            require_done(removal)
+        except Exception as error:
+            raise ArgumentError(f"{what} does not register a callback: {error}", hint=_NOTHING_UNGOVERNED) from error
+        if _answers_to_anything(removal):
+            raise ArgumentError(f"{what} is a stand-in, behind which is nothing", hint=_NOTHING_UNGOVERNED)
+        return removal
 
     def stop(self) -> None:
         """Takes back what was registered. A kernel whose hooks return no removal goes on reporting."""
@@ -178,15 +231,38 @@ class RolloutWatch:
 
 
 def require_kernel(kernel: Any, methods: tuple[str, ...]) -> None:
-    """Raises `ArgumentError` unless ``kernel`` has one of ``methods`` and reports its violations."""
-    hint = "pass a KernelSpace, or an object with execute and on_policy_violation; nothing is run ungoverned"
+    """Raises `ArgumentError` unless ``kernel`` has one of ``methods`` and reports its violations.
+
+    What has an attribute of any name (a mock, a ``__getattr__`` that knows everything) has them only by chance.
+    """
     if kernel is None or inspect.isclass(kernel):
-        raise ArgumentError(f"{kernel!r} is no kernel", hint=hint)
-    what = type(kernel).__name__
-    if not any(callable(getattr(kernel, method, None)) for method in methods):
-        raise ArgumentError(f"a {what} cannot govern: it has no {' or '.join(methods)}", hint=hint)
-    if not callable(getattr(kernel, "on_policy_violation", None)):
-        raise ArgumentError(f"a {what} cannot govern: it has no on_policy_violation", hint=hint)
+        raise ArgumentError(f"{kernel!r} is no kernel", hint=_NOTHING_UNGOVERNED)
+    what = f"a {type(kernel).__name__} cannot govern"
+    runs = [method for name in methods if callable(method := _method(kernel, name))]
+    if not runs:
+        raise ArgumentError(f"{what}: it has no {' or '.join(methods)}", hint=_NOTHING_UNGOVERNED)
+    reports = _method(kernel, "on_policy_violation")
+    if not callable(reports):
+        raise ArgumentError(f"{what}: it has no on_policy_violation", hint=_NOTHING_UNGOVERNED)
+    if any(_answers_to_anything(part) for part in (kernel, reports, *runs)):
+        raise ArgumentError(f"{what}: it is a stand-in, behind which is nothing", hint=_NOTHING_UNGOVERNED)
+
+
+def _method(kernel: Any, name: str) -> Any:
+    try:
+        return getattr(kernel, name, None)
+    except Exception as error:
+        raise ArgumentError(
+            f"a {type(kernel).__name__} cannot govern: its {name} raised {type(error).__name__}: {error}",
+            hint=_NOTHING_UNGOVERNED,
+        ) from error
+
+
+def _answers_to_anything(thing: Any) -> bool:
+    try:
+        return hasattr(thing, "lgov_asks_for_what_nobody_has")
+    except Exception:  # noqa: BLE001 - it knows at least that it does not have this one
+        return False
 
 
 def as_violation(*report: Any, **named: Any) -> PolicyViolation:

@@ -703,3 +703,21 @@ def test_threads_of_one_kernel_do_not_mix(record: AuditLog) -> None:
     for thread in threads:
         thread.join(30)
     assert heard == {f"r{number}": 5 for number in range(1, 16, 2)}
+
+
+async def _asynchronous(_event: Any) -> None: ...
+
+
+@pytest.mark.parametrize("callback", [None, 5, _asynchronous, lambda: None, lambda one, two, three: None], ids=repr)
+def test_a_callback_that_would_never_hear_of_anything_is_refused(callback: Any) -> None:
+    kernel = KernelSpace(policy="strict")
+    for register in (kernel.on_policy_violation, kernel.on_signal):
+        with pytest.raises(ArgumentError):
+            register(callback)
+
+
+def test_a_callback_whose_answer_nobody_awaits_is_a_failure() -> None:
+    kernel = KernelSpace(policy="strict", critical_signal=None)
+    kernel.on_policy_violation(lambda violation: _asynchronous(violation))
+    kernel.execute(lambda query: query, "DROP TABLE users")
+    assert sum(kernel.governor.failures.values()) == 1

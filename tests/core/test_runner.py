@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
+from unittest.mock import AsyncMock, Mock, create_autospec
 
 import pytest
 
@@ -381,10 +382,83 @@ class NoExecute:
     def on_policy_violation(self, callback: Any) -> None: ...
 
 
-@pytest.mark.parametrize("kernel", [None, object(), NoHook(), NoExecute(), KernelSpace, "strict"])
+class AsynchronousHook(ForeignKernel):
+    async def on_policy_violation(self, callback: Any) -> Any: ...  # nobody awaits it: it would register nothing
+
+
+class BrokenHook(ForeignKernel):
+    def on_policy_violation(self, callback: Any) -> Any:
+        raise RuntimeError("out of order")
+
+
+class BrokenExecute(NoExecute):
+    @property
+    def execute(self) -> Any:
+        raise RuntimeError("out of order")
+
+
+class KnowsEverything:
+    def __getattr__(self, name: str) -> Any:
+        return lambda *_args: None
+
+
+@pytest.mark.parametrize(
+    "kernel",
+    [
+        *(None, object(), NoHook(), NoExecute(), KernelSpace, "strict"),
+        *(AsynchronousHook(), BrokenHook(), BrokenExecute(), KnowsEverything()),
+        *(Mock(), AsyncMock(), Mock(spec=KernelSpace), create_autospec(KernelSpace, instance=True)),
+    ],
+    ids=lambda kernel: type(kernel).__name__,
+)
 def test_a_kernel_that_cannot_govern_is_refused(kernel: Any) -> None:
     with pytest.raises(ArgumentError, match=r"no kernel|cannot govern"):
         GovernedRunner(kernel)
+
+
+def test_what_is_registered_with_a_kernel_that_is_refused_is_taken_back() -> None:
+    class HalfHooked(ForeignKernel):
+        def on_policy_violation(self, callback: Any) -> Any:
+            self.callbacks.append(callback)
+            return lambda: self.callbacks.remove(callback)
+
+        def on_signal(self, callback: Any) -> Any:
+            raise RuntimeError("out of order")
+
+    kernel = HalfHooked()
+    with pytest.raises(ArgumentError, match="on_signal does not register a callback: out of order"):
+        GovernedRunner(kernel)
+    assert kernel.callbacks == []
+
+
+async def test_a_kernel_behind_a_proxy_governs() -> None:
+    class Proxy:
+        def __init__(self, kernel: Any) -> None:
+            self._kernel = kernel
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self._kernel, name)
+
+    runner = GovernedRunner(Proxy(KernelSpace(policy="strict", executor=lambda query: query)))
+    assert [(await runner.step(task)).task_output for task in ("SELECT 1", DROP)] == ["SELECT 1", None]
+
+
+async def _asynchronous(_violation: Any) -> None: ...
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"violation_callback": _asynchronous},
+        {"violation_callback": lambda: None},
+        {"fail_on_violation": "no"},
+        {"log_violations": None},
+    ],
+    ids=str,
+)
+def test_options_that_would_do_something_else_are_refused(kernel: KernelSpace, options: Any) -> None:
+    with pytest.raises(ArgumentError):
+        GovernedRunner(kernel, **options)
 
 
 # ---------------------------------------------------------------------- workers and stores
