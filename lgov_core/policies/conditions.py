@@ -15,13 +15,13 @@ true, so that ``{field: arguments.amount, exists: true}`` can guard what follows
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, TypeAlias
 
 from lgov_core.errors import PolicyError
 from lgov_core.policies.fields import Field, field_of
 from lgov_core.policies.matchers import OPERATORS, ConditionError, Reading
+from lgov_core.policies.options import near
 from lgov_core.types import Action
 
 __all__ = ["MAX_CONDITION_DEPTH", "Condition", "ConditionError", "condition_of"]
@@ -187,10 +187,3 @@ def _each(field: Field, readings: Sequence[Reading]) -> _Test:
         return all(reading(value) for reading in readings)
 
     return test
-
-
-def near(name: str, known: Iterable[str]) -> str:
-    """What to write instead of ``name``."""
-    names = list(known)
-    close = difflib.get_close_matches(name.lower(), names, n=1)
-    return f"did you mean {close[0]}?" if close else f"write one of: {', '.join(names)}"

@@ -11,7 +11,7 @@ from typing import Any
 from lgov_core.errors import PolicyDenied, PolicyError
 from lgov_core.policies.addresses import Address, Network, embedded, why_closed
 from lgov_core.policies.base import BoundedPolicy
-from lgov_core.policies.options import string_tuple
+from lgov_core.policies.options import argument_names, string_tuple
 from lgov_core.policies.url_text import DEFAULT_PORTS, PlainURL, UnclearURL, ascii_host, read_url
 from lgov_core.types import Action, Decision, Point, Severity
 
@@ -107,9 +107,7 @@ class EgressPolicy(BoundedPolicy):
         if argument is None:
             self.arguments: tuple[str, ...] | None = None
         else:
-            self.arguments = (argument,) if isinstance(argument, str) else string_tuple(name, "argument", argument)
-            if not self.arguments or not all(self.arguments):
-                raise PolicyError(f"{name}: argument is empty", hint="name the tool argument that holds the URL")
+            self.arguments = argument_names(name, argument, "the URL")
         if resolve is not None and not isinstance(resolve, bool):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise PolicyError(f"{name}: resolve is {resolve!r}", hint="write true or false")
         self.resolves = any(place.host == "*" for place in self.places) if resolve is None else resolve

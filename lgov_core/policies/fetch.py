@@ -11,7 +11,6 @@ from typing import IO, Any
 
 from lgov_core.errors import PolicyDenied
 from lgov_core.policies.egress import EgressPolicy, PinnedURL
-from lgov_core.types import Decision, Effect, Severity
 
 #: Headers that belong to one host and are dropped when a redirect leads to another.
 _HOST_HEADERS = ("Authorization", "Cookie", "Proxy-authorization")
@@ -93,11 +92,7 @@ class _Handler(urllib.request.AbstractHTTPHandler):
         """Opens one request. A proxy that somebody set on it is refused: it would choose the address."""
         pinned = self._policy.check_url(req.full_url)
         if req.has_proxy() or (req.host or "").lower() != _authority(req.full_url):
-            name = self._policy.name
-            reason = "A proxy would choose the address; fetch without one."
-            raise PolicyDenied(
-                Decision(Effect.DENY, policy=name, rule="url-proxy", reason=reason, severity=Severity.HIGH)
-            )
+            raise PolicyDenied(self._policy.deny("url-proxy", "A proxy would choose the address; fetch without one."))
         tls = self._tls if pinned.scheme == "https" else None
         given: Any = req.timeout
         timeout = given if isinstance(given, int | float) else self._timeout

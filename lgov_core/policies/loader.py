@@ -5,7 +5,6 @@ Whatever is not understood is an error that says where it stands and what to wri
 
 from __future__ import annotations
 
-import difflib
 import hashlib
 import inspect
 import json
@@ -19,6 +18,7 @@ from lgov_core.errors import PolicyError, PolicyFileError
 from lgov_core.policies.base import Policy
 from lgov_core.policies.conditions import Condition, ConditionProblem, compiled
 from lgov_core.policies.document import Place, read_yaml
+from lgov_core.policies.options import near
 from lgov_core.policies.policy_set import PolicySet, Rule
 from lgov_core.policies.registry import BUILTIN_POLICIES, PolicyFactory, available_policies
 from lgov_core.types import Point, Severity
@@ -144,7 +144,7 @@ class _Loading:
             # Plugins are imported only for a file that needs them.
             self.registry, self.plugins_asked = available_policies(), True
         if use not in self.registry:
-            raise self.error((*place, "use"), f"there is no policy {use!r}", self.near(use, self.registry))
+            raise self.error((*place, "use"), f"there is no policy {use!r}", near(use, sorted(self.registry)))
         name = self.text((*place, "name"), rule.get("name", use))
         policy = self.policy(place, use, name, rule.get("with"))
         points: tuple[str, ...] = ()  # the policy's own
@@ -216,14 +216,14 @@ class _Loading:
         allowed = tuple(known)
         for key in mapping:
             if key not in allowed:
-                raise self.error((*place, key), f"there is no {what} {key!r} here", self.near(str(key), allowed))
+                raise self.error((*place, key), f"there is no {what} {key!r} here", near(str(key), sorted(allowed)))
 
     def one_of(self, place: Place, value: Any, known: tuple[str, ...]) -> str:
         if value not in known:
             raise self.error(
                 place,
                 f"{place[-1] if isinstance(place[-1], str) else 'this'} is {value!r}",
-                self.near(str(value), known),
+                near(str(value), sorted(known)),
             )
         return value
 
@@ -236,11 +236,6 @@ class _Loading:
         if not isinstance(value, list | tuple) or not value:
             raise self.error(place, f"{place[-1]} must be a list", f"write {place[-1]}: [...]")
         return tuple(self.text((*place, index), item) for index, item in enumerate(value))
-
-    def near(self, name: str, known: Iterable[str]) -> str:
-        names = sorted(known)
-        close = difflib.get_close_matches(name.lower(), names, n=1)
-        return f"did you mean {close[0]}?" if close else f"write one of: {', '.join(names)}"
 
     def policies(self) -> str:
         return " or ".join(sorted(self.registry))

@@ -1,8 +1,9 @@
-"""Checks on what policies are made with."""
+"""Checks on what policies are made with, and what to say of what is wrong."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import difflib
+from collections.abc import Iterable, Sequence
 
 from lgov_core.errors import PolicyError
 
@@ -15,6 +16,21 @@ def string_tuple(owner: str, option: str, value: object) -> tuple[str, ...]:
         if not isinstance(item, str) or not item:
             raise PolicyError(f"{owner}: {option} holds {item!r}, which is no text", hint="put it in quotes")
     return tuple(value)
+
+
+def argument_names(owner: str, argument: str | Sequence[str], what: str) -> tuple[str, ...]:
+    """The names, one or several, of the tool arguments that hold ``what``. Raises `PolicyError` where there is none."""
+    found = (argument,) if isinstance(argument, str) else string_tuple(owner, "argument", argument)
+    if not found or not all(found):
+        raise PolicyError(f"{owner}: argument is empty", hint=f"name the tool argument that holds {what}")
+    return found
+
+
+def near(name: str, known: Iterable[str]) -> str:
+    """What to write instead of ``name``, which is none of ``known``."""
+    all_known = list(known)
+    close = difflib.get_close_matches(name.lower(), all_known, n=1)
+    return f"did you mean {close[0]}?" if close else f"write one of: {', '.join(all_known)}"
 
 
 def names(text: str) -> tuple[str, ...]:

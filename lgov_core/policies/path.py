@@ -13,42 +13,21 @@ from typing import Any
 
 from lgov_core.errors import PolicyDenied, PolicyError
 from lgov_core.policies.base import BoundedPolicy
-from lgov_core.policies.options import string_tuple
+from lgov_core.policies.credential_names import CREDENTIAL_NAMES
+from lgov_core.policies.options import argument_names, names, string_tuple
 from lgov_core.policies.path_text import UnclearPath, plain_path
 from lgov_core.types import Action, Decision, Point, Severity
 
 #: Arguments that are taken for paths when ``argument`` is not given.
-PATH_ARGUMENTS = (
-    *("path", "paths", "file", "files", "filename", "filenames", "file_name", "file_path", "file_paths", "filepath"),
-    *("directory", "dir", "folder", "dirname", "folder_path", "dir_path", "directory_path", "root_dir"),
-    *("source", "src", "source_path", "src_path", "destination", "dest", "dst", "destination_path", "dest_path"),
-    *("target_path", "target_file", "input_path", "input_file", "output_path", "output_file", "old_path", "new_path"),
+PATH_ARGUMENTS = names(
+    """
+    path paths file files filename filenames file_name file_path file_paths filepath directory dir folder dirname
+    folder_path dir_path directory_path root_dir source src source_path src_path destination dest dst destination_path
+    dest_path target_path target_file input_path input_file output_path output_file old_path new_path
+    """
 )
 #: Names that stay closed although they lie inside a root, unless ``deny`` says otherwise: keys, credentials, history.
-DENIED_NAMES = (
-    *(".ssh", ".gnupg", ".aws", ".azure", ".kube", ".docker", ".password-store", ".git", ".git-credentials", ".netrc"),
-    *(".pgpass", ".npmrc", ".pypirc", ".env", ".env.*", ".envrc", ".htpasswd", ".vault-token", "*_history"),
-    *(
-        "id_rsa*",
-        "id_dsa*",
-        "id_ecdsa*",
-        "id_ed25519*",
-        "authorized_keys",
-        "*.pfx",
-        "*.p12",
-        "*.kdbx",
-        "*.jks",
-        "*.key",
-        "privkey*.pem",
-        "*[-_]key.pem",
-        "key.pem",
-    ),
-    *("_netrc", ".my.cnf", ".s3cfg", ".boto", ".terraformrc", ".cargo/credentials*", ".gem/credentials"),
-    *(".config/gcloud", ".config/gh", ".config/rclone", "wallet.dat", "service-account*.json"),
-    *("credentials.json", "*[-_]credentials.json", "*adminsdk*.json", "secrets.yml", "secrets.yaml", "secrets.json"),
-    *("secrets.toml", "terraform.tfstate", ".terraform.d", ".m2/settings.xml", ".pulumi", "login.keychain*"),
-    *("cookies.sqlite", "key4.db", "logins.json"),
-)
+DENIED_NAMES = (*CREDENTIAL_NAMES, *names(".git *_history .gem/credentials .pulumi"))
 #: Templates and public keys, which are there to be read.
 _OPEN_NAMES = (".env.example", ".env.sample", ".env.template", ".env.dist", "id_*.pub")
 MAX_LINKS = 40
@@ -101,9 +80,7 @@ class PathPolicy(BoundedPolicy):
         if argument is None:
             self.arguments = PATH_ARGUMENTS
         else:
-            self.arguments = (argument,) if isinstance(argument, str) else string_tuple(name, "argument", argument)
-        if not self.arguments or not all(self.arguments):
-            raise PolicyError(f"{name}: argument is empty", hint="name the tool argument that holds the path")
+            self.arguments = argument_names(name, argument, "the path")
         self._named = argument is not None
         self.denied = tuple(_folded(glob) for glob in string_tuple(name, "deny", deny))
         self._is_denied = _any_of(self.denied)

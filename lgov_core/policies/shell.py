@@ -9,7 +9,7 @@ from functools import lru_cache
 
 from lgov_core.errors import PolicyError
 from lgov_core.policies.base import BoundedPolicy
-from lgov_core.policies.options import string_tuple
+from lgov_core.policies.options import argument_names, string_tuple
 from lgov_core.policies.shell_places import Refused
 from lgov_core.policies.shell_words import HOME
 from lgov_core.types import Action, Decision, Point, Severity
@@ -65,9 +65,7 @@ class ShellPolicy(BoundedPolicy):
         name: str = "shell",
     ) -> None:
         self.name = name
-        self.arguments = (argument,) if isinstance(argument, str) else string_tuple(name, "argument", argument)
-        if not self.arguments or not all(self.arguments):
-            raise PolicyError(f"{name}: argument is empty", hint="name the tool argument that holds the command")
+        self.arguments = argument_names(name, argument, "the command")
         self.cwd = _folder(name, "cwd", os.getcwd() if cwd is None else cwd)
         given = (self.cwd, "/tmp") if writable is None else string_tuple(name, "writable", writable)
         self.writable = tuple(_folder(name, "writable", folder, self.cwd) for folder in given)

@@ -8,20 +8,19 @@ from fnmatch import fnmatchcase, translate
 from functools import lru_cache
 from itertools import pairwise
 
+from lgov_core.policies.credential_names import CREDENTIAL_NAMES
 from lgov_core.policies.options import names
 from lgov_core.policies.shell_words import ANY, HOME, STAR, UNKNOWN
 
 #: Names that hold keys, credentials or what somebody typed, wherever they lie.
-_SECRET_NAMES = names(
-    """
-    .ssh .gnupg .aws .azure .kube .docker .password-store .netrc _netrc .pgpass .my.cnf .git-credentials .npmrc .pypirc
-    .env .env.* .envrc .vault-token .htpasswd .s3cfg .boto .*_history .mozilla .thunderbird id_rsa* id_dsa* id_ecdsa*
-    id_ed25519* authorized_keys *.kdbx *.p12 *.pfx *.jks login.keychain* credentials.json service-account*.json
-    cookies.sqlite secrets.yml secrets.yaml secrets.json .terraformrc wallet.dat key4.db logins.json terraform.tfstate
-    .gem .cargo/credentials* .config/gcloud .config/gh .config/rclone .config/google-chrome .config/chromium *.key
-    privkey*.pem *[-_]key.pem key.pem secrets.toml *[-_]credentials.json *adminsdk*.json .terraform.d share/keyrings
-    .config/op .config/hub .m2/settings.xml .gradle/gradle.properties .subversion/auth .pulumi/credentials.json
-    """
+_SECRET_NAMES = (
+    *CREDENTIAL_NAMES,
+    *names(
+        """
+        .*_history .mozilla .thunderbird .gem .config/google-chrome .config/chromium share/keyrings .config/op .config/hub
+        .gradle/gradle.properties .subversion/auth .pulumi/credentials.json
+        """
+    ),
 )
 _SECRET_NAME = re.compile("|".join(translate(glob) for glob in _SECRET_NAMES))
 _SECRET_PATHS = names(

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 from lgov_core.errors import PolicyError
 from lgov_core.policies import sql_names
 from lgov_core.policies.base import BoundedPolicy
-from lgov_core.policies.options import string_tuple
+from lgov_core.policies.options import argument_names, string_tuple
 from lgov_core.policies.sql_rules import SEVERITIES, Mode, settings_of
 from lgov_core.types import Action, Decision, Effect, Point, Severity
 
@@ -85,9 +85,7 @@ class SQLPolicy(BoundedPolicy):
             hint = f"write dialect= as well, or dialect={FROM_TOOL!r}"
             raise PolicyError(f"{name}: max_rows needs a dialect", hint=hint)
         self.mode: Mode = mode
-        self.arguments = (argument,) if isinstance(argument, str) else string_tuple(name, "argument", argument)
-        if not self.arguments or not all(self.arguments):
-            raise PolicyError(f"{name}: argument is empty", hint="name the tool argument that holds the SQL")
+        self.arguments = argument_names(name, argument, "the SQL")
         self.tools = string_tuple(name, "tools", tools)
         self._every_tool = "*" in self.tools
         #: Whether the policy itself knows in which dialect to read.

@@ -1,0 +1,19 @@
+"""Names that files and folders with keys and credentials have, wherever they lie."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from lgov_core.policies.options import names
+
+#: Globs, in lower case. One with a slash is for a name within a folder of the other name.
+CREDENTIAL_NAMES: Final = names(
+    """
+    .ssh .gnupg .aws .azure .kube .docker .password-store .netrc _netrc .pgpass .my.cnf .git-credentials .npmrc
+    .pypirc .env .env.* .envrc .vault-token .htpasswd .s3cfg .boto id_rsa* id_dsa* id_ecdsa* id_ed25519*
+    authorized_keys *.kdbx *.p12 *.pfx *.jks login.keychain* credentials.json service-account*.json cookies.sqlite
+    secrets.yml secrets.yaml secrets.json .terraformrc wallet.dat key4.db logins.json terraform.tfstate
+    .cargo/credentials* .config/gcloud .config/gh .config/rclone *.key privkey*.pem *[-_]key.pem key.pem secrets.toml
+    *[-_]credentials.json *adminsdk*.json .terraform.d .m2/settings.xml
+    """
+)
