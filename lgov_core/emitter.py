@@ -29,6 +29,7 @@ from lgov_core.recorded_span import (
     span_of,
     violated,
 )
+from lgov_core.sqlite_file import is_database
 from lgov_core.types import Span
 
 __all__ = ["FlightRecorderEmitter", "LightningSpan", "create_emitter"]
@@ -87,7 +88,7 @@ class FlightRecorderEmitter:
         ``threading.Event``) is set, what was recorded before is still yielded; then the stream ends. A consumer that
         leaves early loses nothing: what it did not get comes with the next call.
         """
-        if not poll_interval > 0:
+        if not isinstance(poll_interval, int | float) or not poll_interval > 0:  # pyright: ignore[reportUnnecessaryIsInstance]
             raise ExportError(f"poll_interval must be above 0, not {poll_interval!r}")
         while True:
             stopping = stop_event is not None and stop_event.is_set()
@@ -188,7 +189,8 @@ class FlightRecorderEmitter:
         """Writes every span to ``path`` as a JSON array and returns how many.
 
         The file (mode 0600) appears whole or not at all: it is written beside its place, synced and moved there. Raises
-        `ExportError`, leaving what was there, when ``path`` is a link or no ordinary file, or cannot be written.
+        `ExportError`, leaving what was there, when ``path`` is a link, no ordinary file or a database (the record itself
+        is easily named by mistake), or cannot be written.
         """
         target = Path(path)
         try:
@@ -196,6 +198,8 @@ class FlightRecorderEmitter:
             if found is not None and not stat.S_ISREG(found.st_mode):
                 what = "a symbolic link" if stat.S_ISLNK(found.st_mode) else "no ordinary file"
                 raise ExportError(f"{target} is {what}", hint="export to a new file, or to an ordinary one")
+            if is_database(target):
+                raise ExportError(f"{target} is a database and is not overwritten", hint="name another file")
             spans = self.get_spans()
             handle, beside = tempfile.mkstemp(prefix=f".{target.name}.", suffix=".tmp", dir=target.parent)
             try:

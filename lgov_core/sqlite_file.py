@@ -37,6 +37,27 @@ class FileKind:
     migrations: Mapping[int, tuple[str, ...]] = field(default_factory=dict[int, tuple[str, ...]])
 
 
+_HEADER: Final = b"SQLite format 3\0"
+_BESIDE: Final = ("-wal", "-shm", "-journal")
+
+
+def is_database(path: Path) -> bool:
+    """Whether ``path`` is a SQLite database or one of the files beside it, so that nothing must be written over it.
+
+    One that is in use is known by the files beside it and not opened: to close any descriptor of a file drops the locks
+    that this process holds on it.
+    """
+    if any(path.with_name(path.name + end).exists() for end in _BESIDE):
+        return True
+    if path.name.endswith(_BESIDE) and path.with_name(path.name.rpartition("-")[0]).exists():
+        return True
+    try:
+        with path.open("rb") as file:
+            return file.read(len(_HEADER)) == _HEADER
+    except OSError:
+        return False
+
+
 def open_database(
     kind: FileKind, path: Path, *, busy_timeout_s: float, expected: tuple[int, int] | None = None
 ) -> sqlite3.Connection:

@@ -12,6 +12,7 @@ from urllib.parse import quote
 
 from lgov_core.audit.entry import AuditEntry
 from lgov_core.errors import AuditError
+from lgov_core.sqlite_file import is_database
 
 Format = Literal["jsonl", "cloudevents", "ocsf"]
 FORMATS: Final[tuple[Format, ...]] = ("jsonl", "cloudevents", "ocsf")
@@ -21,7 +22,6 @@ _BLOCKING: Final = frozenset({"deny", "escalate"})
 _SEVERITY: Final = {"low": 2, "medium": 3, "high": 4, "critical": 5}
 #: OCSF API Activity, of the category Application Activity; activity 99 is "Other".
 _CLASS, _CATEGORY, _ACTIVITY = 6003, 6, 99
-_SQLITE: Final = b"SQLite format 3\0"
 
 
 def lines(entries: Iterable[AuditEntry], form: Format) -> Iterator[str]:
@@ -107,7 +107,7 @@ def write_file(path: Path, entries: Iterable[AuditEntry], form: Format) -> int:
     """
     if path.is_symlink():
         raise AuditError(f"{path} is a symbolic link", hint="name the file itself")
-    if _is_database(path):
+    if is_database(path):
         raise AuditError(f"{path} is a database and is not overwritten", hint="name another file")
     scratch = path.with_name(f".{path.name}.{os.getpid()}.new")
     count = 0
@@ -125,14 +125,6 @@ def write_file(path: Path, entries: Iterable[AuditEntry], form: Format) -> int:
     finally:
         scratch.unlink(missing_ok=True)
     return count
-
-
-def _is_database(path: Path) -> bool:
-    try:
-        with path.open("rb") as file:
-            return file.read(len(_SQLITE)) == _SQLITE
-    except OSError:
-        return False
 
 
 def _loaded(text: str | None) -> Any:

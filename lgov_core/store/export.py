@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from lgov_core.errors import ExportError
+from lgov_core.sqlite_file import is_database
 from lgov_core.store import encoding
 from lgov_core.store.protocol import TraceStore
 from lgov_core.types import Attempt, CapturedCall, Reward, Rollout, Span
@@ -26,7 +27,6 @@ KINDS: Final[dict[str, type[Any]]] = {
 _JSON: Final = {"input", "result", "request", "response", "attributes", "events"}
 _NUMBERS: Final = {"started_at", "ended_at", "created_at", "value", "temperature", "top_p"}
 _INTEGERS: Final = {"attempt", "choice", "weights_version"}
-_SQLITE: Final = b"SQLite format 3\0"
 _ROWS_A_GROUP: Final = 1000
 
 
@@ -104,16 +104,8 @@ def write_parquet(
 
 
 def require_no_database(path: Path) -> None:
-    """Raises `ExportError` when ``path`` is a SQLite database: the store itself is easily named by mistake.
-
-    Call it before the store is opened: to close any descriptor of a file drops the locks that this process holds on it.
-    """
-    try:
-        with path.open("rb") as file:
-            found = file.read(len(_SQLITE)) == _SQLITE
-    except OSError:
-        return
-    if found:
+    """Raises `ExportError` when ``path`` is a SQLite database: the store itself is easily named by mistake."""
+    if is_database(path):
         raise ExportError(f"{path} is a database and is not overwritten", hint="name another file")
 
 

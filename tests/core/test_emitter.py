@@ -505,6 +505,18 @@ def test_a_link_is_refused_and_what_it_names_stays(tmp_path: Path) -> None:
     assert not (tmp_path / "nowhere").exists()
 
 
+@pytest.mark.parametrize("beside", ["", "-wal"])
+def test_the_record_itself_is_not_overwritten(tmp_path: Path, beside: str) -> None:
+    recorder = FlightRecorder(tmp_path / "audit.db")
+    recorder.log_success(recorder.start_trace("agent", "tool"))
+    with pytest.raises(ExportError, match="is a database"):
+        FlightRecorderEmitter(recorder).export_to_file(tmp_path / f"audit.db{beside}")
+    recorder.close()
+    with pytest.raises(ExportError, match="is a database"):  # nor when nobody has it open
+        FlightRecorderEmitter(Recorder(CHECK)).export_to_file(tmp_path / "audit.db")
+    assert verify(tmp_path / "audit.db").entries == 2
+
+
 def test_a_link_that_came_in_between_is_replaced_and_not_followed(tmp_path: Path) -> None:
     precious, path = tmp_path / "precious", tmp_path / "audit.json"
     precious.write_text("keep")
