@@ -24,6 +24,9 @@ _KEY_BEGINS = re.compile(r"(?=(-----BEGIN(?: [A-Z0-9]{0,12}){0,5}(?:-----|-{0,5}
 _KEY_ENDS = re.compile(r"-----END [A-Z0-9 ]{0,48}-----")
 _WORD_ENDS = re.compile(r"\s")
 _RUN = re.compile(r"[^\W_]+")
+#: A sign that joins the words of an address, as a word of its own; and what may become one, or a word that begins with one.
+_JOINT = re.compile(r"@|\.|[\[({<]?(?:at|dot)[\])}>]?", re.IGNORECASE)
+_JOINT_NEXT = re.compile(r"\Z|[@.\[({<]|at?(?:\s|\Z)|d(?:ot?)?(?:\s|\Z)", re.IGNORECASE)
 
 
 class Scanning(Protocol):
@@ -63,10 +66,11 @@ class HeldText:
     """Takes a text chunk by chunk and gives back what may go out.
 
     A word goes out once it is complete and nothing that ``policies`` look for can go on over its end; prose is held back
-    by a word, a row of digit groups until it is clear what it is, a private key until it is over. What a policy replaces
-    goes out replaced. When one denies, the text before the place goes out, nothing after it, and ``denied`` holds the
-    decision. However the text is cut into chunks, the same characters go out, those that the policies would have made of
-    the whole text (as long as that needs no more than `MAX_HELD` characters held; a text that does is stopped).
+    by a word (and the one before it where the two may become an address), a row of digit groups until it is clear what
+    it is, a private key until it is over. What a policy replaces goes out replaced. When one denies, the text before the
+    place goes out, nothing after it, and ``denied`` holds the decision. However the text is cut into chunks, the same
+    characters go out, those that the policies would have made of the whole text (as long as that needs no more than
+    `MAX_HELD` characters held; a text that does is stopped).
 
     One object serves one text, from one thread at a time. Fails closed: after an exception nothing more goes out.
     """
@@ -191,6 +195,8 @@ def _goes_on(text: str, begin: int, word: str) -> bool:
     runs = _RUN.findall(plain)
     letters = len(runs[-1]) if runs else 0
     if any(c.isdigit() for c in plain) or letters <= 2 or _MONTH.search(plain) or "BEGIN" in plain:
+        return True
+    if _JOINT_NEXT.match(text, begin + len(word)) or _JOINT.fullmatch(plain.strip()):
         return True
     if letters > 4:
         return False

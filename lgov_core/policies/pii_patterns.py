@@ -26,7 +26,7 @@ _OF_A_THING = re.compile(
 _PHONE_WORD = re.compile(
     r"(?<![A-Za-z])(?:phones?|tele?(?:phone|fon)?|mobile|cell(?:phone)?|handy|fax|desk|landline|call(?:ing|ed|s)?|dial(?:ing)?|ring|sms|texted"
     r"|whatsapp|signal|reach|answering|hotline|móvil|rufnummer|tél|téléphone|telefono|teléfono|telefoon|contact[_ ]number)"
-    r"(?![a-z])",
+    r"(?:number|num|no|nr)?(?![a-z])",
     re.IGNORECASE,
 )
 _MONTHS = r"(?:Jan(?:uary)?|Feb(?:ruary)?|Mar(?:ch)?|Apr(?:il)?|May|June?|July?|Aug(?:ust)?|Sept?(?:ember)?|Oct(?:ober)?|Nov(?:ember)?|Dec(?:ember)?)"
@@ -107,6 +107,9 @@ _TRUNK = re.compile(
     r"01[5-7]\d[ /-]\d{7,8}|\(?0[1-9]\d{0,3}\)?(?:[ /-]\(?\d{2,4}\)?){2,4}|\(0[1-9]\d{0,3}\)[ -]?\d{5,8}"
 )
 _BRAZILIAN = re.compile(r"\([1-9]\d\) ?9?[2-9]\d{3}-\d{4}")
+_PHONE_GIVEN = re.compile(
+    r"(?:phone|mobile|tel|fax|whatsapp|sms|msisdn)(?:\s?(?:number|no|nr))?\s?=\s?$", re.IGNORECASE
+)
 _PHONE_TAG = re.compile(r"-(?:office|fax|mobile|home|work|cell|phone|desk)\b", re.IGNORECASE)
 
 
@@ -116,7 +119,7 @@ def _phone(text: str, start: int, end: int) -> int | None:
     if not 7 <= len(digits) <= 15 or not digits.isdigit() or len(set(digits)) < 3:
         return None
     left = left_of(text, start, 40).replace("_", " ")
-    if left and re.search(r"[\d,/=]\s?$|\.$|[^A-Za-z]\.\s$|[€$£]\s?$", left[-3:]):
+    if left and re.search(r"[\d,/=]\s?$|\.$|[^A-Za-z]\.\s$|[€$£]\s?$", left[-3:]) and not _PHONE_GIVEN.search(left):
         return None
     shaped = (
         (len(digits) >= 9 and _INTERNATIONAL.match(value))
@@ -146,8 +149,20 @@ def _ip(text: str, start: int, end: int) -> int | None:
     return end if address.is_global and not address.is_multicast and text[start:end] not in _RESOLVERS else None
 
 
+_LOCAL = r"(?<![\w.%+-])[\w.%+-][\w.%+'-]{0,63}"
+#: An at sign between spaces also multiplies matrices (``a @ b.T``) and names firms (``us @ acme.com``): there the host is
+#: one that people have their mail at, or is spelt out.
+_MAIL_HOSTS = (
+    "(?:g(?:oogle)?mail|yahoo|ymail|hotmail|outlook|live|msn|icloud|aol|gmx|web|proton(?:mail)?|mail|yandex|qq|163"
+    "|fastmail|zoho)"
+)
+_SPOKEN_ENDINGS = "com|org|net|edu|gov|mil|io|eu|de|fr|ch|nl|uk|ru|pl|se|dk|be|ca|au|br|jp|cn|kr"
+
 PATTERNS: Final[tuple[Pattern, ...]] = (
     Pattern("email", re.compile(r"(?:(?<![\w.%+-])[\w.%+-][\w.%+'-]{0,63}|\"[\w.%+'-]{1,64}\")(?:@|\[at\]|\(at\))(?:(?:[^\W_][\w-]{0,62}(?:\.|\[dot\]|\(dot\))){1,8}[^\W\d_]{2,24}(?![\w-])|\[(?:\d{1,3}\.){3}\d{1,3}\])", re.I), ("@", "[at]", "(at)"), _email),
+    Pattern("email", re.compile(rf"{_LOCAL}(?:[\[({{<]at[\])}}>]| [\[({{<]at[\])}}>] )(?:[^\W_][\w-]{{0,62}}(?:\.| ?[\[({{<]dot[\])}}>] ?| dot )){{1,8}}[^\W\d_]{{2,24}}(?![\w-])", re.I), ("[at]", "(at)", "{at}", "<at>"), _email),
+    Pattern("email", re.compile(rf"{_LOCAL}(?:(?: @ ?|@ )(?={_MAIL_HOSTS}\.|[\w-]{{1,63}}(?: \. | dot ))| at (?!the )(?=[\w-]{{1,63}} dot ))(?:[^\W_][\w-]{{0,62}}(?:\.| \. | dot )){{1,8}}(?:{_SPOKEN_ENDINGS})(?![\w.-]\w)", re.I), (" @", "@ ", " dot "), _email),
+    Pattern("credit_card", re.compile(r"(?<![A-Za-z0-9])(?<!(?<!\d)\d )\d(?: \d){12,18}(?! \d(?!\d))(?![A-Za-z0-9])"), (), _checked(checks.payment_card)),
     Pattern("credit_card", re.compile(r"(?<![A-Za-z0-9])(?<!\d[.,])\d{4}(?:[ -]?\d){9,15}(?![A-Za-z0-9])"), (), _checked(checks.payment_card, shorter=True)),
     Pattern("credit_card", re.compile(r"(?<![A-Za-z0-9])(?<!\d[.,])\d{4}[._/]\d{4}[._/]\d{4}[._/]\d{1,7}(?![A-Za-z0-9])"), (), _checked(checks.payment_card)),
     Pattern("credit_card", re.compile(r"(?<![A-Za-z0-9])[1-9]\d{11,18}(?![A-Za-z0-9])"), ("card", "credit", "debit", "maestro", "cc"), _checked(checks.luhn, _word(r"cards?(?:\s(?:number|no|#))?|credit|debit|maestro|cc|pan"))),

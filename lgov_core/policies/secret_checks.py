@@ -10,7 +10,7 @@ import zlib
 from collections import Counter
 
 from lgov_core.policies.check_digits import base58_checked
-from lgov_core.policies.findings import left_of
+from lgov_core.policies.findings import Check, left_of
 
 _PLACEHOLDER_WORD = re.compile(
     r"example|placeholder|redacted|changeme|change[_-]me|replace|insert|dummy|your|my[_-]|xxxx|\*\*\*|\.\.\.|<|>|todo"
@@ -28,6 +28,7 @@ _REFERENCE = re.compile(
 _DIGIT = re.compile(r"\d")
 _LETTER = re.compile(r"[^\W\d_]")
 _FILE = re.compile(r"\.(?:pem|key|crt|cer|p12|json|ya?ml|toml|txt|env|pub|py|js|ts)$", re.IGNORECASE)
+_NEXT_NAME = re.compile(r"(?:[A-Z][A-Z0-9_]*|[a-z][a-z0-9_.-]*)[ \t]?(?:=(?!=)|:(?:\s|\Z))")
 _NO_VALUE_WORDS = (
     "string str text none null nil true false required optional invalid incorrect wrong expired missing hidden masked"
     " password passwd pwd passphrase secret token apikey key value default empty encrypted hashed input field bytes"
@@ -104,6 +105,15 @@ def password(text: str, start: int, end: int) -> int | None:
     if not (mixed or digits or (quoted and letters and " " not in value)):
         return None
     return start + len(value)
+
+
+def given(check: Check, text: str, start: int, end: int) -> int | None:
+    """What ``check`` makes of a value given to a name, unless the name was given none: the next line names the next."""
+    before = left_of(text, start, 8)
+    gap = before[len(before.rstrip()) :]
+    if ("\n" in gap or len(gap) > 1) and _NEXT_NAME.match(text, start) is not None:
+        return None
+    return check(text, start, end)
 
 
 def spoken_password(text: str, start: int, end: int) -> int | None:

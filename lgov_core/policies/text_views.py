@@ -20,6 +20,8 @@ INVISIBLE = re.compile(
     "\u2060-\u206f\ufe00-\ufe0f\ufeff\U000e0000-\U000e0fff]"
 )
 _DASHES = re.compile("[\u2010-\u2015\u2212\ufe58\ufe63\uff0d]")
+#: Digits of other scripts: a number is the same number in them.
+_OTHER_DIGIT = re.compile(r"(?![0-9])\d")
 _LINE_ESCAPE = re.compile(r"""\\+[nrt"']""")
 _ESCAPE = re.compile(
     r"%[0-9A-Fa-f]{2}|\\u[0-9A-Fa-f]{4}|\\x[0-9A-Fa-f]{2}"
@@ -107,9 +109,12 @@ def _replaced(text: str, pattern: re.Pattern[str], replacement: Callable[[re.Mat
 
 
 def plain_view(text: str) -> View:
-    r"""``text`` without invisible characters, in compatibility form, ``\n`` written as two characters as white space."""
+    r"""``text`` without invisible characters, in compatibility form with ASCII digits; ``\n`` of two characters is space."""
     plain = text.isascii() or not (
-        INVISIBLE.search(text) or _DASHES.search(text) or not unicodedata.is_normalized("NFKC", text)
+        INVISIBLE.search(text)
+        or _DASHES.search(text)
+        or _OTHER_DIGIT.search(text)
+        or not unicodedata.is_normalized("NFKC", text)
     )
     view = View(text) if plain else _replaced(text, _NOT_ASCII, _compatible)
     if "\\" not in view.text:
@@ -124,6 +129,8 @@ def _compatible(match: re.Match[str]) -> str:
         return ""
     if _DASHES.match(character):
         return "-"
+    if character.isdecimal():
+        return str(unicodedata.decimal(character))
     return unicodedata.normalize("NFKC", character)
 
 

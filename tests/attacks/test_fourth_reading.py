@@ -14,6 +14,10 @@ restore`, aliases, a link that leads out; a MAC address as personal data. Number
 (pii-d056, pii-d058) are not found. Not known: names that stand for an address while nothing is looked up (urls-d059,
 urls-d060), the words of a wallet, a key in two items of a list, an endless loop that fetches, `openssl s_client` without
 input, and commands that must be declared.
+
+Those in `*_f.jsonl` are a fifth reader's, who again had read only the documentation: of 138 secrets 128 were found at the first
+reading and of 85 other texts 83 let through; of 81 personal data 74, and of 74 other texts all. Still not found are keys and
+cards that are spaced, wrapped or cut into a list, and AWS's own example key counts as one.
 """
 
 from __future__ import annotations
@@ -31,9 +35,10 @@ OTHERWISE = {
     *("paths-d119", "paths-d144", "paths-d145", "paths-d146", "paths-d147", "paths-d151"),
     *("urls-d059", "urls-d060", "urls-d214", "pii-d056", "pii-d058", "pii-d118", "secrets-d124", "secrets-d130"),
     *("shell-d228", "shell-d281", "shell-d323", "shell-d370", "shell-d371"),
+    *("secrets-f111", "secrets-f112", "secrets-f158", "pii-f024", "pii-f038"),
     *("shell-e055", "shell-e070", "shell-e207", "shell-e229"),
 }
-FILES = sorted(path.name for path in HERE.glob("*_[de].jsonl"))
+FILES = sorted(path.name for path in HERE.glob("*_[def].jsonl"))
 
 
 @pytest.mark.parametrize("name", FILES)

@@ -15,7 +15,7 @@ from lgov_core.policies import load_policy_file
 from lgov_core.policy_cases import read_cases
 
 HERE = Path(__file__).parent
-STILL_WRONG = {"secrets-c022", "secrets-c037", "pii-c003"}
+STILL_WRONG = {"secrets-c022", "secrets-c037"}
 
 
 @pytest.mark.parametrize("topic", ["paths", "urls", "secrets", "pii", "provenance", "tool_arguments"])

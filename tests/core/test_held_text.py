@@ -18,6 +18,10 @@ SECRETS = [
     "4111 1111 1111 1111",
     "GB29 NWBK 6016 1331 9268 19",
     "ann@firma.de",
+    "jane [at] acme (dot) io",
+    "jane @ acme . com",
+    "jane at acme dot com",
+    "4 1 1 1 1 1 1 1 1 1 1 1 1 1 1 1",
     PEM,
 ]
 PIECES = [
@@ -56,6 +60,10 @@ PIECES = [
     "-----END RSA PRIVATE KEY-----",
     "536-90-4399",
     "ssn ",
+    " [at] ",
+    " dot ",
+    " . ",
+    "com",
     "0",
     "\\n",
     "é",

@@ -256,6 +256,52 @@ def test_passwords_in_other_languages_on_command_lines_and_in_cookies(line: str)
     assert "".join([*(held.feed(character) for character in line), held.finish()]) == left
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "DB_PASSWORD=\nDB_HOST=localhost1!",
+        "PASSWORD=\n\nSECRET_KEY=\nAPI_URL=https://x.y/z1",
+        "password:\n  username: admin1",
+        "DB_PASSWORD=\\nDB_HOST=localhost1!",
+    ],
+)
+def test_a_name_without_a_value_is_not_given_the_next_name(text: str) -> None:
+    assert SecretsPolicy().find(text) == []
+
+
+@pytest.mark.parametrize("value", ["hunter2abc", "abc123def456=="])
+def test_a_value_on_the_line_below_its_name_is_found(value: str) -> None:
+    assert SecretsPolicy().find(f"password:\n{value}\nuser: x")
+
+
+HEXES, MIXED = "0a1b2c3d4e5f6789", "aB3dE6gH9kL2nP5q"
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        "sb_secret_" + MIXED + "-x9Z_ab12",
+        "AVNS_" + MIXED + "-x9",
+        "fc-" + HEXES * 2,
+        "1/1200123456789012/1200987654321098:" + HEXES * 2,
+        "napi_" + "a1b2c3d4" * 8,
+        "pat-na1-" + "0a1b2c3d-4e5f-6789-0a1b-2c3d4e5f6789",
+        "squ_" + HEXES * 2 + "0a1b2c3d",
+        "v1.0-" + HEXES + "0a1b2c3d-" + HEXES * 9 + "ab",
+        "ABSK" + MIXED * 6 + "=",
+        "1//0" + MIXED * 3,
+        "EAA" + MIXED * 7,
+        "WIFI:S:Home;T:WPA;P:" + MIXED + ";;",
+    ],
+)
+def test_formats_of_more_services(key: str) -> None:
+    policy = SecretsPolicy()
+    assert policy.find(f"use {key} for it")
+    held = policy.stream()
+    out = [held.feed(character) for character in f"use {key} for it"]
+    assert "".join([*out, held.finish()]) in ("use ", "use WIFI:S:Home;T:WPA;P:")
+
+
 @pytest.mark.parametrize("line", HARMLESS.strip().splitlines())
 def test_what_only_speaks_of_them_is_left(line: str) -> None:
     assert SecretsPolicy().find(line) == []
