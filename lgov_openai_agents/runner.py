@@ -160,7 +160,7 @@ Acting = Callable[[], "Governor | None"]
 def _opened(
     governor: Governor, inner: Callable[..., Any], args: Any, kwargs: Any, waiting: bool
 ) -> Generator[tuple[AgentRun, Any]]:
-    """Opens the run that a call of ``Runner`` begins; yields it and the call's arguments."""
+    """Opens the run that a call of ``Runner`` begins; yields it and the call's arguments, and ends it with what is raised."""
     bound = inspect.signature(inner).bind(*args, **kwargs)
     run = new_run(governor, bound.arguments["starting_agent"], bound.arguments["input"])
     run.waiting = waiting
@@ -168,13 +168,17 @@ def _opened(
     if hooks is None or isinstance(hooks, hook_class):  # anything else the SDK refuses by itself
         bound.arguments["hooks"] = TrackingHooks(run, hooks)
     with entering(run):
-        yield run, bound
+        try:
+            yield run, bound
+        except BaseException as error:
+            run.end(error)
+            if (abort := _abort_in(error)) is not None:
+                raise abort from None
+            raise
 
 
-def _stands_aside(governor: Governor | None) -> bool:
-    """Whether the call is not to open a run: nobody governs, or `LgovRunner` has just opened it."""
-    if governor is None:
-        return True
+def _stands_aside(governor: Governor) -> bool:
+    """Whether the call is not to open a run, because `LgovRunner` has just opened it."""
     run = current_run(governor)
     if run is None or not run.waiting:
         return False
@@ -191,13 +195,7 @@ def governed_run(inner: Callable[..., Any], acting: Acting, *, waiting: bool = F
         if governor is None or (not waiting and _stands_aside(governor)):
             return await inner(*args, **kwargs)
         with _opened(governor, inner, args, kwargs, waiting) as (agent_run, bound):
-            try:
-                result = await inner(*bound.args, **bound.kwargs)
-            except BaseException as error:
-                agent_run.end(error)
-                if (abort := _abort_in(error)) is not None:
-                    raise abort from None
-                raise
+            result = await inner(*bound.args, **bound.kwargs)
             agent_run.end()
             return result
 
@@ -213,13 +211,7 @@ def governed_run_sync(inner: Callable[..., Any], acting: Acting, *, waiting: boo
         if governor is None or (not waiting and _stands_aside(governor)):
             return inner(*args, **kwargs)
         with _opened(governor, inner, args, kwargs, waiting) as (agent_run, bound):
-            try:
-                result = inner(*bound.args, **bound.kwargs)
-            except BaseException as error:
-                agent_run.end(error)
-                if (abort := _abort_in(error)) is not None:
-                    raise abort from None
-                raise
+            result = inner(*bound.args, **bound.kwargs)
             agent_run.end()
             return result
 
@@ -235,11 +227,7 @@ def governed_run_streamed(inner: Callable[..., Any], acting: Acting, *, waiting:
         if governor is None or (not waiting and _stands_aside(governor)):
             return inner(*args, **kwargs)
         with _opened(governor, inner, args, kwargs, waiting) as (agent_run, bound):
-            try:
-                result = inner(*bound.args, **bound.kwargs)
-            except BaseException as error:
-                agent_run.end(error)
-                raise
+            result = inner(*bound.args, **bound.kwargs)
             task: asyncio.Task[Any] | None = result.run_loop_task
             if task is None:
                 agent_run.end()
