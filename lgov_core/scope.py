@@ -2,7 +2,7 @@
 
 The scope is a context variable, so a hundred interleaved rollouts in one event loop stay apart. asyncio tasks and
 ``asyncio.to_thread`` inherit it by themselves; plain threads and executors do not, so `carry_into_threads` makes
-``threading.Thread`` and ``ThreadPoolExecutor.submit`` hand it on explicitly.
+``threading.Thread``, ``ThreadPoolExecutor`` and ``multiprocessing.pool.ThreadPool`` hand it on explicitly.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import concurrent.futures
 import contextvars
 import functools
+import sys
 import threading
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -64,7 +65,7 @@ def enter_scope(scope: RolloutScope | None) -> AbstractContextManager[RolloutSco
     return _Entered(scope)
 
 
-def _carrying(function: Callable[..., Any], scope: RolloutScope) -> Callable[..., Any]:
+def _carrying(function: Callable[..., Any], scope: RolloutScope | None) -> Callable[..., Any]:
     @functools.wraps(function)
     def run(*args: Any, **kwargs: Any) -> Any:
         with enter_scope(scope):
@@ -76,9 +77,9 @@ def _carrying(function: Callable[..., Any], scope: RolloutScope) -> Callable[...
 def carry_into_threads() -> None:
     """Makes every thread and executor job started from inside a scope belong to that scope.
 
-    Wraps ``threading.Thread.start`` and ``ThreadPoolExecutor.submit`` for the whole process; only lgov's own variable is
-    carried, user context variables keep their normal behaviour. Calling it again changes nothing. Process pools are
-    not covered: a child process is attributed by its environment instead.
+    Wraps ``threading.Thread.start``, ``ThreadPoolExecutor.submit`` and what gives work to a ``ThreadPool`` for the whole
+    process; only lgov's own variable is carried, user context variables keep their normal behaviour. Calling it again
+    changes nothing. Process pools are not covered: a child process is attributed by its environment instead.
     """
     if getattr(threading.Thread.start, "_lgov_carries", False):
         return
@@ -86,6 +87,7 @@ def carry_into_threads() -> None:
 
     @functools.wraps(start)
     def start_in_scope(self: threading.Thread) -> None:
+        _carry_into_thread_pools()  # such a pool starts threads before it takes work
         if (scope := _CURRENT.get()) is not None:
             self.run = _carrying(self.run, scope)  # type: ignore[method-assign]
         start(self)
@@ -94,15 +96,27 @@ def carry_into_threads() -> None:
     def submit_in_scope(self: Any, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
         # A worker thread of the pool may itself have inherited the scope of whoever made the pool grow, so the job's
         # own scope (or its absence) is set in any case.
-        scope = _CURRENT.get()
-
-        @functools.wraps(fn)
-        def job(*a: Any, **k: Any) -> Any:
-            with enter_scope(scope):
-                return fn(*a, **k)
-
-        return submit(self, job, *args, **kwargs)
+        return submit(self, _carrying(fn, _CURRENT.get()), *args, **kwargs)
 
     start_in_scope._lgov_carries = True  # type: ignore[attr-defined]
     threading.Thread.start = start_in_scope  # type: ignore[method-assign]
     concurrent.futures.ThreadPoolExecutor.submit = submit_in_scope  # type: ignore[method-assign]
+    _carry_into_thread_pools()
+
+
+def _carry_into_thread_pools() -> None:
+    """The same for ``multiprocessing.pool.ThreadPool``, once that is loaded."""
+    pool = getattr(sys.modules.get("multiprocessing.pool"), "ThreadPool", None)
+    if pool is None or "_lgov_carries" in vars(pool):
+        return
+    pool._lgov_carries = True
+
+    def in_scope(give: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(give)
+        def given(self: Any, func: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+            return give(self, _carrying(func, _CURRENT.get()), *args, **kwargs)
+
+        return given
+
+    for name in ("apply_async", "_map_async", "imap", "imap_unordered"):  # every other method calls one of these
+        setattr(pool, name, in_scope(getattr(pool, name)))

@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from multiprocessing.pool import ThreadPool
 from pathlib import Path
 from typing import Any
 
@@ -340,6 +341,32 @@ async def test_a_hundred_rollouts_in_one_loop_with_tools_in_threads_do_not_mix()
     pool.shutdown()
     assert len(seen) == 100
     assert all(ids == {mine} for mine, ids in seen.items())
+
+
+@pytest.mark.parametrize(
+    "give",
+    [
+        lambda pool, job: pool.apply(job, (0,)),
+        lambda pool, job: pool.apply_async(func=job, args=(0,)).get(),
+        lambda pool, job: pool.map(job, range(3)),
+        lambda pool, job: pool.starmap(job, [(0,)]),
+        lambda pool, job: list(pool.imap(job, range(3), chunksize=2)),
+        lambda pool, job: list(pool.imap_unordered(job, range(3))),
+    ],
+    ids=["apply", "apply_async", "map", "starmap", "imap", "imap_unordered"],
+)
+def test_work_given_to_a_thread_pool_belongs_to_the_rollout_that_gave_it(give: Callable[..., Any]) -> None:
+    carry_into_threads()
+    seen: list[RolloutScope | None] = []
+    scopes = [RolloutScope("first"), RolloutScope("second"), None]
+    with enter_scope(scopes[0]):  # its threads begin in the first rollout, and outlive it
+        pool = ThreadPool(2)
+    with pool:
+        for scope in scopes:
+            seen.clear()
+            with enter_scope(scope):
+                give(pool, lambda _number: seen.append(current_scope()))
+            assert set(seen) == {scope}
 
 
 def test_a_misspelt_hook_is_refused() -> None:
