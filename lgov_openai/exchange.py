@@ -76,9 +76,10 @@ class Exchange:
         self._watches = governor.only_watches
         self._memory = memory
         self._wire = wire
-        self._body = body
+        self._body = memory.continuing(body)
+        self._moved = self._body is not body
         self._model = str(body.get("model") or "model")
-        self._parent = wire.parent(body)
+        self._parent = wire.parent(self._body)
         self._program = wire.entries(body)
         self._of_model = [wire.is_of_model(entry) for entry in self._program]
         self._prefixes = Prefixes(wire, self._program, self._parent)
@@ -95,7 +96,7 @@ class Exchange:
         if refused is not None:
             return self._instead(refused)
         sent = self._memory.restored(self._wire, self._program, self._prefixes, current, self._parent)
-        changed = sent != self._program
+        changed = self._moved or sent != self._program
         body = self._wire.with_entries(self._body, sent) if changed else self._body
         return (yield from self._rounds(body, sent, changed))
 
@@ -183,9 +184,12 @@ class Exchange:
             if position >= since and text and self._memory.is_new(place := self._prefixes[position + 1]):
                 decision: Decision = yield _said(text)
                 if decision.blocks:
+                    self._memory.refused(place, decision.tell())
                     return decision
                 self._memory.heard(place, text, decision.text)
             instead = self._memory.instead_of(text)
+            if instead is None and self._memory.refuses:
+                instead = self._memory.refusal(self._prefixes[position + 1])
             if instead is not None:
                 current[position] = self._wire.with_text(entry, instead)
         return None
@@ -414,6 +418,7 @@ class Exchange:
         if decision.abort:
             raise PolicyDenied(decision)
         reply = self._wire.invented(self._body, decision.tell())
+        self._memory.invented(str(reply["id"]), self._body.get("previous_response_id"))
         return Answer(None, self._wire.with_usage(reply, spent))
 
     def _action(self, point: Point, name: str, call_id: str | None, call: Proposal | None) -> Action:

@@ -123,6 +123,9 @@ class _Recent(Generic[K, V]):
     def pop(self, key: K) -> V | None:
         return self._kept.pop(key, None)
 
+    def __bool__(self) -> bool:
+        return bool(self._kept)
+
     def values(self) -> list[V]:
         return list(self._kept.values())
 
@@ -141,6 +144,8 @@ class Transcripts:
         self._verdicts: _Recent[Hashable, tuple[str | None]] = _Recent()
         self._heard: _Recent[str, bool] = _Recent()
         self._rewritten: _Recent[tuple[str | None, str], str] = _Recent()
+        self._refused: _Recent[str, str] = _Recent()
+        self._invented: _Recent[str, tuple[str | None]] = _Recent()
 
     # ------------------------------------------------------------------ replies
 
@@ -166,6 +171,20 @@ class Transcripts:
         """Notes answers that a transcript kept by the server still needs when it is continued."""
         with self._lock:
             self._by_parent.put(parent, [*(self._by_parent.get(parent) or ()), *answers])
+
+    def invented(self, name: str, parent: str | None) -> None:
+        """Notes the id of a reply that no server gave, and the reply before it that one did give, if any."""
+        with self._lock:
+            self._invented.put(name, (parent,))
+
+    def continuing(self, body: JSON) -> JSON:
+        """``body`` as it may be sent: a server knows no reply that was invented, so the one before is continued."""
+        with self._lock:
+            parent = self._invented.get(str(body.get("previous_response_id")))
+        if parent is None:
+            return body
+        rest = {name: value for name, value in body.items() if name != "previous_response_id"}
+        return rest if parent[0] is None else {**rest, "previous_response_id": parent[0]}
 
     def settled(self, parent: str) -> None:
         """The server has got the answers that were owed."""
@@ -276,8 +295,24 @@ class Transcripts:
         """Notes that a text of the user was let through, as it was or with another text in its place."""
         with self._lock:
             self._heard.put(place, True)
+            self._refused.pop(place)
             if instead is not None:
                 self._rewritten.put((_rollout(), text), instead)
+
+    def refused(self, place: str, denial: str) -> None:
+        """Notes that the user's text at this place was answered with ``denial`` and reached no model."""
+        with self._lock:
+            self._refused.put(place, denial)
+
+    @property
+    def refuses(self) -> bool:
+        """Whether any text was refused."""
+        return bool(self._refused)
+
+    def refusal(self, place: str) -> str | None:
+        """What the model reads where the user's text at this place was refused."""
+        with self._lock:
+            return self._refused.get(place)
 
     def instead_of(self, text: str) -> str | None:
         """The text that stands in place of what the user said, in this rollout, if it was replaced."""

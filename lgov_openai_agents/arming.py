@@ -58,6 +58,7 @@ def _patch(patches: Patches) -> None:
     import agents
 
     from lgov_openai_agents import invokers, runner
+    from lgov_openai_agents.heard import Heard
 
     def invoker(tool: Any, inner: Any) -> Any:
         return inner if invokers.is_governed(inner) else invokers.GovernedInvoker(tool, inner, acting_governor)
@@ -75,9 +76,10 @@ def _patch(patches: Patches) -> None:
     for owner in dict.fromkeys(owner for owner, _, _ in fields):
         _patch_tool_class(patches, owner, {name: wrap for one, name, wrap in fields if one is owner})
     _patch_models(patches, agents.Model)
+    heard = Heard()
     for name in ("run", "run_sync", "run_streamed"):
         wrap = getattr(runner, f"governed_{name}")
-        patches.replace(agents.Runner, name, classmethod(wrap(getattr(agents.Runner, name), acting_governor)))
+        patches.replace(agents.Runner, name, classmethod(wrap(getattr(agents.Runner, name), acting_governor, heard)))
     _patch_tracing(patches)
 
 

@@ -21,6 +21,7 @@ from lgov_core.governed_call import ModelCall, ToolReading, agovern_tool
 from lgov_core.scope import current_scope
 from lgov_core.types import Action, Decision, Point
 from lgov_openai_agents import items
+from lgov_openai_agents.heard import Heard
 from lgov_openai_agents.hosted import judge_hosted_tools
 from lgov_openai_agents.replay import events_of, response_of
 from lgov_openai_agents.runs import AgentRun, current_run
@@ -231,18 +232,19 @@ class _Exchange:
             wanted = items.new_user_positions(given)
         else:  # Nobody remembers what was judged before, so all of it is judged.
             wanted = [position for position, item in enumerate(given) if items.is_user_message(item)]
-        replaced: dict[str, str] = run.replaced if run is not None else {}
+        heard = run.heard if run is not None else Heard()
         for position in wanted:
             text = items.as_mapping(given[position])["content"]
             decision = await self.governor.adecide(call.user_text(text, nested=run is not None and run.nested))
             if decision.blocks:
+                heard.denied(text, decision.tell())
                 return decision
-            if decision.text is not None:
-                replaced[text] = decision.text
+            heard.let_through(text, decision.text)
         if run is not None:
             run.input_judged = True
-        if replaced:
-            self.request = replace(self.request, input=[_with_replaced(item, replaced) for item in given])
+        sent = heard.as_judged(given)
+        if sent is not given:
+            self.request = replace(self.request, input=sent)
         return None
 
     def _denial(self, decision: Decision, response: ModelResponse | None = None) -> ModelResponse:
@@ -324,13 +326,6 @@ def _continued(request: ModelRequest, response: ModelResponse, exchange: list[An
         rest = {**request.rest, "previous_response_id": response.response_id}
         return replace(request, input=answers, rest=rest)
     return replace(request, input=[*items.as_list(request.input), *exchange])
-
-
-def _with_replaced(item: Any, replaced: dict[str, str]) -> Any:
-    if not items.is_user_message(item):
-        return item
-    text = items.as_mapping(item)["content"]
-    return items.with_text(item, replaced[text]) if text in replaced else item
 
 
 def _reply_limit(request: ModelRequest) -> dict[str, int]:

@@ -15,6 +15,7 @@ from agents import Agent, Handoff, Model, RunConfig, Runner, RunState, UserError
 from agents.lifecycle import RunHooksBase
 
 from lgov_core.errors import PolicyDenied
+from lgov_openai_agents.heard import Heard
 from lgov_openai_agents.invokers import governed_tool
 from lgov_openai_agents.models import GovernedModel, GovernedModelProvider
 from lgov_openai_agents.runs import AgentRun, TrackingHooks, current_run, entering, new_run
@@ -40,24 +41,28 @@ class LgovRunner:
 
     def __init__(self, governor: Governor) -> None:
         self.governor = governor
+        self._heard = Heard()
 
     async def run(self, starting_agent: Agent[Any], input: Any, **kwargs: Any) -> Any:
         """As ``Runner.run``."""
         agent, options, provider = self._prepared(starting_agent, input, kwargs)
         try:
-            return await governed_run(Runner.run, self._acting, waiting=True)(Runner, agent, input, **options)
+            run = governed_run(Runner.run, self._acting, self._heard, waiting=True)
+            return await run(Runner, agent, input, **options)
         finally:
             await provider.aclose()
 
     def run_sync(self, starting_agent: Agent[Any], input: Any, **kwargs: Any) -> Any:
         """As ``Runner.run_sync``."""
         agent, options, _ = self._prepared(starting_agent, input, kwargs)
-        return governed_run_sync(Runner.run_sync, self._acting, waiting=True)(Runner, agent, input, **options)
+        run = governed_run_sync(Runner.run_sync, self._acting, self._heard, waiting=True)
+        return run(Runner, agent, input, **options)
 
     def run_streamed(self, starting_agent: Agent[Any], input: Any, **kwargs: Any) -> Any:
         """As ``Runner.run_streamed``."""
         agent, options, _ = self._prepared(starting_agent, input, kwargs)
-        return governed_run_streamed(Runner.run_streamed, self._acting, waiting=True)(Runner, agent, input, **options)
+        run = governed_run_streamed(Runner.run_streamed, self._acting, self._heard, waiting=True)
+        return run(Runner, agent, input, **options)
 
     def govern(self, agent: Agent[Any]) -> Agent[Any]:
         """A governed copy of ``agent`` and of the agents that it can hand over to. Raises `UserError` as the class says."""
@@ -158,11 +163,11 @@ Acting = Callable[[], "Governor | None"]
 
 @contextmanager
 def _opened(
-    governor: Governor, inner: Callable[..., Any], args: Any, kwargs: Any, waiting: bool
+    governor: Governor, inner: Callable[..., Any], args: Any, kwargs: Any, heard: Heard, waiting: bool
 ) -> Generator[tuple[AgentRun, Any]]:
     """Opens the run that a call of ``Runner`` begins; yields it and the call's arguments, and ends it with what is raised."""
     bound = inspect.signature(inner).bind(*args, **kwargs)
-    run = new_run(governor, bound.arguments["starting_agent"], bound.arguments["input"])
+    run = new_run(governor, bound.arguments["starting_agent"], bound.arguments["input"], heard)
     run.waiting = waiting
     hooks, hook_class = bound.arguments.get("hooks"), cast("type", RunHooksBase)
     if hooks is None or isinstance(hooks, hook_class):  # anything else the SDK refuses by itself
@@ -186,7 +191,9 @@ def _stands_aside(governor: Governor) -> bool:
     return True
 
 
-def governed_run(inner: Callable[..., Any], acting: Acting, *, waiting: bool = False) -> Callable[..., Any]:
+def governed_run(
+    inner: Callable[..., Any], acting: Acting, heard: Heard, *, waiting: bool = False
+) -> Callable[..., Any]:
     """``Runner.run`` in a run that is governed by whoever ``acting`` answers."""
 
     @functools.wraps(inner)
@@ -194,15 +201,17 @@ def governed_run(inner: Callable[..., Any], acting: Acting, *, waiting: bool = F
         governor = acting()
         if governor is None or (not waiting and _stands_aside(governor)):
             return await inner(*args, **kwargs)
-        with _opened(governor, inner, args, kwargs, waiting) as (agent_run, bound):
+        with _opened(governor, inner, args, kwargs, heard, waiting) as (agent_run, bound):
             result = await inner(*bound.args, **bound.kwargs)
             agent_run.end()
             return result
 
-    return run
+    return _with_signature(run, inner)
 
 
-def governed_run_sync(inner: Callable[..., Any], acting: Acting, *, waiting: bool = False) -> Callable[..., Any]:
+def governed_run_sync(
+    inner: Callable[..., Any], acting: Acting, heard: Heard, *, waiting: bool = False
+) -> Callable[..., Any]:
     """``Runner.run_sync`` in a run that is governed by whoever ``acting`` answers."""
 
     @functools.wraps(inner)
@@ -210,15 +219,17 @@ def governed_run_sync(inner: Callable[..., Any], acting: Acting, *, waiting: boo
         governor = acting()
         if governor is None or (not waiting and _stands_aside(governor)):
             return inner(*args, **kwargs)
-        with _opened(governor, inner, args, kwargs, waiting) as (agent_run, bound):
+        with _opened(governor, inner, args, kwargs, heard, waiting) as (agent_run, bound):
             result = inner(*bound.args, **bound.kwargs)
             agent_run.end()
             return result
 
-    return run_sync
+    return _with_signature(run_sync, inner)
 
 
-def governed_run_streamed(inner: Callable[..., Any], acting: Acting, *, waiting: bool = False) -> Callable[..., Any]:
+def governed_run_streamed(
+    inner: Callable[..., Any], acting: Acting, heard: Heard, *, waiting: bool = False
+) -> Callable[..., Any]:
     """``Runner.run_streamed`` in a run that is governed by whoever ``acting`` answers."""
 
     @functools.wraps(inner)
@@ -226,7 +237,7 @@ def governed_run_streamed(inner: Callable[..., Any], acting: Acting, *, waiting:
         governor = acting()
         if governor is None or (not waiting and _stands_aside(governor)):
             return inner(*args, **kwargs)
-        with _opened(governor, inner, args, kwargs, waiting) as (agent_run, bound):
+        with _opened(governor, inner, args, kwargs, heard, waiting) as (agent_run, bound):
             result = inner(*bound.args, **bound.kwargs)
             task: asyncio.Task[Any] | None = result.run_loop_task
             if task is None:
@@ -235,7 +246,16 @@ def governed_run_streamed(inner: Callable[..., Any], acting: Acting, *, waiting:
                 task.add_done_callback(lambda done: agent_run.end(_error_of(done)))
             return result
 
-    return run_streamed
+    return _with_signature(run_streamed, inner)
+
+
+def _with_signature(method: Callable[..., Any], inner: Callable[..., Any]) -> Callable[..., Any]:
+    """``method`` of a class with the parameters of ``inner``, which is bound: else they would be read one short."""
+    own = inspect.signature(inner)
+    first = inspect.Parameter("cls", inspect.Parameter.POSITIONAL_ONLY)
+    shown: Any = method
+    shown.__signature__ = own.replace(parameters=[first, *own.parameters.values()])
+    return method
 
 
 def _error_of(task: asyncio.Task[Any]) -> BaseException | None:

@@ -15,6 +15,7 @@ from lgov_openai_agents.items import FRAMEWORK
 
 if TYPE_CHECKING:
     from lgov_core.governor import Governor
+    from lgov_openai_agents.heard import Heard
 
 
 _NOTHING = nullcontext()
@@ -24,12 +25,13 @@ class AgentRun:
     """One run of an agent and those it hands over to; made for each run, never shared between two.
 
     Who acts at the moment stands in an object and not in context variables of its own, because the SDK calls hooks in
-    tasks whose changes nobody sees. ``replaced`` maps what the user said to what a policy made of it; ``input_judged``
-    says that the user's words have been judged. ``exchanges`` holds what was denied inside a model call, by the id of a
-    call in the reply that followed. ``waiting`` says that whoever opened the run has still to call the SDK for it.
+    tasks whose changes nobody sees. ``heard`` is what policies made of what users said, in this run and those before it;
+    ``input_judged`` says that the user's words have been judged. ``exchanges`` holds what was denied inside a model call,
+    by the id of a call in the reply that followed. ``waiting`` says that whoever opened the run has still to call the SDK
+    for it.
     """
 
-    def __init__(self, governor: Governor, agent: Any, outer: AgentRun | None) -> None:
+    def __init__(self, governor: Governor, agent: Any, outer: AgentRun | None, heard: Heard) -> None:
         name = agent_name(agent)
         attributes = {semconv.AGENT_NAME: name, semconv.FRAMEWORK: FRAMEWORK}
         self.governor = governor
@@ -37,7 +39,7 @@ class AgentRun:
         self.root = LiveSpan(governor, semconv.INVOKE_AGENT, name or "", attributes)
         self.span = self.root
         self.agent = name
-        self.replaced: dict[str, str] = {}
+        self.heard = heard
         self.exchanges: dict[str, list[Any]] = {}
         self.input_judged = False
         self.waiting = False
@@ -97,10 +99,10 @@ def entering(run: AgentRun) -> Generator[AgentRun]:
         _RUN.reset(token)
 
 
-def new_run(governor: Governor, agent: Any, given: Any) -> AgentRun:
+def new_run(governor: Governor, agent: Any, given: Any, heard: Heard) -> AgentRun:
     """The run of ``agent`` that is about to begin. ``given`` is its input; a paused run's state was judged before."""
     state_agent = getattr(given, "_current_agent", None)
-    run = AgentRun(governor, state_agent or agent, current_run(governor))
+    run = AgentRun(governor, state_agent or agent, current_run(governor), heard)
     run.input_judged = not isinstance(given, (str, Sequence))
     return run
 

@@ -11,8 +11,10 @@ import openai
 import pytest
 
 from lgov_core.governor import Governor
+from lgov_core.policies.base import BoundedPolicy
 from lgov_core.scope import RolloutScope, enter_scope
 from lgov_core.testing import ScriptedModelServer, ScriptedReply
+from lgov_core.types import Action, Decision, Point
 from lgov_openai import govern_client
 from tests.cells import NoErasing, Seen, asks, says
 from tests.openai import openai_programs as programs
@@ -339,3 +341,30 @@ def test_the_old_way_of_calling_functions(governor):
     assert (reply.choices[0].message.content, reply.choices[0].message.function_call) == ("no", None)
     assert read(server)[1]["function_call"]["name"] == "erase_file"
     assert (read(server)[2]["role"], read(server)[2]["name"]) == ("function", "erase_file")
+
+
+def test_a_text_that_was_denied_is_sent_with_no_later_request():
+    seen = Seen()
+
+    class NoPasswords(BoundedPolicy):
+        name = "passwords"
+
+        def judge(self, action: Action) -> Decision:
+            denied = action.point is Point.INPUT and "hunter2" in (action.text or "")
+            return self.deny("no", "a password") if denied else self.allow("fine")
+
+    said, hello = {"role": "user", "content": "hunter2"}, {"role": "user", "content": "hello"}
+    with ScriptedModelServer([says("one"), says("two"), says("three"), says("four")]) as server:
+        client = on(server, Governor([NoPasswords()], plugins=[seen]))
+        denial = create(client, [said])
+        assert "DENIED" in denial.content
+        assert create(client, [said, denial, hello]).content == "one"
+        assert create(client, [said, denial, hello, {"role": "assistant", "content": "one"}, hello]).content == "two"
+        assert_each_continues_the_one_before(server)
+        # A server knows nothing of the reply that was the denial.
+        first = client.responses.create(model="m", input="hi")
+        refused = client.responses.create(model="m", input="hunter2", previous_response_id=first.id)
+        assert client.responses.create(model="m", input="so?", previous_response_id=refused.id).output_text == "four"
+        assert server.requests[-1].body["previous_response_id"] == first.id
+        assert not [request for request in server.requests if "hunter2" in str(request.body)]
+    assert len(seen.decisions(Point.INPUT)) == 6

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import threading
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +34,7 @@ from cells_agents import (
     make_governor,
     responses_model,
     run,
+    run_with,
     transform,
 )
 from openai import AsyncOpenAI
@@ -499,6 +502,41 @@ def test_a_session_remembers_the_denial(erase: Any, ran: list[str]) -> None:
         assert "DENIED by policy judging/no" in str(server.requests[2].body)
     assert ran == []
     session.close()
+
+
+@pytest.mark.parametrize("way", ["armed", "runner"])
+@pytest.mark.parametrize("effect", ["deny", "transform"])
+def test_what_a_user_may_not_say_reaches_no_model_with_a_later_run_either(way: str, effect: str) -> None:
+    """Sessions, and a result's list of input, give back what the user said."""
+
+    def judge(action: Action) -> Decision | None:
+        if action.point is not Point.INPUT or "hunter2" not in (action.text or ""):
+            return None
+        return deny("a password") if effect == "deny" else transform(text="***")
+
+    governor, session = make_governor(judge), SQLiteSession("one")
+    with ScriptedModelServer(lambda body: says("fine")) as server:
+        agent = Agent(name="a", model=chat_model(server))
+        runner: Any = Runner if way == "armed" else LgovRunner(governor)
+        with armed(governor) if way == "armed" else nullcontext():
+            first = run_with(runner, "sync", agent, "it is hunter2", session=session)
+            assert ("DENIED" in first.final_output) is (effect == "deny")
+            assert run_with(runner, "sync", agent, "hello", session=session).final_output == "fine"
+            again = [*first.to_input_list(), {"role": "user", "content": "hello"}]
+            assert run_with(runner, "sync", agent, again).final_output == "fine"
+        assert not [request for request in server.requests if "hunter2" in str(request.body)]
+    session.close()
+
+
+def test_the_runner_in_an_armed_process_judges_once(erase: Any, ran: list[str], seen: Seen) -> None:
+    governor = make_governor(lambda action: None, seen)
+    before = inspect.signature(Runner.run)
+    with ScriptedModelServer([asks(("c1", "erase", {"path": "x"})), says(ANSWER)]) as server, armed(governor):
+        assert inspect.signature(Runner.run) == before
+        run_with(LgovRunner(governor), "sync", Agent(name="a", model=chat_model(server), tools=[erase]), "go")
+    assert ran == ["x"]
+    assert len(seen.decisions()) == len(seen.decisions(Point.INPUT)) == 1
+    assert sorted(span.name.split()[0] for span in seen.spans) == ["chat", "chat", "execute_tool", "invoke_agent"]
 
 
 @pytest.mark.parametrize("way", ["armed", "runner"])
