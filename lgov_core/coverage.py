@@ -19,6 +19,9 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from lgov_core.governor import Governor
+    from lgov_core.types import Action, Decision
+
+_NOWHERE = object()
 
 
 @dataclass(slots=True)
@@ -28,6 +31,10 @@ class CoveredCall:
     ``recorded`` is set by whoever has recorded an outcome for it; ``raised`` is the error that the tool raised, set by
     whoever saw it before the framework made it a text for the model. Not frozen: it is the one place where the code
     inside the call tells the code around it what happened.
+
+    Code between the judgement and the tool may change the call. Whoever sees that where the tool begins judges it again:
+    `changed_to` is then the call that runs, and `refused` the decision that stopped it. ``place`` is where, in the
+    framework's own terms, this call is to run, set by the adapter: what runs elsewhere is another one, made inside it.
     """
 
     governor: Governor
@@ -36,6 +43,9 @@ class CoveredCall:
     call_id: str | None
     recorded: bool = False
     raised: BaseException | None = None
+    action: Action | None = None
+    place: object = _NOWHERE
+    refused: Decision | None = None
 
     def covers(self, governor: Governor, name: str, arguments: Mapping[str, Any], call_id: str | None) -> bool:
         """Whether the judgement holds for this execution."""
@@ -45,6 +55,11 @@ class CoveredCall:
             and self.name == name
             and dict(self.arguments) == dict(arguments)
         )
+
+    def changed_to(self, action: Action, refused: Decision | None) -> None:
+        """The call runs as ``action`` and not as it was judged at first; ``refused`` if that must not be."""
+        self.action, self.refused = action, refused
+        self.name, self.arguments, self.call_id = action.name, action.arguments, action.call_id
 
 
 _TOOL: contextvars.ContextVar[CoveredCall | None] = contextvars.ContextVar("lgov_covered_tool", default=None)

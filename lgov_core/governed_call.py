@@ -73,7 +73,7 @@ class ToolCall:
         self.action = action.changed(span_id=span_id, operation_id=action.operation_id or f"op_{span_id}")
         self.started_at = self.span.started_at
         self.clock = time.perf_counter()
-        self.covered = CoveredCall(governor, action.name, action.arguments, action.call_id)
+        self.covered = CoveredCall(governor, action.name, action.arguments, action.call_id, action=self.action)
 
     def permitted(self, decision: Decision) -> Mapping[str, Any]:
         """The arguments to run with."""
@@ -81,20 +81,30 @@ class ToolCall:
             self.covered.arguments = decision.arguments
         return self.covered.arguments
 
+    @property
+    def as_run(self) -> Action:
+        """The call as it ran: as it was proposed, unless somebody changed it after that was judged."""
+        return self.covered.action or self.action
+
     def denied(self, decision: Decision) -> ToolOutcome:
         """Ends the span of a call that does not run; the outcome has to be recorded."""
-        outcome = ToolOutcome(self.action, "denied", decision=decision, started_at=self.started_at)
+        outcome = self._denied(decision)
         self._ended(outcome)
         return outcome
 
+    def _denied(self, decision: Decision) -> ToolOutcome:
+        return ToolOutcome(self.as_run, "denied", decision=decision, started_at=self.started_at)
+
     def returned(self, decision: Decision, reading: ToolReading) -> ToolOutcome:
-        """What came of a call that ended."""
+        """What came of a call that ended: denied, if what it had been changed to was not to run."""
         failed = reading.status != "ok"
+        if failed and self.covered.refused is not None:
+            return self._denied(self.covered.refused)
         raised = self.covered.raised if failed else None  # what the framework made a text of
         error_type = reading.error_type or (type(raised).__name__ if raised is not None else None)
         error = reading.error or (str(raised) if raised is not None else None) or reading.text
         return ToolOutcome(
-            self.action,
+            self.as_run,
             reading.status,
             result=reading.text,
             error_type=error_type if failed else reading.error_type,
@@ -105,9 +115,11 @@ class ToolCall:
         )
 
     def raised(self, decision: Decision, error: BaseException) -> ToolOutcome:
-        """What came of a call that raised."""
+        """What came of a call that raised: denied, if what it had been changed to was not to run."""
+        if self.covered.refused is not None:
+            return self._denied(self.covered.refused)
         return ToolOutcome(
-            self.action,
+            self.as_run,
             failure_status(error),
             error_type=type(error).__name__,
             error=str(error),
@@ -123,10 +135,11 @@ class ToolCall:
 
     def result_action(self, reading: ToolReading, result: Any) -> Action:
         """The result, to be judged before the model reads it."""
-        return self.action.changed(
+        action = self.as_run
+        return action.changed(
             point=Point.POST_TOOL_CALL,
             text=reading.text,
-            context={**self.action.context, "tool_status": reading.status},
+            context={**action.context, "tool_status": reading.status},
             native=result,
         )
 
@@ -177,6 +190,8 @@ def govern_tool(
         raise
     if call.finish(outcome := call.returned(decision, reading)):
         governor.record(outcome)
+    if outcome.status == "denied" and outcome.decision is not None:
+        return _refused(outcome.decision, raise_abort)
     if governor.only_watches:
         return GovernedResult(decision, ran=True, result=result)
     return _judged(governor.decide(call.result_action(reading, result)), result, raise_abort)
@@ -213,6 +228,8 @@ async def agovern_tool(
         raise
     if call.finish(outcome := call.returned(decision, reading)):
         await governor.arecord(outcome)
+    if outcome.status == "denied" and outcome.decision is not None:
+        return _refused(outcome.decision, raise_abort)
     if governor.only_watches:
         return GovernedResult(decision, ran=True, result=result)
     return _judged(await governor.adecide(call.result_action(reading, result)), result, raise_abort)

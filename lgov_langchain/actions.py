@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -85,12 +86,17 @@ def tool_action(request: ToolCallRequest) -> Action:
         Point.PRE_TOOL_CALL,
         name=call["name"],
         kind=kind_of(call["name"], request.tool),
-        arguments=dict(call["args"]),
+        arguments=own(call["args"]),
         agent=agent_name(getattr(request.runtime, "config", None)),
         framework=FRAMEWORK,
         call_id=call["id"],
         native=request,
     )
+
+
+def own(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments for ourselves: what others change inside of them later was not judged and must not look so."""
+    return {key: copy.deepcopy(value) if isinstance(value, (list, dict)) else value for key, value in arguments.items()}
 
 
 def kind_of(name: str, tool: Any = None) -> Kind:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 from uuid import UUID
 
 from langchain_core.tools import ToolException
@@ -15,7 +15,7 @@ from lgov_core.errors import PolicyDenied
 from lgov_core.governed_call import failure_status, json_text
 from lgov_core.trace import semconv
 from lgov_core.trace.live import LiveSpan
-from lgov_core.types import Action, Decision, JSONValue, Point, ToolOutcome
+from lgov_core.types import Action, Decision, Effect, JSONValue, Point, ToolOutcome
 from lgov_langchain import actions
 
 if TYPE_CHECKING:
@@ -80,13 +80,12 @@ class CallbackEnforcement:
             span_id=span.span_id,
         )
         call = _Open(action, self._governor.decide(action), span, time.time(), time.perf_counter())
-        told = _told(call.decision, "arguments", ran=False)
-        if told is None:
+        obeyed = as_obeyed(call.decision, ran=False)
+        if not obeyed.blocks:
             self._open[run_id] = call
             return span
         self._record(call, "denied")
-        self._refuse(call.decision, name, told)
-        return span
+        refuse(obeyed, name)
 
     def returned(self, run_id: UUID, output: Any) -> None:
         """Records what a call returned and judges it. Raises `DeniedToolError` if the model must not read it."""
@@ -98,9 +97,9 @@ class CallbackEnforcement:
         failed = any(message.status == "error" for message in messages)
         self._record(call, "error" if failed else "ok", result=text, error=text if failed else None)
         decision = self._governor.decide(replace(call.action, point=Point.POST_TOOL_CALL, text=text, native=output))
-        told = _told(decision, "results", ran=True)
-        if told is not None:
-            self._refuse(decision, call.action.name, told)
+        obeyed = as_obeyed(decision, ran=True)
+        if obeyed.blocks:
+            refuse(obeyed, call.action.name, ran=True)
 
     def raised(self, run_id: UUID, error: BaseException) -> None:
         """Records that a call failed; a pause for a person records nothing."""
@@ -128,18 +127,18 @@ class CallbackEnforcement:
         call.span.end(None if status == "ok" else outcome.error_type or status)
         self._governor.record(outcome)
 
-    @staticmethod
-    def _refuse(decision: Decision, name: str, told: str) -> None:
-        if decision.abort:
-            raise PolicyDenied(decision)
-        raise DeniedToolError(name, told)
+
+def as_obeyed(decision: Decision, *, ran: bool) -> Decision:
+    """The decision as a callback can obey it: one that wants other arguments, or after the call another result, denies."""
+    if decision.blocks or (decision.text if ran else decision.arguments) is None:
+        return decision
+    what = "results" if ran else "arguments"
+    reason = f"other {what} were demanded, which cannot be given here"
+    return replace(decision, effect=Effect.DENY, reason=reason, arguments=None, text=None)
 
 
-def _told(decision: Decision, what: str, *, ran: bool) -> str | None:
-    """What stands in the way, in words for the model; None if nothing does."""
-    if decision.blocks:
-        return decision.tell(after=ran)
-    if (decision.text if ran else decision.arguments) is None:
-        return None
-    # It cannot be obeyed from here, so the call, or its result, is not let through as it is.
-    return replace(decision, reason=f"other {what} were demanded, which cannot be given here").tell(after=ran)
+def refuse(decision: Decision, name: str, *, ran: bool = False) -> NoReturn:
+    """Stops the tool, or withholds what it returned. Raises `DeniedToolError`, or `PolicyDenied` to abort."""
+    if decision.abort:
+        raise PolicyDenied(decision)
+    raise DeniedToolError(name, decision.tell(after=ran))

@@ -49,9 +49,10 @@ class LgovMiddleware(AgentMiddleware[Any, Any, Any]):
     them where ``LGOV_ENDPOINT`` says so, True demands that it is set (`SettingsError` otherwise), False never adds
     them. They are never sent to another host.
 
-    Put it first: what stands before it in the list is not seen. Works in synchronous, asynchronous, streamed and batched
-    agents; one instance may serve any number of agents, threads and tasks. Streamed tokens of a reply reach a streaming
-    caller before the reply can be judged. Fails closed.
+    Put it first: what stands before it in the list is not seen. A tool call that what stands after it changes is
+    judged again before the tool runs; a decision that wants other arguments is a denial there. Works in synchronous,
+    asynchronous, streamed and batched agents; one instance may serve any number of agents, threads and tasks.
+    Streamed tokens of a reply reach a streaming caller before the reply can be judged. Fails closed.
     """
 
     def __init__(self, governor: Governor, *, endpoint_headers: bool | None = None) -> None:

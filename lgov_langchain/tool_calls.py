@@ -14,6 +14,8 @@ from lgov_core.errors import PolicyError
 from lgov_core.governed_call import GovernedResult, ToolReading, agovern_tool, govern_tool
 from lgov_core.types import ToolStatus
 from lgov_langchain import actions
+from lgov_langchain.changed_calls import runs_here
+from lgov_langchain.enforcing import DeniedToolError
 from lgov_langchain.watching import standing_under, watch_process
 
 if TYPE_CHECKING:
@@ -41,7 +43,7 @@ class GovernedToolCalls:
             result = govern_tool(
                 self.governor,
                 actions.tool_action(request),
-                lambda arguments: handler(_with_arguments(request, arguments)),
+                lambda arguments: _run(handler, request, arguments),
                 lambda answer: _reading(request, answer),
                 is_pause=actions.is_interrupt,
             )
@@ -53,7 +55,7 @@ class GovernedToolCalls:
             result = await agovern_tool(
                 self.governor,
                 actions.tool_action(request),
-                lambda arguments: handler(_with_arguments(request, arguments)),
+                lambda arguments: _arun(handler, request, arguments),
                 lambda answer: _reading(request, answer),
                 is_pause=actions.is_interrupt,
             )
@@ -110,10 +112,26 @@ def _run_in(wrapper: Callable[..., Any], handler: Callable[..., Any], request: T
     return wrapper(request, handler)
 
 
+def _run(handler: Handler, request: ToolCallRequest, arguments: Mapping[str, Any]) -> Any:
+    runs_here(request.runtime.config)
+    try:
+        return handler(_with_arguments(request, arguments))
+    except DeniedToolError as denied:  # it was changed on the way, and a node that handles no errors let this through
+        return actions.denial_message(denied.message, request.tool_call["name"], request.tool_call["id"] or "")
+
+
+async def _arun(handler: AsyncHandler, request: ToolCallRequest, arguments: Mapping[str, Any]) -> Any:
+    runs_here(request.runtime.config)
+    try:
+        return await handler(_with_arguments(request, arguments))
+    except DeniedToolError as denied:
+        return actions.denial_message(denied.message, request.tool_call["name"], request.tool_call["id"] or "")
+
+
 def _with_arguments(request: ToolCallRequest, arguments: Mapping[str, Any]) -> ToolCallRequest:
     if arguments == request.tool_call["args"]:
         return request
-    return request.override(tool_call={**request.tool_call, "args": dict(arguments)})
+    return request.override(tool_call={**request.tool_call, "args": actions.own(arguments)})
 
 
 def _reading(request: ToolCallRequest, answer: Any) -> ToolReading:

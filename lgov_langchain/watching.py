@@ -7,19 +7,27 @@ which runs are open.
 from __future__ import annotations
 
 import contextvars
+import functools
+import logging
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
+from lgov_core.coverage import covered_call
 from lgov_core.trace.live import current_span
 from lgov_langchain.actions import running_config
 from lgov_langchain.arming import acting_governor
 from lgov_langchain.callback import LgovCallbackHandler
+from lgov_langchain.changed_calls import judge_if_changed
 
 if TYPE_CHECKING:
+    from uuid import UUID
+
     from lgov_core.governor import Governor
     from lgov_core.trace.live import LiveSpan
+
+_LOG = logging.getLogger(__name__)
 
 #: LangChain cannot forget a configure hook, so the handler is registered once a process and asks anew who governs.
 _HANDLER: list[ProcessHandler] = []
@@ -27,15 +35,63 @@ _LOCK = threading.Lock()
 
 
 class ProcessHandler(LgovCallbackHandler):
-    """As `LgovCallbackHandler`, observing for whichever governor the process is armed with, if it is."""
+    """As `LgovCallbackHandler`, observing for whichever governor the process is armed with, if it is.
+
+    It stops one thing: a tool call that was judged, and changed before the tool.
+    """
 
     def __init__(self) -> None:
         super().__init__(None, enforce=False)
+        self.raise_error = True  # what merely observes is kept from raising below
 
     @property
     def observer(self) -> Governor | None:
         """The governor of an armed process; None in any other."""
         return acting_governor()
+
+    def on_tool_start(
+        self,
+        serialized: dict[str, Any],
+        input_str: str,
+        *,
+        parent_run_id: UUID | None = None,
+        inputs: dict[str, Any] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        """A tool is about to run. Raises `DeniedToolError` if its call was changed after the judgement and may not be."""
+        if covered_call() is not None:
+            name = (serialized or {}).get("name") or "tool"
+            arguments = inputs if inputs is not None else {"input": input_str}
+            judge_if_changed(self.observer, parent_run_id, name, arguments, kwargs.get("tool_call_id"))
+        _begin_tool(self, serialized, input_str, parent_run_id=parent_run_id, inputs=inputs, **kwargs)
+
+
+def _observing(method: Callable[..., None]) -> Callable[..., None]:
+    """``method``, which must not break what it watches."""
+
+    @functools.wraps(method)
+    def observe(*args: Any, **kwargs: Any) -> None:
+        try:
+            method(*args, **kwargs)
+        except Exception:  # noqa: BLE001 - as said above
+            _LOG.warning("lgov could not observe %s of LangChain", method.__name__, exc_info=True)
+
+    return observe
+
+
+_begin_tool = _observing(LgovCallbackHandler.on_tool_start)
+for _name in (
+    "on_chain_start",
+    "on_chain_end",
+    "on_chain_error",
+    "on_chat_model_start",
+    "on_llm_start",
+    "on_llm_end",
+    "on_llm_error",
+    "on_tool_end",
+    "on_tool_error",
+):
+    setattr(ProcessHandler, _name, _observing(getattr(LgovCallbackHandler, _name)))
 
 
 def watch_process() -> None:
