@@ -70,7 +70,8 @@ def prepare(
 ) -> AgentCall:
     """The call of ``agent`` (or else ``executor``) with the input ``given``. Raises `KernelError`.
 
-    Containers are copied, so that what was judged is what is run even when somebody changes them meanwhile.
+    Containers are copied, so that what was judged is what is run even when somebody changes them meanwhile; `KernelError`
+    also for one that holds itself or is nested too deeply for that.
     """
     function = executor if agent is None else function_of(agent, prefer_async=prefer_async)
     if isinstance(given, Action):
@@ -169,13 +170,22 @@ def text_of(result: Any) -> str | None:
 
 
 def _copied(value: Any) -> Any:
-    """Containers copied, strings made plain ones; everything else as it is."""
+    """Containers copied, strings made plain ones; everything else as it is. Raises `KernelError`."""
+    try:
+        return _copy(value)
+    except RecursionError:
+        raise KernelError(
+            "the input is nested too deeply, or holds itself", hint="nothing was judged and nothing was run"
+        ) from None
+
+
+def _copy(value: Any) -> Any:
     if isinstance(value, str):
         return str.__str__(value)
     if isinstance(value, Mapping):
-        return {_copied(key): _copied(item) for key, item in value.items()}
+        return {_copy(key): _copy(item) for key, item in value.items()}
     if isinstance(value, list):
-        return [_copied(item) for item in value]
+        return [_copy(item) for item in value]
     if type(value) is tuple:
-        return tuple(_copied(item) for item in value)
+        return tuple(_copy(item) for item in value)
     return value

@@ -353,8 +353,10 @@ def _succeeded(episode: _Episode | None) -> bool:
 
 def _finite(reward: Any) -> float:
     try:
+        if isinstance(reward, str | bytes | bytearray):
+            raise TypeError("a text is no number, whatever it says")
         value = float(reward)
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, OverflowError) as error:
         raise ArgumentError(f"reward_fn answered {reward!r:.100} instead of a number") from error
     if not math.isfinite(value):
         raise ArgumentError(f"reward_fn answered {value}", hint="a reward must be a finite number")

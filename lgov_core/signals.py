@@ -68,7 +68,8 @@ class SignalPolicy(BoundedPolicy):
 
     def __init__(self, *, stop_timeout_s: float = 30.0, name: str = SIGNAL_POLICY) -> None:
         # A bool is a number to Python, and a NaN passes every comparison: neither is a duration.
-        if isinstance(stop_timeout_s, bool) or not 0 <= stop_timeout_s < float("inf"):
+        number = isinstance(stop_timeout_s, int | float) and not isinstance(stop_timeout_s, bool)  # pyright: ignore[reportUnnecessaryIsInstance]
+        if not number or not 0 <= stop_timeout_s < float("inf"):
             raise ArgumentError(f"stop_timeout_s must be seconds, 0 or more, not {stop_timeout_s!r}")
         self.name = name
         self.stop_timeout_s = stop_timeout_s

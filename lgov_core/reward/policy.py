@@ -125,10 +125,10 @@ class PolicyReward:
         if (
             not isinstance(violations, Sequence)
             or isinstance(violations, str | bytes)
-            or not hasattr(rollout, "success")
+            or not _says_yes_or_no(getattr(rollout, "success", None))
         ):
             raise RewardError(
-                f"a {type(rollout).__name__} cannot be scored: it has no success and list of violations",
+                f"a {type(rollout).__name__} cannot be scored: it has no success (True or False) and list of violations",
                 hint="pass the GovernedRollout that GovernedRunner.step returned",
             )
         outcome = getattr(rollout, "outcome", None)
@@ -208,6 +208,14 @@ def finite(what: str, value: Any) -> float:
     if not math.isfinite(number):
         raise RewardError(f"{what} is {value!r:.100}, not a finite number")
     return number
+
+
+def _says_yes_or_no(success: Any) -> bool:
+    """Whether it is a bool or as good as one, such as numpy's; the text "False" would count as a success."""
+    try:
+        return bool(success in (True, False))
+    except Exception:  # noqa: BLE001 - what cannot be compared, such as an array, is neither
+        return False
 
 
 def _one_for_success(rollout: Any) -> float:

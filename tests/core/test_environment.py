@@ -229,7 +229,7 @@ def test_an_act_that_raises_earns_nothing_and_ends_nothing(kernel: KernelSpace) 
     assert info["error"].startswith("OperationalError")
 
 
-@pytest.mark.parametrize("answer", [float("nan"), float("inf"), None, "much"])
+@pytest.mark.parametrize("answer", [float("nan"), float("inf"), 10**400, None, "much", "1.0"])
 def test_a_reward_that_is_no_finite_number_is_an_error(kernel: KernelSpace, answer: Any) -> None:
     env = GovernedEnvironment(kernel, reward_fn=lambda *_: answer)
     env.reset()

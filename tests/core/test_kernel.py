@@ -383,7 +383,9 @@ def test_what_is_no_policy_is_refused(record: AuditLog, policy: Any) -> None:
         KernelSpace(policy, record)
 
 
-@pytest.mark.parametrize("options", [{"critical_signal": "SIGHUP"}, {"stop_timeout_s": -1}, {"stop_timeout_s": True}])
+@pytest.mark.parametrize(
+    "options", [{"critical_signal": "SIGHUP"}, *({"stop_timeout_s": bad} for bad in (-1, True, "30"))]
+)
 def test_options_without_meaning_are_refused(record: AuditLog, options: dict[str, Any]) -> None:
     with pytest.raises(ArgumentError):
         KernelSpace(sql(), record, **options)
@@ -721,3 +723,14 @@ def test_a_callback_whose_answer_nobody_awaits_is_a_failure() -> None:
     kernel.on_policy_violation(lambda violation: _asynchronous(violation))
     kernel.execute(lambda query: query, "DROP TABLE users")
     assert sum(kernel.governor.failures.values()) == 1
+
+
+def test_an_input_that_cannot_be_copied_is_not_run() -> None:
+    kernel, ran = KernelSpace(allowing()), list[Any]()
+    endless: list[Any] = []
+    endless.append(endless)
+    for given in (endless, {"query": endless}):
+        for run in (lambda given=given: kernel.execute(ran.append, given), lambda given=given: kernel.check(given)):
+            with pytest.raises(KernelError, match="holds itself"):
+                run()
+    assert ran == []

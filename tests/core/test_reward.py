@@ -229,8 +229,12 @@ def test_what_the_base_reward_raises_is_raised() -> None:
 
 
 @pytest.mark.parametrize(
-    "run", [None, object(), SimpleNamespace(success=True), Run(violations=None), Run(violations="")]
-)  # type: ignore[arg-type]
+    "run",
+    [
+        *(None, object(), SimpleNamespace(success=True), Run(violations=None), Run(violations="")),  # type: ignore[arg-type]
+        *(Run(success=unclear) for unclear in ("False", None, [], 2)),  # type: ignore[arg-type]
+    ],
+)
 def test_what_cannot_tell_its_violations_is_not_clean(run: Any) -> None:
     with pytest.raises(RewardError, match="cannot be scored"):
         PolicyReward()(run)
