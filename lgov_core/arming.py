@@ -73,6 +73,7 @@ class Arming:
         self.tested = tested
         self._lock = threading.RLock()
         self._armed: _Armed | None = None
+        self._begun: Patches | None = None  # those of an arm() that has not ended yet
         self._governor: Governor | None = None
         self._probe: contextvars.ContextVar[Governor | None] = contextvars.ContextVar(
             f"lgov_probe_{framework}", default=None
@@ -90,21 +91,27 @@ class Arming:
         Arming again with the same governor changes nothing. Warns of versions outside the tested range. Raises
         `ArmError` when another governor is armed, or when ``patch`` or ``self_test`` raises; then nothing stays patched
         and the process must not run agents.
+
+        ``patch`` imports the framework, and an import that is watched (``lgov run``) arms it from inside: that governor
+        comes first, and the call that was patching is the one that is refused.
         """
         with self._lock:
-            if self._armed is not None:
-                if self._armed.governor is governor:
-                    return
-                raise ArmError(f"{self.framework} is already governed by another governor", hint="call disarm() first")
+            if self._is_armed_by(governor):
+                return
             for problem in outside_tested_range(self.tested):
                 warnings.warn(problem, stacklevel=3)
-            patches = Patches()
+            if self._begun is not None:
+                self._begun.undo()
+            patches = self._begun = Patches()
             try:
                 patch(patches)
+                if self._is_armed_by(governor):
+                    patches.undo()
+                    return
                 self._governor = governor
                 self_test()
             except BaseException as error:
-                self._governor = None
+                self._governor = self._armed.governor if self._armed is not None else None
                 patches.undo()
                 if isinstance(error, ArmError) or not isinstance(error, Exception):
                     raise
@@ -112,7 +119,15 @@ class Arming:
                     f"{self.framework} cannot be governed here: {type(error).__name__}: {error}",
                     hint=f"lgov is tested with {', '.join(f'{name}{range_}' for name, range_ in self.tested.items())}",
                 ) from error
+            finally:
+                self._begun = None
             self._armed = _Armed(governor, patches)
+
+    def _is_armed_by(self, governor: Governor) -> bool:
+        """Whether ``governor`` is armed. Raises `ArmError` when another one is."""
+        if self._armed is not None and self._armed.governor is not governor:
+            raise ArmError(f"{self.framework} is already governed by another governor", hint="call disarm() first")
+        return self._armed is not None
 
     def disarm(self) -> None:
         """Undoes `arm`; does nothing when nothing is armed."""

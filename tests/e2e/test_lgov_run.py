@@ -349,6 +349,28 @@ def test_lgov_run_inside_a_governed_program_is_refused(folder: Path) -> None:
     assert "stands under its policy already" in done.stderr
 
 
+@pytest.mark.parametrize("adapter", ["lgov_langchain", "lgov_openai_agents"])
+def test_a_program_that_arms_itself_does_not_take_the_governors_place(adapter: str, folder: Path) -> None:
+    """Its ``arm`` imports the framework, which lgov run is waiting for: two armings, one inside the other."""
+    program = f"""
+from importlib import import_module
+from lgov_core import Governor
+from lgov_core.errors import ArmError
+from lgov_core.policies import preset
+
+adapter = import_module("{adapter}")
+own = Governor(preset("permissive"))
+try:
+    adapter.arm(own)
+except ArmError as error:
+    print("refused" if "already governed" in str(error) else error)
+print(import_module("{adapter}.arming")._ARMING.governor not in (own, None))
+"""
+    done = lgov_run(folder, "python", write(folder, program))
+    assert done.stdout == "refused\nTrue\n", done.stderr
+    assert "governed: none" not in done.stderr
+
+
 # ---------------------------------------------------------------------- the closing report
 
 
