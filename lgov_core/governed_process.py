@@ -144,7 +144,7 @@ def installed_adapters(manager: Any) -> list[Adapter]:
         adapters: list[Adapter] = manager.hook.lgov_framework()[::-1]  # pluggy asks the last registered first
     except LgovError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise ArmError(
             f"a plugin failed to name its framework: {type(error).__name__}: {error}",
             hint="lgov plugins lists them; repair or uninstall the one that raises",

@@ -63,7 +63,7 @@ def register(manager: pluggy.PluginManager, plugin: Any) -> None:
 def _load(point: EntryPoint) -> Any:
     try:
         return point.load()
-    except Exception as error:
+    except (Exception, SystemExit) as error:  # one that ends the process would end it with the status of a success
         raise PluginError(
             f"plugin {point.name} ({point.value}) could not be loaded: {type(error).__name__}: {error}",
             hint="repair or uninstall it; lgov does not start without a plugin that may judge",

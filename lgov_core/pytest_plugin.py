@@ -83,6 +83,8 @@ def pytest_configure(config: pytest.Config) -> None:
         process = open_process(ProcessOptions(config.invocation_params.dir / str(policy), audit), manager=manager)
     except LgovError as error:
         _cannot(str(error))
+    except (Exception, SystemExit) as error:  # noqa: BLE001 - whatever is broken here, no test may run without it
+        _cannot(f"{type(error).__name__}: {error}")
     guard = FrameworkGuard(adapters, lambda: process.governor, partial(_stop, config))
     governed = _Governed(process, guard.armed)
     manager.register(governed)

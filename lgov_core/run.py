@@ -105,7 +105,7 @@ def run_program(command: Sequence[str], options: RunOptions) -> int:
         run = _prepare(invocation, scope, options)
     except LgovError as error:
         return _cannot(str(error))
-    except Exception as error:  # noqa: BLE001 - whatever is broken here, the program must not run without it
+    except (Exception, SystemExit) as error:  # noqa: BLE001 - whatever is broken here, the program must not run without it
         return _cannot(f"{type(error).__name__}: {error}")
     _watch_children(run.children)
     atexit.register(_finish, run)

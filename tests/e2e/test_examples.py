@@ -155,3 +155,14 @@ def test_in_trouble_no_line_of_an_example_runs(example: Path, trouble: str, tmp_
     assert said in done.stderr
     assert "Traceback" not in done.stderr
     assert (example / "main.py").read_bytes() == before
+
+
+@pytest.mark.parametrize("source", [RAISES_ON_IMPORT, RAISES_WHEN_ASKED], ids=["when loaded", "when asked"])
+def test_a_plugin_that_ends_the_process_does_not_pass_for_a_program_that_ran(source: str, tmp_path: Path) -> None:
+    add_plugin(tmp_path, source.replace("RuntimeError('this plugin is broken')", "SystemExit(0)"))
+    (tmp_path / "policy.yaml").write_text("version: 1\nrules:\n  - {name: all, use: allow}\n")
+    (tmp_path / "program.py").write_text("print('it ran')")
+    env = {"PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])}
+    done = run(*LGOV, "run", "--", "python", "program.py", cwd=tmp_path, env=env)
+    assert (done.returncode, done.stdout) == (78, "")
+    assert "SystemExit" in done.stderr

@@ -109,3 +109,14 @@ def test_a_framework_that_cannot_be_armed_ends_the_session(processes: str, proje
     done = run_pytest(project, "-n", processes, "--lgov-policy", "policy.yaml")
     assert done.returncode == 78 if processes == "0" else done.returncode != 0, done.stdout + done.stderr
     assert not (project / "went-on").exists()
+
+
+def test_a_plugin_that_ends_the_process_does_not_pass_for_tests_that_ran(project: Path) -> None:
+    (project / "ending.py").write_text("raise SystemExit(0)")
+    info = project / "ending-1.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: ending\nVersion: 1\n")
+    (info / "entry_points.txt").write_text("[lgov]\nending = ending\n")
+    done = run_pytest(project, "--lgov-policy", "policy.yaml")
+    assert done.returncode == 78, done.stdout
+    assert "SystemExit" in done.stdout + done.stderr
