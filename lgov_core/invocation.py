@@ -2,23 +2,29 @@
 
 from __future__ import annotations
 
+import builtins
+import io
 import os
+import pkgutil
 import re
 import runpy
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from importlib.machinery import SourceFileLoader, SourcelessFileLoader
 from pathlib import Path
-from types import TracebackType
+from types import ModuleType, TracebackType
 
 from lgov_core.errors import ArmError
 
 _PYTHON = re.compile(r"python(3(\.\d+)?)?(\.exe)?")
+#: What ``python -m`` itself calls. It runs a module in the ``__main__`` that is there, and leaves it there.
+_run_as_main: Callable[..., object] = vars(runpy)["_run_module_as_main"]
 
 
 @dataclass(frozen=True, slots=True)
 class Invocation:
-    """A Python program: a script file or, with ``is_module``, a module's name; and its arguments."""
+    """A Python program: a script (or a folder or archive with a ``__main__.py``) or a module's name; and its arguments."""
 
     target: str
     arguments: tuple[str, ...]
@@ -28,7 +34,10 @@ class Invocation:
     @property
     def folder(self) -> Path:
         """The folder that the program calls its own: the script's, or the working directory for a module."""
-        return Path.cwd() if self.is_module else Path(self.target).resolve().parent
+        if self.is_module:
+            return Path.cwd()
+        script = Path(self.target).resolve()
+        return script if script.is_dir() else script.parent
 
 
 def parse_command(command: Sequence[str]) -> Invocation:
@@ -50,8 +59,11 @@ def parse_command(command: Sequence[str]) -> Invocation:
         raise ArmError(
             f"{what} cannot be run governed", hint="use python SCRIPT or python -m MODULE, with -u if you like"
         )
-    if not Path(rest[0]).is_file():
-        raise ArmError(f"there is no script {rest[0]}")
+    script = Path(rest[0])
+    if script.is_dir() and not (script / "__main__.py").is_file():
+        raise ArmError(f"the folder {script} cannot be run: it has no __main__.py")
+    if not script.exists():
+        raise ArmError(f"there is no script {script}")
     return Invocation(rest[0], tuple(rest[1:]), unbuffered=unbuffered)
 
 
@@ -88,29 +100,53 @@ def execute(invocation: Invocation) -> int:
     """Runs the program as ``__main__`` and returns its exit status.
 
     ``SystemExit`` gives its own status, an exception prints its traceback (from the program's first line on) and
-    gives 1, an interrupt gives 130.
+    gives 1, an interrupt gives 130. As under Python itself the program's module stays ``__main__`` when its last line
+    has run: threads and exit handlers that are still to come find their classes in it.
     """
     if invocation.unbuffered:
         for stream in (sys.stdout, sys.stderr):
             if callable(reconfigure := getattr(stream, "reconfigure", None)):
                 reconfigure(write_through=True, line_buffering=True)
-    sys.argv = [invocation.target, *invocation.arguments]
-    if not sys.flags.safe_path:
-        sys.path[0:1] = [str(invocation.folder)]
+    sys.argv = ["-m" if invocation.is_module else invocation.target, *invocation.arguments]
+    main = sys.modules["__main__"] = ModuleType("__main__")
+    vars(main)["__builtins__"] = builtins
     try:
         if invocation.is_module:
-            runpy.run_module(invocation.target, run_name="__main__", alter_sys=True)
+            _put_on_path(str(invocation.folder))
+            _run_as_main(invocation.target)
         else:
-            runpy.run_path(invocation.target, run_name="__main__")
+            _run_script(invocation)
     except SystemExit as end:
         return _status(end.code)
-    except KeyboardInterrupt:
-        return 130
     except BaseException as error:  # noqa: BLE001 - the program's own, reported as Python would report it
         error.__traceback__ = _from_program(error.__traceback__)
         sys.excepthook(type(error), error, error.__traceback__)
-        return 1
+        return 130 if isinstance(error, KeyboardInterrupt) else 1
     return 0
+
+
+def _run_script(invocation: Invocation) -> None:
+    # Absolute, as Python makes it: the program may go to another folder. Not normalised: what lies before a ``..`` may
+    # be a link.
+    path = os.path.join(os.getcwd(), invocation.target)
+    if pkgutil.get_importer(path) is not None:  # a folder or an archive
+        sys.path[0 : 0 if sys.flags.safe_path else 1] = [path]  # its code is found there alone
+        _run_as_main("__main__", alter_argv=False)
+        return
+    _put_on_path(str(invocation.folder))
+    with io.open_code(path) as file:
+        code = pkgutil.read_code(file)
+    loader = SourcelessFileLoader if code is not None else SourceFileLoader
+    if code is None:
+        code = compile(Path(path).read_bytes(), path, "exec", dont_inherit=True)
+    names = vars(sys.modules["__main__"])
+    names.update(__file__=path, __cached__=None, __loader__=loader("__main__", path))
+    exec(code, names)
+
+
+def _put_on_path(entry: str) -> None:
+    if not sys.flags.safe_path:
+        sys.path[0:1] = [entry]
 
 
 def _status(code: object) -> int:

@@ -124,7 +124,7 @@ def make_report(
 ) -> RunReport:
     """Puts the report together. ``folder`` holds the program's own files: those are searched for known gaps.
 
-    ``main`` is the file that ran as ``__main__``; by the end it is no loaded module any more.
+    ``main`` is the file that ran as ``__main__``.
     """
     names = list(armed)
     here = [adapter for adapter in adapters if adapter.name in names]

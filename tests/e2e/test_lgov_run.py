@@ -8,6 +8,7 @@ import signal
 import sqlite3
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -417,7 +418,7 @@ print(double.func(4))
         ("import sys; sys.exit(3)", 3, ""),
         ("import sys; sys.exit('no way')", 1, "no way"),
         ("def f():\n    raise KeyError('gone')\nf()", 1, "KeyError: 'gone'"),
-        ("raise KeyboardInterrupt", 130, ""),
+        ("raise KeyboardInterrupt", 130, "line 1"),
     ],
 )
 def test_the_programs_end_is_its_own(program: str, status: int, says: str, folder: Path) -> None:
@@ -425,6 +426,53 @@ def test_the_programs_end_is_its_own(program: str, status: int, says: str, folde
     assert done.returncode == status
     assert says in done.stderr
     assert "invocation.py" not in done.stderr, "tracebacks begin with the program's own lines"
+
+
+def as_plain_python_does(folder: Path, *command: str) -> str:
+    """What the program writes; asserts that it is the same without lgov run."""
+    plain = subprocess.run([sys.executable, *command], cwd=folder, capture_output=True, text=True, timeout=60)
+    governed = lgov_run(folder, "python", *command, options=("--policy", str(folder / "policy.yaml")))
+    assert (governed.returncode, governed.stdout) == (plain.returncode, plain.stdout), governed.stderr
+    for line in plain.stderr.splitlines()[-1:]:
+        assert line in governed.stderr
+    return governed.stdout
+
+
+def test_a_program_finds_itself_as_under_python(folder: Path) -> None:
+    """A relative path would lead nowhere once the program has gone to another folder."""
+    program = """
+import os, pathlib, sys
+os.chdir("/")
+print(sys.argv, sys.path[0], __file__, __package__, __spec__ and __spec__.name, __builtins__.len, vars() is vars(
+    sys.modules["__main__"]))
+print(pathlib.Path(__file__).read_text() != "")
+raise ValueError(1)
+"""
+    (folder / "in").mkdir()
+    for name in ("agent.py", "in/__main__.py", "in/module.py", "in/__init__.py"):
+        write(folder, program if name != "in/__init__.py" else "", name)
+    for command in (("agent.py", "--", "-c"), ("in/../agent.py",), ("in",), ("-m", "in.module", "-x")):
+        assert "True\nTrue\n" in as_plain_python_does(folder, *command)
+    with zipfile.ZipFile(folder / "agent.pyz", "w") as archive:
+        archive.writestr("__main__.py", "import sys\nprint(sys.argv, sys.path[0], __file__)")
+    as_plain_python_does(folder, "agent.pyz", "argument")
+
+
+def test_what_outlives_the_last_line_still_finds_the_program(folder: Path) -> None:
+    program = """
+import atexit, pickle, sys, threading
+
+class Kept:
+    pass
+
+def late():
+    threading.main_thread().join()
+    print(type(pickle.loads(pickle.dumps(Kept()))) is Kept, flush=True)
+
+atexit.register(lambda: print(sys.modules["__main__"].Kept is Kept))
+threading.Thread(target=late).start()
+"""
+    assert as_plain_python_does(folder, write(folder, program)) == "True\nTrue\n"
 
 
 def test_an_interrupt_ends_with_130_and_a_report(folder: Path) -> None:
@@ -495,6 +543,7 @@ def test_without_a_record_no_line_runs(folder: Path) -> None:
         ("python", "-c", "print(1)"),
         ("python", "-I", "agent.py"),
         ("python", "nothing-here.py"),
+        ("python", "."),
         ("python",),
     ],
 )
