@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from lgov_core.errors import EndpointError, LgovError
+from lgov_core.errors import LgovError
 from lgov_core.gateway.protocol import Completion
 from lgov_core.gateway.reply_writer import TranslatedWriter, compact, frame
 from lgov_core.gateway.tool_text import load_object
@@ -31,11 +31,6 @@ def messages_error(error: LgovError, status: int) -> dict[str, Any]:
     """An error in Anthropic's shape."""
     kind = _ERROR_TYPES.get(status, "invalid_request_error" if status < 500 else "api_error")
     return {"type": "error", "error": {"type": kind, "message": str(error)}}
-
-
-def error_of_rejection(said: str, status: int) -> dict[str, Any]:
-    """An upstream's refusal, written by it in another API's shape, in Anthropic's."""
-    return messages_error(EndpointError(said), status)
 
 
 class MessagesWriter(TranslatedWriter):

@@ -6,7 +6,6 @@ import base64
 import binascii
 import math
 import re
-import zlib
 from collections import Counter
 
 from lgov_core.policies.check_digits import base58_checked
@@ -35,7 +34,6 @@ _NO_VALUE_WORDS = (
     " credential credentials reset forgotten protected policy manager prompt login username user admin visible"
 )
 _NO_VALUE = frozenset(_NO_VALUE_WORDS.split())
-_BASE62 = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
 #: A key of a kind that machines make has at least so many bits a character; English words have about 2.5 to 3.
 MIN_BITS = 3.0
 MIN_KEY = 12
@@ -183,15 +181,3 @@ def session_cookie(text: str, start: int, end: int) -> int | None:
 def wallet_key(text: str, start: int, end: int) -> int | None:
     """A private key of a wallet in import format: base58 of a version byte, 32 bytes and a double SHA-256's first four."""
     return end if base58_checked(text[start:end], (37, 38)) else None
-
-
-def checksum_holds(value: str) -> bool:
-    """Whether the last six characters of a GitHub or npm token are the CRC-32 of what stands before them."""
-    body = value.partition("_")[2]
-    if len(body) != 36:
-        return False
-    number, digits = zlib.crc32(body[:-6].encode()), ""
-    while number:
-        number, rest = divmod(number, 62)
-        digits = _BASE62[rest] + digits
-    return digits.rjust(6, "0") == body[-6:]

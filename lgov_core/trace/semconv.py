@@ -98,7 +98,6 @@ EVALUATION_EVENT: Final = "gen_ai.evaluation.result"
 EVALUATION_NAME: Final = "gen_ai.evaluation.name"
 EVALUATION_SCORE: Final = "gen_ai.evaluation.score.value"
 EVALUATION_LABEL: Final = "gen_ai.evaluation.score.label"
-EVALUATION_EXPLANATION: Final = "gen_ai.evaluation.explanation"
 
 # One attempt at a rollout as a whole: the span that everything in it stands under when rollouts are sent elsewhere.
 ROLLOUT_SPAN_NAME: Final = "lgov.rollout"
@@ -119,16 +118,6 @@ DROPPED_EVENTS: Final = "otel.dropped_events_count"
 SERVICE_NAME: Final = "service.name"
 
 
-def chat_span_name(model: str) -> str:
-    """The name of a model call's span: ``chat {model}``."""
-    return f"{CHAT} {model}"
-
-
 def execute_tool_span_name(tool: str) -> str:
     """The name of a tool call's span: ``execute_tool {tool}``."""
     return f"{EXECUTE_TOOL} {tool}"
-
-
-def invoke_agent_span_name(agent: str | None) -> str:
-    """The name of an agent run's span: ``invoke_agent {agent}``, or only the operation when the agent has no name."""
-    return f"{INVOKE_AGENT} {agent}" if agent else INVOKE_AGENT

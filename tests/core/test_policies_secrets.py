@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import time
-import zlib
 from typing import Any
 
 import pytest
@@ -12,7 +11,6 @@ import pytest
 from lgov_core.errors import PolicyError
 from lgov_core.governor import Governor
 from lgov_core.policies import PolicySet, SecretsPolicy, load_policies
-from lgov_core.policies.secret_checks import checksum_holds
 from lgov_core.types import Action, Decision, Effect, Point, Severity
 
 KEY = "AKIAQ4W7R2T9K3M5N8P1"
@@ -125,18 +123,6 @@ def test_values_that_may_pass_and_kinds_that_are_looked_for() -> None:
 def test_wrong_options_are_errors(options: dict[str, Any]) -> None:
     with pytest.raises(PolicyError):
         SecretsPolicy(**options)
-
-
-def test_checksums_of_github_tokens() -> None:
-    body = "16C7e42F292c6912E7710c838347Ae"
-    number, digits = zlib.crc32(body.encode()), ""
-    alphabet = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
-    while number:
-        number, rest = divmod(number, 62)
-        digits = alphabet[rest] + digits
-    token = f"ghp_{body}{digits:0>6}"
-    assert checksum_holds(token)
-    assert not checksum_holds(token[:-1] + ("1" if token[-1] != "1" else "2"))
 
 
 @pytest.mark.parametrize(
