@@ -16,7 +16,7 @@ from typing import Any, ClassVar, Final, Literal
 from lgov_core.errors import PolicyError
 from lgov_core.policies.approval_requests import ApprovalRequest, ApprovalRequests
 from lgov_core.policies.base import BoundedPolicy
-from lgov_core.policies.bookkeeping import NOT_MADE, Judgements, checked_per, count_key, decided
+from lgov_core.policies.bookkeeping import NOT_MADE, Judgements, checked_per, count_key, decided, now_of
 from lgov_core.policies.canonical import NotCanonical, canonical_json, fingerprint
 from lgov_core.policies.options import positive_number, string_tuple
 from lgov_core.policies.rehearsal import rehearsing
@@ -159,7 +159,7 @@ class ApprovalPolicy(BoundedPolicy):
         return _Asked(digest, request, decision, is_new)
 
     def _ask_approver(self, content: dict[str, Any], digest: str) -> _Asked:
-        now = self._clock()
+        now = now_of(self.name, self._clock)
         copy = json.loads(canonical_json(content))
         request = ApprovalRequest(new_id("apr"), digest, copy, now, "pending", now + self._answer_s)
         answer = _answer_of(self._approver, request, self._answer_s)

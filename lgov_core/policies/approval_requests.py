@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Final, Literal, TypeAlias
 
 from lgov_core.errors import PolicyError
-from lgov_core.policies.bookkeeping import SharedState
+from lgov_core.policies.bookkeeping import SharedState, now_of
 from lgov_core.policies.canonical import canonical_json
 from lgov_core.policies.options import positive_integer
 from lgov_core.sqlite_file import FileKind, describe, file_identity, open_database, require_same_file
@@ -36,6 +36,8 @@ APPROVALS: Final = FileKind(
     ),
     error=PolicyError,
 )
+#: How far the clocks of those that use one file may be apart, in seconds.
+_CLOCKS_APART_S: Final = 60.0
 _COLUMNS = "request_id, digest, content, asked_at, state, answered_at, answered_by, reason, until"
 
 
@@ -199,7 +201,7 @@ class ApprovalRequests(SharedState):
             connection = self._open()
             connection.execute("BEGIN IMMEDIATE")
             try:
-                yield connection, self._clock()
+                yield connection, now_of("approvals", self._clock)
                 connection.execute("COMMIT")
             except BaseException:
                 if connection.in_transaction:
@@ -240,9 +242,15 @@ class ApprovalRequests(SharedState):
 
 
 def _lapse(connection: sqlite3.Connection, now: float) -> None:
-    """Marks what has lapsed, and forgets what was over a good while ago, so that the table stays small."""
+    """Marks what has lapsed, and forgets what was over a good while ago, so that the table stays small.
+
+    So is an approval from a future further off than clocks are apart: where the clock was put back, nobody knows its age.
+    """
     connection.execute(
         "UPDATE requests SET state = 'lapsed' WHERE until <= ? AND state IN ('pending', 'approved', 'rejected')", (now,)
+    )
+    connection.execute(
+        "UPDATE requests SET state = 'lapsed' WHERE state = 'approved' AND answered_at > ?", (now + _CLOCKS_APART_S,)
     )
     connection.execute("DELETE FROM requests WHERE state IN ('lapsed', 'used') AND until <= ? - 86400", (now,))
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import threading
 from collections import OrderedDict
+from collections.abc import Callable
 from typing import Any, Final
 
 from lgov_core.errors import PolicyError
@@ -25,6 +27,14 @@ def checked_per(owner: str, per: object, known: tuple[str, ...]) -> str:
     if per not in known:
         raise PolicyError(f"{owner}: per is {per!r}", hint=f"write one of: {', '.join(known)}")
     return str(per)
+
+
+def now_of(owner: str, clock: Callable[[], float]) -> float:
+    """The time that ``clock`` says. Raises `PolicyError` when it says none: a NaN is neither before nor after anything."""
+    now = clock()
+    if isinstance(now, bool) or not isinstance(now, int | float) or not math.isfinite(now):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise PolicyError(f"{owner}: the clock says {now!r}", hint="give a function that returns seconds")
+    return now
 
 
 def count_key(action: Action, per: str) -> str:

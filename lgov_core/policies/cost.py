@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Final, Literal, Protocol
 
 from lgov_core.errors import PolicyError
 from lgov_core.policies.base import BoundedPolicy
-from lgov_core.policies.bookkeeping import COMMON, NOT_MADE, Judgements, checked_per, count_key, decided
+from lgov_core.policies.bookkeeping import COMMON, NOT_MADE, Judgements, checked_per, count_key, decided, now_of
 from lgov_core.policies.ledger import NANO, Amount, Balance, Ledger, Limits, MemoryLedger, Shortfall
 from lgov_core.policies.options import positive_integer, positive_number
 from lgov_core.policies.prices import Price, cost_table, find, price_of, price_table
@@ -173,7 +173,9 @@ class CostControlPolicy(BoundedPolicy):
         again = self._judgements.note(action) is _RESERVED
         key = count_key(action, self.per)
         try:
-            short = self._ledger.reserve(key, action.operation_id, amount, self.limits, self._clock(), again=again)
+            short = self._ledger.reserve(
+                key, action.operation_id, amount, self.limits, now_of(self.name, self._clock), again=again
+            )
         except PolicyError as error:
             return self._unusable(error)
         if short is not None:
@@ -184,7 +186,7 @@ class CostControlPolicy(BoundedPolicy):
     def _settle(self, action: Action, actual: Amount | None) -> Decision | None:
         if not self._judgements.begin(action):
             return None
-        key, now = count_key(action, self.per), self._clock()
+        key, now = count_key(action, self.per), now_of(self.name, self._clock)
         try:
             if action.operation_id is not None:
                 self._ledger.settle(key, action.operation_id, actual, now)
@@ -244,7 +246,9 @@ class CostControlPolicy(BoundedPolicy):
                 if event.status in NOT_MADE:
                     self._ledger.release(operation)
                 else:
-                    self._ledger.settle(count_key(event.action, self.per), operation, None, self._clock())
+                    self._ledger.settle(
+                        count_key(event.action, self.per), operation, None, now_of(self.name, self._clock)
+                    )
             return
         if isinstance(event, ModelCallFailed):
             # What may have run may be charged: it stays set aside, which is as good as spent.
@@ -294,7 +298,7 @@ class CostControlPolicy(BoundedPolicy):
         The budget of actions without an id is called ``""``; that of an attempt ``ROLLOUT/1``. All figures are of one
         moment. Callable from any thread. Raises `PolicyError` when the ledger file cannot be read.
         """
-        return _spent(self._ledger.balance(scope_id, self._clock()))
+        return _spent(self._ledger.balance(scope_id, now_of(self.name, self._clock)))
 
     def reset(self, scope_id: str | None = None) -> None:
         """Starts the budget of ``scope_id``, or every one, anew. Callable from any thread.

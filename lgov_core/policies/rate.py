@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Final, Literal
 
 from lgov_core.errors import PolicyError
 from lgov_core.policies.base import BoundedPolicy
-from lgov_core.policies.bookkeeping import COMMON, Judgements, SharedState, checked_per, count_key, decided
+from lgov_core.policies.bookkeeping import COMMON, Judgements, SharedState, checked_per, count_key, decided, now_of
 from lgov_core.policies.options import positive_integer, positive_number
 from lgov_core.types import Action, Decision, Point, Severity
 
@@ -65,7 +65,7 @@ class RateLimitPolicy(BoundedPolicy):
             return None
         key = (action.point.value, count_key(action, self.per))
         interval_s = self.per_seconds / self.max_calls
-        wait = self._buckets.take(key, self._clock(), interval_s, self.burst, self.max_buckets)
+        wait = self._buckets.take(key, now_of(self.name, self._clock), interval_s, self.burst, self.max_buckets)
         if wait is None:
             self._judgements.remember(action, "counted")
             return None

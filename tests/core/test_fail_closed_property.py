@@ -24,7 +24,7 @@ from lgov_core.errors import AuditError
 from lgov_core.governor import Governor
 from lgov_core.hookspecs import hookimpl
 from lgov_core.plugins import make_plugin_manager
-from lgov_core.policies import BoundedPolicy, PolicySet, Rule
+from lgov_core.policies import ApprovalPolicy, BoundedPolicy, CostControlPolicy, PolicySet, RateLimitPolicy, Rule
 from lgov_core.types import Action, Decision, Effect, Point, Severity
 
 #: Longer than any answer takes; what hangs is tested apart.
@@ -369,3 +369,20 @@ def test_a_transform_is_what_it_was_when_it_was_answered() -> None:
         later.mine["query"] = "DROP TABLE t"
         assert decision.arguments == {"query": "SELECT 1"}
         governor.close()
+
+
+@pytest.mark.parametrize("says", [math.nan, math.inf, None, "noon"], ids=str)
+@pytest.mark.parametrize(
+    "limited",
+    [
+        lambda clock: CostControlPolicy(max_seconds=10, clock=clock),
+        lambda clock: RateLimitPolicy(100, 10, clock=clock),
+        lambda clock: ApprovalPolicy(clock=clock, approver=lambda _request: True),
+    ],
+    ids=["cost", "rate", "approval"],
+)
+def test_a_clock_that_says_no_time_denies(limited: Any, says: Any) -> None:
+    said = [1000.0, 1001.0]
+    policies = PolicySet([limited(lambda: said.pop(0) if said else says)], default="allow")
+    effects = [policies.judge(Action(Point.PRE_TOOL_CALL, "pay", operation_id=str(n))).effect for n in range(3)]
+    assert effects == [Effect.ALLOW, Effect.ALLOW, Effect.DENY]

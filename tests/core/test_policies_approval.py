@@ -127,6 +127,18 @@ def test_a_rejection_is_told_with_its_reason_and_holds(store: Any) -> None:
     assert policy.pending() == []
 
 
+def test_an_approval_does_not_outlive_a_clock_that_is_put_back(store: Any) -> None:
+    clock = Clock()
+    policy = ApprovalPolicy(expires_s=60, clock=clock, store=store)
+    for back, effect in ((30, Effect.ALLOW), (3600, Effect.ESCALATE)):
+        policy.judge(pay())
+        policy.approve(only_pending(policy).request_id, by="Eve")
+        clock.now -= back
+        decision = policy.judge(pay())
+        assert decision is not None
+        assert decision.effect is effect
+
+
 def test_requests_approvals_and_rejections_lapse(store: Any) -> None:
     clock = Clock()
     policy = ApprovalPolicy(expires_s=60, clock=clock, store=store)
