@@ -27,6 +27,8 @@ _ENTITY = re.compile(r"&(?:#\d+|#x[0-9a-f]+|[a-z][a-z0-9]*);", re.I)
 _BRACES = re.compile(r"\{[^{}]*(?:,|\.\.)[^{}]*\}")
 _DEVICES = re.compile(r"(?:con|nul|aux|prn|conin\$|conout\$|com[0-9]|lpt[0-9])(?:\..*)?", re.I)
 
+_SHORT_NAME = re.compile(r"[^.~]{1,6}~\d(?:\.[^.]{0,3})?")
+
 
 class UnclearPath(Exception):
     """A text that names no file beyond doubt: ``rule`` is a slug, ``reason`` says what to write instead."""
@@ -41,9 +43,9 @@ def plain_path(text: str) -> tuple[str, ...]:
 
     Raises `UnclearPath` when no such reading is beyond doubt.
 
-    That is: no control or invisible characters, no backslash, drive, UNC share, stream or device name, no URL, no ``~``,
-    variable, wildcard or brace to expand, no second reading when percent-encoding is undone or Unicode is normalised,
-    no name that begins or ends with a space or ends with a dot.
+    That is: no control or invisible characters, no backslash, drive, UNC share, stream, device or short name (``GIT~1``), no
+    URL, no ``~``, variable, wildcard or brace to expand, no second reading when percent-encoding is undone or Unicode is
+    normalised, no name that begins or ends with a space or ends with a dot.
     """
     _as_written(text)
     decoded = _decoded(text)
@@ -120,6 +122,8 @@ def _name(part: str) -> None:
         raise UnclearPath("path-characters", f"{part!r} is no name.")
     if _DEVICES.fullmatch(part) is not None:
         raise UnclearPath("path-windows", f"{part!r} names a device on some systems; choose another name.")
+    if _SHORT_NAME.fullmatch(part) is not None:  # GIT~1 is .git there
+        raise UnclearPath("path-windows", f"{part!r} is the short name of another file on some systems; write it out.")
 
 
 def _decoded(text: str) -> str:

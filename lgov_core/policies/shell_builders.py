@@ -7,6 +7,7 @@ import shlex
 
 from lgov_core.policies.options import names
 from lgov_core.policies.shell_call import Call, Judge, is_option, parse
+from lgov_core.policies.shell_environment import check_make_variable
 from lgov_core.policies.shell_words import UNKNOWN
 
 #: Build, test and format tools: what they are given is checked for secrets, for places, and for code and commands.
@@ -146,6 +147,11 @@ def _check_tasks(call: Call) -> None:
     for word in operands if call.name in _TASKS or (call.name in _MAKES and not trying) else ():
         if outside.fullmatch(word):
             call.refuse(f"the target {word[:40]!r} reaches beyond this folder.")
+    for word in call.args if call.name in _MAKES else ():
+        given = re.match(r"([A-Za-z_]\w*)\s*[:+?]{0,3}=\s*", word)
+        why = check_make_variable(given[1], word[given.end() :], call.places) if given is not None else None
+        if why is not None:
+            call.refuse(f"{why}; leave it out.", "shell-environment")
     if call.name in _RUNNING and any(re.match(r"https?://(?!localhost|127\.)|git\+", word) for word in operands):
         call.refuse("a program from elsewhere is not run in one go.", "shell-program")
     if call.name == "rails" and any(re.search(r"db:(?:drop|reset|purge)", word) for word in call.args):

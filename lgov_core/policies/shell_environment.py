@@ -31,6 +31,15 @@ _SHARED = ("/tmp", "/var/tmp", "/dev", "/proc", "/run")
 _LOADING = re.compile(
     r"-javaagent|-agentlib|-agentpath|-XX:On\w+Error|-fplugin|-wrapper|-specs|-load\b|-B\s?/|-toolexec|--(?:require|import|eval|init-hook|rsh)\b"
 )
+#: Variables that name a program which others run, with its options.
+_TOOLS = re.compile(
+    r"CC|CXX|CPP|LD|AR|AS|FC|RUSTC|PYTHON\d*|NODE|MAKE|[A-Z]+_(?:CC|CXX|LD|AR|PYTHON)|HOST\w+|RM|CP|MV|INSTALL|SED|AWK|PERL|GO"
+)
+#: In such a value, or in one that make puts into its commands: more than a program and its options.
+_RUNNING = re.compile(r"[;|`\n]|&&|\$\(shell|\$\$|[<>]\(")
+_HANDED = re.compile(
+    r"(?:^|[\s/])(?:(?:ba|da|z|k|c|tc)?sh\s+-\w*c|(?:python[\d.]*|perl|ruby|node|php)\s+-\w*[ceEr])\b|(?:^|[\s/])(?:curl|wget|ncat?|ssh)\s"
+)
 #: Variables that name a program: harmless with these values.
 _PROGRAMS = re.compile(r"(?:GIT_|)(?:PAGER|EDITOR|SEQUENCE_EDITOR)|VISUAL|BROWSER|MANPAGER|SYSTEMD_PAGER")
 _QUIET = ("", "cat", "true", ":", "less", "none")
@@ -59,12 +68,21 @@ def check_assignment(name: str, values: list[str], places: Places) -> str | None
         return f"setting {name} changes what other programs run or where they send things"
     if re.search(r"(?:OPTS|OPTIONS|FLAGS|ARGS)$", name) and any(_LOADING.search(value) for value in values):
         return f"{name} would make other programs load or run something"
+    if _TOOLS.fullmatch(name) and any(_RUNNING.search(value) or _HANDED.search(value) for value in values):
+        return f"{name} would make other programs run something"
     if _CODE_PLACES.fullmatch(name):
         return _check_code_places(name, values, places)
     if name == "TMPDIR":
         for value in values:
             places.write(value)
     return None
+
+
+def check_make_variable(name: str, value: str, places: Places) -> str | None:
+    """Why make may not be given ``name=value``, or None: it hands it to the environment and the text of its commands."""
+    if _RUNNING.search(value):
+        return f"{name} holds more than a value"
+    return check_assignment(name, [value], places)
 
 
 def _check_code_places(name: str, values: list[str], places: Places) -> str | None:

@@ -16,6 +16,9 @@ _PIP_CLOSED = names(
     """
 )
 
+#: Options that name a place to write to.
+_PIP_WRITING = names("-t --target --src -d --dest -w --wheel-dir --report --log -o --output-file --out-dir")
+
 
 def _pip(call: Call) -> None:
     words = [word for word in call.args if not word.startswith("-")]
@@ -31,17 +34,31 @@ def _pip(call: Call) -> None:
     )
     if verb and verb not in verbs.split():
         call.refuse(f"{verb[:40]} is not allowed here.")
-    if verb in ("install", "sync", "run", "add", "remove", "lock", "init", "build", "update", "venv"):
+    if verb in (
+        "install",
+        "download",
+        "wheel",
+        "sync",
+        "run",
+        "add",
+        "remove",
+        "lock",
+        "init",
+        "build",
+        "update",
+        "venv",
+    ):
         call.places.work_in()
     if verb == "run":
         return call.runner.run(call.args[call.args.index("run") + 1 :], call.given)
     given = parse(
         call.args,
-        "-i --index-url --extra-index-url -f --find-links -t --target --prefix --root --proxy --cert -r -c -e --src",
+        "-i --index-url --extra-index-url -f --find-links -t --target --prefix --root --proxy --cert -r -c -e --src"
+        " -d --dest -w --wheel-dir --report --log -o --output-file --out-dir",
     )
     if given.has(*_PIP_CLOSED):
         call.refuse("packages come from the usual index.", "shell-network")
-    for word in given.of("-t", "--target"):
+    for word in given.of(*_PIP_WRITING):
         call.places.write(word)
     for word in (*given.operands, *given.of("-r", "--requirement", "-e", "--editable")):
         call.literal(word, "the package")

@@ -39,6 +39,8 @@ class Script:
         check_gaps(self.root, text.encode())
         # The lists are shared with the outer text: what eval gives to a variable holds there too.
         self.variables: dict[str, list[str]] = dict(outer.variables) if outer is not None else {}
+        #: Variables that were given what a variable of the environment with a secret holds.
+        self.holding: set[str] = outer.holding if outer is not None else set()
         self.words = Words(text.encode(), self.variables, folder)
         self.functions = {
             self.words.text(node.named_children[0]) for node in nodes_of(self.root, "function_definition")

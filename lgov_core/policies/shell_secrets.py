@@ -47,6 +47,7 @@ _EXAMPLES = names(
     /etc/shadow /etc/gshadow /etc/sudoers /etc/passwd {HOME}/.ssh/id_rsa {HOME}/.ssh/id_ed25519
     {HOME}/.ssh/authorized_keys {HOME}/.aws/credentials {HOME}/.netrc {HOME}/.bash_history /proc/self/environ
     /dev/tcp/host/80 .env /app/.env {HOME}/.kube/config {HOME}/.git-credentials /root/.ssh/id_rsa
+    /etc/ssl/private/privkey.pem /etc/ssl/private/site.key {HOME}/store.p12 {HOME}/release.keystore
     """
 )
 #: Holes and wildcards in one word beyond which nobody can say what it names.

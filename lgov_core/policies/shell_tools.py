@@ -113,9 +113,12 @@ def _openssl(call: Call) -> None:
         call.refuse(f"{call.args[0][:20]} is not allowed here.")
     if call.args[:1] == ("s_client",) and call.given.kind == "stream":
         call.refuse("sending data is not allowed.", "shell-network")
-    given = parse(call.args, "-out -keyout")
-    for word in given.of("-out"):
+    given = parse(call.args, "-out -keyout -writerand -engine -config -provider-path")
+    for word in given.of("-out", "-writerand"):
         call.places.write(word)
+    for word in given.of("-engine", "-config", "-provider-path"):  # they load code
+        if "/" in word:
+            call.places.script(word)
     for word in given.of("-keyout"):  # a new key may be called like one
         call.places.write(word, may_be_secret=True)
     call.reads(word for word in call.args if word not in given.of("-keyout"))

@@ -6,6 +6,7 @@ import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from lgov_core.policies.options import names
 from lgov_core.policies.shell_call import NO_INPUT, STREAM, Input, is_option
 from lgov_core.policies.shell_environment import check_assignment, is_secret_variable
 from lgov_core.policies.shell_handed_on import check_stages, check_substitution
@@ -21,6 +22,17 @@ if TYPE_CHECKING:
 
 #: Words that the parser takes for the name of a command; behind them stands the command.
 _KEYWORDS = ("!", "coproc")
+
+
+#: Commands that show or keep what stands in their words, or what they are given to read.
+_SHOWING = frozenset(
+    names(
+        """
+    echo printf cat tee base64 base32 xxd od hexdump rev tr cut sed awk gawk mawk jq yq basename dirname realpath expr seq
+    touch mkdir ls stat file logger wall write fold column paste head tail sort uniq nl tac strings dig host nslookup ping
+    """
+    )
+)
 
 
 class Walk:
@@ -77,6 +89,9 @@ class Walk:
             raise Refused("shell-dangerous", "A loop that starts processes in the background may start too many.")
         if node.type not in ("for_statement", "case_statement", "test_command"):
             return
+        variable = node.child_by_field_name("variable")
+        if variable is not None and any(self._holds_secret(child) for child in node.children_by_field_name("value")):
+            self._script.holding.add(self._script.words.text(variable))
         for child in node.named_children:
             if child.type in ("word", "string", "raw_string", "concatenation"):
                 self._script.places_read(self._script.words.fields(child))
@@ -189,8 +204,10 @@ class Walk:
             else:
                 self.walk(child, NO_INPUT)
         words.extend(extra)
-        if words[:1] in (["echo"], ["printf"]):
-            self._check_shown(node)
+        if _SHOWING.intersection(words[:3]) or words[:2] in (["git", "commit"], ["git", "tag"], ["git", "notes"]):
+            self._check_shown(
+                node if node.parent is None or node.parent.type != "redirected_statement" else node.parent
+            )
         elif words[:1] == ["printenv"]:
             for name in filter(is_secret_variable, words[1:]):
                 raise Refused("shell-secret", f"{name} of the environment is a secret, which is not shown.")
@@ -199,6 +216,16 @@ class Walk:
         self._script.trail.passes(words)
         self._script.run(words, given)
 
+    def _holds_secret(self, node: Node, itself: str = "") -> bool:
+        """Whether a value is made of a variable with a secret that the environment, and not the script, has given."""
+        names = (re.match(r"\$\{?([A-Za-z_]\w*)", self._script.words.text(inner)) for inner in every_node(node))
+        return any(
+            match[1] in self._script.holding
+            or (is_secret_variable(match[1]) and (match[1] == itself or match[1] not in self._script.variables))
+            for match in names
+            if match is not None
+        )
+
     def _check_shown(self, node: Node) -> None:
         """Refuses a text that holds what the environment, and not the script, has given to a variable with a secret."""
         for inner in every_node(node):
@@ -206,7 +233,8 @@ class Walk:
             if inner.type not in ("simple_expansion", "expansion") or match is None:
                 continue
             asked = match[2].startswith((":+", "+"))  # whether there is one, and no more
-            if is_secret_variable(match[1]) and match[1] not in self._script.variables and not asked:
+            secret = is_secret_variable(match[1]) and match[1] not in self._script.variables
+            if (secret or match[1] in self._script.holding) and not asked:
                 raise Refused("shell-secret", f"${match[1]} of the environment is a secret, which is not shown.")
 
     def _name(self, node: Node) -> list[str]:
@@ -243,6 +271,8 @@ class Walk:
         name_node = node.child_by_field_name("name")
         name = re.split(r"[\[+]", self._script.words.text(name_node))[0] if name_node is not None else ""
         values = self._script.values.assigned(node)
+        if self._holds_secret(node, name):
+            self._script.holding.add(name)
         if name == "IFS" and prefix:
             return
         why = check_assignment(name, values, self._script.places)

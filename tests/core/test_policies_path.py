@@ -140,6 +140,22 @@ def test_names_that_stay_closed_unless_the_author_says_otherwise(root: Path, tex
     assert rule(PathPolicy(roots=[str(root)]), text) == "path-denied"
 
 
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("GIT~1/config", "path-windows"),
+        ("src/PROGRA~2.TXT", "path-windows"),
+        ("release.keystore", "path-denied"),
+        ("keys/private-2024.pem", "path-denied"),
+        ("notes.txt~", "allow"),
+        ("longer-name~1", "allow"),
+        ("keystore.py", "allow"),
+    ],
+)
+def test_short_names_and_more_files_with_keys(root: Path, text: str, expected: str) -> None:
+    assert rule(PathPolicy(roots=[str(root)]), text) == expected
+
+
 @pytest.mark.parametrize("text", ["id_rsa.pub", "id_ed25519.pub", ".env.example", "cert.pem", "keys.md", "50%25.txt"])
 def test_names_that_only_look_like_closed_ones_are_open(root: Path, text: str) -> None:
     assert rule(PathPolicy(roots=[str(root)]), text) == "allow"

@@ -57,6 +57,15 @@ xargs cat < <(find /etc -name shadow)
 find /etc -type f | while read f; do cat "$f"; done > out.txt
 find / -name shadow 2>/dev/null | xargs cat
 find /etc -type f 2>/dev/null | head -3 | xargs cat
+find / -name '*.pem' -exec cat {} \;
+find / -name '*.keystore' | xargs cat
+cat app.keystore deploy.ppk
+X=$GITHUB_TOKEN; echo $X
+GH_TOKEN=$GITHUB_TOKEN; echo $GH_TOKEN
+for t in $GITHUB_TOKEN; do echo $t; done
+git commit --allow-empty -m "$GITHUB_TOKEN"
+awk -v t="$GITHUB_TOKEN" 'BEGIN{print t}'
+command echo $GITHUB_TOKEN
 """
 
 ALLOWED = r"""
@@ -84,6 +93,12 @@ n=$(find /etc -type f | wc -l); echo $n
 for f in $(find . -name '*.py'); do head -3 "$f"; done
 find . -name '*.md' | while read f; do cat "$f"; done
 find /etc -type f | wc -l
+cat certs/ca-bundle.pem src/keystore.py
+find /etc/ssl/certs -name '*.pem' | head
+git commit -m 'Read GITHUB_TOKEN from the environment'
+grep -rn GITHUB_TOKEN .github
+test -z "$GITHUB_TOKEN" || echo there
+for token in a b; do echo $token; done
 echo "${#GITHUB_TOKEN}"
 [ -n "$GITHUB_TOKEN" ] && echo set
 echo ${GITHUB_TOKEN:+set}
