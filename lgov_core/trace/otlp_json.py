@@ -13,14 +13,20 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
-from lgov_core.trace.otlp_span import MAX_DEPTH, BadSpan, OTLPEvent, OTLPLink, OTLPSpan, Scope
+from lgov_core.trace.otlp_span import (
+    INT64,
+    MAX_DEPTH,
+    BadSpan,
+    Found,
+    OTLPEvent,
+    OTLPLink,
+    OTLPSpan,
+    Scope,
+    encodable,
+)
 from lgov_core.types import JSONValue
 
 _NUMBERS_IN_WORDS: Final = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
-_INT64: Final = 2**63
-
-#: A span as it stands in the request, the attributes of its resource, and its scope.
-Found = tuple[Any, Mapping[str, JSONValue], Scope]
 
 
 def spans_in(body: bytes) -> Iterator[Found]:
@@ -97,8 +103,7 @@ def _text(value: Any) -> str:
         return ""
     if not isinstance(value, str):
         raise BadSpan(f"a {type(value).__name__} stands where there should be text")
-    # JSON can write half of a surrogate pair; nothing that stores text can.
-    return value if value.isascii() else value.encode("utf-8", "replace").decode()
+    return encodable(value)
 
 
 def _id(value: Any, size: int) -> str:
@@ -121,7 +126,7 @@ def _integer(value: Any) -> int:
             number = int(value)
     except ValueError:
         number = None
-    if number is None or not -_INT64 <= number < 2 * _INT64:
+    if number is None or not -INT64 <= number < 2 * INT64:
         raise BadSpan(f"{str(value)[:40]!r} stands where there should be a 64-bit integer")
     return number
 
@@ -217,13 +222,13 @@ def _written(span: OTLPSpan) -> dict[str, Any]:
         "traceId": span.trace_id,
         "spanId": span.span_id,
         "parentSpanId": span.parent_id,
-        "name": _clean(span.name),
+        "name": encodable(span.name),
         "kind": span.kind,
         "startTimeUnixNano": str(span.start_ns),
         "endTimeUnixNano": str(span.end_ns),
         "attributes": _pairs(span.attributes),
         "events": [
-            {"name": _clean(event.name), "timeUnixNano": str(event.at_ns), "attributes": _pairs(event.attributes)}
+            {"name": encodable(event.name), "timeUnixNano": str(event.at_ns), "attributes": _pairs(event.attributes)}
             for event in span.events
         ],
         "links": [
@@ -232,24 +237,24 @@ def _written(span: OTLPSpan) -> dict[str, Any]:
         ],
         "droppedAttributesCount": span.dropped_attributes,
         "droppedEventsCount": span.dropped_events,
-        "status": {"code": span.status, "message": _clean(span.message)} if span.status or span.message else None,
+        "status": {"code": span.status, "message": encodable(span.message)} if span.status or span.message else None,
     }
     return {name: value for name, value in written.items() if value}
 
 
 def _pairs(attributes: Mapping[str, JSONValue]) -> list[dict[str, Any]]:
-    return [{"key": _clean(name), "value": _any_value(value)} for name, value in attributes.items()]
+    return [{"key": encodable(name), "value": _any_value(value)} for name, value in attributes.items()]
 
 
 def _any_value(value: JSONValue) -> dict[str, Any]:
     if value is None:
         return {}
     if isinstance(value, str):
-        return {"stringValue": _clean(value)}
+        return {"stringValue": encodable(value)}
     if isinstance(value, bool):
         return {"boolValue": value}
     if isinstance(value, int):
-        return {"intValue": str(value)} if -_INT64 <= value < _INT64 else {"stringValue": str(value)}
+        return {"intValue": str(value)} if -INT64 <= value < INT64 else {"stringValue": str(value)}
     if isinstance(value, float):
         return {"doubleValue": value if math.isfinite(value) else _in_words(value)}
     if isinstance(value, Mapping):
@@ -259,7 +264,3 @@ def _any_value(value: JSONValue) -> dict[str, Any]:
 
 def _in_words(value: float) -> str:
     return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
-
-
-def _clean(text: str) -> str:
-    return text if text.isascii() else text.encode("utf-8", "replace").decode()

@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, Final
+from typing import Any
 
 from lgov_core.errors import TraceError
-from lgov_core.trace.otlp_span import MAX_DEPTH, BadSpan, OTLPEvent, OTLPLink, OTLPSpan, Scope
+from lgov_core.trace.otlp_span import (
+    INT64,
+    MAX_DEPTH,
+    BadSpan,
+    Found,
+    OTLPEvent,
+    OTLPLink,
+    OTLPSpan,
+    Scope,
+    encodable,
+)
 from lgov_core.types import JSONValue
-
-_INT64: Final = 2**63
-
-#: A span as it stands in the request, the attributes of its resource, and its scope.
-Found = tuple[Any, Mapping[str, JSONValue], Scope]
 
 
 def _service() -> Any:
@@ -107,7 +112,7 @@ def write_request(groups: Mapping[Scope, Sequence[OTLPSpan]], resource: Mapping[
     _put_all(group.resource.attributes, resource)
     for scope, spans in groups.items():
         part = group.scope_spans.add()
-        part.scope.name, part.scope.version = _clean(scope.name), _clean(scope.version)
+        part.scope.name, part.scope.version = encodable(scope.name), encodable(scope.version)
         for span in spans:
             _put_span(part.spans.add(), span)
     return request.SerializeToString()
@@ -116,33 +121,35 @@ def write_request(groups: Mapping[Scope, Sequence[OTLPSpan]], resource: Mapping[
 def _put_span(message: Any, span: OTLPSpan) -> None:
     message.trace_id, message.span_id = bytes.fromhex(span.trace_id), bytes.fromhex(span.span_id)
     message.parent_span_id = bytes.fromhex(span.parent_id)
-    message.name, message.kind = _clean(span.name), span.kind
+    message.name, message.kind = encodable(span.name), span.kind
     message.start_time_unix_nano, message.end_time_unix_nano = span.start_ns, span.end_ns
     _put_all(message.attributes, span.attributes)
     for event in span.events:
-        _put_all(message.events.add(name=_clean(event.name), time_unix_nano=event.at_ns).attributes, event.attributes)
+        _put_all(
+            message.events.add(name=encodable(event.name), time_unix_nano=event.at_ns).attributes, event.attributes
+        )
     for link in span.links:
         ids = {"trace_id": bytes.fromhex(link.trace_id), "span_id": bytes.fromhex(link.span_id)}
         _put_all(message.links.add(**ids).attributes, link.attributes)
     if span.status or span.message:
-        message.status.code, message.status.message = span.status, _clean(span.message)
+        message.status.code, message.status.message = span.status, encodable(span.message)
     message.dropped_attributes_count, message.dropped_events_count = span.dropped_attributes, span.dropped_events
 
 
 def _put_all(pairs: Any, attributes: Mapping[str, JSONValue]) -> None:
     for name, value in attributes.items():
-        _put(pairs.add(key=_clean(name)).value, value)
+        _put(pairs.add(key=encodable(name)).value, value)
 
 
 def _put(message: Any, value: JSONValue) -> None:
     if value is None:
         return
     if isinstance(value, str):
-        message.string_value = _clean(value)
+        message.string_value = encodable(value)
     elif isinstance(value, bool):
         message.bool_value = value
     elif isinstance(value, int):
-        if -_INT64 <= value < _INT64:
+        if -INT64 <= value < INT64:
             message.int_value = value
         else:
             message.string_value = str(value)
@@ -157,10 +164,6 @@ def _put(message: Any, value: JSONValue) -> None:
             _put(message.array_value.values.add(), item)
 
 
-def _clean(text: str) -> str:
-    return text if text.isascii() else text.encode("utf-8", "replace").decode()
-
-
 # ---------------------------------------------------------------------- answers
 
 
@@ -169,7 +172,7 @@ def response(rejected: int, message: str) -> bytes:
     answer = _service().ExportTraceServiceResponse()
     if rejected or message:
         answer.partial_success.rejected_spans = rejected
-        answer.partial_success.error_message = _clean(message)
+        answer.partial_success.error_message = encodable(message)
     return answer.SerializeToString()
 
 
@@ -178,7 +181,7 @@ def status(code: int, message: str) -> bytes:
 
     Written by hand, so that a request can be refused also where nothing is installed that could read it.
     """
-    text = _clean(message).encode()
+    text = encodable(message).encode()
     return bytes((0x08, code, 0x12)) + _varint(len(text)) + text
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 from lgov_core.trace import identity, semconv
 from lgov_core.types import JSONValue, Span, SpanEvent
@@ -38,6 +38,10 @@ ELSEWHERE: Final = frozenset(
         semconv.DROPPED_EVENTS,
     }
 )
+
+
+#: Integers from here on, and below as many less than nought, are written as text.
+INT64: Final = 2**63
 
 
 class BadSpan(ValueError):
@@ -94,6 +98,10 @@ class Scope:
     version: str = ""
 
 
+#: A span as it stands in a request, the attributes of its resource, and its scope.
+Found: TypeAlias = tuple[Any, Mapping[str, JSONValue], Scope]
+
+
 def nanoseconds(seconds: float) -> int:
     """Unix seconds as nanoseconds. For a time after April 1970 `seconds_of` gives the same float back."""
     whole = int(seconds // 1)
@@ -112,11 +120,11 @@ def span_of(found: OTLPSpan, resource: Mapping[str, JSONValue], scope: Scope) ->
     Raises `BadSpan` for ids that are no ids.
     """
     for what, text, digits in (("trace", found.trace_id, 32), ("span", found.span_id, 16)):
-        if not _is_id(text, digits):
+        if not is_id(text, digits):
             raise BadSpan(
                 f"the {what} id of span {found.name[:60]!r} is not {digits} hexadecimal digits other than zeros"
             )
-    if found.parent_id and not _is_id(found.parent_id, 16):
+    if found.parent_id and not is_id(found.parent_id, 16):
         if found.parent_id.strip("0"):
             raise BadSpan(f"the parent's id of span {found.name[:60]!r} is not 16 hexadecimal digits")
         found.parent_id = ""
@@ -144,7 +152,13 @@ def span_of(found: OTLPSpan, resource: Mapping[str, JSONValue], scope: Scope) ->
     )
 
 
-def _is_id(text: str, digits: int) -> bool:
+def encodable(text: str) -> str:
+    """``text`` without halves of surrogate pairs: Python and JSON can write them, and nothing that stores text can."""
+    return text if text.isascii() else text.encode("utf-8", "replace").decode()
+
+
+def is_id(text: str, digits: int) -> bool:
+    """Whether ``text`` is an id of OpenTelemetry's: so many hexadecimal digits in lower case, other than zeros."""
     return len(text) == digits and text.strip("0") != "" and not text.strip("0123456789abcdef")
 
 
@@ -223,7 +237,7 @@ def _links(value: JSONValue) -> list[OTLPLink]:
         return []
     links: list[OTLPLink] = []
     for one in value:
-        if isinstance(one, Mapping) and _is_id(str(one.get("trace_id")), 32) and _is_id(str(one.get("span_id")), 16):
+        if isinstance(one, Mapping) and is_id(str(one.get("trace_id")), 32) and is_id(str(one.get("span_id")), 16):
             found: Any = one.get("attributes")
             attributes = dict(found) if isinstance(found, Mapping) else {}
             links.append(OTLPLink(str(one["trace_id"]), str(one["span_id"]), attributes))

@@ -92,7 +92,7 @@ def _attempt_span(rollout: Rollout | None, attempt: Attempt) -> Span:
         f"{attempt.rollout_id}/{attempt.attempt}",
         attempt.started_at,
         attempt.ended_at,
-        _without_none(
+        semconv.said(
             {
                 semconv.TASK_ID: rollout.task_id if rollout else None,
                 semconv.RUN_ID: (rollout.run_id or None) if rollout else None,
@@ -113,7 +113,7 @@ def _call_span(call: CapturedCall, of_attempt: Span, shown: Span | None) -> Span
         f"{call.response_id}#{call.choice}",
         call.started_at,
         call.ended_at,
-        _without_none(
+        semconv.said(
             {
                 semconv.OPERATION: operation,
                 semconv.SPAN_KIND: "server",
@@ -158,7 +158,7 @@ def reward_span(reward: Reward, at: float, parent_id: str | None = None) -> Span
         reward.reward_id,
         at,
         at,
-        _without_none(
+        semconv.said(
             {
                 semconv.REWARD_VALUE: reward.value,
                 semconv.REWARD_DIMENSION: reward.dimension,
@@ -185,7 +185,3 @@ def _messages(value: Any) -> str | None:
 
 def _list(values: Sequence[float] | None) -> list[JSONValue] | None:
     return None if values is None else list(values)
-
-
-def _without_none(attributes: Mapping[str, JSONValue]) -> dict[str, JSONValue]:
-    return {name: value for name, value in attributes.items() if value is not None}

@@ -11,7 +11,10 @@ results are JSON text; finish reasons are a list of strings; token ids and logpr
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Final
+
+from lgov_core.types import JSONValue
 
 # What kind of operation a span is: values of ``gen_ai.operation.name``, and the first word of its span's name.
 OPERATION: Final = "gen_ai.operation.name"
@@ -121,3 +124,8 @@ SERVICE_NAME: Final = "service.name"
 def execute_tool_span_name(tool: str) -> str:
     """The name of a tool call's span: ``execute_tool {tool}``."""
     return f"{EXECUTE_TOOL} {tool}"
+
+
+def said(attributes: Mapping[str, JSONValue]) -> dict[str, JSONValue]:
+    """The attributes that have a value."""
+    return {name: value for name, value in attributes.items() if value is not None}

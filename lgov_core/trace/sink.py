@@ -62,7 +62,7 @@ def decision_span(observed: ObservedDecision, *, content: bool) -> Span:
         span_id=new_id("span"),
         started_at=observed.at - decision.latency_us / 1e6,
         ended_at=observed.at,
-        attributes=_without_none(
+        attributes=semconv.said(
             {
                 **_who(action),
                 semconv.POINT: action.point.value,
@@ -93,7 +93,7 @@ def tool_span(outcome: ToolOutcome, *, content: bool) -> Span:
         span_id=action.call_id or new_id("span"),
         started_at=outcome.started_at,
         ended_at=outcome.started_at + outcome.duration_s,
-        attributes=_without_none(
+        attributes=semconv.said(
             {
                 **_who(action),
                 semconv.OPERATION: semconv.EXECUTE_TOOL,
@@ -128,10 +128,6 @@ def _call_attribute(action: Action) -> str:
     """Which id ``action.call_id`` is: the tool call's around a tool, elsewhere the framework's own for a model call."""
     tool = action.point in (Point.PRE_TOOL_CALL, Point.POST_TOOL_CALL)
     return semconv.TOOL_CALL_ID if tool else semconv.CALL_ID
-
-
-def _without_none(attributes: Mapping[str, JSONValue]) -> dict[str, JSONValue]:
-    return {name: value for name, value in attributes.items() if value is not None}
 
 
 def _json(arguments: Mapping[str, Any]) -> str:

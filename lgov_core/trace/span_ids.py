@@ -4,16 +4,9 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Sequence
-from typing import Final
 
-from lgov_core.trace.otlp_span import OTLPSpan, Scope, otlp_of, scope_of
+from lgov_core.trace.otlp_span import OTLPSpan, Scope, is_id, otlp_of, scope_of
 from lgov_core.types import Span
-
-_HEX: Final = "0123456789abcdef"
-
-
-def _is_hex(text: str | None, digits: int) -> bool:
-    return text is not None and len(text) == digits and not text.strip(_HEX) and text.strip("0") != ""
 
 
 def _derived(size: int, *parts: object) -> str:
@@ -44,7 +37,7 @@ def with_ids(spans: Sequence[Span]) -> list[tuple[Scope, OTLPSpan]]:
 
 
 def _span_id(trace_id: str, span_id: str) -> str:
-    return span_id if _is_hex(span_id, 16) else _derived(8, "span", trace_id, span_id)
+    return span_id if is_id(span_id, 16) else _derived(8, "span", trace_id, span_id)
 
 
 def _traces(spans: Iterable[Span]) -> list[str]:
@@ -67,7 +60,7 @@ def _trace(
     here = span
     while True:
         key = (here.rollout_id, here.attempt, here.span_id)
-        if here.trace_id is not None and _is_hex(here.trace_id, 32):
+        if here.trace_id is not None and is_id(here.trace_id, 32):
             found = here.trace_id
             break
         if key in known:
