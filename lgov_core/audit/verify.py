@@ -131,13 +131,24 @@ def verify(
         anchor = None if head is None else _Anchor(os.fspath(head))
         with closing(sqlite3.connect(address, uri=True, isolation_level=None)) as connection:
             connection.execute("BEGIN")
-            return _Check(connection, trusted, anchor, require_signed).report()
+            try:
+                return _Check(connection, trusted, anchor, require_signed).report()
+            except sqlite3.OperationalError:  # text that is none, perhaps: again, so that its entry can be named
+                connection.text_factory = _text_or_bytes
+                return _Check(connection, trusted, anchor, require_signed).report()
     except _Usage as error:
         return VerifyReport(False, 0, problem=error.problem, usage=True)
     except _Broken as broken:
         return VerifyReport(False, 0, problem=broken.problem)
     except (sqlite3.Error, UnicodeDecodeError) as error:
         return VerifyReport(False, 0, problem=f"{name} cannot be read: {error}")
+
+
+def _text_or_bytes(raw: bytes) -> str | bytes:
+    try:
+        return raw.decode()
+    except UnicodeDecodeError:
+        return raw
 
 
 class _Check:
@@ -192,6 +203,9 @@ class _Check:
         )
         if set(tables) != {(name, "table", 1, 0) for name in ("entries", "heads", "record")}:
             raise _Broken("entries, heads and record are not the tables that they should be")
+        record = self.connection.execute("SELECT id, made_at FROM record LIMIT 2").fetchall()
+        if [[type(value) for value in row] for row in record] != [[str, int]]:
+            raise _Broken("it does not say which record it is, or says so wrongly")
         problems = [row[0] for row in self.connection.execute("PRAGMA integrity_check(1)")]
         if problems != ["ok"]:  # an index that disagrees with its table would hide rows from some readers
             raise _Broken(f"the database is damaged: {problems[0]}")

@@ -17,6 +17,7 @@ import pytest
 from lgov_core.audit import AuditLog, verify
 from lgov_core.audit import verify as verifier_package
 from lgov_core.audit.verify import VerifyReport
+from lgov_core.types import Action, Decision, Effect, Point
 
 Change = Callable[[sqlite3.Connection], None]
 ENDLESS = "WITH RECURSIVE c(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM c) SELECT x"
@@ -80,6 +81,10 @@ CHANGES: dict[str, Change] = {
     "a head nested too deep": sql(f"INSERT INTO heads VALUES (1, '{'[' * 100_000}', x'00')"),
     "a head of bytes": sql("INSERT INTO heads VALUES (1, x'ff', 5)"),
     "no id": sql("DROP TABLE record"),
+    "no row for the id": sql("DELETE FROM record"),
+    "two ids": sql("INSERT INTO record VALUES ('another', 1)"),
+    "an id of bytes": sql("UPDATE record SET id = x'ff'"),
+    "made at a word": sql("UPDATE record SET made_at = 'noon'"),
     "an endless view for the id": recreated("record", f"CREATE VIEW record AS {ENDLESS} AS id FROM c"),
     "an endless view for the entries": recreated("entries", f"CREATE VIEW entries AS {ENDLESS} AS position FROM c"),
     "a virtual table for the heads": recreated("heads", "CREATE VIRTUAL TABLE heads USING fts5(number, body, signature)"),
@@ -100,6 +105,20 @@ def test_a_hostile_record_is_broken_and_breaks_nothing(path: Path, what: str) ->
     assert isinstance(report, VerifyReport)
     assert not report.ok
     assert report.problem
+
+
+@pytest.mark.parametrize("column", ["body", "writer", "rollout_id", "arguments"])
+def test_an_entry_with_text_that_is_not_utf8_is_named(path: Path, column: str) -> None:
+    with AuditLog(path) as log:
+        for rollout in "abc":
+            log.commit(
+                Action(Point.PRE_TOOL_CALL, "t", arguments={"n": 1}, rollout_id=rollout), Decision(Effect.ALLOW, "p")
+            )
+    with closing(sqlite3.connect(path)) as db, db:
+        db.execute("DROP TRIGGER entries_are_not_changed")
+        db.execute(f"UPDATE entries SET {column} = CAST(x'ff' || {column} AS TEXT) WHERE position = 2")
+    report = verify(path)
+    assert (report.ok, report.entries, report.first_bad) == (False, 1, 2), report
 
 
 def test_as_a_program_it_says_so_in_one_line(path: Path) -> None:
