@@ -173,9 +173,9 @@ class LightningRollouts:
     def add_event(self, rollout_id: str, attempt: str, body: Any, grant: KeyGrant) -> dict[str, Any]:
         """Keeps an event; one of type ``reward`` is a reward too.
 
-        Its ``data`` may name the call that earned it (``response_id`` or ``tool_call_id``) and a ``dimension``; with
-        neither it is the attempt's final reward, for which the key needs the right. An ``event_id`` makes it safe to
-        send twice. Raises `EndpointError`: 403, 404, 422.
+        Its ``data`` may name the call that earned it (``response_id``, with the ``choice`` of its reply, or
+        ``tool_call_id``) and a ``dimension``; with neither it is the attempt's final reward, for which the key needs the
+        right. An ``event_id`` makes it safe to send twice. Raises `EndpointError`: 403, 404, 422.
         """
         number = attempt_number(attempt)
         if not isinstance(body, dict) or not isinstance(body.get("event_type"), str):
@@ -244,14 +244,17 @@ class LightningRollouts:
         return event_body(rollout_id, number, kind, now, data)
 
     def _reward(self, rollout_id: str, number: int, data: Mapping[str, Any], event_id: str, grant: KeyGrant) -> None:
-        value, dimension = data.get("value"), data.get("dimension", "task")
+        value, dimension = _finite(data.get("value")), data.get("dimension", "task")
         response_id, tool_call_id = data.get("response_id"), data.get("tool_call_id")
-        if not isinstance(value, int | float) or isinstance(value, bool) or not math.isfinite(value):
+        if value is None:
             raise unprocessable("the value of a reward must be a finite number")
         if not isinstance(dimension, str) or not dimension:
             raise unprocessable("the dimension of a reward must be a text")
         if not isinstance(response_id, str | None) or not isinstance(tool_call_id, str | None):
             raise unprocessable("'response_id' and 'tool_call_id' must be texts")
+        choice = data.get("choice")
+        if choice is not None and (type(choice) is not int or not 0 <= choice < 2**31):
+            raise unprocessable("'choice' must be a whole number from 0 on")
         if response_id is None and tool_call_id is None and not grant.may_judge:
             raise EndpointError(
                 "this key does not give an attempt its final reward",
@@ -259,7 +262,7 @@ class LightningRollouts:
                 hint="name the call that earned it, or have a key issued with final_reward",
             )
         reward_id = f"rwd_{event_id}"
-        reward = Reward(float(value), dimension, rollout_id, number, response_id, tool_call_id, "event", reward_id)
+        reward = Reward(value, dimension, rollout_id, number, response_id, tool_call_id, "event", reward_id, choice)
         if not any(one.reward_id == reward_id for one in self._store.rewards([rollout_id])):
             self._store.add_rewards([reward])
 
@@ -317,6 +320,17 @@ class LightningRollouts:
         now = time.time()
         attributes = {_STATUS: json.dumps(status)}
         self._store.add_spans([Span(_STATUS_SPAN, new_id("span"), now, now, attributes, rollout_id)])
+
+
+def _finite(value: Any) -> float | None:
+    """``value`` as a float if it is a finite number; None for all else."""
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        return None
+    try:
+        number = float(value)
+    except OverflowError:  # a whole number that no float can hold
+        return None
+    return number if math.isfinite(number) else None
 
 
 def _is_own(span: Span) -> bool:

@@ -15,6 +15,7 @@ from typing import Any, Final, cast
 
 from lgov_core.errors import UpstreamError
 from lgov_core.gateway.protocol import Completion, ToolCall
+from lgov_core.store.encoding import all_below_2_31
 
 _NO_USAGE: Final[Mapping[str, Any]] = {}
 
@@ -120,8 +121,10 @@ def _ids(value: Any) -> tuple[int, ...] | None:
         return None
     ids = cast("list[Any]", value)  # long, hence the checks without a loop in Python
     try:
-        array("I", ids)
+        packed = array("I", ids).tobytes()
     except (TypeError, OverflowError):  # something else than numbers, or negative, or beyond 32 bits
+        return None
+    if not all_below_2_31(packed):
         return None
     if (True in ids or False in ids) and set(map(type, ids)) != {int}:  # equal to 1 and 0, and yet no ids
         return None

@@ -79,6 +79,9 @@ def _plain(value: Any) -> Any:
 
 _ENCODER = json.JSONEncoder(separators=(",", ":"), default=_plain)
 _DECODER = json.JSONDecoder()
+#: Where the first of four bytes is that has the bit of the sign.
+_HIGH = 3 if sys.byteorder == "little" else 0
+_TOKEN_IDS = "token ids are integers from 0, below 2^31"
 
 
 def token_ids(stored: bytes | tuple[int, ...] | None) -> tuple[int, ...] | None:
@@ -86,17 +89,25 @@ def token_ids(stored: bytes | tuple[int, ...] | None) -> tuple[int, ...] | None:
     return stored if isinstance(stored, tuple) else numbers("i", stored)
 
 
+def all_below_2_31(packed: bytes) -> bool:
+    """Whether none of these unsigned 32-bit numbers, in this machine's order of bytes, needs the bit of the sign."""
+    return packed[_HIGH::4].isascii()
+
+
 def token_blob(ids: Sequence[int], what: str = "token ids") -> bytes:
-    """Token ids as they are stored. Raises `StoreError` that names ``what`` for what is no 32-bit integer."""
+    """Token ids as they are stored. Raises `StoreError` that names ``what`` for what is no integer from 0, below 2^31."""
     if sys.byteorder == "little":
         try:
             packed = array("I", ids).tobytes()  # which takes a third of the time that numbers with a sign take
         except (TypeError, OverflowError):
             pass
         else:
-            if packed[3::4].isascii():  # no number needs the bit of the sign
+            if all_below_2_31(packed):
                 return packed
-    return blob("i", ids, what) or b""
+    packed = blob("i", ids, what) or b""
+    if any(one < 0 for one in ids):
+        raise StoreError(f"the {what} cannot be stored: {min(ids)} is below 0", hint=_TOKEN_IDS)
+    return packed
 
 
 def logprob_blob(values: Sequence[float] | None, what: str) -> bytes | None:
@@ -118,7 +129,7 @@ def blob(typecode: str, values: Iterable[float] | None, what: str) -> bytes | No
     try:
         packed: array[Any] = array(typecode, values)
     except (TypeError, OverflowError) as error:
-        raise StoreError(f"the {what} cannot be stored: {error}", hint="token ids are 32-bit integers") from error
+        raise StoreError(f"the {what} cannot be stored: {error}", hint=_TOKEN_IDS) from error
     if sys.byteorder == "big":
         packed.byteswap()
     return packed.tobytes()

@@ -54,7 +54,7 @@ class MemoryStore(MemoryTraces):
                 for one in place.queue.values()
                 if one.state in _WAITS and one.available_at <= at and run_id in (None, one.run_id)
             ]
-            return [_hand_out(place, one, worker_id, lease_s, at) for one in waiting[:limit]]
+            return [_hand_out(place, one, worker_id, lease_s, at) for one in waiting[: max(limit, 0)]]
 
     def heartbeat(
         self,
@@ -132,7 +132,7 @@ class MemoryStore(MemoryTraces):
                 (at, place.queue[rollout_id])
                 for at, rollout_id in place.ended.items()
                 if at > cursor and run_id in (None, place.queue[rollout_id].run_id)
-            ][:limit]
+            ][: max(limit, 0)]
         return EndedRollouts(tuple(entry for _, entry in found), found[-1][0] if found else cursor)
 
     # ------------------------------------------------------------------ retention

@@ -94,7 +94,7 @@ class PostgresStore(PostgresTraces):
         found = self._reader.fetch(
             f"SELECT ended_seq, {rows.ENTRY_COLUMNS} FROM queue"
             f" WHERE ended_seq > %s {of_run} ORDER BY ended_seq LIMIT %s",
-            (*given, limit),
+            (*given, max(limit, 0)),
         )
         entries = tuple(rows.entry_of(row[1:]) for row in found)
         return EndedRollouts(entries, found[-1][0] if found else cursor)

@@ -130,8 +130,9 @@ _FORMAT_1: Final = (
 )
 
 #: What makes each format of the one before it; the first makes the tables. In the second, replies may be without the
-#: prompt's token ids (see `lgov_core.store.reply_text`): nothing is made, but an older lgov could not read them.
-_STEPS: Final[tuple[tuple[str, ...], ...]] = (_FORMAT_1, ())
+#: prompt's token ids (see `lgov_core.store.reply_text`): nothing is made, but an older lgov could not read them. In the
+#: third, a reward says which choice of a reply it is for.
+_STEPS: Final[tuple[tuple[str, ...], ...]] = (_FORMAT_1, (), ("ALTER TABLE rewards ADD COLUMN choice bigint",))
 
 FORMAT: Final = len(_STEPS)
 

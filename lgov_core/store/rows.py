@@ -26,12 +26,14 @@ CALL_COLUMNS: Final = (
 FOLDED_COLUMNS: Final = f"{CALL_COLUMNS}, base, prompt_shared, request_repeats"
 #: Times further from 1970 are none.
 _MOST_SECONDS: Final = 2.0**50
+#: No reply has more choices than this.
+_MOST_CHOICES: Final = 2**31
 #: Places in a row of ``CALL_COLUMNS``.
 REQUEST, PROMPT, RESPONSE_IDS, ROLLOUT_ID, ATTEMPT = (
     CALL_COLUMNS.replace(" ", "").split(",").index(name)
     for name in ("request", "prompt_rest", "response_ids", "rollout_id", "attempt")
 )
-REWARD_COLUMNS: Final = "reward_id, value, dimension, rollout_id, attempt, response_id, tool_call_id, source"
+REWARD_COLUMNS: Final = "reward_id, value, dimension, rollout_id, attempt, response_id, tool_call_id, source, choice"
 SPAN_COLUMNS: Final = (
     "span_id, name, started_at, ended_at, attributes, rollout_id, attempt, parent_id, trace_id, events, claimed"
 )
@@ -48,7 +50,11 @@ def insert(table: str, columns: str) -> str:
 
 
 def rollout_row(rollout: Rollout) -> Row:
-    """A row of ``ROLLOUT_COLUMNS``."""
+    """A row of ``ROLLOUT_COLUMNS``. An id in which there is a NUL, by which nobody could look it up, raises `StoreError`."""
+    if "\0" in rollout.rollout_id:
+        raise StoreError(
+            f"rollout {rollout.rollout_id!r} has a NUL in its id", hint="give it an id of printable characters"
+        )
     what = f"input of rollout {rollout.rollout_id}"
     return rollout.rollout_id, rollout.task_id, rollout.run_id, json_text(rollout.input, what), rollout.created_at
 
@@ -144,7 +150,7 @@ def call_of(row: Row) -> CapturedCall:
 
 
 def reward_row(reward: Reward) -> Row:
-    """A row of ``REWARD_COLUMNS``. A value that is not a finite number raises `StoreError`."""
+    """A row of ``REWARD_COLUMNS``. A value that is no finite number, and a choice that is none, raise `StoreError`."""
     try:
         value = float(reward.value)
     except (TypeError, ValueError, OverflowError):
@@ -153,6 +159,11 @@ def reward_row(reward: Reward) -> Row:
         raise StoreError(
             f"reward {reward.reward_id} ({reward.dimension}) of rollout {reward.rollout_id} is {reward.value!r}",
             hint="a reward must be a finite number; leave it out when it is not known",
+        )
+    if reward.choice is not None and (type(reward.choice) is not int or not 0 <= reward.choice < _MOST_CHOICES):
+        raise StoreError(
+            f"reward {reward.reward_id} is for choice {reward.choice!r}",
+            hint="choices of a reply are counted from 0; None where it has only one",
         )
     return (
         reward.reward_id,
@@ -163,6 +174,7 @@ def reward_row(reward: Reward) -> Row:
         reward.response_id,
         reward.tool_call_id,
         reward.source,
+        reward.choice,
     )
 
 
@@ -179,8 +191,8 @@ def own_reward(reward: Reward, rollout_id: str, attempt: int) -> Reward:
 
 def reward_of(row: Row) -> Reward:
     """The reward of a row of ``REWARD_COLUMNS``."""
-    reward_id, value, dimension, rollout_id, attempt, response_id, tool_call_id, source = row
-    return Reward(value, dimension, rollout_id, attempt, response_id, tool_call_id, source, reward_id)
+    reward_id, value, dimension, rollout_id, attempt, response_id, tool_call_id, source, choice = row
+    return Reward(value, dimension, rollout_id, attempt, response_id, tool_call_id, source, reward_id, choice)
 
 
 def span_row(span: Span) -> Row:

@@ -1,4 +1,4 @@
-"""The tables of a SQLite trace store, format 3, and how files of earlier formats become one.
+"""The tables of a SQLite trace store, format 4, and how files of earlier formats become one.
 
 ``seq`` is the order of writing in every table. Rollouts, attempts and the queue are bound to each other; calls, rewards and
 spans may name a rollout that nobody announced, because what was seen is kept even when its rollout is not known. Times are
@@ -14,7 +14,7 @@ The prompt's token ids are left out of ``response`` too (see `lgov_core.store.re
 A ``seq`` is never used twice, so that a reference cannot come to mean another call, and an attempt is only deleted as a whole.
 
 ``digest`` of a span is over everything it says: the same span sent again is not written again. Spans that were moved from
-format 1 have none.
+format 1 have none. Rewards of formats before 4 say no ``choice``.
 """
 
 from __future__ import annotations
@@ -118,7 +118,8 @@ _TABLES = (
         attempt INTEGER,
         response_id TEXT,
         tool_call_id TEXT,
-        source TEXT NOT NULL
+        source TEXT NOT NULL,
+        choice INTEGER
     )""",
     "CREATE INDEX rewards_of_rollout ON rewards (rollout_id)",
     """CREATE TABLE spans (
@@ -163,8 +164,8 @@ _FROM_1 = (
 TRACE_STORE: Final = FileKind(
     what="trace store",
     application_id=int.from_bytes(b"lgvS"),
-    version=3,
+    version=4,
     schema=_TABLES,
     error=StoreError,
-    migrations={1: _FROM_1, 2: ()},
+    migrations={1: _FROM_1, 2: (), 3: ("ALTER TABLE rewards ADD COLUMN choice INTEGER",)},
 )

@@ -93,7 +93,7 @@ class SQLiteStore(SQLiteTraces):
         found = self._reader.fetch(
             f"SELECT ended.seq, {columns} FROM ended JOIN queue USING (rollout_id)"
             f" WHERE ended.seq > ? {of_run} ORDER BY ended.seq LIMIT ?",
-            (*given, limit),
+            (*given, max(limit, 0)),
         )
         entries = tuple(rows.entry_of(row[1:]) for row in found)
         return EndedRollouts(entries, found[-1][0] if found else cursor)

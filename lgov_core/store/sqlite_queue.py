@@ -44,7 +44,7 @@ def claim(
     given: tuple[Any, ...] = (now,) if run_id is None else (now, run_id)
     found = connection.execute(
         f"SELECT {rows.ENTRY_COLUMNS} FROM queue WHERE {_WAITS} AND available_at <= ? {of_run} ORDER BY seq LIMIT ?",
-        (*given, limit),
+        (*given, max(limit, 0)),
     ).fetchall()
     return [_open(connection, rows.entry_of(row), worker_id, lease_s, now) for row in found]
 

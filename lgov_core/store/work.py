@@ -76,13 +76,13 @@ class RolloutConfig:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "retry_on", frozenset(map(Outcome, self.retry_on)))
-        if self.max_attempts < 1:
-            raise StoreError(f"max_attempts is {self.max_attempts}", hint="one attempt is the least")
+        if type(self.max_attempts) is not int or self.max_attempts < 1:
+            raise StoreError(f"max_attempts is {self.max_attempts!r}", hint="a whole number; one attempt is the least")
         for name, limit in (("timeout_s", self.timeout_s), ("unresponsive_s", self.unresponsive_s)):
-            if limit is not None and not (math.isfinite(limit) and limit > 0):
-                raise StoreError(f"{name} is {limit}", hint="give seconds, more than 0, or None for no limit")
-        if not (math.isfinite(self.retry_delay_s) and self.retry_delay_s >= 0):
-            raise StoreError(f"retry_delay_s is {self.retry_delay_s}", hint="give seconds, 0 or more")
+            if limit is not None and not (_is_seconds(limit) and limit > 0):
+                raise StoreError(f"{name} is {limit!r}", hint="give seconds, more than 0, or None for no limit")
+        if not (_is_seconds(self.retry_delay_s) and self.retry_delay_s >= 0):
+            raise StoreError(f"retry_delay_s is {self.retry_delay_s!r}", hint="give seconds, 0 or more")
         if Outcome.SUCCEEDED in self.retry_on:
             raise StoreError("retry_on names succeeded", hint="only what did not succeed can be tried again")
 
@@ -177,5 +177,9 @@ class EndedRollouts:
 
 def require_lease(lease_s: float) -> None:
     """Raises `StoreError` for the length of a lease (seconds) that is none."""
-    if not (math.isfinite(lease_s) and lease_s > 0):
-        raise StoreError(f"a lease of {lease_s} s", hint="give seconds, more than 0")
+    if not (_is_seconds(lease_s) and lease_s > 0):
+        raise StoreError(f"a lease of {lease_s!r} s", hint="give seconds, more than 0")
+
+
+def _is_seconds(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)

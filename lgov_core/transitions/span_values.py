@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, Final, TypeAlias
 
+from lgov_core.store.encoding import all_below_2_31
 from lgov_core.trace import semconv
 from lgov_core.types import JSONValue
 
@@ -149,8 +150,11 @@ def _integers(value: object) -> tuple[int, ...] | None:
     numbers = tuple(listed)
     try:
         # Packing checks every element, as fast as `sum`: whole numbers, from 0 on, of 32 bits.
-        _packing(len(numbers))(*numbers)
+        packed = _packing(len(numbers))(*numbers)
     except struct.error:
+        return None
+    # A truth value is packed as 0 or 1, which have three empty bytes.
+    if not all_below_2_31(packed) or (b"\0\0\0" in packed and bool in map(type, numbers)):
         return None
     return numbers
 

@@ -8,7 +8,7 @@ from itertools import pairwise, product
 import pytest
 
 from lgov_core.errors import StoreError
-from lgov_core.store import STATE_MOVES, RolloutConfig, RolloutQueue, RolloutState
+from lgov_core.store import STATE_MOVES, EndedRollouts, RolloutConfig, RolloutQueue, RolloutState
 from lgov_core.store.work import require_move
 from lgov_core.types import Outcome, Reward, Rollout
 from tests.contract.backends import Place
@@ -42,6 +42,9 @@ def test_the_states_are_a_table_and_nothing_else_is_allowed() -> None:
     "changes",
     [
         {"max_attempts": 0},
+        {"max_attempts": 1.5},
+        {"max_attempts": True},
+        {"timeout_s": "10"},
         {"timeout_s": 0.0},
         {"unresponsive_s": -1.0},
         {"timeout_s": float("nan")},
@@ -266,6 +269,14 @@ def test_a_lease_without_meaning_is_refused(store: RolloutQueue) -> None:
             store.claim("w", lease_s=lease_s)
         with pytest.raises(StoreError, match="lease"):
             store.heartbeat("w", lease_s=lease_s)
+
+
+def test_fewer_than_none_are_none(store: RolloutQueue) -> None:
+    store.enqueue([Rollout("a", "t", "run", {}), Rollout("b", "t", "run", {})])
+    assert store.claim("w", -1, lease_s=9) == []
+    store.cancel("a", "")
+    store.cancel("b", "")
+    assert store.ended_since(limit=-1) == EndedRollouts()
 
 
 def test_every_ending_is_seen_once_and_in_order(store: RolloutQueue, reopen: Place) -> None:

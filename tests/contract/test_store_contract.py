@@ -61,7 +61,7 @@ def test_everything_comes_back_as_it_was_written(store: RolloutQueue, reopen: Pl
         store.add_call(one)
     rewards = [
         Reward(0.1, "air", "r1", 1, tool_call_id="call_a", source="rule"),
-        Reward(-1 / 3, response_id="c1", rollout_id="r1", attempt=1),
+        Reward(-1 / 3, response_id="c1", rollout_id="r1", attempt=1, choice=1),
         Reward(2, rollout_id=None),
     ]
     store.add_rewards(rewards)
@@ -202,6 +202,19 @@ def test_rewards_are_finite(store: RolloutQueue, value: object) -> None:
     assert store.rewards() == []
 
 
+@pytest.mark.parametrize("choice", [-1, True, 0.0, "1", 2**70])
+def test_the_choice_of_a_reward_is_counted_from_0(store: RolloutQueue, choice: object) -> None:
+    with pytest.raises(StoreError, match="choice"):
+        store.add_rewards([Reward(1.0), Reward(1.0, choice=choice)])  # type: ignore[arg-type]
+    assert store.rewards() == []
+
+
+def test_an_id_that_nobody_could_look_up_is_refused(store: RolloutQueue) -> None:
+    with pytest.raises(StoreError, match="NUL"):
+        store.add_rollouts([rollout("r1"), rollout("r\0")])
+    assert store.rollouts() == []
+
+
 def test_ids_are_written_once(store: RolloutQueue) -> None:
     store.add_call(call("c1"))
     with pytest.raises(StoreError, match="call c1 exists"):
@@ -267,6 +280,7 @@ def test_a_reply_comes_back_whatever_it_says_of_its_prompts_tokens(store: Rollou
         {"logprobs": (-1.0,)},
         {"response_ids": None},
         {"prompt_ids": (2**31,)},
+        {"prompt_ids": (1, -1)},
         {"prompt_ids": ("a",)},
         {"request": {"x": object()}},
         {"model": None},

@@ -100,9 +100,12 @@ def test_a_commit_is_never_left_to_the_servers_memory(server: PostgresServer, da
 def test_tables_of_the_first_format_are_brought_up_to_date(server: PostgresServer, database: str) -> None:
     with PostgresStore(server.url(database)) as store:
         store.add_call(call("c1"))
-    server.execute("UPDATE lgov.format SET number = 1", database=database)
+    server.execute("ALTER TABLE lgov.rewards DROP choice; UPDATE lgov.format SET number = 1", database=database)
     with PostgresStore(server.url(database)) as store:
         assert [one.response_id for one in store.calls()] == ["c1"]
+        rewards = [Reward(1.0, response_id="c1", choice=1)]
+        store.add_rewards(rewards)
+        assert store.rewards() == rewards
     assert server.execute("SELECT number FROM lgov.format", database=database) == [(FORMAT,)]
 
 

@@ -24,7 +24,7 @@ from lgov_core.store.schema import TRACE_STORE
 from lgov_core.store.sqlite import SQLiteStore
 from lgov_core.store.sqlite_calls import FoldingWriter
 from lgov_core.store.writer import GroupCommitWriter
-from lgov_core.types import CapturedCall
+from lgov_core.types import CapturedCall, Reward
 
 
 def call(
@@ -282,7 +282,7 @@ def test_the_writer_says_when_a_transaction_was_lost(path: Path) -> None:
     holder.execute("BEGIN IMMEDIATE")
     first = writer.submit(lambda c: None)
     futures = [
-        writer.submit(lambda c, s=source: c.execute(insert, (s, 1.0, "task", None, None, None, None, s)) and None)
+        writer.submit(lambda c, s=source: c.execute(insert, rows.reward_row(Reward(1.0, source=s))) and None)
         for source in ("fine", "boom", "fine too")
     ]
     holder.execute("ROLLBACK")

@@ -177,6 +177,7 @@ def test_a_file_of_format_2_is_read_as_it_is_and_an_older_lgov_refuses_it_from_t
         store.add_call(before)
     connection = sqlite3.connect(path)
     connection.execute("UPDATE calls SET response = ?", (json.dumps(reply),))  # as format 2 has it
+    connection.execute("ALTER TABLE rewards DROP COLUMN choice")
     connection.execute("PRAGMA user_version=2")
     connection.commit()
     connection.close()
@@ -184,6 +185,9 @@ def test_a_file_of_format_2_is_read_as_it_is_and_an_older_lgov_refuses_it_from_t
     with SQLiteStore(path) as store:
         store.add_call(after)
         assert list(store.calls()) == [before, after]
+        rewards = [Reward(1.0, response_id="c2", choice=1)]
+        store.add_rewards(rewards)
+        assert store.rewards() == rewards
     connection = sqlite3.connect(path)
     assert connection.execute("PRAGMA user_version").fetchone() == (TRACE_STORE.version,)
     connection.close()

@@ -172,7 +172,9 @@ def test_ids_that_do_not_add_up_to_the_usage_are_not_taken(serve, store):
     assert serving.counters.without_token_ids == 1
 
 
-@pytest.mark.parametrize("ids", [[1, -2], [1, 2.0], [True, 2], [1, False], ["1", 2], [1, 2**32], None, {"1": 2}])
+@pytest.mark.parametrize(
+    "ids", [[1, -2], [1, 2.0], [True, 2], [1, False], ["1", 2], [1, 2**31], [1, 2**32], None, {"1": 2}]
+)
 def test_what_is_no_list_of_token_ids_is_taken_for_none(serve, store, ids):
     body = {
         "id": "c1",

@@ -150,7 +150,9 @@ def test_events_become_rewards_with_an_explicit_target(api, store):
     rollout_id = make(api)
     move(api, rollout_id, "running")
     assert post_event(api, rollout_id, "reward", {"value": 0.7, "extra": "x"}).json()["attempt_id"] == "0"
-    post_event(api, rollout_id, "reward", {"value": 0.25, "response_id": "c-1", "dimension": "style"})
+    post_event(api, rollout_id, "reward", {"value": 0.25, "response_id": "c-1", "choice": 1, "dimension": "style"})
+    for bad in ({"value": 10**400}, {"value": 1, "response_id": "c-1", "choice": -1}):
+        assert post_event(api, rollout_id, "reward", bad).status_code == 422
     for _ in range(2):  # sent again because the answer was lost
         post_event(api, rollout_id, "reward", {"value": 1, "tool_call_id": "t-1"}, event_id="e1")
     post_event(api, rollout_id, "log", {"line": "x"})
@@ -159,7 +161,7 @@ def test_events_become_rewards_with_an_explicit_target(api, store):
         for one in store.rewards([rollout_id])
     }
     assert rewards == {(0.7, "task", None, None, 1), (0.25, "style", "c-1", None, 1), (1.0, "task", None, "t-1", 1)}
-    assert len(store.rewards([rollout_id])) == 3
+    assert [one.choice for one in store.rewards([rollout_id])] == [None, 1, None]
     assert [one["event_type"] for one in events(api, rollout_id)] == ["reward", "reward", "reward", "log"]
     (first, *_) = events(api, rollout_id, event_type="reward", format="triplet")
     assert first["data"] == {"value": 0.7}
