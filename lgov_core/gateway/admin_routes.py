@@ -78,7 +78,7 @@ class AdminRoutes:
         """
         body = await _object(request)
         rollout_id, attempt, judges = body.get("rollout_id"), body.get("attempt"), body.get("final_reward", False)
-        if not isinstance(rollout_id, str) or not isinstance(attempt, int | None) or not isinstance(judges, bool):
+        if not isinstance(rollout_id, str) or type(attempt) not in (int, type(None)) or not isinstance(judges, bool):
             raise EndpointError("a key is for a 'rollout_id' (text) and an 'attempt' (a number, or null)")
         expires_at = None if body.get("expires_at") is None else _number(body, "expires_at", 0.0, high=1e12)
         try:

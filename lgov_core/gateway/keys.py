@@ -207,7 +207,7 @@ class AdminKeyFile:
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self._path = Path(path)
-        self._seen: tuple[int, int, int] | None = None
+        self._seen: tuple[int, ...] | None = None
         self._keys: tuple[str, ...] = ()
         self._keys = self._read()
 
@@ -215,7 +215,7 @@ class AdminKeyFile:
         """The keys."""
         try:
             about = self._path.stat()
-            seen = (about.st_mtime_ns, about.st_size, about.st_ino)
+            seen = (about.st_mtime_ns, about.st_size, about.st_ino, about.st_mode)
             if seen != self._seen:
                 self._keys = self._read()
                 self._seen = seen

@@ -58,6 +58,9 @@ def canonical(span: Span) -> Span:
     for ours, rows in _BY_NAME.items():
         if given.get(ours) is None and (value := _first(rows, given, texts)) is not None:
             added[ours] = value
+    known = added.get(semconv.FINISH_REASONS, given.get(semconv.FINISH_REASONS))
+    if known is None and (reasons := _finish_reasons(span)):
+        added[semconv.FINISH_REASONS] = reasons
     for ours in _MESSAGES:
         if (messages := _messages(ours, span)) is not None:
             added[ours] = messages
@@ -147,6 +150,13 @@ def _of_event(event: SpanEvent, kinds: Mapping[str, str]) -> list[Any]:
         return [{"role": role, **event.attributes}]
     found = from_json(event.attributes.get(holder))
     return found if isinstance(found, list) else [found]
+
+
+def _finish_reasons(span: Span) -> list[JSONValue]:
+    """Why each choice of a reply ended, where the choices stand in events."""
+    kinds = MESSAGE_EVENTS[semconv.OUTPUT_MESSAGES]
+    reasons = [event.attributes.get("finish_reason") for event in span.events if event.name in kinds]
+    return [reason for reason in reasons if isinstance(reason, str)]
 
 
 def _written(given: Sequence[Any]) -> str | None:

@@ -51,9 +51,13 @@ def verl_rows(data: TransitionSet) -> list[VerlRow]:
 def verl_tensors(rows: Sequence[VerlRow]) -> dict[str, torch.Tensor]:
     """The lists of all rows as jagged nested tensors: ids and masks int64, the others float32 (never bfloat16).
 
-    ``lgov_loss_weight`` and ``lgov_return`` are plain tensors (one number a row, float32). Needs the extra ``train``.
+    ``lgov_loss_weight`` and ``lgov_return`` are plain tensors (one number a row, float32). Raises
+    `TransitionError` without rows. Needs the extra ``train``.
     """
     import torch
+
+    if not rows:
+        raise TransitionError("there are no rows to make tensors of", hint="see what the diagnostics say was left out")
 
     tensors: dict[str, torch.Tensor] = {}
     for names, dtype in ((_INTEGERS, torch.int64), (_FLOATS, torch.float32)):

@@ -108,6 +108,8 @@ def test_the_parquet_file_holds_the_same_rows(tmp_path: Path) -> None:
 def test_what_verl_cannot_be_given_is_an_error(change: dict[str, Any], said: str) -> None:
     with pytest.raises(TransitionError, match=said):
         verl_rows(TransitionSet((replace(DATA.transitions[0], **change),)))
+    with pytest.raises(TransitionError, match="no rows"):
+        verl_tensors([])
 
 
 def test_lines_are_written_whole_or_not_at_all(tmp_path: Path) -> None:

@@ -162,10 +162,17 @@ def test_an_event_for_each_message() -> None:
         SpanEvent("gen_ai.system.message", 1.0, {"content": "be brief"}),
         SpanEvent("gen_ai.user.message", 1.0, {"content": "hello"}),
         SpanEvent(
-            "gen_ai.choice", 2.0, {"index": 0, "message": json.dumps({"role": "assistant", "tool_calls": [call]})}
+            "gen_ai.choice",
+            2.0,
+            {
+                "index": 0,
+                "finish_reason": "length",
+                "message": json.dumps({"role": "assistant", "tool_calls": [call]}),
+            },
         ),
     )
     found = canonical(span).attributes
+    assert found[semconv.FINISH_REASONS] == ["length"]
     roles = [message["role"] for message in json.loads(str(found[semconv.INPUT_MESSAGES]))]
     assert roles == ["system", "user"]
     assert found[semconv.TOOL_CALL_IDS] == ["c1"]
