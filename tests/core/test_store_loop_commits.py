@@ -34,7 +34,7 @@ def paying(name: str, threads: list[int] | None = None) -> Callable[[sqlite3.Con
     def run(connection: sqlite3.Connection) -> None:
         if threads is not None:
             threads.append(threading.get_ident())
-        connection.execute(REWARD, (name, 1.0, "task", None, None, None, None, ""))
+        connection.execute(REWARD, (name, 1.0, "task", None, None, None, None, "", None))
 
     return run
 
@@ -209,7 +209,7 @@ def test_the_log_is_due_by_rows_or_by_bytes(path: Path) -> None:
         for _ in range(count):
 
             def run(connection: sqlite3.Connection, name: str = next(names)) -> None:
-                connection.execute(REWARD, (name, 1.0, text, None, None, None, None, ""))
+                connection.execute(REWARD, (name, 1.0, text, None, None, None, None, "", None))
 
             future: Any = asyncio.Future(loop=loop)
             assert connection.write_at_once([PendingWrite(run, 1, future)])
