@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import threading
-import weakref
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
-from typing import Self, TypeVar
+from typing import TypeVar
 
 from lgov_core.errors import StoreError
-from lgov_core.sqlite_file import keep_quiet_across_fork
 from lgov_core.store import encoding, postgres_queue, rows
+from lgov_core.store.lifetime import OpenStore
 from lgov_core.store.postgres_address import read_address
 from lgov_core.store.postgres_calls import CHAIN, FOLDED_ROW, CallParts
 from lgov_core.store.postgres_connection import opened
@@ -30,7 +27,7 @@ _INSERT_ATTEMPT = (
 )
 
 
-class PostgresTraces:
+class PostgresTraces(OpenStore[PostgresWriter, PostgresReader]):
     """A `TraceStore` in the PostgreSQL database at ``address``, in tables of its own in the schema ``schema``.
 
     ``address`` is ``postgresql://user@host:port/database``; what it leaves out libpq finds where it always looks (PGHOST,
@@ -58,20 +55,14 @@ class PostgresTraces:
             raise StoreError(f"{schema!r} cannot be the name of a schema", hint="use letters, digits and _")
         self._address = read_address(address)
         self._schema = schema
-        self._pid = os.getpid()
-        self._closed = False
-        self._close_lock = threading.Lock()
         connection = opened(self._address, schema)
         try:
             prepare(connection, self._address, schema, make=make)
         except BaseException:
             connection.close()
             raise
-        self._writer = PostgresWriter(self._address, schema, connection, reconnect_s=reconnect_s, span_limit=span_queue)
-        self._reader = PostgresReader(self._address, schema, reconnect_s=reconnect_s)
-        keep_quiet_across_fork(self)
-        # What still waits when a store is forgotten, or the program ends without closing it, is written all the same.
-        weakref.finalize(self, _write_out, self._writer, self._pid)
+        writer = PostgresWriter(self._address, schema, connection, reconnect_s=reconnect_s, span_limit=span_queue)
+        super().__init__(self._address.shown, writer, PostgresReader(self._address, schema, reconnect_s=reconnect_s))
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self._address.shown!r})"
@@ -240,51 +231,6 @@ class PostgresTraces:
         if rollout_ids is None:
             return self._reader.read(table, columns)
         return self._reader.read(table, columns, "WHERE rollout_id = ANY(%s)", (list(rollout_ids),))
-
-    # ------------------------------------------------------------------ the end, and forks
-
-    def close(self) -> None:
-        """Flushes and closes. Calling it again does nothing; any other call after it raises `StoreError`."""
-        if self._pid == os.getpid():
-            with self._close_lock:
-                self._writer.close()
-                self._reader.close()
-                self._closed = True
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self.close()
-
-    def before_fork(self) -> None:
-        """Closes the connections, so that a child inherits none. Called by the interpreter."""
-        if self._pid == os.getpid():
-            self._reader.hold()
-            self._writer.hold()
-
-    def after_fork_in_parent(self) -> None:
-        """Lets work go on, on fresh connections. Called by the interpreter."""
-        if self._pid == os.getpid():
-            self._writer.release()
-            self._reader.release()
-
-    def after_fork_in_child(self) -> None:
-        """Nothing: the writer's thread is not in the child, so every method refuses there."""
-
-    def _check(self) -> None:
-        if self._pid != os.getpid():
-            raise StoreError(
-                f"trace store {self._address.shown} was opened by the parent process",
-                hint="open it again after the fork",
-            )
-        if self._closed:
-            raise StoreError(f"trace store {self._address.shown} is closed", hint="open it again to go on")
-
-
-def _write_out(writer: PostgresWriter, pid: int) -> None:
-    if pid == os.getpid():
-        writer.close()
 
 
 def _readable(text: str) -> str:

@@ -5,17 +5,15 @@ from __future__ import annotations
 import json
 import os
 import sqlite3
-import threading
 import time
-import weakref
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from pathlib import Path
-from typing import Self, TypeVar
+from typing import TypeVar
 
 from lgov_core.errors import StoreError
-from lgov_core.sqlite_file import keep_quiet_across_fork
 from lgov_core.store import encoding, rows, sqlite_queue
+from lgov_core.store.lifetime import OpenStore
 from lgov_core.store.reader import TableReader
 from lgov_core.store.schema import TRACE_STORE
 from lgov_core.store.sqlite_calls import CHAIN, FOLDED_ROW, FoldingWriter
@@ -31,7 +29,7 @@ _INSERT_ATTEMPT = rows.insert("attempts", rows.ATTEMPT_COLUMNS)
 _INSERT_REWARD = rows.insert("rewards", rows.REWARD_COLUMNS)
 
 
-class SQLiteTraces:
+class SQLiteTraces(OpenStore[GroupCommitWriter, TableReader]):
     """A `TraceStore` on the SQLite file at ``path``, which is made (mode 0600) when it does not exist.
 
     Writes go through one thread that commits together what waits together (up to 200 rows); a write returns after its
@@ -46,21 +44,16 @@ class SQLiteTraces:
     def __init__(self, path: str | os.PathLike[str], *, busy_timeout_s: float = 10.0, span_queue: int = 10_000) -> None:
         self.path = Path(path).absolute()  # opened again by each thread, wherever the program is by then
         self._busy_timeout_s = busy_timeout_s
-        self._pid = os.getpid()
-        self._closed = False
-        self._close_lock = threading.Lock()
         self._calls = FoldingWriter()
-        self._writer = GroupCommitWriter(
+        writer = GroupCommitWriter(
             TRACE_STORE,
             self.path,
             busy_timeout_s=busy_timeout_s,
             span_limit=span_queue,
             on_loss=self._calls.forget,
         )
-        self._reader = TableReader(TRACE_STORE, self.path, self._writer.identity, busy_timeout_s=busy_timeout_s)
-        keep_quiet_across_fork(self)
-        # What still waits when a store is forgotten, or the program ends without closing it, is written all the same.
-        weakref.finalize(self, _write_out, self._writer, self._pid)
+        reader = TableReader(TRACE_STORE, self.path, writer.identity, busy_timeout_s=busy_timeout_s)
+        super().__init__(str(self.path), writer, reader)
 
     # ------------------------------------------------------------------ writing
 
@@ -233,50 +226,6 @@ class SQLiteTraces:
             return self._reader.read(table, columns)
         where = "WHERE rollout_id IN (SELECT value FROM json_each(?))"
         return self._reader.read(table, columns, where, (json.dumps(list(rollout_ids)),))
-
-    # ------------------------------------------------------------------ the end, and forks
-
-    def close(self) -> None:
-        """Flushes and closes. Calling it again does nothing; any other call after it raises `StoreError`."""
-        if self._pid == os.getpid():
-            with self._close_lock:
-                self._writer.close()
-                self._reader.close()
-                self._closed = True
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self.close()
-
-    def before_fork(self) -> None:
-        """Closes the connections, so that a child inherits none. Called by the interpreter."""
-        if self._pid == os.getpid():
-            self._reader.hold()
-            self._writer.hold()
-
-    def after_fork_in_parent(self) -> None:
-        """Lets work go on, on fresh connections. Called by the interpreter."""
-        if self._pid == os.getpid():
-            self._writer.release()
-            self._reader.release()
-
-    def after_fork_in_child(self) -> None:
-        """Nothing: the writer's thread is not in the child, so every method refuses there."""
-
-    def _check(self) -> None:
-        if self._pid != os.getpid():
-            raise StoreError(
-                f"trace store {self.path} was opened by the parent process", hint="open it again after the fork"
-            )
-        if self._closed:
-            raise StoreError(f"trace store {self.path} is closed", hint="open it again to go on")
-
-
-def _write_out(writer: GroupCommitWriter, pid: int) -> None:
-    if pid == os.getpid():
-        writer.close()
 
 
 def _insert(connection: sqlite3.Connection, statement: str, row: rows.Row, duplicate: str) -> None:
