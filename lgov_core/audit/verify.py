@@ -330,7 +330,7 @@ class _Check:
     def after_heads(self) -> None:
         if self.anchor is not None:
             lost = max(self.kept, default=0)
-            if self.anchor.heads and not self.kept:
+            if (self.anchor.heads or self.found.heads) and not self.kept:
                 raise _Broken("none of the heads that were kept outside of the record is of this record")
             if lost > self.found.heads:
                 raise _Broken(

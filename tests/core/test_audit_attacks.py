@@ -227,6 +227,11 @@ def test_records_may_share_a_second_place(path: Path, key: SigningKey) -> None:
     assert "is of this record" in (verify(stranger, key=key.public, head=heads).problem or "")
 
 
+def test_a_second_place_that_was_emptied_vouches_for_nothing(path: Path, key: SigningKey) -> None:
+    heads_path(path).write_text("")
+    assert "is of this record" in (verify(path, key=key.public, head=heads_path(path)).problem or "")
+
+
 # ---------------------------------------------------------------------- erasing, exporting, looking
 
 
