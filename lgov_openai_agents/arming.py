@@ -1,10 +1,11 @@
 """Governs every agent of the SDK in this process without touching its code.
 
-`arm` does four things. The callables of all tools (`FunctionTool.on_invoke_tool` and its like) are judged where they
+`arm` does five things. The callables of all tools (`FunctionTool.on_invoke_tool` and its like) are judged where they
 are read from the tool, so it does not matter when a tool was made, who calls it, or whether it comes from an MCP
 server. ``get_response`` and ``stream_response`` of every model class are governed, so that a model that an agent holds
-itself is too. ``Runner.run``, ``run_sync`` and ``run_streamed`` open the run. And the SDK's exporter, which sends
-prompts to the vendor, is taken out unless the user says otherwise. No agent, tool or model is changed or copied.
+itself is too. So is ``call_tool`` of every class of MCP servers. ``Runner.run``, ``run_sync`` and ``run_streamed`` open
+the run. And the SDK's exporter, which sends prompts to the vendor, is taken out unless the user says otherwise. No agent,
+tool or model is changed or copied.
 """
 
 from __future__ import annotations
@@ -56,9 +57,11 @@ def disarm() -> None:
 
 def _patch(patches: Patches) -> None:
     import agents
+    from agents.mcp import MCPServer
 
     from lgov_openai_agents import invokers, runner
     from lgov_openai_agents.heard import Heard
+    from lgov_openai_agents.servers import governed_call_tool
 
     def invoker(tool: Any, inner: Any) -> Any:
         return inner if invokers.is_governed(inner) else invokers.GovernedInvoker(tool, inner, acting_governor)
@@ -75,7 +78,9 @@ def _patch(patches: Patches) -> None:
         patches.replace(owner, name, _GovernedField(name, wrap, vars(owner).get(name, _REQUIRED)))
     for owner in dict.fromkeys(owner for owner, _, _ in fields):
         _patch_tool_class(patches, owner, {name: wrap for one, name, wrap in fields if one is owner})
-    _patch_models(patches, agents.Model)
+    replies = {"get_response": _governed_get_response, "stream_response": _governed_stream_response}
+    _patch_methods(patches, agents.Model, replies)
+    _patch_methods(patches, MCPServer, {"call_tool": lambda own: governed_call_tool(own, acting_governor)})
     heard = Heard()
     for name in ("run", "run_sync", "run_streamed"):
         wrap = getattr(runner, f"governed_{name}")
@@ -177,18 +182,29 @@ def _with_acting(wrap: Callable[[Any, Any, Any], Any]) -> Callable[[Any, Any], A
     return lambda tool, inner: wrap(tool, inner, acting_governor)
 
 
-# ---------------------------------------------------------------------- models
+# ---------------------------------------------------------------------- models and servers
 
 
-def _patch_models(patches: Patches, base: type) -> None:
+def _patch_methods(patches: Patches, base: type, wraps: Mapping[str, Callable[[Any], Any]]) -> None:
+    """Governs methods of all classes below ``base``, also of those that are still to be made."""
+    from lgov_openai_agents.models import GovernedModel
+
+    def treat(cls: type) -> None:
+        if issubclass(cls, GovernedModel):
+            return
+        for name, wrap in wraps.items():
+            own = vars(cls).get(name)
+            if inspect.isfunction(own) and not getattr(own, "__isabstractmethod__", False):
+                patches.replace(cls, name, wrap(own))
+
     for cls in _subclasses(base):
-        _patch_model_class(patches, cls)
+        treat(cls)
     inherited = base.__init_subclass__
 
     def init_subclass(cls: type, **kwargs: Any) -> None:
         inherited(**kwargs)
         if acting_governor() is not None:
-            _patch_model_class(patches, cls)
+            treat(cls)
 
     patches.replace(base, "__init_subclass__", classmethod(init_subclass))
 
@@ -197,17 +213,6 @@ def _subclasses(base: type) -> Iterator[type]:
     for cls in base.__subclasses__():
         yield cls
         yield from _subclasses(cls)
-
-
-def _patch_model_class(patches: Patches, cls: type) -> None:
-    from lgov_openai_agents.models import GovernedModel
-
-    if issubclass(cls, GovernedModel):
-        return
-    for name, wrap in (("get_response", _governed_get_response), ("stream_response", _governed_stream_response)):
-        own = vars(cls).get(name)
-        if inspect.isfunction(own) and not getattr(own, "__isabstractmethod__", False):
-            patches.replace(cls, name, wrap(own))
 
 
 def _governed_get_response(inner: Callable[..., Any]) -> Callable[..., Any]:

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING, Any
 
 from agents import Agent, Model, ModelResponse, RunConfig, Runner, Usage, function_tool
+from agents.mcp import MCPServer
 from agents.tool_context import ToolContext
 from openai.types.responses import ResponseFunctionToolCall
 
@@ -50,6 +51,31 @@ class _ProbeModel(Model):
         return ModelResponse(output=output, usage=Usage(), response_id=None)
 
 
+class _ProbeServer(MCPServer):
+    """Has one tool, which must not run."""
+
+    def __init__(self, ran: list[str]) -> None:
+        super().__init__()
+        self.ran = ran
+
+    async def call_tool(self, tool_name: str, arguments: Any, meta: Any = None) -> Any:
+        """Runs."""
+        self.ran.append("MCP server")
+
+    @property
+    def name(self) -> str:
+        """Its name."""
+        return "lgov probe"
+
+    async def _nothing(self, *args: Any, **kwargs: Any) -> Any: ...
+
+    connect: Any = _nothing
+    cleanup: Any = _nothing
+    list_tools: Any = _nothing
+    list_prompts: Any = _nothing
+    get_prompt: Any = _nothing
+
+
 def attempt(arming: Arming, ran: list[str]) -> None:
     """Tries every way; adds to ``ran`` the names of those on which a denied probe ran. For a fresh thread."""
 
@@ -63,7 +89,7 @@ def attempt(arming: Arming, ran: list[str]) -> None:
     agent = Agent(name="lgov probe", model=_ProbeModel(asked), tools=[probe])
     config = RunConfig(tracing_disabled=True)
     with arming.denying_everything():
-        asyncio.run(_ask_directly(agent, probe))
+        asyncio.run(_ask_directly(agent, probe, _ProbeServer(ran)))
     if asked:
         ran.append("model")
     with arming.denying_everything(only=frozenset({Point.PRE_TOOL_CALL})):
@@ -78,9 +104,10 @@ def attempt(arming: Arming, ran: list[str]) -> None:
         raise ArmError(f"an agent did not read the denial of a probe tool: {answers}")
 
 
-async def _ask_directly(agent: Agent[Any], probe: Any) -> None:
+async def _ask_directly(agent: Agent[Any], probe: Any, server: Any) -> None:
     context: Any = ToolContext(None, tool_name="lgov_probe", tool_call_id="probe", tool_arguments="{}")
     await probe.on_invoke_tool(context, "{}")
+    await server.call_tool("lgov_probe", {})
     model: Any = agent.model
     await model.get_response(*_ARGUMENTS)
     async for _ in model.stream_response(*_ARGUMENTS):

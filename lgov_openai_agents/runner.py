@@ -19,6 +19,7 @@ from lgov_openai_agents.heard import Heard
 from lgov_openai_agents.invokers import governed_tool
 from lgov_openai_agents.models import GovernedModel, GovernedModelProvider
 from lgov_openai_agents.runs import AgentRun, TrackingHooks, current_run, entering, new_run
+from lgov_openai_agents.servers import hearing
 
 if TYPE_CHECKING:
     from lgov_core.governor import Governor
@@ -129,6 +130,7 @@ class _Copies:
         twin.__dict__.update(vars(agent), lgov_governor=self._governor)
         self._made[id(agent)] = (agent, twin)  # the original is kept, so that its id stays its own
         twin.tools = [checked_tool(tool, self._governor) for tool in given.tools]
+        twin.mcp_servers = [hearing(server) for server in given.mcp_servers]
         twin.handoffs = [self._handoff(one) for one in given.handoffs]
         if isinstance(given.model, Model) and not isinstance(given.model, GovernedModel):
             twin.model = GovernedModel(given.model, self._governor, agent=given.name)

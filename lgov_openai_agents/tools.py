@@ -13,7 +13,8 @@ import copy
 import dataclasses
 import inspect
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Generator, Mapping
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from agents import FunctionTool, RunConfig, ToolErrorFormatterArgs
@@ -38,8 +39,9 @@ class ToolTimedOut(TimeoutError):
 
 @dataclasses.dataclass(slots=True)
 class _Failure:
-    """What the tool that is running raised, although the SDK made an answer of it."""
+    """What the tool that is running raised, although the SDK made an answer of it; ``of_server``: it is an MCP server's."""
 
+    of_server: bool = False
     error: BaseException | None = None
 
 
@@ -50,6 +52,21 @@ def note_failure(error: BaseException) -> None:
     """Keeps what the running tool raised."""
     if (failure := _FAILURE.get()) is not None and failure.error is None:
         failure.error = error
+
+
+def inside_server_tool() -> bool:
+    """Whether the running code is the inside of a judged call of an MCP server's tool."""
+    return (failure := _FAILURE.get()) is not None and failure.of_server
+
+
+@contextmanager
+def watching_server() -> Generator[None]:
+    """Says that the call of a server inside the block has been judged."""
+    token = _FAILURE.set(_Failure(of_server=True))
+    try:
+        yield
+    finally:
+        _FAILURE.reset(token)
 
 
 # ---------------------------------------------------------------------- function tools
@@ -80,7 +97,7 @@ async def govern_function(
         call_id=call_id,
         native=context,
     )
-    failure = _Failure()
+    failure = _Failure(of_server=action.kind == "mcp")
 
     async def call(permitted: Mapping[str, Any]) -> Any:
         text = raw

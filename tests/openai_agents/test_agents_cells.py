@@ -136,6 +136,35 @@ async def _with_server(runner: Any, mode: str, agent_with: Any) -> Any:
         return result
 
 
+@ways
+def test_what_a_server_calls_an_error_is_one_and_its_tools_are_judged_whoever_calls_them(
+    tmp_path: Path, way: str, model: str
+) -> None:
+    """The SDK forgets it: to the model, an error is a text like any other."""
+    missing = {"path": str(tmp_path / "missing.txt")}
+    replies = (asks(("c1", "read_file", missing), ("c2", "add", {"a": 2, "b": 3})), says(ANSWER))
+
+    async def main(how: Any) -> tuple[Any, str]:
+        async with MCPServerStdio(
+            {"command": sys.executable, "args": [SERVER]}, client_session_timeout_seconds=60
+        ) as server:
+            agent = Agent(name="cleaner", model=MODELS[model](cell), mcp_servers=[server])
+            result = await how.runner.run(agent, "tidy up", run_config=RunConfig(tracing_disabled=True))
+            if way != "armed":
+                return result, "DENIED"
+            return result, str(await server.call_tool("erase_file", {"path": str(cell.file)}))
+
+    with open_cell(tmp_path, *replies) as cell, governed(way, cell) as how:
+        result, told = asyncio.run(main(how))
+    assert result.final_output == ANSWER
+    outcomes = {one.action.call_id: (one.status, one.error_type) for one in cell.seen.outcomes}
+    assert outcomes["c1"] == ("error", "MCPToolError")
+    assert outcomes["c2"] == ("ok", None)
+    assert "DENIED" in told
+    assert cell.file.exists()
+    assert len(cell.seen.decisions()) == (3 if way == "armed" else 2)
+
+
 @cells("hand-made loop")
 @ways
 def test_a_denied_tool_in_a_loop_made_by_hand(tmp_path: Path, mode: str, way: str, model: str) -> None:
