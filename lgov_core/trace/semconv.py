@@ -101,6 +101,7 @@ EVALUATION_EVENT: Final = "gen_ai.evaluation.result"
 EVALUATION_NAME: Final = "gen_ai.evaluation.name"
 EVALUATION_SCORE: Final = "gen_ai.evaluation.score.value"
 EVALUATION_LABEL: Final = "gen_ai.evaluation.score.label"
+EVALUATION_EXPLANATION: Final = "gen_ai.evaluation.explanation"
 
 # One attempt at a rollout as a whole: the span that everything in it stands under when rollouts are sent elsewhere.
 ROLLOUT_SPAN_NAME: Final = "lgov.rollout"

@@ -5,10 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from lgov_core.transitions.values import Transition
+
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """A node's tokens are those at ``start`` to ``stop`` (without) of sequence number ``index``."""
+    """A node's tokens are those at ``start`` to ``stop`` (without) of sequence number ``index``.
+
+    The sequence of a transition is its prompt and reply.
+    """
 
     index: int
     start: int
@@ -29,13 +34,51 @@ class Node:
     serves: tuple[Served, ...]
 
 
-def make_nodes(sequences: Sequence[tuple[int, ...]]) -> tuple[Node, ...]:
-    """The trie of token sequences, in practice the prompts with their replies of one group.
+@dataclass(frozen=True, slots=True)
+class TokenTree:
+    """The trie over prompt and reply of ``transitions``.
 
-    The nodes are in depth-first order: one stands after its parent, and what stands under it follows it directly, so that
-    the tokens one after the other are a layout in which every ancestor comes before its descendants. What a node serves
-    are numbers of ``sequences``. Linear in their tokens, without recursion; pure.
+    ``nodes`` are in depth-first order: a node stands after its parent, and what stands under it follows it directly, so
+    that the tokens one after the other are a layout in which every ancestor comes before its descendants. ``total``
+    tokens of all transitions are ``distinct`` tokens in the tree.
     """
+
+    transitions: tuple[Transition, ...]
+    nodes: tuple[Node, ...]
+
+    @property
+    def total(self) -> int:
+        """Tokens of prompt and reply over all transitions."""
+        return sum(len(one.prompt_ids) + len(one.response_ids) for one in self.transitions)
+
+    @property
+    def distinct(self) -> int:
+        """Tokens in the tree: what a shared-prefix update computes."""
+        return sum(len(node.ids) for node in self.nodes)
+
+    def path(self, index: int) -> list[int]:
+        """The numbers of the nodes from a top to the end of transition number ``index``."""
+        return [number for number, node in enumerate(self.nodes) if any(one.index == index for one in node.serves)]
+
+    def statistics(self) -> dict[str, float]:
+        """``transitions``, ``nodes``, ``total``, ``distinct`` and how many times less (``saved_factor``)."""
+        total, distinct = self.total, self.distinct
+        return {
+            "transitions": len(self.transitions),
+            "nodes": len(self.nodes),
+            "total": total,
+            "distinct": distinct,
+            "saved_factor": total / distinct if distinct else 1.0,
+        }
+
+
+def make_tree(transitions: Sequence[Transition]) -> TokenTree:
+    """The trie of ``transitions``, in practice those of one group. Linear in their tokens, without recursion; pure."""
+    return TokenTree(tuple(transitions), make_nodes([one.prompt_ids + one.response_ids for one in transitions]))
+
+
+def make_nodes(sequences: Sequence[tuple[int, ...]]) -> tuple[Node, ...]:
+    """The trie of token sequences, in depth-first order. What a node serves are numbers of ``sequences``. Pure."""
     growing = _Growing()
     for index, ids in enumerate(sequences):
         growing.insert(ids, index)
@@ -43,7 +86,7 @@ def make_nodes(sequences: Sequence[tuple[int, ...]]) -> tuple[Node, ...]:
 
 
 class _Run:
-    """A node in the making: ``ids``, what follows by its first token, and which sequences lead through it."""
+    """A node in the making: ``ids``, what follows by its first token, and which transitions lead through it."""
 
     __slots__ = ("below", "ids", "serves")
 

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import json
 import re
+from contextlib import closing
 from pathlib import Path
 
+import pytest
+
+from lgov_core.store import open_store
 from lgov_core.trace import semconv
 from lgov_core.transitions import Finding
 from lgov_core.transitions.chains import make_chains
 from lgov_core.transitions.export_trl import trl_rollouts
 from lgov_core.transitions.export_verl import verl_rows
 from lgov_core.transitions.values import Transition, TransitionSet
-from lgov_core.types import Outcome
+from lgov_core.types import CapturedCall, Outcome, Reward, Rollout
 
 TEXT = (Path(__file__).parents[2] / "docs" / "data.md").read_text(encoding="utf-8")
 NAMED = set(re.findall(r"`([\w.]+)`", TEXT))
@@ -76,3 +80,21 @@ def test_fields_of_chains_and_of_rows_for_others_are_documented() -> None:
 def test_the_example_is_json() -> None:
     (example,) = re.findall(r"```json\n(.*?)```", TEXT, re.S)
     assert json.loads(example)["resourceSpans"]
+
+
+def test_the_batches_can_be_made_as_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (code,) = re.findall(r"```python\n(.*?)```", section("Batches"), re.S)
+    with closing(open_store(str(tmp_path / "store.db"))) as store:
+        store.add_rollouts([Rollout("r", "t", "run", {})])
+        store.start_attempt("r", 1)
+        store.add_call(
+            CapturedCall(
+                "a", "m", {}, {}, (1, 2), (3,), (-0.5,), "stop", 0, 1.0, 1.0, 1.0, 2.0, rollout_id="r", attempt=1
+            )
+        )
+        store.finish_attempt("r", 1, Outcome.SUCCEEDED, rewards=[Reward(1.0, "task", "r", 1)])
+    monkeypatch.chdir(tmp_path)
+    exec(compile(code, "docs/data.md", "exec"), {})
+    assert "1 {'t': {'transitions': 1, 'nodes': 1, 'total': 3, 'distinct': 3" in capsys.readouterr().out

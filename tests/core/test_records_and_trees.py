@@ -1,16 +1,17 @@
-"""Spans joined with captured calls; tries of tokens."""
+"""Spans joined with captured calls; tries of tokens; the ladder of batches."""
 
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from lgov_core.transitions import Finding, Selection, assemble, assign_credit
-from lgov_core.transitions.tree import Node, make_nodes
+from lgov_core.errors import TransitionError
+from lgov_core.transitions import Finding, Records, Selection, Transition, assemble, assign_credit
+from lgov_core.transitions.batches import CreditedBatch, RecordedBatch
+from lgov_core.transitions.tree import make_tree
 from lgov_core.types import Attempt, CapturedCall, Outcome, Reward, Rollout, Span
 
 ROLLOUT = Rollout("r", "t", "run", {}, 0.0)
@@ -103,45 +104,61 @@ def test_the_record_says_how_the_attempt_ended_and_not_a_span() -> None:
     assert [(one.outcome, one.task_id) for one in data.transitions] == [(Outcome.SUCCEEDED, "t")]
 
 
-def sequences(nodes: Sequence[Node], count: int) -> list[tuple[int, ...]]:
-    """What is read from the tops down to the end of each sequence."""
-    found: list[tuple[int, ...]] = [()] * count
-    for node in nodes:
-        for one in node.serves:
-            found[one.index] += node.ids
-    return found
+def sequences(tree: Any, count: int) -> list[tuple[int, ...]]:
+    return [tuple(token for node in tree.path(index) for token in tree.nodes[node].ids) for index in range(count)]
 
 
-def distinct(nodes: Sequence[Node]) -> int:
-    return sum(len(node.ids) for node in nodes)
-
-
-def test_what_sequences_share_is_in_the_trie_once() -> None:
+def test_what_transitions_share_is_in_the_trie_once() -> None:
     """1 2 3 4 | 1 2 3 | 1 2 5 | 9: the nodes are 1 2, below it 3 and 5, below 3 a 4, and 9."""
-    nodes = make_nodes([(1, 2, 3, 4), (1, 2, 3), (1, 2, 5), (9,)])
-    assert [(node.parent, node.depth, node.ids) for node in nodes] == [
+    base = assemble([ROLLOUT], [ATTEMPT], CALLS[:1], [FINAL]).transitions[0]
+    rows = [((1, 2), (3, 4)), ((1, 2), (3,)), ((1,), (2, 5)), ((), (9,))]
+    tree = make_tree([replace(base, prompt_ids=prompt, response_ids=reply) for prompt, reply in rows])
+    assert [(node.parent, node.depth, node.ids) for node in tree.nodes] == [
         (-1, 0, (1, 2)),
         (0, 2, (3,)),
         (1, 3, (4,)),
         (0, 2, (5,)),
         (-1, 0, (9,)),
     ]
-    assert [(one.index, one.start, one.stop) for one in nodes[1].serves] == [(0, 2, 3), (1, 2, 3)]
+    assert [(one.index, one.start, one.stop) for one in tree.nodes[1].serves] == [(0, 2, 3), (1, 2, 3)]
+    assert (tree.total, tree.distinct) == (4 + 3 + 3 + 1, 6)
 
 
-def test_every_sequence_can_be_read_out_of_the_trie() -> None:
+def test_every_transition_can_be_read_out_of_the_trie() -> None:
     chance = random.Random(1)
+    base = assemble([ROLLOUT], [ATTEMPT], CALLS[:1], [FINAL]).transitions[0]
     for _ in range(200):
         rows = [tuple(chance.choices((1, 2), k=chance.randint(1, 9))) for _ in range(chance.randint(1, 12))]
-        nodes = make_nodes(rows)
-        assert sequences(nodes, len(rows)) == rows
-        assert distinct(nodes) == len({row[:end] for row in rows for end in range(1, len(row) + 1)})
-        assert all(node.parent < number for number, node in enumerate(nodes))
+        made = [replace(base, prompt_ids=row[:-1], response_ids=row[-1:]) for row in rows]
+        tree = make_tree(made)
+        assert sequences(tree, len(rows)) == rows
+        assert tree.distinct == len({row[:end] for row in rows for end in range(1, len(row) + 1)})
+        assert all(node.parent < number for number, node in enumerate(tree.nodes))
 
 
 def test_a_very_long_sequence_needs_no_recursion() -> None:
-    rows = [(*range(length), -1) for length in range(1, 1201)]
-    assert distinct(make_nodes(rows)) == 1200 + 1200  # 0 to 1199 once, and as many ends
+    base: Transition = assemble([ROLLOUT], [ATTEMPT], CALLS[:1], [FINAL]).transitions[0]
+    made = [replace(base, prompt_ids=tuple(range(length)), response_ids=(-1,)) for length in range(1, 1201)]
+    assert make_tree(made).distinct == 1200 + 1200  # 0 to 1199 once, and as many ends
+
+
+def test_each_step_of_the_ladder_is_made_from_the_one_below() -> None:
+    recorded = RecordedBatch(Records((ROLLOUT,), (ATTEMPT,), tuple(CALLS), (FINAL,)))
+    rewarded = recorded.reward()
+    with pytest.raises(TransitionError, match="no advantages"):
+        CreditedBatch(rewarded.data)
+    credited = rewarded.assign()
+    batch = credited.tokens()
+    assert batch.trained_tokens == 3
+    assert [chain.ids for chain in batch.chains] == [(1, 2, 3, 4), (5, 6)]
+    assert credited.trees()["t"].distinct == 6
+
+
+def test_tokens_without_logprobs_are_no_token_batch() -> None:
+    bare = captured("c1", 1, (1,), (2,), logprobs=None)
+    rewarded = RecordedBatch(Records((ROLLOUT,), (ATTEMPT,), (bare,), (FINAL,))).reward(need_logprobs=False)
+    with pytest.raises(TransitionError, match="no log-probabilities"):
+        rewarded.assign().tokens()
 
 
 def test_credit_keeps_what_found_no_transition() -> None:
