@@ -32,6 +32,10 @@ class RolloutScope:
     def __post_init__(self) -> None:
         if not self.rollout_id or any(c in self.rollout_id for c in "/\r\n\0"):
             raise ScopeError(f"rollout id {self.rollout_id!r} is empty or holds a slash or control character")
+        try:
+            self.rollout_id.encode()
+        except UnicodeEncodeError as error:
+            raise ScopeError(f"rollout id {self.rollout_id!r} holds half a character") from error
         if self.attempt < 1:
             raise ScopeError(f"attempt must be 1 or more, not {self.attempt}")
 

@@ -26,6 +26,7 @@ from lgov_core.gateway.lightning_values import (
     event_of_span,
     read_patch,
     read_rollout,
+    require_characters,
     trimmed,
     unprocessable,
 )
@@ -80,6 +81,7 @@ class LightningRollouts:
                 if rollout is None:
                     now = time.time()
                     rollout = LightningRollout(rollout_id or new_id("rol"), document, now, now)
+                    require_characters(data_id=rollout.data_id)
                     new.append(rollout)
                 found.append(rollout)
             self._store.add_rollouts(
@@ -183,6 +185,7 @@ class LightningRollouts:
         kind, data, event_id = body["event_type"], body.get("data", {}), body.get("event_id")
         if not isinstance(data, dict) or not isinstance(event_id, str | None):
             raise unprocessable("'data' must be an object and 'event_id' a text")
+        require_characters(event_id=event_id)
         named = event_id is not None
         # What one key sends must not stand in the way of what another one sends: of another rollout (whose id may begin
         # like this one's: no id holds a slash), of another attempt, or of those who judge.
@@ -252,6 +255,7 @@ class LightningRollouts:
             raise unprocessable("the dimension of a reward must be a text")
         if not isinstance(response_id, str | None) or not isinstance(tool_call_id, str | None):
             raise unprocessable("'response_id' and 'tool_call_id' must be texts")
+        require_characters(dimension=dimension, response_id=response_id, tool_call_id=tool_call_id)
         choice = data.get("choice")
         if choice is not None and (type(choice) is not int or not 0 <= choice < 2**31):
             raise unprocessable("'choice' must be a whole number from 0 on")

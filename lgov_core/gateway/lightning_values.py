@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final, cast
 
 from lgov_core.errors import EndpointError
+from lgov_core.trace.semconv import storable
 from lgov_core.types import CapturedCall, Span
 
 #: States of a rollout, and what may follow each. The last two are final.
@@ -32,6 +33,13 @@ _STATUS_FIELDS: Final = ("state", "k8s_job_name", "last_attempt_id", "error_mess
 def unprocessable(message: str) -> EndpointError:
     """What the API answers to a body that is JSON and has no meaning."""
     return EndpointError(message, status=422)
+
+
+def require_characters(**texts: str | None) -> None:
+    """Raises `EndpointError` (422) for a NUL or half a character, which JSON can write and not every store can keep."""
+    for name, text in texts.items():
+        if text and storable(text) != text:
+            raise unprocessable(f"{name!r} holds what is no character")
 
 
 def attempt_number(attempt_id: str) -> int:

@@ -138,7 +138,7 @@ def span_of(found: OTLPSpan, resource: Mapping[str, JSONValue], scope: Scope) ->
             attributes.setdefault(name, resource[name])
     rollout_id, attempt = identity.take(attributes)
     return Span(
-        name=found.name.replace("\0", "\ufffd"),  # which not every store can keep
+        name=semconv.storable(found.name),
         span_id=found.span_id,
         started_at=seconds_of(found.start_ns),
         ended_at=seconds_of(found.end_ns) if found.end_ns else None,

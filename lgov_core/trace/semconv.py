@@ -124,7 +124,14 @@ SERVICE_NAME: Final = "service.name"
 
 def execute_tool_span_name(tool: str) -> str:
     """The name of a tool call's span: ``execute_tool {tool}``."""
-    return f"{EXECUTE_TOOL} {tool}"
+    return f"{EXECUTE_TOOL} {storable(tool)}"
+
+
+def storable(name: str) -> str:
+    """``name`` as every store can keep it: NULs and halves of characters, which JSON can write, are replaced."""
+    if not name.isascii():
+        name = name.encode("utf-8", "replace").decode()
+    return name.replace("\0", "\ufffd")
 
 
 def said(attributes: Mapping[str, JSONValue]) -> dict[str, JSONValue]:

@@ -125,3 +125,4 @@ def test_what_the_store_refuses_is_counted_and_does_not_break_the_agent(tmp_path
 
 def test_span_names() -> None:
     assert semconv.execute_tool_span_name("run_sql") == "execute_tool run_sql"
+    assert semconv.execute_tool_span_name("\ud800a\0") == "execute_tool ?a\ufffd"  # a model may write anything

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 
 import httpx
@@ -151,8 +152,13 @@ def test_events_become_rewards_with_an_explicit_target(api, store):
     move(api, rollout_id, "running")
     assert post_event(api, rollout_id, "reward", {"value": 0.7, "extra": "x"}).json()["attempt_id"] == "0"
     post_event(api, rollout_id, "reward", {"value": 0.25, "response_id": "c-1", "choice": 1, "dimension": "style"})
-    for bad in ({"value": 10**400}, {"value": 1, "response_id": "c-1", "choice": -1}):
+    for bad in ({"value": 10**400}, {"value": 1, "response_id": "c-1", "choice": -1}, {"value": 1, "dimension": "a\0"}):
         assert post_event(api, rollout_id, "reward", bad).status_code == 422
+    assert post_event(api, rollout_id, "log", {}, event_id="a\0").status_code == 422
+    assert api.post("/api/rollouts", json=[{"input": {"data_id": "a\0"}}]).status_code == 422
+    half = json.dumps({"rollout_id": "\ud800"})  # of a character
+    assert api.post("/admin/keys", content=half).status_code == 400
+    assert api.post("/api/rollouts", content=json.dumps([{"input": {"data_id": "\ud800"}}])).status_code == 422
     for _ in range(2):  # sent again because the answer was lost
         post_event(api, rollout_id, "reward", {"value": 1, "tool_call_id": "t-1"}, event_id="e1")
     post_event(api, rollout_id, "log", {"line": "x"})
