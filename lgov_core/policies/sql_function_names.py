@@ -146,6 +146,7 @@ HARMLESS: Final = {
     "oracle": frozenset(
         words(
             """
+            classifier match_number next prev
             add_months approx_count approx_count_distinct approx_median approx_percentile approx_rank approx_sum asciistr
             bin_to_num bit_and_agg bit_or_agg bitand cast chartorowid checksum cluster_id collect compose connect_by_root
             convert corr_k corr_s dbtimezone decode decompose dump empty_blob empty_clob existsnode feature_value from_tz
@@ -163,6 +164,7 @@ HARMLESS: Final = {
     "snowflake": frozenset(
         words(
             """
+            classifier match_number next prev
             add_months approx_count_distinct approx_percentile approx_top_k approximate_similarity array_append array_cat
             array_compact array_construct array_construct_compact array_contains array_distinct array_except array_flatten
             array_generate_range array_insert array_intersection array_max array_min array_position array_prepend
@@ -310,6 +312,7 @@ HARMLESS: Final = {
     "trino": frozenset(
         words(
             """
+            classifier match_number next prev
             all_match any_match approx_count_distinct approx_distinct approx_most_frequent approx_percentile approx_set
             arbitrary array_average array_distinct array_except array_first array_frequency array_has_duplicates
             array_histogram array_intersect array_join array_last array_max array_min array_normalize array_position

@@ -143,6 +143,8 @@ class Target:
             is_far(kind, column_of(left), right) or is_far(_MIRRORED.get(kind, kind), column_of(right), left)
         ):
             return False
+        if kind is exp.NullSafeNEQ and any(side.find(exp.Null, exp.Nullif) is not None for side in (left, right)):
+            return False  # IS DISTINCT FROM NULL is IS NOT NULL
         exact = isinstance(atom, exp.EQ | exp.NullSafeEQ)
         return self._apart(left, right, exact=exact) or self._apart(right, left, exact=exact)
 

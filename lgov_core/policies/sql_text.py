@@ -30,6 +30,9 @@ _TEXT_IN_DOUBLE_QUOTES = MYSQL_FAMILY | {"bigquery", "databricks", "hive", "spar
 _PREFIXES = frozenset({"x", "b", "n", "e", "date", "time", "timestamp", "interval"})
 #: Escaped quotes, texts between dollars or three quotes, Unicode escapes, templates, hints.
 _AMBIGUOUS = re.compile(r"""\\+['"`]|\$\w*\$|'''|\"\"\"|\b[uU]&['"]|\{[{%#]|/\*\+""")
+#: Dialects of servers in which a hint only says how a query is run, and a hint that holds no more than words and names.
+_HINTED = frozenset({"oracle", "spark", "databricks"})
+_PLAIN_HINT = re.compile(r"/\*\+[\w\s(),.@%]*\*/")
 #: Words that begin another statement of T-SQL, which needs no semicolon between two.
 _TSQL_STARTERS = frozenset(
     words(
@@ -117,7 +120,8 @@ class Lexicon:
             )
         if "\0" in text:
             raise UnclearSQL("sql-unparsable", "The SQL holds a NUL byte; write plain SQL.")
-        if self.dialect != "sqlite" and (unclear := _AMBIGUOUS.search(text)):
+        plain = _PLAIN_HINT.sub(" ", text) if self.dialect in _HINTED and "/*+" in text else text
+        if self.dialect != "sqlite" and (unclear := _AMBIGUOUS.search(plain)):
             raise UnclearSQL(
                 "sql-unparsable", f"The SQL holds {unclear[0]!r}, which servers read differently; leave it out."
             )

@@ -277,3 +277,25 @@ def test_stages_of_snowflake_are_files() -> None:
         policy = SQLPolicy(dialect="snowflake", mode=mode)
         for source in ("@st", "@db.sc.st s", "@%t", "@~/x.csv", "DIRECTORY(@st)"):
             assert policy.judge_sql(f"SELECT * FROM {source}").blocks, source
+
+
+@pytest.mark.parametrize(
+    ("dialect", "text", "allowed"),
+    [
+        ("oracle", "SELECT /*+ PARALLEL(t 4) INDEX(t i_a) */ count(*) FROM t", True),
+        ("spark", "SELECT /*+ BROADCAST(d), REPARTITION(3) */ f.k FROM f JOIN d ON f.k = d.k", True),
+        ("oracle", "SELECT /*+ x */ 1 FROM t; DROP TABLE t", False),
+        ("oracle", "SELECT /*+ x; DROP TABLE t */ 1 FROM t", False),
+        ("spark", "SELECT /*+ a /* b */ */ 1 FROM t", False),
+        ("mysql", "SELECT /*+ SET_VAR(sql_mode='') */ 1", False),
+        ("spark", "SHOW PARTITIONS db.sales", True),
+        ("spark", "SHOW FUNCTIONS", False),
+        (
+            "trino",
+            "SELECT * FROM t MATCH_RECOGNIZE (ORDER BY d MEASURES classifier() AS c PATTERN (A B+) DEFINE B AS p < PREV(p))",
+            True,
+        ),
+    ],
+)
+def test_hints_partitions_and_rows_before(dialect: str, text: str, allowed: bool) -> None:
+    assert SQLPolicy(dialect=dialect, mode="read_only").judge_sql(text).blocks is not allowed

@@ -27,6 +27,10 @@ RANKED = "SELECT id, row_number() OVER (PARTITION BY email ORDER BY id) AS n FRO
         "DELETE FROM users WHERE id IN (SELECT id FROM (SELECT id FROM users) x WHERE id IN (SELECT id FROM users))",
         "WITH d AS (DELETE FROM users USING (SELECT id FROM users) s WHERE users.id = s.id RETURNING *)"
         " SELECT * FROM d WHERE id = 1",
+        # what is not null, in other words
+        "DELETE FROM users WHERE id IS DISTINCT FROM NULL",
+        "DELETE FROM users WHERE NOT (id IS NOT DISTINCT FROM NULL::int)",
+        "DELETE FROM users WHERE id IS DISTINCT FROM nullif(1, 1)",
         # rows of values, and doubles
         "DELETE FROM users WHERE (a, b) IN ((a, b))",
         "DELETE FROM users WHERE (a, 1) IN ((a, 1), (2, 3))",
