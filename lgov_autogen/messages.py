@@ -141,28 +141,76 @@ def with_text(result: CreateResult, text: str) -> CreateResult:
 def with_messages(originals: Sequence[LLMMessage], mappings: Sequence[Mapping[str, Any]]) -> list[LLMMessage]:
     """The messages of a transform. One that the transform left alone stays the object it was.
 
+    Where only texts were changed, everything else of a message stays: images, sources, how arguments were written. Where
+    messages were put in or taken out, those that are not among the originals are made anew, of text and calls.
     Raises `ValueError` when a mapping is not a message.
     """
+    before = [as_mappings(original) for original in originals]
+    after = [dict(mapping) for mapping in mappings]
+    if sum(map(len, before)) == len(after) and (reworded := _all_reworded(originals, before, after)) is not None:
+        return reworded
     messages: list[LLMMessage] = []
-    position = 0
-    for original in originals:
-        old = as_mappings(original)
-        if [dict(mapping) for mapping in mappings[position : position + len(old)]] != old:
-            break
-        messages.append(original)
-        position += len(old)
     results: list[FunctionExecutionResult] = []
-    for mapping in mappings[position:]:
-        if mapping.get("role") == "tool":
-            results.append(_result(mapping))
-            continue
-        if results:
+    position = number = 0
+    while position < len(after):
+        found = next(
+            (n for n in range(number, len(before)) if after[position : position + len(before[n])] == before[n]), None
+        )
+        is_result = found is None and after[position].get("role") == "tool"
+        if results and not is_result:
             messages.append(FunctionExecutionResultMessage(content=results))
             results = []
-        messages.append(_message(mapping))
+        if found is not None:
+            messages.append(originals[found])
+            position, number = position + len(before[found]), found + 1
+            continue
+        if is_result:
+            results.append(_result(after[position]))
+        else:
+            messages.append(_message(after[position]))
+        position += 1
     if results:
         messages.append(FunctionExecutionResultMessage(content=results))
     return messages
+
+
+def _all_reworded(
+    originals: Sequence[LLMMessage], before: Sequence[Sequence[dict[str, Any]]], after: Sequence[dict[str, Any]]
+) -> list[LLMMessage] | None:
+    """The originals as they are in ``after``, one in the place of each; None if they have changed places."""
+    messages: list[LLMMessage] = []
+    position = 0
+    for original, old in zip(originals, before, strict=True):
+        new = after[position : position + len(old)]
+        position += len(old)
+        if new == old:
+            messages.append(original)
+            continue
+        texts = [one.get("content") for one in new]
+        if [{**one, "content": text} for one, text in zip(old, texts, strict=True)] == new:
+            messages.append(_reworded(original, [str(text or "") for text in texts]))
+        elif not isinstance(original, FunctionExecutionResultMessage):
+            messages.append(_message(new[0]))
+        elif all(one.get("role") == "tool" for one in new):
+            messages.append(FunctionExecutionResultMessage(content=list(map(_result, new))))
+        else:
+            return None
+    return messages
+
+
+def _reworded(message: LLMMessage, texts: Sequence[str]) -> LLMMessage:
+    if isinstance(message, FunctionExecutionResultMessage):
+        results = [
+            result.model_copy(update={"content": text}) for result, text in zip(message.content, texts, strict=True)
+        ]
+        return message.model_copy(update={"content": results})
+    (text,) = texts
+    if isinstance(message.content, str):
+        return message.model_copy(update={"content": text})
+    if isinstance(message, AssistantMessage):
+        return message.model_copy(update={"thought": text or None})
+    images = [part for part in message.content if not isinstance(part, str)]
+    return message.model_copy(update={"content": [text, *images]})
 
 
 def _message(mapping: Mapping[str, Any]) -> LLMMessage:

@@ -21,6 +21,8 @@ from lgov_core.types import Action, Decision, JSONValue, ModelCallFailed, Point,
 
 T = TypeVar("T")
 
+_NESTED = (dict, list)
+
 _NOT_CONNECTED = frozenset(
     {"APIConnectionError", "ConnectError", "ConnectTimeout", "ConnectionRefusedError", "PoolTimeout"}
 )
@@ -56,6 +58,23 @@ class GovernedResult(Generic[T]):
         return self.decision.tell(after=self.ran) if self.decision.blocks else None
 
 
+def own_arguments(arguments: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The arguments for ourselves, as far as JSON goes: what others change inside of theirs was not judged.
+
+    A list that a tool sorts or empties is still in the record as it was proposed.
+    """
+    try:
+        return _own(dict(arguments))
+    except RecursionError:  # deeper than any policy reads
+        return arguments
+
+
+def _own(value: Any) -> Any:
+    if type(value) is dict:
+        return {key: _own(part) if type(part) in _NESTED else part for key, part in value.items()}  # type: ignore[misc]
+    return [_own(part) if type(part) in _NESTED else part for part in value]
+
+
 class ToolCall:
     """One tool call on its way: what its judgements, its outcome and its span are made from.
 
@@ -70,16 +89,22 @@ class ToolCall:
             governor, semconv.EXECUTE_TOOL, action.name, _tool_attributes(action, governor.capture_content)
         )
         span_id = self.span.span_id
-        self.action = action.changed(span_id=span_id, operation_id=action.operation_id or f"op_{span_id}")
+        self.action = action.changed(
+            arguments=own_arguments(action.arguments),
+            span_id=span_id,
+            operation_id=action.operation_id or f"op_{span_id}",
+        )
+        self._given = action.arguments
         self.started_at = self.span.started_at
         self.clock = time.perf_counter()
-        self.covered = CoveredCall(governor, action.name, action.arguments, action.call_id, action=self.action)
+        self.covered = CoveredCall(governor, action.name, self.action.arguments, action.call_id, action=self.action)
 
     def permitted(self, decision: Decision) -> Mapping[str, Any]:
         """The arguments to run with."""
-        if decision.arguments is not None:
-            self.covered.arguments = decision.arguments
-        return self.covered.arguments
+        if decision.arguments is None:
+            return self._given
+        self.covered.arguments = own_arguments(decision.arguments)
+        return decision.arguments
 
     @property
     def as_run(self) -> Action:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import functools
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -86,17 +85,12 @@ def tool_action(request: ToolCallRequest) -> Action:
         Point.PRE_TOOL_CALL,
         name=call["name"],
         kind=kind_of(call["name"], request.tool),
-        arguments=own(call["args"]),
+        arguments=dict(call["args"]),
         agent=agent_name(getattr(request.runtime, "config", None)),
         framework=FRAMEWORK,
         call_id=call["id"],
         native=request,
     )
-
-
-def own(arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments for ourselves: what others change inside of them later was not judged and must not look so."""
-    return {key: copy.deepcopy(value) if isinstance(value, (list, dict)) else value for key, value in arguments.items()}
 
 
 def kind_of(name: str, tool: Any = None) -> Kind:
@@ -235,14 +229,23 @@ def _map_messages(value: Any, change: Callable[[ToolMessage], ToolMessage]) -> A
 def with_messages(messages: Sequence[BaseMessage], mappings: Sequence[Mapping[str, Any]]) -> list[BaseMessage]:
     """The messages as a transform left them. One that the transform left alone stays the object it was.
 
+    Where only texts were changed, everything else of a message stays. Where messages were put in or taken out, those that
+    are not among the originals are made anew: what was in the place of one that is gone must not come with another.
     Raises `ValueError` when a mapping is not a message.
     """
+    before = [as_mapping(message) for message in messages]
+    same_places = len(before) == len(mappings)
     found: list[BaseMessage] = []
+    number = 0
     for position, mapping in enumerate(mappings):
-        original = messages[position] if position < len(messages) else None
-        if original is not None and as_mapping(original) == mapping:
-            found.append(original)
-        elif original is not None and {**as_mapping(original), "content": ""} == {**mapping, "content": ""}:
+        same = position if same_places and before[position] == mapping else None
+        if not same_places:
+            same = next((n for n in range(number, len(before)) if before[n] == mapping), None)
+        if same is not None:
+            found.append(messages[same])
+            number = same + 1
+        elif same_places and {**before[position], "content": ""} == {**mapping, "content": ""}:
+            original = messages[position]
             content = _content_with_text(original.content, str(mapping["content"]))
             found.append(original.model_copy(update={"content": content}))
         else:

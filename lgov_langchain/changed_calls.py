@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
 from lgov_core.coverage import covered_call
+from lgov_core.governed_call import own_arguments
 from lgov_langchain import actions
 from lgov_langchain.enforcing import as_obeyed, refuse
 
@@ -44,7 +45,7 @@ def judge_if_changed(
         call.action,
         name=name,
         kind=actions.kind_of(name),
-        arguments=actions.own(arguments),
+        arguments=own_arguments(arguments),
         call_id=call_id,
     )
     decision = as_obeyed(call.governor.decide(action), ran=False)

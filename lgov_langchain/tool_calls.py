@@ -8,7 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 from langchain_core.messages import ToolMessage
 from langgraph.prebuilt import ToolNode
-from langgraph.prebuilt.tool_node import TOOL_INVOCATION_ERROR_TEMPLATE
+from langgraph.prebuilt.tool_node import (
+    TOOL_CALL_ERROR_TEMPLATE,
+    TOOL_INVOCATION_ERROR_TEMPLATE,
+    _infer_handled_types,
+)
 
 from lgov_core.errors import PolicyError
 from lgov_core.governed_call import GovernedResult, ToolReading, agovern_tool, govern_tool
@@ -76,20 +80,44 @@ def wrap_tool_node(governor: Governor, tools: ToolNode | Sequence[Any], **option
     governed = GovernedToolCalls(governor)
     if not isinstance(tools, ToolNode):
         inner, ainner = options.pop("wrap_tool_call", None), options.pop("awrap_tool_call", None)
+        if "handle_tool_errors" in options and inner is None and ainner is None:
+            options["handle_tool_errors"] = _only_its_kinds(options["handle_tool_errors"])
         return ToolNode(tools, **_wrappers(governed, inner, ainner), **options)
     if type(tools) is not ToolNode or options:
         raise PolicyError(
             f"a {type(tools).__name__} with {len(options)} options cannot be made anew",
             hint="give wrap_tool_node the tools and the options, or ToolNode's own wrap_tool_call=",
         )
+    handled, bare = tools._handle_tool_errors, tools._wrap_tool_call is None and tools._awrap_tool_call is None
     return ToolNode(
         list(tools.tools_by_name.values()),
         name=tools.name or "tools",
         tags=None if tools.tags is None else list(tools.tags),
-        handle_tool_errors=tools._handle_tool_errors,
+        handle_tool_errors=_only_its_kinds(handled) if bare else handled,
         messages_key=tools._messages_key,
         **_wrappers(governed, tools._wrap_tool_call, tools._awrap_tool_call),
     )
+
+
+def _only_its_kinds(handled: Any) -> Any:
+    """What handles the errors of a node, for a node with a wrapper around its calls.
+
+    Such a node asks it about what comes out of the wrapper whatever kind of error that is: those that it was not made for
+    have to go on, as they do without a wrapper.
+    """
+    if isinstance(handled, (bool, str)):
+        return handled
+    names_kinds = isinstance(handled, (type, tuple))
+    kinds: Any = handled if names_kinds else _infer_handled_types(handled)
+    if kinds == (Exception,):
+        return handled
+
+    def handle(error: Exception) -> str:
+        if not isinstance(error, kinds):
+            raise error
+        return TOOL_CALL_ERROR_TEMPLATE.format(error=repr(error)) if names_kinds else handled(error)
+
+    return handle
 
 
 def _wrappers(governed: GovernedToolCalls, inner: Any, ainner: Any) -> dict[str, Any]:
@@ -131,7 +159,7 @@ async def _arun(handler: AsyncHandler, request: ToolCallRequest, arguments: Mapp
 def _with_arguments(request: ToolCallRequest, arguments: Mapping[str, Any]) -> ToolCallRequest:
     if arguments == request.tool_call["args"]:
         return request
-    return request.override(tool_call={**request.tool_call, "args": actions.own(arguments)})
+    return request.override(tool_call={**request.tool_call, "args": dict(arguments)})
 
 
 def _reading(request: ToolCallRequest, answer: Any) -> ToolReading:

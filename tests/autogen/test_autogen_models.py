@@ -8,22 +8,25 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import PIL.Image
 import pytest
 from autogen_agentchat.conditions import MaxMessageTermination
 from autogen_agentchat.messages import HandoffMessage, ModelClientStreamingChunkEvent
 from autogen_agentchat.teams import Swarm
 from autogen_agentchat.tools import AgentTool
-from autogen_core import CancellationToken
+from autogen_core import CancellationToken, FunctionCall, Image
 from autogen_core.models import (
     AssistantMessage,
     CreateResult,
     FunctionExecutionResult,
     FunctionExecutionResultMessage,
+    LLMMessage,
     UserMessage,
 )
 from pydantic import BaseModel
 
 from lgov_autogen import GovernedChatCompletionClient
+from lgov_autogen.messages import as_mappings, with_messages
 from lgov_core.errors import PolicyDenied
 from lgov_core.scope import RolloutScope, enter_scope
 from lgov_core.testing import ScriptedReply
@@ -165,6 +168,35 @@ async def test_messages_rewritten_before_the_call_are_what_is_sent(way: str) -> 
     ]
     assert all(messages[0]["content"] == "be safe" for messages in sent(server))
     assert results_read(server) == {"c1": "X"}
+
+
+def test_a_transform_of_messages_leaves_what_is_no_text() -> None:
+    picture = Image(PIL.Image.new("RGB", (2, 2)))
+    call = FunctionCall(id="c1", name="shout", arguments='{"word":"x"}')
+    result = FunctionExecutionResult(content="X", name="shout", call_id="c1", is_error=True)
+    originals: list[LLMMessage] = [
+        UserMessage(content=["look, 1234", picture], source="user"),
+        AssistantMessage(content=[call], thought="1234", source="clerk"),
+        FunctionExecutionResultMessage(content=[result]),
+    ]
+    said = [mapping for message in originals for mapping in as_mappings(message)]
+    masked = with_messages(originals, [{**one, "content": one["content"].replace("1234", "****")} for one in said])
+    assert masked == [
+        UserMessage(content=["look, ****", picture], source="user"),
+        AssistantMessage(content=[call], thought="****", source="clerk"),
+        originals[2],
+    ]
+    other_call = {**said[1], "tool_calls": [{"id": "c1", "name": "shout", "args": {"word": "*"}}]}
+    changed: Any = with_messages(originals, [said[0], other_call, {**said[2], "content": "*"}])
+    assert changed[0] is originals[0]
+    assert changed[1].content[0].arguments == '{"word": "*"}'
+    assert (changed[2].content[0].content, changed[2].content[0].is_error) == ("*", True)
+    more = with_messages(originals, [{"role": "system", "content": "be safe"}, *said])
+    assert [id(one) for one in more[1:]] == [id(one) for one in originals]
+    fewer: Any = with_messages(
+        [originals[0], UserMessage(content="well?", source="user")], [{**said[0], "content": "so?"}]
+    )
+    assert [one.content for one in fewer] == ["so?"], "the picture of a message that is gone does not stay"
 
 
 @BOTH

@@ -105,6 +105,32 @@ def test_an_allowed_call_runs_in_its_span_and_is_recorded_once(calls: Calls) -> 
     assert current_span() is None
 
 
+def test_what_a_tool_does_to_its_arguments_is_not_what_was_proposed(calls: Calls) -> None:
+    proposed = {"paths": ["a", {"b": [1]}]}
+
+    class Emptying(Exception):
+        pass
+
+    def body(arguments: Mapping[str, Any]) -> str:
+        assert arguments["paths"] is proposed["paths"], "the tool gets what its caller gave"
+        arguments["paths"][1]["b"].clear()
+        arguments["paths"].pop(0)
+        raise Emptying
+
+    async def abody(arguments: Mapping[str, Any]) -> str:
+        return body(arguments)
+
+    def run(action: Action) -> Any:
+        if calls.is_async:
+            return asyncio.run(agovern_tool(calls.governor, action, abody, as_text))
+        return govern_tool(calls.governor, action, body, as_text)
+
+    with pytest.raises(Emptying):
+        run(Action(Point.PRE_TOOL_CALL, "read", arguments=proposed))
+    (outcome,) = calls.seen.outcomes
+    assert outcome.action.arguments == {"paths": ["a", {"b": [1]}]}
+
+
 def test_a_denied_call_does_not_run_and_has_a_span(calls: Calls) -> None:
     got = calls.run(act("/etc"))
     assert calls.ran == []

@@ -77,6 +77,32 @@ def test_a_node_made_anew_is_like_the_one_it_is_made_from(how: str, governor: An
     assert run(asked, how, "break", key="said")["c-break"].text == "my my"
 
 
+def in_words(error: OSError) -> str:
+    return f"words for {type(error).__name__}"
+
+
+def other_words(error: LookupError) -> str:
+    raise AssertionError("it was not made for this error")
+
+
+@pytest.mark.parametrize("how", ["invoke", "ainvoke"])
+@pytest.mark.parametrize("handled", [OSError, (LookupError, OSError), in_words])
+@pytest.mark.parametrize("others", [LookupError, (LookupError,), other_words])
+def test_errors_that_a_node_does_not_handle_go_on(how: str, handled: Any, others: Any, governor: Any) -> None:
+    plain = run(ToolNode([work], handle_tool_errors=handled), how, "break")["c-break"].text
+    for node in (
+        wrap_tool_node(governor, [work], handle_tool_errors=handled),
+        wrap_tool_node(governor, ToolNode([work], handle_tool_errors=handled)),
+    ):
+        assert run(node, how, "break")["c-break"].text == plain
+    for node in (
+        wrap_tool_node(governor, [work], handle_tool_errors=others),
+        wrap_tool_node(governor, ToolNode([work], handle_tool_errors=others)),
+    ):
+        with pytest.raises(OSError, match="disk"):
+            run(node, how, "break")
+
+
 @pytest.mark.parametrize("how", ["invoke", "ainvoke"])
 @pytest.mark.parametrize("own", ["sync", "async", "both"])
 def test_wrappers_of_the_node_run_inside_the_judgement(how: str, own: str, governor: Any) -> None:
