@@ -6,7 +6,7 @@ import os
 import re
 import stat
 import unicodedata
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from fnmatch import translate
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,8 @@ PATH_ARGUMENTS = names(
     dest_path target_path target_file input_path input_file output_path output_file old_path new_path
     """
 )
+#: Those that name nothing else, as ``path`` does in a JSON patch and ``source`` in a cell of a notebook.
+_NAMING_FILES = tuple(name for name in PATH_ARGUMENTS if "file" in name or "dir" in name or "folder_" in name)
 #: Names that stay closed although they lie inside a root, unless ``deny`` says otherwise: keys, credentials, history.
 DENIED_NAMES = (*CREDENTIAL_NAMES, *names(".git *_history .gem/credentials .pulumi"))
 #: Templates and public keys, which are there to be read.
@@ -43,7 +45,8 @@ class PathPolicy(BoundedPolicy):
     every call. ``cwd`` is the folder in which the tool resolves relative
     paths, the first root unless given: **give the tool the same one**, or let it open `resolve`. ``argument`` names the
     argument or arguments that hold a path or a list of paths; each that is present is judged and at least one must be.
-    Without it the usual names are (``path``, ``file``, ``filename``, ``directory``, ...: `PATH_ARGUMENTS`). ``deny`` are
+    Without it the usual names are (``path``, ``file``, ``filename``, ``directory``, ...: `PATH_ARGUMENTS`). In a list of
+    mappings (files to write, edits) the same names are looked at. ``deny`` are
     globs, letter case ignored, for names that stay closed inside the roots (`DENIED_NAMES` unless given; ``[]`` for
     none); one with a slash is compared with the whole path below the root.
 
@@ -92,6 +95,12 @@ class PathPolicy(BoundedPolicy):
         found = [action.arguments[name] for name in self.arguments if name in action.arguments]
         if not self._named:  # an optional path that was left out names nothing
             found = [value for value in found if value is not None]
+            found += [
+                value
+                for name, inner in action.arguments.items()
+                if name not in self.arguments
+                for value in _within(inner)
+            ]
         try:
             texts = [text for value in found for text in _texts(value)]
         except UnclearPath as unclear:
@@ -176,14 +185,25 @@ def _folder(owner: str, option: str, value: object) -> str:
     return absolute
 
 
+def _within(value: Any) -> Iterator[Any]:
+    """What stands under names that only files and folders have in the mappings of a list: one of several edits, say."""
+    for item in value if isinstance(value, list | tuple) else ():
+        if isinstance(item, Mapping):
+            yield from (item[name] for name in _NAMING_FILES if item.get(name) is not None)
+
+
 def _texts(value: Any) -> Iterator[str]:
     if isinstance(value, os.PathLike):
         value = os.fspath(value)
     if isinstance(value, str):
         yield value
-    elif isinstance(value, list | tuple) and all(isinstance(item, str | os.PathLike) for item in value):
+    elif isinstance(value, list | tuple) and all(isinstance(item, str | os.PathLike | Mapping) for item in value):
         for item in value:
             yield from _texts(item)
+    elif isinstance(value, Mapping) and any(name in PATH_ARGUMENTS for name in value):  # one of several files to write
+        for name in PATH_ARGUMENTS:
+            if value.get(name) is not None:
+                yield from _texts(value[name])
     else:
         raise UnclearPath("path-missing", "Give each path as text.")
 

@@ -252,3 +252,24 @@ def test_it_loads_from_a_document(root: Path) -> None:
     assert not made.judge(call(path="src/main.py")).blocks
     with pytest.raises(PolicyFileError, match="needs roots"):
         load_policies({"version": 1, "rules": [{"use": "path"}]})
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        ({"files": [{"path": "src/a.py", "content": "x"}, {"path": "/etc/passwd"}]}, "path-outside"),
+        ({"files": [{"path": "src/a.py", "content": "../../.."}]}, "allow"),
+        ({"files": [{"name": "x"}]}, "path-missing"),
+        ({"path": {"path": "../x"}}, "path-outside"),
+        ({"path": "src/a.py", "edits": [{"file_path": "/etc/passwd", "new": "x"}]}, "path-outside"),
+        ({"path": "src/a.py", "edits": [{"file_path": "src/b.py", "new": "/etc/passwd"}]}, "allow"),
+        ({"path": "src/a.py", "edits": [{"file_path": 5}]}, "path-missing"),
+        ({"path": "a.json", "patch": [{"op": "remove", "path": "/a/b"}]}, "allow"),
+        ({"path": "a.ipynb", "cells": [{"source": "cat /etc/passwd"}]}, "allow"),
+        ({"operations": [{"file": "../x"}]}, "path-outside"),
+    ],
+)
+def test_paths_in_lists_of_mappings_are_judged(root: Path, arguments: dict[str, object], expected: str) -> None:
+    decision = PathPolicy(roots=[str(root)]).judge(Action(Point.PRE_TOOL_CALL, "edit", arguments=arguments))
+    assert decision is not None
+    assert (decision.rule or "allow") == expected
