@@ -1,4 +1,4 @@
-"""What policies made of what users said, for the runs that follow in the same conversation."""
+"""What is remembered from one run to the next: what became of what users said, and answers that a server waits for."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ MAX_REMEMBERED = 20_000
 
 
 class Heard:
-    """Texts of users that were rewritten or denied, by rollout; a session gives them back as they were said.
+    """Texts of users that were rewritten or denied, by rollout; a session gives them back as they were said. And the
+    answers to calls that the SDK never saw, which a transcript on the server needs before it can go on.
 
     One for each `LgovRunner` and each armed process. Callable from any thread or task.
     """
@@ -24,6 +25,7 @@ class Heard:
         self._lock = threading.Lock()
         self._rewritten: OrderedDict[tuple[str | None, str], str] = OrderedDict()
         self._denied: OrderedDict[tuple[str | None, str], str] = OrderedDict()
+        self._owed: OrderedDict[str, list[Any]] = OrderedDict()
 
     def let_through(self, text: str, instead: str | None) -> None:
         """Notes that ``text`` was allowed, as it was or with ``instead`` in its place."""
@@ -43,6 +45,25 @@ class Heard:
             kept.move_to_end((_rollout(), text))
             if len(kept) > MAX_REMEMBERED:
                 kept.popitem(last=False)
+
+    def owe(self, place: str | None, answers: list[Any]) -> None:
+        """Notes what has to be sent first when the reply or the conversation of this id goes on."""
+        if place is None or not answers:
+            return
+        with self._lock:
+            self._owed[place] = [*self._owed.pop(place, ()), *answers]
+            if len(self._owed) > MAX_REMEMBERED:
+                self._owed.popitem(last=False)
+
+    def owed(self, place: str | None) -> list[Any]:
+        """What `owe` noted."""
+        return list(self._owed.get(place, ())) if place is not None and self._owed else []
+
+    def settled(self, place: str | None) -> None:
+        """The server has what was owed to this conversation."""
+        if self._owed:
+            with self._lock:
+                self._owed.pop(place or "", None)
 
     def as_judged(self, given: Sequence[Any]) -> Sequence[Any]:
         """``given`` as a model may read it: with the new form of what was rewritten and the denial of what was denied.

@@ -43,6 +43,7 @@ async def judge_hosted_tools(
     """``request`` without the hosted tools that the policies deny, and with instructions that say so."""
     kept: list[Any] = []
     told: list[str] = []
+    gone: set[Any] = set()
     for tool in request.tools:
         action = hosted_action(tool)
         if action is None:
@@ -53,9 +54,22 @@ async def judge_hosted_tools(
         if decision.blocks:
             await governor.arecord(ToolOutcome(action, "denied", decision=decision))
             told.append(f"{tool.name}: {decision.tell()}")
+            gone |= _choices_of(tool)
         else:
             kept.append(tool)
     if not told:
         return request
     instructions = "\n".join([request.system_instructions or "", *told]).strip()
-    return replace(request, tools=kept, system_instructions=instructions)
+    settings = request.model_settings
+    choice = getattr(settings, "tool_choice", None)
+    # A server refuses a choice of what it is not offered.
+    if getattr(choice, "server_label", choice) in gone or (choice == "required" and not kept and not request.handoffs):
+        settings = replace(settings, tool_choice=None)
+    return replace(request, tools=kept, system_instructions=instructions, model_settings=settings)
+
+
+def _choices_of(tool: Any) -> set[Any]:
+    """What a ``tool_choice`` may call the tool."""
+    if isinstance(tool, HostedMCPTool):
+        return {tool.name, "mcp", tool.tool_config.get("server_label")}
+    return {tool.name, "web_search_preview"} if isinstance(tool, WebSearchTool) else {tool.name}

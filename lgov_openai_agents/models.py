@@ -112,11 +112,15 @@ class _Exchange:
         self.run = run
         self.agent = run.agent if run is not None else agent
         self.exchange: list[Any] = []
+        self.heard = run.heard if run is not None else Heard()
+        self.kept_in = request.rest.get("conversation_id") or request.rest.get("previous_response_id")
 
     async def run_to_end(self) -> ModelResponse:
         if self.run is not None and self.run.exchanges and not _kept_elsewhere(self.request):
             given = items.with_exchanges(items.as_list(self.request.input), self.run.exchanges)
             self.request = replace(self.request, input=given)
+        if owed := self.heard.owed(self.kept_in):
+            self.request = replace(self.request, input=[*owed, *items.as_list(self.request.input)])
         usage: Any = None
         for round_number in range(MAX_DENIED_ROUNDS + 1):
             response, final = await self._round()
@@ -130,12 +134,13 @@ class _Exchange:
                 self._remember(response)
                 return response
             usage = response.usage
-            if round_number == MAX_DENIED_ROUNDS or self.request.rest.get("conversation_id") is not None:
-                # Nobody listens any more, or the conversation is kept elsewhere and knows nothing of our answer.
+            in_conversation = self.request.rest.get("conversation_id") is not None
+            if round_number == MAX_DENIED_ROUNDS or (in_conversation and not _can_be_answered(response)):
+                # Nobody listens any more, or the server would go on waiting for what we cannot give.
                 return self._denial(denials[-1][1], response)
             exchange = _exchange(response, denials)
             self.exchange += exchange
-            self.request = _continued(self.request, response, exchange)
+            self.request = _continued(self.request, response, exchange, denials)
         raise AssertionError("unreachable")
 
     def _remember(self, response: ModelResponse) -> None:
@@ -162,6 +167,8 @@ class _Exchange:
         except BaseException as error:
             call.failed(error)
             raise
+        if self.request.rest.get("conversation_id") is not None:
+            self.heard.settled(self.kept_in)
         reading = items.reading_of(response, self.name)
         call.answered(reading)
         if self.governor.only_watches:
@@ -232,7 +239,7 @@ class _Exchange:
             wanted = items.new_user_positions(given)
         else:  # Nobody remembers what was judged before, so all of it is judged.
             wanted = [position for position, item in enumerate(given) if items.is_user_message(item)]
-        heard = run.heard if run is not None else Heard()
+        heard = self.heard
         for position in wanted:
             text = items.as_mapping(given[position])["content"]
             decision = await self.governor.adecide(call.user_text(text, nested=run is not None and run.nested))
@@ -251,6 +258,11 @@ class _Exchange:
         schema = self.request.output_schema
         if decision.abort or (schema is not None and not schema.is_plain_text()):
             raise PolicyDenied(decision)
+        if response is not None:
+            told = decision.tell()
+            answers = [_answer(item, told) for item in response.output if isinstance(item, ResponseFunctionToolCall)]
+            for place in (response.response_id, self.request.rest.get("conversation_id")):
+                self.heard.owe(place, answers)
         return items.denial_reply(decision, response, after=False)
 
     async def _judge_proposals(self, response: ModelResponse) -> tuple[list[tuple[Any, Decision]], ModelResponse]:
@@ -311,7 +323,7 @@ def _exchange(response: ModelResponse, denials: list[tuple[Any, Decision]]) -> l
     for item, sent in zip(response.output, response.to_input_items(), strict=True):
         if isinstance(item, ResponseFunctionToolCall):
             said = told.get(id(item), "NOT RUN: what you asked for beside it was denied. Make this call again.")
-            exchange += [sent, {"type": "function_call_output", "call_id": item.call_id, "output": said}]
+            exchange += [sent, _answer(item, said)]
         elif id(item) in told:
             notes.append(told[id(item)])
         elif not items.proposes_calls(replace(response, output=[item])):
@@ -319,12 +331,31 @@ def _exchange(response: ModelResponse, denials: list[tuple[Any, Decision]]) -> l
     return [*exchange, *({"role": "developer", "content": note} for note in notes)]
 
 
-def _continued(request: ModelRequest, response: ModelResponse, exchange: list[Any]) -> ModelRequest:
+def _answer(call: ResponseFunctionToolCall, said: str) -> dict[str, Any]:
+    return {"type": "function_call_output", "call_id": call.call_id, "output": said}
+
+
+def _can_be_answered(response: ModelResponse) -> bool:
+    """Whether words are an answer to everything that the reply asks for."""
+    return all(
+        isinstance(item, ResponseFunctionToolCall) or not items.proposes_calls(replace(response, output=[item]))
+        for item in response.output
+    )
+
+
+def _continued(
+    request: ModelRequest, response: ModelResponse, exchange: list[Any], denials: list[tuple[Any, Decision]]
+) -> ModelRequest:
     """The request that tells the model what was denied, and asks it again."""
-    answers = [one for one in exchange if one.get("type") == "function_call_output"]
-    if request.rest.get("previous_response_id") is not None and response.response_id is not None and answers:
-        rest = {**request.rest, "previous_response_id": response.response_id}
-        return replace(request, input=answers, rest=rest)
+    choice = getattr(request.model_settings, "tool_choice", None)
+    if isinstance(choice, str) and choice in {getattr(item, "name", None) for item, _ in denials}:
+        request = replace(request, model_settings=replace(request.model_settings, tool_choice=None))
+    if _kept_elsewhere(request) and _can_be_answered(response):
+        rest, answers = request.rest, [one for one in exchange if one.get("type") == "function_call_output"]
+        if rest.get("conversation_id") is None and response.response_id is not None:
+            return replace(request, input=answers, rest={**rest, "previous_response_id": response.response_id})
+        if rest.get("conversation_id") is not None:
+            return replace(request, input=answers)
     return replace(request, input=[*items.as_list(request.input), *exchange])
 
 

@@ -23,6 +23,7 @@ from agents import (
     handoff,
     retry_policies,
 )
+from agents.mcp import MCPServer
 from cells import ANSWER, Seen, asks, open_cell, says
 from cells_agents import (
     armed,
@@ -287,6 +288,36 @@ def test_later_turns_still_know_of_a_denied_hand_off(mode: str, erase: Any, ran:
     assert second[: len(first)] == first
     assert third[: len(second)] == second
     assert "DENIED by policy judging/no" in str(third)
+    assert ran == ["x"]
+
+
+@pytest.mark.parametrize("mode", ["sync", "streaming"])
+@pytest.mark.parametrize("kept_in", [{"conversation_id": "conv_1"}, {"previous_response_id": "resp_0"}])
+def test_a_transcript_on_the_server_gets_the_denial_and_goes_on(
+    mode: str, kept_in: dict[str, str], erase: Any, ran: list[str]
+) -> None:
+    """A server waits for an answer to each call that it has, and refuses everything else until then."""
+    replies = [asks(("c1", "transfer_to_other", {})), asks(("c2", "erase", {"path": "x"})), says(ANSWER)]
+    insisting = [asks((f"d{n}", "transfer_to_other", {})) for n in range(4)]
+    with (
+        ScriptedModelServer([*replies, *insisting, says("fine")]) as server,
+        armed(make_governor(denying("transfer_to_other"))),
+    ):
+        model = responses_model(server)
+        agent = Agent(name="a", model=model, tools=[erase], handoffs=[Agent(name="other", model=model)])
+        agent.model_settings = ModelSettings(tool_choice="transfer_to_other")
+        assert run(mode, agent, "go", **kept_in).final_output == ANSWER
+        insisted = run(mode, agent, "again", **kept_in)
+        further = {"previous_response_id": insisted.last_response_id} if "previous_response_id" in kept_in else kept_in
+        assert run(mode, agent, "so?", **further).final_output == "fine"
+        bodies = [request.body for request in server.requests]
+    sent = [[item.get("call_id") for item in body["input"]] for body in bodies]
+    assert sent == [[None], ["c1"], ["c2"], [None], ["d0"], ["d1"], ["d2"], ["d3", None]]
+    assert "DENIED" in bodies[1]["input"][0]["output"]
+    assert [body.get("tool_choice") for body in bodies[:2]] == [
+        {"type": "function", "name": "transfer_to_other"},
+        None,
+    ], "a model that is made to ask for it can ask for nothing else"
     assert ran == ["x"]
 
 
@@ -655,7 +686,7 @@ def test_arming_is_undone_and_repeated() -> None:
     assert "__init_subclass__" not in vars(Model)
 
 
-@pytest.mark.parametrize("broken", ["tool", "model", "runner"])
+@pytest.mark.parametrize("broken", ["tool", "model", "MCP server", "runner"])
 def test_a_way_around_is_found_by_the_self_test(broken: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """As if a future SDK called a tool or a model in another way than it does."""
     if broken == "tool":
@@ -667,13 +698,14 @@ def test_a_way_around_is_found_by_the_self_test(broken: str, monkeypatch: pytest
             return _FunctionToolInvocationResult(await vars(function_tool)["on_invoke_tool"](context, arguments))
 
         monkeypatch.setattr(execution, "_invoke_function_tool_with_metadata", around)
-    elif broken == "model":
-        monkeypatch.setattr(arming, "_patch_models", lambda patches, base: None)
+    elif broken in ("model", "MCP server"):
+        left_out, patch = Model if broken == "model" else MCPServer, arming._patch_methods
+        monkeypatch.setattr(arming, "_patch_methods", lambda p, base, w: base is left_out or patch(p, base, w))
     else:
         import agents
 
         monkeypatch.setattr(agents.FunctionTool, "__getattribute__", lambda self, name: vars_of(self, name))
-    with pytest.raises(ArmError):
+    with pytest.raises(ArmError, match="ran all the same" if broken in ("model", "MCP server") else None):
         arm(make_governor(lambda action: None))
     assert arming.acting_governor() is None
 

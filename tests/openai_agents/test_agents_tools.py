@@ -18,6 +18,7 @@ from agents import (
     FunctionTool,
     HostedMCPTool,
     LocalShellTool,
+    ModelSettings,
     RunConfig,
     ShellTool,
     WebSearchTool,
@@ -497,6 +498,17 @@ def test_a_hosted_mcp_tool_that_asks_for_approval_is_judged(denied: bool, way: A
     assert result.final_output == ANSWER
     assert asked == ([] if denied else ["erase"])
     assert next(one.action.kind for one in seen.outcomes) == "mcp"
+
+
+@pytest.mark.parametrize("choice", ["web_search", "required"])
+def test_nobody_has_to_choose_a_hosted_tool_that_is_denied(way: Any, choice: str) -> None:
+    """A server refuses a request with a choice of what it does not offer."""
+    with ScriptedModelServer([as_response(SAID)]) as server:
+        settings = ModelSettings(tool_choice=choice)
+        agent = Agent(name="a", model=responses_model(server), tools=[WebSearchTool()], model_settings=settings)
+        assert way(make_governor(denying("web_search")), agent).final_output == ANSWER
+        assert not server.requests[0].body.get("tools")
+        assert "tool_choice" not in server.requests[0].body
 
 
 @pytest.mark.gap("openai-agents", "tools at the provider")
