@@ -96,6 +96,10 @@ class Governor:
         capture_content: bool = False,
         only_watches: bool = False,
     ) -> None:
+        # A bool is a number to Python, a NaN passes every comparison, and without an end a voice may hang for ever.
+        number = isinstance(timeout_s, int | float) and not isinstance(timeout_s, bool)  # pyright: ignore[reportUnnecessaryIsInstance]
+        if not number or not 0 < timeout_s < float("inf"):
+            raise PolicyError(f"timeout_s is {timeout_s!r}", hint="write seconds, more than 0")
         self.policies: tuple[Policy, ...] = (policies,) if isinstance(policies, Policy) else tuple(policies)
         # A policy set in which nobody keeps count has no use for what it would hear.
         self._observing = tuple(

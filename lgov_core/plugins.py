@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 from collections.abc import Iterable, Sequence
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any
@@ -25,8 +26,9 @@ def make_plugin_manager(
     """A manager with the hook specifications, the built-in adapters, third-party entry points and ``plugins``.
 
     Every entry point of the group ``lgov`` is loaded on its own. One that cannot be loaded is fatal whatever it is: until
-    it is loaded nobody can know whether it judges, and a missing judge must not pass for a silent one. A function whose
-    name begins with ``lgov_`` but names no hook is fatal too, because a misspelt judge never judges.
+    it is loaded nobody can know whether it judges, and a missing judge must not pass for a silent one. For the same reason
+    it is fatal when a function whose name begins with ``lgov_`` names no hook or is not marked ``@hookimpl``, and when a
+    plugin has no hook at all. A policy is a plugin too: it is asked at every point, as one given to a governor.
 
     Raises `PluginError`.
     """
@@ -44,7 +46,7 @@ def make_plugin_manager(
             raise PluginError(f"built-in adapter {name} could not be imported: {error}") from error
     if third_party:
         for point in entry_points(group=ENTRY_POINT_GROUP):
-            manager.register(_load(point), name=f"{point.name} ({point.value})")
+            _register(manager, _load(point), f"{point.name} ({point.value})")
     for plugin in plugins:
         register(manager, plugin)
     check_hooks(manager)
@@ -54,10 +56,48 @@ def make_plugin_manager(
 def register(manager: pluggy.PluginManager, plugin: Any) -> None:
     """Registers a plugin under its class's (or module's) name, so that an error can say whose it is.
 
-    A second one of that name is told apart by a number. Raises `ValueError` for a plugin that is registered already.
+    A second one of that name is told apart by a number. Raises `PluginError` for a plugin without hooks, and `ValueError`
+    for one that is registered already.
     """
     name = getattr(plugin, "__name__", None) or type(plugin).__name__
-    manager.register(plugin, name=None if manager.has_plugin(name) else name)
+    _register(manager, plugin, None if manager.has_plugin(name) else name)
+
+
+def _register(manager: pluggy.PluginManager, plugin: Any, name: str | None) -> None:
+    if plugin is not None:
+        manager.register(plugin, name=name)
+        if manager.get_hookcallers(plugin) or _unmarked(plugin):  # what is not marked is told by check_hooks
+            return
+        manager.unregister(plugin)
+    if inspect.isclass(plugin) or not callable(getattr(plugin, "judge", None)):
+        raise PluginError(
+            f"{name or repr(plugin)} is no plugin: it has no function of a hook's name that is marked @hookimpl",
+            hint="pass an object or a module with hooks (lgov_core.hookspecs), or a policy",
+        )
+    manager.register(_PolicyPlugin(plugin), name=name)
+
+
+class _PolicyPlugin:
+    """A policy as a plugin: asked at every point, and told what was decided if it keeps count."""
+
+    def __init__(self, policy: Any) -> None:
+        self._policy = policy
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._policy, name)  # how it wants to be asked: bounded, timeout_s, asked_last
+
+    @hookspecs.hookimpl
+    def lgov_agent_startup(self, action: Any) -> Any:
+        return self._policy.judge(action)
+
+    lgov_input = lgov_pre_model_call = lgov_post_model_call = lgov_agent_startup
+    lgov_pre_tool_call = lgov_post_tool_call = lgov_output = lgov_agent_shutdown = lgov_agent_startup
+
+    @hookspecs.hookimpl
+    def lgov_observe(self, event: Any) -> None:
+        observe = getattr(self._policy, "observe", None)
+        if callable(observe):
+            observe(event)
 
 
 def _load(point: EntryPoint) -> Any:
@@ -84,3 +124,18 @@ def check_hooks(manager: pluggy.PluginManager) -> None:
                 and hasattr(getattr(plugin, name, None), f"{hookspecs.PROJECT}_impl")
             ):
                 raise PluginError(f"{manager.get_name(plugin)}: there is no hook {name}")
+        if unmarked := _unmarked(plugin):
+            raise PluginError(
+                f"{manager.get_name(plugin)}: {unmarked} is not marked, so it would never be called",
+                hint="write @hookimpl before it",
+            )
+
+
+def _unmarked(plugin: Any) -> str | None:
+    """The name of a function of ``plugin`` that is a hook's but was not made one."""
+    for name in dir(plugin):
+        if name.startswith("lgov_") and hasattr(hookspecs, name):
+            function = getattr(plugin, name, None)
+            if inspect.isroutine(function) and not hasattr(function, f"{hookspecs.PROJECT}_impl"):
+                return name
+    return None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -18,6 +19,7 @@ from lgov_core.errors import PluginError, PolicyDenied, PolicyError
 from lgov_core.governor import Governor, ObservedDecision, PluginFailure
 from lgov_core.hookspecs import hookimpl
 from lgov_core.plugins import make_plugin_manager
+from lgov_core.policies import CostControlPolicy, SQLPolicy, ToolPolicy
 from lgov_core.scope import RolloutScope, carry_into_threads, current_scope, enter_scope
 from lgov_core.types import Action, Decision, Effect, Point, Reward, ToolOutcome
 
@@ -448,3 +450,34 @@ def test_a_bounded_policy_may_answer_an_awaitable_to_an_asynchronous_agent() -> 
             return later()
 
     assert [decision.effect for decision in both(governor(policies=Waits("w")), call())] == [Effect.DENY, Effect.DENY]
+
+
+@pytest.mark.parametrize("as_plugins", [False, True])
+@pytest.mark.parametrize(
+    "policies",
+    [lambda: [SQLPolicy(deny=["DROP"])], lambda: [ToolPolicy(allow=["*"]), CostControlPolicy(max_calls=1)]],
+    ids=["one", "two"],
+)
+def test_a_policy_is_a_plugin_and_judges_as_a_policy_does(policies: Callable[[], list[Any]], as_plugins: bool) -> None:
+    manager = make_plugin_manager(policies() if as_plugins else [], builtin=(), third_party=False)
+    subject = Governor([] if as_plugins else policies(), manager=manager)
+    calls = [Action(Point.PRE_TOOL_CALL, "t", arguments={"query": sql}) for sql in ("SELECT 1", "DROP TABLE users")]
+    assert [subject.decide(one).effect for one in calls] == [Effect.ALLOW, Effect.DENY]
+
+
+def _not_marked(_self: object, action: Action) -> Decision:
+    raise AssertionError(action)
+
+
+@pytest.mark.parametrize(
+    "plugin", [type("P", (), {"lgov_pre_tool_call": _not_marked})(), object(), None, SQLPolicy, lambda action: None]
+)
+def test_a_plugin_that_would_never_be_asked_is_refused(plugin: Any) -> None:
+    with pytest.raises(PluginError, match=r"not marked|no plugin"):
+        governor(plugin)
+
+
+@pytest.mark.parametrize("timeout_s", [0, -1, math.nan, math.inf, None, True, "2"])
+def test_a_time_limit_that_is_none_is_refused(timeout_s: Any) -> None:
+    with pytest.raises(PolicyError, match="timeout_s"):
+        governor(Says(ALLOW), timeout_s=timeout_s)
