@@ -6,12 +6,10 @@ import asyncio
 import inspect
 import json
 import os
-import stat
-import tempfile
 import textwrap
 import threading
 from collections import Counter, deque
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -29,8 +27,8 @@ from lgov_core.recorded_span import (
     span_of,
     violated,
 )
-from lgov_core.sqlite_file import is_database
 from lgov_core.types import Span
+from lgov_core.whole_file import whole_file
 
 __all__ = ["FlightRecorderEmitter", "LightningSpan", "create_emitter"]
 
@@ -192,31 +190,9 @@ class FlightRecorderEmitter:
         `ExportError`, leaving what was there, when ``path`` is a link, no ordinary file or a database (the record itself
         is easily named by mistake), or cannot be written.
         """
-        target = Path(path)
-        try:
-            found = os.lstat(target) if os.path.lexists(target) else None
-            if found is not None and not stat.S_ISREG(found.st_mode):
-                what = "a symbolic link" if stat.S_ISLNK(found.st_mode) else "no ordinary file"
-                raise ExportError(f"{target} is {what}", hint="export to a new file, or to an ordinary one")
-            if is_database(target):
-                raise ExportError(f"{target} is a database and is not overwritten", hint="name another file")
+        with whole_file(Path(path), ExportError) as beside, beside.open("w", encoding="ascii") as file:
             spans = self.get_spans()
-            handle, beside = tempfile.mkstemp(prefix=f".{target.name}.", suffix=".tmp", dir=target.parent)
-            try:
-                with open(handle, "w", encoding="ascii") as file:
-                    file.write("[")
-                    for number, span in enumerate(spans):
-                        text = json.dumps(span.to_dict(), indent=2, allow_nan=False)
-                        file.write(("," if number else "") + "\n" + textwrap.indent(text, "  "))
-                    file.write("\n]\n" if spans else "]\n")
-                    file.flush()
-                    os.fsync(file.fileno())
-                os.replace(beside, target)  # takes the place of a link that came in between; never follows it
-            except BaseException:
-                os.unlink(beside)
-                raise
-        except OSError as error:
-            raise ExportError(f"{target} could not be written: {error.strerror or error}") from error
+            file.writelines(f"{line}\n" for line in _array(spans))
         return len(spans)
 
 
@@ -273,6 +249,14 @@ class _Delivery:
                 f"{self._tried - self._stored} of {self._tried} spans were not stored: {why}", stored=self._stored
             ) from self._first
         return self._stored
+
+
+def _array(spans: Sequence[LightningSpan]) -> Iterator[str]:
+    """The lines of a JSON array of ``spans``."""
+    yield "[" if spans else "[]"
+    for number, span in enumerate(spans, start=1):
+        text = json.dumps(span.to_dict(), indent=2, allow_nan=False)
+        yield textwrap.indent(text, "  ") + ("," if number < len(spans) else "\n]")
 
 
 def _own_span(span: LightningSpan) -> Span:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
@@ -12,7 +11,7 @@ from urllib.parse import quote
 
 from lgov_core.audit.entry import AuditEntry
 from lgov_core.errors import AuditError
-from lgov_core.sqlite_file import is_database
+from lgov_core.whole_file import write_lines
 
 Format = Literal["jsonl", "cloudevents", "ocsf"]
 FORMATS: Final[tuple[Format, ...]] = ("jsonl", "cloudevents", "ocsf")
@@ -102,29 +101,9 @@ def ocsf(entry: AuditEntry) -> dict[str, Any]:
 def write_file(path: Path, entries: Iterable[AuditEntry], form: Format) -> int:
     """Writes all entries to a new file that then takes the place of ``path``; returns how many.
 
-    Nothing is left half-written. Raises `AuditError`, also when ``path`` is a symbolic link, or a database: the record
-    itself is easily named by mistake, and would be gone.
+    See `whole_file` for what it does not take the place of. Raises `AuditError`.
     """
-    if path.is_symlink():
-        raise AuditError(f"{path} is a symbolic link", hint="name the file itself")
-    if is_database(path):
-        raise AuditError(f"{path} is a database and is not overwritten", hint="name another file")
-    scratch = path.with_name(f".{path.name}.{os.getpid()}.new")
-    count = 0
-    try:
-        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_NOFOLLOW", 0)
-        with open(os.open(scratch, flags, 0o600), "w", encoding="ascii") as file:
-            for line in lines(entries, form):
-                file.write(line + "\n")
-                count += 1
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(scratch, path)
-    except OSError as error:
-        raise AuditError(f"{path} cannot be written: {error.strerror or error}", hint="name another place") from error
-    finally:
-        scratch.unlink(missing_ok=True)
-    return count
+    return write_lines(path, lines(entries, form), AuditError)
 
 
 def _loaded(text: str | None) -> Any:

@@ -31,7 +31,9 @@ def export(
     what is said about --output; what goes to standard output is JSON in any case. The training data made from all
     this is another matter: lgov transitions.
     """
-    from lgov_core.store.export import json_lines, require_no_database, write_json_lines, write_parquet
+    from lgov_core.errors import ExportError
+    from lgov_core.store.export import json_lines, require_no_database, write_parquet
+    from lgov_core.whole_file import write_lines
 
     if form == "parquet" and output is None:
         raise click.UsageError("parquet needs --output FOLDER")
@@ -46,7 +48,7 @@ def export(
         if form == "parquet":
             count = write_parquet(output, recorded, run_id=run_id, rollout_ids=ids)
         else:
-            count = write_json_lines(output, json_lines(recorded, run_id=run_id, rollout_ids=ids))
+            count = write_lines(output, json_lines(recorded, run_id=run_id, rollout_ids=ids), ExportError)
     if as_json:
         write_json({"output": str(output), "format": form, "rows": count})
     else:

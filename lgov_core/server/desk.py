@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -19,6 +18,7 @@ from lgov_core.server.collect import QueueCollector
 from lgov_core.server.key_path import PREFIX
 from lgov_core.server.run_state import RunState
 from lgov_core.store import RolloutQueue
+from lgov_core.train.durable import write_whole
 from lgov_core.types import Attempt, Outcome
 
 _SPLITS: Final = ("train", "test")
@@ -66,11 +66,9 @@ class Tasks:
             found = self._uploads.pop(upload, None)
             if found is None or {split: len(found[split]) for split in _SPLITS} != dict(counts):
                 raise EndpointError("parts of the upload are missing", status=409, hint="upload the data again")
-            self._folder.mkdir(parents=True, exist_ok=True)
             for split in _SPLITS:
-                partial = self._folder / f".{split}.partial"
-                partial.write_text("".join(json.dumps(task) + "\n" for task in found[split]), encoding="utf-8")
-                os.replace(partial, self._folder / f"{split}.jsonl")
+                lines = "".join(json.dumps(task) + "\n" for task in found[split])
+                write_whole(self._folder / f"{split}.jsonl", lines.encode())
             self._tasks = found
 
 

@@ -30,6 +30,7 @@ from lgov_core.server.key_path import PREFIX, KeyInPath
 from lgov_core.server.recipe import device_for, load
 from lgov_core.store import open_store
 from lgov_core.store.protocol import TraceStore
+from lgov_core.train.durable import write_whole
 from lgov_core.train.prompt_search import Case, PromptSearch, PromptVersion, Scored
 from lgov_core.train.registry import TrainingJob
 from lgov_core.train.settings import PromptSection, TrainSettings
@@ -261,6 +262,4 @@ def _drawing(count: int, wanted: int, seed: int) -> Callable[[int], list[int]]:
 def _write(folder: Path, versions: Sequence[PromptVersion], best: PromptVersion) -> None:
     lines = "".join(json.dumps(one.as_json(), ensure_ascii=False) + "\n" for one in versions)
     for name, text in ((VERSIONS_FILE, lines), (BEST_FILE, best.template + "\n")):
-        partial = folder / f".{name}.partial"
-        partial.write_text(text, encoding="utf-8")
-        os.replace(partial, folder / name)
+        write_whole(folder / name, text.encode())

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -12,6 +11,7 @@ from typing import Any
 
 from lgov_core.client.wire import ENDED
 from lgov_core.errors import LgovError
+from lgov_core.train.durable import write_whole
 from lgov_core.train.metrics_log import finite
 from lgov_core.types import new_id
 
@@ -121,6 +121,4 @@ class RunState:
 
     def _keep(self, *, ended: bool) -> None:
         known = {"run": self.run_id, "first": self.first, "steps": self.steps, "skip": self.skip, "ended": ended}
-        partial = self.folder / ".run.json.partial"
-        partial.write_text(json.dumps(known))
-        os.replace(partial, self.folder / "run.json")
+        write_whole(self.folder / "run.json", json.dumps(known).encode())

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import itertools
-import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any, Final
@@ -14,6 +13,7 @@ from lgov_core.sqlite_file import is_database
 from lgov_core.store import encoding
 from lgov_core.store.protocol import TraceStore
 from lgov_core.types import Attempt, CapturedCall, Reward, Rollout, Span
+from lgov_core.whole_file import whole_file
 
 #: What is exported, in this order, and the fields of each.
 KINDS: Final[dict[str, type[Any]]] = {
@@ -51,25 +51,6 @@ def json_lines(
             yield encoding.json_text({"kind": kind, **_fields(value)}, kind)
 
 
-def write_json_lines(path: Path, lines: Iterable[str]) -> int:
-    """Writes lines to a new file that then takes the place of ``path``; returns how many. Raises `ExportError`."""
-    count = 0
-    scratch = _scratch(path)
-    try:
-        with open(os.open(scratch, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="ascii") as file:
-            for line in lines:
-                file.write(line + "\n")
-                count += 1
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(scratch, path)
-    except OSError as error:
-        raise ExportError(f"{path} cannot be written: {error.strerror or error}", hint="name another place") from error
-    finally:
-        scratch.unlink(missing_ok=True)
-    return count
-
-
 def write_parquet(
     folder: Path, store: TraceStore, *, run_id: str | None = None, rollout_ids: Sequence[str] | None = None
 ) -> int:
@@ -88,18 +69,13 @@ def write_parquet(
     for kind, shape in KINDS.items():
         schema = pa.schema([(one.name, _column(pa, one.name)) for one in fields(shape)])
         path = folder / f"{kind}s.parquet"
-        scratch = _scratch(path)
         try:
-            with pq.ParquetWriter(scratch, schema) as writer:
+            with whole_file(path, ExportError) as beside, pq.ParquetWriter(beside, schema) as writer:
                 for group in _groups(values_of(store, kind, run_id=run_id, rollout_ids=rollout_ids)):
                     writer.write_table(pa.Table.from_pylist([_flat(one) for one in group], schema=schema))
                     count += len(group)
-            scratch.chmod(0o600)
-            os.replace(scratch, path)
-        except (OSError, pa.ArrowException) as error:
+        except pa.ArrowException as error:
             raise ExportError(f"{path} cannot be written: {error}", hint="name another folder") from error
-        finally:
-            scratch.unlink(missing_ok=True)
     return count
 
 
@@ -107,12 +83,6 @@ def require_no_database(path: Path) -> None:
     """Raises `ExportError` when ``path`` is a SQLite database: the store itself is easily named by mistake."""
     if is_database(path):
         raise ExportError(f"{path} is a database and is not overwritten", hint="name another file")
-
-
-def _scratch(path: Path) -> Path:
-    if path.is_symlink():
-        raise ExportError(f"{path} is a symbolic link", hint="name the file itself")
-    return path.with_name(f".{path.name}.{os.getpid()}.new")
 
 
 def _fields(value: Any) -> dict[str, Any]:
