@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from agents import (
     Agent,
+    Model,
     ModelRetryBackoffSettings,
     ModelRetrySettings,
     ModelSettings,
