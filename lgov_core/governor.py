@@ -9,13 +9,14 @@ asynchronous ones; an asynchronous agent that runs its tools in threads uses bot
 from __future__ import annotations
 
 import asyncio
+import inspect
 import threading
 import time
 from collections import Counter
 from collections.abc import AsyncGenerator, Generator, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import pluggy
 
@@ -100,7 +101,7 @@ class Governor:
         number = isinstance(timeout_s, int | float) and not isinstance(timeout_s, bool)  # pyright: ignore[reportUnnecessaryIsInstance]
         if not number or not 0 < timeout_s < float("inf"):
             raise PolicyError(f"timeout_s is {timeout_s!r}", hint="write seconds, more than 0")
-        self.policies: tuple[Policy, ...] = (policies,) if isinstance(policies, Policy) else tuple(policies)
+        self.policies: tuple[Policy, ...] = (policies,) if isinstance(policies, Policy) else _several(policies)
         # A policy set in which nobody keeps count has no use for what it would hear.
         self._observing = tuple(
             policy
@@ -421,3 +422,14 @@ def in_scope(action: Action, counted: bool = False) -> Action:
 
 def _settled(before: Action, after: Action) -> bool:
     return before is after or (before.arguments == after.arguments and before.text == after.text)
+
+
+def _several(policies: Any) -> tuple[Policy, ...]:
+    """The policies in ``policies``. Raises `PolicyError` when something else is among them."""
+    if isinstance(policies, str) or not isinstance(policies, Iterable):
+        raise PolicyError(f"{policies!r} is no policy and no list of policies", hint="pass policies or a PolicySet")
+    found = tuple(cast("Iterable[Any]", policies))
+    for one in found:
+        if inspect.isclass(one) or not isinstance(one, Policy):
+            raise PolicyError(f"{one!r} is no policy (a policy has a name and judge())")
+    return found

@@ -26,7 +26,7 @@ from lgov_core.reward.violation import PolicyViolation
 from lgov_core.scope import RolloutScope, carry_into_threads, current_scope, enter_scope
 from lgov_core.signals import AgentSignal, SignalledGovernor, SignalPolicy
 from lgov_core.types import Action, Decision, Outcome, Point, Severity, ToolOutcome, new_id
-from lgov_core.violations import Listeners, found_by, shown_name
+from lgov_core.violations import Listeners, answers_to_anything, found_by, shown_name
 
 __all__ = ["AgentSignal", "Execution", "Judged", "KernelSpace"]
 
@@ -444,7 +444,8 @@ async def _acalled(step: Run) -> tuple[Any, BaseException | None]:
 def _recorder(recorder: Any, policies: PolicySet | ReloadingPolicySet) -> AuditRecord:
     if recorder is None:
         return FlightRecorder(policy_digest=lambda: policies.digest)
-    if not all(callable(getattr(recorder, method, None)) for method in ("commit", "commit_outcome")):
+    methods = (getattr(recorder, method, None) for method in ("commit", "commit_outcome"))
+    if answers_to_anything(recorder) or not all(callable(method) for method in methods):
         raise ArgumentError(
             f"a {type(recorder).__name__} records no decisions", hint="pass a FlightRecorder or an AuditLog"
         )

@@ -186,7 +186,7 @@ class RolloutWatch:
             require_done(removal)
         except Exception as error:
             raise ArgumentError(f"{what} does not register a callback: {error}", hint=_NOTHING_UNGOVERNED) from error
-        if _answers_to_anything(removal):
+        if answers_to_anything(removal):
             raise ArgumentError(f"{what} is a stand-in, behind which is nothing", hint=_NOTHING_UNGOVERNED)
         return removal
 
@@ -244,7 +244,7 @@ def require_kernel(kernel: Any, methods: tuple[str, ...]) -> None:
     reports = _method(kernel, "on_policy_violation")
     if not callable(reports):
         raise ArgumentError(f"{what}: it has no on_policy_violation", hint=_NOTHING_UNGOVERNED)
-    if any(_answers_to_anything(part) for part in (kernel, reports, *runs)):
+    if any(answers_to_anything(part) for part in (kernel, reports, *runs)):
         raise ArgumentError(f"{what}: it is a stand-in, behind which is nothing", hint=_NOTHING_UNGOVERNED)
 
 
@@ -258,7 +258,8 @@ def _method(kernel: Any, name: str) -> Any:
         ) from error
 
 
-def _answers_to_anything(thing: Any) -> bool:
+def answers_to_anything(thing: Any) -> bool:
+    """Whether it has an attribute of any name, as a mock does: then nothing that it has means anything."""
     try:
         return hasattr(thing, "lgov_asks_for_what_nobody_has")
     except Exception:  # noqa: BLE001 - it knows at least that it does not have this one

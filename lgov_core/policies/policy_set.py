@@ -84,6 +84,8 @@ class PolicySet:
             raise PolicyError(f"{name}: default {default!r} is unknown", hint="write deny or allow")
         if mode not in ("enforce", "shadow"):
             raise PolicyError(f"{name}: mode {mode!r} is unknown", hint="write enforce or shadow")
+        if isinstance(rules, str) or not isinstance(rules, Iterable):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise PolicyError(f"{name}: {rules!r} is no list of rules", hint="write PolicySet([policy])")
         made = [rule if isinstance(rule, Rule) else Rule(rule) for rule in rules]
         self.rules = tuple(sorted(made, key=lambda rule: rule.asked_last))
         self.default: Default = default

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import numbers
 import warnings
 from dataclasses import dataclass
 from typing import Any, Final, Self, cast
@@ -147,6 +148,10 @@ class RewardConfig:
 
 
 def _number(name: str, value: Any) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        raise RewardError(f"{name} must be a finite number, not {value!r}")
-    return float(value)
+    try:
+        number = float(value) if isinstance(value, numbers.Real) and type(value) is not bool else math.nan
+    except OverflowError:
+        number = math.nan
+    if not math.isfinite(number):
+        raise RewardError(f"{name} must be a finite number, not {value!r:.100}")
+    return number

@@ -19,7 +19,7 @@ from lgov_core.errors import PluginError, PolicyDenied, PolicyError
 from lgov_core.governor import Governor, ObservedDecision, PluginFailure
 from lgov_core.hookspecs import hookimpl
 from lgov_core.plugins import make_plugin_manager
-from lgov_core.policies import CostControlPolicy, SQLPolicy, ToolPolicy
+from lgov_core.policies import CostControlPolicy, PolicySet, SQLPolicy, ToolPolicy
 from lgov_core.scope import RolloutScope, carry_into_threads, current_scope, enter_scope
 from lgov_core.types import Action, Decision, Effect, Point, Reward, ToolOutcome
 
@@ -475,6 +475,15 @@ def _not_marked(_self: object, action: Action) -> Decision:
 def test_a_plugin_that_would_never_be_asked_is_refused(plugin: Any) -> None:
     with pytest.raises(PluginError, match=r"not marked|no plugin"):
         governor(plugin)
+
+
+@pytest.mark.parametrize(
+    "policies", [5, None, "strict", ["strict"], [None], [SQLPolicy], SQLPolicy, [lambda action: None]]
+)
+@pytest.mark.parametrize("made", [Governor, PolicySet], ids=["governor", "set"])
+def test_what_is_no_policy_is_refused_in_words(made: Any, policies: Any) -> None:
+    with pytest.raises(PolicyError, match=r"no policy|no list of rules"):
+        made(policies)
 
 
 @pytest.mark.parametrize("timeout_s", [0, -1, math.nan, math.inf, None, True, "2"])

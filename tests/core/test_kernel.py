@@ -8,6 +8,7 @@ import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -391,9 +392,10 @@ def test_options_without_meaning_are_refused(record: AuditLog, options: dict[str
         KernelSpace(sql(), record, **options)
 
 
-def test_what_records_nothing_is_no_recorder() -> None:
+@pytest.mark.parametrize("recorder", [object(), Mock()], ids=repr)
+def test_what_records_nothing_is_no_recorder(recorder: Any) -> None:
     with pytest.raises(ArgumentError, match="records no decisions"):
-        KernelSpace(sql(), recorder=object())  # type: ignore[arg-type]
+        KernelSpace(sql(), recorder=recorder)
 
 
 def test_policies_are_named_as_violations_name_them(record: AuditLog) -> None:

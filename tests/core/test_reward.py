@@ -6,6 +6,7 @@ import math
 import threading
 import warnings
 from dataclasses import dataclass, field, fields, replace
+from fractions import Fraction
 from types import SimpleNamespace
 from typing import Any
 
@@ -98,6 +99,11 @@ def test_the_ceiling_holds_too_and_both_bounds_can_be_switched_off() -> None:
 @pytest.mark.parametrize("config", [RewardConfig(), RewardConfig.for_training(refuse_untrainable=False)])
 def test_what_did_not_run_to_its_end_earns_no_bonus(config: RewardConfig, outcome: Outcome) -> None:
     assert PolicyReward(config=config)(Run(success=False, outcome=outcome)) == 0.0
+
+
+def test_numbers_of_other_libraries_are_numbers() -> None:
+    config = RewardConfig(critical_penalty=Fraction(-8), clean_bonus=Fraction(2))  # type: ignore[arg-type]
+    assert (config.critical_penalty, PolicyReward(config=config)(Run())) == (-8.0, 3.0)
 
 
 def test_what_raised_earns_no_bonus() -> None:
