@@ -20,9 +20,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from lgov_core.governed_process import (
-    CANNOT_GOVERN,
     ProcessOptions,
     append_report,
+    end_process,
     installed_adapters,
     open_process,
     say,
@@ -148,9 +148,6 @@ class _Child:
 
 
 def _refuse(reason: str) -> NoReturn:
-    """Ends the process at once. Not an exception: the program could catch one and go on ungoverned."""
     said = " ".join(" ".join(sys.orig_argv[:3]).split())  # the text after -c may have many lines
     what = said if len(said) <= MAX_COMMAND else f"{said[:MAX_COMMAND]}…"
-    say(f"stopped: {what}, started by a governed program: {reason}")
-    sys.stderr.flush()
-    os._exit(CANNOT_GOVERN)
+    end_process(lambda: say(f"stopped: {what}, started by a governed program: {reason}"))

@@ -53,6 +53,10 @@ class LgovError(Exception):
     def __str__(self) -> str:
         return f"{self.message} ({self.hint})" if self.hint else self.message
 
+    def as_json(self) -> dict[str, str | None]:
+        """What commands write of it with ``--json``."""
+        return {"code": self.code, "message": self.message, "hint": self.hint}
+
 
 class SettingsError(LgovError):
     """A setting has no meaning, or its name is unknown."""

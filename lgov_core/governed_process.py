@@ -11,9 +11,10 @@ import os
 import sys
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from lgov_core.errors import ArmError, LgovError
 from lgov_core.hookspecs import hookimpl
@@ -172,8 +173,27 @@ def policy_in(folder: Path) -> Path:
 
 
 def say(text: str) -> None:
-    """Writes a line for people to standard error."""
-    sys.stderr.write(f"lgov: {text}\n")
+    """Writes a line for people to standard error, if it can be written to: nothing may hang on that."""
+    write_error(f"lgov: {text}")
+
+
+def write_error(line: str) -> None:
+    """Writes a line to standard error, which may be closed, full, or not there."""
+    with suppress(AttributeError, OSError, ValueError):
+        sys.stderr.write(f"{line}\n")
+
+
+def end_process(*last_words: Callable[[], object]) -> NoReturn:
+    """Ends the process with 78 at once, after ``last_words``, whatever those raise.
+
+    Not by an exception: the program could catch one and go on ungoverned.
+    """
+    try:
+        for word in (*last_words, lambda: sys.stdout.flush(), lambda: sys.stderr.flush()):
+            with suppress(Exception):
+                word()
+    finally:
+        os._exit(CANNOT_GOVERN)
 
 
 def append_report(path: Path, said: Mapping[str, Any]) -> None:

@@ -9,14 +9,12 @@ lgov being installed does not mean that every instrumented program wants to be g
 from __future__ import annotations
 
 import atexit
-import os
-import sys
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from lgov_core.governed_process import (
-    CANNOT_GOVERN,
     DEFAULT_AUDIT,
     ProcessOptions,
+    end_process,
     installed_adapters,
     open_process,
     say,
@@ -67,6 +65,4 @@ class LgovInstrumentor:
 
 
 def _refuse(reason: str) -> NoReturn:
-    say(f"stopped: {reason}")
-    sys.stderr.flush()
-    os._exit(CANNOT_GOVERN)
+    end_process(lambda: say(f"stopped: {reason}"))

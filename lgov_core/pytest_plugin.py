@@ -13,8 +13,6 @@ the decisions of all.
 
 from __future__ import annotations
 
-import os
-import sys
 from collections import Counter
 from collections.abc import Generator
 from functools import partial
@@ -162,15 +160,14 @@ def lgov_decisions(request: pytest.FixtureRequest, lgov_governor: Governor) -> l
 
 def _stop(config: pytest.Config, reason: str) -> NoReturn:
     """Ends the process at once: pytest would take an exception out of a test module's import for an error of that module."""
-    capture: Any = config.pluginmanager.getplugin("capturemanager")
-    if capture is not None:
-        capture.suspend_global_capture(in_=True)
-    from lgov_core.governed_process import CANNOT_GOVERN, say
+    from lgov_core.governed_process import end_process, say
 
-    say(f"stopped: {reason}")
-    for stream in (sys.stdout, sys.stderr):
-        stream.flush()
-    os._exit(CANNOT_GOVERN)
+    def show_output() -> None:
+        capture: Any = config.pluginmanager.getplugin("capturemanager")
+        if capture is not None:
+            capture.suspend_global_capture(in_=True)
+
+    end_process(show_output, lambda: say(f"stopped: {reason}"))
 
 
 def _cannot(reason: str) -> NoReturn:

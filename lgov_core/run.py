@@ -21,16 +21,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 from lgov_core.child_process import VARIABLE, ChildReports, hand_on
-from lgov_core.errors import LgovError, PolicyDenied
+from lgov_core.errors import ArmError, LgovError, PolicyDenied
 from lgov_core.governed_process import (
     CANNOT_GOVERN,
     DEFAULT_AUDIT,
     GovernedProcess,
     ProcessOptions,
+    end_process,
     installed_adapters,
     open_process,
     policy_in,
     say,
+    write_error,
 )
 from lgov_core.import_guard import FrameworkGuard
 from lgov_core.invocation import Invocation, execute, parse_command
@@ -93,10 +95,9 @@ def run_program(command: Sequence[str], options: RunOptions) -> int:
     import system, so it is for a process that does nothing else. Fails closed.
     """
     if VARIABLE in os.environ:
-        return _cannot(
-            "this process was started by a governed program and stands under its policy already; start it without"
-            " lgov run, or the program around it with --children allow"
-        )
+        already = "this process was started by a governed program and stands under its policy already"
+        hint = "start it without lgov run, or the program around it with --children allow"
+        return _cannot(ArmError(already, hint=hint), options)
     try:
         invocation = parse_command(command)
         scope = RolloutScope(
@@ -104,9 +105,9 @@ def run_program(command: Sequence[str], options: RunOptions) -> int:
         )
         run = _prepare(invocation, scope, options)
     except LgovError as error:
-        return _cannot(str(error))
+        return _cannot(error, options)
     except (Exception, SystemExit) as error:  # noqa: BLE001 - whatever is broken here, the program must not run without it
-        return _cannot(f"{type(error).__name__}: {error}")
+        return _cannot(ArmError(f"{type(error).__name__}: {error}"), options)
     _watch_children(run.children)
     atexit.register(_finish, run)
     try:
@@ -121,9 +122,10 @@ def run_program(command: Sequence[str], options: RunOptions) -> int:
         with run.process.governor.rollout(scope):
             status = execute(invocation)
     except PolicyDenied as denied:
-        status = _cannot(f"the policy does not let this program start: {denied.decision.reason}")
+        reason = f"the policy does not let this program start: {denied.decision.reason}"
+        status = _cannot(ArmError(reason), options)
     except LgovError as error:
-        status = _cannot(str(error))
+        status = _cannot(error, options)
     _end_attempt(run, status)
     return status
 
@@ -241,7 +243,7 @@ def _finish(run: _Run) -> None:
         main=run.script,
     )
     if run.options.as_json:
-        sys.stderr.write(json.dumps({"report": report.as_json()}) + "\n")
+        write_error(json.dumps({"report": report.as_json()}))
         return
     for line in report.lines():
         say(line)
@@ -254,17 +256,16 @@ def _multiprocessing_children() -> Counter[str]:
 
 
 def _refuse(run: _Run, reason: str) -> NoReturn:
-    """Ends the process at once. Not an exception: the program could catch one and go on ungoverned."""
-    say(f"stopped: {reason}")
-    _end_attempt(run, CANNOT_GOVERN)
-    for stream in (sys.stdout, sys.stderr):
-        try:
-            stream.flush()
-        except (OSError, ValueError):
-            continue  # nothing is left to say it with
-    os._exit(CANNOT_GOVERN)
+    end_process(lambda: _tell("stopped", ArmError(reason), run.options), lambda: _end_attempt(run, CANNOT_GOVERN))
 
 
-def _cannot(reason: str) -> int:
-    say(f"not run: {reason}")
+def _cannot(error: LgovError, options: RunOptions) -> int:
+    _tell("not run", error, options)
     return CANNOT_GOVERN
+
+
+def _tell(what: str, error: LgovError, options: RunOptions) -> None:
+    if options.as_json:
+        write_error(json.dumps({"error": {**error.as_json(), "message": f"{what}: {error.message}"}}))
+    else:
+        say(f"{what}: {error}")

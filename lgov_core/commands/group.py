@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import importlib
 import json
+import os
+import sys
 from collections.abc import Mapping
+from contextlib import suppress
 from enum import IntEnum
 from typing import Any
 
@@ -88,24 +92,54 @@ class LazyGroup(click.Group):
         """Parses, and remembers whether JSON is wanted, for errors that come before the command's own options."""
         own = args[: args.index("--")] if "--" in args else args
         ctx.meta[_JSON_WANTED] = "--json" in own
+        if os.environ.get("NO_COLOR"):
+            ctx.color = False
         return super().parse_args(ctx, args)
 
     def invoke(self, ctx: click.Context) -> Any:
         """Runs the command; turns what it raises into a message and an exit status."""
+        as_json = bool(ctx.meta.get(_JSON_WANTED))
         try:
             return super().invoke(ctx)
         except LgovError as error:
-            _show(error, as_json=bool(ctx.meta.get(_JSON_WANTED)))
+            _show(error, as_json=as_json)
             ctx.exit(exit_of(error))
+        except click.ClickException as error:
+            if not as_json:
+                raise
+            _show(_Usage(error.format_message(), hint=f"{ctx.command_path} --help says more"), as_json=True)
+            ctx.exit(error.exit_code)
+        except OSError as error:
+            if error.errno == errno.EPIPE:  # click ends quietly when nobody reads any more
+                raise
+            _discard_output()
+            _show(
+                LgovError(f"{error.strerror or error}{f': {error.filename}' if error.filename else ''}"),
+                as_json=as_json,
+            )
+            ctx.exit(Exit.FINDING)
         except (KeyboardInterrupt, click.Abort) as error:
             click.echo(str(error) or "interrupted", err=True)
             ctx.exit(Exit.INTERRUPTED)
 
 
+class _Usage(LgovError):
+    code = "usage"
+
+
+def _discard_output() -> None:
+    """Lets what standard output does not take go nowhere: Python would try to write it once more at its end."""
+    with suppress(AttributeError, ValueError):
+        try:
+            sys.stdout.flush()
+        except OSError:
+            with suppress(OSError), open(os.devnull, "wb") as nowhere:
+                os.dup2(nowhere.fileno(), sys.stdout.fileno())
+
+
 def _show(error: LgovError, *, as_json: bool) -> None:
     if as_json:
-        what = {"code": error.code, "message": error.message, "hint": error.hint}
-        click.echo(json.dumps({"error": what}), err=True)
+        click.echo(json.dumps({"error": error.as_json()}), err=True)
         return
     click.secho("error: ", fg="red", bold=True, nl=False, err=True)
     click.echo(error.message, err=True)

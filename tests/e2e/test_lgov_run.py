@@ -587,6 +587,43 @@ pathlib.Path("went-on").touch()
     store.close()
 
 
+@pytest.mark.parametrize("stderr", ["sys.stderr = None", "sys.stderr.close()", "os.close(2)", "sys.stderr = Raises()"])
+@pytest.mark.parametrize("where", ["itself", "child"])
+def test_it_ends_also_where_nothing_can_be_said(stderr: str, where: str, folder: Path) -> None:
+    """What was raised while saying why would have been one more exception that a program can catch."""
+    pytest.importorskip("autogen_core")
+    (folder / "autogen_agentchat").mkdir()
+    write(folder, "", "autogen_agentchat/__init__.py")
+    program = f"""
+import os, pathlib, sys
+
+class Raises:
+    def write(self, text):
+        raise RuntimeError("no")
+
+{stderr}
+for _ in range(2):
+    try:
+        import autogen_agentchat
+    except BaseException:
+        pass
+pathlib.Path("went-on").touch()
+"""
+    write(folder, program)
+    write(folder, "import subprocess, sys; sys.exit(subprocess.call([sys.executable, 'agent.py']))", "child.py")
+    done = lgov_run(folder, "python", "agent.py" if where == "itself" else "child.py")
+    assert done.returncode == 78
+    assert not (folder / "went-on").exists()
+
+
+def test_json_is_asked_for_and_an_error_is_json(folder: Path) -> None:
+    write(folder, "print('it ran')")
+    for options, command in ((("--policy", "other.yaml"), "agent.py"), ((), "gone.py"), (("--nonsense",), "agent.py")):
+        done = lgov_run(folder, "python", command, options=("--json", *options))
+        assert (done.stdout, done.returncode) == ("", 2 if "--nonsense" in options else 78)
+        assert json.loads(done.stderr)["error"]["message"]
+
+
 def test_the_agents_sdk_is_told_from_a_folder_of_the_same_name(folder: Path) -> None:
     (folder / "agents").mkdir()
     write(folder, "", "agents/__init__.py")
