@@ -47,6 +47,8 @@ def is_database(path: Path) -> bool:
     One that is in use is known by the files beside it and not opened: to close any descriptor of a file drops the locks
     that this process holds on it.
     """
+    if path.is_dir():
+        return False
     if any(path.with_name(path.name + end).exists() for end in _BESIDE):
         return True
     if path.name.endswith(_BESIDE) and path.with_name(path.name.rpartition("-")[0]).exists():

@@ -10,7 +10,7 @@ from typing import Any, Final, Literal
 from urllib.parse import quote
 
 from lgov_core.audit.entry import AuditEntry
-from lgov_core.errors import AuditError
+from lgov_core.errors import ExportError
 from lgov_core.whole_file import write_lines
 
 Format = Literal["jsonl", "cloudevents", "ocsf"]
@@ -101,9 +101,9 @@ def ocsf(entry: AuditEntry) -> dict[str, Any]:
 def write_file(path: Path, entries: Iterable[AuditEntry], form: Format) -> int:
     """Writes all entries to a new file that then takes the place of ``path``; returns how many.
 
-    See `whole_file` for what it does not take the place of. Raises `AuditError`.
+    See `whole_file` for what it does not take the place of. Raises `ExportError`.
     """
-    return write_lines(path, lines(entries, form), AuditError)
+    return write_lines(path, lines(entries, form), ExportError)
 
 
 def _loaded(text: str | None) -> Any:

@@ -49,13 +49,13 @@ def _row(entry: AuditEntry) -> tuple[object, ...]:
     return entry.position, when, entry.point or entry.kind, what, entry.effect or entry.status or "", why
 
 
-@click.command(epilog=_STATUS)
+@click.command(epilog=exit_status(Exit.OK, Exit.FINDING, Exit.USAGE, Exit.AUDIT_BROKEN))
 @click.argument("path", type=click.Path(path_type=Path))
 @click.option(
     "--format", "form", type=click.Choice(("jsonl", "cloudevents", "ocsf")), default="jsonl", show_default=True
 )
 @click.option("--output", type=click.Path(path_type=Path), help="The file to write. [default: standard output]")
-@click.option("--after", type=click.IntRange(min=0), default=0, help="Only entries behind this position.")
+@click.option("--after", type=click.IntRange(0, 2**63 - 1), default=0, help="Only entries behind this position.")
 @json_option
 def export(path: Path, form: str, output: Path | None, after: int, as_json: bool) -> None:
     """Write the audit record PATH as JSON lines: its own fields, CloudEvents 1.0, or OCSF 1.3 API Activity.

@@ -37,6 +37,8 @@ def erase(
     """
     if (entry_id is None) == (rollout_id is None):
         raise click.UsageError("give --entry or --rollout")
+    if as_json and not yes:
+        raise click.UsageError("--json asks nobody: give --yes with it")
     if not yes:
         click.confirm(f"Erase the texts of {entry_id or rollout_id} for good?", abort=True, err=True)
     with opened_record(path, sign=True) as record:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import importlib
+import io
 import json
 import os
 import sys
@@ -86,6 +87,8 @@ class LazyGroup(click.Group):
     ) -> tuple[str | None, click.Command | None, list[str]]:
         """Finds the command and loads it."""
         name, command, rest = super().resolve_command(ctx, args)
+        if name != "run":  # there standard output is the program's
+            _write_anything()
         return name, self.load(name) if name in self._where else command, rest
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
@@ -125,6 +128,12 @@ class LazyGroup(click.Group):
 
 class _Usage(LgovError):
     code = "usage"
+
+
+def _write_anything() -> None:
+    """Has standard output escape what it cannot write instead of raising: much of it was written by a model."""
+    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
+        sys.stdout.reconfigure(errors="backslashreplace")
 
 
 def _discard_output() -> None:

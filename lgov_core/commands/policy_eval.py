@@ -41,7 +41,7 @@ def evaluate(ctx: click.Context, file: Path, cases: Path, as_json: bool) -> None
         for case in read_cases(cases):
             decision = governor.decide(case.action)
             judged.append((case, decision))
-            click.echo(json.dumps(_line(case, decision), ensure_ascii=False))
+            click.echo(json.dumps(_line(case, decision)))
     finally:
         governor.close()
     summary = _summary(judged)

@@ -21,6 +21,8 @@ def init(file: Path, force: bool, as_json: bool) -> None:
     """Write a commented policy file to start from to FILE (policy.yaml unless named)."""
     text = resources.files("lgov_core.policies").joinpath("starter.yaml").read_bytes()
     # A new file, or none: an existing policy must not be lost, and a link not be followed to somewhere else.
+    if file.is_dir():
+        raise PolicyError(f"{file} is a folder", hint="name a file in it")
     scratch = file.with_name(f".{file.name}.{os.getpid()}.new")
     try:
         if not force:

@@ -137,7 +137,7 @@ def serve(
     if config or algorithm or folder or resume or gpus is not None:
         raise SettingsError("--config, --algorithm, --gpus, --folder and --resume are for --train", hint="add --train")
     from lgov_core.gateway.limits import Limits
-    from lgov_core.gateway.server import EndpointServer
+    from lgov_core.gateway.server import EndpointServer, is_loopback
 
     settings = load_settings(
         {
@@ -152,6 +152,8 @@ def serve(
         }
     )
     keys = _keys(settings, admin_keys_file)
+    if keys is None and not is_loopback(settings.host):
+        raise SettingsError(f"{settings.host} can be reached from other machines", hint="give --key-secret-file")
     limits = Limits(max_running=max_running, max_waiting=max_waiting)
     if show_admin_key and keys is None:
         raise SettingsError("there is no admin key without keys", hint="give --key-secret-file")

@@ -9,6 +9,7 @@ import click
 from lgov_core.commands.group import Exit, exit_status, json_option
 from lgov_core.commands.output import write_json
 from lgov_core.commands.recorded import opened_store
+from lgov_core.errors import ExportError, StoreError
 
 
 @click.command(epilog=exit_status(Exit.OK, Exit.FINDING, Exit.USAGE, Exit.INTERRUPTED))
@@ -31,8 +32,7 @@ def export(
     what is said about --output; what goes to standard output is JSON in any case. The training data made from all
     this is another matter: lgov transitions.
     """
-    from lgov_core.errors import ExportError
-    from lgov_core.store.export import json_lines, require_no_database, write_parquet
+    from lgov_core.store.export import KINDS, json_lines, require_no_database, values_of, write_parquet
     from lgov_core.whole_file import write_lines
 
     if form == "parquet" and output is None:
@@ -41,6 +41,9 @@ def export(
     if output is not None:
         require_no_database(output)
     with opened_store(store) as recorded:
+        for rollout_id in rollout_ids:
+            if not any(True for kind in KINDS for _ in values_of(recorded, kind, rollout_ids=[rollout_id])):
+                raise StoreError(f"nothing is recorded of rollout {rollout_id}", hint="lgov traces list shows the ids")
         if output is None:
             for line in json_lines(recorded, run_id=run_id, rollout_ids=ids):
                 click.echo(line)

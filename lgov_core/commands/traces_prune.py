@@ -85,6 +85,8 @@ def prune(
     """
     if before is None and run_id is None and keep_last is None and not vacuum:
         raise click.UsageError("give --before, --run or --keep-last")
+    if as_json and not (yes or dry_run):
+        raise click.UsageError("--json asks nobody: give --yes or --dry-run with it")
     from lgov_core.store import Pruned
 
     pruned = Pruned()

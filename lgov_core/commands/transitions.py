@@ -175,10 +175,10 @@ def _pair_of_cap(text: str) -> tuple[str, str]:
 
 
 def _cap(name: str, bound: str) -> float:
-    try:
-        return float(bound)
-    except ValueError as error:
-        raise click.UsageError(f"--cap {name} takes a number, not {bound!r}") from error
+    with suppress(ValueError):
+        if 0 <= (number := float(bound)) < float("inf"):
+            return number
+    raise click.UsageError(f"--cap {name} takes a finite number, 0 or more, not {bound!r}")
 
 
 def _selected(selection: Selection) -> str:

@@ -13,7 +13,6 @@ import click
 
 from lgov_core.demo.plans import Plan, plan_for
 from lgov_core.errors import LgovError
-from lgov_core.models import pull_smollm2, smollm2_folder
 
 
 @click.command("demo")
@@ -75,6 +74,7 @@ def _run(plan: Plan, seeds: range, ungoverned: bool, folder: Path, resume: bool,
     from lgov_core.demo.report import as_json as report_json
     from lgov_core.demo.report import draw_curves, print_table
     from lgov_core.demo.run import RunSpec, run_once
+    from lgov_core.models import pull_smollm2, smollm2_folder
 
     display = Display()
     if plan.model == "smollm2" and not (smollm2_folder() / "config.json").exists():

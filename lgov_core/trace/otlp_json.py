@@ -41,9 +41,9 @@ def spans_in(body: bytes) -> Iterator[Found]:
 
 
 def _walk(request: Mapping[str, Any]) -> Iterator[Found]:
-    for group in _list(request, "resourceSpans", "resource_spans"):
+    for group in _objects(request, "resourceSpans", "resource_spans"):
         resource = _attributes_or_none(_get(group, "resource")) or {}
-        for part in _list(group, "scopeSpans", "scope_spans", "instrumentationLibrarySpans"):
+        for part in _objects(group, "scopeSpans", "scope_spans", "instrumentationLibrarySpans"):
             named = _get(part, "scope", "instrumentationLibrary")
             scope = Scope(_text(_get(named, "name")), _text(_get(named, "version")))
             for span in _list(part, "spans"):
@@ -95,7 +95,18 @@ def _get(given: Any, *names: str) -> Any:
 
 def _list(given: Any, *names: str) -> Sequence[Any]:
     found = _get(given, *names)
-    return found if isinstance(found, list) else ()
+    if found is None:
+        return ()
+    if not isinstance(found, list):
+        raise BadSpan(f"{names[0]} is no list")
+    return found
+
+
+def _objects(given: Any, *names: str) -> Sequence[Any]:
+    found = _list(given, *names)
+    if not all(isinstance(one, Mapping) for one in found):
+        raise BadSpan(f"in {names[0]} there is something that is no object")
+    return found
 
 
 def _text(value: Any) -> str:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from lgov_core.errors import TransitionError
-from lgov_core.transitions.credit_plugins import ask_plugins
+from lgov_core.transitions.credit_plugins import ask_plugins, check_known
 from lgov_core.transitions.credit_rules import CreditRules
 from lgov_core.transitions.credit_schemes import SCHEMES, Channel, Scheme, Turns, returns_to_go
 from lgov_core.transitions.values import Diagnostic, Finding, Transition, TransitionSet, by_rollout
@@ -39,6 +39,7 @@ def assign_credit(
     plugin), and for a reward that is not finite: nothing is filled in.
     """
     rules = rules or CreditRules()
+    check_known(rules, manager)  # also where no group is compared, and nobody would be asked
     found = list(data.diagnostics)
     groups = data.groups()
     counted: list[list[Transition]] = []

@@ -15,6 +15,12 @@ if TYPE_CHECKING:
     import pluggy
 
 
+def check_known(rules: CreditRules, manager: pluggy.PluginManager | None) -> None:
+    """Raises `TransitionError` for a scheme that is not built in where no plugin has schemes."""
+    if rules.scheme not in SCHEMES and not _managed(manager).hook.lgov_assign_credit.get_hookimpls():
+        raise _unknown(rules)
+
+
 def ask_plugins(
     rollouts: Sequence[Sequence[Transition]], rules: CreditRules, manager: pluggy.PluginManager | None
 ) -> list[list[list[float]]]:
@@ -23,12 +29,8 @@ def ask_plugins(
     The plugins are asked in pluggy's order, the last registered first. Raises `TransitionError` naming the plugin when one
     raises or its answer does not fit the rollouts, and when none knows the scheme: fails closed.
     """
-    if manager is None:
-        from lgov_core.plugins import make_plugin_manager
-
-        manager = make_plugin_manager()
     given: dict[str, Any] = {"scheme": rules.scheme, "rollouts": rollouts, "rules": rules}
-    for impl in reversed(manager.hook.lgov_assign_credit.get_hookimpls()):
+    for impl in reversed(_managed(manager).hook.lgov_assign_credit.get_hookimpls()):
         try:
             answer: Any = impl.function(**{name: given[name] for name in impl.argnames})
         except Exception as error:
@@ -38,7 +40,19 @@ def ask_plugins(
             ) from error
         if answer is not None:
             return _checked(answer, rollouts, rules.scheme, impl.plugin_name)
-    raise TransitionError(
+    raise _unknown(rules)
+
+
+def _managed(manager: pluggy.PluginManager | None) -> pluggy.PluginManager:
+    if manager is not None:
+        return manager
+    from lgov_core.plugins import make_plugin_manager
+
+    return make_plugin_manager()
+
+
+def _unknown(rules: CreditRules) -> TransitionError:
+    return TransitionError(
         f"there is no credit scheme {rules.scheme!r}",
         hint=f"there are {', '.join(SCHEMES)}, and those of plugins (hook lgov_assign_credit)",
     )

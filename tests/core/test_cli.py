@@ -18,6 +18,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 import lgov_core
+from lgov_core.audit import AuditLog
 from lgov_core.cli import cli
 from lgov_core.commands.group import Exit, LazyGroup, exit_of
 from lgov_core.errors import ArmError, AuditError, PolicyDenied, PolicyFileError, SettingsError
@@ -385,3 +386,98 @@ def test_serve_wants_one_of_model_and_upstream(arguments: tuple[str, ...]) -> No
     result = lgov("serve", *arguments)
     assert result.exit_code == Exit.USAGE
     assert "one of model and upstream" in result.stderr
+
+
+# ---------------------------------------------------------------------- what a shell does to a command
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("policy", "chek"),
+        ("policy", "check"),
+        ("traces", "list", "--outcome", "good", "x"),
+        ("audit", "verify", "x", "--key", "zz"),
+        ("demo", "--seeds", "0"),
+        ("serve", "--model", "m", "--host", "0.0.0.0"),
+        ("transitions", "x", "--cap", "task=nan"),
+        ("traces", "prune", "x", "--keep-last", "1"),
+        ("audit", "erase", "x", "--entry", "1"),
+    ],
+)
+def test_json_is_asked_for_and_an_error_of_usage_is_json(command: tuple[str, ...], folder: Path) -> None:
+    (folder / "x").write_bytes(b"")
+    result = lgov(*command, "--json")
+    assert (result.exit_code, result.stdout) == (Exit.USAGE, "")
+    assert json.loads(result.stderr.splitlines()[-1])["error"]["message"]
+
+
+@pytest.mark.parametrize("name", [".", "folder", "/"])
+@pytest.mark.parametrize("command", ["policy init", "policy init --force", "audit export a.db --output"])
+def test_a_folder_is_no_file_to_write(command: str, name: str, folder: Path) -> None:
+    (folder / "folder").mkdir()
+    AuditLog(folder / "a.db").close()
+    result = lgov(*command.split(), name)
+    assert result.exit_code == Exit.FINDING
+    assert result.stderr.startswith("error: ")
+
+
+def test_nothing_is_exported_of_a_rollout_that_is_not_there(folder: Path) -> None:
+    open_store("store.sqlite").close()
+    (folder / "kept.jsonl").write_text("kept")
+    result = lgov("traces", "export", "store.sqlite", "--rollout", "gone", "--output", "kept.jsonl")
+    assert result.exit_code == Exit.FINDING
+    assert "gone" in result.stderr
+    assert (folder / "kept.jsonl").read_text() == "kept"
+    assert lgov("traces", "export", "store.sqlite", "--output", ".").exit_code == Exit.FINDING
+
+
+def test_an_unknown_credit_scheme_is_told_also_where_there_is_nothing_to_credit() -> None:
+    open_store("store.sqlite").close()
+    result = lgov("transitions", "store.sqlite", "--credit", "gigp")
+    assert result.exit_code == Exit.FINDING
+    assert "there is no credit scheme 'gigp'" in result.stderr
+
+
+def test_a_position_that_no_record_has_is_an_error_of_usage() -> None:
+    AuditLog(Path("a.db")).close()
+    assert lgov("audit", "export", "a.db", "--after", "9" * 20).exit_code == Exit.USAGE
+
+
+@pytest.mark.parametrize("shown", ["\\ud800", "\\u00e9"])
+def test_what_standard_output_cannot_write_is_escaped(shown: str, folder: Path) -> None:
+    (folder / "policy.yaml").write_text(POLICY)
+    (folder / "cases.jsonl").write_text(f'{{"id": "{shown}", "name": "{shown}", "expect": "deny"}}')
+    action = f'{{"name": "{shown}"}}'
+    for command in (("explain", "policy.yaml", "--action", action), ("eval", "policy.yaml", "cases.jsonl")):
+        done = subprocess.run(
+            [*LGOV, "policy", *command],
+            env={**os.environ, "PYTHONIOENCODING": "ascii", "PYTHONPATH": os.pathsep.join(sys.path)},
+            capture_output=True,
+            timeout=60,
+        )
+        assert done.returncode == (0 if command[0] == "eval" else Exit.DENIED), done.stderr
+        assert b"Traceback" not in done.stderr
+    assert json.loads(done.stdout.splitlines()[0])["id"] == json.loads(f'"{shown}"')
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+def test_a_full_disk_is_a_message(folder: Path) -> None:
+    (folder / "policy.yaml").write_text(POLICY)
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [*LGOV, "policy", "explain", "policy.yaml", "--action", '{"name": "search"}'],
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            timeout=60,
+        )
+    assert (done.returncode, done.stderr) == (Exit.FINDING, "error: No space left on device\n")
+
+
+def test_no_color_is_heeded(monkeypatch: pytest.MonkeyPatch) -> None:
+    for value, coloured in (("", True), ("1", False)):
+        monkeypatch.setenv("NO_COLOR", value)
+        result = CliRunner().invoke(cli, ["policy", "check", "gone.yaml"], color=True)
+        assert ("\x1b" in result.stderr) is coloured

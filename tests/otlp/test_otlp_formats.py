@@ -297,7 +297,19 @@ def test_a_bad_span_in_protobuf_loses_no_other() -> None:
 
 
 @pytest.mark.parametrize(
-    "body", [b"", b"{", b"[]", b"null", b"\xff\xfe", b"[" * 100_000, b'{"resourceSpans":' + b"9" * 5000 + b"}"]
+    "body",
+    [
+        b"",
+        b"{",
+        b"[]",
+        b"null",
+        b"\xff\xfe",
+        b"[" * 100_000,
+        b'{"resourceSpans":' + b"9" * 5000 + b"}",
+        b'{"resourceSpans":"x"}',
+        b'{"resourceSpans":[5]}',
+        b'{"resourceSpans":[{"scopeSpans":[{"spans":{}}]}]}',
+    ],
 )
 def test_what_is_no_request_is_refused(body: bytes) -> None:
     with pytest.raises(TraceError, match="no ExportTraceServiceRequest") as caught:
