@@ -180,9 +180,9 @@ class ApiRoutes:
             spoken = ", ".join(sorted(speaks(engine)))
             raise EndpointError(f"{engine.name} speaks {spoken} only, and {api.route} was asked of it")
         previous = body.get("previous_response_id") if api is RESPONSES else None
-        if previous is not None and not isinstance(previous, str):
+        if previous is not None and not (isinstance(previous, str) and previous):
             raise EndpointError("'previous_response_id' must be the id of a response")
-        return api.translate(body, self._memory.find(previous, who) if previous else ())
+        return api.translate(body, () if previous is None else self._memory.find(previous, who))
 
     def _keep(self, body: Mapping[str, Any], who: Attribution, reply: Mapping[str, Any]) -> None:
         if body.get("store") is False:

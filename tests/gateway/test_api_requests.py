@@ -65,6 +65,7 @@ REFUSED: dict[str, list[tuple[dict[str, Any], str]]] = {
         ({**RESPONSES, "instructions": 3}, "'instructions'"),
         ({**RESPONSES, "n": 2}, "'n'"),
         ({**RESPONSES, "previous_response_id": 3}, "'previous_response_id'"),
+        ({**RESPONSES, "previous_response_id": ""}, "'previous_response_id'"),
         ({**RESPONSES, "telepathy": 1}, "'telepathy'"),
     ],
     "/v1/messages": [
