@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 from lgov_core.errors import RewardError
 from lgov_core.hookspecs import hookimpl
@@ -22,11 +22,16 @@ _ERRORS: Final = frozenset({"error", "invalid_args", "unknown_tool"})
 MOST_OPEN_ATTEMPTS: Final = 65_536
 
 
+#: The target of a reward: a model call by its response's id, or a tool call.
+_Place: TypeAlias = tuple[str | None, str | None]
+
+
 @dataclass(slots=True)
 class _Account:
     """What an attempt has been paid in ``air``: Φ, by agent too, the plain payments, and what was paid for.
 
-    ``last`` is the last model call of each agent, where an adapter shows them.
+    ``last`` is the last model call of each agent, where an adapter shows them; ``paid_at`` the target of what each was
+    paid last.
     """
 
     potential: float = 0.0
@@ -34,6 +39,7 @@ class _Account:
     paid_for: set[Hashable] = field(default_factory=set[Hashable])
     of_agent: dict[str | None, float] = field(default_factory=dict[str | None, float])
     last: dict[str | None, str] = field(default_factory=dict[str | None, str])
+    paid_at: dict[str | None, _Place] = field(default_factory=dict[str | None, _Place])
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +107,7 @@ class AirPlugin:
             return []
         if event == "denied":
             return [Reward(claim.value, "compliance", source=claim.source) for claim in claims]
-        paid = self._booked(action.rollout_id, action.attempt, action.agent, claims)
+        paid = self._booked(action.rollout_id, action.attempt, action.agent, claims, (None, action.call_id))
         return [Reward(value, "air", source=claim.source) for claim, value in zip(claims, paid, strict=True) if value]
 
     @hookimpl
@@ -135,7 +141,7 @@ class AirPlugin:
             with self._lock:
                 self.unplaced += 1
             return []
-        paid = self._booked(span.rollout_id, span.attempt, agent, claims)
+        paid = self._booked(span.rollout_id, span.attempt, agent, claims, (response_id, None))
         return [
             Reward(value, "air", response_id=response_id, source=claim.source)
             for claim, value in zip(claims, paid, strict=True)
@@ -147,16 +153,19 @@ class AirPlugin:
         """Takes back what is left of the attempt's potential: Φ is 0 at the end."""
         with self._lock:
             account = self._accounts.pop((rollout.rollout_id, rollout.attempt), None)
-        if account is None or account.potential == 0.0:
+        if account is None or not any(account.of_agent.values()):
             return []
-        if len(account.last) < 2:
+        if len(account.last) < 2 and len({*account.of_agent} - {None}) < 2:
             return [Reward(-account.potential, "air", source="air:end")]
-        # Each takes its own back: where only one agent is trained, it must not pay for what another was paid.
-        return [
-            Reward(-paid, "air", response_id=account.last.get(agent), source="air:end")
-            for agent, paid in account.of_agent.items()
-            if paid
-        ]
+        # Each takes its own back: where only one agent is trained, it must not pay for what another was paid, nor keep
+        # what another lost. Without spans of its calls nobody knows its last; then it is the last that it was paid for.
+        found: list[Reward] = []
+        for agent, paid in account.of_agent.items():
+            if paid:
+                last = account.last.get(agent)
+                response_id, tool_call_id = account.paid_at[agent] if last is None else (last, None)
+                found.append(Reward(-paid, "air", None, None, response_id, tool_call_id, "air:end"))
+        return found
 
     def _remember(self, span: Span, agent: str | None, response_id: str) -> None:
         if span.rollout_id is None:
@@ -175,9 +184,14 @@ class AirPlugin:
         return [_Claim(f"air:{outcome.status}", value, base.shaped, _call_of(facts))]
 
     def _booked(
-        self, rollout_id: str | None, attempt: int | None, agent: str | None, claims: Sequence[_Claim]
+        self,
+        rollout_id: str | None,
+        attempt: int | None,
+        agent: str | None,
+        claims: Sequence[_Claim],
+        place: _Place,
     ) -> list[float]:
-        """What is paid of each claim."""
+        """What is paid of each claim; ``place`` is the target of the reward."""
         with self._lock:
             account = _Account()
             if rollout_id is not None:
@@ -188,7 +202,10 @@ class AirPlugin:
                         hint="end rollouts (Governor.rollout), so that their accounts can be closed",
                     )
                 account = self._accounts.setdefault(key, account)
-            return [_pay(account, agent, claim, self.rules.cap) for claim in claims]
+            paid = [_pay(account, agent, claim, self.rules.cap) for claim in claims]
+            if any(paid):
+                account.paid_at[agent] = place
+            return paid
 
 
 def _pay(account: _Account, agent: str | None, claim: _Claim, cap: float | None) -> float:

@@ -353,6 +353,18 @@ def test_denials_are_charged_in_full_each_time_and_not_taken_back() -> None:
     assert bench.paid() == [(-0.5, "compliance", f"c{n}", None) for n in range(4)]
 
 
+def test_no_agent_keeps_what_another_lost_nor_pays_for_it() -> None:
+    """The three sum to 0, and each alone too: only one may be trained. Nothing says which model call was whose last."""
+    bench = Bench(AirPlugin())
+    with bench.governor.rollout(ATTEMPT):
+        for agent, call, status in (("a", "c0", "ok"), ("b", "c1", "error"), ("a", "c2", "ok"), ("b", "c3", "error")):
+            action = Action(Point.PRE_TOOL_CALL, call, call_id=call, agent=agent)
+            bench.governor.record(ToolOutcome(action, status))  # type: ignore[arg-type]
+    paid = [(reward.value, reward.tool_call_id, reward.response_id) for reward in bench.seen.rewards]
+    assert paid[-2:] == [(-0.1, "c2", None), (0.1, "c3", None)]
+    assert len(paid) == 6
+
+
 def test_interleaved_attempts_have_accounts_of_their_own_and_keep_none_when_they_end() -> None:
     plugin = AirPlugin()
     bench = Bench(plugin)
@@ -593,7 +605,12 @@ def test_rules_from_a_file_pay_as_those_in_python(tmp_path: Path) -> None:
         assert bench.tool("search_web", "4", "error") == [(-0.1, "air")]
         assert bench.tool("t", "5", "denied", decision=Decision(Effect.DENY, "p")) == [(-0.75, "compliance")]
         bench.chat("resp-1", model="gpt-1")
-    assert bench.paid()[-2:] == [(0.01, "air", None, "resp-1"), (pytest.approx(-0.15), "air", None, None)]
+    assert bench.paid()[-4:] == [
+        (0.01, "air", None, "resp-1"),
+        (-0.2, "air", "1", None),  # clerk's
+        (-0.05, "air", "3", None),  # boss's
+        (0.1, "air", "4", None),
+    ]
 
 
 def test_rules_from_a_section_and_from_memory(tmp_path: Path) -> None:
