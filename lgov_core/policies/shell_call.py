@@ -35,6 +35,10 @@ class Runner(Protocol):
         """Judges a text that a shell will read."""
         ...
 
+    def writes(self, word: str) -> None:
+        """Takes note of a file that is written."""
+        ...
+
 
 @dataclass(frozen=True, slots=True)
 class Call:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import ast
 import re
+from collections.abc import Callable
 
 from lgov_core.policies.options import names
+from lgov_core.policies.shell_code_files import Files
 from lgov_core.policies.shell_places import Places, Refused
 
 MAX_CODE = 4000
@@ -34,7 +36,9 @@ _CLOSED = frozenset(
     os subprocess sys shutil builtins posix importlib io socket codecs inspect ctypes runpy pty open system
     popen spawn exec eval compile modules settrace setprofile f_globals gi_frame environ getenv load_module
     meta_path path_hooks addaudithook breakpointhook displayhook excepthook attrgetter methodcaller get_data
-    unlink remove rmtree write_text write_bytes read_text read_bytes putenv main
+    unlink remove rmtree write_text write_bytes read_text read_bytes putenv main remote_exec
+    get_field get_value vformat get_type_hints ForwardRef evaluate_forward_ref call singledispatch singledispatchmethod
+    register update_wrapper wraps tb_frame f_builtins f_locals f_back f_code cr_frame ag_frame gi_code
     """
     )
 )
@@ -58,6 +62,7 @@ _HARMLESS = frozenset(
     )
 )
 _JAVASCRIPT = re.compile(r"(?:console\.log\(|)[\w\s.,'\"+\-*/%()\[\]{}:?<>=!&|]*\)?;?")
+_JSON_FILE = re.compile(r"""(?<![\w.$])require\((['"])(\.{1,2}/[\w./-]{1,200}\.json)\1\)""")
 _JAVASCRIPT_CLOSED = re.compile(
     r"require|import|eval|Function|constructor|process\.(?!version|versions|platform|arch|cwd|uptime)|global|child|fetch|Bun|Deno|\["
 )
@@ -74,8 +79,10 @@ _JAVASCRIPT_NAMES = frozenset(
 )
 
 
-def check_python(code: str, places: Places) -> None:
-    """Refuses Python that does more than compute, print and read plain files.
+def check_python(code: str, places: Places, writes: Callable[[str], None]) -> None:
+    """Refuses Python that does more than compute, print, and read and write files that it names.
+
+    ``places`` judges these files; ``writes`` takes note of those that are written.
 
     Any module may be imported (for its version, say); of modules other than the harmless ones nothing else is used.
     """
@@ -85,14 +92,27 @@ def check_python(code: str, places: Places) -> None:
         tree = ast.parse(code)
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         raise Refused("shell-code", "python: the program on the command line is no Python.") from None
+    files = Files(places, writes)
+    #: What is settled: files that are named, and names of modules that stand where only a harmless attribute is taken.
+    plain = files.settled(tree) | _shown_paths(tree)
+    modules, own = _own_names(tree, plain)
+    for node in ast.walk(tree):
+        if id(node) not in plain:
+            _check_node(node, modules, own, files)
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+                plain.add(id(node.func))  # what is called is judged with the call
+
+
+def _own_names(tree: ast.Module, plain: set[int]) -> tuple[dict[str, str], set[str]]:
+    """Modules by the names they have here, and names of functions; adds to ``plain``. Raises `Refused` for an import."""
     modules: dict[str, str] = {}
     own: set[str] = set()
-    plain: set[int] = set()  # names of modules that stand where only a harmless attribute is taken
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             modules.update({(alias.asname or alias.name.partition(".")[0]): alias.name for alias in node.names})
         elif isinstance(node, ast.ImportFrom):
-            _check_import(node)
+            if id(node) not in plain:
+                _check_import(node)
             own.update(alias.asname or alias.name for alias in node.names)
         elif isinstance(node, ast.FunctionDef):
             own.add(node.name)
@@ -100,15 +120,13 @@ def check_python(code: str, places: Places) -> None:
             root = _dotted(node)
             if root is not None and (root[1] in _HARMLESS or node.attr in _ABOUT):
                 plain.update(id(inner) for inner in ast.walk(node))
-    for node in ast.walk(tree):
-        if id(node) not in plain:
-            _check_node(node, modules, own, places)
+    return modules, own
 
 
 def _check_import(node: ast.ImportFrom) -> None:
     known = not node.level and (node.module or "").partition(".")[0] in _MODULES
     for alias in node.names:
-        if alias.name == "*" or alias.name in _CLOSED or not (known or alias.name in _ABOUT):
+        if alias.name in ("*", "path") or alias.name in _CLOSED or not (known or alias.name in _ABOUT):
             _refuse(f"from {node.module} import {alias.name}")
 
 
@@ -121,19 +139,22 @@ def _dotted(node: ast.expr) -> tuple[ast.Name, str] | None:
     return (node, ".".join([node.id, *reversed(names)])) if isinstance(node, ast.Name) else None
 
 
-def _check_node(node: ast.AST, modules: dict[str, str], own: set[str], places: Places) -> None:
-    if isinstance(node, ast.AsyncFunctionDef | ast.ClassDef | ast.Delete | ast.Global | ast.Nonlocal):
+def _check_node(node: ast.AST, modules: dict[str, str], own: set[str], files: Files) -> None:
+    if isinstance(node, ast.AsyncFunctionDef | ast.ClassDef | ast.Delete | ast.Global | ast.Nonlocal | ast.Match):
         _refuse(type(node).__name__)
     elif isinstance(node, ast.FunctionDef):
         if node.decorator_list or node.name in _BUILTINS or node.name.startswith("__"):
             _refuse(f"def {node.name}")
     elif isinstance(node, ast.Attribute):
-        if node.attr in _CLOSED or node.attr.startswith("_"):
+        of_module = isinstance(node.value, ast.Name) and node.value.id in modules
+        if node.attr in _CLOSED or node.attr.startswith("_") or node.attr == "path":
             _refuse(f".{node.attr}")
+        if of_module and not isinstance(node.ctx, ast.Load):
+            _refuse(f".{node.attr} =")
     elif isinstance(node, ast.Name):
         _check_name(node, modules)
     elif isinstance(node, ast.Call):
-        _check_call(node, own, places)
+        _check_call(node, own, files)
 
 
 def _check_name(node: ast.Name, modules: dict[str, str]) -> None:
@@ -142,31 +163,41 @@ def _check_name(node: ast.Name, modules: dict[str, str]) -> None:
         _refuse(f"{node.id} =")
     if node.id in modules and modules[node.id].partition(".")[0] not in _MODULES:
         _refuse(f"the use of {modules[node.id]}")
-    if node.id in _CLOSED_NAMES or (node.id.startswith("__") and node.id != "__name__"):
+    if node.id == "open" or node.id in _CLOSED_NAMES or (node.id.startswith("__") and node.id != "__name__"):
         _refuse(node.id)
 
 
-def _check_call(node: ast.Call, own: set[str], places: Places) -> None:
+def _check_call(node: ast.Call, own: set[str], files: Files) -> None:
     if isinstance(node.func, ast.Name):
         if node.func.id == "open":
-            _check_open(node, places)
+            files.opened(node)
         elif node.func.id not in _BUILTINS and node.func.id not in own:
             _refuse(f"{node.func.id}()")
     elif not isinstance(node.func, ast.Attribute):
         _refuse("a call of something computed")
 
 
-def _check_open(node: ast.Call, places: Places) -> None:
-    words = [argument.value if isinstance(argument, ast.Constant) else None for argument in node.args]
-    if not words or not isinstance(words[0], str) or words[1:] not in ([], ["r"], ["rb"], ["rt"]):
-        _refuse("open() of anything but a file named in the text, for reading")
-    if any(keyword.arg not in ("encoding", "errors", "newline") for keyword in node.keywords):
-        _refuse("open() with a mode")
-    places.read(str(words[0]))
+def _shown_paths(tree: ast.Module) -> set[int]:
+    """``sys.path`` (by id) where it is only looked at: code is loaded from what it holds."""
+    looked_at: list[ast.expr] = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in ("print", "len", "str"):
+            looked_at += [word.value if isinstance(word, ast.Starred) else word for word in node.args]
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "join":
+            looked_at += node.args
+        elif isinstance(node, ast.For | ast.comprehension):
+            looked_at.append(node.iter)
+        elif isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Load):
+            looked_at.append(node.value)
+    return {id(node) for node in looked_at if isinstance(node, ast.Attribute) and ast.unparse(node) == "sys.path"}
 
 
-def check_javascript(code: str) -> None:
-    """Refuses JavaScript that does more than compute and print."""
+def check_javascript(code: str, places: Places) -> None:
+    """Refuses JavaScript that does more than compute, print and load JSON files of the folder."""
+    for match in _JSON_FILE.finditer(code):
+        places.script(match[2])
+        places.read(match[2])
+    code = _JSON_FILE.sub("Object", code)
     plain = len(code) <= MAX_CODE and _JAVASCRIPT.fullmatch(code) is not None and not _JAVASCRIPT_CLOSED.search(code)
     if not plain or not _only_known_names(code):
         raise Refused("shell-code", "Code for an interpreter is not judged here; put it into a file of this folder.")

@@ -15,7 +15,7 @@ def _python(call: Call) -> None:
         args.pop(0)
     first = args[0] if args else ""
     if re.fullmatch(r"-[uBEsSIOqb]*c", first):
-        check_python(call.literal(args[1] if len(args) > 1 else "", "the program"), call.places)
+        check_python(call.literal(args[1] if len(args) > 1 else "", "the program"), call.places, call.runner.writes)
     elif first.startswith("-m"):
         words = [first[2:], *args[1:]] if len(first) > 2 else args[1:]
         if words:
@@ -25,7 +25,7 @@ def _python(call: Call) -> None:
     elif first in ("", "-"):
         if call.given.kind != "text":
             call.refuse("what it would run comes from elsewhere; name a program file.", "shell-unclear")
-        check_python(call.given.text, call.places)
+        check_python(call.given.text, call.places, call.runner.writes)
     elif is_option(first):
         call.refuse(f"the option {first} is not known here.", "shell-unclear")
     else:
@@ -102,7 +102,7 @@ def _interpreter(call: Call) -> None:
     if args[:1] and args[0] in ("-v", "--version", "-h", "--help", "-V", "version"):
         return
     if call.name == "node" and args and args[0] in _NODE_CODE:
-        return check_javascript(call.literal(args[1] if len(args) > 1 else "", "the program"))
+        return check_javascript(call.literal(args[1] if len(args) > 1 else "", "the program"), call.places)
     if call.name == "perl" and _perl_edit(call, args):
         return
     while args and re.fullmatch(_INTERPRETER_FLAGS.get(call.name, r"-[wc]+"), args[0]):

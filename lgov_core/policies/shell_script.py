@@ -100,6 +100,10 @@ class Script:
         inner = Script(text, folder=self._folder, writable=self._writable, commands=self.commands, outer=self)
         inner.judge()
 
+    def writes(self, word: str) -> None:
+        """Takes note of a file that is written, for what runs it in the same text."""
+        self.trail.writes(word)
+
     def places_read(self, words: Sequence[str]) -> None:
         """Refuses words that name secrets."""
         for word in words:

@@ -1,0 +1,149 @@
+"""Files that Python on a command line names: read and written by name, with ``open`` or ``pathlib``, and nothing else."""
+
+from __future__ import annotations
+
+import ast
+import posixpath
+from collections import Counter
+from collections.abc import Callable, Iterator
+
+from lgov_core.policies.options import names
+from lgov_core.policies.shell_places import Places, Refused
+
+#: What a `Path` may be asked, once it is known which file it names.
+_READING = frozenset(names("read_text read_bytes"))
+_WRITING = frozenset(names("write_text write_bytes"))
+_ASKING = frozenset(names("exists is_file is_dir name stem suffix"))
+#: Fields of nodes that give a name to something without being a name themselves.
+_BINDING = ("name", "arg", "asname", "rest")
+
+
+class Files:
+    """The files one program names. ``places`` judges them; ``writes`` takes note of those that are written."""
+
+    def __init__(self, places: Places, writes: Callable[[str], None]) -> None:
+        self.places, self._writes = places, writes
+
+    def opened(self, node: ast.Call) -> None:
+        """Judges a call of ``open``: a file named in the text, and a mode that is written out. Raises `Refused`."""
+        given = [argument.value if isinstance(argument, ast.Constant) else None for argument in node.args]
+        options = {keyword.arg: keyword.value for keyword in node.keywords}
+        mode = options.pop("mode", None)
+        if mode is not None:
+            given.append(mode.value if isinstance(mode, ast.Constant) else None)
+        if not given or len(given) > 2 or not all(isinstance(word, str) for word in given):
+            raise _refused("open() of anything but a file named in the text")
+        if not options.keys() <= {"encoding", "errors", "newline"}:
+            raise _refused("open() with such options")
+        file, flags = str(given[0]), str(given[1]) if len(given) > 1 else "r"
+        if not flags or not set(flags) <= set("rwaxbt+"):
+            raise _refused("open() in such a mode")
+        if set(flags) & set("r+"):
+            self.places.read(file)
+        if set(flags) & set("wax+"):
+            self._write(file)
+
+    def settled(self, tree: ast.Module) -> set[int]:
+        """The nodes (by id) that use ``pathlib`` for files named in the text, all judged. Raises `Refused`.
+
+        A path is ``Path("a")``, joined to texts with ``/`` perhaps, or a variable that is given nothing else. Whatever else
+        is done with a path is refused here: it could rename, link or remove.
+        """
+        makers, modules, imports = _makers(tree)
+        if not makers and not modules:
+            return set()
+        made = _Paths(tree, makers, modules)
+        settled = set(imports)
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Attribute) and (files := made.of(node.value)) is not None:
+                if node.attr not in _READING | _WRITING | _ASKING:
+                    raise _refused(f".{node.attr} of a path")
+                for file in files:
+                    if node.attr in _READING:
+                        self.places.read(file)
+                    elif node.attr in _WRITING:
+                        self._write(file)
+                settled.update(id(inner) for inner in (node, *ast.walk(node.value)))
+            elif isinstance(node, ast.Assign) and made.tracks(node):
+                settled.update(id(inner) for inner in ast.walk(node.value))
+        for node in ast.walk(tree):
+            if not isinstance(node, ast.Name) or not isinstance(node.ctx, ast.Load) or id(node) in settled:
+                continue
+            if node.id in {*makers, *modules, *made.variables}:
+                raise _refused(f"{node.id} for more than reading or writing a file named in the text")
+        return settled
+
+    def _write(self, file: str) -> None:
+        self.places.write(file)
+        self._writes(file)
+
+
+class _Paths:
+    """Which expressions of a program are paths, and of which files."""
+
+    def __init__(self, tree: ast.Module, makers: set[str], modules: set[str]) -> None:
+        self._makers, self._modules = makers, modules
+        self.variables: dict[str, list[str]] = {}
+        assigned: Counter[str] = Counter()
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Assign) and len(node.targets) == 1 and isinstance(node.targets[0], ast.Name):
+                path = self._written(node.value)
+                if path is not None:
+                    self.variables.setdefault(node.targets[0].id, []).append(path)
+                    assigned[node.targets[0].id] += 1
+        stored = Counter(n.id for n in ast.walk(tree) if isinstance(n, ast.Name) and not isinstance(n.ctx, ast.Load))
+        bound = set(_bound(tree))
+        for name in {*self.variables, *makers, *modules}:
+            if stored[name] != assigned[name] or name in bound:
+                raise _refused(f"a path in {name}, which is also something else,")
+
+    def tracks(self, node: ast.Assign) -> bool:
+        """Whether an assignment gives a variable its path."""
+        return isinstance(node.targets[0], ast.Name) and self._written(node.value) is not None
+
+    def of(self, node: ast.expr) -> list[str] | None:
+        """The files that a path may be of; None for what is no path written out."""
+        if isinstance(node, ast.Name):
+            return self.variables.get(node.id)
+        written = self._written(node)
+        return None if written is None else [written]
+
+    def _written(self, node: ast.expr) -> str | None:
+        if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Div) and isinstance(node.right, ast.Constant):
+            left = self._written(node.left)
+            return posixpath.join(left, node.right.value) if left and isinstance(node.right.value, str) else None
+        if not isinstance(node, ast.Call) or node.keywords or not node.args or not self._makes(node.func):
+            return None
+        parts = [part.value for part in node.args if isinstance(part, ast.Constant) and isinstance(part.value, str)]
+        return posixpath.join(*parts) if len(parts) == len(node.args) else None
+
+    def _makes(self, node: ast.expr) -> bool:
+        if isinstance(node, ast.Attribute):
+            return node.attr == "Path" and isinstance(node.value, ast.Name) and node.value.id in self._modules
+        return isinstance(node, ast.Name) and node.id in self._makers
+
+
+def _makers(tree: ast.Module) -> tuple[set[str], set[str], list[int]]:
+    """What ``pathlib.Path`` and ``pathlib`` are called here, and the imports (by id) that bring in nothing else."""
+    makers: set[str] = set()
+    modules: set[str] = set()
+    imports: list[int] = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and node.module == "pathlib" and not node.level:
+            if all(alias.name == "Path" for alias in node.names):
+                makers.update(alias.asname or alias.name for alias in node.names)
+                imports.append(id(node))
+        elif isinstance(node, ast.Import):
+            modules.update(alias.asname or alias.name for alias in node.names if alias.name == "pathlib")
+    return makers, modules, imports
+
+
+def _bound(tree: ast.Module) -> Iterator[str]:
+    """Names that are given to arguments, functions, exceptions and parts of patterns."""
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.alias | ast.keyword):
+            yield from (name for field in _BINDING if isinstance(name := getattr(node, field, None), str))
+
+
+def _refused(what: str) -> Refused:
+    return Refused("shell-code", f"python: {what} is not allowed on the command line; put the program into a file.")
