@@ -274,9 +274,16 @@ def _judged(decision: Decision, result: T, raise_abort: bool) -> GovernedResult[
     return GovernedResult(decision, ran=True)
 
 
+#: How mcp 2 and mcp 1 say that a server did not answer in time.
+_MCP_ERRORS = frozenset({"MCPError", "McpError"})
+_MCP_TIMEOUTS = frozenset({-32001, 408})
+
+
 def failure_status(error: BaseException) -> ToolStatus:
     """What a tool that raised ``error`` is recorded as."""
     if isinstance(error, TimeoutError):
+        return "timeout"
+    if type(error).__name__ in _MCP_ERRORS and getattr(getattr(error, "error", None), "code", None) in _MCP_TIMEOUTS:
         return "timeout"
     # Arguments that do not fit are a ValidationError of either pydantic generation.
     return "invalid_args" if type(error).__name__ == "ValidationError" else "error"

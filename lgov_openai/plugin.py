@@ -57,6 +57,10 @@ GAPS: tuple[Gap, ...] = (
         ("create_and_poll", "create_and_run", "create_and_run_poll", "submit_tool_outputs"),
     ),
     Gap(
+        "other kinds of requests",
+        "Completions of a plain prompt, embeddings, images, audio and moderation are not judged, in neither direction.",
+    ),
+    Gap(
         "other ways to a model",
         "Requests that a program sends by itself (httpx, requests) or through another client library are not seen.",
         ("post", "urlopen"),

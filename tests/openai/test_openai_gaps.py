@@ -87,6 +87,15 @@ def test_a_batch_on_the_server_is_not_judged(seen: Seen) -> None:
     assert seen.events == []
 
 
+@pytest.mark.gap("openai", "other kinds of requests")
+def test_a_completion_of_a_plain_prompt_is_not_judged(seen: Seen) -> None:
+    body = {"id": "cmpl_1", "object": "text_completion", "created": 1, "model": "m", "choices":
+            [{"index": 0, "text": "once", "finish_reason": "stop", "logprobs": None}]}  # fmt: skip
+    with answering(body) as url, programs.client(url) as client:
+        assert client.completions.create(model="m", prompt="tell").choices[0].text == "once"
+    assert seen.events == []
+
+
 @pytest.mark.gap("openai", "connections that stay open")
 def test_what_comes_over_a_websocket_is_not_judged(seen: Seen) -> None:
     pytest.importorskip("websockets")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import importlib
 import sys
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from agents.tool_context import ToolContext
 from cells import ANSWER, asks, open_cell, says
 from cells_agents import MODELS, eraser, governed, read_clock
 
+from lgov_core.governed_call import failure_status
 from lgov_openai_agents import GovernedModel, governed_tool
 
 MODES = ("sync", "async", "streaming")
@@ -163,6 +165,16 @@ def test_what_a_server_calls_an_error_is_one_and_its_tools_are_judged_whoever_ca
     assert "DENIED" in told
     assert cell.file.exists()
     assert len(cell.seen.decisions()) == (3 if way == "armed" else 2)
+
+
+def test_a_server_that_does_not_answer_in_time_is_no_failure_of_the_agent() -> None:
+    errors = importlib.import_module("mcp.shared.exceptions")
+    if hasattr(errors, "MCPError"):
+        late, wrong = errors.MCPError(-32001, "timed out"), errors.MCPError(-32602, "no such tool")
+    else:
+        data = importlib.import_module("mcp.types").ErrorData
+        late, wrong = (errors.McpError(data(code=code, message="no")) for code in (408, -32602))
+    assert [failure_status(late), failure_status(wrong)] == ["timeout", "error"]
 
 
 @cells("hand-made loop")
