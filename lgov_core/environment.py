@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import inspect
 import math
 import random
@@ -14,6 +13,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Any, Final, TypeVar
 
 from lgov_core.errors import ArgumentError, KernelError, PolicyDenied
+from lgov_core.near_miss import near
 from lgov_core.reward.violation import PolicyViolation
 from lgov_core.scope import RolloutScope, carry_into_threads, enter_scope
 from lgov_core.types import Severity, new_id
@@ -322,9 +322,7 @@ def create_governed_env(kernel: Any, **options: Any) -> GovernedEnvironment:
     making = {"task_generator", "reward_fn", "config", "observation_space", "action_space"}
     for name in options:
         if name not in configuring | making:
-            close = difflib.get_close_matches(name, sorted(configuring | making), n=1)
-            hint = f"did you mean {close[0]}?" if close else f"write one of {', '.join(sorted(configuring | making))}"
-            raise ArgumentError(f"there is no option {name!r}", hint=hint)
+            raise ArgumentError(f"there is no option {name!r}", hint=near(name, sorted(configuring | making)))
     config = options.get("config")
     config = replace(
         config if config is not None else EnvironmentConfig(),

@@ -11,7 +11,6 @@ a setting is an error everywhere, so that a misspelt one cannot be taken for an 
 
 from __future__ import annotations
 
-import difflib
 import math
 import os
 import re
@@ -24,6 +23,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from lgov_core.errors import SettingsError
+from lgov_core.near_miss import near
 
 DEFAULT = "default"
 
@@ -203,8 +203,7 @@ def _from_flags(flags: Mapping[str, object]) -> _Found:
 
 
 def _unknown(name: str, how: str, known: Mapping[str, object]) -> SettingsError:
-    nearest = difflib.get_close_matches(name, known, n=1)
-    hint = f"did you mean {nearest[0]}?" if nearest else f"the settings are {', '.join(sorted(known))}"
+    hint = near(name, known, f"the settings are {', '.join(sorted(known))}")
     return SettingsError(f"there is no setting {name} ({how})", hint=hint)
 
 

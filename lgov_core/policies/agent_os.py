@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import importlib
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
@@ -10,6 +9,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from lgov_core.errors import PolicyError
+from lgov_core.near_miss import near
 from lgov_core.policies.base import BoundedPolicy
 from lgov_core.types import Action, Decision, Effect, Severity
 
@@ -153,10 +153,7 @@ def _read(where: str, path: str) -> Mapping[str, Any]:
 def _only_known(where: str, given: Mapping[str, Any], known: Mapping[str, Any]) -> None:
     for key in given:
         if key not in known:
-            close = difflib.get_close_matches(str(key), list(known), n=1)
-            raise PolicyError(
-                f"{where}: there is no key {key!r}", hint=f"did you mean {close[0]}?" if close else "leave it out"
-            )
+            raise PolicyError(f"{where}: there is no key {key!r}", hint=near(str(key), known, "leave it out"))
 
 
 def _fields(action: Action) -> dict[str, Any]:

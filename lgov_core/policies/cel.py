@@ -6,12 +6,12 @@ true), so only a BOOL counts. Comparisons follow CEL: values of different types 
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 from lgov_core.errors import PolicyError
+from lgov_core.near_miss import near
 from lgov_core.policies.fields import FIELDS
 from lgov_core.policies.matchers import ConditionError
 from lgov_core.types import Action
@@ -114,6 +114,5 @@ def _explained(text: str, message: str) -> PolicyError:
         return PolicyError(
             f"the CEL expression is wrong{where}: {what[:200]}", hint="see https://cel.dev for the language"
         )
-    close = difflib.get_close_matches(unknown[1], FIELDS, n=1)
-    hint = f"did you mean {close[0]}?" if close else f"write arguments.{unknown[1]}, or one of: {', '.join(FIELDS)}"
+    hint = near(unknown[1], FIELDS, f"write arguments.{unknown[1]}, or one of: {', '.join(FIELDS)}")
     return PolicyError(f"the CEL expression names {unknown[1]}, which no action has", hint=hint)

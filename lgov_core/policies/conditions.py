@@ -19,9 +19,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, TypeAlias
 
 from lgov_core.errors import PolicyError
+from lgov_core.near_miss import near
 from lgov_core.policies.fields import Field, field_of
 from lgov_core.policies.matchers import OPERATORS, ConditionError, Reading
-from lgov_core.policies.options import near
 from lgov_core.types import Action
 
 __all__ = ["MAX_CONDITION_DEPTH", "Condition", "ConditionError", "condition_of"]
@@ -150,7 +150,7 @@ def _comparison(node: Mapping[Any, Any], place: _Place) -> _Test:
     for key in node:
         if key not in known:
             what = "comparison" if "field" in node else "key"
-            hint = _OTHER_NAMES.get(str(key).lower()) or near(str(key), (*known, *_COMBINERS))
+            hint = _OTHER_NAMES.get(str(key).lower()) or near(str(key).lower(), (*known, *_COMBINERS))
             raise ConditionProblem((*place, key), f"there is no {what} {key!r}", hint=hint)
     if "field" not in node:
         raise ConditionProblem(place, "a comparison does not say of which field", hint="write field: arguments.NAME")

@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import Any
 
 from lgov_core.errors import PolicyError, PolicyFileError
+from lgov_core.near_miss import near
 from lgov_core.policies.base import Policy
 from lgov_core.policies.conditions import Condition, ConditionProblem, compiled
 from lgov_core.policies.document import Place, read_yaml
-from lgov_core.policies.options import near
 from lgov_core.policies.policy_set import PolicySet, Rule
 from lgov_core.policies.registry import BUILTIN_POLICIES, PolicyFactory, available_policies
 from lgov_core.types import Point, Severity
@@ -144,7 +144,7 @@ class _Loading:
             # Plugins are imported only for a file that needs them.
             self.registry, self.plugins_asked = available_policies(), True
         if use not in self.registry:
-            raise self.error((*place, "use"), f"there is no policy {use!r}", near(use, sorted(self.registry)))
+            raise self.error((*place, "use"), f"there is no policy {use!r}", near(use.lower(), sorted(self.registry)))
         name = self.text((*place, "name"), rule.get("name", use))
         policy = self.policy(place, use, name, rule.get("with"))
         points: tuple[str, ...] = ()  # the policy's own
@@ -216,14 +216,16 @@ class _Loading:
         allowed = tuple(known)
         for key in mapping:
             if key not in allowed:
-                raise self.error((*place, key), f"there is no {what} {key!r} here", near(str(key), sorted(allowed)))
+                raise self.error(
+                    (*place, key), f"there is no {what} {key!r} here", near(str(key).lower(), sorted(allowed))
+                )
 
     def one_of(self, place: Place, value: Any, known: tuple[str, ...]) -> str:
         if value not in known:
             raise self.error(
                 place,
                 f"{place[-1] if isinstance(place[-1], str) else 'this'} is {value!r}",
-                near(str(value), sorted(known)),
+                near(str(value).lower(), sorted(known)),
             )
         return value
 

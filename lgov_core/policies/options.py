@@ -1,9 +1,8 @@
-"""Checks on what policies are made with, and what to say of what is wrong."""
+"""Checks on what policies are made with."""
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from lgov_core.errors import PolicyError
 
@@ -24,13 +23,6 @@ def argument_names(owner: str, argument: str | Sequence[str], what: str) -> tupl
     if not found or not all(found):
         raise PolicyError(f"{owner}: argument is empty", hint=f"name the tool argument that holds {what}")
     return found
-
-
-def near(name: str, known: Iterable[str]) -> str:
-    """What to write instead of ``name``, which is none of ``known``."""
-    all_known = list(known)
-    close = difflib.get_close_matches(name.lower(), all_known, n=1)
-    return f"did you mean {close[0]}?" if close else f"write one of: {', '.join(all_known)}"
 
 
 def names(text: str) -> tuple[str, ...]:

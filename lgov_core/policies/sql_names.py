@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 
 from lgov_core.errors import PolicyError
+from lgov_core.near_miss import near
 from lgov_core.policies.options import names as _split
 
 
@@ -169,8 +169,7 @@ def known_dialect(dialect: object) -> str:
     """The dialect's own name. Raises `PolicyError` with a suggestion."""
     known = (*DIALECTS, *DIALECT_ALIASES)
     if not isinstance(dialect, str) or dialect not in known:
-        near = difflib.get_close_matches(str(dialect).lower(), known, n=1)
-        hint = f"did you mean {near[0]}?" if near else f"write one of {', '.join(DIALECTS)}"
+        hint = near(str(dialect).lower(), known, f"write one of {', '.join(DIALECTS)}")
         raise PolicyError(f"the SQL dialect {dialect!r} is unknown", hint=hint)
     return DIALECT_ALIASES.get(dialect, dialect)
 
@@ -179,7 +178,6 @@ def known_kind(policy: str, kind: str) -> str:
     """The kind of statement in upper case. Raises `PolicyError` with a suggestion."""
     upper = kind.strip().upper()
     if upper not in KINDS:
-        near = difflib.get_close_matches(upper, sorted(KINDS), n=1)
-        hint = f"did you mean {near[0]}?" if near else "write a kind of statement such as DROP, or table:NAME"
+        hint = near(upper, sorted(KINDS), "write a kind of statement such as DROP, or table:NAME")
         raise PolicyError(f"{policy}: deny has {kind!r}, which is no kind of statement", hint=hint)
     return upper

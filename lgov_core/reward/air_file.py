@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping
 from os import PathLike
 from pathlib import Path
 from typing import Any, Final
 
 from lgov_core.errors import PolicyFileError, RewardError, RewardFileError
+from lgov_core.near_miss import near
 from lgov_core.policies.document import Place, read_yaml
 from lgov_core.reward.air_rules import PARAMETERS, AirRule, RuleSet
 from lgov_core.reward.air_values import AirRules
@@ -152,7 +152,7 @@ class _Reading:
             raise self.error((*place, "name"), f"name is {name!r}, which is no text", "put it in quotes")
         for key, known in (("on", tuple(PARAMETERS)), ("milestone", ("call", "tool"))):
             if key in given and given[key] not in known:
-                raise self.error((*place, key), f"{key} is {given[key]!r}", _near(str(given[key]), known))
+                raise self.error((*place, key), f"{key} is {given[key]!r}", near(str(given[key]).lower(), known))
         return AirRule(
             name,
             given["on"],
@@ -168,7 +168,7 @@ class _Reading:
             raise self.error(place, f"{what} must be a mapping", f"write {known[0]}: ...")
         for key in value:
             if key not in known:
-                raise self.error((*place, key), f"there is no key {key!r} here", _near(str(key), known))
+                raise self.error((*place, key), f"there is no key {key!r} here", near(str(key).lower(), known))
         return value
 
     def tried(self, place: Place, make: Any) -> Any:
@@ -184,8 +184,3 @@ class _Reading:
         while place and place not in self.lines:
             place = place[:-1]
         return RewardFileError(message, path=self.source, line=self.lines.get(place), hint=hint)
-
-
-def _near(name: str, known: tuple[str, ...]) -> str:
-    close = difflib.get_close_matches(name.lower(), known, n=1)
-    return f"did you mean {close[0]}?" if close else f"write one of: {', '.join(known)}"

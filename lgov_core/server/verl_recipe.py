@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import Any, Final
 
 from lgov_core.errors import SettingsError
 from lgov_core.gateway.server import is_loopback
+from lgov_core.near_miss import near
 from lgov_core.server.recipe import algorithm_for
 from lgov_core.server.verl_host import desk_options
 from lgov_core.train.config import UpdateConfig
@@ -147,8 +147,7 @@ def _read(given: Mapping[str, Any]) -> dict[str, Any]:
     known = {**_CLUSTER, **_UPDATE, **_JOB, **_LISTEN}
     for name, value in given.items():
         if name not in known:
-            nearest = difflib.get_close_matches(str(name), known, n=1)
-            hint = f"did you mean {nearest[0]}?" if nearest else f"there are {', '.join(known)}"
+            hint = near(str(name), known, f"there are {', '.join(known)}")
             raise SettingsError(f"there is no setting verl.{name}", hint=hint)
         kind = known[name]
         if not _fits(value, kind):

@@ -10,13 +10,13 @@ Which is biased, and what to use when: docs/training.md.
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
 from types import MappingProxyType
 from typing import Any, Final
 
 from lgov_core.errors import SettingsError
+from lgov_core.near_miss import near
 from lgov_core.train.config import UpdateConfig
 from lgov_core.train.registry import REINFORCEMENT, algorithm_name
 from lgov_core.transitions import CreditRules
@@ -215,6 +215,4 @@ def _place(key: str) -> tuple[str, str]:
     if key in _UPDATE:
         return "update", key
     known = sorted((_CREDIT | _UPDATE | set(_RENAMED)) - {"loss"})
-    nearest = difflib.get_close_matches(key, known, n=1)
-    hint = f"did you mean {nearest[0]}?" if nearest else f"there are {', '.join(known)}"
-    raise SettingsError(f"an algorithm has no setting {key}", hint=hint)
+    raise SettingsError(f"an algorithm has no setting {key}", hint=near(key, known, f"there are {', '.join(known)}"))

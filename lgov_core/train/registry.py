@@ -6,7 +6,6 @@ called. It returns figures as JSON values, and raises `LgovError` for what canno
 
 from __future__ import annotations
 
-import difflib
 import importlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,6 +14,7 @@ from types import MappingProxyType
 from typing import Any, Final
 
 from lgov_core.errors import SettingsError
+from lgov_core.near_miss import near
 from lgov_core.train.settings import TrainSettings
 
 
@@ -71,17 +71,14 @@ def algorithm_name(name: str) -> str:
     for form in (plain, plain.replace("_", ""), plain.replace(".", "_")):
         if form in known:
             return form
-    nearest = difflib.get_close_matches(plain, known, n=1)
-    hint = f"did you mean {nearest[0]}?" if nearest else f"there are {', '.join(known)}"
-    raise SettingsError(f"there is no algorithm {name!r}", hint=hint)
+    raise SettingsError(f"there is no algorithm {name!r}", hint=near(plain, known, f"there are {', '.join(known)}"))
 
 
 def find_run(algorithm: str, backend: str = "torch") -> Run:
     """What runs an algorithm on a backend. Raises `SettingsError` for names unknown, and for what is not installed."""
     algorithm = algorithm_name(algorithm)
     if backend not in BACKENDS:
-        nearest = difflib.get_close_matches(backend, BACKENDS, n=1)
-        hint = f"did you mean {nearest[0]}?" if nearest else f"there are {', '.join(BACKENDS)}"
+        hint = near(backend, BACKENDS, f"there are {', '.join(BACKENDS)}")
         raise SettingsError(f"there is no backend {backend!r}", hint=hint)
     if algorithm in OTHERS and backend != "torch":
         raise SettingsError(

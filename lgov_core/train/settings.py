@@ -10,7 +10,6 @@ values. An unknown key, a wrong type and a value out of bounds are errors that n
 
 from __future__ import annotations
 
-import difflib
 import math
 import os
 import types
@@ -21,6 +20,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from lgov_core.errors import LgovError, PolicyFileError, SettingsError
+from lgov_core.near_miss import near
 from lgov_core.policies.document import Place, read_yaml
 
 #: Environment variables, and the section and key that each sets.
@@ -354,9 +354,7 @@ _WORDS: Final[Mapping[Any, str]] = {
 
 
 def _unknown(what: str, origin: str, name: str, known: list[str]) -> LgovError:
-    nearest = difflib.get_close_matches(str(name), known, n=1)
-    hint = f"did you mean {nearest[0]}?" if nearest else f"there are {', '.join(known)}"
-    return SettingsError(f"{origin}: there is no {what}", hint=hint)
+    return SettingsError(f"{origin}: there is no {what}", hint=near(str(name), known, f"there are {', '.join(known)}"))
 
 
 def _flag(place: tuple[str, str]) -> str:
