@@ -331,6 +331,7 @@ class ModelCall:
         self, governor: Governor, *, framework: str, model: str, agent: str | None = None, native: Any = None
     ) -> None:
         self.governor = governor
+        self._further: Mapping[str, Any] = {}
         above = current_span()
         self._above = above.span_id if above is not None else None
         attributes: dict[str, JSONValue] = {
@@ -358,7 +359,12 @@ class ModelCall:
         """The call, to be judged before it is sent: ``messages`` as role/content mappings, and further arguments."""
         if self.governor.capture_content:
             self.span.set({semconv.INPUT_MESSAGES: json_text(messages)})
+        self._further = further
         return self._action.changed(arguments={"messages": list(messages), **further})
+
+    def changed_request(self, messages: Sequence[Mapping[str, Any]]) -> Action:
+        """The call with other messages than `request` had, to be judged in its place."""
+        return self.request(messages, **self._further)
 
     def said(self, messages: Callable[[], Sequence[Mapping[str, Any]]]) -> None:
         """Notes what is sent, where nobody judges it; ``messages`` gives what `request` takes, and is asked if it is kept.

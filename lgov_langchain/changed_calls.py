@@ -48,7 +48,7 @@ def judge_if_changed(
         arguments=own_arguments(arguments),
         call_id=call_id,
     )
-    decision = as_obeyed(call.governor.decide(action), ran=False)
+    decision = as_obeyed(call.governor.decide(action), what="arguments")
     call.changed_to(action, decision if decision.blocks else None)
     if decision.blocks:
         refuse(decision, name)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, Literal, NoReturn
 from uuid import UUID
 
 from langchain_core.tools import ToolException
@@ -80,7 +80,7 @@ class CallbackEnforcement:
             span_id=span.span_id,
         )
         call = _Open(action, self._governor.decide(action), span, time.time(), time.perf_counter())
-        obeyed = as_obeyed(call.decision, ran=False)
+        obeyed = as_obeyed(call.decision, what="arguments")
         if not obeyed.blocks:
             self._open[run_id] = call
             return span
@@ -97,7 +97,7 @@ class CallbackEnforcement:
         failed = any(message.status == "error" for message in messages)
         self._record(call, "error" if failed else "ok", result=text, error=text if failed else None)
         decision = self._governor.decide(replace(call.action, point=Point.POST_TOOL_CALL, text=text, native=output))
-        obeyed = as_obeyed(decision, ran=True)
+        obeyed = as_obeyed(decision, what="results")
         if obeyed.blocks:
             refuse(obeyed, call.action.name, ran=True)
 
@@ -128,11 +128,10 @@ class CallbackEnforcement:
         self._governor.record(outcome)
 
 
-def as_obeyed(decision: Decision, *, ran: bool) -> Decision:
-    """The decision as a callback can obey it: one that wants other arguments, or after the call another result, denies."""
-    if decision.blocks or (decision.text if ran else decision.arguments) is None:
+def as_obeyed(decision: Decision, *, what: Literal["arguments", "messages", "results"]) -> Decision:
+    """The decision as a callback can obey it, which cannot change ``what`` is judged: one that wants that denies."""
+    if decision.blocks or (decision.text if what == "results" else decision.arguments) is None:
         return decision
-    what = "results" if ran else "arguments"
     reason = f"other {what} were demanded, which cannot be given here"
     return replace(decision, effect=Effect.DENY, reason=reason, arguments=None, text=None)
 

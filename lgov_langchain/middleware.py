@@ -49,8 +49,8 @@ class LgovMiddleware(AgentMiddleware[Any, Any, Any]):
     them where ``LGOV_ENDPOINT`` says so, True demands that it is set (`SettingsError` otherwise), False never adds
     them. They are never sent to another host.
 
-    Put it first: what stands before it in the list is not seen. A tool call that what stands after it changes is
-    judged again before the tool runs; a decision that wants other arguments is a denial there. Works in synchronous,
+    Put it first: what stands before it in the list is not seen. Tool calls and messages that what stands after it
+    changes are judged again before they go on; a decision that wants others is a denial there. Works in synchronous,
     asynchronous, streamed and batched agents; one instance may serve any number of agents, threads and tasks.
     Streamed tokens of a reply reach a streaming caller before the reply can be judged. Fails closed.
     """

@@ -12,10 +12,12 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 from langchain_core.messages import AIMessage, BaseMessage
 
 from lgov_core.coverage import covered_call, covering_model_call, model_call_covered
+from lgov_core.errors import PolicyDenied
 from lgov_core.governed_call import ModelCall, ModelReading
 from lgov_core.trace import semconv
 from lgov_core.types import Action, Decision, Point, ToolOutcome
 from lgov_langchain import actions
+from lgov_langchain.enforcing import as_obeyed
 
 if TYPE_CHECKING:
     from lgov_core.governor import Governor
@@ -67,7 +69,13 @@ class Verdict:
 
 Steps = Generator["Action | ToolOutcome | Send", Any, Verdict]
 
-_SENT: contextvars.ContextVar[Sequence[BaseMessage]] = contextvars.ContextVar("lgov_langchain_sent", default=())
+_SENT: contextvars.ContextVar[tuple[ModelCall | None, Sequence[BaseMessage]]] = contextvars.ContextVar(
+    "lgov_langchain_sent", default=(None, ())
+)
+
+
+class ChangedCallDenied(PolicyDenied):
+    """A judged model call was changed on its way and must not be sent as what it has become."""
 
 
 def open_call(governor: Governor, model: Any, native: Any) -> ModelCall:
@@ -220,6 +228,9 @@ def drive(governor: Governor, call: ModelCall, steps: Steps, send: Callable[[lis
     try:
         with inside(governor, call, step.messages):
             reply = send(step.messages)
+    except ChangedCallDenied as denied:
+        call.refused(denied.decision)
+        return Verdict(actions.denial_reply(denied.decision), "all")
     except BaseException as error:
         failed(call, error)
         raise
@@ -236,6 +247,9 @@ async def adrive(
     try:
         with inside(governor, call, step.messages):
             reply = await send(step.messages)
+    except ChangedCallDenied as denied:
+        call.refused(denied.decision)
+        return Verdict(actions.denial_reply(denied.decision), "all")
     except BaseException as error:
         failed(call, error)
         raise
@@ -298,15 +312,15 @@ def failed(call: ModelCall, error: BaseException) -> None:
 class _Inside:
     """What `inside` gives; a generator would take twice as long."""
 
-    __slots__ = ("_active", "_covering", "_messages", "_token")
+    __slots__ = ("_active", "_covering", "_sent", "_token")
 
     def __init__(self, governor: Governor, call: ModelCall, messages: Sequence[BaseMessage]) -> None:
-        self._messages = messages
+        self._sent = (call, messages)
         self._covering = covering_model_call(governor)
         self._active = call.span.active()
 
     def __enter__(self) -> None:
-        self._token = _SENT.set(self._messages)
+        self._token = _SENT.set(self._sent)
         self._covering.__enter__()
         self._active.__enter__()
 
@@ -328,7 +342,26 @@ def is_covered(governor: Governor, messages: Sequence[BaseMessage]) -> bool:
     """
     if not model_call_covered(governor):
         return False
-    sent = _SENT.get()
+    _, sent = _SENT.get()
     if len(sent) != len(messages):
         return False
     return all(map(operator.is_, sent, messages)) or list(sent) == list(messages)
+
+
+def judge_if_changed(beside: Governor | None, messages: Sequence[BaseMessage]) -> None:
+    """Judges the messages that a model is about to get inside of a judged call, if they are not those that were judged.
+
+    ``beside`` judges all model calls by itself. Raises `ChangedCallDenied` if they must not be sent; a decision that wants
+    others is a denial here.
+    """
+    call, sent = _SENT.get()
+    if call is None or call.governor is beside or call.governor.only_watches or is_covered(call.governor, messages):
+        return
+    if not model_call_covered(call.governor):
+        return
+    said = [actions.as_mapping(message) for message in messages]
+    if said == [actions.as_mapping(message) for message in sent]:
+        return
+    decision = as_obeyed(call.governor.decide(call.changed_request(said)), what="messages")
+    if decision.blocks:
+        raise ChangedCallDenied(decision)

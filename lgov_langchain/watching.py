@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from lgov_core.coverage import covered_call
 from lgov_core.trace.live import current_span
+from lgov_langchain import model_calls
 from lgov_langchain.actions import running_config
 from lgov_langchain.arming import acting_governor
 from lgov_langchain.callback import LgovCallbackHandler
@@ -23,6 +24,8 @@ from lgov_langchain.changed_calls import judge_if_changed
 
 if TYPE_CHECKING:
     from uuid import UUID
+
+    from langchain_core.messages import BaseMessage
 
     from lgov_core.governor import Governor
     from lgov_core.trace.live import LiveSpan
@@ -37,7 +40,7 @@ _LOCK = threading.Lock()
 class ProcessHandler(LgovCallbackHandler):
     """As `LgovCallbackHandler`, observing for whichever governor the process is armed with, if it is.
 
-    It stops one thing: a tool call that was judged, and changed before the tool.
+    It stops one thing: a call that was judged, and changed before it came to the tool or the model.
     """
 
     def __init__(self) -> None:
@@ -65,6 +68,14 @@ class ProcessHandler(LgovCallbackHandler):
             judge_if_changed(self.observer, parent_run_id, name, arguments, kwargs.get("tool_call_id"))
         _begin_tool(self, serialized, input_str, parent_run_id=parent_run_id, inputs=inputs, **kwargs)
 
+    def on_chat_model_start(
+        self, serialized: dict[str, Any], messages: list[list[BaseMessage]], *, run_id: UUID, **kwargs: Any
+    ) -> None:
+        """A model is about to be called. Raises `ChangedCallDenied` if it must not get what it is about to get."""
+        for one in messages:
+            model_calls.judge_if_changed(self.observer, one)
+        _begin_chat(self, serialized, messages, run_id=run_id, **kwargs)
+
 
 def _observing(method: Callable[..., None]) -> Callable[..., None]:
     """``method``, which must not break what it watches."""
@@ -80,11 +91,11 @@ def _observing(method: Callable[..., None]) -> Callable[..., None]:
 
 
 _begin_tool = _observing(LgovCallbackHandler.on_tool_start)
+_begin_chat = _observing(LgovCallbackHandler.on_chat_model_start)
 for _name in (
     "on_chain_start",
     "on_chain_end",
     "on_chain_error",
-    "on_chat_model_start",
     "on_llm_start",
     "on_llm_end",
     "on_llm_error",

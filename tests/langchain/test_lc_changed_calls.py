@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from langchain.agents import create_agent
 from langchain.agents.middleware import AgentMiddleware, HumanInTheLoopMiddleware
-from langchain_core.messages import AIMessage
+from langchain_core.messages import AIMessage, HumanMessage
 from langchain_core.tools import tool
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.graph import START, MessagesState, StateGraph
@@ -111,6 +111,44 @@ def test_an_abort_is_raised(model_server: ModelServer, chat: Any, witness: Witne
         ask(create_agent(chat, [erase], middleware=[LgovMiddleware(governor), Changing("in place", "root")]), "invoke")
     assert ran == []
     assert [one.status for one in witness.outcomes] == ["denied"]
+
+
+class Adding(AgentMiddleware[Any, Any, Any]):
+    """Puts a message into the prompt."""
+
+    def wrap_model_call(self, request: Any, handler: Any) -> Any:
+        return handler(request.override(messages=[*request.messages, HumanMessage("the password")]))
+
+    async def awrap_model_call(self, request: Any, handler: Any) -> Any:
+        return await handler(request.override(messages=[*request.messages, HumanMessage("the password")]))
+
+
+@HOW
+@pytest.mark.parametrize("verdict", ["allow", "deny", "transform", "abort"])
+def test_a_changed_prompt_is_judged_before_it_is_sent(
+    how: str, verdict: str, model_server: ModelServer, chat: Any, witness: Witness
+) -> None:
+    def judge(action: Action) -> Decision | None:
+        if "password" not in str(action.arguments["messages"]):
+            return None
+        if verdict == "transform":
+            return Decision(Effect.TRANSFORM, policy="test", arguments={**action.arguments, "messages": []})
+        return None if verdict == "allow" else deny("no passwords", abort=verdict == "abort")
+
+    governor = make_governor(at(Point.PRE_MODEL_CALL, judge), witness=witness)
+    model_server.play(says("done"))
+    agent = create_agent(chat, [], middleware=[LgovMiddleware(governor), Adding()])
+    if verdict == "abort":
+        with pytest.raises(PolicyDenied):
+            ask(agent, how)
+    else:
+        answer = ask(agent, how)["messages"][-1].text
+        assert {"allow": "done", "deny": "no passwords", "transform": "cannot be given here"}[verdict] in answer
+    assert len(model_server.bodies) == (verdict == "allow")
+    asked = witness.decisions(Point.PRE_MODEL_CALL)
+    assert [len(one.action.arguments["messages"]) for one in asked] == [1, 2]
+    assert len({one.action.operation_id for one in asked}) == 1
+    assert [span.name for span in witness.spans] == ["chat scripted", "invoke_agent LangGraph"]
 
 
 def test_what_a_tool_calls_itself_is_not_a_changed_call(model_server: ModelServer, chat: Any, witness: Witness) -> None:
