@@ -103,9 +103,8 @@ def _user(blocks: Sequence[Any], where: str) -> Iterator[Message]:
     for place, block in enumerate(blocks):
         at = f"{where}.content[{place}]"
         if isinstance(block, dict) and block.get("type") == "tool_result":
-            if parts:
-                yield {"role": "user", "content": _joined(parts)}
-                parts = []
+            if parts:  # as Anthropic has it; a chat completion has no place for a text between a call and its result
+                raise EndpointError(f"{at}: the results of tools come first in a message, other content after them")
             yield _tool_result(block, at)
         else:
             parts.append(_part(block, at, ("text", "image")))

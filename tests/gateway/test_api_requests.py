@@ -29,6 +29,9 @@ def item(**fields: Any) -> dict[str, Any]:
     return {**RESPONSES, "input": [fields]}
 
 
+TEXT = {"type": "text", "text": "x"}
+
+
 def block(role: str = "user", **fields: Any) -> dict[str, Any]:
     return {**MESSAGES, "messages": [{"role": role, "content": [fields]}, USER]}
 
@@ -81,6 +84,13 @@ REFUSED: dict[str, list[tuple[dict[str, Any], str]]] = {
         (block(type="document"), "messages[0].content[0]"),
         (block(type="image", source={"type": "file", "file_id": "f"}), "messages[0].content[0]"),
         (block(type="tool_result", content="x"), "without 'tool_use_id'"),
+        (
+            {
+                **MESSAGES,
+                "messages": [{"role": "user", "content": [TEXT, {"type": "tool_result", "tool_use_id": "t"}]}],
+            },
+            "messages[0].content[1]: the results of tools come first",
+        ),
         (block("assistant", type="tool_use", id="t", name="f", input="x"), "an object as 'input'"),
         (block("assistant", type="redacted_thinking", data="x"), "'redacted_thinking'"),
         (block("assistant", type="server_tool_use"), "'server_tool_use'"),
