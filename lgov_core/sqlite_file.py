@@ -38,7 +38,8 @@ class FileKind:
 
 
 _HEADER: Final = b"SQLite format 3\0"
-_BESIDE: Final = ("-wal", "-shm", "-journal")
+#: How the names of the files end that SQLite makes beside a database.
+BESIDE: Final = ("-wal", "-shm", "-journal")
 
 
 def is_database(path: Path) -> bool:
@@ -49,9 +50,9 @@ def is_database(path: Path) -> bool:
     """
     if path.is_dir():
         return False
-    if any(path.with_name(path.name + end).exists() for end in _BESIDE):
+    if any(path.with_name(path.name + end).exists() for end in BESIDE):
         return True
-    if path.name.endswith(_BESIDE) and path.with_name(path.name.rpartition("-")[0]).exists():
+    if path.name.endswith(BESIDE) and path.with_name(path.name.rpartition("-")[0]).exists():
         return True
     try:
         with path.open("rb") as file:

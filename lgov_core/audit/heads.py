@@ -38,8 +38,8 @@ class Heads:
     """
 
     def __init__(self, signer: Signer, anchor: str | os.PathLike[str], *, every: int) -> None:
-        if every < 1:
-            raise AuditError(f"sign_every is {every}", hint="give 1 or more")
+        if type(every) is not int or every < 1:
+            raise AuditError(f"sign_every is {every}", hint="give a whole number, 1 or more")
         self.every = every
         self._signer = signer
         self._anchor = Path(anchor)

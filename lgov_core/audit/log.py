@@ -38,7 +38,14 @@ from lgov_core.audit.redaction import Redaction, redaction
 from lgov_core.audit.schema import AUDIT_RECORD, erase_texts, open_record
 from lgov_core.audit.writing_back import WritingBack
 from lgov_core.errors import AuditError
-from lgov_core.sqlite_file import describe, file_identity, keep_quiet_across_fork, require_same_file
+from lgov_core.sqlite_file import (
+    BESIDE,
+    describe,
+    file_identity,
+    is_database,
+    keep_quiet_across_fork,
+    require_same_file,
+)
 from lgov_core.types import Action, Decision, ToolOutcome
 
 _DOMAIN: Final = b"lgov-audit-v2\0"
@@ -104,10 +111,18 @@ class AuditLog:
         self.code_version = _own_version() if code_version is None else code_version
         self._busy_timeout_s = busy_timeout_s
         self._closed = False
+        _require_seconds("busy_timeout_s", busy_timeout_s)
+        _require_seconds("sign_after_s", sign_after_s)
+        if not isinstance(self.policy_digest, str) and not callable(self.policy_digest):
+            raise AuditError(f"policy_digest is {policy_digest!r}", hint="give a text, or a function that returns one")
         self._sign_after_s = sign_after_s
         self._redact = redaction(redact)
         self._stamped: tuple[tuple[str, str], Stamp] | None = None
-        self._heads = None if signer is None else Heads(signer, heads or heads_path(self.path), every=sign_every)
+        anchor = Path(heads or heads_path(self.path)).absolute()
+        own = {f"{self.path.resolve()}{end}" for end in ("", *BESIDE)}
+        if str(anchor.resolve()) in own or is_database(anchor):
+            raise AuditError(f"heads cannot be kept in {anchor}, a database", hint="name a file of their own")
+        self._heads = None if signer is None else Heads(signer, anchor, every=sign_every)
         #: Why the last signature could not be made, or None.
         self.signing_error: AuditError | None = None
         self._at_exit: Callable[[], None] = _nothing
@@ -415,3 +430,9 @@ def _unwritable(name: str, error: Exception) -> AuditError:
         f"the arguments of {name[:100]!r} cannot be recorded: {type(error).__name__}: {error}",
         hint="an act that cannot be put on record is not done",
     )
+
+
+def _require_seconds(option: str, value: object) -> None:
+    # A bool is a number to Python, and a NaN is never over: what should be done after it would never be done.
+    if isinstance(value, bool) or not isinstance(value, int | float) or not value >= 0:
+        raise AuditError(f"{option} is {value!r}", hint="give seconds, 0 or more")

@@ -150,7 +150,12 @@ def redaction(given: Redaction | Callable[[str, Any], Any] | Iterable[str] | Non
         return given
     if callable(given):
         return Redaction(given)
-    if isinstance(given, str):
-        raise AuditError(f"redact is the text {given!r}", hint="give a list of the keys whose values are taken out")
-    hidden = frozenset(str(key).lower() for key in given)
+    hint = "give a list of the keys whose values are taken out"
+    if isinstance(given, str) or not isinstance(given, Iterable):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise AuditError(f"redact is {given!r}", hint=hint)
+    keys = list(given)
+    for key in keys:
+        if not isinstance(key, str) or not key:  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise AuditError(f"redact holds {key!r}, which is no key", hint=hint)
+    hidden = frozenset(key.lower() for key in keys)
     return Redaction(lambda key, value: REDACTED if key.lower() in hidden and value is not None else value)

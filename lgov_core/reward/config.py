@@ -149,7 +149,7 @@ class RewardConfig:
 
 def _number(name: str, value: Any) -> float:
     try:
-        number = float(value) if isinstance(value, numbers.Real) and type(value) is not bool else math.nan
+        number = math.nan if isinstance(value, bool) or not isinstance(value, numbers.Real) else float(value)
     except OverflowError:
         number = math.nan
     if not math.isfinite(number):

@@ -321,3 +321,31 @@ def test_no_number_can_make_an_entry_that_is_not_json(tmp_path: Path, attempt: A
         log.commit(action(1), DENY)
         assert log.entries()
     assert verify(path).ok
+
+
+# ---------------------------------------------------------------------- what it is made with
+
+
+@pytest.mark.parametrize("place", ["audit.db", "audit.db-wal", "../{folder}/audit.db", "link.db"])
+def test_heads_are_not_written_into_the_record(tmp_path: Path, key: SigningKey, place: str) -> None:
+    (tmp_path / "link.db").symlink_to(tmp_path / "audit.db")
+    for _ in range(2):  # when there is no record yet, and when there is
+        with pytest.raises(AuditError, match="heads cannot be kept"):
+            AuditLog(tmp_path / "audit.db", signer=key, heads=tmp_path / place.format(folder=tmp_path.name))
+        AuditLog(tmp_path / "audit.db", signer=key).close()
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        *({"sign_every": wrong} for wrong in (0, 1.5, True)),
+        *({"sign_after_s": wrong} for wrong in (-1, float("nan"), None)),
+        *({"busy_timeout_s": wrong} for wrong in (-1, float("nan"), "5")),
+        *({"redact": wrong} for wrong in ("password", 5, [5], [""])),
+        {"policy_digest": 5},
+    ],
+    ids=str,
+)
+def test_options_without_meaning_are_refused(tmp_path: Path, key: SigningKey, options: dict[str, Any]) -> None:
+    with pytest.raises(AuditError):
+        AuditLog(tmp_path / "audit.db", signer=key, **options)
