@@ -15,12 +15,12 @@ def _jq(call: Call) -> None:
 
 
 def _sort(call: Call) -> None:
-    given = call.parsed("-o --output -k -t -S -T --compress-program --key")
+    given = call.parsed("-o --output -k -t -S -T --compress-program --key --files0-from")
     if given.has("--compress-program"):
         call.refuse("running a program while sorting is not allowed.")
     for word in given.of("-o", "--output"):
         call.places.write(word)
-    call.reads(given.operands)
+    call.reads((*given.operands, *given.of("--files0-from")))
 
 
 def _uniq(call: Call) -> None:
@@ -50,6 +50,9 @@ def _sed(call: Call) -> None:
     for program in programs:
         check_sed(call, call.literal(program, "the program"))
     in_place = given.has("--in-place") or any(re.fullmatch(r"-[nErsuz]*i.*", option) for option in given.options)
+    suffixes = [*given.of("--in-place"), *(o for o in given.options if re.match(r"-[nErsuz]*i", o))]
+    if any("/" in suffix for suffix in suffixes):
+        call.refuse("the copy of a file stays beside it.", "shell-write")
     for word in files:
         call.places.read(word)
         if in_place:
@@ -116,6 +119,8 @@ def _awk(call: Call) -> None:
         code = re.sub(r"(?:(?<=[(,~!&|{;])|(?<=^))\s*/(?:\\.|[^/\\\n])*/", " ", code)
         if re.search(r"\bsystem\b|\bgetline\b|@|\bENVIRON\b|\bPROCINFO\b|(?<!\|)\|(?!\|)", code):
             call.refuse("awk may not run programs, read the environment or open further files.")
+        if re.search(r"\bARG[VC]\b(?:\s*\[[^\]]*\])?\s*(?:[-+]{2}|[-+*/%^]?=(?!=))|\bsplit\s*\([^;]*\bARGV\b", code):
+            call.refuse("awk reads the files that are named on its command line.")
         if re.search(r"\bprintf?\b[^;}\n]*>", code):
             call.refuse("awk may not write files; send its output on with >.")
     call.reads(files)
@@ -125,6 +130,8 @@ def _yq(call: Call) -> None:
     """yq: it reads, and with ``-i`` writes."""
     given = call.parsed("-o --output")
     call.reads(call.args)
+    if any(re.search(r"\b(?:load(?:_\w+)?|(?:str)?env(?:subst)?)\s*\(|\$ENV|\benvsubst\b", word) for word in call.args):
+        call.refuse("other files and the environment are not read this way.", "shell-secret")
     if given.has("-i", "--inplace", "-w", "--write"):
         for word in given.operands[1:]:
             call.places.write(word)

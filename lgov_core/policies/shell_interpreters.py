@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 
 from lgov_core.policies.options import names
 from lgov_core.policies.shell_call import Call, Judge, is_option
@@ -44,6 +45,12 @@ _PYTHON_MODULES = frozenset(
 )
 #: Modules that run whatever they are given, or reach beyond the folder.
 _CLOSED_PYTHON_MODULES = frozenset(names("trace timeit pdb runpy code pty webbrowser ensurepip"))
+#: Further ones of the library that show something.
+_PLAIN_PYTHON_MODULES = frozenset(
+    names(
+        "http cProfile base64 inspect locale mimetypes pickletools random uuid quopri tabnanny pyclbr filecmp symtable"
+    )
+)
 #: Modules that write files, and how many of their words name what is only read.
 _WRITING_PYTHON_MODULES = {"json.tool": 1, "zipfile": 1, "tarfile": 1, "venv": 0, "virtualenv": 0, "compileall": 0}
 #: Modules that are commands too, and are judged as those.
@@ -61,7 +68,9 @@ def _python_module(call: Call, words: list[str]) -> None:
     """Judges ``python -m``: a module of the library that is known, a command by its other name, or one of this folder."""
     module, rest = words[0], words[1:]
     operands = [word for word in rest if not is_option(word)]
-    if module in _CLOSED_PYTHON_MODULES:
+    library = module.partition(".")[0]
+    known = {library, module} & {*_PYTHON_MODULES, *_WRITING_PYTHON_MODULES, *_PYTHON_COMMANDS, *_PLAIN_PYTHON_MODULES}
+    if module in _CLOSED_PYTHON_MODULES or (library in sys.stdlib_module_names and not known):
         call.refuse(f"-m {module} is not allowed here.")
     if module == "cProfile":
         for word in operands[:1]:
@@ -71,6 +80,10 @@ def _python_module(call: Call, words: list[str]) -> None:
         if not any(word.startswith("127.") or word == "localhost" for word in rest):
             call.refuse("bind it to this machine: --bind 127.0.0.1.", "shell-network")
         return
+    if module == "unittest":  # it runs what it finds there
+        for word in rest:
+            if "/" in word.partition("=")[2] or "/" in word:
+                call.places.script(word.partition("=")[2] or word)
     for word in operands[_WRITING_PYTHON_MODULES.get(module, len(operands)) :]:
         call.places.write(word)
     if module in _PYTHON_COMMANDS:

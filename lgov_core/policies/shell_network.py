@@ -111,6 +111,7 @@ def _curl(call: Call) -> None:
     for word in (*data, *given.of("-H", "--header", "-A", "-e", "-u", "--user")):
         if wild(word) or "@/" in word or word.startswith("@") or "=@" in word or "=<" in word:
             call.refuse("what is sent must be written out, not taken from a file or variable.", "shell-network")
+    call.reads(given.of("-w", "--write-out"))
     for word in given.of(*_CURL_WRITING):
         call.places.write(word)
     if given.has("-O", "--remote-name", "--remote-name-all"):

@@ -36,6 +36,31 @@ def _check_cargo(call: Call, words: list[str]) -> None:
         call.places.script(word)
 
 
+#: Options of these tools that name a place to write to.
+_WRITTEN = (
+    *("-o", "--output", "--out-dir", "--target-dir", "--artifact-dir", "--results-directory", "--artifacts-path"),
+    *(
+        "-coverprofile",
+        "-cpuprofile",
+        "-memprofile",
+        "-blockprofile",
+        "-mutexprofile",
+        "-trace",
+        "-outputdir",
+        "--outfile",
+    ),
+)
+
+
+def _check_written(call: Call) -> None:
+    """Judges the places that a tool is told to write to; what lies behind ``--`` is for the program it runs."""
+    args = call.args[: call.args.index("--")] if "--" in call.args else call.args
+    for at, word in enumerate(args):
+        option, equals, value = word.partition("=")
+        if option in _WRITTEN and (equals or at + 1 < len(args)):
+            call.places.write(value if equals else args[at + 1])
+
+
 #: Words of any of these tools that only look.
 _LOOKING = frozenset(names("list info search env version help outdated show environment"))
 
@@ -69,6 +94,7 @@ def _verbs_only(allowed: str) -> Judge:
         if any("://" in word or ("@" in word and words[0] == "run") for word in fetched):
             call.refuse("a program from elsewhere is not run in one go.", "shell-program")
         call.reads(call.args)
+        _check_written(call)
         if words[:1] and (
             words[0] in ("run", "test", "exec", "task") or call.name in ("dotnet", "gem", "deno", "swift")
         ):

@@ -76,6 +76,7 @@ def _tar(call: Call) -> None:
     archives, folders = given.of("-f", "--file"), given.of("-C", "--directory")
     if any(":" in archive for archive in archives):
         call.refuse("a remote archive is not allowed.", "shell-network")
+    call.reads(given.of("-T", "--files-from", "-X", "--exclude-from"))
     if given.has("-x", "--extract", "--get"):
         call.reads(archives)
         for folder in folders or ["."]:

@@ -73,6 +73,7 @@ class Walk:
             if node.type in ("command_substitution", "process_substitution"):
                 self.walk(child, NO_INPUT)
                 check_substitution(self._script, node)
+                self._check_told(node)
             elif child.type in WORDS:
                 self._inner(child)
             else:
@@ -81,6 +82,15 @@ class Walk:
             raise Refused(
                 "shell-unclear", "Indirect and transforming expansions are not followed; write the value out."
             )
+
+    def _check_told(self, node: Node) -> None:
+        """Judges the words that a substitution puts into a command by way of ``echo`` or ``printf``."""
+        for command in nodes_of(node, "command"):
+            if self._script.words.text(command).split(None, 1)[:1] in (["echo"], ["printf"]):
+                for child in command.named_children[1:]:
+                    if child.type in ("word", "string", "raw_string", "concatenation"):
+                        for field in self._script.words.fields(child):
+                            self._script.places_read([field, *field.split()])
 
     def _check_head(self, node: Node) -> None:
         if node.type == "while_statement" and any(

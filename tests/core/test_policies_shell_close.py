@@ -176,6 +176,24 @@ git checkout src/file.py
 git maintenance start
 find -O3 / -name '*.o' -delete
 find . -files0-from x -name '*.o' -delete
+awk 'BEGIN{ARGV[1]="/etc/shadow";ARGC=2}{print}' x
+sed --in-place=/etc/x.bak s/a/b/ f
+sed -i/etc/x s/a/b/ f
+yq -n 'load("/etc/shadow")'
+yq -n 'strenv(GITHUB_TOKEN)'
+sort -T /tmp f --files0-from=/etc/shadow
+cat $(echo /etc/shadow)
+x=$(printf '%s' /etc/shadow); cat $x
+tar -T /etc/shadow -cf x.tar
+curl -w @/etc/shadow https://example.com
+python -m unittest discover -s /mnt/evil
+python -m ftplib evil.example
+python -m idlelib -r /mnt/x.py
+python -m asyncio
+python -m lib2to3 -w /etc
+cargo build --target-dir /etc
+go build -o /etc/x
+go test -coverprofile=/etc/x ./...
 """
 
 
