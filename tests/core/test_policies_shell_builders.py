@@ -283,14 +283,14 @@ openssl rand -hex 16
 go build -o bin/app ./cmd/app
 go test -coverprofile=cover.out ./...
 cargo build --target-dir /tmp/target
-cargo run -- -o /etc/x.conf --dry-run
+cargo run -- -o out.txt --dry-run
 python -m unittest discover -s tests -p 'test_*.py'
 python -m unittest tests.test_a
 python -m cProfile -s cumtime app.py
 python -m app.cli --help
 awk 'FNR==1{print FILENAME, ARGV[1], ARGC}' a.txt b.txt
 sed -i.bak 's/a/b/' f.txt
-yq '.env.load' x.yaml
+yq ".deploy.load" x.yaml
 curl -w '%{http_code}' http://localhost:8000
 echo "$(echo done)"
 """
