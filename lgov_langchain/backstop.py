@@ -123,9 +123,11 @@ def _to_judge(governor: Governor, tool: BaseTool, tool_input: Any, options: Mapp
     call_id = options.get("tool_call_id")
     outer = covered_call()
     if outer is not None and type(tool_input) is dict and outer.covers(governor, tool.name, tool_input, call_id):
+        outer.recorded = False  # whatever was recorded of it as something else: this run of it is not on record yet
         return None  # the usual case: exactly what was judged, with nothing put in by the framework
     arguments = _model_arguments(tool, tool_input) if isinstance(tool_input, Mapping) else {_SINGLE: tool_input}
     if outer is not None and outer.covers(governor, tool.name, arguments, call_id):
+        outer.recorded = False
         return None
     action = Action(
         Point.PRE_TOOL_CALL,

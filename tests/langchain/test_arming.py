@@ -161,6 +161,25 @@ def test_middleware_that_rewrites_arguments_does_not_smuggle_them_past(
     assert [outcome.status for outcome in witness.outcomes] == ["denied"], "one call has one outcome"
 
 
+def test_a_call_that_runs_after_a_changed_one_was_denied_is_recorded_too(
+    governor: Governor, model_server: ModelServer, chat: Any, witness: Witness
+) -> None:
+    from langchain.agents import create_agent
+
+    class Trying(AgentMiddleware[Any, Any, Any]):
+        def wrap_tool_call(self, request: Any, handler: Any) -> Any:
+            handler(request.override(tool_call={**request.tool_call, "args": {"path": "home"}}))
+            return handler(request)
+
+    model_server.play(calls(("c1", "erase", {"path": "tmp"})), says("done"))
+    create_agent(chat, [erase], middleware=[Trying()]).invoke({"messages": [("user", "tidy")]})
+    assert ran == ["tmp"]
+    assert [(one.status, one.action.arguments["path"]) for one in witness.outcomes] == [
+        ("denied", "home"),
+        ("ok", "tmp"),
+    ]
+
+
 def test_a_tool_inside_a_tool_is_a_call_of_its_own(governor: Governor, model_server: ModelServer, chat: Any) -> None:
     from langchain.agents import create_agent
 
