@@ -412,8 +412,14 @@ def _target(target: Any) -> str:
     rollout_id = getattr(target, "rollout_id", None)
     if isinstance(rollout_id, str) and rollout_id:
         return rollout_id
-    if target is None or isinstance(target, str):
-        raise ArgumentError(f"{target!r} is neither a rollout nor an agent", hint="name a rollout's id or an agent")
+    named = any(isinstance(getattr(target, name, None), str) for name in ("name", "__name__"))
+    if not named:
+        try:
+            function_of(target)
+        except KernelError:  # it has no name, and nobody could have run it: the signal would reach nobody
+            raise ArgumentError(
+                f"{target!r} is neither a rollout nor an agent", hint="name a rollout's id or an agent"
+            ) from None
     return name_of(target)
 
 

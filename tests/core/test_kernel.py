@@ -736,3 +736,9 @@ def test_an_input_that_cannot_be_copied_is_not_run() -> None:
             with pytest.raises(KernelError, match="holds itself"):
                 run()
     assert ran == []
+
+
+@pytest.mark.parametrize("target", [None, "", 5, [], b"ro_1", object()], ids=repr)
+def test_a_signal_to_nobody_is_an_error(target: Any) -> None:
+    with pytest.raises(ArgumentError, match="neither a rollout nor an agent"):
+        KernelSpace(policy="strict").signal(target, "SIGKILL")
