@@ -27,8 +27,8 @@ from lgov_core.near_miss import near
 
 DEFAULT = "default"
 
-#: ``LGOV_`` variables that are not settings: lgov hands them to the processes it starts.
-OTHER_VARIABLES = frozenset({"LGOV_ROLLOUT_ID", "LGOV_ATTEMPT", "LGOV_CHILD"})
+#: ``LGOV_`` variables that are not settings: those that lgov hands to the processes it starts, and what an adapter asks.
+OTHER_VARIABLES = frozenset({"LGOV_ROLLOUT_ID", "LGOV_ATTEMPT", "LGOV_CHILD", "LGOV_OPENAI_TRACES"})
 
 
 @dataclass(frozen=True, slots=True)

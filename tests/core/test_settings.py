@@ -1,12 +1,13 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from pathlib import Path
 
 import pytest
 
 from lgov_core.errors import SettingsError
-from lgov_core.settings import Settings, load_settings
+from lgov_core.settings import OTHER_VARIABLES, Settings, load_settings
 
 
 def write(path: Path, text: str) -> Path:
@@ -24,6 +25,14 @@ def project(tmp_path: Path) -> Path:
     """A folder from which the search for a settings file cannot leave."""
     (tmp_path / ".git").mkdir()
     return tmp_path
+
+
+def test_every_variable_that_the_documents_name_may_be_set() -> None:
+    root = Path(__file__).parents[2]
+    known = {f"LGOV_{field.name.upper()}" for field in dataclasses.fields(Settings)} | OTHER_VARIABLES
+    for page in (root / "README.md", *root.glob("docs/*.md"), *root.glob("examples/*/README.md")):
+        named = re.findall(r"\bLGOV_(?!TEST_)[A-Z_]*[A-Z]\b", page.read_text(encoding="utf-8"))
+        assert set(named) <= known, page
 
 
 def test_without_any_source_every_value_is_a_default(project: Path) -> None:
