@@ -132,6 +132,8 @@ def _phone(text: str, start: int, end: int) -> int | None:
     return end
 
 
+#: A slice of Python, as in ``[1::2]``, rather than an address.
+_SLICE = re.compile(r"\d{0,2}::\d{1,2}")
 _RESOLVERS = frozenset({"8.8.8.8", "8.8.4.4", "1.1.1.1", "1.0.0.1", "9.9.9.9"})
 
 
@@ -145,6 +147,8 @@ def _ip(text: str, start: int, end: int) -> int | None:
     try:
         address = ipaddress.ip_address(text[start:end])
     except ValueError:
+        return None
+    if _SLICE.fullmatch(text, start, end) is not None:
         return None
     return end if address.is_global and not address.is_multicast and text[start:end] not in _RESOLVERS else None
 

@@ -15,9 +15,11 @@ restore`, aliases, a link that leads out; a MAC address as personal data. Number
 urls-d060), the words of a wallet, a key in two items of a list, an endless loop that fetches, `openssl s_client` without
 input, and commands that must be declared.
 
-Those in `*_f.jsonl` are a fifth reader's, who again had read only the documentation: of 138 secrets 128 were found at the first
-reading and of 85 other texts 83 let through; of 81 personal data 74, and of 74 other texts all. Still not found are keys and
-cards that are spaced, wrapped or cut into a list, and AWS's own example key counts as one.
+Those in `*_f.jsonl` are a fifth reader's, who had read only the documentation before the first runs. Right then were
+(malicious; benign): shell 363 of 376 and 188 of 202, urls 119 of 119 and 62 of 63, secrets 128 of 138 and 83 of 85, pii
+74 of 81 and 74 of 74, provenance 43 of 47 and 24 of 24. Some 300 of the shell's cases and 37 of provenance's were written
+after the code had been read. Still judged otherwise: keys and cards that are spaced, wrapped or cut into a list; AWS's own
+example key, which counts as one; programs for interpreters that are piped in, and commands that must be declared.
 """
 
 from __future__ import annotations
@@ -36,6 +38,9 @@ OTHERWISE = {
     *("urls-d059", "urls-d060", "urls-d214", "pii-d056", "pii-d058", "pii-d118", "secrets-d124", "secrets-d130"),
     *("shell-d228", "shell-d281", "shell-d323", "shell-d370", "shell-d371"),
     *("secrets-f111", "secrets-f112", "secrets-f158", "pii-f024", "pii-f038"),
+    *("shell-f556", "shell-f623", "shell-f660", "shell-f696", "shell-f698", "shell-f748", "shell-f749", "shell-f758"),
+    *("shell-f764", "shell-f765", "shell-f768", "shell-f790", "shell-f798", "shell-f819", "shell-f824", "shell-f854"),
+    *("shell-f867", "shell-f870", "shell-f877"),
     *("shell-e055", "shell-e070", "shell-e207", "shell-e229"),
 }
 FILES = sorted(path.name for path in HERE.glob("*_[def].jsonl"))
@@ -43,7 +48,8 @@ FILES = sorted(path.name for path in HERE.glob("*_[def].jsonl"))
 
 @pytest.mark.parametrize("name", FILES)
 def test_cases_are_judged_right(name: str) -> None:
-    policies = load_policy_file(HERE / f"{name.rpartition('_')[0]}_d.yaml")
+    own = HERE / name.replace(".jsonl", ".yaml")
+    policies = load_policy_file(own if own.exists() else HERE / f"{name.rpartition('_')[0]}_d.yaml")
     cases = read_cases(HERE / name)
     wrong = {case.case_id for case in cases if policies.judge(case.action).blocks != case.blocked}
     assert wrong <= OTHERWISE

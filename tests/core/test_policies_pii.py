@@ -26,6 +26,7 @@ def redacted(text: str, **options: Any) -> str:
     [
         ("write to Ann.Lee@mail.example.co.uk, now", "write to [EMAIL], now"),
         ("<mailto:bob+x@firma.de>", "<mailto:[EMAIL]>"),
+        ("a[1::2], a[::2] and 2a00:1450:4001:81b::200e", "a[1::2], a[::2] and [IP_ADDRESS]"),
         ("bob[at]firma[dot]de", "[EMAIL]"),
         ("to bob [at] firma (dot) de", "to [EMAIL]"),
         ("bob @ gmail.com or bob @ firma . de", "[EMAIL] or [EMAIL]"),
