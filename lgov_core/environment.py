@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
 import math
 import random
@@ -189,7 +190,7 @@ class GovernedEnvironment(gymnasium.Env[Any, Any]):
         assert collected is not None, "the id is new"
         self._totals.episodes += 1
         self._state, self._episode = state, _Episode(scope, collected)
-        return state, {"episode": self._totals.episodes, "kernel_policies": self._policy_names()}
+        return _own_copy(state), {"episode": self._totals.episodes, "kernel_policies": self._policy_names()}
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         """Has the kernel judge and run one act. Returns state, reward, terminated, truncated, info.
@@ -231,7 +232,7 @@ class GovernedEnvironment(gymnasium.Env[Any, Any]):
             "success": success,
             "error": error,
         }
-        return self._state, reward, terminated, truncated, info
+        return _own_copy(self._state), reward, terminated, truncated, info
 
     def close(self) -> None:
         """Ends the episode and stops listening to the kernel, which stays open. Calling it again does nothing."""
@@ -330,6 +331,14 @@ def create_governed_env(kernel: Any, **options: Any) -> GovernedEnvironment:
     )
     others = {name: value for name, value in options.items() if name in making and name != "config"}
     return GovernedEnvironment(kernel, config=config, **others)
+
+
+def _own_copy(observation: Any) -> Any:
+    """A copy for the agent, which may keep or change it; the observation itself where it cannot be copied."""
+    try:
+        return copy.deepcopy(observation)
+    except Exception:  # noqa: BLE001 - an observation may be anything, such as an open connection
+        return observation
 
 
 def _one_for_a_result(_state: Any, _action: Any, result: Any) -> float:

@@ -73,6 +73,16 @@ def test_it_passes_the_environment_checker(record: AuditLog, executor: Any) -> N
     env.close()
 
 
+def test_observations_are_the_agents_own_to_keep_and_to_change(kernel: KernelSpace) -> None:
+    space = gymnasium.spaces.Box(0, 1, (2,))
+    env = GovernedEnvironment(kernel, lambda np_random: np_random.random(2, "float32"), observation_space=space)
+    check_env(env, skip_render_check=True)
+    first, _ = env.reset(seed=1)
+    kept = first.copy()
+    first[:] = 7
+    assert (env.step(SELECT)[0] == kept).all()
+
+
 def test_it_can_be_wrapped_and_vectorised(record: AuditLog) -> None:
     def make() -> GovernedEnvironment:
         return GovernedEnvironment(KernelSpace([sql()], record), task_generator=some_task)
