@@ -115,7 +115,7 @@ def transitions(
     if as_json:
         _write_json_lines(rows, sys.stdout)
     elif form is None:
-        _show(data, rows, limit, chains=chains)
+        _show(rows, limit, chains=chains)
     _tell(data, _selected(selection))
     if form is not None:
         click.echo(f"{len(rows)} records for {form}", err=True)
@@ -242,7 +242,7 @@ def _diagnostics(data: TransitionSet) -> dict[str, Any]:
     }
 
 
-def _show(data: TransitionSet, rows: Sequence[dict[str, Any]], limit: int, *, chains: bool) -> None:
+def _show(rows: Sequence[dict[str, Any]], limit: int, *, chains: bool) -> None:
     shown = rows[: limit or None]
     if chains:
         write_table(
