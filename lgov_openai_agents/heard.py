@@ -15,25 +15,38 @@ MAX_REMEMBERED = 20_000
 
 
 class Heard:
-    """Texts of users that were rewritten or denied, by rollout; a session gives them back as they were said. And the
-    answers to calls that the SDK never saw, which a transcript on the server needs before it can go on.
+    """Texts of users that were judged, by rollout; a session gives them back as they were said. And the answers to calls
+    that the SDK never saw, which a transcript on the server needs before it can go on.
 
     One for each `LgovRunner` and each armed process. Callable from any thread or task.
     """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
+        self._allowed: OrderedDict[tuple[str | None, str], str] = OrderedDict()
         self._rewritten: OrderedDict[tuple[str | None, str], str] = OrderedDict()
         self._denied: OrderedDict[tuple[str | None, str], str] = OrderedDict()
         self._owed: OrderedDict[str, list[Any]] = OrderedDict()
 
     def let_through(self, text: str, instead: str | None) -> None:
         """Notes that ``text`` was allowed, as it was or with ``instead`` in its place."""
+        self._put(self._allowed, text, "")
         if instead is not None:
             self._put(self._rewritten, text, instead)
         elif self._rewritten:
             with self._lock:
                 self._rewritten.pop((_rollout(), text), None)
+
+    def withheld(self, text: str, denial: str) -> None:
+        """Notes that ``text``, which a transcript from elsewhere holds, may not be read; ``denial`` stands for it."""
+        self._put(self._rewritten, text, denial)
+
+    def knows(self, text: str, answer: str | None) -> bool:
+        """Whether ``text`` has been judged here; ``answer`` is what the agent said to it."""
+        key = (_rollout(), text)
+        return (
+            key in self._allowed or key in self._rewritten or (answer is not None and self._denied.get(key) == answer)
+        )
 
     def denied(self, text: str, denial: str) -> None:
         """Notes that ``text`` was answered with ``denial`` and reached no model."""

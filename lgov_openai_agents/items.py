@@ -75,6 +75,19 @@ def new_user_positions(items: Sequence[Any]) -> list[int]:
     return found[::-1]
 
 
+def said_before(items: Sequence[Any]) -> list[tuple[int, str, str | None]]:
+    """Where the user's messages are, their texts, and what the agent answered, if it answered in words."""
+    found: list[tuple[int, str, str | None]] = []
+    answer: str | None = None
+    for position in range(len(items) - 1, -1, -1):
+        if is_user_message(items[position]):
+            found.append((position, as_mapping(items[position])["content"], answer))
+        else:
+            plain = as_mapping(items[position])
+            answer = plain["content"] if plain["role"] == "assistant" else None
+    return found[::-1]
+
+
 def is_user_message(item: Any) -> bool:
     """Whether ``item`` is a message of the user."""
     return _plain(item).get("role") == "user"

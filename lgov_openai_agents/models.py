@@ -21,6 +21,7 @@ from lgov_core.governed_call import ModelCall, ToolReading, agovern_tool
 from lgov_core.scope import current_scope
 from lgov_core.types import Action, Decision, Point
 from lgov_openai_agents import items
+from lgov_openai_agents.denied import answer_to, can_be_answered, continued, exchange, kept_elsewhere
 from lgov_openai_agents.heard import Heard
 from lgov_openai_agents.hosted import judge_hosted_tools
 from lgov_openai_agents.replay import events_of, response_of
@@ -116,7 +117,7 @@ class _Exchange:
         self.kept_in = request.rest.get("conversation_id") or request.rest.get("previous_response_id")
 
     async def run_to_end(self) -> ModelResponse:
-        if self.run is not None and self.run.exchanges and not _kept_elsewhere(self.request):
+        if self.run is not None and self.run.exchanges and not kept_elsewhere(self.request):
             given = items.with_exchanges(items.as_list(self.request.input), self.run.exchanges)
             self.request = replace(self.request, input=given)
         if owed := self.heard.owed(self.kept_in):
@@ -135,12 +136,12 @@ class _Exchange:
                 return response
             usage = response.usage
             in_conversation = self.request.rest.get("conversation_id") is not None
-            if round_number == MAX_DENIED_ROUNDS or (in_conversation and not _can_be_answered(response)):
+            if round_number == MAX_DENIED_ROUNDS or (in_conversation and not can_be_answered(response)):
                 # Nobody listens any more, or the server would go on waiting for what we cannot give.
                 return self._denial(denials[-1][1], response)
-            exchange = _exchange(response, denials)
-            self.exchange += exchange
-            self.request = _continued(self.request, response, exchange, denials)
+            told = exchange(response, denials)
+            self.exchange += told
+            self.request = continued(self.request, response, told, denials)
         raise AssertionError("unreachable")
 
     def _remember(self, response: ModelResponse) -> None:
@@ -232,15 +233,17 @@ class _Exchange:
 
     async def _judge_input(self, call: ModelCall) -> Decision | None:
         given = items.as_list(self.request.input)
-        run = self.run
-        if run is not None and run.input_judged:
-            wanted: list[int] = []
-        elif run is not None:
-            wanted = items.new_user_positions(given)
-        else:  # Nobody remembers what was judged before, so all of it is judged.
-            wanted = [position for position, item in enumerate(given) if items.is_user_message(item)]
-        heard = self.heard
-        for position in wanted:
+        run, heard = self.run, self.heard
+        new = items.new_user_positions(given)
+        if run is None:  # Nobody remembers what was judged before, so all of it is judged.
+            new = [position for position, item in enumerate(given) if items.is_user_message(item)]
+        elif run.input_judged:
+            new = []
+        if run is None or not run.history_judged:
+            refused = await self._judge_history(call, given, set(new))
+            if refused is not None:
+                return refused
+        for position in new:
             text = items.as_mapping(given[position])["content"]
             decision = await self.governor.adecide(call.user_text(text, nested=run is not None and run.nested))
             if decision.blocks:
@@ -248,10 +251,26 @@ class _Exchange:
                 return decision
             heard.let_through(text, decision.text)
         if run is not None:
-            run.input_judged = True
+            run.input_judged = run.history_judged = True
         sent = heard.as_judged(given)
         if sent is not given:
             self.request = replace(self.request, input=sent)
+        return None
+
+    async def _judge_history(self, call: ModelCall, given: Sequence[Any], new: set[int]) -> Decision | None:
+        """Judges what was said where nobody here heard it: a session or a paused run may come from another process."""
+        for position, text, answer in items.said_before(given):
+            if position in new or self.heard.knows(text, answer):
+                continue
+            decision = await self.governor.adecide(
+                call.user_text(text, nested=self.run is not None and self.run.nested)
+            )
+            if decision.blocks and decision.abort:
+                return decision
+            if decision.blocks:
+                self.heard.withheld(text, decision.tell())
+            else:
+                self.heard.let_through(text, decision.text)
         return None
 
     def _denial(self, decision: Decision, response: ModelResponse | None = None) -> ModelResponse:
@@ -260,7 +279,7 @@ class _Exchange:
             raise PolicyDenied(decision)
         if response is not None:
             told = decision.tell()
-            answers = [_answer(item, told) for item in response.output if isinstance(item, ResponseFunctionToolCall)]
+            answers = [answer_to(item, told) for item in response.output if isinstance(item, ResponseFunctionToolCall)]
             for place in (response.response_id, self.request.rest.get("conversation_id")):
                 self.heard.owe(place, answers)
         return items.denial_reply(decision, response, after=False)
@@ -308,55 +327,6 @@ def _proposal(item: Any, handoffs: set[str]) -> Action | None:
         acts = plain.get("actions") or [plain.get("action") or {}]
         return Action(Point.PRE_TOOL_CALL, name="computer", arguments={"actions": acts}, call_id=plain.get("call_id"))
     return None
-
-
-def _kept_elsewhere(request: ModelRequest) -> bool:
-    """Whether the server keeps the conversation, so that the request holds only what is new."""
-    return request.rest.get("previous_response_id") is not None or request.rest.get("conversation_id") is not None
-
-
-def _exchange(response: ModelResponse, denials: list[tuple[Any, Decision]]) -> list[Any]:
-    """The reply and what the model is told of it, as items."""
-    told = {id(item): decision.tell() for item, decision in denials}
-    exchange: list[Any] = []
-    notes: list[str] = []
-    for item, sent in zip(response.output, response.to_input_items(), strict=True):
-        if isinstance(item, ResponseFunctionToolCall):
-            said = told.get(id(item), "NOT RUN: what you asked for beside it was denied. Make this call again.")
-            exchange += [sent, _answer(item, said)]
-        elif id(item) in told:
-            notes.append(told[id(item)])
-        elif not items.proposes_calls(replace(response, output=[item])):
-            exchange.append(sent)
-    return [*exchange, *({"role": "developer", "content": note} for note in notes)]
-
-
-def _answer(call: ResponseFunctionToolCall, said: str) -> dict[str, Any]:
-    return {"type": "function_call_output", "call_id": call.call_id, "output": said}
-
-
-def _can_be_answered(response: ModelResponse) -> bool:
-    """Whether words are an answer to everything that the reply asks for."""
-    return all(
-        isinstance(item, ResponseFunctionToolCall) or not items.proposes_calls(replace(response, output=[item]))
-        for item in response.output
-    )
-
-
-def _continued(
-    request: ModelRequest, response: ModelResponse, exchange: list[Any], denials: list[tuple[Any, Decision]]
-) -> ModelRequest:
-    """The request that tells the model what was denied, and asks it again."""
-    choice = getattr(request.model_settings, "tool_choice", None)
-    if isinstance(choice, str) and choice in {getattr(item, "name", None) for item, _ in denials}:
-        request = replace(request, model_settings=replace(request.model_settings, tool_choice=None))
-    if _kept_elsewhere(request) and _can_be_answered(response):
-        rest, answers = request.rest, [one for one in exchange if one.get("type") == "function_call_output"]
-        if rest.get("conversation_id") is None and response.response_id is not None:
-            return replace(request, input=answers, rest={**rest, "previous_response_id": response.response_id})
-        if rest.get("conversation_id") is not None:
-            return replace(request, input=answers)
-    return replace(request, input=[*items.as_list(request.input), *exchange])
 
 
 def _reply_limit(request: ModelRequest) -> dict[str, int]:

@@ -26,9 +26,9 @@ class AgentRun:
 
     Who acts at the moment stands in an object and not in context variables of its own, because the SDK calls hooks in
     tasks whose changes nobody sees. ``heard`` is what policies made of what users said, in this run and those before it;
-    ``input_judged`` says that the user's words have been judged. ``exchanges`` holds what was denied inside a model call,
-    by the id of a call in the reply that followed. ``waiting`` says that whoever opened the run has still to call the SDK
-    for it.
+    ``input_judged`` says that the user's words have been judged, ``history_judged`` that those before them have.
+    ``exchanges`` holds what was denied inside a model call, by the id of a call in the reply that followed. ``waiting``
+    says that whoever opened the run has still to call the SDK for it.
     """
 
     def __init__(self, governor: Governor, agent: Any, outer: AgentRun | None, heard: Heard) -> None:
@@ -42,6 +42,7 @@ class AgentRun:
         self.heard = heard
         self.exchanges: dict[str, list[Any]] = {}
         self.input_judged = False
+        self.history_judged = False
         self.waiting = False
         self._starting = agent
 

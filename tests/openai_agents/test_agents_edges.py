@@ -560,6 +560,31 @@ def test_what_a_user_may_not_say_reaches_no_model_with_a_later_run_either(way: s
     session.close()
 
 
+@pytest.mark.parametrize("effect", ["deny", "transform"])
+def test_what_was_said_where_nobody_judged_it_is_judged_before_it_is_sent(effect: str, seen: Seen) -> None:
+    """A session, or the state of a paused run, may come from another process."""
+
+    def judge(action: Action) -> Decision | None:
+        if action.point is not Point.INPUT or "hunter2" not in (action.text or ""):
+            return None
+        return deny("a password") if effect == "deny" else transform(text="***")
+
+    session = SQLiteSession("one")
+    with ScriptedModelServer([says("so"), says("fine"), says("fine")]) as server:
+        agent = Agent(name="a", model=chat_model(server))
+        run("sync", agent, "it is hunter2", session=session)
+        with armed(make_governor(judge, seen)):
+            assert run("sync", agent, "hello", session=session).final_output == "fine"
+            assert [one.action.text for one in seen.decisions(Point.INPUT)][-1] == "hello"
+            first = len(seen.decisions(Point.INPUT))
+            assert run("sync", agent, "well?", session=session).final_output == "fine"
+            assert len(seen.decisions(Point.INPUT)) == first + 1, "what has been judged is known"
+        said = [[one["content"] for one in request.body["messages"]] for request in server.requests]
+    assert "hunter2" not in str(said[1:])
+    assert said[2][: len(said[1])] == said[1]
+    session.close()
+
+
 def test_the_runner_in_an_armed_process_judges_once(erase: Any, ran: list[str], seen: Seen) -> None:
     governor = make_governor(lambda action: None, seen)
     before = inspect.signature(Runner.run)
