@@ -64,7 +64,7 @@ def _pip(call: Call) -> None:
         call.literal(word, "the package")
         if re.search(r"://|^git\+|@ ", word) or word.startswith(("/tmp", "~", "/dev")):
             call.refuse("packages come from the usual index or from this folder.", "shell-network")
-        if ".." in word.split("/"):
+        if ".." in word.split("/") or word.startswith("/"):
             call.places.script(word)
     call.reads(given.operands)
     return None

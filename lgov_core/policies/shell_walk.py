@@ -146,6 +146,7 @@ class Walk:
             self._check_shown(node)
             fields = [field for child in node.named_children for field in self._script.words.fields(child)]
             text = " ".join(fields)
+            self._check_filling(text)
             return (STREAM if UNKNOWN in text or not fields else Input("text", text)), []
         if node.type == "heredoc_redirect":
             return self._heredoc(node)
@@ -171,6 +172,12 @@ class Walk:
             more.extend(self._script.words.fields(child))
         return (STREAM if operator == "<" else None), more
 
+    def _check_filling(self, text: str) -> None:
+        """Refuses secrets among the words that a text may put into variables, which name files later."""
+        commands = nodes_of(self._script.root, "command_name")
+        if any(self._script.words.text(name) in ("read", "mapfile", "readarray", "xargs") for name in commands):
+            self._script.places_read(text.split())
+
     def _heredoc(self, node: Node) -> tuple[Input | None, list[str]]:
         body, more = "", list[str]()
         plain = True
@@ -179,6 +186,7 @@ class Walk:
                 self._inner(child)
                 plain = not any(inner.type in DYNAMIC for inner in child.named_children)
                 body = self._script.words.text(child)
+                self._check_filling(body)
             elif child.type in REDIRECTS:
                 _, words = self._redirect(child)
                 more.extend(words)

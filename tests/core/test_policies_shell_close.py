@@ -194,6 +194,10 @@ python -m lib2to3 -w /etc
 cargo build --target-dir /etc
 go build -o /etc/x
 go test -coverprofile=/etc/x ./...
+read -r x <<< "/etc/shadow"; cat "$x"
+while read f; do cat "$f"; done <<< /etc/shadow
+pip install -e /mnt/evil
+pip install /mnt/evil.whl
 """
 
 
