@@ -75,7 +75,11 @@ class RolloutConfig:
     retry_delay_s: float = 0.0
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "retry_on", frozenset(map(Outcome, self.retry_on)))
+        try:
+            object.__setattr__(self, "retry_on", frozenset(map(Outcome, self.retry_on)))
+        except (TypeError, ValueError) as error:
+            known = ", ".join(Outcome)
+            raise StoreError(f"retry_on is {self.retry_on!r}: {error}", hint=f"outcomes are {known}") from error
         if type(self.max_attempts) is not int or self.max_attempts < 1:
             raise StoreError(f"max_attempts is {self.max_attempts!r}", hint="a whole number; one attempt is the least")
         for name, limit in (("timeout_s", self.timeout_s), ("unresponsive_s", self.unresponsive_s)):

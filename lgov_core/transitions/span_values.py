@@ -22,6 +22,9 @@ _LISTS: Final = (list, tuple)
 #: What a tool call is called as a part of a message, by the API that the message comes from.
 _CALL_PARTS: Final = frozenset({"tool_call", "tool_use", "function_call"})
 
+#: False and True as `_packing` has them.
+_TRUTHS: Final = (struct.pack("I", 0), struct.pack("I", 1))
+
 _TOKEN_ATTRIBUTES: Final = (semconv.PROMPT_TOKEN_IDS, semconv.RESPONSE_TOKEN_IDS, semconv.RESPONSE_LOGPROBS)
 
 
@@ -153,10 +156,18 @@ def _integers(value: object) -> tuple[int, ...] | None:
         packed = _packing(len(numbers))(*numbers)
     except struct.error:
         return None
-    # A truth value is packed as 0 or 1, which have three empty bytes.
-    if not all_below_2_31(packed) or (b"\0\0\0" in packed and bool in map(type, numbers)):
-        return None
-    return numbers
+    return numbers if all_below_2_31(packed) and not _holds_truth(numbers, packed) else None
+
+
+def _holds_truth(numbers: Sequence[int], packed: bytes) -> bool:
+    """Whether one of ``numbers`` is True or False: packed they are 1 and 0, so that few have to be looked at."""
+    for packed_truth in _TRUTHS:
+        at = packed.rfind(packed_truth)  # from the end: twice as fast among numbers with empty high bytes
+        while at >= 0:
+            if at % 4 == 0 and type(numbers[at // 4]) is bool:
+                return True
+            at = packed.rfind(packed_truth, 0, at + 3)
+    return False
 
 
 @lru_cache(4096)

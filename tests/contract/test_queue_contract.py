@@ -50,6 +50,8 @@ def test_the_states_are_a_table_and_nothing_else_is_allowed() -> None:
         {"timeout_s": float("nan")},
         {"retry_delay_s": float("inf")},
         {"retry_on": frozenset({Outcome.SUCCEEDED})},
+        {"retry_on": {"never"}},
+        {"retry_on": None},
     ],
 )
 def test_a_configuration_without_meaning_is_refused(changes: dict[str, object]) -> None:
