@@ -108,8 +108,8 @@ def test_each_format_writes_its_records(recorded: str, tmp_path: Path) -> None:
         (["--format", "sft", "--out", "x.parquet"], "--out takes a .jsonl file"),
         (["--format", "nothing"], "nothing"),
         (["--cap", "air"], "DIMENSION=NUMBER"),
-        (["--cap", "air=x"], "takes a number"),
-        (["--cap", "air=-1"], "caps"),
+        (["--cap", "air=x"], "takes a finite number"),
+        (["--cap", "air=-1"], "0 or more"),
         (["--format", "verl", "--credit", "none", "--json"], "has no credit"),
     ],
 )
