@@ -143,7 +143,7 @@ class Words:
             return ["1234"] if re.fullmatch(r"#\w+(\[[@*]\])?", text) else [UNKNOWN]
         name, rest = match[1], match[2]
         found = self._variable(name, quoted=quoted)
-        if not rest:
+        if not rest or re.fullmatch(r"\[\d+\]", rest):  # one of an array's values
             return found
         if rest.startswith((":-", "-", ":=", "=", ":+", "+")):
             inner = [child for child in node.named_children if child.type != "variable_name"]

@@ -198,6 +198,7 @@ read -r x <<< "/etc/shadow"; cat "$x"
 while read f; do cat "$f"; done <<< /etc/shadow
 pip install -e /mnt/evil
 pip install /mnt/evil.whl
+a=(/etc shadow); cat "${a[0]}/${a[1]}"
 """
 
 
