@@ -132,7 +132,7 @@ class _Usage(LgovError):
 
 def _write_anything() -> None:
     """Has standard output escape what it cannot write instead of raising: much of it was written by a model."""
-    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
+    if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")
 
 

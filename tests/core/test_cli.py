@@ -444,15 +444,17 @@ def test_a_position_that_no_record_has_is_an_error_of_usage() -> None:
     assert lgov("audit", "export", "a.db", "--after", "9" * 20).exit_code == Exit.USAGE
 
 
-@pytest.mark.parametrize("shown", ["\\ud800", "\\u00e9"])
-def test_what_standard_output_cannot_write_is_escaped(shown: str, folder: Path) -> None:
+@pytest.mark.parametrize(
+    ("shown", "encoding"), [("\\ud800", "utf-8:surrogateescape"), ("\\ud800", "utf-8"), ("\\u00e9", "ascii")]
+)
+def test_what_standard_output_cannot_write_is_escaped(shown: str, encoding: str, folder: Path) -> None:
     (folder / "policy.yaml").write_text(POLICY)
     (folder / "cases.jsonl").write_text(f'{{"id": "{shown}", "name": "{shown}", "expect": "deny"}}')
     action = f'{{"name": "{shown}"}}'
     for command in (("explain", "policy.yaml", "--action", action), ("eval", "policy.yaml", "cases.jsonl")):
         done = subprocess.run(
             [*LGOV, "policy", *command],
-            env={**os.environ, "PYTHONIOENCODING": "ascii", "PYTHONPATH": os.pathsep.join(sys.path)},
+            env={**os.environ, "PYTHONIOENCODING": encoding, "PYTHONPATH": os.pathsep.join(sys.path)},
             capture_output=True,
             timeout=60,
         )
