@@ -27,7 +27,8 @@ class LoopPolicy(BoundedPolicy):
     """Denies a tool call that the agent keeps repeating.
 
     The same call is the same tool with the same arguments. It may be made ``max_repeats`` times in a row, and so may a
-    cycle of up to eight calls (A, B, A, B, ...): the call that would begin it once more is denied. With ``window`` the same
+    cycle of up to eight calls (A, B, A, B, ...): the call that would begin it once more is denied, and so are those that
+    would go on with it, until the agent does something else. With ``window`` the same
     call may also be made only ``max_repeats`` times among the last ``window`` calls, whatever stands between them. Tools
     that fit a glob in ``ignore`` are neither counted nor denied. With ``abort_after`` the run is ended by so many such
     denials in a rollout.
@@ -67,9 +68,9 @@ class LoopPolicy(BoundedPolicy):
         with self._histories.of(_whose(action)) as history:
             if again:
                 history.take_back(action.operation_id)
-            cycle = self._cycle(history.calls(), call)
+            cycle = self._cycle(history.tried(), history.made(), call)
+            history.add(action.operation_id, call, self._kept, made=cycle is None)
             if cycle is None:
-                history.add(action.operation_id, call, self._kept)
                 return None
             history.denied += 1
             denied = history.denied
@@ -84,18 +85,18 @@ class LoopPolicy(BoundedPolicy):
         ends = self.abort_after is not None and denied >= self.abort_after
         return replace(decision, rule="loop-abort", abort=True, severity=Severity.HIGH) if ends else decision
 
-    def _cycle(self, calls: list[str], call: str) -> int | None:
+    def _cycle(self, tried: list[str], made: list[str], call: str) -> int | None:
         """The length of the cycle that ``call`` would begin once more; 0 for too often in the window; None for none."""
         for length in range(1, LONGEST_CYCLE + 1):
             needed = length * self.max_repeats
-            if len(calls) < needed:
+            if len(tried) < needed:
                 break
-            tail = [*calls[-needed:], call]
+            tail = [*tried[-needed:], call]
             if all(tail[at] == tail[at + length] for at in range(needed + 1 - length)):
                 return length
         if (
             self.window is not None
-            and calls[len(calls) - min(self.window - 1, len(calls)) :].count(call) >= self.max_repeats
+            and made[len(made) - min(self.window - 1, len(made)) :].count(call) >= self.max_repeats
         ):
             return 0
         return None
@@ -120,25 +121,33 @@ class LoopPolicy(BoundedPolicy):
 
 
 class _History:
-    """The last calls of one rollout, oldest first, each with its operation id."""
+    """The last calls of one rollout, oldest first, each with its operation id.
+
+    Those that were denied here were tried all the same: a cycle goes on until the agent does something else.
+    """
 
     def __init__(self) -> None:
+        self._tried: list[tuple[str | None, str]] = []
         self._made: list[tuple[str | None, str]] = []
         self.denied = 0
 
-    def calls(self) -> list[str]:
+    def tried(self) -> list[str]:
+        return [call for _, call in self._tried]
+
+    def made(self) -> list[str]:
         return [call for _, call in self._made]
 
-    def add(self, operation: str | None, call: str, kept: int) -> None:
-        self._made.append((operation, call))
-        del self._made[:-kept]
+    def add(self, operation: str | None, call: str, kept: int, *, made: bool) -> None:
+        for calls in (self._tried, self._made) if made else (self._tried,):
+            calls.append((operation, call))
+            del calls[:-kept]
 
     def take_back(self, operation: str | None) -> None:
         """Forgets what this operation was counted as: it is being judged again, perhaps in another form."""
-        for at in reversed(range(len(self._made))):
-            if self._made[at][0] == operation:
-                del self._made[at]
-                return
+        for calls in (self._tried, self._made):
+            places = [at for at, (made_by, _) in enumerate(calls) if made_by == operation]
+            if places:
+                del calls[places[-1]]
 
 
 class _Histories(SharedState):
