@@ -15,7 +15,10 @@ from lgov_core.settings import load_settings
 @click.command(
     # Everything after the first word that is not an option of ours belongs to the program.
     context_settings={"allow_interspersed_args": False},
-    epilog=exit_status(Exit.USAGE, Exit.CANNOT_GOVERN, Exit.INTERRUPTED, more="any other status is the program's own"),
+    # Settings that cannot be read are 78 here: they may be the ones that name the policy.
+    epilog=exit_status(
+        Exit.CANNOT_GOVERN, Exit.INTERRUPTED, more="2 wrong usage; any other status is the program's own"
+    ),
 )
 @click.option(
     "--policy", type=click.Path(path_type=Path), help="Policy file. [default: policy.yaml beside the program]"
