@@ -95,12 +95,9 @@ class PathPolicy(BoundedPolicy):
         found = [action.arguments[name] for name in self.arguments if name in action.arguments]
         if not self._named:  # an optional path that was left out names nothing
             found = [value for value in found if value is not None]
-            found += [
-                value
-                for name, inner in action.arguments.items()
-                if name not in self.arguments
-                for value in _within(inner)
-            ]
+            for name, value in action.arguments.items():
+                if isinstance(value, list | tuple) and name not in self.arguments:
+                    found.extend(_within(value))
         try:
             texts = [text for value in found for text in _texts(value)]
         except UnclearPath as unclear:
@@ -167,8 +164,11 @@ class PathPolicy(BoundedPolicy):
 
 
 def _any_of(globs: Sequence[str]) -> Callable[[str], object]:
-    """Whether a name matches one of ``globs``, in one go."""
-    return re.compile("|".join(translate(glob) for glob in globs) or r"(?!)").match
+    """Whether a name matches one of ``globs``, in one go; those that are an ending only (``*.key``) need no pattern."""
+    endings = tuple(glob[1:] for glob in globs if glob[:1] == "*" and len(glob) > 1 and not set(glob[1:]) & set("*?["))
+    others = [translate(glob) for glob in globs if glob[:1] != "*" or glob[1:] not in endings]
+    matches = re.compile("|".join(others) or r"(?!)").match
+    return lambda name: name.endswith(endings) or matches(name)
 
 
 _is_open = _any_of(_OPEN_NAMES)
@@ -185,9 +185,9 @@ def _folder(owner: str, option: str, value: object) -> str:
     return absolute
 
 
-def _within(value: Any) -> Iterator[Any]:
+def _within(values: Sequence[Any]) -> Iterator[Any]:
     """What stands under names that only files and folders have in the mappings of a list: one of several edits, say."""
-    for item in value if isinstance(value, list | tuple) else ():
+    for item in values:
         if isinstance(item, Mapping):
             yield from (item[name] for name in _NAMING_FILES if item.get(name) is not None)
 

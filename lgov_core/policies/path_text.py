@@ -122,7 +122,7 @@ def _name(part: str) -> None:
         raise UnclearPath("path-characters", f"{part!r} is no name.")
     if _DEVICES.fullmatch(part) is not None:
         raise UnclearPath("path-windows", f"{part!r} names a device on some systems; choose another name.")
-    if _SHORT_NAME.fullmatch(part) is not None:  # GIT~1 is .git there
+    if "~" in part and _SHORT_NAME.fullmatch(part) is not None:  # GIT~1 is .git there
         raise UnclearPath("path-windows", f"{part!r} is the short name of another file on some systems; write it out.")
 
 
