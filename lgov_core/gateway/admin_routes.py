@@ -19,6 +19,7 @@ from lgov_core.gateway.metrics import CONTENT_TYPE, Metrics
 
 _MAX_BODY = 64 * 1024
 _LONGEST_DRAIN_S = 3600.0
+_OF_KEYS = frozenset({"rollout_id", "attempt", "expires_at", "final_reward"})
 
 
 class AdminRoutes:
@@ -77,6 +78,8 @@ class AdminRoutes:
         ``expires_at`` is in Unix seconds; ``final_reward`` lets its bearer give the attempt its final reward.
         """
         body = await _object(request)
+        if unknown := sorted(set(body) - _OF_KEYS):  # a wrong word for the expiry would make a key that has none
+            raise EndpointError(f"a key has no {unknown[0]!r}", hint=f"it has {', '.join(sorted(_OF_KEYS))}")
         rollout_id, attempt, judges = body.get("rollout_id"), body.get("attempt"), body.get("final_reward", False)
         if not isinstance(rollout_id, str) or type(attempt) not in (int, type(None)) or not isinstance(judges, bool):
             raise EndpointError("a key is for a 'rollout_id' (text) and an 'attempt' (a number, or null)")

@@ -171,7 +171,7 @@ def test_keys_are_issued_over_the_admin_route(serve):
     asked = {"rollout_id": "r1", "attempt": 1, "final_reward": True, "expires_at": 4e9}
     reply = httpx.post(f"{serving.url}/admin/keys", json=asked, headers={"x-api-key": RING.admin})
     assert reply.json() == {"key": RING.issue("r1", 1, final_reward=True, expires_at=4e9)}
-    of_a = ({"attempt": "1"}, {"attempt": True}, {"expires_at": -1})
+    of_a = ({"attempt": "1"}, {"attempt": True}, {"expires_at": -1}, {"expires": 1})
     for bad in ({}, {"rollout_id": "a/b"}, *({"rollout_id": "a", **one} for one in of_a)):
         assert httpx.post(f"{serving.url}/admin/keys", json=bad, headers={"x-api-key": RING.admin}).status_code == 400
 
