@@ -153,7 +153,9 @@ def serve(
     )
     keys = _keys(settings, admin_keys_file)
     if keys is None and not is_loopback(settings.host):
-        raise SettingsError(f"{settings.host} can be reached from other machines", hint="give --key-secret-file")
+        raise SettingsError(
+            f"{settings.host} can be reached from other machines and no keys were given", hint="give --key-secret-file"
+        )
     limits = Limits(max_running=max_running, max_waiting=max_waiting)
     if show_admin_key and keys is None:
         raise SettingsError("there is no admin key without keys", hint="give --key-secret-file")
