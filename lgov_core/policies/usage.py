@@ -48,9 +48,9 @@ def tokens_used(arguments: Mapping[str, Any]) -> tuple[int, int] | None:
 
 
 def _count(value: object) -> int | None:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < _ABSURD:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
         return None
-    return math.ceil(value)
+    return math.ceil(min(value, _ABSURD))  # a limit beyond all measure is no small one
 
 
 def _with_text_keys(value: Mapping[Any, Any]) -> dict[str, Any]:

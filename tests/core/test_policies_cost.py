@@ -550,3 +550,10 @@ def test_a_file_that_is_something_else_is_refused(tmp_path: Path) -> None:
     path.write_text("not a database, and long enough to be told from an empty one" * 20)
     with pytest.raises(PolicyError, match=r"notes\.txt"):
         CostControlPolicy(max_calls=1, ledger=path)
+
+
+@pytest.mark.parametrize("option", ["max_tokens", "n"])
+@pytest.mark.parametrize("most", [2**40, 10**400, float("inf")], ids=["large", "huge", "endless"])
+def test_a_limit_beyond_all_measure_is_no_small_one(option: str, most: Any, ledger: Any) -> None:
+    policy = CostControlPolicy(max_tokens=1_000_000, ledger=ledger)
+    assert refused(policy.judge(before("op", **{option: most}))) == "token-budget"
