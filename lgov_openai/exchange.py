@@ -170,7 +170,10 @@ class Exchange:
         return instead
 
     def _judge_input(self, current: list[JSON]) -> Generator[Step, Any, Decision | None]:
-        """Judges what the user said since the model spoke last; replaces in ``current`` what is to be replaced."""
+        """Judges what the user said since the model spoke last, and before where nobody here heard it.
+
+        Replaces in ``current`` what is to be replaced.
+        """
         if self._watches:
             return None
         program = self._program
@@ -181,12 +184,19 @@ class Exchange:
             text = self._wire.user_text(entry)
             if text is None:
                 continue
-            if position >= since and text and self._memory.is_new(place := self._prefixes[position + 1]):
+            said_now = position >= since
+            if (
+                text
+                and (said_now or not self._memory.knows(text))
+                and self._memory.is_new(place := self._prefixes[position + 1], refused=not said_now)
+            ):
                 decision: Decision = yield _said(text)
                 if decision.blocks:
                     self._memory.refused(place, decision.tell())
-                    return decision
-                self._memory.heard(place, text, decision.text)
+                    if said_now or decision.abort:
+                        return decision
+                else:
+                    self._memory.heard(place, text, decision.text)
             instead = self._memory.instead_of(text)
             if instead is None and self._memory.refuses:
                 instead = self._memory.refusal(self._prefixes[position + 1])

@@ -143,6 +143,7 @@ class Transcripts:
         self._pending: _Recent[str, list[Pending]] = _Recent()
         self._verdicts: _Recent[Hashable, tuple[str | None]] = _Recent()
         self._heard: _Recent[str, bool] = _Recent()
+        self._allowed: _Recent[tuple[str | None, str], bool] = _Recent()
         self._rewritten: _Recent[tuple[str | None, str], str] = _Recent()
         self._refused: _Recent[str, str] = _Recent()
         self._invented: _Recent[str, tuple[str | None]] = _Recent()
@@ -286,15 +287,21 @@ class Transcripts:
 
     # ------------------------------------------------------------------ the user
 
-    def is_new(self, place: str) -> bool:
-        """Whether the user's text at this place of a transcript has not been judged yet."""
+    def is_new(self, place: str, *, refused: bool = False) -> bool:
+        """Whether the user's text at this place of a transcript has not been let through yet, or ``refused`` either."""
         with self._lock:
-            return self._heard.get(place) is None
+            return self._heard.get(place) is None and not (refused and self._refused.get(place) is not None)
+
+    def knows(self, text: str) -> bool:
+        """Whether this text of the user was let through in this rollout, wherever it stood."""
+        with self._lock:
+            return self._allowed.get((_rollout(), text)) is not None
 
     def heard(self, place: str, text: str, instead: str | None) -> None:
         """Notes that a text of the user was let through, as it was or with another text in its place."""
         with self._lock:
             self._heard.put(place, True)
+            self._allowed.put((_rollout(), text), True)
             self._refused.pop(place)
             if instead is not None:
                 self._rewritten.put((_rollout(), text), instead)

@@ -354,7 +354,7 @@ def test_a_text_that_was_denied_is_sent_with_no_later_request():
             return self.deny("no", "a password") if denied else self.allow("fine")
 
     said, hello = {"role": "user", "content": "hunter2"}, {"role": "user", "content": "hello"}
-    with ScriptedModelServer([says("one"), says("two"), says("three"), says("four")]) as server:
+    with ScriptedModelServer([says("one"), says("two"), says("three"), says("four"), says("5"), says("6")]) as server:
         client = on(server, Governor([NoPasswords()], plugins=[seen]))
         denial = create(client, [said])
         assert "DENIED" in denial.content
@@ -367,4 +367,11 @@ def test_a_text_that_was_denied_is_sent_with_no_later_request():
         assert client.responses.create(model="m", input="so?", previous_response_id=refused.id).output_text == "four"
         assert server.requests[-1].body["previous_response_id"] == first.id
         assert not [request for request in server.requests if "hunter2" in str(request.body)]
-    assert len(seen.decisions(Point.INPUT)) == 6
+        assert len(seen.decisions(Point.INPUT)) == 6
+        # Nor where the transcript comes from somewhere else.
+        elsewhere = on(server, Governor([NoPasswords()], plugins=[seen]))
+        before = [said, {"role": "assistant", "content": "Hm."}, {"role": "user", "content": "early"}]
+        for number in range(2):
+            create(elsewhere, [*before, {"role": "assistant", "content": "Yes?"}, hello])
+            assert len(seen.decisions(Point.INPUT)) == 9, number
+        assert not [request for request in server.requests if "hunter2" in str(request.body)]
