@@ -392,7 +392,7 @@ def test_options_without_meaning_are_refused(record: AuditLog, options: dict[str
         KernelSpace(sql(), record, **options)
 
 
-@pytest.mark.parametrize("recorder", [object(), Mock()], ids=repr)
+@pytest.mark.parametrize("recorder", [object(), Mock()])
 def test_what_records_nothing_is_no_recorder(recorder: Any) -> None:
     with pytest.raises(ArgumentError, match="records no decisions"):
         KernelSpace(sql(), recorder=recorder)
@@ -712,7 +712,7 @@ def test_threads_of_one_kernel_do_not_mix(record: AuditLog) -> None:
 async def _asynchronous(_event: Any) -> None: ...
 
 
-@pytest.mark.parametrize("callback", [None, 5, _asynchronous, lambda: None, lambda one, two, three: None], ids=repr)
+@pytest.mark.parametrize("callback", [None, 5, _asynchronous, lambda: None, lambda one, two, three: None])
 def test_a_callback_that_would_never_hear_of_anything_is_refused(callback: Any) -> None:
     kernel = KernelSpace(policy="strict")
     for register in (kernel.on_policy_violation, kernel.on_signal):
@@ -738,7 +738,7 @@ def test_an_input_that_cannot_be_copied_is_not_run() -> None:
     assert ran == []
 
 
-@pytest.mark.parametrize("target", [None, "", 5, [], b"ro_1", object()], ids=repr)
+@pytest.mark.parametrize("target", [None, "", 5, [], b"ro_1", object()])
 def test_a_signal_to_nobody_is_an_error(target: Any) -> None:
     with pytest.raises(ArgumentError, match="neither a rollout nor an agent"):
         KernelSpace(policy="strict").signal(target, "SIGKILL")

@@ -454,7 +454,6 @@ async def _asynchronous(_violation: Any) -> None: ...
         {"fail_on_violation": "no"},
         {"log_violations": None},
     ],
-    ids=str,
 )
 def test_options_that_would_do_something_else_are_refused(kernel: KernelSpace, options: Any) -> None:
     with pytest.raises(ArgumentError):
