@@ -217,7 +217,7 @@ def _subclasses(base: type) -> Iterator[type]:
 
 def _governed_get_response(inner: Callable[..., Any]) -> Callable[..., Any]:
     from lgov_core.coverage import model_call_covered
-    from lgov_openai_agents.models import ModelRequest, govern_response
+    from lgov_openai_agents.model_calls import ModelRequest, govern_response
 
     @functools.wraps(inner)
     async def get_response(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -235,7 +235,7 @@ def _governed_get_response(inner: Callable[..., Any]) -> Callable[..., Any]:
 
 def _governed_stream_response(inner: Callable[..., Any]) -> Callable[..., Any]:
     from lgov_core.coverage import model_call_covered
-    from lgov_openai_agents.models import ModelRequest, govern_stream
+    from lgov_openai_agents.model_calls import ModelRequest, govern_stream
 
     @functools.wraps(inner)
     async def stream_response(self: Any, *args: Any, **kwargs: Any) -> Any:

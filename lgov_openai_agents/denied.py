@@ -12,7 +12,7 @@ from lgov_core.types import Decision
 from lgov_openai_agents import items
 
 if TYPE_CHECKING:
-    from lgov_openai_agents.models import ModelRequest
+    from lgov_openai_agents.model_calls import ModelRequest
 
 
 def kept_elsewhere(request: ModelRequest) -> bool:

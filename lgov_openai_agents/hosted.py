@@ -19,7 +19,7 @@ from lgov_openai_agents.items import FRAMEWORK
 
 if TYPE_CHECKING:
     from lgov_core.governor import Governor
-    from lgov_openai_agents.models import ModelRequest
+    from lgov_openai_agents.model_calls import ModelRequest
 
 _HOSTED = (CodeInterpreterTool, FileSearchTool, HostedMCPTool, ImageGenerationTool, WebSearchTool)
 

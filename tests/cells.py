@@ -8,7 +8,7 @@ A test builds the agent of its framework against ``cell.server``, runs it under 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,8 @@ from lgov_core.hookspecs import hookimpl
 from lgov_core.policies.base import BoundedPolicy
 from lgov_core.testing import ScriptedCall, ScriptedModelServer, ScriptedReply
 from lgov_core.trace import semconv
-from lgov_core.types import Action, Decision, Effect, Point, Span, ToolOutcome
+from lgov_core.trace.live import LiveSpan
+from lgov_core.types import Action, Decision, Effect, JSONValue, Point, Span, ToolOutcome
 
 #: What the model answers when it has read the denial.
 ANSWER = "I could not erase it."
@@ -83,6 +84,21 @@ class Seen:
 
     def decisions(self, point: Point = Point.PRE_TOOL_CALL) -> list[ObservedDecision]:
         return [e for e in self.events if isinstance(e, ObservedDecision) and e.action.point is point]
+
+
+@contextmanager
+def live_span(
+    governor: Governor, operation: str, name: str = "", attributes: Mapping[str, JSONValue] | None = None
+) -> Generator[LiveSpan]:
+    """A span around the block, as an adapter opens one: active in it, and ended with what the block raised."""
+    span = LiveSpan(governor, operation, name, attributes)
+    try:
+        with span.active():
+            yield span
+    except BaseException as error:
+        span.end(error)
+        raise
+    span.end()
 
 
 class Cell:

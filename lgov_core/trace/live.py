@@ -12,8 +12,8 @@ import contextvars
 import os
 import sys
 import time
-from collections.abc import Generator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -177,21 +177,6 @@ class _Active:
         if self._attached is not None:
             _detach_otel(self._attached)
         _CURRENT.reset(self._token)
-
-
-@contextmanager
-def live_span(
-    observer: SpanObserver, operation: str, name: str = "", attributes: Mapping[str, JSONValue] | None = None
-) -> Generator[LiveSpan]:
-    """A span around the block: active in it, and ended with what the block raised. Not for generators."""
-    span = LiveSpan(observer, operation, name, attributes)
-    try:
-        with span.active():
-            yield span
-    except BaseException as error:
-        span.end(error)
-        raise
-    span.end()
 
 
 # ---------------------------------------------------------------------- OpenTelemetry, if the program uses it

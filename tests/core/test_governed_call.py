@@ -16,10 +16,10 @@ from lgov_core.governor import Governor
 from lgov_core.policies.base import BoundedPolicy
 from lgov_core.store.sqlite import SQLiteStore
 from lgov_core.trace import semconv
-from lgov_core.trace.live import current_span, live_span
+from lgov_core.trace.live import current_span
 from lgov_core.trace.sink import StoreSink
 from lgov_core.types import Action, Decision, Effect, ModelCallFailed, Point
-from tests.cells import Seen
+from tests.cells import Seen, live_span
 
 
 class Rules(BoundedPolicy):

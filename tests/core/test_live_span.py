@@ -13,8 +13,8 @@ import pytest
 from lgov_core.governor import Governor
 from lgov_core.scope import RolloutScope, enter_scope
 from lgov_core.trace import semconv
-from lgov_core.trace.live import LiveSpan, current_span, live_span
-from tests.cells import Seen
+from lgov_core.trace.live import LiveSpan, current_span
+from tests.cells import Seen, live_span
 
 
 @pytest.fixture
@@ -97,8 +97,7 @@ OTEL = """
     {provider}
     from lgov_core.governor import Governor
     from lgov_core.trace import semconv
-    from lgov_core.trace.live import live_span
-    from tests.cells import Seen
+    from tests.cells import Seen, live_span
 
     seen = Seen()
     governor = Governor(plugins=[seen], capture_content=True)

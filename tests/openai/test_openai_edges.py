@@ -21,11 +21,10 @@ from lgov_core.policies.base import BoundedPolicy
 from lgov_core.scope import RolloutScope, enter_scope
 from lgov_core.testing import ScriptedModelServer, ScriptedReply
 from lgov_core.trace import semconv
-from lgov_core.trace.live import live_span
 from lgov_core.types import Action, Decision, ModelCallFailed, Point
 from lgov_openai import arm, arming, disarm, govern_client
 from lgov_openai.plugin import GAPS, lgov_framework
-from tests.cells import ANSWER, NoErasing, Seen, asks, open_cell, says
+from tests.cells import ANSWER, NoErasing, Seen, asks, live_span, open_cell, says
 from tests.openai import openai_programs as programs
 
 USER = {"role": "user", "content": "go"}
