@@ -41,6 +41,8 @@ DYNAMIC = frozenset(
 )
 #: Nodes that hold several words side by side, so that the parser may miss where one ends.
 _LISTS = frozenset({"for_statement", "array", "declaration_command", "file_redirect", "case_statement"})
+#: A character beyond U+FFFF where the parser looks for the digits of a range, ``{1..3}``.
+_FAR_LETTER = re.compile(rb"(\{[0-9.]*)[\xf0-\xf4][\x80-\xbf]{3}")
 _INVISIBLE = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f\u0085\u00a0\u00ad\u1680\u2000-\u200f\u2028-\u202f\u205f-\u2064\u2066-\u206f\u3000\ufeff]"
 )
@@ -58,6 +60,9 @@ def parse_shell(source: bytes) -> Node:
     """The syntax tree of ``source``, read as bash. A parser is not shared, so this may be called from several threads."""
     import tree_sitter
 
+    # The parser looks such a character up in a table of 256, far outside of which the process may end. Another letter of as
+    # many bytes in its place changes nothing in the tree.
+    source = _FAR_LETTER.sub(b"\\1" + "××".encode(), source)
     return tree_sitter.Parser(_language()).parse(source).root_node
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import shutil
 import subprocess
+import sys
 import threading
 from pathlib import Path
 
@@ -142,6 +143,21 @@ def test_it_loads_from_a_document(tmp_path: Path) -> None:
 @given(st.text(max_size=80))
 def test_no_text_raises(text: str) -> None:
     ShellPolicy(cwd="/srv").judge_command(text)
+
+
+def test_no_letter_behind_a_brace_ends_the_process() -> None:
+    """In a process of its own: tree-sitter-bash reads outside of its memory at such a letter."""
+    code = """
+from lgov_core.policies import ShellPolicy
+policy = ShellPolicy(cwd="/srv")
+for text in ("a{%c,b}", "{1%c", "{1..%c}", "{1..2%c", "{%c{%c"):
+    for number in range(0x10000, 0x110000, 4099):
+        policy.judge_command("echo " + text.replace("%c", chr(number)))
+far = chr(0x10FFFF)
+print([policy.judge_command(text + far + "," + far + "}").rule for text in ("echo {", "cat {/etc/shadow,", "rm -rf /{")])
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stdout) == (0, "['', 'shell-secret', 'shell-write']\n"), done.stderr
 
 
 @settings(max_examples=150, deadline=None)
