@@ -20,7 +20,7 @@ from typing import Any, NoReturn
 
 from lgov_core.audit import AuditLog, default_signer
 from lgov_core.errors import ArmError, PolicyDenied, StoreError
-from lgov_core.governed_process import CANNOT_GOVERN, installed_adapters
+from lgov_core.governed_process import end_process, installed_adapters, say
 from lgov_core.governor import Governor, ObservedDecision
 from lgov_core.hookspecs import hookimpl
 from lgov_core.import_guard import FrameworkGuard
@@ -194,9 +194,7 @@ def govern_imports(governor: Governor, refuse: Callable[[str], NoReturn]) -> Fra
 
 def _refuse(reason: str) -> NoReturn:
     """Ends the worker, which must not run what nobody judges. The pool starts no other in its place."""
-    sys.stderr.write(f"lgov: {reason}\n")
-    sys.stderr.flush()
-    os._exit(CANNOT_GOVERN)
+    end_process(lambda: say(reason))
 
 
 async def _main(jobs: int, output: int) -> None:
