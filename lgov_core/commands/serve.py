@@ -7,6 +7,7 @@ import os
 import signal
 import stat
 import threading
+from collections.abc import Generator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,7 +20,9 @@ from lgov_core.settings import Settings, load_settings, without_password
 
 if TYPE_CHECKING:
     from lgov_core.gateway.keys import KeyRing
+    from lgov_core.gateway.limits import Limits
     from lgov_core.gateway.protocol import Engine
+    from lgov_core.gateway.server import EndpointServer
 
 
 _SPEAKS = "chat,completions,embeddings"
@@ -137,7 +140,6 @@ def serve(
     if config or algorithm or folder or resume or gpus is not None:
         raise SettingsError("--config, --algorithm, --gpus, --folder and --resume are for --train", hint="add --train")
     from lgov_core.gateway.limits import Limits
-    from lgov_core.gateway.server import EndpointServer, is_loopback
 
     settings = load_settings(
         {
@@ -151,15 +153,22 @@ def serve(
             "audit": audit,
         }
     )
-    keys = _keys(settings, admin_keys_file)
-    if keys is None and not is_loopback(settings.host):
-        raise SettingsError(
-            f"{settings.host} can be reached from other machines and no keys were given", hint="give --key-secret-file"
-        )
+    keys = _keys(settings, admin_keys_file, shown=show_admin_key)
     limits = Limits(max_running=max_running, max_waiting=max_waiting)
-    if show_admin_key and keys is None:
-        raise SettingsError("there is no admin key without keys", hint="give --key-secret-file")
     engine = _engine(settings, dtype=dtype, upstream_key_env=upstream_key_env, speaks=upstream_speaks)
+    asked_to_stop = _on_sigterm()
+    with _serving(settings, engine, keys, limits, drain_s) as server:
+        _say_where(server, engine, settings, keys if show_admin_key else None, as_json=as_json)
+        asked_to_stop.wait()
+
+
+@contextlib.contextmanager
+def _serving(
+    settings: Settings, engine: Engine, keys: KeyRing | None, limits: Limits, drain_s: int
+) -> Generator[EndpointServer]:
+    """The endpoint, answering calls, with the store and the policy that are set; all of them are closed at the end."""
+    from lgov_core.gateway.server import EndpointServer
+
     with contextlib.ExitStack() as open_things:
         recorded = None
         if settings.store is not None:
@@ -175,7 +184,6 @@ def serve(
 
             gate = open_gate(settings.policy, audit=_made(settings.audit), store=recorded, timeout_s=settings.timeout_s)
             open_things.callback(gate.close)
-        asked_to_stop = _on_sigterm()
         server = EndpointServer(
             [engine],
             recorded,
@@ -186,18 +194,23 @@ def serve(
             port=settings.port,
             drain_s=drain_s,
         )
-        open_things.enter_context(server)
-        admin_key = keys.admin if show_admin_key and keys is not None else None
-        if as_json:
-            about = {"url": server.url, "base_url": server.base_url, "models": list(engine.models)}
-            named = None if settings.policy is None else str(settings.policy)
-            place = None if settings.store is None else without_password(settings.store)
-            write_json({**about, "store": place, "policy": named, "admin_key": admin_key})
-        else:
-            click.echo(f"serving {', '.join(engine.models)} on {server.base_url}")
-            if admin_key is not None:
-                click.echo(f"admin key {admin_key}")
-        asked_to_stop.wait()
+        yield open_things.enter_context(server)
+
+
+def _say_where(
+    server: EndpointServer, engine: Engine, settings: Settings, admin: KeyRing | None, *, as_json: bool
+) -> None:
+    """Writes the address to standard output, and the admin key of ``admin``, if any is to be shown."""
+    admin_key = None if admin is None else admin.admin
+    if as_json:
+        about = {"url": server.url, "base_url": server.base_url, "models": list(engine.models)}
+        named = None if settings.policy is None else str(settings.policy)
+        place = None if settings.store is None else without_password(settings.store)
+        write_json({**about, "store": place, "policy": named, "admin_key": admin_key})
+    else:
+        click.echo(f"serving {', '.join(engine.models)} on {server.base_url}")
+        if admin_key is not None:
+            click.echo(f"admin key {admin_key}")
 
 
 def _given(name: str, value: str) -> str | None:
@@ -217,13 +230,25 @@ def _made(audit: Path | None) -> Path:
     return path
 
 
-def _keys(settings: Settings, admin_keys_file: Path | None) -> KeyRing | None:
+def _keys(settings: Settings, admin_keys_file: Path | None, *, shown: bool) -> KeyRing | None:
+    """The keys that calls need; None where none are set. Raises `SettingsError` where there must be some.
+
+    ``shown``: the admin key is to be shown.
+    """
     from lgov_core.gateway.keys import AdminKeyFile, KeyRing
+    from lgov_core.gateway.server import is_loopback
 
     path = settings.key_secret_file
     if path is None:
         if admin_keys_file is not None:
             raise SettingsError("admin keys without a secret for the others", hint="give --key-secret-file too")
+        if not is_loopback(settings.host):
+            raise SettingsError(
+                f"{settings.host} can be reached from other machines and no keys were given",
+                hint="give --key-secret-file",
+            )
+        if shown:
+            raise SettingsError("there is no admin key without keys", hint="give --key-secret-file")
         return None
     try:
         if os.name == "posix" and path.stat().st_mode & (stat.S_IRWXG | stat.S_IRWXO):

@@ -236,11 +236,11 @@ class Walk:
 
     def _holds_secret(self, node: Node, itself: str = "") -> bool:
         """Whether a value is made of a variable with a secret that the environment, and not the script, has given."""
-        names = (re.match(r"\$\{?([A-Za-z_]\w*)", self._script.words.text(inner)) for inner in every_node(node))
+        variables = (re.match(r"\$\{?([A-Za-z_]\w*)", self._script.words.text(inner)) for inner in every_node(node))
         return any(
             match[1] in self._script.holding
             or (is_secret_variable(match[1]) and (match[1] == itself or match[1] not in self._script.variables))
-            for match in names
+            for match in variables
             if match is not None
         )
 
