@@ -6,6 +6,7 @@ import json
 import sys
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
+from itertools import combinations
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Final
 
@@ -15,9 +16,10 @@ from lgov_core.commands.group import Exit, exit_status, json_option
 from lgov_core.commands.output import write_table
 from lgov_core.commands.transition_formats import FORMATS, write_parquet_for
 from lgov_core.errors import TransitionError
+from lgov_core.whole_file import write_lines
 
 if TYPE_CHECKING:
-    from lgov_core.transitions import Records, Selection, Transition, TransitionSet
+    from lgov_core.transitions import CreditRules, Records, Selection, Transition, TransitionSet
 
 _SQLITE: Final = b"SQLite format 3\0"
 #: Diagnostics that are written out beside their counts.
@@ -94,21 +96,22 @@ def transitions(
     standard input). A glob must match the whole name. With --json an array is written, one transition a line. What
     was found wrong is counted on standard error. Rewards count in full unless --cap bounds them.
     """
-    from lgov_core.transitions import CreditRules, Selection, assign_credit, make_transitions
+    from lgov_core.transitions import Selection, assign_credit, make_transitions
 
     tabular = not chains and form in (None, "verl")
     if out is not None and (out.suffix not in (".jsonl", ".parquet") or (out.suffix == ".parquet" and not tabular)):
         raise click.UsageError("--out takes a .jsonl file" + (" or a .parquet file" if tabular else ""))
     if form is not None and (chains or not (out or as_json)):
         raise click.UsageError("--format goes with --out or --json, and not with --chains")
+    _require_different(source, out, diagnostics)
+    rules = _rules(credit, discount, caps)
     selection = Selection(agents, models, dict(map(_pair, attributes)))
     records = _records(source, rollouts)
     data = make_transitions(records, selection, keep_infrastructure=include_infrastructure)
     if credit != "none":
-        bounds = {name: _cap(name, bound) for name, bound in map(_pair_of_cap, caps)}
-        data = assign_credit(data, CreditRules(scheme=credit, discount=discount, air_cap=None, caps=bounds))
+        data = assign_credit(data, rules)
     if diagnostics is not None:
-        _write_file(diagnostics, json.dumps(_diagnostics(data), indent=2))
+        write_lines(diagnostics, [json.dumps(_diagnostics(data), indent=2)], TransitionError)
     rows, left_out = (_rows(data.transitions, chains), {}) if form is None else FORMATS[form](records, data)
     if out is not None:
         _write_rows(out, form, data, rows)
@@ -133,11 +136,13 @@ def _records(source: str, rollouts: Sequence[str]) -> Records:
 
     from lgov_core.commands.recorded import opened_store
     from lgov_core.transitions import read_spans, read_store
+    from lgov_core.transitions.records import of_rollouts
     from lgov_core.transitions.span_files import read_span_lines
 
     if source != "-" and ("://" in source or _is_sqlite(source)):
         with opened_store(source) as store:
-            return read_store(store, list(rollouts) or None)
+            records = read_store(store, list(rollouts) or None)
+        return of_rollouts(records, rollouts) if rollouts else records
     try:
         if source == "-":
             spans, found = read_span_lines(sys.stdin.buffer, "standard input")
@@ -150,7 +155,7 @@ def _records(source: str, rollouts: Sequence[str]) -> Records:
         ) from error
     records = read_spans(spans)
     if rollouts:
-        records = replace(records, rollouts=tuple(one for one in records.rollouts if one.rollout_id in rollouts))
+        records = of_rollouts(records, rollouts)
     return replace(records, diagnostics=(*records.diagnostics, *found))
 
 
@@ -158,6 +163,21 @@ def _is_sqlite(path: str) -> bool:
     with suppress(OSError), Path(path).open("rb") as file:
         return file.read(len(_SQLITE)) == _SQLITE
     return False
+
+
+def _rules(credit: str, discount: float, caps: Sequence[str]) -> CreditRules:
+    """How credit is assigned; a scheme that nobody has is wrong usage, and said before anything is read."""
+    from lgov_core.transitions import CreditRules
+    from lgov_core.transitions.credit_plugins import check_known
+
+    bounds = {name: _cap(name, bound) for name, bound in map(_pair_of_cap, caps)}
+    try:
+        rules = CreditRules(scheme=credit, discount=discount, air_cap=None, caps=bounds)
+        if credit != "none":
+            check_known(rules, None)
+    except TransitionError as error:
+        raise click.UsageError(str(error)) from error
+    return rules
 
 
 def _pair(text: str) -> tuple[str, str]:
@@ -214,11 +234,14 @@ def _write_rows(out: Path, form: str | None, data: TransitionSet, rows: Sequence
         write_jsonl(rows, out)
 
 
-def _write_file(path: Path, text: str) -> None:
-    try:
-        path.write_text(text + "\n", encoding="utf-8")
-    except OSError as error:
-        raise TransitionError(f"{path} cannot be written: {error.strerror}", hint="choose another place") from error
+def _require_different(source: str, out: Path | None, diagnostics: Path | None) -> None:
+    """Refuses to write over what is read, and two things to one file."""
+    names = [("the source", Path(source)), ("--out", out), ("--diagnostics", diagnostics)]
+    named = [(what, path) for what, path in names if path is not None]
+    for (one, path), (other, also) in combinations(named, 2):
+        with suppress(OSError):
+            if path.resolve() == also.resolve() or path.samefile(also):
+                raise click.UsageError(f"{one} and {other} are the same file, {also}")
 
 
 def _diagnostics(data: TransitionSet) -> dict[str, Any]:

@@ -19,7 +19,6 @@ from lgov_core.gateway.metrics import CONTENT_TYPE, Metrics
 
 _MAX_BODY = 64 * 1024
 _LONGEST_DRAIN_S = 3600.0
-_OF_KEYS = frozenset({"rollout_id", "attempt", "expires_at", "final_reward"})
 
 
 class AdminRoutes:
@@ -56,7 +55,7 @@ class AdminRoutes:
         ``drain_s`` (60) is how long it waits for that; ``drained`` in the answer says whether they have. ``reason`` is
         told to those who wait too long, with the advice to come back after ``retry_after_s`` (5) seconds.
         """
-        body = await _object(request)
+        body = await _object(request, "drain_s", "reason", "retry_after_s")
         drain_s = _number(body, "drain_s", 60.0, high=_LONGEST_DRAIN_S)
         retry_after_s = _number(body, "retry_after_s", 5.0, high=3600.0)
         reason = body.get("reason")
@@ -66,7 +65,7 @@ class AdminRoutes:
 
     async def resume(self, request: Request) -> Response:
         """``POST /admin/resume``: lets calls in again; ``weights_version`` (a whole number) is recorded with each."""
-        body = await _object(request)
+        body = await _object(request, "weights_version")
         version = body.get("weights_version")
         if version is not None and (not isinstance(version, int) or isinstance(version, bool) or version < 0):
             raise EndpointError("'weights_version' must be a whole number from 0")
@@ -77,9 +76,7 @@ class AdminRoutes:
 
         ``expires_at`` is in Unix seconds; ``final_reward`` lets its bearer give the attempt its final reward.
         """
-        body = await _object(request)
-        if unknown := sorted(set(body) - _OF_KEYS):  # a wrong word for the expiry would make a key that has none
-            raise EndpointError(f"a key has no {unknown[0]!r}", hint=f"it has {', '.join(sorted(_OF_KEYS))}")
+        body = await _object(request, "rollout_id", "attempt", "expires_at", "final_reward")
         rollout_id, attempt, judges = body.get("rollout_id"), body.get("attempt"), body.get("final_reward", False)
         if not isinstance(rollout_id, str) or type(attempt) not in (int, type(None)) or not isinstance(judges, bool):
             raise EndpointError("a key is for a 'rollout_id' (text) and an 'attempt' (a number, or null)")
@@ -95,7 +92,8 @@ class AdminRoutes:
         return Response(self._metrics.exposition(), headers={"content-type": CONTENT_TYPE})
 
 
-async def _object(request: Request) -> Mapping[str, Any]:
+async def _object(request: Request, *known: str) -> Mapping[str, Any]:
+    """The body, with no field but those ``known``: a wrong word would make a key without expiry, or lose a version."""
     raw = await read_body(request, _MAX_BODY)
     try:
         body: Any = json.loads(raw or b"{}")
@@ -103,6 +101,8 @@ async def _object(request: Request) -> Mapping[str, Any]:
         raise EndpointError(f"the request is not JSON: {error}") from error
     if not isinstance(body, dict):
         raise EndpointError("the request must be a JSON object")
+    if unknown := sorted(set(body) - set(known)):
+        raise EndpointError(f"there is no field {unknown[0]!r} here", hint=f"there are {', '.join(sorted(known))}")
     return body
 
 

@@ -245,7 +245,9 @@ class _Work:
             if self._need_logprobs:
                 return False
         elif len(logprobs) != len(call.response_ids) or not _all_finite(logprobs):
-            found.append(Diagnostic(Finding.LENGTHS_DIFFER, call.response_id))
+            counts = f"{len(call.response_ids)} tokens, {len(logprobs)} log-probabilities"
+            told = "a log-probability is not finite" if len(logprobs) == len(call.response_ids) else counts
+            found.append(Diagnostic(Finding.LENGTHS_DIFFER, call.response_id, told))
             return False
         if call.finish_reason in _CUT_OFF:
             found.append(Diagnostic(Finding.TRUNCATED_REPLY, call.response_id))

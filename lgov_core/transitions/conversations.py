@@ -29,19 +29,40 @@ ConversationReader: TypeAlias = Callable[[CapturedCall], Conversation | None]
 def chat_conversation(call: CapturedCall) -> Conversation | None:
     """A call of the chat completions route as a conversation; None for calls of other routes and broken bodies.
 
-    A `ConversationReader`. The reply is that of the call's own ``choice``.
+    A `ConversationReader`. The reply is that of the call's own ``choice``. A call that only spans show has its reply as
+    they say it: messages, one a choice.
     """
     if call.route != "chat":
         return None
-    messages, choices = call.request.get("messages"), call.response.get("choices")
-    if not isinstance(messages, Sequence) or not isinstance(choices, Sequence):
+    messages, reply = call.request.get("messages"), _reply(call)
+    if not isinstance(messages, Sequence) or reply is None or not all(map(_is_message, (*messages, reply))):
         return None
-    for position, choice in enumerate(choices):
-        if isinstance(choice, Mapping) and choice.get("index", position) == call.choice:
-            reply = choice.get("message")
-            if isinstance(reply, Mapping):
-                return Conversation(tuple(messages), _said(reply), tuple(call.request.get("tools") or ()))
-    return None
+    return Conversation(tuple(messages), _said(reply), tuple(call.request.get("tools") or ()))
+
+
+def _reply(call: CapturedCall) -> Message | None:
+    choices, told = call.response.get("choices"), call.response.get("messages")
+    reply: Any = None
+    if isinstance(choices, Sequence):
+        for position, choice in enumerate(choices):
+            if isinstance(choice, Mapping) and choice.get("index", position) == call.choice:
+                reply = choice.get("message")
+                break
+    elif isinstance(told, Sequence) and told:
+        reply = told[0] if len(told) == 1 else told[call.choice] if call.choice < len(told) else None
+    if not isinstance(reply, Mapping) or reply.get("role", "assistant") != "assistant":
+        return None
+    return {"role": "assistant", **{name: said for name, said in reply.items() if name != "finish_reason"}}
+
+
+def _is_message(message: Any) -> bool:
+    """Whether it has the form of a chat message. Those of spans are anybody's, and have parts where they did not fit."""
+    if not isinstance(message, Mapping) or not isinstance(message.get("role"), str) or "parts" in message:
+        return False
+    calls = message.get("tool_calls") or ()
+    return isinstance(calls, Sequence) and all(
+        isinstance(call, Mapping) and isinstance(call.get("function") or {}, Mapping) for call in calls
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -151,7 +151,8 @@ def _credit(rollouts: Rollouts, rules: CreditRules, scheme: Scheme) -> Turns:
 
 def _returns(rollout: Sequence[Transition], rules: CreditRules) -> list[float]:
     """The return of each turn: from it on, or the whole return for the schemes that give every turn the same."""
-    values = returns_to_go(_bounded(rollout, _scales(rollout, rules)), rules.discount)
+    discount = 1.0 if rules.scheme == "flow_grpo" else rules.discount  # its returns are undiscounted
+    values = returns_to_go(_bounded(rollout, _scales(rollout, rules)), discount)
     if not all(map(math.isfinite, values)):
         raise TransitionError(
             f"rollout {rollout[0].rollout_id} earned {values[0]}, which is no finite number",

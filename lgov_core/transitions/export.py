@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,10 +10,11 @@ from typing import Any
 from lgov_core.errors import TransitionError
 from lgov_core.transitions.values import SCHEMA_VERSION, Transition
 from lgov_core.types import Outcome
+from lgov_core.whole_file import whole_file
 
 
 def write_jsonl(records: Iterable[Mapping[str, Any]], path: str | Path) -> Path:
-    """Writes one JSON object a line, whole or not at all. Raises `TransitionError`."""
+    """Writes one JSON object a line, as a `whole_file` in a folder that is made if need be. Raises `TransitionError`."""
     target = Path(path)
 
     def write(partial: Path) -> None:
@@ -26,7 +26,7 @@ def write_jsonl(records: Iterable[Mapping[str, Any]], path: str | Path) -> Path:
 
 
 def write_parquet(transitions: Sequence[Transition], path: str | Path) -> Path:
-    """Writes one row per transition (`Transition.as_row`) to a Parquet file, whole or not at all.
+    """Writes one row per transition (`Transition.as_row`) to a Parquet file, as `write_jsonl` does.
 
     Rewards, logprobs and advantages are written as 64-bit floats, never rounded. Raises `TransitionError`. Needs
     the extra ``train`` (pyarrow).
@@ -92,7 +92,7 @@ def _transition(row: Mapping[str, Any]) -> Transition:
 def write_table(
     rows: Sequence[Mapping[str, Any]], columns: Callable[[Any], list[tuple[str, Any]]], path: str | Path
 ) -> Path:
-    """Writes ``rows`` to a Parquet file, whole or not at all. ``columns`` gets pyarrow and says names and types.
+    """Writes ``rows`` to a Parquet file, as `write_jsonl` does. ``columns`` gets pyarrow and says names and types.
 
     Raises `TransitionError`. Needs the extra ``train`` (pyarrow).
     """
@@ -106,19 +106,12 @@ def write_table(
 
 
 def _whole(target: Path, write: Callable[[Path], None]) -> Path:
-    partial = target.with_name(target.name + ".partial")
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            write(partial)
-            os.replace(partial, target)
-        except BaseException:
-            partial.unlink(missing_ok=True)
-            raise
     except OSError as error:
-        raise TransitionError(
-            f"{target} could not be written: {error}", hint="free some space or choose another place"
-        ) from error
+        raise TransitionError(f"{target} cannot be written: {error}", hint="name another place") from error
+    with whole_file(target, TransitionError) as beside:
+        write(beside)
     return target
 
 

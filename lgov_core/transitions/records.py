@@ -6,6 +6,7 @@ from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
+from lgov_core.errors import TransitionError
 from lgov_core.store.protocol import TraceStore
 from lgov_core.trace.mapping import canonical
 from lgov_core.transitions.collector import collector_paused
@@ -37,6 +38,37 @@ class Records:
         default_factory=dict[tuple[str | None, str], str], repr=False, compare=False
     )
     tree: SpanTree = field(default=_NO_TREE, repr=False, compare=False)
+
+
+def of_rollouts(records: Records, rollout_ids: Sequence[str]) -> Records:
+    """What ``records`` hold of the given rollouts. Spans stay: what they say of a call may stand above it.
+
+    Raises `TransitionError` for one of which they hold nothing.
+    """
+    everything = (records.rollouts, records.attempts, records.calls, records.rewards, records.spans)
+    known = {one.rollout_id for values in everything for one in values}
+    if missing := sorted({*rollout_ids} - known):
+        raise TransitionError(
+            f"nothing is recorded of rollout {', '.join(missing)}", hint="look for the id as it was written"
+        )
+    chosen = frozenset(rollout_ids)
+    calls = tuple(one for one in records.calls if one.rollout_id in chosen)
+    targets = {("", one.response_id) for one in calls} | {(tool, "") for one in calls for tool in one.tool_call_ids}
+
+    def is_theirs(one: Reward) -> bool:
+        if one.rollout_id is not None:
+            return one.rollout_id in chosen
+        return ("", one.response_id) in targets or (one.tool_call_id, "") in targets
+
+    others = {one.rollout_id for one in records.rollouts} - chosen
+    return replace(
+        records,
+        rollouts=tuple(one for one in records.rollouts if one.rollout_id in chosen),
+        attempts=tuple(one for one in records.attempts if one.rollout_id in chosen),
+        calls=calls,
+        rewards=tuple(filter(is_theirs, records.rewards)),
+        diagnostics=tuple(one for one in records.diagnostics if one.subject not in others),
+    )
 
 
 def read_spans(spans: Iterable[Span]) -> Records:

@@ -120,8 +120,8 @@ class SpanReading:
             else:
                 if not inner:  # of spans inside each other the outermost says how the attempt ended
                     seen.outcomes.add(outcome)
-        if semconv.TASK_ID in attributes:
-            self._tasks.setdefault(rollout_id, set()).add(str(attributes[semconv.TASK_ID]))
+        if (task_id := attributes.get(semconv.TASK_ID)) not in (None, ""):  # no text is no task that others share
+            self._tasks.setdefault(rollout_id, set()).add(str(task_id))
         if semconv.RUN_ID in attributes:
             self._runs.setdefault(rollout_id, set()).add(str(attributes[semconv.RUN_ID]))
 

@@ -22,8 +22,8 @@ def reward_of_span(span: Span, place: Place) -> Reward:
     draft.dimension = str(get(semconv.REWARD_DIMENSION) or "task")
     draft.rollout_id = place.rollout_id
     draft.attempt = place.attempt
-    draft.response_id = text_of(get(semconv.RESPONSE_ID))
-    draft.tool_call_id = text_of(get(semconv.TOOL_CALL_ID))
+    draft.response_id = _named(get(semconv.RESPONSE_ID))
+    draft.tool_call_id = _named(get(semconv.TOOL_CALL_ID))
     draft.source = str(get(semconv.REWARD_SOURCE) or "")
     draft.reward_id = _id(span)
     draft.choice = choice if type(choice) is int else None
@@ -51,11 +51,16 @@ def _id(span: Span) -> str:
     return span.span_id if span.trace_id is None else f"{span.trace_id}:{span.span_id}"
 
 
+def _named(value: object) -> str | None:
+    """The id that a reward names. What is no text is an id all the same: it names something, if only what is not there."""
+    return text_of(value) if value is None or isinstance(value, str) else str(value)
+
+
 def _judged(event: SpanEvent, target: Reward) -> Reward:
     """The reward of an event, on the target that it names itself, or else on ``target``."""
     told = event.attributes
     choice = told.get(semconv.CHOICE)
-    response_id, tool_call = text_of(told.get(semconv.RESPONSE_ID)), text_of(told.get(semconv.TOOL_CALL_ID))
+    response_id, tool_call = _named(told.get(semconv.RESPONSE_ID)), _named(told.get(semconv.TOOL_CALL_ID))
     if response_id is not None or tool_call is not None:
         target = replace(target, response_id=response_id, tool_call_id=tool_call, choice=None)
     return replace(

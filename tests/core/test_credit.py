@@ -170,6 +170,8 @@ def test_flow_grpo_is_the_outcome_in_deviations_and_weighs_rollouts_turns_and_to
     # 1 / (4 rollouts x 2 turns x 3 tokens), 1 / (4 x 2 x 1 token that counts), 1 / (4 x 1 x 2).
     assert [one.loss_weight for one in credited[:3]] == pytest.approx([1 / 24, 1 / 8, 1 / 8])
     assert [one.value_to_go for one in credited[:3]] == [1.0, 1.0, 0.0]
+    # Its return is undiscounted, so a discount changes neither the credit nor the return that is shown.
+    assert assign_credit(data, replace(OPEN, scheme="flow_grpo", discount=0.5)).transitions == credited
 
 
 @given(st.lists(st.lists(st.integers(-8, 8), min_size=1, max_size=4), min_size=2, max_size=5))

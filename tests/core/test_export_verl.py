@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from lgov_core.errors import TransitionError
+from lgov_core.store.sqlite import SQLiteStore
 from lgov_core.transitions import TransitionSet, assign_credit
 from lgov_core.transitions.export import write_jsonl
 from lgov_core.transitions.export_verl import transfer_queue_batch, verl_rows, verl_tensors, write_verl_parquet
@@ -120,5 +121,18 @@ def test_lines_are_written_whole_or_not_at_all(tmp_path: Path) -> None:
     assert path.read_text("utf-8") == '{"a":1}\n{"b":"ü"}\n'
     assert [one.name for one in path.parent.iterdir()] == ["lines.jsonl"]
     (tmp_path / "file").write_text("")
-    with pytest.raises(TransitionError, match="could not be written"):
+    with pytest.raises(TransitionError, match="cannot be written"):
         write_jsonl([], tmp_path / "file" / "lines.jsonl")
+
+
+def test_what_is_no_ordinary_file_is_not_written_over(tmp_path: Path) -> None:
+    link = tmp_path / "link.jsonl"
+    link.symlink_to(tmp_path / "lines.jsonl")
+    database = tmp_path / "store.jsonl"
+    SQLiteStore(database).close()
+    was = database.read_bytes()
+    for path, said in ((link, "a symbolic link"), (database, "a database")):
+        with pytest.raises(TransitionError, match=said):
+            write_jsonl([{"a": 1}], path)
+    assert link.is_symlink()
+    assert database.read_bytes() == was

@@ -117,3 +117,121 @@ def test_what_makes_no_sense_is_refused(given: list[str], said: str, recorded: s
     done = run(recorded, *given)
     assert done.exit_code != 0
     assert said in done.output + str(done.exception)
+
+
+# ---------------------------------------------------------------------- files of spans
+
+
+def file_of_spans(path: Path) -> str:
+    """Two rollouts of one task, as somebody writes them down by hand: messages in two forms, rewards, no adapter."""
+    spans: list[dict[str, Any]] = []
+
+    def add(name: str, attributes: dict[str, Any]) -> None:
+        listed = [{"key": key, "value": value_of(value)} for key, value in attributes.items()]
+        times = {"startTimeUnixNano": str(len(spans)), "endTimeUnixNano": str(len(spans) + 1)}
+        spans.append(
+            {"traceId": "a" * 32, "spanId": f"{len(spans) + 1:016x}", "name": name, "attributes": listed, **times}
+        )
+
+    asked = [{"role": "user", "content": "Who?"}]
+    in_parts = [{"role": "user", "parts": [{"type": "text", "content": "Who?"}]}]
+    replies = (
+        ("r1", asked, {"role": "assistant", "content": "Anna."}, 7, 1.0, "succeeded"),
+        ("r2", in_parts, {"parts": [{"type": "text", "content": "Bob."}], "finish_reason": "stop"}, 8, 0.0, "failed"),
+    )
+    for rollout, said, reply, token, value, outcome in replies:
+        whose = {"lgov.rollout_id": rollout, "lgov.task_id": "t"}
+        call = {
+            "gen_ai.operation.name": "chat",
+            "gen_ai.response.id": f"{rollout}-c",
+            "gen_ai.input.messages": json.dumps(said),
+            "gen_ai.output.messages": json.dumps([{"role": "assistant", **reply}]),
+            "lgov.prompt_token_ids": [1, 2],
+            "lgov.response_token_ids": [token],
+            "lgov.response_logprobs": [-0.5],
+        }
+        add("chat m", whose | call)
+        add("lgov.rollout", {**whose, "lgov.outcome": outcome})
+        add("lgov.reward", {**whose, "lgov.reward.value": value})
+    path.write_text(json.dumps({"resourceSpans": [{"scopeSpans": [{"spans": spans}]}]}) + "\n")
+    return str(path)
+
+
+def value_of(value: Any) -> dict[str, Any]:
+    if isinstance(value, list):
+        return {"arrayValue": {"values": [value_of(one) for one in value]}}
+    return {{str: "stringValue", int: "intValue", float: "doubleValue"}[type(value)]: value}
+
+
+def test_messages_that_only_spans_say_become_records(tmp_path: Path) -> None:
+    source = file_of_spans(tmp_path / "spans.jsonl")
+    (conversation,) = told(source, "--format", "sft")
+    said = [{"role": "user", "content": "Who?"}, {"role": "assistant", "content": "Anna."}]
+    assert (conversation["messages"], conversation["trained"]) == (said, [1])
+    (pair,) = told(source, "--format", "preferences")
+    assert (pair["chosen"], pair["rejected"]) == ([said[1]], [{"role": "assistant", "content": "Bob."}])
+    attempts = {row["rollout_id"]: row for row in told(source, "--format", "prompts")}
+    assert attempts["r2"]["threads"][0]["messages"] == [said[0], {"role": "assistant", "content": "Bob."}]
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [
+        '["Who?"]',
+        '[{"content": "Who?"}]',
+        '[{"role": "user", "tool_calls": ["f"]}]',
+        '[{"role": "user", "tool_calls": [{"function": "f"}]}]',
+        '[{"role": "user", "parts": [{"type": "blob"}]}]',
+    ],
+)
+def test_what_are_no_messages_is_counted(broken: str, tmp_path: Path) -> None:
+    source = Path(file_of_spans(tmp_path / "spans.jsonl"))
+    asked = json.dumps(json.dumps([{"role": "user", "content": "Who?"}]))
+    assert asked in source.read_text()
+    source.write_text(source.read_text().replace(asked, json.dumps(broken)))
+    done = run(str(source), "--format", "sft", "--json")
+    assert (done.exit_code, json.loads(done.stdout)) == (0, [])
+    assert "left out, no_messages: 1" in done.stderr
+
+
+def test_of_a_chosen_rollout_nothing_is_said_of_others(recorded: str, tmp_path: Path) -> None:
+    for source, name in ((file_of_spans(tmp_path / "spans.jsonl"), "r2"), (recorded, "r2")):
+        done = run(source, "--rollout", name, "--credit", "none", "--json", "--strict")
+        assert (done.exit_code, {row["rollout_id"] for row in json.loads(done.stdout)}) == (0, {name}), done.stderr
+        gone = run(source, "--rollout", name, "--rollout", "gone", "--json")
+        assert gone.exit_code == 1
+        assert json.loads(gone.stderr)["error"]["message"] == "nothing is recorded of rollout gone"
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (["--credit", "nothing"], "no credit scheme 'nothing'"),
+        (["--discount", "nan"], "discount is nan"),
+        (["--cap", "air=x", "--credit", "none"], "takes a finite number"),
+    ],
+)
+def test_wrong_words_are_wrong_usage(given: list[str], said: str, recorded: str) -> None:
+    done = run(recorded, *given)
+    assert (done.exit_code, said in done.stderr) == (2, True)
+
+
+def test_nothing_is_written_over_what_is_read_or_written(recorded: str, tmp_path: Path) -> None:
+    source = file_of_spans(tmp_path / "spans.jsonl")
+    was = Path(source).read_bytes()
+    same, link, new = tmp_path / "same.jsonl", tmp_path / "link.jsonl", str(tmp_path / "new.jsonl")
+    same.hardlink_to(source)
+    link.symlink_to(source)
+    for wrong in (
+        [source, "--out", source],
+        [source, "--out", str(same)],
+        [source, "--diagnostics", str(link)],
+        [source, "--out", new, "--diagnostics", new],
+    ):
+        done = run(*wrong)
+        assert (done.exit_code, "are the same file" in done.stderr) == (2, True), wrong
+    assert Path(source).read_bytes() == was
+    assert not Path(new).exists()
+    store = Path(recorded).read_bytes()
+    assert "is a database" in run(source, "--diagnostics", recorded).stderr
+    assert Path(recorded).read_bytes() == store

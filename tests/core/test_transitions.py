@@ -127,6 +127,16 @@ def test_a_call_that_cannot_be_trained_on_is_a_finding(call: CapturedCall, findi
     assert data.counts()[finding] == 1
 
 
+@pytest.mark.parametrize(
+    ("logprobs", "said"),
+    [((-0.1,), "2 tokens, 1 log-probabilities"), ((-0.1, float("-inf")), "a log-probability is not finite")],
+)
+def test_it_says_why_log_probabilities_cannot_be_used(logprobs: tuple[float, ...], said: str) -> None:
+    call = captured("a", 0, logprobs=logprobs)
+    data = assemble([rollout("a")], [attempt("a")], [call, captured("a", 1)], [task_reward("a", 1.0)])
+    assert [one.detail for one in data.diagnostics if one.finding is Finding.LENGTHS_DIFFER] == [said]
+
+
 def test_unknown_targets_missing_rewards_truncation_and_mixed_weights_are_findings() -> None:
     data = assemble(
         [rollout("a")],

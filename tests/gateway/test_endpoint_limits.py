@@ -169,6 +169,15 @@ def test_a_pause_that_lasts_too_long_is_a_503_with_advice(serve):
     assert httpx.post(f"{serving.base_url}/chat/completions", json=BODY).status_code == 200
 
 
+@pytest.mark.parametrize(("route", "body"), [("pause", {"drain": 1}), ("resume", {"version": 7})])
+def test_a_field_that_is_not_known_is_refused(serve, route, body):
+    serving = serve([])
+    refused = httpx.post(f"{serving.url}/admin/{route}", json=body)
+    assert refused.status_code == 400
+    assert f"no field '{next(iter(body))}'" in refused.json()["error"]["message"]
+    assert httpx.get(f"{serving.url}/admin/state").json()["paused"] is False
+
+
 async def test_places_go_from_hand_to_hand_when_who_waits_is_cancelled():
     from lgov_core.gateway.admission import Admission
 
