@@ -435,7 +435,7 @@ def test_nothing_is_exported_of_a_rollout_that_is_not_there(folder: Path) -> Non
 def test_an_unknown_credit_scheme_is_told_also_where_there_is_nothing_to_credit() -> None:
     open_store("store.sqlite").close()
     result = lgov("transitions", "store.sqlite", "--credit", "gigp")
-    assert result.exit_code == Exit.FINDING
+    assert result.exit_code == Exit.USAGE
     assert "there is no credit scheme 'gigp'" in result.stderr
 
 
