@@ -18,7 +18,10 @@ if TYPE_CHECKING:
 #: Commands that put what they read into the variables they are given, and those that leave a variable empty.
 _FILLING = ({"read"}, {"mapfile"}, {"readarray"}, {"getopts"}, {"printf", "-v"}, {"wait", "-p"})
 _EMPTYING = ("local ", "declare ", "typeset ")
-_ASSIGNING = re.compile(r"\$\{([A-Za-z_]\w*):?=")
+#: An expansion that gives the variable it asks for a value, where that has none.
+ASSIGNING = re.compile(r"\$\{([A-Za-z_]\w*):?=")
+#: Names in a text that another reading will run, but for those that are only asked (``$x``): it may give them a value.
+_NAMED = re.compile(r"(?<![$\w{])[A-Za-z_]\w*|(?<=\{)[A-Za-z_]\w*(?=:?=)")
 #: A text that may stand in more folders than this may stand anywhere.
 MAX_FOLDERS = 64
 _LOOPS = frozenset({"while_statement", "for_statement", "c_style_for_statement"})
@@ -49,7 +52,7 @@ class Values:
                     self._loop_variable(node)
                 elif node.type in ("command", "declaration_command", "unset_command"):
                     self._filled(node)
-                elif node.type == "expansion" and (match := _ASSIGNING.match(self.words.text(node))):
+                elif node.type == "expansion" and (match := ASSIGNING.match(self.words.text(node))):
                     self._may_be(match[1], [UNKNOWN])
         for name, values in self.variables.items():
             if values != before.get(name, values):
@@ -133,7 +136,7 @@ class Values:
             for name in (*names, "REPLY"):
                 self._may_be(name, [UNKNOWN])
         if {"eval", "trap"}.intersection(texts):
-            for name in re.findall(r"[A-Za-z_]\w*", self.words.text(node)):
+            for name in _NAMED.findall(self.words.text(node)):
                 self._may_be(name, [UNKNOWN])
         self._handed_on(node, parts)
 

@@ -13,6 +13,7 @@ from lgov_core.policies.shell_handed_on import check_stages, check_substitution
 from lgov_core.policies.shell_known import JUDGES
 from lgov_core.policies.shell_places import Refused
 from lgov_core.policies.shell_syntax import DYNAMIC, HOLDERS, REDIRECTS, WORDS, every_node, nodes_of
+from lgov_core.policies.shell_values import ASSIGNING
 from lgov_core.policies.shell_words import UNKNOWN
 
 if TYPE_CHECKING:
@@ -82,6 +83,9 @@ class Walk:
             raise Refused(
                 "shell-unclear", "Indirect and transforming expansions are not followed; write the value out."
             )
+        given = ASSIGNING.match(self._script.words.text(node)) if node.type == "expansion" else None
+        if given is not None and self._holds_secret(node, given[1]):
+            self._script.holding.add(given[1])
 
     def _check_told(self, node: Node) -> None:
         """Judges the words that a substitution puts into a command by way of ``echo`` or ``printf``."""

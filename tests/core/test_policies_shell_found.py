@@ -66,6 +66,15 @@ for t in $GITHUB_TOKEN; do echo $t; done
 git commit --allow-empty -m "$GITHUB_TOKEN"
 awk -v t="$GITHUB_TOKEN" 'BEGIN{print t}'
 command echo $GITHUB_TOKEN
+GITHUB_TOKEN=$GITHUB_TOKEN; echo $GITHUB_TOKEN
+X=$GITHUB_TOKEN; bash -c 'echo $X'
+eval 'X=$GITHUB_TOKEN'; echo $X
+eval 'echo ${GITHUB_TOKEN}'
+trap 'echo $GITHUB_TOKEN' EXIT
+: ${X:=$GITHUB_TOKEN}; echo $X
+: ${GITHUB_TOKEN:=none}; echo $GITHUB_TOKEN
+f=a.txt; eval ': ${f:=/etc/shadow}'; cat $f
+f=a.txt; eval 'x=${y}; f=/etc/shadow'; cat $f
 """
 
 ALLOWED = r"""
@@ -99,6 +108,8 @@ git commit -m 'Read GITHUB_TOKEN from the environment'
 grep -rn GITHUB_TOKEN .github
 test -z "$GITHUB_TOKEN" || echo there
 for token in a b; do echo $token; done
+: ${X:=a}; echo $X
+eval 'GITHUB_TOKEN=a'; echo $GITHUB_TOKEN
 echo "${#GITHUB_TOKEN}"
 [ -n "$GITHUB_TOKEN" ] && echo set
 echo ${GITHUB_TOKEN:+set}
@@ -120,6 +131,19 @@ POLICY = ShellPolicy(cwd="/srv/desk", writable=["/srv/desk"])
 @pytest.mark.parametrize("command", DENIED.strip().splitlines())
 def test_what_shows_a_secret_is_denied(command: str) -> None:
     assert POLICY.judge_command(command).rule == "shell-secret"
+
+
+@pytest.mark.parametrize(
+    ("command", "line"),
+    [
+        ('while read f; do cat "$f"; done <<E', "/etc/shadow"),
+        ("xargs cat <<E", "/etc/shadow"),
+        ("cat <<E", "$GITHUB_TOKEN"),
+        ("tee f <<E | cat", "$GITHUB_TOKEN"),
+    ],
+)
+def test_a_secret_in_the_text_below_a_command_is_denied(command: str, line: str) -> None:
+    assert POLICY.judge_command(f"{command}\n{line}\nE").rule == "shell-secret"
 
 
 @pytest.mark.parametrize("command", ALLOWED.strip().splitlines())

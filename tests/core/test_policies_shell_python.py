@@ -26,6 +26,7 @@ DENIED = [
     "import sys; sys.path = ['/tmp/evil']; import evil",
     "import sys; sys.path += ['/tmp/evil']; import evil",
     "import sys; p = sys.path; p.insert(0, '/tmp/evil'); import evil",
+    "import json; json.loads = print",
     "from sys import path; path.insert(0, '/tmp/evil'); import evil",
     # more than reading or writing a file
     PATH + "Path('a').replace('b')",
@@ -45,6 +46,7 @@ DENIED = [
     "import pathlib as pl; pl.Path('.env').read_text()",
     "open('.env', 'w').write('x')",
     "open('/etc/x', mode='w').write('x')",
+    "open('/usr/share/x', 'r+').write('x')",
     "open('x', opener=print)",
     "open('x', 'w' + 'b')",
 ]
