@@ -1,8 +1,11 @@
 """Cases for a policy: actions with the answer that is expected, one JSON object a line.
 
-A case is ``{"id", "point", "name", "arguments", "agent"?, "text"?, "user_text"?, "context"?, "expect"}``; ``expect`` is
-``allow`` (which a warn and a transform satisfy too) or ``deny`` (which an escalate satisfies too). Other keys, such as
-``why``, are for the reader, unless they look like a misspelt one of these.
+A case is ``{"id", "point", "name", "arguments", "agent"?, "text"?, "user_text"?, "context"?, "sequence"?,
+"expect"}``; ``expect`` is ``allow`` (which a warn and a transform satisfy too) or ``deny`` (which an escalate satisfies
+too). Other keys, such as ``why``, are for the reader, unless they look like a misspelt one of these.
+
+Cases are judged each by itself, except those of one ``sequence``: what policies count and remember lasts from one of them to
+the next. Without the key, the ``session_id`` or else the ``rollout_id`` names the sequence.
 """
 
 from __future__ import annotations
@@ -19,18 +22,22 @@ from lgov_core.types import Action, Kind, Point
 
 _TEXTS = ("agent", "text", "user_text", "call_id", "session_id", "rollout_id", "framework")
 _ACTION_KEYS = ("point", "name", "kind", "arguments", "context", *_TEXTS)
-_CASE_KEYS = ("id", *_ACTION_KEYS, "expect", "why")
+_CASE_KEYS = ("id", *_ACTION_KEYS, "sequence", "expect", "why")
 _HINT = 'write {"point": "pre_tool_call", "name": "TOOL", "arguments": {...}}'
 
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One case: what is judged, and whether it should be blocked. ``line`` is where it stands in its file."""
+    """One case: what is judged, and whether it should be blocked. ``line`` is where it stands in its file.
+
+    Cases with the same ``sequence`` follow on each other; None: the case stands by itself.
+    """
 
     case_id: str
     action: Action
     blocked: bool
     line: int
+    sequence: str | None
 
 
 def read_cases(path: Path) -> list[Case]:
@@ -59,8 +66,17 @@ def _cases(path: Path, lines: list[str]) -> Iterator[Case]:
         if case_id in seen:
             raise PolicyError(f"{where}: the id {case_id!r} stands in line {seen[case_id]} too", hint="rename one")
         seen[case_id] = number
-        fields.setdefault("rollout_id", f"case-{number}")  # what a policy counts in one case must not reach the next
-        yield Case(case_id, action_of(fields, where, known=_CASE_KEYS), expected == "deny", number)
+        sequence = _sequence(fields, where)
+        if fields.get("rollout_id") is None:
+            fields["rollout_id"] = sequence or f"case-{number}"
+        yield Case(case_id, action_of(fields, where, known=_CASE_KEYS), expected == "deny", number, sequence)
+
+
+def _sequence(fields: Mapping[str, Any], where: str) -> str | None:
+    sequence = fields.get("sequence")
+    if not isinstance(sequence, str | None) or sequence == "":
+        raise PolicyError(f"{where}: sequence is {sequence!r}, which is no text", hint="put it in quotes")
+    return sequence or fields.get("session_id") or fields.get("rollout_id")
 
 
 def parse_object(text: str, where: str) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +12,8 @@ import click
 from lgov_core.commands.group import Exit, exit_status, json_option
 
 if TYPE_CHECKING:
+    from lgov_core.governor import Governor
+    from lgov_core.policies import PolicySet
     from lgov_core.policy_cases import Case
     from lgov_core.types import Decision
 
@@ -25,28 +28,64 @@ def evaluate(ctx: click.Context, file: Path, cases: Path, as_json: bool) -> None
 
     Writes one JSON line a case (id, effect, policy, rule, severity, reason, expect, ok), then a summary: as text, or with
     --json as a last line {"summary": {...}}. Exits 1 when any case is judged otherwise than expected. A case is
-    {"id", "point", "name", "arguments", "agent"?, "text"?, "user_text"?, "context"?, "expect": "allow"|"deny"}.
+    {"id", "point", "name", "arguments", "agent"?, "text"?, "user_text"?, "context"?, "sequence"?, "expect":
+    "allow"|"deny"}.
+
+    Each case is judged as if nothing had been judged before it: what the others cost, or said, does not count. Cases with
+    the same sequence (or else session_id, or rollout_id) do follow on each other.
     """
-    from lgov_core.governor import Governor
-    from lgov_core.plugins import make_plugin_manager
-    from lgov_core.policies import load_policy_file, rehearsal
+    from lgov_core.policies import rehearsal
+    from lgov_core.policies.loader import fresh_policies
     from lgov_core.policy_cases import read_cases
 
-    with rehearsal():
-        policies = load_policy_file(file)
-    # The policies in the file are asked, and nothing else that happens to be installed.
-    governor = Governor(policies, manager=make_plugin_manager(builtin=(), third_party=False))
     judged: list[tuple[Case, Decision]] = []
-    try:
+    with rehearsal(), _Bench(fresh_policies(file)) as bench:
         for case in read_cases(cases):
-            decision = governor.decide(case.action)
+            decision = bench.governor(case).decide(case.action)
             judged.append((case, decision))
             click.echo(json.dumps(_line(case, decision)))
-    finally:
-        governor.close()
     summary = _summary(judged)
     click.echo(json.dumps({"summary": summary}) if as_json else _in_words(summary))
     ctx.exit(Exit.FINDING if summary["mismatches"] else Exit.OK)
+
+
+class _Bench:
+    """Who judges which case: one governor for each sequence, and for cases by themselves one that remembers nothing of them."""
+
+    def __init__(self, policies: Callable[[], PolicySet]) -> None:
+        from lgov_core.plugins import make_plugin_manager
+
+        self._policies = policies
+        # The policies in the file are asked, and nothing else that happens to be installed.
+        self._manager = make_plugin_manager(builtin=(), third_party=False)
+        self._alone = self._made(policies())
+        self._sequences: dict[str, Governor] = {}
+
+    def governor(self, case: Case) -> Governor:
+        if case.sequence is None:
+            return self._nobody_asked()
+        if case.sequence not in self._sequences:
+            self._sequences[case.sequence] = self._made(self._policies())
+        return self._sequences[case.sequence]
+
+    def _nobody_asked(self) -> Governor:
+        policies = self._policies()
+        if self._alone.policies != (policies,):
+            self._alone.close()
+            self._alone = self._made(policies)
+        return self._alone
+
+    def _made(self, policies: PolicySet) -> Governor:
+        from lgov_core.governor import Governor
+
+        return Governor(policies, manager=self._manager)
+
+    def __enter__(self) -> _Bench:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        for governor in (self._alone, *self._sequences.values()):
+            governor.close()
 
 
 def _line(case: Case, decision: Decision) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import inspect
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
@@ -25,6 +25,8 @@ from lgov_core.types import Point, Severity
 
 _TOP = ("version", "name", "mode", "default", "rules")
 _RULE = ("name", "on", "tools", "agents", "when", "use", "with", "severity")
+#: Built-in policies to which it is all the same what they judged before.
+_WITHOUT_MEMORY = frozenset({"allow", "deny", "egress", "path", "pii", "secrets", "shell", "sql", "tool"})
 
 
 def load_policy_file(path: str | PathLike[str], *, registry: Mapping[str, PolicyFactory] | None = None) -> PolicySet:
@@ -68,13 +70,41 @@ def load_policy_text(
     A rule of ``made`` that says the same as it did keeps its policy, and with it whatever that policy has counted. Raises
     `PolicyFileError`.
     """
+    document, lines = _read(text, source)
+    loading = _Loading(source, lines, registry, made or {})
+    return loading.policy_set(document), loading.made
+
+
+def fresh_policies(path: str | PathLike[str]) -> Callable[[], PolicySet]:
+    """Makes the policies in a YAML file as often as it is called, each time as if nothing had been judged before.
+
+    The file is read once. Policies that remember nothing are made once. Raises `PolicyFileError`, which so does what it
+    gives.
+    """
+    source = str(path)
+    document, lines = _read(read_policy_file(path), source)
+    kept: dict[str, MadePolicy] = {}
+    remembers_nothing: list[PolicySet] = []
+
+    def make() -> PolicySet:
+        if remembers_nothing:
+            return remembers_nothing[0]
+        loading = _Loading(source, lines, None, kept)
+        policies = loading.policy_set(document)
+        kept.update({name: made for name, made in loading.made.items() if made.use in _WITHOUT_MEMORY})
+        if len(kept) == len(loading.made):
+            remembers_nothing.append(policies)
+        return policies
+
+    return make
+
+
+def _read(text: bytes, source: str) -> tuple[Any, Mapping[Place, int]]:
     try:
         decoded = text.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise PolicyFileError("the file is not UTF-8 text", path=source) from error
-    document, lines = read_yaml(decoded, source)
-    loading = _Loading(source, lines, registry, made or {})
-    return loading.policy_set(document), loading.made
+    return read_yaml(decoded, source)
 
 
 def load_policies(

@@ -156,6 +156,7 @@ def test_eval_counts_and_exits_by_mismatches(run: Run, tmp_path: Path) -> None:
         (json.dumps({**sql("SELECT 1", "allow"), "user_txt": "x"}), "did you mean user_text?"),
         (json.dumps({**sql("SELECT 1", "allow"), "text": 3}), "cases.jsonl:2: text is 3"),
         (json.dumps(sql("SELECT 1", "allow", id="1st")), "stands in line 1 too"),
+        (json.dumps(sql("SELECT 1", "allow", sequence=3)), "cases.jsonl:2: sequence is 3"),
     ],
 )
 def test_eval_says_which_line_is_no_case(run: Run, tmp_path: Path, line: str, said: str) -> None:
@@ -164,6 +165,56 @@ def test_eval_says_which_line_is_no_case(run: Run, tmp_path: Path, line: str, sa
     assert found.exit_code == 1
     assert said in found.stderr
     assert found.stdout == ""  # nothing is judged before everything is understood
+
+
+LIMITS = """
+version: 1
+rules:
+  - {name: tools, use: tool, with: {allow: [search, send]}}
+  - {name: budget, use: cost, with: {max_calls: 2, per: global}}
+  - {name: pace, use: rate, with: {max_calls: 2, per_seconds: 3600, per: global}}
+  - {name: again, tools: [search], use: loop, with: {max_repeats: 1}}
+  - {name: said, use: provenance}
+"""
+
+
+def search(query: str, expect: str, **more: Any) -> dict[str, Any]:
+    return {"name": "search", "arguments": {"q": query}, "expect": expect, **more}
+
+
+def test_eval_judges_each_case_as_if_there_were_no_other(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "limits.yaml").write_text(LIMITS)
+    said = {"point": "input", "name": "user", "text": "Write to ada@lovelace.org", "expect": "allow"}
+    sent = {"name": "send", "arguments": {"to": "ada@lovelace.org"}}
+    cases = write_cases(
+        tmp_path / "cases.jsonl",
+        *[search("a", "allow") for _ in range(4)],
+        *[search(query, "allow", agent="clerk") for query in "abc"],
+        said,
+        {**sent, "expect": "deny"},
+    )
+    found = run("policy", "eval", "limits.yaml", cases)
+    assert found.exit_code == 0, found.stdout
+
+
+@pytest.mark.parametrize("key", ["sequence", "session_id", "rollout_id"])
+def test_eval_lets_cases_of_one_sequence_follow_on_each_other(run: Run, tmp_path: Path, key: str) -> None:
+    (tmp_path / "limits.yaml").write_text(LIMITS)
+    said = {"point": "input", "name": "user", "text": "Write to ada@lovelace.org", "expect": "allow"}
+    sent = {"name": "send", "arguments": {"to": "ada@lovelace.org"}}
+    cases = write_cases(
+        tmp_path / "cases.jsonl",
+        search("a", "allow", **{key: "one"}),
+        search("a", "allow", **{key: "two"}),
+        search("a", "deny", **{key: "one"}),
+        search("b", "allow"),
+        search("b", "allow", **{key: "two"}),
+        search("c", "deny", **{key: "two"}),
+        {**said, key: "three"},
+        {**sent, key: "three", "expect": "allow"},
+    )
+    found = run("policy", "eval", "limits.yaml", cases)
+    assert found.exit_code == 0, found.stdout
 
 
 def test_eval_of_an_empty_file_is_an_error(run: Run, tmp_path: Path) -> None:
