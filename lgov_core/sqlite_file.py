@@ -96,6 +96,19 @@ def open_database(
     return connection
 
 
+def is_blank(path: Path) -> bool:
+    """Whether nothing was ever committed to the file at ``path``: it is empty, or has lost the log that held everything.
+
+    For those who only look: `open_database` would make a new database of such a file. Reads only; False for what cannot
+    be read.
+    """
+    try:
+        with contextlib.closing(sqlite3.connect(f"file:{quote(str(path.absolute()))}?mode=ro", uri=True)) as connection:
+            return _contents(connection) == (0, 0, 0)
+    except (sqlite3.Error, OSError):
+        return False
+
+
 #: Pages in the log of a file at which a commit writes them back itself, for files whose log `write_back` is called for.
 MOST_IN_LOG: Final = 16_000
 
@@ -172,12 +185,17 @@ def _bring_up_to_date(kind: FileKind, path: Path, connection: sqlite3.Connection
         raise
 
 
-def _version(kind: FileKind, path: Path, connection: sqlite3.Connection) -> int:
-    """The file's version; 0 when it is empty. Raises ``kind.error`` for one of another kind or that cannot be migrated."""
-    application_id, version, tables = connection.execute(
+def _contents(connection: sqlite3.Connection) -> tuple[int, int, int]:
+    """The file's application id, its version, and how many tables and the like it has."""
+    return connection.execute(
         "SELECT (SELECT application_id FROM pragma_application_id), (SELECT user_version FROM pragma_user_version),"
         " (SELECT count(*) FROM sqlite_master)"
     ).fetchone()
+
+
+def _version(kind: FileKind, path: Path, connection: sqlite3.Connection) -> int:
+    """The file's version; 0 when it is empty. Raises ``kind.error`` for one of another kind or that cannot be migrated."""
+    application_id, version, tables = _contents(connection)
     if (application_id, version, tables) == (0, 0, 0):
         return 0
     if application_id != kind.application_id:

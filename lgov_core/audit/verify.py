@@ -129,8 +129,7 @@ def verify(
     try:
         trusted = None if key is None else _trusted(key)
         anchor = None if head is None else _Anchor(os.fspath(head))
-        with closing(sqlite3.connect(address, uri=True, isolation_level=None)) as connection:
-            connection.execute("BEGIN")
+        with closing(_opened(name, address)) as connection:
             try:
                 return _Check(connection, trusted, anchor, require_signed).report()
             except sqlite3.OperationalError:  # text that is none, perhaps: again, so that its entry can be named
@@ -142,6 +141,30 @@ def verify(
         return VerifyReport(False, 0, problem=broken.problem)
     except (sqlite3.Error, UnicodeDecodeError) as error:
         return VerifyReport(False, 0, problem=f"{name} cannot be read: {error}")
+
+
+def _opened(name: str, address: str) -> sqlite3.Connection:
+    """The record as it is now, or, where SQLite may write nothing beside it (a closed folder, a read-only disk), as it lies.
+
+    Broken when a log lies beside it there: what is in it could not be read.
+    """
+    connection = sqlite3.connect(address, uri=True, isolation_level=None)
+    try:
+        connection.execute("BEGIN")
+        connection.execute("SELECT 1 FROM sqlite_master").fetchone()
+        return connection
+    except sqlite3.Error as error:
+        connection.close()
+        if error.sqlite_errorcode & 0xFF not in (sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN):
+            raise
+    if any(os.path.exists(name + end) and os.path.getsize(name + end) for end in ("-wal", "-journal")):
+        raise _Broken(
+            f"{name} cannot be read here together with its log: copy it and the file beside it that ends in -wal"
+            " to a folder that can be written to"
+        )
+    connection = sqlite3.connect(f"{address}&immutable=1", uri=True, isolation_level=None)
+    connection.execute("BEGIN")
+    return connection
 
 
 def _text_or_bytes(raw: bytes) -> str | bytes:
@@ -192,6 +215,8 @@ class _Check:
             "SELECT (SELECT application_id FROM pragma_application_id), (SELECT user_version FROM pragma_user_version)"
         ).fetchone()
         if application_id != _APPLICATION_ID:
+            if not self.connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]:
+                raise _Broken("there is nothing in the file: was it copied without the one that ends in -wal?")
             raise _Broken("the file is not an audit record of lgov")
         if version != _FORMAT:
             raise _Broken(f"the record has format {version}, this verifier knows format {_FORMAT}")
@@ -526,7 +551,9 @@ def in_words(report: VerifyReport) -> str:
         problem = "".join(
             one if one.isprintable() else "\N{REPLACEMENT CHARACTER}" for one in f"{named}: {report.problem}"
         )
-        return f"BROKEN{where}{problem}\n{report.entries} entries before it are right"
+        before = report.first_bad is not None and report.entries < report.first_bad
+        right = f"\n{report.entries} entries{' before it' if before else ''} are right" if report.entries else ""
+        return f"BROKEN{where}{problem}{right}"
     lines = [f"ok: {report.entries} entries in {report.writers} chains, {report.erased} with erased texts"]
     if not report.heads:
         lines.append("not signed: whoever can write the file can write it anew")

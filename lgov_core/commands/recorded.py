@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from lgov_core.errors import AuditError
+from lgov_core.sqlite_file import is_blank
 
 if TYPE_CHECKING:
     from lgov_core.audit import AuditLog
@@ -49,5 +50,10 @@ def opened_record(path: Path, *, sign: bool = False) -> Generator[AuditLog]:
 
     if not path.is_file():
         raise AuditError(f"there is no audit record {path}", hint="name the record that was given to --audit")
+    if is_blank(path):
+        raise AuditError(
+            f"there is nothing in {path}, not even an empty audit record",
+            hint="look for the file that belongs beside it, ending in -wal, or for a copy of both",
+        )
     with AuditLog(path, signer=default_signer() if sign else None) as record:
         yield record

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 from lgov_core.errors import StoreError
+from lgov_core.sqlite_file import is_blank
 from lgov_core.store.protocol import TraceStore
 from lgov_core.store.queue import RolloutQueue
 from lgov_core.store.retention import Pruned, Retention, StoreStatistics
@@ -55,6 +57,11 @@ def open_store(place: str | os.PathLike[str], *, make: bool = True) -> RolloutQu
         raise StoreError(f"a trace store needs a file, not {path!r}", hint="use a path in a temporary folder")
     if not make and not os.path.isfile(path):
         raise StoreError(f"there is no trace store {path}", hint="name the store that was given to --store")
+    if not make and is_blank(Path(path)):
+        raise StoreError(
+            f"there is nothing in {path}, not even an empty trace store",
+            hint="look for the file that belongs beside it, ending in -wal, or for a copy of both",
+        )
     from lgov_core.store.sqlite import SQLiteStore
 
     return SQLiteStore(path)

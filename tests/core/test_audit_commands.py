@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shlex
 import shutil
+import sqlite3
 import sys
-from collections.abc import Callable
+import tempfile
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
 
-from lgov_core import Action, Effect, Governor, Point, PolicySet, ToolOutcome
+from lgov_core import Action, Decision, Effect, Governor, Point, PolicySet, ToolOutcome
 from lgov_core.audit import AuditLog, load_key, make_key, verify
 from lgov_core.cli import cli
 from lgov_core.policies import ConstantPolicy, Rule
@@ -67,7 +71,6 @@ def test_verify_says_what_is_proved_and_ends_with_4_when_broken(run: Run, tmp_pa
     assert fine.exit_code == 0
     assert "not compared with one that you trust" in fine.stdout
     assert "signed: 4 entries by 2 heads, 0 after" in fine.stdout
-    import sqlite3
 
     connection = sqlite3.connect(path)
     connection.execute("DROP TRIGGER entries_are_not_changed")
@@ -189,3 +192,69 @@ def test_a_key_at_the_default_place_signs_what_lgov_run_records(
     refused = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert refused.returncode == 78  # a key that is there and cannot be used is not passed over
     assert "ran" not in refused.stdout
+
+
+@pytest.mark.parametrize("left", [0, 4096])
+def test_looking_into_a_file_that_lost_everything_makes_no_record_of_it(run: Run, tmp_path: Path, left: int) -> None:
+    """A record that somebody emptied, or copied without its log, must not become one that is right and has no entries."""
+    (tmp_path / "policy.yaml").write_text("version: 1\nrules: [{name: a, use: allow}]\n")
+    path = tmp_path / "audit.db"
+    if left:
+        blank = sqlite3.connect(path)
+        blank.execute("PRAGMA journal_mode=WAL")
+        blank.close()
+    else:
+        path.touch()
+    found = path.read_bytes()
+    assert len(found) == left
+    for command, status in (
+        (["audit", "show", path], 4),
+        (["audit", "export", path], 4),
+        (["audit", "erase", path, "--rollout", "r1", "--yes"], 4),
+        (["policy", "replay", "policy.yaml", path], 1),
+        (["traces", "list", path], 1),
+    ):
+        done = run(*command)
+        assert (done.exit_code, done.stdout) == (status, ""), command
+        assert "there is nothing in" in done.stderr
+        assert path.read_bytes() == found
+    broken = run("audit", "verify", path)
+    assert broken.exit_code == 4
+    assert "without the one that ends in -wal" in broken.stdout
+    assert "entries" not in broken.stdout
+
+
+@contextmanager
+def closed_folder(*files: Path) -> Generator[Path]:
+    """A folder with copies of the files that nobody may write to, for a user who is not root meanwhile."""
+    was = os.geteuid()
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        for file in files:
+            shutil.copyfile(file, folder / file.name)
+            (folder / file.name).chmod(0o444)
+        folder.chmod(0o555)
+        if was == 0:
+            os.seteuid(65534)
+        try:
+            yield folder
+        finally:
+            os.seteuid(was)
+            folder.chmod(0o755)
+
+
+def test_a_record_is_verified_where_nothing_may_be_written(run: Run, tmp_path: Path) -> None:
+    make_key(tmp_path / "audit.key")
+    path, heads = record(tmp_path), tmp_path / "audit.db.heads.jsonl"
+    changed = tmp_path / "changed.db"
+    changed.write_bytes(path.read_bytes().replace(b'"effect":"deny"', b'"effect":"warn"'))
+    with AuditLog(tmp_path / "busy.db") as log:
+        log.commit(Action(Point.PRE_TOOL_CALL, "ls"), Decision(Effect.ALLOW, policy="all"))
+        wal = tmp_path / "busy.db-wal"
+        assert wal.stat().st_size
+        with closed_folder(path, heads, changed, tmp_path / "busy.db", wal) as folder:
+            assert verify(folder / path.name, head=folder / heads.name, require_signed=True).ok
+            assert verify(folder / changed.name).first_bad == 3
+            with_log = verify(folder / "busy.db")
+    assert not with_log.ok
+    assert "together with its log" in str(with_log.problem)
