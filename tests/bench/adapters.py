@@ -15,6 +15,8 @@ others hold, except what the network's system calls push out of the caches, and 
 machine that others use it is the one to compare. The variants:
 
 - *bare*: the framework alone, also without lgov's callback handler, which stays with LangChain once it was armed;
+- *empty handler*: the least that a framework with callbacks lets anybody add: LangChain with a handler, the Agents SDK with
+  a tracing processor, whose methods for agents, model calls and tool calls do nothing at all;
 - *capture*: armed by a governor that only watches; the spans of the model call and the tool call, with their content,
   go to the sink of a store that keeps none (what a store on disk costs is part of *recorded*);
 - *governed*: armed, one rule that allows, spans shown to nobody;
@@ -46,7 +48,7 @@ from pathlib import Path
 from typing import Any
 
 FRAMEWORKS = ("langchain", "autogen", "openai-agents", "openai")
-VARIANTS = ("bare", "capture", "governed", "recorded", "OpenInference")
+VARIANTS = ("bare", "empty handler", "capture", "governed", "recorded", "OpenInference")
 #: Turns of one run, rounds in which each variant has its turn, and runs of it in each.
 TURNS, ROUNDS, AGAIN = 5, 40, 3
 #: How often each variant is compared with a bare one beside it, without a network.
@@ -199,6 +201,76 @@ class BareLangChain(Variant):
         _configure_hooks.extend(self.hooks)
 
 
+class EmptyHandler(BareLangChain):
+    """Bare, with a handler that LangChain calls as it calls lgov's, and that does nothing."""
+
+    def __init__(self) -> None:
+        from contextvars import ContextVar
+
+        from langchain_core.callbacks import BaseCallbackHandler
+
+        class Nothing(BaseCallbackHandler):
+            run_inline = True
+
+            def ignored(self, *args: Any, **kwargs: Any) -> None:
+                """Nothing."""
+
+            on_chain_start = on_chain_end = on_chat_model_start = on_llm_end = on_tool_start = on_tool_end = ignored
+
+        self.handler, self.var = Nothing(), ContextVar[Any]("empty_handler", default=None)
+
+    def begin(self) -> None:
+        from langchain_core.tracers.context import _configure_hooks, register_configure_hook
+
+        super().begin()
+        register_configure_hook(self.var, inheritable=True)
+        self.own = _configure_hooks[-1]
+        self.var.set(self.handler)
+
+    def end(self) -> None:
+        from langchain_core.tracers.context import _configure_hooks
+
+        _configure_hooks.remove(self.own)
+        super().end()
+
+
+class EmptyProcessor(Variant):
+    """Bare, with a processor that the Agents SDK shows its spans and that does nothing."""
+
+    def begin(self) -> None:
+        from agents import set_trace_processors
+        from agents.tracing import TracingProcessor
+
+        class Nothing(TracingProcessor):
+            def on_trace_start(self, trace: Any) -> None:
+                """Nothing."""
+
+            def on_trace_end(self, trace: Any) -> None:
+                """Nothing."""
+
+            def on_span_start(self, span: Any) -> None:
+                """Nothing."""
+
+            def on_span_end(self, span: Any) -> None:
+                """Nothing."""
+
+            def shutdown(self) -> None:
+                """Nothing."""
+
+            def force_flush(self) -> None:
+                """Nothing."""
+
+        set_trace_processors([Nothing()])
+
+    def end(self) -> None:
+        from agents import set_trace_processors
+
+        set_trace_processors([])
+
+
+_EMPTY: Mapping[str, Callable[[], Variant]] = {"langchain": EmptyHandler, "openai-agents": EmptyProcessor}
+
+
 class Armed(Variant):
     """Armed by a governor."""
 
@@ -292,6 +364,7 @@ class OpenInference(Variant):
 
 _VARIANTS: Mapping[str, Callable[[str, Path], Variant]] = {
     "bare": lambda framework, folder: BareLangChain() if framework == "langchain" else Variant(),
+    "empty handler": lambda framework, folder: _EMPTY[framework](),
     "capture": capture,
     "governed": governed,
     "recorded": Recorded,
@@ -467,7 +540,9 @@ def serve() -> None:
 
 
 def available(framework: str, variant: str) -> bool:
-    """Whether what the variant needs is installed."""
+    """Whether what the variant needs is there."""
+    if variant == "empty handler":
+        return framework in _EMPTY
     module = _INSTRUMENTORS[framework][0] if variant == "OpenInference" else ADAPTERS[framework]
     try:
         return variant == "bare" or importlib.util.find_spec(module) is not None
@@ -524,6 +599,8 @@ def write(framework: str, measured: Measured) -> None:
         said: list[str] = []
         if variant == "capture":
             said.append(f"goal {GOAL_US}: {'met' if paired <= GOAL_US else 'NOT met'}")
+            if "empty handler" in measured:
+                said.append(f"{paired - measured['empty handler'][4]:.0f} beyond an empty handler")
         if variant in ("capture", "governed") and peer is not None:
             said.append(f"OpenInference adds {peer / paired:.1f} times as much")
         what = "bare, the whole" if variant == "bare" else f"{variant}, added"
