@@ -23,6 +23,7 @@ from lgov_core.coverage import covering_model_call, model_call_covered
 from lgov_core.endpoint_headers import endpoint_headers
 from lgov_core.errors import ArmError, PolicyDenied
 from lgov_core.scope import current_scope
+from lgov_core.shared_state import share_state
 from lgov_core.types import Action, Decision, Effect, ToolOutcome, new_id
 from lgov_openai.chat import ChatProtocol
 from lgov_openai.exchange import Answer, Exchange, Received, Send, Steps
@@ -220,8 +221,8 @@ def _view(inner: Any, door: Door) -> Any:
     sends = asend if inspect.iscoroutinefunction(cls.send) else send
     attributes = {"send": sends, _SEAT: (*getattr(cls, _SEAT, ()), door), "__module__": cls.__module__}
     view = object.__new__(type(cls.__name__, (cls,), attributes))
-    view.__dict__ = inner.__dict__
-    view.__dict__.setdefault("_lgov_seen_through", []).append(inner)  # some close themselves when nobody holds them
+    state = share_state(view, inner)
+    state.setdefault("_lgov_seen_through", []).append(inner)  # some close themselves when nobody holds them
     return view
 
 

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from lgov_core.governed_call import ToolReading, agovern_tool
+from lgov_core.shared_state import share_state
 from lgov_core.types import Action, Point
 from lgov_openai_agents.items import FRAMEWORK, text_of
 from lgov_openai_agents.runs import current_run
@@ -84,7 +85,7 @@ def hearing(server: Any) -> Any:
     if not hasattr(server, "__dict__") or isinstance(server, _Hearing):
         return server
     twin: Any = object.__new__(_hearing_class(type(server)))
-    twin.__dict__ = server.__dict__
+    share_state(twin, server)
     return twin
 
 

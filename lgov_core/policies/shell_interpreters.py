@@ -34,6 +34,15 @@ def _python(call: Call) -> None:
         call.reads(args)
 
 
+#: What may be part of the library of the Python that a command names, whichever runs lgov: also what 3.12 and 3.13 dropped.
+_PYTHON_LIBRARY = sys.stdlib_module_names | frozenset(
+    names(
+        """
+    2to3 aifc asynchat asyncore audioop cgi cgitb chunk crypt distutils imghdr imp lib2to3 mailcap msilib nis nntplib
+    ossaudiodev pipes smtpd sndhdr spwd sunau telnetlib uu xdrlib
+    """
+    )
+)
 #: Modules that work on the files they are given, or on none.
 _PYTHON_MODULES = frozenset(
     names(
@@ -70,7 +79,7 @@ def _python_module(call: Call, words: list[str]) -> None:
     operands = [word for word in rest if not is_option(word)]
     library = module.partition(".")[0]
     known = {library, module} & {*_PYTHON_MODULES, *_WRITING_PYTHON_MODULES, *_PYTHON_COMMANDS, *_PLAIN_PYTHON_MODULES}
-    if module in _CLOSED_PYTHON_MODULES or (library in sys.stdlib_module_names and not known):
+    if module in _CLOSED_PYTHON_MODULES or (library in _PYTHON_LIBRARY and not known):
         call.refuse(f"-m {module} is not allowed here.")
     if module == "cProfile":
         for word in operands[:1]:
