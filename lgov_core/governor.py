@@ -26,6 +26,7 @@ from lgov_core.judges import Judge, Judges, denied, verdicts
 from lgov_core.plugins import check_hooks, make_plugin_manager, register
 from lgov_core.policies.base import ObservingPolicy, Policy
 from lgov_core.policies.combine import combine, fault, fold
+from lgov_core.policies.options import positive_number
 from lgov_core.scope import RolloutScope, current_scope, enter_scope
 from lgov_core.types import ALLOW, Action, Decision, Effect, Point, Reward, Severity, Span, ToolOutcome, new_id
 
@@ -97,10 +98,7 @@ class Governor:
         capture_content: bool = False,
         only_watches: bool = False,
     ) -> None:
-        # A bool is a number to Python, a NaN passes every comparison, and without an end a voice may hang for ever.
-        number = isinstance(timeout_s, int | float) and not isinstance(timeout_s, bool)  # pyright: ignore[reportUnnecessaryIsInstance]
-        if not number or not 0 < timeout_s < float("inf"):
-            raise PolicyError(f"timeout_s is {timeout_s!r}", hint="write seconds, more than 0")
+        self.timeout_s = positive_number("governor", "timeout_s", timeout_s)  # without an end a voice may hang for ever
         self.policies: tuple[Policy, ...] = (policies,) if isinstance(policies, Policy) else _several(policies)
         # A policy set in which nobody keeps count has no use for what it would hear.
         self._observing = tuple(
@@ -114,14 +112,13 @@ class Governor:
         check_hooks(self.manager)
         one_charges_denials(self.manager)
         self.audit = audit
-        self.timeout_s = timeout_s
         self.capture_content = capture_content
         #: Whether the spans of what it governs are also those of the program's OpenTelemetry; self-tests switch it off.
         self.exports_spans = True
         self.failures: Counter[str] = Counter()
         self.effects: Counter[str] = Counter()
         self._count_lock = threading.Lock()
-        self._judges = Judges(self.policies, self.manager, timeout_s)
+        self._judges = Judges(self.policies, self.manager, self.timeout_s)
         self._counting: bool | None = None
         self._only_watches = only_watches
         if only_watches:

@@ -29,6 +29,7 @@ from lgov_core.governor import ObservedDecision
 from lgov_core.hookspecs import hookimpl
 from lgov_core.policies.base import BoundedPolicy
 from lgov_core.policies.combine import private_copy
+from lgov_core.policies.options import positive_number
 from lgov_core.types import Action, Decision, Effect, Point, new_id
 
 Mode = Literal["enforce", "evaluate_only"]
@@ -79,8 +80,6 @@ class InterceptorPolicy(BoundedPolicy):
         for one in given:
             if not callable(getattr(one, "intercept", None)):
                 raise PolicyError(f"{name}: {one!r} is no interceptor", hint="an interceptor has intercept(context)")
-        if isinstance(timeout_s, bool) or not timeout_s > 0:
-            raise PolicyError(f"{name}: timeout_s must be more than 0, not {timeout_s!r}")
         try:
             self.mode = EnforcementMode(mode)
         except ValueError as error:
@@ -88,7 +87,7 @@ class InterceptorPolicy(BoundedPolicy):
         self.name = name
         self._deciding = Deciding(name, self.mode)
         self.composition = composition or CompositionConfig.run_all()
-        self._each_s = float(timeout_s)
+        self._each_s = positive_number(name, "timeout_s", timeout_s)
         self._identity = identity_provider
         self._redactor = approval_redactor
         self._tools = tuple(tools)

@@ -14,8 +14,8 @@ from sqlglot import exp
 
 _TOP = frozenset({"tsql", "fabric"})
 _FETCH = frozenset({"oracle"})
-#: Dialects in which no clause behind the query limits it: there a missing limit is a denial.
-_NO_LIMIT_CLAUSE = frozenset({"teradata", "drill"})
+#: Dialects in which no clause behind the query limits it, and where ``TOP`` is not written here: there it is a denial.
+_NO_LIMIT_CLAUSE = frozenset({"teradata"})
 
 
 class Token(Protocol):
@@ -39,7 +39,7 @@ def limited(tree: exp.Expr, text: str, tokens: Sequence[Token], rows: int, diale
         if len(tree.expressions) <= rows:
             return None
         raise NoLimit(f"Give at most {rows} rows of values.")
-    advice = f"At most {rows} rows may be read; end the query with {_form(dialect, rows)}."
+    advice = f"At most {rows} rows may be read; limit the query with {_form(dialect, rows)}."
     if not isinstance(tree, exp.Query):
         return None
     if isinstance(tree, exp.Subquery) or tree.args.get("locks") or tree.args.get("settings"):
@@ -67,7 +67,7 @@ def same_but_for_the_limit(old: exp.Expr, new: exp.Expr, rows: int) -> bool:
 
 
 def _form(dialect: str, rows: int) -> str:
-    if dialect in _TOP:
+    if dialect in _TOP | _NO_LIMIT_CLAUSE:
         return f"TOP {rows}, written after SELECT"
     return f"FETCH FIRST {rows} ROWS ONLY" if dialect in _FETCH else f"LIMIT {rows}"
 

@@ -387,7 +387,7 @@ def test_changed_messages_keep_what_else_the_request_holds() -> None:
     ("options", "message"),
     [
         ({"interceptors": [object()]}, "is no interceptor"),
-        ({"interceptors": [], "timeout_s": 0}, "timeout_s"),
+        *(({"interceptors": [], "timeout_s": wrong}, "timeout_s") for wrong in (0, float("inf"), "5")),
         ({"interceptors": [], "mode": "watch"}, "mode 'watch' is unknown"),
         ({"interceptors": [], "identity_provider": "md5"}, "identity_provider"),
     ],

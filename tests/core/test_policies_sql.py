@@ -293,6 +293,8 @@ def test_columns_are_closed_by_any_way_to_them() -> None:
         ),
         ("oracle", "SELECT a FROM t FETCH FIRST 99 ROWS ONLY", "SELECT a FROM t FETCH FIRST 10 ROWS ONLY"),
         ("bigquery", "SELECT a FROM t ORDER BY a", "SELECT a FROM t ORDER BY a LIMIT 10"),
+        ("drill", "SELECT a FROM t", "SELECT a FROM t LIMIT 10"),
+        ("teradata", "SELECT TOP 3 a FROM t", None),
     ],
 )
 def test_the_number_of_rows_is_limited(dialect: str, text: str, limited: str | None) -> None:
@@ -323,7 +325,9 @@ def test_the_number_of_rows_is_limited(dialect: str, text: str, limited: str | N
     ],
 )
 def test_where_a_limit_cannot_be_written_it_is_denied(dialect: str, text: str) -> None:
-    assert SQLPolicy(dialect=dialect, max_rows=10).judge_sql(text).rule == "sql-max-rows"
+    decision = SQLPolicy(dialect=dialect, max_rows=10).judge_sql(text)
+    assert (decision.blocks, decision.rule) == (True, "sql-max-rows")
+    assert dialect != "teradata" or "TOP 10" in decision.reason
 
 
 def test_max_rows_needs_a_number_and_a_dialect() -> None:

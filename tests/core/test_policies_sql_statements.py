@@ -287,6 +287,7 @@ def test_stages_of_snowflake_are_files() -> None:
         ("oracle", "SELECT /*+ x */ 1 FROM t; DROP TABLE t", False),
         ("oracle", "SELECT /*+ x; DROP TABLE t */ 1 FROM t", False),
         ("spark", "SELECT /*+ a /* b */ */ 1 FROM t", False),
+        ("oracle", "SELECT /*+ OPT_PARAM('a' 'b') */ 1 FROM t", False),
         ("mysql", "SELECT /*+ SET_VAR(sql_mode='') */ 1", False),
         ("spark", "SHOW PARTITIONS db.sales", True),
         ("spark", "SHOW FUNCTIONS", False),
