@@ -98,14 +98,29 @@ class LgovRunner:
 
 
 class _GovernedAgent:
-    """What a governed copy of an agent does differently: the tools of MCP servers are governed when they are listed."""
+    """What a governed copy of an agent does differently: what it has by then is governed at the start of each turn.
 
-    lgov_governor: Governor
+    The SDK asks for the tools first of all. The tools of MCP servers are there only then, and the program may have given
+    the copy other hand-offs or another model since it was made.
+    """
+
+    lgov_governor: Governor | None = None  # None in what `dataclasses.replace` makes of a copy
 
     async def get_all_tools(self, run_context: Any) -> list[Any]:
         """All tools, governed."""
+        governor = self.lgov_governor
+        if governor is None:
+            raise UserError("this is a copy of a governed agent that nobody governs; make copies with agent.clone(...)")
+        _Copies(governor).renew(self)
         parent: Any = super()
-        return [checked_tool(tool, self.lgov_governor) for tool in await parent.get_all_tools(run_context)]
+        return [checked_tool(tool, governor) for tool in await parent.get_all_tools(run_context)]
+
+    def clone(self, **kwargs: Any) -> Any:
+        """As the SDK's; the clone is governed too."""
+        parent: Any = super()
+        twin = parent.clone(**kwargs)
+        twin.lgov_governor = self.lgov_governor
+        return twin
 
 
 @functools.cache
@@ -121,25 +136,35 @@ class _Copies:
         self._made: dict[int, tuple[Any, Any]] = {}
 
     def of(self, agent: Any) -> Any:
-        given: Any = agent
-        if isinstance(agent, _GovernedAgent) and agent.lgov_governor is self._governor:
+        if isinstance(agent, _GovernedAgent):
+            owner = agent.lgov_governor
+            if owner is not None and owner is not self._governor:
+                raise UserError("this agent is governed by another governor already; give the agent it was made of")
+            cast("Any", agent).lgov_governor = self._governor
             return cast("Any", agent)
         if id(agent) in self._made:
             return self._made[id(agent)][1]
         twin: Any = object.__new__(_governed_class(type(agent)))
         twin.__dict__.update(vars(agent), lgov_governor=self._governor)
         self._made[id(agent)] = (agent, twin)  # the original is kept, so that its id stays its own
-        twin.tools = [checked_tool(tool, self._governor) for tool in given.tools]
-        twin.mcp_servers = [hearing(server) for server in given.mcp_servers]
-        twin.handoffs = [self._handoff(one) for one in given.handoffs]
-        if isinstance(given.model, Model) and not isinstance(given.model, GovernedModel):
-            twin.model = GovernedModel(given.model, self._governor, agent=given.name)
+        twin.tools = [checked_tool(tool, self._governor) for tool in twin.tools]
+        self.renew(twin)
         return twin
+
+    def renew(self, twin: Any) -> None:
+        """Governs what a copy has besides its tools; what is governed stays as it is."""
+        twin.mcp_servers = [hearing(server) for server in twin.mcp_servers]
+        twin.handoffs = [self._handoff(one) for one in twin.handoffs]
+        if isinstance(twin.model, Model) and not isinstance(twin.model, GovernedModel):
+            twin.model = GovernedModel(twin.model, self._governor, agent=twin.name)
 
     def _handoff(self, given: Any) -> Any:
         if not isinstance(given, Handoff):
             return self.of(given)
+        if vars(given).get("lgov_governor") is self._governor:
+            return given
         twin, invoke = copy.copy(given), given.on_invoke_handoff
+        twin.__dict__["lgov_governor"] = self._governor
 
         async def on_invoke_handoff(context: Any, raw: str) -> Any:
             return self.of(await invoke(context, raw))
