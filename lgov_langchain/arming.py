@@ -98,7 +98,7 @@ def _governed_tool_node(tool_node: Callable[..., Any]) -> Callable[..., Any]:
 def _governed_create_agent(create_agent: Callable[..., Any], makes_nodes: bool) -> Callable[..., Any]:
     from langchain.agents.middleware import AgentMiddleware
 
-    from lgov_langchain.middleware import LgovMiddleware
+    from lgov_langchain.middleware import InnermostMiddleware, LgovMiddleware
 
     class ArmedLgovMiddleware(LgovMiddleware):
         """The middleware of the armed process; its own name lets it stand beside one that a program adds itself."""
@@ -117,7 +117,8 @@ def _governed_create_agent(create_agent: Callable[..., Any], makes_nodes: bool) 
         # One that asks the same governor would judge everything twice; one that asks another has its own say.
         others = [one for one in middleware if not (isinstance(one, LgovMiddleware) and one.governor is governor)]
         if others or not makes_nodes or not _has_tools(args, kwargs):
-            return create_agent(*args, middleware=[ArmedLgovMiddleware(governor), *others], **kwargs)
+            last = [InnermostMiddleware(governor)] if any(map(_wraps_models, others)) else []
+            return create_agent(*args, middleware=[ArmedLgovMiddleware(governor), *others, *last], **kwargs)
         # Around each hook of a middleware LangChain does things for LangSmith, on or off, that cost more than a span: the
         # tool node of an agent without middleware asks by itself, and where nobody judges its model calls are seen anyway.
         seen = governor.only_watches and _is_seen(args[0] if args else kwargs.get("model"))
@@ -128,6 +129,14 @@ def _governed_create_agent(create_agent: Callable[..., Any], makes_nodes: bool) 
             _NODE_ASKS.reset(token)
 
     return create_governed_agent
+
+
+def _wraps_models(middleware: Any) -> bool:
+    """Whether ``middleware`` stands around model calls, and so may change them."""
+    from langchain.agents.middleware import AgentMiddleware
+
+    names = ("wrap_model_call", "awrap_model_call")
+    return any(getattr(type(middleware), name, None) is not getattr(AgentMiddleware, name) for name in names)
 
 
 def _has_tools(args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:

@@ -17,7 +17,7 @@ from lgov_core.governed_call import ModelCall, json_text
 from lgov_core.scope import current_scope
 from lgov_langchain import actions
 from lgov_langchain.attribution import headers_for, with_headers
-from lgov_langchain.model_calls import Reply, Steps, Verdict, adrive, awatch, drive, judged, open_call, watch
+from lgov_langchain.model_calls import Changed, Reply, Steps, Verdict, adrive, awatch, drive, judged, open_call, watch
 from lgov_langchain.reply_ids import keep_reply_ids
 from lgov_langchain.tool_calls import GovernedToolCalls
 from lgov_langchain.watching import standing_under, watch_process
@@ -139,17 +139,60 @@ class LgovMiddleware(AgentMiddleware[Any, Any, Any]):
         )
 
     def _to_send(self, request: ModelRequest[Any], messages: list[BaseMessage]) -> ModelRequest[Any]:
-        if not _are(messages, _messages(request)):
-            system = messages[0] if messages and isinstance(messages[0], SystemMessage) else None
-            rest: Any = messages if system is None else messages[1:]
-            request = request.override(system_message=system, messages=rest)
-        return self._attributed(request)
+        return self._attributed(_with_messages(request, messages))
 
     def _attributed(self, request: ModelRequest[Any]) -> ModelRequest[Any]:
         if not self._endpoint_headers or (scope := current_scope()) is None:
             return request
         headers = headers_for(request.model, scope, actions.agent_name())
         return request.override(model_settings=with_headers(request.model_settings, headers)) if headers else request
+
+
+class InnermostMiddleware(AgentMiddleware[Any, Any, Any]):
+    """Stands behind all other middleware of an agent whose `LgovMiddleware` asks ``governor`` too, in an armed process.
+
+    What the others made of a model call (a system prompt of their own, an edited conversation) is judged here in the
+    place of the call as it began, so that it remains one call with one span, which is counted and paid once. A model call
+    that they make beside it does not come here, and is a call of its own. A denial stands in place of the reply.
+    """
+
+    def __init__(self, governor: Governor) -> None:
+        super().__init__()
+        self.governor = governor
+        self.tools = []
+        for name in ("wrap_model_call", "awrap_model_call"):
+            setattr(self, name, _with_signature(getattr(self, name)))
+
+    def wrap_model_call(
+        self, request: ModelRequest[Any], handler: Callable[[ModelRequest[Any]], ModelResponse[Any]]
+    ) -> Any:
+        """Judges the call if it is not what it was when it was judged, and sends it."""
+        changed = Changed.of(self.governor, _messages(request))
+        if changed is None:
+            return handler(request)
+        action = changed.judgement()
+        if action is not None and (denial := changed.decided(self.governor.decide(action))) is not None:
+            return ModelResponse(result=[denial])
+        with changed.sending():
+            return handler(_with_messages(request, changed.messages))
+
+    def awrap_model_call(
+        self, request: ModelRequest[Any], handler: Callable[[ModelRequest[Any]], Awaitable[ModelResponse[Any]]]
+    ) -> CoroutineType[Any, Any, Any]:
+        """As `wrap_model_call`, for asynchronous agents."""
+        return self._awrap_model_call(request, handler)
+
+    async def _awrap_model_call(
+        self, request: ModelRequest[Any], handler: Callable[[ModelRequest[Any]], Awaitable[ModelResponse[Any]]]
+    ) -> Any:
+        changed = Changed.of(self.governor, _messages(request))
+        if changed is None:
+            return await handler(request)
+        action = changed.judgement()
+        if action is not None and (denial := changed.decided(await self.governor.adecide(action))) is not None:
+            return ModelResponse(result=[denial])
+        with changed.sending():
+            return await handler(_with_messages(request, changed.messages))
 
 
 def _with_signature(method: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
@@ -169,6 +212,14 @@ def _with_signature(method: Callable[[Any, Any], Any]) -> Callable[[Any, Any], A
 def _messages(request: ModelRequest[Any]) -> list[BaseMessage]:
     """The messages of the call in the order in which they are sent, the system message first."""
     return [request.system_message, *request.messages] if request.system_message else list(request.messages)
+
+
+def _with_messages(request: ModelRequest[Any], messages: list[BaseMessage]) -> ModelRequest[Any]:
+    if _are(messages, _messages(request)):
+        return request
+    system = messages[0] if messages and isinstance(messages[0], SystemMessage) else None
+    rest: Any = messages if system is None else messages[1:]
+    return request.override(system_message=system, messages=rest)
 
 
 def _are(messages: Sequence[BaseMessage], others: Sequence[BaseMessage]) -> bool:

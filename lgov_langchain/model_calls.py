@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextvars
 import operator
 from collections.abc import Awaitable, Callable, Generator, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
@@ -69,9 +69,17 @@ class Verdict:
 
 Steps = Generator["Action | ToolOutcome | Send", Any, Verdict]
 
-_SENT: contextvars.ContextVar[tuple[ModelCall | None, Sequence[BaseMessage]]] = contextvars.ContextVar(
-    "lgov_langchain_sent", default=(None, ())
-)
+
+@dataclass(slots=True)
+class _Sent:
+    """The messages that a judged call is sent with, and the denial that answered it where it was changed on its way."""
+
+    call: ModelCall | None
+    messages: Sequence[BaseMessage]
+    denial: tuple[AIMessage, Decision] | None = None
+
+
+_SENT: contextvars.ContextVar[_Sent] = contextvars.ContextVar("lgov_langchain_sent", default=_Sent(None, ()))  # noqa: B039 - never written to
 
 
 class ChangedCallDenied(PolicyDenied):
@@ -226,7 +234,7 @@ def drive(governor: Governor, call: ModelCall, steps: Steps, send: Callable[[lis
     if isinstance(step, Verdict):
         return step
     try:
-        with inside(governor, call, step.messages):
+        with inside(governor, call, step.messages) as sent:
             reply = send(step.messages)
     except ChangedCallDenied as denied:
         call.refused(denied.decision)
@@ -234,7 +242,7 @@ def drive(governor: Governor, call: ModelCall, steps: Steps, send: Callable[[lis
     except BaseException as error:
         failed(call, error)
         raise
-    return _end(advance(governor, call, steps, reply))
+    return _denied_on_the_way(sent, reply) or _end(advance(governor, call, steps, reply))
 
 
 async def adrive(
@@ -245,7 +253,7 @@ async def adrive(
     if isinstance(step, Verdict):
         return step
     try:
-        with inside(governor, call, step.messages):
+        with inside(governor, call, step.messages) as sent:
             reply = await send(step.messages)
     except ChangedCallDenied as denied:
         call.refused(denied.decision)
@@ -253,7 +261,7 @@ async def adrive(
     except BaseException as error:
         failed(call, error)
         raise
-    return _end(await aadvance(governor, call, steps, reply))
+    return _denied_on_the_way(sent, reply) or _end(await aadvance(governor, call, steps, reply))
 
 
 def watch(
@@ -296,6 +304,14 @@ async def awatch(
     return came
 
 
+def _denied_on_the_way(sent: _Sent, reply: Reply) -> Verdict | None:
+    """The end of a call whose reply is the denial of what middleware made of it; None where the reply is the model's."""
+    if sent.denial is None or reply.message is not sent.denial[0] or sent.call is None:
+        return None
+    sent.call.refused(sent.denial[1])
+    return Verdict(reply.message, "all")
+
+
 def _end(step: Send | Verdict) -> Verdict:
     assert isinstance(step, Verdict), "a call is sent once"
     return step
@@ -315,14 +331,15 @@ class _Inside:
     __slots__ = ("_active", "_covering", "_sent", "_token")
 
     def __init__(self, governor: Governor, call: ModelCall, messages: Sequence[BaseMessage]) -> None:
-        self._sent = (call, messages)
+        self._sent = _Sent(call, messages)
         self._covering = covering_model_call(governor)
         self._active = call.span.active()
 
-    def __enter__(self) -> None:
+    def __enter__(self) -> _Sent:
         self._token = _SENT.set(self._sent)
         self._covering.__enter__()
         self._active.__enter__()
+        return self._sent
 
     def __exit__(self, *exc: Any) -> None:
         self._active.__exit__(*exc)
@@ -330,7 +347,7 @@ class _Inside:
         _SENT.reset(self._token)
 
 
-def inside(governor: Governor, call: ModelCall, messages: Sequence[BaseMessage]) -> AbstractContextManager[None, None]:
+def inside(governor: Governor, call: ModelCall, messages: Sequence[BaseMessage]) -> AbstractContextManager[_Sent, None]:
     """The inside of a judged call of these messages. Not across a ``yield``."""
     return _Inside(governor, call, messages)
 
@@ -342,7 +359,7 @@ def is_covered(governor: Governor, messages: Sequence[BaseMessage]) -> bool:
     """
     if not model_call_covered(governor):
         return False
-    _, sent = _SENT.get()
+    sent = _SENT.get().messages
     if len(sent) != len(messages):
         return False
     return all(map(operator.is_, sent, messages)) or list(sent) == list(messages)
@@ -354,7 +371,7 @@ def judge_if_changed(beside: Governor | None, messages: Sequence[BaseMessage]) -
     ``beside`` judges all model calls by itself. Raises `ChangedCallDenied` if they must not be sent; a decision that wants
     others is a denial here.
     """
-    call, sent = _SENT.get()
+    call, sent = _SENT.get().call, _SENT.get().messages
     if call is None or call.governor is beside or call.governor.only_watches or is_covered(call.governor, messages):
         return
     if not model_call_covered(call.governor):
@@ -365,3 +382,53 @@ def judge_if_changed(beside: Governor | None, messages: Sequence[BaseMessage]) -
     decision = as_obeyed(call.governor.decide(call.changed_request(said)), what="messages")
     if decision.blocks:
         raise ChangedCallDenied(decision)
+
+
+# ---------------------------------------------------------------------- changed on the way
+
+
+class Changed:
+    """A judged call of ``governor`` that middleware has given other messages, where it comes to the model at last.
+
+    `judgement` is to be judged, and `decided` told the decision; then the call goes on inside `sending`, where the model's
+    own net takes it for what it is, the call that was judged, and not for another one made beside it.
+    """
+
+    def __init__(self, sent: _Sent, call: ModelCall, messages: list[BaseMessage]) -> None:
+        self._sent = sent
+        self._call = call
+        self.messages = messages
+
+    @classmethod
+    def of(cls, governor: Governor, messages: list[BaseMessage]) -> Changed | None:
+        """The call that the running code is the inside of, if ``messages`` are not those that it was judged with."""
+        sent = _SENT.get()
+        if sent.call is None or not model_call_covered(governor) or is_covered(governor, messages):
+            return None
+        return cls(sent, sent.call, messages)
+
+    def judgement(self) -> Action | None:
+        """What is to be judged now; None where nobody judges."""
+        if self._call.governor.only_watches:
+            _said(self._call, self.messages)
+            return None
+        return self._call.changed_request([actions.as_mapping(message) for message in self.messages])
+
+    def decided(self, decision: Decision) -> AIMessage | None:
+        """The denial that takes the reply's place; None if the call may go on, with `messages` as policies want them."""
+        if decision.blocks:
+            denial = actions.denial_reply(decision)
+            self._sent.denial = (denial, decision)
+            return denial
+        if decision.arguments is not None:
+            self.messages = actions.with_messages(self.messages, decision.arguments["messages"])
+        return None
+
+    @contextmanager
+    def sending(self) -> Generator[None]:
+        """The inside of the call with its new messages. Not across a ``yield``."""
+        token = _SENT.set(_Sent(self._call, self.messages))
+        try:
+            yield
+        finally:
+            _SENT.reset(token)

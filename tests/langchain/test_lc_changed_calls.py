@@ -1,10 +1,11 @@
-"""Calls that middleware changes between the judgement and the tool, where lgov's middleware and nodes stand alone."""
+"""Calls that middleware changes between the judgement and the tool or the model."""
 
 from __future__ import annotations
 
 import asyncio
 from typing import Any
 
+import langchain.agents
 import pytest
 from langchain.agents import create_agent
 from langchain.agents.middleware import AgentMiddleware, HumanInTheLoopMiddleware
@@ -16,8 +17,9 @@ from langgraph.types import Command
 from scripted import ModelServer, Witness, at, calls, deny, make_governor, says
 
 from lgov_core.errors import PolicyDenied
+from lgov_core.governor import Governor
 from lgov_core.types import Action, Decision, Effect, Point
-from lgov_langchain import LgovMiddleware, wrap_tool_node
+from lgov_langchain import LgovMiddleware, arm, disarm, wrap_tool_node
 
 HOW = pytest.mark.parametrize("how", ["invoke", "ainvoke"])
 QUESTION: Any = {"messages": [("user", "tidy")]}
@@ -200,3 +202,71 @@ def test_so_are_the_wrappers_of_a_governed_node(how: str, handled: bool, witness
     assert ran == []
     assert "only tmp" in state["messages"][-1].text
     assert [one.status for one in witness.outcomes] == ["denied"]
+
+
+@HOW
+@pytest.mark.parametrize("verdict", ["allow", "deny", "transform", "abort", "watch"])
+def test_a_changed_prompt_is_one_call_in_an_armed_process(
+    how: str, verdict: str, model_server: ModelServer, chat: Any, witness: Witness
+) -> None:
+    from langchain.agents.middleware import ModelRetryMiddleware
+
+    def judge(action: Action) -> Decision | None:
+        if "password" not in str(action.arguments["messages"]):
+            return None
+        if verdict == "transform":
+            said = [
+                {**one, "content": one["content"].replace("password", "***")} for one in action.arguments["messages"]
+            ]
+            return Decision(Effect.TRANSFORM, policy="test", arguments={**action.arguments, "messages": said})
+        return None if verdict == "allow" else deny("no passwords", abort=verdict == "abort")
+
+    governor = make_governor(at(Point.PRE_MODEL_CALL, judge), witness=witness)
+    if verdict == "watch":
+        governor = Governor(plugins=[witness], only_watches=True)
+    model_server.play(says("done"))
+    arm(governor)
+    try:
+        agent = langchain.agents.create_agent(chat, [], middleware=[ModelRetryMiddleware(initial_delay=0), Adding()])
+        if verdict == "abort":
+            with pytest.raises(PolicyDenied):
+                ask(agent, how)
+        else:
+            assert ("no passwords" if verdict == "deny" else "done") in ask(agent, how)["messages"][-1].text
+    finally:
+        disarm()
+    sent = [body["messages"][-1]["content"] for body in model_server.bodies]
+    assert sent == {"deny": [], "abort": [], "transform": ["the ***"]}.get(verdict, ["the password"])
+    (chat_span, _) = witness.spans
+    assert chat_span.attributes.get("error.type") == ("denied" if verdict in ("deny", "abort") else None)
+    if verdict == "watch":
+        return
+    assert len(witness.decisions(Point.INPUT)) == 1
+    assert len({one.action.operation_id for one in witness.decisions(Point.PRE_MODEL_CALL)}) == 1
+    answered = 0 if verdict in ("deny", "abort") else 1
+    assert len(witness.decisions(Point.POST_MODEL_CALL)) == len(witness.decisions(Point.OUTPUT)) == answered
+
+
+@HOW
+def test_a_model_that_middleware_asks_beside_the_call_is_a_call_of_its_own(
+    how: str, model_server: ModelServer, chat: Any, witness: Witness
+) -> None:
+    class Asking(Adding):
+        def wrap_model_call(self, request: Any, handler: Any) -> Any:
+            chat.invoke("which tools?")
+            return super().wrap_model_call(request, handler)
+
+        async def awrap_model_call(self, request: Any, handler: Any) -> Any:
+            await chat.ainvoke("which tools?")
+            return await super().awrap_model_call(request, handler)
+
+    model_server.play(says("none"), says("done"))
+    arm(make_governor(at(Point.PRE_MODEL_CALL, lambda action: None), witness=witness))
+    try:
+        ask(langchain.agents.create_agent(chat, [], middleware=[Asking()]), how)
+    finally:
+        disarm()
+    replies = [one.action.text for one in witness.decisions(Point.POST_MODEL_CALL)]
+    assert replies == ["none", "done"]
+    assert len({one.action.operation_id for one in witness.decisions(Point.PRE_MODEL_CALL)}) == 2
+    assert [span.name for span in witness.spans] == ["chat scripted", "chat scripted", "invoke_agent LangGraph"]
