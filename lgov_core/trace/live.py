@@ -32,6 +32,8 @@ _CONTENT = frozenset(
     {
         semconv.INPUT_MESSAGES,
         semconv.OUTPUT_MESSAGES,
+        semconv.SYSTEM_INSTRUCTIONS,
+        semconv.TOOL_DEFINITIONS,
         semconv.TOOL_ARGUMENTS,
         semconv.TOOL_RESULT,
         semconv.ERROR_MESSAGE,

@@ -20,7 +20,7 @@ from lgov_core.trace.mapping_table import (
     ROWS,
     Row,
 )
-from lgov_core.trace.mapping_values import FORMS, at_path, family, from_json, message_of
+from lgov_core.trace.mapping_values import FORMS, apart, at_path, family, from_json, message_of
 from lgov_core.types import JSONValue, Span, SpanEvent
 
 _BY_NAME: Final[dict[str, list[Row]]] = defaultdict(list)
@@ -132,7 +132,7 @@ def _messages(ours: str, span: Span) -> str | None:
         found = from_json(given)
         if not (isinstance(found, list) and any(isinstance(one, Mapping) and "parts" in one for one in found)):
             return None
-        messages = [message_of(one) for one in found]
+        messages = [message_of(one) for given in found for one in apart(given)]
         return None if None in messages else json.dumps(messages, ensure_ascii=False)
     for prefix in MESSAGE_FAMILIES[ours]:
         if (written := _written(family(span.attributes, prefix))) is not None:

@@ -152,15 +152,23 @@ def message_of(given: Any) -> dict[str, Any] | None:
     return message if "content" in message or calls else None
 
 
+def apart(given: Any) -> list[Any]:
+    """A message that holds the results of several tools as one for each, which is how chat completions have them."""
+    parts = _sequence(given.get("parts")) if isinstance(given, Mapping) else ()
+    if len(parts) < 2 or not all(isinstance(one, Mapping) and one.get("type") == "tool_call_response" for one in parts):
+        return [given]
+    return [{**given, "parts": [one]} for one in parts]
+
+
 def _take_part(message: dict[str, Any], calls: list[dict[str, Any]], part: Any) -> bool:
     """Adds a part; False for one that a chat completion has no place for."""
     kind = part.get("type") if isinstance(part, Mapping) else None
-    if kind == "text" and isinstance(part.get("content"), str):
+    if kind == "text" and isinstance(part.get("content"), str) and "tool_call_id" not in message:
         message["content"] = f"{message.get('content', '')}{part['content']}"
     elif kind == "tool_call" and (made := _tool_call(part)) is not None:
         calls.append(made)
-    elif kind == "tool_call_response":
-        message["tool_call_id"] = part.get("id")
+    elif kind == "tool_call_response" and "content" not in message:
+        message |= {"role": "tool", "tool_call_id": part.get("id")}
         message["content"] = text(part.get("response", part.get("result", part.get("content")))) or ""
     else:
         return False

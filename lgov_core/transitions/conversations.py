@@ -6,11 +6,14 @@ import hashlib
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, Final, TypeAlias
 
 from lgov_core.types import CapturedCall
 
 Message: TypeAlias = Mapping[str, Any]
+
+#: What the content of a chat message may be made of.
+_CONTENT_PARTS: Final = frozenset({"text", "image_url", "input_audio", "file", "refusal"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,34 +37,48 @@ def chat_conversation(call: CapturedCall) -> Conversation | None:
     """
     if call.route != "chat":
         return None
-    messages, reply = call.request.get("messages"), _reply(call)
-    if not isinstance(messages, Sequence) or reply is None or not all(map(_is_message, (*messages, reply))):
+    messages, choices = call.request.get("messages"), call.response.get("choices")
+    reply = _chosen(choices, call.choice) if isinstance(choices, Sequence) else _told(call)
+    if not isinstance(messages, Sequence) or not isinstance(reply, Mapping):
+        return None
+    if not isinstance(choices, Sequence) and not all(map(_is_chat_message, (*messages, reply))):
         return None
     return Conversation(tuple(messages), _said(reply), tuple(call.request.get("tools") or ()))
 
 
-def _reply(call: CapturedCall) -> Message | None:
-    choices, told = call.response.get("choices"), call.response.get("messages")
-    reply: Any = None
-    if isinstance(choices, Sequence):
-        for position, choice in enumerate(choices):
-            if isinstance(choice, Mapping) and choice.get("index", position) == call.choice:
-                reply = choice.get("message")
-                break
-    elif isinstance(told, Sequence) and told:
-        reply = told[0] if len(told) == 1 else told[call.choice] if call.choice < len(told) else None
-    if not isinstance(reply, Mapping) or reply.get("role", "assistant") != "assistant":
+def _chosen(choices: Sequence[Any], index: int) -> Any:
+    for position, choice in enumerate(choices):
+        if isinstance(choice, Mapping) and choice.get("index", position) == index:
+            return choice.get("message")
+    return None
+
+
+def _told(call: CapturedCall) -> Message | None:
+    """The reply as spans tell it: messages, one a choice."""
+    told = call.response.get("messages")
+    if not isinstance(told, Sequence) or not told or not (len(told) == 1 or call.choice < len(told)):
         return None
-    return {"role": "assistant", **{name: said for name, said in reply.items() if name != "finish_reason"}}
+    reply: Any = told[0 if len(told) == 1 else call.choice]
+    if not isinstance(reply, Mapping) or reply.get("role") != "assistant":
+        return None
+    return {name: said for name, said in reply.items() if name != "finish_reason"}
 
 
-def _is_message(message: Any) -> bool:
-    """Whether it has the form of a chat message. Those of spans are anybody's, and have parts where they did not fit."""
-    if not isinstance(message, Mapping) or not isinstance(message.get("role"), str) or "parts" in message:
+def _is_chat_message(message: Any) -> bool:
+    """Whether it has the form of a chat message: what spans tell is anybody's, and in the words of any API."""
+    if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
         return False
-    calls = message.get("tool_calls") or ()
-    return isinstance(calls, Sequence) and all(
-        isinstance(call, Mapping) and isinstance(call.get("function") or {}, Mapping) for call in calls
+    content, calls = message.get("content"), message.get("tool_calls") or ()
+    if not {"content", "tool_calls"} & message.keys() or {"type", "parts"} & message.keys():
+        return False
+    if isinstance(content, list) and not all(
+        isinstance(part, Mapping) and part.get("type") in _CONTENT_PARTS for part in content
+    ):
+        return False
+    return (
+        isinstance(content, str | list | None)
+        and isinstance(calls, list | tuple)
+        and all(isinstance(one, Mapping) and isinstance(one.get("function"), Mapping) for one in calls)
     )
 
 

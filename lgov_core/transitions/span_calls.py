@@ -15,6 +15,7 @@ from lgov_core.transitions.span_values import (
     messages_of,
     number_or,
     proposed_tool_calls,
+    request_of,
     text_of,
     tokens_agree,
     tokens_of,
@@ -101,12 +102,12 @@ def _call(
 ) -> CapturedCall:
     get = attributes.get
     started_at = span.started_at
-    asked, said = get(semconv.INPUT_MESSAGES), get(semconv.OUTPUT_MESSAGES)
+    said = get(semconv.OUTPUT_MESSAGES)
     temperature, top_p = get(semconv.REQUEST_TEMPERATURE), get(semconv.REQUEST_TOP_P)
     draft: Any = CallDraft()
     draft.response_id, draft.choice = key
     draft.model = str(get(semconv.RESPONSE_MODEL) or get(semconv.REQUEST_MODEL) or "")
-    draft.request = {} if asked is None else messages_of(asked)
+    draft.request = {} if get(semconv.INPUT_MESSAGES) is None else request_of(attributes)
     draft.response = {} if said is None else messages_of(said)
     draft.prompt_ids, draft.response_ids, draft.logprobs = tokens
     draft.finish_reason = finish_reason_of(get(semconv.FINISH_REASONS))

@@ -11,6 +11,7 @@ from typing import Any, Final, TypeAlias
 
 from lgov_core.store.encoding import all_below_2_31
 from lgov_core.trace import semconv
+from lgov_core.trace.mapping_values import from_json, message_of
 from lgov_core.types import JSONValue
 
 #: Prompt ids, response ids and logprobs.
@@ -89,6 +90,35 @@ def finish_reason_of(value: object) -> str:
     if isinstance(value, _LISTS) and value:
         value = value[0]
     return value if isinstance(value, str) else ""
+
+
+def request_of(attributes: Mapping[str, JSONValue]) -> dict[str, Any]:
+    """What a model read, as its span tells: the messages, instructions first, and the tools, in the form of chat completions.
+
+    Empty where the messages are not told, or the instructions cannot be read: half a prompt is none.
+    """
+    request = messages_of(attributes.get(semconv.INPUT_MESSAGES))
+    if not request:
+        return {}
+    instructions = attributes.get(semconv.SYSTEM_INSTRUCTIONS)
+    if instructions not in (None, "", "[]"):
+        parts = from_json(instructions)
+        system = message_of(
+            {"role": "system", "parts": parts} if parts else {"role": "system", "content": instructions}
+        )
+        if system is None or not isinstance(system.get("content"), str):
+            return {}
+        if system not in request["messages"]:
+            request["messages"] = [system, *request["messages"]]
+    tools = [_tool(one) for one in _listed(attributes.get(semconv.TOOL_DEFINITIONS)) or () if isinstance(one, Mapping)]
+    return {**request, "tools": tools} if tools else request
+
+
+def _tool(told: Mapping[str, Any]) -> dict[str, Any]:
+    """A tool's definition; the conventions write what is said of a function beside its type."""
+    if told.get("type", "function") != "function" or "function" in told:
+        return dict(told)
+    return {"type": "function", "function": {name: value for name, value in told.items() if name != "type"}}
 
 
 def messages_of(value: object) -> dict[str, Any]:

@@ -174,6 +174,40 @@ def test_messages_that_only_spans_say_become_records(tmp_path: Path) -> None:
     assert attempts["r2"]["threads"][0]["messages"] == [said[0], {"role": "assistant", "content": "Bob."}]
 
 
+def test_instructions_tools_and_results_that_spans_say_apart_are_in_the_records(tmp_path: Path) -> None:
+    """OpenTelemetry's conventions keep the system prompt beside the messages, and results of tools in one message."""
+    calls = [{"type": "tool_call", "id": name, "name": "look", "arguments": {"at": name}} for name in ("k1", "k2")]
+    results = [{"type": "tool_call_response", "id": name, "response": f"saw {name}"} for name in ("k1", "k2")]
+    asked = [{"role": "user", "parts": [{"type": "text", "content": "Who?"}]}, {"role": "assistant", "parts": calls}]
+    source = Path(file_of_spans(tmp_path / "spans.jsonl"))
+    (line,) = [json.loads(line) for line in source.read_text().splitlines()]
+    attributes = line["resourceSpans"][0]["scopeSpans"][0]["spans"][0]["attributes"]
+    more = {
+        "gen_ai.input.messages": [*asked, {"role": "tool", "parts": results}],
+        "gen_ai.system_instructions": [{"type": "text", "content": "Be "}, {"type": "text", "content": "brief."}],
+        "gen_ai.tool.definitions": [{"type": "function", "name": "look", "parameters": {"type": "object"}}],
+    }
+    listed = [one for one in attributes if one["key"] not in more]
+    attributes[:] = [*listed, *({"key": key, "value": value_of(json.dumps(value))} for key, value in more.items())]
+    source.write_text(json.dumps(line))
+    (record,) = told(str(source), "--format", "sft")
+    assert [message["role"] for message in record["messages"]] == [
+        "system",
+        "user",
+        "assistant",
+        "tool",
+        "tool",
+        "assistant",
+    ]
+    assert record["messages"][0]["content"] == "Be brief."
+    assert [message["content"] for message in record["messages"][3:5]] == ["saw k1", "saw k2"]
+    assert record["tools"] == [{"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}]
+
+    attributes[-2]["value"] = value_of(json.dumps([{"type": "blob"}]))  # instructions that cannot be read
+    source.write_text(json.dumps(line))
+    assert told(str(source), "--format", "sft") == []
+
+
 @pytest.mark.parametrize(
     "broken",
     [
@@ -182,6 +216,9 @@ def test_messages_that_only_spans_say_become_records(tmp_path: Path) -> None:
         '[{"role": "user", "tool_calls": ["f"]}]',
         '[{"role": "user", "tool_calls": [{"function": "f"}]}]',
         '[{"role": "user", "parts": [{"type": "blob"}]}]',
+        '[{"role": "user", "content": [{"type": "tool_result", "tool_use_id": "k", "content": "x"}]}]',
+        '[{"type": "message", "role": "user", "content": "Who?"}]',
+        '[{"role": "user", "parts": [{"type": "text", "content": "Who?"}, {"type": "tool_call_response", "id": "k"}]}]',
     ],
 )
 def test_what_are_no_messages_is_counted(broken: str, tmp_path: Path) -> None:
