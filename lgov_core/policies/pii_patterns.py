@@ -70,9 +70,13 @@ def _shape(body: str, flags: int = 0) -> re.Pattern[str]:
 
 
 def _national(body: str, valid: Callable[[str], bool], context: str | None = None, *hints: str) -> Pattern:
-    return Pattern(
-        "national_id", _shape(body, re.IGNORECASE), hints, _checked(valid, _word(context) if context else None)
-    )
+    check = _checked(valid, _word(context)) if context else _checked(valid, unless=_OF_A_THING)
+    return Pattern("national_id", _shape(body, re.IGNORECASE), hints, check)
+
+
+def _is_a_moment(digits: str) -> bool:
+    """Whether twelve digits are a day of these years and a time of that day, as names of files and builds have them."""
+    return len(digits) == 12 and digits[:4] > "2015" and digits[8:10] < "24" and digits[10:] < "60"
 
 
 def _said(kind: str, body: str, context: str, *hints: str, digits: int = 0, near: int = 48) -> Pattern:
@@ -104,19 +108,21 @@ _NORTH_AMERICAN = re.compile(
 )
 #: A national number with its trunk prefix, in groups.
 _TRUNK = re.compile(
-    r"01[5-7]\d[ /-]\d{7,8}|\(?0[1-9]\d{0,3}\)?(?:[ /-]\(?\d{2,4}\)?){2,4}|\(0[1-9]\d{0,3}\)[ -]?\d{5,8}"
+    r"01[5-7]\d[ /-]\d{7,8}|07[1-9]\d\d[ -]\d{6}|\(?0[1-9]\d{0,3}\)?(?:[ /-]\(?\d{2,4}\)?){2,4}|\(0[1-9]\d{0,3}\)[ -]?\d{5,8}"
 )
 _BRAZILIAN = re.compile(r"\([1-9]\d\) ?9?[2-9]\d{3}-\d{4}")
 _PHONE_GIVEN = re.compile(
     r"(?:phone|mobile|tel|fax|whatsapp|sms|msisdn)(?:\s?(?:number|no|nr))?\s?=\s?$", re.IGNORECASE
 )
+#: A day with its year, before an hour: ``09/11/2019 00`` of ``09/11/2019 00:27``.
+_DATE = re.compile(r"(?:0?[1-9]|[12]\d|3[01])([ /.-])(?:0?[1-9]|1[0-2])\1(?:19|20)\d\d(?!\d)")
 _PHONE_TAG = re.compile(r"-(?:office|fax|mobile|home|work|cell|phone|desk)\b", re.IGNORECASE)
 
 
 def _phone(text: str, start: int, end: int) -> int | None:
     value = text[start:end]
     digits = _bare(value).partition("X")[0]
-    if not 7 <= len(digits) <= 15 or not digits.isdigit() or len(set(digits)) < 3:
+    if not 7 <= len(digits) <= 15 or not digits.isdigit() or len(set(digits)) < 3 or _DATE.match(value):
         return None
     left = left_of(text, start, 40).replace("_", " ")
     if left and re.search(r"[\d,/=]\s?$|\.$|[^A-Za-z]\.\s$|[€$£]\s?$", left[-3:]) and not _PHONE_GIVEN.search(left):
@@ -139,10 +145,10 @@ _RESOLVERS = frozenset({"8.8.8.8", "8.8.4.4", "1.1.1.1", "1.0.0.1", "9.9.9.9"})
 
 def _ip(text: str, start: int, end: int) -> int | None:
     if re.search(
-        r"(?:version|release|v|ver|==|>=|~=|@|section|§|chapter)[\s:=\"']{0,3}$",
+        r"(?:version|release|v|ver|build|firmware|driver|assembly|==|>=|~=|@|section|§|chapter)[\s:=\"']{0,3}$",
         left_of(text, start, 16),
         re.IGNORECASE,
-    ):
+    ) or text.endswith(".0.0.0", start, end):  # a network, or what browsers call their version
         return None
     try:
         address = ipaddress.ip_address(text[start:end])
@@ -182,11 +188,12 @@ PATTERNS: Final[tuple[Pattern, ...]] = (
     _national(r"\d{9}|\d{4}[. ]\d{2}[. ]\d{3}", checks.nl_bsn, r"bsn|burgerservicenummer|sofi(?:nummer)?", "bsn", "burgerservice", "sofi"),
     _national(r"\d{2} ?\d{3} ?\d{3} ?\d{3}", checks.de_steuer_id, r"steuer[ -]?id\w*|steueridentifikations\w*|steuernummer|idnr|tin|tax id", "steuer", "idnr", "tin", "tax"),
     _national(r"\d{3} ?\d{3} ?\d{4}", checks.uk_nhs, r"nhs", "nhs"),
-    _national(r"(?<!\d[ -])\d{4}[ -]\d{4}[ -]\d{4}(?![ -]?\d)", checks.in_aadhaar),
-    _national(r"\d{12}", checks.in_aadhaar, r"aadhaar|aadhar|uidai", "aadha", "uidai"),
+    _national(r"(?<!\d[ -])\d{4} \d{4} \d{4}(?![ -]?\d)", checks.in_aadhaar),
+    _national(r"\d{4}-?\d{4}-?\d{4}", checks.in_aadhaar, r"aadhaar|aadhar|uidai", "aadha", "uidai"),
     _national(r"[A-Z]{3}[PCHFATBLJG][A-Z]\d{4}[A-Z]", lambda value: len(value) == 10, r"pan", "pan"),
     _national(r"\d{11}", checks.pl_pesel, r"pesel", "pesel"),
-    _national(r"(?:19|20)?\d{6}[-+]\d{4}", checks.se_personnummer),
+    _national(r"(?:19|20)?\d{6}[-+]\d{4}", lambda value: checks.se_personnummer(value) and not _is_a_moment(value)),
+    _national(r"20\d{6}-\d{4}", checks.se_personnummer, r"person(?:nummer|nr)|pnr|born|född", "person", "pnr", "born", "föd"),
     _national(r"\d{3}[ -]?\d{3}[ -]?\d{3}", checks.luhn, r"sin|social insurance(?:\snumber)?", "sin", "social insurance"),
     _national(r"\d{3} ?\d{3} ?\d{3}", checks.au_tfn, r"tfn|tax file(?:\snumber)?", "tfn", "tax file"),
     _national(r"756\.\d{4}\.\d{4}\.\d{2}", checks.ean13),

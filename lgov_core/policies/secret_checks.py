@@ -18,7 +18,7 @@ _PLACEHOLDER_WORD = re.compile(
 )
 #: Within a key of a known format only what nobody would generate counts: AWS's own example key ends in EXAMPLE.
 _PLACEHOLDER_IN_KEY = re.compile(
-    r"example|placeholder|redacted|changeme|your|replace|insert|dummy|xxxx|0{12}|1234567890abcdef1234"
+    r"example|placeholder|redacted|changeme|your|replace|insert|dummy|xxxx|X{6}|EXAMPLE|0{12}|1234567890abcdef1234"
 )
 _REFERENCE = re.compile(
     r"[$%@{(\[<]|(?:os|process|config|settings|self|env|environ|secrets|vault|args|request|ctx|context|app|vars?|data)\b[.\[(]"

@@ -91,11 +91,11 @@ KEYS: Final[tuple[Pattern, ...]] = (
     _key("service_token", r"secret_[A-Za-z0-9]{43}|pat[A-Za-z0-9]{14}\.[a-f0-9]{64}|CFPAT-[A-Za-z0-9_-]{43}|aio_[A-Za-z0-9]{28}|lsv2_(?:pt|sk)_[0-9a-f]{32}_[0-9a-f]{10}", "secret_", "pat", "aio_", "lsv2_"),
     _key("service_token", r"oy2[a-z0-9]{43}|AKCp[A-Za-z0-9]{60,75}|sdk-[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}|sk\.eyJ[A-Za-z0-9_-]{16,300}\.[A-Za-z0-9_-]{20,40}|EAA[MC][A-Za-z0-9]{60,300}|EAA[A-Za-z0-9]{90,300}", "oy2", "akcp", "sdk-", "sk.eyj", "eaa", check=random_looking),
     _key("cloud_token", r"[A-Za-z0-9]{14}\.atlasv1\.[A-Za-z0-9_-]{60,70}|pscale_(?:tkn|pw|oauth)_[A-Za-z0-9_=.-]{32,64}|nfp_[A-Za-z0-9_]{36}|dt0[a-z]\d{2}\.[A-Z0-9]{24}\.[A-Z0-9]{64}|fm[12][ar]?_[A-Za-z0-9_+/=,-]{50,500}", ".atlasv1.", "pscale_", "nfp_", "dt0", "fm1", "fm2"),
-    _key("cloud_token", r"tskey-(?:auth|api|client|scim|webhook)-[A-Za-z0-9-]{20,80}|nvapi-[A-Za-z0-9_-]{60,70}|ops_eyJ[A-Za-z0-9_-]{100,2000}|SWMTKN-1-[0-9a-z]{50}-[0-9a-z]{25}|bkua_[0-9a-f]{40}|CCIPAT_[A-Za-z0-9]{22}_[0-9a-f]{40}|GR1348941[A-Za-z0-9_-]{20}", "tskey-", "nvapi-", "ops_", "swmtkn-", "bkua_", "ccipat_", "gr1348941"),
+    _key("cloud_token", r"tskey-(?:auth|api|client|scim|webhook)-[A-Za-z0-9-]{20,80}|nvapi-[A-Za-z0-9_-]{60,70}|ops_eyJ[A-Za-z0-9_+/=-]{100,2000}|SWMTKN-1-[0-9a-z]{50}-[0-9a-z]{25}|bkua_[0-9a-f]{40}|CCIPAT_[A-Za-z0-9]{22}_[0-9a-f]{40}|GR1348941[A-Za-z0-9_-]{20}", "tskey-", "nvapi-", "ops_", "swmtkn-", "bkua_", "ccipat_", "gr1348941"),
     _key("service_token", r"tgp_v1_[A-Za-z0-9_-]{43}|tvly-[A-Za-z0-9-]{24,50}|xkeysib-[0-9a-f]{64}-[A-Za-z0-9]{16}|pcsk_[A-Za-z0-9_]{50,80}|jina_[A-Za-z0-9]{60}|phx_[A-Za-z0-9]{40,60}|e2b_[0-9a-f]{40}|sk_[0-9a-f]{48}|lin_oauth_[0-9a-f]{64}|sl\.[A-Za-z0-9_-]{130,1500}|shippo_(?:live|test)_[0-9a-f]{40}|duffel_(?:live|test)_[A-Za-z0-9_-]{43}|rdme_[a-z0-9]{70}|EZ[AT]K[A-Za-z0-9]{54}", "tgp_", "tvly-", "xkeysib-", "pcsk_", "jina_", "phx_", "e2b_", "sk_", "lin_oauth_", "sl.", "shippo_", "duffel_", "rdme_", "ezak", "eztk", check=random_looking),
     _key("service_token", r"sb_secret_[A-Za-z0-9_-]{20,40}|AVNS_[A-Za-z0-9_-]{19}|fc-[0-9a-f]{32}|[0-2]/\d{15,17}(?:/\d{15,17})?:[0-9a-f]{32}|apify_api_[A-Za-z0-9]{36}|sgp_(?:[0-9a-f]{16}_|local_)?[0-9a-f]{40}|csk-[a-z0-9]{40,60}|fw_[A-Za-z0-9]{22,24}|esecret_[A-Za-z0-9]{24,40}|waka_[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}", "sb_secret_", "avns_", "fc-", "0/", "1/", "2/", "apify_api_", "sgp_", "csk-", "fw_", "esecret_", "waka_", check=random_looking),
     _key("service_token", r"pat-(?:na|eu|ap)\d-[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}|mlsn\.[0-9a-f]{64}|sq[apu]_[0-9a-f]{40}|tfp_[A-Za-z0-9_-]{40,60}|pn[bu]_[A-Za-z0-9]{36}|polar_(?:oat|pat)_[A-Za-z0-9]{40,60}|AstraCS:[A-Za-z0-9]{20,30}:[0-9a-f]{64}|access-(?:sandbox|production)-[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}", "pat-", "mlsn.", "sqa_", "sqp_", "squ_", "tfp_", "pnb_", "pnu_", "polar_", "astracs:", "access-", check=random_looking),
-    _key("cloud_token", r"ABSK[A-Za-z0-9+/]{80,180}={0,2}|bedrock-api-key-[A-Za-z0-9+/]{60,4000}={0,2}|v1\.0-[0-9a-f]{24}-[0-9a-f]{146}|napi_[a-z0-9]{60,70}|rnd_[A-Za-z0-9]{28,36}|ddp_[A-Za-z0-9]{36}", "absk", "bedrock-api-key-", "v1.0-", "napi_", "rnd_", "ddp_", check=random_looking),
+    _key("cloud_token", r"ABSK[A-Za-z0-9+/]{80,180}={0,2}|bedrock-api-key-[A-Za-z0-9+/]{60,4000}={0,2}|v1\.0-[0-9a-f]{24}-[0-9a-f]{146}|napi_[a-z0-9]{60,70}|rnd_[A-Za-z0-9]{28,36}|ddp_[A-Za-z0-9]{36}|vc[picark]_[A-Za-z0-9]{24,80}|cflt[A-Za-z0-9+/]{60}", "absk", "bedrock-api-key-", "v1.0-", "napi_", "rnd_", "ddp_", "vcp_", "vci_", "vca_", "vcr_", "vck_", "cflt", check=random_looking),
     _key("gcp_key", r"1//0[A-Za-z0-9_-]{40,120}|AQ\.[A-Za-z0-9_-]{40,80}", "1//0", "aq.", check=random_looking),
     Pattern("password", re.compile(r"WIFI:(?:[A-Z]:(?:[^;\n\\]|\\.){0,64};){0,4}P:((?:[^;\s\\]|\\.){6,63});"), ("wifi:",), not_a_placeholder),
     _key("payment_key", r"FLWSECK(?:_TEST)?-[0-9a-f]{12,32}-X|rzp_live_[A-Za-z0-9]{14}|access_token\$(?:production|sandbox)\$[0-9a-z]{16}\$[0-9a-f]{32}", "flwseck", "rzp_", "access_token$"),
@@ -117,6 +117,12 @@ KEYS: Final[tuple[Pattern, ...]] = (
 #: What a password is called in the languages that most prompts are written in, beside English.
 _ELSEWHERE = r"passwort|kennwort|contraseña|mot de passe|senha|parola|wachtwoord|hasło|lösenord|adgangskode|salasana|heslo|jelszó|şifre|пароль|密码|密碼|口令|パスワード|비밀번호"
 _ELSEWHERE_HINTS = tuple(_ELSEWHERE.split("|"))
+_OTHER_KEYS = (
+    "PUBLIC PUB PUBLISHABLE ANON SITE PRIMARY FOREIGN SORT PARTITION ROW HASH CACHE OBJECT S3 FILE STORAGE ROUTING"
+    " IDEMPOTENCY DEDUP INDEX LOOKUP HOST BUILD LOCK"
+)
+#: What looks like a key, in a variable in capitals that ends in KEY, is one unless the variable is one of these.
+_NO_OTHER_KEY = "".join(rf"(?<!{word}_)" for word in _OTHER_KEYS.split())
 ASSIGNMENTS: Final[tuple[Pattern, ...]] = (
     _given("password", r"passw(?:or)?d|passphrase|passwd|(?<![A-Za-z])(?:pwd|pass|passcode)|_(?:pwd|pass)|" + _ELSEWHERE, password, "pass", "pwd", *_ELSEWHERE_HINTS),
     Pattern("password", re.compile(r"(?:password|passphrase|passcode|pwd|pin code)\s(?:is|was|to|=>|->)\s(?:now\s)?[\"'`]?([^\s\"'`]{6,128})", re.I), ("pass", "pwd", "pin code"), spoken_password),
@@ -127,6 +133,7 @@ ASSIGNMENTS: Final[tuple[Pattern, ...]] = (
     Pattern("password", re.compile(r"define\(\s?[\"'][A-Z_]{0,24}PASSWORD[\"'],\s?[\"']([^\"'\s]{6,128})"), ("define",), password),
     Pattern("secret", re.compile(r"define\(\s?[\"'][A-Z_]{0,24}(?:KEY|SECRET|SALT|TOKEN)[\"'],\s?[\"']([^\"'\s]{12,256})"), ("define",), machine_key),
     Pattern("token", re.compile(r"(?<![A-Za-z0-9_])[A-Z][A-Z0-9_]{1,40}_TOKEN\s{0,2}[=:]\s{0,2}[\"']?([^\s\"'`<]{12,512})"), ("_token",), machine_key),
+    Pattern("api_key", re.compile(rf"(?<![A-Za-z0-9_])[A-Z][A-Z0-9_]{{1,40}}_(?:PAT|{_NO_OTHER_KEY}KEY)[\"']?\s{{0,2}}[=:]\s{{0,2}}[\"']?([A-Za-z0-9]{{24,128}})(?![\w.:/-])"), ("_pat", "_key"), machine_key),
     _given("api_key", r"(?:admin|api|access|auth|secret|private|signing|encryption|master|account|subscription|license|shared)[_. -]?(?:access[_. -]?)?key|apikey", machine_key, "key"),
     _given("token", r"(?:access|auth|refresh|bearer|api|secret|session|id|bot|personal|deploy|oauth|security|app|user|client|service|gh|github|gitlab|npm|pypi|hf|slack|webhook)[_. -]?token|(?<![A-Za-z_.-])token", machine_key, "token"),
     _given("secret", r"(?:client|app|api|consumer|shared|webhook|signing|oauth|jwt|session|hmac|totp|django)[_. -]?secret|(?<![A-Za-z])secret(?:[_-]?(?:key|value|token))?|_secret|credentials?", machine_key, "secret", "credential"),

@@ -184,6 +184,9 @@ def test_further_kinds(text: str) -> None:
 
 
 ELSEWHERE = """
+AZURE_OPENAI_KEY=aB3dE6gH9kL2nP5qaB3dE6gH9kL2nP5q
+"DD_APP_KEY": "0a1b2c3d4e5f67890a1b2c3d4e5f67890a1b2c3d"
+export GITHUB_PAT=aB3dE6gH9kL2nP5qaB3dE6gH
 mysql -u root -p5U37f5AMQtGu prod
 Das Passwort lautet: Gr7!kWq9zLpX
 Das Passwort ist Gr7!kWq9zLpX
@@ -206,6 +209,10 @@ senha: Xk29mLp!
 hasło jest Xk29mLp!q
 """
 HARMLESS = """
+AKIAIOSFODNN7EXAMPLE is the example in the documents, and sk-ant-api03-XXXXXXXXXXXXXXXX in these
+CACHE_KEY=0a1b2c3d4e5f67890a1b2c3d4e5f67890a1b2c3d
+CONFIG_KEY = "app/config/prod-2026/eu-west-1/settings"
+GLOB_PAT="src/**/*.py2026 and further ones"
 mysql -u root -p prod
 Das Passwort ist abgelaufen.
 Das Passwort lautet wie folgt
@@ -278,6 +285,9 @@ HEXES, MIXED = "0a1b2c3d4e5f6789", "aB3dE6gH9kL2nP5q"
         "1//0" + MIXED * 3,
         "EAA" + MIXED * 7,
         "WIFI:S:Home;T:WPA;P:" + MIXED + ";;",
+        "vck_" + MIXED * 3,
+        "ops_eyJ" + MIXED * 4 + "+/" + MIXED * 4 + "==",
+        "cflt" + MIXED * 3 + "+/" + MIXED[:10],
     ],
 )
 def test_formats_of_more_services(key: str) -> None:
