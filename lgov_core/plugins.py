@@ -82,6 +82,8 @@ class _PolicyPlugin:
 
     def __init__(self, policy: Any) -> None:
         self._policy = policy
+        #: Whether it has to know one action from another, so that each gets an id.
+        self.keeps_count = callable(getattr(policy, "observe", None)) and getattr(policy, "keeps_count", True)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._policy, name)  # how it wants to be asked: bounded, timeout_s, asked_last

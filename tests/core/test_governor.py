@@ -19,7 +19,7 @@ from lgov_core.errors import PluginError, PolicyDenied, PolicyError
 from lgov_core.governor import Governor, ObservedDecision, PluginFailure
 from lgov_core.hookspecs import hookimpl
 from lgov_core.plugins import make_plugin_manager
-from lgov_core.policies import CostControlPolicy, PolicySet, SQLPolicy, ToolPolicy
+from lgov_core.policies import BoundedPolicy, CostControlPolicy, PolicySet, SQLPolicy, ToolPolicy
 from lgov_core.scope import RolloutScope, carry_into_threads, current_scope, enter_scope
 from lgov_core.types import Action, Decision, Effect, Point, Reward, ToolOutcome
 
@@ -463,6 +463,27 @@ def test_a_policy_is_a_plugin_and_judges_as_a_policy_does(policies: Callable[[],
     subject = Governor([] if as_plugins else policies(), manager=manager)
     calls = [Action(Point.PRE_TOOL_CALL, "t", arguments={"query": sql}) for sql in ("SELECT 1", "DROP TABLE users")]
     assert [subject.decide(one).effect for one in calls] == [Effect.ALLOW, Effect.DENY]
+
+
+@pytest.mark.parametrize("as_plugins", [False, True])
+def test_a_policy_that_keeps_count_hears_as_a_plugin_what_others_denied(as_plugins: bool) -> None:
+    policies = [CostControlPolicy(max_calls=1), ToolPolicy(allow=["t"])]
+    manager = make_plugin_manager(policies if as_plugins else [], builtin=(), third_party=False)
+    subject = Governor([] if as_plugins else policies, manager=manager)
+    effects = [subject.decide(Action(Point.PRE_TOOL_CALL, name)).effect for name in ("other", "t", "t")]
+    assert effects == [Effect.DENY, Effect.ALLOW, Effect.DENY]
+
+
+def test_a_policy_that_waits_for_people_is_waited_for_as_a_plugin_too() -> None:
+    class Waits(BoundedPolicy):
+        name, bounded, timeout_s = "waits", False, 60.0
+
+        def judge(self, action: Action) -> Decision:
+            time.sleep(0.1)
+            return self.allow()
+
+    manager = make_plugin_manager([Waits()], builtin=(), third_party=False)
+    assert Governor(manager=manager, timeout_s=0.01).decide(call()).effect is Effect.ALLOW
 
 
 def _not_marked(_self: object, action: Action) -> Decision:
