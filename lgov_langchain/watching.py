@@ -92,17 +92,9 @@ def _observing(method: Callable[..., None]) -> Callable[..., None]:
 
 _begin_tool = _observing(LgovCallbackHandler.on_tool_start)
 _begin_chat = _observing(LgovCallbackHandler.on_chat_model_start)
-for _name in (
-    "on_chain_start",
-    "on_chain_end",
-    "on_chain_error",
-    "on_llm_start",
-    "on_llm_end",
-    "on_llm_error",
-    "on_tool_end",
-    "on_tool_error",
-):
-    setattr(ProcessHandler, _name, _observing(getattr(LgovCallbackHandler, _name)))
+for _name, _method in vars(LgovCallbackHandler).items():
+    if _name.startswith("on_") and _name not in vars(ProcessHandler):
+        setattr(ProcessHandler, _name, _observing(_method))
 
 
 def watch_process() -> None:
