@@ -6,7 +6,9 @@ import json
 import re
 import subprocess
 import sys
+import tomllib
 from importlib import metadata
+from pathlib import Path
 
 import pytest
 from packaging.requirements import Requirement
@@ -114,3 +116,18 @@ def test_the_base_installation_has_at_most_twelve_distributions() -> None:
     found = base_installation()
     assert {"click", "pluggy", "rich", "sqlglot"} <= found
     assert len(found) <= 12, sorted(found)
+
+
+def test_what_adapters_may_use_of_the_core_is_what_contributing_says() -> None:
+    root = Path(__file__).parents[2]
+    contracts = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["importlinter"][
+        "contracts"
+    ]
+    (adapters,) = (one for one in contracts if one["name"] == "Adapters use the front door")
+    files = (*root.glob("lgov_core/*.py"), *(found.parent for found in root.glob("lgov_core/*/__init__.py")))
+    modules = {f"lgov_core.{file.stem}" for file in files} - {"lgov_core.__init__"}
+    text = (root / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    said = re.search(r"adapters use (.*?) only;", text, re.DOTALL)
+    assert said is not None
+    allowed = {f"lgov_core.{name}" for name in re.findall(r"`(\w+)`", said[1])}
+    assert modules - set(adapters["forbidden_modules"]) == allowed

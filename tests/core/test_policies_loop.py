@@ -48,6 +48,7 @@ def test_with_a_window_the_same_call_is_counted_whatever_stands_between() -> Non
     assert run(LoopPolicy(2, window=6), "axuvwya") == "axuvwya"
     assert run(LoopPolicy(2, window=3), "axabca") == "axabca"
     assert run(LoopPolicy(1, window=1), "ab" * 4) == "abABABAB"
+    assert run(LoopPolicy(2, window=4), "abaaca") == "abaAca", "what was denied was not made"
 
 
 def test_one_repeat_means_never_twice_in_a_row() -> None:

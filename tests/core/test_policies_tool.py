@@ -145,6 +145,8 @@ def test_nothing_is_fetched() -> None:
         ({"additionalproperties": False}, "additionalProperties"),
         ({"properties": {"a": {"type": "string", "max_length": 4}}}, "maxLength"),
         ({"$ref": "#/components/Pay", "components": {"Pay": {"patern": "^a$"}}}, "pattern"),
+        ({"$ref": "#/x-forms/0", "x-forms": [{"patern": "^a$"}]}, "pattern"),
+        ({"$ref": "#/x-in~1out", "x-in/out": {"patern": "^a$"}}, "pattern"),
         ({"properties": {"a": {"format": "url"}}}, "uri"),
         ({"properties": {"a": {"format": "datetime"}}}, "date-time"),
         ({"additionalProperties": "false"}, "true or false"),
@@ -168,6 +170,7 @@ def test_what_reads_like_a_constraint_and_would_not_be_checked_is_refused(schema
     [
         {},
         {"description": "no arguments"},
+        {"dependencies": {"a": ["b"]}},
         {"properties": {"requierd": {"type": "string"}, "items": {"x-order": 1, "example": "a", "nullable": True}}},
         {"$schema": "http://json-schema.org/draft-04/schema#", "minimum": 1, "exclusiveMinimum": True},
         {"$defs": {"Node": {"properties": {"kids": {"items": {"$ref": "#/$defs/Node"}}}}}, "$ref": "#/$defs/Node"},
