@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import re
+from collections.abc import Iterable, Iterator
 
 from sqlglot import exp
 
+#: Columns that hold a truth value also where it is written as a number or a text.
+_FLAG = re.compile(r"(?:is|has|was|can)_.+|(?:.*_)?(?:active|enabled|disabled|deleted|archived|flag)")
+_WRITTEN = {"0": False, "f": False, "n": False, "false": False, "1": True, "t": True, "y": True, "true": True}
 _COUNTERS = frozenset({"generate_series", "range", "numbers", "sequence", "zeros"})
 
 
@@ -27,14 +31,36 @@ def is_about(condition: exp.Expr, table: str) -> bool:
 
 
 def sides(disjunction: exp.Or) -> Iterator[object]:
-    """The operands of a chain of ORs, without recursion."""
+    """The operands of a chain of ORs, those in brackets among them, without recursion."""
     pending: list[object] = [disjunction]
     while pending:
         part = pending.pop()
-        if isinstance(part, exp.Or):
-            pending.extend((part.this, part.expression))
+        inner = part.unnest() if isinstance(part, exp.Paren) else part
+        if isinstance(inner, exp.Or):
+            pending.extend((inner.this, inner.expression))
         else:
             yield part
+
+
+def takes_both(column: object, values: Iterable[object]) -> bool:
+    """Whether both truth values are among ``values``, with which ``column`` is compared."""
+    flag = isinstance(column, exp.Column) and _FLAG.fullmatch(column.name.lower()) is not None
+    found = {value.this for value in values if isinstance(value, exp.Boolean)}
+    if flag:
+        found |= {_WRITTEN.get(value.name.lower()) for value in values if isinstance(value, exp.Literal)}
+    return found >= {True, False}
+
+
+def takes_both_in_or(operands: Iterable[object]) -> bool:
+    """Whether an OR of ``operands`` takes the rows where a column is true and those where it is false."""
+    found: dict[str, tuple[exp.Column, list[object]]] = {}
+    for operand in operands:
+        part = operand.unnest() if isinstance(operand, exp.Expr) else operand
+        if isinstance(part, exp.EQ | exp.NullSafeEQ | exp.Is):
+            for column, value in ((part.this, part.expression), (part.expression, part.this)):
+                if isinstance(column, exp.Column):
+                    found.setdefault(column.name.lower(), (column, []))[1].append(value)
+    return any(takes_both(column, values) for column, values in found.values())
 
 
 def is_negated(atom: exp.Expr) -> bool:

@@ -262,6 +262,10 @@ class Reading:
             if "UPDATE" in sql_tree.changes(node) and sql_where.upserts_itself(node, self.dialect):
                 reason = "An INSERT that changes rows must not take them all from the table that it changes."
                 raise Found("sql-unbounded-write", reason, Severity.CRITICAL)
+            removed = sql_tree.removed_first(node)
+            if removed is not None and not sql_where.limits(removed, self.dialect):
+                reason = "REPLACE WHERE needs a condition that compares a column of its table with a value."
+                raise Found("sql-unbounded-write", reason, Severity.CRITICAL)
         elif isinstance(node, exp.Merge):
             if sql_tree.merge_removes(node):
                 reason = "MERGE may only insert rows, and update those that match."

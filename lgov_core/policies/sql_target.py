@@ -9,9 +9,21 @@ from sqlglot import exp
 
 from lgov_core.policies.options import names as words
 from lgov_core.policies.sql_bounds import column_of, insists, is_far
-from lgov_core.policies.sql_conditions import conjuncts, counts_up, doubles_of, is_about, is_negated, names_any, sides
+from lgov_core.policies.sql_conditions import (
+    conjuncts,
+    counts_up,
+    doubles_of,
+    is_about,
+    is_negated,
+    names_any,
+    sides,
+    takes_both,
+    takes_both_in_or,
+)
 from lgov_core.policies.sql_sources import Known, Source, read_beside
 
+#: Dialects in which a column can stand as a condition only when it holds truth values.
+_TRUTH_ONLY = frozenset({"postgres", "bigquery", "trino"})
 _REGULAR = (exp.RegexpLike, exp.RegexpILike, exp.SimilarTo)
 _PATTERNS = (exp.Like, exp.ILike, exp.Glob, *_REGULAR)
 _POSITIVE = (exp.EQ, exp.NullSafeEQ, exp.Match, *_PATTERNS)
@@ -62,7 +74,8 @@ class Target:
             elif isinstance(part, exp.And):
                 pending.extend((part.this, part.expression))
             elif isinstance(part, exp.Or):
-                if all(self.limited_by(side, in_or=True) for side in sides(part)):
+                operands = list(sides(part))
+                if all(self.limited_by(side, in_or=True) for side in operands) and not takes_both_in_or(operands):
                     return True
             elif self._limited_by_atom(part, in_or=in_or):
                 return True
@@ -76,6 +89,8 @@ class Target:
             return False
         if isinstance(atom, exp.Exists):
             return self._depends_on_row(atom.this)
+        if isinstance(atom, exp.Column) and in_or:
+            return False
         return not (in_or and isinstance(atom, _OPEN)) and self._compares(atom)
 
     def _limited_by_not(self, inner: object) -> bool:
@@ -109,7 +124,7 @@ class Target:
             return self._apart(atom.this, low, exact=False) and self._apart(atom.this, high, exact=False)
         if isinstance(atom, exp.In):
             return self._is_among(atom)
-        return False
+        return isinstance(atom, exp.Column) and self.known.dialect in _TRUTH_ONLY and self._own(atom)
 
     def _is_among(self, atom: exp.In) -> bool:
         """Whether ``column IN ...``, or a row of columns, is among values that are not its own."""
@@ -120,7 +135,11 @@ class Target:
             return any(self._own(column_of(column)) for column in columns) and self._leaves_out(query.unnest())
         if array is not None:
             return array.find(exp.Select) is None and self._apart(atom.this, array)
-        if not items or (row and any(len(item.expressions) != len(columns) for item in items)):
+        if (
+            not items
+            or takes_both(atom.this, items)
+            or (row and any(len(item.expressions) != len(columns) for item in items))
+        ):
             return False
         rows = [item.expressions for item in items] if row else [[item] for item in items]
         return any(all(self._apart(one, values[at]) for values in rows) for at, one in enumerate(columns))
@@ -135,7 +154,8 @@ class Target:
         if isinstance(right, exp.Any | exp.All):
             select = right.find(exp.Select)
             if select is None:
-                return kind is exp.EQ and isinstance(right, exp.Any) and self._apart(left, right)
+                both = any(takes_both(left, array.expressions) for array in right.find_all(exp.Array))
+                return kind is exp.EQ and isinstance(right, exp.Any) and not both and self._apart(left, right)
             return kind is exp.EQ and self._own(column_of(left)) and self._leaves_out(select)
         if isinstance(atom, _OPEN) and (self._is_edge(left) or self._is_edge(right)):
             return False

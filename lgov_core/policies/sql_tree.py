@@ -124,12 +124,25 @@ def kinds(node: exp.Expr) -> tuple[str, ...]:
 
 
 def _of_insert(node: exp.Expr) -> Iterator[str]:
-    if str(node.args.get("alternative") or "").upper() == "REPLACE":
+    if str(node.args.get("alternative") or "").upper() == "REPLACE" or node.args.get("using"):
         yield from ("REPLACE", "UPDATE", "DELETE")
-    if node.args.get("overwrite"):
+    if node.args.get("where"):  # INSERT INTO ... REPLACE WHERE
+        yield "DELETE"
+    if node.args.get("overwrite") or _empties_an_index(node):
         yield "TRUNCATE"
     if node.args.get("is_function"):
         yield "EXPORT"
+
+
+def _empties_an_index(node: exp.Expr) -> bool:
+    """Whether it is what SQLite's full-text index takes for a command: ``INSERT INTO docs(docs) VALUES ('delete-all')``."""
+    schema = node.this
+    if not isinstance(schema, exp.Schema) or not isinstance(schema.this, exp.Table):
+        return False
+    itself = schema.this.name.lower()
+    return any(column.name.lower() == itself for column in schema.expressions) and any(
+        literal.name.lower() == "delete-all" for literal in node.expression.find_all(exp.Literal)
+    )
 
 
 def _of_conflict(node: exp.Expr) -> Iterator[str]:
@@ -171,6 +184,15 @@ _FURTHER: dict[type[exp.Expr], Callable[[exp.Expr], Iterator[str]]] = {
     exp.WithTableHint: _of_hint,
     exp.Column: _of_column,
 }
+
+
+def removed_first(insert: exp.Insert) -> exp.Delete | None:
+    """What ``INSERT INTO table REPLACE WHERE condition`` deletes before it inserts; None for another INSERT."""
+    condition = insert.args.get("where")
+    if not isinstance(condition, exp.Expr):
+        return None
+    table = insert.this.this if isinstance(insert.this, exp.Schema) else insert.this
+    return exp.Delete(this=table.copy(), where=exp.Where(this=condition.copy()))
 
 
 def changes(insert: exp.Insert) -> set[str]:

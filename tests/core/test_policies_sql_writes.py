@@ -53,6 +53,15 @@ RANKED = "SELECT id, row_number() OVER (PARTITION BY email ORDER BY id) AS n FRO
         "DELETE FROM users WHERE name ~ 'x?'",
         "DELETE FROM users WHERE name ~ '(?i)(abc)?'",
         "DELETE FROM users WHERE name ~ '[[:alpha:]x]*'",
+        # both truth values
+        "DELETE FROM users WHERE banned = false OR banned = true",
+        "DELETE FROM users WHERE true = users.banned OR (id = 3 OR (banned = false))",
+        "DELETE FROM users WHERE (banned IS TRUE) OR (banned IS FALSE)",
+        "DELETE FROM users WHERE banned IN (true, false)",
+        "DELETE FROM users WHERE banned = ANY(ARRAY[true, false])",
+        "DELETE FROM users WHERE is_active IN ('t', 'f')",
+        "DELETE FROM users WHERE banned OR NOT banned",
+        "DELETE FROM users WHERE banned OR banned = false",
         # what holds for every row there is
         "DELETE FROM users WHERE id IS NOT NULL",
         "DELETE FROM users WHERE email NOTNULL AND 1 = 1",
@@ -116,11 +125,45 @@ def test_every_row_by_an_upsert_in_other_dialects() -> None:
         "DELETE FROM users WHERE email LIKE $1",
         "DELETE FROM users WHERE id NOT IN (1, 2, 3)",
         "DELETE FROM users WHERE NOT (state = 'open')",
+        "DELETE FROM users WHERE banned",
+        "DELETE FROM users WHERE NOT (banned)",
+        "DELETE FROM users WHERE banned = true OR verified = false",
+        "DELETE FROM users WHERE (id = 3 OR id = 4) OR (id = 5)",
     ],
 )
 def test_a_part_of_the_rows(text: str) -> None:
     decision = SQLPolicy(dialect="postgres").judge_sql(text)
     assert not decision.blocks, decision.reason
+
+
+@pytest.mark.parametrize(
+    ("dialect", "text"),
+    [
+        ("mysql", "DELETE FROM users WHERE id"),
+        ("mysql", "DELETE FROM users WHERE is_active IN (0, 1)"),
+        ("tsql", "UPDATE users SET a = 1 WHERE deleted = 0 OR deleted = 1"),
+        ("databricks", "INSERT INTO users REPLACE WHERE true SELECT * FROM nobody"),
+        ("databricks", "INSERT INTO users REPLACE USING (id) SELECT id, 0 FROM users"),
+        ("sqlite", "INSERT INTO docs(docs) VALUES ('delete-all')"),
+        ("sqlite", "INSERT INTO docs(Docs) SELECT 'Delete-All'"),
+    ],
+)
+def test_every_row_in_the_words_of_one_dialect(dialect: str, text: str) -> None:
+    assert SQLPolicy(dialect=dialect).judge_sql(text).blocks
+
+
+@pytest.mark.parametrize(
+    ("dialect", "text"),
+    [
+        ("mysql", "UPDATE users SET a = 1 WHERE status IN (0, 1)"),
+        ("databricks", "INSERT INTO sales REPLACE WHERE day = '2026-01-01' SELECT * FROM fresh"),
+        ("databricks", "INSERT INTO users REPLACE USING (id) SELECT * FROM fresh"),
+        ("sqlite", "INSERT INTO docs(docs) VALUES ('rebuild')"),
+        ("sqlite", "INSERT INTO docs(body) VALUES ('delete-all')"),
+    ],
+)
+def test_a_part_of_the_rows_in_the_words_of_one_dialect(dialect: str, text: str) -> None:
+    assert not SQLPolicy(dialect=dialect).judge_sql(text).blocks
 
 
 def test_rows_that_are_left_are_left_by_sqlite_too() -> None:
