@@ -7,6 +7,7 @@ import json
 import os
 import sqlite3
 import stat
+import subprocess
 import sys
 import threading
 from dataclasses import dataclass
@@ -23,6 +24,7 @@ from lgov_core.audit import FlightRecorder, verify
 from lgov_core.emitter import FlightRecorderEmitter, LightningSpan, create_emitter
 from lgov_core.errors import ExportError
 from lgov_core.policies import ConstantPolicy
+from lgov_core.sqlite_file import is_database
 from lgov_core.store.sqlite import SQLiteStore
 
 
@@ -515,6 +517,20 @@ def test_the_record_itself_is_not_overwritten(tmp_path: Path, beside: str) -> No
     with pytest.raises(ExportError, match="is a database"):  # nor when nobody has it open
         FlightRecorderEmitter(Recorder(CHECK)).export_to_file(tmp_path / "audit.db")
     assert verify(tmp_path / "audit.db").entries == 2
+
+
+def test_to_look_whether_a_file_is_a_database_lets_go_of_no_lock(tmp_path: Path) -> None:
+    """To close any descriptor of a file drops the locks that the process holds on it."""
+    path = tmp_path / "held.db"
+    holder = sqlite3.connect(path, isolation_level=None)
+    holder.execute("CREATE TABLE t (x)")
+    holder.execute("BEGIN EXCLUSIVE")
+    holder.execute("INSERT INTO t VALUES (1)")
+    assert is_database(path)
+    code = "import sqlite3, sys; sqlite3.connect(sys.argv[1], timeout=0).execute('BEGIN IMMEDIATE')"
+    other = subprocess.run([sys.executable, "-c", code, str(path)], capture_output=True, text=True, timeout=60)
+    holder.close()
+    assert "database is locked" in other.stderr
 
 
 def test_a_link_that_came_in_between_is_replaced_and_not_followed(tmp_path: Path) -> None:

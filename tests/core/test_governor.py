@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import math
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -369,6 +371,18 @@ def test_work_given_to_a_thread_pool_belongs_to_the_rollout_that_gave_it(give: C
             with enter_scope(scope):
                 give(pool, lambda _number: seen.append(current_scope()))
             assert set(seen) == {scope}
+
+
+def test_a_thread_pool_that_is_loaded_later_is_no_exception() -> None:
+    code = """
+from lgov_core.scope import RolloutScope, carry_into_threads, current_scope, enter_scope
+carry_into_threads()
+from multiprocessing.pool import ThreadPool
+with ThreadPool(1) as pool, enter_scope(RolloutScope("late")):
+    print(pool.apply(lambda: current_scope().rollout_id))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.stdout == "late\n", done.stderr
 
 
 def test_a_misspelt_hook_is_refused() -> None:

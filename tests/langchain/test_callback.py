@@ -15,6 +15,7 @@ from lgov_core.governor import Governor
 from lgov_core.scope import RolloutScope, enter_scope
 from lgov_core.types import Span
 from lgov_langchain import LgovCallbackHandler
+from lgov_langchain.watching import ProcessHandler
 
 
 @tool
@@ -126,3 +127,11 @@ def test_a_stream_given_up_leaves_nothing_open(
     stream.close()
     assert handler.open_runs == 0
     assert any(span.parent_id is None for span in witness.spans)
+
+
+def test_what_watches_the_process_breaks_nothing_that_it_cannot_follow(caplog: pytest.LogCaptureFixture) -> None:
+    """As if LangChain told of a run in a way of tomorrow; its callback manager raises what this handler raises."""
+    handler: Any = ProcessHandler()
+    for method in ("on_chain_start", "on_chain_end", "on_chain_error", "on_llm_end", "on_tool_end", "on_tool_error"):
+        getattr(handler, method)({}, {}, run_id=[], parent_run_id=None)
+        assert f"could not observe {method}" in caplog.text
