@@ -40,7 +40,8 @@ class ShellPolicy(BoundedPolicy):
     present is judged and at least one must be. ``cwd`` is the folder the tool starts in (the working directory of this
     process unless given). ``writable`` are the folders in which files may be made, changed and removed (``cwd`` and
     ``/tmp`` unless given). Reading is allowed everywhere but for keys, credentials and private history, which are known
-    by name; programs are run from the system's folders and from ``cwd``. Whole trees are removed only where a build makes
+    by name; programs are run from the system's folders and from ``cwd``, beside them the tools of a virtual environment
+    that is writable, and what the text itself compiles. Whole trees are removed only where a build makes
     them again (``build``, ``node_modules`` and what lies in them, what lies below ``/tmp``). With ``sudo`` a command may
     only look; a dry run passes where the tool is known to have one, and so does asking a known command for ``--help``.
     The network may be read from (GET) and not written to.

@@ -26,6 +26,7 @@ BUILDERS = names(
     spotless ghc stack cabal elixirc mix rebar3 zig nim crystal ocamlfind dune opam-lint tsx ts-node nodemon
     concurrently lint-imports deptry hatch pdm tflint tfsec checkov kubeconform kubeval helm-docs
     terraform-docs ansible-lint djlint sqlfluff sqruff taplo cspell vale cargo-nextest trunk
+    latexmk pdflatex xelatex lualatex latex bibtex biber makeindex dbt prisma mmdc
     sqlc swag gosec govulncheck ktfmt scalafmt swiftlint swiftformat elm-format ormolu fourmolu hlint
     """
 )
@@ -35,6 +36,7 @@ _RUNNING = frozenset(
         """
     make gmake just task rake pytest py.test tox nox cmake ctest gradle gradlew mvn mvnw ant sbt scons jupyter tsx ts-node
     nodemon jest vitest mocha rspec rails uvicorn gunicorn flask celery alembic streamlit webpack rollup vite playwright
+    latexmk pdflatex xelatex lualatex latex dbt prisma
     coverage pyinstrument py-spy valgrind ninja meson bazel bazelisk snakemake zig nim crystal dart flutter kotlinc doxygen
     """
     )
@@ -68,6 +70,13 @@ _CODE = {
         ("gcc", "g++", "cc", "c++", "clang", "clang++", "ld", "rustc"),
         r"-fplugin.*|-wrapper.*|-specs.*|@.*|-B.*|-load|-plugin.*|(?:-C)?linker=.*",
     ),
+    **dict.fromkeys(
+        ("latexmk", "pdflatex", "xelatex", "lualatex", "latex"),
+        r"(?s:.*\\.*)|--?(?:shell-escape|enable-write18|enable-pipes|[eEpM]|[a-z]*latex=.*|usepretex.*|pretex=.*|print=.*|use-make|output-driver.*|pvc)",
+    ),
+    "dbt": r"run-operation|--full-refresh|-f|clone",
+    "prisma": r"(?:.*:)?reset|--force-reset|--accept-data-loss|push|execute|studio",
+    "mmdc": r"-p|--puppeteerConfigFile(?:=.*)?",
     "pylint": r"--init-hook(?:=.*)?",
     "just": r"--shell(?:=.*)?|--shell-arg(?:=.*)?|-c|--command",
     "nim": r"e|--eval(?:[=:].*)?",
@@ -133,8 +142,10 @@ def _builder(call: Call) -> None:
     _check_places(call, running=call.name in _RUNNING)
     _check_tasks(call)
     if call.name in _COMPILERS:
-        for word in parse(call.args, "-o").of("-o"):
+        given = parse(call.args, "-o")
+        for word in given.of("-o") or ["a.out"]:
             call.places.write(word)
+            call.runner.builds(word, given.operands)
     for word in parse(call.args, "-f -C --directory --file --rootdir --basetemp").of("-C", "--directory", "--basetemp"):
         call.literal(word, "the folder")
 

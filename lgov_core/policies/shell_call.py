@@ -17,6 +17,8 @@ class Input:
 
     kind: Literal["none", "text", "stream"] = "none"
     text: str = ""
+    #: Where it is a list of names: words that stand for the files so called.
+    listed: tuple[str, ...] = ()
 
 
 NO_INPUT, STREAM = Input(), Input("stream")
@@ -37,6 +39,10 @@ class Runner(Protocol):
 
     def writes(self, word: str) -> None:
         """Takes note of a file that is written."""
+        ...
+
+    def builds(self, word: str, sources: Iterable[str] = ()) -> None:
+        """Takes note of a program that is built, and what it is built from."""
         ...
 
 

@@ -57,7 +57,7 @@ _HARMLESS = frozenset(
         """
     os.getcwd os.cpu_count os.sep os.name os.linesep os.path.join os.path.basename os.path.dirname
     os.path.abspath os.path.exists os.path.isfile os.path.isdir os.path.getsize os.path.expanduser
-    os.path.splitext
+    os.path.splitext os.path.getmtime os.path.relpath os.path.normpath os.path.isabs os.path.commonpath os.walk os.listdir
     """
     )
 )

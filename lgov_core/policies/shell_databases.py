@@ -16,7 +16,12 @@ _READING = re.compile(
 )
 #: Words, anywhere in it, with which it may write, or reach files and programs.
 _NOT_READING = re.compile(
-    r"(?i)\b(?:delete|insert|update|drop|into|load_extension|writefile|(?:read|load_)file|pg_\w+|lo_\w+|program)\b"
+    r"(?i)\b(?:delete|insert|update|drop|into|load_extension|writefile|(?:read|load_)file|lo_\w+|program"
+    # Of what PostgreSQL has: its catalogue and what it counts and measures, without what holds passwords or acts.
+    r"|pg_(?!(?:(?:stat|statio)_\w+|class|tables|index(?:es)?|views|matviews|namespace|attribute|attrdef|constraint|type|proc|database|sequences?"
+    r"|extension|locks|enum|trigger|description|depend|am|collation|inherits|partitioned_table|available_extensions|catalog|typeof"
+    r"|size_pretty|\w+_size|is_in_recovery|postmaster_start_time|get_\w+def|get_expr|get_serial_sequence|encoding_to_char|blocking_pids"
+    r"|table_is_visible|current_wal_lsn|backend_pid)\b)\w+|pg_stat_(?:reset|clear|file)\w*|pg_stat_get_\w+)\b"
 )
 #: Functions with which a query reads from elsewhere.
 _FROM_ELSEWHERE = re.compile(r"(?i)\b(?:url|file|s3|remote|executable|hdfs|mysql|postgresql)\w*\s*\(")

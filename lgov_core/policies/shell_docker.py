@@ -46,6 +46,10 @@ _BUILD_VALUES = (
 )
 
 
+#: What may be done in place of a command.
+_INSTEAD = {"rm": ": stop containers and remove them by their names, without options"}
+
+
 def _docker(call: Call) -> None:
     words = list(call.args)
     while words and words[0].startswith("-"):
@@ -69,10 +73,15 @@ def _docker(call: Call) -> None:
     elif verb == "save":
         for word in parse(rest, "-o --output --platform").of("-o", "--output"):
             call.places.write(word)
-    elif verb and verb not in _LOOKING:
-        call.refuse(f"{verb[:20]} is not allowed here.")
+    elif verb and verb not in _LOOKING and not (verb == "rm" and _names_stopped(rest)):
+        call.refuse(f"{verb[:20]} is not allowed here{_INSTEAD.get(verb, '')}.")
     else:
         call.reads(rest)
+
+
+def _names_stopped(rest: Sequence[str]) -> bool:
+    """Whether ``docker rm`` is given names alone: without options it removes no container that runs, and no volume."""
+    return bool(rest) and all(re.fullmatch(r"\w[\w.-]*", word) for word in rest)
 
 
 def _group(call: Call, group: str, rest: tuple[str, ...]) -> None:

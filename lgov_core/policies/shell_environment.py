@@ -45,16 +45,48 @@ _PROGRAMS = re.compile(r"(?:GIT_|)(?:PAGER|EDITOR|SEQUENCE_EDITOR)|VISUAL|BROWSE
 _QUIET = ("", "cat", "true", ":", "less", "none")
 
 
+#: Closed variables that may be given such values: they set a limit or a flag, or name what is set up already.
+_PLAIN_VALUES = {
+    "NODE_OPTIONS": r"(?:--(?:max[-_](?:old|semi)[-_]space[-_]size=\d+|experimental-(?:vm-modules|json-modules|strip-types)"
+    r"|no-warnings|no-deprecation|trace-(?:warnings|deprecation|uncaught)|openssl-legacy-provider|enable-source-maps|stack-trace-limit=\d+"
+    r"|unhandled-rejections=\w+|dns-result-order=\w+)(?: +|$))+",
+    **dict.fromkeys(
+        ("JAVA_TOOL_OPTIONS", "_JAVA_OPTIONS", "JDK_JAVA_OPTIONS"),
+        r"(?:(?:-X(?:m[sxn]|ss)\d+[kmgKMG]?|-XX:\+Use\w+GC)(?: +|$))+",
+    ),
+    "GOFLAGS": r"(?:(?:-mod=(?:mod|vendor|readonly)|-count=\d+|-tags=[\w,]+|-buildvcs=\w+|-race|-v|-trimpath|-p=\d+)(?: +|$))+",
+    "GOPROXY": r"(?:https://proxy\.golang\.org|direct|off)(?:,(?:direct|off))?",
+    "MAKEFLAGS": r"(?:-?j\d*|-s|-k|--no-print-directory)",
+    "PYTHONWARNINGS": r"(?:ignore|error|default|always|once)(?:::\w*)?",
+    **dict.fromkeys(("AWS_PROFILE", "AWS_REGION", "AWS_DEFAULT_REGION", "GOOGLE_CLOUD_PROJECT"), r"[\w-]+"),
+    "AWS_PAGER": r"(?:|cat|less)",
+}
 #: Variables of the environment that hold a secret, by the way they are called.
 _SECRET_VARIABLES = re.compile(
     r"[A-Z0-9_]*(?:PASSWORD|PASSWD|PASSPHRASE|SECRET|TOKEN|CREDENTIALS?|APIKEY|(?:API|ACCESS|PRIVATE|SIGNING|ENCRYPTION"
-    r"|MASTER|AUTH)_KEY)(?:_\d+)?|MYSQL_PWD"
+    r"|MASTER|AUTH|SECRET|DEPLOY)_KEY|SECRET_KEY_BASE|GITHUB_PAT)(?:_\d+)?|MYSQL_PWD"
 )
 
 
 def is_secret_variable(name: str) -> bool:
     """Whether a variable of the environment holds a secret by the way it is called (``GITHUB_TOKEN``)."""
     return _SECRET_VARIABLES.fullmatch(name) is not None
+
+
+_TELLING_ALL = re.compile(r"(?:env|printenv|set|export|(?:export|declare|typeset) -[px]+)(?: -0)?(?: 2>/dev/null)?")
+_SECRET_WORD = re.compile(r"token|secret|passw|credential|api.?key|_key\b|\bkeys?\b|\baws|\bpass\b", re.I)
+#: Stages that print no values, or leave out the lines they find.
+_VALUELESS = re.compile(r"\bcut -d ?['\"]?=['\"]? -f ?1\b|s/=\.\*|grep -\w*[cqv]|print \$1\}|\bwc\b")
+
+
+def shows_secret_variables(stages: list[str]) -> bool:
+    """Whether the commands of a pipeline, as text, look for secrets among all variables (``env | grep TOKEN``)."""
+    rest = " | ".join(stages[1:])
+    return (
+        _TELLING_ALL.fullmatch(stages[0]) is not None
+        and _SECRET_WORD.search(rest) is not None
+        and _VALUELESS.search(rest) is None
+    )
 
 
 def check_assignment(name: str, values: list[str], places: Places) -> str | None:
@@ -64,6 +96,10 @@ def check_assignment(name: str, values: list[str], places: Places) -> str | None
     if name == "PATH":
         bad = [entry for value in values for entry in value.split(":") if not _is_program_folder(entry)]
         return "PATH may only be given folders of installed programs, before or after $PATH" if bad else None
+    if name in _PLAIN_VALUES and all(re.fullmatch(_PLAIN_VALUES[name], value) for value in values):
+        return None
+    if name == "LD_LIBRARY_PATH" and all(_is_library_folder(entry, places) for v in values for entry in v.split(":")):
+        return None
     if _CLOSED_VARIABLES.fullmatch(name):
         return f"setting {name} changes what other programs run or where they send things"
     if re.search(r"(?:OPTS|OPTIONS|FLAGS|ARGS)$", name) and any(_LOADING.search(value) for value in values):
@@ -99,9 +135,14 @@ def _check_code_places(name: str, values: list[str], places: Places) -> str | No
     return None
 
 
+def _is_library_folder(entry: str, places: Places) -> bool:
+    """Whether programs may load libraries from a folder: one below this one, or of what is installed."""
+    if UNKNOWN in entry or not entry or ".." in entry.split("/"):
+        return False
+    return entry.startswith(("/usr/", "/opt/", "/lib/")) or places.holds(entry)
+
+
 def _is_program_folder(entry: str) -> bool:
-    if entry == UNKNOWN:
-        return True
     if UNKNOWN in entry or not entry.startswith("/") or ".." in entry:
         return False
     return not entry.startswith(("/tmp", "/var/tmp", "/dev", "/proc", "/run"))

@@ -5,23 +5,24 @@ from __future__ import annotations
 import re
 
 from lgov_core.policies.options import names
-from lgov_core.policies.shell_call import Call, Judge, wild
+from lgov_core.policies.shell_call import Call, Judge, is_option, wild
+from lgov_core.policies.shell_environment import check_assignment
 
 #: Commands that only read, whatever they are given; files with secrets are refused by name.
 READERS = names(
     """
-    ls dir cat head tail wc cut tr nl tac rev paste join comm diff diff3 sdiff cmp fold fmt column expand
-    unexpand od hexdump strings file stat du df realpath readlink basename dirname pwd true false test [ : cal
+    dir cat head tail wc cut tr nl tac rev paste join comm diff diff3 sdiff cmp fold fmt column expand
+    unexpand od hexdump strings file du df realpath readlink basename dirname pwd true false : cal
     uptime uname whoami id groups arch nproc free lscpu lsblk lsof ps pgrep pidof top htop vmstat iostat which
     type whereis ack bc expr factor seq md5sum
     sha1sum sha224sum sha256sum sha384sum sha512sum cksum b2sum sum shasum md5 base64 base32 iconv numfmt
     sleep wait jobs fg bg exit return break continue shift umask ulimit times dirs popd getopts tput clear
-    reset locale localectl tty who w last users zcat bzcat xzcat zless zdiff cloc tokei scc exa eza lsd mktemp
+    reset locale localectl tty who w last users zcat bzcat xzcat zless zdiff cloc tokei scc exa eza lsd
     pstree printenv nm objdump readelf size tsort yes look shuf dos2unix wdiff colordiff delta glow mdcat
-    pdftotext xmllint hash getconf ss netstat dmesg let disown logname hostid cd pushd read
-    mapfile readarray local ptx lsmod lspci lsusb hexyl sar mpstat pidstat findmnt blkid lvs vgs pvs vgdisplay
+    pdftotext xmllint getconf ss netstat dmesg let disown logname hostid cd pushd
+    local ptx lsmod lspci lsusb hexyl sar mpstat pidstat findmnt blkid lvs vgs pvs vgdisplay
     lvdisplay pvdisplay sw_vers lsns getfacl getfattr lsattr numastat ncal rpm2cpio zipinfo zgrep jless difft
-    xsv csvlook csvstat
+    xsv csvlook csvstat csvcut csvgrep csvsort csvjoin csvstack csvjson csvformat uuidgen deactivate xcbeautify xcpretty
     """
 )
 _COPY_VALUES = "-t --target-directory -S --suffix -m --mode -o --owner -g --group"
@@ -29,6 +30,38 @@ _COPY_VALUES = "-t --target-directory -S --suffix -m --mode -o --owner -g --grou
 
 def _reader(call: Call) -> None:
     call.reads(call.args)
+
+
+def _asks(_: Call) -> None:
+    """Asks whether a file is there, and of what kind."""
+
+
+def _lists(call: Call) -> None:
+    """Shows names, sizes and dates: those of this folder's own files, whatever they are called."""
+    call.reads(word for word in call.args if is_option(word) or not call.places.holds(word))
+
+
+def _keeps_commands(call: Call) -> None:
+    if any(is_option(word) and "p" in word for word in call.args):
+        call.refuse("commands stay where they are found.")
+
+
+def _fills(call: Call) -> None:
+    """Builtins that put what they read into variables: none of those that others go by."""
+    given = call.parsed("-p -t -n -N -d -i -u -a -O -s -c -C")
+    if call.name in ("mapfile", "readarray") and given.has("-C"):
+        call.refuse("running a command on each line is not allowed.")
+    for name in (*given.operands, *given.of("-a")):
+        why = check_assignment(name, ["/tmp"], call.places)
+        if why is not None:
+            call.refuse(f"{why}.", "shell-environment")
+    call.reads(call.args)
+
+
+def _mktemp(call: Call) -> None:
+    given = call.parsed("-p --tmpdir --suffix")
+    for word in (*given.of("-p", "--tmpdir"), *(word for word in given.operands if "/" in word)):
+        call.places.write(word)
 
 
 def _ps(call: Call) -> None:
@@ -62,7 +95,7 @@ def _tree(call: Call) -> None:
 
 def _echo(call: Call) -> None:
     if call.name == "printf" and any(word.startswith("-v") for word in call.args[:1]):
-        return
+        return _fills(Call("printf", tuple(word for word in call.parsed("-v").of("-v")), call.given, call.runner))
     for word in call.args:
         if re.fullmatch(r"/dev/(tcp|udp)/.*", word):
             call.refuse("a network connection through /dev/tcp is not allowed.", "shell-network")
@@ -183,6 +216,11 @@ def _hostname(call: Call) -> None:
 
 FILE_JUDGES: dict[str, Judge] = {
     **dict.fromkeys(READERS, _reader),
+    **dict.fromkeys(("test", "["), _asks),
+    **dict.fromkeys(("ls", "stat"), _lists),
+    **dict.fromkeys(("read", "mapfile", "readarray"), _fills),
+    "hash": _keeps_commands,
+    "mktemp": _mktemp,
     "ps": _ps,
     **dict.fromkeys(("echo", "printf"), _echo),
     **dict.fromkeys(("mkdir", "truncate", "mkfifo"), _writes_operands),

@@ -1,17 +1,28 @@
-"""Judges of what reads text and makes other text of it, some by programs of their own: sed, awk, jq, sort and the like."""
+"""Judges of what reads text and makes other text of it, some by programs of their own: sed, jq, sort and the like."""
 
 from __future__ import annotations
 
 import re
 
+from lgov_core.policies.options import names
 from lgov_core.policies.shell_call import Call, Judge
 from lgov_core.policies.shell_places import Refused
+
+#: Options of jq with a value, and those with a name and a value.
+_JQ_ONE = frozenset(names("-L --indent"))
+_JQ_TWO = frozenset(names("--arg --argjson --slurpfile --rawfile --argfile"))
 
 
 def _jq(call: Call) -> None:
     if any(re.search(r"\$ENV|(?<![.\w\"-])env(?![\w\":-])", word) for word in call.args):
         call.refuse("the environment is not read this way.", "shell-secret")
-    call.reads(call.args)
+    args, at = list(call.args), 0
+    while at < len(args) and args[at].startswith("-"):
+        at += 2 if args[at] in _JQ_ONE else 3 if args[at] in _JQ_TWO else 1
+    from_file = any(re.match(r"-[A-Za-z]*f|--from", word) for word in args)
+    if at < len(args) and not from_file and not re.search(r"\b(?:import|include)\b", args[at]):
+        args.pop(at)  # the program, in which .a.key names no file
+    call.reads(args)
 
 
 def _sort(call: Call) -> None:
@@ -106,30 +117,12 @@ def _delimited(text: str, at: int, delimiter: str) -> int:
     raise Refused("shell-unclear", "sed: the program is not complete.")
 
 
-def _awk(call: Call) -> None:
-    given = call.parsed("-F -v -f --file --assign -i --include -e --source -l --load -E --exec")
-    if given.has("-f", "--file", "-i", "--include", "-l", "--load", "-E", "--exec"):
-        call.refuse("give the program on the command line.")
-    programs = given.of("-e", "--source")
-    files = given.operands
-    if not programs:
-        programs, files = list(files[:1]), files[1:]
-    for program in programs:
-        code = re.sub(r'"(?:\\.|[^"\\])*"', '""', call.literal(program, "the program"))
-        code = re.sub(r"(?:(?<=[(,~!&|{;])|(?<=^))\s*/(?:\\.|[^/\\\n])*/", " ", code)
-        if re.search(r"\bsystem\b|\bgetline\b|@|\bENVIRON\b|\bPROCINFO\b|(?<!\|)\|(?!\|)", code):
-            call.refuse("awk may not run programs, read the environment or open further files.")
-        if re.search(r"\bARG[VC]\b(?:\s*\[[^\]]*\])?\s*(?:[-+]{2}|[-+*/%^]?=(?!=))|\bsplit\s*\([^;]*\bARGV\b", code):
-            call.refuse("awk reads the files that are named on its command line.")
-        if re.search(r"\bprintf?\b[^;}\n]*>", code):
-            call.refuse("awk may not write files; send its output on with >.")
-    call.reads(files)
-
-
 def _yq(call: Call) -> None:
     """yq: it reads, and with ``-i`` writes."""
     given = call.parsed("-o --output")
-    call.reads(call.args)
+    words = given.operands[1:] if given.operands[:1] in (("eval",), ("e",), ("eval-all",), ("ea",)) else given.operands
+    program = words[0] if len(words) > 1 and words[0].startswith(".") else None  # in which .a.key names no file
+    call.reads(word for word in call.args if word != program)
     if any(re.search(r"\b(?:load(?:_\w+)?|(?:str)?env(?:subst)?)\s*\(|\$ENV|\benvsubst\b", word) for word in call.args):
         call.refuse("other files and the environment are not read this way.", "shell-secret")
     if given.has("-i", "--inplace", "-w", "--write"):
@@ -155,7 +148,6 @@ def _patch(call: Call) -> None:
 
 
 FILTER_JUDGES: dict[str, Judge] = {
-    **dict.fromkeys(("awk", "gawk", "mawk", "nawk"), _awk),
     **dict.fromkeys(("sed", "gsed"), _sed),
     **dict.fromkeys(("xxd", "pandoc"), _outputs),
     "jq": _jq,

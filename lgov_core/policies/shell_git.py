@@ -52,7 +52,8 @@ def judge_git(call: Call) -> None:
     if not args:
         return
     command, rest = call.literal(args[0], "the git command"), tuple(args[1:])
-    call.reads(word for word in rest if " " not in word)
+    if command not in ("check-ignore", "ls-files"):  # they show no more than names
+        call.reads(word for word in rest if " " not in word)
     judge = _COMMANDS.get(command)
     if judge is None and command not in _READING | _ADDING:
         call.refuse(f"git {command[:40]} is not allowed here.")
@@ -191,6 +192,8 @@ def _config(call: Call, rest: tuple[str, ...]) -> None:
     if given.has("--system", "--edit", "-e", "--remove-section", "--rename-section", "-f", "--file") or not words:
         call.refuse("the configuration stays as it is.")
     _check_key(call, words[0])
+    if words[0].lower() == "safe.directory" and any(wild(word) or "*" in word for word in words[1:]):
+        call.refuse("name the folder that is safe; * turns the protection off.")
 
 
 def _check_key(call: Call, key: str) -> None:
@@ -209,6 +212,12 @@ def _remove(call: Call, rest: tuple[str, ...]) -> None:
 def _replace(call: Call, rest: tuple[str, ...]) -> None:
     if any(word not in ("-l", "--list") for word in rest):
         call.refuse("only listing is allowed.")
+
+
+def _reflog(call: Call, rest: tuple[str, ...]) -> None:
+    words = parse(rest, "-n --max-count --since --until --grep --format --date").operands
+    if words[:1] and words[0] in ("expire", "delete", "drop", "write"):
+        call.refuse(f"{words[0]!r} loses or rewrites something.")
 
 
 def _worktree(call: Call, rest: tuple[str, ...]) -> None:
@@ -254,7 +263,7 @@ _COMMANDS: dict[str, Callable[[Call, tuple[str, ...]], None]] = {
     "grep": _grep,
     "gc": _gc,
     "reset": _no("--hard", "--merge", "--keep", why="this discards changes; commit or stash them first."),
-    "reflog": _only("", "show", "exists", "HEAD", "list"),
+    "reflog": _reflog,
     "worktree": _worktree,
     "maintenance": _only("run"),
     "lfs": _only("", "pull", "fetch", "ls-files", "track", "status", "env", "version", "install"),

@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from lgov_core.policies.shell_finds import check_handed_on, looks_only
+from lgov_core.policies.shell_listed import listed
 from lgov_core.policies.shell_runners import run_by_xargs
-from lgov_core.policies.shell_syntax import WORDS, nodes_above, nodes_of
+from lgov_core.policies.shell_syntax import REDIRECTS, WORDS, nodes_above, nodes_of
 
 if TYPE_CHECKING:
     from tree_sitter import Node
@@ -43,6 +44,26 @@ def check_substitution(script: Script, node: Node) -> None:
             break
     for inner in node.named_children:
         _check(script, inner, users)
+
+
+def files_of(script: Script, stages: Sequence[Node]) -> tuple[str, ...]:
+    """Words for the files whose names the commands of a pipeline print; none where nobody can say."""
+    return listed([_plain_words(script, stage) for stage in stages])
+
+
+def files_of_substitution(script: Script, node: Node) -> tuple[str, ...]:
+    """The same for what a substitution puts into a command."""
+    if node.type != "command_substitution" or len(node.named_children) != 1:
+        return ()
+    inner = node.named_children[0]
+    return files_of(script, inner.named_children if inner.type == "pipeline" else [inner])
+
+
+def _plain_words(script: Script, node: Node) -> list[str]:
+    """The words of a command that keeps its output; none for what is more than one."""
+    if node.type == "redirected_statement" and script.words.text(node).endswith(" 2>/dev/null"):
+        node = node.named_children[0]
+    return [] if any(child.type in REDIRECTS for child in node.named_children) else _words(script, node)
 
 
 def _searches(script: Script) -> bool:

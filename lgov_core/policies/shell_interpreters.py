@@ -8,6 +8,7 @@ import sys
 from lgov_core.policies.options import names
 from lgov_core.policies.shell_call import Call, Judge, is_option
 from lgov_core.policies.shell_code import check_javascript, check_python
+from lgov_core.policies.shell_perl import judge_perl
 
 
 def _python(call: Call) -> None:
@@ -53,11 +54,11 @@ _PYTHON_MODULES = frozenset(
     )
 )
 #: Modules that run whatever they are given, or reach beyond the folder.
-_CLOSED_PYTHON_MODULES = frozenset(names("trace timeit pdb runpy code pty webbrowser ensurepip"))
+_CLOSED_PYTHON_MODULES = frozenset(names("trace pdb runpy code pty webbrowser ensurepip"))
 #: Further ones of the library that show something.
 _PLAIN_PYTHON_MODULES = frozenset(
     names(
-        "http cProfile base64 inspect locale mimetypes pickletools random uuid quopri tabnanny pyclbr filecmp symtable"
+        "http timeit cProfile base64 inspect locale mimetypes pickletools random uuid quopri tabnanny pyclbr filecmp symtable"
     )
 )
 #: Modules that write files, and how many of their words name what is only read.
@@ -81,18 +82,17 @@ def _python_module(call: Call, words: list[str]) -> None:
     known = {library, module} & {*_PYTHON_MODULES, *_WRITING_PYTHON_MODULES, *_PYTHON_COMMANDS, *_PLAIN_PYTHON_MODULES}
     if module in _CLOSED_PYTHON_MODULES or (library in _PYTHON_LIBRARY and not known):
         call.refuse(f"-m {module} is not allowed here.")
-    if module == "cProfile":
-        for word in operands[:1]:
-            call.places.script(word)
+    if rest in (["--help"], ["-h"]):
         return
+    if module in ("timeit", "cProfile"):
+        return _measured(call, module, rest)
     if module == "http.server":
         if not any(word.startswith("127.") or word == "localhost" for word in rest):
             call.refuse("bind it to this machine: --bind 127.0.0.1.", "shell-network")
         return
-    if module == "unittest":  # it runs what it finds there
-        for word in rest:
-            if "/" in word.partition("=")[2] or "/" in word:
-                call.places.script(word.partition("=")[2] or word)
+    for word in rest if module == "unittest" else ():  # it runs what it finds there
+        if "/" in word:
+            call.places.script(word.partition("=")[2] or word)
     for word in operands[_WRITING_PYTHON_MODULES.get(module, len(operands)) :]:
         call.places.write(word)
     if module in _PYTHON_COMMANDS:
@@ -101,6 +101,17 @@ def _python_module(call: Call, words: list[str]) -> None:
         call.reads(rest)
     else:
         call.refuse(f"-m {module[:40]} is not known here.")
+
+
+def _measured(call: Call, module: str, words: list[str]) -> None:
+    """Judges what is run to be measured: a program of this folder, or statements as one program."""
+    if module == "cProfile":
+        for word in [word for word in words if not is_option(word)][:1]:
+            call.places.script(word)
+        return
+    flags = r"-[vpc]|-[nru]\d*|-s|--(?:verbose|process|setup|repeat|number|unit)|[mnu]?sec|--(?:repeat|number|unit)=\w+"
+    statements = [word.removeprefix("--setup=") for word in words if re.fullmatch(flags, word) is None]
+    check_python(call.literal("\n".join(statements), "the program"), call.places, call.runner.writes)
 
 
 def _is_module_name(text: str) -> bool:
@@ -113,19 +124,21 @@ def _is_module_name(text: str) -> bool:
 _NODE_CODE = names("-e -p --eval --print -pe")
 #: Options that change nothing about what is run.
 _INTERPRETER_FLAGS = {
-    "node": r"--(?:test|check|watch|trace-warnings|env-file-if-exists=\.env\.example|experimental-[\w-]+)|-c",
+    "node": r"--(?:test|check|watch|trace-warnings|env-file-if-exists=\.env\.example|experimental-(?![\w-]*loader)[\w-]+)|-c",
     "php": r"-l",
+    "Rscript": r"--(?:vanilla|verbose|no-(?:save|restore|environ|site-file|init-file|echo))",
+    "julia": r"--project(?:=[@.]?)?|-t\d+|--threads=\d+|-O[0-3]|--(?:check-bounds|startup-file|color)=\w+",
 }
 
 
 def _interpreter(call: Call) -> None:
-    """node, perl, ruby and others: a file of this folder, or next to nothing on the command line."""
+    """node, perl, ruby, R and others: a file of this folder, or next to nothing on the command line."""
     args = list(call.args)
     if args[:1] and args[0] in ("-v", "--version", "-h", "--help", "-V", "version"):
         return
     if call.name == "node" and args and args[0] in _NODE_CODE:
         return check_javascript(call.literal(args[1] if len(args) > 1 else "", "the program"), call.places)
-    if call.name == "perl" and _perl_edit(call, args):
+    if call.name == "perl" and judge_perl(call):
         return
     while args and re.fullmatch(_INTERPRETER_FLAGS.get(call.name, r"-[wc]+"), args[0]):
         args.pop(0)
@@ -137,28 +150,7 @@ def _interpreter(call: Call) -> None:
     call.reads(args)
 
 
-#: A substitution of plain text: no variables, no code in the pattern, no flag that runs the replacement.
-_PLAIN_SUBSTITUTION = re.compile(r"s([/|#!])(?:[\w\s.^*+,:;=<>'\"-]|\\[.wdsbnt/])*\1[\w\s.,:=<>'\"-]*\1[gimsx]*;?")
-
-
-def _perl_edit(call: Call, args: list[str]) -> bool:
-    """Whether perl is only used like sed: ``-pe 's/a/b/'`` or ``-pi -e``; judges its files."""
-    match = re.fullmatch(
-        r"-(?:pi?e|p -e|pi -e|pi\.[a-z]+ -e|p -i -e)", " ".join(args[:2]) if args[1:2] == ["-e"] else "".join(args[:1])
-    )
-    at = 2 if args[1:2] == ["-e"] else 1
-    if match is None or len(args) <= at or _PLAIN_SUBSTITUTION.fullmatch(args[at]) is None:
-        return False
-    files = args[at + 1 :]
-    if any(is_option(word) for word in files):
-        return False
-    call.reads(files)
-    for word in files if "i" in match.group() else ():
-        call.places.write(word)
-    return True
-
-
 INTERPRETER_JUDGES: dict[str, Judge] = {
     **dict.fromkeys(("python", "pypy"), _python),
-    **dict.fromkeys(("node", "perl", "ruby", "php"), _interpreter),
+    **dict.fromkeys(("node", "perl", "ruby", "php", "Rscript", "julia", "lua"), _interpreter),
 }

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 from lgov_core.policies.options import names
+from lgov_core.policies.shell_awk import AWK_JUDGES
 from lgov_core.policies.shell_call import Call, Judge, wild
 from lgov_core.policies.shell_databases import DATABASE_JUDGES
 from lgov_core.policies.shell_docker import DOCKER_JUDGES
@@ -24,6 +25,7 @@ from lgov_core.policies.shell_trees import TREE_JUDGES
 JUDGES: dict[str, Judge] = {
     **FILE_JUDGES,
     **FILTER_JUDGES,
+    **AWK_JUDGES,
     **TREE_JUDGES,
     **RUNNER_JUDGES,
     **INTERPRETER_JUDGES,

@@ -211,7 +211,10 @@ def _rsync(call: Call) -> None:
         given.has("--delete", "--remove-source-files", "--remove-sent-files")
         or any(option.startswith(("--delete", "--remove")) for option in given.options)
     ):
-        call.refuse("options that delete files or run programs are not allowed.")
+        for word in given.operands[-1:]:  # what is there is made again, or the copy is refused
+            if given.has("--remove-source-files", "--remove-sent-files"):
+                call.refuse("options that remove the source are not allowed.")
+            call.places.delete(word, recursive=True)
     if any(re.match(r"[^/]*:|rsync://", word) for word in given.operands):
         call.refuse("copying to or from other machines is not allowed.", "shell-network")
     call.reads(given.operands[:-1])

@@ -101,8 +101,8 @@ def _uv_run(call: Call, words: list[str]) -> None:
 def _node_packages(call: Call) -> None:
     words = list(parse(call.args, _NODE_VALUES.get(call.name, "--cwd")).operands)
     verb = (words or [""])[0]
-    if verb in ("config", "cache", "whoami", "publish") and _looks_at_registry(call, words):
-        return call.reads(call.args)
+    if verb == "pkg" or (verb in ("config", "cache", "whoami", "publish") and _looks_at_registry(call, words)):
+        return _settings(call, words[1:2]) if verb == "pkg" else call.reads(call.args)
     allowed = (
         "install i ci add run test t start stop restart build list ls ll outdated audit view info show why explain "
         "root prefix bin pack version init create fund doctor ping search dedupe exec dlx lint dev format "
@@ -136,6 +136,16 @@ def _node_packages(call: Call) -> None:
             call.refuse("packages come from the usual registry.", "shell-network")
     _check_script(call, verb, words)
     return call.reads(call.args)
+
+
+def _settings(call: Call, verb: list[str]) -> None:
+    """``npm pkg``: shows and changes the package.json of the folder."""
+    if verb not in (["get"], ["set"], ["delete"], ["fix"]):
+        call.refuse("pkg may get, set, delete and fix.")
+    call.places.work_in()
+    if verb != ["get"]:
+        call.runner.writes("package.json")  # run in the same text, it would be run unseen
+    call.reads(call.args)
 
 
 def _check_script(call: Call, verb: str, words: list[str]) -> None:

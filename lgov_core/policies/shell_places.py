@@ -19,7 +19,8 @@ _PROTECTED = names(
     """
     .git .ssh .gnupg .aws .kube .bashrc .bash_profile .bash_login .bash_logout .profile .zshrc .zshenv .zprofile .zlogin
     .netrc .npmrc .pypirc .envrc authorized_keys .inputrc .gitconfig .vimrc .pam_environment .config/autostart
-    sitecustomize.py usercustomize.py *.pth
+    sitecustomize.py usercustomize.py *.pth .claude/settings.json .claude/settings.local.json .codex/config.toml
+    .gemini/settings.json .cursor/hooks.json
     """
 )
 #: Folders that are made again by the tool that made them, so that removing the whole tree loses nothing.
@@ -44,6 +45,12 @@ _FILE_ENDING = re.compile(
 )
 #: Files that a program leaves behind when it is stopped, in a folder that is closed otherwise.
 _LEFT_BEHIND = re.compile(r".*/\.git/(?:index|HEAD|config|shallow)\.lock")
+
+
+#: The tools of a virtual environment, each judged as the command it is.
+_IN_ENVIRONMENT = re.compile(
+    r".+/[\w.-]*env[\w.-]*/bin/(?:activate|python[\d.]*|pip[\d.]*|pytest|ruff|mypy|black|isort|coverage|pyright|tox)"
+)
 
 
 class Refused(Exception):
@@ -145,10 +152,19 @@ class Places:
     def script(self, field: str) -> None:
         """Refuses a program file outside of the folders the text began in."""
         for path in self._paths(field):
+            if self._of_environment(path):
+                continue
             if STAR in path or ANY in path or not inside(path, self.folders[0]):
-                raise Refused("shell-program", f"{shown(field)} is no program of this folder.")
+                hint = (
+                    f"what is run must lie in {self.folders[0]}" if any(inside(path, r) for r in self.writable) else ""
+                )
+                raise Refused("shell-program", f"{shown(field)} is no program of this folder{hint and '; ' + hint}.")
             if any(_matches(name, ".git") for name in _names(path, self.folders)):
                 raise Refused("shell-program", f"{shown(field)} is no program of this folder.")
+
+    def _of_environment(self, path: str) -> bool:
+        """Whether a path is a tool of a virtual environment that lies where the text may write."""
+        return _IN_ENVIRONMENT.fullmatch(path) is not None and any(inside(path, root) for root in self.writable)
 
     def stands_below(self) -> bool:
         """Whether the text goes to folders below the one it begins in, and to no others."""

@@ -6,8 +6,9 @@ import re
 from collections.abc import Sequence
 
 from lgov_core.policies.options import names
-from lgov_core.policies.shell_call import STREAM, Call, Judge, is_option
+from lgov_core.policies.shell_call import STREAM, Call, Judge, is_option, parse
 from lgov_core.policies.shell_environment import check_assignment
+from lgov_core.policies.shell_places import Refused
 from lgov_core.policies.shell_words import UNKNOWN
 
 #: Options with a value of the commands that run the rest of their line.
@@ -118,24 +119,50 @@ def run_by_xargs(args: Sequence[str]) -> list[str]:
 
 
 def _xargs(call: Call) -> None:
-    given = call.parsed(_XARGS_VALUES)
-    call.reads(given.of("-a", "--arg-file"))
     words = run_by_xargs(call.args)
-    marks = given.of("-I", "--replace") or (["{}"] if given.has("-i") else [])
-    if marks:
-        call.runner.run([word.replace(mark, UNKNOWN) for word in words for mark in marks[:1] if mark], STREAM)
-    else:
-        call.runner.run([*words, UNKNOWN], STREAM)
+    given = (
+        parse(call.args[: len(call.args) - len(words)], _XARGS_VALUES)
+        if words != ["echo"]
+        else call.parsed(_XARGS_VALUES)
+    )
+    call.reads(given.of("-a", "--arg-file"))
+    glued = [option[2:] for option in given.options if re.match(r"-i.", option)]
+    marks = [*given.of("-I", "--replace"), *glued] or (["{}"] if given.has("-i", "-I", "--replace") else [])
+
+    def filled(name: str) -> list[str]:
+        if marks:
+            return [word.replace(mark, name) for word in words for mark in marks[:1] if mark]
+        return [*words, name]
+
+    try:
+        call.runner.run(filled(UNKNOWN), STREAM)
+    except Refused as refused:
+        # A space in a name makes two of it.
+        split = {"rm", "mv", "rmdir"}.intersection(words[:4]) and not given.has("-0", "--null")
+        if refused.rule != "shell-unclear" or not call.given.listed or split or given.has("-a", "--arg-file"):
+            raise
+        try:
+            for name in call.given.listed:
+                call.runner.run(filled(name), STREAM)
+        except Refused as other:
+            raise (refused if other.rule == "shell-unclear" else other) from None
 
 
 def _shell(call: Call) -> None:
     args = list(call.args)
+    if args and re.fullmatch(r"-[evx]*n[evx]*", args[0]) and not any(is_option(word) for word in args[1:]):
+        return call.reads(args[1:])  # it is only parsed
     while args and re.fullmatch(r"-[euxvlfn]+|--(?:login|norc|noprofile|posix)|-o|pipefail|\+x", args[0]):
         args.pop(0)
     if args and re.fullmatch(r"-[eulxvif]*c[eulxvif]*", args[0]):
         if len(args) < 2:
             call.refuse("-c needs the command.", "shell-unclear")
-        call.runner.script(call.literal(args[1], "the command"))
+        if UNKNOWN in args[1]:
+            call.refuse(
+                "the command is not written out; hand what is not known here over as an argument: sh -c '... \"$1\"' _ {}",
+                "shell-unclear",
+            )
+        call.runner.script(args[1])
     elif args[:1] in (["--version"], ["--help"]):
         return
     elif args and not is_option(args[0]):

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Iterable, Sequence
 
 from lgov_core.policies.shell_call import NO_INPUT, Call, Input, wild
 from lgov_core.policies.shell_known import JUDGES, PROGRAM_FOLDERS, asks_for_help, check_names, plain_name
@@ -68,13 +69,16 @@ class Script:
         if not words:
             return
         first = words[0]
+        if any(re.match(r"stratum\d?\+?\w*://", word) for word in words):
+            raise Refused("shell-network", "Mining for others is not allowed.")
         if wild(first) or not first:
             raise Refused("shell-unclear", "It is not clear which command is run; write its name out.")
         name = first
         if "/" in first:
             folder, _, name = first.rpartition("/")
             if folder not in PROGRAM_FOLDERS:
-                self.places.script(first)
+                if not self.trail.built(first):
+                    self.places.script(first)
                 self.trail.starts(first)
                 if not (folder.endswith("/bin") and plain_name(name) in JUDGES):
                     self.places_read(words[1:])
@@ -103,6 +107,10 @@ class Script:
     def writes(self, word: str) -> None:
         """Takes note of a file that is written, for what runs it in the same text."""
         self.trail.writes(word)
+
+    def builds(self, word: str, sources: Iterable[str] = ()) -> None:
+        """Takes note of a program that is built, which the same text may run wherever it lies."""
+        self.trail.builds(word, sources)
 
     def places_read(self, words: Sequence[str]) -> None:
         """Refuses words that name secrets."""

@@ -37,7 +37,10 @@ SPECIAL = {
     "journalctl": re.compile(
         r"(?:(?:--disk-usage|--list-boots|--verify|--no-pager|-[nubpfexkr]+|\w[\w.@:-]*|_[A-Z_]+=[\w./-]+)(?: |$))+"
     ),
-    "gcloud": re.compile(r"config set (?:core/)?(?:project|account|compute/region|compute/zone) [\w.@-]+|auth login"),
+    "gcloud": re.compile(
+        r"config set (?:core/)?(?:project|account|compute/region|compute/zone) [\w.@-]+|auth login"
+        r"|run (?:services|jobs|revisions) (?:list|describe)(?: \w[\w-]*)?(?: --(?:format|region|project|limit|filter)[= ].*)?"
+    ),
     "az": re.compile(r"account set (?:-s|--subscription|-n|--name) [\w-]+|login"),
     "aws": re.compile(
         r"(?:--\w+ [\w-]+ )*(?:sso login(?: --profile [\w-]+)?|eks update-kubeconfig(?: --[\w-]+ [\w-]+)*)"
@@ -51,7 +54,10 @@ SPECIAL = {
     "circleci": re.compile(r"diagnostic|setup|local execute(?: [\w][\w-]*)?"),
     "doppler": re.compile(r"setup(?: --[\w-]+ [\w.-]+)*"),
     "gitstats": re.compile(r"[\w./-]+ (?!/|\.\.)[\w-]+/?"),
-    "tmux": re.compile(r"(?:new|new-session)(?: -d)?(?: -s [\w-]+)?|ls|attach(?: -t [\w-]+)?"),
+    "nvidia-smi": re.compile(
+        r"(?:(?:-[qLl]|-[idl] ?\d+|--(?:query|list)-[\w-]+(?:=[\w.,]+)?|--format=[\w,]+|-q -d \w+|topo -m"
+        r"|(?:dmon|pmon)(?: -c \d+)?)(?: |$))+"
+    ),
     "xmlstarlet": re.compile(r"(?!.*document)(?:sel|select|val|validate|el|elements|fo|format)(?: .*)?", re.S),
     "mysqladmin": re.compile(
         r"(?:(?:-[hPu] ?|--(?:host|port|user)=)[\w.-]+ )*(?:status|ping|processlist|extended-status|variables|version)"

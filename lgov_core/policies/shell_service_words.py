@@ -181,7 +181,6 @@ SERVICES: dict[str, str] = {
     "direnv": "",
     "ollama": "",
     "gitstats": "",
-    "tmux": "ls list-sessions",
     "screen": "-ls",
     "git-lfs": "pull fetch ls-files track env",
     "docker-machine": "",

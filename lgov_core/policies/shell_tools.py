@@ -7,6 +7,8 @@ import re
 from lgov_core.policies.options import names
 from lgov_core.policies.shell_builders import BUILDER_JUDGES, check_programs
 from lgov_core.policies.shell_call import Call, Judge, parse
+from lgov_core.policies.shell_media import MEDIA_JUDGES
+from lgov_core.policies.shell_terminals import TERMINAL_JUDGES
 
 
 def _java(call: Call) -> None:
@@ -59,6 +61,8 @@ def _check_written(call: Call) -> None:
         option, equals, value = word.partition("=")
         if option in _WRITTEN and (equals or at + 1 < len(args)):
             call.places.write(value if equals else args[at + 1])
+            if call.name == "go" and option == "-o":
+                call.runner.builds(value if equals else args[at + 1])
 
 
 #: Words of any of these tools that only look.
@@ -150,6 +154,46 @@ def _openssl(call: Call) -> None:
     call.reads(word for word in call.args if word not in given.of("-keyout"))
 
 
+#: What a debugger may be told to do: run the program, stop it, and show where it stands.
+_DEBUGGING = re.compile(
+    r"r|run|start|c|continue|q|quit|n|next|s|step|finish|up|down|disassemble|starti"
+    r"|(?:bt|backtrace|where)(?: full)?(?: -?\d+)?"
+    r"|info (?:locals|args|registers|threads|frame|sharedlibrary|signals|breakpoints|line|source)(?: [\w:.]+)?"
+    r"|thread (?:apply all (?:bt|backtrace)(?: full)?|\d+)|(?:f|frame) \d+|(?:l|list)(?: [\w:.,]+)?"
+    r"|(?:b|break|tb|tbreak) [\w:.]+"
+    r"|set (?:pagination|confirm|width|height|print pretty) \w+|x/\d*[a-z]+ \$\w+|catch (?:throw|catch)"
+)
+
+
+def _debugger(call: Call) -> None:
+    """Judges gdb without a prompt: commands that show, on a program of this folder and what it left when it fell."""
+    args = list(call.args)
+    inner: list[str] = []
+    if "--args" in args:
+        inner = args[args.index("--args") + 1 :]
+        args = args[: args.index("--args")]
+    while args and args[0].startswith("-"):
+        option = args.pop(0)
+        if option in ("-ex", "--ex", "-eval-command", "--eval-command") and args:
+            if _DEBUGGING.fullmatch(args.pop(0).strip()) is None:
+                call.refuse("of its commands only those that run the program and show where it stands are allowed.")
+        elif option not in ("-batch", "--batch", "-q", "-quiet", "-nx", "-n", "--nx", "--version", "--help"):
+            call.refuse(f"the option {option[:30]} is not known to only look.", "shell-unknown-command")
+    if inner:
+        call.runner.run(inner, call.given)
+    for program in args[:1]:
+        call.places.script(program)
+    call.reads(args)
+
+
+def _libraries(call: Call) -> None:
+    """Judges ldd, which may start the program that it is asked about."""
+    for word in call.parsed().operands:
+        if not word.startswith(("/usr/", "/bin/", "/lib", "/opt/", "/sbin/")):
+            call.places.script(word)
+    call.reads(call.args)
+
+
 #: What the closed tools may be asked all the same.
 _ASKING = {
     "ssh-keygen": re.compile(r"-l[vEf]* [\w./-]+\.pub"),
@@ -192,6 +236,10 @@ TOOL_JUDGES: dict[str, Judge] = {
     "tig": _verbs_only(""),
     "trivy": _verbs_only("fs image config repo sbom version"),
     "kill": _kill,
+    "gdb": _debugger,
+    "ldd": _libraries,
+    **MEDIA_JUDGES,
+    **TERMINAL_JUDGES,
     "openssl": _openssl,
     **dict.fromkeys(
         names(
@@ -199,10 +247,10 @@ TOOL_JUDGES: dict[str, Judge] = {
     su doas pkexec ssh scp sftp ftp tftp telnet socat mkfs fdisk parted shred shutdown reboot halt
     poweroff init useradd userdel usermod groupadd passwd chpasswd visudo chsh at batch insmod modprobe rmmod
     chroot unshare nsenter chown chgrp setfacl chattr setcap swapoff umount losetup cryptsetup wipefs gpg
-    ssh-keygen ssh-add ssh-agent parallel busybox gdb script expect osascript launchctl security twine
+    ssh-keygen ssh-add ssh-agent busybox script expect osascript launchctl security twine
     msfconsole nmap masscan hydra john hashcat tcpdump tshark wireshark mail sendmail mutt telinit kexec
-    iptables-restore bpftool auditctl setenforce perf vi vim nvim nano emacs ed ex pico lua tclsh gnuplot R
-    julia octave irb pry ipython screenlog rev-shell
+    iptables-restore bpftool auditctl setenforce perf vi vim nvim nano emacs ed ex pico tclsh gnuplot R
+    octave irb pry ipython screenlog rev-shell
     srm wipe scrub nwipe sfill blkdiscard sfdisk cfdisk gdisk sgdisk mkswap mdadm dmsetup debugfs hdparm lvremove vgremove
     pvremove deluser delgroup groupdel groupmod gpasswd vipw chage newgrp runuser setpriv systemd-run systemd-nspawn
     sshpass autossh sshfs lftp rlogin rsh rcp mosh netcat pwncat chisel ngrok cloudflared proxychains proxychains4 torify

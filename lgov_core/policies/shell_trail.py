@@ -11,7 +11,12 @@ from lgov_core.policies.shell_places import Refused, inside, shown
 from lgov_core.policies.shell_words import ANY, STAR
 
 #: Commands that run the program files they are given.
-_STARTING = frozenset({"python", "node", "perl", "ruby", "php", "sh", "bash", "source", ".", "zsh", "dash"})
+_STARTING = frozenset(
+    {
+        *("python", "node", "perl", "ruby", "php", "Rscript", "julia", "lua"),
+        *("sh", "bash", "source", ".", "zsh", "dash"),
+    }
+)
 #: Commands that run what stands in a file of a fixed name.
 _BY_NAME = {
     **dict.fromkeys(("make", "gmake"), ("Makefile", "makefile", "GNUmakefile")),
@@ -22,6 +27,8 @@ _BY_NAME = {
     "tox": ("tox.ini",),
     "nox": ("noxfile.py",),
 }
+#: Commands that put whole trees somewhere.
+_UNPACKING = frozenset({"tar", "unzip", "git", "cp", "mv", "rsync"})
 #: Commands that fetch or make files.
 _MAKING = frozenset({"curl", "wget", "tee", "cp", "mv", "install", "ln"})
 
@@ -35,12 +42,25 @@ class Trail:
         self._started: set[str] = set()
         self._moved: set[str] = set()
         self._removed: set[str] = set()
+        self._unpacked: set[str] = set()
+        self._built: set[str] = set()
+        self._sources: set[str] = set()
+        self._fetched: set[str] = set()
         self._remotes: set[str] = set()
         self._pushed: set[str] = set()
 
     def writes(self, word: str) -> None:
         """Takes note of a file that is written."""
         self._written.add(self._path(word))
+
+    def builds(self, word: str, sources: Iterable[str]) -> None:
+        """Takes note of a program that is built, and of what from."""
+        self._built.add(self._path(word))
+        self._sources.update(self._path(source) for source in sources)
+
+    def built(self, word: str) -> bool:
+        """Whether a program was built, and by nothing else written, earlier in the text."""
+        return self._path(word) in self._built - self._written
 
     def starts(self, word: str) -> None:
         """Takes note of a program file that is run."""
@@ -58,6 +78,8 @@ class Trail:
                 self.writes(word)
                 if "://" in word:
                     self._written.add(posixpath.join(self._home, posixpath.basename(word.partition("?")[0])))
+            if words[0] in ("curl", "wget"):
+                self._fetched |= self._written
 
     def runs(self, name: str, words: Sequence[str], folders: Iterable[str]) -> None:
         """Takes note of what a command with a known name runs, moves and removes, from each of ``folders``."""
@@ -65,15 +87,15 @@ class Trail:
             for word in words:
                 if not is_option(word) and not wild(word):
                     self.starts(word)
-        for fixed in _BY_NAME.get(name, ()):
+        for fixed in _BY_NAME.get(name, ()) if "pkg" not in words[:1] else ():
             self._started.update(posixpath.join(folder, fixed) for folder in folders)
         if name == "git" and "mv" in words[:3]:
             name = "mv"
         plain = [word for word in words if not is_option(word)]
-        if name == "git" and {"remote", "add"} <= set(plain):
-            self._remotes.update(plain[plain.index("add") + 1 :][:1])
-        elif name == "git" and "push" in plain:
-            self._pushed.update(plain[plain.index("push") + 1 :][:1])
+        if name in _UNPACKING:
+            self._note(self._unpacked, plain, folders)
+        if name == "git":
+            self._reaches(plain)
         if name in ("mv", "ln"):
             plain = plain[-1:]
             for at, word in enumerate(words):
@@ -83,12 +105,25 @@ class Trail:
         elif name == "rm" or (name == "find" and {"-delete", "-exec", "-execdir", "-ok", "-okdir"} & set(words)):
             self._note(self._removed, plain, folders)
 
+    def _reaches(self, plain: Sequence[str]) -> None:
+        """Takes note of the remotes that git is given, and of those it sends to."""
+        if {"remote", "add"} <= set(plain):
+            self._remotes.update(plain[plain.index("add") + 1 :][:1])
+        elif "push" in plain:
+            self._pushed.update(plain[plain.index("push") + 1 :][:1])
+
     def check(self) -> None:
         """Refuses a program that was written just before, and removing what was moved there just before."""
         for path in self._started & self._written:
             raise Refused(
-                "shell-program", f"{shown(path)} is written and run in one go; let it be looked at in between."
+                "shell-program",
+                f"{shown(path)} is written and run in one go; run it in a command of its own, so that it is seen first.",
             )
+        for path in self._sources & self._fetched:
+            raise Refused("shell-program", f"{shown(path)} is fetched and built in one go; look at it in between.")
+        for path in self._started:
+            if not inside(path, self._home) and any(inside(path, folder) for folder in self._unpacked):
+                raise Refused("shell-program", f"{shown(path)} is unpacked and run in one go; look in between.")
         for remote in self._remotes & self._pushed:
             raise Refused("shell-network", f"{shown(remote)} is added and pushed to in one go; look in between.")
         for path in self._moved:

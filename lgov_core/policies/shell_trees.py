@@ -119,13 +119,20 @@ def _compress(call: Call) -> None:
             call.places.write(word)
 
 
+#: Options of grep that take the next word (--color takes none).
+_GREP_VALUES = (
+    "-e -f -m -A -B -C -D -d --include --exclude --exclude-dir --exclude-from --regexp --file --max-count --label"
+    " --after-context --before-context --context --binary-files --devices --directories --group-separator"
+)
+
+
 def _grep(call: Call) -> None:
-    given = call.parsed(
-        "-e -f -m -A -B -C --include --exclude --exclude-dir --regexp --file --max-count --color --label"
-    )
-    call.reads(call.args)
+    given = call.parsed(_GREP_VALUES)
+    operands = given.operands
+    pattern = () if given.has("-e", "-f", "--regexp", "--file") else operands[:1]  # which names no file
+    call.reads(word for word in call.args if word not in pattern or word in operands[1:])
     if given.has("-r", "-R", "--recursive", "--dereference-recursive", "-d", "--directories"):
-        _reads_trees(call, given.operands)
+        _reads_trees(call, operands[len(pattern) :])
 
 
 def _reads_trees(call: Call, words: Iterable[str]) -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from lgov_core.policies.shell_call import is_option
 from lgov_core.policies.shell_syntax import REDIRECTS, WORDS, every_node, nodes_above, nodes_of
-from lgov_core.policies.shell_words import UNKNOWN, Words
+from lgov_core.policies.shell_words import INSTALLED, UNKNOWN, Words
 
 if TYPE_CHECKING:
     from tree_sitter import Node
@@ -68,6 +68,9 @@ class Values:
             inner = value.named_children if value.type == "array" else [value]
             fields = [field for child in inner for field in self.words.fields(child)]
             return [*fields, UNKNOWN] if joined else (fields or [""])
+        if self.words.text(node).startswith("PATH="):  # what it is made of was judged when it was given
+            standing = {**self.variables, "PATH": [INSTALLED]}
+            return Words(self.words.source, standing, self.words.folder).values(value)
         return self.words.values(value)
 
     def folders(self, root: Node, start: Sequence[str]) -> list[str]:

@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING
 
 from lgov_core.policies.options import names
 from lgov_core.policies.shell_call import NO_INPUT, STREAM, Input, is_option
-from lgov_core.policies.shell_environment import check_assignment, is_secret_variable
-from lgov_core.policies.shell_handed_on import check_stages, check_substitution
+from lgov_core.policies.shell_environment import check_assignment, is_secret_variable, shows_secret_variables
+from lgov_core.policies.shell_handed_on import check_stages, check_substitution, files_of, files_of_substitution
 from lgov_core.policies.shell_known import JUDGES
 from lgov_core.policies.shell_places import Refused
-from lgov_core.policies.shell_syntax import DYNAMIC, HOLDERS, REDIRECTS, WORDS, every_node, nodes_of
+from lgov_core.policies.shell_processes import ends_by_port, is_process
+from lgov_core.policies.shell_syntax import DYNAMIC, HOLDERS, REDIRECTS, WORDS, every_node, nodes_above, nodes_of
 from lgov_core.policies.shell_values import ASSIGNING
 from lgov_core.policies.shell_words import UNKNOWN
 
@@ -34,6 +35,11 @@ _SHOWING = frozenset(
     """
     )
 )
+
+
+_REMOVING = frozenset({"rm", "mv", "rmdir"})
+#: Files of settings, which a project begins with.
+_SETTINGS = re.compile(r"(?:^|/)\.env(?:\.[a-z]+)?$")
 
 
 class Walk:
@@ -106,15 +112,26 @@ class Walk:
         variable = node.child_by_field_name("variable")
         if variable is not None and any(self._holds_secret(child) for child in node.children_by_field_name("value")):
             self._script.holding.add(self._script.words.text(variable))
+        if variable is not None:
+            fields = [f for child in node.children_by_field_name("value") for f in self._script.words.fields(child)]
+            why = check_assignment(self._script.words.text(variable), fields, self._script.places)
+            if why is not None:
+                raise Refused("shell-environment", f"{why}; choose another name for the variable.")
         for child in node.named_children:
             if child.type in ("word", "string", "raw_string", "concatenation"):
                 self._script.places_read(self._script.words.fields(child))
 
     def _pipeline(self, node: Node, given: Input) -> None:
         stages = node.named_children
-        feeds = any("xargs" in self._script.words.text(stage)[:40] for stage in stages[1:])
+        feeds = any(re.match(r".{0,35}xargs|parallel ", self._script.words.text(stage)) for stage in stages[1:])
+        texts = [self._script.words.text(stage) for stage in stages]
+        if shows_secret_variables(texts):
+            raise Refused("shell-secret", "Variables of the environment that hold secrets are not shown.")
+        if ends_by_port(texts):
+            return
         for at, stage in enumerate(stages):
-            self.walk(stage, given if at == 0 else STREAM)
+            files = files_of(self._script, stages[:at]) if feeds else ()
+            self.walk(stage, given if at == 0 else Input("stream", listed=files))
             if feeds and at < len(stages) - 1:
                 for command in (stage, *nodes_of(stage, "command")):
                     for child in command.named_children:
@@ -168,13 +185,20 @@ class Walk:
                 if operator == "<":
                     self._script.places.read(field)
                 else:
-                    self._script.places.write(field)
+                    filled = operator == ">>" or (_SETTINGS.search(field) is not None and self._is_filled(node))
+                    self._script.places.write(field, may_be_secret=filled)
                     self._script.trail.writes(field)
         more: list[str] = []
         for child in targets[1:]:
             self._inner(child)
             more.extend(self._script.words.fields(child))
         return (STREAM if operator == "<" else None), more
+
+    def _is_filled(self, redirect: Node) -> bool:
+        """Whether a text of the script goes to where ``redirect`` leads."""
+        above = next((up for up in nodes_above(redirect) if up.type == "redirected_statement"), None)
+        body = above.child_by_field_name("body") if above is not None else None
+        return body is not None and re.match(r"cat$|(?:echo|printf) .", self._script.words.text(body)) is not None
 
     def _check_filling(self, text: str) -> None:
         """Refuses secrets among the words that a text may put into variables, which name files later."""
@@ -220,12 +244,21 @@ class Walk:
                 words.extend(self._name(child))
             elif child.type in WORDS:
                 self._inner(child)
-                words.extend(self._script.words.fields(child))
+                process = words[:1] == ["kill"] and is_process(self._script, child)
+                words.extend(["1234"] if process else self._script.words.fields(child))
             elif not child.is_named:
                 words.append(child.type)
             else:
                 self.walk(child, NO_INPUT)
         words.extend(extra)
+        self._check_telling(node, words)
+        while len(words) > 1 and words[0] in _KEYWORDS:
+            words.pop(0)
+        self._script.trail.passes(words)
+        self._run(node, words, given)
+
+    def _check_telling(self, node: Node, words: Sequence[str]) -> None:
+        """Refuses a command that shows a secret of the environment."""
         if _SHOWING.intersection(words[:3]) or words[:2] in (["git", "commit"], ["git", "tag"], ["git", "notes"]):
             self._check_shown(
                 node if node.parent is None or node.parent.type != "redirected_statement" else node.parent
@@ -233,10 +266,18 @@ class Walk:
         elif words[:1] == ["printenv"]:
             for name in filter(is_secret_variable, words[1:]):
                 raise Refused("shell-secret", f"{name} of the environment is a secret, which is not shown.")
-        while len(words) > 1 and words[0] in _KEYWORDS:
-            words.pop(0)
-        self._script.trail.passes(words)
-        self._script.run(words, given)
+
+    def _run(self, node: Node, words: Sequence[str], given: Input) -> None:
+        """Judges a command; where only the files that a substitution names are unclear, it is judged with what it lists."""
+        try:
+            self._script.run(words, given)
+        except Refused as refused:
+            found = [file for child in node.children for file in files_of_substitution(self._script, child)]
+            split = _REMOVING.intersection(words[:4])  # a space in a name makes two of it
+            if refused.rule != "shell-unclear" or words.count(UNKNOWN) != 1 or not found or split:
+                raise
+            for name in found:
+                self._script.run([name if word == UNKNOWN else word for word in words], given)
 
     def _holds_secret(self, node: Node, itself: str = "") -> bool:
         """Whether a value is made of a variable with a secret that the environment, and not the script, has given."""
@@ -312,8 +353,13 @@ class Walk:
             else:
                 self._inner(child)
                 words.extend(self._script.words.fields(child))
+        told = any(is_option(word) and "p" in word for word in words)
         for word in words:
-            name, _, value = word.partition("=")
+            name, equals, value = word.partition("=")
+            if told and is_secret_variable(word):
+                raise Refused("shell-secret", f"{word} of the environment is a secret, which is not shown.")
+            if not equals and node.type == "declaration_command" and name == "PATH":
+                continue  # the one that is there, for others too
             why = None if is_option(word) else check_assignment(name, [value], self._script.places)
             if why is not None:
                 raise Refused("shell-environment", f"{why}; leave it out.")

@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 UNKNOWN, STAR, ANY = "\ue000", "\ue001", "\ue002"
 #: The home folder of whoever runs the command, which the judge does not know.
 HOME = "/~"
+#: What stands for the PATH that is set: folders of installed programs.
+INSTALLED = "/usr/bin"
 _OPEN, _CLOSE, _COMMA, _TILDE, _BREAK, _CLASS = "\ue003", "\ue004", "\ue005", "\ue006", "\ue007", "\ue008"
 _ACTIVE = {"*": STAR, "?": ANY, "[": _CLASS, "{": _OPEN, "}": _CLOSE, ",": _COMMA}
 _INERT = {_OPEN: "{", _CLOSE: "}", _COMMA: ",", _TILDE: "~"}
@@ -132,7 +134,7 @@ class Words:
         elif name == "!":
             found = ["$!"]
         else:
-            known = {"HOME": HOME, "PWD": self.folder, "TMPDIR": "/tmp", "IFS": " "}
+            known = {"HOME": HOME, "PWD": self.folder, "TMPDIR": "/tmp", "IFS": " ", "PATH": INSTALLED}
             found = [known.get(name, UNKNOWN)]
         return found if quoted else [value.translate(_BREAKING) for value in found]
 

@@ -20,6 +20,12 @@ Those in `*_f.jsonl` are a fifth reader's, who had read only the documentation b
 74 of 81 and 74 of 74, provenance 43 of 47 and 24 of 24. Some 300 of the shell's cases and 37 of provenance's were written
 after the code had been read. Still judged otherwise: keys and cards that are spaced, wrapped or cut into a list; AWS's own
 example key, which counts as one; programs for interpreters that are piped in, and commands that must be declared.
+
+``shell_g.jsonl`` is a sixth reader's, written from the documentation alone for what coding agents run daily: right at the first
+reading were 374 of 386 and 321 of 374. Judged otherwise on purpose: Python on the command line that uses other modules
+than the harmless ones, a program that is written and run in one go or lies in /tmp, code for a shell with names put into it,
+a link that leads out; a repository that was cloned into the folder counts as the folder's own (gm072), a file of a
+container may be copied out (gm097). Harmless after all: gm210, gm373.
 """
 
 from __future__ import annotations
@@ -36,14 +42,23 @@ HERE = Path(__file__).parent
 OTHERWISE = {
     *("paths-d119", "paths-d144", "paths-d145", "paths-d146", "paths-d147", "paths-d151"),
     *("urls-d059", "urls-d060", "urls-d214", "pii-d056", "pii-d058", "pii-d118", "secrets-d124", "secrets-d130"),
-    *("shell-d228", "shell-d281", "shell-d323", "shell-d370", "shell-d371"),
+    *("shell-d281", "shell-d323"),
     *("secrets-f111", "secrets-f112", "secrets-f158", "pii-f024", "pii-f038"),
-    *("shell-f556", "shell-f623", "shell-f660", "shell-f696", "shell-f698", "shell-f748", "shell-f749", "shell-f758"),
-    *("shell-f764", "shell-f765", "shell-f768", "shell-f790", "shell-f798", "shell-f819", "shell-f824", "shell-f854"),
-    *("shell-f867", "shell-f870", "shell-f877"),
-    *("shell-e055", "shell-e070", "shell-e207", "shell-e229"),
+    *("shell-f623", "shell-f758", "shell-f764", "shell-f765", "shell-f819", "shell-f854", "shell-f867"),
+    *("shell-e055", "shell-e070", "shell-e207"),
+    *(
+        "shell-gb131",
+        "shell-gb152",
+        "shell-gb217",
+        "shell-gb220",
+        "shell-gb221",
+        "shell-gb222",
+        "shell-gb228",
+        "shell-gb231",
+    ),
+    *("shell-gb296", "shell-gb330", "shell-gm072", "shell-gm097", "shell-gm210", "shell-gm373"),
 }
-FILES = sorted(path.name for path in HERE.glob("*_[def].jsonl"))
+FILES = sorted(path.name for path in HERE.glob("*_[defg].jsonl"))
 
 
 @pytest.mark.parametrize("name", FILES)
