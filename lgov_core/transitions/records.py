@@ -119,15 +119,14 @@ def _read(reading: SpanReading, rollouts: Container[str] = (), attempted: Contai
 def read_store(store: TraceStore, rollout_ids: Sequence[str] | None = None) -> Records:
     """What a trace store holds of the given rollouts (None: of all), its spans joined in, in lgov's names.
 
-    Raises `StoreError`.
+    What is written meanwhile does no harm: how attempts ended is read first, so that all that came before is there, and
+    rollouts last, so that whatever belongs to one finds it. Raises `StoreError`.
     """
-    recorded = Records(
-        rollouts=tuple(store.rollouts(ids=rollout_ids)),
-        attempts=tuple(store.attempts(rollout_ids)),
-        calls=tuple(store.calls(rollout_ids)),
-        rewards=tuple(store.rewards(rollout_ids)),
-    )
-    return join(recorded, map(canonical, store.spans(rollout_ids)))
+    attempts = tuple(store.attempts(rollout_ids))
+    rewards = tuple(store.rewards(rollout_ids))
+    spans = tuple(map(canonical, store.spans(rollout_ids)))
+    calls = tuple(store.calls(rollout_ids))
+    return join(Records(tuple(store.rollouts(ids=rollout_ids)), attempts, calls, rewards), spans)
 
 
 def join(recorded: Records, spans: Iterable[Span]) -> Records:
@@ -139,6 +138,9 @@ def join(recorded: Records, spans: Iterable[Span]) -> Records:
 
     Of an attempt with captured calls the record knows all: a call that only came in from outside is left out and told,
     since whoever holds a key of the attempt could make one up, and it could take the final reward.
+
+    A rollout that nobody announced is there by its captured calls: a group of its own, whose attempts have ended where they
+    have a final reward.
     """
     rollouts = {rollout.rollout_id for rollout in recorded.rollouts}
     # A record that has no attempt of a rollout leaves it to the spans; one that has some knows all of them.
@@ -146,7 +148,7 @@ def join(recorded: Records, spans: Iterable[Span]) -> Records:
     with collector_paused():
         told = _read(SpanReading(spans), rollouts, attempted)
     if not told.spans:
-        return recorded
+        return _with_unannounced(recorded)
     found = [*recorded.diagnostics, *told.diagnostics]
     by_response: dict[str, list[CapturedCall]] = {}
     for call in told.calls:
@@ -169,13 +171,47 @@ def join(recorded: Records, spans: Iterable[Span]) -> Records:
         ):
             calls.append(call)
     rewards = {reward.reward_id for reward in recorded.rewards}
-    return replace(
+    joined = replace(
         told,
         rollouts=(*recorded.rollouts, *told.rollouts),
         attempts=(*recorded.attempts, *told.attempts),
         calls=tuple(calls),
         rewards=(*recorded.rewards, *(one for one in told.rewards if one.reward_id not in rewards)),
         diagnostics=tuple(found),
+    )
+    return _with_unannounced(joined)
+
+
+def _with_unannounced(records: Records) -> Records:
+    """``records`` with the rollouts that only captured calls name, and their attempts."""
+    known = {one.rollout_id for one in records.rollouts}
+    times: dict[tuple[str, int], tuple[float, float]] = {}
+    for call in records.calls:
+        if call.rollout_id is not None and call.rollout_id not in known:
+            key = (call.rollout_id, call.attempt or 1)
+            began, ended = times.get(key, (call.started_at, call.ended_at))
+            times[key] = (min(began, call.started_at), max(ended, call.ended_at))
+    if not times:
+        return records
+    judged = {
+        (one.rollout_id, one.attempt)
+        for one in records.rewards
+        if one.response_id is None and one.tool_call_id is None and one.rollout_id is not None
+    }
+    last = dict(sorted(times))  # a reward that names no attempt is of the last one
+    attempts: list[Attempt] = []
+    began_at: dict[str, float] = {}
+    for (rollout_id, number), (began, ended) in sorted(times.items()):
+        began_at[rollout_id] = min(began, began_at.get(rollout_id, began))
+        is_judged = (rollout_id, number) in judged or (last[rollout_id] == number and (rollout_id, None) in judged)
+        attempts.append(Attempt(rollout_id, number, began, ended if is_judged else None))
+    rollouts = tuple(Rollout(name, name, "", {}, began) for name, began in began_at.items())
+    found = tuple(Diagnostic(Finding.NO_TASK_ID, one.rollout_id, "it is a group of its own") for one in rollouts)
+    return replace(
+        records,
+        rollouts=(*records.rollouts, *rollouts),
+        attempts=(*records.attempts, *attempts),
+        diagnostics=(*records.diagnostics, *found),
     )
 
 

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from lgov_core.errors import TransitionError
-from lgov_core.transitions import Finding, Records, Selection, Transition, assemble, assign_credit
+from lgov_core.store.memory import MemoryStore
+from lgov_core.transitions import Finding, Records, Selection, Transition, assemble, assign_credit, build_transitions
 from lgov_core.transitions.batches import CreditedBatch, RecordedBatch
 from lgov_core.transitions.tree import make_tree
 from lgov_core.types import Attempt, CapturedCall, Outcome, Reward, Rollout, Span
@@ -102,6 +104,44 @@ def test_the_record_says_how_the_attempt_ended_and_not_a_span() -> None:
     root = span("w", "invoke_agent", None, **{"lgov.outcome": "infrastructure", "lgov.task_id": "other"})
     data = assemble([ROLLOUT], [ATTEMPT], CALLS[:1], [FINAL], [root])
     assert [(one.outcome, one.task_id) for one in data.transitions] == [(Outcome.SUCCEEDED, "t")]
+
+
+def test_a_rollout_that_only_captured_calls_name_ends_with_its_final_reward() -> None:
+    again = captured("c4", 5, (1,), (2,), attempt=2)
+    for final in (Reward(1.0, "task", "r", 2), Reward(1.0, "task", "r")):
+        data = assemble([], [], [again, *CALLS], [final])
+        assert [(one.attempt, one.task_id, one.outcome, one.rewards) for one in data.transitions] == [
+            (2, "r", None, {"task": 1.0})
+        ]
+        assert data.counts() == {Finding.NO_OUTCOME: 1, Finding.NO_TASK_ID: 1, Finding.OPEN_ATTEMPT: 1}
+    data = assemble([], [], CALLS, [replace(FINAL, response_id="c1"), Reward(1.0, "task", "other")])
+    assert data.transitions == ()
+    assert data.counts()[Finding.OPEN_ATTEMPT] == 1
+    assert [one.detail for one in data.diagnostics if one.finding is Finding.UNKNOWN_REWARD_TARGET] == [
+        "it names rollout other, which is not on record"
+    ]
+
+
+def test_what_is_written_while_a_store_is_read_does_no_harm() -> None:
+    class Written(MemoryStore):
+        """Gets another rollout, from its beginning to its end, as soon as its attempts were read."""
+
+        def attempts(self, rollout_ids: Sequence[str] | None = None) -> list[Attempt]:
+            read = super().attempts(rollout_ids)
+            self.add_rollouts([replace(ROLLOUT, rollout_id="late")])
+            self.start_attempt("late", 1)
+            self.add_call(captured("late", 1, (1,), (2,), rollout_id="late"))
+            self.finish_attempt("late", 1, Outcome.INFRASTRUCTURE, rewards=[Reward(0.0)])
+            return read
+
+    store = Written()
+    store.add_rollouts([ROLLOUT])
+    store.start_attempt("r", 1)
+    store.add_call(CALLS[0])
+    store.finish_attempt("r", 1, Outcome.SUCCEEDED, rewards=[Reward(1.0)])
+    data = build_transitions(store)
+    assert [(one.rollout_id, one.rewards) for one in data.transitions] == [("r", {"task": 1.0})]
+    assert data.counts() == {Finding.OPEN_ATTEMPT: 1}
 
 
 def sequences(tree: Any, count: int) -> list[tuple[int, ...]]:
