@@ -23,6 +23,8 @@ def init(file: Path, force: bool, as_json: bool) -> None:
     # A new file, or none: an existing policy must not be lost, and a link not be followed to somewhere else.
     if file.is_dir():
         raise PolicyError(f"{file} is a folder", hint="name a file in it")
+    if file.exists() and not file.is_file():  # a device would be replaced for everybody
+        raise PolicyError(f"{file} is no ordinary file", hint="name a new file, or an ordinary one")
     scratch = file.with_name(f".{file.name}.{os.getpid()}.new")
     try:
         if not force:

@@ -78,23 +78,31 @@ def load_policy_text(
 def fresh_policies(path: str | PathLike[str]) -> Callable[[], PolicySet]:
     """Makes the policies in a YAML file as often as it is called, each time as if nothing had been judged before.
 
-    The file is read once. Policies that remember nothing are made once. Raises `PolicyFileError`, which so does what it
-    gives.
+    The file is read once. Policies that remember nothing are made once. Raises `PolicyFileError`.
     """
     source = str(path)
     document, lines = _read(read_policy_file(path), source)
-    kept: dict[str, MadePolicy] = {}
-    remembers_nothing: list[PolicySet] = []
+    loading = _Loading(source, lines, None, {})
+    first = loading.policy_set(document)
+    remember = {name for name, made in loading.made.items() if made.use not in _WITHOUT_MEMORY}
+    places = {rule.get("name", rule["use"]): place for place, rule in enumerate(document["rules"])}
+
+    def again(rule: Rule) -> Rule:
+        place = places[rule.name]
+        return _Loading(source, lines, loading.registry, {}).rule(("rules", place), document["rules"][place])
 
     def make() -> PolicySet:
-        if remembers_nothing:
-            return remembers_nothing[0]
-        loading = _Loading(source, lines, None, kept)
-        policies = loading.policy_set(document)
-        kept.update({name: made for name, made in loading.made.items() if made.use in _WITHOUT_MEMORY})
-        if len(kept) == len(loading.made):
-            remembers_nothing.append(policies)
-        return policies
+        if not remember:
+            return first
+        rules = [again(rule) if rule.name in remember else rule for rule in first.rules]
+        return PolicySet(
+            rules,
+            default=first.default,
+            mode=first.mode,
+            name=first.name,
+            version=first.version,
+            digest=first.digest,
+        )
 
     return make
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -70,6 +71,16 @@ def test_init_replaces_a_file_only_when_told_to(run: Run, tmp_path: Path) -> Non
     assert run("policy", "init", "policy.yaml", "--force").exit_code == 0
     assert load_policy_file(tmp_path / "policy.yaml").name == "starter"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["policy.yaml"]
+
+
+def test_init_replaces_nothing_but_files(run: Run, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "link.yaml").symlink_to("pipe")
+    for place in ("pipe", "link.yaml"):
+        refused = run("policy", "init", place, "--force")
+        assert refused.exit_code == 1
+        assert "no ordinary file" in refused.stderr
+    assert (tmp_path / "pipe").is_fifo()
 
 
 def test_init_where_it_cannot_write(run: Run) -> None:
