@@ -444,6 +444,29 @@ def _reply_mapping(reading: ModelReading) -> dict[str, Any]:
     return mapping
 
 
+def rewritten_arguments(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[Mapping[str, Any] | None] | None:
+    """The arguments that a transform gave the calls of a message, in order; None for each call that it left as it was.
+
+    None where more than the message's text and arguments was changed, or where the message has no calls.
+    """
+    old, new = before.get("tool_calls"), after.get("tool_calls")
+    if not old or not isinstance(new, Sequence) or len(new) != len(old):
+        return None
+    if {**before, "content": None, "tool_calls": None} != {**after, "content": None, "tool_calls": None}:
+        return None
+    found: list[Mapping[str, Any] | None] = []
+    for was, call in zip(old, new, strict=True):
+        if not isinstance(call, Mapping) or {**was, "args": None} != {**call, "args": None}:
+            return None
+        if call["args"] == was["args"]:
+            found.append(None)
+        elif isinstance(call["args"], Mapping):
+            found.append(call["args"])
+        else:
+            return None
+    return found
+
+
 def was_refused(error: BaseException) -> bool:
     """Whether the model certainly did not run: its server answered with an error status, or could not be reached."""
     seen: BaseException | None = error

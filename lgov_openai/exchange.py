@@ -7,7 +7,7 @@ it. It gives back what the program gets: the reply as it came, or another one.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
@@ -19,7 +19,7 @@ from lgov_core.trace import semconv
 from lgov_core.trace.live import LiveSpan, current_span
 from lgov_core.types import Action, Decision, Effect, Point, ToolOutcome, new_id
 from lgov_openai.transcript import Pending, Prefixes, Transcripts
-from lgov_openai.wire import JSON, Proposal, Turn, Wire
+from lgov_openai.wire import JSON, Proposal, Turn, Wire, rewritten_entries
 
 FRAMEWORK = "openai"
 
@@ -249,7 +249,7 @@ class Exchange:
                 call.span.end(error)
                 raise
         if not decision.blocks and decision.arguments is not None:
-            rewritten = self._rewritten(sent, mappings, decision.arguments["messages"])
+            rewritten = rewritten_entries(self._wire, sent, mappings, decision.arguments["messages"])
             if rewritten is None:
                 reason = "a policy rewrote the messages in a way that cannot be sent"
                 decision = Decision(Effect.DENY, "lgov", "unclear-transform", reason, fault=True)
@@ -268,25 +268,6 @@ class Exchange:
         elif self._parent is not None and not body.get("previous_response_id"):
             self._memory.settled(self._parent)
         return received
-
-    def _rewritten(
-        self, sent: Sequence[JSON], mappings: Sequence[JSON], wanted: Sequence[Mapping[str, Any]]
-    ) -> list[JSON] | None:
-        """The entries that the messages of a transform mean; None if that cannot be told."""
-        found: list[JSON] = []
-        for position, mapping in enumerate(wanted):
-            original = mappings[position] if position < len(mappings) else None
-            if original == mapping:
-                found.append(sent[position])
-            elif original is not None and {**original, "content": ""} == {**mapping, "content": ""}:
-                found.append(self._wire.with_text(sent[position], str(mapping["content"])))
-            elif mapping in mappings:
-                found.append(sent[list(mappings).index(dict(mapping))])
-            elif set(mapping) <= {"role", "content"} and isinstance(mapping.get("content"), str):
-                found.append(dict(mapping))
-            else:
-                return None
-        return found
 
     def _watched(self, call: ModelCall, received: Received, reading: ModelReading) -> Answer:
         """The reply as it came, where nobody judges: each call that it proposes waits for its result."""

@@ -58,6 +58,8 @@ class ResponsesProtocol:
     def with_text(self, entry: JSON, text: str) -> JSON:
         if self.answered_call(entry) is not None:
             return self.with_answer(entry, text)
+        if entry.get("type") == "reasoning":
+            return {**entry, "summary": [{"type": "summary_text", "text": text}]}
         return {**entry, "content": _content(entry, text)}
 
     def user_text(self, entry: JSON) -> str | None:

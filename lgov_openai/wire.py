@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeAlias, cast
 
-from lgov_core.governed_call import ModelReading
+from lgov_core.governed_call import ModelReading, rewritten_arguments
 from lgov_core.types import Kind
 
 JSON: TypeAlias = dict[str, Any]
@@ -198,6 +198,44 @@ class Wire(Protocol):
     def to_stream(self, body: JSON, reply: JSON, events: Sequence[JSON]) -> str:
         """``reply`` as a stream; ``events`` are those of the reply it was made from, if any."""
         ...
+
+
+# ---------------------------------------------------------------------- what policies make of a transcript
+
+
+def rewritten_entries(
+    wire: Wire, sent: Sequence[JSON], mappings: Sequence[JSON], wanted: Sequence[Mapping[str, Any]]
+) -> list[JSON] | None:
+    """The entries that the messages of a transform mean; None if that cannot be told.
+
+    ``mappings`` are the messages of ``sent`` as the transform got them. Where only texts and the arguments of calls were
+    changed, everything else of an entry stays.
+    """
+    found: list[JSON] = []
+    for position, mapping in enumerate(wanted):
+        original = mappings[position] if position < len(mappings) else None
+        if original == mapping:
+            found.append(sent[position])
+        elif original is not None and {**original, "content": ""} == {**mapping, "content": ""}:
+            found.append(wire.with_text(sent[position], str(mapping["content"])))
+        elif original is not None and (arguments := rewritten_arguments(original, mapping)) is not None:
+            entry, text = _with_arguments(wire, sent[position], arguments), str(mapping["content"])
+            found.append(entry if text == original["content"] else wire.with_text(entry, text))
+        elif mapping in mappings:
+            found.append(sent[list(mappings).index(dict(mapping))])
+        elif set(mapping) <= {"role", "content"} and isinstance(mapping.get("content"), str):
+            found.append(dict(mapping))
+        else:
+            return None
+    return found
+
+
+def _with_arguments(wire: Wire, entry: JSON, arguments: Sequence[Mapping[str, Any] | None]) -> JSON:
+    turn = Turn([entry], "", wire.proposals(entry))
+    for proposal, changed in zip(turn.proposals, arguments, strict=True):
+        if changed is not None:
+            turn = wire.with_arguments(turn, proposal, changed)
+    return turn.entries[0]
 
 
 # ---------------------------------------------------------------------- JSON

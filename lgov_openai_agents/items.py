@@ -11,7 +11,7 @@ from agents import ModelResponse, Usage
 from agents.items import TResponseInputItem
 from openai.types.responses import ResponseFunctionToolCall, ResponseOutputMessage, ResponseOutputText
 
-from lgov_core.governed_call import ModelReading, json_text
+from lgov_core.governed_call import ModelReading, json_text, rewritten_arguments
 from lgov_core.types import Decision, new_id
 
 FRAMEWORK = "openai-agents"
@@ -117,27 +117,48 @@ def _content_with_text(content: Any, text: str) -> Any:
 
 def with_messages(
     instructions: str | None, items: Sequence[Any], mappings: Sequence[Mapping[str, Any]]
-) -> tuple[str | None, list[Any]]:
+) -> tuple[str | None, list[Any]] | None:
     """Instructions and items with the messages of a transform; a message that it left alone stays the item it was.
 
-    Raises `ValueError` when a mapping is not a message.
+    Where only texts and the arguments of calls were changed, everything else of an item stays. None where it cannot be
+    told which item a message is to be.
     """
     originals: list[Any] = ([{"role": "system", "content": instructions}] if instructions else []) + list(items)
     result: list[Any] = []
     for position, mapping in enumerate(mappings):
-        original = originals[position] if position < len(originals) else None
-        plain = as_mapping(original) if original is not None else None
-        if plain == mapping:
-            result.append(original)
-        elif plain is not None and {**plain, "content": ""} == {**mapping, "content": ""}:
-            result.append(with_text(original, str(mapping["content"])))
-        elif isinstance(mapping.get("role"), str) and isinstance(mapping.get("content"), str) and len(mapping) == 2:
-            result.append(dict(mapping))
-        else:
-            raise ValueError("a transform made something that is not a message")
-    if result and _plain(result[0]).get("role") == "system":
+        item = _reworded(originals[position], mapping) if position < len(originals) else None
+        if item is None:
+            if set(mapping) != {"role", "content"} or not all(isinstance(value, str) for value in mapping.values()):
+                return None
+            item = dict(mapping)
+        result.append(item)
+    if instructions and result and _plain(result[0]).get("role") == "system":
         return str(result[0]["content"]), result[1:]
     return None, result
+
+
+def _reworded(item: Any, mapping: Mapping[str, Any]) -> Any:
+    """The item as ``mapping`` has it; None where that is not this item with another text or other arguments."""
+    before = as_mapping(item)
+    if before == mapping:
+        return item
+    plain = _plain(item)
+    if plain.get("type") == "function_call":
+        changed = rewritten_arguments(before, mapping)
+        if changed is None or changed[0] is None or mapping["content"]:
+            return None
+        return {**plain, "arguments": arguments_text(changed[0], str(plain.get("arguments")))}
+    if {**before, "content": ""} != {**mapping, "content": ""}:
+        return None
+    text = str(mapping["content"])
+    if "role" in plain or plain.get("type") == "function_call_output":
+        return with_text(plain, text)
+    try:  # its text is all of it, as JSON
+        found = json.loads(text)
+    except ValueError:
+        return None
+    same = isinstance(found, dict) and all(found.get(key) == plain.get(key) for key in ("type", "id", "call_id"))
+    return found if same else None
 
 
 def with_exchanges(given: Sequence[Any], exchanges: Mapping[str, Sequence[Any]]) -> list[Any]:

@@ -19,7 +19,7 @@ from lgov_core.endpoint_headers import endpoint_headers
 from lgov_core.errors import PolicyDenied
 from lgov_core.governed_call import ModelCall, ToolReading, agovern_tool
 from lgov_core.scope import current_scope
-from lgov_core.types import Action, Decision, Point
+from lgov_core.types import Action, Decision, Effect, Point
 from lgov_openai_agents import items
 from lgov_openai_agents.denied import answer_to, can_be_answered, continued, exchange, kept_elsewhere
 from lgov_openai_agents.heard import Heard
@@ -214,12 +214,12 @@ class _Exchange:
             if decision.blocks:
                 return decision
             if decision.arguments is not None:
-                instructions, sent = items.with_messages(
-                    self.request.system_instructions,
-                    items.as_list(self.request.input),
-                    decision.arguments["messages"],
-                )
-                self.request = replace(self.request, system_instructions=instructions, input=sent)
+                given = items.as_list(self.request.input)
+                changed = items.with_messages(self.request.system_instructions, given, decision.arguments["messages"])
+                if changed is None:
+                    reason = "a policy rewrote the messages in a way that cannot be sent"
+                    return Decision(Effect.DENY, "lgov", "unclear-transform", reason, fault=True)
+                self.request = replace(self.request, system_instructions=changed[0], input=changed[1])
         except BaseException as error:
             call.span.end(error)  # nothing was sent
             raise

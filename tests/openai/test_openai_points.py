@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -151,6 +151,58 @@ def test_messages_are_rewritten_and_what_cannot_be_sent_is_denied():
     assert [one.sent(0), one.sent(1)] == [expected, expected]
     assert one.judged[0].arguments["max_output_tokens"] == 7
     assert "cannot be sent" in odd.choices[0].message.content
+
+
+def masks(rule: Rule, action: Action) -> Decision:
+    """Masks a number wherever it stands in the messages, as a policy that redacts does."""
+
+    def masked(value: Any) -> Any:
+        if isinstance(value, str):
+            return value.replace("4711", "****")
+        if isinstance(value, Mapping):
+            return {key: masked(one) for key, one in value.items()}
+        return [masked(one) for one in value] if isinstance(value, list | tuple) else value
+
+    return rule.transform("mask", "masked", arguments={"messages": masked(action.arguments["messages"])})
+
+
+def test_the_arguments_of_earlier_calls_are_rewritten_too():
+    two = {"id": "c2", "type": "custom", "custom": {"name": "do", "input": "of 4711"}}
+    call = {"id": "c1", "type": "function", "function": {"name": "look", "arguments": '{"path": "é4711"}'}}
+    made = {"role": "assistant", "content": "4711 it is", "tool_calls": [call, two]}
+    legacy = {"role": "assistant", "content": None, "function_call": {"name": "old", "arguments": '{"x": "4711"}'}}
+    results = [{"role": "tool", "tool_call_id": name, "content": "4711"} for name in ("c1", "c2")]
+    with served(Point.PRE_MODEL_CALL, masks, says("ok")) as one:
+        one.chat(USER, made, *results, legacy)
+        _, sent, *_, old = one.sent()
+    assert "4711" not in str(one.server.requests[0].body)
+    assert json.loads(sent["tool_calls"][0]["function"]["arguments"]) == {"path": "é****"}
+    assert sent["tool_calls"][1] == {**two, "custom": {"name": "do", "input": "of ****"}}
+    assert sent["content"] == "**** it is"
+    assert json.loads(old["function_call"]["arguments"]) == {"x": "****"}
+
+
+def test_every_kind_of_item_is_rewritten_where_it_stands():
+    thought = {"type": "reasoning", "id": "rs_1", "summary": [{"type": "summary_text", "text": "it is 4711"}]}
+    call = {"type": "function_call", "call_id": "c1", "name": "look", "arguments": '{"path": "4711"}'}
+    custom = {"type": "custom_tool_call", "call_id": "c2", "name": "do", "input": "of 4711"}
+    shell = {"type": "local_shell_call", "id": "ls_1", "call_id": "c3", "status": "completed"}
+    action = {"type": "exec", "command": ["cat", "4711"], "env": {}}
+    outputs = [
+        {"type": "function_call_output", "call_id": "c1", "output": "4711"},
+        {"type": "custom_tool_call_output", "call_id": "c2", "output": "4711"},
+    ]
+    items = [USER, thought, call, custom, {**shell, "action": action}, *outputs]
+    with served(Point.PRE_MODEL_CALL, masks, says("ok")) as one:
+        one.client.responses.create(model="m", input=items)
+        sent = one.sent()
+    assert sent[:2] == [USER, {**thought, "summary": [{"type": "summary_text", "text": "it is ****"}]}]
+    assert json.loads(sent[2]["arguments"]) == {"path": "****"}
+    assert sent[3:5] == [
+        {**custom, "input": "of ****"},
+        {**shell, "action": {"type": "exec", "command": ["cat", "****"], "env": {}}},
+    ]
+    assert sent[5:] == [{**one, "output": "****"} for one in outputs]
 
 
 # ---------------------------------------------------------------------- what the model says

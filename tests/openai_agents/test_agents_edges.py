@@ -8,6 +8,7 @@ import dataclasses
 import inspect
 import json
 import threading
+from collections.abc import Mapping
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from typing import Any
 import pytest
 from agents import (
     Agent,
+    CustomTool,
     Model,
     ModelRetryBackoffSettings,
     ModelRetrySettings,
@@ -31,6 +33,7 @@ from agents import (
 from agents.mcp import MCPServer
 from cells import ANSWER, Seen, asks, open_cell, says
 from cells_agents import (
+    MODELS,
     armed,
     as_response,
     chat_model,
@@ -163,6 +166,66 @@ def test_a_request_is_rewritten_or_refused(seen: Seen) -> None:
         assert [one["content"] for one in server.requests[0].body["messages"]] == ["BE BRIEF", "HELLO"]
         assert "DENIED" in run("sync", agent, "forbidden").final_output
         assert len(server.requests) == 1
+
+
+def masking(action: Action) -> Decision | None:
+    """Masks a number wherever it stands in the messages of a model call, as a policy that redacts does."""
+
+    def masked(value: Any) -> Any:
+        if isinstance(value, str):
+            return value.replace("4711", "****")
+        if isinstance(value, Mapping):
+            return {key: masked(one) for key, one in value.items()}
+        return [masked(one) for one in value] if isinstance(value, list | tuple) else value
+
+    if action.point is not Point.PRE_MODEL_CALL:
+        return None
+    return transform(arguments={"messages": masked(action.arguments["messages"])})
+
+
+@pytest.mark.parametrize("mode", ["sync", "streaming"])
+@pytest.mark.parametrize("kind", ["chat", "responses"])
+def test_the_arguments_of_earlier_calls_are_rewritten_too(kind: str, mode: str, erase: Any, ran: list[str]) -> None:
+    with (
+        ScriptedModelServer([asks(("c1", "erase", {"path": "é4711"})), says(ANSWER)]) as server,
+        armed(make_governor(masking)),
+    ):
+        agent = Agent(name="a", model=MODELS[kind](server), tools=[erase], instructions="of 4711")
+        assert run(mode, agent, "erase 4711").final_output == ANSWER
+        assert ran == ["é4711"]
+        sent = [json.dumps(request.body) for request in server.requests]
+        assert [("4711" in one, one.count("****")) for one in sent] == [(False, 2), (False, 4)]
+        last = server.requests[-1].body
+        call = last["messages"][2]["tool_calls"][0]["function"] if kind == "chat" else last["input"][1]
+        assert json.loads(call["arguments"]) == {"path": "é****"}
+
+
+def test_every_kind_of_item_is_rewritten_where_it_stands() -> None:
+    async def on_invoke_tool(context: Any, given: str) -> str:
+        return f"did {given}"
+
+    thought = {"type": "reasoning", "id": "rs_1", "summary": [{"type": "summary_text", "text": "it is 4711"}]}
+    asked = {"type": "custom_tool_call", "id": "ct_1", "call_id": "c1", "name": "do", "input": "send 4711"}
+    said = {"type": "output_text", "text": ANSWER, "annotations": []}
+    answer = {"type": "message", "id": "m", "role": "assistant", "status": "completed", "content": [said]}
+    replies = [as_response(thought, asked), as_response(answer)]
+    with ScriptedModelServer(replies) as server, armed(make_governor(masking)):
+        tool = CustomTool(name="do", description="d", on_invoke_tool=on_invoke_tool)
+        assert run("sync", Agent(name="a", model=responses_model(server), tools=[tool]), "go").final_output == ANSWER
+        _, thought_sent, asked_sent, result_sent = server.requests[-1].body["input"]
+    assert thought_sent == {**thought, "summary": [{"type": "summary_text", "text": "it is ****"}]}
+    assert asked_sent == {**asked, "input": "send ****"}
+    assert result_sent == {"type": "custom_tool_call_output", "call_id": "c1", "output": "did send ****"}
+
+
+def test_messages_that_cannot_be_sent_are_a_denial() -> None:
+    def judge(action: Action) -> Decision | None:
+        odd = {"messages": [{"role": "tool", "x": 1}]}
+        return transform(arguments=odd) if action.point is Point.PRE_MODEL_CALL else None
+
+    with ScriptedModelServer([]) as server, armed(make_governor(judge)):
+        answer = run("sync", Agent(name="a", model=chat_model(server)), "go").final_output
+    assert "unclear-transform" in answer
 
 
 @pytest.mark.parametrize(
