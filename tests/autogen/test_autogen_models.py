@@ -197,6 +197,16 @@ def test_a_transform_of_messages_leaves_what_is_no_text() -> None:
         [originals[0], UserMessage(content="well?", source="user")], [{**said[0], "content": "so?"}]
     )
     assert [one.content for one in fewer] == ["so?"], "the picture of a message that is gone does not stay"
+    alike: list[LLMMessage] = [
+        UserMessage(content=["look", Image(PIL.Image.new("RGB", (size, size)))], source="user") for size in (1, 2)
+    ]
+    asked = UserMessage(content="well?", source="user")
+    kept = with_messages([alike[0], asked, alike[1]], [as_mappings(one)[0] for one in alike])
+    assert [id(one) for one in kept] == [id(one) for one in alike], "each with its own picture"
+    results = FunctionExecutionResultMessage(content=[result, result.model_copy(update={"call_id": "c2"})])
+    first, _ = as_mappings(results)
+    other: Any = with_messages([results], [first, {"role": "user", "content": "no"}])
+    assert [type(one).__name__ for one in other] == ["FunctionExecutionResultMessage", "UserMessage"]
 
 
 @BOTH

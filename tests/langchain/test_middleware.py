@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import pytest
 from langchain.agents import create_agent
 from langchain.agents.middleware import AgentMiddleware
-from langchain_core.messages import AIMessage, ToolMessage
+from langchain_core.messages import AIMessage, HumanMessage, ToolMessage
 from langchain_core.tools import InjectedToolCallId, tool
 from langgraph.types import Command
 from scripted import ModelServer, Witness, at, calls, deny, make_governor, says
@@ -21,7 +21,7 @@ from lgov_core.governor import Governor
 from lgov_core.policies import PolicySet
 from lgov_core.scope import RolloutScope, enter_scope
 from lgov_core.types import Action, Decision, Effect, Point
-from lgov_langchain import LgovMiddleware
+from lgov_langchain import LgovMiddleware, actions
 
 DROP = ("c1", "run_sql", {"query": "DROP TABLE staff"})
 COUNT = ("c2", "run_sql", {"query": "SELECT count(*) FROM staff"})
@@ -511,3 +511,18 @@ async def test_governing_an_asynchronous_agent_takes_no_thread(
     whose = [part.__module__ for job in asked for part in getattr(job, "args", ()) if inspect.isfunction(part)]
     assert answer["messages"][-2].text == "seen"
     assert not [module for module in whose if module.startswith("langsmith")]
+
+
+def test_a_transform_of_messages_leaves_each_picture_with_its_own() -> None:
+    def picture(data: str) -> HumanMessage:
+        image = {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{data}"}}
+        return HumanMessage([{"type": "text", "text": "look"}, image])
+
+    first, asked, second = given = [picture("aa"), HumanMessage("well?"), picture("bb")]
+    said = [actions.as_mapping(message) for message in given]
+    assert [id(one) for one in actions.with_messages(given, [said[0], said[2]])] == [id(first), id(second)]
+    reworded = actions.with_messages(given, [{**said[0], "content": "so?"}, *said[1:]])
+    assert reworded[0].content == [{"type": "text", "text": "so?"}, first.content[1]]
+    assert reworded[1:] == [asked, second]
+    alone = actions.with_messages(given, [{**said[0], "content": "so?"}])
+    assert [one.content for one in alone] == ["so?"], "the picture of a message that is gone does not stay"
