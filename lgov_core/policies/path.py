@@ -29,9 +29,12 @@ PATH_ARGUMENTS = names(
 #: Those that name nothing else, as ``path`` does in a JSON patch and ``source`` in a cell of a notebook.
 _NAMING_FILES = tuple(name for name in PATH_ARGUMENTS if "file" in name or "dir" in name or "folder_" in name)
 #: Names that stay closed although they lie inside a root, unless ``deny`` says otherwise: keys, credentials, history.
-DENIED_NAMES = (*CREDENTIAL_NAMES, *names(".git *_history .gem/credentials .pulumi"))
+DENIED_NAMES = (*CREDENTIAL_NAMES, *names(".git *.env *_history .gem/credentials .pulumi"))
 #: Templates and public keys, which are there to be read.
-_OPEN_NAMES = (".env.example", ".env.sample", ".env.template", ".env.dist", "id_*.pub")
+_OPEN_NAMES = (
+    *(".env.example", ".env.sample", ".env.template", ".env.dist", "id_*.pub"),
+    *("example.env", "sample.env", "template.env", "*.example.env"),
+)
 MAX_LINKS = 40
 MAX_PATHS = 1000
 _KERNEL = ("/proc", "/dev", "/sys")

@@ -35,6 +35,8 @@ _EMAIL_WORDS = frozenset(
         *("email", "emails", "mail", "mails", "address", "addresses"),
     )
 )
+#: A package and its version, ``react@18.2.0`` or ``checkout@v4.1``: no host ends in a number, and addresses have four.
+_VERSIONED = re.compile(r"[^@]+@(?!(?:\d{1,3}\.){3}\d{1,3}\.?$)v?\d[\w.-]*\.\d+\.?")
 _NAME_WORD = re.compile(r"[A-Z]?[a-z]+|[A-Z]+")
 #: What a mail program may take for an address although it has no plain form: an at sign that is left, an encoded word.
 _LEFT_OVER = re.compile(r"@|%40|&#(?:64|x40);|=\?[^?\s]{1,40}\?[bq]\?", re.IGNORECASE)
@@ -136,8 +138,13 @@ class _Reading:
             self.text = f"https://{self.text.strip().lstrip(_SLASHES)}"
         for pattern in (_URL, _SCHEME, _NETWORK):
             self.take(pattern, lambda part: url_address(part.rstrip(_TRAILING)))
-        self.take(_EMAIL, lambda part: Address("email", email_form(part.rstrip("."))))
         expected = not self.said and _holds_email(self.argument)
+        self.take(
+            _EMAIL,
+            lambda part: (
+                Address("email", email_form(part.rstrip("."))) if expected or not _VERSIONED.fullmatch(part) else None
+            ),
+        )
         if self.said or expected:
             self.take(_LOCAL_EMAIL, lambda part: Address("email", email_form(part)))
         if expected and _LEFT_OVER.search(_MENTION.sub("", self.text)):

@@ -124,6 +124,8 @@ def test_names_that_stay_closed_are_closed_through_links_too(root: Path) -> None
     "text",
     [
         ".env",
+        "prod.env",
+        "deploy/App.Env",
         "%2eenv",
         "%252eenv",
         "src/.e%6ev",
@@ -156,7 +158,9 @@ def test_short_names_and_more_files_with_keys(root: Path, text: str, expected: s
     assert rule(PathPolicy(roots=[str(root)]), text) == expected
 
 
-@pytest.mark.parametrize("text", ["id_rsa.pub", "id_ed25519.pub", ".env.example", "cert.pem", "keys.md", "50%25.txt"])
+@pytest.mark.parametrize(
+    "text", ["id_rsa.pub", "id_ed25519.pub", ".env.example", "app.example.env", "cert.pem", "keys.md", "50%25.txt"]
+)
 def test_names_that_only_look_like_closed_ones_are_open(root: Path, text: str) -> None:
     assert rule(PathPolicy(roots=[str(root)]), text) == "allow"
 
