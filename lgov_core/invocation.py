@@ -108,8 +108,11 @@ def execute(invocation: Invocation) -> int:
             if callable(reconfigure := getattr(stream, "reconfigure", None)):
                 reconfigure(write_through=True, line_buffering=True)
     sys.argv = ["-m" if invocation.is_module else invocation.target, *invocation.arguments]
+    before = sys.modules["__main__"]
     main = sys.modules["__main__"] = ModuleType("__main__")
     vars(main)["__builtins__"] = builtins
+    if "__annotations__" in vars(before):  # until Python 3.13 it is always there
+        vars(main)["__annotations__"] = {}
     try:
         if invocation.is_module:
             _put_on_path(str(invocation.folder))

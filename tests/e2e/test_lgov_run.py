@@ -440,7 +440,7 @@ def as_plain_python_does(folder: Path, *command: str) -> str:
 
 def test_a_program_finds_itself_as_under_python(folder: Path) -> None:
     """A relative path would lead nowhere once the program has gone to another folder."""
-    program = """
+    program = """print(sorted(vars()))
 import os, pathlib, sys
 os.chdir("/")
 print(sys.argv, sys.path[0], __file__, __package__, __spec__ and __spec__.name, __builtins__.len, vars() is vars(
