@@ -118,7 +118,7 @@ class CompletionsWriter:
         more = tuple(replace(choice, response_id=self._response_id) for choice in completion.more)
         completion = replace(completion, response_id=self._response_id, more=more)
         chat = completion_body(completion, self._request.body)
-        choices = [_choice(choice) for choice in chat["choices"]]
+        choices = [_choice(choice, self._request.body) for choice in chat["choices"]]
         body = {**self._head(completion.model), "choices": choices, "usage": usage_body(completion)}
         body["lgov"] = {"weights_version": weights_version(completion)}
         if self._request.body.get("return_token_ids"):
@@ -141,16 +141,17 @@ class CompletionsWriter:
         return frame(json.dumps(error_body(error, status)))
 
 
-def _choice(chat: Mapping[str, Any]) -> dict[str, Any]:
+def _choice(chat: Mapping[str, Any], asked: Mapping[str, Any]) -> dict[str, Any]:
+    """A choice of a chat reply, which has what the record needs, with what the client ``asked`` for."""
     message = chat["message"]
     choice = {
         "index": chat.get("index", 0),
         "text": message.get("content") or "",
         "finish_reason": chat["finish_reason"],
     }
-    content = (chat.get("logprobs") or {}).get("content")
+    content = (chat.get("logprobs") or {}).get("content") if asked.get("logprobs") else None
     choice["logprobs"] = None if content is None else _logprobs(content)
-    if chat.get("token_ids") is not None:
+    if asked.get("return_token_ids") and chat.get("token_ids") is not None:
         choice["token_ids"] = chat["token_ids"]
     return choice
 

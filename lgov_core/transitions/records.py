@@ -145,10 +145,14 @@ def join(recorded: Records, spans: Iterable[Span]) -> Records:
     rollouts = {rollout.rollout_id for rollout in recorded.rollouts}
     # A record that has no attempt of a rollout leaves it to the spans; one that has some knows all of them.
     attempted = {attempt.rollout_id for attempt in recorded.attempts}
+    last: dict[str, int] = {}
+    for call in recorded.calls:
+        if call.rollout_id is not None and (call.attempt or 1) > last.get(call.rollout_id, 0):
+            last[call.rollout_id] = call.attempt or 1
     with collector_paused():
-        told = _read(SpanReading(spans), rollouts, attempted)
+        told = _read(SpanReading(spans, last), rollouts, attempted)
     if not told.spans:
-        return _with_unannounced(recorded)
+        return _with_unannounced(recorded, rollouts)
     found = [*recorded.diagnostics, *told.diagnostics]
     by_response: dict[str, list[CapturedCall]] = {}
     for call in told.calls:
@@ -179,16 +183,19 @@ def join(recorded: Records, spans: Iterable[Span]) -> Records:
         rewards=(*recorded.rewards, *(one for one in told.rewards if one.reward_id not in rewards)),
         diagnostics=tuple(found),
     )
-    return _with_unannounced(joined)
+    return _with_unannounced(joined, rollouts)
 
 
-def _with_unannounced(records: Records) -> Records:
-    """``records`` with the rollouts that only captured calls name, and their attempts."""
+def _with_unannounced(records: Records, announced: Container[str]) -> Records:
+    """``records`` with the rollouts, and the attempts of those not ``announced``, that only captured calls name."""
     known = {one.rollout_id for one in records.rollouts}
+    attempted = {(one.rollout_id, one.attempt) for one in records.attempts}
     times: dict[tuple[str, int], tuple[float, float]] = {}
     for call in records.calls:
-        if call.rollout_id is not None and call.rollout_id not in known:
-            key = (call.rollout_id, call.attempt or 1)
+        if call.rollout_id is None or call.rollout_id in announced:
+            continue
+        key = (call.rollout_id, call.attempt or 1)
+        if key not in attempted:
             began, ended = times.get(key, (call.started_at, call.ended_at))
             times[key] = (min(began, call.started_at), max(ended, call.ended_at))
     if not times:
@@ -198,14 +205,14 @@ def _with_unannounced(records: Records) -> Records:
         for one in records.rewards
         if one.response_id is None and one.tool_call_id is None and one.rollout_id is not None
     }
-    last = dict(sorted(times))  # a reward that names no attempt is of the last one
+    last = dict(sorted({*times, *attempted}))  # a reward that names no attempt is of the last one
     attempts: list[Attempt] = []
     began_at: dict[str, float] = {}
     for (rollout_id, number), (began, ended) in sorted(times.items()):
         began_at[rollout_id] = min(began, began_at.get(rollout_id, began))
         is_judged = (rollout_id, number) in judged or (last[rollout_id] == number and (rollout_id, None) in judged)
         attempts.append(Attempt(rollout_id, number, began, ended if is_judged else None))
-    rollouts = tuple(Rollout(name, name, "", {}, began) for name, began in began_at.items())
+    rollouts = tuple(Rollout(name, name, "", {}, began) for name, began in began_at.items() if name not in known)
     found = tuple(Diagnostic(Finding.NO_TASK_ID, one.rollout_id, "it is a group of its own") for one in rollouts)
     return replace(
         records,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Container, Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator, Mapping
 from typing import TypeAlias
 
 from lgov_core.trace import semconv
@@ -42,9 +42,12 @@ class _Seen:
 
 
 class SpanReading:
-    """One reading of a set of spans. Everything it gives is independent of the order in which the spans came."""
+    """One reading of a set of spans. Everything it gives is independent of the order in which the spans came.
 
-    def __init__(self, spans: Iterable[Span]) -> None:
+    ``last`` are the last attempts of rollouts that others than the spans name.
+    """
+
+    def __init__(self, spans: Iterable[Span], last: Mapping[str, int] | None = None) -> None:
         self.found: list[Diagnostic] = []
         self.tree = SpanTree(spans)
         self.rewards: list[Reward] = []
@@ -57,7 +60,7 @@ class SpanReading:
         for placed in self.tree.placed(self.found):
             self._read(placed)
         # Spans that name no attempt belong to the last one that others name: what is said of a rollout is said of that.
-        self._last: dict[str, int] = {}
+        self._last = dict(last or {})
         for rollout_id, attempt in self._seen:
             self._last[rollout_id] = max(self._last.get(rollout_id, 1), attempt or 1)
 

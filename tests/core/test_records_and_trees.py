@@ -122,6 +122,18 @@ def test_a_rollout_that_only_captured_calls_name_ends_with_its_final_reward() ->
     ]
 
 
+def test_what_names_no_attempt_is_of_the_last_one_that_captured_calls_name() -> None:
+    outcome = Span("lgov.rollout", "x", 0.0, 9.0, {"lgov.outcome": "failed", "lgov.task_id": "t"}, "r")
+    again = captured("c4", 5, (1,), (2,), attempt=2)
+    data = assemble([], [], [*CALLS, again], [Reward(1.0, "task", "r")], [outcome])
+    assert [(one.response_id, one.task_id, one.outcome, one.rewards) for one in data.transitions] == [
+        ("c4", "t", Outcome.FAILED, {"task": 1.0})
+    ]
+    data = assemble([], [], [*CALLS, again], [FINAL], [replace(outcome, attempt=1)])
+    assert [(one.attempt, one.outcome) for one in data.transitions] == [(1, Outcome.FAILED)] * 3
+    assert data.counts() == {Finding.OPEN_ATTEMPT: 1}
+
+
 def test_what_is_written_while_a_store_is_read_does_no_harm() -> None:
     class Written(MemoryStore):
         """Gets another rollout, from its beginning to its end, as soon as its attempts were read."""

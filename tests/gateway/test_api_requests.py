@@ -354,6 +354,20 @@ def test_reasoning_comes_as_items_of_the_api_and_goes_back_to_the_upstream(serve
         assert serving.model.requests[-1].body["messages"][1]["reasoning_content"] == "hm"
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_translated_completion_has_the_tokens_that_were_asked_for_and_no_others(serve, store, stream):
+    serving = serve(lambda body: "x", speaks=["chat"])
+    for asked, has in (({}, set()), ({"logprobs": 1}, {"logprobs"}), ({"return_token_ids": True}, {"token_ids"})):
+        reply = httpx.post(
+            f"{serving.url}/v1/completions", json={"model": "m", "prompt": "hi", "stream": stream, **asked}
+        )
+        lines = [line[6:] for line in reply.text.splitlines() if line[:6] == "data: "][:-1] if stream else [reply.text]
+        choices = [choice for line in lines for choice in json.loads(line)["choices"]]
+        given = {name for one in choices for name in ("logprobs", "token_ids") if one.get(name) is not None}
+        assert given == has
+    assert all(call.response_ids and call.logprobs for call in store.calls())
+
+
 def test_what_is_translated_for_an_upstream(serve):
     serving = serve(lambda body: "x", speaks=["chat"])
     schema = {"type": "object", "properties": {}}
