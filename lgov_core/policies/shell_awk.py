@@ -37,6 +37,8 @@ def _check_program(call: Call, program: str) -> None:
         call.refuse("awk reads the files that are named on its command line.")
     for match in _WRITES.finditer(code):
         target = texts[int(match[1])]
+        if "\\" in target:
+            call.refuse("write the names of files without a backslash.", "shell-unclear")
         call.places.write(target)
         call.runner.writes(target)
     if re.search(r"\bprintf?\b[^;}\n]*>", _WRITES.sub("", code)):

@@ -71,6 +71,7 @@ def _ffmpeg(call: Call) -> None:
 def _settled(call: Call, value: str) -> None:
     if _FF_REACHING.search(call.literal(value, "a setting")) is not None:
         call.refuse("filters that read other files or take commands are not allowed.")
+    call.reads(part for part in re.split(r"[=:,;'\[\]]", value) if part)
 
 
 def _place(call: Call, word: str, *, written: bool) -> None:

@@ -110,6 +110,8 @@ def _sudo(call: Call) -> None:
     call.runner.run(words, call.given)
 
 
+#: Commands that take files away or put others in their place: they are not given a list that a space may spoil.
+REPLACING = frozenset({"rm", "mv", "rmdir", "truncate", "tee", "cp", "ln"})
 _XARGS_VALUES = "-I -n -P -L -d -s -a -E --max-args --max-procs --delimiter --replace --max-lines --arg-file"
 
 
@@ -138,7 +140,7 @@ def _xargs(call: Call) -> None:
         call.runner.run(filled(UNKNOWN), STREAM)
     except Refused as refused:
         # A space in a name makes two of it.
-        split = {"rm", "mv", "rmdir"}.intersection(words[:4]) and not given.has("-0", "--null")
+        split = REPLACING.intersection(words[:4]) and not given.has("-0", "--null")
         if refused.rule != "shell-unclear" or not call.given.listed or split or given.has("-a", "--arg-file"):
             raise
         try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import posixpath
 import re
 
 from lgov_core.policies.options import names
@@ -28,6 +29,8 @@ _KEYS = _ENTER | frozenset(names("C-c C-d C-z C-l C-u Up Down Left Right Escape 
 def _tmux(call: Call) -> None:
     """tmux: sessions are looked at, started with a command that is judged, sent whole lines, and ended by their names."""
     args = list(call.args)
+    if any(word.endswith(";") or "#(" in word for word in args):  # further commands of tmux, and what its formats run
+        call.refuse("give one command, without ; at its end and #( ) in it.")
     while len(args) > 1 and args[0] in ("-L",):  # a server of its own
         args = args[2:]
     verb, rest = "".join(args[:1]), tuple(args[1:])
@@ -79,7 +82,7 @@ _PARALLEL_FLAG = re.compile(
     r"|will-cite|line-buffer|no-notice|ungroup)"
 )
 _PARALLEL_VALUE = frozenset(names("-j --jobs -P -n -N --halt --timeout --retries --delay"))
-_SLOT = re.compile(r"\{(?:[./#%]|//|/\.|\d+)?\}")
+_SLOT = re.compile(r"\{[-\d./#%+]*\}")
 
 
 def _parallel(call: Call) -> None:
@@ -98,13 +101,22 @@ def _parallel(call: Call) -> None:
     if not words:
         call.refuse("the commands it runs come from elsewhere; write them out.", "shell-unclear")
     text = call.literal(" ".join(words), "the command")
+    if "{=" in text:
+        call.refuse("code of Perl between {= and =} is not allowed.", "shell-code")
     slotted = _SLOT.search(text) is not None
     if re.fullmatch(r"[\w./{}:=,@%+# -]+", text):  # the shell makes no more of it than words
         for value in values or call.given.listed or (UNKNOWN,):
-            filled = [_SLOT.sub(lambda _, value=value: value, word) for word in text.split()]
+            filled = [_SLOT.sub(lambda slot, value=value: _filled(slot.group(), value), word) for word in text.split()]
             call.runner.run(filled if slotted else [*filled, value], call.given)
     else:
         call.runner.script(_SLOT.sub('"$1"', text) if slotted else f'{text} "$1"')
+
+
+def _filled(slot: str, value: str) -> str:
+    """What parallel puts into a slot: the value, its name, its folder, without its ending; UNKNOWN for further slots."""
+    name = posixpath.basename(value)
+    parts = {"{}": value, "{/}": name, "{//}": posixpath.dirname(value) or ".", "{/.}": posixpath.splitext(name)[0]}
+    return {**parts, "{.}": posixpath.splitext(value)[0]}.get(slot, UNKNOWN)
 
 
 TERMINAL_JUDGES: dict[str, Judge] = {"tmux": _tmux, "parallel": _parallel}

@@ -183,6 +183,8 @@ def _debugger(call: Call) -> None:
         call.runner.run(inner, call.given)
     for program in args[:1]:
         call.places.script(program)
+    if any(word.isdigit() for word in args):
+        call.refuse("watching other processes is not allowed.")
     call.reads(args)
 
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from lgov_core.policies.shell_call import NO_INPUT, Call, Judge, is_option
 from lgov_core.policies.shell_finds import check_handed_on, looks_only
-from lgov_core.policies.shell_places import made_again
+from lgov_core.policies.shell_listed import listed
+from lgov_core.policies.shell_places import Refused, made_again
 from lgov_core.policies.shell_words import UNKNOWN
 
 _FIND_WIDER = frozenset({"-o", "-or", "!", "-not", ",", "-L", "-follow", "-files0-from"})
@@ -35,7 +36,7 @@ def _find(call: Call) -> None:
             if remade and re.fullmatch(r"rm(?: -[rRfvd]+)* \{\}", " ".join(words)):
                 _within(call, starts)
             else:
-                _run_on_each(call, words)
+                _run_on_each(call, words, listed([["find", *args[:at]]]))
             at = end
         elif word == "-delete":
             if not remade:
@@ -52,10 +53,17 @@ def _find(call: Call) -> None:
         at += 1
 
 
-def _run_on_each(call: Call, words: list[str]) -> None:
+def _run_on_each(call: Call, words: list[str], found: Sequence[str]) -> None:
+    """Judges a command for any file, or, where it is unclear only which one it is, for those that ``found`` stands for."""
     if not looks_only(words):
         check_handed_on(call.places, [call.name, *call.args])
-    call.runner.run([item.replace("{}", UNKNOWN) for item in words], NO_INPUT)
+    try:
+        call.runner.run([item.replace("{}", UNKNOWN) for item in words], NO_INPUT)
+    except Refused as refused:
+        if refused.rule != "shell-unclear" or not found or words[0] in ("sh", "bash", "truncate", "tee", "dd"):
+            raise
+        for name in found:
+            call.runner.run([item.replace("{}", name) for item in words], NO_INPUT)
 
 
 def _within(call: Call, starts: list[str]) -> None:

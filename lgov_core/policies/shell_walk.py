@@ -13,6 +13,7 @@ from lgov_core.policies.shell_handed_on import check_stages, check_substitution,
 from lgov_core.policies.shell_known import JUDGES
 from lgov_core.policies.shell_places import Refused
 from lgov_core.policies.shell_processes import ends_by_port, is_process
+from lgov_core.policies.shell_runners import REPLACING
 from lgov_core.policies.shell_syntax import DYNAMIC, HOLDERS, REDIRECTS, WORDS, every_node, nodes_above, nodes_of
 from lgov_core.policies.shell_values import ASSIGNING
 from lgov_core.policies.shell_words import UNKNOWN
@@ -37,7 +38,6 @@ _SHOWING = frozenset(
 )
 
 
-_REMOVING = frozenset({"rm", "mv", "rmdir"})
 #: Files of settings, which a project begins with.
 _SETTINGS = re.compile(r"(?:^|/)\.env(?:\.[a-z]+)?$")
 
@@ -273,7 +273,7 @@ class Walk:
             self._script.run(words, given)
         except Refused as refused:
             found = [file for child in node.children for file in files_of_substitution(self._script, child)]
-            split = _REMOVING.intersection(words[:4])  # a space in a name makes two of it
+            split = REPLACING.intersection(words[:4])  # a space in a name makes two of it
             if refused.rule != "shell-unclear" or words.count(UNKNOWN) != 1 or not found or split:
                 raise
             for name in found:
