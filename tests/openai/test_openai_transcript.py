@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any
 
 import openai
 import pytest
 
+from lgov_core.errors import PolicyDenied
 from lgov_core.governor import Governor
 from lgov_core.policies.base import BoundedPolicy
 from lgov_core.scope import RolloutScope, enter_scope
@@ -375,3 +377,40 @@ def test_a_text_that_was_denied_is_sent_with_no_later_request():
             create(elsewhere, [*before, {"role": "assistant", "content": "Yes?"}, hello])
             assert len(seen.decisions(Point.INPUT)) == 9, number
         assert not [request for request in server.requests if "hunter2" in str(request.body)]
+
+
+def test_what_ends_a_run_ends_it_also_where_it_was_said_earlier():
+    class NoPasswords(BoundedPolicy):
+        name = "passwords"
+
+        def judge(self, action: Action) -> Decision:
+            denied = action.point is Point.INPUT and "hunter2" in (action.text or "")
+            return replace(self.deny("no", "a password"), abort=True) if denied else self.allow()
+
+    earlier = [{"role": "user", "content": "hunter2"}, {"role": "assistant", "content": "Hm."}]
+    with ScriptedModelServer([says("one")]) as server:
+        client = on(server, Governor([NoPasswords()]))
+        with pytest.raises(PolicyDenied):
+            create(client, [*earlier, {"role": "user", "content": "hello"}])
+        assert server.requests == []
+
+
+def test_after_a_reply_that_nobody_gave_a_conversation_begins_anew_or_with_the_same_words():
+    denied = ["hunter2"]
+
+    class NoPasswords(BoundedPolicy):
+        name = "passwords"
+
+        def judge(self, action: Action) -> Decision:
+            return self.deny("no", "a password") if action.text in denied else self.allow()
+
+    with ScriptedModelServer([says("one"), says("two")]) as server:
+        client = on(server, Governor([NoPasswords()]))
+        refused = client.responses.create(model="m", input="hunter2")
+        assert client.responses.create(model="m", input="so?", previous_response_id=refused.id).output_text == "one"
+        assert "previous_response_id" not in server.requests[0].body
+        said = [{"role": "user", "content": "hunter2"}]
+        assert "DENIED" in create(client, said).content
+        denied.clear()  # the policy was changed meanwhile
+        assert create(client, said).content == "two"
+        assert server.requests[1].body["messages"] == said
