@@ -102,7 +102,10 @@ def _check_spelling(what: str, part: Mapping[str, Any]) -> None:
 
 def _near(word: str, known: tuple[str, ...]) -> str | None:
     plain = {name.lower().replace("-", ""): name for name in known}
-    close = get_close_matches(word.lower().replace("_", "").replace("-", ""), plain, n=1, cutoff=_CLOSE)
+    given = word.lower().replace("_", "").replace("-", "")
+    # Letters that changed places make a short word less alike than the cutoff asks for.
+    turned = [name for name in plain if sorted(name) == sorted(given)]
+    close = turned or get_close_matches(given, plain, n=1, cutoff=_CLOSE)
     return plain[close[0]] if close else None
 
 

@@ -148,6 +148,8 @@ def test_nothing_is_fetched() -> None:
         ({"$ref": "#/x-forms/0", "x-forms": [{"patern": "^a$"}]}, "pattern"),
         ({"$ref": "#/x-in~1out", "x-in/out": {"patern": "^a$"}}, "pattern"),
         ({"properties": {"a": {"format": "url"}}}, "uri"),
+        ({"properties": {"a": {"format": "emial"}}}, "email"),
+        ({"properties": {"a": {"tpye": "string"}}}, "type"),
         ({"properties": {"a": {"format": "datetime"}}}, "date-time"),
         ({"additionalProperties": "false"}, "true or false"),
         ({"properties": {"a": {"minimum": 5, "exclusiveMinimum": True}}}, "exclusiveMinimum"),
