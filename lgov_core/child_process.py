@@ -34,6 +34,8 @@ if TYPE_CHECKING:
     from lgov_core.governor import Governor
 
 VARIABLE = "LGOV_CHILD"
+#: Who started a child: the program, its ``multiprocessing``, or another child.
+BY_PROGRAM, BY_MULTIPROCESSING, BY_CHILD = "program", "multiprocessing", "child"
 SITE = Path(__file__).parent / "child_site"
 #: How much of a child's command a message shows, in characters.
 MAX_COMMAND = 100
@@ -45,20 +47,20 @@ class ChildReports:
 
     path: Path
 
-    def read(self) -> tuple[int, Counter[tuple[str, str, str]], list[str]]:
-        """How many children began, what they judged, and what went wrong in them; removes the file."""
-        began, judged, problems = 0, Counter[tuple[str, str, str]](), list[str]()
+    def read(self) -> tuple[Counter[str], Counter[tuple[str, str, str]], list[str]]:
+        """How many children began (by who started them), what they judged, what went wrong in them; removes the file."""
+        began, judged, problems = Counter[str](), Counter[tuple[str, str, str]](), list[str]()
         try:
             lines = self.path.read_text(encoding="utf-8").splitlines()
             self.path.unlink()
         except OSError:
-            return 0, judged, problems
+            return began, judged, problems
         for line in lines:
             try:
                 said: dict[str, Any] = json.loads(line)
             except ValueError:
                 continue  # a child was killed while it wrote
-            began += said.get("began", 0)
+            began.update([said["began"]] if "began" in said else [])
             for framework, point, effect, count in said.get("judged", ()):
                 judged[framework, point, effect] += count
             problems += said.get("problems", [])
@@ -115,6 +117,9 @@ class _Child:
         self.reports = Path(told["reports"])
         self.process: GovernedProcess | None = None
         self.pid = os.getpid()
+        spawned = any(word.startswith("from multiprocessing.") for word in sys.orig_argv)
+        self.started_by = BY_CHILD if told.get("in_child") else BY_MULTIPROCESSING if spawned else BY_PROGRAM
+        os.environ[VARIABLE] = json.dumps({**told, "in_child": True})  # for those that this one starts
 
     def begin(self) -> None:
         from lgov_core.import_guard import FrameworkGuard
@@ -132,7 +137,7 @@ class _Child:
         self.entered.__enter__()
         carry_into_threads()
         FrameworkGuard(installed_adapters(manager), opened, _refuse).install()
-        self.report({"began": 1})
+        self.report({"began": self.started_by})
         atexit.register(self.end)
 
     def end(self) -> None:

@@ -20,7 +20,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
-from lgov_core.child_process import VARIABLE, ChildReports, hand_on
+from lgov_core.child_process import BY_CHILD, BY_MULTIPROCESSING, VARIABLE, ChildReports, hand_on
 from lgov_core.errors import ArmError, LgovError, PolicyDenied
 from lgov_core.governed_process import (
     CANNOT_GOVERN,
@@ -229,14 +229,16 @@ def _finish(run: _Run) -> None:
 
     process = run.process
     reports = run.child_reports
-    governed_children, judged, problems = reports.read() if reports is not None else (0, Counter[Any](), list[str]())
+    began, judged, problems = reports.read() if reports is not None else (Counter[str](), Counter[Any](), list[str]())
+    children = run.children + _multiprocessing_children(began[BY_MULTIPROCESSING])
     report = make_report(
         run.adapters,
         run.guard.armed,
         process.tally.judged + judged,
         folder=run.folder,
-        children=run.children + _multiprocessing_children(),
-        governed_children=governed_children,
+        children=children,
+        governed_children=began.total(),
+        ungoverned_children=max(children.total() - (began.total() - began[BY_CHILD]), 0),
         failures=process.governor.failures,
         audit=process.options.audit,
         problems=[*problems, *process.close()],
@@ -249,10 +251,10 @@ def _finish(run: _Run) -> None:
         say(line)
 
 
-def _multiprocessing_children() -> Counter[str]:
-    """Children that ``multiprocessing`` spawned: it starts them without an audit event. Forked ones stay governed."""
+def _multiprocessing_children(governed: int) -> Counter[str]:
+    """Children that ``multiprocessing`` spawned, without an audit event: as many as say so. Forked ones stay governed."""
     spawned = ("multiprocessing.popen_spawn_posix", "multiprocessing.popen_spawn_win32", "multiprocessing.forkserver")
-    return Counter(["multiprocessing"] if any(name in sys.modules for name in spawned) else [])
+    return Counter({BY_MULTIPROCESSING: governed or 1} if any(name in sys.modules for name in spawned) else {})
 
 
 def _refuse(run: _Run, reason: str) -> NoReturn:

@@ -48,7 +48,8 @@ class RunReport:
     """How a governed run went. ``judged`` counts by framework, point and effect; it holds the children's too.
 
     ``uncovered`` says for each armed framework at which points it cannot block. ``children`` counts started programs by
-    name, ``governed_children`` those of them that were under policy.
+    name, ``governed_children`` those that were under policy, also if another child started them; ``ungoverned_children``
+    are those that the program itself started and that were not.
     """
 
     frameworks: list[str]
@@ -59,6 +60,7 @@ class RunReport:
     near_gaps: list[NearGap]
     children: dict[str, int]
     governed_children: int
+    ungoverned_children: int
     failures: dict[str, int]
     audit: str
     problems: list[str] = field(default_factory=list[str])
@@ -101,11 +103,10 @@ class RunReport:
         lines: list[str] = []
         if self.governed_children:
             lines.append(f"{self.governed_children} Python processes that the program started were governed")
-        left = sum(self.children.values()) - self.governed_children
-        if left > 0:
+        if self.ungoverned_children:
             names = ", ".join(name for name, _ in Counter(self.children).most_common(MAX_PLACES))
-            what = "others were not" if self.governed_children else "those were not governed"
-            lines.append(f"the program started other processes ({names}); {what}")
+            what = f"{self.ungoverned_children} processes that the program started were not governed"
+            lines.append(f"{what} (it started {names})")
         return lines
 
 
@@ -117,6 +118,7 @@ def make_report(
     folder: Path,
     children: Mapping[str, int],
     governed_children: int,
+    ungoverned_children: int,
     failures: Mapping[str, int],
     audit: Path,
     problems: Iterable[str] = (),
@@ -138,6 +140,7 @@ def make_report(
         near_gaps=near_gaps(folder, here, main),
         children=dict(children),
         governed_children=governed_children,
+        ungoverned_children=ungoverned_children,
         failures=dict(failures),
         audit=str(audit),
         problems=list(problems),

@@ -326,10 +326,29 @@ def test_isolated_and_allowed_children_are_named(folder: Path) -> None:
     program = write(folder, "import subprocess, sys\nsubprocess.run([sys.executable, '-I', '-c', 'print(1)'])\n")
     done = lgov_run(folder, "python", program)
     assert done.stdout == "1\n"
-    assert "those were not governed" in done.stderr
+    assert "1 processes that the program started were not governed (it started python" in done.stderr
     program = write(folder, "import os; print(os.environ.get('LGOV_CHILD'))")
     done = lgov_run(folder, "python", program, options=("--children", "allow"))
     assert done.stdout == "None\n"
+
+
+def test_children_that_are_not_governed_are_counted_beside_those_that_are(folder: Path) -> None:
+    program = """
+import multiprocessing, subprocess, sys
+
+if __name__ == "__main__":
+    for _ in range(2):
+        one = multiprocessing.get_context("spawn").Process(target=print)
+        one.start()
+        one.join()
+    subprocess.run([sys.executable, "-c", "import subprocess, sys; subprocess.run([sys.executable, '-c', 'print(1)'])"])
+    for _ in range(3):
+        subprocess.run([sys.executable, "-I", "-c", "print(2)"])
+"""
+    done = lgov_run(folder, "python", write(folder, program), options=("--json",))
+    report = json.loads(done.stderr.splitlines()[-1])["report"]
+    assert report["ungoverned_children"] == 3
+    assert report["governed_children"] >= 4  # multiprocessing starts one more that keeps its things tidy
 
 
 def test_a_childs_own_sitecustomize_still_runs(folder: Path) -> None:
