@@ -143,6 +143,8 @@ def _builder(call: Call) -> None:
     _check_tasks(call)
     if call.name in _COMPILERS:
         given = parse(call.args, "-o")
+        if "-" in call.args and call.given.kind == "stream":
+            call.refuse("what it would compile comes from elsewhere; name a file of this folder.", "shell-unclear")
         for word in given.of("-o") or ["a.out"]:
             call.places.write(word)
             call.runner.builds(word, given.operands)

@@ -16,7 +16,7 @@ _READING = re.compile(
 )
 #: Words, anywhere in it, with which it may write, or reach files and programs.
 _NOT_READING = re.compile(
-    r"(?i)\b(?:delete|insert|update|drop|into|load_extension|writefile|(?:read|load_)file|lo_\w+|program"
+    r"(?i)\b(?:delete|insert|update|drop|into|load_extension|writefile|(?:read|load_)file|dblink\w*|(?:query|cursor)_to_\w+|lo_\w+|program"
     # Of what PostgreSQL has: its catalogue and what it counts and measures, without what holds passwords or acts.
     r"|pg_(?!(?:(?:stat|statio)_\w+|class|tables|index(?:es)?|views|matviews|namespace|attribute|attrdef|constraint|type|proc|database|sequences?"
     r"|extension|locks|enum|trigger|description|depend|am|collation|inherits|partitioned_table|available_extensions|catalog|typeof"

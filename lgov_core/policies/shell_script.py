@@ -57,7 +57,7 @@ class Script:
             Walk(self).walk(self.root, NO_INPUT)
         except UnclearWord as unclear:
             raise Refused("shell-unclear", f"The word of kind {unclear} is not understood; write it plainly.") from None
-        self.trail.check()
+        self.trail.check(self.words.source.decode("utf-8", "replace"))
 
     # ------------------------------------------------------------------ what the judges call
 

@@ -46,10 +46,12 @@ _EXAMPLES = names(
     f"""
     /etc/shadow /etc/gshadow /etc/sudoers /etc/passwd {HOME}/.ssh/id_rsa {HOME}/.ssh/id_ed25519
     {HOME}/.ssh/authorized_keys {HOME}/.aws/credentials {HOME}/.netrc {HOME}/.bash_history /proc/self/environ
-    /dev/tcp/host/80 .env /app/.env {HOME}/.kube/config {HOME}/.git-credentials /root/.ssh/id_rsa
+    /dev/tcp/host/80 .env app/.env /app/.env {HOME}/.kube/config {HOME}/.git-credentials /root/.ssh/id_rsa
     /etc/ssl/private/privkey.pem /etc/ssl/private/site.key {HOME}/store.p12 {HOME}/release.keystore
     """
 )
+#: Those that may lie in any folder.
+_ANYWHERE = (".env", "id_rsa", ".netrc", ".git-credentials", "server.key")
 #: Holes and wildcards in one word beyond which nobody can say what it names.
 MAX_HOLES = 24
 
@@ -75,6 +77,8 @@ def is_secret(word: str) -> bool:
 
 def finds_secret(folder: str, pattern: str) -> bool:
     """Whether a search below ``folder`` for files called ``pattern``, a glob, finds one of those that are known best."""
+    if pattern.strip("*") and any(fnmatchcase(name, pattern.lower()) for name in _ANYWHERE):
+        return True
     home = re.sub(r"^/(?:home|Users)(?:/[^/]+)?(?=/|$)", HOME, folder)
     return any(
         example.startswith(home.rstrip("/") + "/") and fnmatchcase(example.rpartition("/")[2], pattern.lower())

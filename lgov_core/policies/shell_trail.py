@@ -13,7 +13,7 @@ from lgov_core.policies.shell_words import ANY, STAR
 #: Commands that run the program files they are given.
 _STARTING = frozenset(
     {
-        *("python", "node", "perl", "ruby", "php", "Rscript", "julia", "lua"),
+        *("python", "node", "perl", "ruby", "php", "Rscript", "julia", "lua", "tsx", "ts-node", "deno", "bun", "go"),
         *("sh", "bash", "source", ".", "zsh", "dash"),
     }
 )
@@ -27,6 +27,16 @@ _BY_NAME = {
     "tox": ("tox.ini",),
     "nox": ("noxfile.py",),
 }
+#: What takes files out of an archive, and the options that say where to.
+_EXTRACTS = re.compile(r"-?[a-zA-Z]*x|--(?:ex|get)")
+_ARCHIVES = {"tar": ("-C", "--directory"), "bsdtar": ("-C", "--directory"), "unzip": ("-d",)}
+#: With this in it a program can do more than compute and print.
+_REACHING = re.compile(
+    r"##|\basm\b|__asm|%:|\b(?:system|popen|exec[lv]\w*|posix_\w+|v?fork|syscall|socket|connect|unlink\w*|remove\w*|rename"
+    r"|rmdir|f?re?open|f?open|creat|dlopen|ptrace|truncate|chmod|chown|kill|getenv|environ|mmap|[io]?fstream|filesystem"
+    r"|ProcessBuilder|Runtime|nio|Files?\w*Writer|FileOutputStream|Socket|Foundation|unsafe)\b"
+    r"|std::(?:process|fs|net|env)|use\s+std|\bSystem\.(?:IO|Process|Directory)"
+)
 #: Commands that put whole trees somewhere.
 _UNPACKING = frozenset({"tar", "unzip", "git", "cp", "mv", "rsync"})
 #: Commands that fetch or make files.
@@ -48,6 +58,8 @@ class Trail:
         self._fetched: set[str] = set()
         self._remotes: set[str] = set()
         self._pushed: set[str] = set()
+        self._fetches = False
+        self._opened: set[str] = set()
 
     def writes(self, word: str) -> None:
         """Takes note of a file that is written."""
@@ -77,6 +89,7 @@ class Trail:
             for word in words[1:]:
                 self.writes(word)
                 if "://" in word:
+                    self._fetches = True
                     self._written.add(posixpath.join(self._home, posixpath.basename(word.partition("?")[0])))
             if words[0] in ("curl", "wget"):
                 self._fetched |= self._written
@@ -88,12 +101,12 @@ class Trail:
                 if not is_option(word) and not wild(word):
                     self.starts(word)
         for fixed in _BY_NAME.get(name, ()) if "pkg" not in words[:1] else ():
-            self._started.update(posixpath.join(folder, fixed) for folder in folders)
+            for below in _targets(words, ("-C", "--directory", "--prefix", "--cwd")) or [""]:
+                self._started.update(posixpath.normpath(posixpath.join(folder, below, fixed)) for folder in folders)
         if name == "git" and "mv" in words[:3]:
             name = "mv"
         plain = [word for word in words if not is_option(word)]
-        if name in _UNPACKING:
-            self._note(self._unpacked, plain, folders)
+        self._unpacks(name, words, plain, folders)
         if name == "git":
             self._reaches(plain)
         if name in ("mv", "ln"):
@@ -105,6 +118,13 @@ class Trail:
         elif name == "rm" or (name == "find" and {"-delete", "-exec", "-execdir", "-ok", "-okdir"} & set(words)):
             self._note(self._removed, plain, folders)
 
+    def _unpacks(self, name: str, words: Sequence[str], plain: Sequence[str], folders: Iterable[str]) -> None:
+        """Takes note of where whole trees are put, and of where an archive is opened."""
+        if name in _UNPACKING:
+            self._note(self._unpacked, plain, folders)
+        if name == "unzip" or (name in _ARCHIVES and any(_EXTRACTS.match(word) for word in words[:2])):
+            self._note(self._opened, _targets(words, _ARCHIVES[name]) or ["."], folders)
+
     def _reaches(self, plain: Sequence[str]) -> None:
         """Takes note of the remotes that git is given, and of those it sends to."""
         if {"remote", "add"} <= set(plain):
@@ -112,8 +132,8 @@ class Trail:
         elif "push" in plain:
             self._pushed.update(plain[plain.index("push") + 1 :][:1])
 
-    def check(self) -> None:
-        """Refuses a program that was written just before, and removing what was moved there just before."""
+    def check(self, text: str) -> None:
+        """Refuses what stands in ``text``: a program that was written just before, removing what was moved just before."""
         for path in self._started & self._written:
             raise Refused(
                 "shell-program",
@@ -124,6 +144,16 @@ class Trail:
         for path in self._started:
             if not inside(path, self._home) and any(inside(path, folder) for folder in self._unpacked):
                 raise Refused("shell-program", f"{shown(path)} is unpacked and run in one go; look in between.")
+        for path in self._started if self._fetches else ():
+            if any(inside(path, folder) for folder in self._opened):
+                raise Refused(
+                    "shell-program", f"{shown(path)} is fetched, unpacked and run in one go; look in between."
+                )
+        if self._sources & self._written and self._started & self._built and _REACHING.search(text):
+            raise Refused(
+                "shell-program",
+                "A program that does more than compute and print is written, built and run in one go; look in between.",
+            )
         for remote in self._remotes & self._pushed:
             raise Refused("shell-network", f"{shown(remote)} is added and pushed to in one go; look in between.")
         for path in self._moved:
@@ -137,3 +167,15 @@ class Trail:
         for word in words:
             start = re.split(f"[{STAR}{ANY}]", word)[0]
             noted.update(posixpath.normpath(posixpath.join(folder, start)) for folder in folders if word)
+
+
+def _targets(words: Sequence[str], options: Sequence[str]) -> list[str]:
+    """What is given to ``options``, as a word of its own or behind them."""
+    found: list[str] = []
+    for at, word in enumerate(words):
+        for option in options:
+            if word == option:
+                found += words[at + 1 : at + 2]
+            elif word.startswith(option):
+                found.append(word.removeprefix(option).lstrip("="))
+    return found
