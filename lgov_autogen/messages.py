@@ -19,6 +19,7 @@ from autogen_core.models import (
 )
 
 from lgov_core.governed_call import ModelReading
+from lgov_core.heard import HeardTexts
 from lgov_core.types import Decision
 
 FRAMEWORK = "autogen"
@@ -91,6 +92,24 @@ def new_user_messages(messages: Sequence[LLMMessage]) -> list[UserMessage]:
         elif not isinstance(message, SystemMessage):
             break
     return found[::-1]
+
+
+def as_heard(heard: HeardTexts, messages: Sequence[LLMMessage]) -> Sequence[LLMMessage]:
+    """``messages`` as a model may read them: a user's text that was denied stays denied at later calls."""
+    instead = heard.instead_of(lambda: [_said(message) for message in messages])
+    if not instead:
+        return messages
+    return [
+        message.model_copy(update={"content": instead[position].text}) if position in instead else message
+        for position, message in enumerate(messages)
+    ]
+
+
+def _said(message: LLMMessage) -> tuple[str, str]:
+    if isinstance(message, UserMessage):
+        return "user", text_of(message.content)
+    is_answer = isinstance(message, AssistantMessage)
+    return ("assistant" if is_answer else "", message.content if isinstance(message.content, str) else "")
 
 
 def reading_of(result: CreateResult, response_id: str | None, model: str | None) -> ModelReading:

@@ -38,6 +38,7 @@ from lgov_core.coverage import covered_call, covering_model_call
 from lgov_core.errors import PolicyDenied
 from lgov_core.governed_call import ModelCall, ModelReading
 from lgov_core.governor import Governor
+from lgov_core.heard import HeardTexts
 from lgov_core.types import Decision
 
 #: How often a model that proposes nothing but denied calls is asked again before the denial is the answer.
@@ -62,6 +63,7 @@ class ModelCalls:
     def __init__(self, governed_later: Callable[[Governor, Any], bool]) -> None:
         self._governed_later = governed_later
         self._transcript = Transcript()
+        self.heard = HeardTexts()
         self.waiting = Waiting()
 
     async def answer(
@@ -83,7 +85,7 @@ class ModelCalls:
         await self.waiting.settle(messages)
         agent = agent if agent is not None else run.agent
         call = _Call(self, governor, client, run, agent, dict(options), send)
-        call.messages = self._transcript.restored(messages)
+        call.messages = self._transcript.restored(wording.as_heard(self.heard, messages))
         try:
             return await call.rounds()
         except _Refused as refused:
@@ -243,8 +245,10 @@ class _Call:
     async def _judge_user_texts(self, call: ModelCall) -> None:
         for message in wording.new_user_messages(self.messages):
             nested = message.source != "user" or self.run.nested or covered_call() is not None
-            decision = await self.governor.adecide(call.user_text(wording.text_of(message.content), nested=nested))
+            text = wording.text_of(message.content)
+            decision = await self.governor.adecide(call.user_text(text, nested=nested))
             if decision.blocks:
+                self.calls.heard.denied(text, decision.tell())
                 self._refuse(call, decision)
             if decision.text is not None:
                 # In the conversation itself: the next call must not bring the replaced text back.

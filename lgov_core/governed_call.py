@@ -366,6 +366,10 @@ class ModelCall:
         """The call with other messages than `request` had, to be judged in its place."""
         return self.request(messages, **self._further)
 
+    def overtaken(self) -> None:
+        """Says to the policies that keep count that the call is not sent as it was judged: it is changed and judged anew."""
+        self.governor.observe(ModelCallFailed(self._action, "Changed", refused=True))
+
     def said(self, messages: Callable[[], Sequence[Mapping[str, Any]]]) -> None:
         """Notes what is sent, where nobody judges it; ``messages`` gives what `request` takes, and is asked if it is kept.
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import functools
+import json
 import re
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeGuard
+from typing import TYPE_CHECKING, Any, TypeGuard, TypeVar
 
 from langchain_core.messages import (
     AIMessage,
@@ -15,6 +16,7 @@ from langchain_core.messages import (
     convert_to_messages,
 )
 from langchain_core.runnables.config import var_child_runnable_config
+from pydantic import BaseModel
 
 from lgov_core.governed_call import ModelReading
 from lgov_core.types import Action, Decision, Kind, Point
@@ -22,7 +24,12 @@ from lgov_core.types import Action, Decision, Kind, Point
 if TYPE_CHECKING:
     from langgraph.prebuilt.tool_node import ToolCallRequest
 
+M = TypeVar("M", bound=BaseMessage)
+
 FRAMEWORK = "langchain"
+
+#: Where LangChain's clients keep what they parsed out of a reply's text.
+_PARSED = "parsed"
 
 #: How tools that hand the conversation over are named and marked by LangGraph's own packages and documents.
 _HANDOFF_NAME = re.compile(r"(transfer|hand_?off)(_back)?_to_")
@@ -72,6 +79,11 @@ def text_of(message: BaseMessage) -> str:
     if type(content) is str and type(message).text is BaseMessage.text:
         return content
     return str(message.text)
+
+
+def role_and_text(message: BaseMessage) -> tuple[str, str]:
+    """Who speaks (``user``, ``assistant``, or LangChain's own word) and what."""
+    return _ROLES.get(message.type, message.type), text_of(message)
 
 
 def _plain_call(call: Mapping[str, Any]) -> dict[str, Any]:
@@ -183,9 +195,26 @@ def denial_reply(decision: Decision, instead_of: AIMessage | None = None) -> AIM
     return AIMessage(content=decision.tell(), id=instead_of.id if instead_of else None)
 
 
-def with_text(message: AIMessage, text: str) -> AIMessage:
-    """``message`` with its text replaced; its tool calls and blocks that are not text stay."""
-    return message.model_copy(update={"content": _content_with_text(message.content, text)})
+def with_text(message: M, text: str) -> M:
+    """``message`` with its text replaced; its tool calls and blocks that are not text stay.
+
+    A client that has parsed the text keeps what it found beside it: that is parsed anew, or taken away where the new text
+    does not fit.
+    """
+    update: dict[str, Any] = {"content": _content_with_text(message.content, text)}
+    parsed = message.additional_kwargs.get(_PARSED)
+    if parsed is not None:
+        others = {key: value for key, value in message.additional_kwargs.items() if key != _PARSED}
+        new = _parsed_anew(parsed, text)
+        update["additional_kwargs"] = others if new is None else {**others, _PARSED: new}
+    return message.model_copy(update=update)
+
+
+def _parsed_anew(parsed: Any, text: str) -> Any:
+    try:
+        return type(parsed).model_validate_json(text) if isinstance(parsed, BaseModel) else json.loads(text)
+    except ValueError:
+        return None
 
 
 def _content_with_text(content: str | list[Any], text: str) -> str | list[Any]:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextvars
 import operator
+import threading
+import weakref
 from collections.abc import Awaitable, Callable, Generator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
@@ -14,6 +16,7 @@ from langchain_core.messages import AIMessage, BaseMessage
 from lgov_core.coverage import covered_call, covering_model_call, model_call_covered
 from lgov_core.errors import PolicyDenied
 from lgov_core.governed_call import ModelCall, ModelReading
+from lgov_core.heard import HeardTexts
 from lgov_core.trace import semconv
 from lgov_core.types import Action, Decision, Point, ToolOutcome
 from lgov_langchain import actions
@@ -72,14 +75,22 @@ Steps = Generator["Action | ToolOutcome | Send", Any, Verdict]
 
 @dataclass(slots=True)
 class _Sent:
-    """The messages that a judged call is sent with, and the denial that answered it where it was changed on its way."""
+    """The messages that a judged call is sent with, and what became of it where it was changed on its way.
+
+    ``went`` is true once it was sent in any form, ``denial`` what answered it where it was not.
+    """
 
     call: ModelCall | None
     messages: Sequence[BaseMessage]
+    went: bool = False
     denial: tuple[AIMessage, Decision] | None = None
 
 
 _SENT: contextvars.ContextVar[_Sent] = contextvars.ContextVar("lgov_langchain_sent", default=_Sent(None, ()))  # noqa: B039 - never written to
+
+
+_HEARD: weakref.WeakKeyDictionary[Governor, HeardTexts] = weakref.WeakKeyDictionary()
+_HEARD_LOCK = threading.Lock()
 
 
 class ChangedCallDenied(PolicyDenied):
@@ -100,15 +111,20 @@ def judged(call: ModelCall, messages: Sequence[BaseMessage], further: Callable[[
     """
     if call.governor.only_watches:
         return (yield from _watched(call, list(messages)))
-    sent, rewritten = list(messages), list[BaseMessage]()
+    heard = _heard_by(call.governor)
+    new = actions.new_user_messages(messages)
+    sent, rewritten = _as_heard(heard, messages, len(messages) - len(new)), list[BaseMessage]()
     nested = covered_call() is not None  # inside a tool: it is another agent that speaks
-    for message in actions.new_user_messages(messages):
-        decision: Decision = yield call.user_text(actions.text_of(message), nested=nested)
+    for message in new:
+        text = actions.text_of(message)
+        decision: Decision = yield call.user_text(text, nested=nested)
         if decision.blocks:
+            heard.denied(text, decision.tell())
             call.refused(decision)
             return Verdict(actions.denial_reply(decision), "all")
+        heard.let_through(text, decision.text)
         if decision.text is not None:
-            changed = message.model_copy(update={"content": decision.text})
+            changed = actions.with_text(message, decision.text)
             rewritten.append(changed)
             sent = [changed if one is message else one for one in sent]
     decision = yield call.request([actions.as_mapping(message) for message in sent], **further())
@@ -128,6 +144,22 @@ def judged(call: ModelCall, messages: Sequence[BaseMessage], further: Callable[[
         shown = other if decision.text is None else actions.with_text(other, decision.text)
         others.append(actions.denial_reply(decision, other) if decision.blocks else shown)
     return replace(verdict, others=others) if others else verdict
+
+
+def _heard_by(governor: Governor) -> HeardTexts:
+    """What became of what users said, as this governor judged it."""
+    with _HEARD_LOCK:
+        return _HEARD.setdefault(governor, HeardTexts())
+
+
+def _as_heard(heard: HeardTexts, messages: Sequence[BaseMessage], end: int) -> list[BaseMessage]:
+    """``messages``, those before ``end`` as a model may read them: a transcript brings back what users really said."""
+    sent = list(messages)
+    instead = heard.instead_of(lambda: [actions.role_and_text(message) for message in messages[:end]])
+    for position, (text, denied) in instead.items():
+        message = messages[position]
+        sent[position] = message.model_copy(update={"content": text}) if denied else actions.with_text(message, text)
+    return sent
 
 
 def _watched(call: ModelCall, messages: list[BaseMessage]) -> Steps:
@@ -177,7 +209,7 @@ def _judged_reply(call: ModelCall, reply: AIMessage, final: str | None, rewritte
         return Verdict(actions.denial_reply(decision, reply), "all", rewritten)
     if decision.text is None:
         return verdict
-    answer = reply.model_copy(update={"content": decision.text, "tool_calls": []})
+    answer = actions.with_text(reply, decision.text).model_copy(update={"content": decision.text, "tool_calls": []})
     return Verdict(answer, "all", rewritten)
 
 
@@ -403,7 +435,10 @@ class Changed:
     def of(cls, governor: Governor, messages: list[BaseMessage]) -> Changed | None:
         """The call that the running code is the inside of, if ``messages`` are not those that it was judged with."""
         sent = _SENT.get()
-        if sent.call is None or not model_call_covered(governor) or is_covered(governor, messages):
+        if sent.call is None or not model_call_covered(governor):
+            return None
+        if is_covered(governor, messages):
+            sent.went = True
             return None
         return cls(sent, sent.call, messages)
 
@@ -412,6 +447,8 @@ class Changed:
         if self._call.governor.only_watches:
             _said(self._call, self.messages)
             return None
+        if not self._sent.went:  # a retry is a call more, for whoever counts
+            self._call.overtaken()
         return self._call.changed_request([actions.as_mapping(message) for message in self.messages])
 
     def decided(self, decision: Decision) -> AIMessage | None:
@@ -427,6 +464,7 @@ class Changed:
     @contextmanager
     def sending(self) -> Generator[None]:
         """The inside of the call with its new messages. Not across a ``yield``."""
+        self._sent.went = True
         token = _SENT.set(_Sent(self._call, self.messages))
         try:
             yield

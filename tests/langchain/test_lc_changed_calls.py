@@ -18,6 +18,7 @@ from scripted import ModelServer, Witness, at, calls, deny, make_governor, says
 
 from lgov_core.errors import PolicyDenied
 from lgov_core.governor import Governor
+from lgov_core.policies.cost import CostControlPolicy
 from lgov_core.types import Action, Decision, Effect, Point
 from lgov_langchain import LgovMiddleware, arm, disarm, wrap_tool_node
 
@@ -37,6 +38,12 @@ def erase(paths: list[str]) -> str:
 def look(paths: list[str]) -> str:
     """Looks, by means of another tool."""
     ran.append(erase.invoke({"paths": ["home"]}))
+    return "seen"
+
+
+@tool("look")
+def say_seen(paths: list[str]) -> str:
+    """Looks."""
     return "seen"
 
 
@@ -270,3 +277,15 @@ def test_a_model_that_middleware_asks_beside_the_call_is_a_call_of_its_own(
     assert replies == ["none", "done"]
     assert len({one.action.operation_id for one in witness.decisions(Point.PRE_MODEL_CALL)}) == 2
     assert [span.name for span in witness.spans] == ["chat scripted", "chat scripted", "invoke_agent LangGraph"]
+
+
+@HOW
+def test_a_changed_prompt_is_counted_once(how: str, model_server: ModelServer, chat: Any, witness: Witness) -> None:
+    budget = CostControlPolicy(max_calls=3, per="global")
+    model_server.play(calls(("c1", "look", {"paths": ["x"]})), says("done"))
+    arm(make_governor(at(Point.PRE_TOOL_CALL, lambda action: None), budget, witness=witness))
+    try:
+        agent = langchain.agents.create_agent(chat, [say_seen], middleware=[Adding()])
+        assert ask(agent, how)["messages"][-1].text == "done"
+    finally:
+        disarm()
