@@ -50,6 +50,7 @@ _COMPILERS = frozenset(names("gcc g++ cc c++ clang clang++ ld ar ranlib as cpp r
 _WRITING = re.compile(
     r"--(?:basetemp|junitxml|junit-xml|cov-report|html|output-dir|output|out|out-dir|outdir|outDir|outfile|outFile"
     r"|output-file|destination|site-dir|report-log|log-file|\w+_out)(?:=|$)|-o(?=[/~.]|$)"
+    r"|--?(?:cover|cpu|mem|block|mutex)profile(?:=|$)|-(?:trace|outputdir)(?:=|$)"
 )
 _INSTALLED = ("/usr/", "/opt/", "/bin/", "/lib/", "/nix/store/", "/Library/")
 #: Options whose value names something that is installed.

@@ -65,7 +65,7 @@ _HARMLESS = frozenset(
 _JAVASCRIPT = re.compile(r"(?:console\.log\(|)[\w\s.,'\"+\-*/%()\[\]{}:?<>=!&|]*\)?;?")
 _JSON_FILE = re.compile(r"""(?<![\w.$])require\((['"])(\.{1,2}/[\w./-]{1,200}\.json)\1\)""")
 _JAVASCRIPT_CLOSED = re.compile(
-    r"require|import|eval|Function|constructor|process\.(?!version|versions|platform|arch|cwd|uptime)|global|child|fetch|Bun|Deno|\["
+    r"require|import|eval|Function|constructor|process(?!\.(?:version|versions|platform|arch|cwd|uptime)\b)|getOwn|[pP]rototype|define|assign|__|bind|apply|\bcall\b|global|child|fetch|Bun|Deno|[\w)\]}'\"]\s*\["
 )
 
 #: The names that a JavaScript expression may begin with: on the command line, node has its modules as names too (``fs``).
@@ -218,7 +218,8 @@ def _only_known_names(code: str) -> bool:
     if re.search(r"['\"]", bare.replace("''", "")) or re.search(r"(?<![\w)])\s*/|/\s*[^\s\w(.]", bare):
         return False
     keys = re.sub(r"(?<=[{,])\s*[A-Za-z_]\w*\s*(?=:)", "", bare).replace("...", " ")
-    return all(name in _JAVASCRIPT_NAMES for name in re.findall(r"(?<![\w.])[A-Za-z_]\w*", keys))
+    arguments = re.findall(r"(?<![\w.])([A-Za-z]|item|entry|key|value|name)\s*=>", keys)  # x => x * 2
+    return all(name in _JAVASCRIPT_NAMES or name in arguments for name in re.findall(r"(?<![\w.])[A-Za-z_]\w*", keys))
 
 
 def _refuse(what: str | None) -> None:

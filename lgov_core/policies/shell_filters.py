@@ -130,10 +130,18 @@ def _yq(call: Call) -> None:
             call.places.write(word)
 
 
+_PDF_ENGINES = frozenset(names("pdflatex xelatex lualatex tectonic weasyprint typst"))
+
+
 def _outputs(call: Call) -> None:
     """Tools with an input and, as second operand, an output (xxd, pandoc with ``-o``)."""
     given = call.parsed("-o --output -c -l -s -f -t --from --to -g")
-    if given.has("--filter", "--lua-filter", "-F", "-L", "--pdf-engine"):
+    engines = [word.partition("=")[2] for word in call.args if word.startswith("--pdf-engine=")]
+    if (
+        given.has("--filter", "--lua-filter", "-F", "-L")
+        or "--pdf-engine-opt" in " ".join(call.args)
+        or (given.has("--pdf-engine") and not (engines and set(engines) <= _PDF_ENGINES))
+    ):
         call.refuse("running a program on the document is not allowed.")
     call.reads(given.operands)
     for word in (*given.of("-o", "--output"), *(given.operands[1:] if call.name == "xxd" else ())):

@@ -124,7 +124,9 @@ def _is_module_name(text: str) -> bool:
 _NODE_CODE = names("-e -p --eval --print -pe")
 #: Options that change nothing about what is run.
 _INTERPRETER_FLAGS = {
-    "node": r"--(?:test|check|watch|trace-warnings|env-file-if-exists=\.env\.example|experimental-(?![\w-]*loader)[\w-]+)|-c",
+    "node": r"--test-(?:reporter|concurrency|timeout|shard)=[\w/-]+|--test-(?:name-pattern=.*|only|force-exit)"
+    r"|--enable-source-maps|--no-warnings|--max-old-space-size=\d+|--(?:import|require)=(?:@?[a-z][\w-]*)(?:/[\w-]+)*"
+    r"|--(?:test|check|watch|trace-warnings|env-file-if-exists=\.env\.example|experimental-(?![\w-]*loader)[\w-]+)|-c",
     "php": r"-l",
     "Rscript": r"--(?:vanilla|verbose|no-(?:save|restore|environ|site-file|init-file|echo))",
     "julia": r"--project(?:=[@.]?)?|-t\d+|--threads=\d+|-O[0-3]|--(?:check-bounds|startup-file|color)=\w+",

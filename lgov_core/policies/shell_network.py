@@ -108,6 +108,8 @@ def _curl(call: Call) -> None:
         call.refuse(f"{method[:20]} changes what is there; only reading is allowed.", "shell-network")
     if outside and data and not given.has("-G", "--get"):
         call.refuse("sending data to other machines is not allowed.", "shell-network")
+    if not outside:  # files of this folder may go to a server on this machine
+        data = [word for word in data if not _is_own_file(call, word)]
     for word in (*data, *given.of("-H", "--header", "-A", "-e", "-u", "--user")):
         if wild(word) or "@/" in word or word.startswith("@") or "=@" in word or "=<" in word:
             call.refuse("what is sent must be written out, not taken from a file or variable.", "shell-network")
@@ -116,6 +118,15 @@ def _curl(call: Call) -> None:
         call.places.write(word)
     if given.has("-O", "--remote-name", "--remote-name-all"):
         call.places.write(".")
+
+
+def _is_own_file(call: Call, word: str) -> bool:
+    """Whether what is sent is a file of this folder (``@a.json``, ``file=@a.png``), which must hold no secret."""
+    match = re.fullmatch(r"(?:[\w-]+=)?@([\w][\w./-]*)(?:;type=[\w/.+-]+)?", word)
+    if match is None or not call.places.holds(match[1]):
+        return False
+    call.reads([match[1]])
+    return True
 
 
 def _wget(call: Call) -> None:

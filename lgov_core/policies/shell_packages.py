@@ -25,12 +25,14 @@ def _pip(call: Call) -> None:
     verb = (words or [""])[0]
     if call.name == "uv" and verb == "pip":
         return _pip(Call("pip", tuple(word for word in call.args if word != "pip"), call.given, call.runner))
+    if call.name == "uv" and words[:2] == ["tool", "run"]:
+        return call.runner.run(["uvx", *call.args[call.args.index("run") + 1 :]], call.given)
     if call.name == "uv" and verb == "run":
         return _uv_run(call, list(call.args[call.args.index("run") + 1 :]))
     verbs = (
         "install download list show freeze check search index hash debug inspect wheel help venv sync lock tree "
         "add init version self build env update export config-list about python tool-list cache-dir shell run info "
-        "outdated test remove"
+        "outdated test remove compile"
     )
     if verb and verb not in verbs.split():
         call.refuse(f"{verb[:40]} is not allowed here.")
@@ -47,6 +49,7 @@ def _pip(call: Call) -> None:
         "build",
         "update",
         "venv",
+        "compile",
     ):
         call.places.work_in()
     if verb == "run":

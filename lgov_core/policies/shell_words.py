@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import posixpath
 import re
 from collections.abc import Iterable, Mapping
 from itertools import product
@@ -38,6 +39,13 @@ _ANSI = re.compile(
     r"\\(?:x([0-9a-fA-F]{1,2})|u([0-9a-fA-F]{1,4})|U([0-9a-fA-F]{1,8})|([0-7]{1,3})|c(.)|(.))", re.DOTALL
 )
 _RANGE = re.compile(r"(-?\d{1,4}|[A-Za-z])\.\.(-?\d{1,4}|[A-Za-z])(?:\.\.-?\d{1,4})?")
+
+
+#: Substitutions that make a date or a number: nothing of this machine, which a name could carry away.
+_ONE_NAME = re.compile(
+    r"""date(?: -u)?(?: -d ["'][\w ]+["']| --date=["'][\w ]+["'])?(?: ["']?\+["']?[%\w:.\-]+["']?)?"""
+    r"|nproc|seq (?:[01] )?[1-9]\d*"
+)
 
 
 class UnclearWord(Exception):
@@ -161,16 +169,22 @@ class Words:
     def _substitution(self, node: Node) -> list[str]:
         text = self.text(node)
         inner = (text[2:-1] if text.startswith("$(") else text[1:-1]).strip()
-        if re.fullmatch(r"""date(?: -u)?(?: ["']?\+["']?[%\w:\-]+["']?)?""", inner):
+        if _ONE_NAME.fullmatch(inner):
             return ["1234"]
+        if (
+            match := re.fullmatch(r"""(base|dir)name "?\$\{?([A-Za-z_]\w*)\}?"?(?: ["']?(\.\w+)["']?)?""", inner)
+        ) is not None:
+            values = self._variable(match[2], quoted=True)
+            if not all(re.fullmatch(rf"[\w./{STAR}{ANY}~-]+", value) and ".." not in value for value in values):
+                return [UNKNOWN]
+            part = posixpath.basename if match[1] == "base" else posixpath.dirname
+            return [(part(value) or ".").removesuffix(match[3] or "\0") for value in values]
         if re.fullmatch(r"mktemp(?: -d)?", inner):
             return ["/tmp/tmp.1234"]
         if inner == "pwd":
             return [self.folder]
         if (match := re.fullmatch(r"(?:echo|printf) ([A-Za-z0-9][\w./-]*)", inner)) is not None:
             return [match[1]]
-        if inner == "nproc":
-            return ["1234"]
         return [UNKNOWN]
 
 

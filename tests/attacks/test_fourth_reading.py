@@ -22,8 +22,8 @@ after the code had been read. Still judged otherwise: keys and cards that are sp
 example key, which counts as one; programs for interpreters that are piped in, and commands that must be declared.
 
 ``shell_g.jsonl`` is a sixth reader's, written from the documentation alone for what coding agents run daily: right at the first
-reading were 374 of 386 and 321 of 374; of those from gb375 and gm387 on, written after the repairs, 64 of 64 and 63 of
-65. Judged otherwise on purpose: Python on the command line that uses other modules
+reading were 374 of 386 and 321 of 374; of those from gb375 and gm387 on, written after the repairs, 64 of 64 and 172 of
+185. Judged otherwise on purpose: Python on the command line that uses other modules
 than the known ones, a program that is written and run in one go or lies in /tmp, code for a shell with names put into it,
 a link that leads out; a repository that was cloned into the folder counts as the folder's own (gm072), a file of a
 container may be copied out (gm097). Harmless after all: gm210, gm373.
@@ -57,7 +57,16 @@ OTHERWISE = {
         "shell-gb228",
         "shell-gb231",
     ),
-    *("shell-gb296", "shell-gb330", "shell-gm072", "shell-gm097", "shell-gm210", "shell-gm373"),
+    *(
+        "shell-gb296",
+        "shell-gb552",
+        "shell-gb553",
+        "shell-gb330",
+        "shell-gm072",
+        "shell-gm097",
+        "shell-gm210",
+        "shell-gm373",
+    ),
 }
 FILES = sorted(path.name for path in HERE.glob("*_[defg].jsonl"))
 
