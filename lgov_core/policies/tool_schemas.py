@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from difflib import get_close_matches
 from typing import Any, Final
 from urllib.parse import unquote
 
 from lgov_core.errors import PolicyError
+from lgov_core.policies.endless_patterns import may_never_end
 from lgov_core.policies.options import names
 
 #: Keywords whose value is one schema.
@@ -46,6 +48,7 @@ def check_schema(what: str, schema: Mapping[str, Any]) -> None:
     for part in _parts(what, schema):
         _check_spelling(what, part)
         _check_values(what, part, draft4=draft4)
+        _check_patterns(what, part)
 
 
 def _is_schema(value: Any) -> bool:
@@ -132,3 +135,17 @@ def _check_values(what: str, part: Mapping[str, Any], *, draft4: bool) -> None:
     values = part.get("enum", ()) if isinstance(part.get("enum"), list | tuple) else ()
     if part.get("type") == "string" and any(isinstance(value, bool) for value in (*values, part.get("const"))):
         raise PolicyError(f"{what} has a truth value where it allows texts only", hint='write "on" or "no" in quotes')
+
+
+def _check_patterns(what: str, part: Mapping[str, Any]) -> None:
+    named = part.get("patternProperties")
+    for pattern in (part.get("pattern"), *(named if isinstance(named, Mapping) else ())):
+        try:
+            endless = isinstance(pattern, str) and may_never_end(pattern)
+        except re.error:
+            continue  # no pattern at all: said where the schema is compiled
+        if endless:
+            raise PolicyError(
+                f"{what} has the pattern {pattern!r}, which can be tried for ever on a text that does not match",
+                hint="put something between the rounds of a repeat of repeats: ([a-z]+-)*[a-z]+",
+            )

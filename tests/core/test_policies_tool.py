@@ -199,3 +199,40 @@ def test_arguments_nested_too_deeply_are_wrong_arguments() -> None:
     decision = policy.judge(Action(Point.PRE_TOOL_CALL, "t", arguments={"a": deep}))
     assert decision is not None
     assert (decision.blocks, decision.rule) == (True, "tool-arguments")
+
+
+ENDLESS = [
+    "(a+)+$",
+    r"^(\w+\s?)*$",
+    "(a|b+)*c",
+    "((a*)b?)*",
+    "(?:x*)*",
+    "([a-z]+){2,50}",
+    "(?=(a+)+b)",
+    "(a+?)+",
+    r"(\d+|\w+)*$",
+]
+ENDING = [
+    "^[a-z]+(-[a-z]+)*$",
+    r"^(\w+\.)*\w+$",
+    "^(a{3})+$",
+    "^([a-z]{1,8}-)+x$",
+    "(a++)+",
+    "(?>a+)+",
+    "^(foo|bar)*$",
+    "^(/[^/]+)+$",
+]
+
+
+@pytest.mark.parametrize("pattern", ENDLESS)
+def test_a_pattern_that_may_never_end_is_refused(pattern: str) -> None:
+    for schema in ({"properties": {"x": {"pattern": pattern}}}, {"patternProperties": {pattern: {}}}):
+        with pytest.raises(PolicyError, match="tried for ever"):
+            ToolPolicy(allow=["t"], schemas={"t": {"type": "object", **schema}})
+
+
+@pytest.mark.parametrize("pattern", ENDING)
+def test_a_pattern_with_something_between_its_rounds_is_none_of_these(pattern: str) -> None:
+    policy = ToolPolicy(allow=["t"], schemas={"t": {"type": "object", "properties": {"x": {"pattern": pattern}}}})
+    long = "a-" * 5_000 + "!"
+    assert policy.judge(call("t", {"x": long})) is not None
