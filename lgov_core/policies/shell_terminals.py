@@ -1,4 +1,4 @@
-"""Judges of what runs commands side by side or in terminals of their own: tmux and GNU parallel."""
+"""Judges of what runs commands side by side or in terminals of their own, and of editors: tmux, GNU parallel, vim."""
 
 from __future__ import annotations
 
@@ -119,4 +119,19 @@ def _filled(slot: str, value: str) -> str:
     return {**parts, "{.}": posixpath.splitext(value)[0]}.get(slot, UNKNOWN)
 
 
-TERMINAL_JUDGES: dict[str, Judge] = {"tmux": _tmux, "parallel": _parallel}
+def _editor(call: Call) -> None:
+    """Editors open files by name; with options, addresses or commands they do more."""
+    for word in call.args:
+        if re.fullmatch(r"\+\d*|-[Rrgndw]|--(?:wait|reuse-window|new-window|diff|goto|readonly)", word):
+            continue
+        if is_option(word) or word.startswith("+") or "://" in word or word == "-":
+            call.refuse(f"{word[:40]!r} does more than open a file.")
+        call.places.read(word)
+        call.places.write(word)
+
+
+TERMINAL_JUDGES: dict[str, Judge] = {
+    "tmux": _tmux,
+    "parallel": _parallel,
+    **dict.fromkeys(names("vi vim nvim nano pico micro code"), _editor),
+}

@@ -198,7 +198,7 @@ def _libraries(call: Call) -> None:
 
 #: What the closed tools may be asked all the same.
 _ASKING = {
-    "ssh-keygen": re.compile(r"-l[vEf]* [\w./-]+\.pub"),
+    "ssh-keygen": re.compile(r"-l[vEf]* (?:-f )?[\w./-]+\.pub"),
     "ssh-add": re.compile(r"-[lL]"),
     "fdisk": re.compile(r"-l"),
     "parted": re.compile(r"-l"),
@@ -251,7 +251,7 @@ TOOL_JUDGES: dict[str, Judge] = {
     chroot unshare nsenter chown chgrp setfacl chattr setcap swapoff umount losetup cryptsetup wipefs gpg
     ssh-keygen ssh-add ssh-agent busybox script expect osascript launchctl security twine
     msfconsole nmap masscan hydra john hashcat tcpdump tshark wireshark mail sendmail mutt telinit kexec
-    iptables-restore bpftool auditctl setenforce perf vi vim nvim nano emacs ed ex pico tclsh gnuplot R
+    iptables-restore bpftool auditctl setenforce perf emacs ed ex tclsh gnuplot R
     octave irb pry ipython screenlog rev-shell
     srm wipe scrub nwipe sfill blkdiscard sfdisk cfdisk gdisk sgdisk mkswap mdadm dmsetup debugfs hdparm lvremove vgremove
     pvremove deluser delgroup groupdel groupmod gpasswd vipw chage newgrp runuser setpriv systemd-run systemd-nspawn

@@ -29,7 +29,13 @@ _BY_NAME = {
 }
 #: What takes files out of an archive, and the options that say where to.
 _EXTRACTS = re.compile(r"-?[a-zA-Z]*x|--(?:ex|get)")
-_ARCHIVES = {"tar": ("-C", "--directory"), "bsdtar": ("-C", "--directory"), "unzip": ("-d",)}
+_ARCHIVES = {
+    "tar": ("-C", "--directory"),
+    "bsdtar": ("-C", "--directory"),
+    "unzip": ("-d",),
+    "7z": ("-o",),
+    "7za": ("-o",),
+}
 #: With this in it a program can do more than compute and print.
 _REACHING = re.compile(
     r"##|\basm\b|__asm|%:|\b(?:system|popen|exec[lv]\w*|posix_\w+|v?fork|syscall|socket|connect|unlink\w*|remove\w*|rename"
@@ -122,7 +128,7 @@ class Trail:
         """Takes note of where whole trees are put, and of where an archive is opened."""
         if name in _UNPACKING:
             self._note(self._unpacked, plain, folders)
-        if name == "unzip" or (name in _ARCHIVES and any(_EXTRACTS.match(word) for word in words[:2])):
+        if name in ("unzip", "7z", "7za") or (name in _ARCHIVES and any(_EXTRACTS.match(word) for word in words[:2])):
             self._note(self._opened, _targets(words, _ARCHIVES[name]) or ["."], folders)
 
     def _reaches(self, plain: Sequence[str]) -> None:

@@ -116,6 +116,25 @@ def _unzip(call: Call) -> None:
             call.places.write(folder)
 
 
+def _seven_zip(call: Call) -> None:
+    verb, rest = "".join(call.args[:1]), call.args[1:]
+    known = re.compile(r"-(?:y|bd|bso0|mx=?\d|ao[asu]|o.+|t(?:zip|7z|tar|gzip))")
+    if any(is_option(word) and known.fullmatch(word) is None for word in rest):
+        call.refuse("of its options -y, -bd, -mx, -ao, -o and -t are known here.", "shell-unclear")
+    files = [word for word in rest if not is_option(word)]
+    call.reads(files)
+    if verb in ("x", "e"):
+        for folder in [word[2:] for word in rest if word.startswith("-o")] or ["."]:
+            call.places.write(folder)
+    elif verb in ("a", "u"):
+        for word in files[:1]:
+            call.places.write(word)
+        for word in files[1:]:
+            call.places.read_tree(word)
+    elif verb not in ("l", "t", "h", "i"):
+        call.refuse(f"{verb[:20]!r} is not known here.", "shell-unclear")
+
+
 def _compress(call: Call) -> None:
     given = call.parsed("-S -T -o")
     if given.has("-r", "--recursive"):
@@ -172,4 +191,5 @@ TREE_JUDGES: dict[str, Judge] = {
     "tar": _tar,
     "zip": _zip,
     "unzip": _unzip,
+    **dict.fromkeys(("7z", "7za", "7zr", "7zz"), _seven_zip),
 }
