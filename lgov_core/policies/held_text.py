@@ -24,6 +24,7 @@ _KEY_BEGINS = re.compile(r"(?=(-----BEGIN(?: [A-Z0-9]{0,12}){0,5}(?:-----|-{0,5}
 _KEY_ENDS = re.compile(r"-----END [A-Z0-9 ]{0,48}-----")
 _WORD_ENDS = re.compile(r"\s")
 _RUN = re.compile(r"[^\W_]+")
+_ASCII_END = re.compile(r"[A-Za-z0-9]+\Z")
 #: A sign that joins the words of an address, as a word of its own; and what may become one, or a word that begins with one.
 _JOINT = re.compile(r"@|\.|[\[({<]?(?:at|dot)[\])}>]?", re.IGNORECASE)
 _JOINT_NEXT = re.compile(r"\Z|[@.\[({<]|at?(?:\s|\Z)|d(?:ot?)?(?:\s|\Z)", re.IGNORECASE)
@@ -157,13 +158,16 @@ class HeldText:
         held, cut = self._held, end
         while cut and end - cut <= 2 * REACH:
             word = _TOKEN_BEFORE.search(held, max(0, cut - REACH), cut)
-            if word is None or (word.start() and not held[word.start() - 1].isspace()):
-                return cut  # a word longer than any part of a spaced value: it is not cut in its middle
-            if not _goes_on(held, word.start(), word.group()):
+            if word is None or not _goes_on(held, word.start(), word.group()):
                 return cut
+            if word.start() and not held[word.start() - 1].isspace():
+                # A word longer than any part of a spaced value: one may begin at its end, or end where it begins.
+                cut = _word_start(held[: word.start()])
+                break
             cut = word.start()
-        if cut:  # a long row of digit groups: what begins far enough from the end is complete
-            cut = _word_start(held[: end - REACH])
+        else:  # a long row of digit groups: what begins far enough from the end is complete
+            cut = _word_start(held[: end - REACH]) if cut else 0
+        if cut:
             offset = len(self._context)
             for hit in self._hits(self._context + held[:end], offset):
                 if hit.finding.start - offset < cut < hit.finding.end - offset:
@@ -193,7 +197,9 @@ def _goes_on(text: str, begin: int, word: str) -> bool:
     """Whether a value that holds spaces may go on after ``word``, which begins at ``begin``."""
     plain = plain_view(word).text
     runs = _RUN.findall(plain)
-    letters = len(runs[-1]) if runs else 0
+    # Behind a letter with an accent a number may begin: its own letters are ASCII.
+    last = _ASCII_END.search(runs[-1]) if runs else None
+    letters = len(last.group()) if last is not None else len("".join(runs[-1:]))
     if any(c.isdigit() for c in plain) or letters <= 2 or _MONTH.search(plain) or "BEGIN" in plain:
         return True
     if _JOINT_NEXT.match(text, begin + len(word)) or _JOINT.fullmatch(plain.strip()):
