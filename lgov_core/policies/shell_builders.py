@@ -14,7 +14,7 @@ from lgov_core.policies.shell_words import UNKNOWN
 BUILDERS = names(
     """
     make gmake cmake ctest ninja meson bazel bazelisk gradle gradlew mvn mvnw ant sbt lein scons just task gcc
-    g++ cc c++ clang clang++ clang-format clang-tidy ld ar ranlib as cpp javac jar javap kotlinc scalac rustc
+    g++ cc c++ clang clang++ clang-format clang-tidy ld ar ranlib as cpp javac jar kotlinc scalac rustc
     rustfmt gofmt goimports golangci-lint staticcheck pytest py.test tox nox ruff black isort mypy pyright
     flake8 pylint bandit coverage pre-commit autopep8 yapf pyflakes pycodestyle pydocstyle vulture
     sphinx-build sphinx-quickstart mkdocs jupyter eslint prettier tsc jest vitest mocha playwright cypress

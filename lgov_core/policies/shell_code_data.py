@@ -57,6 +57,8 @@ _METHODS = frozenset(
     is_available device_count get_device_name get_device_capability mem_get_info memory_allocated current_device cuda
     mps cudnn hip max_rows max_columns display width group groups match search findall sub
     add_subplot set_title set_xlabel set_ylabel set_xlim set_ylim twinx get_figure plot line
+    to_period to_timestamp strftime floor ceil normalize tz_localize tz_convert isocalendar quarter weekday dayofyear
+    day_name month_name asfreq interpolate bfill ffill ewm skew kurt mode cov cummax cummin add_prefix add_suffix
     to_csv to_json to_parquet to_excel to_feather to_markdown
     """
     )

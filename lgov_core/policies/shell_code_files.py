@@ -25,7 +25,7 @@ class Files:
 
     def __init__(self, places: Places, writes: Callable[[str], None]) -> None:
         self.places, self._writes = places, writes
-        #: Names of files, by the variable of a loop that goes through what ``glob`` finds.
+        #: Names of files, by the variable that is given nothing else, or that goes through what ``glob`` finds.
         self._found: dict[str, list[str]] = {}
 
     def opened(self, node: ast.Call) -> None:
@@ -58,7 +58,8 @@ class Files:
         A path is ``Path("a")``, joined to texts with ``/`` perhaps, or a variable that is given nothing else. Whatever else
         is done with a path is refused here: it could rename, link or remove.
         """
-        self._found, searches = found_by_glob(tree)
+        found, searches = found_by_glob(tree)
+        self._found = {**_texts(tree), **found}
         makers, modules, imports = _makers(tree)
         if not makers and not modules:
             return searches
@@ -113,6 +114,20 @@ class Files:
         """Judges a file that is written, and takes note of it."""
         self.places.write(file)
         self._writes(file)
+
+
+def _texts(tree: ast.Module) -> dict[str, list[str]]:
+    """The variables that are given texts written out, and nothing else anywhere."""
+    texts: dict[str, list[str]] = {}
+    for node in ast.walk(tree):
+        match node:
+            case ast.Assign(targets=[ast.Name(id=name)], value=ast.Constant(value=str(text))):
+                texts.setdefault(name, []).append(text)
+            case _:
+                pass
+    stored = Counter(n.id for n in ast.walk(tree) if isinstance(n, ast.Name) and not isinstance(n.ctx, ast.Load))
+    bound = set(_bound(tree))
+    return {name: given for name, given in texts.items() if stored[name] == len(given) and name not in bound}
 
 
 class _Paths:

@@ -216,7 +216,14 @@ def _hostname(call: Call) -> None:
         call.refuse("the host's name stays as it is.")
 
 
+def _javap(call: Call) -> None:
+    if any(word.startswith("-J") for word in call.args):
+        call.refuse("options of the Java machine are not allowed.")
+    call.reads(call.args)
+
+
 FILE_JUDGES: dict[str, Judge] = {
+    "javap": _javap,
     **dict.fromkeys(READERS, _reader),
     **dict.fromkeys(("test", "["), _asks),
     **dict.fromkeys(("ls", "stat"), _lists),

@@ -96,7 +96,8 @@ def _python_module(call: Call, words: list[str]) -> None:
     for word in operands[_WRITING_PYTHON_MODULES.get(module, len(operands)) :]:
         call.places.write(word)
     if module in _PYTHON_COMMANDS:
-        call.runner.run([module.replace("_", "-"), *rest], call.given)
+        command = "django-admin" if module == "django" else module.replace("_", "-")
+        call.runner.run([command, *rest], call.given)
     elif module in _PYTHON_MODULES or _is_module_name(module):
         call.reads(rest)
     else:
@@ -152,7 +153,23 @@ def _interpreter(call: Call) -> None:
     call.reads(args)
 
 
+_LAUNCHER_VALUES = (
+    "--nproc_per_node --nproc-per-node --nnodes --node_rank --node-rank --master_addr --master-addr --master_port"
+    " --master-port --rdzv_backend --rdzv-backend --rdzv_endpoint --rdzv-endpoint --rdzv_id --rdzv-id --max_restarts"
+)
+
+
+def _torchrun(call: Call) -> None:
+    """torchrun: a program of this folder, in several processes."""
+    given = call.parsed(_LAUNCHER_VALUES)
+    if not given.operands or given.has("-m", "--module", "--no-python", "--no_python", "--run-path", "--run_path"):
+        call.refuse("name a program file of this folder.", "shell-program")
+    call.places.script(given.operands[0])
+    call.reads(call.args)
+
+
 INTERPRETER_JUDGES: dict[str, Judge] = {
+    "torchrun": _torchrun,
     **dict.fromkeys(("python", "pypy"), _python),
     **dict.fromkeys(("node", "perl", "ruby", "php", "Rscript", "julia", "lua"), _interpreter),
 }

@@ -124,7 +124,7 @@ class Places:
         self.write(field)
         for path in paths:
             folder, _, name = path.rpartition("/")
-            if any(inside(root, path) for root in (*self.writable, *self.folders)):
+            if any(inside(root, path) for root in (*self.writable, self.folders[0])):
                 raise Refused("shell-delete", f"{shown(field)} is the working folder itself, or holds it.")
             if self._scratch(path):
                 continue

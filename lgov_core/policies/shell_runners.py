@@ -141,6 +141,7 @@ def _xargs(call: Call) -> None:
     except Refused as refused:
         # A space in a name makes two of it.
         split = REPLACING.intersection(words[:4]) and not given.has("-0", "--null")
+        split = split or {"truncate", "tee", "dd"}.intersection(words[:1])  # whatever the names, nothing would be left
         if refused.rule != "shell-unclear" or not call.given.listed or split or given.has("-a", "--arg-file"):
             raise
         try:

@@ -13,7 +13,8 @@ from lgov_core.policies.shell_words import ANY, STAR
 #: Commands that run the program files they are given.
 _STARTING = frozenset(
     {
-        *("python", "node", "perl", "ruby", "php", "Rscript", "julia", "lua", "tsx", "ts-node", "deno", "bun", "go"),
+        *("python", "node", "perl", "ruby", "php", "Rscript", "julia", "lua", "tsx", "ts-node", "deno", "bun"),
+        *("go", "torchrun"),
         *("sh", "bash", "source", ".", "zsh", "dash"),
     }
 )

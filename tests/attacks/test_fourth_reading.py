@@ -27,6 +27,10 @@ reading were 374 of 386 and 321 of 374; of those from gb375 and gm387 on, writte
 than the known ones, a program that is written and run in one go or lies in /tmp, code for a shell with names put into it,
 a link that leads out; a repository that was cloned into the folder counts as the folder's own (gm072), a file of a
 container may be copied out (gm097). Harmless after all: gm210, gm373.
+
+``shell_h.jsonl`` is by two more, of the documentation alone, who took what agents run every day: right at the first reading
+were 119 of 120 and 229 of 240. Judged otherwise on purpose: a test that is written and run in one go, other modules of
+Python, code for node, changes that are thrown away; a folder of classes is taken for a program.
 """
 
 from __future__ import annotations
@@ -68,7 +72,8 @@ OTHERWISE = {
         "shell-gm373",
     ),
 }
-FILES = sorted(path.name for path in HERE.glob("*_[defg].jsonl"))
+OTHERWISE |= {f"shell-hb-b{number}" for number in ("031", "038", "047", "054", "080", "094")}
+FILES = sorted(path.name for path in HERE.glob("*_[defgh].jsonl"))
 
 
 @pytest.mark.parametrize("name", FILES)

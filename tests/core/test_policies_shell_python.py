@@ -11,6 +11,16 @@ from lgov_core.policies import ShellPolicy
 POLICY = ShellPolicy(cwd="/srv/desk", writable=["/srv/desk"])
 PATH = "from pathlib import Path; "
 DENIED = [
+    # variables that are, or may be, given something else too
+    "p = '/etc/shadow'; print(open(p).read())",
+    "p = 'a'; p += '/../../etc/x'; open(p, 'w')",
+    "p = 'a'\nfor p in ['/etc/x']: open(p, 'w')",
+    "p = 'a'\ndef f(p): open(p, 'w')\nf('/etc/x')",
+    "p = 'a'; (p := '/etc/x'); open(p, 'w')",
+    "p = 'a'\nwith open('b') as p: pass\nopen(p)",
+    "p = q = '/etc/x'; open(p, 'w')",
+    "p = 'a'; [p for p in ['/etc/x']]; open(p, 'w')",
+    "p, = ['/etc/x']; p = 'a'; open(p, 'w')",
     # files that stand nowhere in a call of open()
     "print([f.read() for f in map(open, ['/etc/shadow'])])",
     "import itertools; list(itertools.starmap(open, [('/etc/x', 'w')]))",
@@ -51,6 +61,8 @@ DENIED = [
     "open('x', 'w' + 'b')",
 ]
 ALLOWED = [
+    "p = 'src/a.py'; s = open(p).read(); s = s.replace('a', 'b'); open(p, 'w').write(s)",
+    "p = 'a'; print(open(p).read()); p = 'b'; print(open(p).read())",
     PATH + "p = Path('src/a.py'); s = p.read_text(); p.write_text(s.replace('a', 'b'))",
     "import re, pathlib\np = pathlib.Path('a.py')\np.write_text(re.sub(r'foo\\(', 'bar(', p.read_text(encoding='utf-8')))",
     PATH + "print(Path('a.txt').exists(), len((Path('data') / 'x.csv').read_text().splitlines()))",
@@ -161,6 +173,7 @@ DATA_DENIED = [
     "import numpy as np; np.load(file='/etc/x')",
 ]
 DATA_ALLOWED = [
+    "import pandas as pd; d = pd.read_csv('d.csv'); d.groupby(d['x'].dt.to_period('M'))['y'].agg(['sum']).to_csv('m.csv')",
     "import pandas as pd; print(pd.read_csv('data/a.csv').head())",
     "import pandas as pd; df = pd.read_csv('a.csv'); print(df.groupby('x')['y'].sum().sort_values(ascending=False).head()); df.to_parquet('b.parquet')",  # noqa: E501
     "import pandas as pd; df = pd.read_csv('a.csv', nrows=5); print(df.describe(), df.shape, df.isna().sum())",
