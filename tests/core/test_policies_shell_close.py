@@ -298,6 +298,11 @@ def test_scratch_is_not_where_the_text_works(policy: ShellPolicy, line: str) -> 
     assert not policy.judge_command("rm -rf /tmp/*").blocks
 
 
+@pytest.mark.parametrize("line", ["rm -rf /srv/x/build", "rm -rf .", "cd .. && rm -rf build", "rm -rf ../build"])
+def test_the_folder_that_the_text_stands_in_stays_whatever_it_is_called(line: str) -> None:
+    assert ShellPolicy(cwd="/srv/x/build", writable=["/srv/x"]).judge_command(line).blocks
+
+
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize(
     "line",
