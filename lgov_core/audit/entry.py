@@ -227,12 +227,13 @@ class Texts(NamedTuple):
 
 def texts_of(salt: bytes, arguments: Payload | None, content: Payload | None) -> Texts:
     """The sizes and salted hashes of the texts, as JSON."""
-    return Texts(_text_fields("arguments", salt, arguments), _text_fields("content", salt, content))
+    return Texts(
+        "" if arguments is None else _text_fields("arguments", salt, arguments),
+        "" if content is None else _text_fields("content", salt, content),
+    )
 
 
-def _text_fields(name: str, salt: bytes, text: Payload | None) -> str:
-    if text is None:
-        return ""
+def _text_fields(name: str, salt: bytes, text: Payload) -> str:
     sha256 = hashlib.sha256(salt + text.stored.encode()).hexdigest()
     return f'"{name}_sha256":"{sha256}","{name}_size":{text.size},'
 

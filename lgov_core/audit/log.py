@@ -60,6 +60,9 @@ _SELECT = "SELECT position, body, prev_hash, hash, arguments, content FROM entri
 #: What is kept beside an entry and may be erased: the salt, the arguments and the content.
 _Stored: TypeAlias = tuple[bytes | None, str | None, str | None]
 _NO_TEXTS: Final = Texts("", "")
+#: Bytes of a salt, and how many are drawn at a time.
+_SALT: Final = 16
+_SALTS: Final = 64
 #: Entries after which the log is written back into the file.
 _WRITE_BACK_EVERY: Final = 500
 
@@ -126,7 +129,8 @@ class AuditLog:
         #: Why the last signature could not be made, or None.
         self.signing_error: AuditError | None = None
         self._at_exit: Callable[[], None] = _nothing
-        self._connection: sqlite3.Connection | None = open_record(self.path, busy_timeout_s=busy_timeout_s)
+        # One cursor for all: to make one for each entry takes a microsecond of the path of every act.
+        self._cursor: sqlite3.Cursor | None = open_record(self.path, busy_timeout_s=busy_timeout_s).cursor()
         self._identity = file_identity(self.path)
         self._begin_chain()
         if self._heads is not None:
@@ -142,6 +146,7 @@ class AuditLog:
         self._unsigned = 0
         self._signed_at = time.monotonic()
         self._in_log = 0
+        self._salts: list[bytes] = []
         self._writing_back = WritingBack(AUDIT_RECORD, self.path, self._identity)
 
     # ------------------------------------------------------------------ appending
@@ -156,7 +161,7 @@ class AuditLog:
             if self._redact is not None:
                 action, decision = self._redact.decided(action, decision)
             arguments, content = payload(action.arguments), decision_content(action, decision)
-            salt, texts = _salted(arguments, content)
+            salt, texts = self._salted(arguments, content)
             body = decision_body(action, decision, self._stamp(), texts)
         except Exception as error:
             raise _unwritable(action.name, error) from error
@@ -204,10 +209,22 @@ class AuditLog:
         except Exception as error:
             raise _unwritable(kind, error) from error
 
+    def _salted(self, arguments: Payload | None, content: Payload | None) -> tuple[bytes | None, Texts]:
+        """A salt for the texts beside an entry, and what the entry says about them; no salt when there are none."""
+        if arguments is None and content is None:
+            return None, _NO_TEXTS
+        try:
+            salt = self._salts.pop()
+        except IndexError:  # all used: the system is asked for many at once
+            drawn = os.urandom(_SALT * _SALTS)
+            salt, *left = [drawn[at : at + _SALT] for at in range(0, len(drawn), _SALT)]
+            self._salts.extend(left)
+        return salt, texts_of(salt, arguments, content)
+
     def _opened(
         self, fields: dict[str, str], arguments: Payload | None, content: Payload | None
     ) -> tuple[OpenBody, _Stored]:
-        salt, texts = _salted(arguments, content)
+        salt, texts = self._salted(arguments, content)
         stored = (salt, arguments and arguments.stored, content and content.stored)
         return SortedBody(fields, self._stamp(), texts), stored
 
@@ -254,15 +271,15 @@ class AuditLog:
 
     def _write(self, row: tuple[Any, ...]) -> None:
         """Writes one entry in a transaction of its own, which is rolled back when anything fails."""
-        connection = self._open()
+        cursor = self._open()
         try:
-            if connection.execute(_INSERT, row).rowcount != 1:  # a trigger of somebody's can drop a row in silence
+            if cursor.execute(_INSERT, row).rowcount != 1:  # a trigger of somebody's can drop a row in silence
                 raise AuditError(
                     f"audit record {self.path}: the database did not keep the entry",
                     hint="its triggers were changed; keep a copy, and start a new record",
                 )
         except BaseException:
-            self._start_over(connection)
+            self._start_over(cursor)
             raise
 
     def _sign(self, *, opening: bool = False) -> None:
@@ -271,7 +288,7 @@ class AuditLog:
         self._unsigned, self._signed_at = 0, time.monotonic()
         try:
             self._heads.write(
-                self._open(), policy_digest=self._digest(), code_version=self.code_version, opening=opening
+                self._open().connection, policy_digest=self._digest(), code_version=self.code_version, opening=opening
             )
             self.signing_error = None
         except Exception as error:  # noqa: BLE001 - shown in signing_error, by close and by every verification
@@ -303,7 +320,7 @@ class AuditLog:
             said = {"reason": reason or None, "erased": [entry.entry_id for entry in found]}
             self.append("erasure", said, arguments=None, content={})
             with self._lock:
-                erase_texts(self._open(), [entry.position for entry in found])
+                erase_texts(self._open().connection, [entry.position for entry in found])
                 self._empty_log()
         except sqlite3.Error as error:
             raise describe(AUDIT_RECORD, self.path, error) from error
@@ -319,13 +336,13 @@ class AuditLog:
                 hint="erase again once nobody reads the record",
             )
 
-    def _start_over(self, connection: sqlite3.Connection) -> None:
+    def _start_over(self, cursor: sqlite3.Cursor) -> None:
         """After a failure: drops the transaction, and begins a new chain, since nobody can say how far it got."""
-        self._connection = None
+        self._cursor = None
         self._writer, self._seq, self._head = uuid.uuid4().hex, 0, _FIRST
-        connection.close()
+        cursor.connection.close()
 
-    def _open(self) -> sqlite3.Connection:
+    def _open(self) -> sqlite3.Cursor:
         if self._closed:
             raise AuditError(f"audit record {self.path} is closed", hint="open it again to go on")
         try:
@@ -335,9 +352,10 @@ class AuditLog:
             moved = True
         if moved:
             require_same_file(AUDIT_RECORD, self._name, self._identity)
-        if self._connection is None:
-            self._connection = open_record(self.path, busy_timeout_s=self._busy_timeout_s, expected=self._identity)
-        return self._connection
+        if self._cursor is None:
+            opened = open_record(self.path, busy_timeout_s=self._busy_timeout_s, expected=self._identity)
+            self._cursor = opened.cursor()
+        return self._cursor
 
     # ------------------------------------------------------------------ reading
 
@@ -408,21 +426,13 @@ class AuditLog:
         self._begin_chain()
 
     def _let_go(self) -> None:
-        if self._connection is not None:
-            self._connection.close()
-            self._connection = None
+        if self._cursor is not None:
+            self._cursor.connection.close()
+            self._cursor = None
 
 
 def _nothing() -> None:
     pass
-
-
-def _salted(arguments: Payload | None, content: Payload | None) -> tuple[bytes | None, Texts]:
-    """A salt for the texts beside an entry, and what the entry says about them; no salt when there are none."""
-    if arguments is None and content is None:
-        return None, _NO_TEXTS
-    salt = os.urandom(16)
-    return salt, texts_of(salt, arguments, content)
 
 
 def _unwritable(name: str, error: Exception) -> AuditError:

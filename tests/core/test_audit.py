@@ -426,7 +426,7 @@ def test_processes_have_a_chain_each(tmp_path: Path) -> None:
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 def test_a_forked_child_goes_on_with_a_chain_of_its_own(tmp_path: Path) -> None:
     code = """
-        import os, sys, threading
+        import os, sqlite3, sys, threading
         from lgov_core.audit import AuditLog, verify
         from lgov_core.types import Action, Decision, Effect, Point
         log = AuditLog(sys.argv[1])
@@ -453,6 +453,8 @@ def test_a_forked_child_goes_on_with_a_chain_of_its_own(tmp_path: Path) -> None:
         log.close()
         report = verify(sys.argv[1])
         assert report.ok and report.writers == 6 and report.entries == 1 + 100 + len(written), report
+        salts = {salt for (salt,) in sqlite3.connect(sys.argv[1]).execute("SELECT salt FROM entries")}
+        assert len(salts) == report.entries  # what was drawn before the fork salts nothing behind it
         print("done")
     """
     done = in_child(code, tmp_path / "audit.sqlite")
