@@ -195,7 +195,30 @@ def _bool(value: Any, depth: int) -> bool:
 
 
 def _array(value: Any, depth: int) -> list[JSONValue]:
-    return [_value(item, depth) for item in _list(value, "values")]
+    items = _list(value, "values")
+    numbers = _numbers(items) if depth else None
+    return [_value(item, depth) for item in items] if numbers is None else numbers
+
+
+def _numbers(items: Sequence[Any]) -> list[Any] | None:
+    """Integers alone, or doubles alone, as the tokens of a call are, read all at once; None for all else.
+
+    What it gives is what `_value` gives of each: whatever is not plainly a number is left to that, and to its errors.
+    """
+    if set(map(type, items)) != {dict} or set(map(len, items)) != {1}:
+        return None
+    name = next(iter(items[0]))
+    try:
+        values = [item[name] for item in items]
+        kinds = set(map(type, values))
+        if name == "intValue" and kinds <= {str, int}:
+            integers = list(map(int, values))
+            return integers if min(integers) >= -INT64 and max(integers) < 2 * INT64 else None
+        if name == "doubleValue" and kinds <= {float, int}:
+            return list(map(float, values))
+    except (KeyError, ValueError, OverflowError):
+        pass
+    return None
 
 
 def _mapping(value: Any, depth: int) -> dict[str, JSONValue]:

@@ -8,6 +8,7 @@ from typing import Final
 from lgov_core.errors import TraceError, TransitionError
 from lgov_core.trace.mapping import canonical
 from lgov_core.trace.otlp import decode_traces
+from lgov_core.transitions.collector import collector_paused
 from lgov_core.transitions.findings import Diagnostic, Finding
 from lgov_core.types import Span
 
@@ -22,6 +23,11 @@ def read_span_lines(lines: Iterable[bytes], name: str) -> tuple[list[Span], list
     Empty lines are passed over. Raises `TransitionError` that names ``name`` and the line (``file:line``) for one that is
     no request: nothing is given then.
     """
+    with collector_paused():
+        return _read(lines, name)
+
+
+def _read(lines: Iterable[bytes], name: str) -> tuple[list[Span], list[Diagnostic]]:
     spans: list[Span] = []
     found: list[Diagnostic] = []
     for number, line in enumerate(lines, 1):

@@ -179,6 +179,68 @@ def test_values_as_senders_write_them(value: Any, expected: Any) -> None:
     assert type(span.attributes["v"]) is type(expected)
 
 
+@pytest.mark.parametrize(
+    "odd",
+    [
+        {"intValue": "x"},
+        {"intValue": ""},
+        {"intValue": True},
+        {"intValue": 1.5},
+        {"intValue": 2.0},
+        {"intValue": None},
+        {"intValue": [1]},
+        {"intValue": str(2**64)},
+        {"intValue": str(2**63)},
+        {"intValue": -(2**64)},
+        {"intValue": "9" * 5000},
+        {"intValue": " 7 "},
+        {"intValue": "7", "stringValue": "7"},
+        {"int_value": "7"},
+        {"doubleValue": 1},
+        {"doubleValue": "NaN"},
+        {"doubleValue": False},
+        {"doubleValue": 10**400},
+        {"stringValue": "7"},
+        {},
+        None,
+        [],
+        "7",
+        7,
+    ],
+    ids=lambda odd: json.dumps(odd)[:40],
+)
+@pytest.mark.parametrize("plain", ["intValue", "doubleValue"])
+def test_a_list_of_numbers_says_what_its_values_say_alone(plain: str, odd: Any) -> None:
+    def said(*items: Any) -> Any:
+        found = decode_traces(request_of({**IDS, "attributes": [pair("v", arrayValue={"values": [*items]})]}))
+        return repr([span.attributes["v"] for span in found]), found.problems
+
+    usual = {plain: 5}
+    # Beside a value that is empty each is read by itself.
+    assert said(usual, odd, usual) == tuple(
+        part.replace(", None]", "]") if isinstance(part, str) else part for part in said(usual, odd, usual, {})
+    )
+
+
+def test_the_tokens_of_a_call_are_not_read_one_by_one() -> None:
+    values = [{"intValue": str(token)} for token in range(20_000)]
+    body = request_of({**IDS, "attributes": [pair("v", arrayValue={"values": values})]})
+    calls = 0
+
+    def count(frame: Any, event: str, argument: Any) -> None:
+        nonlocal calls
+        calls += event == "call"
+
+    before = sys.getprofile()
+    sys.setprofile(count)
+    try:
+        (span,) = decode_traces(body)
+    finally:
+        sys.setprofile(before)
+    assert span.attributes["v"] == [*range(20_000)]
+    assert calls < 1_000
+
+
 def test_bytes_are_the_same_text_in_both_encodings() -> None:
     request = ExportTraceServiceRequest()
     span = request.resource_spans.add().scope_spans.add().spans.add(trace_id=b"\1" * 16, span_id=b"\2" * 8)
