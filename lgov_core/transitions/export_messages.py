@@ -12,6 +12,7 @@ from typing import Any, Final
 
 from lgov_core.trace import semconv
 from lgov_core.transitions.conversations import ConversationReader, chat_conversation, threads_of
+from lgov_core.transitions.template_messages import UnreadableArguments, template_messages
 from lgov_core.transitions.values import Transition, TransitionSet, by_rollout
 from lgov_core.types import Attempt, CapturedCall, Effect, Outcome, Rollout, Span
 
@@ -69,9 +70,10 @@ def sft_records(
 ) -> Exported:
     """Conversations worth imitating, one record a conversation.
 
-    ``messages`` and ``tools`` are in OpenAI's chat form, which TRL's ``SFTTrainer`` takes as it is; ``trained`` are the
+    ``messages`` and ``tools`` are what TRL's ``SFTTrainer`` takes as it is (`template_messages`); ``trained`` are the
     positions of the messages that the selected agents wrote in this attempt: an assistant message at another position
-    was in the prompt. ``denied`` are the attempts in which acts were blocked (`denied_attempts`).
+    was in the prompt. A conversation with a tool call whose arguments cannot be read is left out. ``denied`` are the
+    attempts in which acts were blocked (`denied_attempts`).
     """
     keep, denied = keep or Keep(), denied or {}
     found = Exported()
@@ -86,9 +88,14 @@ def sft_records(
         threads = threads_of(own, read)
         found.left_out["no_messages"] += len(own) - sum(len(thread.calls) for thread in threads)
         for thread in threads:
+            try:
+                messages = template_messages(thread.messages)
+            except UnreadableArguments:
+                found.left_out["unreadable_arguments"] += 1
+                continue
             found.records.append(
                 {
-                    "messages": list(thread.messages),
+                    "messages": messages,
                     **({"tools": list(thread.tools)} if thread.tools else {}),
                     "trained": list(thread.written),
                     **_about(key, turns),
@@ -106,7 +113,7 @@ def preference_pairs(
     margin: float = 0.0,
     read: ConversationReader = chat_conversation,
 ) -> Exported:
-    """Pairs of replies to one and the same prompt, the better one ``chosen``: what TRL's ``DPOTrainer`` takes.
+    """Pairs of replies to one and the same prompt, the better one ``chosen``: what TRL's ``DPOTrainer`` takes as it is.
 
     Within a group, calls of one agent with equal prompt tokens are compared by their return (`assign_credit` fills it):
     the best with the worst, when they said different things and their returns differ by more than ``margin``. So a pair
@@ -135,11 +142,14 @@ def preference_pairs(
             if chosen is None or rejected is None:
                 found.left_out["no_messages"] += 1
                 continue
+            try:
+                said = [template_messages(part) for part in (chosen.messages, [chosen.reply], [rejected.reply])]
+            except UnreadableArguments:
+                found.left_out["unreadable_arguments"] += 1
+                continue
             found.records.append(
                 {
-                    "prompt": list(chosen.messages),
-                    "chosen": [chosen.reply],
-                    "rejected": [rejected.reply],
+                    **dict(zip(("prompt", "chosen", "rejected"), said, strict=True)),
                     **({"tools": list(chosen.tools)} if chosen.tools else {}),
                     "task_id": task,
                     "agent": agent,
