@@ -225,7 +225,8 @@ def lgov_assign_credit(
     """Credits the turns of one group of rollouts by a scheme of the plugin's own.
 
     When: credit is assigned and `CreditRules.scheme` names none of the built-in schemes.
-    Gets: ``scheme``, that name; ``rollouts``, the transitions of each rollout of one task, in order of turns; ``rules``.
+    Gets: ``scheme``, that name; ``rollouts``, the transitions of each rollout of one task, in order of turns, without
+        the choices that the attempt set aside; ``rules``.
     Returns: for each rollout and turn the advantage, one number or one for each response token; None if the scheme is
         not the plugin's. The first answer counts. Masks are applied to it, and loss weights are those of ``rules``.
     If it raises: no credit is assigned, with an error that names the plugin (fails closed); so when lengths do not fit or

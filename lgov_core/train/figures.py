@@ -9,6 +9,7 @@ from typing import Any
 
 from lgov_core.train.intervals import grouped_interval, share_interval
 from lgov_core.train.jobs import JobResult
+from lgov_core.transitions.export_messages import totals_of
 from lgov_core.transitions.values import Transition, TransitionSet, by_rollout
 
 #: Rewards of this dimension are what denials cost.
@@ -94,7 +95,7 @@ def _rewards(
     for channel in channels:
         groups: dict[str, list[float]] = {}
         for turns in rollouts.values():
-            groups.setdefault(turns[0].task_id, []).append(sum(turn.rewards.get(channel, 0.0) for turn in turns))
+            groups.setdefault(turns[0].task_id, []).append(totals_of(turns).get(channel, 0.0))
         found[channel] = grouped_interval(groups).as_json()
     groups = {}
     for key, value in returns.items():

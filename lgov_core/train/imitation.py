@@ -25,7 +25,8 @@ class Imitated:
 
     ``left_out`` counts attempts by the reason why they are not (``outcome``, ``not_compliant``, ``reward``,
     ``not_among_best``),
-    and as ``repeated`` the calls that say word for word what another one says to the same prompt.
+    as ``repeated`` the calls that say word for word what another one says to the same prompt, and as ``set_aside`` the
+    choices that an attempt did not go on with.
     """
 
     transitions: tuple[Transition, ...]
@@ -70,6 +71,9 @@ def choose(
         for _, _, turns in attempts[:wanted]:
             for turn in turns:
                 words = (turn.prompt_ids, turn.response_ids)
+                if turn.set_aside:
+                    left_out["set_aside"] += 1
+                    continue
                 if words in said:
                     left_out["repeated"] += 1
                     continue

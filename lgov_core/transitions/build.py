@@ -9,10 +9,12 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Final
 
 from lgov_core.store.protocol import TraceStore
 from lgov_core.transitions.calls import calls_by_attempt
+from lgov_core.transitions.choices import ChoiceKey, set_aside
 from lgov_core.transitions.collector import collector_paused
 from lgov_core.transitions.drift import find_drift
 from lgov_core.transitions.findings import Diagnostic, Finding
@@ -32,6 +34,8 @@ from lgov_core.types import Attempt, CapturedCall, Reward, Rollout, Span
 
 #: What APIs call the end of a reply that reached its limit of tokens.
 _CUT_OFF: Final = frozenset({"length", "max_tokens", "max_output_tokens", "MAX_TOKENS"})
+#: Where no reply has several choices.
+_NONE: Final[frozenset[ChoiceKey]] = frozenset()
 
 
 def build_transitions(
@@ -182,8 +186,9 @@ class _Work:
         placed: list[PlacedCall] = []
         chosen: list[CapturedCall] = []
         versions: dict[str, int | None] = {}  # each model has versions of its own
-        mixed = False
+        mixed = several = False
         for call in calls:
+            several = several or call.choice > 0
             if not (selecting.everything or selecting.takes(call)):
                 placed.append((call, NOT_SELECTED))
             elif self._usable(call):
@@ -196,12 +201,14 @@ class _Work:
             found.append(Diagnostic(Finding.NO_CALLS, rollout.rollout_id))
         if mixed:
             found.append(Diagnostic(Finding.MIXED_WEIGHTS, rollout.rollout_id))
-        last = len(chosen) - 1 if chosen else None
-        targets = RewardTargets(rollout.rollout_id, attempt.attempt, placed, last, elsewhere, others)
+        aside = self._set_aside(attempt, calls, chosen, rewards) if several else _NONE
+        line = [turn for turn, call in enumerate(chosen) if (call.response_id, call.choice) not in aside]
+        last = line[-1] if line else None
+        targets = RewardTargets(rollout.rollout_id, attempt.attempt, placed, last, elsewhere, others, aside)
         earned = targets.assign(rewards, found, self._unassigned)
         if len(chosen) > 1:
-            find_drift(chosen, found)
-        return [
+            find_drift((chosen[turn] for turn in line), found)
+        made = [
             transition_of(
                 rollout,
                 attempt,
@@ -214,6 +221,35 @@ class _Work:
             )
             for turn, call in enumerate(chosen)
         ]
+        if aside:
+            own = targets.assign([one for one in rewards if one.response_id or one.tool_call_id], [], [])
+            made = [
+                replace(
+                    one,
+                    set_aside=(one.response_id, one.choice) in aside,
+                    own_rewards=own.get(turn, {}) if turn == last else None,
+                )
+                for turn, one in enumerate(made)
+            ]
+        return made
+
+    def _set_aside(
+        self,
+        attempt: Attempt,
+        calls: Sequence[CapturedCall],
+        chosen: Sequence[CapturedCall],
+        rewards: Sequence[Reward],
+    ) -> frozenset[ChoiceKey]:
+        here = (None, attempt.attempt)
+        used = {one.tool_call_id for one in rewards if one.tool_call_id is not None and one.attempt in here}
+        aside, unknown = set_aside(calls, used)
+        trained = {call.response_id for call in chosen}
+        self._found += [
+            Diagnostic(Finding.UNKNOWN_CHOICE, name, "nothing says which choice was gone on with: the first counts")
+            for name in unknown
+            if name in trained
+        ]
+        return aside
 
     def _ones(self, length: int) -> tuple[int, ...]:
         """The mask of a reply; replies of one length share theirs."""

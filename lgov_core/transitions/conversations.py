@@ -123,6 +123,24 @@ def threads_of(calls: Iterable[CapturedCall], read: ConversationReader = chat_co
     return found
 
 
+def gone_on_from(calls: Iterable[CapturedCall], read: ConversationReader = chat_conversation) -> set[tuple[str, int]]:
+    """Which of the ``calls`` of one attempt (response id and choice) a later one goes on from, by what the messages say.
+
+    Of choices that say the same it is the first.
+    """
+    said: dict[bytes, tuple[str, int]] = {}
+    found: set[tuple[str, int]] = set()
+    for call in calls:
+        conversation = read(call)
+        if conversation is None:
+            continue
+        digests = _digests(conversation.messages)
+        found |= {said[digest] for digest in digests if digest in said}
+        whole = _digest(digests[-1] if digests else b"", conversation.reply)
+        said.setdefault(whole, (call.response_id, call.choice))
+    return found
+
+
 def _said(reply: Message) -> dict[str, Any]:
     """A reply as a client sends it back: what is empty is left out, but for the content."""
     return {"role": "assistant", "content": None} | {
@@ -138,11 +156,19 @@ def _digests(messages: Sequence[Message]) -> list[bytes]:
     return found
 
 
-def _digest(before: bytes, message: Message) -> bytes:
+def _digest(before: bytes, message: Any) -> bytes:
     """Clients send a reply back with more or fewer empty fields: only what says something counts."""
-    calls = [
-        (call.get("id"), (call.get("function") or {}).get("name"), (call.get("function") or {}).get("arguments"))
-        for call in message.get("tool_calls") or ()
-    ]
-    said = (message.get("role"), message.get("content") or "", calls, message.get("tool_call_id"))
+    said: Any = message  # what is no message is what it is
+    if isinstance(message, Mapping):
+        calls: Any = message.get("tool_calls") or ()
+        if isinstance(calls, list | tuple):
+            calls = [_called(call) for call in calls]
+        said = (message.get("role"), message.get("content") or "", calls, message.get("tool_call_id"))
     return hashlib.sha256(before + json.dumps(said, sort_keys=True, default=str).encode()).digest()
+
+
+def _called(call: Any) -> Any:
+    function = call.get("function") if isinstance(call, Mapping) else None
+    if not isinstance(function, Mapping):
+        return call
+    return call.get("id"), function.get("name"), function.get("arguments")

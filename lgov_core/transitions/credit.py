@@ -10,8 +10,16 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from lgov_core.errors import TransitionError
 from lgov_core.transitions.credit_plugins import ask_plugins, check_known
 from lgov_core.transitions.credit_rules import CreditRules
-from lgov_core.transitions.credit_schemes import SCHEMES, Channel, Scheme, Turns, returns_to_go
-from lgov_core.transitions.values import Diagnostic, Finding, Transition, TransitionSet, by_rollout
+from lgov_core.transitions.credit_schemes import SCHEMES, Channel, Scheme, Turns, returns_to_go, step
+from lgov_core.transitions.values import (
+    Diagnostic,
+    Finding,
+    Transition,
+    TransitionSet,
+    alternatives_of,
+    by_rollout,
+    line_of,
+)
 
 if TYPE_CHECKING:
     import pluggy
@@ -28,11 +36,13 @@ def assign_credit(
 ) -> TransitionSet:
     """Fills ``value_to_go``, ``credit``, ``advantages`` and ``loss_weight`` of every transition.
 
-    Groups are compared per rollout, never per row: a long rollout does not weigh more in the mean than a short one. A
-    group with fewer than ``min_group`` rollouts gets advantages of 0 and a diagnostic, for there is nothing to compare;
-    so does one in which all rollouts are alike (``normalise_batch`` then shifts those as it does all others). Tokens whose
-    mask is 0 get an advantage of 0. The loss weights of a
-    rollout's tokens do not change when it is split into more transitions (for ``turns``: their sum does not).
+    Credit is that of each rollout's line. A choice that the attempt set aside is worth what the rewards that name it say,
+    less the mean over the choices of its reply that rewards name (scheme ``step``, as if each were a rollout of its own);
+    where they name fewer than two, 0. Groups are compared per rollout, never per row: a long rollout does not weigh more
+    in the mean than a short one. A group with fewer than ``min_group`` rollouts gets advantages of 0 and a diagnostic, for
+    there is nothing to compare; so does one in which all rollouts are alike (``normalise_batch`` then shifts those as it
+    does all others). Tokens whose mask is 0 get an advantage of 0. The loss weights of a rollout's tokens do not change
+    when it is split into more transitions (for ``turns``: their sum does not).
 
     A scheme that is not built in is asked of the plugins of ``manager`` (None: those that are installed). Raises
     `TransitionError` for a scheme that nobody knows, for one that raises or answers with what does not fit (naming the
@@ -45,15 +55,16 @@ def assign_credit(
     counted: list[list[Transition]] = []
     scored: list[tuple[Sequence[Transition], list[float], list[tuple[float, tuple[float, ...]]], bool]] = []
     for task, rollouts in groups.items():
-        returns = [_returns(rollout, rules) for rollout in rollouts]
-        compared = len(rollouts) >= rules.min_group
+        lines = [line for rollout in rollouts if (line := line_of(rollout))]
+        returns = [_all_returns(rollout, rules) for rollout in rollouts]
+        compared = len(lines) >= rules.min_group
         if compared:
-            scores = _scores(rollouts, rules, manager)
+            scores = _with_set_aside(rollouts, _scores(lines, rules, manager), rules)
             equal = not any(any(tokens) for rollout in scores for _, tokens in rollout)
             if equal:
-                found.append(Diagnostic(Finding.EQUAL_GROUP, task, f"{len(rollouts)} rollouts"))
+                found.append(Diagnostic(Finding.EQUAL_GROUP, task, f"{len(lines)} rollouts"))
         else:
-            found.append(Diagnostic(Finding.SMALL_GROUP, task, f"{len(rollouts)} rollouts"))
+            found.append(Diagnostic(Finding.SMALL_GROUP, task, f"{len(lines)} rollouts"))
             scores, equal = _spread([[0.0] * len(rollout) for rollout in rollouts], rollouts), True
         if not (equal and rules.skip_equal):
             counted += rollouts
@@ -63,12 +74,16 @@ def assign_credit(
     filled: list[Transition] = []
     for rollout, values, credits, compared in scored:
         for transition, value, (credit, advantages) in zip(rollout, values, credits, strict=True):
-            # What the critic should have said: it learns from the advantage as it was before the batch's normalisation.
-            target = credit + transition.value if rules.scheme == "gae" and transition.value is not None else value
+            target = value
+            if rules.scheme == "gae" and transition.value is not None:
+                # What the critic should have said: it learns from the advantage as it was before the batch's normalisation,
+                # and nothing from what was set aside.
+                target = transition.value if transition.set_aside else credit + transition.value
             if normal is not None and compared:
-                credit = normal.at(credit) if any(transition.response_mask) else 0.0
+                normalised = normal.scaled if transition.set_aside else normal.at
+                credit = normalised(credit) if any(transition.response_mask) else 0.0
                 advantages = tuple(
-                    normal.at(one) if kept else 0.0
+                    normalised(one) if kept else 0.0
                     for one, kept in zip(advantages, transition.response_mask, strict=True)
                 )
             filled.append(
@@ -86,9 +101,10 @@ def assign_credit(
 def rollout_returns(
     transitions: Sequence[Transition], rules: CreditRules | None = None
 ) -> dict[tuple[str, int], float]:
-    """The undiscounted return of each (rollout, attempt), with the bounds of the channels applied."""
+    """The undiscounted return of each (rollout, attempt) along its line, with the bounds of the channels applied."""
     rules = replace(rules or CreditRules(), discount=1.0, scheme="return_to_go")
-    return {key: _returns(rollout, rules)[0] for key, rollout in by_rollout(transitions).items()}
+    lines = {key: line_of(rollout) for key, rollout in by_rollout(transitions).items()}
+    return {key: _returns(line, rules)[0] for key, line in lines.items() if line}
 
 
 def _scores(rollouts: Rollouts, rules: CreditRules, manager: pluggy.PluginManager | None) -> Scores:
@@ -116,13 +132,34 @@ def _scores(rollouts: Rollouts, rules: CreditRules, manager: pluggy.PluginManage
     return scores
 
 
+def _with_set_aside(rollouts: Rollouts, scores: Scores, rules: CreditRules) -> Scores:
+    """``scores``, which are of the rollouts' lines, with those of the choices that were set aside, in order of turns."""
+    lines = iter(scores)
+    found: Scores = []
+    for rollout in rollouts:
+        line = iter(next(lines) if line_of(rollout) else ())
+        beside: dict[tuple[str, int], float] = {}
+        for choices in alternatives_of(rollout):
+            if len(choices) > 1:
+                credit = _credit([[one] for one in choices], rules, step)
+                beside |= {(one.response_id, one.choice): row[0] for one, row in zip(choices, credit, strict=True)}
+        found.append(
+            [
+                _on_tokens(beside.get((turn.response_id, turn.choice), 0.0), turn) if turn.set_aside else next(line)
+                for turn in rollout
+            ]
+        )
+    return found
+
+
+def _on_tokens(value: float, turn: Transition) -> tuple[float, tuple[float, ...]]:
+    return value, tuple(value * mask for mask in turn.response_mask)
+
+
 def _spread(credit: Turns, rollouts: Rollouts) -> Scores:
     """Each turn's credit on all of its tokens; 0 where the mask is 0."""
     return [
-        [
-            (value, tuple(value * mask for mask in turn.response_mask))
-            for value, turn in zip(values, rollout, strict=True)
-        ]
+        [_on_tokens(value, turn) for value, turn in zip(values, rollout, strict=True)]
         for values, rollout in zip(credit, rollouts, strict=True)
     ]
 
@@ -149,6 +186,12 @@ def _credit(rollouts: Rollouts, rules: CreditRules, scheme: Scheme) -> Turns:
     return total
 
 
+def _all_returns(rollout: Sequence[Transition], rules: CreditRules) -> list[float]:
+    """The return of each turn of the line; of what was set aside, what it earned itself."""
+    line = iter(_returns(line_of(rollout), rules))
+    return [_returns([turn], rules)[0] if turn.set_aside else next(line) for turn in rollout]
+
+
 def _returns(rollout: Sequence[Transition], rules: CreditRules) -> list[float]:
     """The return of each turn: from it on, or the whole return for the schemes that give every turn the same."""
     discount = 1.0 if rules.scheme == "flow_grpo" else rules.discount  # its returns are undiscounted
@@ -158,7 +201,7 @@ def _returns(rollout: Sequence[Transition], rules: CreditRules) -> list[float]:
             f"rollout {rollout[0].rollout_id} earned {values[0]}, which is no finite number",
             hint="a reward must be finite; look for the rule that made it",
         )
-    return [values[0]] * len(values) if rules.scheme in ("identical", "flow_grpo") else values
+    return values[:1] * len(values) if rules.scheme in ("identical", "flow_grpo") else values
 
 
 def _scales(rollout: Sequence[Transition], rules: CreditRules) -> dict[str, float]:
@@ -215,7 +258,10 @@ def _values(rollouts: Rollouts) -> Turns | None:
 
 @dataclass(frozen=True, slots=True)
 class _Normal:
-    """Mean and deviation of the advantages of all trained tokens; the deviation is that of a sample, as in verl."""
+    """Mean and deviation of the advantages of all trained tokens; the deviation is that of a sample, as in verl.
+
+    What was set aside is compared with its own alternatives only, and is no part of the mean.
+    """
 
     mean: float
     deviation: float
@@ -229,6 +275,7 @@ class _Normal:
             for rollout, _, credits, compared in scored
             if compared
             for turn, (_, tokens) in zip(rollout, credits, strict=True)
+            if not turn.set_aside
             for value, kept in zip(tokens, turn.response_mask, strict=True)
             if kept
         ]
@@ -241,6 +288,9 @@ class _Normal:
 
     def at(self, value: float) -> float:
         return (value - self.mean) / self.deviation
+
+    def scaled(self, value: float) -> float:
+        return value / self.deviation
 
 
 class _LossWeights:

@@ -37,7 +37,8 @@ def write_parquet(transitions: Sequence[Transition], path: str | Path) -> Path:
 
 
 def read_parquet(path: str | Path) -> list[Transition]:
-    """The transitions that `write_parquet` wrote, number by number; but for ``tool_call_ids``, which are not in a row.
+    """The transitions that `write_parquet` wrote, number by number; but for ``tool_call_ids`` and ``own_rewards``, which
+    are not in a row.
 
     Raises `TransitionError` when the file cannot be read, is no such file, or is of another schema version. Needs the
     extra ``train`` (pyarrow).
@@ -85,6 +86,7 @@ def _transition(row: Mapping[str, Any]) -> Transition:
         credit=row["credit"],
         value=row.get("value"),
         choice=row["choice"],
+        set_aside=bool(row["set_aside"]),
         parent_response_id=row["parent_call_id"],
     )
 
@@ -128,6 +130,7 @@ def _columns(pa: Any) -> list[tuple[str, Any]]:
         ("response_id", pa.string()),
         ("call_id", pa.string()),
         ("choice", pa.int32()),
+        ("set_aside", pa.bool_()),
         ("parent_call_id", pa.string()),
         ("prompt_ids", pa.list_(pa.int32())),
         ("response_ids", pa.list_(pa.int32())),

@@ -13,7 +13,7 @@ from typing import Any, Final
 from lgov_core.trace import semconv
 from lgov_core.transitions.conversations import ConversationReader, chat_conversation, threads_of
 from lgov_core.transitions.template_messages import UnreadableArguments, template_messages
-from lgov_core.transitions.values import Transition, TransitionSet, by_rollout
+from lgov_core.transitions.values import Transition, TransitionSet, alternatives_of, by_rollout, line_of
 from lgov_core.types import Attempt, CapturedCall, Effect, Outcome, Rollout, Span
 
 #: The dimension in which denials are paid for.
@@ -72,8 +72,8 @@ def sft_records(
 
     ``messages`` and ``tools`` are what TRL's ``SFTTrainer`` takes as it is (`template_messages`); ``trained`` are the
     positions of the messages that the selected agents wrote in this attempt: an assistant message at another position
-    was in the prompt. A conversation with a tool call whose arguments cannot be read is left out. ``denied`` are the
-    attempts in which acts were blocked (`denied_attempts`).
+    was in the prompt. Left out are choices that the attempt set aside, and conversations with a tool call whose arguments
+    cannot be read. ``denied`` are the attempts in which acts were blocked (`denied_attempts`).
     """
     keep, denied = keep or Keep(), denied or {}
     found = Exported()
@@ -83,8 +83,10 @@ def sft_records(
         if reason is not None:
             found.left_out[reason] += 1
             continue
-        own = [by_id[turn.response_id, turn.choice] for turn in turns if (turn.response_id, turn.choice) in by_id]
-        found.left_out["call_not_on_record"] += len(turns) - len(own)
+        line = line_of(turns)
+        own = [by_id[turn.response_id, turn.choice] for turn in line if (turn.response_id, turn.choice) in by_id]
+        found.left_out["set_aside"] += len(turns) - len(line)
+        found.left_out["call_not_on_record"] += len(line) - len(own)
         threads = threads_of(own, read)
         found.left_out["no_messages"] += len(own) - sum(len(thread.calls) for thread in threads)
         for thread in threads:
@@ -117,26 +119,27 @@ def preference_pairs(
 
     Within a group, calls of one agent with equal prompt tokens are compared by their return (`assign_credit` fills it):
     the best with the worst, when they said different things and their returns differ by more than ``margin``. So a pair
-    never compares replies to different prompts, and never two rollouts as wholes.
+    never compares replies to different prompts, and never two rollouts as wholes. A choice that an attempt set aside has no
+    return to compare: the choices of its reply are compared with each other, by what the rewards that name them say.
     """
     found = Exported()
     by_id = _by_id(calls)
     for task, rollouts in data.groups().items():
-        asked: dict[tuple[str | None, tuple[int, ...]], list[Transition]] = defaultdict(list)
-        for turn in (turn for rollout in rollouts for turn in rollout):
+        asked: dict[tuple[str | None, tuple[int, ...]], list[tuple[float, Transition]]] = defaultdict(list)
+        for turn in (turn for rollout in rollouts for turn in line_of(rollout)):
             if turn.value_to_go is None:
                 found.left_out["no_return"] += 1
             else:
-                asked[turn.agent, turn.prompt_ids].append(turn)
-        for (agent, _), turns in asked.items():
-            worst, best = min(turns, key=_rank), max(turns, key=_rank)
-            gap = (best.value_to_go or 0.0) - (worst.value_to_go or 0.0)
-            if len(turns) < 2:
-                found.left_out["prompt_seen_once"] += 1
+                asked[turn.agent, turn.prompt_ids].append((turn.value_to_go, turn))
+        compared = [*asked.values()]
+        for choices in (choices for rollout in rollouts for choices in alternatives_of(rollout)):
+            compared.append([(choice.reward, choice) for choice in choices])
+        for replies in compared:
+            pair = _pair(replies, margin)
+            if isinstance(pair, str):
+                found.left_out[pair] += 1
                 continue
-            if not gap > margin or best.response_ids == worst.response_ids:
-                found.left_out["no_difference"] += 1
-                continue
+            (worse, worst), (better, best) = pair
             good, bad = (by_id.get((turn.response_id, turn.choice)) for turn in (best, worst))
             chosen, rejected = good and read(good), bad and read(bad)
             if chosen is None or rejected is None:
@@ -152,14 +155,26 @@ def preference_pairs(
                     **dict(zip(("prompt", "chosen", "rejected"), said, strict=True)),
                     **({"tools": list(chosen.tools)} if chosen.tools else {}),
                     "task_id": task,
-                    "agent": agent,
+                    "agent": best.agent,
                     "chosen_response_id": best.response_id,
                     "rejected_response_id": worst.response_id,
-                    "chosen_return": best.value_to_go,
-                    "rejected_return": worst.value_to_go,
+                    "chosen_return": better,
+                    "rejected_return": worse,
                 }
             )
     return _counted(found)
+
+
+def _pair(
+    replies: Sequence[tuple[float, Transition]], margin: float
+) -> tuple[tuple[float, Transition], tuple[float, Transition]] | str:
+    """The worst and the best of replies to one prompt; the reason where they make no pair."""
+    if len(replies) < 2:
+        return "prompt_seen_once"
+    worst, best = min(replies, key=_rank), max(replies, key=_rank)
+    if not best[0] - worst[0] > margin or best[1].response_ids == worst[1].response_ids:
+        return "no_difference"
+    return worst, best
 
 
 def prompt_records(
@@ -241,16 +256,16 @@ def _about(key: tuple[str, int], turns: Sequence[Transition]) -> dict[str, Any]:
 
 
 def totals_of(turns: Sequence[Transition]) -> dict[str, float]:
-    """The attempt's rewards by dimension."""
+    """The attempt's rewards by dimension, along its line."""
     totals: dict[str, float] = {}
-    for turn in turns:
+    for turn in line_of(turns):
         for dimension, value in turn.rewards.items():
             totals[dimension] = totals.get(dimension, 0.0) + value
     return totals
 
 
-def _rank(turn: Transition) -> tuple[float, str, int]:
-    return turn.value_to_go or 0.0, turn.response_id, turn.choice
+def _rank(reply: tuple[float, Transition]) -> tuple[float, str, int]:
+    return reply[0], reply[1].response_id, reply[1].choice
 
 
 def _by_id(calls: Iterable[CapturedCall]) -> dict[tuple[str, int], CapturedCall]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from lgov_core.transitions.chains import make_chains
-from lgov_core.transitions.values import TransitionSet, by_rollout
+from lgov_core.transitions.values import TransitionSet, by_rollout, line_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,13 +29,13 @@ def trl_rollouts(data: TransitionSet) -> TrlRollouts:
 
     TRL has one row and one number a rollout: a rollout of several chains (other agents, a rewritten context) has no
     place in it and is counted as ``several_chains``, one without log-probabilities as ``no_logprobs``; rewards of single
-    turns are summed, since TRL cannot tell turns apart.
+    turns are summed, since TRL cannot tell turns apart. Choices that an attempt set aside are not in its row.
     """
     found: list[dict[str, Any]] = []
     left_out: Counter[str] = Counter()
     for (rollout_id, _), turns in by_rollout(data.transitions).items():
-        chains = make_chains(turns)
-        if len(chains) > 1:
+        chains = make_chains(line_of(turns))
+        if len(chains) != 1:
             left_out["several_chains"] += 1
             continue
         row = chains[0].as_row()

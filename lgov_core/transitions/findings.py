@@ -25,6 +25,7 @@ class Finding(StrEnum):
     CLAIM_NOT_CAPTURED = "claim_not_captured"
     MIXED_WEIGHTS = "mixed_weights"
     RETOKENISATION_DRIFT = "retokenisation_drift"
+    UNKNOWN_CHOICE = "unknown_choice"
 
     # Spans and the tree that they form.
     DUPLICATE_SPAN = "duplicate_span"

@@ -26,5 +26,9 @@ def penalise_length(
         if channel in one.rewards:
             raise TransitionError(f"transition {one.response_id} has a reward {channel!r} already", hint="name another")
         penalty = max(-1.0, min(0.0, (limit - margin - len(one.response_ids)) / margin))
-        made.append(replace(one, rewards={**one.rewards, channel: weight * penalty}) if penalty else one)
+        if penalty:
+            added = {channel: weight * penalty}
+            own = None if one.own_rewards is None else {**one.own_rewards, **added}
+            one = replace(one, rewards={**one.rewards, **added}, own_rewards=own)
+        made.append(one)
     return replace(data, transitions=tuple(made))

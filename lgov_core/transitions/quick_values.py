@@ -73,5 +73,7 @@ def transition_of(
     draft.tool_call_ids = call.tool_call_ids
     draft.parent_response_id = parent_response_id
     draft.value = None
+    draft.set_aside = False
+    draft.own_rewards = None
     draft.__class__ = Transition
     return draft

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from typing import Final
 
 from lgov_core.errors import TransitionError
@@ -70,7 +70,8 @@ class RewardTargets:
     """What the rewards of one attempt are put on.
 
     ``placed`` are the calls of the attempt in their order, ``last`` the index of the last transition (None without
-    any), ``elsewhere`` the calls of the rollout's other attempts: their rewards went with them.
+    any), ``elsewhere`` the calls of the rollout's other attempts: their rewards went with them. ``aside`` are the choices
+    (response id and choice) that the attempt did not go on with.
     """
 
     def __init__(
@@ -81,10 +82,12 @@ class RewardTargets:
         last: int | None,
         elsewhere: Sequence[CapturedCall],
         other_attempts: Iterable[int],
+        aside: Container[tuple[str, int]] = (),
     ) -> None:
         self._rollout_id = rollout_id
         self._attempt = attempt
         self._last = last
+        self._aside = aside
         self._elsewhere = elsewhere
         self._others = frozenset(other_attempts)
         self._calls: dict[str, list[PlacedCall]] = {}
@@ -155,10 +158,12 @@ class RewardTargets:
         if meant and not here and self._was_elsewhere(reward, reward.attempt):
             return None
         if reward.response_id is not None and len({call.choice for call, _ in meant}) > 1:
-            if reward.choice is None:
-                detail = f"{what} has several choices and the reward names none: it goes to the first"
+            wanted = reward.choice
+            if wanted is None:
+                # One of them the attempt has gone on with: not all are set aside.
+                wanted = min(call.choice for call, _ in meant if (call.response_id, call.choice) not in self._aside)
+                detail = f"{what} has several choices and the reward names none: it goes to choice {wanted}"
                 found.append(Diagnostic(Finding.AMBIGUOUS_REWARD_TARGET, reward.reward_id, detail))
-            wanted = min(call.choice for call, _ in meant) if reward.choice is None else reward.choice
             meant = [one for one in meant if one[0].choice == wanted]
         elif reward.choice is not None:
             meant = [one for one in meant if one[0].choice == reward.choice]

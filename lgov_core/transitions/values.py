@@ -4,13 +4,22 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from lgov_core.transitions.findings import Diagnostic, Finding
 from lgov_core.types import Outcome, Reward
 
-__all__ = ["SCHEMA_VERSION", "Diagnostic", "Finding", "Transition", "TransitionSet", "by_rollout"]
+__all__ = [
+    "SCHEMA_VERSION",
+    "Diagnostic",
+    "Finding",
+    "Transition",
+    "TransitionSet",
+    "alternatives_of",
+    "by_rollout",
+    "line_of",
+]
 
 SCHEMA_VERSION = 2
 
@@ -32,6 +41,10 @@ class Transition:
     A call is identified by ``response_id`` and ``choice`` (from 0, for replies of several choices). ``tool_call_ids`` are
     the tool calls that it proposed; ``parent_response_id`` is the call that proposed the tool call inside which this call
     was made (an agent that runs as a tool), None for a call that no tool made.
+
+    Choices of one reply are alternatives. ``set_aside`` are those that the attempt did not go on with: the others are its
+    line (`line_of`), of which credit is assigned. ``own_rewards`` is what names this choice itself, where ``rewards`` holds
+    also what the attempt as a whole earned; None where they are the same.
     """
 
     run_id: str
@@ -60,6 +73,8 @@ class Transition:
     tool_call_ids: tuple[str, ...] = ()
     parent_response_id: str | None = None
     value: float | None = None
+    set_aside: bool = False
+    own_rewards: Mapping[str, float] | None = None
 
     @property
     def reward(self) -> float:
@@ -84,6 +99,7 @@ class Transition:
             "response_id": self.response_id,
             "call_id": self.response_id,
             "choice": self.choice,
+            "set_aside": self.set_aside,
             "parent_call_id": self.parent_response_id,
             "prompt_ids": list(self.prompt_ids),
             "response_ids": list(self.response_ids),
@@ -136,3 +152,22 @@ def by_rollout(transitions: Sequence[Transition]) -> dict[tuple[str, int], list[
     for transition in transitions:
         found.setdefault((transition.rollout_id, transition.attempt), []).append(transition)
     return found
+
+
+def line_of(turns: Sequence[Transition]) -> list[Transition]:
+    """The turns of one attempt that follow each other: those that are not `Transition.set_aside`."""
+    return [turn for turn in turns if not turn.set_aside]
+
+
+def alternatives_of(turns: Sequence[Transition]) -> list[list[Transition]]:
+    """Of one attempt, for each reply of which choices were set aside, the choices that rewards name.
+
+    Each has its own rewards alone, so that they can be compared: what the attempt earned says nothing of the others.
+    """
+    aside = {turn.response_id for turn in turns if turn.set_aside}
+    found: dict[str, list[Transition]] = {}
+    for turn in turns:
+        own = turn.rewards if turn.own_rewards is None else turn.own_rewards
+        if turn.response_id in aside and own:
+            found.setdefault(turn.response_id, []).append(replace(turn, rewards=own, own_rewards=None))
+    return list(found.values())

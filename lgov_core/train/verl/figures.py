@@ -23,6 +23,7 @@ def figures(
     earned = (
         ((one.rollout_id, one.attempt), channel, value)
         for one in data.transitions
+        if not one.set_aside
         for channel, value in one.rewards.items()
     )
     returns = rollout_returns(data.transitions, rules)
