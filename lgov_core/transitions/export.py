@@ -31,9 +31,21 @@ def write_parquet(transitions: Sequence[Transition], path: str | Path) -> Path:
     Rewards, logprobs and advantages are written as 64-bit floats, never rounded. Raises `TransitionError`. Needs
     the extra ``train`` (pyarrow).
     """
-    # A struct column whose keys vary from row to row would grow fields full of nulls; pairs say what is there.
-    rows = [{**one.as_row(), "rewards": sorted(one.rewards.items())} for one in transitions]
+    rows = [{**one.as_row(), "rewards": reward_pairs(one.rewards)} for one in transitions]
     return write_table(rows, _columns, path)
+
+
+def reward_pairs(rewards: Mapping[str, float]) -> list[dict[str, Any]]:
+    """Rewards by dimension for a column of `pairs_type`."""
+    return [{"dimension": name, "value": value} for name, value in sorted(rewards.items())]
+
+
+def pairs_type(pa: Any, value: Any) -> Any:
+    """The type of a column of rewards by dimension, each of type ``value``.
+
+    A struct with a field for each dimension would differ from file to file, and Hugging Face's ``datasets`` reads no map.
+    """
+    return pa.list_(pa.struct([("dimension", pa.string()), ("value", value)]))
 
 
 def read_parquet(path: str | Path) -> list[Transition]:
@@ -78,7 +90,7 @@ def _transition(row: Mapping[str, Any]) -> Transition:
         temperature=row["sampling"]["temperature"],
         finish_reason=row["finish_reason"],
         outcome=None if row["outcome"] is None else Outcome(row["outcome"]),
-        rewards=dict(row["rewards"]),
+        rewards={pair["dimension"]: pair["value"] for pair in row["rewards"]},
         value_to_go=row["return"],
         advantages=several("advantages"),
         loss_weight=row["loss_weight"],
@@ -141,7 +153,7 @@ def _columns(pa: Any) -> list[tuple[str, Any]]:
         ("sampling", pa.struct([("temperature", pa.float64())])),
         ("finish_reason", pa.string()),
         ("truncated", pa.bool_()),
-        ("rewards", pa.map_(pa.string(), pa.float64())),
+        ("rewards", pairs_type(pa, pa.float64())),
         ("return", pa.float64()),
         ("credit", pa.float64()),
         ("value", pa.float64()),

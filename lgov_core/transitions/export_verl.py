@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from lgov_core.errors import TransitionError
-from lgov_core.transitions.export import write_table
+from lgov_core.transitions.export import pairs_type, reward_pairs, write_table
 from lgov_core.transitions.values import Transition, TransitionSet
 
 if TYPE_CHECKING:
@@ -93,8 +93,7 @@ def write_verl_parquet(data: TransitionSet, path: str | Path) -> Path:
     """Writes `verl_rows` to a Parquet file, one column a field, whole or not at all. Raises `TransitionError`."""
     rows: list[dict[str, Any]] = []
     for row in verl_rows(data):
-        # A struct whose fields vary from row to row would grow fields full of nulls; pairs say what is there.
-        pairs = sorted(row.fields["lgov_rewards"].items())
+        pairs = reward_pairs(row.fields["lgov_rewards"])
         rows.append({"key": row.key, **row.fields, "lgov_rewards": pairs, "tag": dict(row.tag)})
     return write_table(rows, _columns, path)
 
@@ -108,7 +107,7 @@ def _columns(pa: Any) -> list[tuple[str, Any]]:
         *((name, pa.list_(pa.float32())) for name in _FLOATS),
         ("lgov_loss_weight", pa.float32()),
         ("lgov_return", pa.float32()),
-        ("lgov_rewards", pa.map_(pa.string(), pa.float32())),
+        ("lgov_rewards", pairs_type(pa, pa.float32())),
         (
             "tag",
             pa.struct(

@@ -94,7 +94,10 @@ def test_the_parquet_file_holds_the_same_rows(tmp_path: Path) -> None:
     ).to_pylist()
     assert [row["key"] for row in table] == ["task_0_0", "task_0_1", "task_1_0"]
     assert table[0]["responses"] == [7, 8, 9]
-    assert dict(table[1]["lgov_rewards"]) == {"compliance": pytest.approx(-0.3), "task": pytest.approx(100.3)}
+    assert table[1]["lgov_rewards"] == [
+        {"dimension": "compliance", "value": pytest.approx(-0.3)},
+        {"dimension": "task", "value": pytest.approx(100.3)},
+    ]
     assert table[1]["tag"]["seq_len"] == 3
 
 

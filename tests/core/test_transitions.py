@@ -248,15 +248,17 @@ def test_loss_weights_do_not_change_when_a_rollout_is_split_into_more_rows() -> 
 
 
 def test_parquet_holds_what_the_transitions_hold(tmp_path: object) -> None:
-    parquet = pytest.importorskip("pyarrow.parquet", reason='Parquet needs the extra "train"')
+    pyarrow = pytest.importorskip("pyarrow", reason='Parquet needs the extra "train"')
+    parquet = pytest.importorskip("pyarrow.parquet")
     data = assign_credit(build(two_turn_rollout("a", air=0.05, task=1.0), two_turn_rollout("b", air=0, task=0)))
     table = parquet.read_table(write_parquet(data.transitions, f"{tmp_path}/x/t.parquet"))
     rows = table.to_pylist()
     assert [row["prompt_ids"] for row in rows] == [[1, 2]] * 4
     assert rows[0]["logprobs"] == [-0.5, -0.25]
-    assert dict(rows[0]["rewards"]) == {"air": 0.05}
+    assert rows[0]["rewards"] == [{"dimension": "air", "value": 0.05}]
     assert rows[0]["return"] == pytest.approx(1.05)
     assert set(table.column_names) == set(data.transitions[0].as_row())
+    assert not any(pyarrow.types.is_map(kind) for kind in table.schema.types), "datasets.load_dataset reads no maps"
 
 
 def test_what_air_takes_back_at_the_end_is_no_final_reward() -> None:
