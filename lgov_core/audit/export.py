@@ -82,20 +82,29 @@ def ocsf(entry: AuditEntry) -> dict[str, Any]:
             "correlation_uid": entry.refers_to or entry.call_id,
             "product": {"name": "lgov", "vendor_name": "lgov", "version": entry.code_version},
         },
-        "actor": {"app_name": entry.agent or "agent", "session": {"uid": entry.session_id or entry.rollout_id or ""}},
+        "actor": {"app_name": entry.agent or "agent"},
         "api": {
             "operation": entry.name or entry.kind,
             "service": {"name": entry.framework or "lgov"},
             "request": {"uid": entry.call_id or entry.entry_id},
         },
         "src_endpoint": {"name": entry.agent or "agent"},
-        "unmapped": plain(entry),
     }
+    if session := entry.session_id or entry.rollout_id:
+        event["actor"]["session"] = {"uid": session}
     if entry.kind == "decision":
+        event["metadata"]["profiles"] = ["security_control"]  # which the next three belong to
         event["action_id"] = 2 if denied else 1  # OCSF: 1 allowed, 2 denied
         event["disposition_id"] = 2 if denied else 1  # 1 allowed, 2 blocked
         event["policy"] = {"name": entry.policy, "uid": entry.policy_digest, "desc": entry.rule}
-    return event
+    return {**_known(event), "unmapped": plain(entry)}
+
+
+def _known(event: Mapping[str, Any]) -> dict[str, Any]:
+    """``event`` without what is None: an attribute of OCSF that is not known is left out."""
+    return {
+        name: _known(value) if isinstance(value, dict) else value for name, value in event.items() if value is not None
+    }
 
 
 def write_file(path: Path, entries: Iterable[AuditEntry], form: Format) -> int:

@@ -117,6 +117,10 @@ def test_cloudevents_have_what_the_specification_requires(run: Run, tmp_path: Pa
     assert len({(event["source"], event["id"]) for event in events}) == 4
 
 
+def nothing_is_null(value: object) -> bool:
+    return all(map(nothing_is_null, value.values())) if isinstance(value, dict) else value is not None
+
+
 def test_ocsf_has_what_api_activity_requires(run: Run, tmp_path: Path) -> None:
     make_key(tmp_path / "audit.key")
     events = [
@@ -140,6 +144,8 @@ def test_ocsf_has_what_api_activity_requires(run: Run, tmp_path: Path) -> None:
         assert event["metadata"]["product"]["name"]
         assert event["metadata"]["version"] == "1.3.0"
         assert event["api"]["operation"]
+        assert nothing_is_null({name: value for name, value in event.items() if name != "unmapped"})
+        assert ("action_id" in event) == (event["metadata"].get("profiles") == ["security_control"])
     assert [event.get("action_id") for event in events] == [1, None, 2, None]
     assert [event["severity_id"] for event in events][2] == 4
 
