@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import replace
 from typing import Final
 
@@ -95,7 +95,9 @@ def _made(records: Records, selection: Selection, need_logprobs: bool, keep_infr
     attempts_of: dict[str, list[Attempt]] = defaultdict(list)
     for attempt in records.attempts:
         attempts_of[attempt.rollout_id].append(attempt)
-    work = _Work(Selecting(selection, records), found, unassigned, need_logprobs, records.proposed_in)
+    work = _Work(
+        Selecting(selection, records), found, unassigned, need_logprobs, records.proposed_in, records.tools_run
+    )
     for rollout in sorted(records.rollouts, key=lambda one: (one.created_at, one.rollout_id)):
         attempts = attempts_of[rollout.rollout_id]
         attempt = _attempt_that_counts(rollout, attempts, found, keep_infrastructure)
@@ -165,12 +167,14 @@ class _Work:
         unassigned: list[Reward],
         need_logprobs: bool,
         proposed_in: Mapping[tuple[str | None, str], str],
+        tools_run: Set[tuple[str | None, int | None, str]],
     ) -> None:
         self.selecting = selecting
         self._found = found
         self._unassigned = unassigned
         self._need_logprobs = need_logprobs
         self._proposed_in = proposed_in
+        self._tools_run = tools_run
         self._masks: dict[int, tuple[int, ...]] = {}
 
     def of_attempt(
@@ -242,6 +246,12 @@ class _Work:
     ) -> frozenset[ChoiceKey]:
         here = (None, attempt.attempt)
         used = {one.tool_call_id for one in rewards if one.tool_call_id is not None and one.attempt in here}
+        used |= {
+            name
+            for call in calls
+            for name in call.tool_call_ids
+            if any((attempt.rollout_id, number, name) in self._tools_run for number in here)
+        }
         aside, unknown = set_aside(calls, used)
         trained = {call.response_id for call in chosen}
         self._found += [

@@ -18,9 +18,9 @@ def set_aside(calls: Sequence[CapturedCall], used: Collection[str]) -> tuple[fro
     """Which choices of the ``calls`` of one attempt (in order) it did not go on with; and the replies where nobody knows.
 
     It went on with a choice if the prompt of a later call begins with that choice's prompt and reply, in tokens or in
-    messages, or if a tool call that only this choice proposed was ``used``. Where it went on with several, none of those
-    is set aside; where nothing tells, the first is taken to be the one, and the reply's id is among the second value. Of
-    choices that say the same the first counts.
+    messages, or if a tool call that only this choice proposed was ``used`` (it ran, or a reward names it). Where it went on
+    with several, none of those is set aside; where nothing tells, the first is taken to be the one, and the reply's id is
+    among the second value. Of choices that say the same the first counts.
     """
     several: dict[str, dict[int, CapturedCall]] = {}
     for call in calls:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -24,7 +24,8 @@ class Records:
 
     ``origins`` are the spans that describe a call, by its response id, and ``tree`` the tree they stand in: what a
     selection by span attributes looks at. ``proposed_in`` says for calls (rollout and response id) that were made inside
-    a tool call which tool call that was. All three are empty where there were no spans.
+    a tool call which tool call that was, and ``tools_run`` which tool calls (rollout, attempt, id) there were spans of. All
+    four are empty where there were no spans.
     """
 
     rollouts: tuple[Rollout, ...] = ()
@@ -36,6 +37,9 @@ class Records:
     origins: Mapping[str, Sequence[Span]] = field(default_factory=dict[str, Sequence[Span]], repr=False, compare=False)
     proposed_in: Mapping[tuple[str | None, str], str] = field(
         default_factory=dict[tuple[str | None, str], str], repr=False, compare=False
+    )
+    tools_run: Set[tuple[str | None, int | None, str]] = field(
+        default=frozenset[tuple[str | None, int | None, str]](), repr=False, compare=False
     )
     tree: SpanTree = field(default=_NO_TREE, repr=False, compare=False)
 
@@ -111,6 +115,7 @@ def _read(reading: SpanReading, rollouts: Container[str] = (), attempted: Contai
         spans=reading.tree.kept(),
         origins=_Origins(reading),
         proposed_in=reading.proposed_in,
+        tools_run=reading.tools_run,
         tree=reading.tree,
     )
     return replace(read, diagnostics=tuple(reading.found))  # all of them: reading goes on while it is asked
@@ -159,7 +164,8 @@ def join(recorded: Records, spans: Iterable[Span]) -> Records:
         by_response.setdefault(call.response_id, []).append(call)
     captured = {(call.response_id, call.choice) for call in recorded.calls}
     responses = {response_id for response_id, _ in captured}
-    calls = [_joined(call, by_response.get(call.response_id, ()), found) for call in recorded.calls]
+    proposed = {(call.response_id, name) for call in recorded.calls for name in call.tool_call_ids}
+    calls = [_joined(call, by_response.get(call.response_id, ()), proposed, found) for call in recorded.calls]
     on_record = {(call.rollout_id, attempt) for call in calls for attempt in (call.attempt, None)}
     for call in told.calls:
         if (call.response_id, call.choice) not in captured and (call.rollout_id, call.attempt) in on_record:
@@ -222,7 +228,10 @@ def _with_unannounced(records: Records, announced: Container[str]) -> Records:
     )
 
 
-def _joined(call: CapturedCall, told: Sequence[CapturedCall], found: list[Diagnostic]) -> CapturedCall:
+def _joined(
+    call: CapturedCall, told: Sequence[CapturedCall], proposed: Set[tuple[str, str]], found: list[Diagnostic]
+) -> CapturedCall:
+    """``call`` with what spans tell of it; ``proposed`` are the tool calls that captured calls are known to have proposed."""
     if not told:
         return call
     agent, rollout_id, attempt, tools = call.agent, call.rollout_id, call.attempt, call.tool_call_ids
@@ -235,7 +244,8 @@ def _joined(call: CapturedCall, told: Sequence[CapturedCall], found: list[Diagno
         if rollout_id is None and one.rollout_id is not None:
             rollout_id, attempt = one.rollout_id, one.attempt
         if one.choice == call.choice:
-            tools = tools or one.tool_call_ids
+            # A span may tell of all choices at once: what another one proposed is not this one's.
+            tools = tools or tuple(name for name in one.tool_call_ids if (call.response_id, name) not in proposed)
             if one.response_ids is not None and (one.prompt_ids, one.response_ids) != (
                 call.prompt_ids,
                 call.response_ids,

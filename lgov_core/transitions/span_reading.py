@@ -12,6 +12,7 @@ from lgov_core.transitions.quick_values import complete
 from lgov_core.transitions.span_calls import CallKey, Shown, call_of_span, calls_of_spans, invalid
 from lgov_core.transitions.span_rewards import evaluations_of_span, further_rewards, reward_of_span
 from lgov_core.transitions.span_tree import CALL_OPERATIONS, Place, SpanTree
+from lgov_core.transitions.span_values import proposed_tool_calls
 from lgov_core.types import Attempt, CapturedCall, Outcome, Reward, Rollout, Span
 
 #: A rollout and its attempt, None for spans that name none.
@@ -52,11 +53,12 @@ class SpanReading:
         self.tree = SpanTree(spans)
         self.rewards: list[Reward] = []
         self.proposed_in: dict[tuple[str | None, str], str] = {}
+        self.tools_run: set[tuple[str | None, int | None, str]] = set()
         self._seen: dict[_AttemptKey, _Seen] = {}
         self._of_no_rollout: dict[int | None, _Seen] = {}
         self._tasks: dict[str, set[str]] = {}
         self._runs: dict[str, set[str]] = {}
-        self._proposals: dict[tuple[str | None, str], set[str]] = {}
+        self._proposals: dict[tuple[str | None, str], set[tuple[str, int | None]]] = {}
         for placed in self.tree.placed(self.found):
             self._read(placed)
         # Spans that name no attempt belong to the last one that others name: what is said of a rollout is said of that.
@@ -83,7 +85,7 @@ class SpanReading:
             if operation in CALL_OPERATIONS or (operation is None and semconv.RESPONSE_TOKEN_IDS in attributes):
                 self._read_call(span, place, seen)
             elif operation == semconv.EXECUTE_TOOL:
-                self._read_tool(span, rollout_id)
+                self._read_tool(span, place)
             if span.events:
                 self.rewards += evaluations_of_span(span, self.tree)
 
@@ -152,18 +154,22 @@ class SpanReading:
         if place.tool_call_id is not None:
             self.proposed_in[place.rollout_id, response_id] = place.tool_call_id
 
-    def _read_tool(self, span: Span, rollout_id: str | None) -> None:
+    def _read_tool(self, span: Span, place: Place) -> None:
         """A tool span may itself name the call that proposed it, or stand right under that call's span."""
         tool_call = span.attributes.get(semconv.TOOL_CALL_ID)
         if not isinstance(tool_call, str) or not tool_call:
             return
-        response_id = span.attributes.get(semconv.RESPONSE_ID)
-        if response_id is None:
+        self.tools_run.add((place.rollout_id, place.attempt, tool_call))
+        says = span.attributes
+        if says.get(semconv.RESPONSE_ID) is None:
             parent = self.tree.above(span)
             if parent is not None and parent.attributes.get(semconv.OPERATION) in CALL_OPERATIONS:
-                response_id = parent.attributes.get(semconv.RESPONSE_ID)
+                says = parent.attributes
+        response_id, choice = says.get(semconv.RESPONSE_ID), says.get(semconv.CHOICE)
         if isinstance(response_id, str) and response_id:
-            self._proposals.setdefault((rollout_id, response_id), set()).add(tool_call)
+            self._proposals.setdefault((place.rollout_id, response_id), set()).add(
+                (tool_call, choice if type(choice) is int else None)
+            )
 
     # ------------------------------------------------------------------ all of them
 
@@ -227,6 +233,11 @@ class SpanReading:
 
     def _add_calls(self, seen: _Seen, rollout_id: str | None, attempt: int | None, made: list[CapturedCall]) -> None:
         further, proposals = seen.further, self._proposals
+        named = {
+            (response_id, tool_call)
+            for (response_id, _), (span, _, _) in seen.calls.items()
+            for tool_call in (proposed_tool_calls(span.attributes) if proposals else ())
+        }
         for key, first in seen.calls.items():
             call = first[2]
             if call is None or key in further:
@@ -236,7 +247,13 @@ class SpanReading:
             else:  # what its one span says is all
                 made.append(call)
                 continue
-            proposed = {*proposals.get((rollout_id, key[0]), ()), *proposals.get((None, key[0]), ())}
+            proposed = {
+                tool_call
+                for owner in {rollout_id, None}
+                for tool_call, choice in proposals.get((owner, key[0]), ())
+                # What a choice says that it proposed is no other choice's.
+                if choice in (None, key[1]) and (key[0], tool_call) not in named
+            }
             for call in calls:
                 complete(
                     call, attempt, tuple(sorted({*call.tool_call_ids, *proposed})) if proposed else call.tool_call_ids

@@ -26,7 +26,7 @@ from lgov_core.transitions.export_messages import preference_pairs, sft_records,
 from lgov_core.transitions.export_trl import trl_rollouts
 from lgov_core.transitions.length import penalise_length
 from lgov_core.transitions.values import line_of
-from lgov_core.types import Attempt, CapturedCall, Outcome, Reward, Rollout
+from lgov_core.types import Attempt, CapturedCall, Outcome, Reward, Rollout, Span
 
 ASK = [{"role": "user", "content": "Who?"}]
 NO_CAP = CreditRules(air_cap=None)
@@ -165,6 +165,59 @@ def test_the_choice_that_an_attempt_went_on_with(
 def test_messages_that_are_none_say_nothing(message: Any) -> None:
     data = made([*THREE, call("b", prompt=(7,), at=1.0, messages=[*ASK, message])])
     assert [one.set_aside for one in data.transitions] == [False, True, True, False]
+
+
+@pytest.mark.parametrize(("attempt", "aside"), [(1, 0), (None, 0), (2, 1)])
+def test_a_tool_call_that_ran_tells_which_choice_proposed_it(attempt: int | None, aside: int) -> None:
+    told = {"gen_ai.operation.name": "execute_tool", "gen_ai.tool.call.id": "y"}
+    span = Span("execute_tool x", "s", 1.0, 2.0, told, "r", attempt)
+    rollout, tried = Rollout("r", "t", "run", {}, 0.0), Attempt("r", 1, 0.0, 9.0, Outcome.SUCCEEDED)
+    data = assemble([rollout], [tried], [call("a", 0, tools=["x"]), call("a", 1, tools=["y"])], [final(1.0)], [span])
+    assert [one.choice for one in data.transitions if one.set_aside] == [aside]
+
+
+def chat_span(choice: int | None, *tools: str) -> Span:
+    told: dict[str, Any] = {
+        "gen_ai.operation.name": "chat",
+        "gen_ai.response.id": "a",
+        "lgov.choice": choice,
+        "lgov.tool_call_ids": list(tools),
+        "lgov.prompt_token_ids": [1],
+        "lgov.response_token_ids": [10 + (choice or 0)],
+        "lgov.response_logprobs": [-0.5],
+    }
+    told = {name: value for name, value in told.items() if value not in (None, [])}
+    return Span("chat m", f"chat{choice}", 0.0, 1.0, told, "r", 1)
+
+
+RAN = {"gen_ai.operation.name": "execute_tool", "gen_ai.tool.call.id": "y"}
+UNDER = Span("execute_tool x", "t", 1.0, 2.0, RAN, "r", 1, parent_id="chat1")
+NAMED = Span("execute_tool x", "t", 1.0, 2.0, {**RAN, "gen_ai.response.id": "a"}, "r", 1)
+
+
+@pytest.mark.parametrize(
+    ("calls", "spans"),
+    [
+        pytest.param([], [chat_span(0, "x"), chat_span(1, "y"), NAMED], id="the-tool-names-the-call"),
+        pytest.param([], [chat_span(0), chat_span(1), UNDER], id="the-tool-is-under-the-choice"),
+        pytest.param(
+            [],
+            [chat_span(0), chat_span(1), replace(NAMED, attributes={**NAMED.attributes, "lgov.choice": 1})],
+            id="and-choice",
+        ),
+        pytest.param([call("a", 0), call("a", 1, tools=["y"])], [chat_span(None), NAMED], id="captured"),
+        pytest.param([call("a", 0), call("a", 1, tools=["y"])], [chat_span(None, "y")], id="one-span-for-both"),
+    ],
+)
+def test_a_tool_call_is_of_the_choice_that_proposed_it(calls: list[CapturedCall], spans: list[Span]) -> None:
+    rollout, tried = Rollout("r", "t", "run", {}, 0.0), Attempt("r", 1, 0.0, 9.0, Outcome.SUCCEEDED)
+    rewards = [Reward(0.5, "air", "r", 1, tool_call_id="y", reward_id="w0"), replace(final(1.0), reward_id="w1")]
+    data = assemble([rollout], [tried], calls, rewards, spans)
+    assert [(one.tool_call_ids, dict(one.rewards)) for one in data.transitions] == [
+        (("x",) if spans[0].attributes.get("lgov.tool_call_ids") == ["x"] else (), {}),
+        (("y",), {"air": 0.5, "task": 1.0}),
+    ]
+    assert data.counts() == {}
 
 
 # ---------------------------------------------------------------------- rewards
