@@ -147,5 +147,5 @@ def _check_patterns(what: str, part: Mapping[str, Any]) -> None:
         if endless:
             raise PolicyError(
                 f"{what} has the pattern {pattern!r}, which can be tried for ever on a text that does not match",
-                hint="put something between the rounds of a repeat of repeats: ([a-z]+-)*[a-z]+",
+                hint="write what is repeated so that it fits a text in one way: ([a-z]+-)*[a-z]+, not ([a-z]+)* or (a|aa)*",
             )
