@@ -22,7 +22,8 @@ INVISIBLE = re.compile(
 _DASHES = re.compile("[\u2010-\u2015\u2212\ufe58\ufe63\uff0d]")
 #: Digits of other scripts: a number is the same number in them.
 _OTHER_DIGIT = re.compile(r"(?![0-9])\d")
-_LINE_ESCAPE = re.compile(r"""\\+[nrt"']""")
+#: Not begun anew inside a row of backslashes: that would take the square of its length.
+_LINE_ESCAPE = re.compile(r"""(?<!\\)\\++[nrt"']""")
 _ESCAPE = re.compile(
     r"%[0-9A-Fa-f]{2}|\\u[0-9A-Fa-f]{4}|\\x[0-9A-Fa-f]{2}"
     r"|&#(?:[xX][0-9A-Fa-f]{1,6}|[0-9]{1,7});|&(?:amp|quot|apos|lt|gt|commat|colon|period|lowbar|equals|sol);"

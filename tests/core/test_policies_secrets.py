@@ -140,6 +140,7 @@ def test_wrong_options_are_errors(options: dict[str, Any]) -> None:
         "bearer ",
         "1 ",
         "\\n",
+        "\\",
         "%41",
         "a@",
         "\u200b",
