@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from typing import ClassVar, Final, Protocol
 
 from lgov_core.policies.findings import Finding, merged
-from lgov_core.policies.text_views import plain_view
+from lgov_core.policies.text_views import View, plain_view
 from lgov_core.types import Decision, Effect, Severity
 
 #: Characters that are held back at most. A text that gives no place to cut in so many is stopped.
 MAX_HELD: Final = 65_536
+#: When more are held they are looked at again only once an eighth has come: a reply of small pieces would take minutes.
+LONG: Final = 4096
 #: Characters before the held ones that are kept, as they may say what a held number is.
 KEPT: Final = 512
 #: Characters from which no value that holds spaces reaches to the end of the text.
@@ -82,6 +86,7 @@ class HeldText:
         self.replaced: dict[str, int] = {}
         self._context = ""
         self._held = ""
+        self._enough = 0
         self._over = False
 
     @property
@@ -94,6 +99,8 @@ class HeldText:
         if self._over or not chunk:
             return ""
         self._held += chunk
+        if len(self._held) < min(self._enough, MAX_HELD + 1):
+            return ""
         self._over = True  # until this went well
         cut = self._cut()
         out = self._release(cut) if cut else ""
@@ -101,6 +108,7 @@ class HeldText:
             reason = f"The text gave no place to look at it in {MAX_HELD} characters."
             self.denied = Decision(Effect.DENY, "held-text", "text-unscanned", reason, Severity.HIGH)
             self._held = ""
+        self._enough = len(self._held) * 9 // 8 if len(self._held) > LONG else 0
         self._over = self.denied is not None
         return out
 
@@ -148,13 +156,26 @@ class HeldText:
 
     def _cut(self) -> int:
         """How many of the held characters may be judged now: none of them can belong to what is still to come."""
-        cut = self._before_groups(_word_start(self._held))
-        while (earlier := self._before_key(cut)) < cut:
-            cut = self._before_groups(earlier)
+        end = _word_start(self._held)
+        found = cache(lambda: self._found(end))  # needed for few pieces, and for some more than once
+        cut = self._before_groups(end, found)
+        if "BEGIN" in self._held or not self._held.isascii():
+            view = plain_view(self._held)
+            while (earlier := self._before_key(cut, view)) < cut:
+                cut = self._before_groups(earlier, found)
         return cut
 
-    def _before_groups(self, end: int) -> int:
-        """``end``, or where the words begin that may belong to one value with what follows ``end``."""
+    def _found(self, end: int) -> list[tuple[int, int]]:
+        """Where what is found in the held text before ``end`` begins and ends."""
+        offset = len(self._context)
+        hits = self._hits(self._context + self._held[:end], offset)
+        return [(hit.finding.start - offset, hit.finding.end - offset) for hit in hits]
+
+    def _before_groups(self, end: int, found: Callable[[], list[tuple[int, int]]]) -> int:
+        """``end``, or where the words begin that may belong to one value with what follows ``end``.
+
+        ``found`` gives the beginnings and ends of what is found in the held text.
+        """
         held, cut = self._held, end
         while cut and end - cut <= 2 * REACH:
             word = _TOKEN_BEFORE.search(held, max(0, cut - REACH), cut)
@@ -167,23 +188,21 @@ class HeldText:
             cut = word.start()
         else:  # a long row of digit groups: what begins far enough from the end is complete
             cut = _word_start(held[: end - REACH]) if cut else 0
-        if cut:
-            offset = len(self._context)
-            for hit in self._hits(self._context + held[:end], offset):
-                if hit.finding.start - offset < cut < hit.finding.end - offset:
-                    cut = _word_start(held[: hit.finding.start - offset + 1])
+        for first, last in reversed(found() if cut else []):
+            if first < cut < last:
+                cut = _word_start(held[: first + 1])
         return cut
 
-    def _before_key(self, cut: int) -> int:
-        """``cut``, or where a private key begins that is not over before it."""
-        if "BEGIN" not in self._held and self._held.isascii():
-            return cut
-        view = plain_view(self._held[:cut])
+    def _before_key(self, cut: int, view: View) -> int:
+        """``cut``, or where a private key begins that is not over before it; ``view`` is the plain one of what is held."""
         for match in _KEY_BEGINS.finditer(view.text):
             marker = match.group(1)
+            begin = view.span(match.start(), match.start() + 1)[0]
+            if begin >= cut:
+                break
             public = marker.endswith("-----") and len(marker) > 15 and "PRIVATE KEY" not in marker
-            if not public and _KEY_ENDS.search(view.text, match.end(1)) is None:
-                return _word_start(self._held[: view.span(match.start(), match.start() + 1)[0] + 1])
+            if not public and _KEY_ENDS.search(view.text, match.end(1), view.place(cut)) is None:
+                return _word_start(self._held[: begin + 1])
         return cut
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
@@ -153,6 +155,21 @@ def test_memory_is_bounded_and_a_text_without_a_place_to_cut_is_stopped() -> Non
         out += len(digits.feed("12 34 "))
         assert digits.held < 1_000
     assert out > 25_000
+
+
+@pytest.mark.parametrize(
+    ("piece", "length"), [("-----BEGIN ", 1_000), ("1 ", 1_000), ("-----BEGIN PRIVATE KEY-----\nab cd 12 ", 4_000)]
+)
+def test_the_time_is_linear_in_the_text_also_where_little_or_nothing_can_go_out(piece: str, length: int) -> None:
+    took: list[float] = []
+    for characters in (length, 8 * length):
+        text, held = piece * (characters // len(piece)), redacting()
+        began = time.process_time()
+        for at in range(0, len(text), 4):
+            held.feed(text[at : at + 4])
+        took.append(time.process_time() - began)
+    # Quadratic time would be sixty-four times. The sum lets small times be small.
+    assert took[1] < 24 * took[0] + 0.5, took
 
 
 def test_after_an_exception_nothing_goes_out() -> None:
