@@ -100,10 +100,10 @@ class ApprovalPolicy(BoundedPolicy):
         if isinstance(store, ApprovalRequests):
             return store
         if store is None or rehearsing():
-            return ApprovalRequests(expires_s=self.expires_s, clock=self._clock)
+            return ApprovalRequests(clock=self._clock)
         if not isinstance(store, str | os.PathLike) or not os.fspath(store):
             raise PolicyError(f"{self.name}: store is {store!r}", hint="give the path of a file")
-        return ApprovalRequests(os.fspath(store), expires_s=self.expires_s, clock=self._clock)
+        return ApprovalRequests(os.fspath(store), clock=self._clock)
 
     # ------------------------------------------------------------------ judging
 
@@ -144,7 +144,7 @@ class ApprovalPolicy(BoundedPolicy):
         }
 
     def _ask_person(self, content: dict[str, Any], digest: str) -> _Asked | None:
-        found = self.requests.ask(content, digest)
+        found = self.requests.ask(content, digest, expires_s=self.expires_s)
         if found is None:
             return None
         request, is_new = found

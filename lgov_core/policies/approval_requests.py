@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 import sqlite3
 import time
@@ -16,7 +17,7 @@ from typing import Any, Final, Literal, TypeAlias
 from lgov_core.errors import PolicyError
 from lgov_core.policies.bookkeeping import SharedState, now_of
 from lgov_core.policies.canonical import canonical_json
-from lgov_core.policies.options import positive_integer
+from lgov_core.policies.options import positive_integer, positive_number
 from lgov_core.sqlite_file import FileKind, describe, file_identity, open_database, require_same_file
 from lgov_core.types import new_id
 
@@ -74,8 +75,9 @@ class ApprovalRequests(SharedState):
     """The requests of an `ApprovalPolicy`, in the SQLite file at ``path`` or, without one, in this process.
 
     The file (mode 0600) is made when it is missing; an operator's program opens the same file and answers. Whoever may
-    write to it may approve: keep it where the agent's tools cannot reach. ``expires_s`` is how long an unanswered request
-    waits and how long an answer holds; ``max_pending`` is how many may wait at once. ``clock`` is Unix time in seconds.
+    write to it may approve: keep it where the agent's tools cannot reach. How long an unanswered request waits, and how
+    long an answer holds, is said by the policy that asks; ``expires_s`` shortens it, and never lengthens it. ``max_pending``
+    is how many may wait at once. ``clock`` is Unix time in seconds.
 
     Every change is one transaction. May be called from several threads and processes at once. Raises `PolicyError`.
     """
@@ -84,13 +86,13 @@ class ApprovalRequests(SharedState):
         self,
         path: str | os.PathLike[str] | None = None,
         *,
-        expires_s: float = 3600.0,
+        expires_s: float | None = None,
         max_pending: int = 1000,
         busy_timeout_s: float = 1.5,
         clock: Callable[[], float] = time.time,
     ) -> None:
         self.path = None if path is None else Path(path)
-        self.expires_s = expires_s
+        self.expires_s = math.inf if expires_s is None else positive_number("approvals", "expires_s", expires_s)
         self.max_pending = positive_integer("approvals", "max_pending", max_pending)
         self._busy_timeout_s = busy_timeout_s
         self._clock = clock
@@ -133,7 +135,7 @@ class ApprovalRequests(SharedState):
             connection.execute(
                 "UPDATE requests SET state = ?, answered_at = ?, answered_by = ?, reason = ?, until = ?"
                 " WHERE request_id = ?",
-                (state, now, by, reason, now + self.expires_s, request_id),
+                (state, now, by, reason, now + min(found.until - found.asked_at, self.expires_s), request_id),
             )
             answered = self._one(connection, request_id)
         assert answered is not None
@@ -141,10 +143,13 @@ class ApprovalRequests(SharedState):
 
     # ------------------------------------------------------------------ for the policy
 
-    def ask(self, content: Mapping[str, Any], digest: str) -> tuple[ApprovalRequest, bool] | None:
+    def ask(
+        self, content: Mapping[str, Any], digest: str, *, expires_s: float = 3600.0
+    ) -> tuple[ApprovalRequest, bool] | None:
         """The request for exactly ``content``: approved (and hereby used up), rejected, or pending; and whether it is new.
 
-        A new one is made when there is none; None when too many are pending already.
+        A new one is made when there is none: it waits for ``expires_s`` seconds, and its answer holds as long. None when too
+        many are pending already.
         """
         with self._transaction() as (connection, now):
             _lapse(connection, now)
@@ -164,7 +169,7 @@ class ApprovalRequests(SharedState):
             made = new_id("apr")
             connection.execute(
                 f"INSERT INTO requests ({_COLUMNS}) VALUES (?, ?, ?, ?, 'pending', NULL, NULL, NULL, ?)",
-                (made, digest, canonical_json(content), now, now + self.expires_s),
+                (made, digest, canonical_json(content), now, now + min(expires_s, self.expires_s)),
             )
             found = self._one(connection, made)
         assert found is not None

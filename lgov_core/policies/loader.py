@@ -27,6 +27,9 @@ _TOP = ("version", "name", "mode", "default", "rules")
 _RULE = ("name", "on", "tools", "agents", "when", "use", "with", "severity")
 #: Built-in policies to which it is all the same what they judged before.
 _WITHOUT_MEMORY = frozenset({"allow", "deny", "egress", "path", "pii", "secrets", "shell", "sql", "tool"})
+#: Options of built-in policies that name a file in which they keep books. Processes that share one may each stand in another
+#: folder, so in a policy file a relative one is meant from that file's folder.
+_BOOKS: Mapping[str, str] = {"approval": "store", "cost": "ledger"}
 
 
 def load_policy_file(path: str | PathLike[str], *, registry: Mapping[str, PolicyFactory] | None = None) -> PolicySet:
@@ -71,7 +74,7 @@ def load_policy_text(
     `PolicyFileError`.
     """
     document, lines = _read(text, source)
-    loading = _Loading(source, lines, registry, made or {})
+    loading = _Loading(source, lines, registry, made or {}, Path(source).absolute().parent)
     return loading.policy_set(document), loading.made
 
 
@@ -82,14 +85,15 @@ def fresh_policies(path: str | PathLike[str]) -> Callable[[], PolicySet]:
     """
     source = str(path)
     document, lines = _read(read_policy_file(path), source)
-    loading = _Loading(source, lines, None, {})
+    folder = Path(source).absolute().parent
+    loading = _Loading(source, lines, None, {}, folder)
     first = loading.policy_set(document)
     remember = {name for name, made in loading.made.items() if made.use not in _WITHOUT_MEMORY}
     places = {rule.get("name", rule["use"]): place for place, rule in enumerate(document["rules"])}
 
     def again(rule: Rule) -> Rule:
         place = places[rule.name]
-        return _Loading(source, lines, loading.registry, {}).rule(("rules", place), document["rules"][place])
+        return _Loading(source, lines, loading.registry, {}, folder).rule(("rules", place), document["rules"][place])
 
     def make() -> PolicySet:
         if not remember:
@@ -134,8 +138,10 @@ class _Loading:
         lines: Mapping[Place, int],
         registry: Mapping[str, PolicyFactory] | None,
         kept: Mapping[str, MadePolicy],
+        folder: Path | None = None,
     ) -> None:
         self.source = source
+        self.folder = folder  # of the policy file; None for a document that is in no file
         self.lines = lines
         self.plugins_asked = registry is not None
         self.registry = BUILTIN_POLICIES if registry is None else registry
@@ -231,7 +237,7 @@ class _Loading:
             if parameter.default is parameter.empty and option not in options and option != "name" and not open_ended:
                 raise self.error(where, f"policy {use} needs {option}", f"write with: {{{option}: ...}}")
         try:
-            policy = factory(**{"name": name, **options})
+            policy = factory(**{"name": name, **options, **self.books(use, options)})
         except PolicyFileError:
             raise
         except PolicyError as error:
@@ -240,6 +246,14 @@ class _Loading:
             raise self.error(where, f"policy {use} cannot be made: {type(error).__name__}: {error}") from error
         self.made[name] = MadePolicy(use, said, policy)
         return policy
+
+    def books(self, use: str, options: Mapping[str, Any]) -> dict[str, Any]:
+        """The file that the policy keeps its books in, whatever folder the process stands in."""
+        option = _BOOKS.get(use, "")
+        given = options.get(option)
+        if self.folder is None or not isinstance(given, str) or not given:
+            return {}
+        return {option: str(self.folder / given)}
 
     def culprit(self, where: Place, options: Mapping[str, Any], error: PolicyError) -> Place:
         """The option, or the innermost key within it, that the error's message speaks of."""

@@ -9,7 +9,8 @@ import pytest
 from click.testing import CliRunner
 
 from lgov_core.cli import cli
-from lgov_core.policies import BUILTIN_POLICIES
+from lgov_core.policies import BUILTIN_POLICIES, load_policy_file
+from lgov_core.types import Action, Effect, Point
 
 TEXT = (Path(__file__).parents[2] / "docs" / "policies.md").read_text()
 SECTIONS = dict(re.findall(r"^## (.*?)\n(.*?)(?=^## |\Z)", TEXT, re.M | re.S))
@@ -27,6 +28,21 @@ def test_the_file_judges_its_cases_as_they_say(name: str, tmp_path: Path, monkey
     done = CliRunner().invoke(cli, ["policy", "eval", "policy.yaml", "cases.jsonl"])
     assert done.exit_code == 0, done.output
     assert {'"expect": "allow"', '"expect": "deny"'} <= set(re.findall(r'"expect": "\w+"', cases))
+
+
+def test_who_approves_as_the_page_says_finds_the_request_and_answers_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ((policies,), (program,)) = (
+        re.findall(rf"^```{kind}\n(.*?)^```", SECTIONS["approval"], re.M | re.S) for kind in ("yaml", "python")
+    )
+    (tmp_path / "policy.yaml").write_text(policies.replace("{expires_s: 600}", "{expires_s: 600, store: approvals.db}"))
+    rules = load_policy_file(tmp_path / "policy.yaml")
+    action = Action(Point.PRE_TOOL_CALL, "pay", arguments={"amount": 12}, rollout_id="r")
+    assert rules.judge(action).rule == "approval-pending"
+    monkeypatch.chdir(tmp_path)
+    exec(compile(program, "policies.md", "exec"), {})
+    assert rules.judge(action).effect is Effect.ALLOW
 
 
 def test_every_built_in_policy_has_its_section() -> None:

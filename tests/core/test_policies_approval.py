@@ -139,6 +139,25 @@ def test_an_approval_does_not_outlive_a_clock_that_is_put_back(store: Any) -> No
         assert decision.effect is effect
 
 
+@pytest.mark.parametrize(("operators", "holds"), [(None, 60), (3600, 60), (20, 20)])
+def test_an_answer_holds_as_long_as_the_policy_says_whoever_gives_it(
+    tmp_path: Path, operators: float | None, holds: float
+) -> None:
+    """The program of the operator knows nothing of the policy file; it can only make an answer hold for less."""
+    clock = Clock()
+    path = tmp_path / "approvals.db"
+    policy = ApprovalPolicy(expires_s=60, clock=clock, store=path)
+    operator = ApprovalRequests(path, clock=clock, expires_s=operators)
+    for passed, effect in ((holds - 1, Effect.ALLOW), (holds, Effect.ESCALATE)):
+        policy.judge(pay())
+        answered = operator.approve(only_pending(policy).request_id, by="Eve")
+        assert answered.until == clock.now + holds
+        clock.now += passed
+        decision = policy.judge(pay())
+        assert decision is not None
+        assert decision.effect is effect
+
+
 def test_requests_approvals_and_rejections_lapse(store: Any) -> None:
     clock = Clock()
     policy = ApprovalPolicy(expires_s=60, clock=clock, store=store)

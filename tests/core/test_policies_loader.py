@@ -7,9 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from lgov_core.errors import PolicyFileError
-from lgov_core.policies import BUILTIN_POLICIES, PolicySet, load_policies, load_policy_file
+from lgov_core.policies import BUILTIN_POLICIES, PolicySet, ReloadingPolicySet, load_policies, load_policy_file
+from lgov_core.policies.loader import fresh_policies
 from lgov_core.policies.sql import sql_rule
 from lgov_core.types import Action, Decision, Effect, Point, Severity
 
@@ -197,3 +199,45 @@ def test_the_registry_can_be_widened(tmp_path: Path) -> None:
     assert BUILTIN_POLICIES["sql"] is sql_rule
     with pytest.raises(TypeError):
         BUILTIN_POLICIES["echo"] = Echo  # type: ignore[index]
+
+
+# ---------------------------------------------------------------------- files that policies keep books in
+
+
+@pytest.mark.parametrize(
+    "load",
+    [load_policy_file, ReloadingPolicySet, lambda path: fresh_policies(path)()],
+    ids=["file", "reloading", "fresh"],
+)
+def test_a_ledger_and_approvals_lie_beside_the_policy_file_wherever_the_process_stands(
+    load: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Programs that share a budget, and the person who approves, find one file, also by a relative path to the policy."""
+    file, elsewhere = tmp_path / "desk" / "policy.yaml", tmp_path / "elsewhere"
+    file.parent.mkdir()
+    elsewhere.mkdir()
+    file.write_text(
+        "version: 1\nrules:\n"
+        "  - {name: budget, use: cost, with: {max_calls: 1, per: global, ledger: budget.db}}\n"
+        "  - {name: asks, use: approval, with: {store: approvals.db}}\n"
+    )
+    monkeypatch.chdir(elsewhere)
+    policies = load("../desk/policy.yaml")
+    monkeypatch.chdir(tmp_path)
+    assert policies.judge(Action(Point.PRE_TOOL_CALL, "pay")).rule == "approval-pending"
+    assert sorted(one.name for one in file.parent.glob("*.db")) == ["approvals.db", "budget.db"]
+    assert list(elsewhere.iterdir()) == []
+
+
+def test_books_that_are_named_in_full_or_in_memory_stay_where_they_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "desk").mkdir()
+    file = tmp_path / "desk" / "policy.yaml"
+    rule = {"name": "asks", "use": "approval", "with": {"store": str(tmp_path / "full.db")}}
+    file.write_text(yaml.safe_dump({"version": 1, "rules": [rule]}))
+    load_policy_file(file)
+    load_policies({"version": 1, "rules": [{**rule, "with": {"store": "here.db"}}]})
+    assert sorted(one.name for one in tmp_path.glob("*.db")) == ["full.db", "here.db"]
+    assert list(file.parent.glob("*.db")) == []
