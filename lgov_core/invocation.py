@@ -68,6 +68,8 @@ def parse_command(command: Sequence[str]) -> Invocation:
 
 
 def _check_interpreter(word: str) -> None:
+    if word.endswith((".py", ".pyc", ".pyz")):
+        raise ArmError(f"{word} is a program, not the Python that runs it", hint=f"lgov run -- python {word}")
     running = f"python{sys.version_info.major}.{sys.version_info.minor}"
     if os.path.dirname(word):
         if _is_running_interpreter(word):

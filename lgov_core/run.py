@@ -241,6 +241,8 @@ def _finish(run: _Run) -> None:
         ungoverned_children=max(children.total() - (began.total() - began[BY_CHILD]), 0),
         failures=process.governor.failures,
         audit=process.options.audit,
+        rollout_id=run.scope.rollout_id,
+        store=run.options.store,
         problems=[*problems, *process.close()],
         main=run.script,
     )

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lgov_core.governed_process import as_counts
+from lgov_core.settings import without_password
 
 if TYPE_CHECKING:
     from lgov_core.adapter import Adapter
@@ -49,7 +50,8 @@ class RunReport:
 
     ``uncovered`` says for each armed framework at which points it cannot block. ``children`` counts started programs by
     name, ``governed_children`` those that were under policy, also if another child started them; ``ungoverned_children``
-    are those that the program itself started and that were not.
+    are those that the program itself started and that were not. ``store`` is the trace store as it may be printed, or
+    None, and ``rollout_id`` the rollout that the run is there.
     """
 
     frameworks: list[str]
@@ -63,6 +65,8 @@ class RunReport:
     ungoverned_children: int
     failures: dict[str, int]
     audit: str
+    rollout_id: str
+    store: str | None = None
     problems: list[str] = field(default_factory=list[str])
 
     def as_json(self) -> dict[str, Any]:
@@ -88,6 +92,8 @@ class RunReport:
         lines += self._child_lines()
         lines += self.problems
         lines.append(f"audit record: {self.audit}")
+        if self.store is not None:
+            lines.append(f"trace store: {self.store}, rollout {self.rollout_id}")
         return lines
 
     def _gap_lines(self) -> list[str]:
@@ -121,6 +127,8 @@ def make_report(
     ungoverned_children: int,
     failures: Mapping[str, int],
     audit: Path,
+    rollout_id: str,
+    store: str | None = None,
     problems: Iterable[str] = (),
     main: Path | None = None,
 ) -> RunReport:
@@ -143,6 +151,8 @@ def make_report(
         ungoverned_children=ungoverned_children,
         failures=dict(failures),
         audit=str(audit),
+        rollout_id=rollout_id,
+        store=None if store is None else without_password(store),
         problems=list(problems),
     )
 

@@ -288,6 +288,7 @@ def test_children_write_to_the_same_store(folder: Path) -> None:
     options = ("--store", "store.db", "--rollout-id", "r-1", "--no-content")
     done = lgov_run(folder, "python", program, options=options)
     assert done.stdout == "[(1,)]\n", done.stderr
+    assert "lgov: trace store: store.db, rollout r-1\n" in done.stderr
     store = open_store(str(folder / "store.db"))
     spans = store.spans(["r-1"])
     store.close()
@@ -571,6 +572,15 @@ def test_what_is_no_python_program_of_this_interpreter_is_refused(command: tuple
     done = lgov_run(folder, *command)
     assert done.returncode == 78
     assert "lgov: not run: " in done.stderr
+    assert not (folder / "it-ran").exists()
+
+
+@pytest.mark.parametrize("program", ["agent.py", "./agent.py"])
+def test_a_program_without_its_python_is_told_the_whole_command(program: str, folder: Path) -> None:
+    write(folder, AGENT)
+    done = lgov_run(folder, program)
+    assert done.returncode == 78
+    assert f"lgov run -- python {program}" in done.stderr
     assert not (folder / "it-ran").exists()
 
 
