@@ -101,6 +101,8 @@ class LiveSpan:
         self.started_at = time.time() if started_at is None else started_at
         self.ended = False
         self.attributes: dict[str, JSONValue] = {semconv.OPERATION: operation}
+        if self.scope is not None and self.scope.task_id is not None:
+            self.attributes[semconv.TASK_ID] = self.scope.task_id
         api = sys.modules.get("opentelemetry.trace") if observer.exports_spans else None
         if api is None:
             self._otel: Any = None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import re
 import tomllib
+from contextlib import closing
 from pathlib import Path
 
 import click
@@ -14,6 +15,8 @@ from lgov_core.cli import cli
 from lgov_core.commands.group import Exit, LazyGroup
 from lgov_core.policies import load_policy_file
 from lgov_core.settings import Settings, load_settings
+from lgov_core.store import open_store
+from lgov_core.trace import semconv
 
 ROOT = Path(__file__).parents[2]
 DOCUMENTS = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").glob("*.md")), *sorted(ROOT.glob("examples/*/*.md"))]
@@ -41,6 +44,16 @@ def test_the_settings_file_in_the_documents_loads(tmp_path: Path) -> None:
     (tmp_path / "lgov.toml").write_text(text)
     settings = load_settings(folder=tmp_path, environ={})
     assert {name for name in tomllib.loads(text) if settings.origin(name) == "default"} == set()
+
+
+def test_a_program_records_into_a_store_as_the_page_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (program,) = (block for block in blocks(ROOT / "docs" / "store.md", "python") if "StoreSink" in block)
+    (tmp_path / "policy.yaml").write_text("version: 1\nrules: [{name: a, use: allow}]\n")
+    monkeypatch.chdir(tmp_path)
+    exec(compile(program, "store.md", "exec"), {})
+    with closing(open_store("traces.sqlite")) as store:
+        points = [span.attributes[semconv.POINT] for span in store.spans(["r2"])]
+    assert points == ["agent_startup", "agent_shutdown"]
 
 
 def test_every_setting_is_documented_with_its_variable_and_default() -> None:

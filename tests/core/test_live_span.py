@@ -43,6 +43,17 @@ def test_spans_nest_and_belong_to_their_rollout(governor: Governor, seen: Seen) 
     assert inner.started_at <= inner.ended_at
 
 
+def test_a_span_says_which_task_its_rollout_is_about(governor: Governor, seen: Seen) -> None:
+    """A program that records rollouts without a server has no other place where its tasks could stand."""
+    with (
+        enter_scope(RolloutScope("r1", 1, task_id="orders")),
+        live_span(governor, semconv.INVOKE_AGENT, "a"),
+        live_span(governor, semconv.CHAT, "m"),
+    ):
+        pass
+    assert [span.attributes.get(semconv.TASK_ID) for span in seen.spans] == ["orders", "orders"]
+
+
 def test_what_the_block_raises_ends_the_span(governor: Governor, seen: Seen) -> None:
     with pytest.raises(KeyError), live_span(governor, semconv.CHAT, "m"):
         raise KeyError("x")
