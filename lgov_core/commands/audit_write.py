@@ -50,7 +50,7 @@ def erase(
     ctx.exit(Exit.OK if count else Exit.FINDING)
 
 
-@click.command(epilog=_STATUS)
+@click.command(epilog=exit_status(Exit.OK, Exit.FINDING, Exit.USAGE))
 @click.option("--key", type=click.Path(path_type=Path), help="Where to put it. [default: the user's settings]")
 @json_option
 def keygen(key: Path | None, as_json: bool) -> None:
@@ -60,9 +60,13 @@ def keygen(key: Path | None, as_json: bool) -> None:
     """
     from lgov_core.audit import default_key_path, make_key
     from lgov_core.audit.keys import public_path
+    from lgov_core.errors import AuditError, LgovError
 
     place = key or default_key_path()
-    made = make_key(place)
+    try:
+        made = make_key(place)
+    except AuditError as error:  # there is no record here that could be broken
+        raise LgovError(error.message, hint=error.hint) from error
     if as_json:
         write_json({"key": str(place), "public_key_file": str(public_path(place)), "public_key": made.public.hex()})
         return

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
+from collections.abc import Sequence
 from typing import Any
 
 import click
@@ -45,10 +47,9 @@ def list_rollouts(store: str, run_id: str | None, outcome: str | None, limit: in
             every.sort(key=lambda one: one[0].started_at)
         found = [one for one in every if outcome in (None, one[1])]
         shown = found[-limit:]
-        totals: dict[tuple[str | None, int], dict[str, float]] = defaultdict(dict)
+        earned: dict[tuple[str | None, int], dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
         for reward in recorded.rewards(list({attempt.rollout_id for attempt, _ in shown})):
-            sums = totals[reward.rollout_id, reward.attempt or 1]
-            sums[reward.dimension] = sums.get(reward.dimension, 0.0) + reward.value
+            earned[reward.rollout_id, reward.attempt or 1][reward.dimension].append(reward.value)
     entries: list[dict[str, Any]] = []
     for attempt, ended in shown:
         rollout = rollouts.get(attempt.rollout_id)
@@ -60,7 +61,10 @@ def list_rollouts(store: str, run_id: str | None, outcome: str | None, limit: in
                 "run_id": None if rollout is None else rollout.run_id,
                 "outcome": ended,
                 "seconds": None if attempt.ended_at is None else round(attempt.ended_at - attempt.started_at, 3),
-                "rewards": totals[attempt.rollout_id, attempt.attempt],
+                "rewards": {
+                    dimension: _total(values)
+                    for dimension, values in earned[attempt.rollout_id, attempt.attempt].items()
+                },
             }
         )
     if as_json:
@@ -86,3 +90,9 @@ def list_rollouts(store: str, run_id: str | None, outcome: str | None, limit: in
 
 def _outcome(attempt: Attempt) -> str:
     return "running" if attempt.outcome is None else attempt.outcome.value
+
+
+def _total(values: Sequence[float]) -> float:
+    """The sum, which is 0 where it is no more than what rounding leaves of values that cancel out."""
+    total = math.fsum(values)
+    return 0.0 if abs(total) <= 1e-12 * math.fsum(map(abs, values)) else total

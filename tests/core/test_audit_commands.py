@@ -200,6 +200,14 @@ def test_a_key_at_the_default_place_signs_what_lgov_run_records(
     assert "ran" not in refused.stdout
 
 
+def test_a_key_that_is_there_is_no_broken_record(run: Run, tmp_path: Path) -> None:
+    assert run("audit", "keygen", "--key", tmp_path / "k").exit_code == 0
+    made = (tmp_path / "k").read_bytes()
+    again = run("audit", "keygen", "--key", tmp_path / "k")
+    assert (again.exit_code, (tmp_path / "k").read_bytes()) == (1, made)
+    assert "there is a key at" in again.stderr
+
+
 @pytest.mark.parametrize("left", [0, 4096])
 def test_looking_into_a_file_that_lost_everything_makes_no_record_of_it(run: Run, tmp_path: Path, left: int) -> None:
     """A record that somebody emptied, or copied without its log, must not become one that is right and has no entries."""

@@ -67,6 +67,20 @@ def test_list_shows_also_what_nobody_announced(store: str) -> None:
         assert json.loads(lgov("traces", "show", store, rollout, "--json").stdout)["rollout_id"] == rollout
 
 
+def test_rewards_that_cancel_out_are_nothing(tmp_path: Path) -> None:
+    """What shaped rewards earn is taken back at the end: what is left of the sum in floating point is not a reward."""
+    place = str(tmp_path / "s.sqlite")
+    with open_store(place) as made:  # type: ignore[attr-defined]
+        made.add_rollouts([Rollout("r", "t", "run", {}, 1000.0)])
+        made.start_attempt("r", 1)
+        values = [*[0.05] * 12, -0.2, -0.2, -0.1, -0.1]
+        rewards = [Reward(value, "air") for value in values]
+        assert sum(values) != 0
+        made.finish_attempt("r", 1, Outcome.SUCCEEDED, rewards=[*rewards, Reward(1e-7), Reward(-2e-7)])
+    assert json.loads(lgov("traces", "list", place, "--json").stdout)[0]["rewards"] == {"air": 0.0, "task": -1e-7}
+    assert "air +0 " in f"{lgov('traces', 'list', place).stdout} "
+
+
 def test_export_as_json_lines_has_everything(store: str, tmp_path: Path) -> None:
     lines = [json.loads(line) for line in lgov("traces", "export", store).stdout.splitlines()]
     assert [line["kind"] for line in lines] == ["rollout"] * 3 + ["attempt"] + ["call"] * 4 + ["reward"] * 3 + ["span"]
