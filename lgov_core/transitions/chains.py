@@ -96,7 +96,8 @@ def make_chains(transitions: Sequence[Transition]) -> list[Chain]:
 
     A turn goes on the chain with the longest sequence that its prompt begins with, exactly, token by token, among those
     of the same rollout, attempt, agent, model and temperature; agents whose turns alternate so get a chain each. A turn
-    whose context was rewritten, or whose tokens drifted, begins a chain of its own. Chains are in the order of their
+    whose context was rewritten, or whose tokens drifted, begins a chain of its own, and a choice that was set aside is one.
+    Chains are in the order of their
     first turns. Pure; callable from any thread.
     """
     chains: list[_Growing] = []
@@ -104,12 +105,13 @@ def make_chains(transitions: Sequence[Transition]) -> list[Chain]:
         ends: dict[tuple[str | None, str, float], OpenEnds] = {}
         for turn in turns:
             own = ends.setdefault((turn.agent, turn.model, turn.temperature), OpenEnds())
-            number = own.take(turn.prompt_ids)
+            number = None if turn.set_aside else own.take(turn.prompt_ids)
             if number is None:
                 number = len(chains)
                 chains.append(_Growing())
             chains[number].add(turn)
-            own.add(turn.prompt_ids, turn.response_ids, number)
+            if not turn.set_aside:
+                own.add(turn.prompt_ids, turn.response_ids, number)
     return [chain.made() for chain in chains]
 
 

@@ -18,6 +18,7 @@ from lgov_core.transitions import (
     TransitionSet,
     assemble,
     assign_credit,
+    make_chains,
     read_parquet,
     rollout_returns,
     write_parquet,
@@ -343,6 +344,17 @@ def test_a_penalty_on_length_is_of_each_choice_itself() -> None:
 
 
 # ---------------------------------------------------------------------- export
+
+
+def test_alternatives_do_not_break_the_chain() -> None:
+    before = call("z", prompt=(1,), reply=(2,), at=-1.0)
+    several = [call("a", choice, prompt=(1, 2, 3)) for choice in range(3)]
+    chains = make_chains(made([before, *several, call("b", prompt=(1, 2, 3, 11, 5), at=1.0)]).transitions)
+    assert [[(link.transition.response_id, link.transition.choice) for link in chain.links] for chain in chains] == [
+        [("z", 0), ("a", 1), ("b", 0)],
+        [("a", 0)],
+        [("a", 2)],
+    ]
 
 
 def test_choices_of_one_call_that_earned_differently_are_a_pair() -> None:

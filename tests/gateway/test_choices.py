@@ -16,6 +16,8 @@ from lgov_core.gateway.embedded import EmbeddedEngine
 from lgov_core.gateway.keys import KeyRing
 from lgov_core.gateway.server import EndpointServer
 from lgov_core.testing import ScriptedReply, token_logprob
+from lgov_core.transitions import assign_credit, build_transitions
+from lgov_core.types import Outcome, Reward
 from tests.gateway.taught import tiny
 
 MESSAGES = [{"role": "user", "content": "How much?"}]
@@ -191,3 +193,32 @@ def test_what_is_no_list_of_token_ids_is_taken_for_none(serve, store, ids):
     (call,) = store.calls()
     assert (call.response_ids, call.prompt_ids, call.response) == (None, (0, 1, 7), body)
     assert type(call.prompt_ids[0]) is int
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
+def test_the_choice_that_an_agent_goes_on_with_earns_what_came_later(embedded, model, store, stream):
+    question = {"role": "user", "content": [{"type": "text", "text": "How much? 🙂"}]}
+    agent = openai.OpenAI(
+        base_url=f"{str(embedded.base_url).removesuffix('/v1/')}/rollout/r1/attempt/1/v1", api_key="any"
+    )
+    asked = {"model": "tiny", "messages": [question], "n": 3, "seed": 5, "temperature": 2.0}
+    texts = {0: "", 1: "", 2: ""}
+    if stream:
+        for part in agent.chat.completions.create(**asked, stream=True):
+            name = part.id
+            for choice in part.choices:
+                texts[choice.index] += choice.delta.content or ""
+    else:
+        reply = agent.chat.completions.create(**asked)
+        name, texts = reply.id, {choice.index: choice.message.content for choice in reply.choices}
+    answer = {"role": "assistant", "content": texts[1]}
+    agent.chat.completions.create(model="tiny", messages=[question, answer, {"role": "user", "content": "Sure?"}])
+    store.finish_attempt("r1", 1, Outcome.SUCCEEDED)
+    store.add_rewards([
+        Reward(1.0, "task", "r1", 1, reward_id="w1"),
+        Reward(0.5, "task", "r1", 1, response_id=name, choice=2, reward_id="w2"),
+    ])  # fmt: skip
+    found = assign_credit(build_transitions(store, ["r1"])).transitions
+    assert [(one.choice, one.set_aside, one.value_to_go) for one in found] == [
+        (0, True, 0.0), (1, False, 1.0), (2, True, 0.5), (0, False, 1.0)
+    ]  # fmt: skip
