@@ -202,7 +202,7 @@ def test_the_choice_that_an_agent_goes_on_with_earns_what_came_later(embedded, m
         base_url=f"{str(embedded.base_url).removesuffix('/v1/')}/rollout/r1/attempt/1/v1", api_key="any"
     )
     asked = {"model": "tiny", "messages": [question], "n": 3, "seed": 5, "temperature": 2.0}
-    texts = {0: "", 1: "", 2: ""}
+    name, texts = "", {0: "", 1: "", 2: ""}
     if stream:
         for part in agent.chat.completions.create(**asked, stream=True):
             name = part.id
