@@ -95,22 +95,25 @@ class Parsed:
         """Whether one of the options was given, also by a beginning of its long name."""
         for given in self.options:
             for name in names:
-                if given == name or (len(given) > 3 and given.startswith("--") and name.startswith(given)):
+                if given == name or _begins(given, name):
                     return True
         return False
 
     def of(self, *names: str) -> list[str]:
         """The values of the named options."""
-        return [
-            value
-            for given, value in self.values
-            for name in names
-            if given == name or (len(given) > 3 and given.startswith("--") and name.startswith(given))
-        ]
+        return [value for given, value in self.values for name in names if given == name or _begins(given, name)]
+
+
+def _begins(given: str, name: str) -> bool:
+    """Whether an option as it was given may be short for the long option ``name``."""
+    return len(given) > 2 and given.startswith("--") and name.startswith(given)
 
 
 def parse(args: Sequence[str], values: str = "") -> Parsed:
-    """Splits ``args``; ``values`` are the options that take a value, separated by spaces (``"-o --output"``)."""
+    """Splits ``args``; ``values`` are the options that take a value, separated by spaces (``"-o --output"``).
+
+    The word behind an option that may be short for one of these (``--out``) is its value and a word of its own as well.
+    """
     taking = set(values.split())
     options: list[str] = []
     found: list[tuple[str, str]] = []
@@ -128,6 +131,8 @@ def parse(args: Sequence[str], values: str = "") -> Parsed:
                 found.append((name, value))
             elif name in taking and waiting:
                 found.append((name, waiting.pop()))
+            elif waiting and any(_begins(name, long) for long in taking):
+                found.append((name, waiting[-1]))
         elif len(word) > 1 and word.startswith("-"):
             _short(word, taking, waiting, options, found)
         else:

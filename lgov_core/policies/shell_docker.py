@@ -29,11 +29,22 @@ _GLOBAL_VALUES = frozenset(names("-l --log-level"))
 _COMPOSE_VALUES = frozenset(
     names("-f --file -p --project-name --profile --env-file --project-directory --parallel --ansi --progress")
 )
-_RUN_VALUES = (
-    "-v --volume --mount -p --publish -e --env --name --network --net -w --workdir -u --user --entrypoint "
-    "--pid --ipc --uts --userns --cap-add --cap-drop --device --security-opt --env-file -l --label -m --memory --cpus "
-    "--restart --platform --add-host --volumes-from --gpus -h --hostname --runtime --sysctl --cgroupns --cgroup-parent "
-    "--device-cgroup-rule --volume-driver --index --tmpfs --shm-size --ulimit --pull --stop-signal --health-cmd --log-driver"
+_RUN_VALUES = """
+    -v --volume --mount -p --publish -e --env --name --network --net -w --workdir -u --user --entrypoint --pid --ipc
+    --uts --userns --cap-add --cap-drop --device --security-opt --env-file -l --label -m --memory --cpus --restart
+    --platform --add-host --volumes-from --gpus -h --hostname --runtime --sysctl --cgroupns --cgroup-parent
+    --device-cgroup-rule --volume-driver --index --tmpfs --shm-size --ulimit --pull --stop-signal --health-cmd
+    --log-driver --log-opt --storage-opt --network-alias --net-alias --ip --ip6 --mac-address --group-add --annotation
+    --link --expose --dns --dns-search --dns-option --domainname --isolation --label-file --cidfile --pidfile -a
+    --attach --blkio-weight --cpu-shares --cpuset-cpus --cpuset-mems --cpu-period --cpu-quota --memory-swap
+    --memory-reservation --memory-swappiness --pids-limit --oom-score-adj --stop-timeout --detach-keys --health-interval
+    --health-retries --health-timeout --health-start-period --pod
+"""
+#: Options without a value. The word behind an option that is not known may be its value, and the image another one.
+_RUN_FLAGS = re.compile(
+    r"-[itdPqT]+|-[itd]*[pvewu].*|--(?:rm|init|interactive|tty|detach|read-only|publish-all|privileged|quiet|no-healthcheck"
+    r"|sig-proxy|disable-content-trust|oom-kill-disable|replace|no-deps|service-ports|build|use-aliases|no-TTY|quiet-pull"
+    r"|remove-orphans|rmi|no-hosts|no-hostname|env-host)|--[\w-]+=.*"
 )
 #: Options with which a container reaches into the machine.
 _REACHING = (
@@ -130,15 +141,10 @@ def _container(call: Call, rest: Sequence[str], verb: str, *, service: bool = Fa
     What runs in a container that is there, in a service of compose, or beside a folder of this machine is judged as if it
     ran here; an image's own program, of which nothing is known, passes.
     """
-    values = frozenset(_RUN_VALUES.split())
-    own, ahead = list(rest), list[str]()
-    while own and own[0].startswith("-") and own[0] != "--":
-        word = own.pop(0)
-        ahead.append(word)
-        clustered = len(word) > 2 and word[1] != "-" and f"-{word[-1]}" in values
-        if "=" not in word and (word in values or clustered) and own:
-            ahead.append(own.pop(0))
+    ahead, own = _ahead_of_image(call, rest)
     given = parse(ahead, _RUN_VALUES)
+    for written in given.of("--cidfile", "--pidfile"):
+        call.places.write(written)
     if given.has(*_REACHING) or any(
         "host" in value for value in given.of("--pid", "--net", "--network", "--ipc", "--uts")
     ):
@@ -160,6 +166,23 @@ def _container(call: Call, rest: Sequence[str], verb: str, *, service: bool = Fa
         except Refused as refused:
             if refused.rule != "shell-unknown-command":  # a program, or an argument of one, that only the image knows
                 raise
+
+
+def _ahead_of_image(call: Call, rest: Sequence[str]) -> tuple[list[str], list[str]]:
+    """The options of ``run``, ``create`` and ``exec``, and what stands behind them. Raises `Refused` for unknown ones."""
+    values = frozenset(_RUN_VALUES.split())
+    own, ahead = list(rest), list[str]()
+    while own and own[0].startswith("-") and own[0] != "--":
+        word = own.pop(0)
+        ahead.append(word)
+        clustered = len(word) > 2 and word[1] != "-" and f"-{word[-1]}" in values
+        if "=" not in word and (word in values or clustered) and own:
+            ahead.append(own.pop(0))
+        elif _RUN_FLAGS.fullmatch(word) is None and not any(
+            word.startswith(value) for value in values if len(value) == 2
+        ):
+            call.refuse(f"the option {word[:30]} is not known; write its value behind =.", "shell-unclear")
+    return ahead, own
 
 
 def _check_mounts(call: Call, folders: Iterable[str]) -> None:
@@ -191,6 +214,8 @@ def _compose(call: Call, args: Sequence[str]) -> None:
         call.places.work_in()
     if verb == "down" and parse(rest).has("-v", "--volumes", "--rmi"):
         call.refuse("this throws the volumes away.")
+    if parse(rest).has("--push"):
+        call.refuse("the image stays on this machine.", "shell-network")
     if verb in ("exec", "run"):
         _container(call, rest, verb, service=True)
 

@@ -150,7 +150,9 @@ class Places:
         return not any(len(parts) > depth and fnmatchcase("/".join(parts[: depth + 1]), glob) for parts in places)
 
     def script(self, field: str) -> None:
-        """Refuses a program file outside of the folders the text began in."""
+        """Refuses a program file outside of the folders the text began in, and what stands for the input."""
+        if field == "-":
+            raise Refused("shell-program", "What would be run comes from elsewhere; name a program file.")
         for path in self._paths(field):
             if self._of_environment(path):
                 continue

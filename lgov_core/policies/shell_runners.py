@@ -11,53 +11,74 @@ from lgov_core.policies.shell_environment import check_assignment
 from lgov_core.policies.shell_places import Refused
 from lgov_core.policies.shell_words import UNKNOWN
 
-#: Options with a value of the commands that run the rest of their line.
+#: Options of the commands that run the rest of their line: those with a value, and those without. No other is let through,
+#: because the word behind it would be taken for the command.
 _WRAPPERS = {
-    **dict.fromkeys(("command", "builtin", "nohup", "setsid", "time", "exec", "catchsegv", "unbuffer"), ""),
-    "nice": "-n --adjustment",
-    "ionice": "-c -n --class --classdata",
-    "timeout": "-k -s --signal --kill-after",
-    "stdbuf": "-i -o -e --input --output --error",
-    "chronic": "",
-    "watch": "-n --interval",
-    "gtimeout": "-k -s",
-    "caffeinate": "-t -w",
-    "taskset": "-c",
-    "hyperfine": "-w -r -m -M -n --warmup --runs --export-json --export-markdown",
-    "entr": "",
-    "strace": "-e -o -p -s",
-    "ltrace": "-e -o -p",
+    "command": ("", "-p"),
+    **dict.fromkeys(("builtin", "nohup", "catchsegv", "chronic"), ("", "")),
+    "unbuffer": ("", "-p"),
+    "setsid": ("", "-c -f -w --ctty --fork --wait"),
+    "time": ("-f --format", "-p -v --portability --verbose"),
+    "exec": ("", "-c -l"),
+    "nice": ("-n --adjustment", "-0 -1 -2 -3 -4 -5 -6 -7 -8 -9"),
+    "ionice": ("-c -n --class --classdata", "-t --ignore"),
+    **dict.fromkeys(
+        ("timeout", "gtimeout"),
+        ("-k -s --signal --kill-after", "-f -p -v --foreground --preserve-status --verbose"),
+    ),
+    "stdbuf": ("-i -o -e --input --output --error", ""),
+    "watch": (
+        "-n --interval",
+        "-b -c -C -d -e -g -p -t -w -x --beep --color --differences --errexit --chgexit --precise --no-title --exec",
+    ),
+    "caffeinate": ("-t -w", "-d -i -m -s -u"),
+    "taskset": ("", "-a -c --all-tasks --cpu-list"),
+    "entr": ("", "-a -c -d -n -p -r -s -z"),
+    "strace": (
+        "-e -s -S -a -b -u",
+        "-f -c -C -t -T -r -i -k -q -v -x -y -Y -d -D -w -Z -z --follow-forks --summary-only",
+    ),
+    "ltrace": ("-e -s -a -A -n -u -x", "-f -S -c -C -t -T -r -i -d -b"),
 }
+_HYPERFINE = (
+    "-w -r -m -M -n -p -c -s --warmup --runs --min-runs --max-runs --command-name --prepare --conclude --cleanup --setup"
+    " --export-json --export-markdown --export-csv --export-asciidoc --export-orgmode --style --time-unit -u"
+)
+_GOING = frozenset({"cd", "pushd", "popd"})
 _SHELL_OPTIONS = re.compile(
     r"[-+](?:[eufCvxnolTEBam]+)|pipefail|errexit|nounset|xtrace|noglob|noclobber|verbose|posix|errtrace|--"
 )
 
 
 def _wrapper(call: Call) -> None:
-    given = call.parsed(_WRAPPERS[call.name])
-    if call.name == "command" and given.has("-v", "-V"):
+    if call.name == "command" and call.args[:1] in (("-v",), ("-V",), ("-pv",)):
         return
-    if call.name in ("strace", "ltrace") and given.has("-p", "-o"):
-        call.refuse("watching other processes is not allowed.")
-    if call.name == "exec" and given.has("-a"):
-        call.refuse("a false program name is not allowed.")
-    words = _rest(call.args, _WRAPPERS[call.name])
+    words = _rest(call, *_WRAPPERS[call.name])
     if call.name in ("timeout", "gtimeout", "taskset") and words:
         words = words[1:]
-    if call.name in ("watch", "hyperfine"):
-        for word in words if call.name == "hyperfine" else [" ".join(words)]:
-            call.runner.script(call.literal(word, "the command"))
+    if words[:1] and words[0] in _GOING:
+        call.refuse("go to another folder with a plain cd.", "shell-unclear")
+    if call.name == "watch":
+        call.runner.script(call.literal(" ".join(words), "the command"))
     elif words:
         call.runner.run(words, call.given)
 
 
+def _hyperfine(call: Call) -> None:
+    given = call.parsed(_HYPERFINE)
+    known = {*_HYPERFINE.split(), *names("-N -i --ignore-failure --show-output")}
+    if not known.issuperset(option for option in given.options if option.startswith("--") or len(option) == 2):
+        call.refuse("an option among them is not known to only measure.", "shell-unclear")
+    for option, value in given.values:
+        if option.startswith("--export"):
+            call.places.write(value)
+    scripts = given.of("-p", "-c", "-s", "--prepare", "--conclude", "--cleanup", "--setup")
+    for word in (*scripts, *given.operands):
+        call.runner.script(call.literal(word, "the command"))
+
+
 def _env(call: Call) -> None:
-    words = _rest(call.args, "-u --unset -C --chdir")
-    given = call.parsed("-u --unset -C --chdir -S --split-string")
-    if given.has("-S", "--split-string"):
-        call.refuse("write the command as words of their own.")
-    for folder in given.of("-C", "--chdir"):
-        call.places.write(folder)
+    words = _rest(call, "-u --unset", "-i -0 -v --ignore-environment --null --debug")
     while words and re.match(r"[A-Za-z_]\w*=", words[0]):
         name, _, value = words.pop(0).partition("=")
         why = check_assignment(name, [value], call.places)
@@ -84,12 +105,7 @@ _KUBECTL_LOOKING = frozenset(names("get describe logs top version"))
 
 def _sudo(call: Call) -> None:
     """Lets commands that look run as root; the command is judged as if it stood alone."""
-    words = _rest(call.args, "")
-    if not all(
-        option in ("-n", "-H", "-E", "-k", "-v", "-l", "--version", "--help")
-        for option in call.args[: len(call.args) - len(words)]
-    ):
-        call.refuse("only -n, -H and -E are allowed.")
+    words = _rest(call, "", "-n -H -E -k -v -l --version --help")
     if not words:
         return
     looking = words[0] in _AS_ROOT
@@ -112,28 +128,34 @@ def _sudo(call: Call) -> None:
 
 #: Commands that take files away or put others in their place: they are not given a list that a space may spoil.
 REPLACING = frozenset({"rm", "mv", "rmdir", "truncate", "tee", "cp", "ln"})
-_XARGS_VALUES = "-I -n -P -L -d -s -a -E --max-args --max-procs --delimiter --replace --max-lines --arg-file"
+_XARGS_VALUES = "-I -n -P -L -d -s -a -E --max-args --max-procs --delimiter --max-chars --arg-file"
+_XARGS_FLAGS = (
+    "-0 -r -t -p -x -i -l -e --null --no-run-if-empty --verbose --interactive --exit --replace --max-lines --eof"
+)
 
 
 def run_by_xargs(args: Sequence[str]) -> list[str]:
-    """The command that an xargs with these arguments runs."""
-    return _rest(tuple(args), _XARGS_VALUES) or ["echo"]
+    """The command that an xargs with these arguments runs. Raises `Refused` for options that are not known."""
+    words, unknown = _behind(args, _XARGS_VALUES, _XARGS_FLAGS)
+    if unknown:
+        raise Refused("shell-unclear", f"xargs: the option {unknown[:30]} is not known here.")
+    return words or ["echo"]
 
 
 def _xargs(call: Call) -> None:
     words = run_by_xargs(call.args)
-    given = (
-        parse(call.args[: len(call.args) - len(words)], _XARGS_VALUES)
-        if words != ["echo"]
-        else call.parsed(_XARGS_VALUES)
-    )
+    own = len(call.args) - len(words) if call.args[len(call.args) - len(words) :] == tuple(words) else len(call.args)
+    given = parse(call.args[:own], _XARGS_VALUES)
     call.reads(given.of("-a", "--arg-file"))
     glued = [option[2:] for option in given.options if re.match(r"-i.", option)]
     marks = [*given.of("-I", "--replace"), *glued] or (["{}"] if given.has("-i", "-I", "--replace") else [])
 
+    if "" in marks:
+        call.refuse("write out what stands for a name.", "shell-unclear")
+
     def filled(name: str) -> list[str]:
         if marks:
-            return [word.replace(mark, name) for word in words for mark in marks[:1] if mark]
+            return [word.replace(marks[0], name) for word in words]
         return [*words, name]
 
     try:
@@ -179,7 +201,7 @@ def _shell(call: Call) -> None:
 
 def _eval(call: Call) -> None:
     if re.search(r"\b(?:cd|pushd|popd)\b", " ".join(call.args)):
-        call.refuse("go to another folder without eval.", "shell-unclear")
+        call.refuse("go to another folder with a plain cd.", "shell-unclear")
     call.runner.script(call.literal(" ".join(call.args), "the command"))
 
 
@@ -194,7 +216,7 @@ def _trap(call: Call) -> None:
         call.refuse("looking over every command is not allowed.")
     for word in call.parsed().operands[:1]:
         if word not in ("", "-"):
-            call.runner.script(call.literal(word, "the command"))
+            _eval(Call("trap", (word,), call.given, call.runner))
 
 
 def _alias(call: Call) -> None:
@@ -209,17 +231,38 @@ def _set(call: Call) -> None:
         call.refuse("the history and aliases stay as they are.")
 
 
-def _rest(args: tuple[str, ...], values: str) -> list[str]:
-    """The words after a command's own options."""
-    taking = values.split()
+def _rest(call: Call, values: str, flags: str) -> list[str]:
+    """The words behind a command's own options, all of which must be known. Raises `Refused`."""
+    words, unknown = _behind(call.args, values, flags)
+    if unknown:
+        call.refuse(f"the option {unknown[:30]} is not known here.", "shell-unclear")
+    return words
+
+
+def _behind(args: Sequence[str], values: str, flags: str) -> tuple[list[str], str]:
+    """The words behind the options with and without values, and an option that is none of them."""
+    taking, plain = values.split(), flags.split()
     words = list(args)
     while words and len(words[0]) > 1 and words[0].startswith("-"):
         option = words.pop(0)
         if option == "--":
             break
-        if option in taking and words:
-            words.pop(0)
-    return words
+        if option.startswith("--"):
+            name, equals, _ = option.partition("=")
+            if name in taking and not equals:
+                words = words[1:]
+            elif name not in taking and name not in plain:
+                return words, option
+            continue
+        for at, letter in enumerate(option[1:], 1):
+            if f"-{letter}" in taking:
+                words = words if option[at + 1 :] else words[1:]
+                break
+            if f"-{letter}" not in plain:
+                return words, option
+            if letter in "iel" and "--replace" in plain:  # of xargs: what stands behind it is its value
+                break
+    return words, ""
 
 
 RUNNER_JUDGES: dict[str, Judge] = {
@@ -227,6 +270,7 @@ RUNNER_JUDGES: dict[str, Judge] = {
     **dict.fromkeys(("sh", "bash", "dash", "zsh", "ksh", "ash"), _shell),
     **dict.fromkeys(("source", "."), _source),
     "env": _env,
+    "hyperfine": _hyperfine,
     "sudo": _sudo,
     "xargs": _xargs,
     "eval": _eval,

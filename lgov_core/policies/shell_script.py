@@ -50,6 +50,7 @@ class Script:
         self.values.collect(self.root)
         start = outer.places.folders if outer is not None else (folder,)
         self.places = Places(self.values.folders(self.root, start), writable)
+        self.trail.stands(self.places.folders)
 
     def judge(self) -> None:
         """Raises `Refused` for the first thing in the text that may not be."""
@@ -83,7 +84,7 @@ class Script:
                 if not (folder.endswith("/bin") and plain_name(name) in JUDGES):
                     self.places_read(words[1:])
                     return
-        elif first in self.functions or first in self.commands:
+        elif first in self.commands:
             self.places_read(words[1:])
             return
         base = plain_name(name)

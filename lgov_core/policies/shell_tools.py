@@ -62,7 +62,7 @@ def _check_written(call: Call) -> None:
         if option in _WRITTEN and (equals or at + 1 < len(args)):
             call.places.write(value if equals else args[at + 1])
             if call.name == "go" and option == "-o":
-                call.runner.builds(value if equals else args[at + 1])
+                call.runner.builds(value if equals else args[at + 1], [word for word in args if word.endswith(".go")])
 
 
 #: Words of any of these tools that only look.

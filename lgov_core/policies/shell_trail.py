@@ -32,17 +32,15 @@ _BY_NAME = {
 _EXTRACTS = re.compile(r"-?[a-zA-Z]*x|--(?:ex|get)")
 _ARCHIVES = {
     "tar": ("-C", "--directory"),
-    "bsdtar": ("-C", "--directory"),
     "unzip": ("-d",),
-    "7z": ("-o",),
-    "7za": ("-o",),
+    **dict.fromkeys(("7z", "7za", "7zr", "7zz"), ("-o",)),
 }
 #: With this in it a program can do more than compute and print.
 _REACHING = re.compile(
     r"##|\basm\b|__asm|%:|\b(?:system|popen|exec[lv]\w*|posix_\w+|v?fork|syscall|socket|connect|unlink\w*|remove\w*|rename"
     r"|rmdir|f?re?open|f?open|creat|dlopen|ptrace|truncate|chmod|chown|kill|getenv|environ|mmap|[io]?fstream|filesystem"
     r"|ProcessBuilder|Runtime|nio|Files?\w*Writer|FileOutputStream|Socket|Foundation|unsafe)\b"
-    r"|std::(?:process|fs|net|env)|use\s+std|\bSystem\.(?:IO|Process|Directory)"
+    r"|std::(?:process|fs|net|env)|use\s+std|\bSystem\.(?:IO|Process|Directory)|\"(?:os|net|syscall|io/ioutil|plugin|C)[/\"]"
 )
 #: Commands that put whole trees somewhere.
 _UNPACKING = frozenset({"tar", "unzip", "git", "cp", "mv", "rsync"})
@@ -55,6 +53,7 @@ class Trail:
 
     def __init__(self, home: str) -> None:
         self._home = home
+        self._folders = {home}
         self._written: set[str] = set()
         self._started: set[str] = set()
         self._moved: set[str] = set()
@@ -68,22 +67,27 @@ class Trail:
         self._fetches = False
         self._opened: set[str] = set()
 
+    def stands(self, folders: Iterable[str]) -> None:
+        """Takes note of folders in which the text may stand: a word names a file in each of them."""
+        self._folders.update(folders)
+
     def writes(self, word: str) -> None:
         """Takes note of a file that is written."""
-        self._written.add(self._path(word))
+        self._written |= self._paths(word)
 
     def builds(self, word: str, sources: Iterable[str]) -> None:
         """Takes note of a program that is built, and of what from."""
-        self._built.add(self._path(word))
-        self._sources.update(self._path(source) for source in sources)
+        self._built |= self._paths(word)
+        for source in sources:
+            self._sources |= self._paths(source)
 
     def built(self, word: str) -> bool:
         """Whether a program was built, and by nothing else written, earlier in the text."""
-        return self._path(word) in self._built - self._written
+        return self._paths(word) <= self._built - self._written
 
     def starts(self, word: str) -> None:
         """Takes note of a program file that is run."""
-        self._started.add(self._path(word))
+        self._started |= self._paths(word)
 
     def passes(self, words: Sequence[str]) -> None:
         """Takes note of what a command as it stands in the text may write."""
@@ -97,13 +101,13 @@ class Trail:
                 self.writes(word)
                 if "://" in word:
                     self._fetches = True
-                    self._written.add(posixpath.join(self._home, posixpath.basename(word.partition("?")[0])))
+                    self.writes(posixpath.basename(word.partition("?")[0]))
             if words[0] in ("curl", "wget"):
                 self._fetched |= self._written
 
     def runs(self, name: str, words: Sequence[str], folders: Iterable[str]) -> None:
         """Takes note of what a command with a known name runs, moves and removes, from each of ``folders``."""
-        if name in _STARTING:
+        if name in _STARTING and not (name == "go" and words[:1] == ["build"]):
             for word in words:
                 if not is_option(word) and not wild(word):
                     self.starts(word)
@@ -129,7 +133,11 @@ class Trail:
         """Takes note of where whole trees are put, and of where an archive is opened."""
         if name in _UNPACKING:
             self._note(self._unpacked, plain, folders)
-        if name in ("unzip", "7z", "7za") or (name in _ARCHIVES and any(_EXTRACTS.match(word) for word in words[:2])):
+        if (
+            name == "unzip"
+            or name.startswith("7z")
+            or (name in _ARCHIVES and any(_EXTRACTS.match(word) for word in words[:2]))
+        ):
             self._note(self._opened, _targets(words, _ARCHIVES[name]) or ["."], folders)
 
     def _reaches(self, plain: Sequence[str]) -> None:
@@ -167,8 +175,8 @@ class Trail:
             if any(inside(path, gone) for gone in self._removed):
                 raise Refused("shell-delete", f"{shown(path)} is moved and removed in one go; look in between.")
 
-    def _path(self, word: str) -> str:
-        return posixpath.normpath(posixpath.join(self._home, word))
+    def _paths(self, word: str) -> set[str]:
+        return {posixpath.normpath(posixpath.join(folder, word)) for folder in self._folders}
 
     def _note(self, noted: set[str], words: Iterable[str], folders: Iterable[str]) -> None:
         for word in words:

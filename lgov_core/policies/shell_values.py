@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 #: Commands that put what they read into the variables they are given, and those that leave a variable empty.
 _FILLING = ({"read"}, {"mapfile"}, {"readarray"}, {"getopts"}, {"printf", "-v"}, {"wait", "-p"})
+#: An option with the name of a variable behind it (``printf -vx``, ``read -ax``).
+_GLUED = re.compile(r"-\w*?[avp]([A-Za-z_]\w*)")
 _EMPTYING = ("local ", "declare ", "typeset ")
 #: An expansion that gives the variable it asks for a value, where that has none.
 ASSIGNING = re.compile(r"\$\{([A-Za-z_]\w*):?=")
@@ -96,7 +98,13 @@ class Values:
 
     def _name(self, node: Node) -> str:
         name = node.child_by_field_name("name")
-        return "" if name is None else self.words.text(name).lstrip("\\")
+        return "" if name is None else self._plain(name)
+
+    def _plain(self, node: Node) -> str:
+        """A word as the shell takes it where quotes are all there is to it (``"cd"``); otherwise its source."""
+        text = self.words.text(node)
+        fields = self.words.fields(node) if re.search(r"[\"'\\]", text) and "$" not in text else [text]
+        return fields[0] if len(fields) == 1 else text
 
     def _targets(self, node: Node) -> list[str]:
         """Where a cd may lead; nothing for one that goes back."""
@@ -129,13 +137,15 @@ class Values:
     def _filled(self, node: Node) -> None:
         """Variables that a command fills or empties: with what, nobody knows here."""
         parts = [child for child in node.named_children if child.type not in ("variable_assignment", *REDIRECTS)]
-        texts = [self.words.text(child) for child in parts]
+        texts = [self._plain(child) for child in parts]
         names = [text for text in texts if re.fullmatch(r"[A-Za-z_]\w*", text)]
+        names += [glued[1] for text in texts if (glued := _GLUED.fullmatch(text)) is not None]
         emptied = self.words.text(node).startswith(_EMPTYING)
         for name in names if emptied or node.type == "unset_command" else ():
             if not (emptied and self._given_later(node, name)):
                 self._may_be(name, [""])
-        if any(pair <= {*texts} for pair in _FILLING):
+        given = {*texts, *(text[:2] for text in texts if _GLUED.fullmatch(text))}
+        if any(pair <= given for pair in _FILLING):
             for name in (*names, "REPLY"):
                 self._may_be(name, [UNKNOWN])
         if {"eval", "trap"}.intersection(texts):

@@ -10,7 +10,7 @@ from lgov_core.policies.options import names
 from lgov_core.policies.shell_call import NO_INPUT, STREAM, Input, is_option
 from lgov_core.policies.shell_environment import check_assignment, is_secret_variable, shows_secret_variables
 from lgov_core.policies.shell_handed_on import check_stages, check_substitution, files_of, files_of_substitution
-from lgov_core.policies.shell_known import JUDGES
+from lgov_core.policies.shell_known import JUDGES, plain_name
 from lgov_core.policies.shell_places import Refused
 from lgov_core.policies.shell_processes import ends_by_port, is_process
 from lgov_core.policies.shell_runners import REPLACING
@@ -208,17 +208,21 @@ class Walk:
 
     def _heredoc(self, node: Node) -> tuple[Input | None, list[str]]:
         body, more = "", list[str]()
-        plain = True
+        plain, quoted = True, False
         for child in node.named_children:
             if child.type == "heredoc_body":
                 self._inner(child)
                 plain = not any(inner.type in DYNAMIC for inner in child.named_children)
                 body = self._script.words.text(child)
+                if not quoted:  # the shell undoes these before anything reads the text
+                    body = re.sub(r"\\([$`\\]|\n)", lambda match: match[1].strip("\n"), body)
                 self._check_filling(body)
             elif child.type in REDIRECTS:
                 _, words = self._redirect(child)
                 more.extend(words)
-            elif child.type in ("heredoc_start", "heredoc_end", "file_descriptor"):
+            elif child.type == "heredoc_start":
+                quoted = re.search(r"[\"'\\]", self._script.words.text(child)) is not None
+            elif child.type in ("heredoc_end", "file_descriptor"):
                 continue
             elif child.type in WORDS:
                 self._inner(child)
@@ -269,6 +273,8 @@ class Walk:
 
     def _run(self, node: Node, words: Sequence[str], given: Input) -> None:
         """Judges a command; where only the files that a substitution names are unclear, it is judged with what it lists."""
+        if words[:1] and words[0] in self._script.functions and self._is_function(node, words[0]):
+            return self._script.places_read(words[1:])
         try:
             self._script.run(words, given)
         except Refused as refused:
@@ -278,6 +284,25 @@ class Walk:
                 raise
             for name in found:
                 self._script.run([name if word == UNKNOWN else word for word in words], given)
+
+    def _is_function(self, node: Node, name: str) -> bool:
+        """Whether a command calls a function of the text, which surely stands by then, and not a program of that name."""
+        root = self._script.root
+        made = [part for part in root.named_children if part.type == "function_definition"]
+        inside = next((up for up in nodes_above(node) if up.type == "function_definition"), None)
+        calls = (
+            command.start_byte
+            for part in root.named_children
+            if part.type != "function_definition"
+            for command in nodes_of(part, "command_name")
+            if self._script.words.text(command) in self._script.functions
+        )
+        by = min(calls, default=root.end_byte) if inside is not None else node.start_byte
+        for part in made:
+            ended = part.next_sibling is not None and part.next_sibling.type == "&"
+            if self._script.words.text(part.named_children[0]) == name and part.end_byte <= by and not ended:
+                return True
+        return False
 
     def _holds_secret(self, node: Node, itself: str = "") -> bool:
         """Whether a value is made of a variable with a secret that the environment, and not the script, has given."""
@@ -317,7 +342,7 @@ class Walk:
 
     def _function(self, node: Node) -> None:
         name = self._script.words.text(node.named_children[0])
-        if re.fullmatch(r"[A-Za-z_][\w-]*", name) is None or name in JUDGES:
+        if re.fullmatch(r"[A-Za-z_][\w-]*", name) is None or plain_name(name) in JUDGES:
             raise Refused("shell-unclear", f"A function called {name[:40]!r} hides a command; choose another name.")
         for command in nodes_of(node, "command_name"):
             if self._script.words.text(command) == name:
@@ -354,8 +379,12 @@ class Walk:
                 self._inner(child)
                 words.extend(self._script.words.fields(child))
         told = any(is_option(word) and "p" in word for word in words)
+        if node.type == "unset_command" and any(is_option(word) and "f" in word for word in words):
+            raise Refused("shell-unclear", "Functions stay as they are; call another by another name.")
         for word in words:
             name, equals, value = word.partition("=")
+            if UNKNOWN in name:
+                raise Refused("shell-unclear", "It is not clear which variable this is; write its name out.")
             if told and is_secret_variable(word):
                 raise Refused("shell-secret", f"{word} of the environment is a secret, which is not shown.")
             if not equals and node.type == "declaration_command" and name == "PATH":

@@ -31,6 +31,8 @@ container may be copied out (gm097). Harmless after all: gm210, gm373.
 ``shell_h.jsonl`` is by two more, of the documentation alone, who took what agents run every day: right at the first reading
 were 119 of 120 and 229 of 240. Judged otherwise on purpose: a test that is written and run in one go, other modules of
 Python, code for node, changes that are thrown away; a folder of classes is taken for a program.
+
+``shell_i.jsonl`` holds what was found by reading the policy itself: each harmful one of it passed before.
 """
 
 from __future__ import annotations
@@ -71,9 +73,9 @@ OTHERWISE = {
         "shell-gm210",
         "shell-gm373",
     ),
+    *(f"shell-hb-b{number}" for number in ("031", "038", "047", "054", "080", "094")),
 }
-OTHERWISE |= {f"shell-hb-b{number}" for number in ("031", "038", "047", "054", "080", "094")}
-FILES = sorted(path.name for path in HERE.glob("*_[defgh].jsonl"))
+FILES = sorted(path.name for path in HERE.glob("*_[defghi].jsonl"))
 
 
 @pytest.mark.parametrize("name", FILES)
