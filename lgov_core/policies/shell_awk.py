@@ -20,6 +20,8 @@ def _awk(call: Call) -> None:
     given = call.parsed("-F -v -f --file --assign -i --include -e --source -l --load -E --exec")
     if given.has("-f", "--file", "-i", "--include", "-l", "--load", "-E", "--exec"):
         call.refuse("give the program on the command line.")
+    if given.has("-d", "-D", "-o", "-p", "-W", "--dump-variables", "--debug", "--pretty-print", "--profile"):
+        call.refuse("options that write files or load programs are not allowed.")
     programs = given.of("-e", "--source")
     files = given.operands
     if not programs:
@@ -31,6 +33,7 @@ def _awk(call: Call) -> None:
 
 def _check_program(call: Call, program: str) -> None:
     code, texts = _bare(call, program)
+    code = re.sub(r"(,|&&|\|\|)[ \t]*\n\s*|\\\n", r"\1 ", code)  # where a statement goes on in the next line
     if re.search(r"\bsystem\b|\bgetline\b|@|\bENVIRON\b|\bPROCINFO\b|(?<!\|)\|(?!\|)", code):
         call.refuse("awk may not run programs, read the environment or open further files.")
     if re.search(r"\bARG[VC]\b(?:\s*\[[^\]]*\])?\s*(?:[-+]{2}|[-+*/%^]?=(?!=))|\bsplit\s*\([^;]*\bARGV\b", code):

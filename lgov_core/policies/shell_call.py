@@ -99,6 +99,11 @@ class Parsed:
                     return True
         return False
 
+    def tries(self) -> bool:
+        """Whether ``-n`` or ``--dry-run`` was given, and is not perhaps the value of an option that was cut short."""
+        asked = "-n" in self.options or "--dry-run" in self.options
+        return asked and not any(value.startswith("-") for _, value in self.values)
+
     def of(self, *names: str) -> list[str]:
         """The values of the named options."""
         return [value for given, value in self.values for name in names if given == name or _begins(given, name)]

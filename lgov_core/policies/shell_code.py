@@ -39,6 +39,7 @@ _CLOSED = frozenset(
     meta_path path_hooks addaudithook breakpointhook displayhook excepthook attrgetter methodcaller get_data
     unlink remove rmtree write_text write_bytes read_text read_bytes putenv main remote_exec
     get_field get_value vformat get_type_hints ForwardRef evaluate_forward_ref call singledispatch singledispatchmethod
+    types bltns builtins FunctionType LambdaType CodeType MethodType
     register update_wrapper wraps tb_frame f_builtins f_locals f_back f_code cr_frame ag_frame gi_code
     """
     )
@@ -154,7 +155,7 @@ def _check_node(node: ast.AST, modules: dict[str, str], own: set[str], files: Fi
             _refuse(f"def {node.name}")
     elif isinstance(node, ast.Attribute):
         of_module = isinstance(node.value, ast.Name) and node.value.id in modules
-        if node.attr in _CLOSED or node.attr.startswith("_") or node.attr == "path":
+        if node.attr in _CLOSED | _CLOSED_NAMES or node.attr.startswith("_") or node.attr == "path":
             _refuse(f".{node.attr}")
         if of_module and not isinstance(node.ctx, ast.Load):
             _refuse(f".{node.attr} =")

@@ -7,29 +7,64 @@ import re
 from lgov_core.policies.options import names
 from lgov_core.policies.shell_call import Call, Judge, is_option, wild
 from lgov_core.policies.shell_environment import check_assignment
+from lgov_core.policies.shell_words import UNKNOWN
 
 #: Commands that only read, whatever they are given; files with secrets are refused by name.
 READERS = names(
     """
-    dir cat head tail wc cut tr nl tac rev paste join comm diff diff3 sdiff cmp fold fmt column expand
+    dir cat head tail wc cut tr nl tac rev paste join comm diff3 sdiff cmp fold fmt column expand
     unexpand od hexdump strings file du df realpath readlink basename dirname pwd true false : cal
     uptime uname whoami id groups arch nproc free lscpu lsblk lsof ps pgrep pidof top htop vmstat iostat which
-    type whereis ack bc expr factor seq md5sum
+    type whereis bc expr factor seq md5sum
     sha1sum sha224sum sha256sum sha384sum sha512sum cksum b2sum sum shasum md5 base64 base32 iconv numfmt
     sleep wait jobs fg bg exit return break continue shift umask ulimit times dirs popd getopts tput clear
     reset locale localectl tty who w last users zcat bzcat xzcat zless zdiff cloc tokei scc exa eza lsd
-    pstree printenv nm objdump readelf size tsort yes look shuf dos2unix wdiff colordiff delta glow mdcat
-    pdftotext xmllint getconf ss netstat dmesg let disown logname hostid cd pushd
+    pstree printenv nm objdump readelf size tsort yes look shuf wdiff delta glow mdcat
+    xmllint getconf ss netstat dmesg let disown logname hostid cd pushd
     local ptx lsmod lspci lsusb hexyl sar mpstat pidstat findmnt blkid lvs vgs pvs vgdisplay
-    lvdisplay pvdisplay sw_vers lsns getfacl getfattr lsattr numastat ncal rpm2cpio zipinfo zgrep jless difft
+    lvdisplay pvdisplay sw_vers lsns getfacl getfattr lsattr numastat ncal rpm2cpio zipinfo jless difft
     xsv csvlook csvstat csvcut csvgrep csvsort csvjoin csvstack csvjson csvformat uuidgen deactivate xcbeautify xcpretty
     """
 )
+#: Of these: options that name a file to write, and options that run or load something or change the machine.
+_READERS_WRITE = {
+    **dict.fromkeys(("sdiff", "iconv", "shuf", "xmllint", "base64", "base32", "scc", "sar", "xsv"), "-o --output"),
+    "cloc": "--out --report-file",
+}
+_READERS_CLOSED = {
+    **dict.fromkeys(("diff3", "sdiff"), "--diff-program"),
+    **dict.fromkeys(("nm", "objdump", "size"), "--plugin"),
+    "delta": "--pager --paging",
+    "xmllint": "--shell",
+    "dmesg": "-C -c --clear --console-off --console-on -D -E -n --console-level",
+    "ss": "-K --kill -D --diag",
+}
 _COPY_VALUES = "-t --target-directory -S --suffix -m --mode -o --owner -g --group"
 
 
 def _reader(call: Call) -> None:
     call.reads(call.args)
+    if call.parsed().has(*_READERS_CLOSED.get(call.name, "").split()):
+        call.refuse("options that run something or change the machine are not allowed.")
+    written = _READERS_WRITE.get(call.name, "")
+    for word in call.parsed(written).of(*written.split()):
+        call.places.write(word)
+
+
+def _diff(call: Call) -> None:
+    call.reads(call.args)
+    given = call.parsed("-x -X -I -F -U -C -W --exclude --exclude-from")
+    if given.has("-r", "--recursive"):
+        for word in given.operands:
+            call.places.read_tree(word)
+
+
+def _rewrites(call: Call) -> None:
+    """Tools that change the files they are given, or read the first and write the second."""
+    call.reads(call.args)
+    operands = call.parsed("-f -l -r -x -y -W -H -enc -layout").operands
+    for word in operands[1:] if call.name == "pdftotext" else operands:
+        call.places.write(word)
 
 
 def _asks(_: Call) -> None:
@@ -130,10 +165,10 @@ def _copy(call: Call) -> None:
     folders = given.of("-t", "--target-directory")
     sources = given.operands if folders else given.operands[:-1]
     targets = folders or list(given.operands[-1:])
-    if len(given.operands) + len(folders) < 2:
+    if len(given.operands) + len(folders) < 2 and UNKNOWN not in "".join(call.args):  # which may be several words
         return
-    if call.name == "install" and given.has("-o", "--owner", "-g", "--group"):
-        call.refuse("changing owners is not allowed.")
+    if call.name == "install" and given.has("-o", "--owner", "-g", "--group", "--strip-program"):
+        call.refuse("changing owners and running a program are not allowed.")
     for mode in given.of("-m", "--mode") if call.name == "install" else []:
         _check_mode(call, mode)
     if given.has("-r", "-R", "-a", "--recursive", "--archive"):
@@ -159,7 +194,7 @@ def _link(call: Call) -> None:
         call.places.read(word)
         if word.startswith("/") or ".." in word.split("/") or len(given.operands) == 1:
             call.places.write(word)
-    for word in given.operands[-1:]:
+    for word in (*given.operands[-1:], *given.of("-t", "--target-directory")):
         call.places.write(word)
 
 
@@ -225,6 +260,8 @@ def _javap(call: Call) -> None:
 FILE_JUDGES: dict[str, Judge] = {
     "javap": _javap,
     **dict.fromkeys(READERS, _reader),
+    **dict.fromkeys(("diff", "colordiff"), _diff),
+    **dict.fromkeys(("dos2unix", "unix2dos", "pdftotext"), _rewrites),
     **dict.fromkeys(("test", "["), _asks),
     **dict.fromkeys(("ls", "stat"), _lists),
     **dict.fromkeys(("read", "mapfile", "readarray"), _fills),

@@ -91,7 +91,7 @@ def check_sed(call: Call, program: str) -> None:
             if flags and re.search("[ew]", flags.group()):
                 call.refuse("sed may not run programs or write other files.")
         elif letter in "aic:btT#vlLqQ":
-            end = re.compile(r"[^\n;}]*" if letter in "btTlLqQ" else r"(?:\\\n|[^\n])*").match(program, at + 1)
+            end = re.compile(r"[^\n;}]*" if letter in "btTlLqQ:v" else r"(?:\\\n|[^\n])*").match(program, at + 1)
             at = end.end() if end else len(program)
         elif letter in "=dDgGhHnNpPxzF":
             at += 1
@@ -125,6 +125,9 @@ def _yq(call: Call) -> None:
     call.reads(word for word in call.args if word != program)
     if any(re.search(r"\b(?:load(?:_\w+)?|(?:str)?env(?:subst)?)\s*\(|\$ENV|\benvsubst\b", word) for word in call.args):
         call.refuse("other files and the environment are not read this way.", "shell-secret")
+    splitting = [word for at, word in enumerate(call.args) if call.args[at - 1 : at] == ("-s",) and at]
+    if given.has("--split-exp", "--split-exp-file") or any("/" in word for word in splitting):
+        call.refuse("splitting a file into others is not allowed.", "shell-write")
     if given.has("-i", "--inplace", "-w", "--write"):
         for word in given.operands[1:]:
             call.places.write(word)
@@ -135,23 +138,37 @@ _PDF_ENGINES = frozenset(names("pdflatex xelatex lualatex tectonic weasyprint ty
 
 def _outputs(call: Call) -> None:
     """Tools with an input and, as second operand, an output (xxd, pandoc with ``-o``)."""
-    given = call.parsed("-o --output -c -l -s -f -t --from --to -g")
+    given = call.parsed(
+        "-o --output -c -l -s -f -t --from --to -r --read -w --write -g --extract-media --log -d --defaults"
+    )
     engines = [word.partition("=")[2] for word in call.args if word.startswith("--pdf-engine=")]
     if (
         given.has("--filter", "--lua-filter", "-F", "-L")
         or "--pdf-engine-opt" in " ".join(call.args)
+        or given.has("-d", "--defaults", "--data-dir")
+        or any(
+            value.endswith(".lua") for value in given.of("-f", "-t", "--from", "--to", "-r", "--read", "-w", "--write")
+        )
         or (given.has("--pdf-engine") and not (engines and set(engines) <= _PDF_ENGINES))
     ):
         call.refuse("running a program on the document is not allowed.")
     call.reads(given.operands)
-    for word in (*given.of("-o", "--output"), *(given.operands[1:] if call.name == "xxd" else ())):
+    for word in (
+        *given.of("-o", "--output", "--extract-media", "--log"),
+        *(given.operands[1:] if call.name == "xxd" else ()),
+    ):
         call.places.write(word)
 
 
 def _patch(call: Call) -> None:
-    given = call.parsed("-p -i --input -o --output -d --directory -B -D -F -g -r -V -Y -z")
+    given = call.parsed("-p -i --input -o --output -d --directory -B -D -F -g -r --reject-file -V -Y -z")
+    if given.has("-B", "-Y", "-z", "--prefix", "--basename-prefix", "--suffix", "-g", "--get"):
+        call.refuse("copies of files stay where they are, under the usual name.", "shell-write")
     call.reads(given.of("-i", "--input"))
-    for word in (*given.operands, *given.of("-o", "--output", "-d", "--directory")):
+    named = re.findall(r"^(?:---|\+\+\+|\*\*\*) ([^\t\n]+)", call.given.text, re.MULTILINE)
+    for word in named:  # the program itself refuses what leads out of the folder
+        call.places.write(word.strip().lstrip("/") or "-")
+    for word in (*given.operands, *given.of("-o", "--output", "-d", "--directory", "-r", "--reject-file")):
         call.places.write(word)
 
 

@@ -81,7 +81,7 @@ def _own_options(call: Call) -> tuple[list[str], str]:
         if name in ("--exec-path", "--config-env") and value:
             call.refuse(f"{name} changes what git runs.")
         if name == "-c":
-            _check_key(call, value.partition("=")[0])
+            _check_key(call, *value.split("=", 1))
         if name in ("-C", "--git-dir", "--work-tree"):
             call.literal(value, "the folder")
             stands = posixpath.join(stands, value)
@@ -94,10 +94,10 @@ _RUNNING = names("--ext-diff --open-files-in-pager --upload-pack --receive-pack 
 
 def _common(call: Call, rest: tuple[str, ...]) -> None:
     """Options of many commands that run something or write elsewhere."""
-    given = parse(rest, "-o --output -m --message -F --file --output-directory")
+    given = parse(rest, "-o --output -m --message -F --file --output-directory --separate-git-dir")
     if given.has(*_RUNNING):
         call.refuse("options that run programs or write outside are not allowed.")
-    for word in given.of("--output", "--output-directory"):
+    for word in given.of("--output", "--output-directory", "--separate-git-dir"):
         call.places.write(word)
 
 
@@ -125,7 +125,17 @@ def _only(*verbs: str) -> Callable[[Call, tuple[str, ...]], None]:
 def _checkout(call: Call, rest: tuple[str, ...]) -> None:
     given = parse(rest, "-b -B -c -C --orphan --conflict")
     if given.has(
-        "-f", "--force", "-B", "--discard-changes", "-C", "--ours", "--theirs", "-p", "--patch", "--force-create"
+        "--pathspec-from-file",
+        "-f",
+        "--force",
+        "-B",
+        "--discard-changes",
+        "-C",
+        "--ours",
+        "--theirs",
+        "-p",
+        "--patch",
+        "--force-create",
     ):
         call.refuse("this discards changes; commit or stash them first.")
     at = rest.index("--") if "--" in rest else len(rest)
@@ -145,7 +155,7 @@ def _restore(call: Call, rest: tuple[str, ...]) -> None:
 
 def _clean(call: Call, rest: tuple[str, ...]) -> None:
     given = parse(rest, "-e --exclude")
-    if not ("-n" in given.options or "--dry-run" in given.options):
+    if not given.tries():
         call.refuse("this removes files for good; look with --dry-run and remove single files.")
 
 
@@ -179,7 +189,7 @@ def _bisect(call: Call, rest: tuple[str, ...]) -> None:
 def _config(call: Call, rest: tuple[str, ...]) -> None:
     given = parse(rest, "-f --file --blob --type --default")
     reading = given.has("--get", "--get-all", "--list", "-l", "--get-regexp", "--show-origin", "--get-urlmatch")
-    words = [word for word in given.operands if word not in ("get", "list", "set")]
+    words = given.operands[1:] if given.operands[:1] in (("get",), ("list",), ("set",)) else given.operands
     reading = (
         reading
         or given.operands[:1] in (("get",), ("list",))
@@ -191,19 +201,20 @@ def _config(call: Call, rest: tuple[str, ...]) -> None:
         return
     if given.has("--system", "--edit", "-e", "--remove-section", "--rename-section", "-f", "--file") or not words:
         call.refuse("the configuration stays as it is.")
-    _check_key(call, words[0])
+    _check_key(call, *words[:2])
     if words[0].lower() == "safe.directory" and any(wild(word) or "*" in word for word in words[1:]):
         call.refuse("name the folder that is safe; * turns the protection off.")
 
 
-def _check_key(call: Call, key: str) -> None:
-    if _HARMLESS_KEYS.fullmatch(key) is None:
+def _check_key(call: Call, key: str, value: str = "") -> None:
+    elsewhere = key.lower().endswith(".remote") and re.fullmatch(r"[\w.-]*", value) is None
+    if _HARMLESS_KEYS.fullmatch(key) is None or elsewhere:
         call.refuse(f"setting {key[:60]!r} may change what git runs or where it sends things.")
 
 
 def _remove(call: Call, rest: tuple[str, ...]) -> None:
     given = parse(rest, "--pathspec-from-file")
-    if given.has("--cached") or given.has("-n", "--dry-run"):
+    if given.has("--cached") or given.tries():
         return
     if given.has("-f", "--force", "-r") or any(wild(word) or word == "." for word in given.operands):
         call.refuse("remove single files, without -r and -f.")
@@ -238,6 +249,9 @@ def _init(call: Call, rest: tuple[str, ...]) -> None:
 def _grep(call: Call, rest: tuple[str, ...]) -> None:
     if any(re.match(r"-[a-zA-Z]*O|--open", word) for word in rest):
         call.refuse("opening a pager is not allowed.")
+    given = parse(rest, "-e -f -m -A -B -C --max-depth --threads")
+    for word in given.operands if given.has("--no-index") else ():
+        call.places.read_tree(word)
 
 
 def _gc(call: Call, rest: tuple[str, ...]) -> None:

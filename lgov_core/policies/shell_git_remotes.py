@@ -11,10 +11,10 @@ _REMOTE = re.compile(r"(?:https://|ssh://|git@)[\w.@:/~+\-]+")
 
 
 def _push(call: Call, rest: tuple[str, ...]) -> None:
-    given = parse(rest, "-o --push-option --repo --receive-pack --exec")
-    trying = ("-n" in given.options or "--dry-run" in given.options) and "--no-dry-run" not in given.options
+    given = parse(rest, "-o --push-option --repo --receive-pack --exec --recurse-submodules")
     if (
-        trying
+        given.tries()
+        and "--no-dry-run" not in given.options
         and not given.has("--receive-pack", "--exec", "--repo")
         and not re.search(r"[:/\\]", "".join(given.operands[:1]))
     ):
@@ -30,7 +30,7 @@ def _push(call: Call, rest: tuple[str, ...]) -> None:
         call.refuse("forcing or deleting on the remote is not allowed; push without it.")
     for at, word in enumerate(given.operands):
         call.literal(word, "what is pushed")
-        if at == 0 and re.search(r"[:/\\]", word):
+        if (at == 0 and re.search(r"[:/\\]", word)) or "://" in word or "@" in word.partition(":")[0]:
             call.refuse("push to a remote by its name.", "shell-network")
         if at and (word.startswith(("+", ":")) or wild(word)):
             call.refuse("forcing or deleting on the remote is not allowed; push without it.")
@@ -60,7 +60,9 @@ def _remote(call: Call, rest: tuple[str, ...]) -> None:
 
 def _clone(call: Call, rest: tuple[str, ...]) -> None:
     given = parse(
-        rest, "-b --branch --depth -o --origin -c --config -u --upload-pack --template --reference -j --jobs --filter"
+        rest,
+        "-b --branch --depth -o --origin -c --config -u --upload-pack --template --reference -j --jobs --filter"
+        " --shallow-since --shallow-exclude --server-option --reference-if-able --separate-git-dir --bundle-uri --ref-format",
     )
     if given.has("--config", "-c", "--upload-pack", "-u", "--template"):
         call.refuse("options that change what git runs are not allowed.")

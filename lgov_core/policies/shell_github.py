@@ -15,6 +15,8 @@ def _gh(call: Call) -> None:
             given.has("-f", "-F", "--field", "--raw-field", "--input") and method != "GET"
         ):
             call.refuse("only reading is allowed.", "shell-network")
+        if given.has("--input") or any("=@" in word for word in call.args):
+            call.refuse("what is sent must be written out, not taken from a file.", "shell-network")
         return
     allowed = {
         "pr": "list view status diff checks checkout create comment review ready edit",

@@ -6,7 +6,7 @@ import re
 import sys
 
 from lgov_core.policies.options import names
-from lgov_core.policies.shell_call import Call, Judge, is_option
+from lgov_core.policies.shell_call import Call, Judge, is_option, parse
 from lgov_core.policies.shell_code import check_javascript, check_python
 from lgov_core.policies.shell_perl import judge_perl
 
@@ -90,11 +90,14 @@ def _python_module(call: Call, words: list[str]) -> None:
         if not any(word.startswith("127.") or word == "localhost" for word in rest):
             call.refuse("bind it to this machine: --bind 127.0.0.1.", "shell-network")
         return
-    for word in rest if module == "unittest" else ():  # it runs what it finds there
-        if "/" in word:
+    for word in rest if module in ("unittest", "doctest", "pydoc") else ():  # they run what they find there
+        if "/" in word or word.endswith(".."):
             call.places.script(word.partition("=")[2] or word)
-    for word in operands[_WRITING_PYTHON_MODULES.get(module, len(operands)) :]:
+    packing = module in ("zipfile", "tarfile") and parse(rest).has("-c", "--create")
+    for word in operands[:1] if packing else operands[_WRITING_PYTHON_MODULES.get(module, len(operands)) :]:
         call.places.write(word)
+    for word in operands[1:] if packing else ():
+        call.places.read_tree(word)
     if module in _PYTHON_COMMANDS:
         command = "django-admin" if module == "django" else module.replace("_", "-")
         call.runner.run([command, *rest], call.given)
@@ -107,7 +110,12 @@ def _python_module(call: Call, words: list[str]) -> None:
 def _measured(call: Call, module: str, words: list[str]) -> None:
     """Judges what is run to be measured: a program of this folder, or statements as one program."""
     if module == "cProfile":
-        for word in [word for word in words if not is_option(word)][:1]:
+        given = parse(words, "-o --outfile -s --sort")
+        for word in given.of("-o", "--outfile"):
+            call.places.write(word)
+        if "-m" in words:
+            return _python_module(call, words[words.index("-m") + 1 :] or [""])
+        for word in given.operands[:1]:
             call.places.script(word)
         return
     flags = r"-[vpc]|-[nru]\d*|-s|--(?:verbose|process|setup|repeat|number|unit)|[mnu]?sec|--(?:repeat|number|unit)=\w+"
@@ -127,7 +135,7 @@ _NODE_CODE = names("-e -p --eval --print -pe")
 _INTERPRETER_FLAGS = {
     "node": r"--test-(?:reporter|concurrency|timeout|shard)=[\w/-]+|--test-(?:name-pattern=.*|only|force-exit)"
     r"|--enable-source-maps|--no-warnings|--max-old-space-size=\d+|--(?:import|require)=(?:@?[a-z][\w-]*)(?:/[\w-]+)*"
-    r"|--(?:test|check|watch|trace-warnings|env-file-if-exists=\.env\.example|experimental-(?![\w-]*loader)[\w-]+)|-c",
+    r"|--(?:test|check|watch|trace-warnings|env-file-if-exists=\.env\.example|experimental-(?![\w-]*loader|default-type|policy|config|sea-config)[\w-]+)|-c",
     "php": r"-l",
     "Rscript": r"--(?:vanilla|verbose|no-(?:save|restore|environ|site-file|init-file|echo))",
     "julia": r"--project(?:=[@.]?)?|-t\d+|--threads=\d+|-O[0-3]|--(?:check-bounds|startup-file|color)=\w+",
@@ -149,13 +157,16 @@ def _interpreter(call: Call) -> None:
         return
     if not args or is_option(args[0]):
         call.refuse("code on the command line is not allowed; put it into a file of this folder.", "shell-code")
-    call.places.script(args[0])
+    for word in args if "--test" in call.args else args[:1]:
+        call.places.script(word)
     call.reads(args)
 
 
 _LAUNCHER_VALUES = (
     "--nproc_per_node --nproc-per-node --nnodes --node_rank --node-rank --master_addr --master-addr --master_port"
     " --master-port --rdzv_backend --rdzv-backend --rdzv_endpoint --rdzv-endpoint --rdzv_id --rdzv-id --max_restarts"
+    " --max-restarts --role --log_dir --log-dir -t --tee -r --redirects --local_addr --local-addr --monitor_interval"
+    " --monitor-interval --start_method --start-method --rdzv_conf --rdzv-conf --local-ranks-filter --logs-specs"
 )
 
 
@@ -164,6 +175,8 @@ def _torchrun(call: Call) -> None:
     given = call.parsed(_LAUNCHER_VALUES)
     if not given.operands or given.has("-m", "--module", "--no-python", "--no_python", "--run-path", "--run_path"):
         call.refuse("name a program file of this folder.", "shell-program")
+    for word in given.of("--log_dir", "--log-dir"):
+        call.places.write(word)
     call.places.script(given.operands[0])
     call.reads(call.args)
 

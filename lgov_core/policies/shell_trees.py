@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 
-from lgov_core.policies.shell_call import NO_INPUT, Call, Judge, is_option
+from lgov_core.policies.shell_call import NO_INPUT, Call, Judge, is_option, parse
 from lgov_core.policies.shell_finds import check_handed_on, looks_only
 from lgov_core.policies.shell_listed import listed
 from lgov_core.policies.shell_places import Refused, made_again
@@ -36,7 +36,7 @@ def _find(call: Call) -> None:
             if remade and re.fullmatch(r"rm(?: -[rRfvd]+)* \{\}", " ".join(words)):
                 _within(call, starts)
             else:
-                _run_on_each(call, words, listed([["find", *args[:at]]]))
+                _run_on_each(call, word, words, listed([["find", *args[:at]]]))
             at = end
         elif word == "-delete":
             if not remade:
@@ -53,8 +53,10 @@ def _find(call: Call) -> None:
         at += 1
 
 
-def _run_on_each(call: Call, words: list[str], found: Sequence[str]) -> None:
+def _run_on_each(call: Call, option: str, words: list[str], found: Sequence[str]) -> None:
     """Judges a command for any file, or, where it is unclear only which one it is, for those that ``found`` stands for."""
+    if option in ("-execdir", "-okdir") and any("/" in item.strip("{}") for item in words):
+        call.refuse(f"{option} runs in other folders; name programs and files for -exec.", "shell-unclear")
     if not looks_only(words):
         check_handed_on(call.places, [call.name, *call.args])
     try:
@@ -71,13 +73,28 @@ def _within(call: Call, starts: list[str]) -> None:
         call.places.write(start)
 
 
+_TAR_VALUES = (
+    "-f --file -C --directory -T --files-from -X --exclude-from -I --use-compress-program -F --info-script -b -H --exclude"
+    " -g --listed-incremental -K -L -N -V --label --one-top-level --index-file --volno-file --transform --xform --owner --group"
+)
+
+
+def _tar_words(args: Sequence[str]) -> list[str]:
+    """The words, where letters without a dash (``cfz``) take theirs from behind, as options of their own."""
+    words = list(args)
+    if not words or words[0].startswith("-") or not words[0].isalpha():
+        return words
+    made: list[str] = []
+    letters, rest = words[0], words[1:]
+    for letter in letters:
+        made.append(f"-{letter}")
+        if f"-{letter}" in _TAR_VALUES.split() and rest:
+            made.append(rest.pop(0))
+    return [*made, *rest]
+
+
 def _tar(call: Call) -> None:
-    words = list(call.args)
-    if words and not words[0].startswith("-") and words[0].isalpha():
-        words[0] = "-" + words[0]
-    given = Call(call.name, tuple(words), call.given, call.runner).parsed(
-        "-f --file -C --directory -T --files-from -X --exclude-from -I --use-compress-program -F --info-script -b -H --exclude"
-    )
+    given = parse(_tar_words(call.args), _TAR_VALUES)
     risky = ("--to-command", "--checkpoint-action", "--use-compress-program", "-I", "--rsh-command", "--rmt-command")
     if given.has(*risky, "-F", "--info-script", "--new-volume-script", "-P", "--absolute-names", "--remove-files"):
         call.refuse("options that run programs, write anywhere or remove files are not allowed.")
@@ -85,6 +102,8 @@ def _tar(call: Call) -> None:
     if any(":" in archive for archive in archives):
         call.refuse("a remote archive is not allowed.", "shell-network")
     call.reads(given.of("-T", "--files-from", "-X", "--exclude-from"))
+    for word in given.of("--one-top-level", "-g", "--listed-incremental", "--index-file", "--volno-file"):
+        call.places.write(word)
     if given.has("-x", "--extract", "--get"):
         call.reads(archives)
         for folder in folders or ["."]:
@@ -99,7 +118,9 @@ def _tar(call: Call) -> None:
 
 
 def _zip(call: Call) -> None:
-    given = call.parsed("-x -i -b -t -tt -P -TT")
+    given = call.parsed("-x -i -b -t -tt -P -TT -O --out --output-file -lf --logfile-path --temp-path")
+    for word in given.of("-O", "--out", "--output-file", "-lf", "--logfile-path", "-b", "--temp-path"):
+        call.places.write(word)
     if given.has("-TT", "--unzip-command", "-m", "--move"):
         call.refuse("options that run programs or remove files are not allowed.")
     for word in given.operands[:1]:
@@ -111,6 +132,8 @@ def _zip(call: Call) -> None:
 def _unzip(call: Call) -> None:
     given = call.parsed("-d -x -P")
     call.reads(given.operands)
+    if given.has("-:"):
+        call.refuse("files stay below the folder they are taken out to.", "shell-write")
     if not given.has("-l", "-t", "-p", "-v", "-Z"):
         for folder in given.of("-d") or ["."]:
             call.places.write(folder)
@@ -136,11 +159,14 @@ def _seven_zip(call: Call) -> None:
 
 
 def _compress(call: Call) -> None:
-    given = call.parsed("-S -T -o")
+    given = call.parsed("-S -T -o -D --output-dir-flat --output-dir-mirror")
     if given.has("-r", "--recursive"):
         call.refuse("name single files.")
-    reading = given.has("-c", "--stdout", "-l", "--list", "-t", "--test", "-dc")
-    for word in (*given.operands, *given.of("-o")):
+    listing = given.has("-l") and call.name != "lz4"  # which means another format there
+    reading = listing or given.has("-c", "--stdout", "--list", "-t", "--test")
+    for word in given.of("-o", "--output-dir-flat", "--output-dir-mirror"):
+        call.places.write(word)
+    for word in given.operands:
         call.places.read(word)
         if not reading:
             call.places.write(word)
@@ -168,25 +194,32 @@ def _reads_trees(call: Call, words: Iterable[str]) -> None:
 
 
 def _ripgrep(call: Call) -> None:
-    given = call.parsed("--pre -x -X --exec --exec-batch --hostname-bin")
-    if given.has("--pre", "--hostname-bin") and call.name == "rg":
-        call.refuse("running a program on each file is not allowed.")
+    given = call.parsed("-e --regexp -f --file")
+    if given.has("--pre", "--hostname-bin", "--pager"):
+        call.refuse("running a program on files or on what is found is not allowed.")
     call.reads(call.args)
-    if call.name in ("fd", "fdfind"):
-        for at, word in enumerate(call.args):
-            if word in ("-x", "-X", "--exec", "--exec-batch"):
-                if not looks_only(call.args[at + 1 :]):
-                    check_handed_on(call.places, [call.name, *call.args[:at]])
-                call.runner.run([*(w.replace("{}", UNKNOWN) for w in call.args[at + 1 :]), UNKNOWN], NO_INPUT)
-                return
-    if call.name not in ("fd", "fdfind"):
-        _reads_trees(call, given.operands[1:])
+    named = given.has("-e", "--regexp", "-f", "--file", "--files")
+    _reads_trees(call, given.operands if named else given.operands[1:])
+
+
+def _fd(call: Call) -> None:
+    call.reads(call.args)
+    for at, word in enumerate(call.args):
+        match = re.fullmatch(r"-[A-Za-z0-9]*[xX]=?(.*)|--exec(?:-batch)?(?:=(.*))?", word, re.DOTALL)
+        if match is None or re.match(r"-[EtdSec]", word):  # these take what stands behind them
+            continue
+        words = [*filter(None, match.groups()), *call.args[at + 1 :]]
+        if not looks_only(words):
+            check_handed_on(call.places, [call.name, *call.args[:at]])
+        return call.runner.run([*(item.replace("{}", UNKNOWN) for item in words), UNKNOWN], NO_INPUT)
+    return None
 
 
 TREE_JUDGES: dict[str, Judge] = {
     **dict.fromkeys(("grep", "egrep", "fgrep", "zgrep"), _grep),
     **dict.fromkeys(("gzip", "gunzip", "bzip2", "bunzip2", "xz", "unxz", "zstd", "unzstd", "lz4"), _compress),
-    **dict.fromkeys(("rg", "ag", "fd", "fdfind"), _ripgrep),
+    **dict.fromkeys(("rg", "ag", "ack"), _ripgrep),
+    **dict.fromkeys(("fd", "fdfind"), _fd),
     "find": _find,
     "tar": _tar,
     "zip": _zip,
