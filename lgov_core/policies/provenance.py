@@ -244,13 +244,13 @@ def _says(said: _Said, value: str) -> bool:
 
 
 def _names(said: _Said, used: Address) -> bool:
-    """Whether a file without a folder was named as it is."""
-    return used.kind == "path" and "/" not in used.form and _says(said, used.form)
+    """Whether a file was named as it is: without a folder, or with blanks in its name."""
+    return used.kind == "path" and ("/" not in used.form or " " in used.form) and _says(said, used.form)
 
 
 def _words(text: str) -> str:
     """The words of ``text`` with a space around each, so that a part of a word is not the word."""
-    plain = INVISIBLE.sub("", text).casefold()
+    plain = INVISIBLE.sub("", text).casefold().replace("\\", "/")
     for mark in ",;:!?\"'()[]{}<>`":
         plain = plain.replace(mark, " ")
     return " " + " ".join(word.strip(".") for word in plain.split()) + " "

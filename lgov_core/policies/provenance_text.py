@@ -6,6 +6,7 @@ import re
 import unicodedata
 from collections.abc import Callable
 from typing import Final
+from urllib.parse import unquote
 
 from lgov_core.policies.provenance_values import (
     WALLET,
@@ -43,6 +44,10 @@ _LEFT_OVER = re.compile(r"@|%40|&#(?:64|x40);|=\?[^?\s]{1,40}\?[bq]\?", re.IGNOR
 _URL = re.compile(r"(?<![A-Za-z0-9+.-])[A-Za-z][A-Za-z0-9+.-]{1,20}:[/\\]{1,3}[^\s<>\"'`|{}]{1,2048}")
 _SCHEME = re.compile(
     r"(?<![A-Za-z0-9+.-])(?:javascript|mailto|data|vbscript|tel|sms|magnet|blob):[^\s<>\"'`]{1,512}", re.IGNORECASE
+)
+#: What stands behind the recipient in such a link: further recipients, a text.
+_LINK_FIELDS = re.compile(
+    r"((?<![A-Za-z0-9+.-])(?:mailto|tel|sms):[^\s<>\"'`?]{0,512})\?([^\s<>\"'`]{1,2048})", re.IGNORECASE
 )
 _NETWORK = re.compile(r"(?<![\w:/\\])[/\\]{2}[\w.-]{1,253}[/\\][^\s<>\"'`|]{0,512}")
 _SLASHES = "/\\"
@@ -86,10 +91,12 @@ _FILE_LIKE = frozenset(
 )
 _PATH = re.compile(
     r"(?<![\w:/\\.~%<])(?:[A-Za-z]:[\\/]|~[\w.-]{0,32}[\\/]|\.{1,2}[\\/]|[\\/](?=[\w.~-]))[^\s<>\"'`|*?;,(){}\[\]]{1,1024}"
-    r"|(?<![\w:/\\.~%-])[\w.-]{1,128}(?:[\\/][\w. -]{0,127}[\w-]){0,16}[\\/][\w-]{1,64}\.[A-Za-z0-9]{1,6}(?![\w/\\])"
+    # a folder has blanks or dots in its name: "a.csv and b/c.csv" are two files
+    r"|(?<![\w:/\\.~%-])[\w.-]{1,128}(?:[\\/](?:[\w.-]{0,127}[\w-]|[\w-]{1,64}(?: [\w-]{1,64}){1,8})){0,16}"
+    r"[\\/][\w-]{1,64}(?:\.[\w-]{1,32}){0,4}\.[A-Za-z0-9]{1,6}(?!\.?[\w/\\])"
 )
-#: The user may name a folder in any way.
-_SAID_PATH = re.compile(_PATH.pattern + r"|(?<![\w:/\\.~%-])[\w.-]{1,128}(?:[\\/][\w.-]{1,128}){1,16}[\\/]?")
+#: The user may name a folder in any way, and two in a row: ``from src/old to src/new/a.py``.
+_SAID_FOLDER = re.compile(r"(?<![\w:/\\.~%-])[\w.-]{1,128}(?:[\\/][\w.-]{1,128}){1,16}[\\/]?")
 #: In groups, each after the bank's holds a digit, so that the words after the number are not taken for a part of it.
 _IBAN_LIKE = re.compile(
     r"(?<![A-Za-z0-9])[A-Za-z]{2}\d{2}"
@@ -136,6 +143,7 @@ class _Reading:
     def addresses(self) -> list[Address]:
         if _HOST_ALONE.fullmatch(self.text.strip()) is not None:
             self.text = f"https://{self.text.strip().lstrip(_SLASHES)}"
+        self.text = _LINK_FIELDS.sub(_apart, self.text)
         for pattern in (_URL, _SCHEME, _NETWORK):
             self.take(pattern, lambda part: url_address(part.rstrip(_TRAILING)))
         expected = not self.said and _holds_email(self.argument)
@@ -159,11 +167,13 @@ class _Reading:
         if _PHONE_NAME.search(self.argument):
             self.take(_LOCAL_PHONE, _phone, keep=self.said)
             self.take(_DIGITS, _phone, keep=self.said)
-        nothing_yet = not self.found
-        self.take(_SAID_PATH if self.said else _PATH, _path)
-        whole = self.text.strip()
+        nothing_yet, whole = not self.found, self.text.strip()
+        self.take(_PATH, _path, keep=self.said)
+        if self.said:
+            self.take(_SAID_FOLDER, _path)
         is_path = not self.said and _PATH_NAME.search(self.argument) is not None
-        if is_path and nothing_yet and not self.found and whole and "\n" not in whole and len(whole) <= 1024:
+        more = self.text.strip(" ,;\n") if self.found else whole  # beside paths, part of the name of a file
+        if is_path and nothing_yet and more and "\n" not in whole and len(whole) <= 1024:
             self.found.append(Address("path", path_form(whole)))
         return self.found
 
@@ -192,6 +202,11 @@ class _Reading:
             return "\n" * len(match.group())
 
         self.text = _HOST.sub(blanked, self.text)
+
+
+def _apart(link: re.Match[str]) -> str:
+    """A link and the values of its fields, each as a word of its own."""
+    return " ".join([link[1], *(unquote(part.replace("=", " ", 1)) for part in link[2].split("&"))])
 
 
 def _holds_email(argument: str) -> bool:
