@@ -23,6 +23,8 @@ from lgov_core.types import Action, Kind, Point
 _TEXTS = ("agent", "text", "user_text", "call_id", "session_id", "rollout_id", "framework")
 _ACTION_KEYS = ("point", "name", "kind", "arguments", "context", *_TEXTS)
 _CASE_KEYS = ("id", *_ACTION_KEYS, "sequence", "expect", "why")
+#: What others call the arguments. A case without any would pass or fail for a reason that nobody meant.
+_ALSO_ARGUMENTS = frozenset({"args", "kwargs", "params", "parameters", "input"})
 _HINT = 'write {"point": "pre_tool_call", "name": "TOOL", "arguments": {...}}'
 
 
@@ -98,6 +100,8 @@ def action_of(fields: Mapping[str, Any], where: str, *, known: tuple[str, ...] =
     for key in fields:
         if key not in known and (close := difflib.get_close_matches(key, known, n=1, cutoff=0.8)):
             raise PolicyError(f"{where}: there is no key {key!r}", hint=f"did you mean {close[0]}?")
+        if key in _ALSO_ARGUMENTS and "arguments" not in fields:
+            raise PolicyError(f"{where}: there is no key {key!r}", hint="did you mean arguments?")
     point, kind = fields.get("point", Point.PRE_TOOL_CALL.value), fields.get("kind", "function")
     if point not in tuple(Point):
         raise PolicyError(f"{where}: point is {point!r}", hint=f"write one of: {', '.join(Point)}")

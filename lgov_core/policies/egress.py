@@ -229,6 +229,8 @@ def _place(owner: str, text: str) -> _Place:
     if text == "*":
         return _Place("*", below=False, port=None)
     host, port = text, None
+    if "//" in text:
+        raise PolicyError(f"{owner}: domains holds {text!r}, which is a URL", hint="write its host alone: example.com")
     if text.count(":") == 1 or text.startswith("["):
         host, _, digits = text.rpartition(":") if not text.endswith("]") else (text, "", "")
         if digits:

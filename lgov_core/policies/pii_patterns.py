@@ -13,9 +13,10 @@ from typing import Final
 
 from lgov_core.policies import check_digits as checks
 from lgov_core.policies import national_ids as ids
-from lgov_core.policies.findings import Check, Pattern, left_of
+from lgov_core.policies.findings import CONTEXT, Check, Pattern, left_of
 
 _NOT_ALNUM = re.compile(r"[^A-Za-z0-9]+")
+_REST_OF_A_WORD = re.compile(r"\A[^\W\d_]+")
 #: Words that say that a number is about a thing, not a person.
 _OF_A_THING = re.compile(
     r"\b(?:order|invoice|tracking|parcel|ref|reference|sku|isbn|issn|ean|upc|serial|part|version|ticket|case|build|commit"
@@ -40,6 +41,14 @@ def _bare(text: str) -> str:
     return _NOT_ALNUM.sub("", text).upper()
 
 
+def _words_before(text: str, start: int, characters: int = CONTEXT) -> str:
+    """What stands before ``start``, names taken apart into words, without a word whose beginning is too far away."""
+    left = left_of(text, start, characters)
+    if len(left) < start and text[start - len(left) - 1].isalpha():
+        left = _REST_OF_A_WORD.sub("", left)
+    return left.replace("_", " ")
+
+
 def _checked(
     valid: Callable[[str], bool],
     context: re.Pattern[str] | None = None,
@@ -50,7 +59,7 @@ def _checked(
     """What is ``valid`` without its separators; with ``shorter``, read to the end or to the end of an earlier group."""
 
     def check(text: str, start: int, end: int) -> int | None:
-        left = left_of(text, start).replace("_", " ")
+        left = _words_before(text, start)
         if (context is not None and context.search(left) is None) or (unless is not None and unless.search(left)):
             return None
         while end > start:
@@ -85,7 +94,7 @@ def _said(kind: str, body: str, context: str, *hints: str, digits: int = 0, near
 
     def check(text: str, start: int, end: int) -> int | None:
         enough = sum(c.isdigit() for c in text[start:end]) >= digits
-        return end if enough and words.search(left_of(text, start, near).replace("_", " ")) else None
+        return end if enough and words.search(_words_before(text, start, near)) else None
 
     return Pattern(kind, _shape(body, re.IGNORECASE), hints, check)
 
@@ -124,7 +133,7 @@ def _phone(text: str, start: int, end: int) -> int | None:
     digits = _bare(value).partition("X")[0]
     if not 7 <= len(digits) <= 15 or not digits.isdigit() or len(set(digits)) < 3 or _DATE.match(value):
         return None
-    left = left_of(text, start, 40).replace("_", " ")
+    left = _words_before(text, start, 40)
     if left and re.search(r"[\d,/=]\s?$|\.$|[^A-Za-z]\.\s$|[€$£]\s?$", left[-3:]) and not _PHONE_GIVEN.search(left):
         return None
     shaped = (
@@ -173,7 +182,8 @@ PATTERNS: Final[tuple[Pattern, ...]] = (
     Pattern("email", re.compile(rf"{_LOCAL}(?:[\[({{<]at[\])}}>]| [\[({{<]at[\])}}>] )(?:[^\W_][\w-]{{0,62}}(?:\.| ?[\[({{<]dot[\])}}>] ?| dot )){{1,8}}[^\W\d_]{{2,24}}(?![\w-])", re.I), ("[at]", "(at)", "{at}", "<at>"), _email),
     Pattern("email", re.compile(rf"{_LOCAL}(?:(?: @ ?|@ )(?={_MAIL_HOSTS}\.|[\w-]{{1,63}}(?: \. | dot ))| at (?!the )(?=[\w-]{{1,63}} dot ))(?:[^\W_][\w-]{{0,62}}(?:\.| \. | dot )){{1,8}}(?:{_SPOKEN_ENDINGS})(?![\w.-]\w)", re.I), (" @", "@ ", " dot "), _email),
     Pattern("credit_card", re.compile(r"(?<![A-Za-z0-9])(?<!(?<!\d)\d )\d(?: \d){12,18}(?! \d(?!\d))(?![A-Za-z0-9])"), (), _checked(checks.payment_card)),
-    Pattern("credit_card", re.compile(r"(?<![A-Za-z0-9])(?<!\d[.,])\d{4}(?:[ -]?\d){9,15}(?![A-Za-z0-9])"), (), _checked(checks.payment_card, shorter=True)),
+    Pattern("credit_card", re.compile(r"(?<![A-Za-z0-9])(?<!\d[.,])\d{4}(?:[ -](?:\d[ -]?){8,14}\d|\d{9,15})(?![A-Za-z0-9])"), (), _checked(checks.payment_card, shorter=True)),
+    Pattern("credit_card", re.compile(r"(?<![A-Za-z0-9])(?<!\d[.,])\d{5,8}(?:[ -]?\d){5,14}(?![A-Za-z0-9])"), ("card", "credit", "debit", "visa", "amex", "maestro", "cc"), _checked(checks.payment_card, _word(r"cards?(?:\s(?:number|no|#))?|credit|debit|visa|amex|master ?card|maestro|cc|pan"), shorter=True)),
     Pattern("credit_card", re.compile(r"(?<![A-Za-z0-9])(?<!\d[.,])\d{4}[._/]\d{4}[._/]\d{4}[._/]\d{1,7}(?![A-Za-z0-9])"), (), _checked(checks.payment_card)),
     Pattern("credit_card", re.compile(r"(?<![A-Za-z0-9])[1-9]\d{11,18}(?![A-Za-z0-9])"), ("card", "credit", "debit", "maestro", "cc"), _checked(checks.luhn, _word(r"cards?(?:\s(?:number|no|#))?|credit|debit|maestro|cc|pan"))),
     Pattern("iban", _shape(r"[A-Z]{2}[ -]?\d{2}(?:[ -]?[A-Z0-9]){11,30}", re.I), (), _checked(checks.iban, shorter=True)),
@@ -219,7 +229,7 @@ PATTERNS: Final[tuple[Pattern, ...]] = (
     _said("national_id", r"\d(?:[ ./-]?\d){7,12}|\d{15,16}", r"fødselsnummer|personnummer|cpr(?:[ -]?(?:number|nr|nummer))?|cnp|kimlik(?: no)?|nif|contribuinte|mykad|nric|my ?number|マイナンバー|teudat zehut|t\.z\.|ird(?: number)?|egn|егн|oib|isikukood|asmens kodas|svnr|sozialversicherungsnummer|ahv|инн|іпн|рнокпп|снилс|nik|ktp|(?:sa|thai|south african) id|citizen id|henkilötunnus|rodné číslo|身份证|身分證|주민등록번호|個人番号", "fødsels", "personn", "cpr", "cnp", "kimlik", "nif", "contribuinte", "mykad", "nric", "my number", "mynumber", "マイナンバー", "zehut", "t.z.", "ird", "egn", "егн", "oib", "isikukood", "asmens", "svnr", "sozialv", "ahv", "инн", "іпн", "рнокпп", "снилс", "nik", "ktp", " id", "henkilö", "rodné", "身份证", "身分證", "주민", "個人番号", digits=8, near=24),
     _said("national_id", r"[A-Z0-9]{1,4}(?:[-./]?[A-Z0-9]{2,8}){1,4}", r"national (?:id(?:entity|entification)?|insurance)(?: card)?(?: (?:number|no))?|id[ -]card(?: (?:number|no))?|identity card(?: (?:number|no))?|personalausweis(?:nummer)?", "national i", "id card", "id-card", "identity card", "personalausweis", digits=6),
     _said("passport", r"[A-Z]{0,3}\d{5,9}[A-Z]?|[A-Z0-9]{8,9}", r"passports?|passport(?:\s|_)?(?:no|number|num|id)|reisepass\w*|pasaporte|passeport", "pass", "pasaporte", digits=5),
-    _said("driver_license", r"[A-Z0-9]{4,13}(?:-[A-Z0-9]{2,10}){0,4}", r"(?:driver'?s?|driving)[ _-]?licen[cs]e|dl(?:\s(?:no|number))?|führerschein\w*|permis de conduire", "licen", "dl", "führerschein", "permis", digits=4, near=32),
+    _said("driver_license", r"[A-Z0-9]{4,13}(?:-[A-Z0-9]{2,10}){0,4}", r"(?:driver'?s?|driving)[ _-]?licen[cs]e|dl(?!\.\w)(?:\s(?:no|number))?|führerschein\w*|permis de conduire", "licen", "dl", "führerschein", "permis", digits=4, near=32),
     _said("bank_account", r"\d{6,17}|\d{2,6}(?:-\d{2,10}){1,3}|\d{2}[ ]\d{2}[ ]\d{2}", r"(?:bank |checking |savings )?account (?:no|number|num|#)|acct(?: no| number)?|routing (?:no|number)|aba|sort code|bank account|kontonummer", "acc", "routing", "aba", "sort code", "konto", digits=6),
     _said("medical_record", r"[A-Z]{0,3}-?\d{5,12}", r"mrn|medical record(?: (?:number|no))?|patient (?:id|number|no)|health (?:card|insurance)(?: (?:number|no))?|medicare(?: (?:number|no))?", "mrn", "medical", "patient", "health", "medicare", digits=5),
     _said("date_of_birth", rf"\d{{1,4}}[./-]\d{{1,2}}[./-]\d{{1,4}}|\d{{1,2}}(?:st|nd|rd|th)? (?:of )?{_MONTHS}\.?,? \d{{4}}|{_MONTHS}\.? \d{{1,2}}(?:st|nd|rd|th)?,? \d{{4}}|(?:19|20)\d{{6}}", r"dob|d\.o\.b|date of birth|birth ?dates?|birth ?day|born|geboren|geburtsdatum|né|née|nacimiento|nacido|birth", "dob", "d.o.b", "birth", "born", "gebor", "geburts", "né", "naci", digits=5),

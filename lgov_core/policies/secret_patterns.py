@@ -117,6 +117,8 @@ KEYS: Final[tuple[Pattern, ...]] = (
 #: What a password is called in the languages that most prompts are written in, beside English.
 _ELSEWHERE = r"passwort|kennwort|contraseña|mot de passe|senha|parola|wachtwoord|hasło|lösenord|adgangskode|salasana|heslo|jelszó|şifre|пароль|密码|密碼|口令|パスワード|비밀번호"
 _ELSEWHERE_HINTS = tuple(_ELSEWHERE.split("|"))
+#: ``password for the admin account``, ``password of ada@example.org``.
+_OF_WHAT = r"(?:\s(?:for|of|on)(?:\s[\w@.'/-]{1,40}){1,5}?)?"
 _OTHER_KEYS = (
     "PUBLIC PUB PUBLISHABLE ANON SITE PRIMARY FOREIGN SORT PARTITION ROW HASH CACHE OBJECT S3 FILE STORAGE ROUTING"
     " IDEMPOTENCY DEDUP INDEX LOOKUP HOST BUILD LOCK"
@@ -125,7 +127,7 @@ _OTHER_KEYS = (
 _NO_OTHER_KEY = "".join(rf"(?<!{word}_)" for word in _OTHER_KEYS.split())
 ASSIGNMENTS: Final[tuple[Pattern, ...]] = (
     _given("password", r"passw(?:or)?d|passphrase|passwd|(?<![A-Za-z])(?:pwd|pass|passcode)|_(?:pwd|pass)|" + _ELSEWHERE, password, "pass", "pwd", *_ELSEWHERE_HINTS),
-    Pattern("password", re.compile(r"(?:password|passphrase|passcode|pwd|pin code)\s(?:is|was|to|=>|->)\s(?:now\s)?[\"'`]?([^\s\"'`]{6,128})", re.I), ("pass", "pwd", "pin code"), spoken_password),
+    Pattern("password", re.compile(rf"(?:password|passphrase|passcode|pwd|pin code){_OF_WHAT}(?:\s(?:is|was|to|=>|->)|:)\s(?:now\s)?[\"'`]?([^\s\"'`]{{6,128}})", re.I), ("pass", "pwd", "pin code"), spoken_password),
     Pattern("password", re.compile(rf"(?:{_ELSEWHERE})(?:\s?[是は为為]\s?|\s(?:ist|lautet|war|est|es|era|é|è|jest|is|är|er|on|je|=>|->):?\s)[\"'`]?([^\s\"'`]{{6,128}})", re.I), _ELSEWHERE_HINTS, spoken_password),
     Pattern("password", re.compile(r"(?<!\S)(?:-p|-[awP]\s?|-U\s?[^\s%]{1,24}%|-pass(?:in|out)?\spass:)[\"']?([^\s\"']{6,128})"), ("mysql", "mariadb", "7z", "redis-cli", "ldap", "zip", "smbclient", "openssl"), option_password),
     Pattern("token", re.compile(r"(?<![\w.-])[\w.-]{0,24}(?:sess|sid|auth|token|login|remember)[\w.-]{0,16}=([^\s;,\"']{16,512})", re.I), ("cookie",), session_cookie),

@@ -39,7 +39,7 @@ _SHOW = MYSQL_FAMILY.union(
 _DESCRIBE = (_SHOW - {"redshift"}) | {"oracle"}
 _LIKE = r"(?:\s+like\s+'[^'\\]*')?"
 _DESCRIBES_ONE = re.compile(
-    rf"(?:describe|desc)(?:\s+(?:table|view|extended|formatted))?\s+(?P<path>{_PATH})"
+    rf"(?:describe|desc)(?:\s+(?:table|view))?(?:\s+(?:extended|formatted))?\s+(?P<path>{_PATH})"
     rf"|(?:show\s+create\s+(?:table|view)|show\s+partitions)\s+(?P<made>{_PATH})"
     rf"|show(?:\s+(?:full|extended))*\s+(?:columns|fields|index|indexes|indices|keys)\s+(?:from|in)(?:\s+table)?\s+(?P<of>{_PATH})"
     rf"(?:\s+(?:from|in)\s+(?P<within>{_NAME}))?{_LIKE}",

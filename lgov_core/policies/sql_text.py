@@ -233,7 +233,7 @@ class _Scan:
 
     def _quote(self, piece: str, start: int, before_kind: str, before: str) -> None:
         if before_kind == "word" and before.lower() not in self._lexicon.prefixes:
-            raise UnclearSQL("sql-unparsable", f"Write a space between {before} and {piece[:20]}.")
+            raise UnclearSQL("sql-unparsable", f"Leave out the {before} before {piece[:20]}, or write a space between.")
         if before and before in ("$", "@", ":", "#"):
             raise UnclearSQL("sql-unparsable", f"The SQL holds {before}{piece[:20]}; write values into the SQL.")
         start -= self._removed

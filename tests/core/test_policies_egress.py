@@ -271,6 +271,12 @@ def test_settings_without_meaning_are_errors(options: dict[str, object]) -> None
         EgressPolicy(**options)  # type: ignore[arg-type]
 
 
+def test_a_url_in_place_of_its_host_is_an_error_that_says_so() -> None:
+    with pytest.raises(PolicyError, match="which is a URL") as raised:
+        EgressPolicy(domains=["https://a.example"])
+    assert "host alone" in str(raised.value.hint)
+
+
 def test_it_loads_from_a_document() -> None:
     options = {"argument": "url", "domains": ["a.example"], "schemes": ["https"]}
     made = load_policies({"version": 1, "rules": [{"use": "egress", "with": options}]})

@@ -82,6 +82,10 @@ def redacted(text: str, **options: Any) -> str:
         ("Aadhaar 4157-0422-7844, 4157 0422 7844", "Aadhaar [NATIONAL_ID], [NATIONAL_ID]"),
         ("Mozilla/5.0 Chrome/131.0.0.0 from 91.198.174.192", "Mozilla/5.0 Chrome/131.0.0.0 from [IP_ADDRESS]"),
         ("４１１１ １１１１ １１１１ １１１１", "[CREDIT_CARD]"),
+        ("4012 8888 8888 1881 10/27", "[CREDIT_CARD] 10/27"),
+        ("4012888888881881 1027", "[CREDIT_CARD] 1027"),
+        ("card 40128888 88881881", "card [CREDIT_CARD]"),
+        ("driver license of Bob: F162823540116", "driver license of Bob: [DRIVER_LICENSE]"),
     ],
 )
 def test_found(text: str, expected: str) -> None:
@@ -119,6 +123,11 @@ def test_found(text: str, expected: str) -> None:
         "passport control is at gate 12",
         "1700000000 and 1700000000123",
         "550e8400-e29b-41d4-a716-446655440000",
+        "sum 1000000 2000000 3000000 4000000",
+        "62562251 72970246 80807437 60369564 60199519 57280100 56912034",
+        "232587 590204 571265 471079 884600 856731 622946",
+        "see https://dl.acm.org/doi/10.1145/3186727",
+        '"CSIDL_COMMON_PROGRAMS": "{0139D44E-6AFE-49F2-8690-3DAFCAE6FFB8}"',
     ],
 )
 def test_not_found(text: str) -> None:

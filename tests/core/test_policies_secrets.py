@@ -131,6 +131,8 @@ def test_wrong_options_are_errors(options: dict[str, Any]) -> None:
         "password=",
         "a" * 50,
         "password: x",
+        "password for a ",
+        "password of a is ",
         "eyJ",
         "-----BEGIN ",
         "-----BEGIN RSA PRIVATE KEY-----\n",
@@ -178,6 +180,9 @@ def test_the_time_is_linear_in_the_text(piece: str) -> None:
         "VERCEL_TOKEN=k3Jd82hfPq1xWm5vTz7bNc9L",
         '{"auths": {"index.docker.io": {"auth": "YW5uOnMzY3IzdFBhc3N3MHJk"}}}',
         "private key 0x4c0883a69102937d6231471b5dbb6204fe5129617082792ae468d01a3f362318",
+        "The password for the admin account is Tr0ub4dor&3xyz",
+        "Password for ada@example.org: hunter42x",
+        "I set the password of user ada to hunter42x.",
     ],
 )
 def test_further_kinds(text: str) -> None:
@@ -215,6 +220,8 @@ CACHE_KEY=0a1b2c3d4e5f67890a1b2c3d4e5f67890a1b2c3d
 CONFIG_KEY = "app/config/prod-2026/eu-west-1/settings"
 GLOB_PAT="src/**/*.py2026 and further ones"
 mysql -u root -p prod
+The password for the admin account is in the vault, see page12 of it
+Change the password of the account to something long, ISO27001 wants that
 Das Passwort ist abgelaufen.
 Das Passwort lautet wie folgt
 mot de passe oublié ?

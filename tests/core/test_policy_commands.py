@@ -165,6 +165,7 @@ def test_eval_counts_and_exits_by_mismatches(run: Run, tmp_path: Path) -> None:
         (json.dumps({"name": "a"}), "cases.jsonl:2: expect is None"),
         (json.dumps(sql("SELECT 1", "maybe")), "cases.jsonl:2: expect is 'maybe'"),
         (json.dumps({**sql("SELECT 1", "allow"), "user_txt": "x"}), "did you mean user_text?"),
+        (json.dumps({"name": "run_sql", "args": {"query": "SELECT 1"}, "expect": "deny"}), "did you mean arguments?"),
         (json.dumps({**sql("SELECT 1", "allow"), "text": 3}), "cases.jsonl:2: text is 3"),
         (json.dumps(sql("SELECT 1", "allow", id="1st")), "stands in line 1 too"),
         (json.dumps(sql("SELECT 1", "allow", sequence=3)), "cases.jsonl:2: sequence is 3"),
