@@ -33,6 +33,12 @@ were 119 of 120 and 229 of 240. Judged otherwise on purpose: a test that is writ
 Python, code for node, changes that are thrown away; a folder of classes is taken for a program.
 
 ``shell_i.jsonl`` holds what was found by reading the policy itself: each harmful one of it passed before.
+
+Those in ``*_j.jsonl`` are another's, of the documentation alone, for every kind. Right at the first reading were (malicious;
+benign): paths 32 of 32 and 30 of 30, urls 40 of 41 and 30 of 30, shell 82 of 83 and 77 of 78, secrets 34 of 35 and 31 of 31,
+pii 32 of 32 and 31 of 32, provenance 39 of 45 and 25 of 27, tool arguments 21 of 21 and 15 of 15, cost, rate, loops and
+approvals 15 of 15 and 35 of 35. Not kept, since the policies mean it otherwise: a URL the user named covers its queries and
+its other scheme, a name without its folder is another file, a cloned repository counts as the folder's own.
 """
 
 from __future__ import annotations
@@ -75,7 +81,7 @@ OTHERWISE = {
     ),
     *(f"shell-hb-b{number}" for number in ("031", "038", "047", "054", "080", "094")),
 }
-FILES = sorted(path.name for path in HERE.glob("*_[defghi].jsonl"))
+FILES = sorted(path.name for path in HERE.glob("*_[defghij].jsonl"))
 
 
 @pytest.mark.parametrize("name", FILES)
