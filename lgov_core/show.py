@@ -23,6 +23,8 @@ _EFFECT_STYLES = {
     "deny": "bold red",
 }
 _STATUS_STYLES = {"ok": "green", "denied": "bold red"}
+#: How a reply ends that came to its end; "function_calls" is AutoGen's word, and some servers say nothing.
+_FINISHED = ("", "stop", "tool_calls", "function_calls")
 
 
 def show_story(story: Story, console: Console, *, tail: int = 600, everything: bool = False) -> None:
@@ -47,29 +49,36 @@ def _parts(story: Story, tail: int, everything: bool) -> Iterable[RenderableType
     for step in story.steps:
         yield from _step(step, tail, everything)
     if story.loose_tools:
-        yield Rule(Text("tool calls of no recorded model call"), align="left", style="yellow")
+        yield Rule(Text("tool calls of no known model call"), align="left", style="yellow")
         for tool in story.loose_tools:
             yield from _tool(tool, tail, everything)
     yield Rule(Text("end"), align="left")
-    outcome = "running" if story.outcome is None else story.outcome.value
-    yield _field("outcome", outcome)
+    yield _field("outcome", _outcome(story))
     if story.error:
         yield _field("error", story.error, tail)
     if story.result is not None:
         yield _field("result", json.dumps(story.result, ensure_ascii=False, default=str), tail)
     yield from _rewards(story.rewards, "reward")
-    yield from _rewards(story.loose_rewards, "reward of no recorded call")
+    yield from _rewards(story.loose_rewards, "reward of no known call")
+
+
+def _outcome(story: Story) -> str:
+    if story.outcome is not None:
+        return story.outcome.value
+    return "running" if story.announced else "unknown"
 
 
 def _step(step: ModelStep, tail: int, everything: bool) -> Iterable[RenderableType]:
     weights = "unknown" if step.weights_version is None else str(step.weights_version)
     tokens = f"{_count(step.prompt_tokens)} + {_count(step.response_tokens)} tokens"
-    yield Rule(Text(f"turn {step.turn}  {_plain(step.model)}  weights {weights}  {tokens}"), align="left")
+    known = f"weights {weights}" if step.captured else "from its span"
+    yield Rule(Text(f"turn {step.turn}  {_plain(step.model)}  {known}  {tokens}"), align="left")
     for message in step.seen:
         yield _message(message, tail)
-    if step.wrote or not step.tools:
+    unanswered = not step.captured and step.finish_reason not in _FINISHED
+    if step.wrote or not (step.tools or unanswered):
         yield _field("model wrote", step.wrote, tail, style="bold")
-    if step.finish_reason not in ("stop", "tool_calls"):
+    if step.finish_reason not in _FINISHED:
         yield _field("finished", step.finish_reason)
     for tool in step.tools:
         yield from _tool(tool, tail, everything)

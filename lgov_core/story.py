@@ -1,14 +1,16 @@
 """One attempt at a rollout as the store recorded it: what the model saw and wrote, and what came of it.
 
 Everything is joined by id: a tool call to the model call that proposed it, a decision and a reward to the call they
-name. What names no recorded call is kept apart and shown, never attached to the nearest one.
+name. What names no known call is kept apart and shown, never attached to the nearest one. A model call is known from the
+endpoint's record or, where no endpoint was asked, from the span that an adapter wrote.
 """
 
 from __future__ import annotations
 
+import json
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, cast
 
 from lgov_core.errors import StoreError
@@ -74,7 +76,8 @@ class ToolStep:
 class ModelStep:
     """A model call, with the tool calls it proposed. ``seen`` are the messages since the model's last reply.
 
-    Token counts are None where the engine gave no token ids.
+    Token counts are None where the engine gave no token ids. ``captured`` is false where only an adapter's span tells of
+    the call: then they are what the server said, and ``finish_reason`` is the error of a call that brought no reply.
     """
 
     turn: int
@@ -88,12 +91,13 @@ class ModelStep:
     wrote: str
     tools: tuple[ToolStep, ...]
     rewards: tuple[RewardLine, ...]
+    captured: bool = True
 
 
 @dataclass(frozen=True, slots=True)
 class Story:
-    """One attempt. ``loose_tools``, ``verdicts`` and ``loose_rewards`` name no recorded model call; ``rewards`` are the
-    attempt's own. ``outcome`` is None while the attempt runs.
+    """One attempt. ``loose_tools``, ``verdicts`` and ``loose_rewards`` name no known model call; ``rewards`` are the
+    attempt's own. ``outcome`` is None while the attempt runs, and of one that nobody opened (``announced`` is false).
     """
 
     rollout_id: str
@@ -110,6 +114,7 @@ class Story:
     verdicts: tuple[Verdict, ...]
     rewards: tuple[RewardLine, ...]
     loose_rewards: tuple[RewardLine, ...]
+    announced: bool = True
 
 
 def first_denied(store: TraceStore) -> tuple[str, int]:
@@ -135,6 +140,7 @@ def read_story(store: TraceStore, rollout_id: str, attempt: int | None = None) -
     """
     rollouts = store.rollouts(ids=[rollout_id])
     attempts = {one.attempt: one for one in store.attempts([rollout_id])}
+    announced = frozenset(attempts)
     for seen in (*store.calls([rollout_id]), *store.spans([rollout_id])):
         if (number := seen.attempt or 1) not in attempts:
             attempts[number] = Attempt(rollout_id, number, seen.started_at)
@@ -146,7 +152,8 @@ def read_story(store: TraceStore, rollout_id: str, attempt: int | None = None) -
     if chosen not in attempts:
         there = ", ".join(str(number) for number in sorted(attempts)) or "none"
         raise StoreError(f"rollout {rollout_id} has no attempt {chosen}", hint=f"its attempts: {there}")
-    return _Telling(store, rollouts[0], attempts[chosen], len(attempts)).story()
+    story = _Telling(store, rollouts[0], attempts[chosen], len(attempts)).story()
+    return story if chosen in announced else replace(story, announced=False)
 
 
 class _Telling:
@@ -165,6 +172,8 @@ class _Telling:
         self.verdicts: dict[str | None, list[Verdict]] = defaultdict(list)
         self.tools: dict[str, Span] = {}
         self.claims: dict[str, Span] = {}
+        self.chats: list[Span] = []
+        captured = {call.response_id for call in self.calls}
         for span in store.spans(ids):
             if span.attempt not in (number, None):
                 continue
@@ -176,6 +185,8 @@ class _Telling:
                 self.verdicts[tool_call].append(_verdict(span))
             elif span.attributes.get(semconv.TOOL_STATUS) is not None:
                 self.tools[tool_call or span.span_id] = span
+            elif _tells_of_a_call(span) and span.attributes.get(semconv.RESPONSE_ID) not in captured:
+                self.chats.append(span)
 
         for call_id, span in self.claims.items():
             self.tools.setdefault(call_id, span)
@@ -196,7 +207,10 @@ class _Telling:
 
     def story(self) -> Story:
         """Takes every row once; what is left at the end is loose."""
-        steps = tuple(self._step(turn, call) for turn, call in enumerate(self.calls, start=1))
+        steps = tuple(
+            self._step(turn, known) if isinstance(known, CapturedCall) else self._step_of_span(turn, known)
+            for turn, known in enumerate(_in_time(self.calls, self.chats), start=1)
+        )
         loose_ids = list(dict.fromkeys([*self.tools, *(one for one in self.verdicts if one is not None)]))
         loose_tools = tuple(self._tool(call_id, _name_of(self, call_id), "") for call_id in loose_ids)
         left = [reward for rewards in (*self.of_tool.values(), *self.of_response.values()) for reward in rewards]
@@ -235,6 +249,32 @@ class _Telling:
             wrote=_content(message.get("content")),
             tools=tools,
             rewards=_lines(self.of_response.pop(call.response_id, ())),
+        )
+
+    def _step_of_span(self, turn: int, span: Span) -> ModelStep:
+        found = span.attributes
+        replies = _messages(found.get(semconv.OUTPUT_MESSAGES))
+        message = replies[0] if replies else {}
+        response_id = _text(found.get(semconv.RESPONSE_ID)) or ""
+        reasons = found.get(semconv.FINISH_REASONS)
+        ended = _text(found.get(semconv.ERROR_TYPE)) or (
+            str(reasons[0]) if isinstance(reasons, list) and reasons else ""
+        )
+        return ModelStep(
+            turn=turn,
+            response_id=response_id,
+            model=_text(found.get(semconv.RESPONSE_MODEL)) or _text(found.get(semconv.REQUEST_MODEL)) or "",
+            weights_version=None,
+            prompt_tokens=_number(found.get(semconv.INPUT_TOKENS)),
+            response_tokens=_number(found.get(semconv.OUTPUT_TOKENS)),
+            finish_reason=ended,
+            seen=_new_messages(_messages(found.get(semconv.INPUT_MESSAGES))),
+            wrote=_content(message.get("content")),
+            tools=tuple(
+                self._tool(str(one.get("id", "")), *_named(one)) for one in _mappings(message.get("tool_calls"))
+            ),
+            rewards=_lines(self.of_response.pop(response_id, ())) if response_id else (),
+            captured=False,
         )
 
     def _tool(self, call_id: str, name: str, arguments: str) -> ToolStep:
@@ -301,8 +341,40 @@ def _reply(response: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _named(proposed: Mapping[str, Any]) -> tuple[str, str]:
-    function = proposed.get("function") or {}
-    return str(function.get("name", "")), str(function.get("arguments", ""))
+    """The name and the arguments of a proposed call, as an endpoint has it or as an adapter's span."""
+    function = proposed.get("function") or proposed
+    arguments = function.get("arguments", function.get("args", ""))
+    written = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False, default=str)
+    return str(function.get("name", "")), written
+
+
+def _tells_of_a_call(span: Span) -> bool:
+    """Whether a span is a model call with its reply, or with what became of it instead."""
+    found = span.attributes
+    return found.get(semconv.OPERATION) == semconv.CHAT and (
+        semconv.OUTPUT_MESSAGES in found or semconv.ERROR_TYPE in found
+    )
+
+
+def _in_time(calls: Sequence[CapturedCall], chats: Sequence[Span]) -> list[CapturedCall | Span]:
+    """All model calls, in the order in which they began; those of the record keep theirs."""
+    return sorted([*calls, *chats], key=lambda one: one.started_at) if chats else list(calls)
+
+
+def _messages(text: JSONValue) -> list[Mapping[str, Any]]:
+    """The messages in an attribute of a span; none where it holds something else."""
+    try:
+        return _mappings(json.loads(text)) if isinstance(text, str) else []
+    except ValueError:
+        return []
+
+
+def _mappings(values: Any) -> list[Mapping[str, Any]]:
+    return [one for one in values if isinstance(one, dict)] if isinstance(values, list) else []
+
+
+def _number(value: JSONValue) -> int | None:
+    return value if isinstance(value, int) else None
 
 
 def _new_messages(messages: Sequence[Mapping[str, Any]]) -> tuple[Message, ...]:

@@ -100,7 +100,8 @@ def transitions(
 
     tabular = not chains and form in (None, "verl")
     if out is not None and (out.suffix not in (".jsonl", ".parquet") or (out.suffix == ".parquet" and not tabular)):
-        raise click.UsageError("--out takes a .jsonl file" + (" or a .parquet file" if tabular else ""))
+        wanted = "or a .parquet file" if tabular else "with --chains" if chains else f"with --format {form}"
+        raise click.UsageError(f"--out takes a .jsonl file {wanted}")
     if form is not None and (chains or not (out or as_json)):
         raise click.UsageError("--format goes with --out or --json, and not with --chains")
     _require_different(source, out, diagnostics)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,8 @@ from lgov_core.policies import PolicySet, SQLPolicy
 from lgov_core.scope import RolloutScope, enter_scope
 from lgov_core.show import show_story
 from lgov_core.store import TraceStore, open_store
-from lgov_core.story import Story, first_denied, read_story
+from lgov_core.story import Story, first_denied, read_story, routine
+from lgov_core.testing import ScriptedCall, ScriptedModelServer, ScriptedReply
 from lgov_core.trace.sink import StoreSink
 from lgov_core.types import Action, CapturedCall, Outcome, Point, Reward, Rollout, ToolOutcome
 
@@ -149,6 +151,63 @@ def test_what_names_no_recorded_call_is_kept_apart(store: TraceStore) -> None:
     assert (tool.name, tool.status, json.loads(tool.arguments)) == ("run_sql", "ok", {"query": SELECT})
 
 
+def _run_without_an_endpoint(path: Path, *, content: bool) -> None:
+    """A governed program on the openai client, whose calls no endpoint records: one is denied, and one gets no answer."""
+    from openai import InternalServerError, OpenAI
+
+    from lgov_openai import govern_client
+
+    calls = [ScriptedCall("run_sql", {"query": DROP}, "c1"), ScriptedCall("run_sql", {"query": SELECT}, "c2")]
+    script = [ScriptedReply(tool_calls=calls), "There are 42.", ScriptedReply("broken", status=500)]
+    policies = PolicySet.of(SQLPolicy(dialect="sqlite", mode="read_only"))
+    with closing(open_store(path)) as store, ScriptedModelServer(script) as model:
+        governor = Governor(policies, plugins=[StoreSink(store, content=content)], capture_content=content)
+        client = govern_client(OpenAI(base_url=model.base_url, api_key="none", max_retries=0), governor)
+        messages: list[Any] = [{"role": "user", "content": "How many staff?"}]
+        with governor.rollout(RolloutScope("r", task_id="staff")):
+            first = client.chat.completions.create(model="scripted", messages=messages).choices[0].message
+            assert [call.id for call in first.tool_calls or ()] == ["c2"]
+            messages += [first, {"role": "tool", "tool_call_id": "c2", "content": "[(42,)]"}]
+            client.chat.completions.create(model="scripted", messages=messages)
+            with pytest.raises(InternalServerError):
+                client.chat.completions.create(model="scripted", messages=messages[:1])
+        governor.close()
+
+
+def test_without_an_endpoint_the_spans_of_the_adapter_tell_the_turns(tmp_path: Path) -> None:
+    path = tmp_path / "traces.sqlite"
+    _run_without_an_endpoint(path, content=True)
+    with closing(open_store(path)) as store:
+        story = read_story(store, "r")
+    asked, answered, failed = story.steps
+    assert [step.captured for step in story.steps] == [False, False, False]
+    assert (asked.model, [message.text for message in asked.seen]) == ("scripted", ["How many staff?"])
+    denied, done = asked.tools
+    assert (denied.call_id, json.loads(denied.arguments), denied.status) == ("c1", {"query": DROP}, "denied")
+    assert (done.call_id, done.status, done.result) == ("c2", "ok", "[(42,)]")
+    assert [verdict.effect for tool in asked.tools for verdict in tool.verdicts if not routine(verdict)] == [
+        "deny",
+        "allow",
+    ]
+    assert {"[(42,)]"} < {message.text for message in answered.seen}
+    assert answered.wrote == "There are 42."
+    assert (failed.wrote, failed.tools, failed.finish_reason) == ("", (), "APIStatusError")
+    assert (story.loose_tools, story.loose_rewards, story.announced) == ((), (), False)
+    text = shown(story)
+    assert "turn 1  scripted  from its span" in text
+    assert "model wrote  There are 42." in text
+    assert "outcome  unknown" in text, "as in the list"
+
+
+def test_spans_that_hold_no_texts_make_no_turns(tmp_path: Path) -> None:
+    path = tmp_path / "traces.sqlite"
+    _run_without_an_endpoint(path, content=False)
+    with closing(open_store(path)) as store:
+        story = read_story(store, "r")
+    assert [step.finish_reason for step in story.steps] == ["APIStatusError"]
+    assert {tool.call_id for tool in story.loose_tools} == {"c1", "c2"}
+
+
 def test_the_first_denied_rollout_is_found(store: TraceStore) -> None:
     assert first_denied(store) == ("rol_1", 1)
 
@@ -202,7 +261,7 @@ def test_the_shown_rollout_tells_the_story_in_order(store: TraceStore) -> None:
         "There are 42.",
         "succeeded",
         "task +1",
-        "of no recorded call",
+        "of no known call",
     ]
     places = [text.find(part) for part in parts]
     assert -1 not in places, parts[places.index(-1)]

@@ -105,7 +105,8 @@ def test_each_format_writes_its_records(recorded: str, tmp_path: Path) -> None:
     [
         (["--format", "sft"], "--out or --json"),
         (["--format", "sft", "--json", "--chains"], "not with --chains"),
-        (["--format", "sft", "--out", "x.parquet"], "--out takes a .jsonl file"),
+        (["--format", "sft", "--out", "x.parquet"], "--out takes a .jsonl file with --format sft"),
+        (["--chains", "--out", "x.parquet"], "--out takes a .jsonl file with --chains"),
         (["--format", "nothing"], "nothing"),
         (["--cap", "air"], "DIMENSION=NUMBER"),
         (["--cap", "air=x"], "takes a finite number"),
