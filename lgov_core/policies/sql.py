@@ -45,7 +45,8 @@ class SQLPolicy(BoundedPolicy):
     ``argument`` names the argument that holds the SQL; of several names, each that is present is judged and at least
     one must be. ``tools`` are globs for the tools it judges; about others, and about hand-offs and agents, it has no
     opinion. ``functions`` are further functions that read_only may call, with their schema where the SQL names it. Both modes
-    let statements through that only say how tables are made (``DESCRIBE t``, ``SHOW TABLES``, ``PRAGMA table_info(t)``).
+    let statements through that only say how tables are made (``DESCRIBE t``, ``SHOW TABLES``, ``PRAGMA table_info(t)``);
+    read_only also T-SQL's variables with plain values (``DECLARE @x INT = 1;``).
 
     ``columns`` are globs, ``table.column``, for columns that may be neither read nor written. Where a statement touches such
     a table, everything that may reach the column is denied: its name, unless another table of the statement stands in

@@ -19,7 +19,14 @@ from lgov_core.policies.sql_limit import NoLimit, limited, same_but_for_the_limi
 from lgov_core.policies.sql_names import is_dangerous, is_dangerous_package
 from lgov_core.policies.sql_parse import TooMuchWork, make_parser
 from lgov_core.policies.sql_rules import SEVERITIES, Settings, folded, may_mean, names
-from lgov_core.policies.sql_statements import SHORTHANDS, TRANSACTION_WORDS, as_query, described, is_transaction
+from lgov_core.policies.sql_statements import (
+    SHORTHANDS,
+    TRANSACTION_WORDS,
+    as_query,
+    declares_values,
+    described,
+    is_transaction,
+)
 from lgov_core.policies.sql_text import MYSQL_FAMILY, Lexicon, Statement, UnclearSQL, same_reading
 from lgov_core.types import Severity
 
@@ -121,7 +128,7 @@ class Reading:
             return self._check_shorthand(statement, word, explained)
         if kind not in sql_names.KINDS and (kind not in _OPENINGS or (kind == "FROM" and self.dialect != "duckdb")):
             raise Found("sql-unparsable", f"{first[:20]!r} does not begin a statement.", Severity.MEDIUM)
-        if self._only_describes(statement, kind):
+        if self._only_describes(statement, kind) or self._only_declares(statement, kind):
             return None
         if self._describes_query(statement, kind):
             kind = word = "EXPLAIN"
@@ -160,6 +167,12 @@ class Reading:
         if about is not None:
             self._check_table(*about)
         return about is not None
+
+    def _only_declares(self, statement: Statement, kind: str) -> bool:
+        """Whether the statement only names values for later ones, which read: a value could undo the limits of a write."""
+        if kind != "DECLARE" or kind in self.settings.denied_kinds or self.settings.mode != "read_only":
+            return False
+        return declares_values(statement.text, self.dialect)
 
     def _describes_query(self, statement: Statement, kind: str) -> bool:
         if kind != "DESCRIBE" or kind in self.settings.denied_kinds or self.dialect not in _DESCRIBE_QUERIES:

@@ -30,6 +30,11 @@ _LONG_TRANSACTION = re.compile(
     rf"|rollback(?:\s+(?:transaction|work))?\s+to(?:\s+savepoint)?\s+{_PLAIN_NAME}",
     re.I,
 )
+_VARIABLE = (
+    r"@\w+\s+(?:as\s+)?[^\W\d]\w*(?:\s*\(\s*(?:\d+|max)(?:\s*,\s*\d+)?\s*\))?"
+    r"(?:\s*=\s*(?:[-+]?\d+(?:\.\d+)?|n?'(?:[^']|'')*+'|null))?"
+)
+_VARIABLES = re.compile(rf"declare\s+{_VARIABLE}(?:\s*,\s*{_VARIABLE})*", re.I)
 _PRAGMA = re.compile(
     r"""pragma\s+(?:\w+\s*\.\s*)?(\w+)\s*(?:\(\s*(['"`\[]?)([^'"`\[\]()=;]*)['"`\]]?\s*\))?""", re.IGNORECASE
 )
@@ -57,6 +62,11 @@ def is_transaction(text: str, dialect: str) -> bool:
     if _TRANSACTION.fullmatch(text) is not None:
         return True
     return dialect not in ("tsql", "fabric") and _LONG_TRANSACTION.fullmatch(text) is not None
+
+
+def declares_values(text: str, dialect: str) -> bool:
+    """Whether a statement only gives variables of SQL Server their types and plain values."""
+    return dialect in ("tsql", "fabric") and _VARIABLES.fullmatch(text) is not None
 
 
 def described(text: str, kind: str, dialect: str) -> tuple[str, str] | None:

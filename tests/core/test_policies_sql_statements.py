@@ -300,3 +300,32 @@ def test_stages_of_snowflake_are_files() -> None:
 )
 def test_hints_partitions_and_rows_before(dialect: str, text: str, allowed: bool) -> None:
     assert SQLPolicy(dialect=dialect, mode="read_only").judge_sql(text).blocks is not allowed
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "DECLARE @x INT = 1; SELECT a FROM t WHERE id = @x",
+        "declare @a nvarchar(max) = N'it''s', @b AS decimal(10, 2) = -1.5, @d date; SELECT * FROM t WHERE n = @a",
+    ],
+)
+def test_reading_statements_may_have_variables_of_sql_server_with_plain_values(text: str) -> None:
+    assert not SQLPolicy(dialect="tsql", mode="read_only").judge_sql(text).blocks
+    assert SQLPolicy(["DECLARE"], dialect="tsql", mode="read_only").judge_sql(text).blocks
+    assert SQLPolicy(dialect="postgres", mode="read_only").judge_sql(text).blocks
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "DECLARE @x INT = (SELECT id FROM t); SELECT 1",
+        "DECLARE @x INT = dbo.f(1); SELECT 1",
+        "DECLARE @x INT = 1 SELECT a FROM secrets",
+        "DECLARE @s varchar(99) = 'DROP TABLE t'; EXEC(@s)",
+        "DECLARE c CURSOR FOR SELECT 1",
+        "DECLARE @p varchar(9) = '%'; DELETE FROM t WHERE a LIKE @p",
+    ],
+)
+def test_no_more_than_plain_values_are_declared_and_none_for_writes(text: str) -> None:
+    assert SQLPolicy(dialect="tsql", mode="read_only").judge_sql(text).blocks
+    assert SQLPolicy(dialect="tsql").judge_sql(text).blocks
