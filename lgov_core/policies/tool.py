@@ -99,14 +99,7 @@ def _compiled(what: str, schema: object) -> Callable[[object], str | None]:
 
     if not isinstance(schema, Mapping):
         raise PolicyError(f"{what} is not a JSON Schema object", hint="write type: object and properties")
-    for keyword, value in _keywords(schema):
-        if keyword == "$ref" and not (isinstance(value, str) and value.startswith("#")):
-            raise PolicyError(
-                f"{what} refers to {value!r}", hint="copy it into definitions and refer to #/definitions/..."
-            )
-        if keyword in _UNSUPPORTED:
-            raise PolicyError(f"{what} uses {keyword}, which is not checked", hint="write it in JSON Schema draft 7")
-
+    _check_keywords(what, schema)
     check_schema(what, schema)
 
     def refuse(uri: str) -> object:
@@ -115,7 +108,8 @@ def _compiled(what: str, schema: object) -> Callable[[object], str | None]:
     handlers: dict[str, Callable[[str], object]] = dict.fromkeys(("http", "https", "ftp", "file", ""), refuse)
     try:
         # Defaults are not filled in: a judge must not change what it judges.
-        validate = fastjsonschema.compile(_plain(schema), handlers=handlers, use_default=False)
+        formats: Any = {"email": _is_email}
+        validate = fastjsonschema.compile(_plain(schema), handlers=handlers, formats=formats, use_default=False)
     except PolicyError:
         raise
     except Exception as error:  # the compiler raises many things on a schema that makes no sense
@@ -128,11 +122,30 @@ def _compiled(what: str, schema: object) -> Callable[[object], str | None]:
             return error.message.replace("data", "arguments", 1)[:MAX_PROBLEM]
         except _NoNumber as error:
             return f"they hold {error}, which is no number in JSON"
+        except (OverflowError, ValueError):  # as a limit is compared with it, or as it is written out for the message
+            return "they hold a number too long to be checked"
         except RecursionError:
             return "they are nested too deeply"
         return None
 
     return check
+
+
+def _check_keywords(what: str, schema: Mapping[str, Any]) -> None:
+    for keyword, value in _keywords(schema):
+        if keyword == "$ref" and not (isinstance(value, str) and value.startswith("#")):
+            raise PolicyError(
+                f"{what} refers to {value!r}", hint="copy it into definitions and refer to #/definitions/..."
+            )
+        if keyword in _UNSUPPORTED:
+            raise PolicyError(f"{what} uses {keyword}, which is not checked", hint="write it in JSON Schema draft 7")
+
+
+def _is_email(text: str) -> bool:
+    """Whether it is an e-mail address. The validator's own pattern takes the square of the length of a row of dots."""
+    local, _, host = text.partition("@")
+    dotted = local[:1] in ("", ".") or local.endswith(".") or ".." in local
+    return not dotted and "@" not in host and "." in host[1:-1]
 
 
 def _keywords(schema: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:

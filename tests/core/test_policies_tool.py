@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from types import MappingProxyType
 from typing import Any
@@ -253,3 +254,22 @@ def test_a_pattern_with_something_between_its_rounds_is_none_of_these(pattern: s
     policy = ToolPolicy(allow=["t"], schemas={"t": {"type": "object", "properties": {"x": {"pattern": pattern}}}})
     long = "a-" * 5_000 + "!"
     assert policy.judge(call("t", {"x": long})) is not None
+
+
+def test_numbers_too_long_to_compare_or_to_write_out_are_wrong_arguments() -> None:
+    schema = {"properties": {"x": {"multipleOf": 0.5}, "y": {"enum": [1, 2]}}}
+    policy = ToolPolicy(allow=["t"], schemas={"t": schema})
+    for arguments in ({"x": 10**400}, {"x": 10**5000}, {"y": 10**5000}):
+        decision = policy.judge(call("t", arguments))
+        assert (decision.blocks, decision.rule) == (True, "tool-arguments")
+
+
+def test_an_email_is_checked_in_the_time_that_its_length_takes() -> None:
+    policy = ToolPolicy(allow=["t"], schemas={"t": {"properties": {"x": {"format": "email"}}}})
+    for good in ("ann@acme.com", "a.b+c@x.y.de", "a@b.c"):
+        assert not policy.judge(call("t", {"x": good})).blocks
+    for bad in ("", "ann", "@acme.com", "ann@acme", ".a@b.c", "a.@b.c", "a..b@b.c", "a@b@c.de", "a@.c", "a@b."):
+        assert policy.judge(call("t", {"x": bad})).blocks
+    began = time.process_time()
+    assert policy.judge(call("t", {"x": "." * 400_000})).blocks
+    assert time.process_time() - began < 5
