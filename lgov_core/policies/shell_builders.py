@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
+import sys
 
 from lgov_core.policies.options import names
 from lgov_core.policies.shell_call import Call, Judge, is_option, parse
@@ -62,11 +63,12 @@ _FLAG = re.compile(r"-[qvwilx]|--(?:fix|check|write|quiet|verbose|diff|no-cache|
 #: Code and commands on the command line, by tool.
 _CODE = {
     **dict.fromkeys(("tsx", "ts-node"), r"-e|-p|-pe|--eval|--print"),
-    **dict.fromkeys(("rake", "ghc", "zig"), r"-e|-E|--execute"),
+    "rake": r"-[eEp].*|--exec.*",
+    **dict.fromkeys(("ghc", "zig"), r"-e|-E|--execute"),
     **dict.fromkeys(("crystal", "mix"), r"eval|-e|--eval"),
     **dict.fromkeys(("stack", "cabal"), r"-e|eval|script|runghc"),
     **dict.fromkeys(("mvn", "mvnw"), r".*\bexec(?:-maven-plugin)?(?::[\d.]+)?:exec|.*antrun.*|-Dexec\.executable=.*"),
-    **dict.fromkeys(("make", "gmake"), r"--eval(?:=.*)?|-[a-zA-Z]*E|SHELL=.*|\.SHELLFLAGS=.*"),
+    **dict.fromkeys(("make", "gmake"), r"(?s:--ev.*|-[a-z]*E.*|SHELL=.*|\.SHELLFLAGS=.*)"),
     **dict.fromkeys(
         ("gcc", "g++", "cc", "c++", "clang", "clang++", "ld", "rustc"),
         r"-fplugin.*|-wrapper.*|-specs.*|@.*|-B.*|-load|-plugin.*|(?:-C)?linker=.*",
@@ -78,6 +80,13 @@ _CODE = {
     "dbt": r"run-operation|--full-refresh|-f|clone",
     "prisma": r"(?:.*:)?reset|--force-reset|--accept-data-loss|push|execute|studio",
     "mmdc": r"-p|--puppeteerConfigFile(?:=.*)?",
+    "tox": r"-x.*|--override(?:=.*)?",
+    "pre-commit": r"try-repo",
+    "javac": r"-J.*|@.*",
+    "kotlinc": r"-e|-expression|-J.*",
+    **dict.fromkeys(("bazel", "bazelisk"), r"--run_under(?:=.*)?"),
+    **dict.fromkeys(("gunicorn", "flask"), rf"(?s:(?:.*=)?(?:{'|'.join(sys.stdlib_module_names)})[\w.]*:.*\(.*)"),
+    "django-admin": r"shell|dbshell",
     "pylint": r"--init-hook(?:=.*)?",
     "just": r"--shell(?:=.*)?|--shell-arg(?:=.*)?|-c|--command",
     "nim": r"e|--eval(?:[=:].*)?",
@@ -135,8 +144,11 @@ def check_programs(call: Call) -> None:
 def _builder(call: Call) -> None:
     call.reads(call.args)
     code = _CODE.get(call.name)
-    if code is not None and any(re.fullmatch(code, word) for word in call.args):
+    plain = [word.partition("=")[0] for word in call.args if word.startswith("--")]
+    if code is not None and any(re.fullmatch(code, word) for word in (*call.args, *plain)):
         call.refuse("code and commands on the command line are not allowed; put them into a file of this folder.")
+    if call.given.kind != "none" and _reads_program(call):
+        call.refuse("what it would run comes from elsewhere; name a file of this folder.", "shell-unclear")
     if call.name not in _READING:
         call.places.work_in()
     _check_handed(call)
@@ -151,6 +163,15 @@ def _builder(call: Call) -> None:
             call.runner.builds(word, given.operands)
     for word in parse(call.args, "-f -C --directory --file --rootdir --basetemp").of("-C", "--directory", "--basetemp"):
         call.literal(word, "the folder")
+
+
+def _reads_program(call: Call) -> bool:
+    """Whether a tool runs what it is given to read."""
+    if call.name in ("tsx", "ts-node"):
+        return not [word for word in call.args if not is_option(word)] or "-" in call.args
+    return call.name in _MAKES and "-" in parse(call.args, "-f --file --makefile -t").of(
+        "-f", "--file", "--makefile", "-t"
+    )
 
 
 def _check_tasks(call: Call) -> None:
@@ -178,7 +199,11 @@ def _check_places(call: Call, *, running: bool) -> None:
     for word in call.args:
         glued = word.startswith("-")
         value = word.partition("=")[2] or re.sub(r"^-[A-Za-z](?=[/~.])", "", word) if glued else word
+        value = value if value.startswith("/") or not glued else value.rpartition("=")[2]
         previous, before = before, word
+        emptied = "--basetemp" in (previous, word.partition("=")[0])
+        if emptied and value != "--basetemp":
+            call.places.delete(value, recursive=True)
         label = call.name in ("bazel", "bazelisk") and value.startswith("//")
         if label or not (value.startswith("/") or ".." in value.split("/")):
             continue
@@ -195,9 +220,10 @@ def _check_place(call: Call, value: str, previous: str, *, running: bool, of_opt
     installed = running or glued or call.name in _COMPILERS or _NAMING_INSTALLED.fullmatch(previous) is not None
     if installed and value.startswith(_INSTALLED):
         return
-    if running or (of_option and (glued or call.name not in _READING)):
+    reading = call.name in _READING and not {"-w", "--write-changes"} & set(call.args)
+    if running or (of_option and (glued or not reading)):
         call.places.script(value)
-    elif call.name not in _READING and not call.places.holds(value):  # a file that may be changed
+    elif not reading and not call.places.holds(value):  # a file that may be changed
         call.places.write(value)
 
 
@@ -208,6 +234,8 @@ def _check_handed(call: Call) -> None:
     """Judges what a tool runs that is handed to it on the command line."""
     if call.name == "cmake" and call.args[:1] == ("-E",):
         _cmake_command(call, list(call.args[1:]))
+    elif call.name == "cmake" and "--" in call.args:
+        call.runner.run(["make", *call.args[call.args.index("--") + 1 :]], call.given)
     elif call.name == "nodemon":
         given = parse(call.args, "-x --exec -w --watch -e --ext")
         for word in given.of("-x", "--exec"):

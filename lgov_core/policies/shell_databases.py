@@ -29,31 +29,36 @@ _FROM_ELSEWHERE = re.compile(r"(?i)\b(?:url|file|s3|remote|executable|hdfs|mysql
 
 def _database(call: Call) -> None:
     args = list(call.args)
-    if call.name in ("sqlite3", "duckdb"):
+    if call.name in _OF_A_FILE:
         args = [word for word in args if word not in _QUIET]
-    given = parse(args, "-c --command -e --execute -f --file -d -h -p -U -u --eval -q --query")
-    if given.has("-f", "--file", "--queries-file", "--init-command"):
+    given = parse(args, _DATABASE_VALUES.get(call.name, _CLIENT_VALUES))
+    by_file = call.name in _OF_A_FILE and any(re.match(r"--?(?:init|cmd|A|unsafe)", word) for word in args)
+    if by_file or given.has("-f", "--file", "--queries-file", "--init-command"):
         call.refuse("give the statement on the command line.")
+    for word in given.of("-o", "--output", "-L", "--log-file", "--tee"):
+        call.places.write(word)
     statements = [*given.of("-c", "--command", "-e", "--execute")]
     if call.name in _QUERIES:
         statements += given.of("-q", "--query")
-    if call.name == "sqlite3":
+    if call.name in _OF_A_FILE:
         call.reads(given.operands)
-        statements += given.operands[1:]
+        statements += [*given.operands[1:], *given.of("-s")]
     for text in [part for whole in statements for part in _statements(whole)]:
-        call.literal(text, "the statement")
-        if call.name in ("mysql", "mariadb") and "\\" in text:
-            call.refuse("commands of the client itself are not allowed.")
-        if call.name in _QUERIES and _FROM_ELSEWHERE.search(text):
-            call.refuse("reading from elsewhere is not allowed.")
-        if _READING.fullmatch(text) is None or _NOT_READING.search(text):
-            call.refuse("only one reading statement is allowed.")
-    if (
-        not statements
-        and not (call.name == "sqlite3" and given.has("-version", "--version"))
-        and not given.has("--version", "-l", "--list", "-V")
-    ):
+        _check_statement(call, text)
+    asking = given.has("--version", "-l", "--list", "-V") or (call.name == "sqlite3" and given.has("-version"))
+    if not statements and (call.given.kind != "none" or not asking):
         call.refuse("give one reading statement on the command line.")
+
+
+def _check_statement(call: Call, text: str) -> None:
+    call.literal(text, "the statement")
+    call.reads(re.findall(r"'([^']*)'", text) if call.name == "duckdb" else ())
+    if call.name in ("mysql", "mariadb") and "\\" in text:
+        call.refuse("commands of the client itself are not allowed.")
+    if call.name in _QUERIES and _FROM_ELSEWHERE.search(text):
+        call.refuse("reading from elsewhere is not allowed.")
+    if _READING.fullmatch(text) is None or _NOT_READING.search(text):
+        call.refuse("only one reading statement is allowed.")
 
 
 def _statements(text: str) -> list[str]:
@@ -138,6 +143,14 @@ def _redis(call: Call) -> None:
         call.refuse("only reading commands are allowed.")
 
 
+_OF_A_FILE = ("sqlite3", "duckdb")
+_CLIENT_VALUES = "-c --command -e --execute -f --file -d -h -p -U -u --eval -q --query -o --output -L --log-file --tee"
+_DATABASE_VALUES = {
+    **dict.fromkeys(
+        ("mysql", "mariadb"), "-e --execute -h -u -D -P -S --tee --init-command --database --host --user --port"
+    ),
+    "duckdb": "-c -s -f",
+}
 _QUERIES = ("cqlsh", "clickhouse-client", "snowsql")
 DATABASE_JUDGES: dict[str, Judge] = {
     **dict.fromkeys(("psql", "mysql", "mariadb", "sqlite3", "duckdb", *_QUERIES), _database),

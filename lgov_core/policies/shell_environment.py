@@ -76,7 +76,9 @@ def is_secret_variable(name: str) -> bool:
 _TELLING_ALL = re.compile(r"(?:env|printenv|set|export|(?:export|declare|typeset) -[px]+)(?: -0)?(?: 2>/dev/null)?")
 _SECRET_WORD = re.compile(r"token|secret|passw|credential|api.?key|_key\b|\bkeys?\b|\baws|\bpass\b", re.I)
 #: Stages that print no values, or leave out the lines they find.
-_VALUELESS = re.compile(r"\bcut -d ?['\"]?=['\"]? -f ?1\b|s/=\.\*|grep -\w*[cqv]|print \$1\}|\bwc\b")
+_VALUELESS = re.compile(
+    r"\bcut -d ?['\"]?=['\"]? -f ?1\b|s/=\.\*|grep -\w*[cq]|grep -\w*v(?!.* \| )|print \$1\}|\bwc\b"
+)
 
 
 def shows_secret_variables(stages: list[str]) -> bool:

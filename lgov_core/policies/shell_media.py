@@ -139,6 +139,8 @@ def _check_picture_made(call: Call, last: list[str]) -> None:
         target = re.sub(r"^[A-Za-z0-9]+:", "", word)
         if word in ("-version", "--version", "-help", "-list") or target in ("", "-"):
             continue
+        if "%[" in word:
+            call.refuse("write the name of what is made out.", "shell-unclear")
         if word.startswith("-"):
             call.refuse("name what is written as the last word.", "shell-unclear")
         call.places.write(target)

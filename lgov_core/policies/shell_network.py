@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 import ipaddress
+import posixpath
 import re
+from collections.abc import Sequence
 
 from lgov_core.policies.addresses import why_closed
 from lgov_core.policies.options import names
-from lgov_core.policies.shell_call import Call, Judge, is_option, wild
+from lgov_core.policies.shell_call import Call, Judge, Parsed, is_option, wild
 from lgov_core.policies.url_text import PlainURL, UnclearURL, read_url
 
-_CURL_VALUES = (
-    "-o --output -X --request -H --header -A --user-agent -e --referer -m --max-time --connect-timeout --retry "
-    "--retry-delay -w --write-out -d --data --data-raw --data-binary --data-urlencode --data-ascii --json -F "
-    "--form --form-string -T --upload-file -u --user -K --config -x --proxy -b --cookie -c --cookie-jar -D "
-    "--dump-header --resolve --connect-to --url -r --range -E --cert --key --cacert --capath -U --proxy-user "
-    "--unix-socket --interface -C --continue-at --limit-rate --max-redirs -Y -y -z --output-dir --url-query "
-    "--variable --trace --trace-ascii --stderr --netrc-file --abstract-unix-socket --dns-servers --doh-url "
-    "--preproxy --socks5"
-)
+_CURL_VALUES = """
+    -o --output -X --request -H --header -A --user-agent -e --referer -m --max-time --connect-timeout --retry
+    --retry-delay -w --write-out -d --data --data-raw --data-binary --data-urlencode --data-ascii --json -F --form
+    --form-string -T --upload-file -u --user -K --config -x --proxy -b --cookie -c --cookie-jar -D --dump-header
+    --resolve --connect-to --url -r --range -E --cert --key --cacert --capath -U --proxy-user --unix-socket --interface
+    -C --continue-at --limit-rate --max-redirs -Y -y -z --output-dir --url-query --variable --trace --trace-ascii
+    --stderr --netrc-file --abstract-unix-socket --dns-servers --doh-url --preproxy --socks5 --socks4 --socks4a
+    --socks5-hostname --proxy-header --oauth2-bearer --mail-from --mail-rcpt --max-filesize --keepalive-time
+    --retry-max-time --etag-save --etag-compare --hsts --alt-svc --time-cond --proto --proto-default --proto-redir
+    --tls-max --ciphers --pass --key-type --cert-type --aws-sigv4 --rate --create-file-mode --happy-eyeballs-timeout-ms
+"""
 _CURL_DATA = names(
     """
     -d --data --data-raw --data-binary --data-urlencode --data-ascii --json -F --form --form-string
@@ -29,16 +33,24 @@ _CURL_CLOSED = names(
     """
     -T --upload-file -K --config -x --proxy --resolve --connect-to -E --cert --key --unix-socket -n --netrc --netrc-file
     --netrc-optional --abstract-unix-socket --preproxy --socks5 --socks4 --doh-url --dns-servers -q --variable --url-query
-    --engine --libcurl -a --append -Q --quote -b --cookie
+    --engine --libcurl -a --append -Q --quote -b --cookie --socks4a --socks5-hostname --mail-from --mail-rcpt
     """
 )
 #: Options that name a file to write.
-_CURL_WRITING = names("-o --output -D --dump-header -c --cookie-jar --output-dir --trace --trace-ascii --stderr")
+_CURL_WRITING = names(
+    "-o --output -D --dump-header -c --cookie-jar --output-dir --trace --trace-ascii --stderr --etag-save --hsts --alt-svc"
+)
+#: Options whose value is sent.
+_CURL_SENT = names("-H --header -A --user-agent -e --referer -u --user -r --range -z --time-cond --oauth2-bearer")
 _WGET_VALUES = (
     "-O --output-document -P --directory-prefix -o --output-file -a --append-output -U --user-agent -t --tries "
     "-T --timeout -e --execute -i --input-file --header --post-data --post-file --body-data --body-file "
     "--method --user --password -w --wait -l -A -R -D -Q --limit-rate --load-cookies --save-cookies "
-    "--ca-certificate --use-askpass --config -B --base -X -I"
+    "--ca-certificate --use-askpass --config -B --base -X -I --referer --warc-file --rejected-log --hsts-file --warc-tempdir"
+)
+_WGET_WRITING = names(
+    "-O --output-document -P --directory-prefix -o --output-file -a --append-output --save-cookies --warc-file --warc-tempdir"
+    " --rejected-log --hsts-file"
 )
 #: Options that send something, log in, or take addresses and settings from a file.
 _WGET_CLOSED = names(
@@ -87,9 +99,9 @@ def _address(call: Call, text: str) -> PlainURL | None:
 
 
 def _curl(call: Call) -> None:
-    given = call.parsed(_CURL_VALUES)
-    if given.has("-V", "--version", "--help", "-h"):
+    if call.args[:1] and call.args[0] in ("-V", "--version", "--help", "-h"):
         return
+    given = call.parsed(_CURL_VALUES)
     if set(_CURL_CLOSED) & set(given.options):
         call.refuse("uploads, proxies, cookies, keys and options from files are not allowed.", "shell-network")
     abbreviated = [
@@ -101,23 +113,38 @@ def _curl(call: Call) -> None:
     urls = [_address(call, word) for word in (*given.operands, *given.of("--url"))]
     if not urls:
         call.refuse("write the address out.", "shell-unclear")
-    outside = any(url is not None for url in urls)
+    _check_sent(call, given, outside=any(url is not None for url in urls))
+    call.reads(given.of("-w", "--write-out"))
+    if any("%output{" in word for word in given.of("-w", "--write-out")):
+        call.refuse("write what is told about the answer to the output.", "shell-write")
+    for word in given.of(*_CURL_WRITING):
+        call.places.write(word)
+    if given.has("-O", "--remote-name", "--remote-name-all"):
+        _writes_by_name(call, given.operands, "".join(given.of("--output-dir")[-1:]))
+
+
+def _check_sent(call: Call, given: Parsed, *, outside: bool) -> None:
+    """Refuses methods that change something, and data and names taken from files or variables, to other machines at least."""
     data = [value for option, value in given.values if option in _CURL_DATA]
-    method = "".join(given.of("-X", "--request")[-1:]).upper()
-    if method in ("DELETE", "PURGE", "MOVE") or (outside and method not in ("", "GET", "HEAD", "OPTIONS")):
-        call.refuse(f"{method[:20]} changes what is there; only reading is allowed.", "shell-network")
+    for method in map(str.upper, given.of("-X", "--request")):
+        if method in ("DELETE", "PURGE", "MOVE") or (outside and method not in ("GET", "HEAD", "OPTIONS")):
+            call.refuse(f"{method[:20]} changes what is there; only reading is allowed.", "shell-network")
     if outside and data and not given.has("-G", "--get"):
         call.refuse("sending data to other machines is not allowed.", "shell-network")
     if not outside:  # files of this folder may go to a server on this machine
         data = [word for word in data if not _is_own_file(call, word)]
-    for word in (*data, *given.of("-H", "--header", "-A", "-e", "-u", "--user")):
+    if outside and any(re.match(r"[^=]*@", word) for word in given.of("--data-urlencode")):
+        call.refuse("what is sent must be written out, not taken from a file or variable.", "shell-network")
+    for word in (*data, *given.of(*_CURL_SENT)):
         if wild(word) or "@/" in word or word.startswith("@") or "=@" in word or "=<" in word:
             call.refuse("what is sent must be written out, not taken from a file or variable.", "shell-network")
-    call.reads(given.of("-w", "--write-out"))
-    for word in given.of(*_CURL_WRITING):
-        call.places.write(word)
-    if given.has("-O", "--remote-name", "--remote-name-all"):
-        call.places.write(".")
+
+
+def _writes_by_name(call: Call, addresses: Sequence[str], folder: str = "") -> None:
+    """Judges files that are called as the addresses say, which are fetched."""
+    for address in addresses:
+        name = posixpath.basename(re.split(r"[?#]", address.partition("://")[2])[0])
+        call.places.write(posixpath.join(folder, name or "."))
 
 
 def _is_own_file(call: Call, word: str) -> bool:
@@ -130,23 +157,24 @@ def _is_own_file(call: Call, word: str) -> bool:
 
 
 def _wget(call: Call) -> None:
-    given = call.parsed(_WGET_VALUES)
-    if given.has("--version", "--help"):
+    if call.args[:1] in (("--version",), ("--help",)):
         return
-    headers = given.of("--header")
+    given = call.parsed(_WGET_VALUES)
+    headers = [*given.of("--header"), *given.of("-U", "--user-agent", "--referer")]
     unread = given.has("--header") and not headers
     if given.has(*_WGET_CLOSED) or unread or any(wild(word) for word in headers):
         call.refuse("sending data, and options and addresses from files are not allowed.", "shell-network")
     for word in given.operands:
         _address(call, word)
-    outputs = given.of(
-        "-O", "--output-document", "-P", "--directory-prefix", "-o", "--output-file", "-a", "--append-output"
-    )
-    for word in outputs or (["."] if not given.has("--spider") else []):
+    for word in given.of(*_WGET_WRITING):
         call.places.write(word)
+    if not given.has("-O", "--output-document", "--spider"):
+        _writes_by_name(call, given.operands, "".join(given.of("-P", "--directory-prefix")[-1:]))
 
 
 def _httpie(call: Call) -> None:
+    for word in call.parsed("-o --output --session").of("-o", "--output", "--session"):
+        call.places.write(word)
     words = [word for word in call.args if not is_option(word)]
     methods = [word for word in words[:1] if word.isupper()]
     places = words[len(methods) : len(methods) + 1]
@@ -208,9 +236,15 @@ def _tries(args: tuple[str, ...]) -> bool:
 def _rsync(call: Call) -> None:
     given = call.parsed(
         "-e --rsh --exclude --include --exclude-from --include-from --files-from --log-file --rsync-path -f --filter --bwlimit"
+        " --timeout --contimeout --port --chmod --chown --info --debug --out-format --suffix --max-size --min-size --max-delete"
+        " --backup-dir --partial-dir --temp-dir -T --compare-dest --copy-dest --link-dest --password-file --skip-compress -B"
+        " --block-size --usermap --groupmap --iconv --outbuf --write-batch --only-write-batch --read-batch -M --remote-option"
+        " --compress-level --checksum-choice --compress-choice --log-file-format --modify-window -@"
     )
-    if given.has("-e", "--rsh", "--rsync-path", "--daemon", "--log-file"):
+    if given.has("-e", "--rsh", "--rsync-path", "--daemon", "--log-file", "-M", "--remote-option"):
         call.refuse("options that run programs or write logs are not allowed.")
+    for word in given.of("--backup-dir", "--partial-dir", "-T", "--temp-dir", "--write-batch", "--only-write-batch"):
+        call.places.write(word)
     trying = _tries(call.args)
     if (
         "--list-only" in given.options
@@ -229,6 +263,8 @@ def _rsync(call: Call) -> None:
     if any(re.match(r"[^/]*:|rsync://", word) for word in given.operands):
         call.refuse("copying to or from other machines is not allowed.", "shell-network")
     call.reads(given.operands[:-1])
+    for word in given.operands[:-1]:
+        call.places.read_tree(word)
     if not trying:
         for word in given.operands[-1:]:
             call.places.write(word)

@@ -23,6 +23,7 @@ _PIP_WRITING = names("-t --target --src -d --dest -w --wheel-dir --report --log 
 def _pip(call: Call) -> None:
     words = [word for word in call.args if not word.startswith("-")]
     verb = (words or [""])[0]
+    _check_standing(call)
     if call.name == "uv" and verb == "pip":
         return _pip(Call("pip", tuple(word for word in call.args if word != "pip"), call.given, call.runner))
     if call.name == "uv" and words[:2] == ["tool", "run"]:
@@ -73,6 +74,14 @@ def _pip(call: Call) -> None:
     return None
 
 
+def _check_standing(call: Call) -> None:
+    """Judges the interpreter that is asked, and the folder that is worked in, where options name others."""
+    given = parse(call.args, "-p --python --directory --project -C -P")
+    for word in given.of("-p", "--python", "--directory", "--project", "-C", "-P"):
+        if "/" in word and not word.startswith(("/usr/", "/opt/")):
+            call.places.script(word)
+
+
 _UV_VALUES = ("-p", "--python", "--extra", "--group", "--only-group", "--no-group", "--package", "--no-extra")
 _UV_FLAGS = re.compile(
     r"--(?:frozen|locked|no-sync|no-dev|dev|all-extras|all-groups|active|isolated|offline|exact|quiet|verbose|no-project|no-progress)"
@@ -101,6 +110,14 @@ def _uv_run(call: Call, words: list[str]) -> None:
     call.runner.run(words or ["true"], call.given)
 
 
+#: A repository of somebody (``user/name``, ``github:...``), or an address.
+_OF_SOMEBODY = re.compile(r"(?!\.{0,2}/|@|[\w.-]+@npm:)[^/]*[:/]")
+#: Options that name other settings, programs and places of the package manager.
+_NODE_CLOSED = names(
+    "--registry -g --global --script-shell --location --userconfig --globalconfig --git --node-options --init-module --shell"
+)
+
+
 def _node_packages(call: Call) -> None:
     words = list(parse(call.args, _NODE_VALUES.get(call.name, "--cwd")).operands)
     verb = (words or [""])[0]
@@ -117,28 +134,41 @@ def _node_packages(call: Call) -> None:
             and re.fullmatch(r"[a-z][\w:.-]*", verb)
             and verb not in _PACKAGE_CLOSED
         ):
-            return call.reads(call.args)
+            return _program(call, verb)
         call.refuse(f"{verb[:40]} is not allowed here.")
     if verb not in _LOOKING:
         call.places.work_in()
     given = parse(call.args, "--registry --prefix -C --cwd")
     if call.name == "bun" and given.has("-e", "--eval", "-p", "--print"):
         call.refuse("code on the command line is not allowed; put it into a file of this folder.", "shell-code")
-    if given.has("--registry", "-g", "--global", "--script-shell", "--location") or (
-        verb == "audit" and "signatures" not in words and given.has("--force")
+    if (
+        given.has(*_NODE_CLOSED)
+        or any(":registry" in word for word in call.args)
+        or (verb == "audit" and "signatures" not in words and given.has("--force"))
     ):
         call.refuse("packages come from the usual registry and stay in this folder.", "shell-network")
     for folder in given.of("--prefix", "-C", "--cwd"):
         call.places.script(folder)
     if verb in ("exec", "dlx", "x"):
-        rest = list(call.args[call.args.index(verb) + 1 :])
-        return call.runner.run([word for word in rest if word != "--"] or ["true"], call.given)
+        rest = [word for word in call.args[call.args.index(verb) + 1 :] if word != "--"]
+        return _npx(Call(call.name, tuple(rest), call.given, call.runner))
     for word in words[1:] if verb in ("install", "i", "add") else []:
         call.literal(word, "the package")
-        if re.search(r"://|^git\+|^github:|^/|\.tgz$", word):
+        if re.search(r"://|^git\+|^/|\.tgz$", word) or _OF_SOMEBODY.match(word):
             call.refuse("packages come from the usual registry.", "shell-network")
     _check_script(call, verb, words)
+    if call.name == "bun" and verb == "run" and len(words) > 1:
+        return _program(call, words[1])
     return call.reads(call.args)
+
+
+def _program(call: Call, verb: str) -> None:
+    """A script of the folder by its name, or else a program that is installed, which is judged as it is."""
+    from lgov_core.policies.shell_known import JUDGES, plain_name
+
+    call.reads(call.args)
+    if plain_name(verb) in JUDGES:
+        call.runner.run(call.args[call.args.index(verb) :], call.given)
 
 
 def _settings(call: Call, verb: list[str]) -> None:
@@ -190,7 +220,7 @@ def _npx(call: Call) -> None:
     words = list(call.args)
     while words and words[0] in ("--yes", "-y", "--no-install", "--no", "--bun"):
         words.pop(0)
-    if words and re.match(r"(?!\.{0,2}/|@)[^/]*[:/]", words[0]):  # a repository of somebody, or an address
+    if words and _OF_SOMEBODY.match(words[0]):
         call.refuse("packages come from the usual registry.", "shell-network")
     if words:
         call.runner.run(words, call.given)

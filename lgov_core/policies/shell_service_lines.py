@@ -33,7 +33,14 @@ SPECIAL = {
     "apt": re.compile(r"(?:-\w+ )?update"),
     "apt-get": re.compile(r"(?:-\w+ )?update(?: -\w+)?"),
     "rpm": re.compile(r"-q[a-z]*(?: [\w./+][\w./+-]*)*"),
-    "service": re.compile(r"--status-all"),
+    "service": re.compile(r"--status-all|[\w@.-]+ status"),
+    "ip": re.compile(
+        r"(?:-\w+ )*(?:(?:a|addr|address|r|route|l|link|n|neigh|rule|maddr|netns)(?: (?:show|list|ls|get)(?: [\w.:/@-]+)*)?)"
+    ),
+    **dict.fromkeys(
+        ("iptables", "ip6tables"), re.compile(r"(?:(?:-[LSnvx]+|--list|--line-numbers|-t \w+|[A-Z][\w-]*)(?: |$))+")
+    ),
+    "sysctl": re.compile(r"(?:(?:-[aneN]+|--all|--values|--names) ?)?(?:(?<= )|^)(?:[\w.*-]+(?: |$))*"),
     "journalctl": re.compile(
         r"(?:(?:--disk-usage|--list-boots|--verify|--no-pager|-[nubpfexkr]+|\w[\w.@:-]*|_[A-Z_]+=[\w./-]+)(?: |$))+"
     ),

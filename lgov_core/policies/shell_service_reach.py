@@ -17,7 +17,9 @@ _SERVER = frozenset(
     )
 )
 _OUTPUT = frozenset(
-    names("output-dir output-directory untardir destination out out-dir outfile output-file export-dir local-dir")
+    names(
+        "output-dir output-directory untardir destination out out-dir outfile output-file export-dir local-dir cursor-file"
+    )
 )
 #: Files and folders a tool runs something from.
 _RUN_FROM = frozenset(names("kubeconfig chdir plugin-dir working-dir terragrunt-working-dir registry-config"))
@@ -63,6 +65,9 @@ def check_reach(call: Call) -> None:
         call.refuse("secrets are closed.", "shell-secret")
     if call.name in _INSTALLERS and any("://" in word for word in args):
         call.refuse("packages come from the usual index.", "shell-network")
+    lasting = any(re.match(r"--(?:set|add|append|prepend|remove|stdin)", word) for word in args)
+    if call.name in ("conda", "mamba") and "config" in words and lasting:
+        call.refuse("its settings hold for other folders too; they stay as they are.")
     _check_copies(call, args, words)
 
 
@@ -83,7 +88,9 @@ def _check_copies(call: Call, args: Sequence[str], words: Sequence[str]) -> None
             call.refuse("sending files to other machines is not allowed; copy from there to here.", "shell-network")
         call.places.write(target)
     if call.name == "aws" and "get-object" in words:
-        call.places.write(words[-1])
+        behind = words[words.index("get-object") + 1 :]
+        for word in (*behind[-1:], *(word for word in behind if word.startswith(("/", "..")))):
+            call.places.write(word)
     if call.name == "rclone" and not {"--dry-run", "-n"} & set(args):
         if any(word.startswith(":") for word in words):
             call.refuse("name a remote that is configured.", "shell-network")

@@ -121,6 +121,8 @@ def _filled(slot: str, value: str) -> str:
 
 def _editor(call: Call) -> None:
     """Editors open files by name; with options, addresses or commands they do more."""
+    if call.given.kind != "none":
+        call.refuse("what it is given to read it takes for keys.")
     for word in call.args:
         if re.fullmatch(r"\+\d*|-[Rrgndw]|--(?:wait|reuse-window|new-window|diff|goto|readonly)", word):
             continue

@@ -7,19 +7,23 @@ import re
 from lgov_core.policies.options import names
 from lgov_core.policies.shell_builders import BUILDER_JUDGES, check_programs
 from lgov_core.policies.shell_call import Call, Judge, parse
+from lgov_core.policies.shell_environment import check_assignment
 from lgov_core.policies.shell_media import MEDIA_JUDGES
 from lgov_core.policies.shell_terminals import TERMINAL_JUDGES
 
 
 def _java(call: Call) -> None:
-    given = parse(call.args, "-jar -cp -classpath --class-path")
+    given = parse(call.args, "-jar -cp -classpath --class-path -p --module-path --patch-module --upgrade-module-path")
+    if call.given.kind != "none" and not call.args:
+        call.refuse("what it would run comes from elsewhere; name a file of this folder.", "shell-unclear")
     if any(word.startswith(("-agent", "-javaagent", "-XX:OnError", "-XX:OnOutOfMemoryError")) for word in call.args):
         call.refuse("options that run other code are not allowed.")
     if any(word.startswith("@") or (call.name != "java" and word in ("-e", "-script")) for word in call.args):
         call.refuse("arguments and code come from the command line's own words or from a file of this folder.")
     places = [
         *given.of("-jar"),
-        *(e for path in given.of("-cp", "-classpath", "--class-path") for e in path.split(":")),
+        *(e for path in given.of("-cp", "-classpath", "--class-path", "-p", "--module-path") for e in path.split(":")),
+        *(e for word in call.args if word.startswith("-Xbootclasspath") for e in word.split(":")[1:]),
     ]
     for word in (*places, *(word for word in given.operands[:1] if "/" in word)):
         if not word.startswith(("/usr/", "/opt/", "/Library/")):
@@ -65,6 +69,17 @@ def _check_written(call: Call) -> None:
                 call.runner.builds(value if equals else args[at + 1], [word for word in args if word.endswith(".go")])
 
 
+def _check_settings(call: Call, words: list[str]) -> None:
+    """Judges settings that last: ``go env -w``, ``bundle config``."""
+    if call.name == "go" and words[:1] == ["env"] and {"-w", "--w"} & set(call.args):
+        for name, _, value in (word.partition("=") for word in words[1:]):
+            why = check_assignment(name, [value], call.places)
+            if why is not None:
+                call.refuse(f"{why}.", "shell-environment")
+    if call.name == "bundle" and words[:1] == ["config"] and any("://" in word for word in words):
+        call.refuse("packages come from the usual index.", "shell-network")
+
+
 #: Words of any of these tools that only look.
 _LOOKING = frozenset(names("list info search env version help outdated show environment"))
 
@@ -85,6 +100,9 @@ def _verbs_only(allowed: str) -> Judge:
             call.refuse(f"{words[0][:40]!r} is not allowed here.")
         if words and words[0] not in _LOOKING:
             call.places.work_in()
+        if not words and call.name in ("deno", "swift") and call.given.kind != "none":
+            call.refuse("what it would run comes from elsewhere; name a file of this folder.", "shell-unclear")
+        _check_settings(call, words)
         if any(re.match(r"--?(?:toolexec|exec|vettool|overlay|modfile)(?:=|$)", word) for word in call.args):
             call.refuse("options that change what is run are not allowed.")
         if call.name == "bundle" and words[:1] == ["exec"]:
@@ -100,7 +118,8 @@ def _verbs_only(allowed: str) -> Judge:
         call.reads(call.args)
         _check_written(call)
         if words[:1] and (
-            words[0] in ("run", "test", "exec", "task") or call.name in ("dotnet", "gem", "deno", "swift")
+            words[0] in ("run", "test", "exec", "task", "generate")
+            or call.name in ("dotnet", "gem", "deno", "swift", "bundle", "composer")
         ):
             check_programs(call)
 
@@ -167,6 +186,8 @@ _DEBUGGING = re.compile(
 
 def _debugger(call: Call) -> None:
     """Judges gdb without a prompt: commands that show, on a program of this folder and what it left when it fell."""
+    if call.given.kind != "none" and not {"-batch", "--batch"} & set(call.args):
+        call.refuse("its commands come from elsewhere; use -batch and -ex.", "shell-unclear")
     args = list(call.args)
     inner: list[str] = []
     if "--args" in args:
