@@ -70,9 +70,10 @@ def _outcome(story: Story) -> str:
 
 def _step(step: ModelStep, tail: int, everything: bool) -> Iterable[RenderableType]:
     weights = "unknown" if step.weights_version is None else str(step.weights_version)
+    choice = f", choice {step.choice}" if step.choice else ""
     tokens = f"{_count(step.prompt_tokens)} + {_count(step.response_tokens)} tokens"
     known = f"weights {weights}" if step.captured else "from its span"
-    yield Rule(Text(f"turn {step.turn}  {_plain(step.model)}  {known}  {tokens}"), align="left")
+    yield Rule(Text(f"turn {step.turn}{choice}  {_plain(step.model)}  {known}  {tokens}"), align="left")
     for message in step.seen:
         yield _message(message, tail)
     unanswered = not step.captured and step.finish_reason not in _FINISHED

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
@@ -17,6 +17,7 @@ from lgov_core.errors import StoreError
 from lgov_core.store.protocol import TraceStore
 from lgov_core.trace import semconv
 from lgov_core.trace.mapping import canonical
+from lgov_core.trace.reward_attempts import attempt_of
 from lgov_core.types import Attempt, CapturedCall, JSONValue, Outcome, Point, Reward, Rollout, Span
 
 _BLOCKING = ("deny", "escalate")
@@ -92,6 +93,7 @@ class ModelStep:
     tools: tuple[ToolStep, ...]
     rewards: tuple[RewardLine, ...]
     captured: bool = True
+    choice: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,22 +154,23 @@ def read_story(store: TraceStore, rollout_id: str, attempt: int | None = None) -
     if chosen not in attempts:
         there = ", ".join(str(number) for number in sorted(attempts)) or "none"
         raise StoreError(f"rollout {rollout_id} has no attempt {chosen}", hint=f"its attempts: {there}")
-    story = _Telling(store, rollouts[0], attempts[chosen], len(attempts)).story()
+    story = _Telling(store, rollouts[0], attempts[chosen], attempts.values()).story()
     return story if chosen in announced else replace(story, announced=False)
 
 
 class _Telling:
     """The rows of one attempt, indexed by the calls they name."""
 
-    def __init__(self, store: TraceStore, rollout: Rollout, attempt: Attempt, attempts: int) -> None:
+    def __init__(self, store: TraceStore, rollout: Rollout, attempt: Attempt, attempts: Collection[Attempt]) -> None:
         ids, number = [rollout.rollout_id], attempt.attempt
-        self.rollout, self.attempt, self.attempts = rollout, attempt, attempts
-        self.calls = [call for call in store.calls(ids) if (call.attempt or 1) == number]
+        self.rollout, self.attempt, self.attempts = rollout, attempt, len(attempts)
+        calls = list(store.calls(ids))
+        self.calls = [call for call in calls if (call.attempt or 1) == number]
         self.of_tool: dict[str, list[Reward]] = defaultdict(list)
         self.of_response: dict[str, list[Reward]] = defaultdict(list)
         self.own: list[Reward] = []
         for reward in store.rewards(ids):
-            if reward.attempt in (number, None):
+            if attempt_of(reward, attempts, calls) == number:
                 self._file(reward)
         self.verdicts: dict[str | None, list[Verdict]] = defaultdict(list)
         self.tools: dict[str, Span] = {}
@@ -248,8 +251,17 @@ class _Telling:
             seen=_new_messages(call.request.get("messages") or ()),
             wrote=_content(message.get("content")),
             tools=tools,
-            rewards=_lines(self.of_response.pop(call.response_id, ())),
+            rewards=_lines(self._take(call)),
+            choice=call.choice,
         )
+
+    def _take(self, call: CapturedCall) -> list[Reward]:
+        """The rewards on a call; of several choices of a reply each has those that name it."""
+        named = self.of_response.pop(call.response_id, [])
+        taken = [reward for reward in named if reward.choice in (None, call.choice)]
+        if left := [reward for reward in named if reward.choice not in (None, call.choice)]:
+            self.of_response[call.response_id] = left
+        return taken
 
     def _step_of_span(self, turn: int, span: Span) -> ModelStep:
         found = span.attributes

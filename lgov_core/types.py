@@ -370,7 +370,7 @@ class Reward:
     The target is explicit, never guessed: a tool call (``tool_call_id``: credited to the model call that proposed it), a
     model call (``response_id``), or, with neither set, the attempt as a whole. ``dimension`` keeps channels apart
     (``task``, ``air``, ``compliance``). ``value`` must be finite. ``choice`` says which choice of a reply of several
-    (``n`` > 1) is meant, from 0; where it does not, the first one is.
+    (``n`` > 1) is meant, from 0; where it does not, the one that the attempt went on with is.
     """
 
     value: float

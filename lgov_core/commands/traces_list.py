@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence, Set
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from lgov_core.commands.group import Exit, exit_status, json_option
 from lgov_core.commands.output import write_json, write_table
 from lgov_core.commands.recorded import opened_store
-from lgov_core.types import Attempt, Outcome
+from lgov_core.trace.reward_attempts import attempt_of
+from lgov_core.types import Attempt, CapturedCall, Outcome
+
+if TYPE_CHECKING:
+    from lgov_core.store.protocol import TraceStore
 
 #: How the attempts that nobody opened are said to have ended.
 _UNKNOWN = "unknown"
@@ -47,9 +51,7 @@ def list_rollouts(store: str, run_id: str | None, outcome: str | None, limit: in
             every.sort(key=lambda one: one[0].started_at)
         found = [one for one in every if outcome in (None, one[1])]
         shown = found[-limit:]
-        earned: dict[tuple[str | None, int], dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
-        for reward in recorded.rewards(list({attempt.rollout_id for attempt, _ in shown})):
-            earned[reward.rollout_id, reward.attempt or 1][reward.dimension].append(reward.value)
+        earned = _earned(recorded, every, {attempt.rollout_id for attempt, _ in shown})
     entries: list[dict[str, Any]] = []
     for attempt, ended in shown:
         rollout = rollouts.get(attempt.rollout_id)
@@ -63,7 +65,7 @@ def list_rollouts(store: str, run_id: str | None, outcome: str | None, limit: in
                 "seconds": None if attempt.ended_at is None else round(attempt.ended_at - attempt.started_at, 3),
                 "rewards": {
                     dimension: _total(values)
-                    for dimension, values in earned[attempt.rollout_id, attempt.attempt].items()
+                    for dimension, values in earned.get((attempt.rollout_id, attempt.attempt), {}).items()
                 },
             }
         )
@@ -86,6 +88,26 @@ def list_rollouts(store: str, run_id: str | None, outcome: str | None, limit: in
         ],
     )
     click.echo(f"{len(shown)} of {len(found)} attempts", err=True)
+
+
+def _earned(
+    recorded: TraceStore, every: Sequence[tuple[Attempt, str]], rollouts: Set[str]
+) -> Mapping[tuple[str | None, int], Mapping[str, list[float]]]:
+    """The rewards of each attempt of ``rollouts``, by dimension; ``every`` are all attempts."""
+    attempts_of: dict[str | None, list[Attempt]] = defaultdict(list)
+    for attempt, _ in every:
+        attempts_of[attempt.rollout_id].append(attempt)
+    rewards = recorded.rewards(list(rollouts))
+    unsure = {name for name in rollouts if len(attempts_of[name]) > 1}
+    unsure &= {one.rollout_id for one in rewards if one.attempt is None}
+    calls_of: dict[str | None, list[CapturedCall]] = defaultdict(list)
+    for call in recorded.calls(list(unsure)) if unsure else ():
+        calls_of[call.rollout_id].append(call)
+    earned: dict[tuple[str | None, int], dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
+    for one in rewards:
+        number = attempt_of(one, attempts_of[one.rollout_id], calls_of[one.rollout_id])
+        earned[one.rollout_id, number][one.dimension].append(one.value)
+    return earned
 
 
 def _outcome(attempt: Attempt) -> str:

@@ -296,7 +296,7 @@ def _show(rows: Sequence[dict[str, Any]], limit: int, *, chains: bool) -> None:
                     row["attempt"],
                     row["turn"],
                     row["agent"],
-                    row["response_id"],
+                    _named(row),
                     len(row["prompt_ids"]),
                     len(row["response_ids"]),
                     _rewards(row["rewards"]),
@@ -322,6 +322,11 @@ def _tell(data: TransitionSet, selected: str) -> None:
             click.echo(f"    {one.subject}{': ' if one.detail else ''}{one.detail}", err=True)
     if data.unassigned:
         click.echo(f"{len(data.unassigned)} rewards are on no transition", err=True)
+
+
+def _named(row: dict[str, Any]) -> str:
+    choice = f", choice {row['choice']}" if row["choice"] else ""
+    return f"{row['response_id']}{choice}{', set aside' if row['set_aside'] else ''}"
 
 
 def _rewards(rewards: dict[str, float]) -> str:

@@ -9,6 +9,7 @@ from itertools import chain
 from typing import Any, Protocol
 
 from lgov_core.trace import semconv
+from lgov_core.trace.reward_attempts import attempt_of
 from lgov_core.types import Attempt, CapturedCall, JSONValue, Reward, Rollout, Span
 
 #: What a call is in the conventions' words, by the API it was made over. Others are chats.
@@ -64,7 +65,8 @@ def rollout_spans(store: RolloutReader, rollout_id: str) -> list[Span]:
     rollout = next(iter(store.rollouts(ids=ids)), None)
     attempts = {attempt.attempt: attempt for attempt in store.attempts(ids)}
     times = [one.started_at for one in (*spans, *calls)] or [rollout.created_at if rollout else 0.0]
-    for number in {one.attempt or 1 for one in (*spans, *calls, *rewards)} - attempts.keys():
+    told = {one.attempt for one in (*spans, *rewards) if one.attempt is not None} | {one.attempt or 1 for one in calls}
+    for number in (told or ({1} if spans or rewards else set[int]())) - attempts.keys():
         attempts[number] = Attempt(rollout_id, number, min(times))
     known = {attempt.attempt: _attempt_span(rollout, attempt) for attempt in attempts.values()}
     shown = {
@@ -75,7 +77,7 @@ def rollout_spans(store: RolloutReader, rollout_id: str) -> list[Span]:
     made = [known[number] for number in sorted(known)]
     made += [_under(known, span) for span in spans]
     made += [_call_span(call, known[call.attempt or 1], shown.get(call.response_id)) for call in calls]
-    made += [_of_attempt(reward, known[reward.attempt or 1]) for reward in rewards]
+    made += [_of_attempt(reward, known[attempt_of(reward, attempts.values(), calls)]) for reward in rewards]
     return made
 
 
@@ -83,7 +85,7 @@ def _under(attempts: Mapping[int, Span], span: Span) -> Span:
     """A span at the top of its attempt stands under the attempt's; one of a trace of its own stays where it was."""
     if span.parent_id is not None or span.trace_id is not None:
         return span
-    return replace(span, parent_id=attempts[span.attempt or 1].span_id)
+    return replace(span, parent_id=attempts[max(attempts) if span.attempt is None else span.attempt].span_id)
 
 
 def _attempt_span(rollout: Rollout | None, attempt: Attempt) -> Span:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -65,6 +66,36 @@ def test_list_shows_also_what_nobody_announced(store: str) -> None:
     assert json.loads(lgov("traces", "list", store, "--run", "nobody", "--json").stdout) == []
     for rollout in ("proxied", "spans-only"):
         assert json.loads(lgov("traces", "show", store, rollout, "--json").stdout)["rollout_id"] == rollout
+
+
+def test_rewards_stand_with_the_attempt_and_the_choice_that_they_are_of(tmp_path: Path) -> None:
+    place = str(tmp_path / "retried.sqlite")
+    with open_store(place) as made:  # type: ignore[attr-defined]
+        made.add_rollouts([Rollout("r", "t", "run", {}, 1000.0)])
+        for attempt, outcome in ((1, Outcome.TIMEOUT), (2, Outcome.SUCCEEDED)):
+            made.start_attempt("r", attempt)
+            for choice in (0, 1):
+                one = call(f"c{attempt}", "r", 1000.0 + attempt)
+                made.add_call(replace(one, attempt=attempt, choice=choice, tool_call_ids=()))
+            made.finish_attempt("r", attempt, outcome)
+        made.add_rewards(
+            [
+                Reward(1.0, rollout_id="r"),
+                Reward(0.25, rollout_id="r", response_id="c2", choice=1),
+                Reward(0.5, rollout_id="r", response_id="c1"),
+            ]
+        )
+    entries = json.loads(lgov("traces", "list", place, "--json").stdout)
+    assert [(one["attempt"], one["rewards"]) for one in entries] == [(1, {"task": 0.5}), (2, {"task": 1.25})]
+    shown = [json.loads(lgov("traces", "show", place, "r", "--attempt", n, "--json").stdout) for n in ("1", "2")]
+    assert [[one["value"] for one in each["rewards"]] for each in shown] == [[], [1.0]]
+    assert [[[one["value"] for one in step["rewards"]] for step in each["steps"]] for each in shown] == [
+        [[0.5], []],
+        [[], [0.25]],
+    ]
+    assert "turn 2, choice 1" in lgov("traces", "show", place, "r").stdout
+    table = lgov("transitions", place).stdout
+    assert "c2, choice 1, set aside" in table
 
 
 def test_rewards_that_cancel_out_are_nothing(tmp_path: Path) -> None:

@@ -80,6 +80,29 @@ def test_the_same_training_data(store: TraceStore, protocol: Protocol) -> None:
     assert [one.value for one in there.unassigned] == [one.value for one in here.unassigned]
 
 
+def test_rewards_that_name_no_attempt_stay_with_the_one_that_counts(store: TraceStore) -> None:
+    """As a judge writes them that comes later: it knows the rollout, or a call."""
+    store.add_rollouts([Rollout("r", "t", "run", {}, 1e9)])
+    for attempt, outcome in ((1, Outcome.TIMEOUT), (2, Outcome.SUCCEEDED)):
+        store.start_attempt("r", attempt)
+        store.add_call(call("r", attempt, attempt=attempt))
+        store.finish_attempt("r", attempt, outcome)
+    store.add_rewards(
+        [
+            Reward(1.0, "task", "r"),
+            Reward(0.5, "task", "r", response_id="r-2"),
+            Reward(0.25, "air", "r", tool_call_id="r-c2"),
+            Reward(9.0, "task", "r", response_id="r-1"),
+        ]
+    )
+    spans = rollout_spans(store, "r")
+    there = make_transitions(read_spans(map(canonical, decode_traces(encode_traces(with_ids(spans), "json", {})))))
+    for found in (build_transitions(store), there):
+        (one,) = found.transitions
+        assert (one.attempt, one.rewards) == (2, {"air": 0.25, "task": 1.5})
+        assert not found.unassigned
+
+
 def test_what_comes_in_over_otlp_changes_nothing_that_was_recorded(store: TraceStore) -> None:
     """The endpoint's record is the truth: a copy of it, and a lie about it, come in as claims."""
     fill(store)
