@@ -189,7 +189,8 @@ PATTERNS: Final[tuple[Pattern, ...]] = (
     Pattern("iban", _shape(r"[A-Z]{2}[ -]?\d{2}(?:[ -]?[A-Z0-9]){11,30}", re.I), (), _checked(checks.iban, shorter=True)),
     Pattern("us_ssn", re.compile(r"(?<![\w-])\d{3}-\d{2}-\d{4}(?![\w-])"), ("-",), _checked(checks.us_ssn, None, _OF_A_THING)),
     Pattern("us_ssn", re.compile(r"(?<![\w-])\d{3}[ .]?\d{2}[ .]?\d{4}(?![\w-])"), ("ssn", "social", "itin", "taxpayer"), _checked(checks.us_ssn, _word(r"ssn|social security(?:\s(?:number|no))?|social|itin|taxpayer"))),
-    _national(r"\d{8}[ -]?[A-Z]|[XYZ][ -]?\d{7}[ -]?[A-Z]", checks.es_dni),
+    # Not the end of 1.38435736E+12.
+    _national(r"\d{8}[ -]?[A-Z](?!(?<=E)[+-]\d)|[XYZ][ -]?\d{7}[ -]?[A-Z]", checks.es_dni),
     _national(r"(?!BG|GB|NK|KN|TN|NT|ZZ)[A-CEGHJ-PR-TW-Z][A-CEGHJ-NPR-TW-Z] ?\d{2} ?\d{2} ?\d{2} ?[A-D]", lambda value: len(value) == 9),
     _national(r"[1-37-8] ?\d{2} ?(?:0[1-9]|[1-9]\d) ?(?:\d{2}|2[AB]) ?\d{3} ?\d{3} ?\d{2}", checks.fr_nir),
     _national(r"[A-Z]{6}\d{2}[A-EHLMPRST]\d{2}[A-Z]\d{3}[A-Z]", checks.it_codice_fiscale),

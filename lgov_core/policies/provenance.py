@@ -296,12 +296,16 @@ def _strings(value: Any, name: str = "", depth: int = 0) -> Iterator[tuple[str, 
         yield name, bytes(value).decode("utf-8", "replace")
     elif isinstance(value, str):
         yield name, value
-    elif (
-        value is not None
-        and not isinstance(value, bool | float)
-        and (not isinstance(value, int) or abs(value) < 10**40)
-    ):
-        yield name, str(value)
+    elif (written := _written(value)) is not None:
+        yield name, written
+
+
+def _written(value: object) -> str | None:
+    """A number, or whatever is no JSON, as text; None for what names nobody."""
+    if isinstance(value, float):  # to a program that reads JSON, 4111111111111111.0 is a whole number
+        return str(int(value)) if value.is_integer() and abs(value) < 1e19 else None
+    nobody = value is None or isinstance(value, bool) or (isinstance(value, int) and abs(value) >= 10**40)
+    return None if nobody else str(value)
 
 
 def _place(name: str) -> str:

@@ -118,6 +118,7 @@ def test_found(text: str, expected: str) -> None:
         "git@github.com:org/repo.git and icon@2x.png",
         "invoice 212-555-0142",
         "1, 2, 3, 10, 200, 3.14159 and 1,000,000",
+        "1.38435736E+12 and 0.38435736E-05",
         "a 12 March 1980 newspaper",
         "sha256:9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08",
         "passport control is at gate 12",
