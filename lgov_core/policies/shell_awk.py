@@ -22,10 +22,7 @@ def _awk(call: Call) -> None:
         call.refuse("give the program on the command line.")
     if given.has("-d", "-D", "-o", "-p", "-W", "--dump-variables", "--debug", "--pretty-print", "--profile"):
         call.refuse("options that write files or load programs are not allowed.")
-    programs = given.of("-e", "--source")
-    files = given.operands
-    if not programs:
-        programs, files = list(files[:1]), files[1:]
+    programs, files = given.programs("-e", "--source")
     for program in programs:
         _check_program(call, call.literal(program, "the program"))
     call.reads(files)

@@ -104,6 +104,11 @@ class Parsed:
         asked = "-n" in self.options or "--dry-run" in self.options
         return asked and not any(value.startswith("-") for _, value in self.values)
 
+    def programs(self, *names: str) -> tuple[list[str], tuple[str, ...]]:
+        """The programs behind the named options, or else the first operand; and the other operands."""
+        given = self.of(*names)
+        return (given, self.operands) if given else (list(self.operands[:1]), self.operands[1:])
+
     def of(self, *names: str) -> list[str]:
         """The values of the named options."""
         return [value for given, value in self.values for name in names if given == name or _begins(given, name)]

@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Set
 
 from lgov_core.policies.options import names
-from lgov_core.policies.shell_code_data import DATA_MODULES, check_data
+from lgov_core.policies.shell_code_data import DATA_MODULES, check_data, refuse
 from lgov_core.policies.shell_code_files import Files
 from lgov_core.policies.shell_places import Places, Refused
 
@@ -39,7 +39,7 @@ _CLOSED = frozenset(
     meta_path path_hooks addaudithook breakpointhook displayhook excepthook attrgetter methodcaller get_data
     unlink remove rmtree write_text write_bytes read_text read_bytes putenv main remote_exec
     get_field get_value vformat get_type_hints ForwardRef evaluate_forward_ref call singledispatch singledispatchmethod
-    types bltns builtins FunctionType LambdaType CodeType MethodType
+    types bltns FunctionType LambdaType CodeType MethodType
     register update_wrapper wraps tb_frame f_builtins f_locals f_back f_code cr_frame ag_frame gi_code
     """
     )
@@ -116,7 +116,7 @@ def _own_names(tree: ast.Module, plain: set[int]) -> tuple[dict[str, str], set[s
                 name = alias.asname or alias.name.partition(".")[0]
                 before = modules.get(name, alias.name)
                 if before != alias.name and (alias.asname or before.partition(".")[0] != name):
-                    _refuse(f"{name} for two modules")
+                    refuse(f"{name} for two modules")
                 modules[name] = alias.name
         elif isinstance(node, ast.ImportFrom):
             if id(node) not in plain:
@@ -135,7 +135,7 @@ def _check_import(node: ast.ImportFrom) -> None:
     known = not node.level and (node.module or "").partition(".")[0] in _MODULES
     for alias in node.names:
         if alias.name in ("*", "path") or alias.name in _CLOSED or not (known or alias.name in _ABOUT):
-            _refuse(f"from {node.module} import {alias.name}")
+            refuse(f"from {node.module} import {alias.name}")
 
 
 def _dotted(node: ast.expr) -> tuple[ast.Name, str] | None:
@@ -149,16 +149,16 @@ def _dotted(node: ast.expr) -> tuple[ast.Name, str] | None:
 
 def _check_node(node: ast.AST, modules: dict[str, str], own: set[str], files: Files, data: Set[str]) -> None:
     if isinstance(node, ast.AsyncFunctionDef | ast.ClassDef | ast.Delete | ast.Global | ast.Nonlocal | ast.Match):
-        _refuse(type(node).__name__)
+        refuse(type(node).__name__)
     elif isinstance(node, ast.FunctionDef):
         if node.decorator_list or node.name in _BUILTINS or node.name.startswith("__"):
-            _refuse(f"def {node.name}")
+            refuse(f"def {node.name}")
     elif isinstance(node, ast.Attribute):
         of_module = isinstance(node.value, ast.Name) and node.value.id in modules
         if node.attr in _CLOSED | _CLOSED_NAMES or node.attr.startswith("_") or node.attr == "path":
-            _refuse(f".{node.attr}")
+            refuse(f".{node.attr}")
         if of_module and not isinstance(node.ctx, ast.Load):
-            _refuse(f".{node.attr} =")
+            refuse(f".{node.attr} =")
     elif isinstance(node, ast.Name):
         _check_name(node, modules, data)
     elif isinstance(node, ast.Call):
@@ -168,12 +168,12 @@ def _check_node(node: ast.AST, modules: dict[str, str], own: set[str], files: Fi
 def _check_name(node: ast.Name, modules: dict[str, str], data: Set[str]) -> None:
     stored = not isinstance(node.ctx, ast.Load)
     if stored and (node.id in modules or node.id in _BUILTINS or node.id == "open"):
-        _refuse(f"{node.id} =")
+        refuse(f"{node.id} =")
     module = modules.get(node.id)
     if module is not None and module.partition(".")[0] not in _MODULES and module not in data:
-        _refuse(f"the use of {modules[node.id]}")
+        refuse(f"the use of {modules[node.id]}")
     if node.id == "open" or node.id in _CLOSED_NAMES or (node.id.startswith("__") and node.id != "__name__"):
-        _refuse(node.id)
+        refuse(node.id)
 
 
 def _check_call(node: ast.Call, own: set[str], files: Files) -> None:
@@ -181,9 +181,9 @@ def _check_call(node: ast.Call, own: set[str], files: Files) -> None:
         if node.func.id == "open":
             files.opened(node)
         elif node.func.id not in _BUILTINS and node.func.id not in own:
-            _refuse(f"{node.func.id}()")
+            refuse(f"{node.func.id}()")
     elif not isinstance(node.func, ast.Attribute):
-        _refuse("a call of something computed")
+        refuse("a call of something computed")
 
 
 def _shown_paths(tree: ast.Module) -> set[int]:
@@ -221,7 +221,3 @@ def _only_known_names(code: str) -> bool:
     keys = re.sub(r"(?<=[{,])\s*[A-Za-z_]\w*\s*(?=:)", "", bare).replace("...", " ")
     arguments = re.findall(r"(?<![\w.])([A-Za-z]|item|entry|key|value|name)\s*=>", keys)  # x => x * 2
     return all(name in _JAVASCRIPT_NAMES or name in arguments for name in re.findall(r"(?<![\w.])[A-Za-z_]\w*", keys))
-
-
-def _refuse(what: str | None) -> None:
-    raise Refused("shell-code", f"python: {what} is not allowed on the command line; put the program into a file.")

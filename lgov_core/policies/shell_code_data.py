@@ -71,7 +71,7 @@ _WRITING = frozenset(names("to_csv to_json to_parquet to_excel to_feather to_mar
 _SETTINGS = frozenset(
     names(
         """
-    sep delimiter header names index index_col usecols dtype nrows skiprows encoding parse_dates low_memory na_values lines
+    sep header names index index_col usecols dtype nrows skiprows encoding parse_dates low_memory na_values lines
     orient columns sheet_name comment quotechar thousands decimal indent dpi bbox_inches float_format na_rep date_format
     skip_header delimiter fmt transparent facecolor force_ascii tablefmt
     """
@@ -93,7 +93,7 @@ def check_data(tree: ast.Module, modules: Mapping[str, str], settled: set[int], 
         return False
     asked = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
     if any(id(node) not in asked for node in mentioned):
-        _refuse("a module for a value")
+        refuse("a module for a value")
     calls = {id(node.func): node for node in ast.walk(tree) if isinstance(node, ast.Call)}
     for node in ast.walk(tree):
         if not isinstance(node, ast.Attribute) or id(node) in settled:
@@ -101,7 +101,7 @@ def check_data(tree: ast.Module, modules: Mapping[str, str], settled: set[int], 
         of_module = isinstance(node.value, ast.Name) and node.value.id in modules
         allowed = used.get(node.value.id) if of_module and isinstance(node.value, ast.Name) else _METHODS
         if allowed is not None and node.attr not in allowed:
-            _refuse(f".{node.attr}")
+            refuse(f".{node.attr}")
         if node.attr in _READING | _WRITING | _NAMING:
             _check_call(node, calls.get(id(node)), files)
     return True
@@ -109,7 +109,7 @@ def check_data(tree: ast.Module, modules: Mapping[str, str], settled: set[int], 
 
 def _check_call(node: ast.Attribute, call: ast.Call | None, files: Files) -> None:
     if call is None:
-        _refuse(f".{node.attr} without a call")
+        refuse(f".{node.attr} without a call")
     if node.attr in _NAMING:
         ahead = 3 if node.attr in ("pivot_table", "crosstab") else 0  # names of columns
         for argument in (
@@ -117,17 +117,17 @@ def _check_call(node: ast.Attribute, call: ast.Call | None, files: Files) -> Non
             *(keyword.value for keyword in call.keywords if keyword.arg in (None, "func", "aggfunc")),
         ):
             if not _plain_function(argument):
-                _refuse(f".{node.attr} with a function that is not written out")
+                refuse(f".{node.attr} with a function that is not written out")
         if any(keyword.arg is None or keyword.arg == "args" for keyword in call.keywords):
-            _refuse(f".{node.attr} with such settings")
+            refuse(f".{node.attr} with such settings")
         return
     if any(keyword.arg not in _SETTINGS for keyword in call.keywords):
-        _refuse(f".{node.attr} with such settings")
+        refuse(f".{node.attr} with such settings")
     first = call.args[0] if call.args else None
     if first is None:
         return  # it gives its text back
     if not isinstance(first, ast.Constant) or not isinstance(first.value, str) or "://" in first.value:
-        _refuse(f".{node.attr} of anything but a file named in the text")
+        refuse(f".{node.attr} of anything but a file named in the text")
     if node.attr in _READING:
         files.reads(first.value)
     else:
@@ -149,5 +149,6 @@ def _maps_plain_values(node: ast.Dict) -> bool:
     return all(isinstance(value, ast.Constant) and not isinstance(value.value, str) for value in node.values)
 
 
-def _refuse(what: str) -> NoReturn:
+def refuse(what: str | None) -> NoReturn:
+    """Raises `Refused` for Python that does more than it may."""
     raise Refused("shell-code", f"python: {what} is not allowed on the command line; put the program into a file.")

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 
 from lgov_core.policies.options import names
-from lgov_core.policies.shell_code_search import found_by_glob, loops, with_wildcards
+from lgov_core.policies.shell_code_search import found_by_glob, loops, stored_names, with_wildcards
 from lgov_core.policies.shell_places import Places, Refused
 from lgov_core.policies.shell_words import STAR
 
@@ -125,7 +125,7 @@ def _texts(tree: ast.Module) -> dict[str, list[str]]:
                 texts.setdefault(name, []).append(text)
             case _:
                 pass
-    stored = Counter(n.id for n in ast.walk(tree) if isinstance(n, ast.Name) and not isinstance(n.ctx, ast.Load))
+    stored = stored_names(tree)
     bound = set(_bound(tree))
     return {name: given for name, given in texts.items() if stored[name] == len(given) and name not in bound}
 
@@ -151,7 +151,7 @@ class _Paths:
                 self.searches.add(id(search.func))
                 self.variables.setdefault(target, []).extend(paths)
                 assigned[target] += 1
-        stored = Counter(n.id for n in ast.walk(tree) if isinstance(n, ast.Name) and not isinstance(n.ctx, ast.Load))
+        stored = stored_names(tree)
         bound = set(_bound(tree))
         for name in {*self.variables, *makers, *modules}:
             if stored[name] != assigned[name] or name in bound:

@@ -21,6 +21,11 @@ def with_wildcards(pattern: str) -> str | None:
     return pattern.replace("**", "*").replace("*", STAR).replace("?", ANY)
 
 
+def stored_names(tree: ast.Module) -> Counter[str]:
+    """How often each name is given a value or removed."""
+    return Counter(n.id for n in ast.walk(tree) if isinstance(n, ast.Name) and not isinstance(n.ctx, ast.Load))
+
+
 def loops(tree: ast.Module) -> Iterator[tuple[str, ast.Call]]:
     """The variables of loops with the call whose values they take, sorted perhaps."""
     for node in ast.walk(tree):
@@ -65,7 +70,7 @@ def found_by_glob(tree: ast.Module) -> tuple[dict[str, list[str]], set[int]]:
         if files is not None and all(keyword.arg == "recursive" for keyword in search.keywords):
             found.setdefault(target, []).append(files)
             given[target] += 1
-    stored = Counter(n.id for n in ast.walk(tree) if isinstance(n, ast.Name) and not isinstance(n.ctx, ast.Load))
+    stored = stored_names(tree)
     return {
         name: files for name, files in found.items() if stored[name] == given[name] and not _bound(tree, name)
     }, settled

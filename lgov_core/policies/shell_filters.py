@@ -26,10 +26,10 @@ def _jq(call: Call) -> None:
 
 
 def _sort(call: Call) -> None:
-    given = call.parsed("-o --output -k -t -S -T --compress-program --key --files0-from")
+    given = call.parsed("-o --output -k -t -S -T --temporary-directory --compress-program --key --files0-from")
     if given.has("--compress-program"):
         call.refuse("running a program while sorting is not allowed.")
-    for word in given.of("-o", "--output"):
+    for word in given.of("-o", "--output", "-T", "--temporary-directory"):
         call.places.write(word)
     call.reads((*given.operands, *given.of("--files0-from")))
 
@@ -54,10 +54,7 @@ def _sed(call: Call) -> None:
     given = call.parsed("-e --expression -f --file -l --line-length")
     if given.has("-f", "--file"):
         call.refuse("give the program on the command line.")
-    programs = given.of("-e", "--expression")
-    files = given.operands
-    if not programs:
-        programs, files = list(files[:1]), files[1:]
+    programs, files = given.programs("-e", "--expression")
     for program in programs:
         check_sed(call, call.literal(program, "the program"))
     in_place = given.has("--in-place") or any(re.fullmatch(r"-[nErsuz]*i.*", option) for option in given.options)

@@ -24,7 +24,7 @@ _LOOKERS = frozenset(
 )
 _GREPS = ("grep", "egrep", "fgrep", "rg")
 #: What makes a search find more than the names it is given.
-_WIDER = frozenset({"-o", "-or", "!", "-not", ",", "-files0-from"})
+WIDER = frozenset({"-o", "-or", "!", "-not", ",", "-L", "-follow", "-files0-from"})
 
 
 def looks_only(words: Sequence[str]) -> bool:
@@ -47,7 +47,7 @@ def check_handed_on(places: Places, words: Sequence[str]) -> None:
         return
     args = words[1:]
     patterns = [args[at + 1] for at, word in enumerate(args[:-1]) if word in ("-name", "-iname")]
-    narrow = bool(patterns) and not any(word in _WIDER for word in args)
+    narrow = bool(patterns) and not any(word in WIDER for word in args)
     for start in list(_starts(args)) or ["."]:
         if not narrow:
             places.read_tree(start)

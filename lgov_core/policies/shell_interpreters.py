@@ -87,9 +87,7 @@ def _python_module(call: Call, words: list[str]) -> None:
     if module in ("timeit", "cProfile"):
         return _measured(call, module, rest)
     if module == "http.server":
-        if not any(word.startswith("127.") or word == "localhost" for word in rest):
-            call.refuse("bind it to this machine: --bind 127.0.0.1.", "shell-network")
-        return
+        return _served(call, rest)
     for word in rest if module in ("unittest", "doctest", "pydoc") else ():  # they run what they find there
         if "/" in word or word.endswith(".."):
             call.places.script(word.partition("=")[2] or word)
@@ -105,6 +103,15 @@ def _python_module(call: Call, words: list[str]) -> None:
         call.reads(rest)
     else:
         call.refuse(f"-m {module[:40]} is not known here.")
+
+
+def _served(call: Call, words: list[str]) -> None:
+    given = parse(words, "-b --bind -d --directory -p --protocol")
+    bound = given.of("-b", "--bind")
+    if not bound or not all(word.startswith("127.") or word == "localhost" for word in bound):
+        call.refuse("bind it to this machine: --bind 127.0.0.1.", "shell-network")
+    for word in given.of("-d", "--directory"):
+        call.places.read_tree(word)
 
 
 def _measured(call: Call, module: str, words: list[str]) -> None:

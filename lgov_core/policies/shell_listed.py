@@ -7,6 +7,7 @@ import re
 from collections.abc import Sequence
 
 from lgov_core.policies.shell_call import is_option, parse
+from lgov_core.policies.shell_finds import WIDER
 from lgov_core.policies.shell_words import STAR, UNKNOWN
 
 _GREP_VALUES = (
@@ -17,7 +18,6 @@ _NAMES_ONLY = ("-l", "-L", "--files-with-matches", "--files-without-match", "--n
 _KEEPING = frozenset({"head", "tail", "sort", "uniq", "tac", "shuf"})
 #: Words of find with which it prints something else, follows links, or finds more than the names it is given.
 _NOT_FOLLOWED = re.compile(r"-(?:printf|ls|exec|execdir|ok|okdir|L|follow|files0-from|fprint\w*)")
-_WIDER = frozenset({"-o", "-or", "!", "-not", ","})
 
 
 def listed(stages: Sequence[Sequence[str]]) -> tuple[str, ...]:
@@ -58,7 +58,7 @@ def _found(args: Sequence[str]) -> tuple[str, ...]:
     if any(_NOT_FOLLOWED.fullmatch(word) for word in args):
         return ()
     patterns = [args[at + 1] for at, word in enumerate(args[:-1]) if word in ("-name", "-iname")]
-    narrow = len(patterns) == 1 and not _WIDER.intersection(args)
+    narrow = len(patterns) == 1 and not WIDER.intersection(args)
     return _below(args[:at], patterns[0].replace("*", STAR) if narrow else STAR)
 
 

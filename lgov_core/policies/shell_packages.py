@@ -16,6 +16,13 @@ _PIP_CLOSED = names(
     """
 )
 
+_PIP_VERBS = names(
+    """
+    install download list show freeze check search index hash debug inspect wheel help venv sync lock tree add init version self
+    build env update export config-list about python tool-list cache-dir shell run info outdated test remove compile
+    """
+)
+_PIP_CHANGING = names("install download wheel sync run add remove lock init build update venv compile")
 #: Options that name a place to write to.
 _PIP_WRITING = names("-t --target --src -d --dest -w --wheel-dir --report --log -o --output-file --out-dir")
 
@@ -30,28 +37,9 @@ def _pip(call: Call) -> None:
         return call.runner.run(["uvx", *call.args[call.args.index("run") + 1 :]], call.given)
     if call.name == "uv" and verb == "run":
         return _uv_run(call, list(call.args[call.args.index("run") + 1 :]))
-    verbs = (
-        "install download list show freeze check search index hash debug inspect wheel help venv sync lock tree "
-        "add init version self build env update export config-list about python tool-list cache-dir shell run info "
-        "outdated test remove compile"
-    )
-    if verb and verb not in verbs.split():
+    if verb and verb not in _PIP_VERBS:
         call.refuse(f"{verb[:40]} is not allowed here.")
-    if verb in (
-        "install",
-        "download",
-        "wheel",
-        "sync",
-        "run",
-        "add",
-        "remove",
-        "lock",
-        "init",
-        "build",
-        "update",
-        "venv",
-        "compile",
-    ):
+    if verb in _PIP_CHANGING:
         call.places.work_in()
     if verb == "run":
         return call.runner.run(call.args[call.args.index("run") + 1 :], call.given)

@@ -83,6 +83,9 @@ class Places:
             return True
         for folder in self.folders:
             path = posixpath.normpath(posixpath.join(folder, part))
+            plain = re.search(f"[{UNKNOWN}{STAR}{ANY}]", part) is None
+            if UNKNOWN in folder and plain and (is_secret("/" + part) or is_secret("/etc/" + part)):
+                return True
             if not any(inside(path, root) for root in (self.folders[0], *self.writable)) and is_secret(path):
                 return True
         return False

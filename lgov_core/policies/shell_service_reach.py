@@ -50,7 +50,7 @@ def check_reach(call: Call) -> None:
                 call.refuse("what it knows is sent to no other server than the one that is set up.", "shell-network")
         elif name in _OUTPUT or (name == "d" and call.name == "helm"):
             call.places.write(value)
-        elif name in _RUN_FROM:
+        elif name in _RUN_FROM or (name == "c" and call.name == "nginx" and not value.startswith("/etc/")):
             call.places.script(call.literal(value, "the place"))
         elif name == "from-module":
             call.refuse("modules come from the configuration.", "shell-network")

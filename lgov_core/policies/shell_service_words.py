@@ -27,7 +27,7 @@ LOOKED_AT = frozenset(
 #: Words that change something, also as the first part of a longer one (``delete-stack``).
 HARMFUL = re.compile(
     r"(?:delete|destroy|remove|rm|purge|drop|prune|uninstall|terminate|revoke|reset|kill|stop|disable|mask|apply|create|put|update|set|"
-    r"exec|edit|patch|scale|drain|cordon|taint|import|unregister|unsubscribe|clear|wipe|forget|rotate|flush|add|del|restore|undo|abort|"
+    r"exec|edit|patch|scale|drain|cordon|taint|import|unregister|unsubscribe|unset|clear|wipe|forget|rotate|flush|add|del|restore|undo|abort|"
     r"rollback|login|send|publish|push|run|invoke|attach|detach|modify|write|move|sync|empty|rb|mb|mv|force-unlock|start|restart|enable|replace|pause|resume|promote|"
     r"cancel|approve|reject|retry|trigger|merge|close|transfer|migrate|upload|dispatch|revert|reconcile|rename|grant)"
     r"(?:[-_]\w[\w-]*)?",

@@ -43,18 +43,11 @@ def _check_cargo(call: Call, words: list[str]) -> None:
 
 
 #: Options of these tools that name a place to write to.
-_WRITTEN = (
-    *("-o", "--output", "--out-dir", "--target-dir", "--artifact-dir", "--results-directory", "--artifacts-path"),
-    *(
-        "-coverprofile",
-        "-cpuprofile",
-        "-memprofile",
-        "-blockprofile",
-        "-mutexprofile",
-        "-trace",
-        "-outputdir",
-        "--outfile",
-    ),
+_WRITTEN = names(
+    """
+    -o --output --out-dir --target-dir --artifact-dir --results-directory --artifacts-path -coverprofile -cpuprofile
+    -memprofile -blockprofile -mutexprofile -trace -outputdir --outfile
+    """
 )
 
 
@@ -162,8 +155,10 @@ def _openssl(call: Call) -> None:
         call.refuse(f"{call.args[0][:20]} is not allowed here.")
     if call.args[:1] == ("s_client",) and call.given.kind == "stream":
         call.refuse("sending data is not allowed.", "shell-network")
-    given = parse(call.args, "-out -keyout -writerand -engine -config -provider-path")
-    for word in given.of("-out", "-writerand"):
+    given = parse(
+        call.args, "-out -keyout -writerand -engine -config -provider-path -keylogfile -sess_out -CAserial -msgfile"
+    )
+    for word in given.of("-out", "-writerand", "-keylogfile", "-sess_out", "-CAserial", "-msgfile"):
         call.places.write(word)
     for word in given.of("-engine", "-config", "-provider-path"):  # they load code
         if "/" in word:

@@ -6,12 +6,11 @@ import re
 from collections.abc import Iterable, Sequence
 
 from lgov_core.policies.shell_call import NO_INPUT, Call, Judge, is_option, parse
-from lgov_core.policies.shell_finds import check_handed_on, looks_only
+from lgov_core.policies.shell_finds import WIDER, check_handed_on, looks_only
 from lgov_core.policies.shell_listed import listed
 from lgov_core.policies.shell_places import Refused, made_again
 from lgov_core.policies.shell_words import UNKNOWN
 
-_FIND_WIDER = frozenset({"-o", "-or", "!", "-not", ",", "-L", "-follow", "-files0-from"})
 _FIND_VALUES = frozenset({"-name", "-iname", "-path", "-ipath", "-wholename", "-regex", "-iregex"})
 
 
@@ -24,7 +23,7 @@ def _find(call: Call) -> None:
             break
         starts.append(word)
     # Behind an option the starting points are not seen; the others widen what is found.
-    vague = args[:1] != starts[:1] or any(word in _FIND_WIDER for word in args)
+    vague = args[:1] != starts[:1] or any(word in WIDER for word in args)
     patterns: list[str] = []
     at = 0
     while at < len(args):

@@ -84,7 +84,7 @@ class Values:
             return self._one_after_another(moves, folders)
         for node in moves:
             targets = self._targets(node) if self._name(node) != "popd" else []
-            looping = any(up.type in _LOOPS for up in nodes_above(node))
+            looping = any(up.type in _LOOPS or self._called_again(root, up) for up in nodes_above(node))
             for target in targets:
                 if looping and ".." in target:
                     target = UNKNOWN
@@ -95,6 +95,13 @@ class Values:
                     if len(folders) > MAX_FOLDERS:
                         return [folders[0], UNKNOWN]
         return folders
+
+    def _called_again(self, root: Node, node: Node) -> bool:
+        """Whether a node is a function that the text calls more than once."""
+        if node.type != "function_definition":
+            return False
+        name = self.words.text(node.named_children[0])
+        return sum(self.words.text(called) == name for called in nodes_of(root, "command_name")) > 1
 
     def _name(self, node: Node) -> str:
         name = node.child_by_field_name("name")
