@@ -19,8 +19,8 @@ def set_aside(calls: Sequence[CapturedCall], used: Collection[str]) -> tuple[fro
 
     It went on with a choice if the prompt of a later call begins with that choice's prompt and reply, in tokens or in
     messages, or if a tool call that only this choice proposed was ``used`` (it ran, or a reward names it). Where it went on
-    with several, none of those is set aside; where nothing tells, the first is taken to be the one, and the reply's id is
-    among the second value. Of choices that say the same the first counts.
+    with several, none of those is set aside. Where nothing tells, the first that was not cancelled is taken to be the one,
+    and the reply's id is among the second value. Of choices that say the same the first counts.
     """
     several: dict[str, dict[int, CapturedCall]] = {}
     for call in calls:
@@ -37,7 +37,8 @@ def set_aside(calls: Sequence[CapturedCall], used: Collection[str]) -> tuple[fro
         taken = {choice for choice in choices if (response_id, choice) in known}
         if not taken:
             unknown.append(response_id)
-            taken = {min(choices)}
+            whole = [choice for choice, call in choices.items() if call.finish_reason != "cancelled"]
+            taken = {min(whole or choices)}
         aside |= {(response_id, choice) for choice in choices if choice not in taken}
     return frozenset(aside), unknown
 

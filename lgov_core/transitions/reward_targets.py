@@ -167,6 +167,10 @@ class RewardTargets:
             meant = [one for one in meant if one[0].choice == wanted]
         elif reward.choice is not None:
             meant = [one for one in meant if one[0].choice == reward.choice]
+        elif len(meant) > 1:
+            # Tools run for the choice that was gone on with, whatever ids the others gave theirs.
+            used = [one for one in meant if (one[0].response_id, one[0].choice) not in self._aside]
+            meant = used if len(used) == 1 else meant
         if len(meant) == 1:
             target = meant[0][1]
             if target == UNUSABLE:
@@ -177,7 +181,8 @@ class RewardTargets:
                 reward, Finding.AMBIGUOUS_REWARD_TARGET, f"{len(meant)} calls answer to {what}", found, unassigned
             )
         elif not self._was_elsewhere(reward):
-            self._leave(reward, Finding.UNKNOWN_REWARD_TARGET, f"there is no {what}", found, unassigned)
+            chosen = "" if reward.choice is None else f"choice {reward.choice} of "
+            self._leave(reward, Finding.UNKNOWN_REWARD_TARGET, f"there is no {chosen}{what}", found, unassigned)
         return None
 
     def _was_elsewhere(self, reward: Reward, attempt: int | None = None) -> bool:

@@ -240,6 +240,27 @@ def test_a_reward_that_names_no_choice_is_of_the_one_that_was_gone_on_with() -> 
     assert "it goes to choice 1" in told.detail
 
 
+def test_a_tool_call_id_that_all_choices_gave_is_that_of_the_one_gone_on_with() -> None:
+    calls = [*(replace(one, tool_call_ids=("call_0",)) for one in THREE), NEXT]
+    data = made(calls, [Reward(0.5, "air", "r", 1, tool_call_id="call_0"), final(1.0)])
+    assert [dict(one.rewards) for one in data.transitions] == [{}, {"air": 0.5}, {}, {"task": 1.0}]
+    assert data.counts() == {}
+
+
+def test_a_choice_that_was_cancelled_is_not_the_one_that_was_gone_on_with() -> None:
+    data = made([replace(THREE[0], finish_reason="cancelled"), THREE[1], THREE[2]], [final(1.0)])
+    assert [(one.choice, one.set_aside, dict(one.rewards)) for one in data.transitions] == [
+        (1, False, {"task": 1.0}),
+        (2, True, {}),
+    ]
+
+
+def test_a_reward_on_a_choice_that_is_not_there_says_so() -> None:
+    data = made([*THREE, NEXT], [on("a", 7, 0.5), final(1.0)])
+    (told,) = [one for one in data.diagnostics if one.finding is Finding.UNKNOWN_REWARD_TARGET]
+    assert told.detail == "r: there is no choice 7 of call a"
+
+
 def test_where_the_choice_gone_on_with_cannot_be_trained_on_no_other_has_its_reward() -> None:
     broken = replace(THREE[1], logprobs=None)
     data = made([THREE[0], broken, THREE[2], replace(NEXT, response_ids=())], [final(1.0)])
