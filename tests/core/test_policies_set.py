@@ -365,3 +365,43 @@ def test_a_decision_made_quickly_is_a_decision() -> None:
     with pytest.raises(FrozenInstanceError):
         made.rule = "other"  # type: ignore[misc]
     assert list(signature(decision_of).parameters) == [field.name for field in fields(Decision)]
+
+
+# ---------------------------------------------------------------------- policies that only limit
+
+
+LOOKING = {
+    "secrets": {"action": "deny"},
+    "secrets, redacting": {"action": "redact"},
+    "pii": {"action": "redact"},
+    "provenance": {"trusted": ["*@ours.org"]},
+}
+
+
+@pytest.mark.parametrize("looking", LOOKING)
+def test_what_only_looks_at_texts_permits_no_tool_beside_a_list_of_allowed_ones(looking: str) -> None:
+    """Somebody adds a rule against secrets to a list of tools: the other tools stay as closed as they were."""
+    rules: list[dict[str, Any]] = [
+        {"name": "known", "tools": ["read"], "use": "allow"},
+        {"name": "looks", "use": looking.partition(",")[0], "with": LOOKING[looking]},
+    ]
+    for given in (rules, rules[::-1]):
+        policies = load_policies({"version": 1, "rules": given})
+        assert policies.judge(act("read", arguments={"line": 3})).effect is Effect.ALLOW
+        for arguments in ({}, {"code": "print(1)"}, {"key": "AKIAQ7RNYV2MHXP3TUKD", "to": "desk@ours.org"}):
+            assert policies.judge(act("run_code", arguments=arguments)).blocks, arguments
+        assert policies.judge(act("run_code")).rule == "default"
+        assert not policies.judge(act("agent", Point.INPUT, text="hello")).blocks
+    alone = load_policies({"version": 1, "default": "allow", "rules": rules[1:]})
+    assert not alone.judge(act("run_code")).blocks
+
+
+def test_a_rule_that_looks_at_texts_permits_the_tools_that_it_names() -> None:
+    policies = load_policies({"version": 1, "rules": [{"use": "secrets", "tools": ["send", "mail_*"]}]})
+    assert [policies.judge(act(name)).blocks for name in ("send", "mail_ann", "run_code")] == [False, False, True]
+
+
+def test_a_secret_is_denied_for_what_it_is_also_where_nothing_permits_the_tool() -> None:
+    policies = load_policies({"version": 1, "rules": [{"use": "secrets"}]})
+    decision = policies.judge(act("send", arguments={"key": "AKIAQ7RNYV2MHXP3TUKD"}))
+    assert (decision.policy, decision.severity) == ("secrets", Severity.CRITICAL)
