@@ -10,6 +10,8 @@ from lgov_core.policies.text_views import decoded_runs, plain_view, unescaped_vi
 
 #: Characters to the left of a value in which the word that gives it its meaning may stand.
 CONTEXT = 64
+#: Characters before a value at which the shape that it is a part of may begin.
+LOOK_BACK = 320
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -49,7 +51,7 @@ class Pattern:
         """The values from ``start`` on, from left to right."""
         group = 1 if self.regex.groups else 0
         # The name that a value is given to may stand before `start`.
-        position = max(0, start - CONTEXT) if group else start
+        position = max(0, start - LOOK_BACK) if group else start
         while (match := self.regex.search(text, position)) is not None:
             begin = match.start(group)
             # The next match may begin one character on, so that what is found at a place depends on no other match.

@@ -22,8 +22,12 @@ _PLACEHOLDER_IN_KEY = re.compile(
 )
 _REFERENCE = re.compile(
     r"[$%@{(\[<]|(?:os|process|config|settings|self|env|environ|secrets|vault|args|request|ctx|context|app|vars?|data)\b[.\[(]"
-    r"|[A-Za-z_]+(?:\.[A-Za-z_]+)+\(?|[A-Za-z_][A-Za-z0-9_]*[(\[]"
+    r"|[A-Za-z_]+(?:\.[A-Za-z_]+)+\(?|[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)+[(\[]|[A-Za-z_][A-Za-z0-9_]*[(\[]"
 )
+#: A tag of YAML: the value stands elsewhere (``!vault |``, ``!Ref DbPassword``).
+_TAG = re.compile(r"![A-Za-z]{2,24}")
+#: The next field of a form or a query.
+_NEXT_FIELD = re.compile(r"&(?:amp;)?[A-Za-z][\w.-]*=")
 _DIGIT = re.compile(r"\d")
 _LETTER = re.compile(r"[^\W\d_]")
 _FILE = re.compile(r"\.(?:pem|key|crt|cer|p12|json|ya?ml|toml|txt|env|pub|py|js|ts)$", re.IGNORECASE)
@@ -50,6 +54,7 @@ def is_placeholder(value: str) -> bool:
     return (
         len(set(value.lower())) <= 2
         or _REFERENCE.match(value) is not None
+        or _TAG.fullmatch(value) is not None
         or _PLACEHOLDER_WORD.search(value) is not None
         or value.lower().strip("_-.!") in _NO_VALUE
     )
@@ -93,7 +98,7 @@ def machine_key(text: str, start: int, end: int) -> int | None:
 
 def password(text: str, start: int, end: int) -> int | None:
     """The value given to something called a password: quoted, or mixed as passwords are."""
-    value = text[start:end].rstrip(".,;:)]}'\"`")
+    value = _NEXT_FIELD.split(text[start:end], maxsplit=1)[0].rstrip(".,;:)]}'\"`")
     if len(value) < MIN_PASSWORD or is_placeholder(value):
         return None
     quoted = start > 0 and text[start - 1] in "\"'" and end < len(text) and text[end] == text[start - 1]
@@ -103,6 +108,11 @@ def password(text: str, start: int, end: int) -> int | None:
     if not (mixed or digits or (quoted and letters and " " not in value)):
         return None
     return start + len(value)
+
+
+def not_left_out(text: str, start: int, end: int) -> int | None:
+    """Whatever stands where a secret belongs, unless it stands for one."""
+    return None if is_placeholder(text[start:end]) else end
 
 
 def given(check: Check, text: str, start: int, end: int) -> int | None:

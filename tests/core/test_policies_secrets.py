@@ -133,6 +133,9 @@ def test_wrong_options_are_errors(options: dict[str, Any]) -> None:
         "password: x",
         "password for a ",
         "password of a is ",
+        'variable "password" { ',
+        "docker login -p",
+        "a:5432:b:c:",
         "eyJ",
         "-----BEGIN ",
         "-----BEGIN RSA PRIVATE KEY-----\n",
@@ -183,6 +186,15 @@ def test_the_time_is_linear_in_the_text(piece: str) -> None:
         "The password for the admin account is Tr0ub4dor&3xyz",
         "Password for ada@example.org: hunter42x",
         "I set the password of user ada to hunter42x.",
+        "The password for administrator@staging.example.org on production-database-server-07 in Frankfurt is Tr0ub4dor&3xyz",
+        "jdbc:oracle:thin:scott/T1ger2024x@//db:1521/orcl",
+        "sqlplus -s scott/T1ger2024x@orcl",
+        "db.internal:5432:shop:app:k3Jd82hfPq",
+        'variable "db_password" {\n  default = "k3Jd82hfPq"\n}',
+        '<add key="ApiKey" value="k3Jd82hfPq7xD93l"/>',
+        "ssh root@10.0.0.1 # pw: k3Jd82hfPq!",
+        "docker login -u ada -p k3Jd82hfPq registry.example.net",
+        "az login --service-principal -u 0a1b2c3d-4e5f-6789-0a1b-2c3d4e5f6789 -p k3Jd82hfPq8Q --tenant y",
     ],
 )
 def test_further_kinds(text: str) -> None:
@@ -220,6 +232,15 @@ CACHE_KEY=0a1b2c3d4e5f67890a1b2c3d4e5f67890a1b2c3d
 CONFIG_KEY = "app/config/prod-2026/eu-west-1/settings"
 GLOB_PAT="src/**/*.py2026 and further ones"
 mysql -u root -p prod
+password: !vault |
+MasterUserPassword: !Ref DbPassword
+password=required&email=required&age=18
+credentials = base64.b64encode(f"{user}:{word}".encode())
+decoded_secret = base64.b64decode(secret[6:])
+docker login -u ada --password-stdin registry.example.net
+variable "db_password" { type = string }
+<input type="password" name="password" value="">
+localhost:5432:5432 and 127.0.0.1:5432:shop
 The password for the admin account is in the vault, see page12 of it
 Change the password of the account to something long, ISO27001 wants that
 Das Passwort ist abgelaufen.
@@ -309,3 +330,25 @@ def test_formats_of_more_services(key: str) -> None:
 @pytest.mark.parametrize("line", HARMLESS.strip().splitlines())
 def test_what_only_speaks_of_them_is_left(line: str) -> None:
     assert SecretsPolicy().find(line) == []
+
+
+def test_a_value_that_was_taken_out_is_not_found_again_in_any_shape() -> None:
+    redact = SecretsPolicy(action="redact")
+    left = judged(redact, Action(Point.OUTPUT, "x", text="WIFI:S:Home;T:WPA;P:correct-Horse9battery;;")).text
+    assert left == "WIFI:S:Home;T:WPA;P:[PASSWORD];;"
+    assert SecretsPolicy().find(left) == []
+
+
+def test_a_streamed_value_is_found_far_behind_the_name_that_makes_it_one() -> None:
+    host, user = "artifacts.build-infrastructure.eu-central-1.example.net", "deployment-robot@example.net"
+    held = SecretsPolicy().stream()
+    text = f"machine {host} login {user} password k3Jd82hfPq1x and more"
+    assert "".join([*(held.feed(character) for character in text), held.finish()]).endswith(f"{user} password ")
+
+
+def test_the_rest_of_a_query_stays() -> None:
+    redact = SecretsPolicy(action="redact")
+    assert (
+        judged(redact, Action(Point.OUTPUT, "x", text="a?password=k3Jd82hfPq&page=12")).text
+        == "a?password=[PASSWORD]&page=12"
+    )
