@@ -29,18 +29,20 @@ def set_aside(calls: Sequence[CapturedCall], used: Collection[str]) -> tuple[fro
     if not several:
         return frozenset(), []
     known = _by_tokens(calls) | _by_tool_calls(several, used)
-    if not several.keys() <= {response_id for response_id, _ in known}:
-        known |= gone_on_from(calls)
+    if unknown := several.keys() - {response_id for response_id, _ in known}:
+        # Only what follows can tell, which of an attempt's last reply is nothing: reading messages is dear.
+        first = next(at for at, call in enumerate(calls) if call.response_id in unknown)
+        known |= gone_on_from(calls[first:])
     aside: set[ChoiceKey] = set()
-    unknown: list[str] = []
+    untold: list[str] = []
     for response_id, choices in several.items():
         taken = {choice for choice in choices if (response_id, choice) in known}
         if not taken:
-            unknown.append(response_id)
+            untold.append(response_id)
             whole = [choice for choice, call in choices.items() if call.finish_reason != "cancelled"]
             taken = {min(whole or choices)}
         aside |= {(response_id, choice) for choice in choices if choice not in taken}
-    return frozenset(aside), unknown
+    return frozenset(aside), untold
 
 
 def _by_tokens(calls: Sequence[CapturedCall]) -> set[ChoiceKey]:
