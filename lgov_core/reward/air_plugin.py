@@ -18,6 +18,8 @@ from lgov_core.types import Reward, Span, ToolOutcome
 
 #: Statuses that mean the call itself was bad, whoever noticed.
 _ERRORS: Final = frozenset({"error", "invalid_args", "unknown_tool"})
+#: What a tool ends with that the program, or the person before it, has stopped.
+_STOPPED = frozenset({"CancelledError", "KeyboardInterrupt", "SystemExit", "GeneratorExit"})
 #: Attempts that have earned something and not ended. Beyond it nothing more is paid, and that is an error.
 MOST_OPEN_ATTEMPTS: Final = 65_536
 
@@ -87,7 +89,7 @@ class AirPlugin:
 
     @hookimpl
     def lgov_reward(self, outcome: ToolOutcome) -> Sequence[Reward]:
-        """What a success, a failure or a denial earns; nothing for a timeout or a fault."""
+        """What a success, a failure or a denial earns; nothing for a timeout, a fault or a call that was cancelled."""
         event = _event_of(outcome)
         if event is None:
             return []
@@ -253,7 +255,7 @@ def _event_of(outcome: ToolOutcome) -> Event | None:
     if outcome.status == "ok":
         return "tool_success"
     if outcome.status in _ERRORS:
-        return "tool_failure"
+        return None if outcome.error_type in _STOPPED else "tool_failure"
     if outcome.status == "denied" and not (outcome.decision is not None and outcome.decision.fault):
         return "denied"
     return None

@@ -135,7 +135,8 @@ class RuleSet:
     def on_tool_failure(self, /, *tools: Any, **options: Any) -> Any:
         """As `on_tool_success`, when a tool failed, does not exist or was called with arguments that do not fit.
 
-        Instead of ``output`` there are ``error``, ``error_type`` and ``status``. A timeout is no failure of the call.
+        Instead of ``output`` there are ``error``, ``error_type`` and ``status``. A timeout is no failure of the call,
+        nor is that the program cancelled it.
         """
         return self._decorated("tool_failure", tools, options)
 

@@ -232,6 +232,8 @@ def test_timeouts_and_faults_earn_nothing() -> None:
         register(name=register.__name__)(lambda: -1.0)
     bench = Bench(AirPlugin(rules))
     assert bench.tool("t", "c", "timeout") == []
+    for stopped in ("CancelledError", "KeyboardInterrupt"):
+        assert bench.tool("t", "c", "error", error_type=stopped) == []
     broken = Decision(Effect.DENY, "p", "policy-error", "it failed", fault=True)
     assert bench.tool("t", "c", "denied", decision=broken) == []
 
