@@ -47,9 +47,13 @@ _RUN_FLAGS = re.compile(
     r"|remove-orphans|rmi|no-hosts|no-hostname|env-host)|--[\w-]+=.*"
 )
 #: Options with which a container reaches into the machine.
-_REACHING = (
-    *("--privileged", "--cap-add", "--device", "--device-cgroup-rule", "--security-opt", "--volumes-from", "--userns"),
-    *("--env-file", "--cgroup-parent", "--cgroupns", "--runtime", "--sysctl", "--volume-driver", "--oom-kill-disable"),
+_REACHING = frozenset(
+    names(
+        """
+    --privileged --cap-add --device --device-cgroup-rule --security-opt --volumes-from --userns --env-file --cgroup-parent
+    --cgroupns --runtime --sysctl --volume-driver --oom-kill-disable
+    """
+    )
 )
 _BUILD_VALUES = (
     "-f --file -t --tag -o --output --target --platform --build-arg --label --cache-from --cache-to --secret --ssh --allow "
@@ -145,7 +149,7 @@ def _container(call: Call, rest: Sequence[str], verb: str, *, service: bool = Fa
     given = parse(ahead, _RUN_VALUES)
     for written in given.of("--cidfile", "--pidfile"):
         call.places.write(written)
-    if given.has(*_REACHING) or any(
+    if not _REACHING.isdisjoint(given.options) or any(
         "host" in value for value in given.of("--pid", "--net", "--network", "--ipc", "--uts")
     ):
         call.refuse("the container may not reach into this machine.")

@@ -273,7 +273,8 @@ class Walk:
 
     def _run(self, node: Node, words: Sequence[str], given: Input) -> None:
         """Judges a command; where only the files that a substitution names are unclear, it is judged with what it lists."""
-        if words[:1] and words[0] in self._script.functions and self._is_function(node, words[0]):
+        called = words[1:2] if words[:1] == ["trap"] else words[:1]
+        if called and called[0] in self._script.functions and self._is_function(node, called[0]):
             return self._script.places_read(words[1:])
         try:
             self._script.run(words, given)
@@ -287,22 +288,23 @@ class Walk:
 
     def _is_function(self, node: Node, name: str) -> bool:
         """Whether a command calls a function of the text, which surely stands by then, and not a program of that name."""
-        root = self._script.root
+        root, by = self._script.root, node.start_byte
         made = [part for part in root.named_children if part.type == "function_definition"]
-        inside = next((up for up in nodes_above(node) if up.type == "function_definition"), None)
-        calls = (
-            command.start_byte
-            for part in root.named_children
-            if part.type != "function_definition"
-            for command in nodes_of(part, "command_name")
-            if self._script.words.text(command) in self._script.functions
+        if any(up.type == "function_definition" for up in nodes_above(node)):  # which is called later
+            calls = (
+                command.start_byte
+                for part in root.named_children
+                if part.type != "function_definition"
+                for command in nodes_of(part, "command_name")
+                if self._script.words.text(command) in self._script.functions
+            )
+            by = min(calls, default=root.end_byte)
+        return any(
+            self._script.words.text(part.named_children[0]) == name
+            and part.end_byte <= by
+            and (part.next_sibling is None or part.next_sibling.type != "&")
+            for part in made
         )
-        by = min(calls, default=root.end_byte) if inside is not None else node.start_byte
-        for part in made:
-            ended = part.next_sibling is not None and part.next_sibling.type == "&"
-            if self._script.words.text(part.named_children[0]) == name and part.end_byte <= by and not ended:
-                return True
-        return False
 
     def _holds_secret(self, node: Node, itself: str = "") -> bool:
         """Whether a value is made of a variable with a secret that the environment, and not the script, has given."""
