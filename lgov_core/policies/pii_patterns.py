@@ -198,6 +198,7 @@ PATTERNS: Final[tuple[Pattern, ...]] = (
     _national(r"\d{11}", checks.br_cpf, r"cpf", "cpf"),
     _national(r"\d{9}|\d{4}[. ]\d{2}[. ]\d{3}", checks.nl_bsn, r"bsn|burgerservicenummer|sofi(?:nummer)?", "bsn", "burgerservice", "sofi"),
     _national(r"\d{2} ?\d{3} ?\d{3} ?\d{3}", checks.de_steuer_id, r"steuer[ -]?id\w*|steueridentifikations\w*|steuernummer|idnr|tin|tax id", "steuer", "idnr", "tin", "tax"),
+    _national(r"\d{2} ?[0-3]\d[01]\d{3} ?[A-Z] ?\d{3}", lambda value: len(value) == 12, r"(?:sozial|renten)?versicherungsn(?:umme)?r|svn[ru]|rvn[ru]", "versicherungsn", "svn", "rvn"),
     _national(r"\d{3} ?\d{3} ?\d{4}", checks.uk_nhs, r"nhs", "nhs"),
     _national(r"(?<!\d[ -])\d{4} \d{4} \d{4}(?![ -]?\d)", checks.in_aadhaar),
     _national(r"\d{4}-?\d{4}-?\d{4}", checks.in_aadhaar, r"aadhaar|aadhar|uidai", "aadha", "uidai"),

@@ -248,7 +248,15 @@ def test_further_numbers_by_their_check(right: str, wrong: str) -> None:
     assert policy.find(f"it is {wrong}.") == []
 
 
-@pytest.mark.parametrize("text", ["fødselsnummer 15108695088", "マイナンバー 123456789018", "OIB 69435151530"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "fødselsnummer 15108695088",
+        "マイナンバー 123456789018",
+        "OIB 69435151530",
+        "Sozialversicherungsnummer 65 170839 J 003",
+    ],
+)
 def test_numbers_that_are_only_known_by_what_is_said_of_them(text: str) -> None:
     assert PIIPolicy().find(text)
     assert PIIPolicy(kinds=["national_id"]).find(text.split()[-1]) == []
