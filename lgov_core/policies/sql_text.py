@@ -19,6 +19,10 @@ from lgov_core.policies.options import names as words
 MAX_CHARACTERS = 20_000
 MAX_DEPTH = 48
 MAX_PREFIX_RUN = 24
+#: What a subscript may follow, beside a word.
+_SUBSCRIPTED = ("_", '"', "`", ")", "]", "}")
+#: Of one text. The parser takes the square of the length of a chain like ``a[1].b[2]``.
+MAX_SUBSCRIPTS = 300
 
 #: Servers to which ``--`` begins a comment only before white space, and which execute the text of ``/*! ... */``.
 MYSQL_FAMILY = frozenset({"mysql", "doris", "starrocks", "singlestore"})
@@ -135,7 +139,7 @@ class Lexicon:
                 scan.word(match[0])
             elif kind == "end":
                 read.append(scan.finish(match.start()))
-                scan = _Scan(self, text, match.end())
+                scan = _Scan(self, text, match.end(), scan.subscripts)
             elif kind in ("line", "block"):
                 self._check_comment(kind, match[0])
                 scan.comment(match.start(), match.end())
@@ -161,11 +165,11 @@ class _Scan:
     """Collects one statement of ``text``, which begins at ``start``."""
 
     __slots__ = (
-        "_before", "_before_kind", "_callable", "_called", "_cases", "_depth", "_lexicon", "_names", "_pieces",
-        "_qualifiers", "_quoted", "_removed", "_run", "_start", "_text", "_words",
+        "_before", "_before_kind", "_callable", "_called", "_cases", "_depth", "_last", "_lexicon", "_names", "_pieces",
+        "_qualifiers", "_quoted", "_removed", "_run", "_start", "_text", "_words", "subscripts",
     )  # fmt: skip
 
-    def __init__(self, lexicon: Lexicon, text: str, start: int) -> None:
+    def __init__(self, lexicon: Lexicon, text: str, start: int, subscripts: int = 0) -> None:
         self._lexicon = lexicon
         self._text = text
         self._pieces: list[str] = []  # what stands before ``start``, without comments
@@ -177,7 +181,9 @@ class _Scan:
         self._quoted: list[tuple[int, int]] = []
         self._before = self._before_kind = ""  # the text and kind of the piece before; both empty after white space
         self._callable: str | None = None  # the name that an opening parenthesis would call
+        self._last = ""  # the text of the piece before, white space left out
         self._depth = self._cases = self._run = 0
+        self.subscripts = subscripts  # of the whole text so far
 
     def gap(self) -> None:
         """Takes white space."""
@@ -194,7 +200,7 @@ class _Scan:
         """Takes a bare word. Raises `UnclearSQL`."""
         before = self._before
         self._before, self._before_kind = piece, "word"
-        word = piece.lower()
+        self._last = word = piece.lower()
         if before:
             if before in ("$", "@", ":"):
                 self._callable = before + piece
@@ -221,7 +227,7 @@ class _Scan:
             self._quote(piece, start, before_kind, before)
             self._run = 0
         elif kind == "symbol":
-            self._symbol(piece)
+            self._symbol(piece, self._last)
             if before == piece:
                 self._before = self._lexicon.doubled.get(piece, piece)
         elif kind == "number":
@@ -230,6 +236,7 @@ class _Scan:
         else:
             what = f"the character {piece!r}" if piece not in "'\"`" else f"an unclosed {piece}"
             raise UnclearSQL("sql-unparsable", f"The SQL holds {what}; write plain, complete SQL.", refused=True)
+        self._last = piece
 
     def _quote(self, piece: str, start: int, before_kind: str, before: str) -> None:
         if before_kind == "word" and before.lower() not in self._lexicon.prefixes:
@@ -245,9 +252,11 @@ class _Scan:
             self._names.append(inside.lower())
             self._callable = inside.lower()
 
-    def _symbol(self, piece: str) -> None:
+    def _symbol(self, piece: str, last: str) -> None:
         name, self._callable = self._callable, None
         if piece in "([{":
+            if piece == "[" and last != "array" and (last[:1].isalnum() or last.startswith(_SUBSCRIPTED)):
+                self.subscripts += 1
             if piece == "(" and name is not None:
                 if name[0:1] in ("$", "@", ":"):
                     raise UnclearSQL("sql-unparsable", f"{name}( is not a function; write plain SQL.")
@@ -265,7 +274,8 @@ class _Scan:
             self._run = 0
 
     def _check_depth(self) -> None:
-        if self._depth > MAX_DEPTH or self._cases > MAX_DEPTH or self._run > MAX_PREFIX_RUN:
+        too_long = self._run > MAX_PREFIX_RUN or self.subscripts > MAX_SUBSCRIPTS
+        if self._depth > MAX_DEPTH or self._cases > MAX_DEPTH or too_long:
             raise UnclearSQL("sql-too-deep", "The SQL is nested too deeply; write a simpler query.")
 
     def finish(self, end: int) -> Statement | None:

@@ -329,3 +329,15 @@ def test_reading_statements_may_have_variables_of_sql_server_with_plain_values(t
 def test_no_more_than_plain_values_are_declared_and_none_for_writes(text: str) -> None:
     assert SQLPolicy(dialect="tsql", mode="read_only").judge_sql(text).blocks
     assert SQLPolicy(dialect="tsql").judge_sql(text).blocks
+
+
+def test_chains_of_subscripts_that_the_parser_takes_minutes_for_are_refused() -> None:
+    for dialect in ("postgres", "duckdb", "trino"):
+        policy = SQLPolicy(dialect=dialect)
+        assert not policy.judge_sql(
+            "SELECT a[1].b[2], " + ", ".join(f"c[{at}]" for at in range(100)) + " FROM t"
+        ).blocks
+        arrays = ", ".join(["(1, ARRAY[1, 2])"] * 500)
+        assert not policy.judge_sql(f"INSERT INTO t VALUES {arrays}").blocks
+        for long in ("a" + "[1]" * 400, 'a ."b" [1]' * 400, "a" + "[1]" * 200 + "; SELECT b" + "[1]" * 200):
+            assert policy.judge_sql(f"SELECT {long} FROM t").rule == "sql-too-deep"
