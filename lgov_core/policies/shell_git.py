@@ -99,6 +99,8 @@ def _common(call: Call, rest: tuple[str, ...]) -> None:
         call.refuse("options that run programs or write outside are not allowed.")
     for word in given.of("--output", "--output-directory", "--separate-git-dir"):
         call.places.write(word)
+    for word in given.operands if given.has("--no-index") else ():
+        call.places.read_tree(word)
 
 
 def _no(*options: str, why: str) -> Callable[[Call, tuple[str, ...]], None]:
@@ -249,9 +251,6 @@ def _init(call: Call, rest: tuple[str, ...]) -> None:
 def _grep(call: Call, rest: tuple[str, ...]) -> None:
     if any(re.match(r"-[a-zA-Z]*O|--open", word) for word in rest):
         call.refuse("opening a pager is not allowed.")
-    given = parse(rest, "-e -f -m -A -B -C --max-depth --threads")
-    for word in given.operands if given.has("--no-index") else ():
-        call.places.read_tree(word)
 
 
 def _gc(call: Call, rest: tuple[str, ...]) -> None:

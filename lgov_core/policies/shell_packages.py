@@ -140,14 +140,21 @@ def _node_packages(call: Call) -> None:
     if verb in ("exec", "dlx", "x"):
         rest = [word for word in call.args[call.args.index(verb) + 1 :] if word != "--"]
         return _npx(Call(call.name, tuple(rest), call.given, call.runner))
-    for word in words[1:] if verb in ("install", "i", "add") else []:
-        call.literal(word, "the package")
-        if re.search(r"://|^git\+|^/|\.tgz$", word) or _OF_SOMEBODY.match(word):
-            call.refuse("packages come from the usual registry.", "shell-network")
+    _check_packages(call, words[1:] if verb in ("install", "i", "add") else [])
     _check_script(call, verb, words)
     if call.name == "bun" and verb == "run" and len(words) > 1:
         return _program(call, words[1])
     return call.reads(call.args)
+
+
+def _check_packages(call: Call, words: list[str]) -> None:
+    """Refuses packages of another registry, of somebody's repository and of another folder."""
+    for word in words:
+        call.literal(word, "the package")
+        if re.search(r"://|^git\+|^/|\.tgz$", word) or _OF_SOMEBODY.match(word):
+            call.refuse("packages come from the usual registry.", "shell-network")
+        if ".." in word.split("/"):
+            call.places.script(word)
 
 
 def _program(call: Call, verb: str) -> None:

@@ -40,7 +40,7 @@ SPECIAL = {
     **dict.fromkeys(
         ("iptables", "ip6tables"), re.compile(r"(?:(?:-[LSnvx]+|--list|--line-numbers|-t \w+|[A-Z][\w-]*)(?: |$))+")
     ),
-    "sysctl": re.compile(r"(?:(?:-[aneN]+|--all|--values|--names) ?)?(?:(?<= )|^)(?:[\w.*-]+(?: |$))*"),
+    "sysctl": re.compile(r"(?:(?:-[aneN]+|--all|--values|--names|\w[\w.*-]*)(?: |$))+"),
     "journalctl": re.compile(
         r"(?:(?:--disk-usage|--list-boots|--verify|--no-pager|-[nubpfexkr]+|\w[\w.@:-]*|_[A-Z_]+=[\w./-]+)(?: |$))+"
     ),

@@ -47,6 +47,10 @@ def _service(call: Call) -> None:
         call.refuse("an option among them runs a program.")
     if call.name.startswith("ansible"):
         _check_ansible(call)
+    if call.name in ("systemctl", "timedatectl", "hostnamectl", "loginctl") and any(
+        re.match(r"-[a-zA-Z]*H|--host(?:=|$)", word) for word in call.args
+    ):
+        call.refuse("another machine is not asked.", "shell-network")
     check_reach(call)
     if _inner_command(call) or _only_tries(call):
         return
