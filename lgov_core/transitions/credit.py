@@ -10,7 +10,15 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from lgov_core.errors import TransitionError
 from lgov_core.transitions.credit_plugins import ask_plugins, check_known
 from lgov_core.transitions.credit_rules import CreditRules
-from lgov_core.transitions.credit_schemes import SCHEMES, Channel, Scheme, Turns, returns_to_go, step
+from lgov_core.transitions.credit_schemes import (
+    SCHEMES,
+    SMALLEST_DEVIATION,
+    Channel,
+    Scheme,
+    Turns,
+    returns_to_go,
+    step,
+)
 from lgov_core.transitions.values import (
     Diagnostic,
     Finding,
@@ -134,6 +142,8 @@ def _scores(rollouts: Rollouts, rules: CreditRules, manager: pluggy.PluginManage
 
 def _with_set_aside(rollouts: Rollouts, scores: Scores, rules: CreditRules) -> Scores:
     """``scores``, which are of the rollouts' lines, with those of the choices that were set aside, in order of turns."""
+    if rules.normalises and rules.std_floor is None:
+        rules = replace(rules, std_floor=SMALLEST_DEVIATION)  # flow_grpo's own, so that all credit is in deviations
     lines = iter(scores)
     found: Scores = []
     for rollout in rollouts:

@@ -343,6 +343,13 @@ def test_the_line_is_credited_as_if_there_were_no_alternatives(rules: CreditRule
     assert aside[1] > 0 > aside[0]
 
 
+def test_where_credit_is_in_deviations_that_of_choices_is_too() -> None:
+    data = two_rollouts([on("a", 0, 0.5), on("a", 1, 0.0), final(1.0)], [final(0.0, "s")])
+    # 0.5 and 0 are one deviation from their mean, and so are the rollouts' 1 and 0.
+    found = credits(data, CreditRules(scheme="flow_grpo"))
+    assert (found["r", "a", 0], found["r", "a", 1], found["s", "sa", 1]) == (1.0, 1.0, -1.0)
+
+
 def test_choices_are_compared_with_what_names_them_and_not_with_the_final_reward() -> None:
     # Both are worth the same: the final reward, which the first has, says nothing of the second.
     calls = [call("a", 0), call("a", 1), call("b", 0, reply=(7,), rollout="s")]
