@@ -64,9 +64,7 @@ class Script:
 
     def run(self, words: Sequence[str], given: Input) -> None:
         """Judges a command given as evaluated words."""
-        self._budget[0] -= 1
-        if self._budget[0] < 0:
-            raise Refused("shell-too-deep", "The command holds too many commands; write fewer.")
+        self.counts()
         if not words:
             return
         first = words[0]
@@ -99,6 +97,12 @@ class Script:
         if not asks_for_help(call):
             check_names(call)
             judge(call)
+
+    def counts(self) -> None:
+        """Counts a command. Raises `Refused` beyond `MAX_RUNS`."""
+        self._budget[0] -= 1
+        if self._budget[0] < 0:
+            raise Refused("shell-too-deep", "The command holds too many commands; write fewer.")
 
     def script(self, text: str) -> None:
         """Judges a text that another shell reads."""

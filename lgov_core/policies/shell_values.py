@@ -5,6 +5,7 @@ from __future__ import annotations
 import posixpath
 import re
 from bisect import bisect
+from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -35,6 +36,7 @@ class Values:
     def __init__(self, words: Words, variables: dict[str, list[str]]) -> None:
         self.words, self.variables = words, variables
         self._given: dict[str, list[int]] = {}
+        self._called: Counter[str] = Counter()
 
     def collect(self, root: Node) -> None:
         """Fills ``variables``: every value that stands in the text, and UNKNOWN where values come from one another."""
@@ -100,8 +102,9 @@ class Values:
         """Whether a node is a function that the text calls more than once."""
         if node.type != "function_definition":
             return False
-        name = self.words.text(node.named_children[0])
-        return sum(self.words.text(called) == name for called in nodes_of(root, "command_name")) > 1
+        if not self._called:
+            self._called.update(self.words.text(called) for called in nodes_of(root, "command_name"))
+        return self._called[self.words.text(node.named_children[0])] > 1
 
     def _name(self, node: Node) -> str:
         name = node.child_by_field_name("name")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 from lgov_core.policies.options import names
@@ -275,6 +276,7 @@ class Walk:
         """Judges a command; where only the files that a substitution names are unclear, it is judged with what it lists."""
         called = words[1:2] if words[:1] == ["trap"] else words[:1]
         if called and called[0] in self._script.functions and self._is_function(node, called[0]):
+            self._script.counts()
             return self._script.places_read(words[1:])
         try:
             self._script.run(words, given)
@@ -288,23 +290,23 @@ class Walk:
 
     def _is_function(self, node: Node, name: str) -> bool:
         """Whether a command calls a function of the text, which surely stands by then, and not a program of that name."""
-        root, by = self._script.root, node.start_byte
-        made = [part for part in root.named_children if part.type == "function_definition"]
-        if any(up.type == "function_definition" for up in nodes_above(node)):  # which is called later
-            calls = (
-                command.start_byte
-                for part in root.named_children
-                if part.type != "function_definition"
-                for command in nodes_of(part, "command_name")
-                if self._script.words.text(command) in self._script.functions
-            )
-            by = min(calls, default=root.end_byte)
-        return any(
-            self._script.words.text(part.named_children[0]) == name
-            and part.end_byte <= by
-            and (part.next_sibling is None or part.next_sibling.type != "&")
-            for part in made
-        )
+        made, called = self._functions
+        later = any(up.type == "function_definition" for up in nodes_above(node))  # it runs when that one is called
+        return name in made and made[name] <= (called if later else node.start_byte)
+
+    @cached_property
+    def _functions(self) -> tuple[dict[str, int], int]:
+        """Where the functions end that the text surely makes, and where it calls the first one."""
+        made: dict[str, int] = {}
+        called = self._script.root.end_byte
+        for part in self._script.root.named_children:
+            if part.type != "function_definition":
+                names_called = nodes_of(part, "command_name")
+                uses = (n.start_byte for n in names_called if self._script.words.text(n) in self._script.functions)
+                called = min(called, next(uses, called))
+            elif part.next_sibling is None or part.next_sibling.type != "&":
+                made.setdefault(self._script.words.text(part.named_children[0]), part.end_byte)
+        return made, called
 
     def _holds_secret(self, node: Node, itself: str = "") -> bool:
         """Whether a value is made of a variable with a secret that the environment, and not the script, has given."""

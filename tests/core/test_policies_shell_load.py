@@ -254,3 +254,8 @@ def test_what_is_made_where_the_text_may_have_left_the_folder_is_denied(command:
 def test_there_and_back_again_is_allowed(command: str) -> None:
     decision = POLICY.judge_command(command)
     assert not decision.blocks, decision.reason
+
+
+def test_calls_of_a_function_count_as_commands() -> None:
+    assert POLICY.judge_command("f() { :; }\n" + "f;" * 2500).rule == "shell-too-deep"
+    assert not POLICY.judge_command("f() { :; }\n" + "f;" * 100).blocks
