@@ -23,8 +23,7 @@ class Policy(Protocol):
     policy without them is asked at every point.
     ``observe(event)`` makes it an `ObservingPolicy`. ``continue_from(previous)`` takes over what ``previous``, the policy of
     the same rule before its file was changed, has counted; see `ReloadingPolicySet`. ``asked_last`` (True) has it asked
-    after all others, and only about what none of them denies. With ``only_limits`` (True) its allow is no permission in a
-    rule that names no tools: another rule has to allow. ``timeout_s`` is how long the governor waits for one that is
+    after all others, and only about what none of them denies. ``timeout_s`` is how long the governor waits for one that is
     not bounded, when that is longer than usual.
     """
 

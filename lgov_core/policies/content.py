@@ -49,8 +49,6 @@ class ContentPolicy(BoundedPolicy):
         Point.POST_TOOL_CALL,
         Point.OUTPUT,
     )
-    #: It knows what may not be written, and nothing of what a tool does.
-    only_limits: ClassVar[bool] = True
     #: What begins the rule of a denial, and what such a thing is called in a reason.
     slug: ClassVar[str] = "content"
     noun: ClassVar[str] = "content"

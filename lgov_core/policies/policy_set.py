@@ -55,9 +55,8 @@ class PolicySet:
     does not promise bounded cost does to the arguments it gets changes nobody else's.
 
     A rule whose policy has no opinion (None) counts as one that does not cover the action. ``default`` is the answer to
-    an act (``pre_tool_call``) that no rule covers, or only such as do not permit it (see `Rule`); at other points such an
-    action is allowed. A covered action is allowed when every rule that covers it allows it. A set without rules therefore
-    denies every act.
+    an act (``pre_tool_call``) that no rule covers; at other points such an action is allowed. A covered action is
+    allowed when every rule that covers it allows it. A set without rules therefore denies every act.
 
     Every decision and every part names the rule it comes from: ``policy`` is the rule's name, ``rule`` the slug of what
     in it was decisive, and ``reason`` is never empty. (The parts of a set within a set name the inner rules.)
@@ -126,7 +125,7 @@ class PolicySet:
             taken = [self._deny("action-unclear", "The name of this action is no text.")]
             return self._one(taken, action, action)
         taken: list[Decision] = []
-        current, permitted = action, action.point is not Point.PRE_TOOL_CALL
+        current = action
         rules = (self._remembered if len(name) <= MAX_REMEMBERED_NAME else self._rules_for)(action.point, name)
         for rule in rules:
             if rule.asked_last and any(decision.effect is Effect.DENY for decision in taken):
@@ -134,10 +133,9 @@ class PolicySet:
             decision = ask(rule, current)
             if decision is not None:
                 taken.append(decision)
-                permitted = permitted or rule.permits or decision.blocks  # or there is nothing to permit
                 if decision.effect is Effect.TRANSFORM:
                     current = fold(current, decision)
-        if not taken or not permitted:
+        if not taken:
             taken.append(self._by_default(action))
         return self._one(taken, action, current)
 

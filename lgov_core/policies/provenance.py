@@ -82,8 +82,6 @@ class ProvenancePolicy(BoundedPolicy):
     """
 
     default_points: ClassVar[tuple[Point, ...]] = (Point.INPUT, Point.PRE_MODEL_CALL, Point.PRE_TOOL_CALL)
-    #: It knows where addresses come from, and nothing of what a tool does.
-    only_limits: ClassVar[bool] = True
 
     def __init__(
         self,

@@ -31,9 +31,6 @@ class Rule:
     hold, or CEL as text) on the action as the transforms before it left it. When it is false the rule does not cover the
     action; when it cannot be told, the action is denied. ``severity`` replaces that of the policy's blocking decisions.
 
-    ``permits`` is false where an allow of the rule is no permission: a policy that ``only_limits`` (it looks for what must
-    not be in an act, and knows nothing of tools) is asked about every tool. Where the rule names tools, these are meant.
-
     Raises `PolicyError` for what has no meaning.
     """
 
@@ -47,7 +44,6 @@ class Rule:
     condition: Condition | None = field(default=None, init=False, repr=False)
     bounded: bool = field(default=False, init=False, repr=False)
     asked_last: bool = field(default=False, init=False, repr=False)
-    permits: bool = field(default=True, init=False, repr=False)
     fits_agent: Fits | None = field(default=None, init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -68,7 +64,6 @@ class Rule:
         settle("condition", None if self.when is None else condition_of(self.when, rule=name))
         settle("bounded", bool(getattr(self.policy, "bounded", False)))
         settle("asked_last", bool(getattr(self.policy, "asked_last", False)))
-        settle("permits", "*" not in self.tools or not getattr(self.policy, "only_limits", False))
         settle("fits_agent", None if "*" in agents else one_of_globs(agents))
 
     def covers(self, action: Action) -> bool:
