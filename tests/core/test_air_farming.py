@@ -134,7 +134,7 @@ def test_the_return_of_every_rollout_is_that_of_its_task() -> None:
 def test_nor_do_the_bounds_of_credit_let_it_pay(rules: CreditRules) -> None:
     for plugin in (AirPlugin(), AirPlugin(AirRules(shaped=False))):
         desk = Desk(plugin)
-        assert desk.worth(LOOK, rules=rules) <= 0.1 < 0.9 < desk.worth(FILE, ANSWER, rules=rules)
+        assert desk.worth(LOOK, rules=rules) <= 0.1 + 1e-12 < 0.9 < desk.worth(FILE, ANSWER, rules=rules)
 
 
 def test_the_payments_are_the_differences_of_the_potential() -> None:

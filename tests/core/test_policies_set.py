@@ -20,6 +20,7 @@ from lgov_core.policies import (
     Policy,
     PolicySet,
     Rule,
+    SecretsPolicy,
     SQLPolicy,
     ToolPolicy,
     load_policies,
@@ -365,3 +366,16 @@ def test_a_decision_made_quickly_is_a_decision() -> None:
     with pytest.raises(FrozenInstanceError):
         made.rule = "other"  # type: ignore[misc]
     assert list(signature(decision_of).parameters) == [field.name for field in fields(Decision)]
+
+
+def test_beside_a_rule_of_secrets_a_list_of_tools_keeps_all_others_out() -> None:
+    key = {"body": "use AKIAQ7RNYV2MHXP3TUKD"}
+    covers_all = PolicySet([Rule(ToolPolicy(allow=["send"])), Rule(SecretsPolicy())])
+    assert covers_all.judge(Action(Point.PRE_TOOL_CALL, "send", arguments={"body": "hello"})).effect is Effect.ALLOW
+    assert covers_all.judge(Action(Point.PRE_TOOL_CALL, "send", arguments=key)).effect is Effect.DENY
+    assert covers_all.judge(Action(Point.PRE_TOOL_CALL, "run_code", arguments={"code": "1"})).effect is Effect.DENY
+    alone = PolicySet(
+        [Rule(SecretsPolicy())]
+    )  # it covers every tool, and an act that all who cover it allow is allowed
+    assert alone.judge(Action(Point.PRE_TOOL_CALL, "send", arguments={"body": "hello"})).effect is Effect.ALLOW
+    assert alone.judge(Action(Point.PRE_TOOL_CALL, "send", arguments=key)).effect is Effect.DENY

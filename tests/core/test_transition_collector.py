@@ -44,6 +44,7 @@ def is_young(value: object) -> bool:
     return any(one is value for one in gc.get_objects(generation=0))
 
 
+@pytest.mark.skipif(sys.version_info[:2] == (3, 12), reason="begins with frozen values, which are left alone")
 @pytest.mark.usefixtures("collecting")
 def test_what_a_block_made_is_old_without_a_collection() -> None:
     before = [one["collections"] for one in gc.get_stats()]
