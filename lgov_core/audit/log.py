@@ -40,11 +40,11 @@ from lgov_core.audit.writing_back import WritingBack
 from lgov_core.errors import AuditError
 from lgov_core.sqlite_file import (
     BESIDE,
+    SameFile,
     describe,
     file_identity,
     is_database,
     keep_quiet_across_fork,
-    require_same_file,
 )
 from lgov_core.types import Action, Decision, ToolOutcome
 
@@ -132,6 +132,7 @@ class AuditLog:
         # One cursor for all: to make one for each entry takes a microsecond of the path of every act.
         self._cursor: sqlite3.Cursor | None = open_record(self.path, busy_timeout_s=busy_timeout_s).cursor()
         self._identity = file_identity(self.path)
+        self._file = SameFile(AUDIT_RECORD, self._name, self._identity)
         self._begin_chain()
         if self._heads is not None:
             self._sign(opening=True)
@@ -345,13 +346,7 @@ class AuditLog:
     def _open(self) -> sqlite3.Cursor:
         if self._closed:
             raise AuditError(f"audit record {self.path} is closed", hint="open it again to go on")
-        try:
-            found = os.stat(self._name)
-            moved = (found.st_dev, found.st_ino) != self._identity
-        except OSError:
-            moved = True
-        if moved:
-            require_same_file(AUDIT_RECORD, self._name, self._identity)
+        self._file.require()
         if self._cursor is None:
             opened = open_record(self.path, busy_timeout_s=self._busy_timeout_s, expected=self._identity)
             self._cursor = opened.cursor()

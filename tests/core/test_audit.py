@@ -13,6 +13,7 @@ import subprocess
 import sys
 import textwrap
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from types import MappingProxyType
@@ -309,6 +310,55 @@ def test_every_failure_to_open_is_an_audit_error(tmp_path: Path) -> None:
         with pytest.raises(AuditError, match=match):
             AuditLog(path)
         assert not verify(path).ok
+
+
+def gone(path: Path, how: str) -> None:
+    if how == "deleted":
+        path.unlink()
+    elif how == "moved":
+        path.rename(path.with_name("elsewhere"))
+    elif how == "linked elsewhere, then deleted":
+        os.link(path, path.with_name("elsewhere"))
+        path.unlink()
+    else:
+        shutil.copy(path, path.with_name("copy"))
+        os.replace(path.with_name("copy"), path)
+
+
+@pytest.mark.parametrize("how", ["deleted", "moved", "linked elsewhere, then deleted", "replaced by a copy"])
+@pytest.mark.parametrize("after", [0.0, 0.2], ids=["made just now", "made a while ago"])
+def test_a_record_that_is_gone_denies_the_next_act(tmp_path: Path, how: str, after: float) -> None:
+    path = tmp_path / "audit.sqlite"
+    log = AuditLog(path)
+    time.sleep(after)
+    for _ in range(3):
+        log.commit(action(), DENY)
+    gone(path, how)
+    for _ in range(2):
+        with pytest.raises(AuditError, match="no longer the file"):
+            log.commit(action(), DENY)
+
+
+def test_a_record_whose_folder_is_moved_or_linked_elsewhere_is_missed_soon_and_lost_never(tmp_path: Path) -> None:
+    (tmp_path / "one").mkdir()
+    (tmp_path / "link").symlink_to("one")
+    path = tmp_path / "link" / "audit.sqlite"
+    log = AuditLog(path)
+    time.sleep(0.2)
+    for _ in range(3):
+        log.commit(action(), DENY)
+    (tmp_path / "link").unlink()
+    (tmp_path / "two").mkdir()
+    (tmp_path / "link").symlink_to("two")
+    written: list[str] = []
+
+    def go_on() -> None:
+        while len(written) < 100:
+            written.append(log.commit(action(), DENY))
+
+    with pytest.raises(AuditError, match="no longer the file"):
+        go_on()
+    assert verify(tmp_path / "one" / "audit.sqlite").entries == 3 + len(written)
 
 
 def test_a_closed_or_missing_record_denies(tmp_path: Path) -> None:
