@@ -237,8 +237,9 @@ def file_identity(path: str | os.PathLike[str]) -> tuple[int, int]:
 
 #: Looks at a file itself before its path is looked at again.
 _LOOKS: Final = 64
-#: A change this long ago, in nanoseconds, has another time than one that comes now: the clock of a file system ticks.
-_TICKED_NS: Final = 100_000_000
+#: A change this long ago, in nanoseconds, has another time than one that comes now: the clock of a file system ticks, at
+#: the slowest (Linux with a timer of 100 Hz) every 10 ms.
+_TICKED_NS: Final = 20_000_000
 
 
 class SameFile:

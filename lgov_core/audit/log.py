@@ -63,8 +63,9 @@ _NO_TEXTS: Final = Texts("", "")
 #: Bytes of a salt, and how many are drawn at a time.
 _SALT: Final = 16
 _SALTS: Final = 64
-#: Entries after which the log is written back into the file.
-_WRITE_BACK_EVERY: Final = 500
+#: Entries after which the log is written back into the file; one with long texts counts once more for each page of them.
+_WRITE_BACK_EVERY: Final = 2000
+_PAGE: Final = 4096
 
 
 @cache
@@ -250,7 +251,7 @@ class AuditLog:
             self._write((self._writer, seq, rollout_id, body, self._head, head, *stored))
             self._seq, self._head = seq, head
             self._unsigned += 1
-            self._in_log += 1
+            self._in_log += 1 + (len(stored[1] or "") + len(stored[2] or "")) // _PAGE
             if self._in_log >= _WRITE_BACK_EVERY:
                 self._in_log = 0
                 self._writing_back.begin()

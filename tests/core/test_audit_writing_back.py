@@ -31,24 +31,36 @@ def test_the_log_is_written_back_while_the_record_is_open(tmp_path: Path) -> Non
     path = tmp_path / "audit.sqlite"
     with AuditLog(path) as log:
         size = path.stat().st_size
-        for _ in range(499):
+        for _ in range(1999):
             log.commit(ACTION, ALLOWED)
         assert path.stat().st_size == size
         log.commit(ACTION, ALLOWED)
         assert written_back(path, size)
         log.commit(ACTION, ALLOWED)
     assert not Path(f"{path}-wal").exists()
-    assert verify(path).entries == 501
+    assert verify(path).entries == 2001
+
+
+def test_long_texts_are_written_back_sooner(tmp_path: Path) -> None:
+    path = tmp_path / "audit.sqlite"
+    with AuditLog(path) as log:
+        size = path.stat().st_size
+        long = Action(Point.PRE_TOOL_CALL, "t", arguments={"text": "x" * 9 * 4096})  # ten entries' worth
+        for _ in range(199):
+            log.commit(long, ALLOWED)
+        assert path.stat().st_size == size
+        log.commit(long, ALLOWED)
+        assert written_back(path, size)
 
 
 def test_a_record_is_whole_when_it_has_been_closed_in_the_middle_of_it(tmp_path: Path) -> None:
-    for number in range(5):
+    for number in range(3):
         path = tmp_path / f"audit{number}.sqlite"
         with AuditLog(path) as log:
-            for _ in range(500):
+            for _ in range(2000):
                 log.commit(ACTION, ALLOWED)
         assert not Path(f"{path}-wal").exists()
-        assert verify(path).entries == 500
+        assert verify(path).entries == 2000
 
 
 def test_it_is_done_once_at_a_time_and_again_later(tmp_path: Path) -> None:
@@ -86,19 +98,19 @@ def test_a_record_that_was_replaced_is_not_touched(tmp_path: Path) -> None:
 def test_a_fork_in_the_middle_of_it_leaves_both_able_to_write(tmp_path: Path) -> None:
     path = tmp_path / "audit.sqlite"
     with AuditLog(path) as log:
-        for _ in range(500):
+        for _ in range(2000):
             log.commit(ACTION, ALLOWED)
         child = os.fork()
         if child == 0:
             try:
-                for _ in range(501):
+                for _ in range(2001):
                     log.commit(ACTION, ALLOWED)
                 log.close()
             except BaseException:
                 os._exit(1)
             os._exit(0)
-        for _ in range(501):
+        for _ in range(2001):
             log.commit(ACTION, ALLOWED)
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     report = verify(path)
-    assert (report.ok, report.entries) == (True, 500 + 501 + 501)
+    assert (report.ok, report.entries) == (True, 2000 + 2001 + 2001)
