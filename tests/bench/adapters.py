@@ -1,4 +1,4 @@
-"""CPU that an adapter adds to one turn of an agent: one model call and one tool call.
+"""CPU that an adapter adds to one model call and to one tool call of an agent, and to the turn that both make.
 
 ``make bench``, or ``python -m tests.bench.adapters [NAME …]``. A real agent of each framework talks over HTTP to a scripted
 model in a process of its own. The variants take turns within one process, armed, warmed up and disarmed again, each round
@@ -12,7 +12,11 @@ the network, and each variant stands beside a bare one some tenths of a second a
 two that warm it up. Of each pair counts how many times the CPU of the bare run it took; the figure is the median of that,
 in microseconds of a bare run in a quick moment (its quickest tenth), with the same kind of interval. It holds all that the
 others hold, except what the network's system calls push out of the caches, and its interval is a fraction of theirs; on a
-machine that others use it is the one to compare. The variants:
+machine that others use it is the one to compare.
+
+Paired runs come in two shapes: with one tool call in each turn, and with three at once. What the second costs more, shared
+among the tool calls it has more, is *a tool call*; what is left of a turn without its tool call is *a model call*, with its
+share of what a run adds (the span of the agent; the last model call, which asks for no tool). The variants:
 
 - *bare*: the framework alone, also without lgov's callback handler, which stays with LangChain once it was armed;
 - *empty handler*: the least that a framework with callbacks lets anybody add: LangChain with a handler, the Agents SDK with
@@ -36,16 +40,18 @@ import json
 import math
 import os
 import random
+import re
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Generator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 FRAMEWORKS = ("langchain", "autogen", "openai-agents", "openai")
 VARIANTS = ("bare", "empty handler", "capture", "governed", "recorded", "OpenInference")
@@ -53,9 +59,11 @@ VARIANTS = ("bare", "empty handler", "capture", "governed", "recorded", "OpenInf
 TURNS, ROUNDS, AGAIN = 5, 40, 3
 #: How often each variant is compared with a bare one beside it, without a network.
 PAIRS = 40
+#: Tool calls at once in a turn of the second shape.
+WIDE = 3
 #: Rounds before the first that counts.
 WARM_UP = 3
-#: What capture may cost, in microseconds of CPU a turn.
+#: What capture may cost, in microseconds of CPU a call.
 GOAL_US = 150
 
 _INSTRUMENTORS = {
@@ -73,7 +81,18 @@ ADAPTERS = {
 
 # ---------------------------------------------------------------------- the agents: each answers after so many turns
 
-Agent = Callable[[int], Awaitable[None]]
+
+class Agent(Protocol):
+    """Runs an agent for so many turns with so many tool calls at once in each, and looks at its answer."""
+
+    def __call__(self, turns: int, wide: int = 1) -> Awaitable[None]:
+        """One run."""
+        ...
+
+
+def task(turns: int, wide: int) -> str:
+    """What the user asks for; `script` reads it."""
+    return f"turns={turns} wide={wide}."
 
 
 def langchain_agent() -> Agent:
@@ -88,8 +107,8 @@ def langchain_agent() -> Agent:
 
     agent: Any = create_agent(ChatOpenAI(model="scripted", max_retries=0), [add], name="bench")
 
-    async def run(turns: int) -> None:
-        asked = {"messages": [("user", f"turns={turns}")]}
+    async def run(turns: int, wide: int = 1) -> None:
+        asked = {"messages": [("user", task(turns, wide))]}
         answer = await agent.ainvoke(asked, config={"recursion_limit": 100})
         assert answer["messages"][-1].text == "done"
 
@@ -110,9 +129,9 @@ def autogen_agent() -> Agent:
     )
     client = OpenAIChatCompletionClient(model="scripted", model_info=info)
 
-    async def run(turns: int) -> None:
+    async def run(turns: int, wide: int = 1) -> None:
         agent = AssistantAgent("bench", client, tools=[add], max_tool_iterations=100)
-        answer = await agent.run(task=f"turns={turns}")
+        answer = await agent.run(task=task(turns, wide))
         assert "done" in str(answer.messages[-1])
 
     return run
@@ -131,8 +150,8 @@ def openai_agents_agent() -> Agent:
     model = OpenAIChatCompletionsModel("scripted", AsyncOpenAI(max_retries=0))
     agent = SDKAgent(name="bench", model=model, tools=[add])
 
-    async def run(turns: int) -> None:
-        answer = await Runner.run(agent, f"turns={turns}", max_turns=100)
+    async def run(turns: int, wide: int = 1) -> None:
+        answer = await Runner.run(agent, task(turns, wide), max_turns=100)
         assert answer.final_output == "done"
 
     return run
@@ -145,8 +164,8 @@ def openai_agent() -> Agent:
     parameters = {"type": "object", "properties": {"a": {"type": "integer"}, "b": {"type": "integer"}}}
     tools = [{"type": "function", "function": {"name": "add", "description": "Adds.", "parameters": parameters}}]
 
-    async def run(turns: int) -> None:
-        messages: list[Any] = [{"role": "user", "content": f"turns={turns}"}]
+    async def run(turns: int, wide: int = 1) -> None:
+        messages: list[Any] = [{"role": "user", "content": task(turns, wide)}]
         while True:
             reply = await client.chat.completions.create(model="scripted", messages=messages, tools=tools)
             message = reply.choices[0].message
@@ -372,16 +391,24 @@ _VARIANTS: Mapping[str, Callable[[str, Path], Variant]] = {
 }
 
 
-#: For each variant: median, the bounds of its interval, the figure for undisturbed moments; and, paired and without a
-#: network, median and bounds once more.
-Measured = dict[str, tuple[float, ...]]
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """What a variant costs in microseconds of CPU: the whole for *bare*, what is added for the others.
 
-
-def measure(framework: str, rounds: int, pairs: int) -> Measured:
-    """For each variant the CPU microseconds of a turn: the whole for *bare*, what is added for the others.
-
-    Each as median, the bounds of its 95 % interval, the figure for undisturbed moments, and the three of the pairs.
+    ``turn`` over HTTP and ``undisturbed`` for the moments in which nothing else ran; paired, without a network,
+    ``paired_turn`` and its parts, ``model_call`` and ``tool_call``. Each but ``undisturbed`` as the median and the bounds of
+    its 95 % interval.
     """
+
+    turn: Sequence[float]
+    undisturbed: float
+    paired_turn: Sequence[float]
+    model_call: Sequence[float]
+    tool_call: Sequence[float]
+
+
+def measure(framework: str, rounds: int, pairs: int) -> dict[str, Measured]:
+    """Every variant of one framework."""
     if framework == "openai-agents":
         from agents import set_trace_processors
 
@@ -399,17 +426,25 @@ def measure(framework: str, rounds: int, pairs: int) -> Measured:
         beside = asyncio.run(_in_pairs(variants, pairs))
         for one, _ in variants.values():
             one.close()
-    bare = times.pop("bare")
-    added = {
-        variant: [mine - beside for mine, beside in zip(taken, bare, strict=True)] for variant, taken in times.items()
-    }
-    quick = undisturbed(beside["bare"])
-    found: Measured = {"bare": (*median_of(bare), undisturbed(bare), *median_of(beside["bare"]))}
-    for variant, values in added.items():
-        ratios = [mine / bare - 1 for mine, bare in zip(beside[variant], beside["bare"], strict=True)]
-        paired = [ratio * quick * TURNS / 1e6 for ratio in ratios]
-        found[variant] = (*median_of(values), undisturbed(times[variant]) - undisturbed(bare), *median_of(paired))
+    bare, bare_beside = times.pop("bare"), beside.pop("bare")
+    found = {"bare": Measured(median_of(bare), undisturbed(bare), *_parts(bare_beside))}
+    quick = [sorted(runs)[len(runs) // 10] for runs in zip(*bare_beside, strict=True)]
+    for variant, taken in times.items():
+        added = [mine - other for mine, other in zip(taken, bare, strict=True)]
+        paired = [
+            tuple((mine / other - 1) * least for mine, other, least in zip(*shapes, quick, strict=True))
+            for shapes in zip(beside[variant], bare_beside, strict=True)
+        ]
+        found[variant] = Measured(median_of(added), undisturbed(taken) - undisturbed(bare), *_parts(paired))
     return found
+
+
+def _parts(runs: Sequence[tuple[float, ...]]) -> Iterator[tuple[float, float, float]]:
+    """Of runs with one tool call a turn and with `WIDE`, in seconds: the turn, its model call and its tool call."""
+    tools = [(wide - narrow) / (WIDE - 1) for narrow, wide in runs]
+    yield median_of([narrow for narrow, _ in runs])
+    yield median_of([narrow - tool for (narrow, _), tool in zip(runs, tools, strict=True)])
+    yield median_of(tools)
 
 
 def median_of(values: Sequence[float]) -> tuple[float, float, float]:
@@ -448,8 +483,9 @@ async def _in_turns(variants: Mapping[str, tuple[Variant, Agent]], rounds: int) 
     return times
 
 
-async def _in_pairs(variants: Mapping[str, tuple[Variant, Agent]], pairs: int) -> dict[str, list[float]]:
-    times: dict[str, list[float]] = {variant: [] for variant in variants}
+async def _in_pairs(variants: Mapping[str, tuple[Variant, Agent]], pairs: int) -> dict[str, list[tuple[float, ...]]]:
+    """For each variant and pair the seconds of a run with one tool call a turn, and with `WIDE`."""
+    times: dict[str, list[tuple[float, ...]]] = {variant: [] for variant in variants}
     shuffled = random.Random(1)
     cpus = os.sched_getaffinity(0) if hasattr(os, "sched_setaffinity") else None
     if cpus is not None:
@@ -465,14 +501,15 @@ async def _in_pairs(variants: Mapping[str, tuple[Variant, Agent]], pairs: int) -
                 for _ in range(2):
                     await run(TURNS)
                 gc.collect(0)
-                taken: list[float] = []
+                best = [math.inf, math.inf]
                 for _ in range(AGAIN):
-                    began = time.process_time()
-                    await run(TURNS)
-                    taken.append(time.process_time() - began)
+                    for shape, wide in enumerate((1, WIDE)):
+                        began = time.process_time()
+                        await run(TURNS, wide)
+                        best[shape] = min(best[shape], time.process_time() - began)
                 variant.end()
                 if number >= 0:
-                    times[name].append(min(taken))
+                    times[name].append(tuple(best))
     if cpus is not None:
         os.sched_setaffinity(0, cpus)
     return times
@@ -523,11 +560,15 @@ def script(body: Mapping[str, Any]) -> Any:
 
     messages = body["messages"]
     asked = next(message["content"] for message in messages if message["role"] == "user")
-    wanted = int(str(asked).partition("turns=")[2].split('"')[0].split("'")[0])
-    done = sum(message["role"] == "tool" for message in messages)
-    if done >= wanted:
+    wanted = re.search(r"turns=(\d+) wide=(\d+)\.", str(asked))
+    assert wanted is not None, asked
+    turns, wide = map(int, wanted.groups())
+    done = sum(message["role"] == "assistant" for message in messages)
+    if done >= turns:
         return "done"
-    return ScriptedReply(tool_calls=[ScriptedCall("add", {"a": done, "b": 1}, f"call_{done}")])
+    return ScriptedReply(
+        tool_calls=[ScriptedCall("add", {"a": done, "b": number}, f"call_{done}_{number}") for number in range(wide)]
+    )
 
 
 def serve() -> None:
@@ -556,60 +597,68 @@ def main() -> None:
     parser.add_argument("names", nargs="*", default=FRAMEWORKS)
     parser.add_argument("--one", help=argparse.SUPPRESS)
     parser.add_argument("--serve", action="store_true", help=argparse.SUPPRESS)
-    parser.add_argument(
-        "--json", action="store_true", help="[median, low, high, undisturbed, paired, low, high] of each"
-    )
+    parser.add_argument("--json", action="store_true", help="what each variant costs, see Measured")
     parser.add_argument("--rounds", type=int, default=ROUNDS, help="%(default)s by default")
     parser.add_argument("--pairs", type=int, default=PAIRS, help="%(default)s by default")
     arguments = parser.parse_args()
     if arguments.serve:
         return serve()
     if arguments.one:
-        return print(json.dumps(measure(arguments.one, arguments.rounds, arguments.pairs)))
+        found = measure(arguments.one, arguments.rounds, arguments.pairs)
+        return print(json.dumps({variant: asdict(one) for variant, one in found.items()}))
     here = [sys.executable, "-m", "tests.bench.adapters"]
     server = subprocess.Popen([*here, "--serve"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     assert server.stdout is not None
     env = {**os.environ, "OPENAI_BASE_URL": server.stdout.readline().strip(), "OPENAI_API_KEY": "none"}
-    results: dict[str, Measured] = {}
+    results: dict[str, dict[str, Measured]] = {}
     try:
         if not arguments.json:
             print(
-                f"{'CPU of one turn: a model call and a tool call':46} {'µs':>8} {'95 %':>14} {'undisturbed':>12}"
-                f" {'paired':>8} {'95 %':>14}"
+                f"{'CPU in µs':46} {'a turn':>8} {'95 %':>12} {'undisturbed':>12} {'paired':>7} {'95 %':>12}"
+                f" {'model call':>11} {'95 %':>12} {'tool call':>10} {'95 %':>12}"
             )
         for framework in arguments.names:
             how = ["--rounds", str(arguments.rounds), "--pairs", str(arguments.pairs)]
             done = subprocess.run([*here, "--one", framework, *how], env=env, capture_output=True, text=True)
             if done.returncode != 0:
                 raise SystemExit(f"{framework}: {done.stderr[-2000:]}")
-            results[framework] = json.loads(done.stdout.splitlines()[-1])
+            said: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+            results[framework] = {variant: Measured(**one) for variant, one in said.items()}
             if not arguments.json:
                 write(framework, results[framework])
     finally:
         server.communicate()
     if arguments.json:
-        print(json.dumps(results, indent=2))
+        said = {name: {variant: asdict(one) for variant, one in found.items()} for name, found in results.items()}
+        print(json.dumps(said, indent=2))
     return None
 
 
-def write(framework: str, measured: Measured) -> None:
+def write(framework: str, measured: Mapping[str, Measured]) -> None:
     """The lines of one framework."""
-    peer = measured["OpenInference"][4] if "OpenInference" in measured else None
-    for variant, (value, low, high, quiet, paired, least, most) in measured.items():
+    peer = measured.get("OpenInference")
+    for variant, one in measured.items():
         said: list[str] = []
         if variant == "capture":
-            said.append(f"goal {GOAL_US}: {'met' if paired <= GOAL_US else 'NOT met'}")
-            if "empty handler" in measured:
-                said.append(f"{paired - measured['empty handler'][4]:.0f} beyond an empty handler")
+            said += [f"{what} NOT met" for what, value in _calls(one) if value > GOAL_US] or ["both met"]
+            said[0] = f"goal {GOAL_US} a call: {said[0]}"
         if variant in ("capture", "governed") and peer is not None:
-            said.append(f"OpenInference adds {peer / paired:.1f} times as much")
+            said.append(f"OpenInference adds {peer.paired_turn[0] / one.paired_turn[0]:.1f} times as much")
         what = "bare, the whole" if variant == "bare" else f"{variant}, added"
-        between, beside = f"{low:.0f}–{high:.0f}", f"{least:.0f}–{most:.0f}"
         print(
-            f"{framework:16}{what:30} {value:8.0f} {between:>14} {quiet:12.0f} {paired:8.0f} {beside:>14}"
-            f"  {'; '.join(said)}",
+            f"{framework:16}{what:30} {_columns(one.turn, 8, 12)} {one.undisturbed:12.0f} {_columns(one.paired_turn, 7, 12)}"
+            f" {_columns(one.model_call, 11, 12)} {_columns(one.tool_call, 10, 12)}  {'; '.join(said)}",
             flush=True,
         )
+
+
+def _calls(measured: Measured) -> list[tuple[str, float]]:
+    return [("model call", measured.model_call[0]), ("tool call", measured.tool_call[0])]
+
+
+def _columns(value: Sequence[float], width: int, interval: int) -> str:
+    median, low, high = value
+    return f"{median:{width}.0f} {f'{low:.0f}–{high:.0f}':>{interval}}"
 
 
 if __name__ == "__main__":
