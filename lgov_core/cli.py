@@ -13,6 +13,7 @@ _COMMANDS = {
     "train": ("lgov_core.commands.train:train", "Train a model from what an agent does with it."),
     "demo": ("lgov_core.demo.command:demo_command", "Govern and train a small SQL agent, and show what changed."),
     "policy": ("lgov_core.commands.policy:policy", "Write, check, question and test policy files."),
+    "approvals": ("lgov_core.commands.approvals:approvals", "Answer the calls that wait for a person."),
     "audit": ("lgov_core.commands.audit:audit", "Prove, look at, hand on and erase what an audit record holds."),
     "traces": ("lgov_core.commands.traces:traces", "Look at recorded rollouts, hand them on, and delete them."),
     "transitions": ("lgov_core.commands.transitions:transitions", "Make training data of what was recorded."),

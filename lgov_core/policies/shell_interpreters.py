@@ -80,7 +80,8 @@ def _python_module(call: Call, words: list[str]) -> None:
     operands = [word for word in rest if not is_option(word)]
     library = module.partition(".")[0]
     known = {library, module} & {*_PYTHON_MODULES, *_WRITING_PYTHON_MODULES, *_PYTHON_COMMANDS, *_PLAIN_PYTHON_MODULES}
-    if module in _CLOSED_PYTHON_MODULES or (library in _PYTHON_LIBRARY and not known):
+    judges = library.startswith("lgov")  # what answers approvals and erases from the record is not for who is judged
+    if judges or module in _CLOSED_PYTHON_MODULES or (library in _PYTHON_LIBRARY and not known):
         call.refuse(f"-m {module} is not allowed here.")
     if rest in (["--help"], ["-h"]):
         return

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ from click.testing import CliRunner
 
 from lgov_core.cli import cli
 from lgov_core.policies import BUILTIN_POLICIES, load_policy_file
-from lgov_core.types import Action, Effect, Point
+from lgov_core.types import Action, Point
 
 TEXT = (Path(__file__).parents[2] / "docs" / "policies.md").read_text()
 SECTIONS = dict(re.findall(r"^## (.*?)\n(.*?)(?=^## |\Z)", TEXT, re.M | re.S))
@@ -33,16 +34,23 @@ def test_the_file_judges_its_cases_as_they_say(name: str, tmp_path: Path, monkey
 def test_who_approves_as_the_page_says_finds_the_request_and_answers_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    ((policies,), (program,)) = (
-        re.findall(rf"^```{kind}\n(.*?)^```", SECTIONS["approval"], re.M | re.S) for kind in ("yaml", "python")
+    ((policies,), (commands,)) = (
+        re.findall(rf"^```{kind}\n(.*?)^```", SECTIONS["approval"], re.M | re.S) for kind in ("yaml", "sh")
     )
     (tmp_path / "policy.yaml").write_text(policies.replace("{expires_s: 600}", "{expires_s: 600, store: approvals.db}"))
     rules = load_policy_file(tmp_path / "policy.yaml")
-    action = Action(Point.PRE_TOOL_CALL, "pay", arguments={"amount": 12}, rollout_id="r")
-    assert rules.judge(action).rule == "approval-pending"
+    actions = [
+        Action(Point.PRE_TOOL_CALL, "pay", arguments={"amount": amount}, rollout_id="r", agent="clerk")
+        for amount in (12, 13)
+    ]
+    ids = [re.search(r"request (\w+)", rules.judge(action).reason) for action in actions]
     monkeypatch.chdir(tmp_path)
-    exec(compile(program, "policies.md", "exec"), {})
-    assert rules.judge(action).effect is Effect.ALLOW
+    ours = iter(str(one and one[1]) for one in ids)
+    for line in commands.splitlines():
+        command = re.sub(r"apr_\w+", lambda _: next(ours), line)
+        done = CliRunner().invoke(cli, shlex.split(command, comments=True)[1:])
+        assert done.exit_code == 0, done.output
+    assert [rules.judge(action).rule for action in actions] == ["allow", "approval-rejected"]
 
 
 def test_every_built_in_policy_has_its_section() -> None:
