@@ -77,7 +77,10 @@ class PolicyError(LgovError):
 
 
 class PolicyFileError(PolicyError):
-    """A policy file is missing, unreadable or wrong. ``path`` and ``line`` (1-based) say where, when known."""
+    """A policy file is missing, unreadable or wrong. ``path`` and ``line`` (1-based) say where, when known.
+
+    ``further`` are the mistakes of other rules, where somebody asked for all of them (``lgov policy check``).
+    """
 
     code = "policy_file"
 
@@ -88,6 +91,7 @@ class PolicyFileError(PolicyError):
         super().__init__(f"{where}: {message}" if where else message, hint=hint)
         self.path = path
         self.line = line
+        self.further: tuple[PolicyFileError, ...] = ()
 
 
 class PolicyDenied(PolicyError):

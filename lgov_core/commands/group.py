@@ -105,18 +105,18 @@ class LazyGroup(click.Group):
         try:
             return super().invoke(ctx)
         except LgovError as error:
-            _show(error, as_json=as_json)
+            show_error(error, as_json=as_json)
             ctx.exit(exit_of(error))
         except click.ClickException as error:
             if not as_json:
                 raise
-            _show(_Usage(error.format_message(), hint=f"{ctx.command_path} --help says more"), as_json=True)
+            show_error(_Usage(error.format_message(), hint=f"{ctx.command_path} --help says more"), as_json=True)
             ctx.exit(error.exit_code)
         except OSError as error:
             if error.errno == errno.EPIPE:  # click ends quietly when nobody reads any more
                 raise
             _discard_output()
-            _show(
+            show_error(
                 LgovError(f"{error.strerror or error}{f': {error.filename}' if error.filename else ''}"),
                 as_json=as_json,
             )
@@ -146,7 +146,8 @@ def _discard_output() -> None:
                 os.dup2(nowhere.fileno(), sys.stdout.fileno())
 
 
-def _show(error: LgovError, *, as_json: bool) -> None:
+def show_error(error: LgovError, *, as_json: bool) -> None:
+    """Writes an error and its hint to standard error."""
     if as_json:
         click.echo(json.dumps({"error": error.as_json()}), err=True)
         return

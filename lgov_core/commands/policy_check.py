@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import click
 
-from lgov_core.commands.group import Exit, exit_status, json_option
+from lgov_core.commands.group import Exit, exit_status, json_option, show_error
 from lgov_core.commands.output import write_json
 from lgov_core.errors import PolicyError
 
@@ -16,18 +17,19 @@ from lgov_core.errors import PolicyError
 @json_option
 @click.pass_context
 def check(ctx: click.Context, file: Path, as_json: bool) -> None:
-    """Load FILE as a governed program would, and say what is wrong with it."""
+    """Load FILE as a governed program would, and say what is wrong with it: the first mistake of each rule."""
     from lgov_core.policies import load_policy_file, rehearsal
 
     try:
         with rehearsal():
             loaded = load_policy_file(file)
     except PolicyError as error:
-        if not as_json:
-            raise
-        line = getattr(error, "line", None)
-        found = {"code": error.code, "line": line, "message": error.message, "hint": error.hint}
-        write_json({"file": str(file), "ok": False, "problems": [found]})
+        problems = [error, *getattr(error, "further", ())]
+        if as_json:
+            write_json({"file": str(file), "ok": False, "problems": [_said(problem) for problem in problems]})
+        else:
+            for problem in problems:
+                show_error(problem, as_json=False)
         ctx.exit(Exit.FINDING)
     rules = [rule.name for rule in loaded.rules]
     about = {"name": loaded.name, "mode": loaded.mode, "default": loaded.default, "digest": loaded.digest}
@@ -40,3 +42,8 @@ def check(ctx: click.Context, file: Path, as_json: bool) -> None:
     click.echo(f"  digest {loaded.digest}")
     if loaded.mode == "shadow":
         click.echo("  note: in shadow mode nothing is blocked, decisions are only recorded", err=True)
+
+
+def _said(problem: PolicyError) -> dict[str, Any]:
+    line = getattr(problem, "line", None)
+    return {"code": problem.code, "line": line, "message": problem.message, "hint": problem.hint}

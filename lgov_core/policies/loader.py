@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import inspect
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
@@ -21,6 +21,7 @@ from lgov_core.policies.conditions import Condition, ConditionProblem, compiled
 from lgov_core.policies.document import Place, read_yaml
 from lgov_core.policies.policy_set import PolicySet, Rule
 from lgov_core.policies.registry import BUILTIN_POLICIES, PolicyFactory, available_policies
+from lgov_core.policies.rehearsal import rehearsing
 from lgov_core.types import Point, Severity
 
 _TOP = ("version", "name", "mode", "default", "rules")
@@ -165,7 +166,7 @@ class _Loading:
         name = self.text(("name",), document.get("name", "policies"))
         mode = self.one_of(("mode",), document.get("mode", "enforce"), ("enforce", "shadow"))
         default = self.one_of(("default",), document.get("default", "deny"), ("deny", "allow"))
-        made = [self.rule(("rules", index), rule) for index, rule in enumerate(rules)]
+        made = self.rules(rules)
         names = [rule.name for rule in made]
         for index, rule_name in enumerate(names):
             if rule_name in names[:index]:
@@ -176,6 +177,21 @@ class _Loading:
             raise self.error((), f"the document holds what JSON cannot: {error}") from error
         digest = hashlib.sha256(canonical.encode()).hexdigest()
         return PolicySet(made, default=default, mode=mode, name=name, version=version, digest=digest)  # type: ignore[arg-type]
+
+    def rules(self, rules: Sequence[Any]) -> list[Rule]:
+        made: list[Rule] = []
+        wrong: list[PolicyFileError] = []
+        for index, rule in enumerate(rules):
+            try:
+                made.append(self.rule(("rules", index), rule))
+            except PolicyFileError as error:
+                if not rehearsing():  # the rules behind it would open files for a set that will not be
+                    raise
+                wrong.append(error)
+        if wrong:
+            wrong[0].further = tuple(wrong[1:])
+            raise wrong[0]
+        return made
 
     def rule(self, place: Place, rule: Any) -> Rule:
         if not isinstance(rule, Mapping):

@@ -22,6 +22,7 @@ from lgov_core.audit import AuditLog
 from lgov_core.cli import cli
 from lgov_core.commands.group import Exit, LazyGroup, exit_of
 from lgov_core.errors import ArmError, AuditError, PolicyDenied, PolicyFileError, SettingsError
+from lgov_core.policies import load_policy_file
 from lgov_core.store import open_store
 from lgov_core.testing import ScriptedModelServer
 from lgov_core.types import ALLOW
@@ -142,6 +143,29 @@ def test_a_wrong_policy_file_is_a_finding_with_its_line(folder: Path) -> None:
     assert result.exit_code == Exit.FINDING
     about = json.loads(result.stdout)
     assert (about["ok"], about["problems"][0]["line"]) == (False, 4)
+
+
+SEVERAL = """version: 1
+rules:
+  - {name: a, use: sqll, with: {dialect: sqlite}}
+  - {name: b, use: sql, with: {dialect: sqlite}}
+  - {name: c, use: sql, with: {dialect: sqlit}}
+  - {name: d, tool: [x], use: deny}
+  - {name: e, use: cost, with: {max_calls: 3, ledger: budget.db}}
+"""
+
+
+def test_the_mistakes_of_all_rules_are_told_at_once(folder: Path) -> None:
+    (folder / "policy.yaml").write_text(SEVERAL)
+    result = lgov("policy", "check", "policy.yaml")
+    assert result.exit_code == Exit.FINDING
+    assert re.findall(r"^error: policy.yaml:(\d+): ", result.stderr, re.M) == ["3", "5", "6"]
+    about = json.loads(lgov("policy", "check", "policy.yaml", "--json").stdout)
+    assert [problem["line"] for problem in about["problems"]] == [3, 5, 6]
+    with pytest.raises(PolicyFileError, match=r"policy\.yaml:3") as raised:  # nothing is opened for a set that will not be
+        load_policy_file(folder / "policy.yaml")
+    assert raised.value.further == ()
+    assert not (folder / "budget.db").exists()
 
 
 def test_policy_check_without_a_file_is_wrong_usage() -> None:
