@@ -78,6 +78,7 @@ def hand_on(options: ProcessOptions, scope: RolloutScope) -> ChildReports:
             "store": _absolute(options.store),
             "timeout_s": options.timeout_s,
             "capture_content": options.capture_content,
+            "redact": options.redact,
             "rollout_id": scope.rollout_id,
             "attempt": scope.attempt,
             "task_id": scope.task_id,
@@ -111,7 +112,12 @@ class _Child:
 
     def __init__(self, told: dict[str, Any]) -> None:
         self.options = ProcessOptions(
-            Path(told["policy"]), Path(told["audit"]), told["store"], told["timeout_s"], told["capture_content"]
+            Path(told["policy"]),
+            Path(told["audit"]),
+            told["store"],
+            told["timeout_s"],
+            told["capture_content"],
+            tuple(told["redact"]),
         )
         self.scope = RolloutScope(told["rollout_id"], told["attempt"], told["session_id"], told["task_id"])
         self.reports = Path(told["reports"])

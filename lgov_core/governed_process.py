@@ -44,6 +44,7 @@ class ProcessOptions:
     store: str | None = None
     timeout_s: float = 2.0
     capture_content: bool = True
+    redact: tuple[str, ...] = ()
 
 
 class Tally:
@@ -109,7 +110,9 @@ def open_process(options: ProcessOptions, *, plugins: Sequence[object] = (), man
     policies = load_policy_file(options.policy)
     manager = manager if manager is not None else make_plugin_manager()
     make_folder(options.audit.parent)
-    audit = AuditLog(options.audit, policy_digest=policies.digest or "", signer=default_signer())
+    audit = AuditLog(
+        options.audit, policy_digest=policies.digest or "", signer=default_signer(), redact=options.redact or None
+    )
     tally = Tally()
     # Rules that the program registers are added to the set in use. A plugin that charges denials does that alone.
     charged = any(getattr(plugin, "charges_denials", False) is True for plugin in (*plugins, *manager.get_plugins()))

@@ -48,7 +48,11 @@ class LgovInstrumentor:
             manager = make_plugin_manager()
             adapters = installed_adapters(manager)
             options = ProcessOptions(
-                settings.policy, settings.audit or DEFAULT_AUDIT, settings.store, settings.timeout_s
+                settings.policy,
+                settings.audit or DEFAULT_AUDIT,
+                settings.store,
+                settings.timeout_s,
+                redact=settings.redact,
             )
             self._process = process = open_process(options, manager=manager)
             self._scope = enter_scope(RolloutScope(new_id("rol"), 1))  # kept: dropped, it would leave the scope

@@ -50,7 +50,8 @@ class RunOptions:
     """How to run a program under policy.
 
     ``policy`` is a policy file; None takes ``policy.yaml`` beside the program. ``audit`` is the file of the record;
-    None means ``.lgov/audit.db`` in the working directory. ``store`` keeps spans and rewards; None keeps none.
+    None means ``.lgov/audit.db`` in the working directory. ``redact`` names arguments whose values the record does not
+    keep. ``store`` keeps spans and rewards; None keeps none.
     ``endpoint`` is the base URL of the training endpoint, to which OpenAI-style clients of the program are then
     pointed. ``rollout_id`` names the rollout that the process is; None makes a fresh one. ``task_id`` names its task;
     None means the program's name.
@@ -58,6 +59,7 @@ class RunOptions:
 
     policy: Path | None = None
     audit: Path | None = None
+    redact: tuple[str, ...] = ()
     store: str | None = None
     endpoint: str | None = None
     rollout_id: str | None = None
@@ -142,6 +144,7 @@ def _prepare(invocation: Invocation, scope: RolloutScope, options: RunOptions) -
             options.store,
             options.timeout_s,
             options.capture_content,
+            options.redact,
         ),
         plugins=options.plugins,
         manager=manager,

@@ -35,7 +35,8 @@ OTHER_VARIABLES = frozenset({"LGOV_ROLLOUT_ID", "LGOV_ATTEMPT", "LGOV_CHILD", "L
 class Settings:
     """What one process of lgov works with. Load one with `load_settings`; it may be shared between threads.
 
-    ``policy`` is a policy file, ``audit`` the file of the audit record, ``store`` a trace store (a path or an address),
+    ``policy`` is a policy file, ``audit`` the file of the audit record, ``redact`` the names of arguments whose values that
+    record does not keep, ``store`` a trace store (a path or an address),
     ``endpoint`` the base URL of a training endpoint; None leaves the choice to the command. ``timeout_s`` (seconds)
     bounds a policy that does not promise bounded cost. ``cache`` is the folder for pulled models. ``host`` and ``port``
     are where ``lgov serve`` listens (port 0: any free one), ``model`` or ``upstream`` what it serves, and
@@ -45,6 +46,7 @@ class Settings:
 
     policy: Path | None = None
     audit: Path | None = None
+    redact: tuple[str, ...] = ()
     store: str | None = field(default=None, repr=False)  # it may hold a password; see `without_password`
     endpoint: str | None = None
     timeout_s: float = 2.0
@@ -179,16 +181,20 @@ def _from_environment(environ: Mapping[str, str]) -> _Found:
         if variable not in names:
             raise _unknown(variable, "set in the environment", names)
         name = names[variable]
-        found[name] = (_read(name, _number(name, raw), variable), variable)
+        found[name] = (_read(name, _meant(name, raw), variable), variable)
     return found
 
 
-def _number(name: str, raw: str) -> object:
-    """A variable is text; where a number is wanted and the text is one, it is taken as the number."""
+def _meant(name: str, raw: str) -> object:
+    """A variable is text; where a number is wanted and the text is one, it is taken as the number. A list has commas."""
     try:
-        return {"port": int, "timeout_s": float}.get(name, str)(raw)
+        return {"port": int, "timeout_s": float, "redact": _separated}.get(name, str)(raw)
     except ValueError:
         return raw
+
+
+def _separated(raw: str) -> list[str]:
+    return [part.strip() for part in raw.split(",")]
 
 
 def _from_flags(flags: Mapping[str, object]) -> _Found:
@@ -230,6 +236,13 @@ def _path(raw: object, base: Path | None) -> Path:
     return base / path if base is not None else path
 
 
+def _names(raw: object, base: Path | None) -> tuple[str, ...]:
+    names = tuple(raw) if isinstance(raw, list | tuple) else ()  # pyright: ignore[reportUnknownArgumentType]
+    if not names or not all(isinstance(name, str) and name.strip() for name in names):
+        raise ValueError("a list of names")
+    return names
+
+
 def _place(raw: object, base: Path | None) -> str:
     """A path or an address such as ``sqlite:///traces.sqlite``; an address is taken as it is."""
     if not isinstance(raw, str) or not raw.strip():
@@ -262,6 +275,7 @@ def _seconds(raw: object, base: Path | None) -> float:
 _READ: Mapping[str, Callable[[object, Path | None], Any]] = {
     "policy": _path,
     "audit": _path,
+    "redact": _names,
     "store": _place,
     "endpoint": _url,
     "timeout_s": _seconds,

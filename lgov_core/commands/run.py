@@ -24,6 +24,12 @@ from lgov_core.settings import load_settings
     "--policy", type=click.Path(path_type=Path), help="Policy file. [default: policy.yaml beside the program]"
 )
 @click.option("--audit", type=click.Path(path_type=Path), help="File of the audit record. [default: .lgov/audit.db]")
+@click.option(
+    "--redact",
+    metavar="NAME",
+    multiple=True,
+    help="An argument whose value the audit record does not keep; repeatable.",
+)
 @click.option("--store", help="Trace store for spans and rewards. [default: none is kept]")
 @click.option("--endpoint", help="Base URL of a training endpoint; OpenAI-style clients of the program are sent there.")
 @click.option("--timeout", "timeout_s", type=float, help="Seconds that a policy may take. [default: 2]")
@@ -46,6 +52,7 @@ def run(
     ctx: click.Context,
     policy: Path | None,
     audit: Path | None,
+    redact: tuple[str, ...],
     store: str | None,
     endpoint: str | None,
     timeout_s: float | None,
@@ -68,7 +75,14 @@ def run(
     """  # noqa: D301 - click wants the control character
     from lgov_core.run import RunOptions, run_program
 
-    flags = {"policy": policy, "audit": audit, "store": store, "endpoint": endpoint, "timeout_s": timeout_s}
+    flags = {
+        "policy": policy,
+        "audit": audit,
+        "redact": redact or None,
+        "store": store,
+        "endpoint": endpoint,
+        "timeout_s": timeout_s,
+    }
     try:
         settings = load_settings(flags)
     except LgovError as error:
@@ -77,6 +91,7 @@ def run(
     options = RunOptions(
         policy=settings.policy,
         audit=settings.audit,
+        redact=settings.redact,
         store=settings.store,
         endpoint=settings.endpoint,
         timeout_s=settings.timeout_s,

@@ -61,6 +61,12 @@ _SPEAKS = "chat,completions,embeddings"
 )
 @click.option("--audit", type=click.Path(path_type=Path), help="Audit record. [default: .lgov/audit.db]")
 @click.option(
+    "--redact",
+    metavar="NAME",
+    multiple=True,
+    help="An argument whose value the audit record does not keep; repeatable.",
+)
+@click.option(
     "--max-running", type=int, default=512, show_default=True, help="Calls that are answered at the same time."
 )
 @click.option("--max-waiting", type=int, default=2048, show_default=True, help="Calls that wait for a place.")
@@ -88,6 +94,7 @@ def serve(
     admin_keys_file: Path | None,
     policy: Path | None,
     audit: Path | None,
+    redact: tuple[str, ...],
     max_running: int,
     max_waiting: int,
     drain_s: int,
@@ -151,6 +158,7 @@ def serve(
             "key_secret_file": key_secret_file,
             "policy": policy,
             "audit": audit,
+            "redact": redact or None,
         }
     )
     keys = _keys(settings, admin_keys_file, shown=show_admin_key)
@@ -182,7 +190,13 @@ def _serving(
         if settings.policy is not None:
             from lgov_core.gateway.policy_gate import open_gate
 
-            gate = open_gate(settings.policy, audit=_made(settings.audit), store=recorded, timeout_s=settings.timeout_s)
+            gate = open_gate(
+                settings.policy,
+                audit=_made(settings.audit),
+                store=recorded,
+                timeout_s=settings.timeout_s,
+                redact=settings.redact,
+            )
             open_things.callback(gate.close)
         server = EndpointServer(
             [engine],

@@ -274,9 +274,11 @@ def open_gate(
     audit: str | os.PathLike[str],
     store: TraceStore | None = None,
     timeout_s: float = 2.0,
+    redact: Sequence[str] = (),
 ) -> PolicyGate:
     """A gate for the policy file ``policy`` that commits its decisions to the audit record at ``audit``.
 
+    The record does not keep the values of arguments that are named in ``redact``.
     With a ``store``, what was denied or changed is written there as spans and rewards. Whoever opens it closes it. Raises
     `LgovError` for a file that does not load or a record that cannot be opened.
     """
@@ -285,7 +287,7 @@ def open_gate(
     from lgov_core.reward.air import AirPlugin
 
     rules = load_policy_file(Path(policy))
-    log = AuditLog(audit, policy_digest=rules.digest or "", signer=default_signer())
+    log = AuditLog(audit, policy_digest=rules.digest or "", signer=default_signer(), redact=redact or None)
     try:
         plugins = [] if store is None else [AirPlugin(), _Kept(store)]
         return PolicyGate(Governor(rules, plugins=plugins, audit=log, timeout_s=timeout_s), owns=[log])

@@ -162,7 +162,9 @@ def test_the_mistakes_of_all_rules_are_told_at_once(folder: Path) -> None:
     assert re.findall(r"^error: policy.yaml:(\d+): ", result.stderr, re.M) == ["3", "5", "6"]
     about = json.loads(lgov("policy", "check", "policy.yaml", "--json").stdout)
     assert [problem["line"] for problem in about["problems"]] == [3, 5, 6]
-    with pytest.raises(PolicyFileError, match=r"policy\.yaml:3") as raised:  # nothing is opened for a set that will not be
+    with pytest.raises(
+        PolicyFileError, match=r"policy\.yaml:3"
+    ) as raised:  # nothing is opened for a set that will not be
         load_policy_file(folder / "policy.yaml")
     assert raised.value.further == ()
     assert not (folder / "budget.db").exists()

@@ -64,7 +64,7 @@ def test_every_setting_is_documented_with_its_variable_and_default() -> None:
     assert [row[0] for row in rows] == [field.name for field in fields]
     for (name, variable, _, default), field in zip(rows, fields, strict=True):
         assert variable == f"LGOV_{name.upper()}"
-        if field.default is not None:
+        if field.default not in (None, ()):
             assert default == str(field.default)
 
 

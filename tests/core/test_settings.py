@@ -147,6 +147,9 @@ def test_variables_of_other_programs_and_of_child_processes_are_left_alone(proje
         ('endpoint = "localhost:8000"', "a URL"),
         ('endpoint = "http://[::1"', "a URL"),
         ("host = {}", "text"),
+        ('redact = "password"', "a list of names"),
+        ("redact = []", "a list of names"),
+        ("redact = [1]", "a list of names"),
     ],
 )
 def test_a_value_of_the_wrong_type_names_the_setting_its_origin_and_what_is_wanted(
@@ -158,6 +161,16 @@ def test_a_value_of_the_wrong_type_names_the_setting_its_origin_and_what_is_want
     assert line.split()[0] in caught.value.message
     assert "lgov.toml:2" in caught.value.message
     assert wanted in caught.value.message
+
+
+def test_names_to_redact_are_a_list_and_in_a_variable_stand_between_commas(project: Path) -> None:
+    write(project / "lgov.toml", 'redact = ["password", "api_key"]\n')
+    assert load(project).redact == ("password", "api_key")
+    settings = load(project, LGOV_REDACT="token, iban")
+    assert (settings.redact, settings.origin("redact")) == (("token", "iban"), "LGOV_REDACT")
+    assert load(project, {"redact": ("card",)}, LGOV_REDACT="token").redact == ("card",)
+    with pytest.raises(SettingsError, match=r"redact \(LGOV_REDACT\) must be a list of names"):
+        load(project, LGOV_REDACT="token,")
 
 
 def test_a_wrong_variable_is_named(project: Path) -> None:

@@ -296,6 +296,24 @@ def test_children_write_to_the_same_store(folder: Path) -> None:
     assert "SELECT 1" not in str(spans), "without content no argument is on a span"
 
 
+def test_what_is_redacted_is_in_no_record_also_of_children(folder: Path) -> None:
+    make_company(folder)
+    write(folder, WORKER, "worker.py")
+    write(folder, "[tool.lgov]\nredact = ['query']\n", "pyproject.toml")
+    program = write(
+        folder,
+        "import subprocess, sys, worker\nprint(worker.run_sql.invoke({'query': 'SELECT 41 + 1'}))\n"
+        "subprocess.run([sys.executable, 'worker.py', 'SELECT 42 + 1'])\n",
+    )
+    done = lgov_run(folder, "python", program, options=("--audit", "audit.db"))
+    assert sorted(done.stdout.splitlines()) == ["[(42,)]", "[(43,)]"], done.stderr
+    with AuditLog(folder / "audit.db") as record:
+        entries = [entry for entry in record.entries() if entry.name == "run_sql" and entry.kind == "decision"]
+    assert {entry.arguments for entry in entries} == {'{"query":"[redacted]"}'}
+    assert len({entry.writer for entry in entries}) == 2  # the program's and the child's
+    assert b" + 1" not in (folder / "audit.db").read_bytes()
+
+
 def test_a_child_that_cannot_be_governed_does_not_run(folder: Path) -> None:
     write(folder, WORKER + "\nopen('went-on', 'w')\n", "worker.py")
     program = """

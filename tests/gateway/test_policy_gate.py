@@ -56,7 +56,8 @@ def governed(serve, store, tmp_path: Path):
 
     def start(script, policy: str = POLICY, **options):
         (tmp_path / "policy.yaml").write_text(policy)
-        gate = open_gate(tmp_path / "policy.yaml", audit=tmp_path / "audit.db", store=store)
+        redact = options.pop("redact", ())
+        gate = open_gate(tmp_path / "policy.yaml", audit=tmp_path / "audit.db", store=store, redact=redact)
         gates.append(gate)
         return serve(script, gate=gate, **options)
 
@@ -332,3 +333,11 @@ def test_a_policy_file_that_does_not_load_opens_no_gate(tmp_path):
     (tmp_path / "policy.yaml").write_text("version: 1\nrules: [{name: x, use: nothing}]\n")
     with pytest.raises(PolicyFileError):
         open_gate(tmp_path / "policy.yaml", audit=tmp_path / "audit.db")
+
+
+def test_what_is_redacted_is_judged_and_not_on_record(governed, tmp_path):
+    serving = governed([call("run_sql", query="DROP TABLE patients")], redact=("query",))
+    assert "DENIED by policy reads" in ask(serving).message.content
+    assert ("pre_tool_call", "run_sql", "deny") in entries(tmp_path)
+    for file in tmp_path.glob("audit.db*"):
+        assert b"patients" not in file.read_bytes()
