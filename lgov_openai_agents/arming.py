@@ -104,10 +104,10 @@ class _GovernedField:
         # The SDK reads a tool's callable some twenty times for each call of it, so the usual answer comes first. Nobody
         # has to be asked who governs: what is given back asks by itself when it is called.
         held: dict[str, Any] = {} if instance is None else instance.__dict__
-        stored = held.get(self._name, _REQUIRED)
         kept: Any = held.get(self._kept)
-        if kept is not None and kept[0] is stored and kept[1] is instance:
+        if kept is not None and kept[0] is held.get(self._name) and kept[1] is instance:
             return kept[2]
+        stored = held.get(self._name, _REQUIRED)
         if stored is _REQUIRED:
             if self._default is _REQUIRED:
                 raise AttributeError(self._name)
@@ -225,8 +225,8 @@ def _governed_get_response(inner: Callable[..., Any]) -> Callable[..., Any]:
         if governor is None or model_call_covered(governor):
             return await inner(self, *args, **kwargs)
 
-        async def send(asked: ModelRequest) -> Any:
-            return await inner(self, *asked.args, **asked.rest)
+        def send(asked: ModelRequest) -> Any:
+            return inner(self, *asked.args, **asked.rest)
 
         return await govern_response(governor, self, ModelRequest.of(args, kwargs), send)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextvars
 import copy
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from agents import ApplyPatchTool, CustomTool, FunctionTool, LocalShellTool, ShellTool
@@ -67,13 +67,13 @@ class GovernedInvoker:
             return inner
         return GovernedInvoker(tool, inner, self.__dict__["lgov_acting"], keeps=True)
 
-    async def __call__(self, context: Any, raw: str) -> Any:
+    def __call__(self, context: Any, raw: str) -> Awaitable[Any]:
         """One governed call."""
         kept = self.__dict__
         governor = kept["lgov_acting"]()
         if governor is None:
-            return await kept["lgov_inner"](context, raw)
-        return await govern_function(governor, kept["lgov_tool"], kept["lgov_inner"], context, raw)
+            return kept["lgov_inner"](context, raw)
+        return govern_function(governor, kept["lgov_tool"], kept["lgov_inner"], context, raw)
 
 
 def is_governed(invoker: Any) -> bool:

@@ -47,6 +47,41 @@ def as_mapping(item: Any) -> dict[str, Any]:
     return {"role": role, "content": json_text(item)}
 
 
+def messages_text(instructions: str | None, given: str | Sequence[TResponseInputItem], written: dict[Any, str]) -> str:
+    """What is sent, as the JSON of a list of mappings (`as_mapping`).
+
+    ``written`` keeps what items look like: a run sends them again with each later request.
+    """
+    sent = as_list(given)
+    if instructions:
+        sent.insert(0, {"role": "system", "content": instructions})
+    texts: list[str] = []
+    for item in sent:
+        key = _key(item)
+        text = written.get(key) if key is not None else None
+        if text is None:
+            text = json_text(as_mapping(item))
+            if key is not None:
+                written[key] = text
+        texts.append(text)
+    return f"[{', '.join(texts)}]"
+
+
+def _key(item: Any) -> tuple[Any, ...] | None:
+    """All that `as_mapping` reads of an item that is made of texts; None of other items."""
+    if type(item) is not dict:
+        return None
+    kind = item.get("type")
+    if kind == "function_call":
+        call_id, name, arguments = item.get("call_id"), item.get("name"), item.get("arguments")
+        return (kind, call_id, name, arguments) if type(call_id) is type(name) is type(arguments) is str else None
+    if kind == "function_call_output":
+        call_id, output = item.get("call_id"), item.get("output")
+        return (kind, call_id, output) if type(call_id) is type(output) is str else None
+    role, content = item.get("role"), item.get("content")
+    return (role, content) if type(role) is type(content) is str else None
+
+
 def text_of(content: Any) -> str:
     """The text of a message's content or a tool's output: its text parts, or what it is written as."""
     if isinstance(content, str):
@@ -221,16 +256,24 @@ def _is_object(raw: str) -> bool:
 
 def reading_of(response: ModelResponse, model: str) -> ModelReading:
     """What the model wrote."""
+    texts: list[str] = []
+    calls: list[dict[str, Any]] = []
+    for item in response.output:
+        if isinstance(item, ResponseFunctionToolCall):
+            calls.append({"id": item.call_id, "name": item.name, "args": arguments_of(item.arguments)})
+        elif isinstance(item, ResponseOutputMessage):
+            texts += map(text_of, item.content)
+        elif (call := _other_call(item)) is not None:
+            calls.append(call)
     usage = response.usage
     used = {"input_tokens": usage.input_tokens, "output_tokens": usage.output_tokens}
-    calls = [one for one in (_call_mapping(item) for item in response.output) if one is not None]
     return ModelReading(
-        text=reply_text(response),
-        tool_calls=calls,
-        usage=used if usage.total_tokens or any(used.values()) else None,
-        response_id=response_id_of(response),
-        response_model=model,
-        finish_reason="tool_calls" if calls else "stop",
+        "".join(texts),
+        calls,
+        used if usage.total_tokens or usage.input_tokens or usage.output_tokens else None,
+        response_id_of(response),
+        model,
+        "tool_calls" if calls else "stop",
     )
 
 
@@ -241,9 +284,7 @@ def reply_text(response: ModelResponse) -> str:
     )
 
 
-def _call_mapping(item: Any) -> dict[str, Any] | None:
-    if isinstance(item, ResponseFunctionToolCall):
-        return {"id": item.call_id, "name": item.name, "args": arguments_of(item.arguments)}
+def _other_call(item: Any) -> dict[str, Any] | None:
     kind = str(getattr(item, "type", ""))
     if not kind.endswith("_call"):
         return None

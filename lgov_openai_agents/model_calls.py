@@ -7,7 +7,7 @@ the model is told at once and asked again, and the run goes on with what it says
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -19,13 +19,14 @@ from lgov_core.endpoint_headers import endpoint_headers
 from lgov_core.errors import PolicyDenied
 from lgov_core.governed_call import ModelCall, ToolReading, agovern_tool
 from lgov_core.scope import current_scope
+from lgov_core.trace import semconv
 from lgov_core.types import Action, Decision, Effect, Point
 from lgov_openai_agents import items
 from lgov_openai_agents.denied import answer_to, can_be_answered, continued, exchange, kept_elsewhere
 from lgov_openai_agents.heard import Heard
 from lgov_openai_agents.hosted import judge_hosted_tools
 from lgov_openai_agents.replay import events_of, response_of
-from lgov_openai_agents.runs import AgentRun, current_run
+from lgov_openai_agents.runs import AgentRun, acting_in, current_run
 
 if TYPE_CHECKING:
     from lgov_core.governor import Governor
@@ -33,12 +34,18 @@ if TYPE_CHECKING:
 #: How often a model is asked again after it proposed what is denied; then the denial is the answer.
 MAX_DENIED_ROUNDS = 3
 
-_NAMES = ("system_instructions", "input", "model_settings", "tools", "output_schema", "handoffs", "tracing")
+_NAMES = (
+    "system_instructions", "input", "model_settings", "tools", "output_schema", "handoffs", "tracing",
+    "previous_response_id", "conversation_id", "prompt",
+)  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class ModelRequest:
-    """The arguments of one ``Model.get_response``, by their names in the SDK's interface; ``rest`` are the others."""
+    """The arguments of one ``Model.get_response``, by their names in the SDK's interface; ``rest`` are the others.
+
+    Never changed once it is made; not frozen, because that takes longer to make.
+    """
 
     system_instructions: str | None
     input: Any
@@ -52,8 +59,7 @@ class ModelRequest:
     @classmethod
     def of(cls, args: Sequence[Any], kwargs: dict[str, Any]) -> ModelRequest:
         """Reads the arguments of a call however they were passed."""
-        further = ("previous_response_id", "conversation_id", "prompt")
-        given = {**dict(zip((*_NAMES, *further), args, strict=False)), **kwargs}
+        given = {**dict(zip(_NAMES, args, strict=False)), **kwargs} if args else kwargs.copy()
         take = given.pop
         return cls(
             take("system_instructions", None),
@@ -83,20 +89,63 @@ class ModelRequest:
 Send = Callable[[ModelRequest], Awaitable[ModelResponse]]
 
 
-async def govern_response(
+def govern_response(
     governor: Governor, model: Any, request: ModelRequest, send: Send, agent: str | None = None
-) -> ModelResponse:
-    """One governed model call: judges the request, sends it, judges the reply. Returns what the SDK may act on.
+) -> Coroutine[Any, Any, ModelResponse]:
+    """One governed model call: judges the request, sends it, judges the reply. Brings what the SDK may act on.
 
     ``agent`` names who asks where no run is known. Raises `PolicyDenied` where a decision says abort, or where the
     denial cannot stand for the reply because the agent's output has a type. Callable from any task. Fails closed.
     """
+    one = _watch if governor.only_watches else _govern
+    return one(governor, model, request, send, agent)
+
+
+async def _govern(
+    governor: Governor, model: Any, request: ModelRequest, send: Send, agent: str | None
+) -> ModelResponse:
     run = current_run(governor)
-    exchange = _Exchange(governor, model, request, send, run, agent)
-    if run is None:
-        return await exchange.run_to_end()
-    with run.acting():
-        return await exchange.run_to_end()
+    with acting_in(run):
+        return await _Exchange(governor, model, request, send, run, agent).run_to_end()
+
+
+async def _watch(governor: Governor, model: Any, request: ModelRequest, send: Send, agent: str | None) -> ModelResponse:
+    """The call where nobody judges: it and its reply are shown, and nothing is denied that anybody had to be told of."""
+    run, name = current_run(governor), model_name(model)
+    agent = run.agent if run is not None else agent
+    with acting_in(run):
+        call = ModelCall(governor, framework=items.FRAMEWORK, model=name, agent=agent, native=request)
+        if governor.capture_content:
+            _show(call, request, run.written if run is not None else {})
+        try:
+            with call.span.active(), covering_model_call(governor):
+                response = await send(_attributed(request, model, agent))
+        except BaseException as error:
+            call.failed(error)
+            raise
+        call.answered(items.reading_of(response, name))
+        _, response = await _judge_proposals(governor, request, response, agent)
+        return response
+
+
+def _show(call: ModelCall, request: ModelRequest, written: dict[Any, str]) -> None:
+    try:
+        sent = items.messages_text(request.system_instructions, request.input, written)
+    except Exception:  # noqa: BLE001 - no reason not to send: then the messages are not noted
+        return
+    call.span.set({semconv.INPUT_MESSAGES: sent})
+
+
+def _attributed(request: ModelRequest, model: Any, agent: str | None) -> ModelRequest:
+    """The request with the headers that tell our own endpoint whose call it is."""
+    if (scope := current_scope()) is None:
+        return request
+    headers = endpoint_headers(base_url_of(model), scope, agent)
+    settings = request.model_settings
+    if not headers or settings is None:
+        return request
+    merged = {**(settings.extra_headers or {}), **headers}
+    return replace(request, model_settings=replace(settings, extra_headers=merged))
 
 
 class _Exchange:
@@ -130,7 +179,7 @@ class _Exchange:
                 response = replace(response, usage=usage)
             denials: list[tuple[Any, Decision]] = []
             if not final:
-                denials, response = await self._judge_proposals(response)
+                denials, response = await _judge_proposals(self.governor, self.request, response, self.agent)
             if not denials:
                 self._remember(response)
                 return response
@@ -164,7 +213,7 @@ class _Exchange:
             return self._denial(refused), True
         try:
             with call.span.active(), covering_model_call(self.governor):
-                response = await self.send(self._attributed())
+                response = await self.send(_attributed(self.request, self.model, self.agent))
         except BaseException as error:
             call.failed(error)
             raise
@@ -172,8 +221,6 @@ class _Exchange:
             self.heard.settled(self.kept_in)
         reading = items.reading_of(response, self.name)
         call.answered(reading)
-        if self.governor.only_watches:
-            return response, not items.proposes_calls(response)
         decision = await self.governor.adecide(call.reply(reading))
         if decision.blocks:
             return self._denial(decision, response), True
@@ -188,22 +235,8 @@ class _Exchange:
             response = items.with_reply_text(response, decision.text)
         return response, True
 
-    def _attributed(self) -> ModelRequest:
-        """The request with the headers that tell our own endpoint whose call it is."""
-        if (scope := current_scope()) is None:
-            return self.request
-        headers = endpoint_headers(base_url_of(self.model), scope, self.agent)
-        settings = self.request.model_settings
-        if not headers or settings is None:
-            return self.request
-        merged = {**(settings.extra_headers or {}), **headers}
-        return replace(self.request, model_settings=replace(settings, extra_headers=merged))
-
     async def _permit(self, call: ModelCall) -> Decision | None:
         """Judges what the user said and the request, and rewrites it; returns the decision that refuses it, if one does."""
-        if self.governor.only_watches:
-            call.said(self._messages)
-            return None
         try:
             refused = await self._judge_input(call)
             if refused is not None:
@@ -284,39 +317,42 @@ class _Exchange:
                 self.heard.owe(place, answers)
         return items.denial_reply(decision, response, after=False)
 
-    async def _judge_proposals(self, response: ModelResponse) -> tuple[list[tuple[Any, Decision]], ModelResponse]:
-        """Judges what only this place can stop; returns what was denied, and the reply with transforms applied."""
-        handoffs = {one.tool_name for one in self.request.handoffs}
-        denied: list[tuple[Any, Decision]] = []
-        output: list[Any] = []
-        proposals = [_proposal(item, handoffs) for item in response.output]
-        if proposals.count(None) == len(proposals):
-            return denied, response
-        for item, proposal in zip(response.output, proposals, strict=True):
-            if proposal is None:
-                output.append(item)
-                continue
-            action = replace(proposal, agent=self.agent, framework=items.FRAMEWORK, native=item)
-            permitted: dict[str, Any] = {}
 
-            async def take_note(arguments: Any, noted: dict[str, Any] = permitted) -> str:
-                noted["arguments"] = arguments
-                return ""
-
-            judged = await agovern_tool(self.governor, action, take_note, ToolReading)
-            if judged.told is not None:
-                denied.append((item, judged.decision))
-            elif permitted["arguments"] is not action.arguments and isinstance(item, ResponseFunctionToolCall):
-                text = items.arguments_text(permitted["arguments"], item.arguments)
-                item = item.model_copy(update={"arguments": text})
+async def _judge_proposals(
+    governor: Governor, request: ModelRequest, response: ModelResponse, agent: str | None
+) -> tuple[list[tuple[Any, Decision]], ModelResponse]:
+    """Judges what only this place can stop; returns what was denied, and the reply with transforms applied."""
+    handoffs = {one.tool_name for one in request.handoffs}
+    denied: list[tuple[Any, Decision]] = []
+    proposals = [_proposal(item, handoffs) for item in response.output]
+    if proposals.count(None) == len(proposals):
+        return denied, response
+    output: list[Any] = []
+    for item, proposal in zip(response.output, proposals, strict=True):
+        if proposal is None:
             output.append(item)
-        return denied, replace(response, output=output)
+            continue
+        action = replace(proposal, agent=agent, framework=items.FRAMEWORK, native=item)
+        permitted: dict[str, Any] = {}
+
+        async def take_note(arguments: Any, noted: dict[str, Any] = permitted) -> str:
+            noted["arguments"] = arguments
+            return ""
+
+        judged = await agovern_tool(governor, action, take_note, ToolReading)
+        if judged.told is not None:
+            denied.append((item, judged.decision))
+        elif permitted["arguments"] is not action.arguments and isinstance(item, ResponseFunctionToolCall):
+            text = items.arguments_text(permitted["arguments"], item.arguments)
+            item = item.model_copy(update={"arguments": text})
+        output.append(item)
+    return denied, replace(response, output=output)
 
 
 def _proposal(item: Any, handoffs: set[str]) -> Action | None:
     """The act that ``item`` proposes, if it is one that only the model's reply can be stopped at."""
     kind = getattr(item, "type", None)
-    if isinstance(item, ResponseFunctionToolCall) and item.name in handoffs:
+    if kind == "function_call" and item.name in handoffs and isinstance(item, ResponseFunctionToolCall):
         arguments = items.arguments_of(item.arguments)
         return Action(Point.PRE_TOOL_CALL, name=item.name, kind="handoff", arguments=arguments, call_id=item.call_id)
     if kind == "mcp_approval_request":  # of a hosted MCP tool that the server asks about

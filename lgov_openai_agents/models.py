@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable
 from typing import TYPE_CHECKING, Any
 
 from agents import Model, ModelProvider, ModelResponse, MultiProvider
@@ -35,8 +35,8 @@ class GovernedModel(Model):
             return await self.inner.get_response(*args, **kwargs)
         request = ModelRequest.of(args, kwargs)
 
-        async def send(asked: ModelRequest) -> ModelResponse:
-            return await self.inner.get_response(*asked.args, **asked.rest)
+        def send(asked: ModelRequest) -> Awaitable[ModelResponse]:
+            return self.inner.get_response(*asked.args, **asked.rest)
 
         return await govern_response(self.governor, self.inner, request, send, self.agent)
 

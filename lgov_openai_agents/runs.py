@@ -27,6 +27,7 @@ class AgentRun:
     Who acts at the moment stands in an object and not in context variables of its own, because the SDK calls hooks in
     tasks whose changes nobody sees. ``heard`` is what policies made of what users said, in this run and those before it;
     ``input_judged`` says that the user's words have been judged, ``history_judged`` that those before them have.
+    ``written`` holds the messages sent so far as JSON, for who only watches: each later request begins with them.
     ``exchanges`` holds what was denied inside a model call, by the id of a call in the reply that followed. ``waiting``
     says that whoever opened the run has still to call the SDK for it.
     """
@@ -40,6 +41,7 @@ class AgentRun:
         self.span = self.root
         self.agent = name
         self.heard = heard
+        self.written: dict[Any, str] = {}
         self.exchanges: dict[str, list[Any]] = {}
         self.input_judged = False
         self.history_judged = False
@@ -73,12 +75,6 @@ class AgentRun:
             self.span.end(error)
         self.root.end(error)
 
-    def acting(self) -> AbstractContextManager[Any, None]:
-        """Makes the acting agent's span current inside the block, unless the running code is deeper inside already."""
-        if self.span is self.root or current_span() is not self.root:
-            return _NOTHING
-        return self.span.active()
-
 
 _RUN: contextvars.ContextVar[AgentRun | None] = contextvars.ContextVar("lgov_agents_run", default=None)
 
@@ -87,6 +83,13 @@ def current_run(governor: Governor) -> AgentRun | None:
     """The run that ``governor`` governs and the running code belongs to, or None."""
     run = _RUN.get()
     return run if run is not None and run.governor is governor else None
+
+
+def acting_in(run: AgentRun | None) -> AbstractContextManager[Any, None]:
+    """Makes the span of who acts in ``run`` current inside the block, unless the running code is deeper inside already."""
+    if run is None or run.span is run.root or current_span() is not run.root:
+        return _NOTHING
+    return run.span.active()
 
 
 @contextmanager

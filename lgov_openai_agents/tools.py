@@ -23,7 +23,7 @@ from lgov_core.coverage import covered_call
 from lgov_core.governed_call import ToolReading, agovern_tool, failure_status
 from lgov_core.types import Action, Kind, Point
 from lgov_openai_agents.items import FRAMEWORK, arguments_of, arguments_text, result_text
-from lgov_openai_agents.runs import agent_name, current_run
+from lgov_openai_agents.runs import acting_in, agent_name, current_run
 
 if TYPE_CHECKING:
     from lgov_core.governor import Governor
@@ -99,20 +99,17 @@ async def govern_function(
     )
     failure = _Failure(of_server=action.kind == "mcp")
 
-    async def call(permitted: Mapping[str, Any]) -> Any:
+    def call(permitted: Mapping[str, Any]) -> Awaitable[Any]:
         text = raw
-        if permitted is not action.arguments:
+        if permitted is not arguments:
             text = arguments_text(permitted, raw)
             if getattr(context, "_function_tool_arguments", None) is not None:
                 context._function_tool_arguments = None  # prepared from the arguments as they were
-        return await _watched(tool, invoke, context, text, failure, began)
+        return _watched(tool, invoke, context, text, failure, began)
 
     try:
-        if run is None:
+        with acting_in(run):
             judged = await agovern_tool(governor, action, call, lambda result: _reading(result, failure))
-        else:
-            with run.acting():
-                judged = await agovern_tool(governor, action, call, lambda result: _reading(result, failure))
     except ToolTimedOut as late:
         raise asyncio.CancelledError from late  # the SDK waits for the task it cancelled to be cancelled
     if judged.told is not None:
@@ -154,7 +151,9 @@ def _watch_errors(tool: FunctionTool, context: Any) -> tuple[Any] | None:
     inner = config.tool_error_formatter if config is not None else None
     if isinstance(inner, _Formatter):
         return None
-    own = RunConfig() if config is None else copy.copy(config)  # `dataclasses.replace` would make all of it anew
+    own = RunConfig() if config is None else object.__new__(type(config))
+    if config is not None:
+        own.__dict__.update(config.__dict__)  # as `copy.copy` does, in a third of the time
     formatter: Any = _Formatter(inner)
     own.tool_error_formatter = formatter
     context.run_config = own
@@ -257,11 +256,8 @@ async def govern_act(
     async def call(permitted: Mapping[str, Any]) -> Any:
         return await _awaited(run(permitted))
 
-    if current is None:
+    with acting_in(current):
         judged = await agovern_tool(governor, action, call, _read_act)
-    else:
-        with current.acting():
-            judged = await agovern_tool(governor, action, call, _read_act)
     if judged.told is not None:
         return refuse(judged.told)
     if judged.text is None:

@@ -39,11 +39,12 @@ from cells_agents import (
 )
 
 from lgov_core.errors import PolicyDenied
+from lgov_core.governed_call import json_text
 from lgov_core.reward.air import AirPlugin
 from lgov_core.testing import ScriptedModelServer
 from lgov_core.trace import semconv
 from lgov_core.types import Action, Decision, Point
-from lgov_openai_agents import LgovRunner, governed_tool
+from lgov_openai_agents import LgovRunner, governed_tool, items
 
 SAID = {
     "type": "message",
@@ -591,3 +592,30 @@ def test_a_kind_of_tool_with_a_callable_of_its_own_is_governed(own: str, made: s
         assert "DENIED" in ask(kind)
         assert ran == []
     assert ask(kind) == "ran"
+
+
+# ---------------------------------------------------------------------- what is sent, as JSON
+
+
+def test_what_was_written_before_is_what_would_be_written_now() -> None:
+    text = {"type": "input_text", "text": "seen?"}
+    sent: list[Any] = [
+        {"role": "user", "content": "zwölf"},
+        {"role": "user", "content": [text, {"type": "input_image", "image_url": "u"}]},
+        {"type": "function_call", "call_id": "c1", "name": "add", "arguments": '{"b":1, "a": [2]}', "id": "f1"},
+        {"type": "function_call", "call_id": "c1", "name": "add", "arguments": "no object"},
+        {"type": "function_call_output", "call_id": "c1", "output": "3"},
+        {"type": "function_call_output", "call_id": "c1", "output": [text]},
+        {"type": "function_call_output", "call_id": 1, "output": "3"},
+        {"role": "function_call_output", "content": "c1"},
+        {"type": "computer_call_output", "call_id": "c2", "output": {"type": "computer_screenshot"}},
+        SAID,
+        {},
+    ]
+    written: dict[Any, str] = {}
+    for end in range(len(sent) + 1):
+        for given in (sent[:end], [*sent[:end], *sent[:end]]):
+            told = items.messages_text("Add.", given, written)
+            mappings = [{"role": "system", "content": "Add."}, *map(items.as_mapping, given)]
+            assert told == json_text(mappings)
+    assert items.messages_text(None, "hi", {}) == json_text([{"role": "user", "content": "hi"}])
