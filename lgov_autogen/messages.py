@@ -24,10 +24,12 @@ from lgov_core.types import Decision
 
 FRAMEWORK = "autogen"
 
-_decode = json.JSONDecoder().decode  # json.loads looks at what it is given first
+_decode = json.JSONDecoder().raw_decode  # json.loads looks for what may stand around a value
 
 #: Under what name arguments that are no JSON object are judged.
 RAW_ARGUMENTS = "arguments"
+
+_KINDS: tuple[type, ...] = (AssistantMessage, FunctionExecutionResultMessage, UserMessage, SystemMessage)
 
 
 # ---------------------------------------------------------------------- out of AutoGen
@@ -37,7 +39,11 @@ def call_arguments(call: FunctionCall) -> dict[str, Any] | None:
     """The arguments of a call, or None where they are no JSON object."""
     given = call.arguments or "{}"
     try:
-        arguments = _decode(given) if type(given) is str else json.loads(given)
+        if type(given) is str and given[0] == "{":
+            arguments, end = _decode(given)
+            if end == len(given):
+                return arguments
+        arguments = json.loads(given)
     except (ValueError, TypeError, RecursionError):
         return None
     return arguments if isinstance(arguments, dict) else None
@@ -58,29 +64,31 @@ def text_of(content: Any) -> str:
 
 def as_mappings(message: LLMMessage) -> list[dict[str, Any]]:
     """A message as ``role`` and ``content`` mappings: one, or one for each result of a message of results."""
-    if type(message) is AssistantMessage:  # first, because pydantic answers ``isinstance`` slowly where it is not so
-        return [_of_assistant(message)]
-    if isinstance(message, FunctionExecutionResultMessage):
+    given: Any = message
+    kind = type(given)
+    if kind not in _KINDS:  # pydantic answers ``isinstance`` slowly where it is not so
+        kind = next((known for known in _KINDS if isinstance(given, known)), AssistantMessage)
+    content = given.content
+    if kind is FunctionExecutionResultMessage:
         return [
             {"role": "tool", "content": result.content, "tool_call_id": result.call_id, "name": result.name}
-            for result in message.content
+            for result in content
         ]
-    if isinstance(message, SystemMessage):
-        return [{"role": "system", "content": message.content}]
-    if isinstance(message, UserMessage):
-        return [{"role": "user", "content": text_of(message.content), "name": message.source}]
-    return [_of_assistant(message)]
-
-
-def _of_assistant(message: AssistantMessage) -> dict[str, Any]:
-    if isinstance(message.content, str):
-        return {"role": "assistant", "content": message.content}
-    return {"role": "assistant", "content": message.thought or "", "tool_calls": plain_calls(message.content)}
+    if kind is UserMessage:
+        return [{"role": "user", "content": text_of(content), "name": given.source}]
+    if kind is SystemMessage or isinstance(content, str):
+        return [{"role": "system" if kind is SystemMessage else "assistant", "content": content}]
+    return [{"role": "assistant", "content": given.thought or "", "tool_calls": plain_calls(content)}]
 
 
 def plain_calls(calls: Sequence[FunctionCall]) -> list[dict[str, Any]]:
     """Calls as mappings with ``id``, ``name`` and ``args``."""
-    return [{"id": call.id, "name": call.name, "args": judged_arguments(call)} for call in calls]
+    plain: list[dict[str, Any]] = []
+    for call in calls:
+        arguments = call_arguments(call)
+        given = {RAW_ARGUMENTS: call.arguments} if arguments is None else arguments
+        plain.append({"id": call.id, "name": call.name, "args": given})
+    return plain
 
 
 def new_user_messages(messages: Sequence[LLMMessage]) -> list[UserMessage]:

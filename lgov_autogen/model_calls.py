@@ -27,7 +27,7 @@ from lgov_autogen.proposals import (
     is_offered_handoff,
     judge_handoff,
     judge_proposal,
-    record_lost,
+    lost_call,
     results_in,
     tool_name,
 )
@@ -81,21 +81,40 @@ class ModelCalls:
         for the structured answer that was asked for.
         """
         run = begin_loop()
-        self._end_aborted(run, messages)
-        await self.waiting.settle(messages)
+        if run.aborted is not None:
+            self._end_aborted(run, run.aborted, messages)
+        if self.waiting:
+            await self.waiting.settle(messages)
         agent = agent if agent is not None else run.agent
-        call = _Call(self, governor, client, run, agent, dict(options), send)
-        call.messages = self._transcript.restored(wording.as_heard(self.heard, messages))
+        sent = self._transcript.restored(wording.as_heard(self.heard, messages))
+        if governor.only_watches:
+            return await self._watched(governor, client, agent, sent, options, send)
+        call = _Call(self, governor, client, run, agent, dict(options), send, sent)
         try:
             return await call.rounds()
         except _Refused as refused:
             return refused.answer
 
-    def _end_aborted(self, run: Run, messages: Sequence[LLMMessage]) -> None:
+    async def _watched(
+        self,
+        governor: Governor,
+        client: Any,
+        agent: str | None,
+        messages: list[LLMMessage],
+        options: Mapping[str, Any],
+        send: Send,
+    ) -> Answer:
+        """The reply where nobody judges: it goes on as it came."""
+        call = _begun(governor, client, agent)
+        call.said(lambda: _mappings(messages))
+        answer, _ = await _sent(call, client, agent, messages, options, send)
+        proposed = answer.result.content
+        if not isinstance(proposed, str):
+            await self.judged(governor, proposed, options, agent)
+        return answer
+
+    def _end_aborted(self, run: Run, decision: Decision, messages: Sequence[LLMMessage]) -> None:
         """Ends a run whose tool call was denied with ``abort``: here raising reaches the caller."""
-        if run.aborted is None:
-            return
-        decision = run.aborted
         if run.owner is None:  # A loop that nobody saw beginning may be another one by now.
             run.aborted = None
             ours = run.aborted_calls & results_in(messages).keys()
@@ -104,9 +123,40 @@ class ModelCalls:
                 return
         raise PolicyDenied(decision)
 
-    def governed_later(self, governor: Governor, tool: Any) -> bool:
-        """Whether the calls of an offered tool are judged when they run."""
-        return self._governed_later(governor, tool)
+    async def judged(
+        self, governor: Governor, proposed: Sequence[FunctionCall], options: Mapping[str, Any], agent: str | None
+    ) -> tuple[list[FunctionCall], list[FunctionExecutionResult], Decision | None]:
+        """Of the calls that a model proposes those that go on, the denials of the others, and the last denial.
+
+        ``options`` are the keyword arguments of ``create``. Calls that are judged only here wait for their results.
+        """
+        offered = {tool_name(tool): tool for tool in options.get("tools") or ()}
+        kept: list[FunctionCall] = []
+        denials: list[FunctionExecutionResult] = []
+        last: Decision | None = None
+        for call in proposed:
+            tool = offered.get(call.name)
+            waiting: Proposed | None = None
+            if tool is not None and is_offered_handoff(tool):
+                decision, judged = await judge_handoff(governor, call, agent)
+            elif (lost := lost_call(call, offered, agent)) is not None:
+                await governor.arecord(lost)
+                kept.append(call)
+                continue
+            elif not self._governed_later(governor, tool):
+                decision, judged, waiting = await judge_proposal(governor, call, agent)
+            else:
+                kept.append(call)
+                continue
+            if decision.blocks:
+                last = decision
+                told = decision.tell()
+                denials.append(FunctionExecutionResult(content=told, name=call.name, call_id=call.id, is_error=True))
+                continue
+            kept.append(judged)
+            if waiting is not None:
+                self.waiting.add(waiting)
+        return kept, denials, last
 
     def keep(self, mark: object, part: HiddenPart) -> None:
         """Remembers what was hidden around a reply."""
@@ -124,10 +174,9 @@ class _Call:
     agent: str | None
     options: dict[str, Any]
     send: Send
-    messages: list[LLMMessage] = field(default_factory=list[LLMMessage])
+    messages: list[LLMMessage]
     hidden: list[LLMMessage] = field(default_factory=list[LLMMessage])
     used: list[RequestUsage] = field(default_factory=list[RequestUsage])
-    reading: ModelReading | None = None
 
     async def rounds(self) -> Answer:
         last: Decision | None = None
@@ -136,7 +185,7 @@ class _Call:
             proposed = answer.result.content
             if isinstance(proposed, str):
                 return self._finished(answer)
-            kept, denials, decision = await self._judged(proposed)
+            kept, denials, decision = await self.calls.judged(self.governor, proposed, self.options, self.agent)
             if not denials:
                 if any(one is not other for one, other in zip(kept, proposed, strict=True)):
                     answer = answer.with_result(answer.result.model_copy(update={"content": kept}))
@@ -187,20 +236,11 @@ class _Call:
 
     async def _ask(self, *, first: bool) -> Answer:
         governor = self.governor
-        call = ModelCall(
-            governor,
-            framework=wording.FRAMEWORK,
-            model=wording.model_name(self.client),
-            agent=self.agent,
-            native=self.client,
-        )
-        if governor.only_watches:
-            call.said(self._mappings)
-            return await self._sent(call)
+        call = _begun(governor, self.client, self.agent)
         try:
             if first:
                 await self._judge_user_texts(call)
-            mappings = self._mappings()
+            mappings = _mappings(self.messages)
             decision = await governor.adecide(call.request(mappings, **_reply_limit(self.options)))
             if decision.blocks:
                 self._refuse(call, decision)
@@ -209,9 +249,9 @@ class _Call:
         except BaseException as error:
             call.span.end(error)
             raise
-        answer = await self._sent(call)
-        assert self.reading is not None
-        decision = await governor.adecide(call.reply(self.reading))
+        answer, reading = await _sent(call, self.client, self.agent, self.messages, self.options, self.send)
+        self.used.append(answer.result.usage)
+        decision = await governor.adecide(call.reply(reading))
         if decision.blocks:
             self._withhold(decision)
         if decision.text is not None:
@@ -223,23 +263,6 @@ class _Call:
             self._withhold(decision)
         if decision.text is not None:
             answer = answer.with_result(wording.with_text(answer.result, decision.text))
-        return answer
-
-    def _mappings(self) -> list[dict[str, Any]]:
-        return [mapping for message in self.messages for mapping in wording.as_mappings(message)]
-
-    async def _sent(self, call: ModelCall) -> Answer:
-        """Asks the client; what it answers is in `reading` too."""
-        exchange = Exchange(self.agent)
-        try:
-            with covering_model_call(self.governor), call.span.active(), watching(self.client, exchange):
-                answer = await self.send(self.messages, self.options)
-        except BaseException as error:
-            call.failed(error)
-            raise
-        self.used.append(answer.result.usage)
-        self.reading = wording.reading_of(answer.result, exchange.response_id, exchange.model)
-        call.answered(self.reading)
         return answer
 
     async def _judge_user_texts(self, call: ModelCall) -> None:
@@ -266,38 +289,36 @@ class _Call:
             raise PolicyDenied(decision)
         raise _Refused(self._told(decision))
 
-    # ------------------------------------------------------------------ what it proposes
 
-    async def _judged(
-        self, proposed: Sequence[FunctionCall]
-    ) -> tuple[list[FunctionCall], list[FunctionExecutionResult], Decision | None]:
-        """The calls that go on, the denials of the others, and the last denial."""
-        offered = {tool_name(tool): tool for tool in self.options.get("tools") or ()}
-        kept: list[FunctionCall] = []
-        denials: list[FunctionExecutionResult] = []
-        last: Decision | None = None
-        for call in proposed:
-            tool = offered.get(call.name)
-            waiting: Proposed | None = None
-            if tool is not None and is_offered_handoff(tool):
-                decision, judged = await judge_handoff(self.governor, call, self.agent)
-            elif await record_lost(self.governor, call, list(offered), self.agent):
-                kept.append(call)
-                continue
-            elif not self.calls.governed_later(self.governor, tool):
-                decision, judged, waiting = await judge_proposal(self.governor, call, self.agent)
-            else:
-                kept.append(call)
-                continue
-            if decision.blocks:
-                last = decision
-                told = decision.tell()
-                denials.append(FunctionExecutionResult(content=told, name=call.name, call_id=call.id, is_error=True))
-                continue
-            kept.append(judged)
-            if waiting is not None:
-                self.calls.waiting.add(waiting)
-        return kept, denials, last
+def _begun(governor: Governor, client: Any, agent: str | None) -> ModelCall:
+    return ModelCall(
+        governor, framework=wording.FRAMEWORK, model=wording.model_name(client), agent=agent, native=client
+    )
+
+
+def _mappings(messages: Sequence[LLMMessage]) -> list[dict[str, Any]]:
+    return [mapping for message in messages for mapping in wording.as_mappings(message)]
+
+
+async def _sent(
+    call: ModelCall,
+    client: Any,
+    agent: str | None,
+    messages: Sequence[LLMMessage],
+    options: Mapping[str, Any],
+    send: Send,
+) -> tuple[Answer, ModelReading]:
+    """Asks the client, and ends the span of the call with what it answers."""
+    exchange = Exchange(agent)
+    try:
+        with covering_model_call(call.governor), call.span.active(), watching(client, exchange):
+            answer = await send(messages, options)
+    except BaseException as error:
+        call.failed(error)
+        raise
+    reading = wording.reading_of(answer.result, exchange.response_id, exchange.model)
+    call.answered(reading)
+    return answer, reading
 
 
 def _with(proposed: Sequence[FunctionCall], kept: Sequence[FunctionCall]) -> tuple[FunctionCall, ...]:

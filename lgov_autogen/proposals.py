@@ -6,7 +6,7 @@ import json
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -42,6 +42,8 @@ def is_offered_handoff(tool: object) -> bool:
     A hand-off may bring a tool of its own kind. An assistant offers its model the tools of its workbenches as schemas,
     and only hand-offs as tools; what a tool that it runs offers to a model is another matter.
     """
+    if isinstance(tool, dict):  # a schema
+        return False
     if is_handoff(tool):
         return True
     run = current_run()
@@ -92,6 +94,9 @@ class Waiting:
         self._calls: OrderedDict[int, Proposed] = OrderedDict()
         self._lock = threading.Lock()
 
+    def __bool__(self) -> bool:
+        return bool(self._calls)
+
     def add(self, proposed: Proposed) -> None:
         """Waits for the result of this very call; the oldest of very many is given up."""
         with self._lock:
@@ -101,8 +106,6 @@ class Waiting:
 
     async def settle(self, messages: Sequence[LLMMessage]) -> None:
         """Records what the messages say came of calls that wait."""
-        if not self._calls:
-            return
         results: dict[str, tuple[str, bool]] | None = None
         for message in messages:
             if not isinstance(message, AssistantMessage) or isinstance(message.content, str):
@@ -165,18 +168,16 @@ async def judge_proposal(
     return decision, call, Proposed(governor, call, action, decision, span, started, clock)
 
 
-async def record_lost(governor: Governor, call: FunctionCall, offered: Sequence[str], agent: str | None) -> bool:
-    """Records a call of which nothing can come: its arguments are no JSON, or there is no such tool."""
-    error_type, status, error = "", "ok", ""
+def lost_call(call: FunctionCall, offered: Container[str], agent: str | None) -> ToolOutcome | None:
+    """What came of a call of which nothing can come: its arguments are no JSON, or there is no such tool."""
+    status: ToolStatus
     if call_arguments(call) is None:
         status, error_type, error = "invalid_args", "JSONDecodeError", "the arguments are no JSON object"
     elif offered and call.name not in offered:
         status, error_type, error = "unknown_tool", "UnknownTool", f"no tool {call.name} was offered"
-    if status == "ok":
-        return False
-    kind: Any = status
-    await governor.arecord(ToolOutcome(_action(call, "function", agent), kind, error_type=error_type, error=error))
-    return True
+    else:
+        return None
+    return ToolOutcome(_action(call, "function", agent), status, error_type=error_type, error=error)
 
 
 def results_in(messages: Sequence[LLMMessage]) -> dict[str, tuple[str, bool]]:

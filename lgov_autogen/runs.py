@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import contextvars
 import functools
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator
-from contextlib import contextmanager
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -72,38 +71,53 @@ def end_at_next_step(decision: Decision, call_id: str | None) -> None:
         run = run.parent
 
 
-@contextmanager
-def _inside(run: Run, span: LiveSpan) -> Generator[None]:
-    token = _RUN.set(run)
-    try:
-        with span.active():
-            yield
-    finally:
-        _RUN.reset(token)
+class _Inside:
+    """Makes a run the current one inside the block; a generator would take twice as long, and each event passes here."""
+
+    __slots__ = ("_active", "_run", "_token")
+
+    def __init__(self, run: Run, span: LiveSpan) -> None:
+        self._run = run
+        self._active = span.active()
+
+    def __enter__(self) -> None:
+        self._token = _RUN.set(self._run)
+        self._active.__enter__()
+
+    def __exit__(self, kind: Any, error: BaseException | None, traceback: Any) -> None:
+        try:
+            self._active.__exit__(kind, error, traceback)
+        finally:
+            _RUN.reset(self._token)
 
 
-@contextmanager
-def _ending(run: Run) -> Generator[None]:
-    """Ends an aborted run by `PolicyDenied`, also where the framework has made another error of it."""
-    try:
-        yield
-    except Exception as error:
-        if run.aborted is not None and not isinstance(error, PolicyDenied):
-            raise PolicyDenied(run.aborted) from error
-        raise
-    if run.aborted is not None:
-        raise PolicyDenied(run.aborted)
+class _Step(_Inside):
+    """As `_Inside`; ends an aborted run by `PolicyDenied`, also where the framework has made another error of it."""
+
+    __slots__ = ()
+
+    def __exit__(self, kind: Any, error: BaseException | None, traceback: Any) -> None:
+        super().__exit__(kind, error, traceback)
+        aborted = self._run.aborted
+        if aborted is None or isinstance(error, PolicyDenied):
+            return
+        if error is None or isinstance(error, Exception):
+            raise PolicyDenied(aborted) from error
 
 
 def _begin(governor: Governor, agent: Any) -> tuple[Run, LiveSpan] | None:
     """A run and its span, or None where the agent only calls its own other method."""
-    above = _RUN.get()
-    inside = covered_call()
-    if above is not None and above.owner is agent and above.inside is inside:
+    if _is_own_step(agent):
         return None
     name = str(agent.name)
     attributes: dict[str, Any] = {semconv.AGENT_NAME: name, semconv.FRAMEWORK: FRAMEWORK}
-    return Run(name, agent, above, inside), LiveSpan(governor, semconv.INVOKE_AGENT, name, attributes)
+    return Run(name, agent, _RUN.get(), covered_call()), LiveSpan(governor, semconv.INVOKE_AGENT, name, attributes)
+
+
+def _is_own_step(agent: Any) -> bool:
+    """Whether the agent calls its own method, inside a run of its own."""
+    run = _RUN.get()
+    return run is not None and run.owner is agent and run.inside is covered_call()
 
 
 def wrap_on_messages(acting: Callable[[], Governor | None], on_messages: Callable[..., Any]) -> Callable[..., Any]:
@@ -117,7 +131,7 @@ def wrap_on_messages(acting: Callable[[], Governor | None], on_messages: Callabl
             return await on_messages(self, *args, **kwargs)
         run, span = begun
         try:
-            with _inside(run, span), _ending(run):
+            with _Step(run, span):
                 response = await on_messages(self, *args, **kwargs)
         except BaseException as error:
             span.end(error)
@@ -134,7 +148,12 @@ def wrap_on_messages_stream(
     """``BaseChatAgent.on_messages_stream`` inside a run of its own; an aborted run ends at the next event."""
 
     @functools.wraps(stream)
-    async def governed_stream(self: Any, *args: Any, **kwargs: Any) -> AsyncGenerator[Any]:
+    def governed_stream(self: Any, *args: Any, **kwargs: Any) -> AsyncGenerator[Any]:
+        if _is_own_step(self):
+            return stream(self, *args, **kwargs)  # its events pass the run that has begun
+        return begun_stream(self, *args, **kwargs)
+
+    async def begun_stream(self: Any, *args: Any, **kwargs: Any) -> AsyncGenerator[Any]:
         governor = acting()
         begun = None if governor is None else _begin(governor, self)
         if begun is None:
@@ -177,7 +196,7 @@ async def _driven(events: AsyncGenerator[Any], run: Run, span: LiveSpan) -> Asyn
     problem: BaseException | None = None
     try:
         while True:
-            with _inside(run, span), _ending(run):
+            with _Step(run, span):
                 event = await anext(events, _NO_MORE)
             if event is _NO_MORE:
                 break
@@ -187,7 +206,7 @@ async def _driven(events: AsyncGenerator[Any], run: Run, span: LiveSpan) -> Asyn
         raise
     finally:
         try:
-            with _inside(run, span):
+            with _Inside(run, span):
                 await events.aclose()
         finally:
             span.end(None if isinstance(problem, GeneratorExit) else problem)

@@ -13,7 +13,7 @@ from autogen_agentchat.base import TaskResult
 from autogen_agentchat.messages import BaseChatMessage
 from autogen_core import CancellationToken, FunctionCall
 from autogen_core.code_executor import CodeBlock, CodeExecutor, CodeResult
-from autogen_core.models import ChatCompletionClient, CreateResult, RequestUsage, UserMessage
+from autogen_core.models import ChatCompletionClient, CreateResult, RequestUsage, SystemMessage
 from autogen_core.tools import BaseStreamTool, FunctionTool, StaticStreamWorkbench, StaticWorkbench
 from opentelemetry import context, trace
 from pydantic import BaseModel
@@ -69,6 +69,7 @@ class _Probes:
     async def try_everything(self) -> None:
         tool, streaming = self._tool(), self._stream_tool()
         token = CancellationToken()
+        said = [SystemMessage(content="x")]  # what a user said and was denied would be looked for in every later call
         ways: dict[str, Callable[[], Awaitable[Any]]] = {
             "run_json": lambda: tool.run_json({}, token),
             "run_json of a streaming tool": lambda: streaming.run_json({}, token),
@@ -76,8 +77,8 @@ class _Probes:
             "call_tool": lambda: StaticWorkbench([tool]).call_tool(_NAME, {}),
             "call_tool_stream": lambda: _drain(StaticStreamWorkbench([tool]).call_tool_stream(_NAME, {})),
             "execute_code_blocks": lambda: self._executor().execute_code_blocks([CodeBlock("x", "sh")], token),
-            "create": lambda: self._client().create([UserMessage(content="x", source="user")]),
-            "create_stream": lambda: _drain(self._client().create_stream([UserMessage(content="x", source="user")])),
+            "create": lambda: self._client().create(said),
+            "create_stream": lambda: _drain(self._client().create_stream(said)),
             "an agent": lambda: self._run_agent(tool, False),
             "a streaming agent": lambda: self._run_agent(tool, True),
         }

@@ -18,7 +18,7 @@ from pydantic import BaseModel
 from lgov_autogen.calling import is_covered, note_failure
 from lgov_autogen.component import chosen_governor, governor_of
 from lgov_autogen.threads import carry_context
-from lgov_autogen.workbench_calls import govern_workbench_call, govern_workbench_stream, workbench_action
+from lgov_autogen.workbench_calls import govern_workbench_call, govern_workbench_stream, tool_in, workbench_action
 from lgov_core.governor import Governor
 
 
@@ -101,7 +101,7 @@ class GovernedWorkbench(StaticStreamWorkbench, Component[GovernedWorkbenchConfig
 
         if is_covered(governor, name, arguments, call_id):
             return await run(arguments or {})
-        action = workbench_action(self.workbench, name, arguments, call_id, self.agent)
+        action = workbench_action(self.workbench, tool_in(self.workbench, name), name, arguments, call_id, self.agent)
         return await govern_workbench_call(governor, action, run, cancellation_token)
 
     async def call_tool_stream(
@@ -126,8 +126,9 @@ class GovernedWorkbench(StaticStreamWorkbench, Component[GovernedWorkbenchConfig
             async for event in run(arguments or {}):
                 yield event
             return
-        action = workbench_action(self.workbench, name, arguments, call_id, self.agent)
-        async for event in govern_workbench_stream(governor, action, run, cancellation_token):
+        tool = tool_in(self.workbench, name)
+        action = workbench_action(self.workbench, tool, name, arguments, call_id, self.agent)
+        async for event in govern_workbench_stream(governor, action, tool, run, cancellation_token):
             yield event
 
     # ------------------------------------------------------------------ passed on

@@ -35,13 +35,15 @@ def tool_in(workbench: Any, name: str) -> Any:
     return None
 
 
-def workbench_action(workbench: Any, name: str, arguments: Any, call_id: str | None, agent: str | None) -> Action:
-    """The call of a workbench's tool, to be judged before it runs."""
+def workbench_action(
+    workbench: Any, tool: Any, name: str, arguments: Any, call_id: str | None, agent: str | None
+) -> Action:
+    """The call of a workbench's tool, to be judged before it runs; ``tool`` is what `tool_in` finds."""
     run = current_run()
     return Action(
         Point.PRE_TOOL_CALL,
         name=name,
-        kind=kind_of(workbench, tool_in(workbench, name)),
+        kind=kind_of(workbench, tool),
         arguments=as_arguments(arguments),
         agent=agent if agent is not None else run.agent if run is not None else None,
         framework=FRAMEWORK,
@@ -60,9 +62,9 @@ async def govern_workbench_call(
         if not _only_the_token(token):
             raise
         return error_result(action.name, "The call was cancelled.")  # its outcome is recorded; the agent must not wait
-    note_abort(result.decision, action)
-    if result.told is not None:
-        return error_result(action.name, result.told)
+    if (told := result.told) is not None:
+        note_abort(result.decision, action)
+        return error_result(action.name, told)
     assert result.result is not None
     if result.text is not None:
         content = [TextResultContent(content=result.text)]
@@ -76,20 +78,21 @@ def _only_the_token(token: Any) -> bool:
     return token is not None and token.is_cancelled() and (task is None or task.cancelling() == 0)
 
 
+def emits_nothing(tool: Any) -> bool:
+    """Whether it is certain that calls of ``tool`` emit no events, so that nothing has to be passed on while they run."""
+    return tool is not None and not hasattr(tool, "run_json_stream")
+
+
 async def govern_workbench_stream(
     governor: Governor,
     action: Action,
+    tool: Any,
     run: Callable[[Mapping[str, Any]], AsyncIterator[Any]],
     token: Any = None,
 ) -> AsyncIterator[Any]:
     """The events of a workbench's tool as they come, then its governed result."""
-    # Where it is certain that the call emits no events, nothing has to be passed on while it runs.
-    tool = tool_in(action.native, action.name)
-    if tool is not None and not hasattr(tool, "run_json_stream"):
-        result = await govern_workbench_call(
-            governor, action, lambda arguments: _last_of(run(arguments), action), token
-        )
-        yield result
+    if emits_nothing(tool):
+        yield await govern_silent_call(governor, action, run, token)
         return
 
     async def drained(arguments: Mapping[str, Any], emit: Callable[[Any], None]) -> ToolResult:
@@ -100,6 +103,13 @@ async def govern_workbench_stream(
 
     async for event in events_of(governed):
         yield event
+
+
+def govern_silent_call(
+    governor: Governor, action: Action, run: Callable[[Mapping[str, Any]], AsyncIterator[Any]], token: Any
+) -> Awaitable[ToolResult]:
+    """As `govern_workbench_stream`, where the result is all that the call emits."""
+    return govern_workbench_call(governor, action, lambda arguments: _last_of(run(arguments), action), token)
 
 
 async def _last_of(
@@ -122,7 +132,13 @@ def error_result(name: str, text: str) -> ToolResult:
 
 
 def _reading(result: ToolResult) -> ToolReading:
-    text = "\n".join(IMAGE if isinstance(part, ImageResultContent) else part.content for part in result.result)
+    parts = result.result
+    if (
+        len(parts) == 1 and type(parts[0]) is TextResultContent
+    ):  # pydantic answers ``isinstance`` slowly where it is not so
+        text = parts[0].content
+    else:
+        text = "\n".join(IMAGE if isinstance(part, ImageResultContent) else part.content for part in parts)
     if not result.is_error:
         return ToolReading(text)
     call = covered_call()
@@ -142,7 +158,7 @@ def wrap_call_tool(acting: Callable[[], Governor | None], call_tool: Callable[..
         governor = acting()
         if governor is None or is_covered(governor, name, arguments, call_id):
             return await call_tool(self, name, arguments, cancellation_token, call_id)
-        action = workbench_action(self, name, arguments, call_id, None)
+        action = workbench_action(self, tool_in(self, name), name, arguments, call_id, None)
 
         def run(permitted: Mapping[str, Any]) -> Awaitable[ToolResult]:
             return call_tool(self, name, permitted, cancellation_token, call_id)
@@ -164,12 +180,16 @@ def wrap_call_tool_stream(acting: Callable[[], Governor | None], stream: Callabl
             async for event in stream(self, name, arguments, cancellation_token, call_id):
                 yield event
             return
-        action = workbench_action(self, name, arguments, call_id, None)
+        tool = tool_in(self, name)
+        action = workbench_action(self, tool, name, arguments, call_id, None)
 
         def run(permitted: Mapping[str, Any]) -> AsyncIterator[Any]:
             return stream(self, name, permitted, cancellation_token, call_id)
 
-        async for event in govern_workbench_stream(governor, action, run, cancellation_token):
+        if emits_nothing(tool):
+            yield await govern_silent_call(governor, action, run, cancellation_token)
+            return
+        async for event in govern_workbench_stream(governor, action, tool, run, cancellation_token):
             yield event
 
     return governed_call_tool_stream
