@@ -17,6 +17,9 @@ _BEFORE_MODEL = ("user",)
 class ChatProtocol:
     """How chat completions write what `lgov_openai.wire.Wire` asks for."""
 
+    transcript = "messages"
+    opening = b'"messages":['
+
     # ------------------------------------------------------------------ requests
 
     def entries(self, body: JSON) -> list[JSON]:

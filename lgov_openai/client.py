@@ -29,6 +29,7 @@ from lgov_openai.chat import ChatProtocol
 from lgov_openai.exchange import Answer, Exchange, Received, Send, Steps
 from lgov_openai.responses import ResponsesProtocol
 from lgov_openai.transcript import Transcripts
+from lgov_openai.watching import Watched
 from lgov_openai.wire import JSON, Wire, dump, read_events
 
 if TYPE_CHECKING:
@@ -73,8 +74,25 @@ class Door:
         begun = self._begun(governor, wire, request)
         if begun is None:
             return send(request)
-        steps, body = begun
         _attribute(request)
+        if isinstance(begun, Watched):
+            for outcome in begun.outcomes():
+                governor.record(outcome)
+            call = begun.begin()
+            try:
+                with call.span.active(), covering_model_call(governor):
+                    response = send(request)
+                    response.read()
+                received = _received(response, wire, strict=False)
+            except BaseException as error:
+                call.failed(error)
+                raise
+            answer, body = begun.answer(call, received), begun.body
+            if isinstance(answer, Answer):
+                return _response(answer, wire, body, request)
+            steps = answer
+        else:
+            steps, body = begun
         told: Any = None
         while True:
             try:
@@ -104,8 +122,25 @@ class Door:
         begun = self._begun(governor, wire, request)
         if begun is None:
             return await send(request)
-        steps, body = begun
         _attribute(request)
+        if isinstance(begun, Watched):
+            for outcome in begun.outcomes():
+                await governor.arecord(outcome)
+            call = begun.begin()
+            try:
+                with call.span.active(), covering_model_call(governor):
+                    response = await send(request)
+                    await response.aread()
+                received = _received(response, wire, strict=False)
+            except BaseException as error:
+                call.failed(error)
+                raise
+            answer, body = begun.answer(call, received), begun.body
+            if isinstance(answer, Answer):
+                return _response(answer, wire, body, request)
+            steps = answer
+        else:
+            steps, body = begun
         told: Any = None
         while True:
             try:
@@ -126,11 +161,18 @@ class Door:
                 _throw_into(steps, error)
                 raise
 
-    def _begun(self, governor: Governor, wire: Wire, request: Any) -> tuple[Steps, JSON] | None:
-        """The steps of the exchange, and its request; None for one that cannot be read and that nobody has to judge."""
+    def _begun(self, governor: Governor, wire: Wire, request: Any) -> Watched | tuple[Steps, JSON] | None:
+        """What is to be done for ``request``; None where it cannot be read and nobody has to judge it.
+
+        Where nobody judges it is watched, unless a transcript may lack something: or else the steps of its exchange, and
+        what it says.
+        """
+        memory = self.memory_of(governor)
         try:
+            if governor.only_watches and not memory.tells_apart:
+                return Watched(governor, memory, wire, request.content)
             body = _body_of(request)
-            return Exchange(governor, self.memory_of(governor), wire, body).steps(), body
+            return Exchange(governor, memory, wire, body).steps(), body
         except Exception:
             if governor.only_watches:
                 return None

@@ -7,18 +7,19 @@ it. It gives back what the program gets: the reply as it came, or another one.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 from lgov_core.errors import PolicyDenied
 from lgov_core.governed_call import ModelCall, ModelReading, ToolCall, ToolReading
-from lgov_core.governor import UNJUDGED, Governor
+from lgov_core.governor import Governor
 from lgov_core.scope import current_scope
 from lgov_core.trace import semconv
 from lgov_core.trace.live import LiveSpan, current_span
 from lgov_core.types import Action, Decision, Effect, Point, ToolOutcome, new_id
-from lgov_openai.transcript import Pending, Prefixes, Transcripts
+from lgov_openai.prefixes import Prefixes
+from lgov_openai.transcript import Pending, Transcripts
 from lgov_openai.wire import JSON, Proposal, Turn, Wire, rewritten_entries
 
 FRAMEWORK = "openai"
@@ -73,7 +74,6 @@ class Exchange:
 
     def __init__(self, governor: Governor, memory: Transcripts, wire: Wire, body: JSON) -> None:
         self._governor = governor
-        self._watches = governor.only_watches
         self._memory = memory
         self._wire = wire
         self._body = memory.continuing(body)
@@ -100,12 +100,16 @@ class Exchange:
         body = self._wire.with_entries(self._body, sent) if changed else self._body
         return (yield from self._rounds(body, sent, changed))
 
+    def steps_after(self, call: ModelCall, received: Received) -> Steps:
+        """The steps that are left when the request was sent as it came, and this is what it brought."""
+        return (yield from self._rounds(self._body, self._program, False, (call, received)))
+
     # ------------------------------------------------------------------ what the program sends
 
     def _judge_results(self) -> Generator[Step, Any, list[JSON]]:
         """The program's transcript in which every result has been judged before the model reads it."""
-        if self._watches:
-            yield from self._note_results()
+        if self._governor.only_watches:
+            yield from outcomes_of(new_results(self._wire, self._memory, self._program, self._prefixes))
             return self._program
         current: list[JSON] = []
         calls: dict[str | None, tuple[Proposal, str]] = {}
@@ -123,26 +127,6 @@ class Exchange:
             current.append(entry)
         return current
 
-    def _note_results(self) -> Generator[Step, Any, None]:
-        """Notes what came of the calls that the model made last; those before came with the requests before."""
-        program = self._program
-        end = len(program)
-        while end > 0 and not self._of_model[end - 1]:
-            end -= 1
-        start = end
-        while start > 0 and self._of_model[start - 1]:
-            start -= 1
-        calls = {call.call_id: call for entry in program[start:end] for call in self._wire.proposals(entry)}
-        for entry in program[end:] if calls else ():
-            answered = self._wire.answered_call(entry)
-            if answered is None or (call := calls.get(answered[0])) is None:
-                continue
-            pending, unrecorded = self._memory.claim(call.call_id, call, self._prefixes[start])
-            if pending is not None and unrecorded:
-                outcome = pending.call.returned(pending.decision, _result_reading(entry, answered[1]))
-                if pending.call.finish(outcome):
-                    yield outcome
-
     def _judge_result(
         self, entry: JSON, call_id: str | None, text: str, call: Proposal | None, prefix: str | None
     ) -> Generator[Step, Any, str | None]:
@@ -153,7 +137,7 @@ class Exchange:
         pending, unrecorded = self._memory.claim(call_id, call, prefix)
         if pending is None:
             name = call.name if call is not None else str(entry.get("name") or "unknown")
-            action = self._action(Point.POST_TOOL_CALL, name, call_id, call)
+            action = tool_action(Point.POST_TOOL_CALL, name, call_id, call)
             action = action.changed(text=text, operation_id=new_id("op"), native=entry)
         else:
             reading = _result_reading(entry, text)
@@ -174,7 +158,7 @@ class Exchange:
 
         Replaces in ``current`` what is to be replaced.
         """
-        if self._watches:
+        if self._governor.only_watches:
             return None
         program = self._program
         since = len(program)
@@ -206,25 +190,24 @@ class Exchange:
 
     # ------------------------------------------------------------------ what the model says
 
-    def _rounds(self, body: JSON, sent: Sequence[JSON], changed: bool) -> Steps:
+    def _rounds(
+        self, body: JSON, sent: Sequence[JSON], changed: bool, first: tuple[ModelCall, Received] | None = None
+    ) -> Steps:
         hidden: list[JSON] = []
         spent: list[JSON] = []
         while True:
-            call = ModelCall(self._governor, framework=FRAMEWORK, model=self._model, native=body)
-            received = yield from self._ask(call, body, sent, changed, again=bool(spent))
+            if first is not None:
+                (call, received), first = first, None
+            else:
+                call = ModelCall(self._governor, framework=FRAMEWORK, model=self._model, native=body)
+                received = yield from self._ask(call, body, sent, changed, again=bool(spent))
             if isinstance(received, Decision):
                 return self._instead(received, spent)
             if received.reply is None or received.reading is None:
                 return Answer(received)
             turns = received.turns
-            if (
-                self._watches
-                and not spent
-                and all(one.arguments is not None for turn in turns for one in turn.proposals)
-            ):
-                return self._watched(call, received, received.reading)
             judged = yield from self._judge_reply(call, received.reading, turns)
-            self._memory.used(name for turn in turns for entry in turn.entries for name in _ids_of(self._wire, entry))
+            self._memory.used(name for turn in turns for entry in turn.entries for name in ids_of(self._wire, entry))
             answers = judged[0].answers if len(judged) == 1 else None
             if answers and not judged[0].given.proposals and len(spent) < MAX_ROUNDS and None not in answers:
                 told = [answer for answer in answers if answer is not None]
@@ -238,16 +221,12 @@ class Exchange:
     def _ask(
         self, call: ModelCall, body: JSON, sent: Sequence[JSON], changed: bool, *, again: bool
     ) -> Generator[Step, Any, Received | Decision]:
-        if self._watches:
-            call.said(lambda: [self._wire.mapping(entry) for entry in sent])
-            decision, mappings = UNJUDGED, []
-        else:
-            mappings = [self._wire.mapping(entry) for entry in sent]
-            try:
-                decision = yield call.request(mappings, **_reply_limit(body))
-            except BaseException as error:  # cancelled while a policy was thinking: nothing was sent
-                call.span.end(error)
-                raise
+        mappings = [self._wire.mapping(entry) for entry in sent]
+        try:
+            decision = yield call.request(mappings, **_reply_limit(body))
+        except BaseException as error:  # cancelled while a policy was thinking: nothing was sent
+            call.span.end(error)
+            raise
         if not decision.blocks and decision.arguments is not None:
             rewritten = rewritten_entries(self._wire, sent, mappings, decision.arguments["messages"])
             if rewritten is None:
@@ -269,25 +248,11 @@ class Exchange:
             self._memory.settled(self._parent)
         return received
 
-    def _watched(self, call: ModelCall, received: Received, reading: ModelReading) -> Answer:
-        """The reply as it came, where nobody judges: each call that it proposes waits for its result."""
-        call.answered(reading)
-        scope, calls = current_scope(), False
-        for turn in received.turns:
-            for proposal in turn.proposals:
-                calls = True
-                act = self._action(Point.PRE_TOOL_CALL, proposal.name, proposal.call_id, proposal)
-                tool = ToolCall(self._governor, act)
-                self._memory.proposed(Pending(tool, UNJUDGED, proposal.identity, self._here, scope))
-            for entry in turn.entries:
-                self._memory.used(_ids_of(self._wire, entry))
-        return Answer(received, received.reply if received.events and calls else None)
-
     def _judge_reply(
         self, call: ModelCall, reading: ModelReading, turns: Sequence[Turn]
     ) -> Generator[Step, Any, list[_Judged]]:
         call.answered(reading)
-        decision: Decision = UNJUDGED if self._watches else (yield call.reply(reading))
+        decision: Decision = yield call.reply(reading)
         if decision.blocks:
             if decision.abort:
                 raise PolicyDenied(decision)
@@ -327,7 +292,7 @@ class Exchange:
 
     def _judge_call(self, proposal: Proposal) -> Generator[Step, Any, tuple[str | None, ToolCall, Decision]]:
         """The words in which the model is told that the call is denied, or None; and the call with its decision."""
-        action = self._action(Point.PRE_TOOL_CALL, proposal.name, proposal.call_id, proposal)
+        action = tool_action(Point.PRE_TOOL_CALL, proposal.name, proposal.call_id, proposal)
         call = ToolCall(self._governor, action)
         if proposal.arguments is None:
             reason = f"the arguments of {proposal.name} are not one JSON object with each key once; write them anew"
@@ -372,7 +337,7 @@ class Exchange:
             given, told = one.given, one.told
             if one.denied and not given.proposals:
                 given, told = self._wire.told(self._body, "\n".join(one.texts)), True
-            elif not given.proposals and not told and given.text and not self._watches:
+            elif not given.proposals and not told and given.text:
                 decision: Decision = yield call.output(given.text)
                 if decision.blocks:
                     if decision.abort:
@@ -412,20 +377,6 @@ class Exchange:
         self._memory.invented(str(reply["id"]), self._body.get("previous_response_id"))
         return Answer(None, self._wire.with_usage(reply, spent))
 
-    def _action(self, point: Point, name: str, call_id: str | None, call: Proposal | None) -> Action:
-        scope = current_scope()
-        return Action(
-            point,
-            name=name,
-            kind=call.kind if call is not None else "function",
-            arguments=(call.arguments or {}) if call is not None else {},
-            framework=FRAMEWORK,
-            session_id=scope.session_id if scope else None,
-            rollout_id=scope.rollout_id if scope else None,
-            attempt=scope.attempt if scope else None,
-            call_id=call_id,
-        )
-
 
 @dataclass(frozen=True, slots=True)
 class _Judged:
@@ -436,6 +387,22 @@ class _Judged:
     texts: Sequence[str] = ()
     answers: Sequence[JSON | None] = ()
     told: bool = False
+
+
+def tool_action(point: Point, name: str, call_id: str | None, call: Proposal | None) -> Action:
+    """The call, or its result, as it is judged; ``call`` is what the model proposed, where that is known."""
+    scope = current_scope()
+    return Action(
+        point,
+        name=name,
+        kind=call.kind if call is not None else "function",
+        arguments=(call.arguments or {}) if call is not None else {},
+        framework=FRAMEWORK,
+        session_id=scope.session_id if scope else None,
+        rollout_id=scope.rollout_id if scope else None,
+        attempt=scope.attempt if scope else None,
+        call_id=call_id,
+    )
 
 
 def _said(text: str) -> Action:
@@ -452,6 +419,34 @@ def _said(text: str) -> Action:
     )
 
 
+def new_results(
+    wire: Wire, memory: Transcripts, entries: Sequence[JSON], prefixes: Prefixes
+) -> Iterator[tuple[Pending, ToolReading]]:
+    """The results of the calls that the model made last, each once; those before came with the requests before."""
+    end = len(entries)
+    while end > 0 and not wire.is_of_model(entries[end - 1]):
+        end -= 1
+    start = end
+    while start > 0 and wire.is_of_model(entries[start - 1]):
+        start -= 1
+    calls = {call.call_id: call for entry in entries[start:end] for call in wire.proposals(entry)}
+    for entry in entries[end:] if calls else ():
+        answered = wire.answered_call(entry)
+        if answered is None or (call := calls.get(answered[0])) is None:
+            continue
+        pending, unrecorded = memory.claim(call.call_id, call, prefixes[start])
+        if pending is not None and unrecorded:
+            yield pending, _result_reading(entry, answered[1])
+
+
+def outcomes_of(results: Iterable[tuple[Pending, ToolReading]]) -> Iterator[ToolOutcome]:
+    """What came of calls that nobody judged, one after the other, to be recorded."""
+    for pending, reading in results:
+        outcome = pending.call.returned(pending.decision, reading)
+        if pending.call.finish(outcome):
+            yield outcome
+
+
 def _result_reading(entry: JSON, text: str) -> ToolReading:
     return ToolReading(text, "error" if entry.get("status") == "incomplete" else "ok")
 
@@ -460,17 +455,18 @@ def _place(call: Proposal) -> tuple[int, int]:
     return call.entry, call.place
 
 
-def _ids_of(wire: Wire, entry: JSON) -> list[str]:
+def ids_of(wire: Wire, entry: JSON) -> list[str]:
+    """The ids of an entry of the model: of its calls, and its own."""
     own = wire.entry_id(entry)
     return [call.call_id for call in wire.proposals(entry) if call.call_id] + ([own] if own else [])
 
 
 def _same(wire: Wire, entry: JSON, given: Turn, position: int) -> int | None:
     """Which entry of the given turn this one is; None if the program did not get it."""
-    names = set(_ids_of(wire, entry))
+    names = set(ids_of(wire, entry))
     if not names:
         return position if position < len(given.entries) and len(given.entries) == 1 else None
-    return next((at for at, mine in enumerate(given.entries) if names & set(_ids_of(wire, mine))), None)
+    return next((at for at, mine in enumerate(given.entries) if names & set(ids_of(wire, mine))), None)
 
 
 def _reply_limit(body: JSON) -> dict[str, int]:

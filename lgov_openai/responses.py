@@ -30,6 +30,9 @@ class ResponsesProtocol:
     The instructions of a request stand before its input, as a system message that says of itself what it is.
     """
 
+    transcript = "input"
+    opening = b""
+
     # ------------------------------------------------------------------ requests
 
     def entries(self, body: JSON) -> list[JSON]:

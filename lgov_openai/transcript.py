@@ -9,17 +9,18 @@ answer nothing is put back: a transcript is never guessed.
 
 from __future__ import annotations
 
-import hashlib
 import threading
 from collections import OrderedDict
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import Generic, TypeVar
 
 from lgov_core.governed_call import ToolCall
 from lgov_core.scope import RolloutScope, current_scope
 from lgov_core.types import Decision
-from lgov_openai.wire import JSON, Entry, Proposal, Wire, dump, dump_sorted
+from lgov_openai.prefixes import Prefixes, canonical
+from lgov_openai.reading import Requests
+from lgov_openai.wire import JSON, Proposal, Wire
 
 #: How many calls, replies and verdicts are remembered; the oldest are forgotten first.
 MAX_REMEMBERED = 20_000
@@ -29,53 +30,6 @@ MAX_NAMESAKES = 256
 
 K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
-
-
-class Prefixes:
-    """Digests of the beginnings of a transcript as a program sent it: ``[i]`` is that of the entries before ``i``.
-
-    Made when they are asked for, best in ascending order. Used by one exchange.
-    """
-
-    def __init__(self, wire: Wire, entries: Sequence[JSON], parent: str | None) -> None:
-        self._wire = wire
-        self._entries = entries
-        self._parent = parent
-        self._found: dict[int, str] = {}
-        self._begin()
-
-    def _begin(self) -> None:
-        self._state = hashlib.blake2b(dump(self._parent).encode(), digest_size=16)
-        self._reached = 0
-
-    def __getitem__(self, position: int) -> str:
-        found = self._found.get(position)
-        if found is None:
-            if position < self._reached:
-                self._begin()
-            if position > self._reached:
-                passed = [_canonical(self._wire, entry) for entry in self._entries[self._reached : position]]
-                # Without the brackets, so that it does not matter in how many pieces the beginning was read.
-                self._state.update(dump_sorted(passed)[1:-1].encode() + b",")
-                self._reached = position
-            found = self._found[position] = self._state.hexdigest()
-        return found
-
-
-def canonical(wire: Wire, entry: JSON) -> str:
-    """The entry in a form that does not depend on how a program copied it. Calls stand for the message that makes them."""
-    if type(entry) is not Entry:
-        return dump_sorted(_canonical(wire, entry))
-    if entry.canonical is None:
-        entry.canonical = dump_sorted(_canonical(wire, entry))
-    return entry.canonical
-
-
-def _canonical(wire: Wire, entry: JSON) -> Any:
-    if not wire.is_of_model(entry):
-        return entry
-    calls = [call.identity for call in wire.proposals(entry)]
-    return ["calls", calls] if calls else ["text", wire.mapping(entry)["content"]]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -134,6 +88,7 @@ class Transcripts:
     """The memory of one governed client, or of all clients of an armed process. Callable from any thread or task."""
 
     def __init__(self) -> None:
+        self.requests = Requests()
         self._lock = threading.Lock()
         self._withheld = False
         self._by_id: _Recent[str, list[Given]] = _Recent()
@@ -147,6 +102,11 @@ class Transcripts:
         self._rewritten: _Recent[tuple[str | None, str], str] = _Recent()
         self._refused: _Recent[str, str] = _Recent()
         self._invented: _Recent[str, tuple[str | None]] = _Recent()
+
+    @property
+    def tells_apart(self) -> bool:
+        """Whether a program may have been given anything else than what the model said."""
+        return self._withheld or bool(self._by_parent) or bool(self._invented)
 
     # ------------------------------------------------------------------ replies
 
@@ -252,26 +212,25 @@ class Transcripts:
         if call_id is None:
             pending.call.span.abandon()  # no result can ever be told to be this call's
             return
+        forgotten: list[Pending] = []
         with self._lock:
-            known = self._pending.get(call_id) or []
-            forgotten = self._pending.put(call_id, [*known[-MAX_NAMESAKES:], pending])
-        for one in [*known[:-MAX_NAMESAKES], *(forgotten or ())]:
+            known = self._pending.get(call_id)
+            if known is None:
+                forgotten = self._pending.put(call_id, [pending]) or forgotten
+            else:
+                known.append(pending)
+                if len(known) > MAX_NAMESAKES + 1:
+                    forgotten.append(known.pop(0))
+        for one in forgotten:
             one.call.span.abandon()
 
     def claim(self, call_id: str | None, proposal: Proposal | None, prefix: str | None) -> tuple[Pending | None, bool]:
         """The call whose result this is, if that is certain, and whether its outcome is still to be recorded (only once)."""
         with self._lock:
-            found = list(self._pending.get(call_id) or ()) if call_id is not None else []
-            if proposal is not None:
-                found = [one for one in found if one.identity == proposal.identity]
-            if len(found) > 1:
-                found = [one for one in found if one.prefix == prefix] or found
-            if len(found) > 1:
-                scope = current_scope()
-                found = [one for one in found if one.scope == scope]
-            if len(found) != 1:
+            known: Sequence[Pending] = self._pending.get(call_id) or () if call_id is not None else ()
+            one = _meant(known, proposal.identity if proposal is not None else None, prefix)
+            if one is None:
                 return None, False
-            (one,) = found
             first, one.recorded = not one.recorded, True
             return one, first
 
@@ -354,6 +313,26 @@ def _place_in(wire: Wire, one: Given, entry: JSON) -> int | None:
             return position
     itself = canonical(wire, entry)
     return next((at for at, mine in enumerate(one.entries) if canonical(wire, mine) == itself), None)
+
+
+def _meant(
+    known: Sequence[Pending], identity: tuple[str | None, str, str] | None, prefix: str | None
+) -> Pending | None:
+    """The call that is meant, or None if that cannot be told. ``identity`` is None where nothing but the id is known."""
+    if len(known) > 1:
+        scope, same = current_scope(), 0
+        for one in reversed(known):  # where all is the same, it is soon seen
+            if one.prefix == prefix and one.identity == identity and one.scope == scope:
+                same += 1
+                if same > 1:
+                    return None
+    found = [one for one in known if identity is None or one.identity == identity]
+    if len(found) > 1:
+        found = [one for one in found if one.prefix == prefix] or found
+    if len(found) > 1:
+        scope = current_scope()
+        found = [one for one in found if one.scope == scope]
+    return found[0] if len(found) == 1 else None
 
 
 def _only(candidates: Sequence[Given]) -> Given | None:

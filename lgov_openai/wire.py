@@ -97,6 +97,11 @@ class Turn:
 class Wire(Protocol):
     """One of the two protocols: chat completions, or responses. All methods are pure and leave what they get unchanged."""
 
+    #: The field of a request that holds the transcript.
+    transcript: str
+    #: How the openai client begins to write it; empty where more than this field makes the transcript.
+    opening: bytes
+
     # -- requests
 
     def entries(self, body: JSON) -> list[JSON]:

@@ -1,0 +1,162 @@
+"""Reads requests for a governor that only watches: of a transcript that goes on, only what is new.
+
+A program sends its whole transcript with each request. Where a request begins, byte for byte, as one before it, what stands
+there is known already: only the entries behind it are read, written down for the span and taken into the digest. Nobody
+changes what is known, because nobody who judges gets it; so all requests that begin alike share it.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from hashlib import blake2b
+from typing import Any, cast
+
+from lgov_core.governed_call import json_text
+from lgov_core.scope import current_scope
+from lgov_openai.prefixes import Prefixes, digest_before, go_on
+from lgov_openai.wire import JSON, Entry, Wire
+
+#: How many conversations are remembered of one rollout, and how many bytes of requests altogether.
+MAX_CONVERSATIONS, MAX_BYTES = 16, 4_000_000
+
+_DECODER = json.JSONDecoder()
+_EMPTY = digest_before(None)
+_EMPTY_DIGEST = _EMPTY.hexdigest()
+
+
+@dataclass(slots=True, eq=False)
+class Request:
+    """What a program sends: ``body``, its transcript, and that transcript as a span shows it (None: it is not to)."""
+
+    body: JSON
+    entries: Sequence[JSON]
+    shown: str | None
+    prefixes: Prefixes
+
+
+@dataclass(slots=True, eq=False)
+class _Known:
+    """A request as far as its transcript goes: ``text`` up to where the next entry would stand, ``head`` the fields before.
+
+    ``digest`` is that of its entries, ``state`` what makes the next one of it; ``shown`` lacks the closing bracket. ``tail``
+    is what stood behind the transcript, ``further`` what that says.
+    """
+
+    text: bytes
+    head: JSON
+    entries: Sequence[JSON] = ()
+    shown: str | None = "["
+    state: blake2b = _EMPTY
+    digest: str = _EMPTY_DIGEST
+    tail: str = "}"
+    further: JSON | None = None
+
+
+class Requests:
+    """Reads requests and remembers them. Callable from any thread."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._known: OrderedDict[str | None, list[_Known]] = OrderedDict()
+        self._bytes = 0
+
+    def read(self, wire: Wire, content: bytes, *, shown: bool) -> Request:
+        """The request. Raises ValueError, or what comes of reading something that is none."""
+        if wire.opening:
+            scope = current_scope()
+            rollout = scope.rollout_id if scope is not None else None
+            before = self._begins(rollout, content)
+            try:
+                found = _read_on(wire, content, before or _opened(wire, content), shown)
+            except Exception:  # noqa: BLE001 - whatever it is, all of it is read then, and says itself what is wrong
+                found = None
+            if found is not None:
+                request, known = found
+                self._remember(rollout, before, known)
+                return request
+        return _read_whole(wire, content, shown)
+
+    def _begins(self, rollout: str | None, content: bytes) -> _Known | None:
+        with self._lock:
+            for known in reversed(self._known.get(rollout, ())):
+                if content.startswith(known.text):
+                    return known
+        return None
+
+    def _remember(self, rollout: str | None, before: _Known | None, known: _Known) -> None:
+        with self._lock:
+            several = self._known.setdefault(rollout, [])
+            self._known.move_to_end(rollout)
+            if before is not None and before in several:
+                several.remove(before)
+                self._bytes -= len(before.text)
+            elif len(several) == MAX_CONVERSATIONS:
+                self._bytes -= len(several.pop(0).text)
+            several.append(known)
+            self._bytes += len(known.text)
+            while self._bytes > MAX_BYTES:
+                self._bytes -= sum(len(one.text) for one in self._known.popitem(last=False)[1])
+
+
+def _opened(wire: Wire, content: bytes) -> _Known:
+    """The request up to its transcript. Raises ValueError if it is not written as the openai client writes it."""
+    head, opening, _ = content.partition(wire.opening)
+    if head == b"{":
+        return _Known(head + opening, {})
+    fields = json.loads(head[:-1] + b"}") if head.endswith(b",") else None  # within anything else this cannot be read
+    if not fields:
+        raise ValueError("no whole fields before the transcript")
+    return _Known(head + opening, fields)
+
+
+def _read_on(wire: Wire, content: bytes, before: _Known, shown: bool) -> tuple[Request, _Known] | None:
+    """The request that begins with ``before``; None if it is not written as the openai client writes it."""
+    rest = content[len(before.text) :].decode()
+    read, end = _DECODER.raw_decode(f"[{rest}")  # the bracket is part of ``before``
+    tail = rest[end - 1 :]
+    further = before.further if tail == before.tail and before.further is not None else _further(tail)
+    if not read or further is None or wire.transcript in further or wire.transcript in before.head:
+        return None
+    new = [Entry(entry) for entry in read]
+    entries = [*before.entries, *new]
+    state = before.state.copy()
+    go_on(state, wire, new)
+    digest = state.hexdigest()
+    text = None
+    if shown and before.shown is not None:
+        text = _shown(wire, new)
+        if text is not None:
+            text = f"{before.shown}{', ' if before.entries else ''}{text[1:-1]}"
+    end_of_transcript = len(content) - len(tail.encode()) - 1
+    known = _Known(content[:end_of_transcript] + b",", before.head, entries, text, state, digest, tail, further)
+    prefixes = Prefixes(wire, entries, None, {len(before.entries): before.digest, len(entries): digest})
+    body = {**before.head, wire.transcript: entries, **further}
+    return Request(body, entries, None if text is None else f"{text}]", prefixes), known
+
+
+def _further(tail: str) -> JSON | None:
+    """What stands behind the transcript of a request."""
+    if tail == "}":
+        return {}
+    return json.loads("{" + tail[1:]) if tail.startswith(',"') else None
+
+
+def _read_whole(wire: Wire, content: bytes, shown: bool) -> Request:
+    body: Any = json.loads(content)
+    if not isinstance(body, dict):
+        raise ValueError("a request is an object")
+    entries = wire.entries(cast(JSON, body))
+    text = _shown(wire, entries) if shown else None
+    return Request(cast(JSON, body), entries, text, Prefixes(wire, entries, wire.parent(cast(JSON, body))))
+
+
+def _shown(wire: Wire, entries: Sequence[JSON]) -> str | None:
+    """The entries as spans show them; None where one cannot be understood: that is no reason not to send it."""
+    try:
+        return json_text([wire.mapping(entry) for entry in entries])
+    except Exception:  # noqa: BLE001 - as said above
+        return None

@@ -1,0 +1,85 @@
+"""One model call of a program that nobody judges: what it sends and what it gets is noted, and passes as it is."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from lgov_core.governed_call import ModelCall, ToolCall
+from lgov_core.governor import UNJUDGED
+from lgov_core.scope import current_scope
+from lgov_core.trace import semconv
+from lgov_core.types import Point
+from lgov_openai.exchange import (
+    FRAMEWORK,
+    Answer,
+    Exchange,
+    Received,
+    Steps,
+    ids_of,
+    new_results,
+    outcomes_of,
+    tool_action,
+)
+from lgov_openai.transcript import Pending
+
+if TYPE_CHECKING:
+    from lgov_core.governor import Governor
+    from lgov_core.types import ToolOutcome
+    from lgov_openai.transcript import Transcripts
+    from lgov_openai.wire import JSON, Wire
+
+
+class Watched:
+    """One request of a program, from its arrival to what the program gets.
+
+    Whoever sends it records `outcomes`, sends it inside the span of what `begin` gives, and hands what came to `answer`.
+    """
+
+    def __init__(self, governor: Governor, memory: Transcripts, wire: Wire, content: bytes) -> None:
+        self._governor = governor
+        self._memory = memory
+        self._wire = wire
+        request = memory.requests.read(wire, content, shown=governor.capture_content)
+        self.body: JSON = request.body
+        self._entries = request.entries
+        self._shown = request.shown
+        self._prefixes = request.prefixes
+        self._results = list(new_results(wire, memory, self._entries, self._prefixes))
+
+    def outcomes(self) -> Iterator[ToolOutcome]:
+        """What came of calls that the model made: to be recorded before the request is sent."""
+        return outcomes_of(self._results)
+
+    def begin(self) -> ModelCall:
+        """The call, whose span begins here."""
+        model = str(self.body.get("model") or "model")
+        call = ModelCall(self._governor, framework=FRAMEWORK, model=model, native=self.body)
+        if self._shown is not None:
+            call.span.set({semconv.INPUT_MESSAGES: self._shown})
+        return call
+
+    def answer(self, call: ModelCall, received: Received) -> Answer | Steps:
+        """What the program gets: what came, as it came.
+
+        Where the model wrote arguments that cannot be read, it has to be told so: then the steps by which it is.
+        """
+        reading = received.reading
+        if received.reply is None or reading is None:
+            call.failed(received.error or RuntimeError("no reply"))
+            return Answer(received)
+        proposals = [proposal for turn in received.turns for proposal in turn.proposals]
+        if any(proposal.arguments is None for proposal in proposals):
+            return Exchange(self._governor, self._memory, self._wire, self.body).steps_after(call, received)
+        call.answered(reading)
+        if proposals:
+            scope, here = current_scope(), self._prefixes[len(self._entries)]
+            for proposal in proposals:
+                action = tool_action(Point.PRE_TOOL_CALL, proposal.name, proposal.call_id, proposal)
+                pending = Pending(ToolCall(self._governor, action), UNJUDGED, proposal.identity, here, scope)
+                self._memory.proposed(pending)
+        for turn in received.turns:
+            for entry in turn.entries:
+                if names := ids_of(self._wire, entry):
+                    self._memory.used(names)
+        return Answer(received, received.reply if received.events and proposals else None)

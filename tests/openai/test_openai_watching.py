@@ -1,0 +1,314 @@
+"""Where nobody judges, only what is new of a transcript is read, and all of it is captured as if it had been."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import httpx2
+import openai
+import pytest
+
+from lgov_core.governor import Governor
+from lgov_core.plugins import make_plugin_manager
+from lgov_core.scope import RolloutScope, enter_scope
+from lgov_core.trace import semconv
+from lgov_core.trace.sink import StoreSink
+from lgov_core.types import Span
+from lgov_openai import govern_client, reading
+from lgov_openai.chat import ChatProtocol
+from lgov_openai.client import Door
+from lgov_openai.reading import Request, Requests
+from lgov_openai.responses import ResponsesProtocol
+
+WIRE = ChatProtocol()
+TOOLS = [{"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}]
+SYSTEM = {"role": "system", "content": "You add."}
+
+
+def turn(number: int, arguments: str = '{"a": 1}', content: Any = "2 ☃") -> list[dict[str, Any]]:
+    call = {"id": f"call_{number}", "type": "function", "function": {"name": "add", "arguments": arguments}}
+    return [
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": f"call_{number}", "content": content},
+    ]
+
+
+def conversation(turns: int, first: str = "go") -> list[dict[str, Any]]:
+    return [SYSTEM, {"role": "user", "content": first}, *(one for number in range(turns) for one in turn(number))]
+
+
+def written(messages: Sequence[Any], **further: Any) -> bytes:
+    """As the openai client writes a request."""
+    body = {"model": "m", "messages": messages, "tools": TOOLS, **further}
+    return json.dumps(body, ensure_ascii=False, separators=(",", ":")).encode()
+
+
+def said(request: Request) -> tuple[Any, ...]:
+    prefixes = [request.prefixes[position] for position in range(len(request.entries) + 1)]
+    return request.body, list(request.entries), request.shown, prefixes
+
+
+def read(requests: Requests, content: bytes) -> Request:
+    return requests.read(WIRE, content, shown=True)
+
+
+def by_itself(content: bytes) -> Request:
+    """The request as it is read as a whole, by the way that others are read."""
+    return read(Requests(), json.dumps(json.loads(content)).encode())
+
+
+def assert_reads_as_a_whole(requests: Requests, content: bytes) -> Request:
+    request = read(requests, content)
+    assert said(request) == said(by_itself(content))
+    return request
+
+
+def shared(one: Request, other: Request) -> int:
+    """How many entries were read once for both."""
+    return sum(any(mine is theirs for theirs in other.entries) for mine in one.entries)
+
+
+def test_only_what_is_new_is_read_and_says_what_the_whole_says() -> None:
+    requests = Requests()
+    before = assert_reads_as_a_whole(requests, written(conversation(0)))
+    for turns in range(1, 6):
+        request = assert_reads_as_a_whole(requests, written(conversation(turns)))
+        assert shared(request, before) == len(before.entries)
+        before = request
+
+
+@pytest.mark.parametrize("turns", [1, 5])
+def test_the_openai_client_writes_what_can_be_read_on(turns: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole: list[bytes] = []
+    read_whole = reading._read_whole
+
+    def noting(wire: Any, content: bytes, shown: bool) -> Request:
+        whole.append(content)
+        return read_whole(wire, content, shown)
+
+    def answer(request: Any) -> Any:
+        messages = json.loads(request.content)["messages"]
+        done = sum(one["role"] == "tool" for one in messages)
+        message = {"role": "assistant", "content": "done"} if done == turns else turn(done)[0]
+        choice = {"index": 0, "message": message, "finish_reason": "stop"}
+        return httpx2.Response(200, json={"id": f"chatcmpl-{done}", "model": "m", "choices": [choice]})
+
+    monkeypatch.setattr(reading, "_read_whole", noting)
+    program = Program()
+    http = httpx2.Client(transport=httpx2.MockTransport(answer))
+    with openai.OpenAI(api_key="k", base_url="http://model.invalid/v1", http_client=http) as plain:
+        client = govern_client(plain, program.governor)
+        messages: list[Any] = conversation(0, "é ☃")
+        for number in range(turns + 1):
+            said_so = client.chat.completions.create(model="m", messages=messages, tools=TOOLS, temperature=0.5)  # type: ignore[arg-type]
+            messages += [said_so.choices[0].message, turn(number)[1]]
+    assert len(program.shown(semconv.CHAT)) == turns + 1
+    assert whole == []
+
+
+def test_conversations_stay_apart() -> None:
+    requests = Requests()
+    last: dict[str, Request] = {}
+    for turns in range(4):
+        for name in ("one", "another", "one more"):
+            request = assert_reads_as_a_whole(requests, written(conversation(turns, name)))
+            if name in last:
+                assert shared(request, last[name]) == len(last[name].entries)
+            last[name] = request
+    with enter_scope(RolloutScope("r1")):
+        request = assert_reads_as_a_whole(requests, written(conversation(4, "one")))
+    assert shared(request, last["one"]) == 0
+
+
+@pytest.mark.parametrize(
+    "messages",
+    [
+        conversation(1),  # once more
+        conversation(1)[:-1],
+        [*conversation(1)[:-1], {"role": "tool", "tool_call_id": "call_0", "content": "3"}],
+        [*conversation(1)[:-1], {**conversation(1)[-1], "name": "add"}, *turn(1)],
+        [*conversation(0), *turn(0, '{"a":1}'), *turn(1)],
+        conversation(2)[1:],
+        conversation(2)[:1],
+    ],
+)
+def test_a_transcript_that_was_changed_is_read_anew(messages: list[Any]) -> None:
+    requests = Requests()
+    read(requests, written(conversation(1)))
+    assert_reads_as_a_whole(requests, written(messages))
+    assert_reads_as_a_whole(requests, written([*messages, *turn(7)]))
+
+
+@pytest.mark.parametrize(
+    "further", [{}, {"stream": True}, {"tools": []}, {"metadata": {"messages": "none"}}, {"user": "]}é,"}]
+)
+def test_what_stands_behind_the_transcript_may_change(further: Mapping[str, Any]) -> None:
+    requests = Requests()
+    first = read(requests, written(conversation(1)))
+    request = assert_reads_as_a_whole(requests, written(conversation(2), **further))
+    assert shared(request, first) == 4
+
+
+@pytest.mark.parametrize(
+    "way",
+    [
+        lambda text: text + b" \n",
+        lambda text: text[:-1] + b',"messages":[{"role":"user","content":"other"}]}',
+        lambda text: text.replace(b'],"tools"', b' ] , "tools"'),
+        lambda text: text.replace(b'],"tools"', b'],"model":"n","tools"'),
+        lambda text: text.replace(b'"model":"m",', b""),
+        lambda text: text.replace(b'"model":"m",', b'"model":"m" ,'),
+        lambda text: text.replace(b'"model":"m",', b'"messages":[],"model":"m",'),
+        lambda text: text.replace(b'"model":"m",', b'"metadata":{"messages":[1,{"a":"["}]},'),
+        lambda text: text.replace(b'"model":"m",', b'"user":"\\"messages\\":[",'),
+        lambda text: text.replace("☃".encode(), b"\\u2603\\ud83d"),
+    ],
+)
+def test_a_request_that_others_write_says_what_it_says(way: Any) -> None:
+    requests = Requests()
+    for turns in range(4):
+        content = way(written(conversation(turns)))
+        body = json.loads(content)
+        request = read(requests, content)
+        assert request.body == body
+        assert list(request.entries) == body["messages"]
+        assert said(read(requests, written(conversation(turns)))) == said(by_itself(written(conversation(turns))))
+
+
+@pytest.mark.parametrize(
+    "way",
+    [
+        lambda text: text[:-1],
+        lambda text: text[:-1] + b",}",
+        lambda text: text.replace(b'],"tools"', b',],"tools"'),
+        lambda text: text.replace(b'],"tools"', b']"tools"'),
+        lambda text: text.replace(b'"model":"m",', b","),
+        lambda text: text.replace(b'"model":"m",', b'"model":"m"'),
+        lambda text: text.replace(b'"model":"m",', b'"model":{"m":1,'),
+        lambda text: b"[" + text + b"]",
+        lambda text: text.replace(b'"go"', b'"\xff"'),
+    ],
+)
+def test_what_is_no_request_is_none_wherever_it_begins(way: Any) -> None:
+    requests = Requests()
+    read(requests, written(conversation(1)))
+    with pytest.raises(ValueError):  # noqa: PT011 - what json or the decoding of its text says
+        read(requests, way(written(conversation(2))))
+
+
+def test_without_content_nothing_is_written_down() -> None:
+    requests = Requests()
+    for turns in range(3):
+        request = requests.read(WIRE, written(conversation(turns)), shown=False)
+        assert request.shown is None
+        assert [*said(request)][3] == said(by_itself(written(conversation(turns))))[3]
+
+
+def test_the_memory_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reading, "MAX_BYTES", 20_000)
+    requests = Requests()
+    for number in range(200):
+        with enter_scope(RolloutScope(f"r{number % 7}")):
+            read(requests, written(conversation(number % 3, f"task {number} " * 10)))
+    kept = [known for several in requests._known.values() for known in several]
+    assert kept
+    assert sum(len(known.text) for known in kept) == requests._bytes <= 20_000
+    assert all(len(several) <= reading.MAX_CONVERSATIONS for several in requests._known.values())
+    read(requests, written(conversation(0, "x" * 30_000)))
+    assert (requests._bytes, len(requests._known)) == (0, 0)
+
+
+def test_items_of_the_responses_api_are_read_as_a_whole() -> None:
+    requests = Requests()
+    body = {"input": [{"role": "user", "content": "go"}], "instructions": "be brief"}
+    for _ in range(2):
+        request = requests.read(ResponsesProtocol(), json.dumps(body).encode(), shown=True)
+        assert [one["role"] for one in json.loads(str(request.shown))] == ["system", "user"]
+
+
+# ---------------------------------------------------------------------- through a client's door
+
+
+class Kept:
+    def __init__(self) -> None:
+        self.spans: list[Span] = []
+
+    def add_span(self, span: Span) -> None:
+        self.spans.append(span)
+
+    def add_rewards(self, rewards: Any) -> None:
+        raise AssertionError("nobody rewards here")
+
+
+class Program:
+    """Sends requests through the door of a governor that only watches, and keeps what it is told and what is shown."""
+
+    def __init__(self) -> None:
+        self.store = Kept()
+        manager = make_plugin_manager(builtin=(), third_party=False)
+        self.governor = Governor(
+            plugins=[StoreSink(self.store)], manager=manager, capture_content=True, only_watches=True
+        )
+        self.door = Door(lambda: self.governor)
+        self.sent: list[bytes] = []
+
+    def ask(self, messages: Sequence[Any], *replies: Mapping[str, Any]) -> dict[str, Any]:
+        answers = iter(replies)
+
+        def send(request: Any) -> Any:
+            self.sent.append(request.content)
+            choice = {"index": 0, "message": next(answers), "finish_reason": "stop"}
+            body = {"id": f"chatcmpl-{len(self.sent)}", "model": "m", "choices": [choice]}
+            return httpx2.Response(200, json=body, request=request)
+
+        url = "http://model.invalid/v1/chat/completions"
+        response = self.door.send(httpx2.Request("POST", url, content=written(messages)), send)
+        return response.json()["choices"][0]["message"]
+
+    def shown(self, operation: str) -> list[Span]:
+        return [span for span in self.store.spans if span.attributes[semconv.OPERATION] == operation]
+
+
+def test_results_are_those_of_the_calls_before() -> None:
+    program, messages = Program(), conversation(0)
+    for number in range(3):
+        asked, result = turn(number, content=str(number))
+        program.ask(messages, asked)
+        messages += [asked, result]
+    program.ask(messages, {"role": "assistant", "content": "done"})
+    assert [json.loads(content) for content in program.sent][-1]["messages"] == messages
+    tools = program.shown(semconv.EXECUTE_TOOL)
+    assert [span.attributes[semconv.TOOL_RESULT] for span in tools] == ["0", "1", "2"]
+    read_by_model = [json.loads(str(span.attributes[semconv.INPUT_MESSAGES])) for span in program.shown(semconv.CHAT)]
+    assert [len(one) for one in read_by_model] == [2, 4, 6, 8]
+    assert read_by_model[-1][:6] == read_by_model[-2]
+
+
+def test_arguments_that_cannot_be_read_are_sent_back_and_the_transcript_stays_whole() -> None:
+    program = Program()
+    asked, result = turn(0)
+    program.ask(conversation(0), asked)
+    messages = [*conversation(0), asked, result]
+    unreadable, corrected = turn(1, '{"a": 1, "a": 2}')[0], turn(2)[0]
+    assert program.ask(messages, unreadable, corrected) == corrected
+    assert [json.loads(content)["messages"][4:] for content in program.sent][1] == []
+    told = json.loads(program.sent[2])["messages"][4:]
+    assert [one["role"] for one in told] == ["assistant", "tool"]
+    assert "not one JSON object" in told[1]["content"]
+    program.ask([*messages, *turn(2)], {"role": "assistant", "content": "done"})
+    assert json.loads(program.sent[3])["messages"][4:6] == told
+    statuses = [span.attributes[semconv.TOOL_STATUS] for span in program.shown(semconv.EXECUTE_TOOL)]
+    assert statuses == ["ok", "invalid_args", "ok"]
+
+
+def test_what_nobody_understands_is_sent_and_its_call_shown() -> None:
+    program = Program()
+    strange = {"role": "assistant", "content": "x", "tool_calls": [None]}
+    said_so = {"role": "user", "content": "go on"}
+    for _ in range(2):
+        messages = [SYSTEM, strange, said_so, {"role": "assistant", "content": "y"}, said_so]
+        assert program.ask(messages, {"role": "assistant", "content": "done"})["content"] == "done"
+    assert [semconv.INPUT_MESSAGES in span.attributes for span in program.shown(semconv.CHAT)] == [False, False]
+    assert program.ask([strange], {"role": "assistant", "content": "done"})["content"] == "done"
