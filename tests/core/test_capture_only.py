@@ -81,7 +81,7 @@ def check(spans: list[Span], *, content: bool) -> None:
     if content:
         said = [json.loads(str(span.attributes[semconv.INPUT_MESSAGES])) for span in chats]
         assert [len([one for one in messages if one["role"] == "tool"]) for messages in said] == [0, 1, 2, 3]
-        assert sorted(str(span.attributes[semconv.TOOL_RESULT]) for span in tools) == ["1", "2", "3"]
+        assert sorted(str(span.attributes[semconv.TOOL_RESULT]) for span in tools) == ["0", "1", "2"]
     else:
         assert not any(name in span.attributes for span in spans for name in CONTENT)
 
