@@ -190,10 +190,10 @@ Acting = Callable[[], "Governor | None"]
 
 @contextmanager
 def _opened(
-    governor: Governor, inner: Callable[..., Any], args: Any, kwargs: Any, heard: Heard, waiting: bool
+    governor: Governor, signature: inspect.Signature, args: Any, kwargs: Any, heard: Heard, waiting: bool
 ) -> Generator[tuple[AgentRun, Any]]:
     """Opens the run that a call of ``Runner`` begins; yields it and the call's arguments, and ends it with what is raised."""
-    bound = inspect.signature(inner).bind(*args, **kwargs)
+    bound = signature.bind(*args, **kwargs)
     run = new_run(governor, bound.arguments["starting_agent"], bound.arguments["input"], heard)
     run.waiting = waiting
     hooks, hook_class = bound.arguments.get("hooks"), cast("type", RunHooksBase)
@@ -222,49 +222,52 @@ def governed_run(
     inner: Callable[..., Any], acting: Acting, heard: Heard, *, waiting: bool = False
 ) -> Callable[..., Any]:
     """``Runner.run`` in a run that is governed by whoever ``acting`` answers."""
+    signature = inspect.signature(inner)
 
     @functools.wraps(inner)
     async def run(cls: type, *args: Any, **kwargs: Any) -> Any:
         governor = acting()
         if governor is None or (not waiting and _stands_aside(governor)):
             return await inner(*args, **kwargs)
-        with _opened(governor, inner, args, kwargs, heard, waiting) as (agent_run, bound):
+        with _opened(governor, signature, args, kwargs, heard, waiting) as (agent_run, bound):
             result = await inner(*bound.args, **bound.kwargs)
             agent_run.end()
             return result
 
-    return _with_signature(run, inner)
+    return _with_signature(run, signature)
 
 
 def governed_run_sync(
     inner: Callable[..., Any], acting: Acting, heard: Heard, *, waiting: bool = False
 ) -> Callable[..., Any]:
     """``Runner.run_sync`` in a run that is governed by whoever ``acting`` answers."""
+    signature = inspect.signature(inner)
 
     @functools.wraps(inner)
     def run_sync(cls: type, *args: Any, **kwargs: Any) -> Any:
         governor = acting()
         if governor is None or (not waiting and _stands_aside(governor)):
             return inner(*args, **kwargs)
-        with _opened(governor, inner, args, kwargs, heard, waiting) as (agent_run, bound):
+        with _opened(governor, signature, args, kwargs, heard, waiting) as (agent_run, bound):
             result = inner(*bound.args, **bound.kwargs)
             agent_run.end()
             return result
 
-    return _with_signature(run_sync, inner)
+    return _with_signature(run_sync, signature)
 
 
 def governed_run_streamed(
     inner: Callable[..., Any], acting: Acting, heard: Heard, *, waiting: bool = False
 ) -> Callable[..., Any]:
     """``Runner.run_streamed`` in a run that is governed by whoever ``acting`` answers."""
+    signature = inspect.signature(inner)
 
     @functools.wraps(inner)
     def run_streamed(cls: type, *args: Any, **kwargs: Any) -> Any:
         governor = acting()
         if governor is None or (not waiting and _stands_aside(governor)):
             return inner(*args, **kwargs)
-        with _opened(governor, inner, args, kwargs, heard, waiting) as (agent_run, bound):
+        with _opened(governor, signature, args, kwargs, heard, waiting) as (agent_run, bound):
             result = inner(*bound.args, **bound.kwargs)
             task: asyncio.Task[Any] | None = result.run_loop_task
             if task is None:
@@ -273,12 +276,11 @@ def governed_run_streamed(
                 task.add_done_callback(lambda done: agent_run.end(_error_of(done)))
             return result
 
-    return _with_signature(run_streamed, inner)
+    return _with_signature(run_streamed, signature)
 
 
-def _with_signature(method: Callable[..., Any], inner: Callable[..., Any]) -> Callable[..., Any]:
-    """``method`` of a class with the parameters of ``inner``, which is bound: else they would be read one short."""
-    own = inspect.signature(inner)
+def _with_signature(method: Callable[..., Any], own: inspect.Signature) -> Callable[..., Any]:
+    """``method`` of a class with the parameters of a bound one: else they would be read one short."""
     first = inspect.Parameter("cls", inspect.Parameter.POSITIONAL_ONLY)
     shown: Any = method
     shown.__signature__ = own.replace(parameters=[first, *own.parameters.values()])
