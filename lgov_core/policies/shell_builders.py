@@ -42,6 +42,8 @@ _RUNNING = frozenset(
     """
     )
 )
+#: Those that are often given the names of tests, or what runs them, in a variable.
+_TESTING = frozenset(names("pytest py.test jest vitest mocha rspec playwright coverage"))
 #: Builders that only read what they are given, and run nothing of it.
 _READING = frozenset(
     names("shellcheck yamllint hadolint actionlint typos vale cspell codespell dot graphviz gcov protoc flatc")
@@ -147,6 +149,9 @@ def _builder(call: Call) -> None:
     plain = [word.partition("=")[0] for word in call.args if word.startswith("--")]
     if code is not None and any(re.fullmatch(code, word) for word in (*call.args, *plain)):
         call.refuse("code and commands on the command line are not allowed; put them into a file of this folder.")
+    for word in call.args if call.name in (_RUNNING | _COMPILERS) - _TESTING else ():
+        if word.startswith(UNKNOWN):  # it may be an option
+            call.literal(word, "what it is given")
     if call.given.kind != "none" and _reads_program(call):
         call.refuse("what it would run comes from elsewhere; name a file of this folder.", "shell-unclear")
     if call.name not in _READING:

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from lgov_core.policies.options import names
 from lgov_core.policies.shell_call import Call, Judge, parse, wild
 from lgov_core.policies.shell_places import Refused
+from lgov_core.policies.shell_words import UNKNOWN
 
 #: Commands that only look, or do what ``build``, ``start`` and ``pull`` do.
 _LOOKING = frozenset(
@@ -146,6 +147,8 @@ def _container(call: Call, rest: Sequence[str], verb: str, *, service: bool = Fa
     ran here; an image's own program, of which nothing is known, passes.
     """
     ahead, own = _ahead_of_image(call, rest)
+    if verb != "exec" and own[:1] and own[0].startswith(UNKNOWN):  # it may be options
+        call.literal(own[0], "the image")
     given = parse(ahead, _RUN_VALUES)
     for written in given.of("--cidfile", "--pidfile"):
         call.places.write(written)

@@ -10,6 +10,7 @@ from lgov_core.policies.shell_known import JUDGES, PROGRAM_FOLDERS, asks_for_hel
 from lgov_core.policies.shell_places import Places, Refused
 from lgov_core.policies.shell_syntax import check_gaps, check_letters, nodes_of, parse_shell
 from lgov_core.policies.shell_trail import Trail
+from lgov_core.policies.shell_unseen import check_seen, hides_words
 from lgov_core.policies.shell_values import Values
 from lgov_core.policies.shell_walk import Walk
 from lgov_core.policies.shell_words import UnclearWord, Words
@@ -43,6 +44,8 @@ class Script:
         #: Variables that were given what a variable of the environment with a secret holds.
         self.holding: set[str] = outer.holding if outer is not None else set()
         self.words = Words(text.encode(), self.variables, folder)
+        #: Whether words may be texts that are fetched or decoded on the way.
+        self.hides = hides_words(self.root, self.words) or (outer is not None and outer.hides)
         self.functions = {
             self.words.text(node.named_children[0]) for node in nodes_of(self.root, "function_definition")
         }
@@ -72,6 +75,8 @@ class Script:
             raise Refused("shell-network", "Mining for others is not allowed.")
         if wild(first) or not first:
             raise Refused("shell-unclear", "It is not clear which command is run; write its name out.")
+        if self.hides:
+            check_seen(first.rpartition("/")[2], words[1:])
         name = first
         if "/" in first:
             folder, _, name = first.rpartition("/")

@@ -10,7 +10,7 @@ from itertools import pairwise
 
 from lgov_core.policies.credential_names import CREDENTIAL_NAMES
 from lgov_core.policies.options import names
-from lgov_core.policies.shell_words import ANY, HOME, STAR, UNKNOWN
+from lgov_core.policies.shell_words import ANY, HOME, PIPE, STAR, UNKNOWN
 
 #: Names that hold keys, credentials or what somebody typed, wherever they lie.
 _SECRET_NAMES = (
@@ -58,6 +58,8 @@ MAX_HOLES = 24
 
 def is_secret(word: str) -> bool:
     """Whether a word names a secret by its name or place, or may do so through a hole or a wildcard in it."""
+    if word == PIPE:  # the commands in it are judged by themselves
+        return False
     path = re.sub(r"/{2,}", "/", re.sub(f"[{STAR}{UNKNOWN}]{{2,}}", STAR if UNKNOWN not in word else UNKNOWN, word))
     if len(re.findall(f"[{STAR}{ANY}{UNKNOWN}]", path)) > MAX_HOLES:
         return True

@@ -73,6 +73,15 @@ def _check_settings(call: Call, words: list[str]) -> None:
         call.refuse("packages come from the usual index.", "shell-network")
 
 
+def _check_program(call: Call, words: list[str]) -> None:
+    """Refuses a program from elsewhere, and one that nobody can tell."""
+    fetched = words[1:2] if words[:1] == ["run"] else words if call.name in ("deno", "dotnet", "gem") else []
+    if any("://" in word or ("@" in word and words[0] == "run") for word in fetched):
+        call.refuse("a program from elsewhere is not run in one go.", "shell-program")
+    if call.name == "go" and words[:1] in (["run"], ["install"]):
+        call.literal("".join(words[1:2]), "the program")
+
+
 #: Words of any of these tools that only look.
 _LOOKING = frozenset(names("list info search env version help outdated show environment"))
 
@@ -105,9 +114,7 @@ def _verbs_only(allowed: str) -> Judge:
             *("--source", "--add-source", "--configfile", "--clear-sources"),
         ):
             call.refuse("options that change what is run or fetched are not allowed.")
-        fetched = words[1:2] if words[:1] == ["run"] else words if call.name in ("deno", "dotnet", "gem") else []
-        if any("://" in word or ("@" in word and words[0] == "run") for word in fetched):
-            call.refuse("a program from elsewhere is not run in one go.", "shell-program")
+        _check_program(call, words)
         call.reads(call.args)
         _check_written(call)
         if words[:1] and (

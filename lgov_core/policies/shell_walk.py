@@ -16,6 +16,7 @@ from lgov_core.policies.shell_places import Refused
 from lgov_core.policies.shell_processes import ends_by_port, is_process
 from lgov_core.policies.shell_runners import REPLACING
 from lgov_core.policies.shell_syntax import DYNAMIC, HOLDERS, REDIRECTS, WORDS, every_node, nodes_above, nodes_of
+from lgov_core.policies.shell_unseen import check_seen
 from lgov_core.policies.shell_values import ASSIGNING
 from lgov_core.policies.shell_words import UNKNOWN
 
@@ -184,6 +185,8 @@ class Walk:
                 if re.match(r"/dev/(?:tcp|udp)(?:/|$)", field):
                     raise Refused("shell-network", "A network connection through /dev/tcp is not allowed.")
                 if operator == "<":
+                    if self._script.hides:
+                        check_seen(operator, [field])
                     self._script.places.read(field)
                 else:
                     filled = operator == ">>" or (_SETTINGS.search(field) is not None and self._is_filled(node))
@@ -277,6 +280,8 @@ class Walk:
         called = words[1:2] if words[:1] == ["trap"] else words[:1]
         if called and called[0] in self._script.functions and self._is_function(node, called[0]):
             self._script.counts()
+            if self._script.hides:
+                check_seen(called[0], words[1:])
             return self._script.places_read(words[1:])
         try:
             self._script.run(words, given)

@@ -13,6 +13,8 @@ if TYPE_CHECKING:
 
 #: Stand-ins in an evaluated word. UNKNOWN is any text at all; the others are wildcards that nobody quoted.
 UNKNOWN, STAR, ANY = "\ue000", "\ue001", "\ue002"
+#: What stands in the place of ``<(...)``: a file that holds what the commands in it print.
+PIPE = f"/dev/fd/{UNKNOWN}"
 #: The home folder of whoever runs the command, which the judge does not know.
 HOME = "/~"
 #: What stands for the PATH that is set: folders of installed programs.
@@ -102,7 +104,9 @@ class Words:
             return self._expansion(node, quoted=quoted)
         if kind == "command_substitution":
             return self._substitution(node)
-        if kind in ("process_substitution", "arithmetic_expansion", "array", "subscript", "translated_string"):
+        if kind == "process_substitution":
+            return [PIPE]
+        if kind in ("arithmetic_expansion", "array", "subscript", "translated_string"):
             return [UNKNOWN]
         raise UnclearWord(kind)
 
@@ -183,6 +187,8 @@ class Words:
             return ["/tmp/tmp.1234"]
         if inner == "pwd":
             return [self.folder]
+        if re.fullmatch(r"pkg-config(?: [\w.+-]+)+", inner):  # options for a compiler
+            return ["-lm"]
         if (match := re.fullmatch(r"(?:echo|printf) ([A-Za-z0-9][\w./-]*)", inner)) is not None:
             return [match[1]]
         return [UNKNOWN]

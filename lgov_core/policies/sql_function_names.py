@@ -146,7 +146,7 @@ HARMLESS: Final = {
     "oracle": frozenset(
         words(
             """
-            classifier match_number next prev
+            classifier match_number next prev score
             add_months approx_count approx_count_distinct approx_median approx_percentile approx_rank approx_sum asciistr
             bin_to_num bit_and_agg bit_or_agg bitand cast chartorowid checksum cluster_id collect compose connect_by_root
             convert corr_k corr_s dbtimezone decode decompose dump empty_blob empty_clob existsnode feature_value from_tz
@@ -196,6 +196,7 @@ HARMLESS: Final = {
     "bigquery": frozenset(
         words(
             """
+            hll_count.extract hll_count.init hll_count.merge hll_count.merge_partial
             acosh approx_count_distinct approx_quantiles approx_top_count approx_top_sum array array_concat array_concat_agg
             array_first array_last array_reverse array_slice array_to_string asinh atanh bag_of_words bool byte_length
             code_points_to_bytes code_points_to_string collate contains_substr cosine_distance coth countif csc csch

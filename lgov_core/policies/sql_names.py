@@ -157,9 +157,6 @@ def is_catalog(schema: str, table: str, dialect: str) -> bool:
     """
     if dialect == "oracle" and _ORACLE_CATALOG.fullmatch(table):
         return True
-    if dialect == "bigquery" and "." in table:  # in one pair of quotes
-        *outer, table = table.split(".")
-        schema = ".".join((schema, *outer))
     if _CATALOG_TABLE.fullmatch(table) or schema.partition(".")[0] in _CATALOGS:
         return True
     return bool(schema) and any(_CATALOG_SCHEMA.fullmatch(part) for part in schema.split("."))

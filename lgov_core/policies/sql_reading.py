@@ -303,7 +303,7 @@ class Reading:
         own = qualifier in _OWN_QUALIFIERS
         if shown in self.settings.functions or (own and function in self.settings.functions):
             return
-        if not own or not is_harmless(function, self.dialect):
+        if not is_harmless(shown, self.dialect) and not (own and is_harmless(function, self.dialect)):
             reason = f"The function {shown} is not known to be harmless; use a standard one."
             raise Found("sql-function", reason, Severity.MEDIUM)
 
@@ -318,6 +318,9 @@ class Reading:
     def _check_table(self, schema: str, table: str, *, listed: bool = True) -> None:
         """Refuses a table that is denied, of the catalog, or (when ``listed``, a real one) not among ``tables``."""
         tables = self.settings.tables
+        if self.dialect == "bigquery" and "." in table:  # in one pair of quotes, or of its INFORMATION_SCHEMA
+            *outer, table = table.split(".")
+            schema = ".".join(part for part in (schema, *outer) if part)
         if any(may_mean(glob, schema, table) for glob in self.settings.denied_tables):
             raise _denied_table(table)
         if self.dialect in ("tsql", "fabric") and schema.count(".") > 1:

@@ -52,7 +52,7 @@ _DESCRIBES_ONE = re.compile(
 )
 _DESCRIBES_ALL = re.compile(
     rf"show(?:\s+(?:full|extended|all|terse))*\s+(?:tables|views|schemas|databases)"
-    rf"(?:\s+(?:from|in)(?:\s+(?:schema|database))?\s+(?P<within>{_PATH}))?{_LIKE}",
+    rf"{_LIKE}(?:\s+(?:from|in)(?:\s+(?:schema|database))?\s+(?P<within>{_PATH}))?{_LIKE}",
     re.I,
 )
 

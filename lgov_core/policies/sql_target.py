@@ -194,6 +194,8 @@ class Target:
             literal = isinstance(other, exp.Literal | exp.Parameter | exp.Placeholder)
             if not exact or not literal or other.name.lower() == column.name.lower():
                 return False
+        if any(self._same(column, found) for found in self._handed_back(other)):
+            return False
         return not any(self._same(column, found) or self._is_copy(found) for found in self._columns(other))
 
     def _same(self, one: exp.Column, two: exp.Column) -> bool:
@@ -219,6 +221,23 @@ class Target:
             if isinstance(node, exp.Column) and (not inside or node.table.lower() in self.source.known_as):
                 yield node
             stack.extend((child, inside) for child in node.iter_expressions())
+
+    def _handed_back(self, query: exp.Expr) -> Iterator[exp.Column]:
+        """The columns in a query of constants that are of this row, since it has none so called: ``SELECT id FROM dual``."""
+        queries = self._with_named(query)
+        if self._reads_rows(queries) or any(one.find(exp.Unnest, exp.Lateral) for one in queries.values()):
+            return
+        if any(isinstance(table.this, exp.Func) for one in queries.values() for table in self.known.tables(one)):
+            return
+        whole = [one.parent if isinstance(one.parent, exp.CTE) else one for one in queries.values()]
+        given = {alias.alias.lower() for one in whole for alias in one.find_all(exp.Alias)}
+        for alias in (alias for one in whole for alias in one.find_all(exp.TableAlias)):
+            given |= {alias.name.lower(), *(name.name.lower() for name in alias.columns)}
+        for column in (column for one in queries.values() for column in one.find_all(exp.Column)):
+            name = column.name.lower()
+            of_values = name.rstrip("0123456789").rstrip("_") in ("column", "col", "_col") and name[-1].isdigit()
+            if name not in given and name not in _NO_COLUMNS and not of_values:
+                yield column
 
     def _with_named(self, query: exp.Expr) -> dict[str, exp.Expr]:
         """``query``, under no name, and the WITH queries that it reads, at any remove."""
@@ -296,6 +315,8 @@ class Target:
             return False
         if any(True for item in query.expressions for _ in self._columns(item) if query.args.get("from_") is None):
             return False
+        if any(True for _ in self._handed_back(query)):
+            return False
         known_as = self.source.known_as
         if any(c.table.lower() in known_as for item in query.expressions for c in item.find_all(exp.Column)):
             return False
@@ -336,7 +357,7 @@ class Target:
         """Whether EXISTS (query) reads other tables only and requires of them to fit a column of this one."""
         if not isinstance(query, exp.Select) or not isinstance(where := query.args.get("where"), exp.Where):
             return False
-        if query.find(exp.Table) is None or self.is_read_by(query):
+        if not self._reads_rows(self._with_named(query)) or self.is_read_by(query):
             return False
         known_as = self.source.known_as
         for part in conjuncts(where.this):

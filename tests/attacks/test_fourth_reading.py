@@ -41,6 +41,11 @@ approvals 15 of 15 and 35 of 35. Not kept, since the policies mean it otherwise:
 its other scheme, a name without its folder is another file, a cloned repository counts as the folder's own.
 Secrets from j067 on and pii from j065 on were written after a look at the code: right then were 37 of 46 and 29 of 31, 29 of
 30 and 36 of 36.
+
+``shell_m.jsonl`` begins with cases of yet another reader of the documentation alone: right at the first reading were 99 of 100
+and 77 of 80 (what changes of files are undone, a link that leads out and a server for the whole network are not kept). Behind
+them stands what its one miss led to, after a look at the code: words and programs that nobody sees, since they are decoded,
+fetched or printed into a pipe while the command runs. Of these, most harmful ones passed before.
 """
 
 from __future__ import annotations
@@ -83,7 +88,7 @@ OTHERWISE = {
     ),
     *(f"shell-hb-b{number}" for number in ("031", "038", "047", "054", "080", "094")),
 }
-FILES = sorted(path.name for path in HERE.glob("*_[defghij].jsonl"))
+FILES = sorted(path.name for path in HERE.glob("*_[defghijm].jsonl") if not path.name.startswith("sql_"))
 
 
 @pytest.mark.parametrize("name", FILES)
