@@ -48,16 +48,21 @@ def running_config() -> Mapping[str, Any]:
 
 def agent_name(config: Mapping[str, Any] | None = None) -> str | None:
     """The ``name=`` of the agent that the running code belongs to, or None if it has none."""
-    found = (running_config() if config is None else config).get("metadata") or {}
-    name = found.get("lc_agent_name")
+    return agent_in((running_config() if config is None else config).get("metadata"))
+
+
+def agent_in(metadata: Mapping[str, Any] | None) -> str | None:
+    """The ``name=`` of the agent that a run with this metadata belongs to, or None if it has none."""
+    name = metadata.get("lc_agent_name") if metadata else None
     return name if isinstance(name, str) else None
 
 
 def as_mapping(message: BaseMessage) -> dict[str, Any]:
     """A message as ``role`` and ``content`` (its text), with its tool calls or the call it answers."""
-    from_model, from_tool = _come_from(type(message))
-    role = message.type
-    mapping: dict[str, Any] = {"role": _ROLES.get(role, role), "content": text_of(message)}
+    from_model, from_tool, plain = _come_from(type(message))
+    role, content = message.type, message.content
+    text = content if plain and type(content) is str else str(message.text)
+    mapping: dict[str, Any] = {"role": _ROLES.get(role, role), "content": text}
     if from_model:
         if calls := message.tool_calls:  # type: ignore[attr-defined]
             mapping["tool_calls"] = [_plain_call(call) for call in calls]
@@ -68,17 +73,18 @@ def as_mapping(message: BaseMessage) -> dict[str, Any]:
 
 
 @functools.lru_cache(maxsize=256)
-def _come_from(cls: type[BaseMessage]) -> tuple[bool, bool]:
-    """Whether messages of ``cls`` are a model's, and whether they are a tool's; pydantic answers ``isinstance`` slowly."""
-    return issubclass(cls, AIMessage), issubclass(cls, ToolMessage)
+def _come_from(cls: type[BaseMessage]) -> tuple[bool, bool, bool]:
+    """Whether messages of ``cls`` are a model's, whether a tool's, and whether their text is what they hold, if that is text.
+
+    Pydantic answers ``isinstance`` slowly.
+    """
+    return issubclass(cls, AIMessage), issubclass(cls, ToolMessage), cls.text is BaseMessage.text
 
 
 def text_of(message: BaseMessage) -> str:
     """The text of a message as a plain string."""
     content = message.content
-    if type(content) is str and type(message).text is BaseMessage.text:
-        return content
-    return str(message.text)
+    return content if type(content) is str and _come_from(type(message))[2] else str(message.text)
 
 
 def role_and_text(message: BaseMessage) -> tuple[str, str]:
@@ -174,7 +180,12 @@ def is_sequence(value: object) -> TypeGuard[Sequence[Any]]:
 
 def result_text(result: Any) -> str:
     """The result as the model will read it."""
-    return "\n".join([text_of(message) for message in result_messages(result)])
+    return texts_of(result_messages(result))
+
+
+def texts_of(messages: Sequence[BaseMessage]) -> str:
+    """The texts of messages that are one result."""
+    return "\n".join([text_of(message) for message in messages])
 
 
 def is_interrupt(error: BaseException) -> bool:

@@ -76,6 +76,11 @@ class LgovCallbackHandler(BaseCallbackHandler):
         """How many runs have begun and not ended."""
         return len(self.tree)
 
+    def begin_inside(self, run_id: UUID, parent_run_id: UUID | None) -> None:
+        """A run begins that somebody else shows, by the span that is current here."""
+        if self.tree.knows(parent_run_id):
+            self.tree.begin(run_id, parent_run_id, inside=current_span())
+
     # ------------------------------------------------------------------ agents and plumbing
 
     def on_chain_start(
@@ -91,7 +96,7 @@ class LgovCallbackHandler(BaseCallbackHandler):
     ) -> None:
         """A graph, a node or another runnable begins; the outermost graph and named agents inside it become spans."""
         name = kwargs.get("name") or "agent"
-        agent = actions.agent_name({"metadata": metadata})
+        agent = actions.agent_in(metadata)
         is_agent = agent is not None and agent == name
         if not is_agent and not self.tree.in_agent(parent_run_id):
             # Chains, retries, prompts and parsers are what agents are made of; LangGraph marks its graphs and what is in
@@ -160,8 +165,7 @@ class LgovCallbackHandler(BaseCallbackHandler):
     ) -> None:
         observer = self.observer
         if observer is None or model_call_covered(observer):
-            if self.tree.knows(parent_run_id):
-                self.tree.begin(run_id, parent_run_id, inside=current_span())
+            self.begin_inside(run_id, parent_run_id)
             return
         attributes = _model_attributes(serialized, metadata, kwargs.get("invocation_params") or {})
         if said is not None and observer.capture_content:
@@ -197,10 +201,9 @@ class LgovCallbackHandler(BaseCallbackHandler):
         call_id = kwargs.get("tool_call_id")
         covered = call is not None and call.governor is observer and (call.name, call.call_id) == (name, call_id)
         if observer is None or covered:
-            if self.tree.knows(parent_run_id):
-                self.tree.begin(run_id, parent_run_id, inside=current_span())
+            self.begin_inside(run_id, parent_run_id)
             return
-        agent = actions.agent_name({"metadata": metadata})
+        agent = actions.agent_in(metadata)
         arguments = inputs if inputs is not None else {"input": input_str}
         if self._enforcement is not None:
             above = self.tree.span_above(observer, parent_run_id)
@@ -261,7 +264,7 @@ def _model_attributes(serialized: Any, metadata: dict[str, Any], parameters: dic
     return {
         semconv.REQUEST_MODEL: named or (serialized or {}).get("name") or "unknown",
         semconv.PROVIDER: metadata.get("ls_provider"),
-        semconv.AGENT_NAME: actions.agent_name({"metadata": metadata}),
+        semconv.AGENT_NAME: actions.agent_in(metadata),
         semconv.FRAMEWORK: actions.FRAMEWORK,
     }
 

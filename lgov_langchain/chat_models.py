@@ -37,6 +37,7 @@ from lgov_langchain.model_calls import (
     aadvance,
     adrive,
     advance,
+    are_covered,
     awatch,
     drive,
     failed,
@@ -61,15 +62,14 @@ def wrap_generate(generate: Callable[..., LLMResult]) -> Callable[..., LLMResult
     @functools.wraps(generate)
     def governed_generate(self: BaseChatModel, messages: list[list[BaseMessage]], *args: Any, **kwargs: Any) -> Any:
         governor = acting_governor()
-        if governor is None or all(is_covered(governor, one) for one in messages):
+        if governor is None or are_covered(governor, messages):
             return generate(self, messages, *args, **kwargs)
         callbacks = args[1] if len(args) > 1 else kwargs.get("callbacks")
-
-        def one_watched(prompt: list[BaseMessage]) -> LLMResult:
+        if governor.only_watches and len(messages) == 1:
             with standing_under(governor, callbacks=callbacks):
                 sent = _attributed(self, kwargs)
                 call = _opened(governor, self)
-                return watch(governor, call, prompt, lambda: generate(self, [prompt], *args, **sent), _reply_in)
+                return watch(governor, call, messages[0], lambda: generate(self, messages, *args, **sent), _reply_in)
 
         def one_call(prompt: list[BaseMessage]) -> LLMResult:
             came: list[LLMResult] = []
@@ -82,8 +82,7 @@ def wrap_generate(generate: Callable[..., LLMResult]) -> Callable[..., LLMResult
                 call, steps = _open(governor, self, prompt, kwargs)
                 return _result(drive(governor, call, steps, send), came)
 
-        one = one_watched if governor.only_watches else one_call
-        return _together(self, [one(prompt) for prompt in messages])
+        return _together(self, [one_call(prompt) for prompt in messages])
 
     return governed_generate
 
@@ -96,15 +95,16 @@ def wrap_agenerate(agenerate: Callable[..., Any]) -> Callable[..., Any]:
         self: BaseChatModel, messages: list[list[BaseMessage]], *args: Any, **kwargs: Any
     ) -> Any:
         governor = acting_governor()
-        if governor is None or all(is_covered(governor, one) for one in messages):
+        if governor is None or are_covered(governor, messages):
             return await agenerate(self, messages, *args, **kwargs)
         callbacks = args[1] if len(args) > 1 else kwargs.get("callbacks")
-
-        async def one_watched(prompt: list[BaseMessage]) -> LLMResult:
+        if governor.only_watches and len(messages) == 1:
             with standing_under(governor, callbacks=callbacks):
                 sent = _attributed(self, kwargs)
                 call = _opened(governor, self)
-                return await awatch(governor, call, prompt, lambda: agenerate(self, [prompt], *args, **sent), _reply_in)
+                return await awatch(
+                    governor, call, messages[0], lambda: agenerate(self, messages, *args, **sent), _reply_in
+                )
 
         async def one_call(prompt: list[BaseMessage]) -> LLMResult:
             came: list[LLMResult] = []
@@ -117,10 +117,9 @@ def wrap_agenerate(agenerate: Callable[..., Any]) -> Callable[..., Any]:
                 call, steps = _open(governor, self, prompt, kwargs)
                 return _result(await adrive(governor, call, steps, send), came)
 
-        one = one_watched if governor.only_watches else one_call
         if len(messages) == 1:
-            return await one(messages[0])
-        return _together(self, list(await asyncio.gather(*(one(prompt) for prompt in messages))))
+            return await one_call(messages[0])
+        return _together(self, list(await asyncio.gather(*(one_call(prompt) for prompt in messages))))
 
     return governed_agenerate
 
@@ -245,7 +244,10 @@ def _reply(result: LLMResult) -> Reply:
 
 
 def _reply_in(result: LLMResult) -> AIMessage | None:
-    return _reply(result).message
+    for one in (result.generations or [[]])[0]:
+        if isinstance(message := getattr(one, "message", None), AIMessage):
+            return message
+    return None
 
 
 def _result(verdict: Verdict, came: Sequence[LLMResult]) -> LLMResult:

@@ -397,6 +397,13 @@ def is_covered(governor: Governor, messages: Sequence[BaseMessage]) -> bool:
     return all(map(operator.is_, sent, messages)) or list(sent) == list(messages)
 
 
+def are_covered(governor: Governor, calls: Sequence[Sequence[BaseMessage]]) -> bool:
+    """Whether a call of each of these messages here is one that was judged; so it is where there are none."""
+    if not calls:
+        return True
+    return model_call_covered(governor) and all([is_covered(governor, messages) for messages in calls])
+
+
 def judge_if_changed(beside: Governor | None, messages: Sequence[BaseMessage]) -> None:
     """Judges the messages that a model is about to get inside of a judged call, if they are not those that were judged.
 

@@ -28,22 +28,16 @@ class _Run:
     """A run that has not ended. ``agent`` is the name of the agent it is a run of; None if it is not one.
 
     ``inside`` is a span of somebody else's that everything in this run stands under. ``context`` is what was current
-    when an agent's run began.
+    when an agent's run began. ``open`` are the open runs below the outermost one, by number, for all of them.
     """
 
-    root: int
     parent: _Run | None
     agent: str | None
     inside: LiveSpan | None
     context: contextvars.Context | None
     started_at: float
     spans: list[tuple[SpanObserver, LiveSpan]]
-
-    def span_for(self, observer: SpanObserver) -> LiveSpan | None:
-        for whose, span in self.spans:
-            if whose is observer:
-                return span
-        return None
+    open: dict[int, _Run]
 
 
 class RunTree:
@@ -53,7 +47,6 @@ class RunTree:
 
     def __init__(self) -> None:
         self._runs: dict[int, _Run] = {}
-        self._of_root: dict[int, set[int]] = {}
         self._lock = threading.RLock()
 
     def __len__(self) -> int:
@@ -83,9 +76,10 @@ class RunTree:
         with self._lock:
             parent = self._runs.get(parent_run_id.int) if parent_run_id is not None else None
             context = contextvars.copy_context() if agent is not None else None
-            root = parent.root if parent is not None else number
-            self._runs[number] = _Run(root, parent, agent, inside, context, time.time(), [])
-            self._of_root.setdefault(root, set()).add(number)
+            below: dict[int, _Run] = {} if parent is None else parent.open
+            run = self._runs[number] = _Run(parent, agent, inside, context, time.time(), [], below)
+            if parent is not None:
+                below[number] = run
 
     def open_span(
         self, observer: SpanObserver, run_id: UUID, operation: str, name: str, attributes: dict[str, JSONValue]
@@ -107,8 +101,11 @@ class RunTree:
 
     def _above(self, observer: SpanObserver, run: _Run | None) -> LiveSpan | None:
         while run is not None:
-            if (span := run.span_for(observer)) is not None or (span := run.inside) is not None:
-                return span
+            for whose, span in run.spans:
+                if whose is observer:
+                    return span
+            if run.inside is not None:
+                return run.inside
             if run.agent is not None:
                 return self._agent_span(observer, run)
             run = run.parent
@@ -148,12 +145,13 @@ class RunTree:
             run = self._runs.pop(number, None)
             if run is None:
                 return
-            siblings = self._of_root.get(run.root, set())
-            siblings.discard(number)
-            if number == run.root:
-                left = [self._runs.pop(one) for one in siblings if one in self._runs]
-            if number == run.root or not siblings:
-                self._of_root.pop(run.root, None)
+            if run.parent is not None:
+                run.open.pop(number, None)
+            else:
+                left = list(run.open.values())
+                for one in run.open:
+                    self._runs.pop(one, None)
+                run.open.clear()
         for one in left:
             for _, span in one.spans:
                 span.abandon()

@@ -47,8 +47,8 @@ class GovernedToolCalls:
             result = govern_tool(
                 self.governor,
                 actions.tool_action(request),
-                lambda arguments: _run(handler, request, arguments),
-                lambda answer: _reading(request, answer),
+                functools.partial(_run, handler, request),
+                functools.partial(_reading, request),
                 is_pause=actions.is_interrupt,
             )
         return _answer(result, request)
@@ -59,8 +59,8 @@ class GovernedToolCalls:
             result = await agovern_tool(
                 self.governor,
                 actions.tool_action(request),
-                lambda arguments: _arun(handler, request, arguments),
-                lambda answer: _reading(request, answer),
+                functools.partial(_arun, handler, request),
+                functools.partial(_reading, request),
                 is_pause=actions.is_interrupt,
             )
         return _answer(result, request)
@@ -163,9 +163,10 @@ def _with_arguments(request: ToolCallRequest, arguments: Mapping[str, Any]) -> T
 
 
 def _reading(request: ToolCallRequest, answer: Any) -> ToolReading:
-    text = actions.result_text(answer)
+    messages = actions.result_messages(answer)
+    text = actions.texts_of(messages)
     status: ToolStatus = "ok"
-    if any(message.status == "error" for message in actions.result_messages(answer)):
+    if any([message.status == "error" for message in messages]):
         bad_call: ToolStatus = "invalid_args" if text.startswith(_INVALID_ARGUMENTS) else "error"
         status = "unknown_tool" if request.tool is None else bad_call
     return ToolReading(text, status)

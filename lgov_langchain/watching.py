@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
-from lgov_core.coverage import covered_call
+from lgov_core.coverage import covered_call, model_call_covered
 from lgov_core.trace.live import current_span
 from lgov_langchain import model_calls
 from lgov_langchain.actions import running_config
@@ -57,24 +57,38 @@ class ProcessHandler(LgovCallbackHandler):
         serialized: dict[str, Any],
         input_str: str,
         *,
+        run_id: UUID,
         parent_run_id: UUID | None = None,
         inputs: dict[str, Any] | None = None,
         **kwargs: Any,
     ) -> None:
         """A tool is about to run. Raises `DeniedToolError` if its call was changed after the judgement and may not be."""
-        if covered_call() is not None:
-            name = (serialized or {}).get("name") or "tool"
-            arguments = inputs if inputs is not None else {"input": input_str}
-            judge_if_changed(self.observer, parent_run_id, name, arguments, kwargs.get("tool_call_id"))
-        _begin_tool(self, serialized, input_str, parent_run_id=parent_run_id, inputs=inputs, **kwargs)
+        call, observer = covered_call(), self.observer
+        if call is not None:
+            name, call_id = (serialized or {}).get("name") or "tool", kwargs.get("tool_call_id")
+            if call.governor is not observer:
+                arguments = inputs if inputs is not None else {"input": input_str}
+                judge_if_changed(observer, parent_run_id, name, arguments, call_id)
+            elif call.name == name and call.call_id == call_id:
+                return _begin_inside(self, run_id, parent_run_id)
+        _begin_tool(self, serialized, input_str, run_id=run_id, parent_run_id=parent_run_id, inputs=inputs, **kwargs)
 
     def on_chat_model_start(
-        self, serialized: dict[str, Any], messages: list[list[BaseMessage]], *, run_id: UUID, **kwargs: Any
+        self,
+        serialized: dict[str, Any],
+        messages: list[list[BaseMessage]],
+        *,
+        run_id: UUID,
+        parent_run_id: UUID | None = None,
+        **kwargs: Any,
     ) -> None:
         """A model is about to be called. Raises `ChangedCallDenied` if it must not get what it is about to get."""
+        observer = self.observer
+        if observer is not None and model_call_covered(observer):  # who judges all model calls has judged this one
+            return _begin_inside(self, run_id, parent_run_id)
         for one in messages:
-            model_calls.judge_if_changed(self.observer, one)
-        _begin_chat(self, serialized, messages, run_id=run_id, **kwargs)
+            model_calls.judge_if_changed(observer, one)
+        _begin_chat(self, serialized, messages, run_id=run_id, parent_run_id=parent_run_id, **kwargs)
 
 
 def _observing(method: Callable[..., None]) -> Callable[..., None]:
@@ -90,6 +104,7 @@ def _observing(method: Callable[..., None]) -> Callable[..., None]:
     return observe
 
 
+_begin_inside = _observing(LgovCallbackHandler.begin_inside)
 _begin_tool = _observing(LgovCallbackHandler.on_tool_start)
 _begin_chat = _observing(LgovCallbackHandler.on_chat_model_start)
 for _name, _method in vars(LgovCallbackHandler).items():
@@ -112,14 +127,13 @@ def watch_process() -> None:
 
 def span_of(governor: Governor, config: Mapping[str, Any] | None = None, callbacks: Any = None) -> LiveSpan | None:
     """The span under which the running LangChain code stands, or None if no watched run is open here."""
-    manager = callbacks if getattr(callbacks, "parent_run_id", None) is not None else None
-    if manager is None:
-        manager = (config or {}).get("callbacks")
-    if getattr(manager, "parent_run_id", None) is None:
-        manager = running_config().get("callbacks")
-    run_id = getattr(manager, "parent_run_id", None)
-    if run_id is None:
-        return None
+    manager = callbacks
+    if (run_id := getattr(manager, "parent_run_id", None)) is None:
+        manager = config.get("callbacks") if config else None
+        if (run_id := getattr(manager, "parent_run_id", None)) is None:
+            manager = running_config().get("callbacks")
+            if (run_id := getattr(manager, "parent_run_id", None)) is None:
+                return None
     watching = [one for one in getattr(manager, "handlers", ()) if isinstance(one, LgovCallbackHandler)]
     if len(watching) > 1:
         watching.sort(key=lambda one: one.observer is not governor or isinstance(one, ProcessHandler))

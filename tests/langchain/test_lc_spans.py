@@ -11,6 +11,9 @@ from typing import Any
 
 import pytest
 from langchain.agents import create_agent
+from langchain_core.language_models import BaseChatModel
+from langchain_core.messages import AIMessage
+from langchain_core.outputs import ChatGeneration, ChatResult
 from langchain_core.tools import tool
 from scripted import ModelServer, Witness, at, calls, make_governor, says
 
@@ -245,3 +248,55 @@ def test_an_agents_span_belongs_to_where_the_agent_began(
         "chat scripted": "inner",
         "invoke_agent clerk": "outer",
     }
+
+
+class _Thinking(BaseChatModel):
+    """A model that asks an agent before it answers."""
+
+    asks: Any
+
+    @property
+    def _llm_type(self) -> str:
+        return "thinking"
+
+    def bind_tools(self, tools: Any, **kwargs: Any) -> Any:
+        return self
+
+    def _generate(self, messages: Any, stop: Any = None, run_manager: Any = None, **kwargs: Any) -> ChatResult:
+        answer = self.asks.invoke({"messages": [("user", "what?")]})["messages"][-1].text
+        return ChatResult(generations=[ChatGeneration(message=AIMessage(answer))])
+
+
+@pytest.mark.parametrize("watches", [True, False])
+@pytest.mark.parametrize("how", ["invoke", "ainvoke"])
+def test_an_agent_that_a_model_asks_stands_where_the_model_was_called(
+    how: str, watches: bool, model_server: ModelServer, chat: Any, governor: Governor, witness: Witness
+) -> None:
+    """LangChain's events of a model call that has its span are declined; what the model calls is seen all the same."""
+    import langchain.agents
+
+    model_server.script = lambda body: says("that")
+    arm(Governor(plugins=[witness], only_watches=True) if watches else governor)
+    try:
+        inner = langchain.agents.create_agent(chat, [add], name="inner")
+        model = _Thinking(asks=inner)
+        outer = langchain.agents.create_agent(model, [add], name="outer")
+        question: Any = {"messages": [("user", "hi")]}
+        outer.invoke(question) if how == "invoke" else asyncio.run(outer.ainvoke(question))
+        above = {span.span_id: span.name for span in witness.spans}
+        assert sorted((span.name, above.get(span.parent_id or "")) for span in witness.spans) == [
+            ("chat _Thinking", "invoke_agent outer"),
+            ("chat scripted", "invoke_agent inner"),
+            ("invoke_agent inner", "invoke_agent outer"),
+            ("invoke_agent outer", None),
+        ]
+        witness.events.clear()
+        model.invoke("hi") if how == "invoke" else asyncio.run(model.ainvoke("hi"))
+        above = {span.span_id: span.name for span in witness.spans}
+        assert [(span.name, above.get(span.parent_id or "")) for span in witness.spans] == [
+            ("chat scripted", "invoke_agent inner"),
+            ("invoke_agent inner", "chat _Thinking"),
+            ("chat _Thinking", None),
+        ]
+    finally:
+        disarm()
