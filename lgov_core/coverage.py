@@ -53,7 +53,7 @@ class CoveredCall:
             self.governor is governor
             and self.call_id == call_id
             and self.name == name
-            and dict(self.arguments) == dict(arguments)
+            and (self.arguments == arguments or dict(self.arguments) == dict(arguments))
         )
 
     def changed_to(self, action: Action, refused: Decision | None) -> None:

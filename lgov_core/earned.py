@@ -20,6 +20,8 @@ _Earned: TypeAlias = "list[tuple[str, list[Reward]]]"
 
 def for_a_tool_call(manager: pluggy.PluginManager, outcome: ToolOutcome, fail: Fail) -> list[Reward]:
     """The rewards of a tool call's outcome, on that call where the plugin left it open. A denial is charged once."""
+    if not manager.hook.lgov_reward.get_hookimpls():
+        return []
     earned = _collected(
         manager, "lgov_reward", {"outcome": outcome}, lambda reward: _addressed(reward, outcome.action), fail
     )

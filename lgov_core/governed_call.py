@@ -14,7 +14,7 @@ from typing import Any, Generic, TypeVar
 
 from lgov_core.coverage import CoveredCall, covering
 from lgov_core.errors import PolicyDenied
-from lgov_core.governor import Governor
+from lgov_core.governor import UNJUDGED, Governor
 from lgov_core.trace import semconv
 from lgov_core.trace.live import LiveSpan, current_span
 from lgov_core.types import Action, Decision, JSONValue, ModelCallFailed, Point, ToolOutcome, ToolStatus
@@ -199,7 +199,7 @@ def govern_tool(
     thread. Fails closed.
     """
     call = ToolCall(governor, action)
-    decision = governor.decide(call.action)
+    decision = UNJUDGED if governor.only_watches else governor.decide(call.action)
     if decision.blocks:
         governor.record(call.denied(decision))
         return _refused(decision, raise_abort)
@@ -234,7 +234,7 @@ async def agovern_tool(
     """As `govern_tool`, for asynchronous agents."""
     call = ToolCall(governor, action)
     try:
-        decision = await governor.adecide(call.action)
+        decision = UNJUDGED if governor.only_watches else await governor.adecide(call.action)
     except BaseException as error:  # cancelled while a policy was thinking: nothing has run
         call.span.end(error)
         raise
@@ -481,7 +481,8 @@ def was_refused(error: BaseException) -> bool:
     return False
 
 
-_ENCODER = json.JSONEncoder(default=str, ensure_ascii=False)  # json.dumps would make one for each text
+# json.dumps would make one for each text. What holds itself is a RecursionError without looking for it, too.
+_ENCODER = json.JSONEncoder(default=str, ensure_ascii=False, check_circular=False)
 
 
 def json_text(value: Any) -> str:

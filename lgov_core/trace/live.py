@@ -79,8 +79,8 @@ class LiveSpan:
     """
 
     __slots__ = (
-        "_observer", "_otel", "attributes", "ended", "name", "operation", "parent_id", "scope", "span_id", "started_at",
-        "trace_id",
+        "_observer", "_otel", "_unrecorded", "attributes", "ended", "name", "operation", "parent_id", "scope", "span_id",
+        "started_at", "trace_id",
     )  # fmt: skip
 
     def __init__(
@@ -103,15 +103,37 @@ class LiveSpan:
         self.attributes: dict[str, JSONValue] = {semconv.OPERATION: operation}
         if self.scope is not None and self.scope.task_id is not None:
             self.attributes[semconv.TASK_ID] = self.scope.task_id
+        self._otel: Any = None
+        #: Where no provider was set when the outermost span began: the trace that it and those below it are in, and its flags.
+        self._unrecorded: tuple[int, Any] | None = None
+        self.trace_id: str | None = None
         api = sys.modules.get("opentelemetry.trace") if observer.exports_spans else None
-        if api is None:
-            self._otel: Any = None
-            self.span_id, self.trace_id = os.urandom(8).hex(), None
-        else:
-            self._otel, self.span_id, self.trace_id = _begin_otel(api, self, parent)
+        if api is not None:
+            self._unrecorded = parent._unrecorded if parent is not None else None
+            if self._unrecorded is None:
+                self._begin_otel(api, parent)
+        if self._otel is None:
+            self.span_id = os.urandom(8).hex()
         self.parent_id = parent.span_id if parent is not None else None
         if attributes:
             self.set(attributes)
+
+    def _begin_otel(self, api: Any, parent: LiveSpan | None) -> None:
+        """Opens OpenTelemetry's span; where nobody can record it, only notes the trace that it would be in."""
+        # Under the current span the context is left as it is: the program may have opened spans of its own inside.
+        elsewhere = parent is not None and parent is not _CURRENT.get() and parent._otel is not None
+        context = api.set_span_in_context(parent._otel) if parent is not None and elsewhere else None
+        if type(api.get_tracer_provider()) is api.ProxyTracerProvider:  # nobody has set one
+            self._unrecorded = _trace_of(api, api.get_current_span(context).get_span_context())
+            return
+        kind = api.SpanKind.CLIENT if self.operation == semconv.CHAT else api.SpanKind.INTERNAL
+        otel = _tracer(api).start_span(self.title, context, kind, start_time=nanoseconds(self.started_at))
+        above = otel.get_span_context()
+        if otel.is_recording():
+            self._otel, self.span_id, self.trace_id = otel, f"{above.span_id:016x}", f"{above.trace_id:032x}"
+        else:  # its sampler may record those below it all the same, so they have to ask again
+            self.span_id = os.urandom(8).hex()
+            self._otel = _unrecorded_span(api, self.span_id, *_trace_of(api, above))
 
     @property
     def title(self) -> str:
@@ -174,7 +196,7 @@ class _Active:
     def __enter__(self) -> LiveSpan:
         span = self._span
         self._token = _CURRENT.set(span)
-        self._attached = None if span._otel is None else _attach_otel(span._otel)
+        self._attached = None if span._otel is None and span._unrecorded is None else _attach_otel(span)
         return span
 
     def __exit__(self, *exc: object) -> None:
@@ -191,25 +213,16 @@ def _api() -> ModuleType | None:
     return sys.modules.get("opentelemetry.trace")
 
 
-def _begin_otel(api: Any, span: LiveSpan, parent: LiveSpan | None) -> tuple[Any, str, str | None]:
-    """OpenTelemetry's span, its id, and its trace if the program exports it: others are in no trace to be looked up."""
-    # Under the current span the context is left as it is: the program may have opened spans of its own inside.
-    elsewhere = parent is not None and parent is not _CURRENT.get() and parent._otel is not None
-    context = api.set_span_in_context(parent._otel) if parent is not None and elsewhere else None
-    if type(api.get_tracer_provider()) is api.ProxyTracerProvider:  # nobody has set one
-        above = api.get_current_span(context).get_span_context()
-    else:
-        kind = api.SpanKind.CLIENT if span.operation == semconv.CHAT else api.SpanKind.INTERNAL
-        otel = _tracer(api).start_span(span.title, context, kind, start_time=nanoseconds(span.started_at))
-        above = otel.get_span_context()
-        if otel.is_recording():
-            return otel, f"{above.span_id:016x}", f"{above.trace_id:032x}"
-    # Nobody records: our own ids, so that whoever reads the context all the same finds a parent.
-    trace_id, flags = above.trace_id, above.trace_flags
-    if not trace_id:
-        trace_id, flags = int.from_bytes(os.urandom(16)) | 1, api.TraceFlags(api.TraceFlags.SAMPLED)
-    span_id = int.from_bytes(os.urandom(8)) | 1
-    return api.NonRecordingSpan(api.SpanContext(trace_id, span_id, False, flags)), f"{span_id:016x}", None
+def _trace_of(api: Any, above: Any) -> tuple[int, Any]:
+    """The trace of a span that nobody records, and its flags: that of the span above it, or one of its own."""
+    if above.trace_id:
+        return above.trace_id, above.trace_flags
+    return int.from_bytes(os.urandom(16)) | 1, api.TraceFlags(api.TraceFlags.SAMPLED)
+
+
+def _unrecorded_span(api: Any, span_id: str, trace_id: int, flags: Any) -> Any:
+    """A span of ours that nobody records, so that whoever reads OpenTelemetry's context all the same finds a parent."""
+    return api.NonRecordingSpan(api.SpanContext(trace_id, int(span_id, 16), False, flags))
 
 
 @lru_cache(maxsize=1)
@@ -218,9 +231,13 @@ def _tracer(api: ModuleType) -> Any:
     return api.get_tracer("lgov")
 
 
-def _attach_otel(otel: Any) -> Any:
+def _attach_otel(span: LiveSpan) -> Any:
     api, context = _api(), sys.modules.get("opentelemetry.context")
-    return None if api is None or context is None else context.attach(api.set_span_in_context(otel))
+    if api is None or context is None:
+        return None
+    if span._otel is None and span._unrecorded is not None:
+        span._otel = _unrecorded_span(api, span.span_id, *span._unrecorded)
+    return context.attach(api.set_span_in_context(span._otel))
 
 
 def _detach_otel(token: Any) -> None:
