@@ -12,6 +12,7 @@ import atexit
 import json
 import os
 import platform
+import subprocess
 import sys
 from collections import Counter
 from collections.abc import Sequence
@@ -170,7 +171,7 @@ def _watch_children(children: Counter[str]) -> None:
     """Notes every program that this process starts. An audit hook stays for the life of the process."""
 
     def notice(event: str, arguments: tuple[Any, ...]) -> None:
-        if event in _CHILD_EVENTS and not _asks_platform():
+        if event in _CHILD_EVENTS and not _asks_platform() and not _is_told_already(event):
             name = _program_name(event, arguments)
             children[name] += 1
             if event == "os.exec":  # The process becomes another one: there will be no closing report.
@@ -187,6 +188,11 @@ def _asks_platform() -> bool:
             return True
         frame = frame.f_back
     return False
+
+
+def _is_told_already(event: str) -> bool:
+    """Whether it is ``subprocess`` that starts what it has told already: from Python 3.13 on it does so by posix_spawn."""
+    return event == "os.posix_spawn" and sys._getframe(2).f_code.co_filename == subprocess.__file__
 
 
 def _program_name(event: str, arguments: tuple[Any, ...]) -> str:
