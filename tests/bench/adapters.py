@@ -15,8 +15,9 @@ others hold, except what the network's system calls push out of the caches, and 
 machine that others use it is the one to compare.
 
 Paired runs come in two shapes: with one tool call in each turn, and with three at once. What the second costs more, shared
-among the tool calls it has more, is *a tool call*; what is left of a turn without its tool call is *a model call*, with its
-share of what a run adds (the span of the agent; the last model call, which asks for no tool). The variants:
+among the tool calls it has more, is *a tool call*; what is left of a run without its tool calls, shared among its model calls
+(one more than turns: the last asks for no tool), is *a model call*, with its share of what belongs to the run, such as the
+span of the agent. The variants:
 
 - *bare*: the framework alone, also without lgov's callback handler, which stays with LangChain once it was armed;
 - *empty handler*: the least that a framework with callbacks lets anybody add: LangChain with a handler, the Agents SDK with
@@ -443,7 +444,8 @@ def _parts(runs: Sequence[tuple[float, ...]]) -> Iterator[tuple[float, float, fl
     """Of runs with one tool call a turn and with `WIDE`, in seconds: the turn, its model call and its tool call."""
     tools = [(wide - narrow) / (WIDE - 1) for narrow, wide in runs]
     yield median_of([narrow for narrow, _ in runs])
-    yield median_of([narrow - tool for (narrow, _), tool in zip(runs, tools, strict=True)])
+    models = [(narrow - tool) * TURNS / (TURNS + 1) for (narrow, _), tool in zip(runs, tools, strict=True)]
+    yield median_of(models)
     yield median_of(tools)
 
 
