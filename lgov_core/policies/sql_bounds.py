@@ -85,6 +85,8 @@ def is_far(comparison: type[exp.Expr], column: exp.Column | None, bound: object)
         return False
     if isinstance(bound, exp.Cast | exp.Date | exp.TsOrDsToDate | exp.TsOrDsToTimestamp | exp.Paren):
         return is_far(comparison, column, bound.this)
+    if isinstance(bound, exp.Subquery | exp.Select) and (value := _constant_of(bound.unnest())) is not None:
+        return is_far(comparison, column, value)
     up, down = comparison in (exp.GT, exp.GTE), comparison in (exp.LT, exp.LTE)
     different = comparison in (exp.NEQ, exp.NullSafeNEQ)
     if isinstance(bound, exp.Literal) and bound.is_string:
@@ -106,6 +108,14 @@ def is_far(comparison: type[exp.Expr], column: exp.Column | None, bound: object)
     if number is None or (_ID.fullmatch(column.name) is None and _ID.fullmatch(column.name.lower()) is None):
         return False
     return (up and number <= 1) or (down and number >= _LAST_NUMBER) or (different and number <= 0)
+
+
+def _constant_of(select: exp.Expr) -> exp.Expr | None:
+    """What ``SELECT 1`` gives; None for a query that reads or chooses."""
+    plain = isinstance(select, exp.Select) and not any(
+        value for key, value in select.args.items() if key != "expressions"
+    )
+    return select.expressions[0].unalias() if plain and len(select.expressions) == 1 else None
 
 
 def _number(text: str) -> float | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 from sqlglot import exp
 
@@ -90,8 +90,43 @@ def doubles_of(atom: exp.In) -> str | None:
     return table.name.lower() if first.this.name.lower() == column.name.lower() else None
 
 
-def counts_up(function: exp.Func) -> bool:
+def is_counter(function: exp.Expr) -> bool:
     """Whether a function gives numbers (or dates) one after the other."""
     if isinstance(function, exp.GenerateSeries | exp.GenerateDateArray | exp.GenerateTimestampArray | exp.Generator):
         return True
     return isinstance(function, exp.Anonymous) and function.name.lower() in _COUNTERS
+
+
+def gives_one_row(select: exp.Select) -> bool:
+    """Whether a query is an aggregate of all that it finds: it gives one row, also where it finds none."""
+    grouped = select.args.get("group")
+    return not (grouped and grouped.expressions) and any(
+        not isinstance(function.parent, exp.Window)
+        for item in select.expressions
+        for function in item.find_all(exp.AggFunc)
+    )
+
+
+def gives_constants(query: exp.Expr) -> bool:
+    """Whether a query gives no column of what it reads, or is said to find nothing."""
+    select = query.unnest()
+    if isinstance(select, exp.SetOperation):
+        return gives_constants(select.this) and gives_constants(select.expression)
+    if not isinstance(select, exp.Select):
+        return False
+    where, limit = select.args.get("where"), select.args.get("limit")
+    return (
+        not any(item.is_star or item.find(exp.Column) for item in select.expressions)
+        or (isinstance(where, exp.Where) and where.find(exp.Column) is None)
+        or (isinstance(limit, exp.Limit) and isinstance(limit.expression, exp.Literal) and limit.expression.name == "0")
+    )
+
+
+def gives_row_numbers(query: exp.Expr, nodes: Sequence[exp.Expr]) -> bool:
+    """Whether ``query`` gives the numbers of rows as they come: counted by itself, or by a query among ``nodes``."""
+    if not any(isinstance(node, exp.RowNumber) for node in nodes):
+        return False
+    items = query.expressions if isinstance(query, exp.Select) else []
+    names = {column.name.lower() for item in items for column in item.find_all(exp.Column, exp.Star)}
+    named = [node for node in nodes if isinstance(node, exp.Alias) and names & {node.alias.lower(), "*"}]
+    return any(item.find(exp.RowNumber) is not None for item in (*items, *named))

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 from sqlglot import exp
 
 from lgov_core.policies.sql_parse import TooMuchWork
+from lgov_core.policies.sql_tree import nodes_of
 
 #: So many comparisons are looked at for one statement; an ordinary one has a handful.
 _MOST_QUESTIONS = 10_000
@@ -17,7 +17,8 @@ _MOST_QUESTIONS = 10_000
 class Source:
     """A table in FROM, USING or a join: its name, and the names under which conditions know it (in lower case).
 
-    ``query`` is the subquery that stands in a table's place; ``copy`` says that it holds all rows of the written table.
+    ``query`` is the subquery, or function, that stands in a table's place; ``copy`` says that it may hold what each row of
+    the written table holds.
     """
 
     table: str
@@ -66,7 +67,7 @@ def read_beside(select: exp.Expr, source: exp.Expr) -> tuple[list[Source], list[
 
 
 def _source(node: exp.Expr) -> Source:
-    if isinstance(node, exp.Table):
+    if isinstance(node, exp.Table) and not isinstance(node.this, exp.Func):
         return Source(node.name.lower(), _names(node))
     return Source("", _names(node), node)
 
@@ -78,7 +79,7 @@ def _collect(place: object, nodes: list[exp.Expr], ties: list[exp.Expr]) -> None
         if isinstance(on, exp.Expr) and str(place.args.get("side") or "").upper() not in ("LEFT", "RIGHT", "FULL"):
             ties.append(on)
         _collect(place.this, nodes, ties)
-    elif isinstance(place, exp.Table | exp.Subquery | exp.Lateral | exp.Unnest):
+    elif isinstance(place, exp.Table | exp.Subquery | exp.Lateral | exp.Unnest | exp.Values | exp.TableFromRows):
         nodes.append(place)
         for join in place.args.get("joins") or []:
             _collect(join, nodes, ties)
@@ -90,37 +91,31 @@ def _names(node: exp.Expr) -> frozenset[str]:
     return frozenset({node.alias_or_name.lower()} - {""})
 
 
-def named_queries(statement: exp.Expr) -> dict[str, exp.Expr]:
-    """The WITH queries that ``statement`` can see, by their names in lower case."""
-    found: dict[str, exp.Expr] = {}
-    for node in _upwards(statement):
-        with_ = node.args.get("with_")
-        if isinstance(with_, exp.With):
-            for query in with_.expressions:
-                found.setdefault(query.alias.lower(), query.this)
-    return found
-
-
-def _upwards(node: exp.Expr) -> Iterator[exp.Expr]:
-    current: exp.Expr | None = node
-    while current is not None:
-        yield current
-        current = current.parent
-
-
 class Known:
     """What holds for all of a statement: its dialect, its WITH queries by name, and what was found out about its parts.
 
-    Without the latter, subqueries within subqueries would be asked again at each level, twice as often each time.
+    ``written`` is the table that it writes to. Without what was found out, subqueries within subqueries would be asked
+    again at each level, twice as often each time.
     """
 
-    __slots__ = ("_left", "_tables", "dialect", "parts", "queries")
+    __slots__ = ("_left", "_nodes", "_queries", "_statement", "_tables", "_written", "columns", "dialect", "parts")
 
-    def __init__(self, dialect: str, queries: dict[str, exp.Expr]) -> None:
-        self.dialect, self.queries = dialect, queries
+    def __init__(self, dialect: str, statement: exp.Expr, written: str) -> None:
+        self.dialect = dialect
         self.parts: dict[tuple[int, frozenset[str]], bool] = {}
+        self.columns: dict[int, frozenset[str] | None] = {}  # of queries, by their names; see `sql_scope`
+        self._statement, self._written = statement, written
+        self._queries: dict[str, exp.Expr] | None = None
+        self._nodes: dict[int, list[exp.Expr]] = {}
         self._tables: dict[int, list[exp.Table]] = {}
         self._left = _MOST_QUESTIONS
+
+    @property
+    def queries(self) -> dict[str, exp.Expr]:
+        """All WITH queries by their names (in lower case). Raises `TooMuchWork` where a name may mean two things."""
+        if self._queries is None:
+            self._queries = _named_queries(self._statement.root(), self._written)
+        return self._queries
 
     def count(self) -> None:
         """Counts one comparison. Raises `TooMuchWork`."""
@@ -128,9 +123,28 @@ class Known:
         if self._left < 0:
             raise TooMuchWork
 
+    def nodes(self, query: exp.Expr) -> list[exp.Expr]:
+        """All nodes of ``query``."""
+        found = self._nodes.get(id(query))
+        if found is None:
+            found = self._nodes[id(query)] = nodes_of(query)
+        return found
+
     def tables(self, query: exp.Expr) -> list[exp.Table]:
         """The tables in ``query``, at any depth."""
         found = self._tables.get(id(query))
         if found is None:
-            found = self._tables[id(query)] = list(query.find_all(exp.Table))
+            found = self._tables[id(query)] = [node for node in self.nodes(query) if isinstance(node, exp.Table)]
         return found
+
+
+def _named_queries(text: exp.Expr, written: str) -> dict[str, exp.Expr]:
+    found: dict[str, exp.Expr] = {}
+    for query in nodes_of(text):
+        if not isinstance(query, exp.CTE):
+            continue
+        name = query.alias.lower()
+        if name in found or (name == written and query.find_ancestor(exp.Query) is not None):
+            raise TooMuchWork
+        found[name] = query.this
+    return found

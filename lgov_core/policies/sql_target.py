@@ -11,15 +11,19 @@ from lgov_core.policies.options import names as words
 from lgov_core.policies.sql_bounds import column_of, insists, is_far
 from lgov_core.policies.sql_conditions import (
     conjuncts,
-    counts_up,
     doubles_of,
+    gives_constants,
+    gives_one_row,
+    gives_row_numbers,
     is_about,
+    is_counter,
     is_negated,
     names_any,
     sides,
     takes_both,
     takes_both_in_or,
 )
+from lgov_core.policies.sql_scope import of_row_around
 from lgov_core.policies.sql_sources import Known, Source, read_beside
 
 #: Dialects in which a column can stand as a condition only when it holds truth values.
@@ -100,7 +104,7 @@ class Target:
             own = self._own(column_of(inner.this))
             if own and self.source.table not in self.known.queries and doubles_of(inner) == self.source.table:
                 return True
-            return self._reads_rows(self._with_named(query)) and self._compares(inner)
+            return self._reads_rows(self._with_named(query)) and not gives_constants(query) and self._compares(inner)
         if isinstance(inner, exp.In) and all(
             is_far(exp.NEQ, column_of(inner.this), item) for item in inner.expressions
         ):
@@ -119,6 +123,8 @@ class Target:
             return self._apart(atom.this, atom.expression)
         if isinstance(atom, exp.Between):
             low, high = atom.args.get("low"), atom.args.get("high")
+            if self._is_edge(low) or self._is_edge(high):
+                return False
             if is_far(exp.GTE, column_of(atom.this), low) and is_far(exp.LTE, column_of(atom.this), high):
                 return False
             return self._apart(atom.this, low, exact=False) and self._apart(atom.this, high, exact=False)
@@ -152,11 +158,14 @@ class Target:
         if isinstance(left, exp.Tuple) and isinstance(right, exp.Tuple):
             return any(self._apart(a, b) for a, b in zip(left.expressions, right.expressions, strict=False))
         if isinstance(right, exp.Any | exp.All):
-            select = right.find(exp.Select)
-            if select is None:
+            if right.find(exp.Select) is None:
                 both = any(takes_both(left, array.expressions) for array in right.find_all(exp.Array))
                 return kind is exp.EQ and isinstance(right, exp.Any) and not both and self._apart(left, right)
-            return kind is exp.EQ and self._own(column_of(left)) and self._leaves_out(select)
+            query = right.this.unnest()
+            if isinstance(query, exp.Array) and len(query.expressions) == 1:  # ANY (ARRAY(SELECT ...))
+                query = query.expressions[0]
+            found = kind is exp.EQ and isinstance(right, exp.Any)  # what is equal to ALL of nothing is every row
+            return found and self._own(column_of(left)) and self._leaves_out(query)
         if isinstance(atom, _OPEN) and (self._is_edge(left) or self._is_edge(right)):
             return False
         if isinstance(atom, _OPEN) and (
@@ -194,9 +203,11 @@ class Target:
             literal = isinstance(other, exp.Literal | exp.Parameter | exp.Placeholder)
             if not exact or not literal or other.name.lower() == column.name.lower():
                 return False
-        if any(self._same(column, found) for found in self._handed_back(other)):
+        query = other.unnest() if exact else None
+        if isinstance(query, exp.Select) and not gives_one_row(query) and not self.is_left_out_by(query):
             return False
-        return not any(self._same(column, found) or self._is_copy(found) for found in self._columns(other))
+        around = of_row_around(other, self.known, self.source)
+        return not any(self._same(column, found) or self._is_copy(found) for found, _ in around)
 
     def _same(self, one: exp.Column, two: exp.Column) -> bool:
         names = {one.name.lower(), two.name.lower()}
@@ -205,39 +216,29 @@ class Target:
         table = two.table.lower()
         if not table or not one.table or table in self.source.known_as:
             return True
-        return any(table in o.known_as and o.table == self.source.table for o in self.others)
+        return self._is_twin(table)
+
+    def _is_twin(self, table: str) -> bool:
+        """Whether the written table is read once more, under the name ``table``."""
+        return any(table in other.known_as and other.table == self.source.table for other in self.others)
 
     def _is_copy(self, column: exp.Column) -> bool:
         """Whether a column may be that of a source that holds the rows of the written table once more."""
         table = column.table.lower()
         return any(other.copy and (not table or table in other.known_as) for other in self.others)
 
-    def _columns(self, other: exp.Expr) -> Iterator[exp.Column]:
-        """The columns of this row that ``other`` holds: those of a subquery only where it names this table."""
-        stack: list[tuple[exp.Expr, bool]] = [(other, False)]
-        while stack:
-            node, inside = stack.pop()
-            inside = inside or (isinstance(node, exp.Select) and node.args.get("from_") is not None)
-            if isinstance(node, exp.Column) and (not inside or node.table.lower() in self.source.known_as):
-                yield node
-            stack.extend((child, inside) for child in node.iter_expressions())
+    def hands_back(self, query: exp.Expr) -> bool:
+        """Whether what ``query`` reads or gives may be what a row of this table holds: the row around it."""
+        return any(
+            self._is_mine(column) for column, chooses in of_row_around(query, self.known, self.source) if not chooses
+        )
 
-    def _handed_back(self, query: exp.Expr) -> Iterator[exp.Column]:
-        """The columns in a query of constants that are of this row, since it has none so called: ``SELECT id FROM dual``."""
-        queries = self._with_named(query)
-        if self._reads_rows(queries) or any(one.find(exp.Unnest, exp.Lateral) for one in queries.values()):
-            return
-        if any(isinstance(table.this, exp.Func) for one in queries.values() for table in self.known.tables(one)):
-            return
-        whole = [one.parent if isinstance(one.parent, exp.CTE) else one for one in queries.values()]
-        given = {alias.alias.lower() for one in whole for alias in one.find_all(exp.Alias)}
-        for alias in (alias for one in whole for alias in one.find_all(exp.TableAlias)):
-            given |= {alias.name.lower(), *(name.name.lower() for name in alias.columns)}
-        for column in (column for one in queries.values() for column in one.find_all(exp.Column)):
-            name = column.name.lower()
-            of_values = name.rstrip("0123456789").rstrip("_") in ("column", "col", "_col") and name[-1].isdigit()
-            if name not in given and name not in _NO_COLUMNS and not of_values:
-                yield column
+    def _is_mine(self, column: exp.Column) -> bool:
+        """Whether a column may be one of this table."""
+        table = column.table.lower()
+        if not table:
+            return column.name.lower() not in _NO_COLUMNS
+        return table in self.source.known_as or self._is_twin(table) or self._is_copy(column)
 
     def _with_named(self, query: exp.Expr) -> dict[str, exp.Expr]:
         """``query``, under no name, and the WITH queries that it reads, at any remove."""
@@ -260,16 +261,24 @@ class Target:
             for table in self.known.tables(query)
         )
 
-    def _counts_up(self, query: exp.Expr) -> bool:
-        """Whether ``query`` reads no table and gives numbers one after the other: as many as there are rows."""
+    def counts_up(self, query: exp.Expr) -> bool:
+        """Whether ``query`` reads what gives numbers one after the other: as many as there are rows."""
         queries = self._with_named(query)
-        if self._reads_rows(queries):
-            return False
-        return any(
-            any(counts_up(function) for function in one.find_all(exp.Func))
-            or any(table.name.lower() == name for table in self.known.tables(one))
-            for name, one in queries.items()
+        nodes = [node for one in queries.values() for node in self.known.nodes(one)]
+        return (
+            gives_row_numbers(query, nodes)
+            or any(is_counter(node) for node in nodes)
+            or any(self._feeds_itself(one, name) for name, one in queries.items())
         )
+
+    def _feeds_itself(self, query: exp.Expr, name: str) -> bool:
+        """Whether a query (a WITH query called ``name``) makes further rows of its own ones, and of no table's."""
+        again = query.expression if isinstance(query, exp.SetOperation) else query
+        repeats = name != "" and any(table.name.lower() == name for table in self.known.tables(again))
+        if not repeats and not any(isinstance(node, exp.Connect) for node in self.known.nodes(again)):
+            return False
+        read = self._with_named(again)
+        return not self._reads_rows({other: read[other] for other in read if other != name})
 
     def is_read_by(self, query: exp.Expr) -> bool:
         """Whether ``query``, or a WITH query that it names, reads this very table."""
@@ -301,7 +310,8 @@ class Target:
             where = select.args.get("where")
             parts = conjuncts(where.this) if isinstance(where, exp.Where) else ()
             if any(is_about(part, known_as) and alone.limited_by(part) for part in parts):
-                return True
+                around = of_row_around(select, self.known, self.source)
+                return not any(chooses and not column.table for column, chooses in around)
             if not isinstance(select.parent, exp.Subquery):
                 return False
             source = select.parent
@@ -309,16 +319,10 @@ class Target:
 
     def _leaves_out(self, query: object) -> bool:
         """Whether ``column IN (query)`` leaves rows out: not when the query may be this table, all of it."""
-        if isinstance(query, exp.Values):
-            return True
-        if not isinstance(query, exp.Select) or self._counts_up(query):
-            return False
-        if any(True for item in query.expressions for _ in self._columns(item) if query.args.get("from_") is None):
-            return False
-        if any(True for _ in self._handed_back(query)):
-            return False
-        known_as = self.source.known_as
-        if any(c.table.lower() in known_as for item in query.expressions for c in item.find_all(exp.Column)):
+        if isinstance(query, exp.SetOperation):
+            both = query.this.unnest(), query.expression.unnest()
+            return all(map(self._leaves_out, both if isinstance(query, exp.Union) else both[:1]))
+        if not isinstance(query, exp.Select | exp.Values) or self.counts_up(query) or self.hands_back(query):
             return False
         return self.is_left_out_by(query)
 
@@ -359,12 +363,20 @@ class Target:
             return False
         if not self._reads_rows(self._with_named(query)) or self.is_read_by(query):
             return False
-        known_as = self.source.known_as
+        if gives_one_row(query) or self.counts_up(query):
+            return False
+        given = {id(column) for item in query.expressions for column in item.find_all(exp.Column)}
+        outer: dict[int, exp.Column] = {}
+        for column, chooses in of_row_around(query, self.known, self.source):
+            if not chooses and id(column) not in given and self._is_mine(column):
+                return False  # it reads what this row holds
+            outer[id(column)] = column
+        known_as = ("", *self.source.known_as)
         for part in conjuncts(where.this):
             part = part.unnest()
             if isinstance(part, exp.EQ):
                 sides = [column_of(part.this), column_of(part.expression)]
-                own = [column is not None and column.table.lower() in known_as for column in sides]
-                if own.count(True) == 1 and None not in sides:
+                own = [outer[id(column)] for column in sides if id(column) in outer]
+                if None not in sides and len(own) == 1 and own[0].table.lower() in known_as:
                     return True
         return False

@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from sqlglot import exp
 
-from lgov_core.policies.sql_sources import Known, Source, named_queries, sources_of
+from lgov_core.policies.sql_sources import Known, Source, sources_of
 from lgov_core.policies.sql_target import Target
 
 
@@ -28,12 +28,14 @@ def limits(statement: exp.Update | exp.Delete, dialect: str = "") -> bool:
     if found is None:
         return False
     target, others, ties = found
-    known = Known(dialect, named_queries(statement))
+    known = Known(dialect, statement, target.table)
     others = [replace(other, copy=_is_copy(other, target, known)) for other in others]
 
     def asked(source: Source) -> Target:
         return Target(source, tuple(o for o in (target, *others) if o is not source), known)
 
+    if not others:
+        return asked(target).limited_by(where.this)
     if not any(asked(source).limited_by(where.this) for source in (target, *others)):
         return False
     return any(asked(target).limited_by(condition) for condition in (where.this, *ties))
@@ -46,7 +48,7 @@ def ties(merge: exp.Merge, dialect: str = "") -> bool:
         return False
     one = Source(target.name.lower(), frozenset({target.alias_or_name.lower()}))
     other = Source("", frozenset({using.alias_or_name.lower()}))
-    asked = Target(one, (other,), Known(dialect, named_queries(merge)))
+    asked = Target(one, (other,), Known(dialect, merge, one.table))
     return not asked.is_read_by(using) and asked.limited_by(merge.args.get("on"))
 
 
@@ -57,10 +59,11 @@ def upserts_itself(insert: exp.Insert, dialect: str = "") -> bool:
     if not isinstance(target, exp.Table) or not isinstance(query, exp.Expr):
         return not isinstance(target, exp.Table)
     source = Source(target.name.lower(), frozenset({target.name.lower()}))
-    return not Target(source, (), Known(dialect, named_queries(insert))).is_left_out_by(query)
+    return not Target(source, (), Known(dialect, insert, source.table)).is_left_out_by(query)
 
 
 def _is_copy(source: Source, target: Source, known: Known) -> bool:
-    """Whether ``source`` is a subquery, or WITH query, that reads all of ``target``."""
+    """Whether ``source`` is a query, or function, of all of ``target``, of the very row that is written, or of any number."""
     query = known.queries.get(source.table) if source.query is None else source.query
-    return query is not None and not Target(target, (), known).is_left_out_by(query)
+    asked = Target(target, (), known)
+    return query is not None and (asked.hands_back(query) or asked.counts_up(query) or not asked.is_left_out_by(query))

@@ -307,6 +307,8 @@ def test_harmless_statements_are_let_through() -> None:
 
 LIMITS = ("id = 2", "name = 'b'", "id IN (1, 2)", "pay > 25", "pay <= 25", "id <> 2", "id != 3", "name LIKE 'a%'")
 LIMITS += ("id BETWEEN 1 AND 2", "NOT id = 2", "name IS 'c'", "id NOT IN (3)", "lower(name) = 'd'")
+LIMITS += ("id IN (SELECT value FROM json_each('[1, 2]'))", "id IN (WITH p(x) AS (VALUES (1)) SELECT x FROM p)")
+LIMITS += ("id IN (SELECT s.id FROM staff s WHERE s.pay > 25 UNION SELECT 1)",)
 LIMITS += ("name NOT LIKE 'a%'", "name LIKE 'a' || '%'", "id IN (SELECT s.id FROM staff s WHERE s.pay > 25)")
 EVERYTHING = (
     "1",
@@ -346,6 +348,19 @@ EVERYTHING += (
     "name LIKE '%' || ''",
     "NOT id = -5",
     "id NOT IN (-1, -2)",
+)
+EVERYTHING += (
+    "id IN (WITH p AS (SELECT id AS x) SELECT x FROM p)",
+    "id IN (SELECT value FROM json_each(json_array(id)))",
+    "id IN (SELECT * FROM (SELECT id))",
+    "id IN (SELECT x FROM (SELECT id AS x) a, (SELECT 1 AS id) b)",
+    "id = (SELECT s.id FROM staff s WHERE s.name = staff.name)",
+    "id BETWEEN (SELECT min(id) FROM staff) AND (SELECT max(id) FROM staff)",
+    "id IN (SELECT row_number() OVER () FROM staff)",
+    "EXISTS (SELECT count(*) FROM (SELECT id FROM staff) s WHERE s.id = staff.id)",
+    "id NOT IN (SELECT -1 FROM staff)",
+    "id >= (SELECT 0)",
+    "id IN (SELECT k.z FROM (SELECT s.id AS z FROM staff s) k WHERE k.z >= id)",
 )
 EVERYTHING += ("id IN (SELECT id FROM (SELECT * FROM staff))", "id", "id % 1 = 0", "'staff' IN ('staff')", "id * 0 = 0")
 
