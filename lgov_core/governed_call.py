@@ -6,7 +6,6 @@ of things stands here, once: judge, refuse or run, record, judge what came back;
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,8 +14,9 @@ from typing import Any, Generic, TypeVar
 from lgov_core.coverage import CoveredCall, covering
 from lgov_core.errors import PolicyDenied
 from lgov_core.governor import UNJUDGED, Governor
+from lgov_core.json_writing import json_writer
 from lgov_core.trace import semconv
-from lgov_core.trace.live import LiveSpan, current_span
+from lgov_core.trace.live import LiveSpan
 from lgov_core.types import Action, Decision, JSONValue, ModelCallFailed, Point, ToolOutcome, ToolStatus
 
 T = TypeVar("T")
@@ -28,9 +28,12 @@ _NOT_CONNECTED = frozenset(
 )
 
 
-@dataclass(frozen=True, slots=True)
+# What follows is made for every call, and a frozen dataclass sets each of its fields by a call.
+
+
+@dataclass(slots=True)
 class ToolReading:
-    """What a tool gave back, as the model will read it, and whether the tool says that it failed."""
+    """What a tool gave back, as the model will read it, and whether the tool says that it failed. Nobody changes it."""
 
     text: str
     status: ToolStatus = "ok"
@@ -38,13 +41,13 @@ class ToolReading:
     error: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class GovernedResult(Generic[T]):
-    """How a tool call ended. ``decision`` is the last one taken: before the call if that refused it, else after it.
+    """How a tool call ended; nobody changes it.
 
-    ``ran`` says whether the tool ran. ``result`` is what it returned, None if it did not run or the result is
-    withheld. ``text`` replaces what the model reads, where a policy rewrote it; ``told`` is what the model reads
-    instead of a result that it does not get, else None.
+    ``decision`` is the last one taken: before the call if that refused it, else after it. ``ran`` says whether the tool
+    ran. ``result`` is what it returned, None if it did not run or the result is withheld. ``text`` replaces what the model
+    reads, where a policy rewrote it; ``told`` is what the model reads instead of a result that it does not get, else None.
     """
 
     decision: Decision
@@ -303,9 +306,9 @@ def _tool_attributes(action: Action, content: bool) -> dict[str, JSONValue]:
 # ---------------------------------------------------------------------- models
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class ModelReading:
-    """What a model wrote. ``tool_calls`` are mappings with ``id``, ``name`` and ``args``.
+    """What a model wrote; nobody changes it. ``tool_calls`` are mappings with ``id``, ``name`` and ``args``.
 
     ``usage`` is ``{"input_tokens": int, "output_tokens": int}`` where the model said so. ``response_id`` must be the
     id that the endpoint gave to the reply: by it this call and the endpoint's record of it are joined.
@@ -332,28 +335,35 @@ class ModelCall:
     ) -> None:
         self.governor = governor
         self._further: Mapping[str, Any] = {}
-        above = current_span()
-        self._above = above.span_id if above is not None else None
+        self._who = framework, model, agent, native
         attributes: dict[str, JSONValue] = {
             semconv.REQUEST_MODEL: model,
             semconv.AGENT_NAME: agent,
             semconv.FRAMEWORK: framework,
         }
         self.span = LiveSpan(governor, semconv.CHAT, model, attributes)
-        self._action = Action(
-            Point.PRE_MODEL_CALL,
-            name=model,
-            kind="model",
-            agent=agent,
-            framework=framework,
-            operation_id=f"op_{self.span.span_id}",
-            native=native,
-            span_id=self.span.span_id,
-        )
+        self._made: Action | None = None
+
+    @property
+    def _action(self) -> Action:
+        """The call, made when somebody first has a use for it: where nobody judges, hardly ever."""
+        if self._made is None:
+            framework, model, agent, native = self._who
+            self._made = Action(
+                Point.PRE_MODEL_CALL,
+                name=model,
+                kind="model",
+                agent=agent,
+                framework=framework,
+                operation_id=f"op_{self.span.span_id}",
+                native=native,
+                span_id=self.span.span_id,
+            )
+        return self._made
 
     def user_text(self, text: str, *, nested: bool = False) -> Action:
         """What the user said, to be judged before the model sees it. ``nested``: another agent said it."""
-        return self._text_action(Point.INPUT, text, parent_id=self._above if nested else None)
+        return self._text_action(Point.INPUT, text, parent_id=self.span.parent_id if nested else None)
 
     def request(self, messages: Sequence[Mapping[str, Any]], **further: Any) -> Action:
         """The call, to be judged before it is sent: ``messages`` as role/content mappings, and further arguments."""
@@ -437,7 +447,7 @@ class ModelCall:
             framework=call.framework,
             parent_id=parent_id,
             native=call.native,
-            span_id=self._above,
+            span_id=self.span.parent_id,
         )
 
 
@@ -481,14 +491,13 @@ def was_refused(error: BaseException) -> bool:
     return False
 
 
-# json.dumps would make one for each text. What holds itself is a RecursionError without looking for it, too.
-_ENCODER = json.JSONEncoder(default=str, ensure_ascii=False, check_circular=False)
+_WRITE = json_writer(default=str, ascii_only=False, separators=(", ", ": "))
 
 
 def json_text(value: Any) -> str:
     """Any value as JSON, for spans; what JSON cannot say is written with ``str``."""
     try:
         plain = type(value) in (dict, list) or not isinstance(value, Mapping)
-        return _ENCODER.encode(value if plain else dict(value))
+        return _WRITE(value if plain else dict(value))
     except (TypeError, ValueError, RecursionError):
         return str(value)

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeAlias, cast
 
 from lgov_core.governed_call import ModelReading, rewritten_arguments
+from lgov_core.json_writing import json_writer
 from lgov_core.types import Kind
 
 JSON: TypeAlias = dict[str, Any]
@@ -271,18 +272,18 @@ def read_arguments(raw: str) -> JSON | None:
     return cast(JSON, value) if isinstance(value, dict) else None
 
 
-_ENCODER = json.JSONEncoder(separators=(",", ":"))  # as above
-_SORTING = json.JSONEncoder(separators=(",", ":"), sort_keys=True)
+_WRITE = json_writer()
+_WRITE_SORTED = json_writer(sort_keys=True)
 
 
 def dump(value: Any) -> str:
     """JSON as it goes over the wire: ASCII, so that half a character, which JSON can hold, can be sent."""
-    return _ENCODER.encode(value)
+    return _WRITE(value)
 
 
 def dump_sorted(value: Any) -> str:
     """As `dump`, the same for objects that differ in the order of their keys only."""
-    return _SORTING.encode(value)
+    return _WRITE_SORTED(value)
 
 
 # ---------------------------------------------------------------------- text in content

@@ -10,6 +10,7 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple, Protocol, overload
 
+from lgov_core.json_writing import json_writer
 from lgov_core.types import Action, Decision, Effect, ToolOutcome
 
 #: Longer texts are stored as a marker with their size, their hash and their beginning.
@@ -116,7 +117,7 @@ def action_fields(action: Action) -> dict[str, Any]:
 
 def in_json(fields: Mapping[str, Any]) -> dict[str, str]:
     """Each field's value as JSON; fields that are None are left out."""
-    return {name: _ENCODER.encode(value) for name, value in fields.items() if value is not None}
+    return {name: _WRITE(value) for name, value in fields.items() if value is not None}
 
 
 class OpenBody(Protocol):
@@ -179,7 +180,7 @@ def decision_body(action: Action, decision: Decision, stamp: Stamp, texts: Texts
     abort, shadowed = decision.abort, decision.shadowed
     several = ""
     if len(parts) > 1 or (parts and parts[0].effect is not decision.effect):
-        several = f'"parts":{_ENCODER.encode([_part(part) for part in parts])},'
+        several = f'"parts":{_WRITE([_part(part) for part in parts])},'
     agent = "" if action.agent is None else _named("agent", action.agent)
     attempt = "" if action.attempt is None else f'"attempt":{_number(action.attempt)},'
     call_id = "" if action.call_id is None else _named("call_id", action.call_id)
@@ -213,9 +214,7 @@ class Stamp(NamedTuple):
 
 def stamp_of(policy_digest: str, code_version: str) -> Stamp:
     """The fields as JSON."""
-    return Stamp(
-        f'"policy_digest":{_ENCODER.encode(policy_digest)},', f'"code_version":{_ENCODER.encode(code_version)},'
-    )
+    return Stamp(f'"policy_digest":{_WRITE(policy_digest)},', f'"code_version":{_WRITE(code_version)},')
 
 
 class Texts(NamedTuple):
@@ -242,7 +241,7 @@ def _number(value: float) -> str:
     """A number as JSON. Raises `ValueError` for one that JSON has no form for: such a body could not be read again."""
     if type(value) is int or (type(value) is float and value - value == 0.0):  # finite: the case that happens, fast
         return repr(value)
-    return _ENCODER.encode(value)
+    return _WRITE(value)
 
 
 def _part(part: Decision) -> dict[str, Any]:
@@ -294,9 +293,9 @@ def canonical(value: Mapping[str, Any]) -> str:
     if type(value) is dict and (flat := _flat(value)) is not None:
         return flat
     try:
-        return _ENCODER.encode(value if type(value) is dict else dict(value))
+        return _WRITE(value if type(value) is dict else dict(value))
     except (TypeError, ValueError):
-        return _ENCODER.encode(_plain(value, 0))  # a key that is no string, or a number that is not finite
+        return _WRITE(_plain(value, 0))  # a key that is no string, or a number that is not finite
 
 
 def _flat(value: dict[Any, Any]) -> str | None:
@@ -338,7 +337,7 @@ def _other(value: Any) -> Any:
 _QUOTE = json.encoder.encode_basestring_ascii
 _EFFECT = {effect: _QUOTE(effect.label) for effect in Effect}
 _FAULT: Final = '"fault":true,'
-_ENCODER = json.JSONEncoder(sort_keys=True, separators=(",", ":"), allow_nan=False, default=_other)
+_WRITE = json_writer(default=_other, sort_keys=True, allow_nan=False)
 
 _NOTHING = Payload("{}", 2)
 

@@ -14,6 +14,7 @@ from operator import eq
 from typing import Any
 
 from lgov_core.errors import StoreError
+from lgov_core.json_writing import json_writer
 from lgov_core.types import JSONValue
 
 
@@ -30,7 +31,7 @@ def json_text(value: JSONValue | Mapping[str, Any] | Sequence[Any], what: str) -
         except UnicodeDecodeError:  # JSON in another encoding than UTF-8
             pass
     try:
-        return _ENCODER.encode(value)
+        return _WRITE(value)
     except (TypeError, ValueError, RecursionError) as error:
         raise StoreError(f"the {what} cannot be written as JSON: {error}", hint="give plain JSON values") from error
 
@@ -42,7 +43,7 @@ def is_plain(received: bytes) -> bool:
 
 def object_text(values: Mapping[str, str]) -> str:
     """The JSON text of an object, from the JSON texts of its values."""
-    return "{" + ",".join(f"{_ENCODER.encode(name)}:{text}" for name, text in values.items()) + "}"
+    return "{" + ",".join(f"{_WRITE(name)}:{text}" for name, text in values.items()) + "}"
 
 
 def object_values(text: str) -> tuple[dict[str, str], dict[str, Any]]:
@@ -77,7 +78,7 @@ def _plain(value: Any) -> Any:
     raise TypeError(f"{type(value).__name__} is no JSON value")
 
 
-_ENCODER = json.JSONEncoder(separators=(",", ":"), default=_plain)
+_WRITE = json_writer(default=_plain)
 _DECODER = json.JSONDecoder()
 #: Where the first of four bytes is that has the bit of the sign.
 _HIGH = 3 if sys.byteorder == "little" else 0

@@ -41,6 +41,15 @@ _CONTENT = frozenset(
 )
 
 
+_NOTHING: frozenset[str] = frozenset()
+
+
+class _SpanDraft:
+    """A span in the making: its slots are those of `Span`, and open."""
+
+    __slots__ = tuple(Span.__dataclass_fields__)
+
+
 class SpanObserver(Protocol):
     """Who is shown the spans: a `lgov_core.governor.Governor`."""
 
@@ -142,10 +151,11 @@ class LiveSpan:
 
     def set(self, attributes: Mapping[str, JSONValue]) -> None:
         """Adds attributes; a value of None is left out."""
-        keep_content = self._observer.capture_content
+        own = self.attributes
+        dropped = _NOTHING if self._observer.capture_content else _CONTENT
         for key, value in attributes.items():
-            if value is not None and (keep_content or key not in _CONTENT):
-                self.attributes[key] = value
+            if value is not None and key not in dropped:
+                own[key] = value
 
     def active(self) -> AbstractContextManager[LiveSpan, None]:
         """Makes this the current span inside the block. In a generator it must not stay open across a ``yield``."""
@@ -170,19 +180,20 @@ class LiveSpan:
         if self.trace_id is not None:  # somebody records it
             _end_otel(self._otel, self, ended_at)
         scope = self.scope
-        self._observer.observe(
-            Span(
-                self.title,
-                self.span_id,
-                self.started_at,
-                ended_at,
-                self.attributes,
-                scope.rollout_id if scope else None,
-                scope.attempt if scope else None,
-                self.parent_id,
-                self.trace_id,
-            )
-        )
+        shown: Any = _SpanDraft()  # a frozen dataclass would set each field by a call
+        shown.name = self.title
+        shown.span_id = self.span_id
+        shown.started_at = self.started_at
+        shown.ended_at = ended_at
+        shown.attributes = self.attributes
+        shown.rollout_id = scope.rollout_id if scope else None
+        shown.attempt = scope.attempt if scope else None
+        shown.parent_id = self.parent_id
+        shown.trace_id = self.trace_id
+        shown.events = ()
+        shown.claimed = False
+        shown.__class__ = Span
+        self._observer.observe(shown)
 
 
 class _Active:
