@@ -29,13 +29,14 @@ class ChatProtocol:
         return {**body, "messages": list(entries)}
 
     def mapping(self, entry: JSON) -> JSON:
-        mapping: JSON = {"role": entry.get("role"), "content": _text(entry)}
-        if calls := self.proposals(entry):
+        role = entry.get("role")
+        mapping: JSON = {"role": role, "content": _text(entry)}
+        if role == "assistant" and (calls := self.proposals(entry)):
             mapping["tool_calls"] = [
                 {"id": call.call_id, "name": call.name, "args": call.raw if call.arguments is None else call.arguments}
                 for call in calls
             ]
-        if entry.get("role") in _RESULTS:
+        if role in _RESULTS:
             mapping["tool_call_id"] = entry.get("tool_call_id")
             mapping["name"] = entry.get("name")
         return mapping
@@ -58,11 +59,10 @@ class ChatProtocol:
         return entry.get("role") == "assistant"
 
     def proposals(self, entry: JSON, position: int = 0) -> list[Proposal]:
+        if type(entry) is Entry and (known := entry.proposals) is not None and known[0] == position:
+            return known[1]
         if entry.get("role") != "assistant":
             return []
-        known = entry.proposals if type(entry) is Entry else None
-        if known is not None and known[0] == position:
-            return known[1]
         found = [_proposal(call, position, place) for place, call in enumerate(entry.get("tool_calls") or ())]
         if (legacy := entry.get("function_call")) is not None and isinstance(legacy, Mapping):
             raw = str(legacy.get("arguments") or "")
@@ -250,11 +250,12 @@ def _proposal(call: Any, position: int, place: int) -> Proposal:
     return Proposal(call_id, str(function.get("name")), raw, None, "function", position, place)
 
 
+_ONLY_OF_REPLIES = frozenset({"annotations", "parsed"})
+
+
 def _sendable(message: JSON) -> JSON:
     """The model's message as it is sent back: without fields that are null or only a reply has."""
-    return Entry(
-        {key: value for key, value in message.items() if value is not None and key not in ("annotations", "parsed")}
-    )
+    return Entry({key: value for key, value in message.items() if value is not None and key not in _ONLY_OF_REPLIES})
 
 
 def _tokens(used: Mapping[str, Any], read: str, written: str) -> dict[str, int] | None:

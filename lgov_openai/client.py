@@ -30,7 +30,7 @@ from lgov_openai.exchange import Answer, Exchange, Received, Send, Steps
 from lgov_openai.responses import ResponsesProtocol
 from lgov_openai.transcript import Transcripts
 from lgov_openai.watching import Watched
-from lgov_openai.wire import JSON, Wire, dump, read_events
+from lgov_openai.wire import JSON, Wire, dump, loads, read_events
 
 if TYPE_CHECKING:
     from lgov_core.governor import Governor
@@ -316,11 +316,12 @@ def _received(response: Any, wire: Wire, *, strict: bool) -> Received:
         return Received(response, None, error=error)
     events: list[JSON] = []
     try:
-        if _is_stream(response):
+        # A stream begins with the name of a field. Where it is judged, it is read as the client will: by its header.
+        if (strict or response.content[:1] != b"{") and _is_stream(response):
             events = read_events(response.content.decode())
             reply = wire.from_stream(events)
         else:
-            reply = json.loads(response.content)
+            reply = loads(response.content)
         if reply is not None:
             turns = wire.turns(reply)
             return Received(response, reply, events, turns=turns, reading=wire.reading(reply, turns))

@@ -42,11 +42,12 @@ class Send:
     again: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # not frozen, which would set each field by a call
 class Received:
-    """What a request brought. ``reply`` is None where ``error`` says why there is none. ``response`` is the client's own.
+    """What a request brought; nobody changes it.
 
-    ``turns`` and ``reading`` are what the protocol reads off the reply.
+    ``reply`` is None where ``error`` says why there is none. ``response`` is the client's own. ``turns`` and ``reading``
+    are what the protocol reads off the reply.
     """
 
     response: Any
@@ -57,9 +58,9 @@ class Received:
     reading: ModelReading | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Answer:
-    """What the program gets: ``received`` as it came if ``reply`` is None, else ``reply`` in its form."""
+    """What the program gets; nobody changes it. ``received`` as it came if ``reply`` is None, else ``reply`` in its form."""
 
     received: Received | None
     reply: JSON | None = None

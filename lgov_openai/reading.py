@@ -52,7 +52,7 @@ class _Known:
     shown: str | None = "["
     state: blake2b = _EMPTY
     digest: str = _EMPTY_DIGEST
-    tail: str = "}"
+    tail: str = ""
     further: JSON | None = None
 
 
@@ -63,6 +63,8 @@ class Requests:
         self._lock = threading.Lock()
         self._known: OrderedDict[str | None, list[_Known]] = OrderedDict()
         self._bytes = 0
+        #: What stood behind the last transcript, and what it says: tools and settings are often the same in all requests.
+        self._tail: tuple[str, JSON] = "}", {}
 
     def read(self, wire: Wire, content: bytes, *, shown: bool) -> Request:
         """The request. Raises ValueError, or what comes of reading something that is none."""
@@ -71,7 +73,7 @@ class Requests:
             rollout = scope.rollout_id if scope is not None else None
             before = self._begins(rollout, content)
             try:
-                found = _read_on(wire, content, before or _opened(wire, content), shown)
+                found = _read_on(wire, content, before or _opened(wire, content), shown, self._tail)
             except Exception:  # noqa: BLE001 - whatever it is, all of it is read then, and says itself what is wrong
                 found = None
             if found is not None:
@@ -89,6 +91,7 @@ class Requests:
 
     def _remember(self, rollout: str | None, before: _Known | None, known: _Known) -> None:
         with self._lock:
+            self._tail = known.tail, known.further or {}
             several = self._known.setdefault(rollout, [])
             self._known.move_to_end(rollout)
             if before is not None and before in several:
@@ -113,12 +116,15 @@ def _opened(wire: Wire, content: bytes) -> _Known:
     return _Known(head + opening, fields)
 
 
-def _read_on(wire: Wire, content: bytes, before: _Known, shown: bool) -> tuple[Request, _Known] | None:
+def _read_on(
+    wire: Wire, content: bytes, before: _Known, shown: bool, tail_before: tuple[str, JSON]
+) -> tuple[Request, _Known] | None:
     """The request that begins with ``before``; None if it is not written as the openai client writes it."""
     rest = content[len(before.text) :].decode()
     read, end = _DECODER.raw_decode(f"[{rest}")  # the bracket is part of ``before``
     tail = rest[end - 1 :]
-    further = before.further if tail == before.tail and before.further is not None else _further(tail)
+    same_tail = {tail_before[0]: tail_before[1], before.tail: before.further}
+    further = same_tail[tail] if tail in same_tail else _further(tail)
     if not read or further is None or wire.transcript in further or wire.transcript in before.head:
         return None
     new = [Entry(entry) for entry in read]

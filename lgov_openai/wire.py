@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias, cast
 
 from lgov_core.governed_call import ModelReading, rewritten_arguments
@@ -86,13 +86,13 @@ class Proposal:
         return hash(self.identity)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # not frozen, which would set each field by a call
 class Turn:
-    """What the model wrote in one reply, or in one choice of it."""
+    """What the model wrote in one reply, or in one choice of it. Nobody changes it."""
 
     entries: Sequence[JSON]
     text: str
-    proposals: Sequence[Proposal] = field(default_factory=tuple[Proposal, ...])
+    proposals: Sequence[Proposal] = ()
 
 
 class Wire(Protocol):
@@ -270,6 +270,18 @@ def read_arguments(raw: str) -> JSON | None:
     except (ValueError, RecursionError):
         return None
     return cast(JSON, value) if isinstance(value, dict) else None
+
+
+_PLAIN_DECODER = json.JSONDecoder()
+
+
+def loads(content: bytes) -> Any:
+    """As `json.loads`, which finds out in which encoding the bytes are: it is seen at once where they are UTF-8."""
+    if content[:1] == b"{" and content[1:2] != b"\0":
+        value, end = _PLAIN_DECODER.raw_decode(text := content.decode("utf-8", "surrogatepass"))
+        if end == len(text):
+            return value
+    return json.loads(content)
 
 
 _WRITE = json_writer()

@@ -41,9 +41,6 @@ _CONTENT = frozenset(
 )
 
 
-_NOTHING: frozenset[str] = frozenset()
-
-
 class _SpanDraft:
     """A span in the making: its slots are those of `Span`, and open."""
 
@@ -151,11 +148,11 @@ class LiveSpan:
 
     def set(self, attributes: Mapping[str, JSONValue]) -> None:
         """Adds attributes; a value of None is left out."""
-        own = self.attributes
-        dropped = _NOTHING if self._observer.capture_content else _CONTENT
-        for key, value in attributes.items():
-            if value is not None and key not in dropped:
-                own[key] = value
+        if not self._observer.capture_content:
+            attributes = {key: value for key, value in attributes.items() if key not in _CONTENT}
+        if None in attributes.values():
+            attributes = {key: value for key, value in attributes.items() if value is not None}
+        self.attributes.update(attributes)
 
     def active(self) -> AbstractContextManager[LiveSpan, None]:
         """Makes this the current span inside the block. In a generator it must not stay open across a ``yield``."""

@@ -21,6 +21,7 @@ from lgov_openai.chat import ChatProtocol
 from lgov_openai.client import Door
 from lgov_openai.reading import Request, Requests
 from lgov_openai.responses import ResponsesProtocol
+from lgov_openai.wire import loads
 
 WIRE = ChatProtocol()
 TOOLS = [{"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}]
@@ -312,3 +313,24 @@ def test_what_nobody_understands_is_sent_and_its_call_shown() -> None:
         assert program.ask(messages, {"role": "assistant", "content": "done"})["content"] == "done"
     assert [semconv.INPUT_MESSAGES in span.attributes for span in program.shown(semconv.CHAT)] == [False, False]
     assert program.ask([strange], {"role": "assistant", "content": "done"})["content"] == "done"
+
+
+def test_conversations_with_other_tools_and_settings_take_turns_and_keep_their_own() -> None:
+    requests = Requests()
+    for turns in range(3):
+        for name, temperature in (("one", 0.1), ("two", 0.2), ("three", None)):
+            further = {} if temperature is None else {"temperature": temperature}
+            content = written(conversation(turns, name), **further)
+            assert said(read(requests, content)) == said(by_itself(content)), (turns, name)
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16", "utf-16-le", "utf-16-be", "utf-32", "utf-32-le"])
+@pytest.mark.parametrize("text", ['{"a": "ü"}', ' {"a": 1}\n', '{"a": 1}\r\n ', "{}", "[1]", '"a"'])
+def test_a_reply_is_read_in_every_encoding_that_json_may_have(text: str, encoding: str) -> None:
+    assert loads(text.encode(encoding)) == json.loads(text)
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b'{"a": 1} 2', b"{\xff}", b"{\0"])
+def test_a_reply_that_is_no_json_is_an_error(content: bytes) -> None:
+    with pytest.raises(ValueError, match=r"."):
+        loads(content)
