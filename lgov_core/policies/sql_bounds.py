@@ -26,6 +26,18 @@ _WRAPPERS = (
     exp.Month,
     exp.Mod,
 )
+#: What takes a part of a column's value: it limits where it must be equal to something.
+_PARTS = (
+    exp.Extract,
+    exp.JSONExtract,
+    exp.JSONExtractScalar,
+    exp.JSONBExtract,
+    exp.JSONBExtractScalar,
+    exp.Year,
+    exp.Month,
+)
+#: Parts of a date that differ between rows.
+_UNITS = frozenset({"year", "quarter", "month", "week", "day", "dow", "doy", "hour", "dayofweek"})
 #: Columns that number rows.
 _ID = re.compile(r"(?:.*_)?(?:id|pk|key|uuid|guid|rowid|oid|nr|no|num)|.*(?:[a-z]I[dD]|[A-Z]ID)")
 _DATE = re.compile(r"(\d{4})-\d\d?-\d\d?(?:[T ].*)?")
@@ -118,6 +130,28 @@ def _constant_of(select: exp.Expr) -> exp.Expr | None:
     return select.expressions[0].unalias() if plain and len(select.expressions) == 1 else None
 
 
+def is_wide(comparison: type[exp.Expr], side: object, bound: object) -> bool:
+    """Whether a part of a date is compared with a bound that every date keeps: a year since 1970, a month up to 12."""
+    while isinstance(side, exp.Paren | exp.Cast):
+        side = side.this
+    if not isinstance(side, _PARTS) or not isinstance(bound, exp.Literal):
+        return False
+    number = _number(bound.name)
+    if number is None or comparison in (exp.NEQ, exp.NullSafeNEQ):
+        return number is None or not 1 <= number <= _LAST_YEAR
+    up = comparison in (exp.GT, exp.GTE)
+    return number <= 1 or 31 < number <= _FIRST_YEAR if up else 12 <= number <= 31 or number >= _LAST_YEAR
+
+
+def is_some(value: object) -> bool:
+    """Whether a value (a list, a document) that a column must contain is written out and holds anything at all."""
+    if isinstance(value, exp.Cast | exp.Paren):
+        return is_some(value.this)
+    if isinstance(value, exp.Literal):
+        return any(char.isalnum() for char in value.name) and value.name.strip().lower() != "empty"
+    return isinstance(value, exp.Array) and bool(value.expressions) and value.find(exp.Column) is None
+
+
 def _number(text: str) -> float | None:
     try:
         return float(text)
@@ -125,12 +159,19 @@ def _number(text: str) -> float | None:
         return None
 
 
-def column_of(side: object) -> exp.Column | None:
-    """The column on one side of a comparison, perhaps wrapped in what leaves rows apart; None where there is none."""
-    while isinstance(side, _WRAPPERS):
+def column_of(side: object, *, parts: bool = False) -> exp.Column | None:
+    """The column on one side of a comparison, perhaps wrapped in what leaves rows apart; None where there is none.
+
+    ``parts``: also where only a part of its value is compared, the year of a date or a key of a document.
+    """
+    while isinstance(side, _WRAPPERS + _PARTS if parts else _WRAPPERS):
         if isinstance(side, exp.Mod) and not _tells_apart(side.expression):
             return None
-        side = side.this
+        if isinstance(side, exp.Substring) and getattr(side.args.get("length"), "name", "") == "0":
+            return None
+        if isinstance(side, exp.Extract) and side.name.lower() not in _UNITS:
+            return None
+        side = side.expression if isinstance(side, exp.Extract) else side.this
     return side if isinstance(side, exp.Column) and not isinstance(side.this, exp.Star) else None
 
 

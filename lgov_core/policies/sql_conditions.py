@@ -7,6 +7,8 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from sqlglot import exp
 
+from lgov_core.policies.sql_sources import Source
+
 #: Columns that hold a truth value also where it is written as a number or a text.
 _FLAG = re.compile(r"(?:is|has|was|can)_.+|(?:.*_)?(?:active|enabled|disabled|deleted|archived|flag)")
 _WRITTEN = {"0": False, "f": False, "n": False, "false": False, "1": True, "t": True, "y": True, "true": True}
@@ -38,6 +40,17 @@ def sides(disjunction: exp.Or) -> Iterator[object]:
         inner = part.unnest() if isinstance(part, exp.Paren) else part
         if isinstance(inner, exp.Or):
             pending.extend((inner.this, inner.expression))
+        else:
+            yield part
+
+
+def branches(query: exp.Expr) -> Iterator[exp.Expr]:
+    """The queries of which a query gives rows: both of a UNION, the first of EXCEPT and INTERSECT."""
+    pending = [query]
+    while pending:
+        part = pending.pop().unnest()
+        if isinstance(part, exp.SetOperation):
+            pending.extend((part.this, part.expression) if isinstance(part, exp.Union) else (part.this,))
         else:
             yield part
 
@@ -109,11 +122,10 @@ def gives_one_row(select: exp.Select) -> bool:
 
 def gives_constants(query: exp.Expr) -> bool:
     """Whether a query gives no column of what it reads, or is said to find nothing."""
-    select = query.unnest()
-    if isinstance(select, exp.SetOperation):
-        return gives_constants(select.this) and gives_constants(select.expression)
-    if not isinstance(select, exp.Select):
-        return False
+    return all(isinstance(part, exp.Select) and _gives_constants(part) for part in branches(query))
+
+
+def _gives_constants(select: exp.Select) -> bool:
     where, limit = select.args.get("where"), select.args.get("limit")
     return (
         not any(item.is_star or item.find(exp.Column) for item in select.expressions)
@@ -127,6 +139,24 @@ def gives_row_numbers(query: exp.Expr, nodes: Sequence[exp.Expr]) -> bool:
     if not any(isinstance(node, exp.RowNumber) for node in nodes):
         return False
     items = query.expressions if isinstance(query, exp.Select) else []
+    if any(isinstance(node, exp.TableAlias) and node.columns for node in nodes):
+        return True  # the names are others further out
     names = {column.name.lower() for item in items for column in item.find_all(exp.Column, exp.Star)}
     named = [node for node in nodes if isinstance(node, exp.Alias) and names & {node.alias.lower(), "*"}]
     return any(item.find(exp.RowNumber) is not None for item in (*items, *named))
+
+
+def removes_doubles(parts: Iterable[exp.Expr], target: Source, others: Sequence[Source]) -> bool:
+    """Whether ``parts`` tie a table to itself by one column, and keep by another one the first or last row of each kind."""
+    if len(others) != 1 or others[0].table != target.table or others[0].query is not None:
+        return False
+    known_as = {*target.known_as} - others[0].known_as, others[0].known_as
+    same: set[str] = set()
+    ordered: set[str] = set()
+    for part in parts:
+        one, two = (part.this, part.expression) if isinstance(part, exp.EQ | exp.LT | exp.GT) else (None, None)
+        if isinstance(one, exp.Column) and isinstance(two, exp.Column) and one.name.lower() == two.name.lower():
+            tables = one.table.lower(), two.table.lower()
+            if all(any(table in names for table in tables) for names in known_as):
+                (same if isinstance(part, exp.EQ) else ordered).add(one.name.lower())
+    return bool(same - ordered and ordered - same)

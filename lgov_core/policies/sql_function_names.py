@@ -313,6 +313,11 @@ HARMLESS: Final = {
     "trino": frozenset(
         words(
             """
+            great_circle_distance simplify_geometry st_area st_asbinary st_boundary st_buffer st_centroid st_convexhull
+            st_coorddim st_crosses st_difference st_dimension st_disjoint st_endpoint st_envelope st_equals st_geometrytype
+            st_intersection st_isempty st_isvalid st_length st_linefromtext st_linestring st_multipoint st_numpoints
+            st_overlaps st_perimeter st_pointn st_polygon st_startpoint st_touches st_union st_xmax st_xmin st_ymax st_ymin
+            to_spherical_geography geometry_union
             classifier match_number next prev
             all_match any_match approx_count_distinct approx_distinct approx_most_frequent approx_percentile approx_set
             arbitrary array_average array_distinct array_except array_first array_frequency array_has_duplicates

@@ -22,6 +22,7 @@ from lgov_core.policies.sql_rules import SEVERITIES, Settings, folded, may_mean,
 from lgov_core.policies.sql_statements import (
     SHORTHANDS,
     TRANSACTION_WORDS,
+    as_delete_or_update,
     as_query,
     declares_values,
     described,
@@ -42,6 +43,8 @@ _WITHOUT_ROWID = re.compile(r"\Acreate\s(?s:.*)\)(\s*without\s+rowid)\Z", re.IGN
 _WRITE_TOP = re.compile(r"(?:update|delete)\s+(top\s*\(\s*\d+\s*\))", re.IGNORECASE)
 #: First words that leave the kind of statement to the syntax tree.
 _OPENINGS = frozenset({"WITH", "(", "TABLE", "FROM"})
+#: Dialects in which a query may begin with FROM: DuckDB's, and BigQuery's with pipes.
+_FROM_FIRST = frozenset({"duckdb", "bigquery"})
 #: First words of queries.
 _QUERIES = _OPENINGS | {"SELECT", "VALUES"}
 _CREATABLE = frozenset({"table", "view", "index"})
@@ -55,6 +58,8 @@ _PLAIN_CREATE = "Only a plain CREATE TABLE, VIEW or INDEX is allowed."
 _ADVICE = "Only SELECT is allowed here."
 #: What ``TABLE(...)`` takes for the name of a table.
 _NAMES_AS_VALUES = (exp.Literal, exp.Parameter, exp.Placeholder, exp.SessionParameter)
+#: What SQL Server asks of a column of XML, by a path that is written out.
+_XML_METHODS = frozenset({"value", "query", "exist", "nodes"})
 #: Qualifiers of functions that belong to the database and only compute.
 _OWN_QUALIFIERS = frozenset({"", "pg_catalog", "safe", "net", "hll_count", "dbms_random"})
 
@@ -123,10 +128,10 @@ class Reading:
         """Raises `Found`; gives the text to run instead, or None."""
         first = statement.text[0] if statement.text[0] == "(" else statement.text.split(None, 1)[0]
         word = re.split(r"\W", first, maxsplit=1)[0].upper() or first
-        kind = "TRANSACTION" if word in TRANSACTION_WORDS else "DESCRIBE" if word == "DESC" else word
-        if self.dialect == "duckdb" and word in SHORTHANDS:
-            return self._check_shorthand(statement, word, explained)
-        if kind not in sql_names.KINDS and (kind not in _OPENINGS or (kind == "FROM" and self.dialect != "duckdb")):
+        kind = self._kind_of(word)
+        if (same := self._in_usual_words(statement, word)) is not None:
+            return self._check_statement(same, explained=explained or word == "SUMMARIZE")
+        if not self._begins_statement(kind):
             raise Found("sql-unparsable", f"{first[:20]!r} does not begin a statement.", Severity.MEDIUM)
         if self._only_describes(statement, kind) or self._only_declares(statement, kind):
             return None
@@ -153,11 +158,25 @@ class Reading:
             return self._check_parsed(statement, kind, explained)
         return None
 
-    def _check_shorthand(self, statement: Statement, word: str, explained: bool) -> str | None:
+    def _kind_of(self, word: str) -> str:
+        if word in TRANSACTION_WORDS:
+            return "TRANSACTION"
+        describes = word == "DESC" or (word == "EXISTS" and self.dialect == "clickhouse")
+        return "DESCRIBE" if describes else word
+
+    def _begins_statement(self, kind: str) -> bool:
+        return kind in sql_names.KINDS or (kind in _OPENINGS and (kind != "FROM" or self.dialect in _FROM_FIRST))
+
+    def _in_usual_words(self, statement: Statement, word: str) -> Statement | None:
+        """What a shorthand of DuckDB, or ClickHouse's ALTER TABLE ... DELETE, stands for; None for anything else."""
+        if self.dialect == "clickhouse" and word == "ALTER" and word not in self.settings.denied_kinds:
+            return as_delete_or_update(statement)
+        if self.dialect != "duckdb" or word not in SHORTHANDS:
+            return None
         query = as_query(statement, word, _QUERIES)
         if query is None:
             raise _unparsable(f"this {word}")
-        return self._check_statement(query, explained=explained or word == "SUMMARIZE")
+        return query
 
     def _only_describes(self, statement: Statement, kind: str) -> bool:
         """Whether the statement says how tables are made, and no more; raises `Found` for a table that is closed."""
@@ -240,7 +259,8 @@ class Reading:
         return tree, tokens
 
     def _check_tree(self, statement: Statement, tree: exp.Expr, nodes: list[exp.Expr]) -> None:
-        if not isinstance(tree, sql_tree.ROOTS):
+        several = self.dialect == "oracle" and isinstance(tree, exp.MultitableInserts)  # INSERT ALL
+        if not several and not isinstance(tree, sql_tree.ROOTS):
             raise _unparsable("this statement")
         if self.dialect in _FILE_CLAUSES and not _FILE_WORDS.isdisjoint(statement.words):
             raise Found("sql-denied-statement", "INFILE and OUTFILE are not allowed.", Severity.CRITICAL)
@@ -300,6 +320,8 @@ class Reading:
             return
         qualifier, function = unknown
         shown = f"{qualifier}.{function}" if qualifier else function
+        if self.dialect in ("tsql", "fabric") and qualifier and function in _XML_METHODS and _has_literals_only(node):
+            return
         own = qualifier in _OWN_QUALIFIERS
         if shown in self.settings.functions or (own and function in self.settings.functions):
             return
@@ -362,6 +384,10 @@ ALLOWED = Verdict()
 
 def _makes_nothing(word: str) -> bool:
     return word not in _CREATABLE
+
+
+def _has_literals_only(call: exp.Expr) -> bool:
+    return bool(call.expressions) and all(isinstance(argument, exp.Literal) for argument in call.expressions)
 
 
 def _denied_table(table: str) -> Found:

@@ -119,7 +119,7 @@ def _columns(source: exp.Expr, known: Known) -> frozenset[str] | None:
         name = source.name.lower()
         query = None if source.db else known.queries.get(name)
         if query is None:
-            return frozenset({"dummy"}) if name == "dual" and not source.db else None
+            return frozenset() if name == "dual" and not source.db else None
         if not _renamed(source):
             return _columns(query.parent, known) if isinstance(query.parent, exp.CTE) else None
     if renamed := _renamed(source):

@@ -25,6 +25,12 @@ class Source:
     known_as: frozenset[str]
     query: exp.Expr | None = None
     copy: bool = False
+    schema: str = ""
+
+    def may_be(self, table: exp.Table) -> bool:
+        """Whether ``table`` may be the same one: it has its name, and no other schema's."""
+        other = table.db.lower()
+        return table.name.lower() == self.table and (not other or not self.schema or other == self.schema)
 
 
 def sources_of(statement: exp.Update | exp.Delete) -> tuple[Source, list[Source], list[exp.Expr]] | None:
@@ -50,9 +56,9 @@ def sources_of(statement: exp.Update | exp.Delete) -> tuple[Source, list[Source]
     own = next((node for node in nodes if isinstance(node, exp.Table) and node.alias_or_name.lower() == name), None)
     if own is not None:  # UPDATE s ... FROM staff AS s
         nodes.remove(own)
-        written = Source(own.name.lower(), frozenset({name}))
+        written = Source(own.name.lower(), frozenset({name}), schema=own.db.lower())
     else:
-        written = Source(name, frozenset({name, target.alias_or_name.lower()}))
+        written = Source(name, frozenset({name, target.alias_or_name.lower()}), schema=target.db.lower())
     return written, [_source(node) for node in nodes], ties
 
 

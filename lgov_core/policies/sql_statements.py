@@ -16,6 +16,7 @@ SHORTHANDS = frozenset({"SUMMARIZE", "PIVOT", "UNPIVOT"})
 _PLAIN_NAME = r"[^\W\d]\w*"
 _NAME = rf'(?:{_PLAIN_NAME}|"[^"]+"|`[^`]+`)'
 _PATH = rf"{_NAME}(?:\s*\.\s*{_NAME}){{0,2}}"
+_PLAIN_PATH = rf"{_PLAIN_NAME}(?:\s*\.\s*{_PLAIN_NAME})?"
 _PATH_ALONE = re.compile(_PATH)
 _WORDS_OF_DUCKDB = SHORTHANDS | {"DESCRIBE", "DESC", "SHOW", "EXPLAIN"}
 _ISOLATION = r"isolation\s+level\s+(?:serializable|snapshot|repeatable\s+read|read\s+(?:un)?committed)"
@@ -34,6 +35,14 @@ _VARIABLE = (
     r"@\w+\s+(?:as\s+)?[^\W\d]\w*(?:\s*\(\s*(?:\d+|max)(?:\s*,\s*\d+)?\s*\))?"
     r"(?:\s*=\s*(?:[-+]?\d+(?:\.\d+)?|n?'(?:[^']|'')*+'|null))?"
 )
+#: BigQuery's, which have a type, a plain value or both.
+_DEFAULT = (
+    r"default\s+(?:[-+]?\d+(?:\.\d+)?|(?:date|timestamp|datetime)?\s*'[^'\\]*'|true|false|null"
+    r"|current_(?:date|timestamp|datetime)\s*(?:\(\s*\))?)"
+)
+_NAMED_VALUES = re.compile(
+    rf"declare\s+{_PLAIN_NAME}(?:\s*,\s*{_PLAIN_NAME})*(?:\s+(?!default\b){_PLAIN_NAME})?(?:\s+{_DEFAULT})?", re.I
+)
 _VARIABLES = re.compile(rf"declare\s+{_VARIABLE}(?:\s*,\s*{_VARIABLE})*", re.I)
 _PRAGMA = re.compile(
     r"""pragma\s+(?:\w+\s*\.\s*)?(\w+)\s*(?:\(\s*(['"`\[]?)([^'"`\[\]()=;]*)['"`\]]?\s*\))?""", re.IGNORECASE
@@ -42,10 +51,13 @@ _SHOW = MYSQL_FAMILY.union(
     words("snowflake duckdb clickhouse redshift hive spark databricks trino presto athena drill")
 )
 _DESCRIBE = (_SHOW - {"redshift"}) | {"oracle"}
+_MUTATION = re.compile(
+    rf"alter\s+table\s+(?P<path>{_PLAIN_PATH})\s+(?:(?P<delete>delete)\s+(?=where\b)|update\s+)", re.I
+)
 _LIKE = r"(?:\s+like\s+'[^'\\]*')?"
 _DESCRIBES_ONE = re.compile(
     rf"(?:describe|desc)(?:\s+(?:table|view))?(?:\s+(?:extended|formatted))?\s+(?P<path>{_PATH})"
-    rf"|(?:show\s+create\s+(?:table|view)|show\s+partitions)\s+(?P<made>{_PATH})"
+    rf"|(?:show\s+create\s+(?:table|view)|show\s+partitions|show\s+stats\s+for|exists(?:\s+(?:table|view))?)\s+(?P<made>{_PATH})"
     rf"|show(?:\s+(?:full|extended))*\s+(?:columns|fields|index|indexes|indices|keys)\s+(?:from|in)(?:\s+table)?\s+(?P<of>{_PATH})"
     rf"(?:\s+(?:from|in)\s+(?P<within>{_NAME}))?{_LIKE}",
     re.I,
@@ -65,7 +77,9 @@ def is_transaction(text: str, dialect: str) -> bool:
 
 
 def declares_values(text: str, dialect: str) -> bool:
-    """Whether a statement only gives variables of SQL Server their types and plain values."""
+    """Whether a statement only gives variables of SQL Server, or BigQuery, their types and plain values."""
+    if dialect == "bigquery":
+        return _NAMED_VALUES.fullmatch(text) is not None
     return dialect in ("tsql", "fabric") and _VARIABLES.fullmatch(text) is not None
 
 
@@ -81,12 +95,26 @@ def described(text: str, kind: str, dialect: str) -> tuple[str, str] | None:
         return "", (match[3] or "").strip().lower()
     if dialect not in (_SHOW if kind == "SHOW" else _DESCRIBE):
         return None
+    if dialect in ("databricks", "spark"):
+        text = re.sub(r"(?i)\A(desc(?:ribe)?)\s+(?:history|detail)\s", r"\1 ", text)
     if (match := _DESCRIBES_ALL.fullmatch(text)) is not None:
         return ".".join(_parts(match["within"] or "")), ""
     if (match := _DESCRIBES_ONE.fullmatch(text)) is None:
         return None
     *schema, table = _parts(match["path"] or match["made"] or match["of"])
     return ".".join([*_parts(match["within"] or ""), *schema]), table
+
+
+def as_delete_or_update(statement: Statement) -> Statement | None:
+    """What ClickHouse's ``ALTER TABLE t DELETE WHERE ...``, or UPDATE, does, as a statement of that name; None for another."""
+    match = _MUTATION.match(statement.text)
+    if match is None:
+        return None
+    opening = f"DELETE FROM {match['path']} " if match["delete"] else f"UPDATE {match['path']} SET "
+    shift = len(opening) - match.end()
+    quoted = tuple((start + shift, end + shift) for start, end in statement.quoted if start >= match.end())
+    text = opening + statement.text[match.end() :]
+    return Statement(text, statement.words, statement.names, statement.called, statement.qualifiers, quoted)
 
 
 def _parts(path: str) -> list[str]:

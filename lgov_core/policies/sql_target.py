@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from sqlglot import exp
 
 from lgov_core.policies.options import names as words
-from lgov_core.policies.sql_bounds import column_of, insists, is_far
+from lgov_core.policies.sql_bounds import column_of, insists, is_far, is_some, is_wide
 from lgov_core.policies.sql_conditions import (
+    branches,
     conjuncts,
     doubles_of,
     gives_constants,
@@ -109,6 +110,8 @@ class Target:
             is_far(exp.NEQ, column_of(inner.this), item) for item in inner.expressions
         ):
             return False
+        if isinstance(inner, exp.EQ) and isinstance(inner.this, exp.Literal) and isinstance(inner.expression, exp.Any):
+            return self._compares(inner)
         opposite = _OPPOSITE.get(type(inner)) if isinstance(inner, exp.Expr) else None
         if opposite is not None and isinstance(inner, exp.Binary):
             return self._compares(opposite(this=inner.this, expression=inner.expression))
@@ -120,16 +123,21 @@ class Target:
         if isinstance(atom, _POSITIVE + _OPEN):
             return self._compares_sides(atom)
         if isinstance(atom, exp.Is):
-            return self._apart(atom.this, atom.expression)
+            return column_of(atom.this) is not None and self._apart(atom.this, atom.expression)
         if isinstance(atom, exp.Between):
             low, high = atom.args.get("low"), atom.args.get("high")
             if self._is_edge(low) or self._is_edge(high):
                 return False
             if is_far(exp.GTE, column_of(atom.this), low) and is_far(exp.LTE, column_of(atom.this), high):
                 return False
+            if is_wide(exp.GTE, atom.this, low) and is_wide(exp.LTE, atom.this, high):
+                return False
             return self._apart(atom.this, low, exact=False) and self._apart(atom.this, high, exact=False)
         if isinstance(atom, exp.In):
             return self._is_among(atom)
+        if isinstance(atom, exp.ArrayContainsAll | exp.ArrayOverlaps | exp.ArrayContains):
+            list_ = isinstance(atom.expression.unnest(), exp.Array) or not isinstance(atom, exp.ArrayOverlaps)
+            return list_ and self._own(column_of(atom.this)) and is_some(atom.expression)
         return isinstance(atom, exp.Column) and self.known.dialect in _TRUTH_ONLY and self._own(atom)
 
     def _is_among(self, atom: exp.In) -> bool:
@@ -156,8 +164,12 @@ class Target:
         if isinstance(atom, _PATTERNS) and not insists(right, regular=isinstance(atom, _REGULAR)):
             return False
         if isinstance(left, exp.Tuple) and isinstance(right, exp.Tuple):
+            if isinstance(atom, _OPEN):  # the first of each says most
+                return self._compares_sides(kind(this=left.expressions[0], expression=right.expressions[0]))
             return any(self._apart(a, b) for a, b in zip(left.expressions, right.expressions, strict=False))
         if isinstance(right, exp.Any | exp.All):
+            if isinstance(left, exp.Literal):  # it is one of the values in a column
+                return kind is exp.EQ and isinstance(right, exp.Any) and self._own(column_of(right.this))
             if right.find(exp.Select) is None:
                 both = any(takes_both(left, array.expressions) for array in right.find_all(exp.Array))
                 return kind is exp.EQ and isinstance(right, exp.Any) and not both and self._apart(left, right)
@@ -166,16 +178,23 @@ class Target:
                 query = query.expressions[0]
             found = kind is exp.EQ and isinstance(right, exp.Any)  # what is equal to ALL of nothing is every row
             return found and self._own(column_of(left)) and self._leaves_out(query)
-        if isinstance(atom, _OPEN) and (self._is_edge(left) or self._is_edge(right)):
-            return False
-        if isinstance(atom, _OPEN) and (
-            is_far(kind, column_of(left), right) or is_far(_MIRRORED.get(kind, kind), column_of(right), left)
-        ):
+        if isinstance(atom, _OPEN) and self._is_hardly_a_bound(kind, left, right):
             return False
         if kind is exp.NullSafeNEQ and any(side.find(exp.Null, exp.Nullif) is not None for side in (left, right)):
             return False  # IS DISTINCT FROM NULL is IS NOT NULL
+        if kind is exp.NullSafeEQ and column_of(left) is None and column_of(right) is None:
+            return False  # a key that no document has
         exact = isinstance(atom, exp.EQ | exp.NullSafeEQ)
         return self._apart(left, right, exact=exact) or self._apart(right, left, exact=exact)
+
+    def _is_hardly_a_bound(self, kind: type[exp.Expr], left: object, right: object) -> bool:
+        """Whether an open comparison holds for nearly all the rows that there are likely to be."""
+        if self._is_edge(left) or self._is_edge(right):
+            return True
+        return any(
+            is_far(comparison, column_of(side), bound) or is_wide(comparison, side, bound)
+            for comparison, side, bound in ((kind, left, right), (_MIRRORED.get(kind, kind), right, left))
+        )
 
     def _is_edge(self, bound: object) -> bool:
         """Whether a bound is the least or the greatest of this very table, so that it leaves hardly a row out."""
@@ -196,7 +215,7 @@ class Target:
 
         SQLite takes a quoted name that is no column for text: such a name counts only where it must equal another text.
         """
-        column = column_of(side)
+        column = column_of(side, parts=exact)
         if column is None or not self._own(column) or not isinstance(other, exp.Expr):
             return False
         if self.known.dialect == "sqlite" and not column.table and column.this.args.get("quoted"):
@@ -296,7 +315,7 @@ class Target:
                 if name not in done and not self._is_narrowed(table):
                     done.add(name)
                     yield from self._reads_itself(queries[name], path | {name}, done)
-            elif name == self.source.table:
+            elif self.source.may_be(table):
                 within = table.find_ancestor(exp.Select)
                 yield (within if within is not None else exp.Select()), table
 
@@ -319,12 +338,12 @@ class Target:
 
     def _leaves_out(self, query: object) -> bool:
         """Whether ``column IN (query)`` leaves rows out: not when the query may be this table, all of it."""
-        if isinstance(query, exp.SetOperation):
-            both = query.this.unnest(), query.expression.unnest()
-            return all(map(self._leaves_out, both if isinstance(query, exp.Union) else both[:1]))
-        if not isinstance(query, exp.Select | exp.Values) or self.counts_up(query) or self.hands_back(query):
+        if not isinstance(query, exp.Query | exp.Values) or self.hands_back(query):
             return False
-        return self.is_left_out_by(query)
+        return all(
+            isinstance(part, exp.Select | exp.Values) and not self.counts_up(part) and self.is_left_out_by(part)
+            for part in branches(query)
+        )
 
     def is_left_out_by(self, query: exp.Expr) -> bool:
         """Whether ``query`` reads this very table nowhere, or only a part of it."""

@@ -113,6 +113,12 @@ ROOTS = (
     exp.Merge,
     exp.Create,
 )
+#: Settings of a query in ClickHouse that only say how it is answered.
+_PLAIN_SETTINGS = frozenset(
+    words("max_threads max_block_size join_algorithm join_use_nulls final optimize_read_in_order use_query_cache")
+)
+#: Properties of a table in Trino that say how its rows are spread over files, and not where these lie.
+_TRINO_PROPERTIES = frozenset(words("partitioning partitioned_by sorted_by bucketed_by bucket_count format_version"))
 
 
 def kinds(node: exp.Expr) -> tuple[str, ...]:
@@ -156,7 +162,8 @@ def _of_create(node: exp.Expr) -> Iterator[str]:
 
 
 def _of_select(node: exp.Expr) -> Iterator[str]:
-    if node.args.get("settings"):
+    settings = node.args.get("settings") or []
+    if not all(isinstance(one, exp.EQ) and one.this.name.lower() in _PLAIN_SETTINGS for one in settings):
         yield "SET"
 
 
@@ -407,5 +414,6 @@ def is_plain_create(create: exp.Create) -> bool:
         isinstance(found, _PLAIN_PROPERTIES)
         or (isinstance(found, exp.EngineProperty) and _last_name(found.this).lower() in _OWN_ENGINES)
         or (isinstance(found, exp.FileFormatProperty) and found.name.lower() in _OWN_FORMATS)
+        or (isinstance(found, exp.Property) and found.name.lower() in _TRINO_PROPERTIES)
         for found in properties.expressions
     )

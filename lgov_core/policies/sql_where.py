@@ -12,6 +12,7 @@ from dataclasses import replace
 
 from sqlglot import exp
 
+from lgov_core.policies.sql_conditions import conjuncts, removes_doubles
 from lgov_core.policies.sql_sources import Known, Source, sources_of
 from lgov_core.policies.sql_target import Target
 
@@ -36,6 +37,8 @@ def limits(statement: exp.Update | exp.Delete, dialect: str = "") -> bool:
 
     if not others:
         return asked(target).limited_by(where.this)
+    if removes_doubles([part for one in (where.this, *ties) for part in conjuncts(one)], target, others):
+        return True
     if not any(asked(source).limited_by(where.this) for source in (target, *others)):
         return False
     return any(asked(target).limited_by(condition) for condition in (where.this, *ties))
@@ -46,7 +49,7 @@ def ties(merge: exp.Merge, dialect: str = "") -> bool:
     target, using = merge.this, merge.args.get("using")
     if not isinstance(target, exp.Table) or not isinstance(using, exp.Expr):
         return False
-    one = Source(target.name.lower(), frozenset({target.alias_or_name.lower()}))
+    one = Source(target.name.lower(), frozenset({target.alias_or_name.lower()}), schema=target.db.lower())
     other = Source("", frozenset({using.alias_or_name.lower()}))
     asked = Target(one, (other,), Known(dialect, merge, one.table))
     return not asked.is_read_by(using) and asked.limited_by(merge.args.get("on"))
@@ -58,7 +61,7 @@ def upserts_itself(insert: exp.Insert, dialect: str = "") -> bool:
     target = target.this if isinstance(target, exp.Schema) else target
     if not isinstance(target, exp.Table) or not isinstance(query, exp.Expr):
         return not isinstance(target, exp.Table)
-    source = Source(target.name.lower(), frozenset({target.name.lower()}))
+    source = Source(target.name.lower(), frozenset({target.name.lower()}), schema=target.db.lower())
     return not Target(source, (), Known(dialect, insert, source.table)).is_left_out_by(query)
 
 
