@@ -522,6 +522,8 @@ def _answering_within() -> Generator[None]:
     """What would go to the scripted model's server is answered in this process, by the transport of the HTTP client."""
     import openai
 
+    from lgov_core.types import new_id
+
     client = next(one for one in openai.DefaultAsyncHttpxClient.__mro__ if one.__name__ == "AsyncClient")
     library = importlib.import_module(client.__module__.partition(".")[0])
     transport: Any = library.AsyncHTTPTransport
@@ -543,7 +545,7 @@ def _answering_within() -> Generator[None]:
             ]
         choice = {"index": 0, "message": message, "finish_reason": "tool_calls" if "tool_calls" in message else "stop"}
         usage = {"prompt_tokens": 3, "completion_tokens": 2, "total_tokens": 5}
-        whole = {"id": "chatcmpl-1", "object": "chat.completion", "created": 1, "model": "scripted", "usage": usage}
+        whole = {"id": new_id("chatcmpl"), "object": "chat.completion", "created": 1, "model": "scripted", "usage": usage}
         return library.Response(200, json={**whole, "choices": [{**choice, "logprobs": None}]})
 
     transport.handle_async_request = answer
@@ -557,8 +559,9 @@ def _answering_within() -> Generator[None]:
 
 
 def script(body: Mapping[str, Any]) -> Any:
-    """A model that calls a tool as often as the user's text says."""
+    """A model that calls a tool as often as the user's text says. No two calls have one id: results are told apart by it."""
     from lgov_core.testing import ScriptedCall, ScriptedReply
+    from lgov_core.types import new_id
 
     messages = body["messages"]
     asked = next(message["content"] for message in messages if message["role"] == "user")
@@ -569,7 +572,7 @@ def script(body: Mapping[str, Any]) -> Any:
     if done >= turns:
         return "done"
     return ScriptedReply(
-        tool_calls=[ScriptedCall("add", {"a": done, "b": number}, f"call_{done}_{number}") for number in range(wide)]
+        tool_calls=[ScriptedCall("add", {"a": done, "b": number}, new_id("call")) for number in range(wide)]
     )
 
 
