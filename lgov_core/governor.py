@@ -315,7 +315,7 @@ class Governor:
                 self._unseen(policy.name, error, event)
         for impl in reversed(self.manager.hook.lgov_observe.get_hookimpls()):
             try:
-                impl.function(**({"event": event} if impl.argnames else {}))
+                impl.function(event) if impl.argnames else impl.function()
             except Exception as error:  # noqa: BLE001 - observers are isolated from the agent and from each other
                 self._unseen(impl.plugin_name, error, event)
         if isinstance(event, Span) and event.rollout_id is not None:

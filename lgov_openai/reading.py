@@ -36,6 +36,12 @@ class Request:
     entries: Sequence[JSON]
     shown: str | None
     prefixes: Prefixes
+    known: _Known | None = None
+
+    def replied(self, entry: JSON) -> None:
+        """Notes the model's message: as a rule the next request goes on with it, and what was read off it need not be again."""
+        if self.known is not None:
+            self.known.reply = entry
 
 
 @dataclass(slots=True, eq=False)
@@ -43,7 +49,7 @@ class _Known:
     """A request as far as its transcript goes: ``text`` up to where the next entry would stand, ``head`` the fields before.
 
     ``digest`` is that of its entries, ``state`` what makes the next one of it; ``shown`` lacks the closing bracket. ``tail``
-    is what stood behind the transcript, ``further`` what that says.
+    is what stood behind the transcript, ``further`` what that says. ``reply`` is what the model answered, once it has.
     """
 
     text: bytes
@@ -54,6 +60,7 @@ class _Known:
     digest: str = _EMPTY_DIGEST
     tail: str = ""
     further: JSON | None = None
+    reply: JSON | None = None
 
 
 class Requests:
@@ -127,7 +134,8 @@ def _read_on(
     further = same_tail[tail] if tail in same_tail else _further(tail)
     if not read or further is None or wire.transcript in further or wire.transcript in before.head:
         return None
-    new = [Entry(entry) for entry in read]
+    reply = before.reply
+    new = [reply if reply is not None and entry == reply else Entry(entry) for entry in read]
     entries = [*before.entries, *new]
     state = before.state.copy()
     go_on(state, wire, new)
@@ -141,7 +149,7 @@ def _read_on(
     known = _Known(content[:end_of_transcript] + b",", before.head, entries, text, state, digest, tail, further)
     prefixes = Prefixes(wire, entries, None, {len(before.entries): before.digest, len(entries): digest})
     body = {**before.head, wire.transcript: entries, **further}
-    return Request(body, entries, None if text is None else f"{text}]", prefixes), known
+    return Request(body, entries, None if text is None else f"{text}]", prefixes, known), known
 
 
 def _further(tail: str) -> JSON | None:

@@ -40,7 +40,7 @@ class Watched:
         self._governor = governor
         self._memory = memory
         self._wire = wire
-        request = memory.requests.read(wire, content, shown=governor.capture_content)
+        self._request = request = memory.requests.read(wire, content, shown=governor.capture_content)
         self.body: JSON = request.body
         self._entries = request.entries
         self._shown = request.shown
@@ -78,6 +78,8 @@ class Watched:
                 action = tool_action(Point.PRE_TOOL_CALL, proposal.name, proposal.call_id, proposal)
                 pending = Pending(ToolCall(self._governor, action), UNJUDGED, proposal.identity, here, scope)
                 self._memory.proposed(pending)
+        if len(received.turns) == 1:
+            self._request.replied(received.turns[0].entries[0])
         for turn in received.turns:
             for entry in turn.entries:
                 if names := ids_of(self._wire, entry):

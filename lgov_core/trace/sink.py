@@ -44,10 +44,10 @@ class StoreSink:
     @hookimpl
     def lgov_observe(self, event: Any) -> None:
         """Writes ``event`` if it is one of the kinds named above."""
-        if isinstance(event, Reward):
-            self._store.add_rewards((event,))
-        elif isinstance(event, Span):
+        if isinstance(event, Span):
             self._store.add_span(event)
+        elif isinstance(event, Reward):
+            self._store.add_rewards((event,))
         elif isinstance(event, ObservedDecision):
             self._store.add_span(decision_span(event, content=self._content))
         elif isinstance(event, ToolOutcome) and event.action.span_id is None:

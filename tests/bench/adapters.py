@@ -545,7 +545,13 @@ def _answering_within() -> Generator[None]:
             ]
         choice = {"index": 0, "message": message, "finish_reason": "tool_calls" if "tool_calls" in message else "stop"}
         usage = {"prompt_tokens": 3, "completion_tokens": 2, "total_tokens": 5}
-        whole = {"id": new_id("chatcmpl"), "object": "chat.completion", "created": 1, "model": "scripted", "usage": usage}
+        whole = {
+            "id": new_id("chatcmpl"),
+            "object": "chat.completion",
+            "created": 1,
+            "model": "scripted",
+            "usage": usage,
+        }
         return library.Response(200, json={**whole, "choices": [{**choice, "logprobs": None}]})
 
     transport.handle_async_request = answer

@@ -75,7 +75,7 @@ def check(spans: list[Span], *, content: bool) -> None:
     tools = [span for span in spans if span.name == "execute_tool add"]
     assert (len(chats), len(tools)) == (4, 3)
     assert {span.attributes[semconv.TOOL_STATUS] for span in tools} == {"ok"}
-    assert {span.attributes[semconv.TOOL_CALL_ID] for span in tools} == {"call_0_0", "call_1_0", "call_2_0"}
+    assert len({span.attributes[semconv.TOOL_CALL_ID] for span in tools}) == 3
     assert len({span.attributes[semconv.RESPONSE_ID] for span in chats}) == 4
     assert not [span for span in spans if span.name == semconv.DECISION_SPAN_NAME]
     if content:

@@ -334,3 +334,17 @@ def test_a_reply_is_read_in_every_encoding_that_json_may_have(text: str, encodin
 def test_a_reply_that_is_no_json_is_an_error(content: bytes) -> None:
     with pytest.raises(ValueError, match=r"."):
         loads(content)
+
+
+def test_a_message_that_comes_back_as_the_model_wrote_it_is_read_once_and_a_changed_one_anew() -> None:
+    for changed in (False, True):
+        requests = Requests()
+        first = read(requests, written(conversation(0)))
+        message, result = turn(0)
+        answered = {"role": "assistant", "tool_calls": message["tool_calls"]}
+        (own,) = WIRE.turns({"choices": [{"message": message}]})
+        first.replied(own.entries[0])
+        sent = {**answered, "content": "but"} if changed else answered
+        second = read(requests, written([*conversation(0), sent, result]))
+        assert (second.entries[2] is own.entries[0]) is not changed
+        assert said(second) == said(by_itself(written([*conversation(0), sent, result])))
