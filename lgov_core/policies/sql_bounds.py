@@ -117,9 +117,14 @@ def is_far(comparison: type[exp.Expr], column: exp.Column | None, bound: object)
         inner = bound.this if isinstance(bound, exp.Neg) else bound
         number = _number(inner.name) if isinstance(inner, exp.Literal) else None
         number = -number if negated and number is not None else number
-    if number is None or (_ID.fullmatch(column.name) is None and _ID.fullmatch(column.name.lower()) is None):
+    if number is None or not numbers_rows(column):
         return False
     return (up and number <= 1) or (down and number >= _LAST_NUMBER) or (different and number <= 0)
+
+
+def numbers_rows(column: exp.Column | None) -> bool:
+    """Whether a column has the name of one that numbers rows."""
+    return column is not None and any(_ID.fullmatch(name) is not None for name in (column.name, column.name.lower()))
 
 
 def _constant_of(select: exp.Expr) -> exp.Expr | None:
@@ -164,6 +169,8 @@ def column_of(side: object, *, parts: bool = False) -> exp.Column | None:
 
     ``parts``: also where only a part of its value is compared, the year of a date or a key of a document.
     """
+    if parts and isinstance(side, exp.Anonymous) and side.name.lower() == "json_unquote" and side.expressions:
+        side = side.expressions[0]
     while isinstance(side, _WRAPPERS + _PARTS if parts else _WRAPPERS):
         if isinstance(side, exp.Mod) and not _tells_apart(side.expression):
             return None

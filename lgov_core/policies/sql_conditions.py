@@ -113,11 +113,10 @@ def is_counter(function: exp.Expr) -> bool:
 def gives_one_row(select: exp.Select) -> bool:
     """Whether a query is an aggregate of all that it finds: it gives one row, also where it finds none."""
     grouped = select.args.get("group")
-    return not (grouped and grouped.expressions) and any(
-        not isinstance(function.parent, exp.Window)
-        for item in select.expressions
-        for function in item.find_all(exp.AggFunc)
-    )
+    if grouped and grouped.expressions:
+        return False
+    aggregates = (function for item in select.expressions for function in item.find_all(exp.AggFunc))
+    return bool(select.args.get("having")) or any(not isinstance(one.parent, exp.Window) for one in aggregates)
 
 
 def gives_constants(query: exp.Expr) -> bool:

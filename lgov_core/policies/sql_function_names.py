@@ -130,6 +130,7 @@ HARMLESS: Final = {
     "tsql": frozenset(
         words(
             """
+            point
             approx_count_distinct approx_percentile_cont approx_percentile_disc atn2 binary_checksum cast char charindex
             checksum checksum_agg choose compress convert count_big current_timezone current_timezone_id current_user
             datalength date_bucket datediff_big datefromparts datename datepart datetime2fromparts datetimefromparts
@@ -365,7 +366,8 @@ HARMLESS: Final = {
             generateuuidv4 generateuuidv7 geodistance geohashdecode geohashencode geotoh3 geotos2 greatcircleangle
             greatcircledistance greater greatercircledistance greaterorequals grouparray grouparrayinsertat
             grouparrayintersect grouparraylast grouparraymovingavg grouparraymovingsum grouparraysample grouparraysorted
-            groupbitand groupbitmap groupbitor groupbitxor groupconcat groupuniqarray h3getresolution h3toparent halfmd5 has
+            groupbitand groupbitmap groupbitor groupbitxor groupconcat groupuniqarray geohashesinbox h3distance h3getresolution
+            h3isvalid h3kring h3tochildren h3togeo h3togeoboundary h3toparent h3tostring halfmd5 has
             hasall hasany hassubsequence hassubstr hastoken hastokencaseinsensitive histogram hypot identity idnaencode
             ifnotfinite ignore ilike in indexof initcaputf8 initializeaggregation intdiv intdivorzero intervallengthsum
             intexp10 intexp2 inthash32 inthash64 inttimestamp ipv4cidrtorange ipv4numtostring ipv4stringtonum

@@ -39,7 +39,9 @@ _EXPLAIN = re.compile(
 )
 #: Dialects in which DESCRIBE before a query says how it is answered, or which columns it has, as EXPLAIN would.
 _DESCRIBE_QUERIES = MYSQL_FAMILY | {"duckdb"}
-_WITHOUT_ROWID = re.compile(r"\Acreate\s(?s:.*)\)(\s*without\s+rowid)\Z", re.IGNORECASE)
+_WITHOUT_ROWID = re.compile(
+    r"\Acreate\s(?s:.*)\)(\s*(?:strict\s*,\s*)?without\s+rowid(?:\s*,\s*strict)?)\Z", re.IGNORECASE
+)
 _WRITE_TOP = re.compile(r"(?:update|delete)\s+(top\s*\(\s*\d+\s*\))", re.IGNORECASE)
 #: First words that leave the kind of statement to the syntax tree.
 _OPENINGS = frozenset({"WITH", "(", "TABLE", "FROM"})
@@ -58,8 +60,9 @@ _PLAIN_CREATE = "Only a plain CREATE TABLE, VIEW or INDEX is allowed."
 _ADVICE = "Only SELECT is allowed here."
 #: What ``TABLE(...)`` takes for the name of a table.
 _NAMES_AS_VALUES = (exp.Literal, exp.Parameter, exp.Placeholder, exp.SessionParameter)
-#: What SQL Server asks of a column of XML, by a path that is written out.
+#: What SQL Server asks of a column of XML, by a path that is written out, and of a place.
 _XML_METHODS = frozenset({"value", "query", "exist", "nodes"})
+_PLACE_METHODS = frozenset({"stdistance", "stintersects", "stwithin", "stcontains", "stastext", "starea", "stlength"})
 #: Qualifiers of functions that belong to the database and only compute.
 _OWN_QUALIFIERS = frozenset({"", "pg_catalog", "safe", "net", "hll_count", "dbms_random"})
 
@@ -320,7 +323,7 @@ class Reading:
             return
         qualifier, function = unknown
         shown = f"{qualifier}.{function}" if qualifier else function
-        if self.dialect in ("tsql", "fabric") and qualifier and function in _XML_METHODS and _has_literals_only(node):
+        if self.dialect in ("tsql", "fabric") and qualifier and _asks_a_column(node, function):
             return
         own = qualifier in _OWN_QUALIFIERS
         if shown in self.settings.functions or (own and function in self.settings.functions):
@@ -386,8 +389,12 @@ def _makes_nothing(word: str) -> bool:
     return word not in _CREATABLE
 
 
-def _has_literals_only(call: exp.Expr) -> bool:
-    return bool(call.expressions) and all(isinstance(argument, exp.Literal) for argument in call.expressions)
+def _asks_a_column(call: exp.Expr, function: str) -> bool:
+    """Whether a method of SQL Server's own types is called on a column."""
+    if function in _PLACE_METHODS:
+        return True
+    arguments = call.expressions
+    return function in _XML_METHODS and bool(arguments) and all(isinstance(one, exp.Literal) for one in arguments)
 
 
 def _denied_table(table: str) -> Found:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from sqlglot import exp
 
 from lgov_core.policies.options import names as words
-from lgov_core.policies.sql_bounds import column_of, insists, is_far, is_some, is_wide
+from lgov_core.policies.sql_bounds import column_of, insists, is_far, is_some, is_wide, numbers_rows
 from lgov_core.policies.sql_conditions import (
     branches,
     conjuncts,
@@ -99,8 +99,10 @@ class Target:
         return not (in_or and isinstance(atom, _OPEN)) and self._compares(atom)
 
     def _limited_by_not(self, inner: object) -> bool:
-        if isinstance(inner, exp.Is | exp.Exists | exp.Between):
+        if isinstance(inner, exp.Is | exp.Between):
             return False
+        if isinstance(inner, exp.Exists):
+            return self._lacks_a_match(inner.this)
         if isinstance(inner, exp.In) and (query := inner.args.get("query")) is not None:
             own = self._own(column_of(inner.this))
             if own and self.source.table not in self.known.queries and doubles_of(inner) == self.source.table:
@@ -192,9 +194,18 @@ class Target:
         if self._is_edge(left) or self._is_edge(right):
             return True
         return any(
-            is_far(comparison, column_of(side), bound) or is_wide(comparison, side, bound)
+            is_far(comparison, column_of(side), bound)
+            or is_wide(comparison, side, bound)
+            or (numbers_rows(column_of(side)) and self._is_computed(bound))
             for comparison, side, bound in ((kind, left, right), (_MIRRORED.get(kind, kind), right, left))
         )
+
+    def _is_computed(self, bound: object) -> bool:
+        """Whether a bound is what a query makes of constants: perhaps nought."""
+        query = bound.unnest() if isinstance(bound, exp.Expr) else None
+        if not isinstance(query, exp.Query):
+            return False
+        return gives_constants(query) or not self._reads_rows(self._with_named(query))
 
     def _is_edge(self, bound: object) -> bool:
         """Whether a bound is the least or the greatest of this very table, so that it leaves hardly a row out."""
@@ -399,3 +410,12 @@ class Target:
                 if None not in sides and len(own) == 1 and own[0].table.lower() in known_as:
                     return True
         return False
+
+    def _lacks_a_match(self, query: exp.Expr) -> bool:
+        """Whether NOT EXISTS (query) picks out what stored tables, and not constants, have no row for."""
+        where = query.args.get("where")
+        if not self._depends_on_row(query) or not isinstance(where, exp.Where) or query.args.get("limit"):
+            return False
+        if len(self._with_named(query)) > 1 or any(part.find(exp.Column) is None for part in conjuncts(where.this)):
+            return False
+        return sum(isinstance(node, exp.Select) for node in self.known.nodes(query)) == 1
