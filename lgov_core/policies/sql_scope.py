@@ -8,7 +8,7 @@ from typing import NamedTuple
 from sqlglot import exp
 
 from lgov_core.policies.options import names as words
-from lgov_core.policies.sql_sources import Known, Source
+from lgov_core.policies.sql_sources import Known, Source, is_function
 
 #: Parts of a query that choose, group and order its rows, and give nothing.
 _CHOOSING = frozenset(words("where on having qualify group order distinct limit offset"))
@@ -25,7 +25,7 @@ _OF_VALUES = {
     "spark": "col",
     "databricks": "col",
 }
-#: The columns, in all databases that have it, of a function in the place of a table; each has one of its own name, too.
+#: The columns, in all databases that have it, of a function in the place of a table; another's has the name of its alias.
 _OF_FUNCTIONS = {
     **dict.fromkeys(words("json_each jsonb_each json_each_text jsonb_each_text json_tree openjson"), ("key", "value")),
     **dict.fromkeys(words("json_array_elements jsonb_array_elements json_array_elements_text"), ("value",)),
@@ -115,7 +115,7 @@ def _of_source(source: exp.Expr, known: Known) -> _Seen:
 
 def _columns(source: exp.Expr, known: Known) -> frozenset[str] | None:
     """The columns of what stands in FROM, or in WITH, in lower case; None where it may have any."""
-    if isinstance(source, exp.Table) and not isinstance(source.this, exp.Func):
+    if isinstance(source, exp.Table) and not is_function(source):
         name = source.name.lower()
         query = None if source.db else known.queries.get(name)
         if query is None:
@@ -132,7 +132,10 @@ def _columns(source: exp.Expr, known: Known) -> frozenset[str] | None:
     inner = source.this
     if isinstance(source, exp.Lateral) and isinstance(inner, exp.Subquery):
         return _columns(inner, known)
-    return _of_function(inner if isinstance(inner, exp.Func) else source) | {source.alias_or_name.lower()}
+    function = inner if isinstance(inner, exp.Func) else source
+    defined = [column.name.lower() for column in function.find_all(exp.JSONColumnDef, exp.OpenJSONColumnDef)]
+    name = _name_of(function)
+    return frozenset(defined or _OF_FUNCTIONS.get(name) or (source.alias.lower() or name,))
 
 
 def _renamed(source: exp.Expr) -> frozenset[str]:
@@ -163,7 +166,8 @@ def _given(query: exp.Expr, known: Known) -> frozenset[str] | None:
                 return None
             found |= of_all
         else:
-            found |= {item.alias_or_name.lower()} if item.alias_or_name else _of_function(item)
+            name = item.alias_or_name.lower() or _name_of(item)
+            found |= {name, "col"} if name == "explode" else {name}
     return found
 
 
@@ -180,9 +184,8 @@ def _of_star(star: exp.Expr, select: exp.Select, known: Known) -> frozenset[str]
     return found - {name.name.lower() for name in inner.args.get("except_") or []}
 
 
-def _of_function(function: exp.Expr) -> frozenset[str]:
-    name = function.name if isinstance(function, exp.Anonymous) else function.key
+def _name_of(function: exp.Expr) -> str:
+    """What a function is called, and the column that it gives where nobody gives it another name."""
     if isinstance(function, exp.Func) and not isinstance(function, exp.Anonymous):
-        name = function.sql_name()
-    defined = function.find_all(exp.JSONColumnDef, exp.OpenJSONColumnDef)
-    return frozenset({name.lower(), *_OF_FUNCTIONS.get(name.lower(), ()), *(column.name.lower() for column in defined)})
+        return function.sql_name().lower()
+    return function.alias_or_name.lower()

@@ -73,7 +73,7 @@ def read_beside(select: exp.Expr, source: exp.Expr) -> tuple[list[Source], list[
 
 
 def _source(node: exp.Expr) -> Source:
-    if isinstance(node, exp.Table) and not isinstance(node.this, exp.Func):
+    if isinstance(node, exp.Table) and not is_function(node):
         return Source(node.name.lower(), _names(node))
     return Source("", _names(node), node)
 
@@ -91,6 +91,11 @@ def _collect(place: object, nodes: list[exp.Expr], ties: list[exp.Expr]) -> None
             _collect(join, nodes, ties)
     elif isinstance(place, exp.Paren):
         _collect(place.this, nodes, ties)
+
+
+def is_function(table: exp.Table) -> bool:
+    """Whether a function stands in the place of a table: ``json_each(...)``, ``ROWS FROM (...)``."""
+    return isinstance(table.this, exp.Func) or bool(table.args.get("rows_from"))
 
 
 def _names(node: exp.Expr) -> frozenset[str]:

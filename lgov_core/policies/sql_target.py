@@ -25,7 +25,7 @@ from lgov_core.policies.sql_conditions import (
     takes_both_in_or,
 )
 from lgov_core.policies.sql_scope import of_row_around
-from lgov_core.policies.sql_sources import Known, Source, read_beside
+from lgov_core.policies.sql_sources import Known, Source, is_function, read_beside
 
 #: Dialects in which a column can stand as a condition only when it holds truth values.
 _TRUTH_ONLY = frozenset({"postgres", "bigquery", "trino"})
@@ -241,6 +241,8 @@ class Target:
 
     def _same(self, one: exp.Column, two: exp.Column) -> bool:
         names = {one.name.lower(), two.name.lower()}
+        if not two.table and two.name.lower() in self.source.known_as:
+            return True  # the row as a value
         if len(names) > 1 and not names & _ROW_NUMBERS:
             return False
         table = two.table.lower()
@@ -285,8 +287,7 @@ class Target:
     def _reads_rows(self, queries: dict[str, exp.Expr]) -> bool:
         """Whether one of ``queries`` reads a table at all, so that they are not made of constants."""
         return any(
-            not isinstance(table.this, exp.Func)
-            and (bool(table.db) or table.name.lower() not in {*self.known.queries, "dual"})
+            not is_function(table) and (bool(table.db) or table.name.lower() not in {*self.known.queries, "dual"})
             for query in queries.values()
             for table in self.known.tables(query)
         )
