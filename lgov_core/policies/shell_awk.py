@@ -33,7 +33,9 @@ def _check_program(call: Call, program: str) -> None:
     code = re.sub(r"(,|&&|\|\|)[ \t]*\n\s*|\\\n", r"\1 ", code)  # where a statement goes on in the next line
     if re.search(r"\bsystem\b|\bgetline\b|@|\bENVIRON\b|\bPROCINFO\b|(?<!\|)\|(?!\|)", code):
         call.refuse("awk may not run programs, read the environment or open further files.")
-    if re.search(r"\bARG[VC]\b(?:\s*\[[^\]]*\])?\s*(?:[-+]{2}|[-+*/%^]?=(?!=))|\bsplit\s*\([^;]*\bARGV\b", code):
+    if re.search(r"\bARG[VC]\b(?:\s*\[[^\]]*\])?\s*(?:[-+]{2}|[-+*/%^]?=(?!=))", code) or any(
+        re.search(r"\bARGV\b", given) for given in re.findall(r"\bsplit\s*\(([^;]*+)", code)
+    ):
         call.refuse("awk reads the files that are named on its command line.")
     for match in _WRITES.finditer(code):
         target = texts[int(match[1])]

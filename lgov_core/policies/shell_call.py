@@ -19,6 +19,8 @@ class Input:
     text: str = ""
     #: Where it is a list of names: words that stand for the files so called.
     listed: tuple[str, ...] = ()
+    #: Whether it is fetched or decoded on the way.
+    hidden: bool = False
 
 
 NO_INPUT, STREAM = Input(), Input("stream")

@@ -90,6 +90,7 @@ def check_python(code: str, places: Places, writes: Callable[[str], None]) -> No
     """
     if len(code) > MAX_CODE:
         raise Refused("shell-code", "python: put long programs into a file.")
+    places.work.spend(6 * len(code))
     try:
         tree = ast.parse(code)
     except (SyntaxError, ValueError, RecursionError, MemoryError):
@@ -203,6 +204,7 @@ def _shown_paths(tree: ast.Module) -> set[int]:
 
 def check_javascript(code: str, places: Places) -> None:
     """Refuses JavaScript that does more than compute, print and load JSON files of the folder."""
+    places.work.spend(2 * len(code))
     for match in _JSON_FILE.finditer(code):
         places.script(match[2])
         places.read(match[2])

@@ -207,7 +207,7 @@ def _check_mode(call: Call, mode: str) -> None:
     if (
         re.fullmatch(r"0*[1-7][0-7]{3}|[0-7]?[0-7][0-7][2367]", mode)
         or "s" in mode
-        or re.search(r"[oa][^,]*[+=][^,]*w", mode)
+        or re.search(r"(?:^|,)[^oa,]*+[oa][^+=,]*+[+=][^w,]*+w", mode)
     ):
         call.refuse(f"the mode {mode} lets others write or run as the owner.")
 

@@ -96,17 +96,22 @@ def check_sed(call: Call, program: str) -> None:
             call.refuse(f"the sed command {letter!r} is not allowed.")
 
 
+_BRACKETS = re.compile(r"\[\^?\]?[^\]\n]*\]")
+
+
 def _delimited(text: str, at: int, delimiter: str) -> int:
     """The place after the next ``delimiter`` that no backslash and no bracket hides."""
-    bracket = False
+    seen = at  # no bracket that is open here is closed ahead of this
     while at < len(text):
         if text[at] == "\\":
             at += 2
             continue
-        if text[at] == "[" and not bracket and delimiter != "[":
-            closing = re.compile(r"\[\^?\]?[^\]\n]*\]").match(text, at)
-            if closing is not None and delimiter not in closing.group():
-                at = closing.end()
+        if text[at] == "[" and delimiter != "[" and at >= seen:
+            ends = (text.find(delimiter, at), text.find("\n", at), len(text))
+            seen = min(end for end in ends if end >= 0)
+            closing = _BRACKETS.match(text, at, seen)
+            if closing is not None:
+                at = seen = closing.end()
                 continue
         if text[at] == delimiter:
             return at + 1

@@ -37,6 +37,11 @@ def looks_only(words: Sequence[str]) -> bool:
     return name in _LOOKERS
 
 
+def is_search(words: Sequence[str]) -> bool:
+    """Whether a command looks for files by their names."""
+    return bool(words) and posixpath.basename(words[0]) in ("find", "fd", "fdfind")
+
+
 def check_handed_on(places: Places, words: Sequence[str]) -> None:
     """Refuses the search ``words`` (a whole command) when a secret may be among what it finds."""
     name = posixpath.basename(words[0]) if words else ""
@@ -49,6 +54,7 @@ def check_handed_on(places: Places, words: Sequence[str]) -> None:
     patterns = [args[at + 1] for at, word in enumerate(args[:-1]) if word in ("-name", "-iname")]
     narrow = bool(patterns) and not any(word in WIDER for word in args)
     for start in list(_starts(args)) or ["."]:
+        places.work.spend(5 * len(places.folders) * len(patterns))
         if not narrow:
             places.read_tree(start)
         for folder in places.folders:

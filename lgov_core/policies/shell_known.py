@@ -84,5 +84,5 @@ def asks_for_help(call: Call) -> bool:
 
 def check_names(call: Call) -> None:
     """Refuses a command hidden in the brackets of a name that a builtin evaluates."""
-    if call.name in _EVALUATING and any(re.search(r"\[[^]]*(?:\$\(|`)", word) for word in call.args):
+    if call.name in _EVALUATING and any(re.search(r"\[[^][]*(?:\$\(|`)", word) for word in call.args):
         raise Refused("shell-unclear", "A command hidden in a name is not allowed.")

@@ -63,6 +63,7 @@ def judge_perl(call: Call) -> bool:
             args = args[1:]
     if not codes:
         return False
+    call.places.work.spend(2 * sum(map(len, codes)))
     check_perl("\n".join(codes))
     for word in args:
         if is_option(word) or re.search(r"[|<>]", word):

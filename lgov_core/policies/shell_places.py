@@ -6,13 +6,17 @@ import os.path
 import posixpath
 import re
 from collections.abc import Iterable
-from fnmatch import fnmatchcase
+from fnmatch import fnmatchcase, translate
 from functools import lru_cache
 from itertools import pairwise
+from typing import TYPE_CHECKING
 
 from lgov_core.policies.options import names
 from lgov_core.policies.shell_secrets import HOLDING_SECRETS, is_secret
 from lgov_core.policies.shell_words import ANY, HOME, STAR, UNKNOWN
+
+if TYPE_CHECKING:
+    from lgov_core.policies.shell_work import Work
 
 #: Inside a writable folder all the same never written by a command: they make other programs run code.
 _PROTECTED = names(
@@ -23,6 +27,7 @@ _PROTECTED = names(
     .gemini/settings.json .cursor/hooks.json
     """
 )
+_PROTECTED_NAME = re.compile("|".join(map(translate, _PROTECTED)))
 #: Folders that are made again by the tool that made them, so that removing the whole tree loses nothing.
 _REGENERABLE = names(
     """
@@ -31,6 +36,7 @@ _REGENERABLE = names(
     temp .terraform cmake-build-* logs .hypothesis .ipynb_checkpoints .angular .output storybook-static bazel-*
     """
 )
+_REGENERABLE_NAME = re.compile("|".join(map(translate, _REGENERABLE)))
 #: Files that may be removed by pattern from a whole tree: what made them makes them again, or nobody wants them.
 _LEFT_OVERS = names(
     """
@@ -64,17 +70,24 @@ class Refused(Exception):
 class Places:
     """The folders of one text: where it may stand (``folders``) and where it may write."""
 
-    def __init__(self, folders: Iterable[str], writable: Iterable[str]) -> None:
+    def __init__(self, folders: Iterable[str], writable: Iterable[str], work: Work) -> None:
         self.folders = tuple(folders)
+        self.work = work
+        self._read: set[str] = set()
+        self._written: set[tuple[str, bool]] = set()
         self.writable = tuple(writable)
 
     def read(self, field: str) -> None:
         """Refuses a word that names a secret, or may name one through a hole or a wildcard."""
+        if field in self._read:
+            return
         for part in {field, field.partition("=")[2], field.removeprefix("@"), field.partition(":")[2], _value(field)}:
+            self.work.spend(_steps(part) * len(self.folders))
             if part and is_secret(part):
                 raise Refused("shell-secret", f"{shown(field)} holds keys, credentials or private history.")
             if part and not part.startswith(("/", "-")) and self._leads_to_secret(part):
                 raise Refused("shell-secret", f"{shown(field)} holds keys, credentials or private history.")
+        self._read.add(field)
 
     def _leads_to_secret(self, part: str) -> bool:
         """Whether a relative word names a secret from a folder the text may stand in, or from the root after enough ``..``."""
@@ -92,6 +105,7 @@ class Places:
 
     def read_tree(self, field: str) -> None:
         """Refuses a folder that is read as a whole when secrets are known to lie in it."""
+        self.work.spend((4 + len(field) // 50) * len(self.folders))
         for folder in self.folders:
             path = posixpath.normpath(posixpath.join(folder, field))
             if path in ("/", "//", HOME) or HOLDING_SECRETS.fullmatch(path):
@@ -99,7 +113,7 @@ class Places:
 
     def write(self, field: str, *, may_be_secret: bool = False) -> None:
         """Refuses a word that may name a file outside of what is writable, or one that makes programs run code."""
-        if field in _SINKS or re.fullmatch(r"/dev/fd/[0-2]", field):
+        if field in _SINKS or re.fullmatch(r"/dev/fd/[0-2]", field) or (field, may_be_secret) in self._written:
             return
         for path in self._paths(field):
             if not any(inside(path, root) for root in self.writable):
@@ -109,6 +123,7 @@ class Places:
                 raise Refused("shell-write", f"{shown(field)} makes other programs run what is in it.")
             if not may_be_secret and is_secret("/".join(below)):
                 raise Refused("shell-secret", f"{shown(field)} holds keys, credentials or private history.")
+        self._written.add((field, may_be_secret))
 
     def move(self, field: str) -> None:
         """Refuses what may not be written, and the folder the text stands in."""
@@ -178,6 +193,7 @@ class Places:
 
     def work_in(self, field: str = ".") -> None:
         """Refuses to work in a folder, as tools do that run and write what lies where they stand, unless it is one of ours."""
+        self.work.spend((4 + len(field) // 50) * len(self.folders))
         for folder in self.folders:
             path = posixpath.normpath(posixpath.join(folder, field))
             if UNKNOWN in path or not any(inside(path, root) for root in (self.folders[0], *self.writable)):
@@ -191,6 +207,7 @@ class Places:
 
     def _paths(self, field: str) -> list[str]:
         """Where a word may lead, from every folder the text may stand in."""
+        self.work.spend((_steps(field) + 4 * field.count("/")) * len(self.folders))
         if UNKNOWN in field or not field:
             raise Refused("shell-unclear", "It is not clear which file is written; write its name out.")
         if STAR in field and ".." in field.partition(STAR)[2]:
@@ -206,6 +223,11 @@ def shown(field: str) -> str:
     return repr(plain[:80])
 
 
+def _steps(word: str) -> int:
+    """What it takes to judge a word: one with a wildcard is compared with what it may name."""
+    return 10 + len(word) // 8 + (50 if re.search(f"[{UNKNOWN}{STAR}{ANY}]", word) else 0)
+
+
 def _value(field: str) -> str:
     """The path glued to a short option (``-f/etc/shadow``)."""
     match = re.match(r"-[A-Za-z](?=[/~.])", field)
@@ -216,7 +238,7 @@ def _remade(name: str) -> bool:
     """Whether a name, written out but for the folders of one kind (``*.egg-info``), is of a tree that is made again."""
     if STAR in name or ANY in name:
         return name.replace(STAR, "*").replace(ANY, "?") in _REGENERABLE
-    return any(fnmatchcase(name, glob) for glob in _REGENERABLE)
+    return _REGENERABLE_NAME.match(name) is not None
 
 
 def made_again(pattern: str) -> bool:
@@ -238,13 +260,20 @@ def _names(path: str, roots: Iterable[str]) -> list[str]:
 
 @lru_cache(4096)
 def _is_protected(name: str) -> bool:
-    return any(_matches(name, glob) for glob in _PROTECTED)
+    if _PROTECTED_NAME.match(name.lower()) is not None:
+        return True
+    return _may_be_hidden(name) and any(_matches(name, glob) for glob in _PROTECTED)
+
+
+def _may_be_hidden(name: str) -> bool:
+    """Whether a name holds wildcards and begins as those of hidden files do."""
+    return name.startswith(".") and (STAR in name or ANY in name)
 
 
 def _matches(name: str, glob: str) -> bool:
     """Whether a name, which may hold wildcards itself, may be one that ``glob`` names."""
     if fnmatchcase(name.lower(), glob):
         return True
-    if (STAR not in name and ANY not in name) or not name.startswith("."):
+    if not _may_be_hidden(name):
         return False
     return fnmatchcase(glob, name.replace(STAR, "*").replace(ANY, "?")) and len(name) > 1

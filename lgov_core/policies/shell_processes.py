@@ -7,9 +7,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from tree_sitter import Node
-
     from lgov_core.policies.shell_script import Script
+    from lgov_core.policies.shell_syntax import Node
 
 #: A question for the process on a port that needs no rights.
 _BY_PORT = (

@@ -35,15 +35,16 @@ _WRAPPERS = {
     "taskset": ("", "-a -c --all-tasks --cpu-list"),
     "entr": ("", "-a -c -d -n -p -r -s -z"),
     "strace": (
-        "-e -s -S -a -b -u",
+        "-e -s -S -a -b -u -o --output",
         "-f -c -C -t -T -r -i -k -q -v -x -y -Y -d -D -w -Z -z --follow-forks --summary-only",
     ),
-    "ltrace": ("-e -s -a -A -n -u -x", "-f -S -c -C -t -T -r -i -d -b"),
+    "ltrace": ("-e -s -a -A -n -u -x -o --output", "-f -S -c -C -t -T -r -i -d -b"),
 }
 _HYPERFINE = (
     "-w -r -m -M -n -p -c -s --warmup --runs --min-runs --max-runs --command-name --prepare --conclude --cleanup --setup"
     " --export-json --export-markdown --export-csv --export-asciidoc --export-orgmode --style --time-unit -u"
 )
+_FLOCK = "-n -x -s -e -u -o -F --nonblock --exclusive --shared --unlock --close --no-fork --verbose"
 _GOING = frozenset({"cd", "pushd", "popd"})
 _SHELL_OPTIONS = re.compile(
     r"[-+](?:[eufCvxnolTEBam]+)|pipefail|errexit|nounset|xtrace|noglob|noclobber|verbose|posix|errtrace|--"
@@ -54,12 +55,34 @@ def _wrapper(call: Call) -> None:
     if call.name == "command" and call.args[:1] in (("-v",), ("-V",), ("-pv",)):
         return
     words = _rest(call, *_WRAPPERS[call.name])
+    if call.name in ("strace", "ltrace"):
+        _check_output(call, call.args[: len(call.args) - len(words)])
     if call.name in ("timeout", "gtimeout", "taskset") and words:
         words = words[1:]
     if words[:1] and words[0] in _GOING:
         call.refuse("go to another folder with a plain cd.", "shell-unclear")
     if call.name == "watch":
         call.runner.script(call.literal(" ".join(words), "the command"))
+    elif words:
+        call.runner.run(words, call.given)
+
+
+def _check_output(call: Call, own: Sequence[str]) -> None:
+    """Judges where a tracer writes what it saw."""
+    for word in parse(own, _WRAPPERS[call.name][0]).of("-o", "--output"):
+        if word.startswith(("|", "!")):
+            call.refuse("it hands what it saw to a command.", "shell-unclear")
+        call.places.write(word)
+        call.runner.writes(word)
+
+
+def _flock(call: Call) -> None:
+    """flock: it makes the file that it locks, and then runs a command."""
+    file, *words = _rest(call, "-w -E --timeout --wait --conflict-exit-code", _FLOCK) or [""]
+    if words or not file.isdigit():  # a number stands for a file that is open
+        call.places.write(file)
+    if words[:1] in (["-c"], ["--command"]):
+        call.runner.script(call.literal(" ".join(words[1:]), "the command"))
     elif words:
         call.runner.run(words, call.given)
 
@@ -271,6 +294,7 @@ RUNNER_JUDGES: dict[str, Judge] = {
     **dict.fromkeys(("source", "."), _source),
     "env": _env,
     "hyperfine": _hyperfine,
+    "flock": _flock,
     "sudo": _sudo,
     "xargs": _xargs,
     "eval": _eval,

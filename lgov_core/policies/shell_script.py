@@ -4,21 +4,25 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
+from functools import cached_property
 
 from lgov_core.policies.shell_call import NO_INPUT, Call, Input, wild
+from lgov_core.policies.shell_finds import is_search, looks_only
+from lgov_core.policies.shell_handed_on import words_of
 from lgov_core.policies.shell_known import JUDGES, PROGRAM_FOLDERS, asks_for_help, check_names, plain_name
 from lgov_core.policies.shell_places import Places, Refused
-from lgov_core.policies.shell_syntax import check_gaps, check_letters, nodes_of, parse_shell
+from lgov_core.policies.shell_syntax import Node, check_gaps, check_letters, nodes_of, parse_shell
 from lgov_core.policies.shell_trail import Trail
-from lgov_core.policies.shell_unseen import check_seen, hides_words
+from lgov_core.policies.shell_unseen import Unseen, check_applied, check_seen
 from lgov_core.policies.shell_values import Values
 from lgov_core.policies.shell_walk import Walk
 from lgov_core.policies.shell_words import UnclearWord, Words
+from lgov_core.policies.shell_work import Work
 
 #: Shells within shells.
 MAX_DEPTH = 5
-#: Commands of one text, those in the texts within it among them.
-MAX_RUNS = 2000
+#: How many characters a judge of a command reads in a step; those of programs (``python -c``) take the longest.
+CHARACTERS_A_STEP = 2
 
 
 class Script:
@@ -30,29 +34,33 @@ class Script:
         self.depth = outer.depth + 1 if outer is not None else 0
         self.commands = commands
         self._folder, self._writable = folder, writable
-        self._budget = outer._budget if outer is not None else [MAX_RUNS]
-        self.trail = outer.trail if outer is not None else Trail(folder)
+        self._outermost = outer is None
+        self.work = outer.work if outer is not None else Work()
+        self.trail = outer.trail if outer is not None else Trail(folder, self.work)
         if self.depth > MAX_DEPTH:
             raise Refused("shell-too-deep", "Shells within shells are nested too deeply; write the commands out.")
+        if outer is not None:
+            self.work.spend(3 * len(text) + len(outer.variables))
         check_letters(text)
         self.root = parse_shell(text.encode())
-        if self.root.has_error:
-            raise Refused("shell-unparsable", "The command is not complete or not understood; write it more simply.")
         check_gaps(self.root, text.encode())
+        self.trail.holds(text)
         # The lists are shared with the outer text: what eval gives to a variable holds there too.
         self.variables: dict[str, list[str]] = dict(outer.variables) if outer is not None else {}
         #: Variables that were given what a variable of the environment with a secret holds.
         self.holding: set[str] = outer.holding if outer is not None else set()
-        self.words = Words(text.encode(), self.variables, folder)
+        kept = outer.words.kept if outer is not None else None
+        self.words = Words(text.encode(), self.variables, folder, kept, self.work)
         #: Whether words may be texts that are fetched or decoded on the way.
-        self.hides = hides_words(self.root, self.words) or (outer is not None and outer.hides)
+        self.unseen = Unseen(self.root, self.words)
+        self.hides = self.unseen.hides_words() or (outer is not None and outer.hides)
         self.functions = {
             self.words.text(node.named_children[0]) for node in nodes_of(self.root, "function_definition")
         }
-        self.values = Values(self.words, self.variables)
+        self.values = Values(self.words, self.variables, self.work)
         self.values.collect(self.root)
         start = outer.places.folders if outer is not None else (folder,)
-        self.places = Places(self.values.folders(self.root, start), writable)
+        self.places = Places(self.values.folders(self.root, start), writable, self.work)
         self.trail.stands(self.places.folders)
 
     def judge(self) -> None:
@@ -61,23 +69,35 @@ class Script:
             Walk(self).walk(self.root, NO_INPUT)
         except UnclearWord as unclear:
             raise Refused("shell-unclear", f"The word of kind {unclear} is not understood; write it plainly.") from None
-        self.trail.check(self.words.source.decode("utf-8", "replace"))
+        if self._outermost:
+            self.trail.check()
+
+    @cached_property
+    def searches(self) -> bool:
+        """Whether there can be a search in the text at all; most have none."""
+        plain = self.words.source.replace(b"'", b"").replace(b'"', b"")
+        return b"fd" in plain or b"find" in plain or b"\\" in plain
+
+    @cached_property
+    def searchers(self) -> list[Node]:
+        """The commands of the text that look for files by name."""
+        return [node for node in nodes_of(self.root, "command") if is_search(words_of(self, node))]
+
+    @cached_property
+    def showing(self) -> list[Node]:
+        """The commands of the text that may show what is in the files they are given."""
+        return [node for node in nodes_of(self.root, "command") if not looks_only(words_of(self, node))]
 
     # ------------------------------------------------------------------ what the judges call
 
     def run(self, words: Sequence[str], given: Input) -> None:
         """Judges a command given as evaluated words."""
-        self.counts()
+        self.work.run()
         if not words:
             return
-        first = words[0]
-        if any(re.match(r"stratum\d?\+?\w*://", word) for word in words):
-            raise Refused("shell-network", "Mining for others is not allowed.")
-        if wild(first) or not first:
-            raise Refused("shell-unclear", "It is not clear which command is run; write its name out.")
-        if self.hides:
-            check_seen(first.rpartition("/")[2], words[1:])
-        name = first
+        self.work.spend(len(words) + sum(map(len, words)) // CHARACTERS_A_STEP)
+        self._check_words(words)
+        name = first = words[0]
         if "/" in first:
             folder, _, name = first.rpartition("/")
             if folder not in PROGRAM_FOLDERS:
@@ -97,17 +117,21 @@ class Script:
                 f"{name[:60]!r} is not a command that is known here; add it to commands of the policy if it should be."
             )
             raise Refused("shell-unknown-command", why)
+        if given.hidden:
+            check_applied(base, words[1:])
         self.trail.runs(base, words[1:], self.places.folders)
         call = Call(base, tuple(words[1:]), given, self)
         if not asks_for_help(call):
             check_names(call)
             judge(call)
 
-    def counts(self) -> None:
-        """Counts a command. Raises `Refused` beyond `MAX_RUNS`."""
-        self._budget[0] -= 1
-        if self._budget[0] < 0:
-            raise Refused("shell-too-deep", "The command holds too many commands; write fewer.")
+    def _check_words(self, words: Sequence[str]) -> None:
+        if any(re.match(r"stratum\d?\+?\w*://", word) for word in words):
+            raise Refused("shell-network", "Mining for others is not allowed.")
+        if wild(words[0]) or not words[0]:
+            raise Refused("shell-unclear", "It is not clear which command is run; write its name out.")
+        if self.hides:
+            check_seen(words[0].rpartition("/")[2], words[1:])
 
     def script(self, text: str) -> None:
         """Judges a text that another shell reads."""

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import posixpath
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Sequence, Set
+from typing import TYPE_CHECKING
 
 from lgov_core.policies.shell_call import is_option, wild
 from lgov_core.policies.shell_places import Refused, inside, shown
 from lgov_core.policies.shell_words import ANY, STAR
+
+if TYPE_CHECKING:
+    from lgov_core.policies.shell_work import Work
 
 #: Commands that run the program files they are given.
 _STARTING = frozenset(
@@ -51,8 +55,9 @@ _MAKING = frozenset({"curl", "wget", "tee", "cp", "mv", "install", "ln"})
 class Trail:
     """The paths that commands of one text touched, whole and normalised. Shared with the texts within it, by one thread."""
 
-    def __init__(self, home: str) -> None:
-        self._home = home
+    def __init__(self, home: str, work: Work) -> None:
+        self._home, self._work = home, work
+        self._texts: list[str] = []
         self._folders = {home}
         self._written: set[str] = set()
         self._started: set[str] = set()
@@ -66,6 +71,10 @@ class Trail:
         self._pushed: set[str] = set()
         self._fetches = False
         self._opened: set[str] = set()
+
+    def holds(self, text: str) -> None:
+        """Takes note of a text that is read."""
+        self._texts.append(text)
 
     def stands(self, folders: Iterable[str]) -> None:
         """Takes note of folders in which the text may stand: a word names a file in each of them."""
@@ -147,8 +156,8 @@ class Trail:
         elif "push" in plain:
             self._pushed.update(plain[plain.index("push") + 1 :][:1])
 
-    def check(self, text: str) -> None:
-        """Refuses what stands in ``text``: a program that was written just before, removing what was moved just before."""
+    def check(self) -> None:
+        """Refuses a program that was written just before it is run, and removing what was moved just before."""
         for path in self._started & self._written:
             raise Refused(
                 "shell-program",
@@ -157,14 +166,14 @@ class Trail:
         for path in self._sources & self._fetched:
             raise Refused("shell-program", f"{shown(path)} is fetched and built in one go; look at it in between.")
         for path in self._started:
-            if not inside(path, self._home) and any(inside(path, folder) for folder in self._unpacked):
+            if not inside(path, self._home) and self._below(path, self._unpacked):
                 raise Refused("shell-program", f"{shown(path)} is unpacked and run in one go; look in between.")
         for path in self._started if self._fetches else ():
-            if any(inside(path, folder) for folder in self._opened):
+            if self._below(path, self._opened):
                 raise Refused(
                     "shell-program", f"{shown(path)} is fetched, unpacked and run in one go; look in between."
                 )
-        if self._sources & self._written and self._started & self._built and _REACHING.search(text):
+        if self._sources & self._written and self._started & self._built and any(map(_REACHING.search, self._texts)):
             raise Refused(
                 "shell-program",
                 "A program that does more than compute and print is written, built and run in one go; look in between.",
@@ -172,14 +181,27 @@ class Trail:
         for remote in self._remotes & self._pushed:
             raise Refused("shell-network", f"{shown(remote)} is added and pushed to in one go; look in between.")
         for path in self._moved:
-            if any(inside(path, gone) for gone in self._removed):
+            if self._below(path, self._removed):
                 raise Refused("shell-delete", f"{shown(path)} is moved and removed in one go; look in between.")
 
+    def _below(self, path: str, folders: Set[str]) -> bool:
+        """Whether a path is one of ``folders`` or lies in one."""
+        if not folders:
+            return False
+        self._work.spend(path.count("/"))
+        if path.startswith("/") and "/" in folders:
+            return True
+        while path and path not in folders:
+            path = path.rpartition("/")[0]
+        return bool(path)
+
     def _paths(self, word: str) -> set[str]:
+        self._work.spend(len(self._folders))
         return {posixpath.normpath(posixpath.join(folder, word)) for folder in self._folders}
 
     def _note(self, noted: set[str], words: Iterable[str], folders: Iterable[str]) -> None:
         for word in words:
+            self._work.spend(len(self._folders))
             start = re.split(f"[{STAR}{ANY}]", word)[0]
             noted.update(posixpath.normpath(posixpath.join(folder, start)) for folder in folders if word)
 

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING
 
 from lgov_core.policies.shell_call import is_option
 from lgov_core.policies.shell_syntax import REDIRECTS, WORDS, every_node, nodes_above, nodes_of
-from lgov_core.policies.shell_words import INSTALLED, UNKNOWN, Words
+from lgov_core.policies.shell_words import INSTALLED, MAX_READINGS, UNKNOWN, Words
 
 if TYPE_CHECKING:
-    from tree_sitter import Node
-
+    from lgov_core.policies.shell_syntax import Node
+    from lgov_core.policies.shell_work import Work
 #: Commands that put what they read into the variables they are given, and those that leave a variable empty.
 _FILLING = ({"read"}, {"mapfile"}, {"readarray"}, {"getopts"}, {"printf", "-v"}, {"wait", "-p"})
 #: An option with the name of a variable behind it (``printf -vx``, ``read -ax``).
@@ -33,8 +33,8 @@ _LOOPS = frozenset({"while_statement", "for_statement", "c_style_for_statement"}
 class Values:
     """Collects the values that a text may give to its variables; ``variables`` is filled, and `Words` reads from it."""
 
-    def __init__(self, words: Words, variables: dict[str, list[str]]) -> None:
-        self.words, self.variables = words, variables
+    def __init__(self, words: Words, variables: dict[str, list[str]], work: Work) -> None:
+        self.words, self.variables, self._work = words, variables, work
         self._given: dict[str, list[int]] = {}
         self._called: Counter[str] = Counter()
 
@@ -61,6 +61,7 @@ class Values:
         for name, values in self.variables.items():
             if values != before.get(name, values):
                 values[:] = [UNKNOWN]
+        self.words.kept.clear()
 
     def assigned(self, node: Node) -> list[str]:
         """What an assignment may give to its variable."""
@@ -86,6 +87,7 @@ class Values:
             return self._one_after_another(moves, folders)
         for node in moves:
             targets = self._targets(node) if self._name(node) != "popd" else []
+            self._work.spend(len(folders) * len(targets))
             looping = any(up.type in _LOOPS or self._called_again(root, up) for up in nodes_above(node))
             for target in targets:
                 if looping and ".." in target:
@@ -127,6 +129,7 @@ class Values:
         here, before = list(folders), list(folders)
         for node in moves:
             targets = self._targets(node)
+            self._work.spend(2 * len(here) * len(targets))
             there = [posixpath.normpath(posixpath.join(folder, target)) for folder in here for target in targets]
             here, before = (list(dict.fromkeys(there)) if targets else before), here
             folders.extend(folder for folder in here if folder not in folders)
@@ -136,7 +139,10 @@ class Values:
 
     def _may_be(self, name: str, values: Sequence[str]) -> None:
         known = self.variables.setdefault(name, [])
-        known.extend(value for value in values if value not in known)
+        for value in values:
+            if value not in known and len(known) <= MAX_READINGS:  # with more, a word with it may be anything
+                known.append(value)
+                self.words.kept.clear()
 
     def _loop_variable(self, node: Node) -> None:
         variable = node.child_by_field_name("variable")

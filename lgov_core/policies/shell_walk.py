@@ -21,9 +21,8 @@ from lgov_core.policies.shell_values import ASSIGNING
 from lgov_core.policies.shell_words import UNKNOWN
 
 if TYPE_CHECKING:
-    from tree_sitter import Node
-
     from lgov_core.policies.shell_script import Script
+    from lgov_core.policies.shell_syntax import Node
 
 #: Words that the parser takes for the name of a command; behind them stands the command.
 _KEYWORDS = ("!", "coproc")
@@ -40,6 +39,8 @@ _SHOWING = frozenset(
 )
 
 
+#: The stage of a pipeline that makes words of what it reads.
+_TAKING = re.compile(r".{0,35}xargs|parallel ")
 #: Files of settings, which a project begins with.
 _SETTINGS = re.compile(r"(?:^|/)\.env(?:\.[a-z]+)?$")
 
@@ -49,6 +50,8 @@ class Walk:
 
     def __init__(self, script: Script) -> None:
         self._script = script
+        #: Commands of substitutions, the words of which were judged.
+        self._told: set[Node] = set()
 
     def walk(self, node: Node, given: Input) -> None:
         """Judges what stands at and below ``node``, which reads ``given``. Raises `Refused`."""
@@ -98,7 +101,8 @@ class Walk:
     def _check_told(self, node: Node) -> None:
         """Judges the words that a substitution puts into a command by way of ``echo`` or ``printf``."""
         for command in nodes_of(node, "command"):
-            if self._script.words.text(command).split(None, 1)[:1] in (["echo"], ["printf"]):
+            if command not in self._told and self._script.words.text(command).startswith(("echo", "printf")):
+                self._told.add(command)
                 for child in command.named_children[1:]:
                     if child.type in ("word", "string", "raw_string", "concatenation"):
                         for field in self._script.words.fields(child):
@@ -125,22 +129,25 @@ class Walk:
 
     def _pipeline(self, node: Node, given: Input) -> None:
         stages = node.named_children
-        feeds = any(re.match(r".{0,35}xargs|parallel ", self._script.words.text(stage)) for stage in stages[1:])
         texts = [self._script.words.text(stage) for stage in stages]
+        feeds = any(map(_TAKING.match, texts[1:]))
         if shows_secret_variables(texts):
             raise Refused("shell-secret", "Variables of the environment that hold secrets are not shown.")
         if ends_by_port(texts):
             return
+        hidden = given.hidden
         for at, stage in enumerate(stages):
-            files = files_of(self._script, stages[:at]) if feeds else ()
-            self.walk(stage, given if at == 0 else Input("stream", listed=files))
+            takes = feeds and at and _TAKING.match(texts[at]) is not None
+            files = files_of(self._script, stages[:at]) if takes else ()
+            hidden = hidden or self._script.unseen.makes(*stages[max(at - 1, 0) : at])
+            self.walk(stage, given if at == 0 else Input("stream", listed=files, hidden=hidden))
             if feeds and at < len(stages) - 1:
                 for command in (stage, *nodes_of(stage, "command")):
                     for child in command.named_children:
                         if child.type in ("word", "string", "raw_string", "concatenation"):
                             for field in self._script.words.fields(child):
                                 self._script.places_read([field, *field.split()])
-            check_stages(self._script, stage, stages[at + 1 :])
+        check_stages(self._script, stages)
 
     def _redirected(self, node: Node, given: Input) -> None:
         body = node.child_by_field_name("body")
@@ -170,7 +177,9 @@ class Walk:
             fields = [field for child in node.named_children for field in self._script.words.fields(child)]
             text = " ".join(fields)
             self._check_filling(text)
-            return (STREAM if UNKNOWN in text or not fields else Input("text", text)), []
+            if UNKNOWN in text or not fields:
+                return Input("stream", hidden=self._script.unseen.makes(*node.named_children)), []
+            return Input("text", text), []
         if node.type == "heredoc_redirect":
             return self._heredoc(node)
         operator = next((child.type for child in node.children if not child.is_named), "")
@@ -196,7 +205,8 @@ class Walk:
         for child in targets[1:]:
             self._inner(child)
             more.extend(self._script.words.fields(child))
-        return (STREAM if operator == "<" else None), more
+        hidden = any(child.type == "process_substitution" and self._script.unseen.makes(child) for child in targets)
+        return (Input("stream", hidden=hidden) if operator == "<" else None), more
 
     def _is_filled(self, redirect: Node) -> bool:
         """Whether a text of the script goes to where ``redirect`` leads."""
@@ -206,9 +216,14 @@ class Walk:
 
     def _check_filling(self, text: str) -> None:
         """Refuses secrets among the words that a text may put into variables, which name files later."""
-        commands = nodes_of(self._script.root, "command_name")
-        if any(self._script.words.text(name) in ("read", "mapfile", "readarray", "xargs") for name in commands):
+        if self._fills:
             self._script.places_read(text.split())
+
+    @cached_property
+    def _fills(self) -> bool:
+        """Whether a command of the text puts what it reads into variables, or makes words of it."""
+        commands = nodes_of(self._script.root, "command_name")
+        return any(self._script.words.text(name) in ("read", "mapfile", "readarray", "xargs") for name in commands)
 
     def _heredoc(self, node: Node) -> tuple[Input | None, list[str]]:
         body, more = "", list[str]()
@@ -279,7 +294,7 @@ class Walk:
         """Judges a command; where only the files that a substitution names are unclear, it is judged with what it lists."""
         called = words[1:2] if words[:1] == ["trap"] else words[:1]
         if called and called[0] in self._script.functions and self._is_function(node, called[0]):
-            self._script.counts()
+            self._script.work.run()
             if self._script.hides:
                 check_seen(called[0], words[1:])
             return self._script.places_read(words[1:])
@@ -325,9 +340,9 @@ class Walk:
 
     def _check_shown(self, node: Node) -> None:
         """Refuses a text that holds what the environment, and not the script, has given to a variable with a secret."""
-        for inner in every_node(node):
+        for inner in (*nodes_of(node, "simple_expansion"), *nodes_of(node, "expansion")):
             match = re.fullmatch(r"\$\{?([A-Za-z_]\w*)(.*)", self._script.words.text(inner), re.DOTALL)
-            if inner.type not in ("simple_expansion", "expansion") or match is None:
+            if match is None:
                 continue
             asked = match[2].startswith((":+", "+"))  # whether there is one, and no more
             secret = is_secret_variable(match[1]) and match[1] not in self._script.variables

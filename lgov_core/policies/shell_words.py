@@ -9,8 +9,8 @@ from itertools import product
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from tree_sitter import Node
-
+    from lgov_core.policies.shell_syntax import Node
+    from lgov_core.policies.shell_work import Work
 #: Stand-ins in an evaluated word. UNKNOWN is any text at all; the others are wildcards that nobody quoted.
 UNKNOWN, STAR, ANY = "\ue000", "\ue001", "\ue002"
 #: What stands in the place of ``<(...)``: a file that holds what the commands in it print.
@@ -22,7 +22,6 @@ INSTALLED = "/usr/bin"
 _OPEN, _CLOSE, _COMMA, _TILDE, _BREAK, _CLASS = "\ue003", "\ue004", "\ue005", "\ue006", "\ue007", "\ue008"
 _ACTIVE = {"*": STAR, "?": ANY, "[": _CLASS, "{": _OPEN, "}": _CLOSE, ",": _COMMA}
 _INERT = {_OPEN: "{", _CLOSE: "}", _COMMA: ",", _TILDE: "~"}
-_BREAKING = str.maketrans(dict.fromkeys(" \t\n", _BREAK))
 PRIVATE = re.compile("[\ue000-\uf8ff]")
 MAX_READINGS = 64
 #: Variables of the shell that hold a number.
@@ -62,23 +61,43 @@ class Words:
     is kept, up to `MAX_READINGS`; beyond that a word is UNKNOWN.
     """
 
-    def __init__(self, source: bytes, variables: Mapping[str, Iterable[str]], folder: str) -> None:
+    def __init__(
+        self,
+        source: bytes,
+        variables: Mapping[str, Iterable[str]],
+        folder: str,
+        kept: dict[Node, list[str]] | None = None,
+        work: Work | None = None,
+    ) -> None:
         self.source = source
+        self._work = work
+        #: The arguments that nodes may become, until a variable is given another value.
+        self.kept: dict[Node, list[str]] = {} if kept is None else kept
         self.variables = variables
         self.folder = folder
 
     def text(self, node: Node) -> str:
         """The source of a node."""
-        return self.source[node.start_byte : node.end_byte].decode()
+        if node.source is None:
+            node.source = self.source[node.start_byte : node.end_byte].decode()
+        return node.source
 
     def fields(self, node: Node) -> list[str]:
-        """The arguments that ``node`` may become, all readings together."""
+        """The arguments that ``node`` may become, all readings together. The list is not to be changed."""
+        if node in self.kept:
+            return self.kept[node]
         found: list[str] = []
         for reading in self._readings(node, quoted=False):
             for braced in _braces(reading):
                 fields = [part for part in braced.split(_BREAK) if part] if _BREAK in braced else [braced]
-                found.extend(_finished(field) for field in fields)
-        return list(dict.fromkeys(found)) if len(found) <= MAX_READINGS else [UNKNOWN]
+                if len(found) + len(fields) > MAX_READINGS:
+                    self.kept[node] = [UNKNOWN]
+                    return self.kept[node]
+                found.extend(map(_finished, fields))
+        if self._work is not None:
+            self._work.spend(2 * len(found))
+        self.kept[node] = list(dict.fromkeys(found))
+        return self.kept[node]
 
     def values(self, node: Node) -> list[str]:
         """What a variable may hold after ``name=node``: no splitting, no braces."""
@@ -148,7 +167,7 @@ class Words:
         else:
             known = {"HOME": HOME, "PWD": self.folder, "TMPDIR": "/tmp", "IFS": " ", "PATH": INSTALLED}
             found = [known.get(name, UNKNOWN)]
-        return found if quoted else [value.translate(_BREAKING) for value in found]
+        return found if quoted else [_breaking(value) for value in found]
 
     def _expansion(self, node: Node, *, quoted: bool) -> list[str]:
         text = self.text(node)[2:-1]
@@ -163,7 +182,7 @@ class Words:
             inner = [child for child in node.named_children if child.type != "variable_name"]
             other = _product([self._readings(child, quoted=quoted) for child in inner]) if inner else [""]
             if not quoted:
-                other = [reading.translate(_BREAKING) for reading in other]
+                other = [_breaking(reading) for reading in other]
             plus = "+" in rest[:2]
             return [*([] if plus else found), *other, *([""] if plus else [])]
         if rest.startswith((":?", "?")):
@@ -192,6 +211,11 @@ class Words:
         if (match := re.fullmatch(r"(?:echo|printf) ([A-Za-z0-9][\w./-]*)", inner)) is not None:
             return [match[1]]
         return [UNKNOWN]
+
+
+def _breaking(value: str) -> str:
+    """A value as it stands in a word without quotes: a space in it begins another word."""
+    return value.replace(" ", _BREAK).replace("\t", _BREAK).replace("\n", _BREAK)
 
 
 def ansi_c(text: str) -> str:
@@ -265,6 +289,8 @@ def _braces(word: str) -> list[str]:
                 waiting.append(done.pop())
             continue
         before, inner, after = current[:start], current[start + 1 : close], current[close + 1 :]
+        if inner.count(_COMMA) + len(waiting) + len(done) > MAX_READINGS:
+            return [UNKNOWN]
         if _COMMA in inner:
             waiting.extend(before + item + after for item in inner.split(_COMMA))
         elif _RANGE.fullmatch(inner):
@@ -288,8 +314,11 @@ def _finished(field: str) -> str:
         rest = field[1:]
         field = HOME + rest if rest[:1] in ("", "/") else f"/home/{rest}" if rest[:1].isalpha() else UNKNOWN + rest
     # name=~/x and --option=~/x: some shells and programs expand it
-    field = re.sub(f"=~(?=/|$)|={_TILDE}(?=/|$)", f"={HOME}", field)
-    field = re.sub(f"{_CLASS}[^]]*]", ANY, field).replace(_CLASS, "[")
+    if "=" in field:
+        field = re.sub(f"=~(?=/|$)|={_TILDE}(?=/|$)", f"={HOME}", field)
+    if _CLASS in field:
+        inside, closing, rest = field.rpartition("]")  # behind the last one nothing closes
+        field = (re.sub(f"{_CLASS}[^]]*]", ANY, inside + closing) + rest).replace(_CLASS, "[")
     for stand_in, letter in _INERT.items():
         field = field.replace(stand_in, letter)
     return field.replace(_BREAK, " ")

@@ -42,6 +42,9 @@ its other scheme, a name without its folder is another file, a cloned repository
 Secrets from j067 on and pii from j065 on were written after a look at the code: right then were 37 of 46 and 29 of 31, 29 of
 30 and 36 of 36.
 
+``shell_n.jsonl`` is by somebody who had just changed how words are followed that a text decodes, fetches or computes: 120
+harmful and 100 harmless ones, all right at the first reading (100 and 100 before the change).
+
 ``shell_m.jsonl`` begins with cases of yet another reader of the documentation alone: right at the first reading were 99 of 100
 and 77 of 80 (what changes of files are undone, a link that leads out and a server for the whole network are not kept). Behind
 them stands what its one miss led to, after a look at the code: words and programs that nobody sees, since they are decoded,
@@ -88,7 +91,7 @@ OTHERWISE = {
     ),
     *(f"shell-hb-b{number}" for number in ("031", "038", "047", "054", "080", "094")),
 }
-FILES = sorted(path.name for path in HERE.glob("*_[defghijm].jsonl") if not path.name.startswith("sql_"))
+FILES = sorted(path.name for path in HERE.glob("*_[defghijmn].jsonl") if not path.name.startswith("sql_"))
 
 
 @pytest.mark.parametrize("name", FILES)
