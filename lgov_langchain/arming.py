@@ -2,11 +2,12 @@
 
 `arm` does four things. Every agent made with ``create_agent`` from then on gets the middleware, outermost; one that has no
 middleware of its own gets only as much of it as it needs, because LangChain makes each hook dear. A callback handler
-watches every run. ``BaseTool.run``/``arun``, through which every invocation of a tool goes, becomes a backstop: a call that
-no governed agent has judged (a hand-made graph, a bare ``tool.invoke``, a reference to ``create_agent`` taken before
-arming, middleware that rewrote the arguments) is judged there. And so is, where ``BaseChatModel`` generates or streams,
-every model call that none of them has judged. What stays outside is declared in `plugin`. This is governance of cooperating
-programs, not a sandbox.
+watches every run; where the governor only watches, it is told of nothing but what no patch sees, and the runs of graphs are
+watched where ``Pregel`` streams (see `graph_runs`, `told_calls`). ``BaseTool.run``/``arun``, through which every invocation
+of a tool goes, becomes a backstop: a call that no governed agent has judged (a hand-made graph, a bare ``tool.invoke``, a
+reference to ``create_agent`` taken before arming, middleware that rewrote the arguments) is judged there. And so is, where
+``BaseChatModel`` generates or streams, every model call that none of them has judged. What stays outside is declared in
+`plugin`. This is governance of cooperating programs, not a sandbox.
 """
 
 from __future__ import annotations
@@ -46,7 +47,12 @@ def arm(governor: Governor) -> None:
 
         self_test(_ARMING)
 
-    _ARMING.arm(governor, _patch, prove)
+    def patch(patches: Patches) -> None:
+        _patch(patches)
+        if governor.only_watches:
+            _patch_runs(patches)
+
+    _ARMING.arm(governor, patch, prove)
 
 
 def disarm() -> None:
@@ -78,6 +84,28 @@ def _patch(patches: Patches) -> None:
         patches.replace(langchain.agents.factory, "create_agent", governed)
         patches.replace(langchain.agents, "create_agent", governed)
     watch_process()
+
+
+def _patch_runs(patches: Patches) -> None:
+    """What sees the runs of graphs, and calls that pass no other patch, without a handler that is told of everything."""
+    from langchain_core.language_models import BaseChatModel, BaseLLM
+    from langchain_core.tools import BaseTool
+    from langgraph.pregel import Pregel
+
+    from lgov_langchain import graph_runs, told_calls
+    from lgov_langchain.watching import told
+
+    patches.replace(Pregel, "stream", graph_runs.wrap_stream(Pregel.stream, told))
+    patches.replace(Pregel, "astream", graph_runs.wrap_astream(Pregel.astream, told))
+    for kind in (BaseChatModel, BaseLLM, BaseTool):
+        patches.replace(kind, "invoke", told_calls.wrap_invoke(kind.invoke, kind))
+        patches.replace(kind, "ainvoke", told_calls.wrap_ainvoke(kind.ainvoke, kind))
+    for name in ("stream_events", "astream_events"):
+        patches.replace(BaseChatModel, name, told_calls.wrap_taking_config(getattr(BaseChatModel, name)))
+    for name in ("stream", "astream"):
+        patches.replace(BaseLLM, name, told_calls.wrap_taking_config(getattr(BaseLLM, name)))
+    for name in ("generate", "agenerate"):
+        patches.replace(BaseLLM, name, told_calls.wrap_taking_callbacks(getattr(BaseLLM, name)))
 
 
 #: The governor of the agent that is being made, where its tool node is to ask it and not the middleware.

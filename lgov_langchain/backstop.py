@@ -18,6 +18,7 @@ from lgov_core.governed_call import GovernedResult, ToolReading, agovern_tool, g
 from lgov_core.types import Action, Point
 from lgov_langchain import actions
 from lgov_langchain.arming import acting_governor
+from lgov_langchain.graph_runs import CallRun
 from lgov_langchain.watching import standing_under
 
 if TYPE_CHECKING:
@@ -72,10 +73,12 @@ def wrap_run(run: Callable[..., Any]) -> Callable[..., Any]:
         governor = acting_governor()
         call = None if governor is None else _to_judge(governor, self, tool_input, kwargs)
         if governor is None or call is None:
-            return run(self, tool_input, *args, **kwargs)
+            with CallRun(governor, kwargs):
+                return run(self, tool_input, *args, **kwargs)
 
         def go(arguments: Mapping[str, Any]) -> Any:
-            return run(self, call.input_with(arguments), *args, **kwargs)
+            with CallRun(governor, kwargs):
+                return run(self, call.input_with(arguments), *args, **kwargs)
 
         try:
             with standing_under(governor, kwargs.get("config"), _callbacks(args, kwargs)):
@@ -97,10 +100,12 @@ def wrap_arun(arun: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[An
         governor = acting_governor()
         call = None if governor is None else _to_judge(governor, self, tool_input, kwargs)
         if governor is None or call is None:
-            return await arun(self, tool_input, *args, **kwargs)
+            with CallRun(governor, kwargs):
+                return await arun(self, tool_input, *args, **kwargs)
 
         async def go(arguments: Mapping[str, Any]) -> Any:
-            return await arun(self, call.input_with(arguments), *args, **kwargs)
+            with CallRun(governor, kwargs):
+                return await arun(self, call.input_with(arguments), *args, **kwargs)
 
         try:
             with standing_under(governor, kwargs.get("config"), _callbacks(args, kwargs)):

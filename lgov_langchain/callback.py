@@ -95,20 +95,12 @@ class LgovCallbackHandler(BaseCallbackHandler):
         **kwargs: Any,
     ) -> None:
         """A graph, a node or another runnable begins; the outermost graph and named agents inside it become spans."""
-        name = kwargs.get("name") or "agent"
-        agent = actions.agent_in(metadata)
-        is_agent = agent is not None and agent == name
-        if not is_agent and not self.tree.in_agent(parent_run_id):
-            # Chains, retries, prompts and parsers are what agents are made of; LangGraph marks its graphs and what is in
-            # them. The outermost one is an agent, whatever it is called.
-            is_graph = (metadata or {}).get("ls_integration") in ("langgraph", "langchain_create_agent", "deepagents")
-            is_agent = is_graph and not name.startswith("Runnable") and kwargs.get("run_type") is None
-        if is_agent and not any(tag.startswith("graph:step:") for tag in tags or ()):  # no node of a graph
-            self.tree.begin(run_id, parent_run_id, agent=agent or name)
-            if self.governor is not None:
-                self.tree.span_above(self.governor, run_id)
-        else:
-            self.tree.begin(run_id, parent_run_id)
+        agent = self.tree.agent_begun(
+            parent_run_id, kwargs.get("name") or "agent", metadata or {}, tags or (), kwargs.get("run_type")
+        )
+        self.tree.begin(run_id, parent_run_id, agent=agent)
+        if agent is not None and self.governor is not None:
+            self.tree.span_above(self.governor, run_id)
 
     def on_chain_end(self, outputs: dict[str, Any], *, run_id: UUID, **kwargs: Any) -> None:
         """A runnable ended."""

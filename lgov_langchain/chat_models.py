@@ -29,6 +29,7 @@ from lgov_core.scope import current_scope
 from lgov_langchain import actions
 from lgov_langchain.arming import acting_governor
 from lgov_langchain.attribution import headers_for, with_headers
+from lgov_langchain.graph_runs import CallRun
 from lgov_langchain.model_calls import (
     Reply,
     Send,
@@ -63,13 +64,19 @@ def wrap_generate(generate: Callable[..., LLMResult]) -> Callable[..., LLMResult
     def governed_generate(self: BaseChatModel, messages: list[list[BaseMessage]], *args: Any, **kwargs: Any) -> Any:
         governor = acting_governor()
         if governor is None or are_covered(governor, messages):
-            return generate(self, messages, *args, **kwargs)
+            with CallRun(governor if len(messages) == 1 else None, kwargs, of_model=True):
+                return generate(self, messages, *args, **kwargs)
         callbacks = args[1] if len(args) > 1 else kwargs.get("callbacks")
         if governor.only_watches and len(messages) == 1:
             with standing_under(governor, callbacks=callbacks):
                 sent = _attributed(self, kwargs)
                 call = _opened(governor, self)
-                return watch(governor, call, messages[0], lambda: generate(self, messages, *args, **sent), _reply_in)
+
+                def send_on() -> LLMResult:
+                    with CallRun(governor, sent, of_model=True):
+                        return generate(self, messages, *args, **sent)
+
+                return watch(governor, call, messages[0], send_on, _reply_in)
 
         def one_call(prompt: list[BaseMessage]) -> LLMResult:
             came: list[LLMResult] = []
@@ -96,15 +103,19 @@ def wrap_agenerate(agenerate: Callable[..., Any]) -> Callable[..., Any]:
     ) -> Any:
         governor = acting_governor()
         if governor is None or are_covered(governor, messages):
-            return await agenerate(self, messages, *args, **kwargs)
+            with CallRun(governor if len(messages) == 1 else None, kwargs, of_model=True):
+                return await agenerate(self, messages, *args, **kwargs)
         callbacks = args[1] if len(args) > 1 else kwargs.get("callbacks")
         if governor.only_watches and len(messages) == 1:
             with standing_under(governor, callbacks=callbacks):
                 sent = _attributed(self, kwargs)
                 call = _opened(governor, self)
-                return await awatch(
-                    governor, call, messages[0], lambda: agenerate(self, messages, *args, **sent), _reply_in
-                )
+
+                async def send_on() -> LLMResult:
+                    with CallRun(governor, sent, of_model=True):
+                        return await agenerate(self, messages, *args, **sent)
+
+                return await awatch(governor, call, messages[0], send_on, _reply_in)
 
         async def one_call(prompt: list[BaseMessage]) -> LLMResult:
             came: list[LLMResult] = []

@@ -397,6 +397,12 @@ def is_covered(governor: Governor, messages: Sequence[BaseMessage]) -> bool:
     return all(map(operator.is_, sent, messages)) or list(sent) == list(messages)
 
 
+def judged_beside(governor: Governor) -> bool:
+    """Whether the running code is the inside of a model call that another governor than ``governor`` has judged."""
+    call = _SENT.get().call
+    return call is not None and call.governor is not governor
+
+
 def are_covered(governor: Governor, calls: Sequence[Sequence[BaseMessage]]) -> bool:
     """Whether a call of each of these messages here is one that was judged; so it is where there are none."""
     if not calls:

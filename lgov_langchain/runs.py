@@ -10,13 +10,14 @@ from __future__ import annotations
 import contextvars
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
 from lgov_core.trace import semconv
 from lgov_core.trace.live import LiveSpan
+from lgov_langchain.actions import agent_in
 
 if TYPE_CHECKING:
     from lgov_core.trace.live import SpanObserver
@@ -62,6 +63,25 @@ class RunTree:
         while run is not None and run.agent is None:
             run = run.parent
         return run is not None
+
+    def agent_begun(
+        self,
+        parent_run_id: UUID | None,
+        name: str,
+        metadata: Mapping[str, Any],
+        tags: Iterable[str],
+        run_type: str | None = None,
+    ) -> str | None:
+        """What the agent is called that a run like this is a run of: the outermost graph, or a named agent inside one."""
+        agent = agent_in(metadata)
+        is_agent = agent is not None and agent == name
+        if not is_agent and not self.in_agent(parent_run_id):
+            # Chains, retries, prompts and parsers are what agents are made of; LangGraph marks its graphs and what is in
+            # them. The outermost one is an agent, whatever it is called.
+            is_graph = metadata.get("ls_integration") in ("langgraph", "langchain_create_agent", "deepagents")
+            is_agent = is_graph and not name.startswith("Runnable") and run_type is None
+        is_node = is_agent and any(tag.startswith("graph:step:") for tag in tags)
+        return agent or name if is_agent and not is_node else None
 
     def begin(
         self,

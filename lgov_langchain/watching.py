@@ -1,12 +1,12 @@
 """The handler that watches every LangChain run of the process, so that spans find the agent they belong to.
 
 It is there from the first `LgovMiddleware`, `wrap_tool_node` or `arm` on. Where nobody governs it keeps nothing but
-which runs are open.
+which runs are open. In an armed process whose governor only watches, runs are seen by `graph_runs` and calls where the
+patches are; there LangChain is given the handler only for what the patches do not see.
 """
 
 from __future__ import annotations
 
-import contextvars
 import functools
 import logging
 import threading
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from lgov_core.coverage import covered_call, model_call_covered
 from lgov_core.trace.live import current_span
-from lgov_langchain import model_calls
+from lgov_langchain import graph_runs, model_calls
 from lgov_langchain.actions import running_config
 from lgov_langchain.arming import acting_governor
 from lgov_langchain.callback import LgovCallbackHandler
@@ -71,7 +71,9 @@ class ProcessHandler(LgovCallbackHandler):
                 judge_if_changed(observer, parent_run_id, name, arguments, call_id)
             elif call.name == name and call.call_id == call_id:
                 return _begin_inside(self, run_id, parent_run_id)
-        _begin_tool(self, serialized, input_str, run_id=run_id, parent_run_id=parent_run_id, inputs=inputs, **kwargs)
+        options = {"run_id": run_id, "parent_run_id": parent_run_id, "inputs": inputs, **kwargs}
+        with self._standing():
+            _begin_tool(self, serialized, input_str, **options)
 
     def on_chat_model_start(
         self,
@@ -88,7 +90,18 @@ class ProcessHandler(LgovCallbackHandler):
             return _begin_inside(self, run_id, parent_run_id)
         for one in messages:
             model_calls.judge_if_changed(observer, one)
-        _begin_chat(self, serialized, messages, run_id=run_id, parent_run_id=parent_run_id, **kwargs)
+        with self._standing():
+            _begin_chat(self, serialized, messages, run_id=run_id, parent_run_id=parent_run_id, **kwargs)
+
+    def on_llm_start(self, *args: Any, **kwargs: Any) -> None:
+        """A plain text model is called."""
+        with self._standing():
+            _begin_text(self, *args, **kwargs)
+
+    def _standing(self) -> AbstractContextManager[Any, None]:
+        """Makes the span of a run that this handler is not told of the current one."""
+        span = graph_runs.span_here(self.observer) if self.observer is not None else None
+        return _NOTHING if span is None else span.active()
 
 
 def _observing(method: Callable[..., None]) -> Callable[..., None]:
@@ -107,6 +120,7 @@ def _observing(method: Callable[..., None]) -> Callable[..., None]:
 _begin_inside = _observing(LgovCallbackHandler.begin_inside)
 _begin_tool = _observing(LgovCallbackHandler.on_tool_start)
 _begin_chat = _observing(LgovCallbackHandler.on_chat_model_start)
+_begin_text = _observing(LgovCallbackHandler.on_llm_start)
 for _name, _method in vars(LgovCallbackHandler).items():
     if _name.startswith("on_") and _name not in vars(ProcessHandler):
         setattr(ProcessHandler, _name, _observing(_method))
@@ -120,13 +134,44 @@ def watch_process() -> None:
         from langchain_core.tracers.context import register_configure_hook
 
         handler = ProcessHandler()
-        variable: contextvars.ContextVar[Any] = contextvars.ContextVar("lgov_langchain_handler", default=handler)
+        variable: Any = _WhereNeeded(handler)
         register_configure_hook(variable, inheritable=True, handle_class=ProcessHandler)
         _HANDLER.append(handler)
 
 
+class _WhereNeeded:
+    """What LangChain asks for the handler, as it would ask a context variable."""
+
+    def __init__(self, handler: ProcessHandler) -> None:
+        self._handler = handler
+
+    def get(self) -> ProcessHandler | None:
+        """The handler; None where every run is seen without it."""
+        governor = acting_governor()
+        if governor is None or not governor.only_watches:
+            return self._handler
+        call = covered_call()
+        judged_by_another = call is not None and call.governor is not governor
+        return self._handler if judged_by_another or model_calls.judged_beside(governor) else None
+
+
+def told(callbacks: Any) -> Any:
+    """``callbacks`` with the handler among them, where LangChain is not given it anyway: for a call that no patch sees."""
+    governor = acting_governor()
+    if governor is None or not governor.only_watches:
+        return callbacks
+    if hasattr(callbacks, "add_handler"):
+        manager = callbacks.copy()
+        if not any(isinstance(one, ProcessHandler) for one in manager.handlers):
+            manager.add_handler(_HANDLER[0], inherit=True)
+        return manager
+    return [*(callbacks or ()), *_HANDLER]
+
+
 def span_of(governor: Governor, config: Mapping[str, Any] | None = None, callbacks: Any = None) -> LiveSpan | None:
     """The span under which the running LangChain code stands, or None if no watched run is open here."""
+    if (seen := graph_runs.span_here(governor, config, callbacks)) is not None:
+        return seen
     manager = callbacks
     if (run_id := getattr(manager, "parent_run_id", None)) is None:
         manager = config.get("callbacks") if config else None

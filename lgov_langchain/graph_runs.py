@@ -1,0 +1,236 @@
+"""The runs of LangGraph's graphs in an armed process where nobody judges. Installed by `arming`.
+
+A callback handler makes LangChain do more for each run than all capturing takes, so there these runs are seen without one:
+where ``Pregel`` streams, which every way of running a graph comes to. Which run the running code belongs to is a context
+variable; LangGraph gives its nodes their caller's context. Where a program hands a config to a thread of its own, the run
+is found by what the config says: the run of a call by its id, that of an agent by an entry that only lgov reads.
+"""
+
+from __future__ import annotations
+
+import contextvars
+import functools
+from collections.abc import AsyncGenerator, Callable, Generator, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from typing import TYPE_CHECKING, Any
+
+from langchain_core.utils.uuid import uuid7
+
+from lgov_core.coverage import covered_call
+from lgov_core.trace.live import current_span
+from lgov_langchain import actions
+from lgov_langchain.arming import acting_governor
+from lgov_langchain.callback import LgovCallbackHandler
+from lgov_langchain.runs import RunTree
+
+if TYPE_CHECKING:
+    from uuid import UUID
+
+    from langgraph.pregel import Pregel
+
+    from lgov_core.governor import Governor
+    from lgov_core.trace.live import LiveSpan
+
+#: What begins so LangGraph takes for its own, and keeps out of metadata, checkpoints and the events it streams.
+_ENTRY = "__pregel_lgov_run"
+
+_RUNS = RunTree()
+
+#: The innermost run seen here that the running code belongs to.
+_HERE: contextvars.ContextVar[UUID | None] = contextvars.ContextVar("lgov_langchain_run", default=None)
+
+
+class _Standing:
+    """Says that the code in the block belongs to a run. Not across a ``yield``."""
+
+    __slots__ = ("_run_id", "_token")
+
+    def __init__(self, run_id: UUID | None) -> None:
+        self._run_id = run_id
+
+    def __enter__(self) -> None:
+        self._token = _HERE.set(self._run_id)
+
+    def __exit__(self, *exc: object) -> None:
+        try:  # noqa: SIM105 - around every step of every graph, and suppress() is three times as slow
+            _HERE.reset(self._token)
+        except ValueError:  # a task that nobody waits for any more is closed by the garbage collector, somewhere else
+            pass
+
+
+_AS_IT_IS = nullcontext()
+
+Told = Callable[[Any], Any]
+
+
+def _run_here(config: Mapping[str, Any] | None = None, callbacks: Any = None) -> UUID | None:
+    run_id = _HERE.get()
+    if run_id is not None:
+        return run_id if _RUNS.knows(run_id) else None
+    for one in (config, actions.running_config()):
+        manager = callbacks if callbacks is not None else one.get("callbacks") if one else None
+        if _RUNS.knows(run_id := getattr(manager, "parent_run_id", None)):
+            return run_id
+        if one and _RUNS.knows(run_id := (one.get("configurable") or {}).get(_ENTRY)):
+            return run_id
+    return None
+
+
+def span_here(governor: Governor, config: Mapping[str, Any] | None = None, callbacks: Any = None) -> LiveSpan | None:
+    """The span under which the running code stands, or None if no run seen here is open."""
+    run_id = _run_here(config, callbacks)
+    return None if run_id is None else _RUNS.span_above(governor, run_id)
+
+
+def standing_by(config: Mapping[str, Any] | None) -> AbstractContextManager[None, None]:
+    """Lets the block run where ``config`` comes from, if nothing is known of it otherwise."""
+    if config is None or _HERE.get() is not None or (run_id := _run_here(config)) is None:
+        return _AS_IT_IS
+    return _Standing(run_id)
+
+
+class CallRun:
+    """The run, where nobody judges, of a call whose span is the current one: what begins under it stands under the span.
+
+    ``options`` are those that the tool or the model is about to be run with; they get the id of the run. All that a tool
+    begins in the block is begun under it, of a model only what says so.
+    """
+
+    __slots__ = ("_of_model", "_run_id", "_standing")
+
+    def __init__(self, governor: Governor | None, options: dict[str, Any], *, of_model: bool = False) -> None:
+        self._run_id: UUID | None = None
+        if governor is None or not governor.only_watches:
+            return
+        above = _run_here(options.get("config"), options.get("callbacks"))
+        run_id = self._run_id = options["run_id"] = options.get("run_id") or uuid7()
+        self._of_model = of_model
+        self._standing = _AS_IT_IS if of_model else _Standing(run_id)
+        _RUNS.begin(run_id, above, inside=current_span())
+
+    def __enter__(self) -> None:
+        if self._run_id is not None:
+            self._standing.__enter__()
+
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+        if self._run_id is None:
+            return
+        self._standing.__exit__(kind, error, trace)
+        _RUNS.end(self._run_id)
+        if self._of_model or error is None or actions.is_interrupt(error) or (call := covered_call()) is None:
+            return
+        call.raised = error  # the framework may make a text of it
+
+
+class _GraphRun:
+    """One run of a graph. ``config`` is the one that it is to run with, ``standing`` stands around each of its steps.
+
+    ``told`` puts the handler of the process among callbacks: where the program has a handler of its own for the governor,
+    that one shows the agent, and this one does what it always does beside it.
+    """
+
+    def __init__(self, graph: Pregel[Any, Any, Any, Any], config: Any, told: Told) -> None:
+        self.config = config
+        self.standing: AbstractContextManager[None, None] = _AS_IT_IS
+        self._run_id: UUID | None = None
+        governor = acting_governor()
+        if governor is None or not governor.only_watches:
+            return
+        given: list[Mapping[str, Any]] = [one for one in (actions.running_config(), graph.config, config) if one]
+        above = here = _run_here(config)
+        if any(_shows_runs(one.get("callbacks"), governor) for one in given):
+            here, config = None, {**(config or {}), "callbacks": told((config or {}).get("callbacks"))}
+            self.config = config
+        elif (agent := _agent_begun(graph, given, above)) is not None:
+            here = self._run_id = uuid7()
+            _RUNS.begin(here, above, agent=agent)
+        if here is None and above is None:
+            return
+        self.standing = _Standing(here)
+        configurable: Mapping[str, Any] = (config or {}).get("configurable") or {}
+        self.config = {**(config or {}), "configurable": {**configurable, _ENTRY: here}}
+
+    def end(self, error: BaseException | None) -> None:
+        """The run ended; a pause for a person is no error."""
+        if self._run_id is not None:
+            _RUNS.end(self._run_id, error=None if error is None or actions.is_interrupt(error) else error)
+
+
+def _shows_runs(callbacks: Any, governor: Governor) -> bool:
+    """Whether a handler of the program's own shows ``governor`` these runs."""
+    handlers = callbacks if isinstance(callbacks, list) else getattr(callbacks, "handlers", ())
+    return any(isinstance(one, LgovCallbackHandler) and one.governor is governor for one in handlers)
+
+
+def _agent_begun(graph: Pregel[Any, Any, Any, Any], given: list[Mapping[str, Any]], above: UUID | None) -> str | None:
+    """As callback handlers would be told of the run: what its configs say, on top of what comes down from the run above."""
+    managers: list[Any] = [one["callbacks"] for one in given if hasattr(one.get("callbacks"), "handlers")]
+    metadata: dict[str, Any] = {"ls_integration": "langgraph"}
+    for one in (*[manager.metadata for manager in managers], *[one.get("metadata") for one in given]):
+        metadata.update(one or {})
+    name = next((one["run_name"] for one in reversed(given) if one.get("run_name")), None) or graph.get_name()
+    tags = managers[-1].tags if managers else ()
+    return _RUNS.agent_begun(above, name, metadata, tags)
+
+
+_END = object()
+
+
+def wrap_stream(stream: Callable[..., Any], told: Told) -> Callable[..., Any]:
+    """``Pregel.stream``, seen."""
+
+    @functools.wraps(stream)
+    def seen_stream(
+        self: Pregel[Any, Any, Any, Any], input: Any, config: Any = None, **options: Any
+    ) -> Generator[Any, None, None]:
+        run = _GraphRun(self, config, told)
+        steps, failure = iter(stream(self, input, run.config, **options)), None
+        try:
+            while True:
+                with run.standing:
+                    chunk = next(steps, _END)
+                if chunk is _END:
+                    break
+                yield chunk
+        except BaseException as error:
+            failure = error
+            raise
+        finally:
+            try:
+                if hasattr(steps, "close"):
+                    with run.standing:
+                        steps.close()
+            finally:
+                run.end(failure)
+
+    return seen_stream
+
+
+def wrap_astream(astream: Callable[..., Any], told: Told) -> Callable[..., Any]:
+    """``Pregel.astream``, seen."""
+
+    @functools.wraps(astream)
+    async def seen_astream(
+        self: Pregel[Any, Any, Any, Any], input: Any, config: Any = None, **options: Any
+    ) -> AsyncGenerator[Any, None]:
+        run = _GraphRun(self, config, told)
+        steps, failure = aiter(astream(self, input, run.config, **options)), None
+        try:
+            while True:
+                with run.standing:
+                    chunk = await anext(steps, _END)
+                if chunk is _END:
+                    break
+                yield chunk
+        except BaseException as error:
+            failure = error
+            raise
+        finally:
+            try:
+                if hasattr(steps, "aclose"):
+                    with run.standing:
+                        await steps.aclose()
+            finally:
+                run.end(failure)
+
+    return seen_astream
