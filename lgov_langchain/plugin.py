@@ -35,12 +35,13 @@ GAPS = (
     Gap(
         "a tool class with its own run",
         "a subclass of BaseTool that overrides run, arun, invoke or ainvoke and does not call BaseTool's is judged only in"
-        " agents with the middleware and in governed tool nodes",
+        " agents with the middleware and in governed tool nodes; where nobody judges, it is shown when"
+        " BaseTool's invoke runs it, and not otherwise",
     ),
     Gap(
         "a model class with its own generate",
         "a subclass of BaseChatModel that overrides generate or stream and does not call BaseChatModel's is judged only in"
-        " agents with the middleware",
+        " agents with the middleware; where nobody judges, it is shown when BaseChatModel's invoke asks it, and not otherwise",
     ),
     Gap(
         "event streams of a bare model",
