@@ -136,7 +136,7 @@ class Exchange:
         if (known := self._memory.verdict(key)) is not None:
             return known[0]
         pending, unrecorded = self._memory.claim(call_id, call, prefix)
-        if pending is None:
+        if pending is None or pending.call is None:
             name = call.name if call is not None else str(entry.get("name") or "unknown")
             action = tool_action(Point.POST_TOOL_CALL, name, call_id, call)
             action = action.changed(text=text, operation_id=new_id("op"), native=entry)
@@ -443,8 +443,8 @@ def new_results(
 def outcomes_of(results: Iterable[tuple[Pending, ToolReading]]) -> Iterator[ToolOutcome]:
     """What came of calls that nobody judged, one after the other, to be recorded."""
     for pending, reading in results:
-        outcome = pending.call.returned(pending.decision, reading)
-        if pending.call.finish(outcome):
+        call, pending.call = pending.call, None
+        if call is not None and call.finish(outcome := call.returned(pending.decision, reading)):
             yield outcome
 
 

@@ -47,9 +47,12 @@ class Given:
 
 @dataclass(slots=True, eq=False)
 class Pending:
-    """A call that the program may make: until its result is read, nobody knows what came of it."""
+    """A call that the program may make: until its result is read, nobody knows what came of it.
 
-    call: ToolCall
+    ``call`` is None once that is recorded and nobody judges the result: by what is left its result is known again.
+    """
+
+    call: ToolCall | None
     decision: Decision
     identity: tuple[str | None, str, str]
     prefix: str
@@ -210,7 +213,7 @@ class Transcripts:
         """Notes a call that the program got."""
         call_id = pending.identity[0]
         if call_id is None:
-            pending.call.span.abandon()  # no result can ever be told to be this call's
+            _abandon(pending)  # no result can ever be told to be this call's
             return
         forgotten: list[Pending] = []
         with self._lock:
@@ -222,7 +225,7 @@ class Transcripts:
                 if len(known) > MAX_NAMESAKES + 1:
                     forgotten.append(known.pop(0))
         for one in forgotten:
-            one.call.span.abandon()
+            _abandon(one)
 
     def claim(self, call_id: str | None, proposal: Proposal | None, prefix: str | None) -> tuple[Pending | None, bool]:
         """The call whose result this is, if that is certain, and whether its outcome is still to be recorded (only once)."""
@@ -290,7 +293,12 @@ class Transcripts:
         with self._lock:
             left = [one for several in self._pending.values() for one in several]
         for one in left:
-            one.call.span.abandon()
+            _abandon(one)
+
+
+def _abandon(pending: Pending) -> None:
+    if pending.call is not None:
+        pending.call.span.abandon()
 
 
 def _rollout() -> str | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -10,6 +11,7 @@ import httpx2
 import openai
 import pytest
 
+from lgov_core.governed_call import ToolCall
 from lgov_core.governor import Governor
 from lgov_core.plugins import make_plugin_manager
 from lgov_core.scope import RolloutScope, enter_scope
@@ -348,3 +350,20 @@ def test_a_message_that_comes_back_as_the_model_wrote_it_is_read_once_and_a_chan
         second = read(requests, written([*conversation(0), sent, result]))
         assert (second.entries[2] is own.entries[0]) is not changed
         assert said(second) == said(by_itself(written([*conversation(0), sent, result])))
+
+
+def test_of_a_call_whose_result_is_recorded_only_what_tells_it_from_others_is_kept() -> None:
+    program, messages = Program(), conversation(0)
+    before = calls_alive()
+    asked, result = turn(0)
+    program.ask(messages, asked)
+    assert calls_alive() == before + 1
+    for _ in range(2):  # a request that is sent again tells nothing new
+        program.ask([*messages, asked, result], {"role": "assistant", "content": "done"})
+    assert calls_alive() == before
+    assert len(program.shown(semconv.EXECUTE_TOOL)) == 1
+
+
+def calls_alive() -> int:
+    gc.collect()
+    return sum(type(one) is ToolCall for one in gc.get_objects())
