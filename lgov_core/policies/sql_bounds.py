@@ -39,7 +39,11 @@ _PARTS = (
 #: Parts of a date that differ between rows.
 _UNITS = frozenset({"year", "quarter", "month", "week", "day", "dow", "doy", "hour", "dayofweek"})
 #: Columns that number rows.
-_ID = re.compile(r"(?:.*_)?(?:id|pk|key|uuid|guid|rowid|oid|nr|no|num)|.*(?:[a-z]I[dD]|[A-Z]ID)")
+_ID = re.compile(r"(?:.*_)?(?:id|pk|key|uuid|guid|rowid|oid|nr|no|num)|.*(?:[a-z]I[dD]|[A-Z]ID)|_rowid_|\$identity")
+#: In a pattern of SQL Server any sign but these.
+_ANY_BUT = re.compile(r"\[\^[^]]*\]")
+#: Texts that are written in another way than between two quotes.
+_TEXTS = (exp.ByteString, exp.National, exp.RawString, exp.HexString, exp.UnicodeString)
 _DATE = re.compile(r"(\d{4})-\d\d?-\d\d?(?:[T ].*)?")
 _FIRST_YEAR, _LAST_YEAR = 1970, 2100
 #: No table is thought to hold a row with such a number.
@@ -54,7 +58,7 @@ _OPTIONAL = re.compile(
 
 def is_wild(pattern: str, *, regular: bool = False) -> bool:
     """Whether a pattern (of LIKE or GLOB; ``regular``: a regular expression) fits any text: it insists on nothing."""
-    branches = _OPTIONAL.sub("", _OPTIONAL.sub("", pattern)).split("|") if regular else [pattern]
+    branches = _OPTIONAL.sub("", _OPTIONAL.sub("", pattern)).split("|") if regular else [_ANY_BUT.sub("", pattern)]
     return not all(re.sub(r"\\[sSwWdD]|[%_*?.^$+()|]", "", branch) for branch in branches)
 
 
@@ -101,14 +105,18 @@ def is_far(comparison: type[exp.Expr], column: exp.Column | None, bound: object)
         return is_far(comparison, column, value)
     up, down = comparison in (exp.GT, exp.GTE), comparison in (exp.LT, exp.LTE)
     different = comparison in (exp.NEQ, exp.NullSafeNEQ)
-    if isinstance(bound, exp.Literal) and bound.is_string:
-        text = bound.name.strip()
+    if isinstance(bound, _TEXTS) or (isinstance(bound, exp.Literal) and bound.is_string):
+        text = bound.name.strip("0" if isinstance(bound, exp.HexString) else None)
+        if column.name.lower() == "ctid":  # PostgreSQL's place of a row: a page, and a row in it
+            return up and text.startswith("(0,")
         date = _DATE.fullmatch(text)
         if date is not None:
             year = int(date[1])
             return (up and year <= _FIRST_YEAR) or (down and year >= _LAST_YEAR)
         if not text:
             return up or different
+        if up and text[0] < "+":  # in front of all signs that names and numbers are made of
+            return True
         if text.lower().lstrip("+-") in ("inf", "infinity"):
             return up if text[0] == "-" else down
         number = _number(text)

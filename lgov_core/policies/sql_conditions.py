@@ -103,6 +103,12 @@ def doubles_of(atom: exp.In) -> str | None:
     return table.name.lower() if first.this.name.lower() == column.name.lower() else None
 
 
+def quantifier_of(side: object) -> str | None:
+    """Which word stands before a list that is compared with, where the parser takes it for a function: ``> ALL (ARRAY[1])``."""
+    name = side.name.lower() if isinstance(side, exp.Anonymous) and side.expressions else ""
+    return name if name in ("all", "some", "any") else None
+
+
 def is_counter(function: exp.Expr) -> bool:
     """Whether a function gives numbers (or dates) one after the other."""
     if isinstance(function, exp.GenerateSeries | exp.GenerateDateArray | exp.GenerateTimestampArray | exp.Generator):

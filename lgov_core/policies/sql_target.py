@@ -20,6 +20,7 @@ from lgov_core.policies.sql_conditions import (
     is_counter,
     is_negated,
     names_any,
+    quantifier_of,
     sides,
     takes_both,
     takes_both_in_or,
@@ -101,6 +102,8 @@ class Target:
     def _limited_by_not(self, inner: object) -> bool:
         if isinstance(inner, exp.Is | exp.Between):
             return False
+        if isinstance(inner, exp.Binary) and quantifier_of(inner.expression) is not None:
+            return False
         if isinstance(inner, exp.Exists):
             return self._lacks_a_match(inner.this)
         if isinstance(inner, exp.In) and (query := inner.args.get("query")) is not None:
@@ -130,7 +133,10 @@ class Target:
             low, high = atom.args.get("low"), atom.args.get("high")
             if self._is_edge(low) or self._is_edge(high):
                 return False
-            if is_far(exp.GTE, column_of(atom.this), low) and is_far(exp.LTE, column_of(atom.this), high):
+            column, ends = column_of(atom.this), [(low, high)]
+            if atom.args.get("symmetric"):  # which of the two is the lower one is found out by the database
+                ends.append((high, low))
+            if any(is_far(exp.GTE, column, one) and is_far(exp.LTE, column, other) for one, other in ends):
                 return False
             if is_wide(exp.GTE, atom.this, low) and is_wide(exp.LTE, atom.this, high):
                 return False
@@ -169,6 +175,8 @@ class Target:
             if isinstance(atom, _OPEN):  # the first of each says most
                 return self._compares_sides(kind(this=left.expressions[0], expression=right.expressions[0]))
             return any(self._apart(a, b) for a, b in zip(left.expressions, right.expressions, strict=False))
+        if (quantifier := quantifier_of(right)) is not None:
+            return self._compares_with_list(kind, left, right.expressions[0].unnest(), quantifier)
         if isinstance(right, exp.Any | exp.All):
             if isinstance(left, exp.Literal):  # it is one of the values in a column
                 return kind is exp.EQ and isinstance(right, exp.Any) and self._own(column_of(right.this))
@@ -188,6 +196,17 @@ class Target:
             return False  # a key that no document has
         exact = isinstance(atom, exp.EQ | exp.NullSafeEQ)
         return self._apart(left, right, exact=exact) or self._apart(right, left, exact=exact)
+
+    def _compares_with_list(self, kind: type[exp.Expr], left: exp.Expr, values: exp.Expr, quantifier: str) -> bool:
+        """Whether ``= SOME (list)`` or ``<> ALL (list)``; other comparisons of the kind hold for nearly every row."""
+        if quantifier != "all":
+            return kind is exp.EQ and self._compares_sides(exp.EQ(this=left, expression=exp.Any(this=values)))
+        if isinstance(values, exp.Array):
+            return kind is exp.NEQ and self._limited_by_not(exp.In(this=left, expressions=values.expressions))
+        while isinstance(values, exp.Cast):
+            values = values.this
+        given = isinstance(values, exp.Parameter | exp.Placeholder)
+        return kind is exp.NEQ and given and self._apart(left, values)
 
     def _is_hardly_a_bound(self, kind: type[exp.Expr], left: object, right: object) -> bool:
         """Whether an open comparison holds for nearly all the rows that there are likely to be."""
