@@ -6,6 +6,8 @@ import re
 
 from sqlglot import exp
 
+from lgov_core.policies.sql_limit import row_count
+
 #: What may stand around a column on its side of a comparison without making the comparison always true.
 _WRAPPERS = (
     exp.Paren,
@@ -115,6 +117,8 @@ def is_far(comparison: type[exp.Expr], column: exp.Column | None, bound: object)
             return (up and year <= _FIRST_YEAR) or (down and year >= _LAST_YEAR)
         if not text:
             return up or different
+        if down and not text.strip("zZ~"):
+            return True
         if up and text[0] < "+":  # in front of all signs that names and numbers are made of
             return True
         if text.lower().lstrip("+-") in ("inf", "infinity"):
@@ -128,6 +132,33 @@ def is_far(comparison: type[exp.Expr], column: exp.Column | None, bound: object)
     if number is None or not numbers_rows(column):
         return False
     return (up and number <= 1) or (down and number >= _LAST_NUMBER) or (different and number <= 0)
+
+
+def keeps_few(query: exp.Expr) -> bool:
+    """Whether a query has a limit that leaves rows out: a number that no table is thought to reach, or one given later."""
+    limit = query.args.get("limit")
+    if isinstance(limit, exp.Limit) and isinstance(limit.expression, exp.Placeholder | exp.Parameter):
+        return True
+    count = row_count(query) if limit is not None else None
+    return count is not None and count <= _LAST_NUMBER
+
+
+def modulus_of(side: object) -> float | None:
+    """By which number it takes the remainder of a division: ``id % 2``; None for anything else."""
+    inner = side.unnest() if isinstance(side, exp.Expr) else None
+    divisor = inner.expression.unnest() if isinstance(inner, exp.Mod) else None
+    return _number(divisor.name) if isinstance(divisor, exp.Literal) else None
+
+
+def is_every_remainder(comparison: type[exp.Expr], side: object, bound: object) -> bool:
+    """Whether a remainder is compared with a bound that all remainders keep: ``id % 2 < 2``."""
+    modulus = modulus_of(side)
+    number = _number(bound.name) if isinstance(bound, exp.Literal) else None
+    if modulus is None or number is None:
+        return False
+    if comparison in (exp.GT, exp.GTE):
+        return number <= 0
+    return number >= (modulus - 1 if comparison is exp.LTE else modulus)
 
 
 def numbers_rows(column: exp.Column | None) -> bool:

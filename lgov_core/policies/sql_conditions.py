@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from sqlglot import exp
 
+from lgov_core.policies.sql_bounds import modulus_of
 from lgov_core.policies.sql_sources import Source
 
 #: Columns that hold a truth value also where it is written as a number or a text.
@@ -56,7 +57,10 @@ def branches(query: exp.Expr) -> Iterator[exp.Expr]:
 
 
 def takes_both(column: object, values: Iterable[object]) -> bool:
-    """Whether both truth values are among ``values``, with which ``column`` is compared."""
+    """Whether both truth values are among ``values``, with which ``column`` is compared; or all remainders of a division."""
+    modulus = modulus_of(column)
+    if modulus is not None:
+        return len({value.name for value in values if isinstance(value, exp.Literal)}) >= modulus
     flag = isinstance(column, exp.Column) and _FLAG.fullmatch(column.name.lower()) is not None
     found = {value.this for value in values if isinstance(value, exp.Boolean)}
     if flag:
@@ -65,14 +69,16 @@ def takes_both(column: object, values: Iterable[object]) -> bool:
 
 
 def takes_both_in_or(operands: Iterable[object]) -> bool:
-    """Whether an OR of ``operands`` takes the rows where a column is true and those where it is false."""
-    found: dict[str, tuple[exp.Column, list[object]]] = {}
+    """Whether an OR of ``operands`` takes the rows where a column is true and those where it is false, or all remainders."""
+    found: dict[str, tuple[exp.Expr, list[object]]] = {}
     for operand in operands:
         part = operand.unnest() if isinstance(operand, exp.Expr) else operand
         if isinstance(part, exp.EQ | exp.NullSafeEQ | exp.Is):
-            for column, value in ((part.this, part.expression), (part.expression, part.this)):
-                if isinstance(column, exp.Column):
-                    found.setdefault(column.name.lower(), (column, []))[1].append(value)
+            for side, value in ((part.this, part.expression), (part.expression, part.this)):
+                column = side.unnest() if isinstance(side, exp.Expr) else side
+                if isinstance(column, exp.Column | exp.Mod):
+                    name = column.name if isinstance(column, exp.Column) else column.sql()
+                    found.setdefault(name.lower(), (column, []))[1].append(value)
     return any(takes_both(column, values) for column, values in found.values())
 
 

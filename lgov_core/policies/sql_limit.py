@@ -43,14 +43,14 @@ def limited(tree: exp.Expr, text: str, tokens: Sequence[Token], rows: int, diale
     if not isinstance(tree, exp.Query):
         return None
     if isinstance(tree, exp.Subquery) or tree.args.get("locks") or tree.args.get("settings"):
-        if isinstance(tree, exp.Subquery) and _count(tree) is None and isinstance(tree.this, exp.Query):
-            inner = _count(tree.this)
+        if isinstance(tree, exp.Subquery) and row_count(tree) is None and isinstance(tree.this, exp.Query):
+            inner = row_count(tree.this)
             if inner is not None and inner <= rows:
                 return None
         raise NoLimit(advice)
     if tree.args.get("limit") is None:
         return _with_limit(tree, text, tokens, rows, dialect, advice)
-    count = _count(tree)
+    count = row_count(tree)
     if count is None:
         raise NoLimit(f"At most {rows} rows may be read; write the limit as a plain number up to that.")
     return None if count <= rows else _lowered(text, tokens, count, rows, advice)
@@ -58,7 +58,7 @@ def limited(tree: exp.Expr, text: str, tokens: Sequence[Token], rows: int, diale
 
 def same_but_for_the_limit(old: exp.Expr, new: exp.Expr, rows: int) -> bool:
     """Whether ``new`` is ``old`` with a limit of ``rows`` rows and no other difference."""
-    if _count(new) != rows:
+    if row_count(new) != rows:
         return False
     one, two = old.copy(), new.copy()
     one.set("limit", None)
@@ -72,7 +72,7 @@ def _form(dialect: str, rows: int) -> str:
     return f"FETCH FIRST {rows} ROWS ONLY" if dialect in _FETCH else f"LIMIT {rows}"
 
 
-def _count(tree: exp.Expr) -> int | None:
+def row_count(tree: exp.Expr) -> int | None:
     """The number of rows in the limit of a query, when it is a plain number without options."""
     limit = tree.args.get("limit")
     if not isinstance(limit, exp.Limit | exp.Fetch):

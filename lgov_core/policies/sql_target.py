@@ -8,7 +8,16 @@ from dataclasses import dataclass
 from sqlglot import exp
 
 from lgov_core.policies.options import names as words
-from lgov_core.policies.sql_bounds import column_of, insists, is_far, is_some, is_wide, numbers_rows
+from lgov_core.policies.sql_bounds import (
+    column_of,
+    insists,
+    is_every_remainder,
+    is_far,
+    is_some,
+    is_wide,
+    keeps_few,
+    numbers_rows,
+)
 from lgov_core.policies.sql_conditions import (
     branches,
     conjuncts,
@@ -215,6 +224,7 @@ class Target:
         return any(
             is_far(comparison, column_of(side), bound)
             or is_wide(comparison, side, bound)
+            or is_every_remainder(comparison, side, bound)
             or (numbers_rows(column_of(side)) and self._is_computed(bound))
             for comparison, side, bound in ((kind, left, right), (_MIRRORED.get(kind, kind), right, left))
         )
@@ -227,8 +237,12 @@ class Target:
         return gives_constants(query) or not self._reads_rows(self._with_named(query))
 
     def _is_edge(self, bound: object) -> bool:
-        """Whether a bound is the least or the greatest of this very table, so that it leaves hardly a row out."""
-        if not isinstance(bound, exp.Expr) or bound.find(exp.Select) is None or bound.find(exp.Min, exp.Max) is None:
+        """Whether a bound is the least, the greatest or the number of this very table, so that it leaves hardly a row out."""
+        if (
+            not isinstance(bound, exp.Expr)
+            or bound.find(exp.Select) is None
+            or bound.find(exp.Min, exp.Max, exp.Count) is None
+        ):
             return False
         return self.is_read_by(bound)
 
@@ -378,9 +392,7 @@ class Target:
 
     def is_left_out_by(self, query: exp.Expr) -> bool:
         """Whether ``query`` reads this very table nowhere, or only a part of it."""
-        return query.args.get("limit") is not None or all(
-            self._is_part(select, table) for select, table in self._reads_itself(query)
-        )
+        return keeps_few(query) or all(self._is_part(select, table) for select, table in self._reads_itself(query))
 
     def _is_part(self, select: exp.Expr, table: exp.Table) -> bool:
         """Whether ``select`` reads only a part of ``table``, which is this table once more."""
@@ -388,7 +400,7 @@ class Target:
         found = self.known.parts.get(asked)
         if found is None:
             found = self.known.parts[asked] = (
-                select.args.get("limit") is not None
+                keeps_few(select)
                 or self._is_limited(select, table)
                 or (isinstance(select.parent, exp.Subquery) and self._is_narrowed(select.parent))
             )

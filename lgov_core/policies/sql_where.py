@@ -56,13 +56,14 @@ def ties(merge: exp.Merge, dialect: str = "") -> bool:
 
 
 def upserts_itself(insert: exp.Insert, dialect: str = "") -> bool:
-    """Whether an INSERT that may change rows takes them from the very table that it changes, as many as there are."""
+    """Whether an INSERT that may change rows takes as many as there are from the table that it changes, or counts up."""
     target, query = insert.this, insert.expression
     target = target.this if isinstance(target, exp.Schema) else target
     if not isinstance(target, exp.Table) or not isinstance(query, exp.Expr):
         return not isinstance(target, exp.Table)
     source = Source(target.name.lower(), frozenset({target.name.lower()}), schema=target.db.lower())
-    return not Target(source, (), Known(dialect, insert, source.table)).is_left_out_by(query)
+    asked = Target(source, (), Known(dialect, insert, source.table))
+    return asked.counts_up(query) or not asked.is_left_out_by(query)
 
 
 def _is_copy(source: Source, target: Source, known: Known) -> bool:
