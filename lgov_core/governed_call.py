@@ -17,11 +17,22 @@ from lgov_core.governor import UNJUDGED, Governor
 from lgov_core.json_writing import json_writer
 from lgov_core.trace import semconv
 from lgov_core.trace.live import LiveSpan
-from lgov_core.types import Action, Decision, JSONValue, ModelCallFailed, Point, ToolOutcome, ToolStatus
+from lgov_core.types import (
+    Action,
+    Decision,
+    JSONValue,
+    ModelCallFailed,
+    Point,
+    ToolOutcome,
+    ToolStatus,
+    draft_class,
+)
 
 T = TypeVar("T")
 
-_NESTED = (dict, list)
+_NESTED = frozenset({dict, list})
+
+_OutcomeDraft = draft_class(ToolOutcome)
 
 _NOT_CONNECTED = frozenset(
     {"APIConnectionError", "ConnectError", "ConnectTimeout", "ConnectionRefusedError", "PoolTimeout"}
@@ -67,7 +78,8 @@ def own_arguments(arguments: Mapping[str, Any]) -> Mapping[str, Any]:
     A list that a tool sorts or empties is still in the record as it was proposed.
     """
     try:
-        return _own(dict(arguments))
+        own = dict(arguments)
+        return own if _NESTED.isdisjoint(map(type, own.values())) else _own(own)
     except RecursionError:  # deeper than any policy reads
         return arguments
 
@@ -125,22 +137,24 @@ class ToolCall:
 
     def returned(self, decision: Decision, reading: ToolReading) -> ToolOutcome:
         """What came of a call that ended: denied, if what it had been changed to was not to run."""
-        failed = reading.status != "ok"
-        if failed and self.covered.refused is not None:
-            return self._denied(self.covered.refused)
-        raised = self.covered.raised if failed else None  # what the framework made a text of
-        error_type = reading.error_type or (type(raised).__name__ if raised is not None else None)
-        error = reading.error or (str(raised) if raised is not None else None) or reading.text
-        return ToolOutcome(
-            self.as_run,
-            reading.status,
-            result=reading.text,
-            error_type=error_type if failed else reading.error_type,
-            error=error if failed else None,
-            decision=decision,
-            started_at=self.started_at,
-            duration_s=time.perf_counter() - self.clock,
-        )
+        error_type, error = reading.error_type, None
+        if reading.status != "ok":
+            if self.covered.refused is not None:
+                return self._denied(self.covered.refused)
+            raised = self.covered.raised  # what the framework made a text of
+            error_type = error_type or (type(raised).__name__ if raised is not None else None)
+            error = reading.error or (str(raised) if raised is not None else None) or reading.text
+        outcome = _OutcomeDraft()
+        outcome.action = self.as_run
+        outcome.status = reading.status
+        outcome.result = reading.text
+        outcome.error_type = error_type
+        outcome.error = error
+        outcome.decision = decision
+        outcome.started_at = self.started_at
+        outcome.duration_s = time.perf_counter() - self.clock
+        outcome.__class__ = ToolOutcome
+        return outcome
 
     def raised(self, decision: Decision, error: BaseException) -> ToolOutcome:
         """What came of a call that raised: denied, if what it had been changed to was not to run."""
@@ -172,17 +186,15 @@ class ToolCall:
         )
 
     def _ended(self, outcome: ToolOutcome) -> None:
-        failed = outcome.status != "ok"
-        decision = outcome.decision
-        self.span.set(
-            {
-                semconv.TOOL_STATUS: outcome.status,
-                semconv.TOOL_RESULT: outcome.result,
-                semconv.ERROR_MESSAGE: outcome.error,
-                semconv.DECISION_ID: decision.decision_id if decision is not None else None,
-            }
-        )
-        self.span.end((outcome.error_type or outcome.status) if failed else None)
+        said: dict[str, JSONValue] = {semconv.TOOL_STATUS: outcome.status, semconv.TOOL_RESULT: outcome.result}
+        if outcome.decision is not None and outcome.decision.decision_id is not None:
+            said[semconv.DECISION_ID] = outcome.decision.decision_id
+        if outcome.status == "ok":
+            self.span.set(said)
+            self.span.end()
+        else:
+            self.span.set({**said, semconv.ERROR_MESSAGE: outcome.error})
+            self.span.end(outcome.error_type or outcome.status)
 
 
 def govern_tool(

@@ -43,9 +43,8 @@ class RolloutScope:
 _CURRENT: contextvars.ContextVar[RolloutScope | None] = contextvars.ContextVar("lgov_rollout", default=None)
 
 
-def current_scope() -> RolloutScope | None:
-    """The scope of the running code, or None outside any rollout. Callable from any thread or task."""
-    return _CURRENT.get()
+#: The scope of the running code, or None outside any rollout. Callable from any thread or task.
+current_scope: Callable[[], RolloutScope | None] = _CURRENT.get
 
 
 class _Entered:

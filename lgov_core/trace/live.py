@@ -12,15 +12,15 @@ import contextvars
 import os
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Protocol
 
-from lgov_core.scope import RolloutScope, current_scope
+from lgov_core.scope import current_scope
 from lgov_core.trace import semconv
 from lgov_core.trace.otlp_span import nanoseconds
-from lgov_core.types import JSONValue, Span
+from lgov_core.types import JSONValue, Span, draft_class
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -41,10 +41,7 @@ _CONTENT = frozenset(
 )
 
 
-class _SpanDraft:
-    """A span in the making: its slots are those of `Span`, and open."""
-
-    __slots__ = tuple(Span.__dataclass_fields__)
+_SpanDraft = draft_class(Span)
 
 
 class SpanObserver(Protocol):
@@ -68,9 +65,8 @@ class SpanObserver(Protocol):
 _CURRENT: contextvars.ContextVar[LiveSpan | None] = contextvars.ContextVar("lgov_span", default=None)
 
 
-def current_span() -> LiveSpan | None:
-    """The span under which the running code stands, or None. Callable from any thread or task."""
-    return _CURRENT.get()
+#: The span under which the running code stands, or None. Callable from any thread or task.
+current_span: Callable[[], LiveSpan | None] = _CURRENT.get
 
 
 class LiveSpan:
@@ -103,12 +99,12 @@ class LiveSpan:
         self._observer = observer
         self.operation = operation
         self.name = name
-        self.scope: RolloutScope | None = current_scope()
+        self.scope = scope = current_scope()
         self.started_at = time.time() if started_at is None else started_at
         self.ended = False
         self.attributes: dict[str, JSONValue] = {semconv.OPERATION: operation}
-        if self.scope is not None and self.scope.task_id is not None:
-            self.attributes[semconv.TASK_ID] = self.scope.task_id
+        if scope is not None and scope.task_id is not None:
+            self.attributes[semconv.TASK_ID] = scope.task_id
         self._otel: Any = None
         #: Where no provider was set when the outermost span began: the trace that it and those below it are in, and its flags.
         self._unrecorded: tuple[int, Any] | None = None
@@ -139,7 +135,7 @@ class LiveSpan:
             self._otel, self.span_id, self.trace_id = otel, f"{above.span_id:016x}", f"{above.trace_id:032x}"
         else:  # its sampler may record those below it all the same, so they have to ask again
             self.span_id = os.urandom(8).hex()
-            self._otel = _unrecorded_span(api, self.span_id, *_trace_of(api, above))
+            self._otel = _unrecorded_span(api)(self.span_id, *_trace_of(api, above))
 
     @property
     def title(self) -> str:
@@ -177,7 +173,7 @@ class LiveSpan:
         if self.trace_id is not None:  # somebody records it
             _end_otel(self._otel, self, ended_at)
         scope = self.scope
-        shown: Any = _SpanDraft()  # a frozen dataclass would set each field by a call
+        shown = _SpanDraft()
         shown.name = self.title
         shown.span_id = self.span_id
         shown.started_at = self.started_at
@@ -209,7 +205,7 @@ class _Active:
 
     def __exit__(self, *exc: object) -> None:
         if self._attached is not None:
-            _detach_otel(self._attached)
+            sys.modules["opentelemetry.context"].detach(self._attached)
         _CURRENT.reset(self._token)
 
 
@@ -228,9 +224,25 @@ def _trace_of(api: Any, above: Any) -> tuple[int, Any]:
     return int.from_bytes(os.urandom(16)) | 1, api.TraceFlags(api.TraceFlags.SAMPLED)
 
 
-def _unrecorded_span(api: Any, span_id: str, trace_id: int, flags: Any) -> Any:
-    """A span of ours that nobody records, so that whoever reads OpenTelemetry's context all the same finds a parent."""
-    return api.NonRecordingSpan(api.SpanContext(trace_id, int(span_id, 16), False, flags))
+@lru_cache(maxsize=1)
+def _unrecorded_span(api: Any) -> type[Any]:
+    """What makes a span of ours that nobody records, so that whoever reads OpenTelemetry's context all the same finds a parent.
+
+    It is at every call, and hardly ever looked at: what it says is made when it is asked.
+    """
+
+    class UnrecordedSpan(api.NonRecordingSpan):
+        def __init__(self, span_id: str, trace_id: int, flags: Any) -> None:
+            self._said = span_id, trace_id, flags
+
+        def get_span_context(self) -> Any:
+            span_id, trace_id, flags = self._said
+            return api.SpanContext(trace_id, int(span_id, 16), False, flags)
+
+        def __repr__(self) -> str:
+            return f"UnrecordedSpan({self.get_span_context()!r})"
+
+    return UnrecordedSpan
 
 
 @lru_cache(maxsize=1)
@@ -240,16 +252,12 @@ def _tracer(api: ModuleType) -> Any:
 
 
 def _attach_otel(span: LiveSpan) -> Any:
-    api, context = _api(), sys.modules.get("opentelemetry.context")
+    api, context = sys.modules.get("opentelemetry.trace"), sys.modules.get("opentelemetry.context")
     if api is None or context is None:
         return None
     if span._otel is None and span._unrecorded is not None:
-        span._otel = _unrecorded_span(api, span.span_id, *span._unrecorded)
+        span._otel = _unrecorded_span(api)(span.span_id, *span._unrecorded)
     return context.attach(api.set_span_in_context(span._otel))
-
-
-def _detach_otel(token: Any) -> None:
-    sys.modules["opentelemetry.context"].detach(token)
 
 
 def _end_otel(otel: Any, span: LiveSpan, ended_at: float | None) -> None:

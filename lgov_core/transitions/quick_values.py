@@ -1,32 +1,18 @@
 """Calls, rewards and transitions made in an eighth of the time that their own constructors take.
 
-A frozen dataclass sets each field by a call; here an open object of the same layout is filled and then becomes one, as in
-`lgov_core.types.decision_of`. Converting is mostly the making of these three.
+Converting is mostly the making of these three; see `lgov_core.types.draft_class`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 from lgov_core.transitions.values import Transition
-from lgov_core.types import Attempt, CapturedCall, Reward, Rollout
+from lgov_core.types import Attempt, CapturedCall, Reward, Rollout, draft_class
 
-
-class CallDraft:
-    """A call in the making: its slots are those of `CapturedCall`, and open."""
-
-    __slots__ = tuple(CapturedCall.__dataclass_fields__)
-
-
-class RewardDraft:
-    """A reward in the making."""
-
-    __slots__ = tuple(Reward.__dataclass_fields__)
-
-
-class _TransitionDraft:
-    __slots__ = tuple(Transition.__dataclass_fields__)
+CallDraft = draft_class(CapturedCall)
+RewardDraft = draft_class(Reward)
+_TransitionDraft = draft_class(Transition)
 
 
 def complete(call: CapturedCall, attempt: int | None, tool_call_ids: tuple[str, ...]) -> None:
@@ -46,7 +32,7 @@ def transition_of(
     parent_response_id: str | None,
 ) -> Transition:
     """The transition of ``call``, without credit. ``mask`` has the length of its reply."""
-    draft: Any = _TransitionDraft()
+    draft = _TransitionDraft()
     draft.run_id = rollout.run_id
     draft.weights_version = call.weights_version
     draft.model = call.model
