@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -94,6 +95,7 @@ def test_an_allowed_call_runs_in_its_span_and_is_recorded_once(calls: Calls) -> 
     assert covered.covers(calls.governor, "read", {"path": "/home"}, "call_1")
     (outcome,) = calls.seen.outcomes
     assert (outcome.status, outcome.result, outcome.action.agent) == ("ok", "text", "clerk")
+    assert replace(outcome) == outcome, "every field is set"
     pre, post = calls.seen.decisions(), calls.seen.decisions(Point.POST_TOOL_CALL)
     assert len(pre) == len(post) == 1
     assert pre[0].action.operation_id == post[0].action.operation_id is not None
