@@ -7,12 +7,13 @@ the bare runs beside them, given with the interval that holds the true median in
 for the moments in which nothing else ran: how far apart the quickest tenth of both lies.
 
 The bare framework's own CPU swings by more than what is measured here, mostly on the network's side. So each framework is
-measured once more, *paired*: in one process pinned to one CPU, the scripted model's answers come from within it in place of
+measured once more, *paired*: in a process pinned to one CPU, the scripted model's answers come from within it in place of
 the network, and each variant stands beside a bare one some tenths of a second away, the best of three runs of both after
-two that warm it up. Of each pair counts how many times the CPU of the bare run it took; the figure is the median of that,
-in microseconds of a bare run in a quick moment (its quickest tenth), with the same kind of interval. It holds all that the
-others hold, except what the network's system calls push out of the caches, and its interval is a fraction of theirs; on a
-machine that others use it is the one to compare.
+two that warm it up. Of each pair counts how many times the CPU of the bare run it took; a process's figure is the median of
+that, in microseconds of a bare run in a quick moment (its quickest tenth). Where a process's code and objects come to lie in
+memory moves that figure by a third of it, and no number of pairs tells; so it is asked of several processes, and what is
+printed is their median, with the same kind of interval. It holds all that the others hold, except what the network's system
+calls push out of the caches; on a machine that others use it is the one to compare.
 
 Paired runs come in two shapes: with one tool call in each turn, and with three at once. What the second costs more, shared
 among the tool calls it has more, is *a tool call*; what is left of a run without its tool calls, shared among its model calls
@@ -48,7 +49,7 @@ import sys
 import tempfile
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -58,8 +59,8 @@ FRAMEWORKS = ("langchain", "autogen", "openai-agents", "openai")
 VARIANTS = ("bare", "empty handler", "capture", "governed", "recorded", "OpenInference")
 #: Turns of one run, rounds in which each variant has its turn, and runs of it in each.
 TURNS, ROUNDS, AGAIN = 5, 40, 3
-#: How often each variant is compared with a bare one beside it, without a network.
-PAIRS = 40
+#: How often each variant is compared with a bare one beside it, without a network, in each of how many processes.
+PAIRS, PROCESSES = 8, 10
 #: Tool calls at once in a turn of the second shape.
 WIDE = 3
 #: Rounds before the first that counts.
@@ -408,8 +409,9 @@ class Measured:
     tool_call: Sequence[float]
 
 
-def measure(framework: str, rounds: int, pairs: int) -> dict[str, Measured]:
-    """Every variant of one framework."""
+@contextmanager
+def ready(framework: str) -> Generator[dict[str, tuple[Variant, Agent]]]:
+    """Every variant of one framework that is there, and its agent."""
     if framework == "openai-agents":
         from agents import set_trace_processors
 
@@ -423,35 +425,57 @@ def measure(framework: str, rounds: int, pairs: int) -> dict[str, Measured]:
                 one.begin()
                 variants[variant] = one, AGENTS[framework]()
                 one.end()
+        try:
+            yield variants
+        finally:
+            for one, _ in variants.values():
+                one.close()
+
+
+def over_http(framework: str, rounds: int) -> dict[str, tuple[tuple[float, float, float], float]]:
+    """A turn of each variant, with its interval, and undisturbed."""
+    with ready(framework) as variants:
         times = asyncio.run(_in_turns(variants, rounds))
-        beside = asyncio.run(_in_pairs(variants, pairs))
-        for one, _ in variants.values():
-            one.close()
-    bare, bare_beside = times.pop("bare"), beside.pop("bare")
-    found = {"bare": Measured(median_of(bare), undisturbed(bare), *_parts(bare_beside))}
-    quick = [sorted(runs)[len(runs) // 10] for runs in zip(*bare_beside, strict=True)]
+    bare = times.pop("bare")
+    found = {"bare": (median_of(_turns(bare)), undisturbed(bare))}
     for variant, taken in times.items():
         added = [mine - other for mine, other in zip(taken, bare, strict=True)]
-        paired = [
-            tuple((mine / other - 1) * least for mine, other, least in zip(*shapes, quick, strict=True))
-            for shapes in zip(beside[variant], bare_beside, strict=True)
-        ]
-        found[variant] = Measured(median_of(added), undisturbed(taken) - undisturbed(bare), *_parts(paired))
+        found[variant] = median_of(_turns(added)), undisturbed(taken) - undisturbed(bare)
     return found
 
 
-def _parts(runs: Sequence[tuple[float, ...]]) -> Iterator[tuple[float, float, float]]:
+def beside_bare(framework: str, pairs: int) -> dict[str, tuple[float, float, float]]:
+    """Each variant's turn, model call and tool call, without a network, in this process."""
+    with ready(framework) as variants:
+        times = asyncio.run(_in_pairs(variants, pairs))
+    bare = times.pop("bare")
+    found = {"bare": _parts(bare)}
+    quick = [sorted(runs)[len(runs) // 10] for runs in zip(*bare, strict=True)]
+    for variant, taken in times.items():
+        added = [
+            tuple((mine / other - 1) * least for mine, other, least in zip(*shapes, quick, strict=True))
+            for shapes in zip(taken, bare, strict=True)
+        ]
+        found[variant] = _parts(added)
+    return found
+
+
+def _parts(runs: Sequence[tuple[float, ...]]) -> tuple[float, float, float]:
     """Of runs with one tool call a turn and with `WIDE`, in seconds: the turn, its model call and its tool call."""
     tools = [(wide - narrow) / (WIDE - 1) for narrow, wide in runs]
-    yield median_of([narrow for narrow, _ in runs])
     models = [(narrow - tool) * TURNS / (TURNS + 1) for (narrow, _), tool in zip(runs, tools, strict=True)]
-    yield median_of(models)
-    yield median_of(tools)
+    turn, model, tool = (statistics.median(_turns(part)) for part in ([narrow for narrow, _ in runs], models, tools))
+    return turn, model, tool
+
+
+def _turns(seconds: Sequence[float]) -> list[float]:
+    """Of the seconds of whole runs, the microseconds of a turn."""
+    return [value / TURNS * 1e6 for value in seconds]
 
 
 def median_of(values: Sequence[float]) -> tuple[float, float, float]:
-    """The median in microseconds a turn, and the two values between which the true one lies in 95 of 100 cases."""
-    ordered = [value / TURNS * 1e6 for value in sorted(values)]
+    """The median, and the two values between which the true one lies in 95 of 100 cases."""
+    ordered = sorted(values)
     reach = math.ceil(0.98 * math.sqrt(len(ordered)))
     middle = len(ordered) // 2
     return statistics.median(ordered), ordered[max(0, middle - reach)], ordered[min(len(ordered) - 1, middle + reach)]
@@ -606,19 +630,22 @@ def main() -> None:
     """Measures and prints a table."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("names", nargs="*", default=FRAMEWORKS)
-    parser.add_argument("--one", help=argparse.SUPPRESS)
+    parser.add_argument("--over-http", help=argparse.SUPPRESS)
+    parser.add_argument("--beside-bare", help=argparse.SUPPRESS)
     parser.add_argument("--serve", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--json", action="store_true", help="what each variant costs, see Measured")
     parser.add_argument("--rounds", type=int, default=ROUNDS, help="%(default)s by default")
-    parser.add_argument("--pairs", type=int, default=PAIRS, help="%(default)s by default")
+    parser.add_argument("--pairs", type=int, default=PAIRS, help="in each process, %(default)s by default")
+    parser.add_argument("--processes", type=int, default=PROCESSES, help="%(default)s by default")
     arguments = parser.parse_args()
     if arguments.serve:
         return serve()
-    if arguments.one:
-        found = measure(arguments.one, arguments.rounds, arguments.pairs)
-        return print(json.dumps({variant: asdict(one) for variant, one in found.items()}))
-    here = [sys.executable, "-m", "tests.bench.adapters"]
-    server = subprocess.Popen([*here, "--serve"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    if arguments.over_http:
+        return print(json.dumps(over_http(arguments.over_http, arguments.rounds)))
+    if arguments.beside_bare:
+        return print(json.dumps(beside_bare(arguments.beside_bare, arguments.pairs)))
+    serving = [sys.executable, "-m", "tests.bench.adapters", "--serve"]
+    server = subprocess.Popen(serving, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     assert server.stdout is not None
     env = {**os.environ, "OPENAI_BASE_URL": server.stdout.readline().strip(), "OPENAI_API_KEY": "none"}
     env["PYTHONHASHSEED"] = "0"  # AutoGen's bare tool call takes 45 or 210 us, by the order of a set of names
@@ -630,12 +657,16 @@ def main() -> None:
                 f" {'model call':>11} {'95 %':>12} {'tool call':>10} {'95 %':>12}"
             )
         for framework in arguments.names:
-            how = ["--rounds", str(arguments.rounds), "--pairs", str(arguments.pairs)]
-            done = subprocess.run([*here, "--one", framework, *how], env=env, capture_output=True, text=True)
-            if done.returncode != 0:
-                raise SystemExit(f"{framework}: {done.stderr[-2000:]}")
-            said: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-            results[framework] = {variant: Measured(**one) for variant, one in said.items()}
+            over = _asked(["--over-http", framework, "--rounds", str(arguments.rounds)], env)
+            beside: list[Any] = []
+            for number in range(arguments.processes):
+                if sys.stderr.isatty():
+                    print(f"\r{framework}: process {number + 1} of {arguments.processes}\r", end="", file=sys.stderr)
+                beside.append(_asked(["--beside-bare", framework, "--pairs", str(arguments.pairs)], env))
+            results[framework] = {
+                variant: Measured(*turn, *(map(median_of, zip(*(one[variant] for one in beside), strict=True))))
+                for variant, turn in over.items()
+            }
             if not arguments.json:
                 write(framework, results[framework])
     finally:
@@ -644,6 +675,16 @@ def main() -> None:
         said = {name: {variant: asdict(one) for variant, one in found.items()} for name, found in results.items()}
         print(json.dumps(said, indent=2))
     return None
+
+
+def _asked(what: Sequence[str], env: Mapping[str, str]) -> dict[str, Any]:
+    """What this module prints when it is asked so in a process of its own."""
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.bench.adapters", *what], env=env, capture_output=True, text=True
+    )
+    if done.returncode != 0:
+        raise SystemExit(f"{' '.join(what)}: {done.stderr[-2000:]}")
+    return json.loads(done.stdout.splitlines()[-1])
 
 
 def write(framework: str, measured: Mapping[str, Measured]) -> None:
