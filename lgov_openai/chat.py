@@ -32,10 +32,7 @@ class ChatProtocol:
         role = entry.get("role")
         mapping: JSON = {"role": role, "content": _text(entry)}
         if role == "assistant" and (calls := self.proposals(entry)):
-            mapping["tool_calls"] = [
-                {"id": call.call_id, "name": call.name, "args": call.raw if call.arguments is None else call.arguments}
-                for call in calls
-            ]
+            mapping["tool_calls"] = [plain(call) for call in calls]
         if role in _RESULTS:
             mapping["tool_call_id"] = entry.get("tool_call_id")
             mapping["name"] = entry.get("name")
@@ -58,17 +55,17 @@ class ChatProtocol:
     def is_of_model(self, entry: JSON) -> bool:
         return entry.get("role") == "assistant"
 
-    def proposals(self, entry: JSON, position: int = 0) -> list[Proposal]:
-        if type(entry) is Entry and (known := entry.proposals) is not None and known[0] == position:
-            return known[1]
+    def proposals(self, entry: JSON) -> list[Proposal]:
+        if type(entry) is Entry and (known := entry.proposals) is not None:
+            return known
         if entry.get("role") != "assistant":
             return []
-        found = [_proposal(call, position, place) for place, call in enumerate(entry.get("tool_calls") or ())]
+        found = [_proposal(call, place) for place, call in enumerate(entry.get("tool_calls") or ())]
         if (legacy := entry.get("function_call")) is not None and isinstance(legacy, Mapping):
             raw = str(legacy.get("arguments") or "")
-            found.append(Proposal(None, str(legacy.get("name")), raw, None, "function", position, -1))
+            found.append(Proposal(None, str(legacy.get("name")), raw, place=-1))
         if type(entry) is Entry:
-            entry.proposals = position, found
+            entry.proposals = found
         return found
 
     def entry_id(self, entry: JSON) -> str | None:
@@ -228,26 +225,28 @@ class ChatProtocol:
 
 def plain(call: Proposal) -> JSON:
     """The call as policies see it beside a reply."""
-    return {"id": call.call_id, "name": call.name, "args": call.raw if call.arguments is None else call.arguments}
+    arguments = call.arguments
+    return {"id": call.call_id, "name": call.name, "args": call.raw if arguments is None else arguments}
 
 
 def _text(entry: JSON) -> str:
-    content, refusal = entry.get("content"), entry.get("refusal")
-    if type(content) is str and (content or refusal is None):
+    content = entry.get("content")
+    if content and type(content) is str:
         return content
     text = "" if content is None else text_of(content)
-    return text if text or refusal is None else text_of(refusal)
+    return text if text or (refusal := entry.get("refusal")) is None else text_of(refusal)
 
 
-def _proposal(call: Any, position: int, place: int) -> Proposal:
-    call_id = call.get("id") if isinstance(call.get("id"), str) else None
+def _proposal(call: Any, place: int) -> Proposal:
+    call_id = call.get("id")
+    call_id = call_id if isinstance(call_id, str) else None
     if (custom := call.get("custom")) is not None and isinstance(custom, Mapping):
         text = str(custom.get("input") or "")
-        return Proposal(call_id, str(custom.get("name")), text, {"input": text}, "function", position, place)
+        return Proposal(call_id, str(custom.get("name")), text, {"input": text}, place=place)
     function = call.get("function") or {}
     raw = function.get("arguments")
     raw = raw if isinstance(raw, str) else dump(raw if raw is not None else {})
-    return Proposal(call_id, str(function.get("name")), raw, None, "function", position, place)
+    return Proposal(call_id, str(function.get("name")), raw, place=place)
 
 
 _ONLY_OF_REPLIES = frozenset({"annotations", "parsed"})
@@ -259,9 +258,10 @@ def _sendable(message: JSON) -> JSON:
 
 
 def _tokens(used: Mapping[str, Any], read: str, written: str) -> dict[str, int] | None:
-    if not isinstance(used.get(read), int) or not isinstance(used.get(written), int):
+    were_read, were_written = used.get(read), used.get(written)
+    if not isinstance(were_read, int) or not isinstance(were_written, int):
         return None
-    return {"input_tokens": used[read], "output_tokens": used[written]}
+    return {"input_tokens": were_read, "output_tokens": were_written}
 
 
 def _add_delta(message: JSON, delta: JSON) -> None:

@@ -14,6 +14,7 @@ import threading
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from datetime import timedelta
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 from weakref import WeakKeyDictionary
 
@@ -185,6 +186,7 @@ class Door:
         return governor, wire_of(request.method, request.url.path)
 
 
+@lru_cache(maxsize=64)
 def wire_of(method: str, path: str) -> Wire | None:
     """The protocol that a request to this path speaks; None if it is no model call."""
     if method.upper() != "POST":
@@ -255,10 +257,10 @@ def _view(inner: Any, door: Door) -> Any:
     cls: Any = type(inner)
 
     def send(self: Any, request: Any, **kwargs: Any) -> Any:
-        return door.send(request, lambda one: cls.send(self, one, **kwargs))
+        return door.send(request, partial(cls.send, self, **kwargs))
 
     async def asend(self: Any, request: Any, **kwargs: Any) -> Any:
-        return await door.asend(request, lambda one: cls.send(self, one, **kwargs))
+        return await door.asend(request, partial(cls.send, self, **kwargs))
 
     sends = asend if inspect.iscoroutinefunction(cls.send) else send
     attributes = {"send": sends, _SEAT: (*getattr(cls, _SEAT, ()), door), "__module__": cls.__module__}
@@ -311,17 +313,18 @@ def _request(step: Send, request: Any) -> Any:
 
 def _received(response: Any, wire: Wire, *, strict: bool) -> Received:
     """What ``response`` says. Raises `PolicyDenied` for one that cannot be read, or has it passed on if not ``strict``."""
-    if not response.is_success:
+    if not 200 <= response.status_code < 300:
         error = APIStatusError(f"Error code: {response.status_code}", response=response, body=None)
         return Received(response, None, error=error)
     events: list[JSON] = []
+    content: bytes = response.content
     try:
         # A stream begins with the name of a field. Where it is judged, it is read as the client will: by its header.
-        if (strict or response.content[:1] != b"{") and _is_stream(response):
-            events = read_events(response.content.decode())
+        if (strict or content[:1] != b"{") and _is_stream(response):
+            events = read_events(content.decode())
             reply = wire.from_stream(events)
         else:
-            reply = loads(response.content)
+            reply = loads(content)
         if reply is not None:
             turns = wire.turns(reply)
             return Received(response, reply, events, turns=turns, reading=wire.reading(reply, turns))
@@ -335,8 +338,8 @@ def _received(response: Any, wire: Wire, *, strict: bool) -> Received:
     if not failed:
         raise _unreadable("reply")
     # The program learns that the model failed, and nothing of what it said until then.
-    content = "".join(f"data: {dump(event)}\n\n" for event in failed)
-    return Received(_made(response, content), None, error=RuntimeError("the model failed in the middle of a stream"))
+    said = "".join(f"data: {dump(event)}\n\n" for event in failed)
+    return Received(_made(response, said), None, error=RuntimeError("the model failed in the middle of a stream"))
 
 
 def _is_stream(response: Any) -> bool:

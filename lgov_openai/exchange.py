@@ -427,7 +427,7 @@ def new_results(
     end = len(entries)
     while end > 0 and not wire.is_of_model(entries[end - 1]):
         end -= 1
-    start = end
+    start = max(end - 1, 0)
     while start > 0 and wire.is_of_model(entries[start - 1]):
         start -= 1
     calls = {call.call_id: call for entry in entries[start:end] for call in wire.proposals(entry)}

@@ -11,7 +11,7 @@ import json
 import threading
 from collections import OrderedDict
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import Any, cast
 
@@ -30,37 +30,34 @@ _EMPTY_DIGEST = _EMPTY.hexdigest()
 
 @dataclass(slots=True, eq=False)
 class Request:
-    """What a program sends: ``body``, its transcript, and that transcript as a span shows it (None: it is not to)."""
+    """What a program sends: ``body``, its transcript, and that transcript as a span shows it (None: it is not to).
+
+    ``reply`` is the model's message, once it has come: as a rule the next request goes on with it, and what was read off
+    it need not be again.
+    """
 
     body: JSON
     entries: Sequence[JSON]
     shown: str | None
     prefixes: Prefixes
-    known: _Known | None = None
-
-    def replied(self, entry: JSON) -> None:
-        """Notes the model's message: as a rule the next request goes on with it, and what was read off it need not be again."""
-        if self.known is not None:
-            self.known.reply = entry
+    reply: JSON | None = field(default=None, init=False)
 
 
 @dataclass(slots=True, eq=False)
-class _Known:
-    """A request as far as its transcript goes: ``text`` up to where the next entry would stand, ``head`` the fields before.
+class _Known(Request):
+    """A request that others may go on with.
 
-    ``digest`` is that of its entries, ``state`` what makes the next one of it; ``shown`` lacks the closing bracket. ``tail``
-    is what stood behind the transcript, ``further`` what that says. ``reply`` is what the model answered, once it has.
+    ``text`` is what stands before the place of the next entry, ``head`` the fields before the transcript. ``digest`` is
+    that of its entries, ``state`` what makes the next one of it. ``tail`` is what stood behind the transcript, ``further``
+    what that says.
     """
 
     text: bytes
     head: JSON
-    entries: Sequence[JSON] = ()
-    shown: str | None = "["
-    state: blake2b = _EMPTY
-    digest: str = _EMPTY_DIGEST
-    tail: str = ""
-    further: JSON | None = None
-    reply: JSON | None = None
+    state: blake2b
+    digest: str
+    tail: str
+    further: JSON | None
 
 
 class Requests:
@@ -84,9 +81,8 @@ class Requests:
             except Exception:  # noqa: BLE001 - whatever it is, all of it is read then, and says itself what is wrong
                 found = None
             if found is not None:
-                request, known = found
-                self._remember(rollout, before, known)
-                return request
+                self._remember(rollout, before, found)
+                return found
         return _read_whole(wire, content, shown)
 
     def _begins(self, rollout: str | None, content: bytes) -> _Known | None:
@@ -101,7 +97,7 @@ class Requests:
             self._tail = known.tail, known.further or {}
             several = self._known.setdefault(rollout, [])
             self._known.move_to_end(rollout)
-            if before is not None and before in several:
+            if before in several:
                 several.remove(before)
                 self._bytes -= len(before.text)
             elif len(several) == MAX_CONVERSATIONS:
@@ -115,23 +111,26 @@ class Requests:
 def _opened(wire: Wire, content: bytes) -> _Known:
     """The request up to its transcript. Raises ValueError if it is not written as the openai client writes it."""
     head, opening, _ = content.partition(wire.opening)
-    if head == b"{":
-        return _Known(head + opening, {})
-    fields = json.loads(head[:-1] + b"}") if head.endswith(b",") else None  # within anything else this cannot be read
-    if not fields:
-        raise ValueError("no whole fields before the transcript")
-    return _Known(head + opening, fields)
+    fields: JSON = {}
+    if head != b"{":
+        fields = json.loads(head[:-1] + b"}") if head.endswith(b",") else {}  # within anything else this cannot be read
+        if not fields:
+            raise ValueError("no whole fields before the transcript")
+    prefixes = Prefixes(wire, (), None)
+    return _Known({}, (), "[]", prefixes, head + opening, fields, _EMPTY, _EMPTY_DIGEST, tail="", further=None)
 
 
-def _read_on(
-    wire: Wire, content: bytes, before: _Known, shown: bool, tail_before: tuple[str, JSON]
-) -> tuple[Request, _Known] | None:
+def _read_on(wire: Wire, content: bytes, before: _Known, shown: bool, tail_before: tuple[str, JSON]) -> _Known | None:
     """The request that begins with ``before``; None if it is not written as the openai client writes it."""
     rest = content[len(before.text) :].decode()
     read, end = _DECODER.raw_decode(f"[{rest}")  # the bracket is part of ``before``
     tail = rest[end - 1 :]
-    same_tail = {tail_before[0]: tail_before[1], before.tail: before.further}
-    further = same_tail[tail] if tail in same_tail else _further(tail)
+    if tail == before.tail:
+        further = before.further
+    elif tail == tail_before[0]:
+        further = tail_before[1]
+    else:
+        further = _further(tail)
     if not read or further is None or wire.transcript in further or wire.transcript in before.head:
         return None
     reply = before.reply
@@ -144,12 +143,11 @@ def _read_on(
     if shown and before.shown is not None:
         text = _shown(wire, new)
         if text is not None:
-            text = f"{before.shown}{', ' if before.entries else ''}{text[1:-1]}"
-    end_of_transcript = len(content) - len(tail.encode()) - 1
-    known = _Known(content[:end_of_transcript] + b",", before.head, entries, text, state, digest, tail, further)
+            text = f"{before.shown[:-1]}{', ' if before.entries else ''}{text[1:]}"
     prefixes = Prefixes(wire, entries, None, {len(before.entries): before.digest, len(entries): digest})
     body = {**before.head, wire.transcript: entries, **further}
-    return Request(body, entries, None if text is None else f"{text}]", prefixes, known), known
+    written = content[: len(content) - len(tail.encode()) - 1] + b","
+    return _Known(body, entries, text, prefixes, written, before.head, state, digest, tail, further)
 
 
 def _further(tail: str) -> JSON | None:

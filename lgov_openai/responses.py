@@ -90,11 +90,11 @@ class ResponsesProtocol:
 
     def proposals(self, entry: JSON, position: int = 0) -> list[Proposal]:
         known = entry.proposals if type(entry) is Entry else None
-        if known is not None and known[0] == position:
-            return known[1]
+        if known is not None and (not known or known[0].entry == position):
+            return known
         found = self._proposals(entry, position)
         if type(entry) is Entry:
-            entry.proposals = position, found
+            entry.proposals = found
         return found
 
     def _proposals(self, entry: JSON, position: int) -> list[Proposal]:

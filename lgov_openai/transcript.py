@@ -13,7 +13,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import TypeVar
 
 from lgov_core.governed_call import ToolCall
 from lgov_core.scope import RolloutScope, current_scope
@@ -60,31 +60,20 @@ class Pending:
     recorded: bool = False
 
 
-class _Recent(Generic[K, V]):
+class _Recent(OrderedDict[K, V]):
     """A dictionary that forgets its oldest entries."""
 
-    def __init__(self) -> None:
-        self._kept: OrderedDict[K, V] = OrderedDict()
-
-    def get(self, key: K) -> V | None:
-        if (found := self._kept.get(key)) is not None:
-            self._kept.move_to_end(key)
+    def find(self, key: K) -> V | None:
+        """What is kept for ``key``, which is now the youngest entry."""
+        if (found := self.get(key)) is not None:
+            self.move_to_end(key)
         return found
 
     def put(self, key: K, value: V) -> V | None:
         """Keeps ``value``; returns what had to be forgotten for it."""
-        self._kept[key] = value
-        self._kept.move_to_end(key)
-        return self._kept.popitem(last=False)[1] if len(self._kept) > MAX_REMEMBERED else None
-
-    def pop(self, key: K) -> V | None:
-        return self._kept.pop(key, None)
-
-    def __bool__(self) -> bool:
-        return bool(self._kept)
-
-    def values(self) -> list[V]:
-        return list(self._kept.values())
+        self[key] = value
+        self.move_to_end(key)
+        return self.popitem(last=False)[1] if len(self) > MAX_REMEMBERED else None
 
 
 class Transcripts:
@@ -109,7 +98,7 @@ class Transcripts:
     @property
     def tells_apart(self) -> bool:
         """Whether a program may have been given anything else than what the model said."""
-        return self._withheld or bool(self._by_parent) or bool(self._invented)
+        return self._withheld or bool(self._by_parent or self._invented)
 
     # ------------------------------------------------------------------ replies
 
@@ -120,21 +109,21 @@ class Transcripts:
             self._withheld = True
             for entry in entries:
                 for name in _ids(wire, entry):
-                    self._by_id.put(name, [*(self._by_id.get(name) or ())[-MAX_NAMESAKES:], one])
+                    self._by_id.put(name, [*(self._by_id.find(name) or ())[-MAX_NAMESAKES:], one])
                 if not wire.proposals(entry):
                     key = (prefix, canonical(wire, entry))
-                    self._by_text.put(key, [*(self._by_text.get(key) or ())[-MAX_NAMESAKES:], one])
+                    self._by_text.put(key, [*(self._by_text.find(key) or ())[-MAX_NAMESAKES:], one])
 
     def used(self, names: Iterable[str]) -> None:
         """Counts the ids of a reply: an id that came twice tells nothing by itself."""
         with self._lock:
             for name in names:
-                self._uses.put(name, (self._uses.get(name) or 0) + 1)
+                self._uses.put(name, (self._uses.find(name) or 0) + 1)
 
     def owed(self, parent: str, answers: Sequence[JSON]) -> None:
         """Notes answers that a transcript kept by the server still needs when it is continued."""
         with self._lock:
-            self._by_parent.put(parent, [*(self._by_parent.get(parent) or ()), *answers])
+            self._by_parent.put(parent, [*(self._by_parent.find(parent) or ()), *answers])
 
     def invented(self, name: str, parent: str | None) -> None:
         """Notes the id of a reply that no server gave, and the reply before it that one did give, if any."""
@@ -144,7 +133,7 @@ class Transcripts:
     def continuing(self, body: JSON) -> JSON:
         """``body`` as it may be sent: a server knows no reply that was invented, so the one before is continued."""
         with self._lock:
-            parent = self._invented.get(str(body.get("previous_response_id")))
+            parent = self._invented.find(str(body.get("previous_response_id")))
         if parent is None:
             return body
         rest = {name: value for name, value in body.items() if name != "previous_response_id"}
@@ -153,7 +142,7 @@ class Transcripts:
     def settled(self, parent: str) -> None:
         """The server has got the answers that were owed."""
         with self._lock:
-            self._by_parent.pop(parent)
+            self._by_parent.pop(parent, None)
 
     def restored(
         self, wire: Wire, program: Sequence[JSON], prefixes: Prefixes, current: Sequence[JSON], parent: str | None
@@ -162,7 +151,7 @@ class Transcripts:
         found: list[JSON] = []
         position = 0
         with self._lock:
-            owed = list(self._by_parent.get(parent) or ()) if parent is not None else []
+            owed = list(self._by_parent.find(parent) or ()) if parent is not None else []
             if not owed and not self._withheld:
                 return list(current)
             while position < len(program):
@@ -196,16 +185,16 @@ class Transcripts:
         for name in _ids(wire, entry):
             candidates = [
                 one
-                for one in self._by_id.get(name) or ()
+                for one in self._by_id.find(name) or ()
                 if any(name in _ids(wire, mine) and canonical(wire, mine) == itself for mine in one.entries)
             ]
-            if (self._uses.get(name) or 0) > 1:
+            if (self._uses.find(name) or 0) > 1:
                 candidates = [one for one in candidates if one.prefix == prefixes[position]]
             if (found := _only(candidates)) is not None:
                 return found
         if wire.proposals(entry):
             return None
-        return _only(self._by_text.get((prefixes[position], itself)) or ())
+        return _only(self._by_text.find((prefixes[position], itself)) or ())
 
     # ------------------------------------------------------------------ calls and their results
 
@@ -217,7 +206,7 @@ class Transcripts:
             return
         forgotten: list[Pending] = []
         with self._lock:
-            known = self._pending.get(call_id)
+            known = self._pending.find(call_id)
             if known is None:
                 forgotten = self._pending.put(call_id, [pending]) or forgotten
             else:
@@ -230,7 +219,7 @@ class Transcripts:
     def claim(self, call_id: str | None, proposal: Proposal | None, prefix: str | None) -> tuple[Pending | None, bool]:
         """The call whose result this is, if that is certain, and whether its outcome is still to be recorded (only once)."""
         with self._lock:
-            known: Sequence[Pending] = self._pending.get(call_id) or () if call_id is not None else ()
+            known: Sequence[Pending] = self._pending.find(call_id) or () if call_id is not None else ()
             one = _meant(known, proposal.identity if proposal is not None else None, prefix)
             if one is None:
                 return None, False
@@ -240,7 +229,7 @@ class Transcripts:
     def verdict(self, key: Hashable) -> tuple[str | None] | None:
         """What was decided about a result: a 1-tuple of the text in its place, or of None; None if nothing was."""
         with self._lock:
-            return self._verdicts.get(key)
+            return self._verdicts.find(key)
 
     def judged(self, key: Hashable, text: str | None) -> None:
         """Notes what was decided about a result."""
@@ -252,19 +241,19 @@ class Transcripts:
     def is_new(self, place: str, *, refused: bool = False) -> bool:
         """Whether the user's text at this place of a transcript has not been let through yet, or ``refused`` either."""
         with self._lock:
-            return self._heard.get(place) is None and not (refused and self._refused.get(place) is not None)
+            return self._heard.find(place) is None and not (refused and self._refused.find(place) is not None)
 
     def knows(self, text: str) -> bool:
         """Whether this text of the user was let through in this rollout, wherever it stood."""
         with self._lock:
-            return self._allowed.get((_rollout(), text)) is not None
+            return self._allowed.find((_rollout(), text)) is not None
 
     def heard(self, place: str, text: str, instead: str | None) -> None:
         """Notes that a text of the user was let through, as it was or with another text in its place."""
         with self._lock:
             self._heard.put(place, True)
             self._allowed.put((_rollout(), text), True)
-            self._refused.pop(place)
+            self._refused.pop(place, None)
             if instead is not None:
                 self._rewritten.put((_rollout(), text), instead)
 
@@ -281,12 +270,12 @@ class Transcripts:
     def refusal(self, place: str) -> str | None:
         """What the model reads where the user's text at this place was refused."""
         with self._lock:
-            return self._refused.get(place)
+            return self._refused.find(place)
 
     def instead_of(self, text: str) -> str | None:
         """The text that stands in place of what the user said, in this rollout, if it was replaced."""
         with self._lock:
-            return self._rewritten.get((_rollout(), text))
+            return self._rewritten.find((_rollout(), text))
 
     def close(self) -> None:
         """Shows the spans of calls whose result nobody brought."""
@@ -327,6 +316,8 @@ def _meant(
     known: Sequence[Pending], identity: tuple[str | None, str, str] | None, prefix: str | None
 ) -> Pending | None:
     """The call that is meant, or None if that cannot be told. ``identity`` is None where nothing but the id is known."""
+    if len(known) == 1:
+        return known[0] if identity is None or known[0].identity == identity else None
     if len(known) > 1:
         scope, same = current_scope(), 0
         for one in reversed(known):  # where all is the same, it is soon seen

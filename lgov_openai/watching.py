@@ -16,7 +16,6 @@ from lgov_openai.exchange import (
     Exchange,
     Received,
     Steps,
-    ids_of,
     new_results,
     outcomes_of,
     tool_action,
@@ -42,10 +41,7 @@ class Watched:
         self._wire = wire
         self._request = request = memory.requests.read(wire, content, shown=governor.capture_content)
         self.body: JSON = request.body
-        self._entries = request.entries
-        self._shown = request.shown
-        self._prefixes = request.prefixes
-        self._results = list(new_results(wire, memory, self._entries, self._prefixes))
+        self._results = list(new_results(wire, memory, request.entries, request.prefixes))
 
     def outcomes(self) -> Iterator[ToolOutcome]:
         """What came of calls that the model made: to be recorded before the request is sent."""
@@ -55,8 +51,8 @@ class Watched:
         """The call, whose span begins here."""
         model = str(self.body.get("model") or "model")
         call = ModelCall(self._governor, framework=FRAMEWORK, model=model, native=self.body)
-        if self._shown is not None:
-            call.span.set({semconv.INPUT_MESSAGES: self._shown})
+        if (shown := self._request.shown) is not None:
+            call.span.set({semconv.INPUT_MESSAGES: shown})
         return call
 
     def answer(self, call: ModelCall, received: Received) -> Answer | Steps:
@@ -68,20 +64,21 @@ class Watched:
         if received.reply is None or reading is None:
             call.failed(received.error or RuntimeError("no reply"))
             return Answer(received)
-        proposals = [proposal for turn in received.turns for proposal in turn.proposals]
-        if any(proposal.arguments is None for proposal in proposals):
-            return Exchange(self._governor, self._memory, self._wire, self.body).steps_after(call, received)
+        governor, memory, wire, turns = self._governor, self._memory, self._wire, received.turns
+        proposals = [proposal for turn in turns for proposal in turn.proposals]
+        for proposal in proposals:
+            if proposal.arguments is None:
+                return Exchange(governor, memory, wire, self.body).steps_after(call, received)
         call.answered(reading)
         if proposals:
-            scope, here = current_scope(), self._prefixes[len(self._entries)]
+            scope, here = current_scope(), self._request.prefixes[len(self._request.entries)]
             for proposal in proposals:
                 action = tool_action(Point.PRE_TOOL_CALL, proposal.name, proposal.call_id, proposal)
-                pending = Pending(ToolCall(self._governor, action), UNJUDGED, proposal.identity, here, scope)
-                self._memory.proposed(pending)
-        if len(received.turns) == 1:
-            self._request.replied(received.turns[0].entries[0])
-        for turn in received.turns:
-            for entry in turn.entries:
-                if names := ids_of(self._wire, entry):
-                    self._memory.used(names)
+                memory.proposed(Pending(ToolCall(governor, action), UNJUDGED, proposal.identity, here, scope))
+        if len(turns) == 1 and turns[0].entries:
+            self._request.reply = turns[0].entries[0]
+        names = [proposal.call_id for proposal in proposals if proposal.call_id]
+        names += [own for turn in turns for entry in turn.entries if (own := wire.entry_id(entry))]
+        if names:
+            memory.used(names)
         return Answer(received, received.reply if received.events and proposals else None)

@@ -24,12 +24,8 @@ class Entry(JSON):
     For entries that nobody changes in place. A copy remembers nothing.
     """
 
-    __slots__ = ("canonical", "proposals")
-
-    def __init__(self, entry: Mapping[str, Any]) -> None:
-        super().__init__(entry)
-        self.canonical: str | None = None
-        self.proposals: tuple[int, list[Proposal]] | None = None
+    canonical: str | None = None
+    proposals: list[Proposal] | None = None
 
 
 class Proposal:
@@ -137,7 +133,7 @@ class Wire(Protocol):
         """Whether the model wrote it."""
         ...
 
-    def proposals(self, entry: JSON, position: int = 0) -> list[Proposal]:
+    def proposals(self, entry: JSON) -> list[Proposal]:
         """The calls that an entry of the model proposes."""
         ...
 
@@ -266,7 +262,9 @@ def read_arguments(raw: str) -> JSON | None:
     if not raw.strip():
         return {}
     try:
-        value = _DECODER.decode(raw)
+        value, end = _DECODER.raw_decode(raw) if raw[0] == "{" else (None, -1)
+        if end != len(raw):  # space around it, or what is no object
+            value = _DECODER.decode(raw)
     except (ValueError, RecursionError):
         return None
     return cast(JSON, value) if isinstance(value, dict) else None
@@ -277,7 +275,7 @@ _PLAIN_DECODER = json.JSONDecoder()
 
 def loads(content: bytes) -> Any:
     """As `json.loads`, which finds out in which encoding the bytes are: it is seen at once where they are UTF-8."""
-    if content[:1] == b"{" and content[1:2] != b"\0":
+    if content.startswith((b'{"', b"{\n", b"{ ")):
         value, end = _PLAIN_DECODER.raw_decode(text := content.decode("utf-8", "surrogatepass"))
         if end == len(text):
             return value

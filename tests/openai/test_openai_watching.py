@@ -317,6 +317,15 @@ def test_what_nobody_understands_is_sent_and_its_call_shown() -> None:
     assert program.ask([strange], {"role": "assistant", "content": "done"})["content"] == "done"
 
 
+def test_a_reply_without_any_item_reaches_the_program_as_it_came() -> None:
+    program = Program()
+    url, body = "http://model.invalid/v1/responses", {"id": "resp_1", "model": "m", "output": []}
+    request = httpx2.Request("POST", url, json={"model": "m", "input": "go"})
+    response = program.door.send(request, lambda one: httpx2.Response(200, json=body, request=one))
+    assert response.json() == body
+    assert [span.attributes[semconv.RESPONSE_ID] for span in program.shown(semconv.CHAT)] == ["resp_1"]
+
+
 def test_conversations_with_other_tools_and_settings_take_turns_and_keep_their_own() -> None:
     requests = Requests()
     for turns in range(3):
@@ -345,7 +354,7 @@ def test_a_message_that_comes_back_as_the_model_wrote_it_is_read_once_and_a_chan
         message, result = turn(0)
         answered = {"role": "assistant", "tool_calls": message["tool_calls"]}
         (own,) = WIRE.turns({"choices": [{"message": message}]})
-        first.replied(own.entries[0])
+        first.reply = own.entries[0]
         sent = {**answered, "content": "but"} if changed else answered
         second = read(requests, written([*conversation(0), sent, result]))
         assert (second.entries[2] is own.entries[0]) is not changed
