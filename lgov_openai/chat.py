@@ -93,7 +93,7 @@ class ChatProtocol:
     def reading(self, reply: JSON, turns: Sequence[Turn]) -> ModelReading:
         used = reply.get("usage") or {}
         return ModelReading(
-            text="\n".join(turn.text for turn in turns),
+            text="\n".join([turn.text for turn in turns]),
             tool_calls=[plain(call) for turn in turns for call in turn.proposals],
             usage=_tokens(used, "prompt_tokens", "completion_tokens"),
             response_id=reply.get("id"),

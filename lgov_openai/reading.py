@@ -32,8 +32,8 @@ _EMPTY_DIGEST = _EMPTY.hexdigest()
 class Request:
     """What a program sends: ``body``, its transcript, and that transcript as a span shows it (None: it is not to).
 
-    ``reply`` is the model's message, once it has come: as a rule the next request goes on with it, and what was read off
-    it need not be again.
+    ``reply`` is the model's message, once it has come, and ``reply_shown`` a list of it as spans show it: as a rule the
+    next request goes on with it, and what was read off it need not be again.
     """
 
     body: JSON
@@ -41,6 +41,7 @@ class Request:
     shown: str | None
     prefixes: Prefixes
     reply: JSON | None = field(default=None, init=False)
+    reply_shown: str | None = field(default=None, init=False)
 
 
 @dataclass(slots=True, eq=False)
@@ -48,16 +49,15 @@ class _Known(Request):
     """A request that others may go on with.
 
     ``text`` is what stands before the place of the next entry, ``head`` the fields before the transcript. ``digest`` is
-    that of its entries, ``state`` what makes the next one of it. ``tail`` is what stood behind the transcript, ``further``
-    what that says.
+    that of its entries, ``state`` what makes the next one of it. ``behind`` is what stood behind the transcript, and what
+    that says.
     """
 
     text: bytes
     head: JSON
     state: blake2b
     digest: str
-    tail: str
-    further: JSON | None
+    behind: tuple[str, JSON]
 
 
 class Requests:
@@ -68,7 +68,7 @@ class Requests:
         self._known: OrderedDict[str | None, list[_Known]] = OrderedDict()
         self._bytes = 0
         #: What stood behind the last transcript, and what it says: tools and settings are often the same in all requests.
-        self._tail: tuple[str, JSON] = "}", {}
+        self._behind: tuple[str, JSON] = "}", {}
 
     def read(self, wire: Wire, content: bytes, *, shown: bool) -> Request:
         """The request. Raises ValueError, or what comes of reading something that is none."""
@@ -77,7 +77,7 @@ class Requests:
             rollout = scope.rollout_id if scope is not None else None
             before = self._begins(rollout, content)
             try:
-                found = _read_on(wire, content, before or _opened(wire, content), shown, self._tail)
+                found = _read_on(wire, content, before or _opened(wire, content, self._behind), shown)
             except Exception:  # noqa: BLE001 - whatever it is, all of it is read then, and says itself what is wrong
                 found = None
             if found is not None:
@@ -94,7 +94,7 @@ class Requests:
 
     def _remember(self, rollout: str | None, before: _Known | None, known: _Known) -> None:
         with self._lock:
-            self._tail = known.tail, known.further or {}
+            self._behind = known.behind
             several = self._known.setdefault(rollout, [])
             self._known.move_to_end(rollout)
             if before in several:
@@ -108,8 +108,11 @@ class Requests:
                 self._bytes -= sum(len(one.text) for one in self._known.popitem(last=False)[1])
 
 
-def _opened(wire: Wire, content: bytes) -> _Known:
-    """The request up to its transcript. Raises ValueError if it is not written as the openai client writes it."""
+def _opened(wire: Wire, content: bytes, behind: tuple[str, JSON]) -> _Known:
+    """The request up to its transcript; ``behind`` is what may stand behind it.
+
+    Raises ValueError if it is not written as the openai client writes it.
+    """
     head, opening, _ = content.partition(wire.opening)
     fields: JSON = {}
     if head != b"{":
@@ -117,21 +120,16 @@ def _opened(wire: Wire, content: bytes) -> _Known:
         if not fields:
             raise ValueError("no whole fields before the transcript")
     prefixes = Prefixes(wire, (), None)
-    return _Known({}, (), "[]", prefixes, head + opening, fields, _EMPTY, _EMPTY_DIGEST, tail="", further=None)
+    return _Known({}, (), "[]", prefixes, head + opening, fields, _EMPTY, _EMPTY_DIGEST, behind)
 
 
-def _read_on(wire: Wire, content: bytes, before: _Known, shown: bool, tail_before: tuple[str, JSON]) -> _Known | None:
+def _read_on(wire: Wire, content: bytes, before: _Known, shown: bool) -> _Known | None:
     """The request that begins with ``before``; None if it is not written as the openai client writes it."""
     rest = content[len(before.text) :].decode()
     read, end = _DECODER.raw_decode(f"[{rest}")  # the bracket is part of ``before``
     tail = rest[end - 1 :]
-    if tail == before.tail:
-        further = before.further
-    elif tail == tail_before[0]:
-        further = tail_before[1]
-    else:
-        further = _further(tail)
-    if not read or further is None or wire.transcript in further or wire.transcript in before.head:
+    behind = before.behind if tail == before.behind[0] else _behind(tail)
+    if not read or behind is None or wire.transcript in behind[1] or wire.transcript in before.head:
         return None
     reply = before.reply
     new = [reply if reply is not None and entry == reply else Entry(entry) for entry in read]
@@ -141,20 +139,22 @@ def _read_on(wire: Wire, content: bytes, before: _Known, shown: bool, tail_befor
     digest = state.hexdigest()
     text = None
     if shown and before.shown is not None:
-        text = _shown(wire, new)
-        if text is not None:
-            text = f"{before.shown[:-1]}{', ' if before.entries else ''}{text[1:]}"
+        if new[0] is reply and before.reply_shown is not None:
+            text = _one_list(before.reply_shown, _shown(wire, new[1:]))
+        else:
+            text = _shown(wire, new)
+        text = _one_list(before.shown, text)
     prefixes = Prefixes(wire, entries, None, {len(before.entries): before.digest, len(entries): digest})
-    body = {**before.head, wire.transcript: entries, **further}
+    body = {**before.head, wire.transcript: entries, **behind[1]}
     written = content[: len(content) - len(tail.encode()) - 1] + b","
-    return _Known(body, entries, text, prefixes, written, before.head, state, digest, tail, further)
+    return _Known(body, entries, text, prefixes, written, before.head, state, digest, behind)
 
 
-def _further(tail: str) -> JSON | None:
-    """What stands behind the transcript of a request."""
+def _behind(tail: str) -> tuple[str, JSON] | None:
+    """What stands behind the transcript of a request, and what that says."""
     if tail == "}":
-        return {}
-    return json.loads("{" + tail[1:]) if tail.startswith(',"') else None
+        return tail, {}
+    return (tail, json.loads("{" + tail[1:])) if tail.startswith(',"') else None
 
 
 def _read_whole(wire: Wire, content: bytes, shown: bool) -> Request:
@@ -172,3 +172,10 @@ def _shown(wire: Wire, entries: Sequence[JSON]) -> str | None:
         return json_text([wire.mapping(entry) for entry in entries])
     except Exception:  # noqa: BLE001 - as said above
         return None
+
+
+def _one_list(first: str, second: str | None) -> str | None:
+    """Two lists as one, all of them written as spans show them; None where one cannot be understood."""
+    if second is None or first == "[]":
+        return second
+    return first if second == "[]" else f"{first[:-1]}, {second[1:]}"

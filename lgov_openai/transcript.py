@@ -118,7 +118,7 @@ class Transcripts:
         """Counts the ids of a reply: an id that came twice tells nothing by itself."""
         with self._lock:
             for name in names:
-                self._uses.put(name, (self._uses.find(name) or 0) + 1)
+                self._uses.put(name, self._uses.get(name, 0) + 1)
 
     def owed(self, parent: str, answers: Sequence[JSON]) -> None:
         """Notes answers that a transcript kept by the server still needs when it is continued."""

@@ -76,7 +76,10 @@ class Watched:
                 action = tool_action(Point.PRE_TOOL_CALL, proposal.name, proposal.call_id, proposal)
                 memory.proposed(Pending(ToolCall(governor, action), UNJUDGED, proposal.identity, here, scope))
         if len(turns) == 1 and turns[0].entries:
-            self._request.reply = turns[0].entries[0]
+            self._request.reply = reply = turns[0].entries[0]
+            shown = call.span.attributes.get(semconv.OUTPUT_MESSAGES)
+            if isinstance(shown, str) and wire.is_of_model(reply):  # later calls show it as its own does
+                self._request.reply_shown = shown
         names = [proposal.call_id for proposal in proposals if proposal.call_id]
         names += [own for turn in turns for entry in turn.entries if (own := wire.entry_id(entry))]
         if names:

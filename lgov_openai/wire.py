@@ -282,18 +282,10 @@ def loads(content: bytes) -> Any:
     return json.loads(content)
 
 
-_WRITE = json_writer()
-_WRITE_SORTED = json_writer(sort_keys=True)
-
-
-def dump(value: Any) -> str:
-    """JSON as it goes over the wire: ASCII, so that half a character, which JSON can hold, can be sent."""
-    return _WRITE(value)
-
-
-def dump_sorted(value: Any) -> str:
-    """As `dump`, the same for objects that differ in the order of their keys only."""
-    return _WRITE_SORTED(value)
+#: A value as JSON as it goes over the wire: ASCII, so that half a character, which JSON can hold, can be sent.
+dump = json_writer()
+#: As `dump`, the same for objects that differ in the order of their keys only.
+dump_sorted = json_writer(sort_keys=True)
 
 
 # ---------------------------------------------------------------------- text in content

@@ -361,6 +361,33 @@ def test_a_message_that_comes_back_as_the_model_wrote_it_is_read_once_and_a_chan
         assert said(second) == said(by_itself(written([*conversation(0), sent, result])))
 
 
+@pytest.mark.parametrize(
+    "further",
+    [
+        {},
+        {"content": "I add. ☃"},
+        {"content": "I add.", "tool_calls": None},
+        {"refusal": "no", "tool_calls": None},
+        {"content": "but", "role": None},
+        {"content": [{"type": "text", "text": "in parts"}]},
+        {"function_call": {"name": "add", "arguments": "{}"}, "tool_calls": None},
+        {"tool_calls": [{"id": "call_0", "type": "custom", "custom": {"name": "sh", "input": "ls"}}]},
+    ],
+)
+@pytest.mark.parametrize("back", [lambda entry: entry, lambda entry: {**entry, "name": "x"}])
+def test_a_message_that_comes_back_is_shown_as_it_would_be_by_itself(further: Mapping[str, Any], back: Any) -> None:
+    program, messages = Program(), conversation(0)
+    asked, result = turn(0)
+    reply = {**asked, **further}
+    program.ask(messages, reply)
+    messages.append(back({key: value for key, value in reply.items() if value is not None}))
+    for answer in (None, result, {"role": "user", "content": "go on"}):
+        messages += [answer] if answer is not None else []
+        program.ask(messages, {"role": "assistant", "content": "done"})
+        shown = program.shown(semconv.CHAT)[-1].attributes[semconv.INPUT_MESSAGES]
+        assert shown == by_itself(written(messages)).shown
+
+
 def test_of_a_call_whose_result_is_recorded_only_what_tells_it_from_others_is_kept() -> None:
     program, messages = Program(), conversation(0)
     before = calls_alive()
