@@ -20,11 +20,10 @@ from autogen_core.models import (
 
 from lgov_core.governed_call import ModelReading
 from lgov_core.heard import HeardTexts
+from lgov_core.json_reading import json_object
 from lgov_core.types import Decision
 
 FRAMEWORK = "autogen"
-
-_decode = json.JSONDecoder().raw_decode  # json.loads looks for what may stand around a value
 
 #: Under what name arguments that are no JSON object are judged.
 RAW_ARGUMENTS = "arguments"
@@ -37,16 +36,10 @@ _KINDS: tuple[type, ...] = (AssistantMessage, FunctionExecutionResultMessage, Us
 
 def call_arguments(call: FunctionCall) -> dict[str, Any] | None:
     """The arguments of a call, or None where they are no JSON object."""
-    given = call.arguments or "{}"
     try:
-        if type(given) is str and given[0] == "{":
-            arguments, end = _decode(given)
-            if end == len(given):
-                return arguments
-        arguments = json.loads(given)
-    except (ValueError, TypeError, RecursionError):
+        return json_object(call.arguments or "{}")
+    except RecursionError:
         return None
-    return arguments if isinstance(arguments, dict) else None
 
 
 def judged_arguments(call: FunctionCall) -> dict[str, Any]:

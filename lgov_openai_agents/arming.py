@@ -103,10 +103,13 @@ class _GovernedField:
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
         # The SDK reads a tool's callable some twenty times for each call of it, so the usual answer comes first. Nobody
         # has to be asked who governs: what is given back asks by itself when it is called.
-        held: dict[str, Any] = {} if instance is None else instance.__dict__
-        kept: Any = held.get(self._kept)
-        if kept is not None and kept[0] is held.get(self._name) and kept[1] is instance:
-            return kept[2]
+        try:
+            held = instance.__dict__
+            stored, of, governed = held[self._kept]
+            if held[self._name] is stored and of is instance:
+                return governed
+        except (AttributeError, KeyError):
+            held = {} if instance is None else vars(instance)
         stored = held.get(self._name, _REQUIRED)
         if stored is _REQUIRED:
             if self._default is _REQUIRED:

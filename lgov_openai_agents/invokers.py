@@ -26,13 +26,13 @@ class GovernedInvoker:
     itself is that of ``inner``.
     """
 
-    def __init__(self, tool: FunctionTool, inner: Any, acting: GovernorOf, *, keeps: bool = False) -> None:
-        self.__dict__.update(lgov_tool=tool, lgov_inner=inner, lgov_acting=acting, lgov_keeps=keeps)
+    #: The class of what it stands for: the SDK asks ``isinstance``, at every call. It stands in each instance.
+    __class__: Any = None  # type: ignore[assignment]
 
-    @property
-    def __class__(self) -> Any:  # type: ignore[override]
-        """The class of what it stands for: the SDK asks ``isinstance``."""
-        return type(self.__dict__["lgov_inner"])
+    def __init__(self, tool: FunctionTool, inner: Any, acting: GovernorOf, *, keeps: bool = False) -> None:
+        self.__dict__.update(
+            __class__=type(inner), lgov_tool=tool, lgov_inner=inner, lgov_acting=acting, lgov_keeps=keeps
+        )
 
     @property
     def __signature__(self) -> inspect.Signature:

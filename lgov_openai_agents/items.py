@@ -12,6 +12,7 @@ from agents.items import TResponseInputItem
 from openai.types.responses import ResponseFunctionToolCall, ResponseOutputMessage, ResponseOutputText
 
 from lgov_core.governed_call import ModelReading, json_text, rewritten_arguments
+from lgov_core.json_reading import json_object
 from lgov_core.types import Decision, new_id
 
 FRAMEWORK = "openai-agents"
@@ -47,39 +48,64 @@ def as_mapping(item: Any) -> dict[str, Any]:
     return {"role": role, "content": json_text(item)}
 
 
-def messages_text(instructions: str | None, given: str | Sequence[TResponseInputItem], written: dict[Any, str]) -> str:
-    """What is sent, as the JSON of a list of mappings (`as_mapping`).
+class SentText:
+    """The JSON of what a run has sent, so that a later request, which begins with the same items, writes only its own.
 
-    ``written`` keeps what items look like: a run sends them again with each later request.
+    ``items`` are copies of the items as they were, and ``text`` is what they look like.
     """
-    sent = as_list(given)
-    if instructions:
-        sent.insert(0, {"role": "system", "content": instructions})
+
+    __slots__ = ("items", "text")
+
+    def __init__(self, items: list[Any], text: str) -> None:
+        self.items = items
+        self.text = text
+
+
+def messages_text(
+    instructions: str | None, given: str | Sequence[TResponseInputItem], before: SentText | None = None
+) -> tuple[str, SentText | None]:
+    """What is sent, as the JSON of a list of mappings (`as_mapping`), and what to give as ``before`` the next time."""
+    fresh = as_list(given)
+    known: list[Any] = []
     texts: list[str] = []
-    for item in sent:
-        key = _key(item)
-        text = written.get(key) if key is not None else None
-        if text is None:
-            text = json_text(as_mapping(item))
-            if key is not None:
-                written[key] = text
-        texts.append(text)
-    return f"[{', '.join(texts)}]"
+    if before is not None and before.items and fresh[: len(before.items)] == before.items:
+        known = before.items
+        fresh = fresh[len(known) :]
+        texts.append(before.text)
+    for item in fresh:
+        texts.append(json_text(as_mapping(item)))
+    text = ", ".join(texts)
+    copies = _copies(fresh)
+    after = before if copies is None else SentText(known + copies, text)
+    if instructions:
+        texts.insert(0, json_text({"role": "system", "content": instructions}))
+        text = ", ".join(texts)
+    return f"[{text}]", after
 
 
-def _key(item: Any) -> tuple[Any, ...] | None:
-    """All that `as_mapping` reads of an item that is made of texts; None of other items."""
-    if type(item) is not dict:
+_TEXTS = frozenset({str, type(None)})
+
+
+def _copies(items: list[Any]) -> list[Any] | None:
+    """Copies that what is done to ``items`` does not reach, or None where one is not made of texts alone.
+
+    Of numbers Python takes some for the same that JSON writes in different ways.
+    """
+    try:
+        return [_copy(item) for item in items]
+    except (TypeError, RecursionError):
         return None
-    kind = item.get("type")
-    if kind == "function_call":
-        call_id, name, arguments = item.get("call_id"), item.get("name"), item.get("arguments")
-        return (kind, call_id, name, arguments) if type(call_id) is type(name) is type(arguments) is str else None
-    if kind == "function_call_output":
-        call_id, output = item.get("call_id"), item.get("output")
-        return (kind, call_id, output) if type(call_id) is type(output) is str else None
-    role, content = item.get("role"), item.get("content")
-    return (role, content) if type(role) is type(content) is str else None
+
+
+def _copy(part: Any) -> Any:
+    kind = type(part)
+    if kind is dict:
+        if _TEXTS.issuperset(map(type, part.values())):
+            return part.copy()
+        return {name: value if type(value) in _TEXTS else _copy(value) for name, value in part.items()}
+    if kind is list:
+        return [value if type(value) in _TEXTS else _copy(value) for value in part]
+    raise TypeError
 
 
 def text_of(content: Any) -> str:
@@ -231,27 +257,17 @@ def arguments_of(raw: Any) -> dict[str, Any]:
         return dict(raw)
     if not raw:
         return {}
-    try:
-        parsed = json.loads(raw)
-    except (TypeError, ValueError):
-        return {SINGLE: raw}
-    return parsed if isinstance(parsed, dict) else {SINGLE: raw}
+    parsed = json_object(raw)
+    return {SINGLE: raw} if parsed is None else parsed
 
 
 def arguments_text(arguments: Mapping[str, Any], raw: str) -> str:
     """``arguments`` as the text that a tool gets; ``raw`` is the text that they replace."""
     if set(arguments) == {SINGLE} and SINGLE not in arguments_of(raw):
         return json.dumps(dict(arguments))
-    if set(arguments) == {SINGLE} and isinstance(arguments[SINGLE], str) and not _is_object(raw):
+    if set(arguments) == {SINGLE} and isinstance(arguments[SINGLE], str) and json_object(raw) is None:
         return arguments[SINGLE]
     return json.dumps(dict(arguments), ensure_ascii=False)
-
-
-def _is_object(raw: str) -> bool:
-    try:
-        return isinstance(json.loads(raw), dict)
-    except (TypeError, ValueError):
-        return False
 
 
 def reading_of(response: ModelResponse, model: str) -> ModelReading:

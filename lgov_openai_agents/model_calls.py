@@ -116,7 +116,7 @@ async def _watch(governor: Governor, model: Any, request: ModelRequest, send: Se
     with acting_in(run):
         call = ModelCall(governor, framework=items.FRAMEWORK, model=name, agent=agent, native=request)
         if governor.capture_content:
-            _show(call, request, run.written if run is not None else {})
+            _show(call, request, run)
         try:
             with call.span.active(), covering_model_call(governor):
                 response = await send(_attributed(request, model, agent))
@@ -128,12 +128,15 @@ async def _watch(governor: Governor, model: Any, request: ModelRequest, send: Se
         return response
 
 
-def _show(call: ModelCall, request: ModelRequest, written: dict[Any, str]) -> None:
+def _show(call: ModelCall, request: ModelRequest, run: AgentRun | None) -> None:
+    before = run.sent if run is not None else None
     try:
-        sent = items.messages_text(request.system_instructions, request.input, written)
+        text, sent = items.messages_text(request.system_instructions, request.input, before)
     except Exception:  # noqa: BLE001 - no reason not to send: then the messages are not noted
         return
-    call.span.set({semconv.INPUT_MESSAGES: sent})
+    if run is not None:
+        run.sent = sent
+    call.span.set({semconv.INPUT_MESSAGES: text})
 
 
 def _attributed(request: ModelRequest, model: Any, agent: str | None) -> ModelRequest:

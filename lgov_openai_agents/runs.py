@@ -11,7 +11,7 @@ from agents import RunHooks
 
 from lgov_core.trace import semconv
 from lgov_core.trace.live import LiveSpan, current_span
-from lgov_openai_agents.items import FRAMEWORK
+from lgov_openai_agents.items import FRAMEWORK, SentText
 
 if TYPE_CHECKING:
     from lgov_core.governor import Governor
@@ -27,7 +27,7 @@ class AgentRun:
     Who acts at the moment stands in an object and not in context variables of its own, because the SDK calls hooks in
     tasks whose changes nobody sees. ``heard`` is what policies made of what users said, in this run and those before it;
     ``input_judged`` says that the user's words have been judged, ``history_judged`` that those before them have.
-    ``written`` holds the messages sent so far as JSON, for who only watches: each later request begins with them.
+    ``sent`` is what the last request looked like, for who only watches: each later request begins with it.
     ``exchanges`` holds what was denied inside a model call, by the id of a call in the reply that followed. ``waiting``
     says that whoever opened the run has still to call the SDK for it.
     """
@@ -41,7 +41,7 @@ class AgentRun:
         self.span = self.root
         self.agent = name
         self.heard = heard
-        self.written: dict[Any, str] = {}
+        self.sent: SentText | None = None
         self.exchanges: dict[str, list[Any]] = {}
         self.input_judged = False
         self.history_judged = False

@@ -612,10 +612,53 @@ def test_what_was_written_before_is_what_would_be_written_now() -> None:
         SAID,
         {},
     ]
-    written: dict[Any, str] = {}
+    before: items.SentText | None = None
     for end in range(len(sent) + 1):
-        for given in (sent[:end], [*sent[:end], *sent[:end]]):
-            told = items.messages_text("Add.", given, written)
+        for given in (sent[:end], sent[:end], [*sent[:end], *sent[:end]], sent[1:end]):
+            told, before = items.messages_text("Add.", given, before)
             mappings = [{"role": "system", "content": "Add."}, *map(items.as_mapping, given)]
             assert told == json_text(mappings)
-    assert items.messages_text(None, "hi", {}) == json_text([{"role": "user", "content": "hi"}])
+    assert items.messages_text(None, "hi")[0] == json_text([{"role": "user", "content": "hi"}])
+    assert items.messages_text(None, [])[0] == "[]"
+
+
+@pytest.mark.parametrize("of_texts", [True, False])
+def test_what_a_program_changes_in_its_items_is_seen(of_texts: bool) -> None:
+    part: dict[str, Any] = {"type": "input_text", "text": "seen?"}
+    screenshot: dict[str, Any] = {"type": "computer_call_output", "call_id": "c2", "output": {"type": "taken"}}
+    given: list[Any] = [
+        {"role": "user", "content": "zwölf"},
+        {"role": "user", "content": [part]},
+        screenshot,
+        {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "13", "annotations": []}]},
+        {"type": "function_call", "call_id": "c1", "name": "add", "arguments": "{}", "provider_data": {"model": "m"}},
+    ]
+    if not of_texts:
+        given.append({"type": "computer_call", "call_id": "c3", "action": {"x": 1}})
+    before: items.SentText | None = None
+
+    def shown() -> str:
+        nonlocal before
+        told, before = items.messages_text(None, given, before)
+        assert told == json_text(list(map(items.as_mapping, given)))
+        return told
+
+    told = [shown()]
+    changes: list[tuple[dict[str, Any], str, Any]] = [
+        (given[0], "content", "dreizehn"), (part, "text", "seen!"), (screenshot["output"], "type", "taken again"),
+        (given[3]["content"][0], "text", "14"), (given[4], "arguments", '{"a": 1}'),
+    ]  # fmt: skip
+    for owner, name, value in changes:
+        owner[name] = value
+        told.append(shown())
+    given[1]["content"].append({"type": "input_text", "text": "more"})
+    told.append(shown())
+    if not of_texts:
+        for value in (True, 1.0):
+            given[5]["action"]["x"] = value
+            told.append(shown())
+    del given[2]
+    told.append(shown())
+    given.insert(0, {"role": "user", "content": "first"})
+    told.append(shown())
+    assert len(set(told)) == len(told)
