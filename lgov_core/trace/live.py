@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextvars
 import os
+import random
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -42,6 +43,12 @@ _CONTENT = frozenset(
 
 
 _SpanDraft = draft_class(Span)
+
+#: What ids are drawn from; that of `random` itself a program may seed, and draw the same again. `os.urandom` lets go of the
+#: interpreter lock: where tools run in threads, each id made others run first, at the price of two switches between threads.
+_RANDOM = random.Random()
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_RANDOM.seed)
 
 
 class SpanObserver(Protocol):
@@ -115,7 +122,7 @@ class LiveSpan:
             if self._unrecorded is None:
                 self._begin_otel(api, parent)
         if self._otel is None:
-            self.span_id = os.urandom(8).hex()
+            self.span_id = f"{_RANDOM.getrandbits(64):016x}"
         self.parent_id = parent.span_id if parent is not None else None
         if attributes:
             self.set(attributes)
@@ -134,7 +141,7 @@ class LiveSpan:
         if otel.is_recording():
             self._otel, self.span_id, self.trace_id = otel, f"{above.span_id:016x}", f"{above.trace_id:032x}"
         else:  # its sampler may record those below it all the same, so they have to ask again
-            self.span_id = os.urandom(8).hex()
+            self.span_id = f"{_RANDOM.getrandbits(64):016x}"
             self._otel = _unrecorded_span(api)(self.span_id, *_trace_of(api, above))
 
     @property
@@ -221,7 +228,7 @@ def _trace_of(api: Any, above: Any) -> tuple[int, Any]:
     """The trace of a span that nobody records, and its flags: that of the span above it, or one of its own."""
     if above.trace_id:
         return above.trace_id, above.trace_flags
-    return int.from_bytes(os.urandom(16)) | 1, api.TraceFlags(api.TraceFlags.SAMPLED)
+    return _RANDOM.getrandbits(128) | 1, api.TraceFlags(api.TraceFlags.SAMPLED)
 
 
 @lru_cache(maxsize=1)

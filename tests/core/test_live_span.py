@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import subprocess
 import sys
 import textwrap
@@ -165,3 +166,30 @@ def run_with_otel(provider: str, check: str, content: str) -> None:
     environment["PYTHONPATH"] = ":".join(sys.path)
     done = subprocess.run([sys.executable, "-c", program, content], capture_output=True, text=True, env=environment)
     assert done.returncode == 0, done.stderr
+
+
+IDS = """
+    import os, random
+    from lgov_core.governor import Governor
+    from lgov_core.trace.live import LiveSpan
+
+    governor = Governor()
+
+    def ids():
+        random.seed(0)
+        return {LiveSpan(governor, "chat").span_id for _ in range(100)}
+
+    here = ids() | ids()
+    assert len(here) == 200 and {len(one) for one in here} == {16}, "a program that seeds its own random draws ids again"
+    reading, writing = os.pipe()
+    if os.fork() == 0:
+        os.write(writing, " ".join(sorted(ids())).encode())
+        os._exit(0)
+    os.wait()
+    assert not ids() & set(os.read(reading, 10_000).decode().split()), "a child that was forked draws its parent's ids"
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="nothing is forked on this system")
+def test_no_two_processes_and_no_seed_give_a_span_id_twice() -> None:
+    subprocess.run([sys.executable, "-c", textwrap.dedent(IDS)], check=True, timeout=60)
