@@ -55,23 +55,29 @@ def text_of(content: Any) -> str:
     return "\n".join(part for part in content if isinstance(part, str))
 
 
-def as_mappings(message: LLMMessage) -> list[dict[str, Any]]:
-    """A message as ``role`` and ``content`` mappings: one, or one for each result of a message of results."""
-    given: Any = message
-    kind = type(given)
-    if kind not in _KINDS:  # pydantic answers ``isinstance`` slowly where it is not so
-        kind = next((known for known in _KINDS if isinstance(given, known)), AssistantMessage)
-    content = given.content
-    if kind is FunctionExecutionResultMessage:
-        return [
-            {"role": "tool", "content": result.content, "tool_call_id": result.call_id, "name": result.name}
-            for result in content
-        ]
-    if kind is UserMessage:
-        return [{"role": "user", "content": text_of(content), "name": given.source}]
-    if kind is SystemMessage or isinstance(content, str):
-        return [{"role": "system" if kind is SystemMessage else "assistant", "content": content}]
-    return [{"role": "assistant", "content": given.thought or "", "tool_calls": plain_calls(content)}]
+def as_mappings(messages: Sequence[LLMMessage]) -> list[dict[str, Any]]:
+    """Messages as ``role`` and ``content`` mappings: one for each, but one for each result of a message of results."""
+    plain: list[dict[str, Any]] = []
+    given: Any
+    for given in messages:
+        kind = type(given)
+        if kind not in _KINDS:  # pydantic answers ``isinstance`` slowly where it is not so
+            kind = next((known for known in _KINDS if isinstance(given, known)), AssistantMessage)
+        content = given.content
+        if kind is FunctionExecutionResultMessage:
+            for result in content:
+                plain.append(
+                    {"role": "tool", "content": result.content, "tool_call_id": result.call_id, "name": result.name}
+                )
+        elif kind is UserMessage:
+            plain.append({"role": "user", "content": text_of(content), "name": given.source})
+        elif kind is SystemMessage:
+            plain.append({"role": "system", "content": content})
+        elif isinstance(content, str):
+            plain.append({"role": "assistant", "content": content})
+        else:
+            plain.append({"role": "assistant", "content": given.thought or "", "tool_calls": plain_calls(content)})
+    return plain
 
 
 def plain_calls(calls: Sequence[FunctionCall]) -> list[dict[str, Any]]:
@@ -165,7 +171,7 @@ def with_messages(originals: Sequence[LLMMessage], mappings: Sequence[Mapping[st
     messages were put in or taken out, those that are not among the originals are made anew, of text and calls.
     Raises `ValueError` when a mapping is not a message.
     """
-    before = [as_mappings(original) for original in originals]
+    before = [as_mappings([original]) for original in originals]
     after = [dict(mapping) for mapping in mappings]
     if sum(map(len, before)) == len(after) and (reworded := _all_reworded(originals, before, after)) is not None:
         return reworded

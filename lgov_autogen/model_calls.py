@@ -106,7 +106,7 @@ class ModelCalls:
     ) -> Answer:
         """The reply where nobody judges: it goes on as it came."""
         call = _begun(governor, client, agent)
-        call.said(lambda: _mappings(messages))
+        call.said(lambda: wording.as_mappings(messages))
         answer, _ = await _sent(call, client, agent, messages, options, send)
         proposed = answer.result.content
         if not isinstance(proposed, str):
@@ -240,7 +240,7 @@ class _Call:
         try:
             if first:
                 await self._judge_user_texts(call)
-            mappings = _mappings(self.messages)
+            mappings = wording.as_mappings(self.messages)
             decision = await governor.adecide(call.request(mappings, **_reply_limit(self.options)))
             if decision.blocks:
                 self._refuse(call, decision)
@@ -294,10 +294,6 @@ def _begun(governor: Governor, client: Any, agent: str | None) -> ModelCall:
     return ModelCall(
         governor, framework=wording.FRAMEWORK, model=wording.model_name(client), agent=agent, native=client
     )
-
-
-def _mappings(messages: Sequence[LLMMessage]) -> list[dict[str, Any]]:
-    return [mapping for message in messages for mapping in wording.as_mappings(message)]
 
 
 async def _sent(

@@ -65,9 +65,10 @@ def _watch(client: Any) -> None:
         owners: tuple[Any, ...] = (seen, getattr(seen, "_client", None))
         for owner in owners:
             request = getattr(owner, "request", None)
+            if hasattr(request, "_lgov_watched"):
+                return
             if callable(request) and type(owner).__module__.partition(".")[0] == "openai":
-                if not hasattr(request, "_lgov_watched"):
-                    owner.request = _watched(owner, request)
+                owner.request = _watched(owner, request)
                 return
         seen = getattr(seen, "client", None)
         if seen is None:

@@ -179,7 +179,7 @@ def test_a_transform_of_messages_leaves_what_is_no_text() -> None:
         AssistantMessage(content=[call], thought="1234", source="clerk"),
         FunctionExecutionResultMessage(content=[result]),
     ]
-    said = [mapping for message in originals for mapping in as_mappings(message)]
+    said = as_mappings(originals)
     masked = with_messages(originals, [{**one, "content": one["content"].replace("1234", "****")} for one in said])
     assert masked == [
         UserMessage(content=["look, ****", picture], source="user"),
@@ -201,10 +201,10 @@ def test_a_transform_of_messages_leaves_what_is_no_text() -> None:
         UserMessage(content=["look", Image(PIL.Image.new("RGB", (size, size)))], source="user") for size in (1, 2)
     ]
     asked = UserMessage(content="well?", source="user")
-    kept = with_messages([alike[0], asked, alike[1]], [as_mappings(one)[0] for one in alike])
+    kept = with_messages([alike[0], asked, alike[1]], as_mappings(alike))
     assert [id(one) for one in kept] == [id(one) for one in alike], "each with its own picture"
     results = FunctionExecutionResultMessage(content=[result, result.model_copy(update={"call_id": "c2"})])
-    first, _ = as_mappings(results)
+    first, _ = as_mappings([results])
     other: Any = with_messages([results], [first, {"role": "user", "content": "no"}])
     assert [type(one).__name__ for one in other] == ["FunctionExecutionResultMessage", "UserMessage"]
 
