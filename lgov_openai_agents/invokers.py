@@ -27,7 +27,7 @@ class GovernedInvoker:
     """
 
     #: The class of what it stands for: the SDK asks ``isinstance``, at every call. It stands in each instance.
-    __class__: Any = None  # type: ignore[assignment]
+    __class__ = None  # type: ignore[assignment]  # without a type here, which would be an annotation of each instance
 
     def __init__(self, tool: FunctionTool, inner: Any, acting: GovernorOf, *, keeps: bool = False) -> None:
         self.__dict__.update(

@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import copy
 import dataclasses
+import inspect
 import json
-from typing import Any
+from typing import Any, get_type_hints
 
 import pytest
 from agents import (
@@ -20,6 +21,7 @@ from agents import (
     LocalShellTool,
     ModelSettings,
     RunConfig,
+    RunContextWrapper,
     ShellTool,
     WebSearchTool,
     function_tool,
@@ -281,6 +283,27 @@ def test_copies_of_a_governed_tool_stay_governed(seen: Seen) -> None:
     assert ran == []
     context = ToolContext(None, tool_name="erase", tool_call_id="c", tool_arguments="{}")
     assert asyncio.run(erase.on_invoke_tool(context, "{}")) == "erased", "the program's own tool is as it was"
+
+
+def test_a_governed_callable_looks_like_the_one_it_stands_for(seen: Seen) -> None:
+    """The SDK gives a callable that asks for a `RunContextWrapper` no more than that."""
+    given: list[type] = []
+
+    async def invoke(context: RunContextWrapper[Any], raw: str) -> str:
+        given.append(type(context))
+        return "ran"
+
+    tool = FunctionTool("act", "Acts.", {"type": "object", "properties": {}}, invoke, strict_json_schema=False)
+    with armed(make_governor(lambda action: None, seen)):
+        found: Any = tool.on_invoke_tool
+        assert found is not invoke
+        assert isinstance(found, type(invoke))
+        assert found.__class__ is type(invoke)
+        assert get_type_hints(found, include_extras=True) == get_type_hints(invoke, include_extras=True)
+        assert inspect.signature(found) == inspect.signature(invoke)
+        with ScriptedModelServer([asks(("c1", "act", {})), says(ANSWER)]) as server:
+            run("sync", Agent(name="a", model=chat_model(server), tools=[tool]), "go")
+    assert given == [RunContextWrapper]
 
 
 @pytest.mark.gap("openai-agents", "the wrapped function")
