@@ -77,7 +77,7 @@ class Door:
             return send(request)
         _attribute(request)
         if isinstance(begun, Watched):
-            for outcome in begun.outcomes():
+            for outcome in begun.outcomes:
                 governor.record(outcome)
             call = begun.begin()
             try:
@@ -125,7 +125,7 @@ class Door:
             return await send(request)
         _attribute(request)
         if isinstance(begun, Watched):
-            for outcome in begun.outcomes():
+            for outcome in begun.outcomes:
                 await governor.arecord(outcome)
             call = begun.begin()
             try:

@@ -117,8 +117,8 @@ def _opened(wire: Wire, content: bytes, behind: tuple[str, JSON]) -> _Known:
     fields: JSON = {}
     if head != b"{":
         fields = json.loads(head[:-1] + b"}") if head.endswith(b",") else {}  # within anything else this cannot be read
-        if not fields:
-            raise ValueError("no whole fields before the transcript")
+        if not fields or wire.transcript in fields:
+            raise ValueError("no whole fields before the transcript, or another one among them")
     prefixes = Prefixes(wire, (), None)
     return _Known({}, (), "[]", prefixes, head + opening, fields, _EMPTY, _EMPTY_DIGEST, behind)
 
@@ -129,7 +129,7 @@ def _read_on(wire: Wire, content: bytes, before: _Known, shown: bool) -> _Known 
     read, end = _DECODER.raw_decode(f"[{rest}")  # the bracket is part of ``before``
     tail = rest[end - 1 :]
     behind = before.behind if tail == before.behind[0] else _behind(tail)
-    if not read or behind is None or wire.transcript in behind[1] or wire.transcript in before.head:
+    if not read or behind is None or wire.transcript in behind[1]:
         return None
     reply = before.reply
     new = [reply if reply is not None and entry == reply else Entry(entry) for entry in read]

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 class Watched:
     """One request of a program, from its arrival to what the program gets.
 
-    Whoever sends it records `outcomes`, sends it inside the span of what `begin` gives, and hands what came to `answer`.
+    Whoever sends it records ``outcomes``, sends it inside the span of what `begin` gives, and hands what came to `answer`.
     """
 
     def __init__(self, governor: Governor, memory: Transcripts, wire: Wire, content: bytes) -> None:
@@ -41,11 +41,9 @@ class Watched:
         self._wire = wire
         self._request = request = memory.requests.read(wire, content, shown=governor.capture_content)
         self.body: JSON = request.body
-        self._results = list(new_results(wire, memory, request.entries, request.prefixes))
-
-    def outcomes(self) -> Iterator[ToolOutcome]:
-        """What came of calls that the model made: to be recorded before the request is sent."""
-        return outcomes_of(self._results)
+        results = list(new_results(wire, memory, request.entries, request.prefixes))
+        #: What came of calls that the model made.
+        self.outcomes: Iterator[ToolOutcome] = outcomes_of(results)
 
     def begin(self) -> ModelCall:
         """The call, whose span begins here."""
@@ -71,6 +69,7 @@ class Watched:
                 return Exchange(governor, memory, wire, self.body).steps_after(call, received)
         call.answered(reading)
         if proposals:
+            memory.used([proposal.call_id for proposal in proposals if proposal.call_id])
             scope, here = current_scope(), self._request.prefixes[len(self._request.entries)]
             for proposal in proposals:
                 action = tool_action(Point.PRE_TOOL_CALL, proposal.name, proposal.call_id, proposal)
@@ -80,8 +79,8 @@ class Watched:
             shown = call.span.attributes.get(semconv.OUTPUT_MESSAGES)
             if isinstance(shown, str) and wire.is_of_model(reply):  # later calls show it as its own does
                 self._request.reply_shown = shown
-        names = [proposal.call_id for proposal in proposals if proposal.call_id]
-        names += [own for turn in turns for entry in turn.entries if (own := wire.entry_id(entry))]
-        if names:
-            memory.used(names)
+        for turn in turns:
+            for entry in turn.entries:
+                if (own := wire.entry_id(entry)) is not None:
+                    memory.used((own,))
         return Answer(received, received.reply if received.events and proposals else None)
