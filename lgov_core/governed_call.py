@@ -98,11 +98,10 @@ class ToolCall:
     `denied`, or `finish` with what `returned` and record that. The span begins here and must be ended by one of them.
     """
 
-    def __init__(self, governor: Governor, action: Action) -> None:
+    def __init__(self, governor: Governor, action: Action, parent: LiveSpan | None = None) -> None:
         self.governor = governor
-        self.span = LiveSpan(
-            governor, semconv.EXECUTE_TOOL, action.name, _tool_attributes(action, governor.capture_content)
-        )
+        attributes = _tool_attributes(action, governor.capture_content)
+        self.span = LiveSpan(governor, semconv.EXECUTE_TOOL, action.name, attributes, parent=parent)
         span_id = self.span.span_id
         self.action = action.changed(
             arguments=own_arguments(action.arguments),
@@ -205,15 +204,16 @@ def govern_tool(
     *,
     is_pause: Callable[[BaseException], bool] | None = None,
     raise_abort: bool = True,
+    parent: LiveSpan | None = None,
 ) -> GovernedResult[T]:
     """Judges ``action``, runs it if it may run, records what came of it and judges the result.
 
     ``run`` gets the arguments as the policies left them, and runs inside the call's span; what it raises is recorded
     and raised on, except that an error for which ``is_pause`` is true (the framework only interrupts the run) records
-    nothing. A decision that says abort raises `PolicyDenied`, unless ``raise_abort`` is false. Callable from any
-    thread. Fails closed.
+    nothing. A decision that says abort raises `PolicyDenied`, unless ``raise_abort`` is false. ``parent`` is the span that
+    the call's stands under, if not the current one. Callable from any thread. Fails closed.
     """
-    call = ToolCall(governor, action)
+    call = ToolCall(governor, action, parent)
     decision = UNJUDGED if governor.only_watches else governor.decide(call.action)
     if decision.blocks:
         governor.record(call.denied(decision))
@@ -245,9 +245,10 @@ async def agovern_tool(
     *,
     is_pause: Callable[[BaseException], bool] | None = None,
     raise_abort: bool = True,
+    parent: LiveSpan | None = None,
 ) -> GovernedResult[T]:
     """As `govern_tool`, for asynchronous agents."""
-    call = ToolCall(governor, action)
+    call = ToolCall(governor, action, parent)
     try:
         decision = UNJUDGED if governor.only_watches else await governor.adecide(call.action)
     except BaseException as error:  # cancelled while a policy was thinking: nothing has run
@@ -339,11 +340,19 @@ class ModelCall:
 
     The adapter judges `request` (and before it `user_text`, once for each new text of the user), sends the call inside
     ``covering_model_call``, ends the span by `answered` or `failed`, and judges `reply`, then `output` where the reply
-    proposes no tool call. A call that was refused is ended by `refused`.
+    proposes no tool call. A call that was refused is ended by `refused`. ``parent`` is the span that the call's stands
+    under, if not the current one.
     """
 
     def __init__(
-        self, governor: Governor, *, framework: str, model: str, agent: str | None = None, native: Any = None
+        self,
+        governor: Governor,
+        *,
+        framework: str,
+        model: str,
+        agent: str | None = None,
+        native: Any = None,
+        parent: LiveSpan | None = None,
     ) -> None:
         self.governor = governor
         self._further: Mapping[str, Any] = {}
@@ -353,7 +362,7 @@ class ModelCall:
             semconv.AGENT_NAME: agent,
             semconv.FRAMEWORK: framework,
         }
-        self.span = LiveSpan(governor, semconv.CHAT, model, attributes)
+        self.span = LiveSpan(governor, semconv.CHAT, model, attributes, parent=parent)
         self._made: Action | None = None
 
     @property

@@ -49,12 +49,13 @@ from lgov_langchain.model_calls import (
     watch,
 )
 from lgov_langchain.reply_ids import keep_reply_ids
-from lgov_langchain.watching import standing_under
+from lgov_langchain.watching import place_of, standing_under
 
 if TYPE_CHECKING:
     from langchain_core.language_models import BaseChatModel
 
     from lgov_core.governor import Governor
+    from lgov_core.trace.live import LiveSpan
 
 
 def wrap_generate(generate: Callable[..., LLMResult]) -> Callable[..., LLMResult]:
@@ -68,15 +69,14 @@ def wrap_generate(generate: Callable[..., LLMResult]) -> Callable[..., LLMResult
                 return generate(self, messages, *args, **kwargs)
         callbacks = args[1] if len(args) > 1 else kwargs.get("callbacks")
         if governor.only_watches and len(messages) == 1:
-            with standing_under(governor, callbacks=callbacks):
-                sent = _attributed(self, kwargs)
-                call = _opened(governor, self)
+            sent = _attributed(self, kwargs)
+            call = _opened(governor, self, place_of(governor, callbacks=callbacks)[1])
 
-                def send_on() -> LLMResult:
-                    with CallRun(governor, sent, of_model=True):
-                        return generate(self, messages, *args, **sent)
+            def send_on() -> LLMResult:
+                with CallRun(governor, sent, of_model=True):
+                    return generate(self, messages, *args, **sent)
 
-                return watch(governor, call, messages[0], send_on, _reply_in)
+            return watch(governor, call, messages[0], send_on, _reply_in)
 
         def one_call(prompt: list[BaseMessage]) -> LLMResult:
             came: list[LLMResult] = []
@@ -107,15 +107,14 @@ def wrap_agenerate(agenerate: Callable[..., Any]) -> Callable[..., Any]:
                 return await agenerate(self, messages, *args, **kwargs)
         callbacks = args[1] if len(args) > 1 else kwargs.get("callbacks")
         if governor.only_watches and len(messages) == 1:
-            with standing_under(governor, callbacks=callbacks):
-                sent = _attributed(self, kwargs)
-                call = _opened(governor, self)
+            sent = _attributed(self, kwargs)
+            call = _opened(governor, self, place_of(governor, callbacks=callbacks)[1])
 
-                async def send_on() -> LLMResult:
-                    with CallRun(governor, sent, of_model=True):
-                        return await agenerate(self, messages, *args, **sent)
+            async def send_on() -> LLMResult:
+                with CallRun(governor, sent, of_model=True):
+                    return await agenerate(self, messages, *args, **sent)
 
-                return await awatch(governor, call, messages[0], send_on, _reply_in)
+            return await awatch(governor, call, messages[0], send_on, _reply_in)
 
         async def one_call(prompt: list[BaseMessage]) -> LLMResult:
             came: list[LLMResult] = []
@@ -229,9 +228,9 @@ def _open(
     return call, judged(call, messages, lambda: actions.reply_limit(model, settings))
 
 
-def _opened(governor: Governor, model: BaseChatModel) -> ModelCall:
+def _opened(governor: Governor, model: BaseChatModel, parent: LiveSpan | None = None) -> ModelCall:
     keep_reply_ids()
-    return open_call(governor, model, model)
+    return open_call(governor, model, model, parent)
 
 
 def _attributed(model: BaseChatModel, settings: Mapping[str, Any]) -> dict[str, Any]:

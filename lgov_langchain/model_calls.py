@@ -24,6 +24,7 @@ from lgov_langchain.enforcing import as_obeyed
 
 if TYPE_CHECKING:
     from lgov_core.governor import Governor
+    from lgov_core.trace.live import LiveSpan
 
 
 T = TypeVar("T")
@@ -97,10 +98,10 @@ class ChangedCallDenied(PolicyDenied):
     """A judged model call was changed on its way and must not be sent as what it has become."""
 
 
-def open_call(governor: Governor, model: Any, native: Any) -> ModelCall:
-    """The call that the running code is about to make of ``model``, with its span."""
-    name = actions.model_name(model)
-    return ModelCall(governor, framework=actions.FRAMEWORK, model=name, agent=actions.agent_name(), native=native)
+def open_call(governor: Governor, model: Any, native: Any, parent: LiveSpan | None = None) -> ModelCall:
+    """The call that the running code is about to make of ``model``, with its span: under ``parent``, or the current one."""
+    name, agent = actions.model_name(model), actions.agent_name()
+    return ModelCall(governor, framework=actions.FRAMEWORK, model=name, agent=agent, native=native, parent=parent)
 
 
 def judged(call: ModelCall, messages: Sequence[BaseMessage], further: Callable[[], Mapping[str, Any]]) -> Steps:

@@ -20,7 +20,7 @@ from lgov_core.types import ToolStatus
 from lgov_langchain import actions
 from lgov_langchain.changed_calls import runs_here
 from lgov_langchain.enforcing import DeniedToolError
-from lgov_langchain.watching import standing_under, watch_process
+from lgov_langchain.watching import place_of, watch_process
 
 if TYPE_CHECKING:
     from langgraph.prebuilt.tool_node import ToolCallRequest
@@ -43,25 +43,29 @@ class GovernedToolCalls:
 
     def wrap_tool_call(self, request: ToolCallRequest, handler: Handler) -> ToolMessage | Command[Any]:
         """Judges the call, runs it if it may run, records what came of it and judges the result."""
-        with standing_under(self.governor, request.runtime.config):
+        standing, parent = place_of(self.governor, request.runtime.config)
+        with standing:
             result = govern_tool(
                 self.governor,
                 actions.tool_action(request),
                 functools.partial(_run, handler, request),
                 functools.partial(_reading, request),
                 is_pause=actions.is_interrupt,
+                parent=parent,
             )
         return _answer(result, request)
 
     async def awrap_tool_call(self, request: ToolCallRequest, handler: AsyncHandler) -> ToolMessage | Command[Any]:
         """As `wrap_tool_call`, for asynchronous agents."""
-        with standing_under(self.governor, request.runtime.config):
+        standing, parent = place_of(self.governor, request.runtime.config)
+        with standing:
             result = await agovern_tool(
                 self.governor,
                 actions.tool_action(request),
                 functools.partial(_arun, handler, request),
                 functools.partial(_reading, request),
                 is_pause=actions.is_interrupt,
+                parent=parent,
             )
         return _answer(result, request)
 

@@ -197,3 +197,16 @@ def standing_under(
     """Makes the span of the agent that the running code belongs to the current one inside the block."""
     span = span_of(governor, config, callbacks)
     return _NOTHING if span is None or span.ended or span is current_span() else span.active()
+
+
+def place_of(
+    governor: Governor, config: Mapping[str, Any] | None = None, callbacks: Any = None
+) -> tuple[AbstractContextManager[Any, None], LiveSpan | None]:
+    """Where a call of the running code belongs: a block to put around it and its judgements, and its span's parent.
+
+    In the block the span of the agent is the current one, for those who judge. Where nobody does, it is only the parent.
+    """
+    if not governor.only_watches:
+        return standing_under(governor, config, callbacks), None
+    span = span_of(governor, config, callbacks)
+    return _NOTHING, None if span is None or span.ended else span
