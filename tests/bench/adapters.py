@@ -8,14 +8,15 @@ for the moments in which nothing else ran: how far apart the quickest tenth of b
 
 The bare framework's own CPU swings by more than what is measured here, mostly on the network's side. So each framework is
 measured once more, *paired*: in a process pinned to one CPU, the scripted model's answers come from within it in place of
-the network, and each variant stands beside a bare one some tenths of a second away, the best of three runs of both after
-two that warm it up. Of each pair counts how many times the CPU of the bare run it took; a process's figure is the median of
-that, in microseconds of a bare run in a quick moment (its quickest tenth). Where a process's code and objects come to lie in
-memory moves that figure by a third of it, and no number of pairs tells; so it is asked of several processes, and what is
-printed is their median, with the same kind of interval. It holds all that the others hold, except what the network's system
-calls push out of the caches; on a machine that others use it is the one to compare.
+the network, and one variant takes turns with bare, some tenths of a second each, warmed up first. No other variant is in that
+process, as none would be in a program: what one loads and patches slows down the others. What others do on a machine makes a
+run slower and never quicker, so a process's figure is by how much a variant's quickest tenth of runs is behind that of the
+bare ones. Where a process's code and objects come to lie in memory moves that figure by a third of it, and no number of runs
+tells; so it is asked of several processes, and what is printed is their median, with the same kind of interval. It holds all
+that the others hold, except what the network's system calls push out of the caches; on a machine that others use it is the
+one to compare.
 
-Paired runs come in two shapes: with one tool call in each turn, and with three at once. What the second costs more, shared
+These runs come in two shapes: with one tool call in each turn, and with three at once. What the second costs more, shared
 among the tool calls it has more, is *a tool call*; what is left of a run without its tool calls, shared among its model calls
 (one more than turns: the last asks for no tool), is *a model call*, with its share of what belongs to the run, such as the
 span of the agent. The variants:
@@ -59,7 +60,7 @@ FRAMEWORKS = ("langchain", "autogen", "openai-agents", "openai")
 VARIANTS = ("bare", "empty handler", "capture", "governed", "recorded", "OpenInference")
 #: Turns of one run, rounds in which each variant has its turn, and runs of it in each.
 TURNS, ROUNDS, AGAIN = 5, 40, 3
-#: How often each variant is compared with a bare one beside it, without a network, in each of how many processes.
+#: How often a variant takes turns with bare, without a network, in each of how many processes.
 PAIRS, PROCESSES = 8, 10
 #: Tool calls at once in a turn of the second shape.
 WIDE = 3
@@ -410,15 +411,15 @@ class Measured:
 
 
 @contextmanager
-def ready(framework: str) -> Generator[dict[str, tuple[Variant, Agent]]]:
-    """Every variant of one framework that is there, and its agent."""
+def ready(framework: str, names: Sequence[str] = VARIANTS) -> Generator[dict[str, tuple[Variant, Agent]]]:
+    """The variants of one framework that are there, each with its agent."""
     if framework == "openai-agents":
         from agents import set_trace_processors
 
         set_trace_processors([])  # nothing is sent to the vendor's collector
     with tempfile.TemporaryDirectory() as name:
         variants: dict[str, tuple[Variant, Agent]] = {}
-        for variant in VARIANTS:
+        for variant in names:
             if available(framework, variant):
                 (folder := Path(name) / variant).mkdir()
                 one = _VARIANTS[variant](framework, folder)
@@ -444,28 +445,18 @@ def over_http(framework: str, rounds: int) -> dict[str, tuple[tuple[float, float
     return found
 
 
-def beside_bare(framework: str, pairs: int) -> dict[str, tuple[float, float, float]]:
-    """Each variant's turn, model call and tool call, without a network, in this process."""
-    with ready(framework) as variants:
+def beside_bare(framework: str, variant: str, pairs: int) -> dict[str, tuple[float, float, float]]:
+    """The turn, model call and tool call of bare and of ``variant``, without a network, in this process."""
+    with ready(framework, ("bare", variant)) as variants:
         times = asyncio.run(_in_pairs(variants, pairs))
-    bare = times.pop("bare")
-    found = {"bare": _parts(bare)}
-    quick = [sorted(runs)[len(runs) // 10] for runs in zip(*bare, strict=True)]
-    for variant, taken in times.items():
-        added = [
-            tuple((mine / other - 1) * least for mine, other, least in zip(*shapes, quick, strict=True))
-            for shapes in zip(taken, bare, strict=True)
-        ]
-        found[variant] = _parts(added)
-    return found
+    bare, taken = ([undisturbed(runs) for runs in times[name]] for name in ("bare", variant))
+    return {"bare": _parts(*bare), variant: _parts(*[mine - least for mine, least in zip(taken, bare, strict=True)])}
 
 
-def _parts(runs: Sequence[tuple[float, ...]]) -> tuple[float, float, float]:
-    """Of runs with one tool call a turn and with `WIDE`, in seconds: the turn, its model call and its tool call."""
-    tools = [(wide - narrow) / (WIDE - 1) for narrow, wide in runs]
-    models = [(narrow - tool) * TURNS / (TURNS + 1) for (narrow, _), tool in zip(runs, tools, strict=True)]
-    turn, model, tool = (statistics.median(_turns(part)) for part in ([narrow for narrow, _ in runs], models, tools))
-    return turn, model, tool
+def _parts(turn: float, wide: float) -> tuple[float, float, float]:
+    """Of what turns with one tool call and with `WIDE` take: the turn, its model call and its tool call."""
+    tool = (wide - turn) / (WIDE - 1)
+    return turn, (turn - tool) * TURNS / (TURNS + 1), tool
 
 
 def _turns(seconds: Sequence[float]) -> list[float]:
@@ -509,9 +500,9 @@ async def _in_turns(variants: Mapping[str, tuple[Variant, Agent]], rounds: int) 
     return times
 
 
-async def _in_pairs(variants: Mapping[str, tuple[Variant, Agent]], pairs: int) -> dict[str, list[tuple[float, ...]]]:
-    """For each variant and pair the seconds of a run with one tool call a turn, and with `WIDE`."""
-    times: dict[str, list[tuple[float, ...]]] = {variant: [] for variant in variants}
+async def _in_pairs(variants: Mapping[str, tuple[Variant, Agent]], pairs: int) -> dict[str, tuple[list[float], ...]]:
+    """For each variant the seconds of runs with one tool call a turn, and of those with `WIDE`."""
+    times: dict[str, tuple[list[float], ...]] = {variant: ([], []) for variant in variants}
     shuffled = random.Random(1)
     cpus = os.sched_getaffinity(0) if hasattr(os, "sched_setaffinity") else None
     if cpus is not None:
@@ -527,15 +518,13 @@ async def _in_pairs(variants: Mapping[str, tuple[Variant, Agent]], pairs: int) -
                 for _ in range(2):
                     await run(TURNS)
                 gc.collect(0)
-                best = [math.inf, math.inf]
                 for _ in range(AGAIN):
-                    for shape, wide in enumerate((1, WIDE)):
+                    for runs, wide in zip(times[name], (1, WIDE), strict=True):
                         began = time.process_time()
                         await run(TURNS, wide)
-                        best[shape] = min(best[shape], time.process_time() - began)
+                        if number >= 0:
+                            runs.append(time.process_time() - began)
                 variant.end()
-                if number >= 0:
-                    times[name].append(tuple(best))
     if cpus is not None:
         os.sched_setaffinity(0, cpus)
     return times
@@ -631,7 +620,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("names", nargs="*", default=FRAMEWORKS)
     parser.add_argument("--over-http", help=argparse.SUPPRESS)
-    parser.add_argument("--beside-bare", help=argparse.SUPPRESS)
+    parser.add_argument("--beside-bare", nargs=2, help=argparse.SUPPRESS)
     parser.add_argument("--serve", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--json", action="store_true", help="what each variant costs, see Measured")
     parser.add_argument("--rounds", type=int, default=ROUNDS, help="%(default)s by default")
@@ -643,7 +632,7 @@ def main() -> None:
     if arguments.over_http:
         return print(json.dumps(over_http(arguments.over_http, arguments.rounds)))
     if arguments.beside_bare:
-        return print(json.dumps(beside_bare(arguments.beside_bare, arguments.pairs)))
+        return print(json.dumps(beside_bare(*arguments.beside_bare, arguments.pairs)))
     serving = [sys.executable, "-m", "tests.bench.adapters", "--serve"]
     server = subprocess.Popen(serving, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     assert server.stdout is not None
@@ -658,13 +647,20 @@ def main() -> None:
             )
         for framework in arguments.names:
             over = _asked(["--over-http", framework, "--rounds", str(arguments.rounds)], env)
-            beside: list[Any] = []
+            beside: dict[str, list[Any]] = {variant: [] for variant in over}
             for number in range(arguments.processes):
-                if sys.stderr.isatty():
-                    print(f"\r{framework}: process {number + 1} of {arguments.processes}\r", end="", file=sys.stderr)
-                beside.append(_asked(["--beside-bare", framework, "--pairs", str(arguments.pairs)], env))
+                for variant in over.keys() - {"bare"}:
+                    if sys.stderr.isatty():
+                        print(
+                            f"\r{framework}: {variant}, {number + 1} of {arguments.processes}\033[K\r",
+                            end="",
+                            file=sys.stderr,
+                        )
+                    how = ["--beside-bare", framework, variant, "--pairs", str(arguments.pairs)]
+                    for one, parts in _asked(how, env).items():
+                        beside[one].append(parts)
             results[framework] = {
-                variant: Measured(*turn, *(map(median_of, zip(*(one[variant] for one in beside), strict=True))))
+                variant: Measured(*turn, *map(median_of, zip(*beside[variant], strict=True)))
                 for variant, turn in over.items()
             }
             if not arguments.json:
