@@ -34,7 +34,7 @@ from lgov_autogen.proposals import (
 from lgov_autogen.runs import Run, begin_loop
 from lgov_autogen.transcript import HiddenPart, Transcript, own_text
 from lgov_autogen.transport import Exchange, watching
-from lgov_core.coverage import covered_call, covering_model_call
+from lgov_core.coverage import covered_call
 from lgov_core.errors import PolicyDenied
 from lgov_core.governed_call import ModelCall, ModelReading
 from lgov_core.governor import Governor
@@ -307,7 +307,7 @@ async def _sent(
     """Asks the client, and ends the span of the call with what it answers."""
     exchange = Exchange(agent)
     try:
-        with covering_model_call(call.governor), call.span.active(), watching(client, exchange):
+        with call.span.active(model=call.governor), watching(client, exchange):
             answer = await send(messages, options)
     except BaseException as error:
         call.failed(error)

@@ -6,16 +6,17 @@ governor. Whatever runs inside it with anything changed (somebody who rewrites a
 tool) is a call of its own. Running the covered call again, as a retry does, is still that call.
 
 For model calls the net behind is the client library that a framework uses: inside a judged model call the client's own
-call is part of it.
+call is part of it. Who makes a call says so with its span: `lgov_core.trace.live.LiveSpan.active`.
 """
 
 from __future__ import annotations
 
-import contextvars
-from collections.abc import Mapping
-from contextlib import AbstractContextManager
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
+
+from lgov_core.inside import INSIDE
 
 if TYPE_CHECKING:
     from lgov_core.governor import Governor
@@ -62,60 +63,22 @@ class CoveredCall:
         self.name, self.arguments, self.call_id = action.name, action.arguments, action.call_id
 
 
-_TOOL: contextvars.ContextVar[CoveredCall | None] = contextvars.ContextVar("lgov_covered_tool", default=None)
-_MODEL: contextvars.ContextVar[Governor | None] = contextvars.ContextVar("lgov_covered_model", default=None)
-
-
 def covered_call() -> CoveredCall | None:
     """The judged tool call inside which the running code is, or None."""
-    return _TOOL.get()
-
-
-class _Covering:
-    """What `covering` gives; a generator would take twice as long, and this is on the path of every call."""
-
-    __slots__ = ("_call", "_model", "_tool")
-
-    def __init__(self, call: CoveredCall) -> None:
-        self._call = call
-
-    def __enter__(self) -> CoveredCall:
-        self._tool, self._model = _TOOL.set(self._call), _MODEL.set(None)
-        return self._call
-
-    def __exit__(self, *exc: object) -> None:
-        _MODEL.reset(self._model)
-        _TOOL.reset(self._tool)
-
-
-def covering(call: CoveredCall) -> AbstractContextManager[CoveredCall, None]:
-    """Makes ``call`` the covered one inside the block, in this thread or task and those it hands its context to.
-
-    A tool that calls a model makes a call of its own: no model call is covered inside the block.
-    """
-    return _Covering(call)
+    return INSIDE.get()[1]
 
 
 def model_call_covered(governor: Governor) -> bool:
     """Whether the running code is the inside of a model call that ``governor`` has judged."""
-    return _MODEL.get() is governor
+    return INSIDE.get()[2] is governor
 
 
-class _CoveringModelCall:
-    """What `covering_model_call` gives."""
-
-    __slots__ = ("_governor", "_token")
-
-    def __init__(self, governor: Governor) -> None:
-        self._governor = governor
-
-    def __enter__(self) -> None:
-        self._token = _MODEL.set(self._governor)
-
-    def __exit__(self, *exc: object) -> None:
-        _MODEL.reset(self._token)
-
-
-def covering_model_call(governor: Governor) -> AbstractContextManager[None, None]:
+@contextmanager
+def covering_model_call(governor: Governor) -> Generator[None]:
     """Says that model calls inside the block are part of one that ``governor`` judges. Not across a ``yield``."""
-    return _CoveringModelCall(governor)
+    span, tool, _ = INSIDE.get()
+    token = INSIDE.set((span, tool, governor))
+    try:
+        yield
+    finally:
+        INSIDE.reset(token)

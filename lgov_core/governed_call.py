@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
-from lgov_core.coverage import CoveredCall, covering
+from lgov_core.coverage import CoveredCall
 from lgov_core.errors import PolicyDenied
 from lgov_core.governor import UNJUDGED, Governor
 from lgov_core.json_writing import json_writer
@@ -219,7 +219,7 @@ def govern_tool(
         governor.record(call.denied(decision))
         return _refused(decision, raise_abort)
     try:
-        with covering(call.covered), call.span.active():
+        with call.span.active(tool=call.covered):
             result = run(call.permitted(decision))
             reading = read(result)
     except BaseException as error:
@@ -258,7 +258,7 @@ async def agovern_tool(
         await governor.arecord(call.denied(decision))
         return _refused(decision, raise_abort)
     try:
-        with covering(call.covered), call.span.active():
+        with call.span.active(tool=call.covered):
             result = await run(call.permitted(decision))
             reading = read(result)
     except BaseException as error:
@@ -339,7 +339,7 @@ class ModelCall:
     """One model call: the actions that are judged around it, and its span, which begins here and must be ended.
 
     The adapter judges `request` (and before it `user_text`, once for each new text of the user), sends the call inside
-    ``covering_model_call``, ends the span by `answered` or `failed`, and judges `reply`, then `output` where the reply
+    ``span.active(model=governor)``, ends the span by `answered` or `failed`, and judges `reply`, then `output` where the reply
     proposes no tool call. A call that was refused is ended by `refused`. ``parent`` is the span that the call's stands
     under, if not the current one.
     """

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from langchain_core.messages import AIMessage, BaseMessage
 
-from lgov_core.coverage import covered_call, covering_model_call, model_call_covered
+from lgov_core.coverage import covered_call, model_call_covered
 from lgov_core.errors import PolicyDenied
 from lgov_core.governed_call import ModelCall, ModelReading
 from lgov_core.heard import HeardTexts
@@ -361,22 +361,19 @@ def failed(call: ModelCall, error: BaseException) -> None:
 class _Inside:
     """What `inside` gives; a generator would take twice as long."""
 
-    __slots__ = ("_active", "_covering", "_sent", "_token")
+    __slots__ = ("_active", "_sent", "_token")
 
     def __init__(self, governor: Governor, call: ModelCall, messages: Sequence[BaseMessage]) -> None:
         self._sent = _Sent(call, messages)
-        self._covering = covering_model_call(governor)
-        self._active = call.span.active()
+        self._active = call.span.active(model=governor)
 
     def __enter__(self) -> _Sent:
         self._token = _SENT.set(self._sent)
-        self._covering.__enter__()
         self._active.__enter__()
         return self._sent
 
     def __exit__(self, *exc: Any) -> None:
         self._active.__exit__(*exc)
-        self._covering.__exit__(*exc)
         _SENT.reset(self._token)
 
 

@@ -20,7 +20,7 @@ from weakref import WeakKeyDictionary
 
 from openai import APIStatusError, AsyncOpenAI, OpenAI
 
-from lgov_core.coverage import covering_model_call, model_call_covered
+from lgov_core.coverage import model_call_covered
 from lgov_core.endpoint_headers import endpoint_headers
 from lgov_core.errors import ArmError, PolicyDenied
 from lgov_core.scope import current_scope
@@ -81,7 +81,7 @@ class Door:
                 governor.record(outcome)
             call = begun.begin()
             try:
-                with call.span.active(), covering_model_call(governor):
+                with call.span.active(model=governor):
                     response = send(request)
                     response.read()
                 received = _received(response, wire, strict=False)
@@ -106,7 +106,7 @@ class Door:
                 elif isinstance(step, ToolOutcome):
                     told = governor.record(step)
                 else:
-                    with step.span.active(), covering_model_call(governor):
+                    with step.span.active(model=governor):
                         response = send(_request(step, request))
                         response.read()
                     told = _received(response, wire, strict=not governor.only_watches)
@@ -129,7 +129,7 @@ class Door:
                 await governor.arecord(outcome)
             call = begun.begin()
             try:
-                with call.span.active(), covering_model_call(governor):
+                with call.span.active(model=governor):
                     response = await send(request)
                     await response.aread()
                 received = _received(response, wire, strict=False)
@@ -154,7 +154,7 @@ class Door:
                 elif isinstance(step, ToolOutcome):
                     told = await governor.arecord(step)
                 else:
-                    with step.span.active(), covering_model_call(governor):
+                    with step.span.active(model=governor):
                         response = await send(_request(step, request))
                         await response.aread()
                     told = _received(response, wire, strict=not governor.only_watches)

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 from agents import ModelResponse
 from openai.types.responses import ResponseFunctionToolCall
 
-from lgov_core.coverage import covering_model_call
 from lgov_core.endpoint_headers import endpoint_headers
 from lgov_core.errors import PolicyDenied
 from lgov_core.governed_call import ModelCall, ToolReading, agovern_tool
@@ -118,7 +117,7 @@ async def _watch(governor: Governor, model: Any, request: ModelRequest, send: Se
         if governor.capture_content:
             _show(call, request, run)
         try:
-            with call.span.active(), covering_model_call(governor):
+            with call.span.active(model=governor):
                 response = await send(_attributed(request, model, agent))
         except BaseException as error:
             call.failed(error)
@@ -215,7 +214,7 @@ class _Exchange:
             call.refused(refused)
             return self._denial(refused), True
         try:
-            with call.span.active(), covering_model_call(self.governor):
+            with call.span.active(model=self.governor):
                 response = await self.send(_attributed(self.request, self.model, self.agent))
         except BaseException as error:
             call.failed(error)

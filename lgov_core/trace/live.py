@@ -8,16 +8,16 @@ that user code opens inside a tool become its children, and ours become children
 
 from __future__ import annotations
 
-import contextvars
 import os
 import random
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Protocol
 
+from lgov_core.inside import INSIDE
 from lgov_core.scope import current_scope
 from lgov_core.trace import semconv
 from lgov_core.trace.otlp_span import nanoseconds
@@ -25,6 +25,9 @@ from lgov_core.types import JSONValue, Span, draft_class
 
 if TYPE_CHECKING:
     from types import ModuleType
+
+    from lgov_core.coverage import CoveredCall
+    from lgov_core.governor import Governor
 
 #: The variable that lets GenAI instrumentations put prompts, arguments and results on the spans they export.
 CONTENT_VARIABLE = "OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT"
@@ -69,11 +72,9 @@ class SpanObserver(Protocol):
         ...
 
 
-_CURRENT: contextvars.ContextVar[LiveSpan | None] = contextvars.ContextVar("lgov_span", default=None)
-
-
-#: The span under which the running code stands, or None. Callable from any thread or task.
-current_span: Callable[[], LiveSpan | None] = _CURRENT.get
+def current_span() -> LiveSpan | None:
+    """The span under which the running code stands, or None. Callable from any thread or task."""
+    return INSIDE.get()[0]
 
 
 class LiveSpan:
@@ -102,7 +103,7 @@ class LiveSpan:
         parent: LiveSpan | None = None,
         started_at: float | None = None,
     ) -> None:
-        parent = parent if parent is not None else _CURRENT.get()
+        parent = parent if parent is not None else INSIDE.get()[0]
         self._observer = observer
         self.operation = operation
         self.name = name
@@ -130,7 +131,7 @@ class LiveSpan:
     def _begin_otel(self, api: Any, parent: LiveSpan | None) -> None:
         """Opens OpenTelemetry's span; where nobody can record it, only notes the trace that it would be in."""
         # Under the current span the context is left as it is: the program may have opened spans of its own inside.
-        elsewhere = parent is not None and parent is not _CURRENT.get() and parent._otel is not None
+        elsewhere = parent is not None and parent is not current_span() and parent._otel is not None
         context = api.set_span_in_context(parent._otel) if parent is not None and elsewhere else None
         if type(api.get_tracer_provider()) is api.ProxyTracerProvider:  # nobody has set one
             self._unrecorded = _trace_of(api, api.get_current_span(context).get_span_context())
@@ -157,9 +158,16 @@ class LiveSpan:
             attributes = {key: value for key, value in attributes.items() if value is not None}
         self.attributes.update(attributes)
 
-    def active(self) -> AbstractContextManager[LiveSpan, None]:
-        """Makes this the current span inside the block. In a generator it must not stay open across a ``yield``."""
-        return _Active(self)
+    def active(
+        self, *, tool: CoveredCall | None = None, model: Governor | None = None
+    ) -> AbstractContextManager[LiveSpan, None]:
+        """Makes this the current span inside the block. In a generator it must not stay open across a ``yield``.
+
+        The block is the inside of the judged call ``tool``, in this thread or task and those it hands its context to; a
+        tool that calls a model makes a call of its own. Or it is that of a model call that the governor ``model`` judges:
+        model calls in it are part of that one.
+        """
+        return _Active(self, tool, model)
 
     def end(self, error: BaseException | str | None = None) -> None:
         """Ends the span and shows it; ``error`` is what went wrong, or a word for it. Does nothing the second time."""
@@ -199,21 +207,26 @@ class LiveSpan:
 class _Active:
     """What `LiveSpan.active` gives; a generator would take twice as long, and this is on the path of every call."""
 
-    __slots__ = ("_attached", "_span", "_token")
+    __slots__ = ("_attached", "_model", "_span", "_token", "_tool")
 
-    def __init__(self, span: LiveSpan) -> None:
+    def __init__(self, span: LiveSpan, tool: CoveredCall | None, model: Governor | None) -> None:
         self._span = span
+        self._tool = tool
+        self._model = model
 
     def __enter__(self) -> LiveSpan:
-        span = self._span
-        self._token = _CURRENT.set(span)
+        span, tool, model = self._span, self._tool, self._model
+        if tool is None:
+            _, tool, around = INSIDE.get()
+            model = around if model is None else model
+        self._token = INSIDE.set((span, tool, model))
         self._attached = None if span._otel is None and span._unrecorded is None else _attach_otel(span)
         return span
 
     def __exit__(self, *exc: object) -> None:
         if self._attached is not None:
             sys.modules["opentelemetry.context"].detach(self._attached)
-        _CURRENT.reset(self._token)
+        INSIDE.reset(self._token)
 
 
 # ---------------------------------------------------------------------- OpenTelemetry, if the program uses it

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from lgov_core.coverage import CoveredCall, covered_call, covering, covering_model_call, model_call_covered
+from lgov_core.coverage import CoveredCall, covered_call, covering_model_call, model_call_covered
 from lgov_core.errors import PolicyDenied
 from lgov_core.governed_call import ModelCall, ModelReading, ToolReading, agovern_tool, govern_tool
 from lgov_core.governor import Governor
@@ -321,13 +321,23 @@ def test_a_nested_agents_input_is_not_the_users() -> None:
 
 def test_a_tool_that_calls_a_model_makes_a_call_of_its_own() -> None:
     governor, other = Governor([Rules()]), Governor([Rules()])
-    with covering_model_call(governor):
-        assert model_call_covered(governor)
-        assert not model_call_covered(other)
-        with covering(CoveredCall(governor, "read", {}, None)):
+    with live_span(governor, semconv.CHAT, "m") as span:
+        read = CoveredCall(governor, "read", {}, None)
+        for covering in (covering_model_call(governor), span.active(model=governor)):
+            with covering:
+                assert model_call_covered(governor)
+                assert not model_call_covered(other)
+                with span.active(tool=read):
+                    assert covered_call() is read
+                    assert not model_call_covered(governor)
+                    with span.active(model=other):
+                        assert model_call_covered(other)
+                        assert covered_call() is read, "a model that a tool calls is called inside of the tool's call"
+                with span.active():
+                    assert model_call_covered(governor), "a span of anything else changes nothing about it"
+                assert covered_call() is None
             assert not model_call_covered(governor)
-        assert model_call_covered(governor)
-    assert not model_call_covered(governor)
+            assert current_span() is span
 
 
 def test_the_error_that_the_framework_made_a_text_of_is_what_is_recorded() -> None:
