@@ -60,8 +60,9 @@ FRAMEWORKS = ("langchain", "autogen", "openai-agents", "openai")
 VARIANTS = ("bare", "empty handler", "capture", "governed", "recorded", "OpenInference")
 #: Turns of one run, rounds in which each variant has its turn, and runs of it in each.
 TURNS, ROUNDS, AGAIN = 5, 40, 3
-#: How often a variant takes turns with bare, without a network, in each of how many processes.
-PAIRS, PROCESSES = 8, 10
+#: How often a variant takes turns with bare, without a network, in each of how many processes: for capture, which has a goal
+#: to be held against, and for each of the others.
+PAIRS, PROCESSES, OTHERS = 12, 16, 5
 #: Tool calls at once in a turn of the second shape.
 WIDE = 3
 #: Rounds before the first that counts.
@@ -625,7 +626,8 @@ def main() -> None:
     parser.add_argument("--json", action="store_true", help="what each variant costs, see Measured")
     parser.add_argument("--rounds", type=int, default=ROUNDS, help="%(default)s by default")
     parser.add_argument("--pairs", type=int, default=PAIRS, help="in each process, %(default)s by default")
-    parser.add_argument("--processes", type=int, default=PROCESSES, help="%(default)s by default")
+    parser.add_argument("--processes", type=int, default=PROCESSES, help="for capture, %(default)s by default")
+    parser.add_argument("--others", type=int, default=OTHERS, help="for each other variant, %(default)s by default")
     arguments = parser.parse_args()
     if arguments.serve:
         return serve()
@@ -648,11 +650,15 @@ def main() -> None:
         for framework in arguments.names:
             over = _asked(["--over-http", framework, "--rounds", str(arguments.rounds)], env)
             beside: dict[str, list[Any]] = {variant: [] for variant in over}
-            for number in range(arguments.processes):
-                for variant in over.keys() - {"bare"}:
+            asked_of = {
+                variant: arguments.processes if variant == "capture" else arguments.others
+                for variant in over.keys() - {"bare"}
+            }
+            for number in range(max(asked_of.values(), default=0)):
+                for variant in [one for one, processes in asked_of.items() if number < processes]:
                     if sys.stderr.isatty():
                         print(
-                            f"\r{framework}: {variant}, {number + 1} of {arguments.processes}\033[K\r",
+                            f"\r{framework}: {variant}, {number + 1} of {asked_of[variant]}\033[K\r",
                             end="",
                             file=sys.stderr,
                         )
