@@ -78,7 +78,7 @@ class LgovCallbackHandler(BaseCallbackHandler):
 
     def begin_inside(self, run_id: UUID, parent_run_id: UUID | None) -> None:
         """A run begins that somebody else shows, by the span that is current here."""
-        if self.tree.knows(parent_run_id):
+        if self.tree.find(parent_run_id) is not None:
             self.tree.begin(run_id, parent_run_id, inside=current_span())
 
     # ------------------------------------------------------------------ agents and plumbing
@@ -95,12 +95,11 @@ class LgovCallbackHandler(BaseCallbackHandler):
         **kwargs: Any,
     ) -> None:
         """A graph, a node or another runnable begins; the outermost graph and named agents inside it become spans."""
-        agent = self.tree.agent_begun(
-            parent_run_id, kwargs.get("name") or "agent", metadata or {}, tags or (), kwargs.get("run_type")
-        )
-        self.tree.begin(run_id, parent_run_id, agent=agent)
+        above, name = self.tree.find(parent_run_id), kwargs.get("name") or "agent"
+        agent = self.tree.agent_begun(above, name, metadata or {}, tags or (), kwargs.get("run_type"))
+        run = self.tree.begin(run_id, parent_run_id, agent=agent)
         if agent is not None and self.governor is not None:
-            self.tree.span_above(self.governor, run_id)
+            self.tree.span_above(self.governor, run)
 
     def on_chain_end(self, outputs: dict[str, Any], *, run_id: UUID, **kwargs: Any) -> None:
         """A runnable ended."""
@@ -162,9 +161,9 @@ class LgovCallbackHandler(BaseCallbackHandler):
         attributes = _model_attributes(serialized, metadata, kwargs.get("invocation_params") or {})
         if said is not None and observer.capture_content:
             attributes[semconv.INPUT_MESSAGES] = json_text(said())
-        self.tree.begin(run_id, parent_run_id)
+        run = self.tree.begin(run_id, parent_run_id)
         model = str(attributes[semconv.REQUEST_MODEL])
-        self.tree.open_span(observer, run_id, semconv.CHAT, model, attributes)
+        self.tree.open_span(observer, run, semconv.CHAT, model, attributes)
 
     def on_llm_end(self, response: LLMResult, *, run_id: UUID, **kwargs: Any) -> None:
         """A model answered."""
@@ -198,7 +197,7 @@ class LgovCallbackHandler(BaseCallbackHandler):
         agent = actions.agent_in(metadata)
         arguments = inputs if inputs is not None else {"input": input_str}
         if self._enforcement is not None:
-            above = self.tree.span_above(observer, parent_run_id)
+            above = self.tree.span_above(observer, self.tree.find(parent_run_id))
             span = self._enforcement.permit(run_id, name, arguments, call_id, agent, above)
             self.tree.begin(run_id, parent_run_id, inside=span)
             return
@@ -209,8 +208,8 @@ class LgovCallbackHandler(BaseCallbackHandler):
             semconv.AGENT_NAME: agent,
             semconv.TOOL_ARGUMENTS: json_text(arguments) if self._keeps_content else None,
         }
-        self.tree.begin(run_id, parent_run_id)
-        self.tree.open_span(observer, run_id, semconv.EXECUTE_TOOL, name, attributes)
+        run = self.tree.begin(run_id, parent_run_id)
+        self.tree.open_span(observer, run, semconv.EXECUTE_TOOL, name, attributes)
 
     def on_tool_end(self, output: Any, *, run_id: UUID, **kwargs: Any) -> None:
         """A tool returned. Raises `DeniedToolError` if the model must not read the result and nobody else said so."""

@@ -21,11 +21,9 @@ from lgov_core.trace.live import current_span
 from lgov_langchain import actions
 from lgov_langchain.arming import acting_governor
 from lgov_langchain.callback import LgovCallbackHandler
-from lgov_langchain.runs import RunTree
+from lgov_langchain.runs import Run, RunTree
 
 if TYPE_CHECKING:
-    from uuid import UUID
-
     from langgraph.pregel import Pregel
 
     from lgov_core.governor import Governor
@@ -37,19 +35,19 @@ _ENTRY = "__pregel_lgov_run"
 _RUNS = RunTree()
 
 #: The innermost run seen here that the running code belongs to.
-_HERE: contextvars.ContextVar[UUID | None] = contextvars.ContextVar("lgov_langchain_run", default=None)
+_HERE: contextvars.ContextVar[Run | None] = contextvars.ContextVar("lgov_langchain_run", default=None)
 
 
 class _Standing:
     """Says that the code in the block belongs to a run. Not across a ``yield``."""
 
-    __slots__ = ("_run_id", "_token")
+    __slots__ = ("_run", "_token")
 
-    def __init__(self, run_id: UUID | None) -> None:
-        self._run_id = run_id
+    def __init__(self, run: Run | None) -> None:
+        self._run = run
 
     def __enter__(self) -> None:
-        self._token = _HERE.set(self._run_id)
+        self._token = _HERE.set(self._run)
 
     def __exit__(self, *exc: object) -> None:
         try:  # noqa: SIM105 - around every step of every graph, and suppress() is three times as slow
@@ -63,30 +61,29 @@ _AS_IT_IS = nullcontext()
 Told = Callable[[Any], Any]
 
 
-def _run_here(config: Mapping[str, Any] | None = None, callbacks: Any = None) -> UUID | None:
-    run_id = _HERE.get()
-    if run_id is not None:
-        return run_id if _RUNS.knows(run_id) else None
+def _run_here(config: Mapping[str, Any] | None = None, callbacks: Any = None) -> Run | None:
+    if (run := _HERE.get()) is not None:
+        return None if run.ended else run
     for one in (config, actions.running_config()):
         manager = callbacks if callbacks is not None else one.get("callbacks") if one else None
-        if _RUNS.knows(run_id := getattr(manager, "parent_run_id", None)):
-            return run_id
-        if one and _RUNS.knows(run_id := (one.get("configurable") or {}).get(_ENTRY)):
-            return run_id
+        if (run := _RUNS.find(getattr(manager, "parent_run_id", None))) is not None:
+            return run
+        if one and (run := _RUNS.find((one.get("configurable") or {}).get(_ENTRY))) is not None:
+            return run
     return None
 
 
 def span_here(governor: Governor, config: Mapping[str, Any] | None = None, callbacks: Any = None) -> LiveSpan | None:
     """The span under which the running code stands, or None if no run seen here is open."""
-    run_id = _run_here(config, callbacks)
-    return None if run_id is None else _RUNS.span_above(governor, run_id)
+    run = _run_here(config, callbacks)
+    return None if run is None else _RUNS.span_above(governor, run)
 
 
 def standing_by(config: Mapping[str, Any] | None) -> AbstractContextManager[None, None]:
     """Lets the block run where ``config`` comes from, if nothing is known of it otherwise."""
-    if config is None or _HERE.get() is not None or (run_id := _run_here(config)) is None:
+    if config is None or _HERE.get() is not None or (run := _run_here(config)) is None:
         return _AS_IT_IS
-    return _Standing(run_id)
+    return _Standing(run)
 
 
 class CallRun:
@@ -96,27 +93,27 @@ class CallRun:
     begins in the block is begun under it, of a model only what says so.
     """
 
-    __slots__ = ("_of_model", "_run_id", "_standing")
+    __slots__ = ("_of_model", "_run", "_standing")
 
     def __init__(self, governor: Governor | None, options: dict[str, Any], *, of_model: bool = False) -> None:
-        self._run_id: UUID | None = None
+        self._run: Run | None = None
         if governor is None or not governor.only_watches:
             return
         above = _run_here(options.get("config"), options.get("callbacks"))
-        run_id = self._run_id = options["run_id"] = options.get("run_id") or uuid7()
+        run_id = options["run_id"] = options.get("run_id") or uuid7()
+        run = self._run = _RUNS.begin_call(run_id, above, current_span())
         self._of_model = of_model
-        self._standing = _AS_IT_IS if of_model else _Standing(run_id)
-        _RUNS.begin(run_id, above, inside=current_span())
+        self._standing = _AS_IT_IS if of_model else _Standing(run)
 
     def __enter__(self) -> None:
-        if self._run_id is not None:
+        if self._run is not None:
             self._standing.__enter__()
 
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
-        if self._run_id is None:
+        if self._run is None:
             return
         self._standing.__exit__(kind, error, trace)
-        _RUNS.end(self._run_id)
+        _RUNS.end_call(self._run)
         if self._of_model or error is None or actions.is_interrupt(error) or (call := covered_call()) is None:
             return
         call.raised = error  # the framework may make a text of it
@@ -132,7 +129,7 @@ class _GraphRun:
     def __init__(self, graph: Pregel[Any, Any, Any, Any], config: Any, told: Told) -> None:
         self.config = config
         self.standing: AbstractContextManager[None, None] = _AS_IT_IS
-        self._run_id: UUID | None = None
+        self._run: Run | None = None
         governor = acting_governor()
         if governor is None or not governor.only_watches:
             return
@@ -142,18 +139,17 @@ class _GraphRun:
             here, config = None, {**(config or {}), "callbacks": told((config or {}).get("callbacks"))}
             self.config = config
         elif (agent := _agent_begun(graph, given, above)) is not None:
-            here = self._run_id = uuid7()
-            _RUNS.begin(here, above, agent=agent)
+            here = self._run = _RUNS.begin(uuid7(), above.run_id if above is not None else None, agent=agent)
         if here is None and above is None:
             return
         self.standing = _Standing(here)
         configurable: Mapping[str, Any] = (config or {}).get("configurable") or {}
-        self.config = {**(config or {}), "configurable": {**configurable, _ENTRY: here}}
+        self.config = {**(config or {}), "configurable": {**configurable, _ENTRY: here and here.run_id}}
 
     def end(self, error: BaseException | None) -> None:
         """The run ended; a pause for a person is no error."""
-        if self._run_id is not None:
-            _RUNS.end(self._run_id, error=None if error is None or actions.is_interrupt(error) else error)
+        if self._run is not None:
+            _RUNS.end(self._run.run_id, error=None if error is None or actions.is_interrupt(error) else error)
 
 
 def _shows_runs(callbacks: Any, governor: Governor) -> bool:
@@ -162,7 +158,7 @@ def _shows_runs(callbacks: Any, governor: Governor) -> bool:
     return any(isinstance(one, LgovCallbackHandler) and one.governor is governor for one in handlers)
 
 
-def _agent_begun(graph: Pregel[Any, Any, Any, Any], given: list[Mapping[str, Any]], above: UUID | None) -> str | None:
+def _agent_begun(graph: Pregel[Any, Any, Any, Any], given: list[Mapping[str, Any]], above: Run | None) -> str | None:
     """As callback handlers would be told of the run: what its configs say, on top of what comes down from the run above."""
     managers: list[Any] = [one["callbacks"] for one in given if hasattr(one.get("callbacks"), "handlers")]
     metadata: dict[str, Any] = {"ls_integration": "langgraph"}

@@ -11,7 +11,6 @@ import contextvars
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
@@ -24,21 +23,26 @@ if TYPE_CHECKING:
     from lgov_core.types import JSONValue
 
 
-@dataclass(slots=True, eq=False)
-class _Run:
-    """A run that has not ended. ``agent`` is the name of the agent it is a run of; None if it is not one.
+class Run:
+    """A run. ``agent`` is the name of the agent it is a run of; None if it is not one.
 
     ``inside`` is a span of somebody else's that everything in this run stands under. ``context`` is what was current
-    when an agent's run began. ``open`` are the open runs below the outermost one, by number, for all of them.
+    when an agent's run began. ``open`` are the open runs below the outermost one, by number, for all of them. Only the
+    tree that it is in changes it.
     """
 
-    parent: _Run | None
-    agent: str | None
-    inside: LiveSpan | None
-    context: contextvars.Context | None
-    started_at: float
-    spans: list[tuple[SpanObserver, LiveSpan]]
-    open: dict[int, _Run]
+    __slots__ = ("agent", "context", "ended", "inside", "open", "parent", "run_id", "spans", "started_at")
+
+    def __init__(self, run_id: UUID, parent: Run | None, agent: str | None, inside: LiveSpan | None) -> None:
+        self.run_id = run_id
+        self.parent = parent
+        self.agent = agent
+        self.inside = inside
+        self.context = contextvars.copy_context() if agent is not None else None
+        self.started_at = time.time()
+        self.spans: list[tuple[SpanObserver, LiveSpan]] = []
+        self.open: dict[int, Run] = {} if parent is None else parent.open
+        self.ended = False
 
 
 class RunTree:
@@ -47,26 +51,19 @@ class RunTree:
     # By the number that a UUID is: hashing and comparing the object itself is a call of Python each.
 
     def __init__(self) -> None:
-        self._runs: dict[int, _Run] = {}
+        self._runs: dict[int, Run] = {}
         self._lock = threading.RLock()
 
     def __len__(self) -> int:
         return len(self._runs)
 
-    def knows(self, run_id: UUID | None) -> bool:
-        """Whether the run has begun and not ended."""
-        return run_id is not None and run_id.int in self._runs
-
-    def in_agent(self, run_id: UUID | None) -> bool:
-        """Whether the run is that of an agent, or stands under one that is open."""
-        run = self._runs.get(run_id.int) if run_id is not None else None
-        while run is not None and run.agent is None:
-            run = run.parent
-        return run is not None
+    def find(self, run_id: UUID | None) -> Run | None:
+        """The run, if it has begun and not ended."""
+        return None if run_id is None else self._runs.get(run_id.int)
 
     def agent_begun(
         self,
-        parent_run_id: UUID | None,
+        above: Run | None,
         name: str,
         metadata: Mapping[str, Any],
         tags: Iterable[str],
@@ -75,7 +72,7 @@ class RunTree:
         """What the agent is called that a run like this is a run of: the outermost graph, or a named agent inside one."""
         agent = agent_in(metadata)
         is_agent = agent is not None and agent == name
-        if not is_agent and not self.in_agent(parent_run_id):
+        if not is_agent and not _in_agent(above):
             # Chains, retries, prompts and parsers are what agents are made of; LangGraph marks its graphs and what is in
             # them. The outermost one is an agent, whatever it is called.
             is_graph = metadata.get("ls_integration") in ("langgraph", "langchain_create_agent", "deepagents")
@@ -90,36 +87,42 @@ class RunTree:
         *,
         agent: str | None = None,
         inside: LiveSpan | None = None,
-    ) -> None:
+    ) -> Run:
         """A run begins: of the agent ``agent``, or of something that is no agent."""
-        number = run_id.int
         with self._lock:
-            parent = self._runs.get(parent_run_id.int) if parent_run_id is not None else None
-            context = contextvars.copy_context() if agent is not None else None
-            below: dict[int, _Run] = {} if parent is None else parent.open
-            run = self._runs[number] = _Run(parent, agent, inside, context, time.time(), [], below)
-            if parent is not None:
-                below[number] = run
+            run = self._runs[run_id.int] = Run(run_id, self.find(parent_run_id), agent, inside)
+            if run.parent is not None:
+                run.open[run_id.int] = run
+        return run
+
+    def begin_call(self, run_id: UUID, above: Run | None, inside: LiveSpan | None) -> Run:
+        """As `begin`, of a call that `end_call` is sure to end: it is not looked after when the outermost run ends."""
+        run = self._runs[run_id.int] = Run(run_id, above, None, inside)
+        return run
+
+    def end_call(self, run: Run) -> None:
+        """A run that `begin_call` gave ended."""
+        run.ended = True
+        self._runs.pop(run.run_id.int, None)
+        if run.parent is None and run.open:
+            self._abandon_below(run)
 
     def open_span(
-        self, observer: SpanObserver, run_id: UUID, operation: str, name: str, attributes: dict[str, JSONValue]
-    ) -> LiveSpan | None:
+        self, observer: SpanObserver, run: Run, operation: str, name: str, attributes: dict[str, JSONValue]
+    ) -> LiveSpan:
         """Opens a span for a run that is no agent's; it ends with the run."""
         with self._lock:
-            run = self._runs.get(run_id.int)
-            if run is None:
-                return None
             above = self._above(observer, run.parent)
             span = LiveSpan(observer, operation, name, attributes, parent=above, started_at=run.started_at)
             run.spans.append((observer, span))
             return span
 
-    def span_above(self, observer: SpanObserver, run_id: UUID | None) -> LiveSpan | None:
-        """The span that what happens in run ``run_id`` stands under; agents get theirs when they are first asked for."""
+    def span_above(self, observer: SpanObserver, run: Run | None) -> LiveSpan | None:
+        """The span that what happens in ``run`` stands under; agents get theirs when they are first asked for."""
         with self._lock:
-            return self._above(observer, self._runs.get(run_id.int) if run_id is not None else None)
+            return self._above(observer, run)
 
-    def _above(self, observer: SpanObserver, run: _Run | None) -> LiveSpan | None:
+    def _above(self, observer: SpanObserver, run: Run | None) -> LiveSpan | None:
         while run is not None:
             for whose, span in run.spans:
                 if whose is observer:
@@ -131,7 +134,7 @@ class RunTree:
             run = run.parent
         return None
 
-    def _agent_span(self, observer: SpanObserver, run: _Run) -> LiveSpan:
+    def _agent_span(self, observer: SpanObserver, run: Run) -> LiveSpan:
         # In the context in which the agent began: its rollout, its caller's spans, not those of whoever asks first.
         assert run.context is not None, "an agent's run has one"
         above = self._above(observer, run.parent)
@@ -159,22 +162,32 @@ class RunTree:
 
         ``attributes`` are asked for where a span stands for the run: most are part of a call that has its own elsewhere.
         """
-        number = run_id.int
-        left: list[_Run] = []
         with self._lock:
-            run = self._runs.pop(number, None)
+            run = self._runs.pop(run_id.int, None)
             if run is None:
                 return
-            if run.parent is not None:
-                run.open.pop(number, None)
-            else:
-                left = list(run.open.values())
-                for one in run.open:
-                    self._runs.pop(one, None)
-                run.open.clear()
-        for one in left:
-            for _, span in one.spans:
-                span.abandon()
+            run.ended = True
+            run.open.pop(run_id.int, None)
+        if run.parent is None:
+            self._abandon_below(run)
         for _, span in run.spans:
             span.set(attributes())
             span.end(error)
+
+    def _abandon_below(self, outermost: Run) -> None:
+        with self._lock:
+            left = list(outermost.open.values())
+            outermost.open.clear()
+            for run in left:
+                run.ended = True
+                self._runs.pop(run.run_id.int, None)
+        for run in left:
+            for _, span in run.spans:
+                span.abandon()
+
+
+def _in_agent(run: Run | None) -> bool:
+    """Whether it is a run of an agent, or stands under one."""
+    while run is not None and run.agent is None:
+        run = run.parent
+    return run is not None

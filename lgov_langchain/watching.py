@@ -183,8 +183,9 @@ def span_of(governor: Governor, config: Mapping[str, Any] | None = None, callbac
     if len(watching) > 1:
         watching.sort(key=lambda one: one.observer is not governor or isinstance(one, ProcessHandler))
     for handler in watching:
-        if (handler.observer is governor or isinstance(handler, ProcessHandler)) and handler.tree.knows(run_id):
-            return handler.tree.span_above(governor, run_id)
+        is_governors = handler.observer is governor or isinstance(handler, ProcessHandler)
+        if is_governors and (run := handler.tree.find(run_id)) is not None:
+            return handler.tree.span_above(governor, run)
     return None
 
 
