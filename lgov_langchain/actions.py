@@ -57,19 +57,24 @@ def agent_in(metadata: Mapping[str, Any] | None) -> str | None:
     return name if isinstance(name, str) else None
 
 
-def as_mapping(message: BaseMessage) -> dict[str, Any]:
-    """A message as ``role`` and ``content`` (its text), with its tool calls or the call it answers."""
-    from_model, from_tool, plain = _come_from(type(message))
-    role, content = message.type, message.content
-    text = content if plain and type(content) is str else str(message.text)
-    mapping: dict[str, Any] = {"role": _ROLES.get(role, role), "content": text}
-    if from_model:
-        if calls := message.tool_calls:  # type: ignore[attr-defined]
-            mapping["tool_calls"] = [_plain_call(call) for call in calls]
-    elif from_tool:
-        mapping["tool_call_id"] = message.tool_call_id  # type: ignore[attr-defined]
-        mapping["name"] = message.name
-    return mapping
+def as_mappings(messages: Sequence[BaseMessage]) -> list[dict[str, Any]]:
+    """Messages as ``role`` and ``content`` (their text), with their tool calls or the call they answer."""
+    plain: list[dict[str, Any]] = []
+    message: Any
+    for message in messages:
+        from_model, from_tool, text_is_content = _come_from(type(message))
+        role, content = message.type, message.content
+        if not text_is_content or type(content) is not str:
+            content = str(message.text)
+        mapping: dict[str, Any] = {"role": _ROLES.get(role, role), "content": content}
+        if from_model:
+            if calls := message.tool_calls:
+                mapping["tool_calls"] = plain_calls(calls)
+        elif from_tool:
+            mapping["tool_call_id"] = message.tool_call_id
+            mapping["name"] = message.name
+        plain.append(mapping)
+    return plain
 
 
 @functools.lru_cache(maxsize=256)
@@ -92,8 +97,9 @@ def role_and_text(message: BaseMessage) -> tuple[str, str]:
     return _ROLES.get(message.type, message.type), text_of(message)
 
 
-def _plain_call(call: Mapping[str, Any]) -> dict[str, Any]:
-    return {"id": call.get("id"), "name": call["name"], "args": call["args"]}
+def plain_calls(calls: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Tool calls as mappings with ``id``, ``name`` and ``args``."""
+    return [{"id": call.get("id"), "name": call["name"], "args": call["args"]} for call in calls]
 
 
 def tool_action(request: ToolCallRequest) -> Action:
@@ -130,7 +136,7 @@ def model_reading(reply: AIMessage) -> ModelReading:
     used, details = reply.usage_metadata, reply.response_metadata
     return ModelReading(
         text_of(reply),
-        [_plain_call(call) for call in reply.tool_calls],
+        plain_calls(reply.tool_calls),
         usage=None if used is None else {name: used[name] for name in ("input_tokens", "output_tokens")},
         response_id=details.get("id"),
         response_model=details.get("model_name"),
@@ -273,7 +279,7 @@ def with_messages(messages: Sequence[BaseMessage], mappings: Sequence[Mapping[st
     are not among the originals are made anew: what was in the place of one that is gone must not come with another.
     Raises `ValueError` when a mapping is not a message.
     """
-    before = [as_mapping(message) for message in messages]
+    before = as_mappings(messages)
     same_places = len(before) == len(mappings)
     found: list[BaseMessage] = []
     number = 0

@@ -122,7 +122,7 @@ class LgovCallbackHandler(BaseCallbackHandler):
         **kwargs: Any,
     ) -> None:
         """A chat model is called."""
-        said = (lambda: [actions.as_mapping(message) for message in messages[0]]) if messages else None
+        said = (lambda: actions.as_mappings(messages[0])) if messages else None
         self._begin_model(serialized, said, run_id, parent_run_id, metadata or {}, kwargs)
 
     def on_llm_start(
@@ -286,6 +286,6 @@ def _reply_attributes(response: LLMResult, keeps_content: bool) -> dict[str, JSO
     }
     if keeps_content:
         plain = {"role": "assistant", "content": generation.text}
-        said = plain if message is None else actions.as_mapping(message)
+        said = plain if message is None else actions.as_mappings([message])[0]
         attributes[semconv.OUTPUT_MESSAGES] = json_text([said])
     return attributes

@@ -128,7 +128,7 @@ def judged(call: ModelCall, messages: Sequence[BaseMessage], further: Callable[[
             changed = actions.with_text(message, decision.text)
             rewritten.append(changed)
             sent = [changed if one is message else one for one in sent]
-    decision = yield call.request([actions.as_mapping(message) for message in sent], **further())
+    decision = yield call.request(actions.as_mappings(sent), **further())
     if decision.blocks:
         call.refused(decision)
         return Verdict(actions.denial_reply(decision), "all")
@@ -172,7 +172,7 @@ def _watched(call: ModelCall, messages: list[BaseMessage]) -> Steps:
 
 
 def _said(call: ModelCall, messages: Sequence[BaseMessage]) -> None:
-    call.said(lambda: [actions.as_mapping(message) for message in messages])
+    call.said(lambda: actions.as_mappings(messages))
 
 
 def _heard(call: ModelCall, reply: AIMessage | None) -> Sequence[ToolOutcome]:
@@ -187,7 +187,8 @@ def _heard(call: ModelCall, reply: AIMessage | None) -> Sequence[ToolOutcome]:
 
 def _answered(call: ModelCall, reply: AIMessage) -> ModelReading:
     reading = actions.model_reading(reply)
-    call.span.set({semconv.PROVIDER: reply.response_metadata.get("model_provider")})
+    if (provider := reply.response_metadata.get("model_provider")) is not None:
+        call.span.attributes[semconv.PROVIDER] = provider
     call.answered(reading)
     return reading
 
@@ -419,8 +420,8 @@ def judge_if_changed(beside: Governor | None, messages: Sequence[BaseMessage]) -
         return
     if not model_call_covered(call.governor):
         return
-    said = [actions.as_mapping(message) for message in messages]
-    if said == [actions.as_mapping(message) for message in sent]:
+    said = actions.as_mappings(messages)
+    if said == actions.as_mappings(sent):
         return
     decision = as_obeyed(call.governor.decide(call.changed_request(said)), what="messages")
     if decision.blocks:
@@ -460,7 +461,7 @@ class Changed:
             return None
         if not self._sent.went:  # a retry is a call more, for whoever counts
             self._call.overtaken()
-        return self._call.changed_request([actions.as_mapping(message) for message in self.messages])
+        return self._call.changed_request(actions.as_mappings(self.messages))
 
     def decided(self, decision: Decision) -> AIMessage | None:
         """The denial that takes the reply's place; None if the call may go on, with `messages` as policies want them."""

@@ -519,7 +519,7 @@ def test_a_transform_of_messages_leaves_each_picture_with_its_own() -> None:
         return HumanMessage([{"type": "text", "text": "look"}, image])
 
     first, asked, second = given = [picture("aa"), HumanMessage("well?"), picture("bb")]
-    said = [actions.as_mapping(message) for message in given]
+    said = actions.as_mappings(given)
     assert [id(one) for one in actions.with_messages(given, [said[0], said[2]])] == [id(first), id(second)]
     reworded = actions.with_messages(given, [{**said[0], "content": "so?"}, *said[1:]])
     assert reworded[0].content == [{"type": "text", "text": "so?"}, first.content[1]]
