@@ -15,8 +15,8 @@ from lgov_autogen.component import chosen_governor, governor_of
 from lgov_autogen.messages import FRAMEWORK
 from lgov_autogen.runs import current_run, end_at_next_step
 from lgov_core.coverage import covered_call
-from lgov_core.governed_call import ToolReading, agovern_tool
 from lgov_core.governor import Governor
+from lgov_core.tool_call import ToolReading, agovern_tool
 from lgov_core.types import Action, Point
 
 #: The languages whose blocks are commands for a shell. Others are programs, in an argument of another name.

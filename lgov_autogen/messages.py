@@ -18,9 +18,9 @@ from autogen_core.models import (
     UserMessage,
 )
 
-from lgov_core.governed_call import ModelReading
 from lgov_core.heard import HeardTexts
 from lgov_core.json_reading import json_object
+from lgov_core.model_call import ModelReading
 from lgov_core.types import Decision
 
 FRAMEWORK = "autogen"

@@ -36,9 +36,9 @@ from lgov_autogen.transcript import HiddenPart, Transcript, own_text
 from lgov_autogen.transport import Exchange, watching
 from lgov_core.coverage import covered_call
 from lgov_core.errors import PolicyDenied
-from lgov_core.governed_call import ModelCall, ModelReading
 from lgov_core.governor import Governor
 from lgov_core.heard import HeardTexts
+from lgov_core.model_call import ModelCall, ModelReading
 from lgov_core.types import Decision
 
 #: How often a model that proposes nothing but denied calls is asked again before the denial is the answer.

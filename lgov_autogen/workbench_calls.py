@@ -18,8 +18,8 @@ from lgov_autogen.messages import FRAMEWORK
 from lgov_autogen.runs import current_run, end_at_next_step
 from lgov_core.coverage import covered_call
 from lgov_core.errors import PolicyDenied
-from lgov_core.governed_call import ToolReading, agovern_tool, failure_status
 from lgov_core.governor import Governor
+from lgov_core.tool_call import ToolReading, agovern_tool, failure_status
 from lgov_core.types import Action, Point
 
 #: What stands for an image in the text of a result.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 
@@ -35,3 +35,15 @@ def json_writer(
     between, after_key = separators
     write = make(None, encoder.default, quote, None, after_key, between, sort_keys, False, allow_nan)
     return lambda value: "".join(write(value, 0))
+
+
+_WRITE = json_writer(default=str, ascii_only=False, separators=(", ", ": "))
+
+
+def json_text(value: Any) -> str:
+    """Any value as JSON, for spans; what JSON cannot say is written with ``str``."""
+    try:
+        plain = type(value) in (dict, list) or not isinstance(value, Mapping)
+        return _WRITE(value if plain else dict(value))
+    except (TypeError, ValueError, RecursionError):
+        return str(value)

@@ -18,7 +18,7 @@ from langchain_core.messages import (
 from langchain_core.runnables.config import var_child_runnable_config
 from pydantic import BaseModel
 
-from lgov_core.governed_call import ModelReading
+from lgov_core.model_call import ModelReading
 from lgov_core.types import Action, Decision, Kind, Point
 
 if TYPE_CHECKING:

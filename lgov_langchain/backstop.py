@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from lgov_core.coverage import CoveredCall, covered_call
-from lgov_core.governed_call import GovernedResult, ToolReading, agovern_tool, govern_tool
+from lgov_core.tool_call import GovernedResult, ToolReading, agovern_tool, govern_tool
 from lgov_core.types import Action, Point
 from lgov_langchain import actions
 from lgov_langchain.arming import acting_governor

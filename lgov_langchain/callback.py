@@ -11,7 +11,7 @@ from langchain_core.callbacks import AsyncCallbackHandler, BaseCallbackHandler
 
 from lgov_core.coverage import covered_call, model_call_covered
 from lgov_core.errors import PolicyError
-from lgov_core.governed_call import json_text
+from lgov_core.json_writing import json_text
 from lgov_core.trace import semconv
 from lgov_core.trace.live import current_span
 from lgov_langchain import actions

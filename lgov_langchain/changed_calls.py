@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
 from lgov_core.coverage import covered_call
-from lgov_core.governed_call import own_arguments
+from lgov_core.tool_call import own_arguments
 from lgov_langchain import actions
 from lgov_langchain.enforcing import as_obeyed, refuse
 

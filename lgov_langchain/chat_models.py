@@ -24,7 +24,7 @@ from langchain_core.messages import (
 from langchain_core.outputs import ChatGeneration, LLMResult
 from langchain_core.prompt_values import PromptValue
 
-from lgov_core.governed_call import ModelCall
+from lgov_core.model_call import ModelCall
 from lgov_core.scope import current_scope
 from lgov_langchain import actions
 from lgov_langchain.arming import acting_governor

@@ -12,7 +12,8 @@ from langchain_core.tools import ToolException
 from langgraph.prebuilt.tool_node import ToolInvocationError
 
 from lgov_core.errors import PolicyDenied
-from lgov_core.governed_call import failure_status, json_text
+from lgov_core.json_writing import json_text
+from lgov_core.tool_call import failure_status
 from lgov_core.trace import semconv
 from lgov_core.trace.live import LiveSpan
 from lgov_core.types import Action, Decision, Effect, JSONValue, Point, ToolOutcome

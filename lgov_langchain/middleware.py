@@ -13,7 +13,8 @@ from langchain_core.messages import AIMessage, BaseMessage, SystemMessage
 from langgraph.types import Command
 
 from lgov_core.endpoint_headers import demand_endpoint
-from lgov_core.governed_call import ModelCall, json_text
+from lgov_core.json_writing import json_text
+from lgov_core.model_call import ModelCall
 from lgov_core.scope import current_scope
 from lgov_langchain import actions
 from lgov_langchain.attribution import headers_for, with_headers

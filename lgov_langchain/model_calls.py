@@ -15,8 +15,8 @@ from langchain_core.messages import AIMessage, BaseMessage
 
 from lgov_core.coverage import covered_call, model_call_covered
 from lgov_core.errors import PolicyDenied
-from lgov_core.governed_call import ModelCall, ModelReading
 from lgov_core.heard import HeardTexts
+from lgov_core.model_call import ModelCall, ModelReading
 from lgov_core.trace import semconv
 from lgov_core.types import Action, Decision, Point, ToolOutcome
 from lgov_langchain import actions

@@ -15,7 +15,7 @@ from langgraph.prebuilt.tool_node import (
 )
 
 from lgov_core.errors import PolicyError
-from lgov_core.governed_call import GovernedResult, ToolReading, agovern_tool, govern_tool
+from lgov_core.tool_call import GovernedResult, ToolReading, agovern_tool, govern_tool
 from lgov_core.types import ToolStatus
 from lgov_langchain import actions
 from lgov_langchain.changed_calls import runs_here

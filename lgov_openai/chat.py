@@ -6,7 +6,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from lgov_core.governed_call import ModelReading
+from lgov_core.model_call import ModelReading
 from lgov_core.types import new_id
 from lgov_openai.wire import JSON, Entry, Proposal, Turn, content_with_text, dump, summed, text_of
 

@@ -12,9 +12,10 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 from lgov_core.errors import PolicyDenied
-from lgov_core.governed_call import ModelCall, ModelReading, ToolCall, ToolReading
 from lgov_core.governor import Governor
+from lgov_core.model_call import ModelCall, ModelReading
 from lgov_core.scope import current_scope
+from lgov_core.tool_call import ToolCall, ToolReading
 from lgov_core.trace import semconv
 from lgov_core.trace.live import LiveSpan, current_span
 from lgov_core.types import Action, Decision, Effect, Point, ToolOutcome, new_id

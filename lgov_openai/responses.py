@@ -6,7 +6,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from lgov_core.governed_call import ModelReading
+from lgov_core.model_call import ModelReading
 from lgov_core.types import Kind, new_id
 from lgov_openai.chat import plain
 from lgov_openai.responses_stream import response_of, stream_of

@@ -15,8 +15,8 @@ from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
-from lgov_core.governed_call import ToolCall
 from lgov_core.scope import RolloutScope, current_scope
+from lgov_core.tool_call import ToolCall
 from lgov_core.types import Decision
 from lgov_openai.prefixes import Prefixes, canonical
 from lgov_openai.reading import Requests

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from lgov_core.governed_call import ModelCall, ToolCall
 from lgov_core.governor import UNJUDGED
+from lgov_core.model_call import ModelCall
 from lgov_core.scope import current_scope
+from lgov_core.tool_call import ToolCall
 from lgov_core.trace import semconv
 from lgov_core.types import Point
 from lgov_openai.exchange import (

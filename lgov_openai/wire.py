@@ -11,8 +11,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias, cast
 
-from lgov_core.governed_call import ModelReading, rewritten_arguments
 from lgov_core.json_writing import json_writer
+from lgov_core.model_call import ModelReading, rewritten_arguments
 from lgov_core.types import Kind
 
 JSON: TypeAlias = dict[str, Any]

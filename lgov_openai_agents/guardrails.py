@@ -22,7 +22,7 @@ from agents import (
     ToolOutputGuardrailData,
 )
 
-from lgov_core.governed_call import json_text
+from lgov_core.json_writing import json_text
 from lgov_core.trace import semconv
 from lgov_core.trace.live import LiveSpan
 from lgov_core.types import Action, Decision, Effect, Point, ToolOutcome, new_id

@@ -9,7 +9,7 @@ from agents import RunHooks
 
 from lgov_core.coverage import covered_call
 from lgov_core.errors import PolicyDenied
-from lgov_core.governed_call import ModelCall
+from lgov_core.model_call import ModelCall
 from lgov_core.trace import semconv
 from lgov_core.trace.live import LiveSpan
 from lgov_core.types import Action, Point, ToolOutcome

@@ -11,8 +11,9 @@ from agents import ModelResponse, Usage
 from agents.items import TResponseInputItem
 from openai.types.responses import ResponseFunctionToolCall, ResponseOutputMessage, ResponseOutputText
 
-from lgov_core.governed_call import ModelReading, json_text, rewritten_arguments
 from lgov_core.json_reading import json_object
+from lgov_core.json_writing import json_text
+from lgov_core.model_call import ModelReading, rewritten_arguments
 from lgov_core.types import Decision, new_id
 
 FRAMEWORK = "openai-agents"

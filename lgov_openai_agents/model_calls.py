@@ -16,8 +16,9 @@ from openai.types.responses import ResponseFunctionToolCall
 
 from lgov_core.endpoint_headers import endpoint_headers
 from lgov_core.errors import PolicyDenied
-from lgov_core.governed_call import ModelCall, ToolReading, agovern_tool
+from lgov_core.model_call import ModelCall
 from lgov_core.scope import current_scope
+from lgov_core.tool_call import ToolReading, agovern_tool
 from lgov_core.trace import semconv
 from lgov_core.types import Action, Decision, Effect, Point
 from lgov_openai_agents import items

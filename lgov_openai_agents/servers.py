@@ -10,8 +10,8 @@ import functools
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from lgov_core.governed_call import ToolReading, agovern_tool
 from lgov_core.shared_state import share_state
+from lgov_core.tool_call import ToolReading, agovern_tool
 from lgov_core.types import Action, Point
 from lgov_openai_agents.items import FRAMEWORK, text_of
 from lgov_openai_agents.runs import current_run

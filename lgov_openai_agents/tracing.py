@@ -9,7 +9,7 @@ from agents import set_trace_processors
 from agents.tracing import get_trace_provider
 from agents.tracing.processor_interface import TracingProcessor
 
-from lgov_core.governed_call import json_text
+from lgov_core.json_writing import json_text
 from lgov_core.trace import semconv
 from lgov_core.trace.live import LiveSpan
 from lgov_openai_agents.items import FRAMEWORK

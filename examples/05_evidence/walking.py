@@ -20,7 +20,6 @@ from corridor import POLICY, SIGNS, SYSTEM, TOOLS, Corridor, draw_signs, logged_
 from lgov_core.demo.prepare import conversation_rows
 from lgov_core.gateway.embedded import EmbeddedEngine
 from lgov_core.gateway.server import EndpointServer
-from lgov_core.governed_call import ToolReading, agovern_tool
 from lgov_core.governor import Governor
 from lgov_core.hookspecs import hookimpl
 from lgov_core.models import LanguageModel, build_tiny, load_model
@@ -29,6 +28,7 @@ from lgov_core.reward import AirPlugin, AirRules, RuleSet
 from lgov_core.scope import RolloutScope
 from lgov_core.store import open_store
 from lgov_core.store.protocol import TraceStore
+from lgov_core.tool_call import ToolReading, agovern_tool
 from lgov_core.train.config import SupervisedConfig, UpdateConfig
 from lgov_core.train.jobs import Job, JobResult
 from lgov_core.train.loop import Task, TrainingLoop

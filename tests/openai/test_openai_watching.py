@@ -11,10 +11,10 @@ import httpx2
 import openai
 import pytest
 
-from lgov_core.governed_call import ToolCall
 from lgov_core.governor import Governor
 from lgov_core.plugins import make_plugin_manager
 from lgov_core.scope import RolloutScope, enter_scope
+from lgov_core.tool_call import ToolCall
 from lgov_core.trace import semconv
 from lgov_core.trace.sink import StoreSink
 from lgov_core.types import Span

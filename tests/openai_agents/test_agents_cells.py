@@ -15,7 +15,7 @@ from agents.tool_context import ToolContext
 from cells import ANSWER, asks, open_cell, says
 from cells_agents import MODELS, eraser, governed, read_clock
 
-from lgov_core.governed_call import failure_status
+from lgov_core.tool_call import failure_status
 from lgov_openai_agents import GovernedModel, governed_tool
 
 MODES = ("sync", "async", "streaming")

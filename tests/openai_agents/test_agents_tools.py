@@ -41,7 +41,7 @@ from cells_agents import (
 )
 
 from lgov_core.errors import PolicyDenied
-from lgov_core.governed_call import json_text
+from lgov_core.json_writing import json_text
 from lgov_core.reward.air import AirPlugin
 from lgov_core.testing import ScriptedModelServer
 from lgov_core.trace import semconv

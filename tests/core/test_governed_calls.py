@@ -12,10 +12,11 @@ import pytest
 
 from lgov_core.coverage import CoveredCall, covered_call, covering_model_call, model_call_covered
 from lgov_core.errors import PolicyDenied
-from lgov_core.governed_call import ModelCall, ModelReading, ToolReading, agovern_tool, govern_tool
 from lgov_core.governor import Governor
+from lgov_core.model_call import ModelCall, ModelReading
 from lgov_core.policies.base import BoundedPolicy
 from lgov_core.store.sqlite import SQLiteStore
+from lgov_core.tool_call import ToolReading, agovern_tool, govern_tool
 from lgov_core.trace import semconv
 from lgov_core.trace.live import current_span
 from lgov_core.trace.sink import StoreSink
