@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import threading
+import warnings
 from collections.abc import Iterator
 from typing import Any
 
@@ -130,6 +131,9 @@ def test_an_agent_is_seen_and_langchain_has_no_handler_to_tell(how: str, governo
 def test_a_stream_that_is_not_read_to_its_end_is_closed(
     asynchronous: bool, collected: bool, governor: Governor, witness: Witness
 ) -> None:
+    with warnings.catch_warnings(action="ignore"):
+        gc.collect()  # what other tests have left unclosed
+
     async def read_one() -> None:
         steps: Any = agent().astream(Q)
         await anext(steps)
