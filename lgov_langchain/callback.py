@@ -78,8 +78,8 @@ class LgovCallbackHandler(BaseCallbackHandler):
 
     def begin_inside(self, run_id: UUID, parent_run_id: UUID | None) -> None:
         """A run begins that somebody else shows, by the span that is current here."""
-        if self.tree.find(parent_run_id) is not None:
-            self.tree.begin(run_id, parent_run_id, inside=current_span())
+        if (above := self.tree.find(parent_run_id)) is not None:
+            self.tree.begin(run_id, above, inside=current_span())
 
     # ------------------------------------------------------------------ agents and plumbing
 
@@ -97,7 +97,7 @@ class LgovCallbackHandler(BaseCallbackHandler):
         """A graph, a node or another runnable begins; the outermost graph and named agents inside it become spans."""
         above, name = self.tree.find(parent_run_id), kwargs.get("name") or "agent"
         agent = self.tree.agent_begun(above, name, metadata or {}, tags or (), kwargs.get("run_type"))
-        run = self.tree.begin(run_id, parent_run_id, agent=agent)
+        run = self.tree.begin(run_id, above, agent=agent)
         if agent is not None and self.governor is not None:
             self.tree.span_above(self.governor, run)
 
@@ -161,7 +161,7 @@ class LgovCallbackHandler(BaseCallbackHandler):
         attributes = _model_attributes(serialized, metadata, kwargs.get("invocation_params") or {})
         if said is not None and observer.capture_content:
             attributes[semconv.INPUT_MESSAGES] = json_text(said())
-        run = self.tree.begin(run_id, parent_run_id)
+        run = self.tree.begin(run_id, self.tree.find(parent_run_id))
         model = str(attributes[semconv.REQUEST_MODEL])
         self.tree.open_span(observer, run, semconv.CHAT, model, attributes)
 
@@ -199,7 +199,7 @@ class LgovCallbackHandler(BaseCallbackHandler):
         if self._enforcement is not None:
             above = self.tree.span_above(observer, self.tree.find(parent_run_id))
             span = self._enforcement.permit(run_id, name, arguments, call_id, agent, above)
-            self.tree.begin(run_id, parent_run_id, inside=span)
+            self.tree.begin(run_id, self.tree.find(parent_run_id), inside=span)
             return
         attributes: dict[str, JSONValue] = {
             semconv.TOOL_NAME: name,
@@ -208,7 +208,7 @@ class LgovCallbackHandler(BaseCallbackHandler):
             semconv.AGENT_NAME: agent,
             semconv.TOOL_ARGUMENTS: json_text(arguments) if self._keeps_content else None,
         }
-        run = self.tree.begin(run_id, parent_run_id)
+        run = self.tree.begin(run_id, self.tree.find(parent_run_id))
         self.tree.open_span(observer, run, semconv.EXECUTE_TOOL, name, attributes)
 
     def on_tool_end(self, output: Any, *, run_id: UUID, **kwargs: Any) -> None:

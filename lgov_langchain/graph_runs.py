@@ -101,7 +101,7 @@ class CallRun:
             return
         above = _run_here(options.get("config"), options.get("callbacks"))
         run_id = options["run_id"] = options.get("run_id") or uuid7()
-        run = self._run = _RUNS.begin_call(run_id, above, current_span())
+        run = self._run = _RUNS.begin(run_id, above, inside=current_span())
         self._of_model = of_model
         self._standing = _AS_IT_IS if of_model else _Standing(run)
 
@@ -113,7 +113,7 @@ class CallRun:
         if self._run is None:
             return
         self._standing.__exit__(kind, error, trace)
-        _RUNS.end_call(self._run)
+        _RUNS.end(self._run.run_id)
         if self._of_model or error is None or actions.is_interrupt(error) or (call := covered_call()) is None:
             return
         call.raised = error  # the framework may make a text of it
@@ -139,7 +139,7 @@ class _GraphRun:
             here, config = None, {**(config or {}), "callbacks": told((config or {}).get("callbacks"))}
             self.config = config
         elif (agent := _agent_begun(graph, given, above)) is not None:
-            here = self._run = _RUNS.begin(uuid7(), above.run_id if above is not None else None, agent=agent)
+            here = self._run = _RUNS.begin(uuid7(), above, agent=agent)
         if here is None and above is None:
             return
         self.standing = _Standing(here)

@@ -81,31 +81,15 @@ class RunTree:
         return agent or name if is_agent and not is_node else None
 
     def begin(
-        self,
-        run_id: UUID,
-        parent_run_id: UUID | None,
-        *,
-        agent: str | None = None,
-        inside: LiveSpan | None = None,
+        self, run_id: UUID, above: Run | None, *, agent: str | None = None, inside: LiveSpan | None = None
     ) -> Run:
-        """A run begins: of the agent ``agent``, or of something that is no agent."""
+        """A run begins: of the agent ``agent``, or of something that is no agent. One that has ended has none below it."""
         with self._lock:
-            run = self._runs[run_id.int] = Run(run_id, self.find(parent_run_id), agent, inside)
-            if run.parent is not None:
+            parent = None if above is None or above.ended else above
+            run = self._runs[run_id.int] = Run(run_id, parent, agent, inside)
+            if parent is not None:
                 run.open[run_id.int] = run
         return run
-
-    def begin_call(self, run_id: UUID, above: Run | None, inside: LiveSpan | None) -> Run:
-        """As `begin`, of a call that `end_call` is sure to end: it is not looked after when the outermost run ends."""
-        run = self._runs[run_id.int] = Run(run_id, above, None, inside)
-        return run
-
-    def end_call(self, run: Run) -> None:
-        """A run that `begin_call` gave ended."""
-        run.ended = True
-        self._runs.pop(run.run_id.int, None)
-        if run.parent is None and run.open:
-            self._abandon_below(run)
 
     def open_span(
         self, observer: SpanObserver, run: Run, operation: str, name: str, attributes: dict[str, JSONValue]
@@ -168,22 +152,18 @@ class RunTree:
                 return
             run.ended = True
             run.open.pop(run_id.int, None)
-        if run.parent is None:
-            self._abandon_below(run)
+            left = list(run.open.values()) if run.parent is None else []
+            for one in left:
+                one.ended = True
+                self._runs.pop(one.run_id.int, None)
+            if left:
+                run.open.clear()
+        for one in left:
+            for _, span in one.spans:
+                span.abandon()
         for _, span in run.spans:
             span.set(attributes())
             span.end(error)
-
-    def _abandon_below(self, outermost: Run) -> None:
-        with self._lock:
-            left = list(outermost.open.values())
-            outermost.open.clear()
-            for run in left:
-                run.ended = True
-                self._runs.pop(run.run_id.int, None)
-        for run in left:
-            for _, span in run.spans:
-                span.abandon()
 
 
 def _in_agent(run: Run | None) -> bool:

@@ -8,6 +8,7 @@ import threading
 import warnings
 from collections.abc import Iterator
 from typing import Any
+from uuid import uuid4
 
 import langchain.agents
 import pytest
@@ -29,6 +30,7 @@ from lgov_core.plugins import make_plugin_manager
 from lgov_core.trace import semconv
 from lgov_core.types import Point
 from lgov_langchain import LgovCallbackHandler, LgovMiddleware, arm, disarm, graph_runs, wrap_tool_node
+from lgov_langchain.runs import RunTree
 
 Q: Any = {"messages": [("user", "go")]}
 
@@ -372,3 +374,17 @@ def test_after_disarm_the_middleware_of_agents_made_before_still_knows_its_agent
         disarm()
     clerk.invoke(Q)
     assert paths(witness) == CLERK
+
+
+def test_what_begins_in_a_call_that_outlived_its_agents_run_is_not_of_that_run() -> None:
+    tree = RunTree()
+    agent = tree.begin(uuid4(), None, agent="clerk")
+    call = tree.begin(uuid4(), agent)
+    tree.end(agent.run_id)
+    assert call.ended, "nothing of it is left when the outermost run ends"
+    later = tree.begin(uuid4(), call, agent="later")
+    never_ended = tree.begin(uuid4(), later)
+    tree.end(later.run_id)
+    tree.end(call.run_id)
+    assert never_ended.ended
+    assert len(tree) == 0
