@@ -2,8 +2,9 @@
 
 A callback handler makes LangChain do more for each run than all capturing takes, so there these runs are seen without one:
 where ``Pregel`` streams, which every way of running a graph comes to. Which run the running code belongs to is a context
-variable; LangGraph gives its nodes their caller's context. Where a program hands a config to a thread of its own, the run
-is found by what the config says: the run of a call by its id, that of an agent by an entry that only lgov reads.
+variable, as is the span of the call that it is the inside of; LangGraph gives its nodes their caller's context. Where a
+program hands a config to a thread of its own, both are found by what the config says: a call by the id of its run, the run
+of an agent by an entry that only lgov reads.
 """
 
 from __future__ import annotations
@@ -12,18 +13,20 @@ import contextvars
 import functools
 from collections.abc import AsyncGenerator, Callable, Generator, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from langchain_core.utils.uuid import uuid7
 
 from lgov_core.coverage import covered_call
-from lgov_core.trace.live import current_span
+from lgov_core.inside import INSIDE
 from lgov_langchain import actions
 from lgov_langchain.arming import acting_governor
 from lgov_langchain.callback import LgovCallbackHandler
 from lgov_langchain.runs import Run, RunTree
 
 if TYPE_CHECKING:
+    from uuid import UUID
+
     from langgraph.pregel import Pregel
 
     from lgov_core.governor import Governor
@@ -34,20 +37,30 @@ _ENTRY = "__pregel_lgov_run"
 
 _RUNS = RunTree()
 
-#: The innermost run seen here that the running code belongs to.
-_HERE: contextvars.ContextVar[Run | None] = contextvars.ContextVar("lgov_langchain_run", default=None)
+#: Where code is: in which run that is seen here, and, where it is the inside of a call in that run, the span of the call.
+_Place: TypeAlias = "tuple[Run | None, LiveSpan | None]"
+
+#: The place that the running code was last said to be at, and the span that was current there: another one is inside it.
+_HERE: contextvars.ContextVar[tuple[Run | None, LiveSpan | None, LiveSpan | None] | None] = contextvars.ContextVar(
+    "lgov_langchain_run", default=None
+)
+
+#: By the number of LangChain's run of it, the place of what each call that goes on begins.
+_CALLS: dict[int, _Place] = {}
 
 
 class _Standing:
-    """Says that the code in the block belongs to a run. Not across a ``yield``."""
+    """Says where the code in the block is. Not across a ``yield``."""
 
-    __slots__ = ("_run", "_token")
+    __slots__ = ("_inside", "_run", "_token")
 
-    def __init__(self, run: Run | None) -> None:
+    def __init__(self, run: Run | None, inside: LiveSpan | None = None) -> None:
         self._run = run
+        self._inside = inside
 
     def __enter__(self) -> None:
-        self._token = _HERE.set(self._run)
+        run, inside = self._run, self._inside
+        self._token = _HERE.set(None if run is None and inside is None else (run, inside, INSIDE.get()[0]))
 
     def __exit__(self, *exc: object) -> None:
         try:  # noqa: SIM105 - around every step of every graph, and suppress() is three times as slow
@@ -57,64 +70,73 @@ class _Standing:
 
 
 _AS_IT_IS = nullcontext()
+_NOWHERE: _Place = None, None
 
 Told = Callable[[Any], Any]
 
 
-def _run_here(config: Mapping[str, Any] | None = None, callbacks: Any = None) -> Run | None:
-    if (run := _HERE.get()) is not None:
-        return None if run.ended else run
+def _place(config: Mapping[str, Any] | None = None, callbacks: Any = None) -> _Place:
+    """Where the running code is. All that a tool begins is inside its call; of a model only what says so by its config."""
+    if (here := _HERE.get()) is not None:
+        run, inside, around = here
+        if run is not None and run.ended:
+            return _NOWHERE
+        span, _, model = INSIDE.get()
+        return run, inside if span is around or model is not None else span
     for one in (config, actions.running_config()):
         manager = callbacks if callbacks is not None else one.get("callbacks") if one else None
-        if (run := _RUNS.find(getattr(manager, "parent_run_id", None))) is not None:
-            return run
+        parent: UUID | None = getattr(manager, "parent_run_id", None)
+        if parent is not None and (found := _CALLS.get(parent.int)) is not None:
+            return found if found[0] is None or not found[0].ended else _NOWHERE
+        if (run := _RUNS.find(parent)) is not None:
+            return run, None
         if one and (run := _RUNS.find((one.get("configurable") or {}).get(_ENTRY))) is not None:
-            return run
-    return None
+            return run, None
+    return _NOWHERE
 
 
 def span_here(governor: Governor, config: Mapping[str, Any] | None = None, callbacks: Any = None) -> LiveSpan | None:
-    """The span under which the running code stands, or None if no run seen here is open."""
-    run = _run_here(config, callbacks)
+    """The span under which the running code stands, or None if no run or call seen here is open."""
+    run, inside = _place(config, callbacks)
+    if inside is not None and inside.observer is governor:
+        return inside
     return None if run is None else _RUNS.span_above(governor, run)
 
 
 def standing_by(config: Mapping[str, Any] | None) -> AbstractContextManager[None, None]:
     """Lets the block run where ``config`` comes from, if nothing is known of it otherwise."""
-    if config is None or _HERE.get() is not None or (run := _run_here(config)) is None:
+    if config is None or _HERE.get() is not None:
         return _AS_IT_IS
-    return _Standing(run)
+    run, inside = _place(config)
+    return _AS_IT_IS if run is None and inside is None else _Standing(run, inside)
 
 
 class CallRun:
     """The run, where nobody judges, of a call whose span is the current one: what begins under it stands under the span.
 
-    ``options`` are those that the tool or the model is about to be run with; they get the id of the run. All that a tool
-    begins in the block is begun under it, of a model only what says so.
+    ``options`` are those that the tool or the model is about to be run with; they get the id of the run.
     """
 
-    __slots__ = ("_of_model", "_run", "_standing")
+    __slots__ = ("_number", "_of_model")
 
     def __init__(self, governor: Governor | None, options: dict[str, Any], *, of_model: bool = False) -> None:
-        self._run: Run | None = None
+        self._number: int | None = None
         if governor is None or not governor.only_watches:
             return
-        above = _run_here(options.get("config"), options.get("callbacks"))
-        run_id = options["run_id"] = options.get("run_id") or uuid7()
-        run = self._run = _RUNS.begin(run_id, above, inside=current_span())
         self._of_model = of_model
-        self._standing = _AS_IT_IS if of_model else _Standing(run)
+        run_id = options["run_id"] = options.get("run_id") or uuid7()
+        self._number = run_id.int
+        run, _ = _place(options.get("config"), options.get("callbacks"))
+        _CALLS[run_id.int] = run, INSIDE.get()[0]
 
     def __enter__(self) -> None:
-        if self._run is not None:
-            self._standing.__enter__()
+        """The call begins."""
 
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
-        if self._run is None:
+        if self._number is None:
             return
-        self._standing.__exit__(kind, error, trace)
-        _RUNS.end(self._run.run_id)
-        if self._of_model or error is None or actions.is_interrupt(error) or (call := covered_call()) is None:
+        _CALLS.pop(self._number, None)
+        if error is None or self._of_model or actions.is_interrupt(error) or (call := covered_call()) is None:
             return
         call.raised = error  # the framework may make a text of it
 
@@ -134,15 +156,17 @@ class _GraphRun:
         if governor is None or not governor.only_watches:
             return
         given: list[Mapping[str, Any]] = [one for one in (actions.running_config(), graph.config, config) if one]
-        above = here = _run_here(config)
+        above, inside = _place(config)
+        here = above
         if any(_shows_runs(one.get("callbacks"), governor) for one in given):
             here, config = None, {**(config or {}), "callbacks": told((config or {}).get("callbacks"))}
             self.config = config
         elif (agent := _agent_begun(graph, given, above)) is not None:
-            here = self._run = _RUNS.begin(uuid7(), above, agent=agent)
+            here = self._run = _RUNS.begin(uuid7(), above, agent=agent, inside=inside)
+            inside = None
         if here is None and above is None:
             return
-        self.standing = _Standing(here)
+        self.standing = _Standing(here, inside)
         configurable: Mapping[str, Any] = (config or {}).get("configurable") or {}
         self.config = {**(config or {}), "configurable": {**configurable, _ENTRY: here and here.run_id}}
 

@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 class Run:
     """A run. ``agent`` is the name of the agent it is a run of; None if it is not one.
 
-    ``inside`` is a span of somebody else's that everything in this run stands under. ``context`` is what was current
-    when an agent's run began. ``open`` are the open runs below the outermost one, by number, for all of them. Only the
+    ``inside`` is a span of somebody else's that this run stands under. ``context`` is what was current when an agent's run
+    began. ``open`` are the open runs below the outermost one, by number, for all of them. Only the
     tree that it is in changes it.
     """
 
@@ -96,32 +96,35 @@ class RunTree:
     ) -> LiveSpan:
         """Opens a span for a run that is no agent's; it ends with the run."""
         with self._lock:
-            above = self._above(observer, run.parent)
+            above = self.span_above(observer, run.parent)
             span = LiveSpan(observer, operation, name, attributes, parent=above, started_at=run.started_at)
             run.spans.append((observer, span))
             return span
 
     def span_above(self, observer: SpanObserver, run: Run | None) -> LiveSpan | None:
         """The span that what happens in ``run`` stands under; agents get theirs when they are first asked for."""
-        with self._lock:
-            return self._above(observer, run)
-
-    def _above(self, observer: SpanObserver, run: Run | None) -> LiveSpan | None:
         while run is not None:
             for whose, span in run.spans:
                 if whose is observer:
                     return span
-            if run.inside is not None:
-                return run.inside
             if run.agent is not None:
                 return self._agent_span(observer, run)
+            if run.inside is not None:
+                return run.inside
             run = run.parent
         return None
 
     def _agent_span(self, observer: SpanObserver, run: Run) -> LiveSpan:
+        with self._lock:
+            for whose, span in run.spans:
+                if whose is observer:  # another thread has asked first
+                    return span
+            return self._opened(observer, run)
+
+    def _opened(self, observer: SpanObserver, run: Run) -> LiveSpan:
         # In the context in which the agent began: its rollout, its caller's spans, not those of whoever asks first.
         assert run.context is not None, "an agent's run has one"
-        above = self._above(observer, run.parent)
+        above = run.inside if run.inside is not None else self.span_above(observer, run.parent)
         attributes: dict[str, JSONValue] = {semconv.AGENT_NAME: run.agent, semconv.FRAMEWORK: "langchain"}
         span = run.context.run(
             lambda: LiveSpan(

@@ -90,7 +90,7 @@ class LiveSpan:
     """
 
     __slots__ = (
-        "_observer", "_otel", "attributes", "ended", "name", "operation", "parent_id", "scope", "span_id",
+        "observer", "_otel", "attributes", "ended", "name", "operation", "parent_id", "scope", "span_id",
         "started_at", "trace_id",
     )  # fmt: skip
 
@@ -105,7 +105,7 @@ class LiveSpan:
         started_at: float | None = None,
     ) -> None:
         parent = parent if parent is not None else INSIDE.get()[0]
-        self._observer = observer
+        self.observer = observer
         self.operation = operation
         self.name = name
         self.scope = scope = current_scope()
@@ -117,7 +117,7 @@ class LiveSpan:
         self._otel: Any = None
         self.trace_id: str | None = None
         # Below a span that OpenTelemetry does not know it is not asked again, at the price of six calls of Python.
-        if observer.exports_spans and (parent is None or parent._otel is not None or not parent._observer.exports_spans):
+        if observer.exports_spans and (parent is None or parent._otel is not None or not parent.observer.exports_spans):
             api = sys.modules.get("opentelemetry.trace")
             if api is not None:
                 self._begin_otel(api, parent)
@@ -153,7 +153,7 @@ class LiveSpan:
 
     def set(self, attributes: Mapping[str, JSONValue]) -> None:
         """Adds attributes; a value of None is left out."""
-        if not self._observer.capture_content:
+        if not self.observer.capture_content:
             attributes = {key: value for key, value in attributes.items() if key not in _CONTENT}
         if None in attributes.values():
             attributes = {key: value for key, value in attributes.items() if value is not None}
@@ -202,7 +202,7 @@ class LiveSpan:
         shown.events = ()
         shown.claimed = False
         shown.__class__ = Span
-        self._observer.observe(shown)
+        self.observer.observe(shown)
 
 
 class _Active:
