@@ -39,14 +39,14 @@ from lgov_langchain.model_calls import (
     adrive,
     advance,
     are_covered,
-    awatch,
     drive,
     failed,
+    heard,
     inside,
     is_covered,
     judged,
     open_call,
-    watch,
+    watched,
 )
 from lgov_langchain.reply_ids import keep_reply_ids
 from lgov_langchain.watching import place_of, standing_under
@@ -71,12 +71,11 @@ def wrap_generate(generate: Callable[..., LLMResult]) -> Callable[..., LLMResult
         if governor.only_watches and len(messages) == 1:
             sent = _attributed(self, kwargs)
             call = _opened(governor, self, place_of(governor, callbacks=callbacks)[1])
-
-            def send_on() -> LLMResult:
-                with CallRun(governor, sent, of_model=True):
-                    return generate(self, messages, *args, **sent)
-
-            return watch(governor, call, messages[0], send_on, _reply_in)
+            with watched(governor, call, messages[0]), CallRun(governor, sent, of_model=True):
+                result = generate(self, messages, *args, **sent)
+            for lost in heard(call, _reply_in(result)):
+                governor.record(lost)
+            return result
 
         def one_call(prompt: list[BaseMessage]) -> LLMResult:
             came: list[LLMResult] = []
@@ -109,12 +108,11 @@ def wrap_agenerate(agenerate: Callable[..., Any]) -> Callable[..., Any]:
         if governor.only_watches and len(messages) == 1:
             sent = _attributed(self, kwargs)
             call = _opened(governor, self, place_of(governor, callbacks=callbacks)[1])
-
-            async def send_on() -> LLMResult:
-                with CallRun(governor, sent, of_model=True):
-                    return await agenerate(self, messages, *args, **sent)
-
-            return await awatch(governor, call, messages[0], send_on, _reply_in)
+            with watched(governor, call, messages[0]), CallRun(governor, sent, of_model=True):
+                result = await agenerate(self, messages, *args, **sent)
+            for lost in heard(call, _reply_in(result)):
+                await governor.arecord(lost)
+            return result
 
         async def one_call(prompt: list[BaseMessage]) -> LLMResult:
             came: list[LLMResult] = []

@@ -18,7 +18,18 @@ from lgov_core.model_call import ModelCall
 from lgov_core.scope import current_scope
 from lgov_langchain import actions
 from lgov_langchain.attribution import headers_for, with_headers
-from lgov_langchain.model_calls import Changed, Reply, Steps, Verdict, adrive, awatch, drive, judged, open_call, watch
+from lgov_langchain.model_calls import (
+    Changed,
+    Reply,
+    Steps,
+    Verdict,
+    adrive,
+    drive,
+    heard,
+    judged,
+    open_call,
+    watched,
+)
 from lgov_langchain.reply_ids import keep_reply_ids
 from lgov_langchain.tool_calls import GovernedToolCalls
 from lgov_langchain.watching import standing_under, watch_process
@@ -95,7 +106,11 @@ class LgovMiddleware(AgentMiddleware[Any, Any, Any]):
         if self.governor.only_watches:
             with standing_under(self.governor):
                 call, sent = self._open(request), _messages(request)
-                return watch(self.governor, call, sent, lambda: handler(self._attributed(request)), _reply_in)
+                with watched(self.governor, call, sent):
+                    response = handler(self._attributed(request))
+                for lost in heard(call, _reply_in(response)):
+                    self.governor.record(lost)
+                return response
         came: list[ModelResponse[Any]] = []
 
         def send(messages: list[BaseMessage]) -> Reply:
@@ -118,7 +133,11 @@ class LgovMiddleware(AgentMiddleware[Any, Any, Any]):
         if self.governor.only_watches:
             with standing_under(self.governor):
                 call, sent = self._open(request), _messages(request)
-                return await awatch(self.governor, call, sent, lambda: handler(self._attributed(request)), _reply_in)
+                with watched(self.governor, call, sent):
+                    response = await handler(self._attributed(request))
+                for lost in heard(call, _reply_in(response)):
+                    await self.governor.arecord(lost)
+                return response
         came: list[ModelResponse[Any]] = []
 
         async def send(messages: list[BaseMessage]) -> Reply:

@@ -167,7 +167,7 @@ def _watched(call: ModelCall, messages: list[BaseMessage]) -> Steps:
     """The call where nobody judges."""
     _said(call, messages)
     reply: Reply = yield Send(messages)
-    yield from _heard(call, reply.message)
+    yield from heard(call, reply.message)
     return Verdict(reply.message, others=reply.others)
 
 
@@ -175,7 +175,7 @@ def _said(call: ModelCall, messages: Sequence[BaseMessage]) -> None:
     call.said(lambda: actions.as_mappings(messages))
 
 
-def _heard(call: ModelCall, reply: AIMessage | None) -> Sequence[ToolOutcome]:
+def heard(call: ModelCall, reply: AIMessage | None) -> Sequence[ToolOutcome]:
     """Ends the span of a call that nobody judges; returns what has to be recorded."""
     if reply is None:
         call.span.end()
@@ -298,46 +298,6 @@ async def adrive(
     return _denied_on_the_way(sent, reply) or _end(await aadvance(governor, call, steps, reply))
 
 
-def watch(
-    governor: Governor,
-    call: ModelCall,
-    messages: Sequence[BaseMessage],
-    send: Callable[[], T],
-    reply_in: Callable[[T], AIMessage | None],
-) -> T:
-    """As `drive` where nobody judges, so that there are no steps to walk: what comes back goes on as it is."""
-    _said(call, messages)
-    try:
-        with inside(governor, call, messages):
-            came = send()
-    except BaseException as error:
-        failed(call, error)
-        raise
-    for lost in _heard(call, reply_in(came)):
-        governor.record(lost)
-    return came
-
-
-async def awatch(
-    governor: Governor,
-    call: ModelCall,
-    messages: Sequence[BaseMessage],
-    send: Callable[[], Awaitable[T]],
-    reply_in: Callable[[T], AIMessage | None],
-) -> T:
-    """As `watch`, for asynchronous code."""
-    _said(call, messages)
-    try:
-        with inside(governor, call, messages):
-            came = await send()
-    except BaseException as error:
-        failed(call, error)
-        raise
-    for lost in _heard(call, reply_in(came)):
-        await governor.arecord(lost)
-    return came
-
-
 def _denied_on_the_way(sent: _Sent, reply: Reply) -> Verdict | None:
     """The end of a call whose reply is the denial of what middleware made of it; None where the reply is the model's."""
     if sent.denial is None or reply.message is not sent.denial[0] or sent.call is None:
@@ -378,9 +338,32 @@ class _Inside:
         _SENT.reset(self._token)
 
 
+class _Watched(_Inside):
+    """What `watched` gives."""
+
+    __slots__ = ("_call",)
+
+    def __init__(self, governor: Governor, call: ModelCall, messages: Sequence[BaseMessage]) -> None:
+        _said(call, messages)
+        self._call = call
+        super().__init__(governor, call, messages)
+
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+        super().__exit__(kind, error, trace)
+        if error is not None:
+            failed(self._call, error)
+
+
 def inside(governor: Governor, call: ModelCall, messages: Sequence[BaseMessage]) -> AbstractContextManager[_Sent, None]:
     """The inside of a judged call of these messages. Not across a ``yield``."""
     return _Inside(governor, call, messages)
+
+
+def watched(
+    governor: Governor, call: ModelCall, messages: Sequence[BaseMessage]
+) -> AbstractContextManager[_Sent, None]:
+    """The inside of a call that nobody judges: what comes back goes on as it is, and `heard` is to be told of it."""
+    return _Watched(governor, call, messages)
 
 
 def is_covered(governor: Governor, messages: Sequence[BaseMessage]) -> bool:

@@ -14,6 +14,9 @@ from typing import Any
 
 _LOCK = threading.Lock()
 
+#: The package, as last found and made to keep them.
+_KEEPING: list[Any] = [None]
+
 
 def keep_reply_ids() -> None:
     """Makes streamed replies of ``langchain_openai`` keep their ids. Again, or without that package, it does nothing.
@@ -21,12 +24,14 @@ def keep_reply_ids() -> None:
     The package is looked for anew each time, because a program may import it later than lgov.
     """
     package: Any = sys.modules.get("langchain_openai.chat_models.base")
+    if package is _KEEPING[0]:
+        return
     base = getattr(package, "BaseChatOpenAI", None)
     convert = getattr(base, "_convert_chunk_to_generation_chunk", None)
-    if base is None or convert is None or getattr(convert, "_lgov_keeps_ids", False):
+    if base is None or convert is None:  # another version of it, or it is being imported
         return
     with _LOCK:
-        if getattr(base._convert_chunk_to_generation_chunk, "_lgov_keeps_ids", False):
+        if package is _KEEPING[0]:
             return
 
         @functools.wraps(convert)
@@ -38,8 +43,8 @@ def keep_reply_ids() -> None:
                 converted.generation_info = {"id": reply_id, **info}
             return converted
 
-        convert_with_id._lgov_keeps_ids = True  # type: ignore[attr-defined]
         base._convert_chunk_to_generation_chunk = convert_with_id
+        _KEEPING[0] = package
 
 
 def _id_of(chunk: Any) -> str | None:

@@ -90,8 +90,17 @@ class LiveSpan:
     """
 
     __slots__ = (
-        "observer", "_otel", "attributes", "ended", "name", "operation", "parent_id", "scope", "span_id",
-        "started_at", "trace_id",
+        "_otel",
+        "attributes",
+        "ended",
+        "name",
+        "observer",
+        "operation",
+        "parent_id",
+        "scope",
+        "span_id",
+        "started_at",
+        "trace_id",
     )  # fmt: skip
 
     def __init__(
