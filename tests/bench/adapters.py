@@ -10,8 +10,10 @@ The bare framework's own CPU swings by more than what is measured here, mostly o
 measured once more, *paired*: in a process pinned to one CPU, the scripted model's answers come from within it in place of
 the network, and one variant takes turns with bare, some tenths of a second each, warmed up first. No other variant is in that
 process, as none would be in a program: what one loads and patches slows down the others. What others do on a machine makes a
-run slower and never quicker, so a process's figure is by how much a variant's quickest tenth of runs is behind that of the
-bare ones. Where a process's code and objects come to lie in memory moves that figure by a third of it, and no number of runs
+run slower and never quicker, and hardly ever leaves one alone for as long as a whole run takes. So each run is timed in
+parts, from one time that it comes to its model or to a tool to the next; what it takes undisturbed is the sum of what the
+quickest twentieth of each part takes, and a process's figure is by how much a variant's sum is behind that of the bare
+one. Where a process's code and objects come to lie in memory moves that figure by a third of it, and no number of runs
 tells; so it is asked of several processes, and what is printed is their median, with the same kind of interval. It holds all
 that the others hold, except what the network's system calls push out of the caches; on a machine that others use it is the
 one to compare.
@@ -53,6 +55,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -107,6 +110,7 @@ def langchain_agent() -> Agent:
     @tool
     def add(a: int, b: int) -> str:
         """Adds."""
+        passed()
         return str(a + b)
 
     agent: Any = create_agent(ChatOpenAI(model="scripted", max_retries=0), [add], name="bench")
@@ -126,6 +130,7 @@ def autogen_agent() -> Agent:
 
     def add(a: int, b: int) -> str:
         """Adds."""
+        passed()
         return str(a + b)
 
     info = ModelInfo(
@@ -149,6 +154,7 @@ def openai_agents_agent() -> Agent:
     @function_tool
     def add(a: int, b: int) -> str:
         """Adds."""
+        passed()
         return str(a + b)
 
     model = OpenAIChatCompletionsModel("scripted", AsyncOpenAI(max_retries=0))
@@ -176,12 +182,22 @@ def openai_agent() -> Agent:
             messages.append(message.model_dump(exclude_none=True))
             for call in message.tool_calls or ():
                 given = json.loads(call.function.arguments)
+                passed()
                 messages.append({"role": "tool", "tool_call_id": call.id, "content": str(given["a"] + given["b"])})
             if not message.tool_calls:
                 assert message.content == "done"
                 return
 
     return run
+
+
+#: The process's CPU time in seconds at which a run has come to its model or to a tool, one after the other.
+_PASSED: list[float] = []
+
+
+def passed() -> None:
+    """A run has come to its model, or to a tool."""
+    _PASSED.append(time.process_time())
 
 
 AGENTS: Mapping[str, Callable[[], Agent]] = {
@@ -450,7 +466,7 @@ def beside_bare(framework: str, variant: str, pairs: int) -> dict[str, tuple[flo
     """The turn, model call and tool call of bare and of ``variant``, without a network, in this process."""
     with ready(framework, ("bare", variant)) as variants:
         times = asyncio.run(_in_pairs(variants, pairs))
-    bare, taken = ([undisturbed(runs) for runs in times[name]] for name in ("bare", variant))
+    bare, taken = ([in_parts(runs) for runs in times[name]] for name in ("bare", variant))
     return {"bare": _parts(*bare), variant: _parts(*[mine - least for mine, least in zip(taken, bare, strict=True)])}
 
 
@@ -478,6 +494,11 @@ def undisturbed(values: Sequence[float]) -> float:
     return sorted(values)[len(values) // 10] / TURNS * 1e6
 
 
+def in_parts(runs: Sequence[Sequence[float]]) -> float:
+    """Of the seconds of each part of runs alike, what a run takes if none of them is disturbed: microseconds a turn."""
+    return sum(sorted(part)[len(part) // 20] for part in zip(*runs, strict=True)) / TURNS * 1e6
+
+
 async def _in_turns(variants: Mapping[str, tuple[Variant, Agent]], rounds: int) -> dict[str, list[float]]:
     times: dict[str, list[float]] = {variant: [] for variant in variants}
     shuffled = random.Random(0)
@@ -501,9 +522,11 @@ async def _in_turns(variants: Mapping[str, tuple[Variant, Agent]], rounds: int) 
     return times
 
 
-async def _in_pairs(variants: Mapping[str, tuple[Variant, Agent]], pairs: int) -> dict[str, tuple[list[float], ...]]:
-    """For each variant the seconds of runs with one tool call a turn, and of those with `WIDE`."""
-    times: dict[str, tuple[list[float], ...]] = {variant: ([], []) for variant in variants}
+async def _in_pairs(
+    variants: Mapping[str, tuple[Variant, Agent]], pairs: int
+) -> dict[str, tuple[list[list[float]], ...]]:
+    """For each variant runs with one tool call a turn, and those with `WIDE`: of each the seconds of its parts."""
+    times: dict[str, tuple[list[list[float]], ...]] = {variant: ([], []) for variant in variants}
     shuffled = random.Random(1)
     cpus = os.sched_getaffinity(0) if hasattr(os, "sched_setaffinity") else None
     if cpus is not None:
@@ -521,10 +544,12 @@ async def _in_pairs(variants: Mapping[str, tuple[Variant, Agent]], pairs: int) -
                 gc.collect(0)
                 for _ in range(AGAIN):
                     for runs, wide in zip(times[name], (1, WIDE), strict=True):
-                        began = time.process_time()
+                        _PASSED.clear()
+                        passed()
                         await run(TURNS, wide)
+                        passed()
                         if number >= 0:
-                            runs.append(time.process_time() - began)
+                            runs.append([after - before for before, after in pairwise(_PASSED)])
                 variant.end()
     if cpus is not None:
         os.sched_setaffinity(0, cpus)
@@ -546,6 +571,7 @@ def _answering_within() -> Generator[None]:
     async def answer(self: Any, request: Any) -> Any:
         if not str(request.url).startswith(base_url):
             return await sends(self, request)  # the probes of a self-test
+        passed()
         said: Any = script(json.loads(request.content))
         message: dict[str, Any] = {"role": "assistant", "content": said if isinstance(said, str) else None}
         if not isinstance(said, str):
