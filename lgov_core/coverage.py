@@ -73,6 +73,11 @@ def model_call_covered(governor: Governor) -> bool:
     return INSIDE.get()[2] is governor
 
 
+def in_model_call() -> bool:
+    """Whether the running code is the inside of a model call that a governor has judged, or watches."""
+    return INSIDE.get()[2] is not None
+
+
 @contextmanager
 def covering_model_call(governor: Governor) -> Generator[None]:
     """Says that model calls inside the block are part of one that ``governor`` judges. Not across a ``yield``."""

@@ -11,18 +11,18 @@ from __future__ import annotations
 
 import contextvars
 import functools
-from collections.abc import AsyncGenerator, Callable, Generator, Mapping
+from collections.abc import AsyncGenerator, Callable, Generator, Hashable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from langchain_core.utils.uuid import uuid7
 
-from lgov_core.coverage import covered_call
-from lgov_core.inside import INSIDE
+from lgov_core.coverage import covered_call, in_model_call
+from lgov_core.trace.live import current_span
 from lgov_langchain import actions
 from lgov_langchain.arming import acting_governor
 from lgov_langchain.callback import LgovCallbackHandler
-from lgov_langchain.runs import Run, RunTree
+from lgov_langchain.runs import Run, RunTree, key_of
 
 if TYPE_CHECKING:
     from uuid import UUID
@@ -45,8 +45,8 @@ _HERE: contextvars.ContextVar[tuple[Run | None, LiveSpan | None, LiveSpan | None
     "lgov_langchain_run", default=None
 )
 
-#: By the number of LangChain's run of it, the place of what each call that goes on begins.
-_CALLS: dict[int, _Place] = {}
+#: What each call that goes on begins is at this place; by the key of LangChain's run of the call.
+_CALLS: dict[Hashable, _Place] = {}
 
 
 class _Standing:
@@ -60,7 +60,7 @@ class _Standing:
 
     def __enter__(self) -> None:
         run, inside = self._run, self._inside
-        self._token = _HERE.set(None if run is None and inside is None else (run, inside, INSIDE.get()[0]))
+        self._token = _HERE.set(None if run is None and inside is None else (run, inside, current_span()))
 
     def __exit__(self, *exc: object) -> None:
         try:  # noqa: SIM105 - around every step of every graph, and suppress() is three times as slow
@@ -79,20 +79,23 @@ def _place(config: Mapping[str, Any] | None = None, callbacks: Any = None) -> _P
     """Where the running code is. All that a tool begins is inside its call; of a model only what says so by its config."""
     if (here := _HERE.get()) is not None:
         run, inside, around = here
-        if run is not None and run.ended:
-            return _NOWHERE
-        span, _, model = INSIDE.get()
-        return run, inside if span is around or model is not None else span
+        span = current_span()
+        return _unended(run), inside if span is around or in_model_call() else span
     for one in (config, actions.running_config()):
         manager = callbacks if callbacks is not None else one.get("callbacks") if one else None
         parent: UUID | None = getattr(manager, "parent_run_id", None)
-        if parent is not None and (found := _CALLS.get(parent.int)) is not None:
-            return found if found[0] is None or not found[0].ended else _NOWHERE
+        if parent is not None and (found := _CALLS.get(key_of(parent))) is not None:
+            return _unended(found[0]), found[1]
         if (run := _RUNS.find(parent)) is not None:
             return run, None
         if one and (run := _RUNS.find((one.get("configurable") or {}).get(_ENTRY))) is not None:
             return run, None
     return _NOWHERE
+
+
+def _unended(run: Run | None) -> Run | None:
+    """A call may outlive the run that it was in: what it begins then is inside the call, and of no run."""
+    return None if run is None or run.ended else run
 
 
 def span_here(governor: Governor, config: Mapping[str, Any] | None = None, callbacks: Any = None) -> LiveSpan | None:
@@ -117,25 +120,25 @@ class CallRun:
     ``options`` are those that the tool or the model is about to be run with; they get the id of the run.
     """
 
-    __slots__ = ("_number", "_of_model")
+    __slots__ = ("_key", "_of_model")
 
     def __init__(self, governor: Governor | None, options: dict[str, Any], *, of_model: bool = False) -> None:
-        self._number: int | None = None
+        self._key: Hashable = None
         if governor is None or not governor.only_watches:
             return
         self._of_model = of_model
         run_id = options["run_id"] = options.get("run_id") or uuid7()
-        self._number = run_id.int
+        self._key = key_of(run_id)
         run, _ = _place(options.get("config"), options.get("callbacks"))
-        _CALLS[run_id.int] = run, INSIDE.get()[0]
+        _CALLS[self._key] = run, current_span()
 
     def __enter__(self) -> None:
         """The call begins."""
 
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
-        if self._number is None:
+        if self._key is None:
             return
-        _CALLS.pop(self._number, None)
+        _CALLS.pop(self._key, None)
         if error is None or self._of_model or actions.is_interrupt(error) or (call := covered_call()) is None:
             return
         call.raised = error  # the framework may make a text of it

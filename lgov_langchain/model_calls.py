@@ -333,8 +333,8 @@ class _Inside:
         self._active.__enter__()
         return self._sent
 
-    def __exit__(self, *exc: Any) -> None:
-        self._active.__exit__(*exc)
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+        self._active.__exit__(kind, error, trace)
         _SENT.reset(self._token)
 
 

@@ -14,7 +14,7 @@ from typing import Any
 
 _LOCK = threading.Lock()
 
-#: The package, as last found and made to keep them.
+#: The class that was last found and made to keep them.
 _KEEPING: list[Any] = [None]
 
 
@@ -24,14 +24,14 @@ def keep_reply_ids() -> None:
     The package is looked for anew each time, because a program may import it later than lgov.
     """
     package: Any = sys.modules.get("langchain_openai.chat_models.base")
-    if package is _KEEPING[0]:
-        return
     base = getattr(package, "BaseChatOpenAI", None)
+    if base is _KEEPING[0]:
+        return
     convert = getattr(base, "_convert_chunk_to_generation_chunk", None)
     if base is None or convert is None:  # another version of it, or it is being imported
         return
     with _LOCK:
-        if package is _KEEPING[0]:
+        if base is _KEEPING[0]:
             return
 
         @functools.wraps(convert)
@@ -44,7 +44,7 @@ def keep_reply_ids() -> None:
             return converted
 
         base._convert_chunk_to_generation_chunk = convert_with_id
-        _KEEPING[0] = package
+        _KEEPING[0] = base
 
 
 def _id_of(chunk: Any) -> str | None:

@@ -10,48 +10,59 @@ from __future__ import annotations
 import contextvars
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
-from uuid import UUID
 
 from lgov_core.trace import semconv
 from lgov_core.trace.live import LiveSpan
 from lgov_langchain.actions import agent_in
 
 if TYPE_CHECKING:
+    from uuid import UUID
+
     from lgov_core.trace.live import SpanObserver
     from lgov_core.types import JSONValue
+
+
+def key_of(run_id: UUID) -> Hashable:
+    """What the run of this id is known by: the number that it is, as to hash and compare the object is a call of Python each.
+
+    LangChain takes ids of any type from a program's config, and most that people give it so are texts.
+    """
+    try:
+        return run_id.int
+    except AttributeError:
+        return str(run_id)
 
 
 class Run:
     """A run. ``agent`` is the name of the agent it is a run of; None if it is not one.
 
     ``inside`` is a span of somebody else's that this run stands under. ``context`` is what was current when an agent's run
-    began. ``open`` are the open runs below the outermost one, by number, for all of them. Only the
-    tree that it is in changes it.
+    began. ``open`` are the open runs below the outermost one, by their keys, for all of them. Only the tree that it is in
+    changes it.
     """
 
-    __slots__ = ("agent", "context", "ended", "inside", "open", "parent", "run_id", "spans", "started_at")
+    __slots__ = ("agent", "context", "ended", "inside", "key", "open", "parent", "run_id", "spans", "started_at")
 
     def __init__(self, run_id: UUID, parent: Run | None, agent: str | None, inside: LiveSpan | None) -> None:
         self.run_id = run_id
+        self.key = key_of(run_id)
         self.parent = parent
         self.agent = agent
         self.inside = inside
         self.context = contextvars.copy_context() if agent is not None else None
         self.started_at = time.time()
         self.spans: list[tuple[SpanObserver, LiveSpan]] = []
-        self.open: dict[int, Run] = {} if parent is None else parent.open
+        self.open: dict[Hashable, Run] = {} if parent is None else parent.open
         self.ended = False
 
 
 class RunTree:
     """The open runs that one handler watches. Callable from any thread; holds nothing of runs that have ended."""
 
-    # By the number that a UUID is: hashing and comparing the object itself is a call of Python each.
-
     def __init__(self) -> None:
-        self._runs: dict[int, Run] = {}
+        self._runs: dict[Hashable, Run] = {}
         self._lock = threading.RLock()
 
     def __len__(self) -> int:
@@ -59,7 +70,7 @@ class RunTree:
 
     def find(self, run_id: UUID | None) -> Run | None:
         """The run, if it has begun and not ended."""
-        return None if run_id is None else self._runs.get(run_id.int)
+        return None if run_id is None else self._runs.get(key_of(run_id))
 
     def agent_begun(
         self,
@@ -86,9 +97,10 @@ class RunTree:
         """A run begins: of the agent ``agent``, or of something that is no agent. One that has ended has none below it."""
         with self._lock:
             parent = None if above is None or above.ended else above
-            run = self._runs[run_id.int] = Run(run_id, parent, agent, inside)
+            run = Run(run_id, parent, agent, inside)
+            self._runs[run.key] = run
             if parent is not None:
-                run.open[run_id.int] = run
+                run.open[run.key] = run
         return run
 
     def open_span(
@@ -150,15 +162,15 @@ class RunTree:
         ``attributes`` are asked for where a span stands for the run: most are part of a call that has its own elsewhere.
         """
         with self._lock:
-            run = self._runs.pop(run_id.int, None)
+            run = self._runs.pop(key_of(run_id), None)
             if run is None:
                 return
             run.ended = True
-            run.open.pop(run_id.int, None)
+            run.open.pop(run.key, None)
             left = list(run.open.values()) if run.parent is None else []
             for one in left:
                 one.ended = True
-                self._runs.pop(one.run_id.int, None)
+                self._runs.pop(one.key, None)
             if left:
                 run.open.clear()
         for one in left:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from langchain.agents import create_agent
 from langchain_core.tools import tool
-from scripted import ModelServer, Witness, calls, make_governor, says
+from scripted import Judging, ModelServer, Witness, allow, calls, make_governor, says
 
 from lgov_core.governor import Governor
 from lgov_core.scope import RolloutScope, enter_scope
@@ -129,9 +129,24 @@ def test_a_stream_given_up_leaves_nothing_open(
     assert any(span.parent_id is None for span in witness.spans)
 
 
+@pytest.mark.parametrize("run_id", ["mine", 7])
+def test_a_program_may_give_a_run_an_id_of_any_type(
+    run_id: Any, model_server: ModelServer, chat: Any, witness: Witness
+) -> None:
+    model_server.play(calls(("c1", "add", {"a": 1, "b": 2})), says("three"))
+    handler = LgovCallbackHandler(make_governor(Judging(lambda action: allow()), witness=witness))
+    config: Any = {"callbacks": [handler], "run_id": run_id}
+    assert add.invoke({"a": 1, "b": 2}, config) == 3
+    create_agent(chat, [add], name="clerk").invoke({"messages": [("user", "1 + 2?")]}, config)
+    *_, tool_span, _, agent_span = witness.spans
+    assert [span.name for span in witness.spans[:2]] == ["execute_tool add", "chat scripted"]
+    assert tool_span.parent_id == agent_span.span_id
+    assert handler.open_runs == 0
+
+
 def test_what_watches_the_process_breaks_nothing_that_it_cannot_follow(caplog: pytest.LogCaptureFixture) -> None:
     """As if LangChain told of a run in a way of tomorrow; its callback manager raises what this handler raises."""
     handler: Any = ProcessHandler()
     for method in ("on_chain_start", "on_chain_end", "on_chain_error", "on_llm_end", "on_tool_end", "on_tool_error"):
-        getattr(handler, method)({}, {}, run_id=[], parent_run_id=None)
+        getattr(handler, method)({}, {})
         assert f"could not observe {method}" in caplog.text

@@ -7,6 +7,7 @@ import gc
 import threading
 import warnings
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 from uuid import uuid4
 
@@ -84,7 +85,7 @@ def governor(witness: Witness) -> Iterator[Governor]:
         yield governor
     finally:
         disarm()
-        assert len(graph_runs._RUNS) == 0
+        assert len(graph_runs._RUNS) == len(graph_runs._CALLS) == 0
 
 
 def paths(witness: Witness) -> list[str]:
@@ -342,6 +343,22 @@ def test_what_a_tool_raised_is_known_though_the_model_reads_a_text(governor: Gov
     assert call.attributes[semconv.ERROR_TYPE] == "ValidationError"
 
 
+@pytest.mark.parametrize("run_id", ["mine", 7, str(uuid4()), uuid4()], ids=["text", "number", "uuid in text", "uuid"])
+def test_a_program_may_give_a_run_an_id_of_any_type(run_id: Any, governor: Governor, witness: Witness) -> None:
+    @tool
+    def ask(callbacks: Any = None) -> str:
+        """Asks, in a thread of its own."""
+        with ThreadPoolExecutor() as pool:
+            return pool.submit(agent("inner").invoke, Q, {"callbacks": callbacks}).result()["messages"][-1].text
+
+    config: Any = {"run_id": run_id}
+    assert ask.invoke({}, config) == "done"
+    inside = [f"{path} < execute_tool ask" for path in CLERK]
+    assert paths(witness) == [path.replace("clerk", "inner") for path in inside] + ["execute_tool ask"]
+    agent().invoke(Q, config)
+    assert paths(witness)[5:] == CLERK
+
+
 def test_a_graph_that_calls_nothing_shows_nothing(governor: Governor, witness: Witness) -> None:
     node(lambda state: {"messages": []}).invoke(Q)
     assert witness.spans == []
@@ -376,7 +393,43 @@ def test_after_disarm_the_middleware_of_agents_made_before_still_knows_its_agent
     assert paths(witness) == CLERK
 
 
-def test_what_begins_in_a_call_that_outlived_its_agents_run_is_not_of_that_run() -> None:
+@pytest.mark.parametrize("where", ["here", "in a thread of its own"])
+def test_what_begins_in_a_call_that_outlived_its_agents_run_is_inside_the_call(
+    where: str, governor: Governor, witness: Witness
+) -> None:
+    called, cancelled, ended = threading.Event(), threading.Event(), threading.Event()
+
+    @tool
+    def ask(callbacks: Any = None) -> str:
+        """Asks, when nobody waits for it any more."""
+        called.set()
+        cancelled.wait(30)
+        if where == "here":
+            agent(None).invoke(Q)
+        else:
+            thread = threading.Thread(target=agent(None).invoke, args=(Q, {"callbacks": callbacks}))
+            thread.start()
+            thread.join()
+        ended.set()
+        return "done"
+
+    async def cancel() -> None:
+        run = asyncio.create_task(agent("outer", [ask]).ainvoke(Q))
+        await asyncio.to_thread(called.wait, 30)
+        run.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await run
+        cancelled.set()
+        await asyncio.to_thread(ended.wait, 30)
+
+    asyncio.run(cancel())
+    assert [path for path in paths(witness) if path.startswith("invoke_agent")] == [
+        "invoke_agent outer",  # without a name of its own, the second is called as those around it
+        "invoke_agent outer < execute_tool ask < invoke_agent outer",
+    ]
+
+
+def test_what_begins_in_a_run_that_has_ended_is_not_of_that_run() -> None:
     tree = RunTree()
     agent = tree.begin(uuid4(), None, agent="clerk")
     call = tree.begin(uuid4(), agent)
