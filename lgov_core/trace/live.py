@@ -2,9 +2,9 @@
 
 The span under which the running code stands is a context variable, so spans nest by themselves, in tasks, in threads
 that get their caller's context, and (by `LiveSpan.active`, entered anew for each step) in generators. Where the program
-has set a tracer provider of OpenTelemetry, the same span is also one of that provider's and the current one while it is
-active: spans that user code opens inside a tool become its children, and ours become children of what the program had
-opened. A run that began before there was a provider stays out of it.
+uses OpenTelemetry, the same span is also a span of its tracer provider and the current one while it is active: spans
+that user code opens inside a tool become its children, and ours become children of what the program had opened. A run
+that began before OpenTelemetry's SDK was imported, or a provider set, stays out of it.
 """
 
 from __future__ import annotations
@@ -90,17 +90,8 @@ class LiveSpan:
     """
 
     __slots__ = (
-        "_otel",
-        "attributes",
-        "ended",
-        "name",
-        "observer",
-        "operation",
-        "parent_id",
-        "scope",
-        "span_id",
-        "started_at",
-        "trace_id",
+        "_otel", "_unrecorded", "attributes", "ended", "name", "observer", "operation", "parent_id", "scope", "span_id",
+        "started_at", "trace_id",
     )  # fmt: skip
 
     def __init__(
@@ -124,11 +115,13 @@ class LiveSpan:
         if scope is not None and scope.task_id is not None:
             self.attributes[semconv.TASK_ID] = scope.task_id
         self._otel: Any = None
+        #: Where no provider was set when the outermost span began: the trace that it and those below it are in, and its flags;
+        #: empty where there could not be one either that is not set, so that OpenTelemetry is told of none of them.
+        self._unrecorded: tuple[int, Any] | tuple[()] | None = None
         self.trace_id: str | None = None
-        # Below a span that OpenTelemetry does not know it is not asked again, at the price of six calls of Python.
-        if observer.exports_spans and (parent is None or parent._otel is not None or not parent.observer.exports_spans):
-            api = sys.modules.get("opentelemetry.trace")
-            if api is not None:
+        if observer.exports_spans:
+            self._unrecorded = parent._unrecorded if parent is not None else None
+            if self._unrecorded is None and (api := sys.modules.get("opentelemetry.trace")) is not None:
                 self._begin_otel(api, parent)
         if self._otel is None:
             self.span_id = f"{_RANDOM.getrandbits(64):016x}"
@@ -137,23 +130,22 @@ class LiveSpan:
             self.set(attributes)
 
     def _begin_otel(self, api: Any, parent: LiveSpan | None) -> None:
-        """Opens OpenTelemetry's span, if the program has set a provider."""
-        if type(api.get_tracer_provider()) is api.ProxyTracerProvider:
-            return
+        """Opens OpenTelemetry's span; where nobody can record it, only notes the trace that it would be in."""
         # Under the current span the context is left as it is: the program may have opened spans of its own inside.
         elsewhere = parent is not None and parent is not current_span() and parent._otel is not None
         context = api.set_span_in_context(parent._otel) if parent is not None and elsewhere else None
+        if type(api.get_tracer_provider()) is api.ProxyTracerProvider:  # nobody has set one
+            has_sdk = "opentelemetry.sdk.trace" in sys.modules
+            self._unrecorded = _trace_of(api, api.get_current_span(context).get_span_context()) if has_sdk else ()
+            return
         kind = api.SpanKind.CLIENT if self.operation == semconv.CHAT else api.SpanKind.INTERNAL
         otel = _tracer(api).start_span(self.title, context, kind, start_time=nanoseconds(self.started_at))
         above = otel.get_span_context()
         if otel.is_recording():
             self._otel, self.span_id, self.trace_id = otel, f"{above.span_id:016x}", f"{above.trace_id:032x}"
         else:  # its sampler may record those below it all the same, so they have to ask again
-            number, trace_id, flags = _RANDOM.getrandbits(64) | 1, above.trace_id, above.trace_flags
-            if not trace_id:
-                trace_id, flags = _RANDOM.getrandbits(128) | 1, api.TraceFlags(api.TraceFlags.SAMPLED)
-            self.span_id = f"{number:016x}"
-            self._otel = api.NonRecordingSpan(api.SpanContext(trace_id, number, False, flags))
+            self.span_id = f"{_RANDOM.getrandbits(64):016x}"
+            self._otel = _unrecorded_span(api)(self.span_id, *_trace_of(api, above))
 
     @property
     def title(self) -> str:
@@ -230,7 +222,7 @@ class _Active:
             _, tool, around = INSIDE.get()
             model = around if model is None else model
         self._token = INSIDE.set((span, tool, model))
-        self._attached = None if span._otel is None else _attach_otel(span)
+        self._attached = None if span._otel is None and not span._unrecorded else _attach_otel(span)
         return span
 
     def __exit__(self, *exc: object) -> None:
@@ -247,6 +239,34 @@ def _api() -> ModuleType | None:
     return sys.modules.get("opentelemetry.trace")
 
 
+def _trace_of(api: Any, above: Any) -> tuple[int, Any]:
+    """The trace of a span that nobody records, and its flags: that of the span above it, or one of its own."""
+    if above.trace_id:
+        return above.trace_id, above.trace_flags
+    return _RANDOM.getrandbits(128) | 1, api.TraceFlags(api.TraceFlags.SAMPLED)
+
+
+@lru_cache(maxsize=1)
+def _unrecorded_span(api: Any) -> type[Any]:
+    """What makes a span of ours that nobody records, so that whoever reads OpenTelemetry's context all the same finds a parent.
+
+    It is at every call, and hardly ever looked at: what it says is made when it is asked.
+    """
+
+    class UnrecordedSpan(api.NonRecordingSpan):
+        def __init__(self, span_id: str, trace_id: int, flags: Any) -> None:
+            self._said = span_id, trace_id, flags
+
+        def get_span_context(self) -> Any:
+            span_id, trace_id, flags = self._said
+            return api.SpanContext(trace_id, int(span_id, 16), False, flags)
+
+        def __repr__(self) -> str:
+            return f"UnrecordedSpan({self.get_span_context()!r})"
+
+    return UnrecordedSpan
+
+
 @lru_cache(maxsize=1)
 def _tracer(api: ModuleType) -> Any:
     """One tracer for all: before a provider is set it is a proxy, which finds the provider once there is one."""
@@ -257,6 +277,8 @@ def _attach_otel(span: LiveSpan) -> Any:
     api, context = sys.modules.get("opentelemetry.trace"), sys.modules.get("opentelemetry.context")
     if api is None or context is None:
         return None
+    if span._otel is None and span._unrecorded:
+        span._otel = _unrecorded_span(api)(span.span_id, *span._unrecorded)
     return context.attach(api.set_span_in_context(span._otel))
 
 

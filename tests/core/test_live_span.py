@@ -143,8 +143,13 @@ CHECK = """
     assert ("secret" in str(dict(exported["execute_tool t"].attributes))) == (sys.argv[1] == "content")
     assert "secret" in str(seen.spans)
 """
-NO_SDK = """
-    assert not inside.is_valid, "nobody records anything, so there is nothing to stand under"
+NO_PROVIDER = """
+    import sys
+
+    if "opentelemetry.sdk.trace" in sys.modules:
+        assert f"{inside.span_id:016x}" == tool.span_id
+    else:
+        assert not inside.is_valid, "nobody can record anything, so there is nothing to stand under"
     assert [span.name for span in seen.spans] == ["invoke_agent b", "execute_tool t", "invoke_agent a"]
     assert seen.spans[1].parent_id == agent.span_id
 """
@@ -155,8 +160,9 @@ def test_they_are_spans_of_the_programs_tracer_provider(content: str) -> None:
     run_with_otel(PROVIDER, CHECK, content)
 
 
-def test_without_a_provider_spans_are_shown_and_opentelemetry_knows_of_none() -> None:
-    run_with_otel("", NO_SDK, "no-content")
+@pytest.mark.parametrize("sdk", ["import opentelemetry.sdk.trace", ""], ids=["sdk", "no sdk"])
+def test_without_a_provider_the_context_names_the_parent_to_those_that_are_not_set(sdk: str) -> None:
+    run_with_otel(sdk, NO_PROVIDER, "no-content")
 
 
 def run_with_otel(provider: str, check: str, content: str) -> None:
