@@ -721,7 +721,9 @@ def write(framework: str, measured: Mapping[str, Measured]) -> None:
     for variant, one in measured.items():
         said: list[str] = []
         if variant == "capture":
-            said += [f"{what} NOT met" for what, value in _calls(one) if value > GOAL_US] or ["both met"]
+            calls = {"model call": one.model_call, "tool call": one.tool_call}
+            said += [f"{what} NOT met" for what, (median, _, _) in calls.items() if median > GOAL_US] or ["both met"]
+            said += [f"{what} not for certain" for what, (_, low, high) in calls.items() if low <= GOAL_US < high]
             said[0] = f"goal {GOAL_US} a call: {said[0]}"
         if variant in ("capture", "governed") and peer is not None:
             said.append(f"OpenInference adds {peer.paired_turn[0] / one.paired_turn[0]:.1f} times as much")
@@ -731,10 +733,6 @@ def write(framework: str, measured: Mapping[str, Measured]) -> None:
             f" {_columns(one.model_call, 11, 12)} {_columns(one.tool_call, 10, 12)}  {'; '.join(said)}",
             flush=True,
         )
-
-
-def _calls(measured: Measured) -> list[tuple[str, float]]:
-    return [("model call", measured.model_call[0]), ("tool call", measured.tool_call[0])]
 
 
 def _columns(value: Sequence[float], width: int, interval: int) -> str:
