@@ -13,10 +13,10 @@ process, as none would be in a program: what one loads and patches slows down th
 run slower and never quicker, and hardly ever leaves one alone for as long as a whole run takes. So each run is timed in
 parts, from one time that it comes to its model or to a tool to the next; what it takes undisturbed is the sum of what the
 quickest twentieth of each part takes, and a process's figure is by how much a variant's sum is behind that of the bare
-one. Where a process's code and objects come to lie in memory moves that figure by a third of it, and no number of runs
-tells; so it is asked of several processes, and what is printed is their median, with the same kind of interval. It holds all
-that the others hold, except what the network's system calls push out of the caches; on a machine that others use it is the
-one to compare.
+one. Where a process's code and objects come to lie in memory moves that figure too, and so do minutes in which others use the
+same caches all the time, and no number of runs tells; so it is asked of several processes, and what is printed is their
+median, with the same kind of interval. It holds all that the others hold, except what the network's system calls push out of
+the caches; on a machine that others use it is the one to compare.
 
 These runs come in two shapes: with one tool call in each turn, and with three at once. What the second costs more, shared
 among the tool calls it has more, is *a tool call*; what is left of a run without its tool calls, shared among its model calls
