@@ -51,6 +51,15 @@ def as_arguments(arguments: Any) -> Mapping[str, Any]:
     return dict(arguments) if isinstance(arguments, Mapping) else {RAW_ARGUMENTS: arguments}
 
 
+def as_given(arguments: Any, permitted: Mapping[str, Any]) -> Any:
+    """What runs: ``permitted`` in the form in which ``arguments`` came, so that a tool refuses what it would refuse."""
+    if type(arguments) is dict or isinstance(arguments, Mapping):
+        return permitted
+    if permitted == as_arguments(arguments):
+        return arguments
+    return permitted[RAW_ARGUMENTS] if set(permitted) == {RAW_ARGUMENTS} else permitted
+
+
 def note_abort(decision: Decision, action: Action) -> None:
     """Has the run ended at its next step where the decision asks for that."""
     if decision.blocks and decision.abort:

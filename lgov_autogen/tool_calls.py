@@ -9,7 +9,7 @@ import functools
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from typing import Any
 
-from lgov_autogen.calling import as_arguments, events_of, is_covered, kind_of, note_abort, note_failure
+from lgov_autogen.calling import as_arguments, as_given, events_of, is_covered, kind_of, note_abort, note_failure
 from lgov_autogen.messages import FRAMEWORK
 from lgov_autogen.proposals import is_handoff
 from lgov_autogen.runs import current_run
@@ -33,8 +33,7 @@ def wrap_run_json(acting: Callable[[], Governor | None], run_json: Callable[...,
                 raise
 
         def run(permitted: Mapping[str, Any]) -> Awaitable[Any]:
-            given = permitted if isinstance(args, Mapping) else args
-            return run_json(self, given, cancellation_token, call_id)
+            return run_json(self, as_given(args, permitted), cancellation_token, call_id)
 
         return await _govern_tool(governor, self, _tool_action(self, args, call_id), run)
 
@@ -60,9 +59,8 @@ def wrap_run_json_stream(acting: Callable[[], Governor | None], stream: Callable
         action = _tool_action(self, args, call_id)
 
         async def drained(permitted: Mapping[str, Any], emit: Callable[[Any], None]) -> Any:
-            given = permitted if isinstance(args, Mapping) else args
             held: list[Any] = []
-            async for event in stream(self, given, cancellation_token, call_id):
+            async for event in stream(self, as_given(args, permitted), cancellation_token, call_id):
                 if held:
                     emit(held.pop())
                 held.append(event)

@@ -15,7 +15,7 @@ from autogen_core.tools import (
 )
 from pydantic import BaseModel
 
-from lgov_autogen.calling import is_covered, note_failure
+from lgov_autogen.calling import as_given, is_covered, note_failure
 from lgov_autogen.component import chosen_governor, governor_of
 from lgov_autogen.threads import carry_context
 from lgov_autogen.workbench_calls import govern_workbench_call, govern_workbench_stream, tool_in, workbench_action
@@ -97,7 +97,7 @@ class GovernedWorkbench(StaticStreamWorkbench, Component[GovernedWorkbenchConfig
         governor = self.governor
 
         async def run(permitted: Mapping[str, Any]) -> ToolResult:
-            return await self.workbench.call_tool(name, permitted, cancellation_token, call_id)
+            return await self.workbench.call_tool(name, as_given(arguments, permitted), cancellation_token, call_id)
 
         if is_covered(governor, name, arguments, call_id):
             return await run(arguments or {})
@@ -115,11 +115,11 @@ class GovernedWorkbench(StaticStreamWorkbench, Component[GovernedWorkbenchConfig
         governor = self.governor
 
         async def run(permitted: Mapping[str, Any]) -> AsyncIterator[Any]:
-            stream: Any = getattr(self.workbench, "call_tool_stream", None)
+            given, stream = as_given(arguments, permitted), getattr(self.workbench, "call_tool_stream", None)
             if stream is None:
-                yield await self.workbench.call_tool(name, permitted, cancellation_token, call_id)
+                yield await self.workbench.call_tool(name, given, cancellation_token, call_id)
                 return
-            async for event in stream(name, permitted, cancellation_token, call_id):
+            async for event in stream(name, given, cancellation_token, call_id):
                 yield event
 
         if is_covered(governor, name, arguments, call_id):

@@ -13,7 +13,7 @@ from typing import Any
 
 from autogen_core.tools import ImageResultContent, TextResultContent, ToolResult
 
-from lgov_autogen.calling import as_arguments, events_of, is_covered, kind_of, note_abort
+from lgov_autogen.calling import as_arguments, as_given, events_of, is_covered, kind_of, note_abort
 from lgov_autogen.messages import FRAMEWORK
 from lgov_autogen.runs import current_run, end_at_next_step
 from lgov_core.coverage import covered_call
@@ -161,7 +161,7 @@ def wrap_call_tool(acting: Callable[[], Governor | None], call_tool: Callable[..
         action = workbench_action(self, tool_in(self, name), name, arguments, call_id, None)
 
         def run(permitted: Mapping[str, Any]) -> Awaitable[ToolResult]:
-            return call_tool(self, name, permitted, cancellation_token, call_id)
+            return call_tool(self, name, as_given(arguments, permitted), cancellation_token, call_id)
 
         return await govern_workbench_call(governor, action, run, cancellation_token)
 
@@ -184,7 +184,7 @@ def wrap_call_tool_stream(acting: Callable[[], Governor | None], stream: Callabl
         action = workbench_action(self, tool, name, arguments, call_id, None)
 
         def run(permitted: Mapping[str, Any]) -> AsyncIterator[Any]:
-            return stream(self, name, permitted, cancellation_token, call_id)
+            return stream(self, name, as_given(arguments, permitted), cancellation_token, call_id)
 
         if emits_nothing(tool):
             yield await govern_silent_call(governor, action, run, cancellation_token)

@@ -15,8 +15,9 @@ from autogen_agentchat.tools import AgentTool
 from autogen_core import CancellationToken
 from autogen_core.code_executor import CodeBlock
 from autogen_core.models import UserMessage
-from autogen_core.tools import StaticStreamWorkbench, StaticWorkbench
+from autogen_core.tools import FunctionTool, StaticStreamWorkbench, StaticWorkbench
 from autogen_ext.code_executors.local import LocalCommandLineCodeExecutor
+from pydantic import ValidationError
 
 from lgov_autogen import GovernedCodeExecutor, GovernedWorkbench
 from lgov_core.errors import PolicyDenied
@@ -314,6 +315,61 @@ async def test_abort_in_a_team_ends_the_team() -> None:
 
 
 # ---------------------------------------------------------------------- teams
+
+
+@BOTH
+@MODES
+async def test_a_tool_refuses_arguments_that_are_no_object_as_it_would_without_us(way: str, stream: bool) -> None:
+    ran: list[str] = []
+
+    def ring(loudness: int = 1) -> str:
+        """Rings."""
+        ran.append("rang")
+        return "rang"
+
+    replies = [asks(("c1", "ring", "[1]"), ("c2", "ring", "[]")), says("done")]
+    with playing(way, at(Point.OUTPUT, lambda action: None), *replies) as (parts, seen, server):
+        await answer_of(parts.agent("clerk", [ring], stream=stream), "go", stream=stream)
+    assert "valid dictionary" in results_read(server)["c1"]
+    assert ran == ["rang"], "AutoGen takes an empty list for no arguments"
+    assert {one.action.call_id: (one.status, one.error_type) for one in seen.outcomes} == {
+        "c1": ("invalid_args", "ValidationError"),
+        "c2": ("ok", None),
+    }
+
+
+@pytest.mark.parametrize("given", [None, "", "hi", "{}", 0, [], [1], {}, {"loudness": 2}], ids=repr)
+async def test_arguments_reach_a_tool_in_the_form_in_which_they_came(given: Any) -> None:
+    def ring(loudness: int = 1) -> str:
+        """Rings."""
+        return f"rang {loudness}"
+
+    async def outcomes() -> list[str]:
+        tool = FunctionTool(ring, "Rings.")
+        try:
+            said = await tool.run_json(given, CancellationToken())
+        except ValidationError as error:
+            said = str(error)
+        result = await StaticWorkbench([tool]).call_tool("ring", given)
+        return [said, result.to_text()]
+
+    without_us = await outcomes()
+    with playing("armed", at(Point.OUTPUT, lambda action: None)):
+        assert await outcomes() == without_us
+
+
+@pytest.mark.parametrize("given", [[1], "hi", None, {"word": "hi"}])
+async def test_what_a_policy_makes_of_arguments_runs_whatever_they_were(given: Any) -> None:
+    policy = at(Point.PRE_TOOL_CALL, lambda action: rewrite(arguments={"word": "quiet"}))
+    with playing("armed", policy) as (_parts, _seen, _server):
+        tool = FunctionTool(shout, "Says a word loudly.")
+        assert await tool.run_json(given, CancellationToken()) == "QUIET"
+        result = await StaticWorkbench([tool]).call_tool("shout", given)
+        assert result.to_text() == "QUIET"
+    with playing("armed", at(Point.PRE_TOOL_CALL, lambda action: rewrite(arguments={"arguments": 7}))):
+        tool = FunctionTool(shout, "Says a word loudly.")
+        with pytest.raises(ValidationError):
+            await tool.run_json(given, CancellationToken())
 
 
 @BOTH
