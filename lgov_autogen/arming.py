@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from contextlib import aclosing
 from typing import TYPE_CHECKING, Any
 
 from lgov_core.arming import Arming, Patches, in_fresh_thread
@@ -130,6 +131,13 @@ def _wrap_stream(calls: Any, create_stream: Callable[..., Any]) -> Callable[...,
         if governor is None or model_call_covered(governor):
             async for item in create_stream(self, messages, **options):
                 yield item
+            return
+
+        if governor.only_watches:
+            stream = functools.partial(create_stream, self)
+            async with aclosing(calls.watched_stream(governor, self, messages, options, stream)) as items:
+                async for item in items:
+                    yield item
             return
 
         async def send(sent: Sequence[Any], how: Mapping[str, Any]) -> Answer:

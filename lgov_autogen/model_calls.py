@@ -1,18 +1,20 @@
 """One call of a model client, governed: what was said, the call, the reply, and the hand-offs it proposes.
 
 The same steps serve the wrapper that a program makes itself (`GovernedChatCompletionClient`) and the methods of every
-client of an armed process. A streamed reply is held until it is judged; its chunks are passed on then.
+client of an armed process. A streamed reply is held until it is judged; its chunks are passed on then. Where nobody
+judges each goes on as it comes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from autogen_core import FunctionCall
 from autogen_core.models import (
     AssistantMessage,
+    CreateResult,
     FunctionExecutionResult,
     FunctionExecutionResultMessage,
     LLMMessage,
@@ -80,13 +82,7 @@ class ModelCalls:
         Raises what the client raises, and `PolicyDenied` where a decision says abort, or where a denial cannot stand
         for the structured answer that was asked for.
         """
-        run = begin_loop()
-        if run.aborted is not None:
-            self._end_aborted(run, run.aborted, messages)
-        if self.waiting:
-            await self.waiting.settle(messages)
-        agent = agent if agent is not None else run.agent
-        sent = self._transcript.restored(wording.as_heard(self.heard, messages))
+        run, agent, sent = await self._begun(messages, agent)
         if governor.only_watches:
             return await self._watched(governor, client, agent, sent, options, send)
         call = _Call(self, governor, client, run, agent, dict(options), send, sent)
@@ -112,6 +108,58 @@ class ModelCalls:
         if not isinstance(proposed, str):
             await self.judged(governor, proposed, options, agent)
         return answer
+
+    async def watched_stream(
+        self,
+        governor: Governor,
+        client: Any,
+        messages: Sequence[LLMMessage],
+        options: Mapping[str, Any],
+        stream: Callable[..., AsyncIterable[str | CreateResult]],
+        agent: str | None = None,
+    ) -> AsyncGenerator[str | CreateResult, None]:
+        """The reply in pieces where nobody judges: each goes on when it comes, and as it came.
+
+        ``stream`` asks the real client, with messages and keyword arguments. Raises what the client raises.
+        """
+        _, agent, sent = await self._begun(messages, agent)
+        call = _begun(governor, client, agent)
+        call.said(lambda: wording.as_mappings(sent))
+        exchange, answered, pieces = Exchange(agent), False, None
+        try:
+            while True:
+                with call.span.active(model=governor), watching(client, exchange):
+                    pieces = aiter(stream(sent, **options)) if pieces is None else pieces
+                    piece = await anext(pieces, None)
+                if piece is None:
+                    break
+                if isinstance(piece, CreateResult) and not answered:
+                    answered = True
+                    call.answered(wording.reading_of(piece, exchange.response_id, exchange.model))
+                    if not isinstance(piece.content, str):
+                        await self.judged(governor, piece.content, options, agent)
+                yield piece
+        except BaseException as error:
+            if not answered:
+                call.failed(error)
+            raise
+        finally:
+            if isinstance(pieces, AsyncGenerator):
+                await pieces.aclose()
+        if not answered:
+            call.failed(RuntimeError("the model client's stream ended without a result"))
+
+    async def _begun(
+        self, messages: Sequence[LLMMessage], agent: str | None
+    ) -> tuple[Run, str | None, list[LLMMessage]]:
+        """The run that a call belongs to, the agent that makes it, and what it sends."""
+        run = begin_loop()
+        if run.aborted is not None:
+            self._end_aborted(run, run.aborted, messages)
+        if self.waiting:
+            await self.waiting.settle(messages)
+        sent = self._transcript.restored(wording.as_heard(self.heard, messages))
+        return run, agent if agent is not None else run.agent, sent
 
     def _end_aborted(self, run: Run, decision: Decision, messages: Sequence[LLMMessage]) -> None:
         """Ends a run whose tool call was denied with ``abort``: here raising reaches the caller."""

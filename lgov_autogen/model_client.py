@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import aclosing
 from typing import Any, Literal, Self
 
 from autogen_core import CancellationToken, Component, ComponentModel
@@ -98,12 +99,20 @@ class GovernedChatCompletionClient(ChatCompletionClient, Component[GovernedChatC
         extra_create_args: Mapping[str, Any] = {},
         cancellation_token: CancellationToken | None = None,
     ) -> AsyncGenerator[str | CreateResult, None]:
-        """As `create`; the chunks come once the whole reply is judged."""
+        """As `create`; the chunks come once the whole reply is judged, or as they come where nobody judges."""
         governor = self.governor
         options = _options(tools, tool_choice, json_output, extra_create_args, cancellation_token)
         if model_call_covered(governor):
             async for item in self.client.create_stream(messages, **options):
                 yield item
+            return
+
+        if governor.only_watches:
+            stream = self.client.create_stream
+            watched = self._calls.watched_stream(governor, self.client, messages, options, stream, self.agent)
+            async with aclosing(watched) as items:
+                async for item in items:
+                    yield item
             return
 
         async def send(sent: Sequence[LLMMessage], how: Mapping[str, Any]) -> Answer:

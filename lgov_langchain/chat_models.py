@@ -159,7 +159,7 @@ def wrap_stream(stream: Callable[..., Any]) -> Callable[..., Any]:
                 if chunk is None:
                     break
                 chunks.append(chunk)
-                if held or _waits(chunk):
+                if held or _waits(governor, chunk):
                     held.append(chunk)
                 else:
                     yield chunk
@@ -201,7 +201,7 @@ def wrap_astream(astream: Callable[..., Any]) -> Callable[..., Any]:
                 if chunk is None:
                     break
                 chunks.append(chunk)
-                if held or _waits(chunk):
+                if held or _waits(governor, chunk):
                     held.append(chunk)
                 else:
                     yield chunk
@@ -287,11 +287,15 @@ def _together(model: BaseChatModel, results: Sequence[LLMResult]) -> LLMResult:
     )
 
 
-def _waits(chunk: Any) -> bool:
-    """Whether a chunk may not go on before the reply is judged: it asks for a tool, or the reply is complete with it."""
+def _waits(governor: Governor, chunk: Any) -> bool:
+    """Whether a chunk may not go on before the reply is judged: it asks for a tool, or the reply is complete with it.
+
+    Where nobody judges only what completes the reply waits, until that is noted.
+    """
     if not isinstance(chunk, AIMessageChunk):
         return True  # a model that does not stream: the chunk is the reply
-    return bool(chunk.tool_call_chunks or chunk.tool_calls) or chunk.chunk_position == "last"
+    asks = not governor.only_watches and bool(chunk.tool_call_chunks or chunk.tool_calls)
+    return asks or chunk.chunk_position == "last"
 
 
 def _whole(chunks: Sequence[Any]) -> Reply:

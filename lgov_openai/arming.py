@@ -8,6 +8,7 @@ one door of the process. A model call inside one that a framework's adapter has 
 from __future__ import annotations
 
 import asyncio
+import atexit
 import functools
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -52,6 +53,7 @@ def _patch(patches: Patches) -> None:
 
     if not _DOOR:
         _DOOR.append(Door(lambda: _ARMING.governor))
+        atexit.register(_DOOR[0].settle)
     for cls in (OpenAI, AsyncOpenAI):
         patches.replace(cls, "request", _through_the_door(cls.request))
 

@@ -7,7 +7,7 @@ it. It gives back what the program gets: the reply as it came, or another one.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Generator, Iterable, Iterator, Sequence
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
@@ -102,17 +102,10 @@ class Exchange:
         body = self._wire.with_entries(self._body, sent) if changed else self._body
         return (yield from self._rounds(body, sent, changed))
 
-    def steps_after(self, call: ModelCall, received: Received) -> Steps:
-        """The steps that are left when the request was sent as it came, and this is what it brought."""
-        return (yield from self._rounds(self._body, self._program, False, (call, received)))
-
     # ------------------------------------------------------------------ what the program sends
 
     def _judge_results(self) -> Generator[Step, Any, list[JSON]]:
         """The program's transcript in which every result has been judged before the model reads it."""
-        if self._governor.only_watches:
-            yield from outcomes_of(new_results(self._wire, self._memory, self._program, self._prefixes))
-            return self._program
         current: list[JSON] = []
         calls: dict[str | None, tuple[Proposal, str]] = {}
         start = 0
@@ -142,7 +135,7 @@ class Exchange:
             action = tool_action(Point.POST_TOOL_CALL, name, call_id, call)
             action = action.changed(text=text, operation_id=new_id("op"), native=entry)
         else:
-            reading = _result_reading(entry, text)
+            reading = result_reading(entry, text)
             if unrecorded:
                 outcome = pending.call.returned(pending.decision, reading)
                 if pending.call.finish(outcome):
@@ -160,8 +153,6 @@ class Exchange:
 
         Replaces in ``current`` what is to be replaced.
         """
-        if self._governor.only_watches:
-            return None
         program = self._program
         since = len(program)
         while since > 0 and not (self._of_model[since - 1] or self._wire.answered_call(program[since - 1]) is not None):
@@ -192,17 +183,12 @@ class Exchange:
 
     # ------------------------------------------------------------------ what the model says
 
-    def _rounds(
-        self, body: JSON, sent: Sequence[JSON], changed: bool, first: tuple[ModelCall, Received] | None = None
-    ) -> Steps:
+    def _rounds(self, body: JSON, sent: Sequence[JSON], changed: bool) -> Steps:
         hidden: list[JSON] = []
         spent: list[JSON] = []
         while True:
-            if first is not None:
-                (call, received), first = first, None
-            else:
-                call = ModelCall(self._governor, framework=FRAMEWORK, model=self._model, native=body)
-                received = yield from self._ask(call, body, sent, changed, again=bool(spent))
+            call = ModelCall(self._governor, framework=FRAMEWORK, model=self._model, native=body)
+            received = yield from self._ask(call, body, sent, changed, again=bool(spent))
             if isinstance(received, Decision):
                 return self._instead(received, spent)
             if received.reply is None or received.reading is None:
@@ -421,35 +407,8 @@ def _said(text: str) -> Action:
     )
 
 
-def new_results(
-    wire: Wire, memory: Transcripts, entries: Sequence[JSON], prefixes: Prefixes
-) -> Iterator[tuple[Pending, ToolReading]]:
-    """The results of the calls that the model made last, each once; those before came with the requests before."""
-    end = len(entries)
-    while end > 0 and not wire.is_of_model(entries[end - 1]):
-        end -= 1
-    start = max(end - 1, 0)
-    while start > 0 and wire.is_of_model(entries[start - 1]):
-        start -= 1
-    calls = {call.call_id: call for entry in entries[start:end] for call in wire.proposals(entry)}
-    for entry in entries[end:] if calls else ():
-        answered = wire.answered_call(entry)
-        if answered is None or (call := calls.get(answered[0])) is None:
-            continue
-        pending, unrecorded = memory.claim(call.call_id, call, prefixes[start])
-        if pending is not None and unrecorded:
-            yield pending, _result_reading(entry, answered[1])
-
-
-def outcomes_of(results: Iterable[tuple[Pending, ToolReading]]) -> Iterator[ToolOutcome]:
-    """What came of calls that nobody judged, one after the other, to be recorded."""
-    for pending, reading in results:
-        call, pending.call = pending.call, None
-        if call is not None and call.finish(outcome := call.returned(pending.decision, reading)):
-            yield outcome
-
-
-def _result_reading(entry: JSON, text: str) -> ToolReading:
+def result_reading(entry: JSON, text: str) -> ToolReading:
+    """What a program says that came of a call."""
     return ToolReading(text, "error" if entry.get("status") == "incomplete" else "ok")
 
 

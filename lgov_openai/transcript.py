@@ -18,6 +18,7 @@ from typing import TypeVar
 from lgov_core.scope import RolloutScope, current_scope
 from lgov_core.tool_call import ToolCall
 from lgov_core.types import Decision
+from lgov_openai.passing import Passing
 from lgov_openai.prefixes import Prefixes, canonical
 from lgov_openai.reading import Requests
 from lgov_openai.wire import JSON, Proposal, Wire
@@ -81,6 +82,8 @@ class Transcripts:
 
     def __init__(self) -> None:
         self.requests = Requests()
+        #: Replies that are still on their way to the program.
+        self.passing: set[Passing] = set()
         self._lock = threading.Lock()
         self._withheld = False
         self._by_id: _Recent[str, list[Given]] = _Recent()
@@ -94,11 +97,6 @@ class Transcripts:
         self._rewritten: _Recent[tuple[str | None, str], str] = _Recent()
         self._refused: _Recent[str, str] = _Recent()
         self._invented: _Recent[str, tuple[str | None]] = _Recent()
-
-    @property
-    def tells_apart(self) -> bool:
-        """Whether a program may have been given anything else than what the model said."""
-        return self._withheld or bool(self._by_parent or self._invented)
 
     # ------------------------------------------------------------------ replies
 
@@ -216,6 +214,17 @@ class Transcripts:
         for one in forgotten:
             _abandon(one)
 
+    def catch_up(self, call_ids: Iterable[str | None]) -> None:
+        """Ends the replies that nobody reads any more; the others are looked at if one of these calls is not known."""
+        if not self.passing:
+            return
+        unknown = any(call_id not in self._pending for call_id in call_ids)
+        for one in list(self.passing):
+            if one.left:
+                one.end(GeneratorExit())
+            elif unknown:
+                one.look()
+
     def claim(self, call_id: str | None, proposal: Proposal | None, prefix: str | None) -> tuple[Pending | None, bool]:
         """The call whose result this is, if that is certain, and whether its outcome is still to be recorded (only once)."""
         with self._lock:
@@ -277,8 +286,14 @@ class Transcripts:
         with self._lock:
             return self._rewritten.find((_rollout(), text))
 
+    def end_passing(self) -> None:
+        """Ends the replies that are still on their way."""
+        for one in list(self.passing):
+            one.end(GeneratorExit())
+
     def close(self) -> None:
-        """Shows the spans of calls whose result nobody brought."""
+        """Shows the spans of replies that nobody read to their end, and of calls whose result nobody brought."""
+        self.end_passing()
         with self._lock:
             left = [one for several in self._pending.values() for one in several]
         for one in left:

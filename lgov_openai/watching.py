@@ -2,38 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import TYPE_CHECKING
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
 
 from lgov_core.governor import UNJUDGED
 from lgov_core.model_call import ModelCall
 from lgov_core.scope import current_scope
-from lgov_core.tool_call import ToolCall
+from lgov_core.tool_call import ToolCall, ToolReading
 from lgov_core.trace import semconv
 from lgov_core.types import Point
-from lgov_openai.exchange import (
-    FRAMEWORK,
-    Answer,
-    Exchange,
-    Received,
-    Steps,
-    new_results,
-    outcomes_of,
-    tool_action,
-)
+from lgov_openai.exchange import FRAMEWORK, result_reading, tool_action
+from lgov_openai.http_messages import seen
+from lgov_openai.passing import Passing
 from lgov_openai.transcript import Pending
 
 if TYPE_CHECKING:
     from lgov_core.governor import Governor
     from lgov_core.types import ToolOutcome
+    from lgov_openai.exchange import Received
+    from lgov_openai.prefixes import Prefixes
     from lgov_openai.transcript import Transcripts
-    from lgov_openai.wire import JSON, Wire
+    from lgov_openai.wire import JSON, Proposal, Wire
 
 
 class Watched:
     """One request of a program, from its arrival to what the program gets.
 
-    Whoever sends it records ``outcomes``, sends it inside the span of what `begin` gives, and hands what came to `answer`.
+    Whoever sends it records ``outcomes`` and sends it inside the span of what `begin` gives. The response goes to the
+    program as it is; `answer` notes one that has been read, `follow` one whose body is still to come.
     """
 
     def __init__(self, governor: Governor, memory: Transcripts, wire: Wire, content: bytes) -> None:
@@ -41,47 +38,114 @@ class Watched:
         self._memory = memory
         self._wire = wire
         self._request = request = memory.requests.read(wire, content, shown=governor.capture_content)
-        self.body: JSON = request.body
         results = list(new_results(wire, memory, request.entries, request.prefixes))
         #: What came of calls that the model made.
         self.outcomes: Iterator[ToolOutcome] = outcomes_of(results)
 
     def begin(self) -> ModelCall:
         """The call, whose span begins here."""
-        model = str(self.body.get("model") or "model")
-        call = ModelCall(self._governor, framework=FRAMEWORK, model=model, native=self.body)
+        body = self._request.body
+        call = ModelCall(self._governor, framework=FRAMEWORK, model=str(body.get("model") or "model"), native=body)
         if (shown := self._request.shown) is not None:
             call.span.set({semconv.INPUT_MESSAGES: shown})
         return call
 
-    def answer(self, call: ModelCall, received: Received) -> Answer | Steps:
-        """What the program gets: what came, as it came.
+    def answer(self, call: ModelCall, response: Any) -> None:
+        """Ends the call with what the response says."""
+        self._answered(call, seen(response, self._wire))
 
-        Where the model wrote arguments that cannot be read, it has to be told so: then the steps by which it is.
-        """
-        reading = received.reading
-        if received.reply is None or reading is None:
-            call.failed(received.error or RuntimeError("no reply"))
-            return Answer(received)
-        governor, memory, wire, turns = self._governor, self._memory, self._wire, received.turns
-        proposals = [proposal for turn in turns for proposal in turn.proposals]
-        for proposal in proposals:
-            if proposal.arguments is None:
-                return Exchange(governor, memory, wire, self.body).steps_after(call, received)
+    def follow(self, call: ModelCall, response: Any, *, asynchronous: bool) -> None:
+        """Has the call end when the response does: when its stream ends or breaks off, or the program reads no further."""
+        memory, wire = self._memory, self._wire
+
+        def ended(passing: Passing, error: BaseException | None) -> None:
+            memory.passing.discard(passing)
+            try:
+                came = seen(passing.so_far(), wire)
+            except Exception as unreadable:
+                call.failed(error or unreadable)
+                raise
+            if came.reply is None and error is not None:
+                call.failed(error)
+            else:
+                self._answered(call, came, noted=passing.noted)
+
+        def whole(passing: Passing) -> bool:
+            came = seen(passing.so_far(), wire)
+            if came.reply is not None:
+                self._propose(came)
+            return came.reply is not None
+
+        memory.passing.add(Passing(response, ended, whole, asynchronous=asynchronous))
+
+    def _answered(self, call: ModelCall, came: Received, *, noted: bool = False) -> None:
+        reading, turns = came.reading, came.turns
+        if came.reply is None or reading is None:
+            call.failed(came.error or RuntimeError("no reply"))
+            return
         call.answered(reading)
-        if proposals:
-            memory.used([proposal.call_id for proposal in proposals if proposal.call_id])
-            scope, here = current_scope(), self._request.prefixes[len(self._request.entries)]
-            for proposal in proposals:
-                action = tool_action(Point.PRE_TOOL_CALL, proposal.name, proposal.call_id, proposal)
-                memory.proposed(Pending(ToolCall(governor, action), UNJUDGED, proposal.identity, here, scope))
+        if not noted:
+            self._propose(came)
         if len(turns) == 1 and turns[0].entries:
             self._request.reply = reply = turns[0].entries[0]
             shown = call.span.attributes.get(semconv.OUTPUT_MESSAGES)
-            if isinstance(shown, str) and wire.is_of_model(reply):  # later calls show it as its own does
+            if isinstance(shown, str) and self._wire.is_of_model(reply):  # later calls show it as its own does
                 self._request.reply_shown = shown
-        for turn in turns:
-            for entry in turn.entries:
-                if (own := wire.entry_id(entry)) is not None:
-                    memory.used((own,))
-        return Answer(received, received.reply if received.events and proposals else None)
+
+    def _propose(self, came: Received) -> None:
+        """Remembers the calls that the program may make, until it says what came of them."""
+        proposals = [proposal for turn in came.turns for proposal in turn.proposals]
+        if not proposals:
+            return
+        scope, here = current_scope(), self._request.prefixes[len(self._request.entries)]
+        for proposal in proposals:
+            action = tool_action(Point.PRE_TOOL_CALL, proposal.name, proposal.call_id, proposal)
+            if proposal.arguments is None:
+                action = action.changed(arguments=_lenient(proposal) or {}, text=proposal.raw)
+            call = ToolCall(self._governor, action)
+            self._memory.proposed(Pending(call, UNJUDGED, proposal.identity, here, scope))
+
+
+def new_results(
+    wire: Wire, memory: Transcripts, entries: Sequence[JSON], prefixes: Prefixes
+) -> Iterator[tuple[Pending, ToolReading]]:
+    """The results of the calls that the model made last, each once; those before came with the requests before."""
+    end = len(entries)
+    while end > 0 and not wire.is_of_model(entries[end - 1]):
+        end -= 1
+    start = max(end - 1, 0)
+    while start > 0 and wire.is_of_model(entries[start - 1]):
+        start -= 1
+    calls = {call.call_id: call for entry in entries[start:end] for call in wire.proposals(entry)}
+    memory.catch_up(calls)
+    for entry in entries[end:] if calls else ():
+        answered = wire.answered_call(entry)
+        if answered is None or (call := calls.get(answered[0])) is None:
+            continue
+        pending, unrecorded = memory.claim(call.call_id, call, prefixes[start])
+        if pending is not None and unrecorded:
+            yield pending, _reading(call, result_reading(entry, answered[1]))
+
+
+def _reading(call: Proposal, reading: ToolReading) -> ToolReading:
+    """What came of the call. What the model wrote for arguments may be none, and then no tool ran with them."""
+    if call.arguments is None and _lenient(call) is None:
+        return ToolReading(reading.text, "invalid_args", "InvalidToolCall")
+    return reading
+
+
+def _lenient(call: Proposal) -> JSON | None:
+    """The arguments as most programs read them, of which nobody asks that all read the same: of two alike the last counts."""
+    try:
+        found = json.loads(call.raw)
+    except (ValueError, RecursionError):
+        return None
+    return found if isinstance(found, dict) else None
+
+
+def outcomes_of(results: Iterable[tuple[Pending, ToolReading]]) -> Iterator[ToolOutcome]:
+    """What came of calls that nobody judged, one after the other, to be recorded."""
+    for pending, reading in results:
+        call, pending.call = pending.call, None
+        if call is not None and call.finish(outcome := call.returned(pending.decision, reading)):
+            yield outcome

@@ -341,7 +341,7 @@ def summed(first: Any, second: Any) -> Any:
 def read_events(text: str) -> list[JSON]:
     """The JSON objects of a stream of server-sent events. Raises ValueError where one is not readable."""
     found: list[JSON] = []
-    for block in text.replace("\r\n", "\n").split("\n\n"):
+    for block in text.replace("\r\n", "\n").replace("\r", "\n").split("\n\n"):
         data = "\n".join(line[5:].removeprefix(" ") for line in block.split("\n") if line.startswith("data:"))
         if not data or data == "[DONE]":
             continue

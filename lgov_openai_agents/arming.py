@@ -15,6 +15,7 @@ import functools
 import inspect
 import os
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import aclosing
 from typing import TYPE_CHECKING, Any
 
 from lgov_core.arming import Arming, Patches, in_fresh_thread
@@ -244,12 +245,14 @@ def _governed_stream_response(inner: Callable[..., Any]) -> Callable[..., Any]:
     async def stream_response(self: Any, *args: Any, **kwargs: Any) -> Any:
         governor = acting_governor()
         if governor is None or model_call_covered(governor):
-            events = inner(self, *args, **kwargs)
-        else:
-            request = ModelRequest.of(args, kwargs)
-            events = govern_stream(governor, self, request, lambda asked: inner(self, *asked.args, **asked.rest))
-        async for event in events:
-            yield event
+            async for event in inner(self, *args, **kwargs):
+                yield event
+            return
+        request = ModelRequest.of(args, kwargs)
+        stream = govern_stream(governor, self, request, lambda asked: inner(self, *asked.args, **asked.rest))
+        async with aclosing(stream) as events:
+            async for event in events:
+                yield event
 
     return stream_response
 

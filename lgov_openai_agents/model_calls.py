@@ -7,12 +7,13 @@ the model is told at once and asked again, and the run goes on with what it says
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from agents import ModelResponse
-from openai.types.responses import ResponseFunctionToolCall
+from openai.types.responses import ResponseCompletedEvent, ResponseFunctionToolCall
 
 from lgov_core.endpoint_headers import endpoint_headers
 from lgov_core.errors import PolicyDenied
@@ -87,6 +88,7 @@ class ModelRequest:
 
 
 Send = Callable[[ModelRequest], Awaitable[ModelResponse]]
+Stream = Callable[[ModelRequest], AsyncIterator[Any]]
 
 
 def govern_response(
@@ -111,21 +113,62 @@ async def _govern(
 
 async def _watch(governor: Governor, model: Any, request: ModelRequest, send: Send, agent: str | None) -> ModelResponse:
     """The call where nobody judges: it and its reply are shown, and nothing is denied that anybody had to be told of."""
-    run, name = current_run(governor), model_name(model)
+    run = current_run(governor)
     agent = run.agent if run is not None else agent
     with acting_in(run):
-        call = ModelCall(governor, framework=items.FRAMEWORK, model=name, agent=agent, native=request)
-        if governor.capture_content:
-            _show(call, request, run)
+        call = _shown(governor, model, request, run, agent)
         try:
             with call.span.active(model=governor):
                 response = await send(_attributed(request, model, agent))
         except BaseException as error:
             call.failed(error)
             raise
-        call.answered(items.reading_of(response, name))
+        call.answered(items.reading_of(response, model_name(model)))
         _, response = await _judge_proposals(governor, request, response, agent)
         return response
+
+
+async def _watch_stream(
+    governor: Governor, model: Any, request: ModelRequest, stream: Stream, agent: str | None
+) -> AsyncGenerator[Any]:
+    """As `_watch`, for a reply that comes in events: each goes on when it comes, and as it came."""
+    run = current_run(governor)
+    agent = run.agent if run is not None else agent
+    with acting_in(run):
+        call = _shown(governor, model, request, run, agent)
+    events, seen, response = None, list[Any](), None
+    try:
+        while True:
+            with acting_in(run), call.span.active(model=governor):
+                events = aiter(stream(_attributed(request, model, agent))) if events is None else events
+                event = await anext(events, None)
+            if event is None:
+                break
+            if response is None:
+                seen.append(event)
+                response = response_of(seen) if isinstance(event, ResponseCompletedEvent) else None
+                if response is not None:
+                    call.answered(items.reading_of(response, model_name(model)))
+                    with acting_in(run):
+                        await _judge_proposals(governor, request, response, agent)
+            yield event
+    except BaseException as error:
+        if response is None:
+            call.failed(error)
+        raise
+    finally:
+        if isinstance(events, AsyncGenerator):
+            await events.aclose()
+    if response is None:
+        call.failed(IncompleteReply())
+
+
+def _shown(governor: Governor, model: Any, request: ModelRequest, run: AgentRun | None, agent: str | None) -> ModelCall:
+    """The call, whose span begins here and shows what is asked."""
+    call = ModelCall(governor, framework=items.FRAMEWORK, model=model_name(model), agent=agent, native=request)
+    if governor.capture_content:
+        _show(call, request, run)
+    return call
 
 
 def _show(call: ModelCall, request: ModelRequest, run: AgentRun | None) -> None:
@@ -392,10 +435,18 @@ async def govern_stream(
     governor: Governor,
     model: Any,
     request: ModelRequest,
-    stream: Callable[[ModelRequest], AsyncIterator[Any]],
+    stream: Stream,
     agent: str | None = None,
-) -> AsyncIterator[Any]:
-    """As `govern_response`, for a reply that comes in events: they are passed on once the reply has been judged."""
+) -> AsyncGenerator[Any]:
+    """As `govern_response`, for a reply that comes in events: they are passed on once the reply has been judged.
+
+    Where nobody judges each is passed on when it comes.
+    """
+    if governor.only_watches:
+        async with aclosing(_watch_stream(governor, model, request, stream, agent)) as events:
+            async for event in events:
+                yield event
+        return
     held: list[Any] = []
     whole: list[ModelResponse] = []
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable
+from contextlib import aclosing
 from typing import TYPE_CHECKING, Any
 
 from agents import Model, ModelProvider, ModelResponse, MultiProvider
@@ -18,7 +19,7 @@ class GovernedModel(Model):
     """``model`` under ``governor``; for ``Agent(model=...)`` or ``RunConfig(model=...)``.
 
     ``agent`` names the agent in decisions where the run is not governed as a whole. Serves any number of agents and
-    tasks. A streamed reply is held back until it has been judged. Fails closed.
+    tasks. A streamed reply is held back until it has been judged, if anybody judges. Fails closed.
     """
 
     def __init__(self, model: Model, governor: Governor, *, agent: str | None = None) -> None:
@@ -51,8 +52,9 @@ class GovernedModel(Model):
         def stream(asked: ModelRequest) -> AsyncIterator[Any]:
             return self.inner.stream_response(*asked.args, **asked.rest)
 
-        async for event in govern_stream(self.governor, self.inner, request, stream, self.agent):
-            yield event
+        async with aclosing(govern_stream(self.governor, self.inner, request, stream, self.agent)) as events:
+            async for event in events:
+                yield event
 
     def get_retry_advice(self, request: Any) -> Any:
         """What the inner model advises."""

@@ -438,6 +438,18 @@ def test_arming_covers_clients_made_before_subclasses_and_azure(governor):
         assert chat(before.with_options(base_url=server.base_url)).tool_calls, "disarmed, it still judges"
 
 
+@pytest.mark.parametrize("what", ["text", [7], [None], {"a": 1}])
+def test_a_request_that_cannot_be_read_is_denied(governor, what):
+    with ScriptedModelServer([]) as server:
+        client = govern_client(programs.client(server.base_url), governor)
+        with pytest.raises(PolicyDenied, match="unreadable-request"):
+            client.chat.completions.create(model="m", messages=what)
+        if what != "text":  # which is a question there
+            with pytest.raises(PolicyDenied, match="unreadable-request"):
+                client.responses.create(model="m", input=what)
+    assert server.requests == []
+
+
 def test_arming_refuses_where_a_probe_gets_through(governor, monkeypatch):
     from lgov_openai import client
 

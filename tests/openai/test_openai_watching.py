@@ -289,21 +289,23 @@ def test_results_are_those_of_the_calls_before() -> None:
     assert read_by_model[-1][:6] == read_by_model[-2]
 
 
-def test_arguments_that_cannot_be_read_are_sent_back_and_the_transcript_stays_whole() -> None:
-    program = Program()
-    asked, result = turn(0)
-    program.ask(conversation(0), asked)
-    messages = [*conversation(0), asked, result]
-    unreadable, corrected = turn(1, '{"a": 1, "a": 2}')[0], turn(2)[0]
-    assert program.ask(messages, unreadable, corrected) == corrected
-    assert [json.loads(content)["messages"][4:] for content in program.sent][1] == []
-    told = json.loads(program.sent[2])["messages"][4:]
-    assert [one["role"] for one in told] == ["assistant", "tool"]
-    assert "not one JSON object" in told[1]["content"]
-    program.ask([*messages, *turn(2)], {"role": "assistant", "content": "done"})
-    assert json.loads(program.sent[3])["messages"][4:6] == told
-    statuses = [span.attributes[semconv.TOOL_STATUS] for span in program.shown(semconv.EXECUTE_TOOL)]
-    assert statuses == ["ok", "invalid_args", "ok"]
+@pytest.mark.parametrize(
+    ("arguments", "status", "shown"),
+    [('{"a": 1', "invalid_args", {}), ("[1]", "invalid_args", {}), ('{"a": 1, "a": 2}', "ok", {"a": 2})],
+)
+def test_arguments_that_cannot_be_read_reach_the_program_and_what_it_says_of_them_is_noted(
+    arguments: str, status: str, shown: Mapping[str, Any]
+) -> None:
+    program, messages = Program(), conversation(0)
+    unreadable, result = turn(0, arguments, content="Error: which a?")
+    assert program.ask(messages, unreadable) == unreadable
+    messages += [unreadable, result]
+    program.ask(messages, {"role": "assistant", "content": "done"})
+    assert [json.loads(content)["messages"] for content in program.sent] == [conversation(0), messages]
+    (call,) = program.shown(semconv.EXECUTE_TOOL)
+    assert call.attributes[semconv.TOOL_STATUS] == status
+    assert json.loads(str(call.attributes[semconv.TOOL_ARGUMENTS])) == shown
+    assert call.attributes[semconv.TOOL_RESULT] == "Error: which a?"
 
 
 def test_what_nobody_understands_is_sent_and_its_call_shown() -> None:

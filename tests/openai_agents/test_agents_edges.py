@@ -435,7 +435,8 @@ def test_a_cancelled_stream_ends_its_spans(seen: Seen) -> None:
 
     async def go(server: ScriptedModelServer) -> None:
         result = Runner.run_streamed(Agent(name="a", model=chat_model(server)), "go", run_config=CONFIG)
-        await asyncio.sleep(0.2)
+        while not server.requests:
+            await asyncio.sleep(0.01)
         result.cancel()
         async for _ in result.stream_events():
             pass

@@ -1,0 +1,260 @@
+"""Streamed replies of a client whose governor only watches: how a program may read them, or stop reading."""
+
+from __future__ import annotations
+
+import gc
+import gzip
+import json
+import threading
+import weakref
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from typing import Any
+
+import httpx2
+import openai
+import pytest
+
+from lgov_core.governor import Governor
+from lgov_core.hookspecs import hookimpl
+from lgov_core.plugins import make_plugin_manager
+from lgov_core.scope import RolloutScope, enter_scope
+from lgov_core.testing import ScriptedCall, ScriptedModelServer, ScriptedReply
+from lgov_core.trace import semconv
+from lgov_core.types import Span
+from lgov_openai import govern_client
+from lgov_openai.passing import Passing
+
+QUESTION: list[Any] = [{"role": "user", "content": "go"}]
+CALL = ScriptedReply(tool_calls=[ScriptedCall("add", {"a": 1}, "call_0")])
+ASKED = {"role": "assistant", "tool_calls": [
+    {"id": "call_0", "type": "function", "function": {"name": "add", "arguments": '{"a": 1}'}}
+]}  # fmt: skip
+TOLD = {"role": "tool", "tool_call_id": "call_0", "content": "2"}
+
+
+class Seen:
+    """Keeps the spans that it is shown."""
+
+    def __init__(self) -> None:
+        self.spans: list[Span] = []
+
+    @hookimpl
+    def lgov_observe(self, event: object) -> None:
+        if isinstance(event, Span):
+            self.spans.append(event)
+
+    def of(self, operation: str) -> list[Span]:
+        return [span for span in self.spans if span.attributes.get(semconv.OPERATION) == operation]
+
+
+@pytest.fixture
+def seen() -> Seen:
+    return Seen()
+
+
+def watching(*plugins: Any) -> Governor:
+    manager = make_plugin_manager(builtin=(), third_party=False)
+    return Governor(plugins=plugins, manager=manager, capture_content=True, only_watches=True)
+
+
+@pytest.fixture
+def client(seen: Seen) -> Generator[Any]:
+    with openai.OpenAI(base_url="http://model.invalid/v1", api_key="k", max_retries=0) as plain:
+        yield govern_client(plain, watching(seen))
+
+
+def ask(client: Any, server: ScriptedModelServer, messages: Sequence[Any] = QUESTION) -> Any:
+    client.base_url = server.base_url
+    return client.chat.completions.create(model="m", messages=messages, stream=True)
+
+
+def read_to_the_finish(chunks: Any) -> None:
+    for chunk in chunks:
+        if chunk.choices[0].finish_reason:
+            return
+
+
+def test_results_of_calls_in_a_stream_that_was_not_read_to_its_end_are_recorded(client: Any, seen: Seen) -> None:
+    with ScriptedModelServer([CALL, ScriptedReply("done")]) as server:
+        first = ask(client, server)
+        read_to_the_finish(first)
+        assert seen.spans == []
+        second = ask(client, server, [*QUESTION, ASKED, TOLD])
+        (tool,) = seen.of(semconv.EXECUTE_TOOL)
+        assert tool.attributes[semconv.TOOL_RESULT] == "2"
+        assert tool.attributes[semconv.TOOL_STATUS] == "ok"
+        for chunks in (second, first):
+            for _ in chunks:
+                pass
+    assert [span.attributes.get(semconv.ERROR_TYPE) for span in seen.of(semconv.CHAT)] == [None, None]
+    type(client)._lgov_doors[0].forget()  # shows the calls that still wait for their results
+    assert len(seen.of(semconv.EXECUTE_TOOL)) == 1
+
+
+def test_a_stream_that_is_closed_when_the_reply_was_whole_is_a_call_that_was_answered(client: Any, seen: Seen) -> None:
+    with ScriptedModelServer([CALL]) as server:
+        chunks = ask(client, server)
+        read_to_the_finish(chunks)
+        chunks.close()
+    (call,) = seen.of(semconv.CHAT)
+    assert semconv.ERROR_TYPE not in call.attributes
+    assert json.loads(str(call.attributes[semconv.OUTPUT_MESSAGES]))[0]["tool_calls"][0]["name"] == "add"
+
+
+def test_a_stream_that_is_closed_before_is_one_that_the_program_left(client: Any, seen: Seen) -> None:
+    with ScriptedModelServer([ScriptedReply("one two three")]) as server:
+        with ask(client, server) as chunks:
+            next(chunks)
+        assert [span.attributes[semconv.ERROR_TYPE] for span in seen.of(semconv.CHAT)] == ["GeneratorExit"]
+
+
+def test_a_stream_that_is_dropped_is_ended_with_the_next_request(client: Any, seen: Seen) -> None:
+    with ScriptedModelServer([CALL, ScriptedReply("done")]) as server:
+        chunks = ask(client, server)
+        next(chunks)
+        dropped = weakref.ref(chunks.response)
+        del chunks
+        gc.collect()
+        assert dropped() is None
+        assert seen.spans == []  # the collector may come while somebody holds a lock
+        for _ in ask(client, server):
+            pass
+    assert [span.attributes.get(semconv.ERROR_TYPE) for span in seen.of(semconv.CHAT)] == ["GeneratorExit", None]
+
+
+def test_a_reply_that_is_dropped_unread_is_ended_with_the_next_request(client: Any, seen: Seen) -> None:
+    with ScriptedModelServer([CALL, ScriptedReply("done")]) as server:
+        client.base_url = server.base_url
+        client.chat.completions.with_raw_response.create(model="m", messages=QUESTION, stream=True)
+        gc.collect()
+        for _ in ask(client, server):
+            pass
+    assert [span.attributes.get(semconv.ERROR_TYPE) for span in seen.of(semconv.CHAT)] == ["GeneratorExit", None]
+
+
+def test_nothing_is_kept_of_a_stream_that_ended(client: Any) -> None:
+    with ScriptedModelServer([ScriptedReply("done")]) as server:
+        chunks = ask(client, server)
+        ended, stream = weakref.ref(chunks.response), weakref.ref(chunks.response.stream)
+        for _ in chunks:
+            pass
+        del chunks
+        gc.collect()
+    assert (ended(), stream()) == (None, None)
+    assert not [one for one in gc.get_objects() if type(one) is Passing]
+
+
+def test_what_is_left_of_streams_is_shown_at_the_end_of_the_process(seen: Seen) -> None:
+    import lgov_openai
+    from lgov_openai import arming
+
+    governor = watching(seen)
+    lgov_openai.arm(governor)
+    try:
+        with ScriptedModelServer([CALL]) as server, openai.OpenAI(base_url=server.base_url, api_key="k") as plain:
+            chunks = ask(plain, server)
+            read_to_the_finish(chunks)
+            assert seen.spans == []
+            arming._DOOR[0].settle()
+            assert [span.attributes.get(semconv.ERROR_TYPE) for span in seen.spans] == [None]
+            for _ in chunks:
+                pass
+        assert len(seen.spans) == 1
+    finally:
+        lgov_openai.disarm()
+
+
+def test_a_call_stands_where_it_was_asked_for_whoever_reads_the_stream(client: Any, seen: Seen) -> None:
+    with ScriptedModelServer([CALL, ScriptedReply("done")]) as server:
+        with enter_scope(RolloutScope("r1")):
+            chunks = ask(client, server)
+        reader = threading.Thread(target=lambda: [None for _ in chunks])
+        reader.start()
+        reader.join()
+        with enter_scope(RolloutScope("r1")):
+            for _ in ask(client, server, [*QUESTION, ASKED, TOLD]):
+                pass
+    assert [(span.name, span.rollout_id) for span in seen.spans] == [
+        ("chat m", "r1"),
+        ("execute_tool add", "r1"),
+        ("chat m", "r1"),
+    ]
+
+
+def test_what_a_plugin_raises_does_not_reach_a_program_that_reads(seen: Seen) -> None:
+    class Broken:
+        @hookimpl
+        def lgov_observe(self, event: object) -> None:
+            raise RuntimeError("broken")
+
+    with openai.OpenAI(base_url="http://model.invalid/v1", api_key="k", max_retries=0) as plain:
+        client = govern_client(plain, watching(Broken(), seen))
+        with ScriptedModelServer([ScriptedReply("one two")]) as server:
+            text = [chunk.choices[0].delta.content for chunk in ask(client, server)]
+    assert "".join(piece or "" for piece in text) == "one two"
+
+
+# ---------------------------------------------------------------------- bodies of other kinds
+
+
+def answering(seen: Seen, pieces: Sequence[bytes], **headers: str) -> Any:
+    class Body(httpx2.SyncByteStream):
+        def __iter__(self) -> Iterator[bytes]:
+            yield from pieces
+
+    given = {"content-type": "text/event-stream", **{name.replace("_", "-"): one for name, one in headers.items()}}
+    transport = httpx2.MockTransport(lambda request: httpx2.Response(200, headers=given, stream=Body()))
+    http = httpx2.Client(transport=transport)
+    plain = openai.OpenAI(base_url="http://model.invalid/v1", api_key="k", max_retries=0, http_client=http)
+    return govern_client(plain, watching(seen))
+
+
+def events(*objects: Mapping[str, Any], end: bytes = b"\n\n") -> bytes:
+    return b"".join(b"data: " + json.dumps(one).encode() + end for one in objects)
+
+
+def chunk(finish: str | None = None, **delta: Any) -> dict[str, Any]:
+    choice = {"index": 0, "delta": delta, "finish_reason": finish}
+    return {"id": "chatcmpl-1", "object": "chat.completion.chunk", "created": 1, "model": "m", "choices": [choice]}
+
+
+TEXT = [chunk(role="assistant", content="one"), chunk(content=" two"), chunk("stop")]
+
+
+@pytest.mark.parametrize("end", [b"\n\n", b"\r\n\r\n", b"\r\r"])
+@pytest.mark.parametrize("size", [1, 7, 10_000])
+def test_a_body_may_come_in_any_pieces(seen: Seen, end: bytes, size: int) -> None:
+    body = events(*TEXT, end=end) + b"data: [DONE]" + end
+    client = answering(seen, [body[at : at + size] for at in range(0, len(body), size)])
+    got = client.chat.completions.create(model="m", messages=QUESTION, stream=True)
+    assert "".join(one.choices[0].delta.content or "" for one in got) == "one two"
+    (call,) = seen.of(semconv.CHAT)
+    assert json.loads(str(call.attributes[semconv.OUTPUT_MESSAGES]))[0]["content"] == "one two"
+
+
+def test_a_body_may_be_compressed(seen: Seen) -> None:
+    body = gzip.compress(events(*TEXT) + b"data: [DONE]\n\n")
+    client = answering(seen, [body[:30], body[30:]], content_encoding="gzip")
+    got = client.chat.completions.create(model="m", messages=QUESTION, stream=True)
+    assert "".join(one.choices[0].delta.content or "" for one in got) == "one two"
+    (call,) = seen.of(semconv.CHAT)
+    assert json.loads(str(call.attributes[semconv.OUTPUT_MESSAGES]))[0]["content"] == "one two"
+
+
+@pytest.mark.parametrize("body", [b"", b"data: [DONE]\n\n", events(TEXT[0]), b"data: {\n\n", b'{"error": {}}'])
+def test_a_body_without_a_whole_reply_goes_on_and_its_call_failed(seen: Seen, body: bytes) -> None:
+    client = answering(seen, [body])
+    with client.chat.completions.with_streaming_response.create(model="m", messages=QUESTION, stream=True) as raw:
+        assert b"".join(raw.iter_bytes()) == body
+    (call,) = seen.of(semconv.CHAT)
+    assert semconv.ERROR_TYPE in call.attributes
+
+
+def test_a_body_that_is_not_what_its_encoding_says_is_the_program_s_affair(seen: Seen) -> None:
+    client = answering(seen, [b"no gzip"], content_encoding="gzip")
+    for _ in range(3):  # each is shown with the next request
+        with pytest.raises(openai.APIConnectionError):
+            list(client.chat.completions.create(model="m", messages=QUESTION, stream=True))
+    calls = seen.of(semconv.CHAT)
+    assert len(calls) == 2
+    assert all(semconv.ERROR_TYPE in call.attributes for call in calls)
