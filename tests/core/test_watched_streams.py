@@ -243,7 +243,8 @@ def script(body: Any) -> ScriptedReply:
 async def run_openai(base_url: str) -> str:
     import openai
 
-    schema: Any = {"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}
+    one = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"], "additionalProperties": False}
+    schema: Any = {"type": "function", "function": {"name": "add", "strict": True, "parameters": one}}
     messages: list[Any] = [{"role": "user", "content": "go"}]
     async with openai.AsyncOpenAI(base_url=base_url, api_key="k") as client:
         while True:
