@@ -46,6 +46,8 @@ from lgov_core.types import Decision
 #: How often a model that proposes nothing but denied calls is asked again before the denial is the answer.
 MAX_ROUNDS = 3
 
+_NO_MORE: Any = object()
+
 
 class _Refused(Exception):
     """The model was not asked, or its reply is withheld; the caller gets ``answer``."""
@@ -103,11 +105,28 @@ class ModelCalls:
         """The reply where nobody judges: it goes on as it came."""
         call = _begun(governor, client, agent)
         call.said(lambda: wording.as_mappings(messages))
-        answer, _ = await _sent(call, client, agent, messages, options, send)
-        proposed = answer.result.content
-        if not isinstance(proposed, str):
-            await self.judged(governor, proposed, options, agent)
+        exchange = Exchange(agent)
+        try:
+            with call.span.active(model=governor), watching(client, exchange):
+                answer = await send(messages, options)
+        except BaseException as error:
+            call.failed(error)
+            raise
+        await self._note(call, answer.result, exchange, options)
         return answer
+
+    async def _note(
+        self, call: ModelCall, result: CreateResult, exchange: Exchange, options: Mapping[str, Any]
+    ) -> None:
+        """Ends the call with a reply that nobody judges, and notes what it proposes. What is odd about it raises nothing."""
+        try:
+            reading = wording.reading_of(result, exchange.response_id, exchange.model)
+        except Exception as error:  # noqa: BLE001 - clients bring what they like, and the program may like it too
+            call.failed(error)
+            return
+        call.answered(reading)
+        if isinstance(result.content, list):
+            await self.judged(call.governor, result.content, options, exchange.agent)
 
     async def watched_stream(
         self,
@@ -130,14 +149,12 @@ class ModelCalls:
             while True:
                 with call.span.active(model=governor), watching(client, exchange):
                     pieces = aiter(stream(sent, **options)) if pieces is None else pieces
-                    piece = await anext(pieces, None)
-                if piece is None:
+                    piece = await anext(pieces, _NO_MORE)
+                if piece is _NO_MORE:
                     break
                 if isinstance(piece, CreateResult) and not answered:
                     answered = True
-                    call.answered(wording.reading_of(piece, exchange.response_id, exchange.model))
-                    if not isinstance(piece.content, str):
-                        await self.judged(governor, piece.content, options, agent)
+                    await self._note(call, piece, exchange, options)
                 yield piece
         except BaseException as error:
             if not answered:
@@ -357,10 +374,10 @@ async def _sent(
     try:
         with call.span.active(model=call.governor), watching(client, exchange):
             answer = await send(messages, options)
+        reading = wording.reading_of(answer.result, exchange.response_id, exchange.model)
     except BaseException as error:
         call.failed(error)
         raise
-    reading = wording.reading_of(answer.result, exchange.response_id, exchange.model)
     call.answered(reading)
     return answer, reading
 

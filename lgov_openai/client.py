@@ -24,7 +24,6 @@ from lgov_core.shared_state import share_state
 from lgov_core.types import Action, ToolOutcome
 from lgov_openai.exchange import Exchange, Steps
 from lgov_openai.http_messages import attribute, body_of, received, request_of, response_of, unreadable, wire_of
-from lgov_openai.passing import passes
 from lgov_openai.transcript import Transcripts
 from lgov_openai.watching import Watched
 
@@ -134,15 +133,13 @@ class Door:
         try:
             with call.span.active(model=governor):
                 response = send(request)
-                if not (in_pieces := passes(response)):
-                    response.read()
         except BaseException as error:
             call.failed(error)
             raise
-        if in_pieces:
-            watched.follow(call, response, asynchronous=False)
-        else:
+        if response.is_closed:
             watched.answer(call, response)
+        else:  # a stream, or a reply that the program reads in its own way
+            watched.follow(call, response, asynchronous=False)
         return response
 
     async def _awatch(self, governor: Governor, wire: Wire, request: Any, send: Callable[[Any], Awaitable[Any]]) -> Any:
@@ -156,15 +153,13 @@ class Door:
         try:
             with call.span.active(model=governor):
                 response = await send(request)
-                if not (in_pieces := passes(response)):
-                    await response.aread()
         except BaseException as error:
             call.failed(error)
             raise
-        if in_pieces:
-            watched.follow(call, response, asynchronous=True)
-        else:
+        if response.is_closed:
             watched.answer(call, response)
+        else:
+            watched.follow(call, response, asynchronous=True)
         return response
 
     def _watched(self, governor: Governor, wire: Wire, request: Any) -> Watched | None:

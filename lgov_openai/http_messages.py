@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import sys
+from codecs import utf_8_decode
 from contextlib import suppress
 from datetime import timedelta
 from functools import lru_cache
@@ -20,15 +21,15 @@ from lgov_core.scope import current_scope
 from lgov_core.types import Decision, Effect, new_id
 from lgov_openai.chat import ChatProtocol
 from lgov_openai.exchange import Answer, Received, Send
-from lgov_openai.passing import is_stream
+from lgov_openai.passing import OF_THE_BODY
 from lgov_openai.responses import ResponsesProtocol
 from lgov_openai.wire import JSON, Wire, dump, loads, read_events
 
 _WIRES: tuple[tuple[str, Wire], ...] = (("/chat/completions", ChatProtocol()), ("/responses", ResponsesProtocol()))
-#: Headers of a reply that say how its body was sent, not what it says.
-_OF_THE_BODY = frozenset({"content-length", "content-encoding", "transfer-encoding"})
 _ONCE = frozenset({"idempotency-key", "x-idempotency-key"})
 
+#: What a line of server-sent events may begin with.
+_FIELDS = (b"data:", b"event:", b"id:", b"retry:", b":")
 _NOT_AS_EXPECTED = (ValueError, TypeError, KeyError, IndexError, AttributeError, RecursionError)
 
 
@@ -74,7 +75,7 @@ def request_of(step: Send, request: Any) -> Any:
     """What is sent for ``request``."""
     if step.body is None:
         return request
-    headers = [(name, value) for name, value in request.headers.multi_items() if name.lower() not in _OF_THE_BODY]
+    headers = [(name, value) for name, value in request.headers.multi_items() if name.lower() not in OF_THE_BODY]
     if step.again:  # A server that knows the key would answer with the reply it gave before.
         headers = [(name, new_id("lgov") if name.lower() in _ONCE else value) for name, value in headers]
     content = json.dumps(step.body, separators=(",", ":")).encode()
@@ -91,8 +92,8 @@ def received(response: Any, wire: Wire) -> Received:
     if (refused := _refused(response)) is not None:
         return refused
     try:
-        events = read_events(response.content.decode()) if is_stream(response) else []
-        reply = wire.from_stream(events) if is_stream(response) else loads(response.content)
+        events = read_events(response.content.decode()) if _is_stream(response) else []
+        reply = wire.from_stream(events) if _is_stream(response) else loads(response.content)
         if reply is not None:
             return _understood(response, wire, reply, events)
     except _NOT_AS_EXPECTED as error:
@@ -109,18 +110,24 @@ def seen(response: Any, wire: Wire) -> Received:
     """As `received`, for a response that goes on as it came: one that cannot be understood is one without a reply."""
     if (refused := _refused(response)) is not None:
         return refused
-    content: bytes = response.content
     try:
-        # A stream begins with the name of a field.
-        if content[:1] != b"{" and is_stream(response):
-            reply = wire.from_stream(read_events(content.decode()))
+        content: bytes = response.content
+        # A stream begins with the name of a field. Clients that asked for one do not ask how it calls itself.
+        if content.startswith(_FIELDS) or (_is_stream(response) and content[:1] != b"{"):
+            text, _ = utf_8_decode(content)  # without half a character at its end
+            reply = wire.from_stream(read_events(text, cut=True))
         else:
             reply = loads(content)
         if reply is None:
             return Received(response, None, error=RuntimeError("a stream without an end"))
         return _understood(response, wire, reply)
-    except _NOT_AS_EXPECTED as error:
+    except Exception as error:  # noqa: BLE001 - whatever it is, it is the program's affair
         return Received(response, None, error=error)
+
+
+def _is_stream(response: Any) -> bool:
+    """Whether a reply comes as server-sent events."""
+    return str(response.headers.get("content-type", "")).lower().startswith("text/event-stream")
 
 
 def _refused(response: Any) -> Received | None:
@@ -142,7 +149,7 @@ def response_of(answer: Answer, wire: Wire, body: JSON, request: Any) -> Any:
         assert came is not None
         return came.response
     if came is not None:
-        content = wire.to_stream(body, answer.reply, came.events) if is_stream(came.response) else None
+        content = wire.to_stream(body, answer.reply, came.events) if _is_stream(came.response) else None
         return _made(came.response, json.dumps(answer.reply) if content is None else content)
     streamed = bool(body.get("stream"))
     content = wire.to_stream(body, answer.reply, ()) if streamed else json.dumps(answer.reply)
@@ -155,7 +162,7 @@ def response_of(answer: Answer, wire: Wire, body: JSON, request: Any) -> Any:
 
 def _made(response: Any, content: str) -> Any:
     """``response`` with another body."""
-    headers = [(name, value) for name, value in response.headers.multi_items() if name.lower() not in _OF_THE_BODY]
+    headers = [(name, value) for name, value in response.headers.multi_items() if name.lower() not in OF_THE_BODY]
     made = type(response)(
         response.status_code,
         headers=headers,

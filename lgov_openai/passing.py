@@ -1,4 +1,4 @@
-"""Streamed replies that go to the program as they come, and are noted in passing.
+"""Replies that go to the program as they come, and are noted in passing.
 
 What a program reads of such a response comes from where it came from, piece by piece, when the program asks for it: here
 it is only kept as well. Nothing of it is changed or held back, and what is done with it raises nothing into the program.
@@ -6,76 +6,110 @@ it is only kept as well. Nothing of it is changed or held back, and what is done
 
 from __future__ import annotations
 
-import sys
+import gc
 import threading
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Hashable, Iterator, Mapping
 from contextlib import suppress
-from contextvars import copy_context
+from contextvars import Context, copy_context
+from dataclasses import dataclass
 from functools import lru_cache, partial
 from typing import Any
+
+#: Headers of a reply that say how its body was sent, not what it says.
+OF_THE_BODY = frozenset({"content-length", "content-encoding", "transfer-encoding"})
+
+
+@dataclass(frozen=True, slots=True)
+class _Noting:
+    """What is done with a reply, and in which context."""
+
+    ended: Callable[[Any, BaseException | None], None]
+    look: Callable[[Any], None]
+    context: Context
+    like: Callable[..., Any]
+    headers: Any
+
+    def so_far(self, pieces: list[bytes]) -> Any:
+        """A response that has been read and says what came, as far as it can be decoded."""
+        coded, parts = self.like(headers=self.headers, content=iter(pieces)), list[bytes]()
+        with suppress(Exception):  # the end may be missing, and some decoders ask for it
+            parts.extend(coded.iter_bytes())
+        headers = [(name, value) for name, value in self.headers.multi_items() if name.lower() not in OF_THE_BODY]
+        return self.like(headers=headers, content=b"".join(parts))
+
+    def quietly(self, what: Callable[..., None], *given: Any) -> None:
+        """Runs it in the context in which the request was sent, and raises nothing."""
+        with suppress(Exception):
+            self.context.copy().run(what, *given)
 
 
 class Passing:
     """One reply on its way; made, it has ``response`` pass through it.
 
-    ``ended`` is called once, with what ended it: None for the end of the stream, or the error that the program got, or
-    `GeneratorExit` where it reads no further. ``whole`` may be called before, and says whether the reply was whole by
-    then; after it said so it is not asked again. Both get this reply, and run in the context in which the request was
-    sent, whoever reads, and wherever. May be read by any thread.
+    ``ended`` is called once, with a response that says what came, and what ended it: None for the end of the stream, the
+    error that the program got, or `GeneratorExit` where it reads no further. ``look`` may be called before that with what
+    came so far. Both run in the context in which the request was sent, whoever reads, and wherever. ``place`` is what the
+    reply answers. May be read by any thread.
     """
 
     def __init__(
         self,
         response: Any,
-        ended: Callable[[Passing, BaseException | None], None],
-        whole: Callable[[Passing], bool],
+        ended: Callable[[Any, BaseException | None], None],
+        look: Callable[[Any], None],
+        place: Hashable,
         *,
         asynchronous: bool,
     ) -> None:
-        self._on_end = ended
-        self._on_look = whole
-        self._context = copy_context()
-        self._lock = threading.RLock()
-        self._over = False
-        #: The reply was whole once, and that has been noted.
-        self.noted = False
+        self.place = place
         #: Nobody reads any further, which was found where nothing could be done about it.
         self.left = False
-        self.pieces: list[bytes] = []
         # Not the response: as long as that is held by somebody who only notes, nobody learns that the program dropped it.
-        self._like = partial(type(response), response.status_code, headers=response.headers, request=response.request)
+        like = partial(type(response), response.status_code, request=response.request)
+        self._noting: _Noting | None = _Noting(ended, look, copy_context(), like, response.headers)
+        self._lock = threading.RLock()
+        self._pieces: list[bytes] = []
+        self._looked_at = 0
         response.stream = _stream_class(type(response.stream), asynchronous)(response.stream, self)
 
-    def so_far(self) -> Any:
-        """A response that has been read and says what came so far. Raises what the HTTP library raises for it."""
-        return self._like(content=b"".join(self.pieces))
+    def add(self, piece: bytes) -> None:
+        """Keeps what came."""
+        if self._noting is not None:
+            self._pieces.append(piece)
 
     def end(self, error: BaseException | None) -> None:
         """Says that nothing comes any more."""
         with self._lock:
-            if not self._over:
-                self._over = True
-                self._quietly(self._on_end, self, error)
+            noting, self._noting = self._noting, None
+            if noting is not None:
+                pieces, self._pieces = self._pieces, []
+                noting.quietly(lambda: noting.ended(noting.so_far(pieces), error))
+
+    def leave(self) -> None:
+        """Says that nobody reads any further."""
+        if getattr(_COLLECTING, "now", False):  # a collector of garbage comes while others hold locks
+            self.left = True
+        else:
+            self.end(GeneratorExit())
 
     def look(self) -> None:
-        """Has noted what came so far, if that is a whole reply: a program may go on when it has read enough."""
+        """Has noted what came so far: a program may go on when it has read enough."""
         with self._lock:
-            if not self._over and not self.noted:
-                self.noted = bool(self._quietly(self._on_look, self))
+            noting, count = self._noting, len(self._pieces)
+            if noting is not None and count != self._looked_at:
+                self._looked_at = count
+                noting.quietly(lambda: noting.look(noting.so_far(self._pieces[:count])))
 
-    def _quietly(self, what: Callable[..., Any], *given: Any) -> Any:
-        with suppress(Exception):
-            return self._context.copy().run(what, *given)
-
-
-def is_stream(response: Any) -> bool:
-    """Whether a reply comes as server-sent events."""
-    return str(response.headers.get("content-type", "")).lower().startswith("text/event-stream")
+    def holds(self, text: bytes) -> bool:
+        """Whether this came, if it was sent as it is."""
+        return text in b"".join(self._pieces)
 
 
-def passes(response: Any) -> bool:
-    """Whether what ``response`` says is still to come, in pieces."""
-    return 200 <= response.status_code < 300 and is_stream(response) and not response.is_closed
+_COLLECTING = threading.local()
+
+
+def _note_collection(phase: str, _: Mapping[str, int]) -> None:
+    _COLLECTING.now = phase == "start"
 
 
 class _Kept:
@@ -84,16 +118,18 @@ class _Kept:
     def __init__(self, inner: Any, passing: Passing) -> None:
         self._inner = inner
         self._passing = passing
+        if _note_collection not in gc.callbacks:
+            gc.callbacks.append(_note_collection)
 
     def __del__(self) -> None:
-        self._passing.left = True  # no more than that: a collector of garbage comes while others hold locks
+        self._passing.leave()
 
 
 class _Pieces(_Kept):
     def __iter__(self) -> Iterator[bytes]:
         try:
             for piece in self._inner:
-                self._passing.pieces.append(piece)
+                self._passing.add(piece)
                 yield piece
         except GeneratorExit:  # the response is closed next, as a rule
             raise
@@ -106,17 +142,14 @@ class _Pieces(_Kept):
         try:
             self._inner.close()
         finally:
-            if sys.exc_info()[0] is GeneratorExit:  # maybe by the collector, which closes generators too
-                self._passing.left = True
-            else:
-                self._passing.end(GeneratorExit())
+            self._passing.leave()
 
 
 class _AsyncPieces(_Kept):
     async def __aiter__(self) -> AsyncIterator[bytes]:
         try:
             async for piece in self._inner:
-                self._passing.pieces.append(piece)
+                self._passing.add(piece)
                 yield piece
         except GeneratorExit:
             raise
@@ -129,7 +162,7 @@ class _AsyncPieces(_Kept):
         try:
             await self._inner.aclose()
         finally:
-            self._passing.end(GeneratorExit())
+            self._passing.leave()
 
 
 @lru_cache(maxsize=64)

@@ -214,15 +214,17 @@ class Transcripts:
         for one in forgotten:
             _abandon(one)
 
-    def catch_up(self, call_ids: Iterable[str | None]) -> None:
-        """Ends the replies that nobody reads any more; the others are looked at if one of these calls is not known."""
-        if not self.passing:
-            return
-        unknown = any(call_id not in self._pending for call_id in call_ids)
+    def catch_up(self, prefix: str | None, call_ids: Iterable[str | None]) -> None:
+        """Has noted the calls of replies that are still on their way, where a program goes on before it read to the end.
+
+        Those are looked at that answer what begins with ``prefix``, and those that hold one of these calls, if it is not
+        known. The replies that nobody reads any more are ended.
+        """
+        unknown = [one.encode() for one in call_ids if one is not None and one not in self._pending]
         for one in list(self.passing):
             if one.left:
                 one.end(GeneratorExit())
-            elif unknown:
+            elif one.place == (current_scope(), prefix) or any(map(one.holds, unknown)):
                 one.look()
 
     def claim(self, call_id: str | None, proposal: Proposal | None, prefix: str | None) -> tuple[Pending | None, bool]:

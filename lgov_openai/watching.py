@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from lgov_core.governor import UNJUDGED
@@ -52,53 +53,64 @@ class Watched:
 
     def answer(self, call: ModelCall, response: Any) -> None:
         """Ends the call with what the response says."""
-        self._answered(call, seen(response, self._wire))
+        received = seen(response, self._wire)
+        if received.reply is None:
+            call.failed(received.error or RuntimeError("no reply"))
+            return
+        self._answered(call, received)
+        self._propose(received)
 
     def follow(self, call: ModelCall, response: Any, *, asynchronous: bool) -> None:
         """Has the call end when the response does: when its stream ends or breaks off, or the program reads no further."""
         memory, wire = self._memory, self._wire
+        noted: Counter[Hashable] = Counter()
 
-        def ended(passing: Passing, error: BaseException | None) -> None:
-            memory.passing.discard(passing)
-            try:
-                came = seen(passing.so_far(), wire)
-            except Exception as unreadable:
-                call.failed(error or unreadable)
-                raise
-            if came.reply is None and error is not None:
-                call.failed(error)
+        def ended(came: Any, error: BaseException | None) -> None:
+            received = seen(came, wire)
+            if received.reply is not None:
+                # First, and the reply still among those on their way: another thread may bring the results at once.
+                self._propose(received, noted)
+                self._answered(call, received)
             else:
-                self._answered(call, came, noted=passing.noted)
+                refused = None if came.is_success else received.error
+                call.failed(refused or error or received.error or RuntimeError("no reply"))
 
-        def whole(passing: Passing) -> bool:
-            came = seen(passing.so_far(), wire)
-            if came.reply is not None:
-                self._propose(came)
-            return came.reply is not None
+        def done(came: Any, error: BaseException | None) -> None:
+            try:
+                ended(came, error)
+            finally:
+                memory.passing.discard(passing)
 
-        memory.passing.add(Passing(response, ended, whole, asynchronous=asynchronous))
+        def look(came: Any) -> None:
+            self._propose(seen(came, wire), noted)
 
-    def _answered(self, call: ModelCall, came: Received, *, noted: bool = False) -> None:
-        reading, turns = came.reading, came.turns
-        if came.reply is None or reading is None:
-            call.failed(came.error or RuntimeError("no reply"))
-            return
+        place = current_scope(), self._request.prefixes[len(self._request.entries)]
+        passing = Passing(response, done, look, place, asynchronous=asynchronous)
+        memory.passing.add(passing)
+
+    def _answered(self, call: ModelCall, received: Received) -> None:
+        reading, turns = received.reading, received.turns
+        assert reading is not None
         call.answered(reading)
-        if not noted:
-            self._propose(came)
         if len(turns) == 1 and turns[0].entries:
             self._request.reply = reply = turns[0].entries[0]
             shown = call.span.attributes.get(semconv.OUTPUT_MESSAGES)
             if isinstance(shown, str) and self._wire.is_of_model(reply):  # later calls show it as its own does
                 self._request.reply_shown = shown
 
-    def _propose(self, came: Received) -> None:
-        """Remembers the calls that the program may make, until it says what came of them."""
-        proposals = [proposal for turn in came.turns for proposal in turn.proposals]
+    def _propose(self, received: Received, noted: Counter[Hashable] | None = None) -> None:
+        """Remembers the calls that the program may make, until it says what came of them. ``noted`` has been before."""
+        proposals = [proposal for turn in received.turns for proposal in turn.proposals]
         if not proposals:
             return
         scope, here = current_scope(), self._request.prefixes[len(self._request.entries)]
+        before = Counter(noted)
         for proposal in proposals:
+            if before[proposal.identity] > 0:
+                before[proposal.identity] -= 1
+                continue
+            if noted is not None:
+                noted[proposal.identity] += 1
             action = tool_action(Point.PRE_TOOL_CALL, proposal.name, proposal.call_id, proposal)
             if proposal.arguments is None:
                 action = action.changed(arguments=_lenient(proposal) or {}, text=proposal.raw)
@@ -117,7 +129,8 @@ def new_results(
     while start > 0 and wire.is_of_model(entries[start - 1]):
         start -= 1
     calls = {call.call_id: call for entry in entries[start:end] for call in wire.proposals(entry)}
-    memory.catch_up(calls)
+    if memory.passing:
+        memory.catch_up(prefixes[start] if calls else None, calls)
     for entry in entries[end:] if calls else ():
         answered = wire.answered_call(entry)
         if answered is None or (call := calls.get(answered[0])) is None:

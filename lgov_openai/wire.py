@@ -338,15 +338,28 @@ def summed(first: Any, second: Any) -> Any:
 # ---------------------------------------------------------------------- server-sent events
 
 
-def read_events(text: str) -> list[JSON]:
-    """The JSON objects of a stream of server-sent events. Raises ValueError where one is not readable."""
+def read_events(text: str, *, cut: bool = False) -> list[JSON]:
+    """The JSON objects of a stream of server-sent events. Raises ValueError where one is not readable.
+
+    ``cut``: more may have come, so that the last one may be no whole one; then it is left out.
+    """
     found: list[JSON] = []
-    for block in text.replace("\r\n", "\n").replace("\r", "\n").split("\n\n"):
-        data = "\n".join(line[5:].removeprefix(" ") for line in block.split("\n") if line.startswith("data:"))
-        if not data or data == "[DONE]":
-            continue
-        value = json.loads(data)
-        if not isinstance(value, dict):
-            raise ValueError("an event is not an object")
-        found.append(cast(JSON, value))
+    *blocks, last = text.replace("\r\n", "\n").replace("\r", "\n").split("\n\n")
+    for block in blocks:
+        _add_event(found, block)
+    try:
+        _add_event(found, last)
+    except ValueError:
+        if not cut:
+            raise
     return found
+
+
+def _add_event(found: list[JSON], block: str) -> None:
+    data = "\n".join(line[5:].removeprefix(" ") for line in block.split("\n") if line.startswith("data:"))
+    if not data or data == "[DONE]":
+        return
+    value = json.loads(data)
+    if not isinstance(value, dict):
+        raise ValueError("an event is not an object")
+    found.append(cast(JSON, value))

@@ -35,6 +35,8 @@ if TYPE_CHECKING:
 #: How often a model is asked again after it proposed what is denied; then the denial is the answer.
 MAX_DENIED_ROUNDS = 3
 
+_NO_MORE = object()
+
 _NAMES = (
     "system_instructions", "input", "model_settings", "tools", "output_schema", "handoffs", "tracing",
     "previous_response_id", "conversation_id", "prompt",
@@ -123,8 +125,7 @@ async def _watch(governor: Governor, model: Any, request: ModelRequest, send: Se
         except BaseException as error:
             call.failed(error)
             raise
-        call.answered(items.reading_of(response, model_name(model)))
-        _, response = await _judge_proposals(governor, request, response, agent)
+        await _note(call, request, response, agent)
         return response
 
 
@@ -141,16 +142,15 @@ async def _watch_stream(
         while True:
             with acting_in(run), call.span.active(model=governor):
                 events = aiter(stream(_attributed(request, model, agent))) if events is None else events
-                event = await anext(events, None)
-            if event is None:
+                event = await anext(events, _NO_MORE)
+            if event is _NO_MORE:
                 break
             if response is None:
                 seen.append(event)
                 response = response_of(seen) if isinstance(event, ResponseCompletedEvent) else None
                 if response is not None:
-                    call.answered(items.reading_of(response, model_name(model)))
                     with acting_in(run):
-                        await _judge_proposals(governor, request, response, agent)
+                        await _note(call, request, response, agent)
             yield event
     except BaseException as error:
         if response is None:
@@ -161,6 +161,17 @@ async def _watch_stream(
             await events.aclose()
     if response is None:
         call.failed(IncompleteReply())
+
+
+async def _note(call: ModelCall, request: ModelRequest, response: ModelResponse, agent: str | None) -> None:
+    """Ends the call with a reply that nobody judges, and notes what it proposes. What is odd about it raises nothing."""
+    try:
+        reading = items.reading_of(response, call.span.name)
+    except Exception as error:  # noqa: BLE001 - models bring what they like, and the program may like it too
+        call.failed(error)
+        return
+    call.answered(reading)
+    await _judge_proposals(call.governor, request, response, agent)
 
 
 def _shown(governor: Governor, model: Any, request: ModelRequest, run: AgentRun | None, agent: str | None) -> ModelCall:

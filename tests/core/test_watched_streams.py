@@ -421,3 +421,62 @@ async def test_a_client_s_own_stream_is_closed_with_the_one_that_the_program_rea
         await pieces.aclose()
         assert closed == ["closed"]
     assert [span.attributes[semconv.ERROR_TYPE] for span in store.of(semconv.CHAT)] == ["GeneratorExit"]
+
+
+@pytest.mark.parametrize("streamed", [True, False])
+async def test_what_is_odd_about_a_reply_is_the_program_s_affair(streamed: bool) -> None:
+    pytest.importorskip("autogen_ext")
+    from autogen_core.models import CreateResult, ModelFamily, UserMessage
+    from autogen_ext.models.replay import ReplayChatCompletionClient
+
+    from lgov_autogen import GovernedChatCompletionClient
+
+    odd: Any = CreateResult.model_construct(content="hi", finish_reason="stop", usage=None, cached=False)
+
+    class Own(ReplayChatCompletionClient):
+        async def create(self, *args: Any, **kwargs: Any) -> Any:
+            return odd
+
+        async def create_stream(self, *args: Any, **kwargs: Any) -> Any:
+            yield None
+            yield odd
+
+    info: Any = {"vision": False, "function_calling": True, "json_output": True, "structured_output": True}
+    inner = Own([], model_info={**info, "family": ModelFamily.UNKNOWN})
+    asked = [UserMessage(content="go", source="user")]
+    with watched("autogen", armed=False) as store:
+        client: Any = GovernedChatCompletionClient(inner, GOVERNORS[-1])
+        if streamed:
+            assert [piece async for piece in client.create_stream(asked)] == [None, odd]
+        else:
+            assert await client.create(asked) is odd
+    assert [span.attributes[semconv.ERROR_TYPE] for span in store.of(semconv.CHAT)] == ["AttributeError"]
+
+
+@pytest.mark.parametrize("streamed", [True, False])
+async def test_what_is_odd_about_a_model_s_reply_is_the_program_s_affair(streamed: bool) -> None:
+    agents = pytest.importorskip("agents")
+    from openai.types.responses import Response, ResponseCompletedEvent, ResponseOutputMessage
+
+    message = ResponseOutputMessage.model_construct(id="m", type="message", role="assistant", content=None)
+    response = Response.model_construct(id="r", output=[message], usage=None)
+    event = ResponseCompletedEvent.model_construct(type="response.completed", response=response, sequence_number=0)
+    odd = agents.ModelResponse(output=[message], usage=agents.Usage(), response_id="r")
+
+    class Own(agents.Model):  # type: ignore[misc]
+        async def get_response(self, *args: Any, **kwargs: Any) -> Any:
+            return odd
+
+        async def stream_response(self, *args: Any, **kwargs: Any) -> AsyncIterator[Any]:
+            yield event
+
+    asked = (None, "go", None, [], None, [], None)
+    with watched("openai-agents", armed=False) as store:
+        from lgov_openai_agents import GovernedModel
+
+        model: Any = GovernedModel(Own(), GOVERNORS[-1])
+        if streamed:
+            assert [one async for one in model.stream_response(*asked)] == [event]
+        else:
+            assert await model.get_response(*asked) is odd
+    assert [span.attributes[semconv.ERROR_TYPE] for span in store.of(semconv.CHAT)] == ["TypeError"]

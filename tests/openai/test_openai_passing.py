@@ -132,13 +132,70 @@ def test_a_reply_that_is_dropped_unread_is_ended_with_the_next_request(client: A
     assert [span.attributes.get(semconv.ERROR_TYPE) for span in seen.of(semconv.CHAT)] == ["GeneratorExit", None]
 
 
+def test_a_generator_that_the_program_closes_ends_its_call_at_once(client: Any, seen: Seen) -> None:
+    def pass_on(server: ScriptedModelServer) -> Iterator[Any]:
+        with ask(client, server) as chunks:
+            yield from chunks
+
+    with ScriptedModelServer([CALL]) as server:
+        passed = pass_on(server)
+        next(passed)
+        passed.close()
+        assert [span.attributes[semconv.ERROR_TYPE] for span in seen.of(semconv.CHAT)] == ["GeneratorExit"]
+
+
+def test_calls_are_known_before_their_reply_is_shown(client: Any, seen: Seen) -> None:
+    known: list[bool] = []
+
+    class Asking:
+        @hookimpl
+        def lgov_observe(self, event: object) -> None:
+            if isinstance(event, Span):  # another thread may bring the results meanwhile
+                known.append("call_0" in memory._pending)
+
+    governor = watching(Asking())
+    with openai.OpenAI(base_url="http://model.invalid/v1", api_key="k", max_retries=0) as plain:
+        governed = govern_client(plain, governor)
+        memory = type(governed)._lgov_doors[0].memory_of(governor)  # type: ignore[attr-defined]
+        with ScriptedModelServer([CALL]) as server:
+            list(ask(governed, server))
+    assert known == [True]
+
+
+def test_a_server_may_give_every_call_the_same_id(client: Any, seen: Seen) -> None:
+    with ScriptedModelServer([CALL, CALL, ScriptedReply("done")]) as server:
+        messages = [*QUESTION]
+        kept = []
+        for number in range(3):
+            kept.append(ask(client, server, messages))
+            read_to_the_finish(kept[-1])
+            messages += [ASKED, {**TOLD, "content": str(number)}]
+    assert [span.attributes[semconv.TOOL_RESULT] for span in seen.of(semconv.EXECUTE_TOOL)] == ["0", "1"]
+
+
+@pytest.mark.parametrize("retries", [0, 1])
+def test_an_error_in_place_of_a_stream_is_the_server_s(client: Any, seen: Seen, retries: int) -> None:
+    busy = ScriptedReply("busy", status=503, headers={"retry-after-ms": "1"})
+    with ScriptedModelServer([busy, ScriptedReply("done")]) as server:
+        trying = client.with_options(max_retries=retries, base_url=server.base_url)
+        if retries:
+            list(trying.chat.completions.create(model="m", messages=QUESTION, stream=True))
+        else:
+            with pytest.raises(openai.InternalServerError, match="busy"):
+                trying.chat.completions.create(model="m", messages=QUESTION, stream=True)
+    errors = [span.attributes.get(semconv.ERROR_TYPE) for span in seen.of(semconv.CHAT)]
+    assert errors == ["APIStatusError", None][: retries + 1]
+
+
 def test_nothing_is_kept_of_a_stream_that_ended(client: Any) -> None:
     with ScriptedModelServer([ScriptedReply("done")]) as server:
         chunks = ask(client, server)
         ended, stream = weakref.ref(chunks.response), weakref.ref(chunks.response.stream)
         for _ in chunks:
             pass
-        del chunks
+        passing = chunks.response.stream._passing
+        assert (passing._noting, passing._pieces) == (None, [])
+        del chunks, passing
         gc.collect()
     assert (ended(), stream()) == (None, None)
     assert not [one for one in gc.get_objects() if type(one) is Passing]
@@ -241,6 +298,75 @@ def test_a_body_may_be_compressed(seen: Seen) -> None:
     assert json.loads(str(call.attributes[semconv.OUTPUT_MESSAGES]))[0]["content"] == "one two"
 
 
+@pytest.mark.parametrize("tail", [b"data: [DO", b"data: {", b'data: {"id": "\xc3', b"da"])
+@pytest.mark.parametrize("closed", [True, False])
+def test_a_piece_may_end_within_an_event_that_the_program_does_not_read(seen: Seen, tail: bytes, closed: bool) -> None:
+    call = {"index": 0, "id": "call_0", "type": "function", "function": {"name": "add", "arguments": '{"a": 1}'}}
+    first = events(chunk(role="assistant", tool_calls=[call]), chunk("tool_calls"))
+    client = answering(seen, [first + tail, b"never read"])
+    chunks = client.chat.completions.create(model="m", messages=QUESTION, stream=True)
+    read_to_the_finish(chunks)
+    if closed:
+        chunks.close()
+    client.chat.completions.create(model="m", messages=[*QUESTION, ASKED, TOLD], stream=True).close()
+    assert [span.attributes[semconv.TOOL_RESULT] for span in seen.of(semconv.EXECUTE_TOOL)] == ["2"]
+    if closed:
+        assert semconv.ERROR_TYPE not in seen.of(semconv.CHAT)[0].attributes
+
+
+def test_choices_that_come_after_the_program_went_on_are_not_lost(seen: Seen) -> None:
+    def part(index: int) -> dict[str, Any]:
+        function = {"name": "add", "arguments": json.dumps({"a": index})}
+        call = {"index": 0, "id": f"call_{index}", "type": "function", "function": function}
+        choice = {"index": index, "delta": {"tool_calls": [call]}, "finish_reason": "tool_calls"}
+        return {**chunk(), "choices": [choice]}
+
+    client = answering(seen, [events(part(0)), events(part(1)) + b"data: [DONE]\n\n"])
+    chunks = client.chat.completions.create(model="m", messages=QUESTION, stream=True, n=2)
+    next(chunks)
+    for index in range(2):
+        asked = part(index)["choices"][0]["delta"]["tool_calls"]
+        asked = [{name: value for name, value in one.items() if name != "index"} for one in asked]
+        told = {"role": "tool", "tool_call_id": f"call_{index}", "content": str(index)}
+        messages = [*QUESTION, {"role": "assistant", "tool_calls": asked}, told]
+        client.chat.completions.create(model="m", messages=messages, stream=True).close()
+        list(chunks)
+    assert [span.attributes[semconv.TOOL_RESULT] for span in seen.of(semconv.EXECUTE_TOOL)] == ["0", "1"]
+
+
+@pytest.mark.parametrize("kind", ["text/event-stream", "application/octet-stream", ""])
+def test_a_stream_need_not_say_that_it_is_one(seen: Seen, kind: str) -> None:
+    came: list[str] = []
+
+    class Body(httpx2.SyncByteStream):
+        def __iter__(self) -> Iterator[bytes]:
+            for number, one in enumerate(TEXT):
+                came.append(f"sent {number}")
+                yield events(one)
+
+    given = {"content-type": kind} if kind else {}
+    transport = httpx2.MockTransport(lambda request: httpx2.Response(200, headers=given, stream=Body()))
+    http = httpx2.Client(transport=transport)
+    plain = openai.OpenAI(base_url="http://model.invalid/v1", api_key="k", max_retries=0, http_client=http)
+    client = govern_client(plain, watching(seen))
+    for number, _ in enumerate(client.chat.completions.create(model="m", messages=QUESTION, stream=True)):
+        came.append(f"got {number}")
+    assert came == ["sent 0", "got 0", "sent 1", "got 1", "sent 2", "got 2"]
+    (call,) = seen.of(semconv.CHAT)
+    assert json.loads(str(call.attributes[semconv.OUTPUT_MESSAGES]))[0]["content"] == "one two"
+
+
+def test_a_whole_reply_may_be_read_in_pieces_too(seen: Seen) -> None:
+    body = json.dumps({"id": "chatcmpl-1", "model": "m", "choices": [
+        {"index": 0, "message": {"role": "assistant", "content": "hi"}, "finish_reason": "stop"}
+    ]}).encode()  # fmt: skip
+    client = answering(seen, [body[:9], body[9:]], content_type="application/json")
+    with client.chat.completions.with_streaming_response.create(model="m", messages=QUESTION) as raw:
+        assert list(raw.http_response.iter_raw()) == [body[:9], body[9:]]
+    (call,) = seen.of(semconv.CHAT)
+    assert json.loads(str(call.attributes[semconv.OUTPUT_MESSAGES]))[0]["content"] == "hi"
+
+
 @pytest.mark.parametrize("body", [b"", b"data: [DONE]\n\n", events(TEXT[0]), b"data: {\n\n", b'{"error": {}}'])
 def test_a_body_without_a_whole_reply_goes_on_and_its_call_failed(seen: Seen, body: bytes) -> None:
     client = answering(seen, [body])
@@ -252,9 +378,7 @@ def test_a_body_without_a_whole_reply_goes_on_and_its_call_failed(seen: Seen, bo
 
 def test_a_body_that_is_not_what_its_encoding_says_is_the_program_s_affair(seen: Seen) -> None:
     client = answering(seen, [b"no gzip"], content_encoding="gzip")
-    for _ in range(3):  # each is shown with the next request
-        with pytest.raises(openai.APIConnectionError):
-            list(client.chat.completions.create(model="m", messages=QUESTION, stream=True))
-    calls = seen.of(semconv.CHAT)
-    assert len(calls) == 2
-    assert all(semconv.ERROR_TYPE in call.attributes for call in calls)
+    with pytest.raises(openai.APIConnectionError):
+        list(client.chat.completions.create(model="m", messages=QUESTION, stream=True))
+    (call,) = seen.of(semconv.CHAT)
+    assert semconv.ERROR_TYPE in call.attributes
