@@ -1,4 +1,4 @@
-"""lgov for AutoGen: a governed model client, workbench and code executor, and `arm` for a whole process.
+"""lgov for AutoGen: a governed model client, workbench and code executor, and `instrument` for a whole process.
 
 Names are looked up when they are first used, so importing this package does not import AutoGen.
 """
@@ -9,9 +9,9 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from lgov_autogen.arming import arm, disarm
     from lgov_autogen.code import GovernedCodeExecutor
     from lgov_autogen.component import governing
+    from lgov_autogen.instrumentor import instrument, uninstrument
     from lgov_autogen.model_client import GovernedChatCompletionClient
     from lgov_autogen.workbench import GovernedWorkbench
 
@@ -19,17 +19,17 @@ __all__ = [
     "GovernedChatCompletionClient",
     "GovernedCodeExecutor",
     "GovernedWorkbench",
-    "arm",
-    "disarm",
     "governing",
+    "instrument",
+    "uninstrument",
 ]
 
 _HOMES = {
     "GovernedChatCompletionClient": "lgov_autogen.model_client",
     "GovernedCodeExecutor": "lgov_autogen.code",
     "GovernedWorkbench": "lgov_autogen.workbench",
-    "arm": "lgov_autogen.arming",
-    "disarm": "lgov_autogen.arming",
+    "instrument": "lgov_autogen.instrumentor",
+    "uninstrument": "lgov_autogen.instrumentor",
     "governing": "lgov_autogen.component",
 }
 

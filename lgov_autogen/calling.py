@@ -9,8 +9,8 @@ from typing import Any
 
 from lgov_autogen.messages import RAW_ARGUMENTS
 from lgov_autogen.runs import end_at_next_step
-from lgov_core.coverage import covered_call
-from lgov_core.governor import Governor
+from lgov_core.instrumentation import Governor
+from lgov_core.instrumentation.evaluated_call import covered_call
 from lgov_core.types import Action, Decision, Kind
 
 

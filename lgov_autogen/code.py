@@ -14,9 +14,9 @@ from pydantic import BaseModel
 from lgov_autogen.component import chosen_governor, governor_of
 from lgov_autogen.messages import FRAMEWORK
 from lgov_autogen.runs import current_run, end_at_next_step
-from lgov_core.coverage import covered_call
-from lgov_core.governor import Governor
-from lgov_core.tool_call import ToolReading, agovern_tool
+from lgov_core.instrumentation import Governor
+from lgov_core.instrumentation.evaluated_call import covered_call
+from lgov_core.instrumentation.tool_call import ToolReading, agovern_tool
 from lgov_core.types import Action, Point
 
 #: The languages whose blocks are commands for a shell. Others are programs, in an argument of another name.
@@ -122,7 +122,8 @@ class GovernedCodeExecutor(CodeExecutor, Component[GovernedCodeExecutorConfig]):
     ``code``; both have ``language``. Blocks are judged and run one after the other; after one that is denied or fails
     nothing more is run. A denial is a result with status 126 whose output is the denial.
 
-    Without a governor it asks that of the armed process and raises `ArmError` where there is none: fails closed.
+    Without a governor it asks that of the instrumented process and raises `InstrumentationError` where there is
+    none: fails closed.
     Serialisable; see `governing` for the governor of a loaded one.
     """
 
@@ -137,7 +138,7 @@ class GovernedCodeExecutor(CodeExecutor, Component[GovernedCodeExecutorConfig]):
 
     @property
     def governor(self) -> Governor:
-        """The governor that is asked. Raises `ArmError` where there is none."""
+        """The governor that is asked. Raises `InstrumentationError` where there is none."""
         return governor_of(self._governor, self)
 
     async def execute_code_blocks(

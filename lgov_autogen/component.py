@@ -6,9 +6,9 @@ import contextvars
 from collections.abc import Generator
 from contextlib import contextmanager
 
-from lgov_autogen.arming import acting_governor
-from lgov_core.errors import ArmError
-from lgov_core.governor import Governor
+from lgov_autogen.instrumentor import acting_governor
+from lgov_core.errors import InstrumentationError
+from lgov_core.instrumentation import Governor
 
 _GOVERNING: contextvars.ContextVar[Governor | None] = contextvars.ContextVar("lgov_autogen_governing", default=None)
 
@@ -29,11 +29,13 @@ def chosen_governor(given: Governor | None) -> Governor | None:
 
 
 def governor_of(chosen: Governor | None, component: object) -> Governor:
-    """The governor to ask now: the chosen one, or else that of the armed process. Raises `ArmError` without one."""
+    """The governor to ask now: the chosen one, or else that of the instrumented process. Raises
+    `InstrumentationError` without one.
+    """
     governor = chosen if chosen is not None else acting_governor()
     if governor is None:
-        raise ArmError(
+        raise InstrumentationError(
             f"{type(component).__name__} has no governor, so it does nothing",
-            hint="give it one, load it inside `with governing(governor):`, or arm the process",
+            hint="give it one, load it inside `with governing(governor):`, or instrument the process",
         )
     return governor

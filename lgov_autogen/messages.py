@@ -18,9 +18,9 @@ from autogen_core.models import (
     UserMessage,
 )
 
-from lgov_core.heard import HeardTexts
-from lgov_core.json_reading import json_object
-from lgov_core.model_call import ModelReading
+from lgov_core._util.json_reading import json_object
+from lgov_core.instrumentation.message_decisions import MessageDecisionCache
+from lgov_core.instrumentation.model_call import ModelReading
 from lgov_core.types import Decision
 
 FRAMEWORK = "autogen"
@@ -101,7 +101,7 @@ def new_user_messages(messages: Sequence[LLMMessage]) -> list[UserMessage]:
     return found[::-1]
 
 
-def as_heard(heard: HeardTexts, messages: Sequence[LLMMessage]) -> Sequence[LLMMessage]:
+def as_heard(heard: MessageDecisionCache, messages: Sequence[LLMMessage]) -> Sequence[LLMMessage]:
     """``messages`` as a model may read them: a user's text that was denied stays denied at later calls."""
     instead = heard.instead_of(lambda: [_said(message) for message in messages])
     if not instead:
@@ -154,7 +154,9 @@ def model_name(client: Any) -> str:
 
 def told_result(decision: Decision, usage: RequestUsage | None = None) -> CreateResult:
     """The denial in place of a model's reply; it proposes no calls."""
-    return CreateResult(finish_reason="stop", content=decision.tell(), usage=usage or RequestUsage(0, 0), cached=False)
+    return CreateResult(
+        finish_reason="stop", content=decision.denial_message(), usage=usage or RequestUsage(0, 0), cached=False
+    )
 
 
 def with_text(result: CreateResult, text: str) -> CreateResult:

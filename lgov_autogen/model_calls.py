@@ -1,7 +1,7 @@
 """One call of a model client, governed: what was said, the call, the reply, and the hand-offs it proposes.
 
 The same steps serve the wrapper that a program makes itself (`GovernedChatCompletionClient`) and the methods of every
-client of an armed process. A streamed reply is held until it is judged; its chunks are passed on then. Where nobody
+client of an instrumented process. A streamed reply is held until it is judged; its chunks are passed on then. Where nobody
 judges each goes on as it comes.
 """
 
@@ -36,11 +36,11 @@ from lgov_autogen.proposals import (
 from lgov_autogen.runs import Run, begin_loop
 from lgov_autogen.transcript import HiddenPart, Transcript, own_text
 from lgov_autogen.transport import Exchange, watching
-from lgov_core.coverage import covered_call
 from lgov_core.errors import PolicyDenied
-from lgov_core.governor import Governor
-from lgov_core.heard import HeardTexts
-from lgov_core.model_call import ModelCall, ModelReading
+from lgov_core.instrumentation import Governor
+from lgov_core.instrumentation.evaluated_call import covered_call
+from lgov_core.instrumentation.message_decisions import MessageDecisionCache
+from lgov_core.instrumentation.model_call import ModelCall, ModelReading
 from lgov_core.types import Decision
 
 #: How often a model that proposes nothing but denied calls is asked again before the denial is the answer.
@@ -67,7 +67,7 @@ class ModelCalls:
     def __init__(self, governed_later: Callable[[Governor, Any], bool]) -> None:
         self._governed_later = governed_later
         self._transcript = Transcript()
-        self.heard = HeardTexts()
+        self.heard = MessageDecisionCache()
         self.waiting = Waiting()
 
     async def answer(
@@ -85,7 +85,7 @@ class ModelCalls:
         for the structured answer that was asked for.
         """
         run, agent, sent = await self._begun(messages, agent)
-        if governor.only_watches:
+        if governor.observe_only:
             return await self._watched(governor, client, agent, sent, options, send)
         call = _Call(self, governor, client, run, agent, dict(options), send, sent)
         try:
@@ -215,7 +215,7 @@ class ModelCalls:
                 continue
             if decision.blocks:
                 last = decision
-                told = decision.tell()
+                told = decision.denial_message()
                 denials.append(FunctionExecutionResult(content=told, name=call.name, call_id=call.id, is_error=True))
                 continue
             kept.append(judged)
@@ -336,7 +336,7 @@ class _Call:
             text = wording.text_of(message.content)
             decision = await self.governor.adecide(call.user_text(text, nested=nested))
             if decision.blocks:
-                self.calls.heard.denied(text, decision.tell())
+                self.calls.heard.denied(text, decision.denial_message())
                 self._refuse(call, decision)
             if decision.text is not None:
                 # In the conversation itself: the next call must not bring the replaced text back.

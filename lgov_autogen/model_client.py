@@ -19,12 +19,12 @@ from autogen_core.tools import Tool, ToolSchema
 from pydantic import BaseModel
 
 from lgov_autogen.answers import Answer, collected, streamed
-from lgov_autogen.arming import acting_governor
 from lgov_autogen.component import chosen_governor, governor_of
+from lgov_autogen.instrumentor import acting_governor
 from lgov_autogen.model_calls import ModelCalls
 from lgov_autogen.workbench import is_governed_schema
-from lgov_core.coverage import model_call_covered
-from lgov_core.governor import Governor
+from lgov_core.instrumentation import Governor
+from lgov_core.instrumentation.evaluated_call import model_call_covered
 
 
 class GovernedChatCompletionClientConfig(BaseModel):
@@ -39,14 +39,15 @@ class GovernedChatCompletionClient(ChatCompletionClient, Component[GovernedChatC
 
     Judged are: what the user (or another agent) newly said, the call, the reply, a final answer, and, as soon as the model
     proposes them, hand-offs and the calls of tools that nothing governs when they are run (a `GovernedWorkbench` of the
-    same governor does, and so does an armed process). A denied call is taken out of the reply; if nothing is left of it
+    same governor does, and so does an instrumented process). A denied call is taken out of the reply; if nothing is left of it
     the model is told at once and asked again, at most three times. At the next call the model finds its denied proposal
     and the denial where they were, although the agent's own conversation does not hold them. ``usage`` counts all that
     was asked.
 
     A streamed reply is held until it is judged. A denied question or answer is replaced by the denial; where a structured
     answer (``json_output`` with a model class) was asked for, `PolicyDenied` is raised instead, as it is where a decision
-    says abort. Without a governor it asks that of the armed process and raises `ArmError` where there is none: fails
+    says abort. Without a governor it asks that of the instrumented process and raises `InstrumentationError` where
+    there is none: fails
     closed. ``agent`` is the agent's name for policies, where nothing else tells it. May be used by any number of agents at
     once. Serialisable; see `governing` for the governor of a loaded one.
     """
@@ -65,7 +66,7 @@ class GovernedChatCompletionClient(ChatCompletionClient, Component[GovernedChatC
 
     @property
     def governor(self) -> Governor:
-        """The governor that is asked. Raises `ArmError` where there is none."""
+        """The governor that is asked. Raises `InstrumentationError` where there is none."""
         return governor_of(self._governor, self)
 
     async def create(
@@ -107,7 +108,7 @@ class GovernedChatCompletionClient(ChatCompletionClient, Component[GovernedChatC
                 yield item
             return
 
-        if governor.only_watches:
+        if governor.observe_only:
             stream = self.client.create_stream
             watched = self._calls.watched_stream(governor, self.client, messages, options, stream, self.agent)
             async with aclosing(watched) as items:
@@ -162,7 +163,7 @@ class GovernedChatCompletionClient(ChatCompletionClient, Component[GovernedChatC
 
 
 def _governed_when_run(governor: Governor, tool: Any) -> bool:
-    """In a program that is not armed only a governed workbench judges calls when they are run."""
+    """In a program that is not instrumented only a governed workbench judges calls when they are run."""
     return acting_governor() is governor or is_governed_schema(tool, governor)
 
 

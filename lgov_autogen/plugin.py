@@ -1,13 +1,13 @@
-"""What lgov can do with AutoGen. Imports no framework until it is armed."""
+"""What lgov can do with AutoGen. Imports no framework until it is instrumented."""
 
 from __future__ import annotations
 
 import importlib.util
 from typing import TYPE_CHECKING
 
-from lgov_autogen.arming import TESTED, arm, disarm
-from lgov_core.adapter import SHAPES, Adapter, Gap, Surface
+from lgov_autogen.instrumentor import TESTED, instrument, uninstrument
 from lgov_core.hookspecs import hookimpl
+from lgov_core.instrumentation.adapter import SHAPES, Adapter, Gap, Surface
 from lgov_core.types import Point
 
 if TYPE_CHECKING:
@@ -77,8 +77,8 @@ def lgov_framework() -> Adapter:
         tested=TESTED,
         surface=SURFACE,
         installed=installed,
-        arm=arm,
-        disarm=disarm,
+        instrument=instrument,
+        uninstrument=uninstrument,
         unsupported=UNSUPPORTED,
         gaps=GAPS,
     )

@@ -17,13 +17,12 @@ from autogen_core.tools import BaseTool
 from lgov_autogen.messages import FRAMEWORK, call_arguments, judged_arguments
 from lgov_autogen.runs import current_run
 from lgov_autogen.transcript import REMEMBERED
-from lgov_core.coverage import covered_call
+from lgov_core._util.json_writing import json_text
 from lgov_core.errors import PolicyDenied
-from lgov_core.governor import Governor
-from lgov_core.json_writing import json_text
-from lgov_core.tool_call import ToolReading, agovern_tool
-from lgov_core.trace import semconv
-from lgov_core.trace.live import LiveSpan
+from lgov_core.instrumentation import Governor, semconv
+from lgov_core.instrumentation.evaluated_call import covered_call
+from lgov_core.instrumentation.live_span import LiveSpan
+from lgov_core.instrumentation.tool_call import ToolReading, agovern_tool
 from lgov_core.types import Action, Decision, Point, ToolOutcome, ToolStatus, new_id
 
 #: Where AutoGen defines what its hand-off tools do.

@@ -13,11 +13,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from lgov_autogen.messages import FRAMEWORK
-from lgov_core.coverage import CoveredCall, covered_call
 from lgov_core.errors import PolicyDenied
-from lgov_core.governor import Governor
-from lgov_core.trace import semconv
-from lgov_core.trace.live import LiveSpan
+from lgov_core.instrumentation import Governor, semconv
+from lgov_core.instrumentation.evaluated_call import CoveredCall, covered_call
+from lgov_core.instrumentation.live_span import LiveSpan
 from lgov_core.types import Decision
 
 

@@ -1,4 +1,4 @@
-"""Proves that an armed process governs AutoGen: probes of every path must not get through a governor that denies all."""
+"""Proves that an instrumented process governs AutoGen: probes of every path must not get through a governor that denies all."""
 
 from __future__ import annotations
 
@@ -18,24 +18,24 @@ from autogen_core.tools import BaseStreamTool, FunctionTool, StaticStreamWorkben
 from opentelemetry import context, trace
 from pydantic import BaseModel
 
-from lgov_core.arming import Arming
-from lgov_core.coverage import covering_model_call
-from lgov_core.errors import ArmError
-from lgov_core.governor import Governor
+from lgov_core.errors import InstrumentationError
+from lgov_core.instrumentation import Governor
+from lgov_core.instrumentation.evaluated_call import covering_model_call
+from lgov_core.instrumentation.instrumentor import Instrumentor
 
 _NAME = "lgov_probe"
 
 
-def check_all_paths(arming: Arming) -> None:
-    """Raises `ArmError` if a probe tool, model or code block runs although everything is denied.
+def check_all_paths(instrumentation: Instrumentor) -> None:
+    """Raises `InstrumentationError` if a probe tool, model or code block runs although everything is denied.
 
     Not to be called from a running event loop.
     """
-    with arming.denying_everything() as governor, _outside_traces():
+    with instrumentation.denying_everything() as governor, _outside_traces():
         probes = _Probes(governor)
         asyncio.run(probes.try_everything())
     if probes.ran:
-        raise ArmError(f"denied probes ran all the same ({', '.join(dict.fromkeys(probes.ran))})")
+        raise InstrumentationError(f"denied probes ran all the same ({', '.join(dict.fromkeys(probes.ran))})")
 
 
 @contextmanager
@@ -97,7 +97,7 @@ class _Probes:
                 result = await agent.run(task="x")
         told = result.messages[-1] if isinstance(result, TaskResult) else None
         if not isinstance(told, BaseChatMessage) or "DENIED" not in told.to_text():
-            raise ArmError("an agent was not told that its tool call was denied")
+            raise InstrumentationError("an agent was not told that its tool call was denied")
 
     # ------------------------------------------------------------------ probes: real subclasses, made after the patching
 

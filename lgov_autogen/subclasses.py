@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from lgov_core.arming import Patches
+from lgov_core.instrumentation.instrumentor import Patches
 
 Wrap = Callable[[Callable[..., Any]], Callable[..., Any]]
 

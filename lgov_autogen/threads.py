@@ -15,7 +15,7 @@ from typing import Any
 
 from autogen_core.tools import FunctionTool
 
-from lgov_core.coverage import covered_call
+from lgov_core.instrumentation.evaluated_call import covered_call
 
 
 def wrap_function_run(run: Callable[..., Any]) -> Callable[..., Any]:
@@ -52,7 +52,7 @@ def _is_asynchronous(function: Any) -> bool:
 
 
 def carry_context(tool: Any) -> None:
-    """Does the same for one function tool, in a process that is not armed. Calling it again changes nothing."""
+    """Does the same for one function tool, in a process that is not instrumented. Calling it again changes nothing."""
     if isinstance(tool, FunctionTool) and "run" not in vars(tool):
         carried = wrap_function_run(type(tool).run)
         tool.run = carried.__get__(tool)  # type: ignore[method-assign]

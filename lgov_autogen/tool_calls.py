@@ -14,8 +14,8 @@ from lgov_autogen.messages import FRAMEWORK
 from lgov_autogen.proposals import is_handoff
 from lgov_autogen.runs import current_run
 from lgov_core.errors import PolicyDenied
-from lgov_core.governor import Governor
-from lgov_core.tool_call import GovernedResult, ToolReading, agovern_tool
+from lgov_core.instrumentation import Governor
+from lgov_core.instrumentation.tool_call import GovernedResult, ToolReading, agovern_tool
 from lgov_core.types import Action, Decision, Point
 
 

@@ -14,7 +14,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
-from lgov_core.endpoint_headers import endpoint_headers
+from lgov_core.instrumentation.endpoint_headers import endpoint_headers
 from lgov_core.scope import current_scope
 
 

@@ -19,7 +19,7 @@ from lgov_autogen.calling import as_given, is_covered, note_failure
 from lgov_autogen.component import chosen_governor, governor_of
 from lgov_autogen.threads import carry_context
 from lgov_autogen.workbench_calls import govern_workbench_call, govern_workbench_stream, tool_in, workbench_action
-from lgov_core.governor import Governor
+from lgov_core.instrumentation import Governor
 
 
 class GovernedWorkbenchConfig(BaseModel):
@@ -50,7 +50,8 @@ class GovernedWorkbench(StaticStreamWorkbench, Component[GovernedWorkbenchConfig
     that says abort only ends the run at its next model call, in a governed client. What a tool raised is recorded with
     its own type. Events of a streaming tool (an agent as a tool) come while it runs.
 
-    Without a governor it asks that of the armed process and raises `ArmError` where there is none: fails closed.
+    Without a governor it asks that of the instrumented process and raises `InstrumentationError` where there is
+    none: fails closed.
     ``agent`` is the agent's name for policies, where nothing else tells it. Calls may run at the same time. Serialisable;
     see `governing` for the governor of a loaded one.
     """
@@ -77,7 +78,7 @@ class GovernedWorkbench(StaticStreamWorkbench, Component[GovernedWorkbenchConfig
 
     @property
     def governor(self) -> Governor:
-        """The governor that is asked. Raises `ArmError` where there is none."""
+        """The governor that is asked. Raises `InstrumentationError` where there is none."""
         return governor_of(self._governor, self)
 
     async def list_tools(self) -> list[ToolSchema]:

@@ -13,12 +13,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
 from typing import Any, Final, TypeVar
 
+from lgov_core._util.suggestions import suggest_name
 from lgov_core.errors import ArgumentError, KernelError, PolicyDenied
-from lgov_core.near_miss import near
+from lgov_core.kernel.violations import Collected, RolloutWatch
 from lgov_core.reward.violation import PolicyViolation
 from lgov_core.scope import RolloutScope, carry_into_threads, enter_scope
 from lgov_core.types import Severity, new_id
-from lgov_core.violations import Collected, RolloutWatch
 
 try:
     import gymnasium
@@ -323,7 +323,7 @@ def create_governed_env(kernel: Any, **options: Any) -> GovernedEnvironment:
     making = {"task_generator", "reward_fn", "config", "observation_space", "action_space"}
     for name in options:
         if name not in configuring | making:
-            raise ArgumentError(f"there is no option {name!r}", hint=near(name, sorted(configuring | making)))
+            raise ArgumentError(f"there is no option {name!r}", hint=suggest_name(name, sorted(configuring | making)))
     config = options.get("config")
     config = replace(
         config if config is not None else EnvironmentConfig(),

@@ -14,7 +14,7 @@ what to do next::
      ├── ScopeError               a rollout scope is missing, or does not fit
      ├── KernelError              an agent, a kernel or an environment cannot be run as asked
      │    └── ArgumentError       an argument has an unknown name or no meaning; also a TypeError and a ValueError
-     ├── ArmError                 an adapter cannot govern what it was asked to govern
+     ├── InstrumentationError                 an adapter cannot govern what it was asked to govern
      ├── StoreError               the trace store cannot be opened, read or written
      ├── TraceError               spans cannot be read out of a request, or sent to a collector
      ├── ModelError               a model cannot be found, checked, converted or loaded
@@ -100,7 +100,7 @@ class PolicyDenied(PolicyError):
     code = "policy_denied"
 
     def __init__(self, decision: Decision) -> None:
-        super().__init__(decision.tell())
+        super().__init__(decision.denial_message())
         self.decision = decision
 
 
@@ -138,10 +138,10 @@ class ArgumentError(KernelError, TypeError, ValueError):
     code = "argument"
 
 
-class ArmError(LgovError):
+class InstrumentationError(LgovError):
     """An adapter cannot govern what it was asked to govern. The process must not run ungoverned."""
 
-    code = "arm"
+    code = "instrument"
 
 
 class StoreError(LgovError):

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import pluggy
 
 if TYPE_CHECKING:
-    from lgov_core.adapter import Adapter
+    from lgov_core.instrumentation.adapter import Adapter
     from lgov_core.policies.registry import PolicyFactory
     from lgov_core.scope import RolloutScope
     from lgov_core.transitions import CreditRules, Transition
@@ -48,10 +48,10 @@ DECISION_HOOKS = (
 def lgov_framework() -> Adapter:  # type: ignore[empty-body]
     """Names an adapter that can govern one framework.
 
-    When: once, when a process is armed (``lgov run``, training workers).
+    When: once, when a process is instrumented (``lgov run``, training workers).
     Gets: nothing.
     Returns: an `Adapter`; must not import the framework.
-    If it raises: arming fails and the process does not start (fails closed).
+    If it raises: instrumentation fails and the process does not start (fails closed).
     Cost: any; not on the path of an action.
     """
 

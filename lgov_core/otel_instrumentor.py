@@ -11,7 +11,7 @@ from __future__ import annotations
 import atexit
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from lgov_core.governed_process import (
+from lgov_core.process.governed import (
     DEFAULT_AUDIT,
     ProcessOptions,
     end_process,
@@ -21,7 +21,7 @@ from lgov_core.governed_process import (
 )
 
 if TYPE_CHECKING:
-    from lgov_core.governed_process import GovernedProcess
+    from lgov_core.process.governed import GovernedProcess
 
 
 class LgovInstrumentor:
@@ -35,8 +35,8 @@ class LgovInstrumentor:
         Ends the process with 78 when that cannot be done. Does nothing without a policy in the settings. OpenTelemetry's
         own arguments are not used.
         """
-        from lgov_core.import_guard import FrameworkGuard
         from lgov_core.plugins import make_plugin_manager
+        from lgov_core.process.import_guard import FrameworkGuard
         from lgov_core.scope import RolloutScope, carry_into_threads, enter_scope
         from lgov_core.settings import load_settings
         from lgov_core.types import new_id

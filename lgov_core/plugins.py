@@ -14,7 +14,7 @@ from lgov_core import hookspecs
 from lgov_core.errors import PluginError
 
 #: Adapters that ship with lgov. Names, not entry points: an entry point whose framework is missing would make the whole
-#: group fail to load, while these modules import no framework until they are armed.
+#: group fail to load, while these modules import no framework until they are instrumented.
 BUILTIN_ADAPTERS = ("lgov_langchain.plugin", "lgov_autogen.plugin", "lgov_openai_agents.plugin", "lgov_openai.plugin")
 
 ENTRY_POINT_GROUP = "lgov"
@@ -83,10 +83,10 @@ class _PolicyPlugin:
     def __init__(self, policy: Any) -> None:
         self._policy = policy
         #: Whether it has to know one action from another, so that each gets an id.
-        self.keeps_count = callable(getattr(policy, "observe", None)) and getattr(policy, "keeps_count", True)
+        self.stateful = callable(getattr(policy, "observe", None)) and getattr(policy, "stateful", True)
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._policy, name)  # how it wants to be asked: bounded, timeout_s, asked_last
+        return getattr(self._policy, name)  # how it wants to be asked: bounded, timeout_s, deferred
 
     @hookspecs.hookimpl
     def lgov_agent_startup(self, action: Any) -> Any:

@@ -23,20 +23,20 @@ import pytest
 from lgov_core.hookspecs import hookimpl
 
 if TYPE_CHECKING:
-    from lgov_core.governed_process import GovernedProcess
     from lgov_core.governor import Governor, ObservedDecision
+    from lgov_core.process.governed import GovernedProcess
 
 
 class _Governed:
     """What the plugin holds while a session is governed."""
 
-    def __init__(self, process: GovernedProcess, armed: list[str]) -> None:
+    def __init__(self, process: GovernedProcess, instrumented: list[str]) -> None:
         self.process = process
-        self.armed = armed
+        self.instrumented = instrumented
         self.decisions: list[ObservedDecision] = []
-        #: Of the processes that ran tests for this one: their decisions, and the frameworks that they armed.
+        #: Of the processes that ran tests for this one: their decisions, and the frameworks that they instrumented.
         self.effects_elsewhere: Counter[str] = Counter()
-        self.armed_elsewhere: set[str] = set()
+        self.instrumented_elsewhere: set[str] = set()
 
     @hookimpl
     def lgov_observe(self, event: Any) -> None:
@@ -69,9 +69,9 @@ def pytest_configure(config: pytest.Config) -> None:
     if policy is None:
         return
     from lgov_core.errors import LgovError
-    from lgov_core.governed_process import ProcessOptions, installed_adapters, open_process
-    from lgov_core.import_guard import FrameworkGuard
     from lgov_core.plugins import make_plugin_manager
+    from lgov_core.process.governed import ProcessOptions, installed_adapters, open_process
+    from lgov_core.process.import_guard import FrameworkGuard
     from lgov_core.scope import carry_into_threads
 
     try:
@@ -84,7 +84,7 @@ def pytest_configure(config: pytest.Config) -> None:
     except (Exception, SystemExit) as error:  # noqa: BLE001 - whatever is broken here, no test may run without it
         _cannot(f"{type(error).__name__}: {error}")
     guard = FrameworkGuard(adapters, lambda: process.governor, partial(_stop, config))
-    governed = _Governed(process, guard.armed)
+    governed = _Governed(process, guard.instrumented)
     manager.register(governed)
     process.governor.plugins_changed()
     config.stash[_KEY] = governed
@@ -117,7 +117,7 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
     governed = session.config.stash.get(_KEY, None)
     said: dict[str, Any] | None = getattr(session.config, "workeroutput", None)
     if governed is not None and said is not None:
-        said["lgov"] = {"effects": dict(governed.process.governor.effects), "armed": list(governed.armed)}
+        said["lgov"] = {"effects": dict(governed.process.governor.effects), "instrumented": list(governed.instrumented)}
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -127,7 +127,7 @@ def pytest_testnodedown(node: Any) -> None:
     told = getattr(node, "workeroutput", {}).get("lgov")
     if governed is not None and told is not None:
         governed.effects_elsewhere.update(told["effects"])
-        governed.armed_elsewhere.update(told["armed"])
+        governed.instrumented_elsewhere.update(told["instrumented"])
 
 
 def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
@@ -138,8 +138,10 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
     effects = Counter(governed.process.governor.effects) + governed.effects_elsewhere
     denied = effects["deny"] + effects["escalate"]
     terminalreporter.section("lgov")
-    armed = ", ".join(sorted({*governed.armed, *governed.armed_elsewhere})) or "no framework"
-    terminalreporter.line(f"governed: {armed}; decisions: {sum(effects.values()) - denied} allowed, {denied} denied")
+    instrumented = ", ".join(sorted({*governed.instrumented, *governed.instrumented_elsewhere})) or "no framework"
+    terminalreporter.line(
+        f"governed: {instrumented}; decisions: {sum(effects.values()) - denied} allowed, {denied} denied"
+    )
     terminalreporter.line(f"audit record: {governed.process.options.audit}")
 
 
@@ -160,7 +162,7 @@ def lgov_decisions(request: pytest.FixtureRequest, lgov_governor: Governor) -> l
 
 def _stop(config: pytest.Config, reason: str) -> NoReturn:
     """Ends the process at once: pytest would take an exception out of a test module's import for an error of that module."""
-    from lgov_core.governed_process import end_process, say
+    from lgov_core.process.governed import end_process, say
 
     def show_output() -> None:
         capture: Any = config.pluginmanager.getplugin("capturemanager")
@@ -171,6 +173,6 @@ def _stop(config: pytest.Config, reason: str) -> NoReturn:
 
 
 def _cannot(reason: str) -> NoReturn:
-    from lgov_core.governed_process import CANNOT_GOVERN
+    from lgov_core.process.governed import CANNOT_GOVERN
 
     pytest.exit(f"lgov: the agents of these tests cannot be governed: {reason}", returncode=CANNOT_GOVERN)

@@ -14,15 +14,15 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Final, Literal, TypeAlias
 from weakref import WeakValueDictionary
 
-from lgov_core.agent_call import function_of
 from lgov_core.errors import ArgumentError, KernelError, LgovError, PolicyDenied
-from lgov_core.execution import Execution
 from lgov_core.kernel import KernelSpace
+from lgov_core.kernel.agent_call import function_of
+from lgov_core.kernel.execution import Execution
+from lgov_core.kernel.task_source import Task, TaskSource, WorkerCount, task_source
+from lgov_core.kernel.violations import Collected, RolloutWatch, require_callback, require_done
 from lgov_core.reward.violation import PolicyViolation, PolicyViolationError, PolicyViolationType
 from lgov_core.scope import RolloutScope, carry_into_threads, current_scope, enter_scope
-from lgov_core.task_source import Task, TaskSource, WorkerCount, task_source
 from lgov_core.types import Outcome, new_id
-from lgov_core.violations import Collected, RolloutWatch, require_callback, require_done
 
 __all__ = [
     "AgentOSRunner",

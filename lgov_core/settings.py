@@ -22,8 +22,8 @@ from types import MappingProxyType
 from typing import Any
 from urllib.parse import urlsplit
 
+from lgov_core._util.suggestions import suggest_name
 from lgov_core.errors import SettingsError
-from lgov_core.near_miss import near
 
 DEFAULT = "default"
 
@@ -209,7 +209,7 @@ def _from_flags(flags: Mapping[str, object]) -> _Found:
 
 
 def _unknown(name: str, how: str, known: Mapping[str, object]) -> SettingsError:
-    hint = near(name, known, f"the settings are {', '.join(sorted(known))}")
+    hint = suggest_name(name, known, f"the settings are {', '.join(sorted(known))}")
     return SettingsError(f"there is no setting {name} ({how})", hint=hint)
 
 

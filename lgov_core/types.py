@@ -260,7 +260,7 @@ class Decision:
             self.fault,
         )
 
-    def tell(self, *, after: bool = False) -> str:
+    def denial_message(self, *, after: bool = False) -> str:
         """What the model reads instead of a result: what stands in the way, why, and what to do about it.
 
         A denial says that asking again will not help. An escalation says that somebody has to approve first. ``after``:

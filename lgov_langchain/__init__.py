@@ -1,6 +1,6 @@
 """lgov for LangChain: `LgovMiddleware` governs an agent, `wrap_tool_node` the tools of a hand-made graph.
 
-`LgovCallbackHandler` observes (and, alone, stops denied tools where a callback can); `arm` governs a whole process.
+`LgovCallbackHandler` observes (and, alone, stops denied tools where a callback can); `instrument` governs a whole process.
 
 Names are looked up when they are first used, so importing this package does not import LangChain.
 """
@@ -11,20 +11,20 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from lgov_langchain.arming import arm, disarm
     from lgov_langchain.callback import LgovCallbackHandler
     from lgov_langchain.enforcing import DeniedToolError
+    from lgov_langchain.instrumentor import instrument, uninstrument
     from lgov_langchain.middleware import LgovMiddleware
     from lgov_langchain.tool_calls import wrap_tool_node
 
-__all__ = ["DeniedToolError", "LgovCallbackHandler", "LgovMiddleware", "arm", "disarm", "wrap_tool_node"]
+__all__ = ["DeniedToolError", "LgovCallbackHandler", "LgovMiddleware", "instrument", "uninstrument", "wrap_tool_node"]
 
 _HOMES = {
     "DeniedToolError": "lgov_langchain.enforcing",
     "LgovCallbackHandler": "lgov_langchain.callback",
     "LgovMiddleware": "lgov_langchain.middleware",
-    "arm": "lgov_langchain.arming",
-    "disarm": "lgov_langchain.arming",
+    "instrument": "lgov_langchain.instrumentor",
+    "uninstrument": "lgov_langchain.instrumentor",
     "wrap_tool_node": "lgov_langchain.tool_calls",
 }
 

@@ -18,7 +18,7 @@ from langchain_core.messages import (
 from langchain_core.runnables.config import var_child_runnable_config
 from pydantic import BaseModel
 
-from lgov_core.model_call import ModelReading
+from lgov_core.instrumentation.model_call import ModelReading
 from lgov_core.types import Action, Decision, Kind, Point
 
 if TYPE_CHECKING:
@@ -209,7 +209,7 @@ def denial_message(told: str, name: str, call_id: str) -> ToolMessage:
 
 def denial_reply(decision: Decision, instead_of: AIMessage | None = None) -> AIMessage:
     """The denial in place of a model's reply; it keeps the id of the message it stands for and proposes no calls."""
-    return AIMessage(content=decision.tell(), id=instead_of.id if instead_of else None)
+    return AIMessage(content=decision.denial_message(), id=instead_of.id if instead_of else None)
 
 
 def with_text(message: M, text: str) -> M:

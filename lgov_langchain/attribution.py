@@ -1,4 +1,4 @@
-"""Puts the headers of `lgov_core.endpoint_headers` on the calls of LangChain's chat models."""
+"""Puts the headers of `lgov_core.instrumentation.endpoint_headers` on the calls of LangChain's chat models."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-from lgov_core.endpoint_headers import endpoint_headers
+from lgov_core.instrumentation.endpoint_headers import endpoint_headers
 from lgov_core.scope import RolloutScope
 
 

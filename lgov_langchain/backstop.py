@@ -1,7 +1,8 @@
-"""Judges tool calls where all of them pass: ``BaseTool.run`` and ``BaseTool.arun``. Installed by `arming`.
+"""Judges tool calls where all of them pass: ``BaseTool.run`` and ``BaseTool.arun``. Installed by `instrumentation`.
 
 A call that the middleware or a governed ``ToolNode`` has judged passes through untouched (see
-`lgov_core.coverage`). Any other call is judged, recorded and its result judged here. A denial is what the tool returns:
+`lgov_core.instrumentation.evaluated_call`). Any other call is judged, recorded and its result judged here. A denial
+is what the tool returns:
 a tool message with status ``error`` if the call came from a model, its text otherwise.
 """
 
@@ -13,18 +14,18 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from lgov_core.coverage import CoveredCall, covered_call
-from lgov_core.tool_call import GovernedResult, ToolReading, agovern_tool, govern_tool
+from lgov_core.instrumentation.evaluated_call import CoveredCall, covered_call
+from lgov_core.instrumentation.tool_call import GovernedResult, ToolReading, agovern_tool, govern_tool
 from lgov_core.types import Action, Point
 from lgov_langchain import actions
-from lgov_langchain.arming import acting_governor
 from lgov_langchain.graph_runs import CallRun
+from lgov_langchain.instrumentor import acting_governor
 from lgov_langchain.watching import standing_under
 
 if TYPE_CHECKING:
     from langchain_core.tools import BaseTool
 
-    from lgov_core.governor import Governor
+    from lgov_core.instrumentation import Governor
 
 #: What a tool that takes one string is judged on.
 _SINGLE = "input"

@@ -9,11 +9,11 @@ from uuid import UUID
 
 from langchain_core.callbacks import AsyncCallbackHandler, BaseCallbackHandler
 
-from lgov_core.coverage import covered_call, model_call_covered
+from lgov_core._util.json_writing import json_text
 from lgov_core.errors import PolicyError
-from lgov_core.json_writing import json_text
-from lgov_core.trace import semconv
-from lgov_core.trace.live import current_span
+from lgov_core.instrumentation import semconv
+from lgov_core.instrumentation.evaluated_call import covered_call, model_call_covered
+from lgov_core.instrumentation.live_span import current_span
 from lgov_langchain import actions
 from lgov_langchain.runs import RunTree
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from langchain_core.messages import BaseMessage
     from langchain_core.outputs import LLMResult
 
-    from lgov_core.governor import Governor
+    from lgov_core.instrumentation import Governor
     from lgov_core.types import JSONValue
 
 
@@ -30,7 +30,7 @@ class LgovCallbackHandler(BaseCallbackHandler):
 
         agent.invoke(question, config={"callbacks": [LgovCallbackHandler(governor)]})
 
-    It observes. Beside `LgovMiddleware`, `wrap_tool_node` or `arm` of the same governor it adds what those do not see
+    It observes. Beside `LgovMiddleware`, `wrap_tool_node` or `instrument` of the same governor it adds what those do not see
     and shows no call twice. Where it stands alone it stops a denied tool all the same, as far as a callback can: the
     tool does not run, and in agents of ``create_agent`` and graphs with a ``ToolNode`` (whose ``handle_tool_errors``
     lets invocation errors through to the model, as it does by default) the model reads why. Anywhere else the denial
@@ -246,7 +246,7 @@ def _check_can_stop(handler: LgovCallbackHandler) -> None:
     if problem is not None:
         raise PolicyError(
             f"{cls.__name__} cannot stop a denied tool: it {problem}",
-            hint="use LgovMiddleware or arm, which stop tools in every way of running; or observe only, with enforce=False",
+            hint="use LgovMiddleware or instrument(), which stop every tool call, or enforce=False to observe only",
         )
 
 

@@ -3,7 +3,7 @@
 The middleware and the governed ``ToolNode`` judge a call where it leaves the agent. Middleware inside of them may change it
 on the way: a person edits its arguments, a router takes another tool. Where the tool begins, LangChain tells its callback
 handlers what it is really run with; there the two are compared, and a call that is no longer the one that was judged is
-judged as what it has become. In an armed process that is done where every tool passes (see `backstop`).
+judged as what it has become. In an instrumented process that is done where every tool passes (see `backstop`).
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
-from lgov_core.coverage import covered_call
-from lgov_core.tool_call import own_arguments
+from lgov_core.instrumentation.evaluated_call import covered_call
+from lgov_core.instrumentation.tool_call import own_arguments
 from lgov_langchain import actions
 from lgov_langchain.enforcing import as_obeyed, refuse
 
 if TYPE_CHECKING:
-    from lgov_core.governor import Governor
+    from lgov_core.instrumentation import Governor
 
 
 def runs_here(config: Mapping[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""Judges model calls where those of LangChain's chat models pass. Installed by `arming`.
+"""Judges model calls where those of LangChain's chat models pass. Installed by `instrumentation`.
 
 ``invoke`` and ``batch`` go through ``generate``, ``ainvoke`` through ``agenerate``; ``stream`` and ``astream`` are ways of
 their own. A call that the middleware has judged passes through untouched. A call or reply that is denied becomes a reply
@@ -24,12 +24,12 @@ from langchain_core.messages import (
 from langchain_core.outputs import ChatGeneration, LLMResult
 from langchain_core.prompt_values import PromptValue
 
-from lgov_core.model_call import ModelCall
+from lgov_core.instrumentation.model_call import ModelCall
 from lgov_core.scope import current_scope
 from lgov_langchain import actions
-from lgov_langchain.arming import acting_governor
 from lgov_langchain.attribution import headers_for, with_headers
 from lgov_langchain.graph_runs import CallRun
+from lgov_langchain.instrumentor import acting_governor
 from lgov_langchain.model_calls import (
     Reply,
     Send,
@@ -54,8 +54,8 @@ from lgov_langchain.watching import place_of, standing_under
 if TYPE_CHECKING:
     from langchain_core.language_models import BaseChatModel
 
-    from lgov_core.governor import Governor
-    from lgov_core.trace.live import LiveSpan
+    from lgov_core.instrumentation import Governor
+    from lgov_core.instrumentation.live_span import LiveSpan
 
 
 def wrap_generate(generate: Callable[..., LLMResult]) -> Callable[..., LLMResult]:
@@ -68,7 +68,7 @@ def wrap_generate(generate: Callable[..., LLMResult]) -> Callable[..., LLMResult
             with CallRun(governor if len(messages) == 1 else None, kwargs, of_model=True):
                 return generate(self, messages, *args, **kwargs)
         callbacks = args[1] if len(args) > 1 else kwargs.get("callbacks")
-        if governor.only_watches and len(messages) == 1:
+        if governor.observe_only and len(messages) == 1:
             sent = _attributed(self, kwargs)
             call = _opened(governor, self, place_of(governor, callbacks=callbacks)[1])
             with watched(governor, call, messages[0]), CallRun(governor, sent, of_model=True):
@@ -105,7 +105,7 @@ def wrap_agenerate(agenerate: Callable[..., Any]) -> Callable[..., Any]:
             with CallRun(governor if len(messages) == 1 else None, kwargs, of_model=True):
                 return await agenerate(self, messages, *args, **kwargs)
         callbacks = args[1] if len(args) > 1 else kwargs.get("callbacks")
-        if governor.only_watches and len(messages) == 1:
+        if governor.observe_only and len(messages) == 1:
             sent = _attributed(self, kwargs)
             call = _opened(governor, self, place_of(governor, callbacks=callbacks)[1])
             with watched(governor, call, messages[0]), CallRun(governor, sent, of_model=True):
@@ -294,7 +294,7 @@ def _waits(governor: Governor, chunk: Any) -> bool:
     """
     if not isinstance(chunk, AIMessageChunk):
         return True  # a model that does not stream: the chunk is the reply
-    asks = not governor.only_watches and bool(chunk.tool_call_chunks or chunk.tool_calls)
+    asks = not governor.observe_only and bool(chunk.tool_call_chunks or chunk.tool_calls)
     return asks or chunk.chunk_position == "last"
 
 

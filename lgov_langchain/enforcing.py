@@ -11,16 +11,16 @@ from uuid import UUID
 from langchain_core.tools import ToolException
 from langgraph.prebuilt.tool_node import ToolInvocationError
 
+from lgov_core._util.json_writing import json_text
 from lgov_core.errors import PolicyDenied
-from lgov_core.json_writing import json_text
-from lgov_core.tool_call import failure_status
-from lgov_core.trace import semconv
-from lgov_core.trace.live import LiveSpan
+from lgov_core.instrumentation import semconv
+from lgov_core.instrumentation.live_span import LiveSpan
+from lgov_core.instrumentation.tool_call import failure_status
 from lgov_core.types import Action, Decision, Effect, JSONValue, Point, ToolOutcome
 from lgov_langchain import actions
 
 if TYPE_CHECKING:
-    from lgov_core.governor import Governor
+    from lgov_core.instrumentation import Governor
 
 
 class DeniedToolError(ToolInvocationError):
@@ -141,4 +141,4 @@ def refuse(decision: Decision, name: str, *, ran: bool = False) -> NoReturn:
     """Stops the tool, or withholds what it returned. Raises `DeniedToolError`, or `PolicyDenied` to abort."""
     if decision.abort:
         raise PolicyDenied(decision)
-    raise DeniedToolError(name, decision.tell(after=ran))
+    raise DeniedToolError(name, decision.denial_message(after=ran))

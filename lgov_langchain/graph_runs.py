@@ -1,4 +1,4 @@
-"""The runs of LangGraph's graphs in an armed process where nobody judges. Installed by `arming`.
+"""The runs of LangGraph's graphs in an instrumented process where nobody judges. Installed by `instrumentation`.
 
 A callback handler makes LangChain do more for each run than all capturing takes, so there these runs are seen without one:
 where ``Pregel`` streams, which every way of running a graph comes to. Which run the running code belongs to is a context
@@ -17,11 +17,11 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from langchain_core.utils.uuid import uuid7
 
-from lgov_core.coverage import covered_call, in_model_call
-from lgov_core.trace.live import current_span
+from lgov_core.instrumentation.evaluated_call import covered_call, in_model_call
+from lgov_core.instrumentation.live_span import current_span
 from lgov_langchain import actions
-from lgov_langchain.arming import acting_governor
 from lgov_langchain.callback import LgovCallbackHandler
+from lgov_langchain.instrumentor import acting_governor
 from lgov_langchain.runs import Run, RunTree, key_of
 
 if TYPE_CHECKING:
@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 
     from langgraph.pregel import Pregel
 
-    from lgov_core.governor import Governor
-    from lgov_core.trace.live import LiveSpan
+    from lgov_core.instrumentation import Governor
+    from lgov_core.instrumentation.live_span import LiveSpan
 
 #: What begins so LangGraph takes for its own, and keeps out of metadata, checkpoints and the events it streams.
 _ENTRY = "__pregel_lgov_run"
@@ -124,7 +124,7 @@ class CallRun:
 
     def __init__(self, governor: Governor | None, options: dict[str, Any], *, of_model: bool = False) -> None:
         self._key: Hashable = None
-        if governor is None or not governor.only_watches:
+        if governor is None or not governor.observe_only:
             return
         self._of_model = of_model
         run_id = options["run_id"] = options.get("run_id") or uuid7()
@@ -156,7 +156,7 @@ class _GraphRun:
         self.standing: AbstractContextManager[None, None] = _AS_IT_IS
         self._run: Run | None = None
         governor = acting_governor()
-        if governor is None or not governor.only_watches:
+        if governor is None or not governor.observe_only:
             return
         given: list[Mapping[str, Any]] = [one for one in (actions.running_config(), graph.config, config) if one]
         above, inside = _place(config)

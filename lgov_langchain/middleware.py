@@ -12,9 +12,9 @@ from langchain.agents.middleware.types import ExtendedModelResponse, ModelRespon
 from langchain_core.messages import AIMessage, BaseMessage, SystemMessage
 from langgraph.types import Command
 
-from lgov_core.endpoint_headers import demand_endpoint
-from lgov_core.json_writing import json_text
-from lgov_core.model_call import ModelCall
+from lgov_core._util.json_writing import json_text
+from lgov_core.instrumentation.endpoint_headers import demand_endpoint
+from lgov_core.instrumentation.model_call import ModelCall
 from lgov_core.scope import current_scope
 from lgov_langchain import actions
 from lgov_langchain.attribution import headers_for, with_headers
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from langchain_core.messages import ToolMessage
     from langgraph.prebuilt.tool_node import ToolCallRequest
 
-    from lgov_core.governor import Governor
+    from lgov_core.instrumentation import Governor
 
 
 class LgovMiddleware(AgentMiddleware[Any, Any, Any]):
@@ -103,7 +103,7 @@ class LgovMiddleware(AgentMiddleware[Any, Any, Any]):
         self, request: ModelRequest[Any], handler: Callable[[ModelRequest[Any]], ModelResponse[Any]]
     ) -> Any:
         """Judges the user's new text and the call, sends it if it may be sent, and judges the reply."""
-        if self.governor.only_watches:
+        if self.governor.observe_only:
             with standing_under(self.governor):
                 call, sent = self._open(request), _messages(request)
                 with watched(self.governor, call, sent):
@@ -130,7 +130,7 @@ class LgovMiddleware(AgentMiddleware[Any, Any, Any]):
     async def _awrap_model_call(
         self, request: ModelRequest[Any], handler: Callable[[ModelRequest[Any]], Awaitable[ModelResponse[Any]]]
     ) -> Any:
-        if self.governor.only_watches:
+        if self.governor.observe_only:
             with standing_under(self.governor):
                 call, sent = self._open(request), _messages(request)
                 with watched(self.governor, call, sent):
@@ -169,7 +169,7 @@ class LgovMiddleware(AgentMiddleware[Any, Any, Any]):
 
 
 class InnermostMiddleware(AgentMiddleware[Any, Any, Any]):
-    """Stands behind all other middleware of an agent whose `LgovMiddleware` asks ``governor`` too, in an armed process.
+    """Stands behind all other middleware of an agent whose `LgovMiddleware` asks ``governor`` too, in an instrumented process.
 
     What the others made of a model call (a system prompt of their own, an edited conversation) is judged here in the
     place of the call as it began, so that it remains one call with one span, which is counted and paid once. A model call

@@ -13,18 +13,18 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from langchain_core.messages import AIMessage, BaseMessage
 
-from lgov_core.coverage import covered_call, model_call_covered
 from lgov_core.errors import PolicyDenied
-from lgov_core.heard import HeardTexts
-from lgov_core.model_call import ModelCall, ModelReading
-from lgov_core.trace import semconv
+from lgov_core.instrumentation import semconv
+from lgov_core.instrumentation.evaluated_call import covered_call, model_call_covered
+from lgov_core.instrumentation.message_decisions import MessageDecisionCache
+from lgov_core.instrumentation.model_call import ModelCall, ModelReading
 from lgov_core.types import Action, Decision, Point, ToolOutcome
 from lgov_langchain import actions
 from lgov_langchain.enforcing import as_obeyed
 
 if TYPE_CHECKING:
-    from lgov_core.governor import Governor
-    from lgov_core.trace.live import LiveSpan
+    from lgov_core.instrumentation import Governor
+    from lgov_core.instrumentation.live_span import LiveSpan
 
 
 T = TypeVar("T")
@@ -90,7 +90,7 @@ class _Sent:
 _SENT: contextvars.ContextVar[_Sent] = contextvars.ContextVar("lgov_langchain_sent", default=_Sent(None, ()))  # noqa: B039 - never written to
 
 
-_HEARD: weakref.WeakKeyDictionary[Governor, HeardTexts] = weakref.WeakKeyDictionary()
+_HEARD: weakref.WeakKeyDictionary[Governor, MessageDecisionCache] = weakref.WeakKeyDictionary()
 _HEARD_LOCK = threading.Lock()
 
 
@@ -110,7 +110,7 @@ def judged(call: ModelCall, messages: Sequence[BaseMessage], further: Callable[[
     Yields an `Action` to be judged, a `ToolOutcome` to be recorded, or the `Send`; gets the `Decision`, nothing, or the
     `Reply`.
     """
-    if call.governor.only_watches:
+    if call.governor.observe_only:
         return (yield from _watched(call, list(messages)))
     heard = _heard_by(call.governor)
     new = actions.new_user_messages(messages)
@@ -120,7 +120,7 @@ def judged(call: ModelCall, messages: Sequence[BaseMessage], further: Callable[[
         text = actions.text_of(message)
         decision: Decision = yield call.user_text(text, nested=nested)
         if decision.blocks:
-            heard.denied(text, decision.tell())
+            heard.denied(text, decision.denial_message())
             call.refused(decision)
             return Verdict(actions.denial_reply(decision), "all")
         heard.let_through(text, decision.text)
@@ -147,13 +147,13 @@ def judged(call: ModelCall, messages: Sequence[BaseMessage], further: Callable[[
     return replace(verdict, others=others) if others else verdict
 
 
-def _heard_by(governor: Governor) -> HeardTexts:
+def _heard_by(governor: Governor) -> MessageDecisionCache:
     """What became of what users said, as this governor judged it."""
     with _HEARD_LOCK:
-        return _HEARD.setdefault(governor, HeardTexts())
+        return _HEARD.setdefault(governor, MessageDecisionCache())
 
 
-def _as_heard(heard: HeardTexts, messages: Sequence[BaseMessage], end: int) -> list[BaseMessage]:
+def _as_heard(heard: MessageDecisionCache, messages: Sequence[BaseMessage], end: int) -> list[BaseMessage]:
     """``messages``, those before ``end`` as a model may read them: a transcript brings back what users really said."""
     sent = list(messages)
     instead = heard.instead_of(lambda: [actions.role_and_text(message) for message in messages[:end]])
@@ -399,7 +399,7 @@ def judge_if_changed(beside: Governor | None, messages: Sequence[BaseMessage]) -
     others is a denial here.
     """
     call, sent = _SENT.get().call, _SENT.get().messages
-    if call is None or call.governor is beside or call.governor.only_watches or is_covered(call.governor, messages):
+    if call is None or call.governor is beside or call.governor.observe_only or is_covered(call.governor, messages):
         return
     if not model_call_covered(call.governor):
         return
@@ -439,7 +439,7 @@ class Changed:
 
     def judgement(self) -> Action | None:
         """What is to be judged now; None where nobody judges."""
-        if self._call.governor.only_watches:
+        if self._call.governor.observe_only:
             _said(self._call, self.messages)
             return None
         if not self._sent.went:  # a retry is a call more, for whoever counts

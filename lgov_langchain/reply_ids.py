@@ -1,7 +1,7 @@
 """Keeps the id of a streamed reply, by which a model call and the endpoint's record of it are joined.
 
 LangChain puts the id of a whole reply into its ``response_metadata`` and drops that of a streamed one. From the first
-middleware, handler or `arm` on, ``response_metadata["id"]`` of a streamed OpenAI-style reply is there as well. Nothing
+middleware, handler or `instrument` on, ``response_metadata["id"]`` of a streamed OpenAI-style reply is there as well. Nothing
 else of a reply changes.
 """
 

@@ -13,14 +13,14 @@ import time
 from collections.abc import Callable, Hashable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from lgov_core.trace import semconv
-from lgov_core.trace.live import LiveSpan
+from lgov_core.instrumentation import semconv
+from lgov_core.instrumentation.live_span import LiveSpan
 from lgov_langchain.actions import agent_in
 
 if TYPE_CHECKING:
     from uuid import UUID
 
-    from lgov_core.trace.live import SpanObserver
+    from lgov_core.instrumentation.live_span import SpanObserver
     from lgov_core.types import JSONValue
 
 

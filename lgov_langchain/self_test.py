@@ -1,4 +1,4 @@
-"""The proof that `arm` holds with the LangChain that is installed: a probe that is denied must not get through."""
+"""The proof that `instrument` holds with the LangChain that is installed: a probe that is denied must not get through."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from langchain_core.outputs import ChatGeneration, ChatGenerationChunk, ChatResu
 from langchain_core.tools import StructuredTool
 from pydantic import PrivateAttr
 
-from lgov_core.arming import Arming, in_fresh_thread
-from lgov_core.errors import ArmError
+from lgov_core.errors import InstrumentationError
+from lgov_core.instrumentation.instrumentor import Instrumentor, in_fresh_thread
 
 
 class _ProbeModel(BaseChatModel):
@@ -38,19 +38,21 @@ class _ProbeModel(BaseChatModel):
         yield ChatGenerationChunk(message=AIMessageChunk(content=""))
 
 
-def self_test(arming: Arming) -> None:
-    """Raises `ArmError` if a probe tool runs or a probe model is asked although a probe governor denies everything."""
+def self_test(instrumentation: Instrumentor) -> None:
+    """Raises `InstrumentationError` if a probe tool runs or a probe model is asked although a probe governor denies
+    everything.
+    """
 
     def attempt() -> None:
-        with arming.denying_everything():
+        with instrumentation.denying_everything():
             ran = [*_tools_that_ran(), *asyncio.run(_atools_that_ran())]
             asked = [*_models_asked(), *asyncio.run(_amodels_asked())]
             if "langchain" in sys.modules:
                 _check_create_agent()
         if ran:
-            raise ArmError(f"a denied probe tool ran all the same ({', '.join(ran)})")
+            raise InstrumentationError(f"a denied probe tool ran all the same ({', '.join(ran)})")
         if asked:
-            raise ArmError(f"a probe model was asked although the call was denied ({', '.join(asked)})")
+            raise InstrumentationError(f"a probe model was asked although the call was denied ({', '.join(asked)})")
 
     in_fresh_thread(attempt)
 
@@ -109,4 +111,4 @@ def _check_create_agent() -> None:
     agent = create_agent(_ProbeModel(), [])
     tools = agent.nodes.get("tools")
     if tools is None or not isinstance(tools.bound, ToolNode):
-        raise ArmError("an agent made with create_agent did not get the governing middleware")
+        raise InstrumentationError("an agent made with create_agent did not get the governing middleware")

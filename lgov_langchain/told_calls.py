@@ -1,7 +1,7 @@
 """Has `watching`'s handler told of the calls that no other patch sees, where it is not told of everything.
 
 Those are calls of plain text models, event streams of bare chat models, and models and tools whose class generates or runs
-in its own way. Installed by `arming` where nobody judges.
+in its own way. Installed by `instrumentation` where nobody judges.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ from langgraph.prebuilt.tool_node import (
 )
 
 from lgov_core.errors import PolicyError
-from lgov_core.tool_call import GovernedResult, ToolReading, agovern_tool, govern_tool
+from lgov_core.instrumentation.tool_call import GovernedResult, ToolReading, agovern_tool, govern_tool
 from lgov_core.types import ToolStatus
 from lgov_langchain import actions
 from lgov_langchain.changed_calls import runs_here
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from langgraph.prebuilt.tool_node import ToolCallRequest
     from langgraph.types import Command
 
-    from lgov_core.governor import Governor
+    from lgov_core.instrumentation import Governor
 
 #: How the installed LangGraph begins its answer to a call whose arguments do not fit.
 _INVALID_ARGUMENTS = TOOL_INVOCATION_ERROR_TEMPLATE.partition("{")[0]

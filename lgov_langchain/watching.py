@@ -1,7 +1,7 @@
 """The handler that watches every LangChain run of the process, so that spans find the agent they belong to.
 
-It is there from the first `LgovMiddleware`, `wrap_tool_node` or `arm` on. Where nobody governs it keeps nothing but
-which runs are open. In an armed process whose governor only watches, runs are seen by `graph_runs` and calls where the
+It is there from the first `LgovMiddleware`, `wrap_tool_node` or `instrument` on. Where nobody governs it keeps nothing but
+which runs are open. In an instrumented process whose governor only watches, runs are seen by `graph_runs` and calls where the
 patches are; there LangChain is given the handler only for what the patches do not see.
 """
 
@@ -14,21 +14,21 @@ from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
-from lgov_core.coverage import covered_call, model_call_covered
-from lgov_core.trace.live import current_span
+from lgov_core.instrumentation.evaluated_call import covered_call, model_call_covered
+from lgov_core.instrumentation.live_span import current_span
 from lgov_langchain import graph_runs, model_calls
 from lgov_langchain.actions import running_config
-from lgov_langchain.arming import acting_governor
 from lgov_langchain.callback import LgovCallbackHandler
 from lgov_langchain.changed_calls import judge_if_changed
+from lgov_langchain.instrumentor import acting_governor
 
 if TYPE_CHECKING:
     from uuid import UUID
 
     from langchain_core.messages import BaseMessage
 
-    from lgov_core.governor import Governor
-    from lgov_core.trace.live import LiveSpan
+    from lgov_core.instrumentation import Governor
+    from lgov_core.instrumentation.live_span import LiveSpan
 
 _LOG = logging.getLogger(__name__)
 
@@ -38,7 +38,7 @@ _LOCK = threading.Lock()
 
 
 class ProcessHandler(LgovCallbackHandler):
-    """As `LgovCallbackHandler`, observing for whichever governor the process is armed with, if it is.
+    """As `LgovCallbackHandler`, observing for whichever governor the process is instrumented with, if it is.
 
     It stops one thing: a call that was judged, and changed before it came to the tool or the model.
     """
@@ -49,7 +49,7 @@ class ProcessHandler(LgovCallbackHandler):
 
     @property
     def observer(self) -> Governor | None:
-        """The governor of an armed process; None in any other."""
+        """The governor of an instrumented process; None in any other."""
         return acting_governor()
 
     def on_tool_start(
@@ -148,7 +148,7 @@ class _WhereNeeded:
     def get(self) -> ProcessHandler | None:
         """The handler; None where every run is seen without it."""
         governor = acting_governor()
-        if governor is None or not governor.only_watches:
+        if governor is None or not governor.observe_only:
             return self._handler
         call = covered_call()
         judged_by_another = call is not None and call.governor is not governor
@@ -158,7 +158,7 @@ class _WhereNeeded:
 def told(callbacks: Any) -> Any:
     """``callbacks`` with the handler among them, where LangChain is not given it anyway: for a call that no patch sees."""
     governor = acting_governor()
-    if governor is None or not governor.only_watches:
+    if governor is None or not governor.observe_only:
         return callbacks
     if hasattr(callbacks, "add_handler"):
         manager = callbacks.copy()
@@ -207,7 +207,7 @@ def place_of(
 
     In the block the span of the agent is the current one, for those who judge. Where nobody does, it is only the parent.
     """
-    if not governor.only_watches:
+    if not governor.observe_only:
         return standing_under(governor, config, callbacks), None
     span = span_of(governor, config, callbacks)
     return _NOTHING, None if span is None or span.ended else span

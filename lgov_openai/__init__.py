@@ -1,4 +1,4 @@
-"""lgov for plain openai: `govern_client` puts one client under policy, `arm` every client of a process.
+"""lgov for plain openai: `govern_client` puts one client under policy, `instrument` every client of a process.
 
 Names are looked up when they are first used, so importing this package does not import openai.
 """
@@ -9,12 +9,16 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from lgov_openai.arming import arm, disarm
     from lgov_openai.client import govern_client
+    from lgov_openai.instrumentor import instrument, uninstrument
 
-__all__ = ["arm", "disarm", "govern_client"]
+__all__ = ["govern_client", "instrument", "uninstrument"]
 
-_HOMES = {"arm": "lgov_openai.arming", "disarm": "lgov_openai.arming", "govern_client": "lgov_openai.client"}
+_HOMES = {
+    "instrument": "lgov_openai.instrumentor",
+    "uninstrument": "lgov_openai.instrumentor",
+    "govern_client": "lgov_openai.client",
+}
 
 
 def __getattr__(name: str) -> Any:

@@ -6,16 +6,16 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from lgov_core.model_call import ModelReading
+from lgov_core.instrumentation.model_call import ModelReading
 from lgov_core.types import new_id
-from lgov_openai.wire import JSON, Entry, Proposal, Turn, content_with_text, dump, summed, text_of
+from lgov_openai.protocol import JSON, Entry, Proposal, Turn, content_with_text, dump, summed, text_of
 
 _RESULTS = ("tool", "function")
 _BEFORE_MODEL = ("user",)
 
 
 class ChatProtocol:
-    """How chat completions write what `lgov_openai.wire.Wire` asks for."""
+    """How chat completions write what `lgov_openai.protocol.Wire` asks for."""
 
     transcript = "messages"
     opening = b'"messages":['

@@ -18,9 +18,9 @@ from weakref import WeakKeyDictionary
 
 from openai import AsyncOpenAI, OpenAI
 
-from lgov_core.coverage import model_call_covered
-from lgov_core.errors import ArmError
-from lgov_core.shared_state import share_state
+from lgov_core.errors import InstrumentationError
+from lgov_core.instrumentation.evaluated_call import model_call_covered
+from lgov_core.instrumentation.shared_state import share_state
 from lgov_core.types import Action, ToolOutcome
 from lgov_openai.exchange import Exchange, Steps
 from lgov_openai.http_messages import attribute, body_of, received, request_of, response_of, unreadable, wire_of
@@ -28,8 +28,8 @@ from lgov_openai.transcript import Transcripts
 from lgov_openai.watching import Watched
 
 if TYPE_CHECKING:
-    from lgov_core.governor import Governor
-    from lgov_openai.wire import JSON, Wire
+    from lgov_core.instrumentation import Governor
+    from lgov_openai.protocol import JSON, Wire
 
 C = TypeVar("C", OpenAI, AsyncOpenAI)
 
@@ -68,7 +68,7 @@ class Door:
         if governor is None or wire is None:
             return send(request)
         request.read()
-        if governor.only_watches:
+        if governor.observe_only:
             return self._watch(governor, wire, request, send)
         steps, body = self._begun(governor, wire, request)
         attribute(request)
@@ -98,7 +98,7 @@ class Door:
         if governor is None or wire is None:
             return await send(request)
         await request.aread()
-        if governor.only_watches:
+        if governor.observe_only:
             return await self._awatch(governor, wire, request, send)
         steps, body = self._begun(governor, wire, request)
         attribute(request)
@@ -227,14 +227,16 @@ _LOCK = threading.Lock()
 
 
 def stand_before(client: Any, door: Door) -> None:
-    """Makes the openai client send through ``door``, if it does not yet. Raises `ArmError` if that cannot be done."""
+    """Makes the openai client send through ``door``, if it does not yet. Raises `InstrumentationError` if that
+    cannot be done.
+    """
     inner: Any = getattr(client, "_client", None)
     if door in getattr(type(inner), _SEAT, ()):
         return
     with _LOCK:
         inner = getattr(client, "_client", None)
         if not isinstance(getattr(inner, "__dict__", None), dict) or not callable(getattr(inner, "send", None)):
-            raise ArmError("this openai client has no HTTP client that can be governed")
+            raise InstrumentationError("this openai client has no HTTP client that can be governed")
         if door not in getattr(type(inner), _SEAT, ()):
             client._client = _view(inner, door)
 

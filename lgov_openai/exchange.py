@@ -12,16 +12,15 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 from lgov_core.errors import PolicyDenied
-from lgov_core.governor import Governor
-from lgov_core.model_call import ModelCall, ModelReading
+from lgov_core.instrumentation import Governor, semconv
+from lgov_core.instrumentation.live_span import LiveSpan, current_span
+from lgov_core.instrumentation.model_call import ModelCall, ModelReading
+from lgov_core.instrumentation.tool_call import ToolCall, ToolReading
 from lgov_core.scope import current_scope
-from lgov_core.tool_call import ToolCall, ToolReading
-from lgov_core.trace import semconv
-from lgov_core.trace.live import LiveSpan, current_span
 from lgov_core.types import Action, Decision, Effect, Point, ToolOutcome, new_id
 from lgov_openai.prefixes import Prefixes
+from lgov_openai.protocol import JSON, Proposal, Turn, Wire, rewritten_entries
 from lgov_openai.transcript import Pending, Transcripts
-from lgov_openai.wire import JSON, Proposal, Turn, Wire, rewritten_entries
 
 FRAMEWORK = "openai"
 
@@ -144,7 +143,7 @@ class Exchange:
         decision: Decision = yield action
         if decision.blocks and decision.abort:
             raise PolicyDenied(decision)
-        instead = decision.tell(after=True) if decision.blocks else decision.text
+        instead = decision.denial_message(after=True) if decision.blocks else decision.text
         self._memory.judged(key, instead)
         return instead
 
@@ -169,7 +168,7 @@ class Exchange:
             ):
                 decision: Decision = yield _said(text)
                 if decision.blocks:
-                    self._memory.refused(place, decision.tell())
+                    self._memory.refused(place, decision.denial_message())
                     if said_now or decision.abort:
                         return decision
                 else:
@@ -244,7 +243,7 @@ class Exchange:
         if decision.blocks:
             if decision.abort:
                 raise PolicyDenied(decision)
-            return [_Judged(self._wire.told(self._body, decision.tell()), told=True) for _ in turns]
+            return [_Judged(self._wire.told(self._body, decision.denial_message()), told=True) for _ in turns]
         found: list[_Judged] = []
         for number, turn in enumerate(turns):
             given = turn
@@ -295,7 +294,7 @@ class Exchange:
             )
             if call.finish(outcome):
                 yield outcome
-            return decision.tell(), call, decision
+            return decision.denial_message(), call, decision
         try:
             decision = yield call.action
         except BaseException as error:
@@ -306,7 +305,7 @@ class Exchange:
         yield call.denied(decision)
         if decision.abort:
             raise PolicyDenied(decision)
-        return decision.tell(), call, decision
+        return decision.denial_message(), call, decision
 
     def _hand_over(
         self,
@@ -330,7 +329,7 @@ class Exchange:
                 if decision.blocks:
                     if decision.abort:
                         raise PolicyDenied(decision)
-                    given, told = self._wire.told(self._body, decision.tell()), True
+                    given, told = self._wire.told(self._body, decision.denial_message()), True
                 elif decision.text is not None:
                     given = self._wire.reworded(given, decision.text)
             handed.append(given)
@@ -361,7 +360,7 @@ class Exchange:
     def _instead(self, decision: Decision, spent: Sequence[JSON] = ()) -> Answer:
         if decision.abort:
             raise PolicyDenied(decision)
-        reply = self._wire.invented(self._body, decision.tell())
+        reply = self._wire.invented(self._body, decision.denial_message())
         self._memory.invented(str(reply["id"]), self._body.get("previous_response_id"))
         return Answer(None, self._wire.with_usage(reply, spent))
 

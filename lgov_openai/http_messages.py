@@ -15,15 +15,15 @@ from typing import Any, cast
 
 from openai import APIStatusError
 
-from lgov_core.endpoint_headers import endpoint_headers
 from lgov_core.errors import PolicyDenied
+from lgov_core.instrumentation.endpoint_headers import endpoint_headers
 from lgov_core.scope import current_scope
 from lgov_core.types import Decision, Effect, new_id
 from lgov_openai.chat import ChatProtocol
 from lgov_openai.exchange import Answer, Received, Send
-from lgov_openai.passing import OF_THE_BODY
+from lgov_openai.protocol import JSON, Wire, dump, loads, read_events
 from lgov_openai.responses import ResponsesProtocol
-from lgov_openai.wire import JSON, Wire, dump, loads, read_events
+from lgov_openai.stream_observer import OF_THE_BODY
 
 _WIRES: tuple[tuple[str, Wire], ...] = (("/chat/completions", ChatProtocol()), ("/responses", ResponsesProtocol()))
 _ONCE = frozenset({"idempotency-key", "x-idempotency-key"})

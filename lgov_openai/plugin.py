@@ -1,14 +1,14 @@
-"""What lgov can do with plain openai. Imports no framework until it is armed."""
+"""What lgov can do with plain openai. Imports no framework until it is instrumented."""
 
 from __future__ import annotations
 
 import importlib.util
 from typing import TYPE_CHECKING
 
-from lgov_core.adapter import MODES, Adapter, Gap, Surface
 from lgov_core.hookspecs import hookimpl
+from lgov_core.instrumentation.adapter import MODES, Adapter, Gap, Surface
 from lgov_core.types import Point
-from lgov_openai.arming import TESTED, arm, disarm
+from lgov_openai.instrumentor import TESTED, instrument, uninstrument
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -82,8 +82,8 @@ def lgov_framework() -> Adapter:
         tested=TESTED,
         surface=SURFACE,
         installed=installed,
-        arm=arm,
-        disarm=disarm,
+        instrument=instrument,
+        uninstrument=uninstrument,
         unsupported=UNSUPPORTED,
         gaps=GAPS,
     )

@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Sequence
 from typing import Any
 
-from lgov_openai.wire import JSON, Entry, Wire, dump, dump_sorted
+from lgov_openai.protocol import JSON, Entry, Wire, dump, dump_sorted
 
 
 class Prefixes:

@@ -9,8 +9,8 @@ import httpx2
 from openai import AsyncOpenAI, OpenAI
 
 from lgov_openai.chat import ChatProtocol
+from lgov_openai.protocol import JSON, Wire
 from lgov_openai.responses import ResponsesProtocol
-from lgov_openai.wire import JSON, Wire
 
 _CALL = {"id": "probe", "type": "function", "function": {"name": "lgov_probe", "arguments": "{}"}}
 _ITEM = {"type": "function_call", "id": "fc_probe", "call_id": "probe", "name": "lgov_probe", "arguments": "{}"}

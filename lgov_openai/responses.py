@@ -6,11 +6,11 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from lgov_core.model_call import ModelReading
+from lgov_core.instrumentation.model_call import ModelReading
 from lgov_core.types import Kind, new_id
 from lgov_openai.chat import plain
+from lgov_openai.protocol import JSON, Entry, Proposal, Turn, content_with_text, dump, summed, text_of
 from lgov_openai.responses_stream import response_of, stream_of
-from lgov_openai.wire import JSON, Entry, Proposal, Turn, content_with_text, dump, summed, text_of
 
 _INSTRUCTIONS = "lgov.instructions"
 _KINDS: Mapping[str, Kind] = {
@@ -25,7 +25,7 @@ _OF_MODEL = frozenset({"reasoning", "mcp_approval_request", "mcp_list_tools"})
 
 
 class ResponsesProtocol:
-    """How the Responses API writes what `lgov_openai.wire.Wire` asks for.
+    """How the Responses API writes what `lgov_openai.protocol.Wire` asks for.
 
     The instructions of a request stand before its input, as a system message that says of itself what it is.
     """

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from lgov_openai.wire import JSON, dump
+from lgov_openai.protocol import JSON, dump
 
 _LAST = ("response.completed", "response.incomplete")
 _FAILED = ("response.failed", "error")

@@ -15,13 +15,13 @@ from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
+from lgov_core.instrumentation.tool_call import ToolCall
 from lgov_core.scope import RolloutScope, current_scope
-from lgov_core.tool_call import ToolCall
 from lgov_core.types import Decision
-from lgov_openai.passing import Passing
 from lgov_openai.prefixes import Prefixes, canonical
-from lgov_openai.reading import Requests
-from lgov_openai.wire import JSON, Proposal, Wire
+from lgov_openai.protocol import JSON, Proposal, Wire
+from lgov_openai.request_parser import Requests
+from lgov_openai.stream_observer import Passing
 
 #: How many calls, replies and verdicts are remembered; the oldest are forgotten first.
 MAX_REMEMBERED = 20_000
@@ -78,7 +78,7 @@ class _Recent(OrderedDict[K, V]):
 
 
 class Transcripts:
-    """The memory of one governed client, or of all clients of an armed process. Callable from any thread or task."""
+    """The memory of one governed client, or of all clients of an instrumented process. Callable from any thread or task."""
 
     def __init__(self) -> None:
         self.requests = Requests()

@@ -7,24 +7,23 @@ from collections import Counter
 from collections.abc import Hashable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from lgov_core.governor import UNJUDGED
-from lgov_core.model_call import ModelCall
+from lgov_core.instrumentation import NOT_EVALUATED, semconv
+from lgov_core.instrumentation.model_call import ModelCall
+from lgov_core.instrumentation.tool_call import ToolCall, ToolReading
 from lgov_core.scope import current_scope
-from lgov_core.tool_call import ToolCall, ToolReading
-from lgov_core.trace import semconv
 from lgov_core.types import Point
 from lgov_openai.exchange import FRAMEWORK, result_reading, tool_action
 from lgov_openai.http_messages import seen
-from lgov_openai.passing import Passing
+from lgov_openai.stream_observer import Passing
 from lgov_openai.transcript import Pending
 
 if TYPE_CHECKING:
-    from lgov_core.governor import Governor
+    from lgov_core.instrumentation import Governor
     from lgov_core.types import ToolOutcome
     from lgov_openai.exchange import Received
     from lgov_openai.prefixes import Prefixes
+    from lgov_openai.protocol import JSON, Proposal, Wire
     from lgov_openai.transcript import Transcripts
-    from lgov_openai.wire import JSON, Proposal, Wire
 
 
 class Watched:
@@ -115,7 +114,7 @@ class Watched:
             if proposal.arguments is None:
                 action = action.changed(arguments=_lenient(proposal) or {}, text=proposal.raw)
             call = ToolCall(self._governor, action)
-            self._memory.proposed(Pending(call, UNJUDGED, proposal.identity, here, scope))
+            self._memory.proposed(Pending(call, NOT_EVALUATED, proposal.identity, here, scope))
 
 
 def new_results(

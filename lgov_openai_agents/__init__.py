@@ -1,6 +1,6 @@
 """lgov for the OpenAI Agents SDK.
 
-`LgovRunner` governs a run in one line, `arm` a whole process in none; the guardrails, hooks, models and the tracing
+`LgovRunner` governs a run in one line, `instrument` a whole process in none; the guardrails, hooks, models and the tracing
 processor are the parts for programs that put them together themselves. Names are looked up when they are first used, so
 importing this package does not import the SDK.
 """
@@ -11,9 +11,9 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from lgov_openai_agents.arming import arm, disarm
     from lgov_openai_agents.guardrails import LgovToolGuardrails, lgov_input_guardrail, lgov_output_guardrail
     from lgov_openai_agents.hooks import LgovRunHooks
+    from lgov_openai_agents.instrumentor import instrument, uninstrument
     from lgov_openai_agents.invokers import governed_tool
     from lgov_openai_agents.models import GovernedModel, GovernedModelProvider
     from lgov_openai_agents.runner import LgovRunner
@@ -26,11 +26,11 @@ __all__ = [
     "LgovRunner",
     "LgovToolGuardrails",
     "LgovTracingProcessor",
-    "arm",
-    "disarm",
     "governed_tool",
+    "instrument",
     "lgov_input_guardrail",
     "lgov_output_guardrail",
+    "uninstrument",
 ]
 
 _HOMES = {
@@ -40,8 +40,8 @@ _HOMES = {
     "LgovRunner": "lgov_openai_agents.runner",
     "LgovToolGuardrails": "lgov_openai_agents.guardrails",
     "LgovTracingProcessor": "lgov_openai_agents.tracing",
-    "arm": "lgov_openai_agents.arming",
-    "disarm": "lgov_openai_agents.arming",
+    "instrument": "lgov_openai_agents.instrumentor",
+    "uninstrument": "lgov_openai_agents.instrumentor",
     "governed_tool": "lgov_openai_agents.invokers",
     "lgov_input_guardrail": "lgov_openai_agents.guardrails",
     "lgov_output_guardrail": "lgov_openai_agents.guardrails",

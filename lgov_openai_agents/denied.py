@@ -22,7 +22,7 @@ def kept_elsewhere(request: ModelRequest) -> bool:
 
 def exchange(response: ModelResponse, denials: list[tuple[Any, Decision]]) -> list[Any]:
     """The reply and what the model is told of it, as items."""
-    told = {id(item): decision.tell() for item, decision in denials}
+    told = {id(item): decision.denial_message() for item, decision in denials}
     found: list[Any] = []
     notes: list[str] = []
     for item, sent in zip(response.output, response.to_input_items(), strict=True):

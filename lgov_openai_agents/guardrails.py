@@ -1,6 +1,6 @@
 """The SDK's own guardrails, asked of a governor: for programs that put them on their agents and tools by hand.
 
-Inside a run that is governed as a whole (`LgovRunner`, `arm`) by the same governor they stand aside, since everything is
+Inside a run that is governed as a whole (`LgovRunner`, `instrument`) by the same governor they stand aside, since everything is
 judged there already.
 """
 
@@ -22,15 +22,15 @@ from agents import (
     ToolOutputGuardrailData,
 )
 
-from lgov_core.json_writing import json_text
-from lgov_core.trace import semconv
-from lgov_core.trace.live import LiveSpan
+from lgov_core._util.json_writing import json_text
+from lgov_core.instrumentation import semconv
+from lgov_core.instrumentation.live_span import LiveSpan
 from lgov_core.types import Action, Decision, Effect, Point, ToolOutcome, new_id
 from lgov_openai_agents.items import FRAMEWORK, arguments_of, as_list, as_mapping, new_user_positions, result_text
 from lgov_openai_agents.runs import agent_name, current_run
 
 if TYPE_CHECKING:
-    from lgov_core.governor import Governor
+    from lgov_core.instrumentation import Governor
 
 _NAME = "lgov"
 
@@ -95,7 +95,7 @@ class LgovToolGuardrails:
         await self._end(begun, "denied", None)
         if decision.blocks and decision.abort:
             return ToolGuardrailFunctionOutput.raise_exception(output_info=_info(decision))
-        told = decision.tell() if decision.blocks else _UNCHANGEABLE
+        told = decision.denial_message() if decision.blocks else _UNCHANGEABLE
         return ToolGuardrailFunctionOutput.reject_content(told, output_info=_info(decision))
 
     async def _after(self, data: ToolOutputGuardrailData) -> ToolGuardrailFunctionOutput:
@@ -109,7 +109,9 @@ class LgovToolGuardrails:
         if decision.blocks and decision.abort:
             return ToolGuardrailFunctionOutput.raise_exception(output_info=_info(decision))
         if decision.blocks:
-            return ToolGuardrailFunctionOutput.reject_content(decision.tell(after=True), output_info=_info(decision))
+            return ToolGuardrailFunctionOutput.reject_content(
+                decision.denial_message(after=True), output_info=_info(decision)
+            )
         if decision.text is not None:
             return ToolGuardrailFunctionOutput.reject_content(decision.text, output_info=_info(decision))
         return ToolGuardrailFunctionOutput.allow()

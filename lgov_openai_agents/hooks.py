@@ -7,17 +7,17 @@ from typing import TYPE_CHECKING, Any
 
 from agents import RunHooks
 
-from lgov_core.coverage import covered_call
 from lgov_core.errors import PolicyDenied
-from lgov_core.model_call import ModelCall
-from lgov_core.trace import semconv
-from lgov_core.trace.live import LiveSpan
+from lgov_core.instrumentation import semconv
+from lgov_core.instrumentation.evaluated_call import covered_call
+from lgov_core.instrumentation.live_span import LiveSpan
+from lgov_core.instrumentation.model_call import ModelCall
 from lgov_core.types import Action, Point, ToolOutcome
 from lgov_openai_agents.items import FRAMEWORK, arguments_of, reading_of
 from lgov_openai_agents.runs import agent_name, current_run
 
 if TYPE_CHECKING:
-    from lgov_core.governor import Governor
+    from lgov_core.instrumentation import Governor
 
 
 class LgovRunHooks(RunHooks[Any]):
@@ -27,7 +27,7 @@ class LgovRunHooks(RunHooks[Any]):
     tell the model nothing: the run ends with the SDK's ``UserError``, whose cause is `lgov_core.PolicyDenied`. Tools
     that are no function tools are judged without their arguments, which the SDK does not show to hooks. Results, hosted
     tools and hand-offs are not judged; `LgovRunner` judges everything and lets the run go on. Inside a run of that, or
-    of an armed process, under the same governor these hooks stand aside. One object serves any number of runs.
+    of an instrumented process, under the same governor these hooks stand aside. One object serves any number of runs.
     """
 
     def __init__(self, governor: Governor) -> None:

@@ -18,7 +18,7 @@ from lgov_core.types import Action, Point, ToolOutcome
 from lgov_openai_agents.items import FRAMEWORK
 
 if TYPE_CHECKING:
-    from lgov_core.governor import Governor
+    from lgov_core.instrumentation import Governor
     from lgov_openai_agents.model_calls import ModelRequest
 
 _HOSTED = (CodeInterpreterTool, FileSearchTool, HostedMCPTool, ImageGenerationTool, WebSearchTool)
@@ -53,7 +53,7 @@ async def judge_hosted_tools(
         decision = await governor.adecide(action)
         if decision.blocks:
             await governor.arecord(ToolOutcome(action, "denied", decision=decision))
-            told.append(f"{tool.name}: {decision.tell()}")
+            told.append(f"{tool.name}: {decision.denial_message()}")
             gone |= _choices_of(tool)
         else:
             kept.append(tool)

@@ -14,7 +14,7 @@ from agents.tool import ShellCallOutcome, ShellCommandOutput, ShellResult
 from lgov_openai_agents.tools import govern_act, govern_function
 
 if TYPE_CHECKING:
-    from lgov_core.governor import Governor
+    from lgov_core.instrumentation import Governor
 
 GovernorOf = Callable[[], "Governor | None"]
 

@@ -11,9 +11,9 @@ from agents import ModelResponse, Usage
 from agents.items import TResponseInputItem
 from openai.types.responses import ResponseFunctionToolCall, ResponseOutputMessage, ResponseOutputText
 
-from lgov_core.json_reading import json_object
-from lgov_core.json_writing import json_text
-from lgov_core.model_call import ModelReading, rewritten_arguments
+from lgov_core._util.json_reading import json_object
+from lgov_core._util.json_writing import json_text
+from lgov_core.instrumentation.model_call import ModelReading, rewritten_arguments
 from lgov_core.types import Decision, new_id
 
 FRAMEWORK = "openai-agents"
@@ -336,7 +336,7 @@ def message(text: str) -> ResponseOutputMessage:
 
 def denial_reply(decision: Decision, instead_of: ModelResponse | None = None, *, after: bool = False) -> ModelResponse:
     """The denial in place of a model's reply; it proposes no calls."""
-    said = message(decision.tell(after=after))
+    said = message(decision.denial_message(after=after))
     if instead_of is None:
         return ModelResponse(output=[said], usage=Usage(), response_id=None)
     return replace(instead_of, output=[said])

@@ -15,22 +15,22 @@ from typing import TYPE_CHECKING, Any
 from agents import ModelResponse
 from openai.types.responses import ResponseCompletedEvent, ResponseFunctionToolCall
 
-from lgov_core.endpoint_headers import endpoint_headers
 from lgov_core.errors import PolicyDenied
-from lgov_core.model_call import ModelCall
+from lgov_core.instrumentation import semconv
+from lgov_core.instrumentation.endpoint_headers import endpoint_headers
+from lgov_core.instrumentation.model_call import ModelCall
+from lgov_core.instrumentation.tool_call import ToolReading, agovern_tool
 from lgov_core.scope import current_scope
-from lgov_core.tool_call import ToolReading, agovern_tool
-from lgov_core.trace import semconv
 from lgov_core.types import Action, Decision, Effect, Point
 from lgov_openai_agents import items
 from lgov_openai_agents.denied import answer_to, can_be_answered, continued, exchange, kept_elsewhere
-from lgov_openai_agents.heard import Heard
 from lgov_openai_agents.hosted import judge_hosted_tools
+from lgov_openai_agents.message_decisions import Heard
 from lgov_openai_agents.replay import events_of, response_of
 from lgov_openai_agents.runs import AgentRun, acting_in, current_run
 
 if TYPE_CHECKING:
-    from lgov_core.governor import Governor
+    from lgov_core.instrumentation import Governor
 
 #: How often a model is asked again after it proposed what is denied; then the denial is the answer.
 MAX_DENIED_ROUNDS = 3
@@ -101,7 +101,7 @@ def govern_response(
     ``agent`` names who asks where no run is known. Raises `PolicyDenied` where a decision says abort, or where the
     denial cannot stand for the reply because the agent's output has a type. Callable from any task. Fails closed.
     """
-    one = _watch if governor.only_watches else _govern
+    one = _watch if governor.observe_only else _govern
     return one(governor, model, request, send, agent)
 
 
@@ -337,7 +337,7 @@ class _Exchange:
             text = items.as_mapping(given[position])["content"]
             decision = await self.governor.adecide(call.user_text(text, nested=run is not None and run.nested))
             if decision.blocks:
-                heard.denied(text, decision.tell())
+                heard.denied(text, decision.denial_message())
                 return decision
             heard.let_through(text, decision.text)
         if run is not None:
@@ -358,7 +358,7 @@ class _Exchange:
             if decision.blocks and decision.abort:
                 return decision
             if decision.blocks:
-                self.heard.withheld(text, decision.tell())
+                self.heard.withheld(text, decision.denial_message())
             else:
                 self.heard.let_through(text, decision.text)
         return None
@@ -368,7 +368,7 @@ class _Exchange:
         if decision.abort or (schema is not None and not schema.is_plain_text()):
             raise PolicyDenied(decision)
         if response is not None:
-            told = decision.tell()
+            told = decision.denial_message()
             answers = [answer_to(item, told) for item in response.output if isinstance(item, ResponseFunctionToolCall)]
             for place in (response.response_id, self.request.rest.get("conversation_id")):
                 self.heard.owe(place, answers)
@@ -453,7 +453,7 @@ async def govern_stream(
 
     Where nobody judges each is passed on when it comes.
     """
-    if governor.only_watches:
+    if governor.observe_only:
         async with aclosing(_watch_stream(governor, model, request, stream, agent)) as events:
             async for event in events:
                 yield event

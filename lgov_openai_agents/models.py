@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 from agents import Model, ModelProvider, ModelResponse, MultiProvider
 
-from lgov_core.coverage import model_call_covered
+from lgov_core.instrumentation.evaluated_call import model_call_covered
 from lgov_openai_agents.model_calls import ModelRequest, govern_response, govern_stream
 
 if TYPE_CHECKING:
-    from lgov_core.governor import Governor
+    from lgov_core.instrumentation import Governor
 
 
 class GovernedModel(Model):

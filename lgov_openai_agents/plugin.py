@@ -1,4 +1,4 @@
-"""What lgov can do with the OpenAI Agents SDK. Imports no framework until it is armed."""
+"""What lgov can do with the OpenAI Agents SDK. Imports no framework until it is instrumented."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import importlib.util
 from collections.abc import Mapping
 from pathlib import Path
 
-from lgov_core.adapter import Adapter, Gap, Surface
 from lgov_core.hookspecs import hookimpl
+from lgov_core.instrumentation.adapter import Adapter, Gap, Surface
 from lgov_core.types import Point
-from lgov_openai_agents.arming import TESTED, arm, disarm
+from lgov_openai_agents.instrumentor import TESTED, instrument, uninstrument
 
 #: Files that the SDK has and a program's own package of that very common name has not, taken together.
 _SDK_FILES = ("guardrail.py", "run.py", "model_settings.py")
@@ -62,7 +62,7 @@ def lgov_framework() -> Adapter:
         tested=TESTED,
         surface=SURFACE,
         installed=installed,
-        arm=arm,
-        disarm=disarm,
+        instrument=instrument,
+        uninstrument=uninstrument,
         gaps=GAPS,
     )

@@ -1,4 +1,4 @@
-"""The self-test of `arming`: a probe tool and a probe model of the real SDK, under a governor that denies."""
+"""The self-test of `instrumentation`: a probe tool and a probe model of the real SDK, under a governor that denies."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from agents.mcp import MCPServer
 from agents.tool_context import ToolContext
 from openai.types.responses import ResponseFunctionToolCall
 
-from lgov_core.errors import ArmError
+from lgov_core.errors import InstrumentationError
 from lgov_core.types import Point
 from lgov_openai_agents.items import message
 from lgov_openai_agents.replay import events_of
 
 if TYPE_CHECKING:
-    from lgov_core.arming import Arming
+    from lgov_core.instrumentation.instrumentor import Instrumentor
 
 _ARGUMENTS: tuple[Any, ...] = (None, "probe", None, [], None, [], None)
 
@@ -76,7 +76,7 @@ class _ProbeServer(MCPServer):
     get_prompt: Any = _nothing
 
 
-def attempt(arming: Arming, ran: list[str]) -> None:
+def attempt(instrumentation: Instrumentor, ran: list[str]) -> None:
     """Tries every way; adds to ``ran`` the names of those on which a denied probe ran. For a fresh thread."""
 
     @function_tool(name_override="lgov_probe")
@@ -88,11 +88,11 @@ def attempt(arming: Arming, ran: list[str]) -> None:
     asked: list[str] = []
     agent = Agent(name="lgov probe", model=_ProbeModel(asked), tools=[probe])
     config = RunConfig(tracing_disabled=True)
-    with arming.denying_everything():
+    with instrumentation.denying_everything():
         asyncio.run(_ask_directly(agent, probe, _ProbeServer(ran)))
     if asked:
         ran.append("model")
-    with arming.denying_everything(only=frozenset({Point.PRE_TOOL_CALL})):
+    with instrumentation.denying_everything(only=frozenset({Point.PRE_TOOL_CALL})):
         loop = asyncio.new_event_loop()
         asyncio.set_event_loop(loop)
         try:
@@ -101,7 +101,7 @@ def attempt(arming: Arming, ran: list[str]) -> None:
             loop.close()
         answers += asyncio.run(_run_both(agent, config))
     if any("DENIED" not in str(answer) for answer in answers):
-        raise ArmError(f"an agent did not read the denial of a probe tool: {answers}")
+        raise InstrumentationError(f"an agent did not read the denial of a probe tool: {answers}")
 
 
 async def _ask_directly(agent: Agent[Any], probe: Any, server: Any) -> None:

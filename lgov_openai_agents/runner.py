@@ -1,4 +1,4 @@
-"""Opens and closes runs: for the whole process when it is armed, or for those that `LgovRunner` is asked for."""
+"""Opens and closes runs: for the whole process when it is instrumented, or for those that `LgovRunner` is asked for."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from agents import Agent, Handoff, Model, RunConfig, Runner, RunState, UserError
 from agents.lifecycle import RunHooksBase
 
 from lgov_core.errors import PolicyDenied
-from lgov_openai_agents.heard import Heard
 from lgov_openai_agents.invokers import governed_tool
+from lgov_openai_agents.message_decisions import Heard
 from lgov_openai_agents.models import GovernedModel, GovernedModelProvider
 from lgov_openai_agents.runs import AgentRun, TrackingHooks, current_run, entering, new_run
 from lgov_openai_agents.servers import hearing
 
 if TYPE_CHECKING:
-    from lgov_core.governor import Governor
+    from lgov_core.instrumentation import Governor
 
 
 class LgovRunner:

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 from agents import RunHooks
 
-from lgov_core.trace import semconv
-from lgov_core.trace.live import LiveSpan, current_span
+from lgov_core.instrumentation import semconv
+from lgov_core.instrumentation.live_span import LiveSpan, current_span
 from lgov_openai_agents.items import FRAMEWORK, SentText
 
 if TYPE_CHECKING:
-    from lgov_core.governor import Governor
-    from lgov_openai_agents.heard import Heard
+    from lgov_core.instrumentation import Governor
+    from lgov_openai_agents.message_decisions import Heard
 
 
 _NOTHING = nullcontext()

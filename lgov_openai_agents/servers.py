@@ -10,15 +10,15 @@ import functools
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from lgov_core.shared_state import share_state
-from lgov_core.tool_call import ToolReading, agovern_tool
+from lgov_core.instrumentation.shared_state import share_state
+from lgov_core.instrumentation.tool_call import ToolReading, agovern_tool
 from lgov_core.types import Action, Point
 from lgov_openai_agents.items import FRAMEWORK, text_of
 from lgov_openai_agents.runs import current_run
 from lgov_openai_agents.tools import inside_server_tool, note_failure, watching_server
 
 if TYPE_CHECKING:
-    from lgov_core.governor import Governor
+    from lgov_core.instrumentation import Governor
 
 
 class MCPToolError(Exception):

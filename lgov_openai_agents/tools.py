@@ -19,14 +19,14 @@ from typing import TYPE_CHECKING, Any
 
 from agents import FunctionTool, RunConfig, ToolErrorFormatterArgs
 
-from lgov_core.coverage import covered_call
-from lgov_core.tool_call import ToolReading, agovern_tool, failure_status
+from lgov_core.instrumentation.evaluated_call import covered_call
+from lgov_core.instrumentation.tool_call import ToolReading, agovern_tool, failure_status
 from lgov_core.types import Action, Kind, Point
 from lgov_openai_agents.items import FRAMEWORK, arguments_of, arguments_text, result_text
 from lgov_openai_agents.runs import acting_in, agent_name, current_run
 
 if TYPE_CHECKING:
-    from lgov_core.governor import Governor
+    from lgov_core.instrumentation import Governor
 
 
 #: How much of its time a cancelled tool has used up when its time was up: the SDK began to count a little earlier.
@@ -212,7 +212,7 @@ def _is_wrapper(error: BaseException) -> bool:
 
 
 def failure_status_of(error: BaseException) -> Any:
-    """As `lgov_core.tool_call.failure_status`, with what the SDK says of arguments that do not fit."""
+    """As `lgov_core.instrumentation.tool_call.failure_status`, with what the SDK says of arguments that do not fit."""
     if type(error).__name__ in ("ModelBehaviorError", "JSONDecodeError"):
         return "invalid_args"
     return failure_status(error)

@@ -9,13 +9,13 @@ from agents import set_trace_processors
 from agents.tracing import get_trace_provider
 from agents.tracing.processor_interface import TracingProcessor
 
-from lgov_core.json_writing import json_text
-from lgov_core.trace import semconv
-from lgov_core.trace.live import LiveSpan
+from lgov_core._util.json_writing import json_text
+from lgov_core.instrumentation import semconv
+from lgov_core.instrumentation.live_span import LiveSpan
 from lgov_openai_agents.items import FRAMEWORK
 
 if TYPE_CHECKING:
-    from lgov_core.governor import Governor
+    from lgov_core.instrumentation import Governor
 
 _OPERATIONS = {
     "agent": semconv.INVOKE_AGENT,
@@ -30,7 +30,7 @@ class LgovTracingProcessor(TracingProcessor):
 
         set_trace_processors([LgovTracingProcessor(governor)])
 
-    For programs that are governed in no other way: where `arm` or `LgovRunner` is at work, agent, model and tool spans
+    For programs that are governed in no other way: where `instrument` or `LgovRunner` is at work, agent, model and tool spans
     are made there and these would be a second copy. ``set_trace_processors`` also takes out the SDK's exporter, which
     sends prompts to the vendor. Callable from any thread.
     """

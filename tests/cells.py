@@ -20,10 +20,10 @@ from lgov_core.audit import AuditLog
 from lgov_core.audit.verify import verify
 from lgov_core.governor import Governor, ObservedDecision
 from lgov_core.hookspecs import hookimpl
+from lgov_core.instrumentation.live_span import LiveSpan
 from lgov_core.policies.base import BoundedPolicy
 from lgov_core.testing import ScriptedCall, ScriptedModelServer, ScriptedReply
 from lgov_core.trace import semconv
-from lgov_core.trace.live import LiveSpan
 from lgov_core.types import Action, Decision, Effect, JSONValue, Point, Span, ToolOutcome
 
 #: What the model answers when it has read the denial.

@@ -17,10 +17,10 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from lgov_core.adapter import MODES, SHAPES, Adapter
 from lgov_core.commands.frameworks import ABILITIES, surface_rows
-from lgov_core.governed_process import installed_adapters
+from lgov_core.instrumentation.adapter import MODES, SHAPES, Adapter
 from lgov_core.plugins import make_plugin_manager
+from lgov_core.process.governed import installed_adapters
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "frameworks.md"

@@ -37,8 +37,8 @@ from lgov_core.demo.plans import TINY, Plan
 from lgov_core.demo.prepare import denials_of, tiny_model
 from lgov_core.demo.progress import Display
 from lgov_core.demo.run import POLICY_FILE, RunSpec, run_once
+from lgov_core.evaluation.model import load_trained
 from lgov_core.store import open_store
-from lgov_core.trained.model import load_trained
 from lgov_core.transitions import CreditRules
 
 SEEDS = 3

@@ -18,23 +18,23 @@ from typing import Any
 from corridor import POLICY, SIGNS, SYSTEM, TOOLS, Corridor, draw_signs, logged_walk, walk
 
 from lgov_core.demo.prepare import conversation_rows
-from lgov_core.gateway.embedded import EmbeddedEngine
-from lgov_core.gateway.server import EndpointServer
+from lgov_core.gateway.engine.embedded import EmbeddedEngine
+from lgov_core.gateway.serving.server import EndpointServer
 from lgov_core.governor import Governor
 from lgov_core.hookspecs import hookimpl
+from lgov_core.instrumentation.tool_call import ToolReading, agovern_tool
 from lgov_core.models import LanguageModel, build_tiny, load_model
 from lgov_core.policies import load_policy_file
 from lgov_core.reward import AirPlugin, AirRules, RuleSet
 from lgov_core.scope import RolloutScope
 from lgov_core.store import open_store
 from lgov_core.store.protocol import TraceStore
-from lgov_core.tool_call import ToolReading, agovern_tool
-from lgov_core.train.config import SupervisedConfig, UpdateConfig
-from lgov_core.train.jobs import Job, JobResult
-from lgov_core.train.loop import Task, TrainingLoop
-from lgov_core.train.policy_model import full_policy
-from lgov_core.train.supervised import supervised
-from lgov_core.train.update import PolicyUpdate
+from lgov_core.train.algorithms.config import SupervisedConfig, UpdateConfig
+from lgov_core.train.algorithms.supervised import supervised
+from lgov_core.train.algorithms.update import PolicyUpdate
+from lgov_core.train.loop.loop import Task, TrainingLoop
+from lgov_core.train.loop.policy_model import full_policy
+from lgov_core.train.workers.jobs import Job, JobResult
 from lgov_core.transitions import CreditRules
 from lgov_core.types import Action, Outcome, Point, Reward, Rollout
 

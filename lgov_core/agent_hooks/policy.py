@@ -60,7 +60,7 @@ class InterceptorPolicy(BoundedPolicy):
     """
 
     default_points: ClassVar[tuple[Point, ...]] = tuple(Point)
-    keeps_count: ClassVar[bool] = True
+    stateful: ClassVar[bool] = True
 
     def __init__(
         self,

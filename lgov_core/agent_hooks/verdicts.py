@@ -28,7 +28,7 @@ def verdict_of(action: Action, context: Mapping[str, Any], decision: Decision) -
     evidence = Evidence(artefact=decision.decision_id) if decision.decision_id else None
     if decision.blocks:
         approval: dict[str, Any] | None = {} if decision.effect is Effect.ESCALATE else None
-        message = decision.tell(after=action.point in _AFTER_A_CALL)
+        message = decision.denial_message(after=action.point in _AFTER_A_CALL)
         return Verdict(TheirDecision.DENY, slug, message, approval=approval, evidence=evidence)
     warnings = tuple(Warning(_slug(part), part.reason) for part in _warned(decision))
     if decision.arguments is None and decision.text is None:

@@ -10,7 +10,7 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple, Protocol, overload
 
-from lgov_core.json_writing import json_writer
+from lgov_core._util.json_writing import json_writer
 from lgov_core.types import Action, Decision, Effect, ToolOutcome
 
 #: Longer texts are stored as a marker with their size, their hash and their beginning.

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any, Final, Literal
 from urllib.parse import quote
 
+from lgov_core._util.atomic_file import write_lines
 from lgov_core.audit.entry import AuditEntry
 from lgov_core.errors import ExportError
-from lgov_core.whole_file import write_lines
 
 Format = Literal["jsonl", "cloudevents", "ocsf"]
 FORMATS: Final[tuple[Format, ...]] = ("jsonl", "cloudevents", "ocsf")

@@ -16,6 +16,14 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Final, TypeAlias
 
+from lgov_core._util.sqlite_file import (
+    BESIDE,
+    SameFile,
+    describe,
+    file_identity,
+    is_database,
+    keep_quiet_across_fork,
+)
 from lgov_core.audit.entry import (
     AuditEntry,
     OpenBody,
@@ -38,14 +46,6 @@ from lgov_core.audit.redaction import Redaction, redaction
 from lgov_core.audit.schema import AUDIT_RECORD, erase_texts, open_record
 from lgov_core.audit.writing_back import WritingBack
 from lgov_core.errors import AuditError
-from lgov_core.sqlite_file import (
-    BESIDE,
-    SameFile,
-    describe,
-    file_identity,
-    is_database,
-    keep_quiet_across_fork,
-)
 from lgov_core.types import Action, Decision, ToolOutcome
 
 _DOMAIN: Final = b"lgov-audit-v2\0"

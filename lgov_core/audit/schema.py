@@ -6,8 +6,8 @@ import sqlite3
 from pathlib import Path
 from typing import Final
 
+from lgov_core._util.sqlite_file import MOST_IN_LOG, FileKind, describe, open_database
 from lgov_core.errors import AuditError
-from lgov_core.sqlite_file import MOST_IN_LOG, FileKind, describe, open_database
 
 # `lgov_core.audit.verify` documents the format. One row, and so one statement, an entry: a transaction of its own costs
 # half of what several statements do. Replacing a row would delete the old one without firing the triggers for DELETE,

@@ -7,8 +7,8 @@ import sqlite3
 import threading
 from pathlib import Path
 
+from lgov_core._util.sqlite_file import FileKind, write_back
 from lgov_core.errors import AuditError
-from lgov_core.sqlite_file import FileKind, write_back
 
 
 class WritingBack:

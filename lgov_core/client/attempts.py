@@ -15,17 +15,17 @@ from typing import Any, Final
 
 from lgov_core.client.tasks import Resource, Task
 from lgov_core.client.wire import Assignment, Report
-from lgov_core.endpoint_headers import ENDPOINT_VARIABLE
-from lgov_core.environment_variables import environment_variable
-from lgov_core.errors import ArgumentError, ArmError, PolicyDenied
+from lgov_core.errors import ArgumentError, InstrumentationError, PolicyDenied
 from lgov_core.governor import Governor
+from lgov_core.instrumentation.endpoint_headers import ENDPOINT_VARIABLE
 from lgov_core.plugins import register
+from lgov_core.process.environment_variables import environment_variable
 from lgov_core.reward import AirPlugin, RuleSet
 from lgov_core.scope import RolloutScope, carry_into_threads
 from lgov_core.trace.sink import StoreSink
-from lgov_core.train.failures import is_infrastructure
-from lgov_core.train.jobs import Episode, Job
-from lgov_core.train.worker import Tally
+from lgov_core.train.workers.failures import is_infrastructure
+from lgov_core.train.workers.jobs import Episode, Job
+from lgov_core.train.workers.worker import Tally
 from lgov_core.types import Outcome, Reward, Span
 
 Agent = Callable[[Resource, Task], Any]
@@ -81,7 +81,8 @@ class AgentRunner:
 
     Without ``policy`` agents are watched: what tools and models did is shown and rewarded by ``rules``, nothing is judged.
     With one they are governed, and decisions go to the record at ``audit``. With ``instrument`` every framework that is
-    installed is armed for the whole process, until `close`. Raises `ArmError` under a policy when none is. A ``governor``
+    installed is instrumented for the whole process, until `close`. Raises `InstrumentationError` under a policy when
+    none is. A ``governor``
     of the caller's stands in place of a policy: what it sees is shown here too, until `close`.
     """
 
@@ -114,7 +115,7 @@ class AgentRunner:
                 self._stack.callback(self._unregister, plugin)
             governor.plugins_changed()
         elif policy is None:
-            self.governor = Governor(plugins=plugins, only_watches=True)
+            self.governor = Governor(plugins=plugins, observe_only=True)
         else:
             from lgov_core.audit import AuditLog, default_signer
             from lgov_core.policies import load_policy_file
@@ -131,7 +132,7 @@ class AgentRunner:
         try:
             self._stack.enter_context(environment_variable(ENDPOINT_VARIABLE, endpoint))
             if instrument:
-                self._arm(required=policy is not None)
+                self._instrument(required=policy is not None)
         except BaseException:
             self._arms.close()
             self._stack.close()
@@ -142,23 +143,24 @@ class AgentRunner:
         self.governor.plugins_changed()
 
     def close(self) -> None:
-        """Disarms what was armed, and closes the record.
+        """Uninstruments what was instrumented, and closes the record.
 
-        An agent that was left behind in its thread and still runs does so governed: frameworks are disarmed when the last one
+        An agent that was left behind in its thread and still runs does so governed: frameworks are uninstrumented
+        when the last one
         has ended. Under a policy of this runner's all it asks for is denied, for the record is closed.
         """
         with self._lock:
             self._closed = True
-            disarm = not (self._governs and self._running)
-        if disarm:
+            uninstrument = not (self._governs and self._running)
+        if uninstrument:
             self._arms.close()
         self._stack.close()
 
     def _ended(self) -> None:
         with self._lock:
             self._running -= 1
-            disarm = self._closed and not self._running
-        if disarm:
+            uninstrument = self._closed and not self._running
+        if uninstrument:
             self._arms.close()
 
     def run(self, given: Assignment) -> Report:
@@ -210,21 +212,21 @@ class AgentRunner:
             return replace(report, rewards=(), spans=spans, counts=counts)
         return replace(report, rewards=(*rewards, *report.rewards), spans=spans, counts=counts)
 
-    def _arm(self, *, required: bool) -> None:
-        armed = 0
+    def _instrument(self, *, required: bool) -> None:
+        instrumented = 0
         for adapter in self.governor.manager.hook.lgov_framework():
             if adapter.installed() and adapter.surface:
                 try:
-                    adapter.arm(self.governor)
-                except ArmError:
+                    adapter.instrument(self.governor)
+                except InstrumentationError:
                     if required:
                         raise
                     _LOG.warning("%s is governed by somebody else here: its calls earn no AIR", adapter.name)
                     continue
-                self._arms.callback(adapter.disarm)
-                armed += 1
-        if required and not armed:
-            raise ArmError(
+                self._arms.callback(adapter.uninstrument)
+                instrumented += 1
+        if required and not instrumented:
+            raise InstrumentationError(
                 "there is a policy, and no framework here that could be governed",
                 hint='pip install "lgov[langchain]", or train without a policy',
             )

@@ -22,7 +22,7 @@ def curves(run: Path, last: int, png: Path | None, tensorboard: Path | None, as_
     RUN may be a metrics.jsonl too. Rewards by channel, violations, KL, entropy, clipped share, lengths, staleness, tokens
     saved and what was left out; intervals are in the picture and in the JSON.
     """
-    from lgov_core.train.curves import draw, read_run, table, write_tensorboard
+    from lgov_core.train.loop.curves import draw, read_run, table, write_tensorboard
 
     lines = read_run(run)
     if png is not None:

@@ -76,7 +76,7 @@ def _version(distribution: str) -> str | None:
 
 
 def _frameworks(problems: list[str]) -> list[dict[str, Any]]:
-    from lgov_core.adapter import Adapter
+    from lgov_core.instrumentation.adapter import Adapter
     from lgov_core.plugins import make_plugin_manager
 
     try:

@@ -13,7 +13,7 @@ from lgov_core.commands.group import Exit, exit_status, json_option
 from lgov_core.commands.output import write_json, write_table
 
 if TYPE_CHECKING:
-    from lgov_core.trained.evaluation import EvaluationPlan
+    from lgov_core.evaluation.evaluation import EvaluationPlan
 
 
 @click.command("eval", epilog=exit_status(Exit.OK, Exit.FINDING, Exit.USAGE, Exit.INTERRUPTED))
@@ -55,7 +55,7 @@ def evaluate_command(
     function = load_agent(agent)
     target = folder or Path("runs") / time.strftime("eval-%Y%m%d-%H%M%S")
     try:
-        from lgov_core.trained.evaluation import EvaluationPlan
+        from lgov_core.evaluation.evaluation import EvaluationPlan
 
         plan = EvaluationPlan(samples=samples, workers=nworkers, policy=policy, **more)
         report = _measured(checkpoint, model, read, function, target, plan, start=start)
@@ -79,8 +79,8 @@ def _measured(
     *,
     start: bool,
 ) -> dict[str, Any]:
-    from lgov_core.trained.evaluation import difference, evaluate
-    from lgov_core.trained.model import load_trained, serve
+    from lgov_core.evaluation.evaluation import difference, evaluate
+    from lgov_core.evaluation.model import load_trained, serve
 
     trained = load_trained(checkpoint, base=model)
     click.echo(f"{trained.path}: {len(read) * plan.samples} rollouts, recorded in {target}", err=True)

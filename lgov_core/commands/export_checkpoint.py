@@ -28,8 +28,8 @@ def export_command(
     CHECKPOINT is a checkpoint's folder, or a run's (its newest), or RUN/best. The lineage goes with it: lgov audit verify
     checks the folder too.
     """
-    from lgov_core.trained.export import export
-    from lgov_core.trained.model import load_trained
+    from lgov_core.evaluation.export import export
+    from lgov_core.evaluation.model import load_trained
 
     try:
         trained = load_trained(checkpoint, base=model)

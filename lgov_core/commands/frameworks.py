@@ -7,9 +7,9 @@ from typing import Any
 
 import click
 
-from lgov_core.adapter import Adapter
 from lgov_core.commands.group import Exit, exit_status, json_option
 from lgov_core.commands.output import write_json, write_table
+from lgov_core.instrumentation.adapter import Adapter
 from lgov_core.types import Point
 
 ABILITIES = ("observe", "block", "tell", "transform", "stream", "sync")
@@ -24,8 +24,8 @@ def frameworks(name: str | None, as_json: bool) -> None:
     observe: it is seen; block: it can be stopped; tell: the model reads why; transform: it can be changed; stream and
     sync: all that also for streamed replies and for synchronous agents.
     """
-    from lgov_core.governed_process import installed_adapters
     from lgov_core.plugins import make_plugin_manager
+    from lgov_core.process.governed import installed_adapters
 
     adapters = installed_adapters(make_plugin_manager())
     if name is not None:
@@ -60,7 +60,7 @@ def surface_rows(adapter: Adapter, *, yes: str, no: str) -> list[tuple[str, ...]
 
 def unsupported_cells(adapter: Adapter) -> dict[str, list[str]]:
     """For each reason the cells that it rules out, as ``mode / shape``; a mode that is ruled out whole stands alone."""
-    from lgov_core.adapter import SHAPES
+    from lgov_core.instrumentation.adapter import SHAPES
 
     reasons: dict[str, list[str]] = {}
     for (mode, shape), reason in adapter.unsupported.items():

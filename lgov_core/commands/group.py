@@ -15,7 +15,7 @@ from typing import Any
 
 import click
 
-from lgov_core.errors import ArmError, AuditError, LgovError, PolicyDenied, SettingsError
+from lgov_core.errors import AuditError, InstrumentationError, LgovError, PolicyDenied, SettingsError
 
 
 class Exit(IntEnum):
@@ -44,7 +44,7 @@ _EXIT_OF_ERROR = {
     SettingsError: Exit.USAGE,
     PolicyDenied: Exit.DENIED,
     AuditError: Exit.AUDIT_BROKEN,
-    ArmError: Exit.CANNOT_GOVERN,
+    InstrumentationError: Exit.CANNOT_GOVERN,
 }
 
 _JSON_WANTED = "lgov_core.json"

@@ -7,8 +7,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from lgov_core._util.sqlite_file import is_blank
 from lgov_core.errors import AuditError
-from lgov_core.sqlite_file import is_blank
 
 if TYPE_CHECKING:
     from lgov_core.audit import AuditLog

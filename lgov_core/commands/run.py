@@ -8,7 +8,7 @@ from typing import Literal
 import click
 
 from lgov_core.commands.group import Exit, exit_status
-from lgov_core.errors import ArmError, LgovError
+from lgov_core.errors import InstrumentationError, LgovError
 from lgov_core.settings import load_settings
 
 
@@ -73,7 +73,7 @@ def run(
     before the act. If the policy is missing or broken, or a framework cannot be governed, the program is not run. At the
     end standard error says what was covered, and how near the program came to a known gap.
     """  # noqa: D301 - click wants the control character
-    from lgov_core.run import RunOptions, run_program
+    from lgov_core.process.run import RunOptions, run_program
 
     flags = {
         "policy": policy,
@@ -87,7 +87,7 @@ def run(
         settings = load_settings(flags)
     except LgovError as error:
         # Settings that cannot be read may be the ones that name the policy.
-        raise ArmError(f"not run: {error.message}", hint=error.hint) from error
+        raise InstrumentationError(f"not run: {error.message}", hint=error.hint) from error
     options = RunOptions(
         policy=settings.policy,
         audit=settings.audit,

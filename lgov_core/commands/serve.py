@@ -19,10 +19,10 @@ from lgov_core.errors import EndpointError, SettingsError
 from lgov_core.settings import Settings, load_settings, without_password
 
 if TYPE_CHECKING:
-    from lgov_core.gateway.keys import KeyRing
-    from lgov_core.gateway.limits import Limits
     from lgov_core.gateway.protocol import Engine
-    from lgov_core.gateway.server import EndpointServer
+    from lgov_core.gateway.serving.keys import KeyRing
+    from lgov_core.gateway.serving.limits import Limits
+    from lgov_core.gateway.serving.server import EndpointServer
 
 
 _SPEAKS = "chat,completions,embeddings"
@@ -146,7 +146,7 @@ def serve(
         click.get_current_context().exit(status)
     if config or algorithm or folder or resume or gpus is not None:
         raise SettingsError("--config, --algorithm, --gpus, --folder and --resume are for --train", hint="add --train")
-    from lgov_core.gateway.limits import Limits
+    from lgov_core.gateway.serving.limits import Limits
 
     settings = load_settings(
         {
@@ -175,7 +175,7 @@ def _serving(
     settings: Settings, engine: Engine, keys: KeyRing | None, limits: Limits, drain_s: int
 ) -> Generator[EndpointServer]:
     """The endpoint, answering calls, with the store and the policy that are set; all of them are closed at the end."""
-    from lgov_core.gateway.server import EndpointServer
+    from lgov_core.gateway.serving.server import EndpointServer
 
     with contextlib.ExitStack() as open_things:
         recorded = None
@@ -188,7 +188,7 @@ def _serving(
             click.echo("note: no store is set, so nothing is recorded (--store)", err=True)
         gate = None
         if settings.policy is not None:
-            from lgov_core.gateway.policy_gate import open_gate
+            from lgov_core.gateway.policy.gate import open_gate
 
             gate = open_gate(
                 settings.policy,
@@ -237,7 +237,7 @@ def _given(name: str, value: str) -> str | None:
 
 def _made(audit: Path | None) -> Path:
     """Where the audit record is, its folder made."""
-    from lgov_core.governed_process import DEFAULT_AUDIT, make_folder
+    from lgov_core.process.governed import DEFAULT_AUDIT, make_folder
 
     path = audit or DEFAULT_AUDIT
     make_folder(path.parent)
@@ -249,8 +249,8 @@ def _keys(settings: Settings, admin_keys_file: Path | None, *, shown: bool) -> K
 
     ``shown``: the admin key is to be shown.
     """
-    from lgov_core.gateway.keys import AdminKeyFile, KeyRing
-    from lgov_core.gateway.server import is_loopback
+    from lgov_core.gateway.serving.keys import AdminKeyFile, KeyRing
+    from lgov_core.gateway.serving.server import is_loopback
 
     path = settings.key_secret_file
     if path is None:
@@ -282,7 +282,7 @@ def _engine(settings: Settings, *, dtype: str, upstream_key_env: str, speaks: st
         )
     if settings.upstream is not None:
         try:
-            from lgov_core.gateway.upstream import UpstreamEngine
+            from lgov_core.gateway.upstream.engine import UpstreamEngine
         except ImportError as error:
             raise EndpointError(f"the endpoint needs {error.name}", hint="pip install 'lgov[gateway]'") from error
         urls = [url.strip() for url in settings.upstream.split(",")]
@@ -290,7 +290,7 @@ def _engine(settings: Settings, *, dtype: str, upstream_key_env: str, speaks: st
         return UpstreamEngine(urls, api_key=os.environ.get(upstream_key_env) or None, speaks=apis)
     if speaks is not None:
         raise SettingsError("--upstream-speaks is of an upstream", hint="give --upstream, or leave it out")
-    from lgov_core.gateway.embedded import EmbeddedEngine
+    from lgov_core.gateway.engine.embedded import EmbeddedEngine
     from lgov_core.models import load_model
 
     return EmbeddedEngine(load_model(str(settings.model), dtype=dtype))

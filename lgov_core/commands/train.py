@@ -45,7 +45,7 @@ def train(
     CONFIG is a file such as config.yaml with the sections model, training, runtime and data. What is set on the command
     line wins over it; the sections and keys stand in brackets.
     """
-    from lgov_core.train.registry import TrainingJob, find_run
+    from lgov_core.train.algorithms.registry import TrainingJob, find_run
     from lgov_core.train.settings import load_train_settings
 
     sections = {"train": "data", "test": "data", "name": "model", "nworkers": "runtime", "policy": "runtime"}

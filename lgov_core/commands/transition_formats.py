@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 if TYPE_CHECKING:
     from lgov_core.transitions import Records, TransitionSet
-    from lgov_core.transitions.export_messages import Exported
+    from lgov_core.transitions.export.messages import Exported
 
 #: Records, and how much was left out for which reason.
 Formatted: TypeAlias = tuple[list[dict[str, Any]], Mapping[str, int]]
@@ -16,14 +16,14 @@ Formatted: TypeAlias = tuple[list[dict[str, Any]], Mapping[str, int]]
 
 def verl(records: Records, data: TransitionSet) -> Formatted:
     """A row for each call, as verl's TransferQueue takes them."""
-    from lgov_core.transitions.export_verl import verl_rows
+    from lgov_core.transitions.export.verl import verl_rows
 
     return [{"key": row.key, **row.fields, "tag": dict(row.tag)} for row in verl_rows(data)], {}
 
 
 def trl(records: Records, data: TransitionSet) -> Formatted:
     """A row for each rollout, as TRL's ``rollout_func`` returns them (there in columns)."""
-    from lgov_core.transitions.export_trl import trl_rollouts
+    from lgov_core.transitions.export.trl import trl_rollouts
 
     found = trl_rollouts(data)
     names = list(found.columns)
@@ -33,8 +33,8 @@ def trl(records: Records, data: TransitionSet) -> Formatted:
 
 def sft(records: Records, data: TransitionSet) -> Formatted:
     """Conversations of attempts that succeeded without a denied act."""
-    from lgov_core.gateway.conversations import RecordedConversations
-    from lgov_core.transitions.export_messages import denied_attempts, sft_records
+    from lgov_core.gateway.formats.conversations import RecordedConversations
+    from lgov_core.transitions.export.messages import denied_attempts, sft_records
 
     denied, read = denied_attempts(records.spans), RecordedConversations(records.calls)
     return _formatted(sft_records(data, records.calls, denied=denied, read=read))
@@ -42,16 +42,16 @@ def sft(records: Records, data: TransitionSet) -> Formatted:
 
 def preferences(records: Records, data: TransitionSet) -> Formatted:
     """Pairs of replies to one prompt."""
-    from lgov_core.gateway.conversations import RecordedConversations
-    from lgov_core.transitions.export_messages import preference_pairs
+    from lgov_core.gateway.formats.conversations import RecordedConversations
+    from lgov_core.transitions.export.messages import preference_pairs
 
     return _formatted(preference_pairs(data, records.calls, read=RecordedConversations(records.calls)))
 
 
 def prompts(records: Records, data: TransitionSet) -> Formatted:
     """Attempts in words, for tuning prompts."""
-    from lgov_core.gateway.conversations import RecordedConversations
-    from lgov_core.transitions.export_messages import denied_attempts, prompt_records
+    from lgov_core.gateway.formats.conversations import RecordedConversations
+    from lgov_core.transitions.export.messages import denied_attempts, prompt_records
 
     denied, read = denied_attempts(records.spans), RecordedConversations(records.calls)
     return _formatted(prompt_records(data, records.calls, records.rollouts, records.attempts, denied=denied, read=read))
@@ -69,11 +69,11 @@ FORMATS: Final[Mapping[str, Callable[[Records, TransitionSet], Formatted]]] = {
 def write_parquet_for(name: str, data: TransitionSet, out: Path) -> None:
     """Writes the formats that have columns of their own to a Parquet file."""
     if name == "verl":
-        from lgov_core.transitions.export_verl import write_verl_parquet
+        from lgov_core.transitions.export.verl import write_verl_parquet
 
         write_verl_parquet(data, out)
     else:
-        from lgov_core.transitions.export import write_parquet
+        from lgov_core.transitions.export.export import write_parquet
 
         write_parquet(data.transitions, out)
 

@@ -12,11 +12,11 @@ from typing import IO, TYPE_CHECKING, Any, Final
 
 import click
 
+from lgov_core._util.atomic_file import write_lines
 from lgov_core.commands.group import Exit, exit_status, json_option
 from lgov_core.commands.output import write_table
 from lgov_core.commands.transition_formats import FORMATS, write_parquet_for
 from lgov_core.errors import TransitionError
-from lgov_core.whole_file import write_lines
 
 if TYPE_CHECKING:
     from lgov_core.transitions import CreditRules, Records, Selection, Transition, TransitionSet
@@ -137,8 +137,8 @@ def _records(source: str, rollouts: Sequence[str]) -> Records:
 
     from lgov_core.commands.recorded import opened_store
     from lgov_core.transitions import read_spans, read_store
-    from lgov_core.transitions.records import of_rollouts
-    from lgov_core.transitions.span_files import read_span_lines
+    from lgov_core.transitions.reading.records import of_rollouts
+    from lgov_core.transitions.reading.span_files import read_span_lines
 
     if source != "-" and ("://" in source or _is_sqlite(source)):
         with opened_store(source) as store:
@@ -169,7 +169,7 @@ def _is_sqlite(path: str) -> bool:
 def _rules(credit: str, discount: float, caps: Sequence[str]) -> CreditRules:
     """How credit is assigned; a scheme that nobody has is wrong usage, and said before anything is read."""
     from lgov_core.transitions import CreditRules
-    from lgov_core.transitions.credit_plugins import check_known
+    from lgov_core.transitions.credit.plugins import check_known
 
     bounds = {name: _cap(name, bound) for name, bound in map(_pair_of_cap, caps)}
     try:
@@ -212,7 +212,7 @@ def _selected(selection: Selection) -> str:
 def _rows(found: Sequence[Transition], chains: bool) -> list[dict[str, Any]]:
     if not chains:
         return [one.as_row() for one in found]
-    from lgov_core.transitions.chains import make_chains
+    from lgov_core.transitions.tokens.chains import make_chains
 
     return [chain.as_row() for chain in make_chains(found)]
 
@@ -227,7 +227,7 @@ def _write_json_lines(rows: Iterable[dict[str, Any]], file: IO[str]) -> None:
 
 
 def _write_rows(out: Path, form: str | None, data: TransitionSet, rows: Sequence[dict[str, Any]]) -> None:
-    from lgov_core.transitions.export import write_jsonl
+    from lgov_core.transitions.export.export import write_jsonl
 
     if out.suffix == ".parquet":
         write_parquet_for(form or "", data, out)

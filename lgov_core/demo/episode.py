@@ -16,8 +16,8 @@ from typing import Any
 from lgov_core.demo.company import PROTECTED_TABLES, copy_for_rollout
 from lgov_core.demo.oracle import Oracle, Verdict
 from lgov_core.demo.questions import Question
-from lgov_core.train.failures import is_infrastructure
-from lgov_core.train.jobs import Episode, Job
+from lgov_core.train.workers.failures import is_infrastructure
+from lgov_core.train.workers.jobs import Episode, Job
 from lgov_core.types import Outcome, Reward
 
 _ANSWER = re.compile(r"Answer: (-?\d+)")

@@ -9,8 +9,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from lgov_core.train.intervals import wilson_interval
-from lgov_core.train.jobs import JobResult
+from lgov_core.train.loop.intervals import wilson_interval
+from lgov_core.train.workers.jobs import JobResult
 
 
 @dataclass(frozen=True, slots=True)

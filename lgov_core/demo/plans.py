@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from lgov_core.demo.warm_start import PEEKS
-from lgov_core.train.config import UpdateConfig
+from lgov_core.train.algorithms.config import UpdateConfig
 
 
 @dataclass(frozen=True, slots=True)

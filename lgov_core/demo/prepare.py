@@ -14,10 +14,10 @@ from lgov_core.demo.questions import DEPARTMENTS, draw_question
 from lgov_core.demo.warm_start import PEEKS, Denials, Message, draw_conversation
 from lgov_core.models import LanguageModel, build_tiny, load_model
 from lgov_core.policies import load_policy_file
-from lgov_core.train.config import SupervisedConfig
-from lgov_core.train.policy_model import full_policy, lora_policy
-from lgov_core.train.rows import TrainRow
-from lgov_core.train.supervised import supervised
+from lgov_core.train.algorithms.config import SupervisedConfig
+from lgov_core.train.algorithms.supervised import supervised
+from lgov_core.train.layout.rows import TrainRow
+from lgov_core.train.loop.policy_model import full_policy, lora_policy
 from lgov_core.types import Action, Point
 
 SYSTEM: Message = {"role": "system", "content": "Answer from the company database."}
@@ -45,7 +45,7 @@ def denials_of(policy_file: Path) -> Denials:
         verdict = policies.judge(Action(Point.PRE_TOOL_CALL, "run_sql", arguments={"query": query}, agent="pay_desk"))
         if not verdict.blocks:
             raise AssertionError(f"the demo's policy does not deny {query!r}")
-        return verdict.tell()
+        return verdict.denial_message()
 
     select = "SELECT COUNT(*) FROM staff"
     return Denials(

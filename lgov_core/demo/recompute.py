@@ -18,10 +18,10 @@ from lgov_core.demo.prepare import POLICIES
 from lgov_core.demo.verification import Verification, VersionCount, finding_of
 from lgov_core.errors import TrainError
 from lgov_core.models import LanguageModel, load_model
-from lgov_core.train.checkpoint import load_weights
-from lgov_core.train.logprobs import row_logprobs
-from lgov_core.train.policy_model import PolicyModel
-from lgov_core.train.rows import TrainRow, batches_by_length
+from lgov_core.train.algorithms.logprobs import row_logprobs
+from lgov_core.train.layout.rows import TrainRow, batches_by_length
+from lgov_core.train.loop.checkpoint import load_weights
+from lgov_core.train.loop.policy_model import PolicyModel
 from lgov_core.types import CapturedCall
 
 #: So many calls wait for their forward pass: enough to find others of the same length, few enough for the memory.

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from lgov_core.demo.measure import Evaluation, RunReport, mean_of
-from lgov_core.train.metrics_log import read_metrics
+from lgov_core.train.loop.metrics_log import read_metrics
 
 
 def print_table(reports: Sequence[RunReport], console: Console) -> None:

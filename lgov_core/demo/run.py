@@ -21,19 +21,19 @@ from lgov_core.demo.prepare import POLICIES, denials_of, smollm2_model, tiny_mod
 from lgov_core.demo.progress import Display
 from lgov_core.demo.questions import Question, Split, draw_question
 from lgov_core.errors import TrainError
-from lgov_core.gateway.embedded import EmbeddedEngine
-from lgov_core.gateway.server import EndpointServer
+from lgov_core.gateway.engine.embedded import EmbeddedEngine
+from lgov_core.gateway.serving.server import EndpointServer
 from lgov_core.models import LanguageModel, load_model
 from lgov_core.reward import AirRules
 from lgov_core.store import open_store
 from lgov_core.store.protocol import TraceStore
-from lgov_core.train.jobs import JobResult, WorkerConfig
-from lgov_core.train.lineage import Facts, Lineage, policy_facts
-from lgov_core.train.loop import Task, TrainingLoop
-from lgov_core.train.policy_model import PolicyModel
-from lgov_core.train.pool import WorkerPool
-from lgov_core.train.update import PolicyUpdate
-from lgov_core.train.weights_digest import weights_digest
+from lgov_core.train.algorithms.update import PolicyUpdate
+from lgov_core.train.loop.lineage import Facts, Lineage, policy_facts
+from lgov_core.train.loop.loop import Task, TrainingLoop
+from lgov_core.train.loop.policy_model import PolicyModel
+from lgov_core.train.loop.weights_digest import weights_digest
+from lgov_core.train.workers.jobs import JobResult, WorkerConfig
+from lgov_core.train.workers.pool import WorkerPool
 from lgov_core.transitions import CreditRules
 
 HERE = Path(__file__).parent

@@ -14,19 +14,19 @@ from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from lgov_core.errors import EndpointError, LgovError
-from lgov_core.gateway.access import Access, Guard, RetryAdvice, RuledRoute, Shortcut
-from lgov_core.gateway.admin_routes import AdminRoutes
-from lgov_core.gateway.admission import Admission
-from lgov_core.gateway.api_routes import ApiRoutes
-from lgov_core.gateway.capture import Capture
-from lgov_core.gateway.keys import KeyRing
-from lgov_core.gateway.lightning_rollouts import LightningRollouts
-from lgov_core.gateway.lightning_routes import LightningOptions, LightningRoutes
-from lgov_core.gateway.limits import HeldBodies, Limits
-from lgov_core.gateway.metrics import Metrics, Reading
-from lgov_core.gateway.otlp_route import TracesRoute
+from lgov_core.gateway.agent_lightning.rollouts import LightningRollouts
+from lgov_core.gateway.agent_lightning.routes import LightningOptions, LightningRoutes
 from lgov_core.gateway.protocol import Engine, Gate
-from lgov_core.gateway.registered_models import RegisteredModels
+from lgov_core.gateway.routes.admin_routes import AdminRoutes
+from lgov_core.gateway.routes.api_routes import ApiRoutes
+from lgov_core.gateway.routes.otlp_route import TracesRoute
+from lgov_core.gateway.serving.access import Access, Guard, RetryAdvice, RuledRoute, Shortcut
+from lgov_core.gateway.serving.admission import Admission
+from lgov_core.gateway.serving.capture import Capture
+from lgov_core.gateway.serving.keys import KeyRing
+from lgov_core.gateway.serving.limits import HeldBodies, Limits
+from lgov_core.gateway.serving.metrics import Metrics, Reading
+from lgov_core.gateway.upstream.registered_models import RegisteredModels
 from lgov_core.store.protocol import TraceStore
 
 
@@ -61,7 +61,8 @@ def create_app(
     answered. ``allow_unattributed=False`` refuses calls that name no rollout. ``max_body``, in bytes, stands for that one
     of the ``limits``. Engines are started and closed with the application, the store is left open.
 
-    ``app.state.counters`` counts what happened (`lgov_core.gateway.capture.Counters`). Every route has a rule of who may
+    ``app.state.counters`` counts what happened (`lgov_core.gateway.serving.capture.Counters`). Every route has a
+    rule of who may
     use it (`RuledRoute`). Raises `EndpointError` for no engines, or two that answer to one name.
     """
     _check_names(engines)

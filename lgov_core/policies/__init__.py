@@ -4,35 +4,35 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from lgov_core.policies.approval import ApprovalPolicy
-from lgov_core.policies.approval_requests import ApprovalRequest, ApprovalRequests
+from lgov_core.policies.approvals.approval import ApprovalPolicy
+from lgov_core.policies.approvals.approval_requests import ApprovalRequest, ApprovalRequests
 from lgov_core.policies.base import BoundedPolicy, ObservingPolicy, Policy
+from lgov_core.policies.budgets.cost import CostControlPolicy, Spent
+from lgov_core.policies.budgets.loop import LoopPolicy
+from lgov_core.policies.budgets.rate import RateLimitPolicy
 from lgov_core.policies.combine import combine, fold
-from lgov_core.policies.conditions import Condition, ConditionError, condition_of
-from lgov_core.policies.cost import CostControlPolicy, Spent
+from lgov_core.policies.conditions.conditions import Condition, ConditionError, condition_of
+from lgov_core.policies.content.pii import PIIPolicy
+from lgov_core.policies.content.secrets import SecretsPolicy
+from lgov_core.policies.content.streaming_redactor import StreamingRedactor
 from lgov_core.policies.digest import digest_of
-from lgov_core.policies.egress import EgressPolicy, PinnedURL
-from lgov_core.policies.held_text import HeldText
+from lgov_core.policies.dry_run import dry_run
 from lgov_core.policies.loader import load_policies, load_policy_file
-from lgov_core.policies.loop import LoopPolicy
-from lgov_core.policies.path import PathPolicy
-from lgov_core.policies.pii import PIIPolicy
+from lgov_core.policies.network.egress import EgressPolicy, PinnedURL
+from lgov_core.policies.paths.path import PathPolicy
 from lgov_core.policies.policy_set import ConstantPolicy, PolicySet
 from lgov_core.policies.presets import PRESETS, preset
-from lgov_core.policies.provenance import ProvenancePolicy
-from lgov_core.policies.rate import RateLimitPolicy
+from lgov_core.policies.provenance.policy import ProvenancePolicy
 from lgov_core.policies.registry import BUILTIN_POLICIES, PolicyFactory, available_policies
-from lgov_core.policies.rehearsal import rehearsal
 from lgov_core.policies.reload import ReloadingPolicySet
 from lgov_core.policies.rule import Rule
-from lgov_core.policies.secrets import SecretsPolicy
 from lgov_core.policies.shell import ShellPolicy
-from lgov_core.policies.sql import SQLPolicy
-from lgov_core.policies.tool import ToolPolicy
+from lgov_core.policies.sql.policy import SQLPolicy
+from lgov_core.policies.tools.tool import ToolPolicy
 
 if TYPE_CHECKING:
-    from lgov_core.policies.fetch import guarded_connect, guarded_opener
-    from lgov_core.policies.sqlite_guard import guard_sqlite
+    from lgov_core.policies.network.fetch import guarded_connect, guarded_opener
+    from lgov_core.policies.sql.sqlite_guard import guard_sqlite
 
 __all__ = [
     "BUILTIN_POLICIES",
@@ -46,7 +46,6 @@ __all__ = [
     "ConstantPolicy",
     "CostControlPolicy",
     "EgressPolicy",
-    "HeldText",
     "LoopPolicy",
     "ObservingPolicy",
     "PIIPolicy",
@@ -63,11 +62,13 @@ __all__ = [
     "SecretsPolicy",
     "ShellPolicy",
     "Spent",
+    "StreamingRedactor",
     "ToolPolicy",
     "available_policies",
     "combine",
     "condition_of",
     "digest_of",
+    "dry_run",
     "fold",
     "guard_sqlite",
     "guarded_connect",
@@ -75,18 +76,17 @@ __all__ = [
     "load_policies",
     "load_policy_file",
     "preset",
-    "rehearsal",
 ]
 
 
 def __getattr__(name: str) -> Any:
     # TLS and HTTP load with the first connection, not with the policies.
     if name in ("guarded_connect", "guarded_opener"):
-        from lgov_core.policies import fetch
+        from lgov_core.policies.network import fetch
 
         return getattr(fetch, name)
     if name == "guard_sqlite":
-        from lgov_core.policies.sqlite_guard import guard_sqlite
+        from lgov_core.policies.sql.sqlite_guard import guard_sqlite
 
         return guard_sqlite
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -8,8 +8,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
+from lgov_core._util.suggestions import suggest_name
 from lgov_core.errors import PolicyError
-from lgov_core.near_miss import near
 from lgov_core.policies.base import BoundedPolicy
 from lgov_core.types import Action, Decision, Effect, Severity
 
@@ -153,7 +153,7 @@ def _read(where: str, path: str) -> Mapping[str, Any]:
 def _only_known(where: str, given: Mapping[str, Any], known: Mapping[str, Any]) -> None:
     for key in given:
         if key not in known:
-            raise PolicyError(f"{where}: there is no key {key!r}", hint=near(str(key), known, "leave it out"))
+            raise PolicyError(f"{where}: there is no key {key!r}", hint=suggest_name(str(key), known, "leave it out"))
 
 
 def _fields(action: Action) -> dict[str, Any]:

@@ -22,7 +22,7 @@ class Policy(Protocol):
     More attributes are optional. ``default_points`` are the points at which a rule that names none asks the policy; a
     policy without them is asked at every point.
     ``observe(event)`` makes it an `ObservingPolicy`. ``continue_from(previous)`` takes over what ``previous``, the policy of
-    the same rule before its file was changed, has counted; see `ReloadingPolicySet`. ``asked_last`` (True) has it asked
+    the same rule before its file was changed, has counted; see `ReloadingPolicySet`. ``deferred`` (True) has it asked
     after all others, and only about what none of them denies. ``timeout_s`` is how long the governor waits for one that is
     not bounded, when that is longer than usual.
     """

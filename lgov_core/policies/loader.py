@@ -14,14 +14,14 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
+from lgov_core._util.suggestions import suggest_name
 from lgov_core.errors import PolicyError, PolicyFileError
-from lgov_core.near_miss import near
 from lgov_core.policies.base import Policy
-from lgov_core.policies.conditions import Condition, ConditionProblem, compiled
+from lgov_core.policies.conditions.conditions import Condition, ConditionProblem, compiled
 from lgov_core.policies.document import Place, read_yaml
+from lgov_core.policies.dry_run import rehearsing
 from lgov_core.policies.policy_set import PolicySet, Rule
 from lgov_core.policies.registry import BUILTIN_POLICIES, PolicyFactory, available_policies
-from lgov_core.policies.rehearsal import rehearsing
 from lgov_core.types import Point, Severity
 
 _TOP = ("version", "name", "mode", "default", "rules")
@@ -204,7 +204,9 @@ class _Loading:
             # Plugins are imported only for a file that needs them.
             self.registry, self.plugins_asked = available_policies(), True
         if use not in self.registry:
-            raise self.error((*place, "use"), f"there is no policy {use!r}", near(use.lower(), sorted(self.registry)))
+            raise self.error(
+                (*place, "use"), f"there is no policy {use!r}", suggest_name(use.lower(), sorted(self.registry))
+            )
         name = self.text((*place, "name"), rule.get("name", use))
         policy = self.policy(place, use, name, rule.get("with"))
         points: tuple[str, ...] = ()  # the policy's own
@@ -285,7 +287,7 @@ class _Loading:
         for key in mapping:
             if key not in allowed:
                 raise self.error(
-                    (*place, key), f"there is no {what} {key!r} here", near(str(key).lower(), sorted(allowed))
+                    (*place, key), f"there is no {what} {key!r} here", suggest_name(str(key).lower(), sorted(allowed))
                 )
 
     def one_of(self, place: Place, value: Any, known: tuple[str, ...]) -> str:
@@ -293,7 +295,7 @@ class _Loading:
             raise self.error(
                 place,
                 f"{place[-1] if isinstance(place[-1], str) else 'this'} is {value!r}",
-                near(str(value).lower(), sorted(known)),
+                suggest_name(str(value).lower(), sorted(known)),
             )
         return value
 

@@ -10,7 +10,7 @@ from lgov_core.errors import PolicyError
 from lgov_core.hookspecs import hookimpl
 from lgov_core.policies.base import BoundedPolicy, ObservingPolicy, Policy
 from lgov_core.policies.combine import BadAnswer, checked, combine, complete, fault, fold, private_copy
-from lgov_core.policies.conditions import ConditionError
+from lgov_core.policies.conditions.conditions import ConditionError
 from lgov_core.policies.digest import digest_of
 from lgov_core.policies.rule import Fits, Rule, is_literal, one_of_globs
 from lgov_core.types import Action, Decision, Effect, Point, Severity, decision_of
@@ -48,7 +48,7 @@ class PolicySet:
     """Judges with every rule that covers an action.
 
     A bare policy among ``rules`` is a `Rule` without further restriction. Rules are asked in their order, those whose
-    policy wants to be ``asked_last`` (approvals) at the end, and only when no other denies. Transforms
+    policy wants to be ``deferred`` (approvals) at the end, and only when no other denies. Transforms
     fold: a later rule sees the arguments as the earlier ones left them; then the most severe effect wins. A policy that
     raises, or answers something that is not a `Decision` or None, counts as a deny in its slot (rule ``policy-error``),
     a condition that cannot be told too (rule ``condition-error``), and the others are still asked. What a policy that
@@ -87,7 +87,7 @@ class PolicySet:
         if isinstance(rules, str) or not isinstance(rules, Iterable):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise PolicyError(f"{name}: {rules!r} is no list of rules", hint="write PolicySet([policy])")
         made = [rule if isinstance(rule, Rule) else Rule(rule) for rule in rules]
-        self.rules = tuple(sorted(made, key=lambda rule: rule.asked_last))
+        self.rules = tuple(sorted(made, key=lambda rule: rule.deferred))
         self.default: Default = default
         self.mode: SetMode = mode
         self.name = name
@@ -96,7 +96,7 @@ class PolicySet:
         self.digest = digest if digest is not None else digest_of(self.rules, default, mode, name, version)
         policies = {id(rule.policy): rule.policy for rule in self.rules}
         self._observing = tuple(policy for policy in policies.values() if isinstance(policy, ObservingPolicy))
-        self.keeps_count = any(getattr(policy, "keeps_count", True) for policy in self._observing)
+        self.stateful = any(getattr(policy, "stateful", True) for policy in self._observing)
         waits = [getattr(rule.policy, "timeout_s", None) for rule in self.rules]
         self.timeout_s = max((wait for wait in waits if isinstance(wait, int | float)), default=None)
         self._index = {point: _Index([rule for rule in self.rules if point in rule.on]) for point in Point}
@@ -128,7 +128,7 @@ class PolicySet:
         current = action
         rules = (self._remembered if len(name) <= MAX_REMEMBERED_NAME else self._rules_for)(action.point, name)
         for rule in rules:
-            if rule.asked_last and any(decision.effect is Effect.DENY for decision in taken):
+            if rule.deferred and any(decision.effect is Effect.DENY for decision in taken):
                 continue
             decision = ask(rule, current)
             if decision is not None:

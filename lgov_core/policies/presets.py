@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final, Literal, TypeAlias, get_args
 
+from lgov_core._util.suggestions import suggest_name
 from lgov_core.errors import PolicyError
-from lgov_core.near_miss import near
 from lgov_core.policies.base import BoundedPolicy
 from lgov_core.policies.policy_set import PolicySet, Rule
-from lgov_core.policies.sql import SQLPolicy
-from lgov_core.policies.sql_names import known_dialect
+from lgov_core.policies.sql.names import known_dialect
+from lgov_core.policies.sql.policy import SQLPolicy
 from lgov_core.types import Action, Decision, Point, Severity
 
 Preset: TypeAlias = Literal["strict", "read_only", "guarded", "permissive"]
@@ -41,7 +41,7 @@ def preset(name: str, *, dialect: str | None = None) -> PolicySet:
     neither, the SQL must be allowed in each of `COMMON_DIALECTS`. Raises `PolicyError` for an unknown name or dialect.
     """
     if name not in PRESETS:
-        raise PolicyError(f"there is no preset {name!r}", hint=near(str(name).lower(), PRESETS))
+        raise PolicyError(f"there is no preset {name!r}", hint=suggest_name(str(name).lower(), PRESETS))
     judge = CarriedSQL(
         mode="read_only" if name in ("strict", "read_only") else "guarded",
         only=name == "strict",

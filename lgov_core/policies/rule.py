@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 
 from lgov_core.errors import PolicyError
 from lgov_core.policies.base import Policy
-from lgov_core.policies.conditions import Condition, ConditionError, condition_of
+from lgov_core.policies.conditions.conditions import Condition, ConditionError, condition_of
 from lgov_core.policies.options import string_tuple
 from lgov_core.types import Action, Point, Severity
 
@@ -43,7 +43,7 @@ class Rule:
     when: Condition | Mapping[str, Any] | str | None = None
     condition: Condition | None = field(default=None, init=False, repr=False)
     bounded: bool = field(default=False, init=False, repr=False)
-    asked_last: bool = field(default=False, init=False, repr=False)
+    deferred: bool = field(default=False, init=False, repr=False)
     fits_agent: Fits | None = field(default=None, init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -63,7 +63,7 @@ class Rule:
         settle("agents", agents)
         settle("condition", None if self.when is None else condition_of(self.when, rule=name))
         settle("bounded", bool(getattr(self.policy, "bounded", False)))
-        settle("asked_last", bool(getattr(self.policy, "asked_last", False)))
+        settle("deferred", bool(getattr(self.policy, "deferred", False)))
         settle("fits_agent", None if "*" in agents else one_of_globs(agents))
 
     def covers(self, action: Action) -> bool:

@@ -7,10 +7,10 @@ import posixpath
 import re
 from collections.abc import Sequence
 
-from lgov_core.policies.addresses import why_closed
+from lgov_core.policies.network.addresses import why_closed
+from lgov_core.policies.network.url_text import PlainURL, UnclearURL, read_url
 from lgov_core.policies.options import names
 from lgov_core.policies.shell_call import Call, Judge, Parsed, is_option, wild
-from lgov_core.policies.url_text import PlainURL, UnclearURL, read_url
 
 _CURL_VALUES = """
     -o --output -X --request -H --header -A --user-agent -e --referer -m --max-time --connect-timeout --retry

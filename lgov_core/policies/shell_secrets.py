@@ -8,7 +8,7 @@ from fnmatch import fnmatchcase, translate
 from functools import lru_cache
 from itertools import pairwise
 
-from lgov_core.policies.credential_names import CREDENTIAL_NAMES
+from lgov_core.policies.content.credential_names import CREDENTIAL_NAMES
 from lgov_core.policies.options import names
 from lgov_core.policies.shell_words import ANY, HOME, PIPE, STAR, UNKNOWN
 

@@ -7,8 +7,8 @@ from os import PathLike
 from pathlib import Path
 from typing import Any, Final
 
+from lgov_core._util.suggestions import suggest_name
 from lgov_core.errors import PolicyFileError, RewardError, RewardFileError
-from lgov_core.near_miss import near
 from lgov_core.policies.document import Place, read_yaml
 from lgov_core.reward.air_rules import PARAMETERS, AirRule, RuleSet
 from lgov_core.reward.air_values import AirRules
@@ -152,7 +152,9 @@ class _Reading:
             raise self.error((*place, "name"), f"name is {name!r}, which is no text", "put it in quotes")
         for key, known in (("on", tuple(PARAMETERS)), ("milestone", ("call", "tool"))):
             if key in given and given[key] not in known:
-                raise self.error((*place, key), f"{key} is {given[key]!r}", near(str(given[key]).lower(), known))
+                raise self.error(
+                    (*place, key), f"{key} is {given[key]!r}", suggest_name(str(given[key]).lower(), known)
+                )
         return AirRule(
             name,
             given["on"],
@@ -168,7 +170,7 @@ class _Reading:
             raise self.error(place, f"{what} must be a mapping", f"write {known[0]}: ...")
         for key in value:
             if key not in known:
-                raise self.error((*place, key), f"there is no key {key!r} here", near(str(key).lower(), known))
+                raise self.error((*place, key), f"there is no key {key!r} here", suggest_name(str(key).lower(), known))
         return value
 
     def tried(self, place: Place, make: Any) -> Any:

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from lgov_core.errors import StoreError
 from lgov_core.store import QueueEntry, RolloutConfig, RolloutQueue, RolloutState
-from lgov_core.train.jobs import Job, JobResult
+from lgov_core.train.workers.jobs import Job, JobResult
 from lgov_core.types import Attempt, Outcome, Rollout
 
 #: Seconds between two looks at the queue, when nobody says that something ended.
@@ -20,7 +20,7 @@ class Stopped(Exception):
 
 
 class QueueCollector:
-    """A `lgov_core.train.loop.Collector` over the queue of ``store``.
+    """A `lgov_core.train.loop.loop.Collector` over the queue of ``store``.
 
     ``stopped`` is asked while it waits; when it says so, what has not ended is cancelled and `Stopped` is raised. `wake` may
     be called from any thread, the others from the thread of the loop.

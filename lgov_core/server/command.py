@@ -47,7 +47,7 @@ def run_server(
     say(f"loading {settings.model.name or 'the model'}")
     server: TrainingServer | None = None
     try:
-        from lgov_core.gateway.keys import KeyRing
+        from lgov_core.gateway.serving.keys import KeyRing
         from lgov_core.server.training import TrainingServer
 
         keys = None if key_secret_file is None else KeyRing(_secret(key_secret_file))

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from lgov_core.gateway.keys import KeyRing
+from lgov_core.gateway.serving.keys import KeyRing
 
 #: ``/as/{key}/v1/...`` is ``/v1/...`` with that key.
 PREFIX: Final = "/as/"

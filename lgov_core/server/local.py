@@ -15,7 +15,7 @@ from lgov_core.client.tasks import read_tasks
 from lgov_core.errors import SettingsError
 from lgov_core.server.interruption import ENDING, interrupted
 from lgov_core.server.training import TrainingServer
-from lgov_core.train.registry import TrainingJob
+from lgov_core.train.algorithms.registry import TrainingJob
 from lgov_core.train.settings import TrainSettings
 
 

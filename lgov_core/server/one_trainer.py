@@ -6,9 +6,9 @@ import contextlib
 from collections.abc import Generator
 from pathlib import Path
 
+from lgov_core._util.file_lock import HeldByAnother, hold
 from lgov_core.errors import TrainError
 from lgov_core.settings import without_password
-from lgov_core.train.file_lock import HeldByAnother, hold
 
 #: Names lgov's lock among the advisory locks of a PostgreSQL database.
 _POSTGRES_LOCK = 0x6C676F76

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from lgov_core.gateway.embedded import EmbeddedEngine
+from lgov_core.gateway.engine.embedded import EmbeddedEngine
 from lgov_core.gateway.protocol import ANY_MODEL
 
 

@@ -13,26 +13,26 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final, cast
 
+from lgov_core._util.durable import write_whole
+from lgov_core.client.abandoned_threads import as_they_end
 from lgov_core.client.agent_name import load_agent
 from lgov_core.client.attempts import AgentRunner
 from lgov_core.client.client import rules_in_use
-from lgov_core.client.left_behind import as_they_end
 from lgov_core.client.tasks import Resource, Task, read_tasks
 from lgov_core.client.wire import Assignment, Report
 from lgov_core.errors import SettingsError, TrainError
 from lgov_core.gateway.app import create_app
-from lgov_core.gateway.conversations import RecordedConversations
-from lgov_core.gateway.keys import KeyRing
+from lgov_core.gateway.formats.conversations import RecordedConversations
 from lgov_core.gateway.protocol import Engine
-from lgov_core.gateway.server import EndpointServer
+from lgov_core.gateway.serving.keys import KeyRing
+from lgov_core.gateway.serving.server import EndpointServer
 from lgov_core.server.critic import ChatCritic
 from lgov_core.server.key_path import PREFIX, KeyInPath
 from lgov_core.server.recipe import device_for, load
 from lgov_core.store import open_store
 from lgov_core.store.protocol import TraceStore
-from lgov_core.train.durable import write_whole
+from lgov_core.train.algorithms.registry import TrainingJob
 from lgov_core.train.prompt_search import Case, PromptSearch, PromptVersion, Scored
-from lgov_core.train.registry import TrainingJob
 from lgov_core.train.settings import PromptSection, TrainSettings
 from lgov_core.types import Rollout, new_id
 
@@ -226,7 +226,7 @@ def _engine(settings: TrainSettings) -> tuple[Engine, str]:
     """What answers the agent, and the model's name."""
     upstream = settings.prompt.upstream
     if upstream is not None:
-        from lgov_core.gateway.upstream import UpstreamEngine
+        from lgov_core.gateway.upstream.engine import UpstreamEngine
 
         return UpstreamEngine(
             [upstream], api_key=os.environ.get("OPENAI_API_KEY") or None

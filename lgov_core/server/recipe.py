@@ -6,13 +6,13 @@ from typing import Any
 
 from lgov_core.errors import SettingsError
 from lgov_core.models import LanguageModel, load_model
-from lgov_core.train.algorithms import algorithm
-from lgov_core.train.config import UpdateConfig
-from lgov_core.train.policy_model import PolicyModel, full_policy, lora_policy
-from lgov_core.train.registry import OTHERS, algorithm_name
-from lgov_core.train.sampling import compares_groups
+from lgov_core.train.algorithms.config import UpdateConfig
+from lgov_core.train.algorithms.functions import algorithm
+from lgov_core.train.algorithms.registry import OTHERS, algorithm_name
+from lgov_core.train.algorithms.update import PolicyUpdate
+from lgov_core.train.loop.policy_model import PolicyModel, full_policy, lora_policy
+from lgov_core.train.loop.sampling import compares_groups
 from lgov_core.train.settings import TrainSettings
-from lgov_core.train.update import PolicyUpdate
 from lgov_core.transitions import CreditRules
 
 #: Above so many parameters adapters are trained, unless the settings say otherwise.

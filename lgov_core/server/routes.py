@@ -13,9 +13,9 @@ from starlette.responses import Response
 
 from lgov_core.client.wire import ENDED, PROTOCOL_HEADER, VERSION_HEADER
 from lgov_core.errors import ClientError, EndpointError, LgovError
-from lgov_core.gateway.access import Access, RuledRoute
-from lgov_core.gateway.api_routes import read_body
-from lgov_core.server.desk import Desk, check_protocol
+from lgov_core.gateway.routes.api_routes import read_body
+from lgov_core.gateway.serving.access import Access, RuledRoute
+from lgov_core.server.coordinator import Coordinator, check_protocol
 
 _MAX_BODY: Final = 8 * 1024 * 1024
 _LONGEST_WAIT_S: Final = 20.0
@@ -24,7 +24,7 @@ _LONGEST_WAIT_S: Final = 20.0
 class TrainRoutes:
     """The handlers, for one event loop."""
 
-    def __init__(self, desk: Desk) -> None:
+    def __init__(self, desk: Coordinator) -> None:
         self._desk = desk
 
     def routes(self) -> list[RuledRoute]:

@@ -9,10 +9,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from lgov_core._util.durable import write_whole
 from lgov_core.client.wire import ENDED
 from lgov_core.errors import LgovError
-from lgov_core.train.durable import write_whole
-from lgov_core.train.metrics_log import finite
+from lgov_core.train.loop.metrics_log import finite
 from lgov_core.types import new_id
 
 

@@ -13,18 +13,18 @@ from typing import Any, Final
 
 import torch
 
+from lgov_core._util.durable import write_whole
 from lgov_core.errors import SettingsError, TrainError
 from lgov_core.models import LanguageModel
 from lgov_core.server.recipe import device_for, load, policy_for
 from lgov_core.store import open_store
-from lgov_core.train.config import SupervisedConfig
-from lgov_core.train.durable import write_whole
-from lgov_core.train.imitation import Imitated, choose, imitation_rows, mean_loss
-from lgov_core.train.registry import TrainingJob
-from lgov_core.train.rows import TrainRow
-from lgov_core.train.supervised import supervised
+from lgov_core.train.algorithms.config import SupervisedConfig
+from lgov_core.train.algorithms.imitation import Imitated, choose, imitation_rows, mean_loss
+from lgov_core.train.algorithms.registry import TrainingJob
+from lgov_core.train.algorithms.supervised import supervised
+from lgov_core.train.layout.rows import TrainRow
 from lgov_core.transitions import Selection, make_transitions, read_store
-from lgov_core.transitions.export_messages import Keep, denied_attempts
+from lgov_core.transitions.export.messages import Keep, denied_attempts
 from lgov_core.types import Outcome
 
 #: Where the model that was trained is left: a transformers folder.

@@ -7,7 +7,7 @@ import random
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from lgov_core.train.loop import Task
+from lgov_core.train.loop.loop import Task
 
 Tasks = Sequence[Mapping[str, Any]]
 

@@ -12,10 +12,10 @@ from typing import Any, Self, cast
 from lgov_core.audit import default_signer
 from lgov_core.errors import EndpointError, LgovError, SettingsError, TrainError
 from lgov_core.gateway.app import create_app
-from lgov_core.gateway.keys import KeyRing
-from lgov_core.gateway.server import EndpointServer, is_loopback
+from lgov_core.gateway.serving.keys import KeyRing
+from lgov_core.gateway.serving.server import EndpointServer, is_loopback
 from lgov_core.server.collect import QueueCollector, Stopped
-from lgov_core.server.desk import Desk, Tasks
+from lgov_core.server.coordinator import Coordinator, Tasks
 from lgov_core.server.key_path import KeyInPath, kept_keys
 from lgov_core.server.one_trainer import only_trainer
 from lgov_core.server.policy_engine import PolicyEngine
@@ -24,14 +24,14 @@ from lgov_core.server.routes import TrainRoutes
 from lgov_core.server.run_state import RunState
 from lgov_core.server.task_order import batch_of, further_of, numbered, updates_of
 from lgov_core.store import RolloutConfig, RolloutQueue, open_store
-from lgov_core.train.failures import UsableSteps
-from lgov_core.train.figures import earned_figures
-from lgov_core.train.jobs import JobResult
-from lgov_core.train.lineage import Facts, Lineage, policy_facts
-from lgov_core.train.loop import Task, TrainingLoop
-from lgov_core.train.registry import algorithm_name
+from lgov_core.train.algorithms.registry import algorithm_name
+from lgov_core.train.loop.figures import earned_figures
+from lgov_core.train.loop.lineage import Facts, Lineage, policy_facts
+from lgov_core.train.loop.loop import Task, TrainingLoop
+from lgov_core.train.loop.weights_digest import weights_digest
 from lgov_core.train.settings import TrainSettings
-from lgov_core.train.weights_digest import weights_digest
+from lgov_core.train.workers.failures import UsableSteps
+from lgov_core.train.workers.jobs import JobResult
 from lgov_core.transitions import Selection
 from lgov_core.types import new_id
 
@@ -138,7 +138,7 @@ class TrainingServer:
         )
         about = {"model": model.name, "algorithm": algorithm_name(training.algorithm), "folder": str(self.folder)}
         keys = kept_keys(self.folder) if self._keys is None else self._keys
-        self.desk = Desk(
+        self.desk = Coordinator(
             Tasks(self.folder),
             store,
             keys,

@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from lgov_core._util.sqlite_file import is_blank
 from lgov_core.errors import StoreError
-from lgov_core.sqlite_file import is_blank
 from lgov_core.store.protocol import TraceStore
 from lgov_core.store.queue import RolloutQueue
 from lgov_core.store.retention import Pruned, Retention, StoreStatistics
@@ -62,14 +62,14 @@ def open_store(place: str | os.PathLike[str], *, make: bool = True) -> RolloutQu
             f"there is nothing in {path}, not even an empty trace store",
             hint="look for the file that belongs beside it, ending in -wal, or for a copy of both",
         )
-    from lgov_core.store.sqlite import SQLiteStore
+    from lgov_core.store.sqlite.store import SQLiteStore
 
     return SQLiteStore(path)
 
 
 def _open_postgres(address: str, make: bool) -> RolloutQueue:
     try:
-        from lgov_core.store.postgres import PostgresStore
+        from lgov_core.store.postgres.store import PostgresStore
     except ImportError as error:  # psycopg, or the libraries that it stands on
         raise StoreError(
             f"a trace store in PostgreSQL needs psycopg: {error}", hint="pip install 'lgov[postgres]'"

@@ -13,8 +13,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from operator import eq
 from typing import Any
 
+from lgov_core._util.json_writing import json_writer
 from lgov_core.errors import StoreError
-from lgov_core.json_writing import json_writer
 from lgov_core.types import JSONValue
 
 

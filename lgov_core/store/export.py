@@ -8,12 +8,12 @@ from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any, Final
 
+from lgov_core._util.atomic_file import whole_file
+from lgov_core._util.sqlite_file import is_database
 from lgov_core.errors import ExportError
-from lgov_core.sqlite_file import is_database
 from lgov_core.store import encoding
 from lgov_core.store.protocol import TraceStore
 from lgov_core.types import Attempt, CapturedCall, Reward, Rollout, Span
-from lgov_core.whole_file import whole_file
 
 #: What is exported, in this order, and the fields of each.
 KINDS: Final[dict[str, type[Any]]] = {

@@ -7,8 +7,8 @@ import threading
 import weakref
 from typing import Generic, Protocol, Self, TypeVar
 
+from lgov_core._util.sqlite_file import keep_quiet_across_fork
 from lgov_core.errors import StoreError
-from lgov_core.sqlite_file import keep_quiet_across_fork
 
 
 class Side(Protocol):

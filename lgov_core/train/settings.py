@@ -19,8 +19,8 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Final
 
+from lgov_core._util.suggestions import suggest_name
 from lgov_core.errors import LgovError, PolicyFileError, SettingsError
-from lgov_core.near_miss import near
 from lgov_core.policies.document import Place, read_yaml
 
 #: Environment variables, and the section and key that each sets.
@@ -124,7 +124,7 @@ class RuntimeSection:
 
     ``nworkers`` rollouts run at a time, in ``threads`` of the client or in ``processes`` of their own (None: threads for a
     `Client`, processes for ``lgov train``). With
-    ``auto_instrumentation`` installed frameworks are armed, with ``air_enabled`` tools and models earn intermediate
+    ``auto_instrumentation`` installed frameworks are instrumented, with ``air_enabled`` tools and models earn intermediate
     rewards. ``policy`` is a policy file under which agents run (None: nothing is judged). ``timeout_s`` bounds an attempt,
     ``max_attempts`` the tries at a rollout that a machine failed.
     """
@@ -354,7 +354,9 @@ _WORDS: Final[Mapping[Any, str]] = {
 
 
 def _unknown(what: str, origin: str, name: str, known: list[str]) -> LgovError:
-    return SettingsError(f"{origin}: there is no {what}", hint=near(str(name), known, f"there are {', '.join(known)}"))
+    return SettingsError(
+        f"{origin}: there is no {what}", hint=suggest_name(str(name), known, f"there are {', '.join(known)}")
+    )
 
 
 def _flag(place: tuple[str, str]) -> str:

@@ -1,15 +1,15 @@
 """From recorded calls and rewards to rows that a trainer can execute."""
 
-from lgov_core.transitions.batches import CreditedBatch, RecordedBatch, RewardedBatch, TokenBatch
 from lgov_core.transitions.build import assemble, build_transitions, make_transitions
-from lgov_core.transitions.chains import Chain, make_chains
-from lgov_core.transitions.credit import assign_credit, rollout_returns
-from lgov_core.transitions.credit_rules import CreditRules
-from lgov_core.transitions.credit_schemes import SCHEMES
-from lgov_core.transitions.export import read_parquet, write_parquet
-from lgov_core.transitions.records import Records, join, read_spans, read_store
-from lgov_core.transitions.select import Selection
-from lgov_core.transitions.tree import TokenTree, make_tree
+from lgov_core.transitions.credit.credit import assign_credit, rollout_returns
+from lgov_core.transitions.credit.credit_rules import CreditRules
+from lgov_core.transitions.credit.credit_schemes import SCHEMES
+from lgov_core.transitions.export.export import read_parquet, write_parquet
+from lgov_core.transitions.reading.records import Records, join, read_spans, read_store
+from lgov_core.transitions.reading.select import Selection
+from lgov_core.transitions.tokens.batches import CreditedBatch, RecordedBatch, RewardedBatch, TokenBatch
+from lgov_core.transitions.tokens.chains import Chain, make_chains
+from lgov_core.transitions.tokens.tree import TokenTree, make_tree
 from lgov_core.transitions.values import Diagnostic, Finding, Transition, TransitionSet
 
 __all__ = [

@@ -13,14 +13,13 @@ from dataclasses import replace
 from typing import Final
 
 from lgov_core.store.protocol import TraceStore
-from lgov_core.transitions.calls import calls_by_attempt
-from lgov_core.transitions.choices import ChoiceKey, set_aside
-from lgov_core.transitions.collector import collector_paused
-from lgov_core.transitions.drift import find_drift
 from lgov_core.transitions.findings import Diagnostic, Finding
-from lgov_core.transitions.quick_values import transition_of
-from lgov_core.transitions.records import Records, join, read_store
-from lgov_core.transitions.reward_targets import (
+from lgov_core.transitions.reading.calls import calls_by_attempt
+from lgov_core.transitions.reading.choices import ChoiceKey, set_aside
+from lgov_core.transitions.reading.collector import collector_paused
+from lgov_core.transitions.reading.quick_values import transition_of
+from lgov_core.transitions.reading.records import Records, join, read_store
+from lgov_core.transitions.reading.reward_targets import (
     NOT_SELECTED,
     UNUSABLE,
     HomelessRewards,
@@ -28,7 +27,8 @@ from lgov_core.transitions.reward_targets import (
     RewardTargets,
     distinct,
 )
-from lgov_core.transitions.select import Selecting, Selection
+from lgov_core.transitions.reading.select import Selecting, Selection
+from lgov_core.transitions.tokens.drift import find_drift
 from lgov_core.transitions.values import Transition, TransitionSet
 from lgov_core.types import Attempt, CapturedCall, Reward, Rollout, Span
 

@@ -1,4 +1,4 @@
-"""The OpenAI Agents SDK's ``Runner`` under the conformance kit, in an armed process."""
+"""The OpenAI Agents SDK's ``Runner`` under the conformance kit, in an instrumented process."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from agents import Agent, FunctionTool, OpenAIChatCompletionsModel, OpenAIRespon
 from ctk_harness import LgovHarness
 from openai import AsyncOpenAI
 
-from lgov_openai_agents import arm, disarm
+from lgov_openai_agents import instrument, uninstrument
 
 
 class AgentsHarness(LgovHarness):
@@ -39,15 +39,15 @@ class AgentsHarness(LgovHarness):
         return self.scenario.input["content"]
 
     @contextmanager
-    def armed(self) -> Iterator[RunConfig]:
-        arm(self.governor)
+    def instrumented(self) -> Iterator[RunConfig]:
+        instrument(self.governor)
         try:
             yield RunConfig(tracing_disabled=True)
         finally:
-            disarm()
+            uninstrument()
 
     async def drive(self, base_url: str) -> str:
-        with self.armed() as config:
+        with self.instrumented() as config:
             if self.mode == "async":
                 result: Any = await Runner.run(self.agent(base_url), self.task, run_config=config)
             else:
@@ -57,7 +57,7 @@ class AgentsHarness(LgovHarness):
             return str(result.final_output)
 
     def drive_sync(self, base_url: str) -> str:
-        with self.armed() as config:
+        with self.instrumented() as config:
             return str(Runner.run_sync(self.agent(base_url), self.task, run_config=config).final_output)
 
 

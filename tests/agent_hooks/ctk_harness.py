@@ -178,7 +178,7 @@ class LgovHarness:
         """How the run ended, by what its caller got: where a denial ended it, the denial's words are the answer."""
         if not self.blocks.found:
             return self._record(RunOutcome.COMPLETED, final)
-        words = {decision.tell() for decision in self.blocks.found}
+        words = {decision.denial_message() for decision in self.blocks.found}
         if final not in words:
             return self._record(RunOutcome.ERROR, final)  # it was denied, and yet went on
         return self._record(RunOutcome.BLOCKED, None)

@@ -59,7 +59,7 @@ from pathlib import Path
 import pytest
 
 from lgov_core.policies import load_policy_file
-from lgov_core.policy_cases import read_cases
+from lgov_core.views.policy_cases import read_cases
 
 HERE = Path(__file__).parent
 OTHERWISE = {

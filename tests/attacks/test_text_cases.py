@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from lgov_core.policies import PIIPolicy, SecretsPolicy, load_policy_file
-from lgov_core.policy_cases import read_cases
 from lgov_core.types import Effect
+from lgov_core.views.policy_cases import read_cases
 
 HERE = Path(__file__).parent
 TOPICS = ("secrets", "pii", "provenance", "tool_arguments")

@@ -12,15 +12,15 @@ from autogen_core.models import ChatCompletionClient
 from autogen_core.tools import BaseTool, FunctionTool, StaticStreamWorkbench, Workbench
 from autogen_ext.models.openai import OpenAIChatCompletionClient
 
-from lgov_autogen import GovernedChatCompletionClient, GovernedWorkbench, arm, disarm
+from lgov_autogen import GovernedChatCompletionClient, GovernedWorkbench, instrument, uninstrument
 from lgov_core import hookspecs
 from lgov_core.governor import Governor
 from lgov_core.testing import ScriptedModelServer, ScriptedReply
 from lgov_core.types import Action, Decision, Effect, Point
 from tests.cells import Seen
 
-#: The two ways: lgov's classes written into the program, and the whole process armed.
-WAYS = ("explicit", "armed")
+#: The two ways: lgov's classes written into the program, and the whole process instrumented.
+WAYS = ("explicit", "instrumented")
 
 MODEL_INFO: Any = {
     "vision": False,
@@ -40,8 +40,8 @@ class Way:
         self.base_url = base_url
 
     @property
-    def armed(self) -> bool:
-        return self.name == "armed"
+    def instrumented(self) -> bool:
+        return self.name == "instrumented"
 
     def bare_client(self, **options: Any) -> OpenAIChatCompletionClient:
         return OpenAIChatCompletionClient(
@@ -50,11 +50,11 @@ class Way:
 
     def client(self, agent: str | None = None, **options: Any) -> ChatCompletionClient:
         bare = self.bare_client(**options)
-        return bare if self.armed else GovernedChatCompletionClient(bare, self.governor, agent=agent)
+        return bare if self.instrumented else GovernedChatCompletionClient(bare, self.governor, agent=agent)
 
     def workbench(self, tools: Sequence[Any] | Workbench, agent: str | None = None) -> Workbench:
         inner = tools if isinstance(tools, Workbench) else StaticStreamWorkbench([as_tool(one) for one in tools])
-        return inner if self.armed else GovernedWorkbench(inner, self.governor, agent=agent)
+        return inner if self.instrumented else GovernedWorkbench(inner, self.governor, agent=agent)
 
     def agent(self, name: str, tools: Sequence[Any] | Workbench = (), *, stream: bool = False, **options: Any) -> Any:
         options.setdefault("max_tool_iterations", 5)
@@ -72,13 +72,13 @@ def as_tool(one: Any) -> BaseTool[Any, Any]:
 
 @contextmanager
 def governed(name: str, governor: Governor, base_url: str) -> Iterator[Way]:
-    """The way of this name; the process is armed inside the block where the way is."""
-    if name == "armed":
-        arm(governor)
+    """The way of this name; the process is instrumented inside the block where the way is."""
+    if name == "instrumented":
+        instrument(governor)
     try:
         yield Way(name, governor, base_url)
     finally:
-        disarm()
+        uninstrument()
 
 
 async def answer_of(agent: Any, task: str, *, stream: bool) -> str:

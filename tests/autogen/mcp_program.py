@@ -39,14 +39,14 @@ async def mcp_cell(folder: Path, way: str, stream: bool) -> None:
         assert {one.action.kind for one in cell.seen.decisions()} == {"mcp"}
         outcomes = {one.action.call_id: (one.status, one.result) for one in cell.seen.outcomes}
         assert outcomes == {"c1": ("ok", "precious"), "c2": ("denied", None)}
-        cell.check(answer, ran=["read_file"], agent_span=parts.armed)
+        cell.check(answer, ran=["read_file"], agent_span=parts.instrumented)
 
 
 async def single_tools(folder: Path) -> None:
     """Tools of the server as tools of AutoGen, and, as the known gap, the same call on a session of the program's own."""
     path = str(folder / "precious.txt")
     server = StdioServerParams(command=sys.executable, args=[str(SERVER)])
-    with open_cell(folder, says("x")) as cell, governed("armed", cell.governor, cell.base_url) as parts:
+    with open_cell(folder, says("x")) as cell, governed("instrumented", cell.governor, cell.base_url) as parts:
         tools = {tool.name: tool for tool in await mcp_server_tools(server)}
         erase, token = tools["erase_file"], CancellationToken()
         told = erase.return_value_as_string(await erase.run_json({"path": path}, token))

@@ -35,7 +35,7 @@ async def tool_cell(folder: Path, way: str, stream: bool) -> None:
     with open_cell(folder, asks(("c1", "erase_file", {"path": str(folder / "precious.txt")})), says(ANSWER)) as cell:
         with governed(way, cell.governor, cell.base_url) as parts:
             answer = await answer_of(parts.agent("clerk", [eraser(cell)], stream=stream), "tidy up", stream=stream)
-        cell.check(answer, agent_span=parts.armed)
+        cell.check(answer, agent_span=parts.instrumented)
         assert {one.action.agent for one in cell.seen.decisions()} == {"clerk"}
 
 
@@ -66,7 +66,7 @@ async def parallel_cell(folder: Path, way: str, stream: bool) -> None:
         assert results["c1"] == f"looked at {path}"
         assert results["c3"] == "looked at x"
         assert "DENIED" in results["c2"]
-        cell.check(answer, agent_span=parts.armed)
+        cell.check(answer, agent_span=parts.instrumented)
 
 
 @pytest.mark.cell("autogen", "async", "parallel tools")
@@ -93,7 +93,7 @@ async def handoff_cell(folder: Path, way: str, stream: bool) -> None:
             answer = await answer_of(team, f"erase {path}", stream=stream)
         (decision,) = cell.seen.decisions()
         assert decision.action.kind == "handoff"
-        cell.check(answer, agent_span=parts.armed)
+        cell.check(answer, agent_span=parts.instrumented)
 
 
 @pytest.mark.cell("autogen", "async", "hand-off")
@@ -120,7 +120,7 @@ async def agent_tool_cell(folder: Path, way: str, stream: bool) -> None:
             answer = await answer_of(boss, "tidy up", stream=stream)
         (decision,) = cell.seen.decisions()
         assert decision.action.kind == "agent"
-        cell.check(answer, agent_span=parts.armed)
+        cell.check(answer, agent_span=parts.instrumented)
 
 
 @pytest.mark.parametrize("stream", [False, True], ids=["async", "streaming"])
@@ -148,7 +148,7 @@ async def test_the_tool_of_the_agent_behind_a_tool_is_denied(tmp_path: Path, way
         assert "DENIED" in json.dumps(cell.server.requests[2].body), "the inner model did not read the denial"
         kinds = {one.action.name: (one.action.kind, one.action.agent) for one in cell.seen.decisions()}
         assert kinds == {"cleaner": ("agent", "boss"), "erase_file": ("function", "cleaner")}
-        cell.check(answer, ran=["cleaner"], agent_span=parts.armed)
+        cell.check(answer, ran=["cleaner"], agent_span=parts.instrumented)
         spans = {span.span_id: span for span in cell.seen.spans}
         (outer,) = [span for span in spans.values() if span.name == "execute_tool cleaner"]
         (denied,) = [span for span in spans.values() if span.name == "execute_tool erase_file"]

@@ -13,7 +13,7 @@ import pytest
 from autogen_core.tools import FunctionTool
 from autogen_ext.models.openai import OpenAIChatCompletionClient
 
-from lgov_autogen import disarm
+from lgov_autogen import uninstrument
 from lgov_core.audit.verify import verify
 from lgov_core.testing import ScriptedModelServer
 from tests.autogen.autogen_parts import MODEL_INFO
@@ -58,7 +58,7 @@ async def test_the_snippets_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     (tmp_path / "policy.yaml").write_text(POLICY)
     (tmp_path / "work").mkdir()
     erased.clear()
-    armed, client, workbench, coder, loaded = snippets()
+    instrumented, client, workbench, coder, loaded = snippets()
     asked = asks(("c1", "erase", {"path": "x"}))
     script = [
         asked,
@@ -91,13 +91,13 @@ async def test_the_snippets_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         exec(loaded, names)
         assert names["agent"].name == "clerk"
         try:
-            exec(armed, names)
+            exec(instrumented, names)
             tool: Any = names["erase_tool"]
             from autogen_core import CancellationToken
 
             assert "DENIED by policy kept" in await tool.run_json({"path": "x"}, CancellationToken())
         finally:
-            disarm()
+            uninstrument()
         assert await run_agent(names["agent"]) == "four"
     assert erased == []
 

@@ -261,7 +261,7 @@ async def test_retries_are_one_call_and_failures_are_told(way: str, stream: bool
     with playing(way, FINE, busy, says("done"), busy) as (parts, seen, server):
         client = parts.bare_client()
         client._client.max_retries = 1
-        governed = client if parts.armed else GovernedChatCompletionClient(client, parts.governor)
+        governed = client if parts.instrumented else GovernedChatCompletionClient(client, parts.governor)
         messages = [UserMessage(content="go", source="user")]
         if stream:
             reply = [item async for item in governed.create_stream(messages)][-1]
@@ -299,7 +299,7 @@ async def test_usage_is_kept_and_known_to_policies(way: str) -> None:
 async def test_a_client_inside_a_client_is_one_call() -> None:
     from autogen_ext.models.cache import ChatCompletionCache
 
-    with playing("armed", FINE, says("done")) as (parts, seen, server):
+    with playing("instrumented", FINE, says("done")) as (parts, seen, server):
         client = ChatCompletionCache(parts.bare_client())
         messages = [UserMessage(content="go", source="user")]
         assert [(await client.create(messages)).cached for _ in range(2)] == [False, True]
@@ -352,7 +352,7 @@ async def test_one_agent_in_two_rollouts_at_once(way: str, monkeypatch: pytest.M
         for request in server.requests:
             mine = "r1" if "go r1" in json.dumps(request.body) else "r2"
             assert request.headers["x-lgov-rollout-id"] == mine
-            assert request.headers.get("x-lgov-agent") == ("clerk" if parts.armed else None)
+            assert request.headers.get("x-lgov-agent") == ("clerk" if parts.instrumented else None)
     for name in ("r1", "r2"):
         actions = [one.action for point in Point for one in seen.decisions(point) if one.action.rollout_id == name]
         assert {action.point for action in actions if action.point is not Point.INPUT} >= {
@@ -384,7 +384,7 @@ async def test_the_very_same_agent_object_in_two_rollouts_at_once() -> None:
         asked += 1
         return asks((f"c{asked}", "gather", {"word": str(asked)})) if asked <= 2 else says("done")
 
-    with playing("armed", FINE, script) as (parts, seen, _server):
+    with playing("instrumented", FINE, script) as (parts, seen, _server):
         agent = parts.agent("clerk", [gather])
 
         async def rollout(name: str) -> None:
@@ -515,7 +515,7 @@ async def test_a_denied_handoff_with_abort_ends_the_run(way: str) -> None:
 
 @BOTH
 async def test_a_handoff_of_an_own_kind_is_known(way: str) -> None:
-    """A subclass of Handoff may bring another tool; in an armed process the assistant tells."""
+    """A subclass of Handoff may bring another tool; in an instrumented process the assistant tells."""
     from autogen_agentchat.base import Handoff
     from autogen_core.tools import FunctionTool
 
@@ -532,7 +532,7 @@ async def test_a_handoff_of_an_own_kind_is_known(way: str) -> None:
         result = await parts.agent("one", handoffs=[Quiet(target="two")]).run(task="go")
     assert not any(isinstance(message, HandoffMessage) for message in result.messages)
     (one,) = seen.decisions()
-    assert one.action.kind == ("handoff" if parts.armed else "function")
+    assert one.action.kind == ("handoff" if parts.instrumented else "function")
 
 
 # ---------------------------------------------------------------------- the client alone

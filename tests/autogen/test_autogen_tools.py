@@ -100,7 +100,11 @@ async def test_arguments_and_results_can_be_rewritten_and_withheld(way: str, str
 
 
 async def test_a_tool_by_itself_answers_with_the_denial_in_its_own_form() -> None:
-    with playing("armed", at(Point.PRE_TOOL_CALL, lambda action: deny("no")), says("x")) as (parts, seen, _server):
+    with playing("instrumented", at(Point.PRE_TOOL_CALL, lambda action: deny("no")), says("x")) as (
+        parts,
+        seen,
+        _server,
+    ):
         tool = as_tool(shout)
         text = tool.return_value_as_string(await tool.run_json({"word": "x"}, CancellationToken()))
         assert "DENIED by policy test/no" in text
@@ -125,7 +129,7 @@ async def test_a_tool_under_another_name_is_judged_under_its_own_too() -> None:
         return deny("never") if action.name == "shout" else None
 
     workbench = StaticStreamWorkbench([as_tool(shout)], tool_overrides={"shout": ToolOverride(name="harmless")})
-    with playing("armed", at(Point.PRE_TOOL_CALL, judge)) as (_parts, seen, _server):
+    with playing("instrumented", at(Point.PRE_TOOL_CALL, judge)) as (_parts, seen, _server):
         result = await workbench.call_tool("harmless", {"word": "x"})
     assert "DENIED" in result.to_text()
     assert [one.action.name for one in seen.decisions()] == ["harmless", "shout"]
@@ -133,13 +137,13 @@ async def test_a_tool_under_another_name_is_judged_under_its_own_too() -> None:
 
 @BOTH
 async def test_each_call_is_judged_once(way: str) -> None:
-    """Also where a program governs its parts itself and is armed as well, by the same governor."""
+    """Also where a program governs its parts itself and is instrumented as well, by the same governor."""
     replies = [asks(("c1", "shout", {"word": "hi"})), says("done")]
-    with playing("armed", at(Point.INPUT, lambda action: None), *replies) as (parts, seen, _server):
+    with playing("instrumented", at(Point.INPUT, lambda action: None), *replies) as (parts, seen, _server):
         if way == "explicit":
             parts.name = "explicit"
         await answer_of(parts.agent("clerk", [shout]), "go", stream=False)
-        parts.name = "armed"
+        parts.name = "instrumented"
     points = [one.action.point for one in (event for point in Point for event in seen.decisions(point))]
     assert sorted(points) == sorted(
         [
@@ -156,7 +160,7 @@ async def test_each_call_is_judged_once(way: str) -> None:
     assert len([span for span in seen.spans if span.attributes[semconv.OPERATION] == semconv.EXECUTE_TOOL]) == 1
 
 
-async def test_a_lenient_wrapper_of_the_program_does_not_replace_the_armed_governor() -> None:
+async def test_a_lenient_wrapper_of_the_program_does_not_replace_the_instrumented_governor() -> None:
     ran: list[str] = []
 
     def act() -> str:
@@ -166,7 +170,11 @@ async def test_a_lenient_wrapper_of_the_program_does_not_replace_the_armed_gover
 
     with playing("explicit", at(Point.INPUT, lambda action: None), says("x")) as (lenient, _, _server):
         replies = [asks(("c1", "act", {})), says("done")]
-        with playing("armed", at(Point.PRE_TOOL_CALL, lambda action: deny("no")), *replies) as (parts, _seen, server):
+        with playing("instrumented", at(Point.PRE_TOOL_CALL, lambda action: deny("no")), *replies) as (
+            parts,
+            _seen,
+            server,
+        ):
             workbench = GovernedWorkbench([as_tool(act)], lenient.governor)
             agent = AssistantAgent("clerk", parts.client(), workbench=workbench, max_tool_iterations=3)
             await agent.run(task="go")
@@ -279,7 +287,7 @@ async def test_abort_ends_the_run_and_does_not_leave_it_waiting(way: str, stream
 async def test_abort_in_the_last_tool_call_ends_the_run_too(stream: bool) -> None:
     """The model would not be asked again, so it is the run itself that ends."""
     stop = at(Point.PRE_TOOL_CALL, lambda action: deny("stop", abort=True))
-    with playing("armed", stop, asks(("c1", "shout", {"word": "x"}))) as (parts, _seen, _server):
+    with playing("instrumented", stop, asks(("c1", "shout", {"word": "x"}))) as (parts, _seen, _server):
         agent = parts.agent("clerk", [shout], stream=stream, max_tool_iterations=1)
         with pytest.raises(PolicyDenied, match="stop"):
             await asyncio.wait_for(answer_of(agent, "go", stream=stream), PATIENCE_S)
@@ -308,7 +316,11 @@ async def test_abort_in_one_loop_does_not_end_the_next() -> None:
 
 async def test_abort_in_a_team_ends_the_team() -> None:
     replies = [asks(("c1", "shout", {"word": "x"}))]
-    with playing("armed", at(Point.PRE_TOOL_CALL, lambda action: deny("stop", abort=True)), *replies) as (parts, _, _s):
+    with playing("instrumented", at(Point.PRE_TOOL_CALL, lambda action: deny("stop", abort=True)), *replies) as (
+        parts,
+        _,
+        _s,
+    ):
         team = RoundRobinGroupChat([parts.agent("clerk", [shout])], termination_condition=MaxMessageTermination(5))
         with pytest.raises(PolicyDenied, match="stop"):
             await asyncio.wait_for(team.run(task="go"), PATIENCE_S)
@@ -354,19 +366,19 @@ async def test_arguments_reach_a_tool_in_the_form_in_which_they_came(given: Any)
         return [said, result.to_text()]
 
     without_us = await outcomes()
-    with playing("armed", at(Point.OUTPUT, lambda action: None)):
+    with playing("instrumented", at(Point.OUTPUT, lambda action: None)):
         assert await outcomes() == without_us
 
 
 @pytest.mark.parametrize("given", [[1], "hi", None, {"word": "hi"}])
 async def test_what_a_policy_makes_of_arguments_runs_whatever_they_were(given: Any) -> None:
     policy = at(Point.PRE_TOOL_CALL, lambda action: rewrite(arguments={"word": "quiet"}))
-    with playing("armed", policy) as (_parts, _seen, _server):
+    with playing("instrumented", policy) as (_parts, _seen, _server):
         tool = FunctionTool(shout, "Says a word loudly.")
         assert await tool.run_json(given, CancellationToken()) == "QUIET"
         result = await StaticWorkbench([tool]).call_tool("shout", given)
         assert result.to_text() == "QUIET"
-    with playing("armed", at(Point.PRE_TOOL_CALL, lambda action: rewrite(arguments={"arguments": 7}))):
+    with playing("instrumented", at(Point.PRE_TOOL_CALL, lambda action: rewrite(arguments={"arguments": 7}))):
         tool = FunctionTool(shout, "Says a word loudly.")
         with pytest.raises(ValidationError):
             await tool.run_json(given, CancellationToken())
@@ -384,13 +396,13 @@ async def test_denials_in_teams(way: str, stream: bool) -> None:
         assert await answer_of(team, "go", stream=stream) == "second"
     assert "DENIED" in results_read(server, 1)["c1"]
     spans = {span.span_id: span for span in seen.spans}
-    if parts.armed:
+    if parts.instrumented:
         (top,) = [span for span in spans.values() if span.parent_id is None]
         runs = [span for span in spans.values() if span.attributes[semconv.OPERATION] == semconv.INVOKE_AGENT]
         assert {span.attributes[semconv.AGENT_NAME] for span in runs} == {"RoundRobinGroupChat", "one", "two"}
         assert all(span.parent_id in (None, top.span_id) for span in runs)
     inputs = {(one.action.text, one.action.parent_id is None) for one in seen.decisions(Point.INPUT)}
-    if parts.armed:
+    if parts.instrumented:
         assert inputs == {("go", True), ("first", False)}, "what another member says is not the user's"
 
 
@@ -413,7 +425,7 @@ async def test_a_selector_team(way: str) -> None:
 
 def executor_of(parts: Any, folder: Path) -> Any:
     inner = LocalCommandLineCodeExecutor(work_dir=folder)
-    return inner if parts.armed else GovernedCodeExecutor(inner, parts.governor, agent="coder")
+    return inner if parts.instrumented else GovernedCodeExecutor(inner, parts.governor, agent="coder")
 
 
 def no_rm(action: Action) -> Decision | None:
@@ -467,7 +479,7 @@ async def test_code_as_a_tool_is_judged_as_a_tool_and_as_code(tmp_path: Path) ->
         return deny("no") if "unlink" in str(action.arguments.get("code")) and action.kind == "shell" else None
 
     tool = PythonCodeExecutionTool(LocalCommandLineCodeExecutor(work_dir=tmp_path))
-    with playing("armed", at(Point.PRE_TOOL_CALL, judge)) as (_parts, seen, _server):
+    with playing("instrumented", at(Point.PRE_TOOL_CALL, judge)) as (_parts, seen, _server):
         value = await tool.run_json({"code": "import os; os.unlink('x')"}, CancellationToken())
     assert "DENIED" in tool.return_value_as_string(value)
     assert [(one.action.name, one.action.kind) for one in seen.decisions()] == [
@@ -544,7 +556,7 @@ async def test_a_tool_that_a_tool_calls_is_a_call_of_its_own() -> None:
         says("done"),
     ]
     no = at(Point.PRE_TOOL_CALL, lambda action: deny("never") if action.name == "destroy" else None)
-    with playing("armed", no, *replies) as (parts, seen, server):
+    with playing("instrumented", no, *replies) as (parts, seen, server):
         client: Any = parts.client()
         await parts.agent("clerk", [tidy]).run(task="go")
         assert all("DENIED" in text for text in results_read(server).values())

@@ -1,7 +1,8 @@
 """CPU that an adapter adds to one model call and to one tool call of an agent, and to the turn that both make.
 
 ``make bench``, or ``python -m tests.bench.adapters [NAME …]``. A real agent of each framework talks over HTTP to a scripted
-model in a process of its own. The variants take turns within one process, armed, warmed up and disarmed again, each round
+model in a process of its own. The variants take turns within one process, instrumented, warmed up and uninstrumented
+again, each round
 in another order, so that a slow moment of the machine falls on all alike; what counts is the median of the differences to
 the bare runs beside them, given with the interval that holds the true median in 95 of 100 cases. Beside it stands the same
 for the moments in which nothing else ran: how far apart the quickest tenth of both lies.
@@ -23,12 +24,12 @@ among the tool calls it has more, is *a tool call*; what is left of a run withou
 (one more than turns: the last asks for no tool), is *a model call*, with its share of what belongs to the run, such as the
 span of the agent. The variants:
 
-- *bare*: the framework alone, also without lgov's callback handler, which stays with LangChain once it was armed;
+- *bare*: the framework alone, also without lgov's callback handler, which stays with LangChain once it was instrumented;
 - *empty handler*: the least that a framework with callbacks lets anybody add: LangChain with a handler, the Agents SDK with
   a tracing processor, whose methods for agents, model calls and tool calls do nothing at all;
-- *capture*: armed by a governor that only watches; the spans of the model call and the tool call, with their content,
+- *capture*: instrumented by a governor that only watches; the spans of the model call and the tool call, with their content,
   go to the sink of a store that keeps none (what a store on disk costs is part of *recorded*);
-- *governed*: armed, one rule that allows, spans shown to nobody;
+- *governed*: instrumented, one rule that allows, spans shown to nobody;
 - *recorded*: the same with the audit record and a trace store on disk, content included;
 - *OpenInference*: the framework's usual observability instrumentor, with a span processor that drops everything.
 
@@ -212,7 +213,7 @@ AGENTS: Mapping[str, Callable[[], Agent]] = {
 
 
 class Variant:
-    """One way to run the agent: `begin` arms or instruments, `end` undoes it, `close` is called once at the very end."""
+    """One way to run the agent: `begin` instruments or instruments, `end` undoes it, `close` is called once at the very end."""
 
     def begin(self) -> None:
         """Nothing for the bare framework."""
@@ -225,7 +226,7 @@ class Variant:
 
 
 class BareLangChain(Variant):
-    """Without the handler that arming has left: it watches nobody then, but LangChain goes on calling it."""
+    """Without the handler that instrumentation has left: it watches nobody then, but LangChain goes on calling it."""
 
     def begin(self) -> None:
         from langchain_core.tracers.context import _configure_hooks
@@ -310,18 +311,18 @@ class EmptyProcessor(Variant):
 _EMPTY: Mapping[str, Callable[[], Variant]] = {"langchain": EmptyHandler, "openai-agents": EmptyProcessor}
 
 
-class Armed(Variant):
-    """Armed by a governor."""
+class Instrumented(Variant):
+    """Instrumented by a governor."""
 
     def __init__(self, framework: str, governor: Any) -> None:
         self.adapter = importlib.import_module(ADAPTERS[framework])
         self.governor = governor
 
     def begin(self) -> None:
-        self.adapter.arm(self.governor)
+        self.adapter.instrument(self.governor)
 
     def end(self) -> None:
-        self.adapter.disarm()
+        self.adapter.uninstrument()
 
 
 class Queue:
@@ -338,11 +339,11 @@ class Queue:
 
 
 def capture(framework: str, folder: Path) -> Variant:
-    """Armed; nobody judges, spans and their content go to a sink."""
+    """Instrumented; nobody judges, spans and their content go to a sink."""
     from lgov_core.governor import Governor
     from lgov_core.trace.sink import StoreSink
 
-    return Armed(framework, Governor(plugins=[StoreSink(Queue())], capture_content=True, only_watches=True))
+    return Instrumented(framework, Governor(plugins=[StoreSink(Queue())], capture_content=True, observe_only=True))
 
 
 def _policy(folder: Path) -> Path:
@@ -352,18 +353,18 @@ def _policy(folder: Path) -> Path:
 
 
 def governed(framework: str, folder: Path) -> Variant:
-    """Armed, by a governor without a record."""
+    """Instrumented, by a governor without a record."""
     from lgov_core.governor import Governor
     from lgov_core.policies import load_policy_file
 
-    return Armed(framework, Governor(load_policy_file(_policy(folder))))
+    return Instrumented(framework, Governor(load_policy_file(_policy(folder))))
 
 
-class Recorded(Armed):
-    """Armed, with the audit record and a store."""
+class Recorded(Instrumented):
+    """Instrumented, with the audit record and a store."""
 
     def __init__(self, framework: str, folder: Path) -> None:
-        from lgov_core.governed_process import ProcessOptions, open_process
+        from lgov_core.process.governed import ProcessOptions, open_process
 
         self.process = open_process(ProcessOptions(_policy(folder), folder / "audit.db", str(folder / "store.db")))
         super().__init__(framework, self.process.governor)
@@ -509,7 +510,7 @@ async def _in_turns(variants: Mapping[str, tuple[Variant, Agent]], rounds: int) 
         for name in shuffled.sample(list(variants), len(variants)):
             variant, run = variants[name]
             variant.begin()
-            await run(TURNS)  # what arming has pushed out of the caches comes back
+            await run(TURNS)  # what instrumentation has pushed out of the caches comes back
             gc.collect()
             taken: list[float] = []
             for _ in range(AGAIN):

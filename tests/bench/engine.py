@@ -128,7 +128,7 @@ async def measure(load: Load, way: str) -> dict[str, Any]:
     """Seconds, calls, tokens and exactness of one way."""
     import torch
 
-    from lgov_core.gateway.embedded import EmbeddedEngine
+    from lgov_core.gateway.engine.embedded import EmbeddedEngine
 
     torch.set_num_threads(load.threads)
     model = make_model(load)

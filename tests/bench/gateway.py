@@ -129,9 +129,9 @@ async def serve_upstream(delay_s: float, prompt_tokens: int, tokens: int) -> Non
 def serve_endpoint(upstream: str, folder: Path, what: str) -> None:
     """The endpoint with everything (``full``), or with what is named; runs until its input ends."""
     from lgov_core.gateway.app import create_app
-    from lgov_core.gateway.keys import KeyRing
-    from lgov_core.gateway.server import EndpointServer
-    from lgov_core.gateway.upstream import UpstreamEngine
+    from lgov_core.gateway.serving.keys import KeyRing
+    from lgov_core.gateway.serving.server import EndpointServer
+    from lgov_core.gateway.upstream.engine import UpstreamEngine
     from lgov_core.store import open_store
     from lgov_core.types import Rollout
 
@@ -142,7 +142,7 @@ def serve_endpoint(upstream: str, folder: Path, what: str) -> None:
         store.add_rollouts([Rollout("r1", task_id="t", run_id="r", input={})])
         store.start_attempt("r1", 1)
     if what == "full":
-        from lgov_core.gateway.policy_gate import open_gate
+        from lgov_core.gateway.policy.gate import open_gate
 
         (folder / "policy.yaml").write_text(POLICY)
         options["gate"] = open_gate(folder / "policy.yaml", audit=folder / "audit.db")

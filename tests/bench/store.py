@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from lgov_core.store import RolloutConfig, RolloutQueue
-from lgov_core.store.sqlite import SQLiteStore
+from lgov_core.store.sqlite.store import SQLiteStore
 from lgov_core.types import CapturedCall, Outcome, Rollout, Span
 
 PEER = Path(__file__).with_name("store_peer.py")
@@ -137,7 +137,7 @@ def _handed_out(store: RolloutQueue, count: int) -> Row:
 
 def on_postgres(spans: int, calls: int) -> list[Row]:
     """The same on the server that the tests start, which does not wait for the disk; its CPU is not counted."""
-    from lgov_core.store.postgres import PostgresStore
+    from lgov_core.store.postgres.store import PostgresStore
     from tests.postgres_server import PostgresServer
 
     server = PostgresServer()

@@ -33,7 +33,7 @@ WORTH = AirRules().tool_success
 UNBOUNDED = CreditRules(air_cap=None)
 
 
-class Desk:
+class Coordinator:
     """Plays rollouts under a governor with ``plugin`` and keeps what is recorded."""
 
     def __init__(self, plugin: AirPlugin) -> None:
@@ -104,7 +104,7 @@ def naive(success: float = 0.1) -> AirPlugin:
 
 
 def test_a_reward_for_each_call_makes_looking_for_ever_worth_more_than_solving_the_task() -> None:
-    desk = Desk(naive())
+    desk = Coordinator(naive())
     assert desk.worth(LOOK) == pytest.approx(0.1 * HORIZON)
     assert desk.worth(FILE, ANSWER) == pytest.approx(1.1)
     assert desk.worth(LOOK) > desk.worth(FILE, ANSWER)
@@ -113,7 +113,7 @@ def test_a_reward_for_each_call_makes_looking_for_ever_worth_more_than_solving_t
 
 
 def test_by_default_looking_for_ever_is_worth_nothing() -> None:
-    desk = Desk(AirPlugin())
+    desk = Coordinator(AirPlugin())
     assert desk.worth(LOOK) == 0.0
     assert desk.worth(FILE) == 0.0
     assert desk.worth(FILE, ANSWER) == 1.0
@@ -121,7 +121,7 @@ def test_by_default_looking_for_ever_is_worth_nothing() -> None:
 
 
 def test_the_return_of_every_rollout_is_that_of_its_task() -> None:
-    desk = Desk(AirPlugin())
+    desk = Coordinator(AirPlugin())
     for length in range(1, 6):
         for chosen in itertools.product(range(3), repeat=length):
             if ANSWER in chosen[:-1]:
@@ -133,12 +133,12 @@ def test_the_return_of_every_rollout_is_that_of_its_task() -> None:
 @pytest.mark.parametrize("rules", [CreditRules(), CreditRules(discount=0.9), CreditRules(scheme="identical")])
 def test_nor_do_the_bounds_of_credit_let_it_pay(rules: CreditRules) -> None:
     for plugin in (AirPlugin(), AirPlugin(AirRules(shaped=False))):
-        desk = Desk(plugin)
+        desk = Coordinator(plugin)
         assert desk.worth(LOOK, rules=rules) <= 0.1 + 1e-12 < 0.9 < desk.worth(FILE, ANSWER, rules=rules)
 
 
 def test_the_payments_are_the_differences_of_the_potential() -> None:
-    desk = Desk(AirPlugin())
+    desk = Coordinator(AirPlugin())
     for chosen in itertools.product((LOOK, FILE), repeat=4):
         following = iter(chosen)
         earned = [turn.rewards.get("air", 0.0) for turn in desk.play(lambda _filed: next(following), horizon=4)]  # noqa: B023
@@ -220,7 +220,7 @@ def test_shaping_takes_what_has_a_meaning_only() -> None:
 
 def learned(plugin: AirPlugin, seed: int) -> dict[str, float]:
     """Policy gradient on a softmax over actions by whether the agent has filed; what the learned policy then does."""
-    chance, desk = random.Random(seed), Desk(plugin)
+    chance, desk = random.Random(seed), Coordinator(plugin)
     logits = [[0.0] * 3, [0.0] * 3]
     rules = CreditRules(air_cap=None, leave_one_out=True, loss="rollouts")
 

@@ -16,12 +16,12 @@ from lgov_core import air
 from lgov_core.errors import PluginError, RewardError, RewardFileError
 from lgov_core.governor import Governor, PluginFailure
 from lgov_core.hookspecs import hookimpl
+from lgov_core.instrumentation.live_span import LiveSpan
 from lgov_core.plugins import make_plugin_manager
 from lgov_core.policies.document import read_yaml
 from lgov_core.reward import AirPlugin, AirRules, PolicyReward, RewardConfig, RuleSet
 from lgov_core.scope import RolloutScope, enter_scope
 from lgov_core.trace import semconv
-from lgov_core.trace.live import LiveSpan
 from lgov_core.types import ALLOW, Action, Decision, Effect, Point, Reward, Severity, Span, ToolOutcome
 
 # ---------------------------------------------------------------------- what the tests are made of
@@ -389,7 +389,7 @@ def test_interleaved_attempts_have_accounts_of_their_own_and_keep_none_when_they
 
 def test_a_governor_that_only_watches_takes_back_too() -> None:
     manager = make_plugin_manager(builtin=(), third_party=False)
-    governor = Governor(plugins=[AirPlugin(), seen := Seen()], manager=manager, only_watches=True)
+    governor = Governor(plugins=[AirPlugin(), seen := Seen()], manager=manager, observe_only=True)
     call = ToolOutcome(Action(Point.PRE_TOOL_CALL, "t", call_id="c"), "ok")
 
     async def attempt() -> None:
@@ -556,7 +556,7 @@ def test_a_rule_that_is_added_later_does_not_charge_a_second_time() -> None:
 
 
 def test_a_governed_process_leaves_the_charge_to_the_plugin_that_says_so(tmp_path: Path) -> None:
-    from lgov_core.governed_process import ProcessOptions, open_process
+    from lgov_core.process.governed import ProcessOptions, open_process
 
     (tmp_path / "policy.yaml").write_text("version: 1\nrules:\n  - {name: none, use: deny}\n")
     options = ProcessOptions(tmp_path / "policy.yaml", tmp_path / "audit.db")
@@ -691,7 +691,7 @@ def test_the_schema_says_the_same_as_the_loader() -> None:
 
 
 def test_a_worker_uses_the_rules_that_the_program_registers() -> None:
-    # As in lgov_core.train.worker: the set in use before the agent's module is imported.
+    # As in lgov_core.train.workers.worker: the set in use before the agent's module is imported.
     with air.scope():
         bench = Bench(AirPlugin(air.use(RuleSet(base=AirRules()))))
         exec(SKILL, {})

@@ -23,9 +23,9 @@ from lgov_core.transitions import (
     rollout_returns,
     write_parquet,
 )
-from lgov_core.transitions.export_messages import preference_pairs, sft_records, totals_of
-from lgov_core.transitions.export_trl import trl_rollouts
-from lgov_core.transitions.length import penalise_length
+from lgov_core.transitions.credit.length import penalise_length
+from lgov_core.transitions.export.messages import preference_pairs, sft_records, totals_of
+from lgov_core.transitions.export.trl import trl_rollouts
 from lgov_core.transitions.values import line_of
 from lgov_core.types import Attempt, CapturedCall, Outcome, Reward, Rollout, Span
 

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from lgov_core._util.sqlite_file import file_identity
 from lgov_core.audit import AuditLog, verify
 from lgov_core.audit.schema import AUDIT_RECORD
 from lgov_core.audit.writing_back import WritingBack
-from lgov_core.sqlite_file import file_identity
 from lgov_core.types import Action, Decision, Effect, Point
 
 ACTION = Action(Point.PRE_TOOL_CALL, "t", arguments={"text": "x" * 1000})

@@ -60,13 +60,13 @@ async def captured(framework: str, *, content: bool) -> list[Span]:
     store = Kept()
     manager = make_plugin_manager(builtin=(), third_party=False)
     plugins = [StoreSink(store, content=content)]
-    governor = Governor(plugins=plugins, manager=manager, capture_content=content, only_watches=True)
+    governor = Governor(plugins=plugins, manager=manager, capture_content=content, observe_only=True)
     adapter = importlib.import_module(adapters.ADAPTERS[framework])
-    adapter.arm(governor)
+    adapter.instrument(governor)
     try:
         await adapters.AGENTS[framework]()(3)
     finally:
-        adapter.disarm()
+        adapter.uninstrument()
     return store.spans
 
 
@@ -96,7 +96,7 @@ async def test_what_cannot_be_read_goes_on_where_nobody_judges() -> None:
 
     store = Kept()
     manager = make_plugin_manager(builtin=(), third_party=False)
-    governor = Governor(plugins=[StoreSink(store)], manager=manager, capture_content=True, only_watches=True)
+    governor = Governor(plugins=[StoreSink(store)], manager=manager, capture_content=True, observe_only=True)
     http = httpx2.AsyncClient(transport=httpx2.MockTransport(answer))
     async with openai.AsyncOpenAI(api_key="k", base_url="http://model.invalid/v1", http_client=http) as plain:
         client = govern_client(plain, governor)
@@ -142,7 +142,7 @@ async def test_langchain_s_plain_agents_are_watched_where_their_calls_pass(
 
     store = Kept()
     manager = make_plugin_manager(builtin=(), third_party=False)
-    governor = Governor(plugins=[StoreSink(store)], manager=manager, capture_content=True, only_watches=True)
+    governor = Governor(plugins=[StoreSink(store)], manager=manager, capture_content=True, observe_only=True)
     with ScriptedModelServer(unknown_tool) as server:
         monkeypatch.setenv("OPENAI_BASE_URL", server.base_url)
         monkeypatch.setenv("OPENAI_API_KEY", "none")
@@ -150,7 +150,7 @@ async def test_langchain_s_plain_agents_are_watched_where_their_calls_pass(
             model="scripted", max_retries=0, base_url=server.base_url
         )
         others: Any = [middleware.ModelRetryMiddleware()] if kind == "other middleware" else []
-        lgov_langchain.arm(governor)
+        lgov_langchain.instrument(governor)
         try:
             from langchain.agents import create_agent
 
@@ -158,7 +158,7 @@ async def test_langchain_s_plain_agents_are_watched_where_their_calls_pass(
             asked = {"messages": [("user", "go")]}
             answer = await agent.ainvoke(asked) if asynchronous else await asyncio.to_thread(agent.invoke, asked)
         finally:
-            lgov_langchain.disarm()
+            lgov_langchain.uninstrument()
     assert answer["messages"][-1].text == "done"
     (run,) = [span for span in store.spans if span.name == "invoke_agent bench"]
     chats = [span for span in store.spans if span.name == "chat scripted"]

@@ -21,7 +21,7 @@ import lgov_core
 from lgov_core.audit import AuditLog
 from lgov_core.cli import cli
 from lgov_core.commands.group import Exit, LazyGroup, exit_of
-from lgov_core.errors import ArmError, AuditError, PolicyDenied, PolicyFileError, SettingsError
+from lgov_core.errors import AuditError, InstrumentationError, PolicyDenied, PolicyFileError, SettingsError
 from lgov_core.policies import load_policy_file
 from lgov_core.store import open_store
 from lgov_core.testing import ScriptedModelServer
@@ -112,7 +112,7 @@ def test_a_misspelt_command_is_wrong_usage_and_the_nearest_is_named() -> None:
         (SettingsError("x"), 2),
         (PolicyDenied(ALLOW), 3),
         (AuditError("x"), 4),
-        (ArmError("x"), 78),
+        (InstrumentationError("x"), 78),
         (PolicyFileError("x"), 1),
     ],
 )

@@ -12,7 +12,7 @@ import pytest
 
 from lgov_core.errors import PolicyError, PolicyFileError
 from lgov_core.policies import ConstantPolicy, PolicySet, Rule, load_policy_file
-from lgov_core.policies.conditions import ConditionError, condition_of
+from lgov_core.policies.conditions.conditions import ConditionError, condition_of
 from lgov_core.types import Action, Decision, Effect, Point, Severity
 
 ARGUMENTS: dict[str, Any] = {

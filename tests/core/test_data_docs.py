@@ -12,9 +12,9 @@ import pytest
 from lgov_core.store import open_store
 from lgov_core.trace import semconv
 from lgov_core.transitions import Finding
-from lgov_core.transitions.chains import make_chains
-from lgov_core.transitions.export_trl import trl_rollouts
-from lgov_core.transitions.export_verl import verl_rows
+from lgov_core.transitions.export.trl import trl_rollouts
+from lgov_core.transitions.export.verl import verl_rows
+from lgov_core.transitions.tokens.chains import make_chains
 from lgov_core.transitions.values import Transition, TransitionSet
 from lgov_core.types import CapturedCall, Outcome, Reward, Rollout
 

@@ -20,12 +20,12 @@ from typing import Any
 import pytest
 
 from lgov_core import Action, Decision, Effect, Governor, LgovError, Point, open_store
+from lgov_core._util.sqlite_file import is_database
 from lgov_core.audit import FlightRecorder, verify
 from lgov_core.emitter import FlightRecorderEmitter, LightningSpan, create_emitter
 from lgov_core.errors import ExportError
 from lgov_core.policies import ConstantPolicy
-from lgov_core.sqlite_file import is_database
-from lgov_core.store.sqlite import SQLiteStore
+from lgov_core.store.sqlite.store import SQLiteStore
 
 
 class Recorder:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from lgov_core.endpoint_headers import demand_endpoint, endpoint_headers
 from lgov_core.errors import ScopeError, SettingsError
+from lgov_core.instrumentation.endpoint_headers import demand_endpoint, endpoint_headers
 from lgov_core.scope import RolloutScope
 
 SCOPE = RolloutScope("r-7", attempt=2)

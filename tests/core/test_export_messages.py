@@ -11,14 +11,14 @@ import pytest
 
 from lgov_core.trace import semconv
 from lgov_core.transitions import assemble, assign_credit
-from lgov_core.transitions.conversations import chat_conversation, threads_of
-from lgov_core.transitions.export_messages import (
+from lgov_core.transitions.export.messages import (
     Keep,
     denied_attempts,
     preference_pairs,
     prompt_records,
     sft_records,
 )
+from lgov_core.transitions.reading.conversations import chat_conversation, threads_of
 from lgov_core.types import Attempt, CapturedCall, Outcome, Reward, Rollout, Span
 
 SYSTEM = {"role": "system", "content": "Be brief."}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from lgov_core.transitions import TransitionSet
-from lgov_core.transitions.export_trl import trl_rollouts
+from lgov_core.transitions.export.trl import trl_rollouts
 from lgov_core.transitions.values import Transition
 from lgov_core.types import Outcome
 

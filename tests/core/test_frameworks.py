@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from lgov_core.adapter import MODES, SHAPES, Adapter, Gap, Surface
 from lgov_core.cli import cli
-from lgov_core.run_report import near_gaps
+from lgov_core.instrumentation.adapter import MODES, SHAPES, Adapter, Gap, Surface
+from lgov_core.process.report import near_gaps
 from lgov_core.types import Point
 from tests import frameworks_page
 

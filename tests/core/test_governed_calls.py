@@ -10,15 +10,15 @@ from typing import Any
 
 import pytest
 
-from lgov_core.coverage import CoveredCall, covered_call, covering_model_call, model_call_covered
 from lgov_core.errors import PolicyDenied
 from lgov_core.governor import Governor
-from lgov_core.model_call import ModelCall, ModelReading
+from lgov_core.instrumentation.evaluated_call import CoveredCall, covered_call, covering_model_call, model_call_covered
+from lgov_core.instrumentation.live_span import current_span
+from lgov_core.instrumentation.model_call import ModelCall, ModelReading
+from lgov_core.instrumentation.tool_call import ToolReading, agovern_tool, govern_tool
 from lgov_core.policies.base import BoundedPolicy
-from lgov_core.store.sqlite import SQLiteStore
-from lgov_core.tool_call import ToolReading, agovern_tool, govern_tool
+from lgov_core.store.sqlite.store import SQLiteStore
 from lgov_core.trace import semconv
-from lgov_core.trace.live import current_span
 from lgov_core.trace.sink import StoreSink
 from lgov_core.types import Action, Decision, Effect, ModelCallFailed, Point
 from tests.cells import Seen, live_span

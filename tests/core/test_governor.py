@@ -103,7 +103,7 @@ def test_a_failing_policy_is_named_but_its_message_is_not_told() -> None:
     decision = governor(Says(explode)).decide(call())
     assert decision.rule == "policy-error"
     assert "RuntimeError" in decision.reason
-    assert "secret detail" not in decision.tell()
+    assert "secret detail" not in decision.denial_message()
 
 
 @pytest.mark.parametrize("late", [Says(lambda _a: time.sleep(5)), SaysLater(lambda _a: time.sleep(0))])
@@ -183,11 +183,13 @@ def test_transforms_that_never_settle_are_denied() -> None:
 
 
 def test_an_escalation_is_told_as_something_to_wait_for_and_a_denial_is_not() -> None:
-    waits = Decision(Effect.ESCALATE, "four-eyes", "approval-pending", "a person has to approve (request apr_1)").tell()
+    waits = Decision(
+        Effect.ESCALATE, "four-eyes", "approval-pending", "a person has to approve (request apr_1)"
+    ).denial_message()
     assert waits.startswith("NOT RUN YET, needs approval by policy four-eyes/approval-pending")
     assert "request apr_1" in waits
     assert "exactly the same call again" in waits
-    denied = DENY.tell()
+    denied = DENY.denial_message()
     assert denied.startswith("DENIED by policy p/no: because.")
     assert "do not repeat it" in denied
 
@@ -416,7 +418,7 @@ class Rewards:
 
 def test_one_that_only_watches_takes_no_decision_and_shows_what_happened() -> None:
     hears = Hears()
-    watching = governor(hears, Rewards(), only_watches=True)
+    watching = governor(hears, Rewards(), observe_only=True)
     assert [decision.effect for decision in both(watching, call())] == [Effect.ALLOW, Effect.ALLOW]
     assert not hears.events
     assert not watching.effects
@@ -430,15 +432,15 @@ def test_one_that_only_watches_takes_no_decision_and_shows_what_happened() -> No
 
 def test_one_that_only_watches_takes_nobody_who_judges(tmp_path: Path) -> None:
     with pytest.raises(PolicyError, match="asks nobody, but was given p"):
-        governor(policies=Policied("p"), only_watches=True)
+        governor(policies=Policied("p"), observe_only=True)
     with pytest.raises(PolicyError, match="asks nobody"):
-        governor(Says(DENY), only_watches=True)
+        governor(Says(DENY), observe_only=True)
     with AuditLog(tmp_path / "audit.db") as audit, pytest.raises(PolicyError, match="an audit record"):
-        governor(audit=audit, only_watches=True)
+        governor(audit=audit, observe_only=True)
 
 
 def test_a_judge_that_comes_later_to_one_that_only_watches_is_refused() -> None:
-    watching = governor(only_watches=True)
+    watching = governor(observe_only=True)
     watching.manager.register(Says(DENY), name="late")
     with pytest.raises(PolicyError, match="late"):
         watching.plugins_changed()

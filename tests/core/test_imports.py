@@ -85,10 +85,10 @@ def test_no_exported_name_loads_anything_heavy(name: str) -> None:
         "lgov_openai_agents.plugin",
         "lgov_openai",
         "lgov_openai.plugin",
-        "lgov_core.run",
+        "lgov_core.process.run",
     ],
 )
-def test_adapters_load_no_framework_before_they_are_armed(module: str) -> None:
+def test_adapters_load_no_framework_before_they_are_instrumented(module: str) -> None:
     assert loaded_by(f"import {module}").isdisjoint(HEAVY)
 
 

@@ -14,7 +14,7 @@ import pytest
 
 from lgov_core import Action, AuditLog, Effect, KernelSpace, Outcome, Point, RolloutScope, SQLPolicy, current_scope
 from lgov_core.errors import ArgumentError, AuditError, KernelError, PolicyError
-from lgov_core.kernel import Judged
+from lgov_core.kernel.space import Judged
 from lgov_core.policies import BoundedPolicy, ConstantPolicy, PolicySet, Rule
 from lgov_core.policies.reload import ReloadingPolicySet
 from lgov_core.reward.violation import PolicyViolation, PolicyViolationType

@@ -12,9 +12,9 @@ from collections.abc import Iterator
 import pytest
 
 from lgov_core.governor import Governor
+from lgov_core.instrumentation.live_span import LiveSpan, current_span
 from lgov_core.scope import RolloutScope, enter_scope
 from lgov_core.trace import semconv
-from lgov_core.trace.live import LiveSpan, current_span
 from tests.cells import Seen, live_span
 
 
@@ -177,7 +177,7 @@ def run_with_otel(provider: str, check: str, content: str) -> None:
 IDS = """
     import os, random
     from lgov_core.governor import Governor
-    from lgov_core.trace.live import LiveSpan
+    from lgov_core.instrumentation.live_span import LiveSpan
 
     governor = Governor()
 

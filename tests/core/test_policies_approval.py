@@ -26,8 +26,8 @@ from lgov_core.policies import (
     Rule,
     ToolPolicy,
     load_policies,
-    rehearsal,
 )
+from lgov_core.policies import dry_run as dry_run
 from lgov_core.types import Action, Decision, Effect, Point, ToolOutcome
 
 
@@ -435,7 +435,7 @@ def test_the_model_is_told_to_wait_and_the_record_says_who_approved(tmp_path: Pa
     with AuditLog(tmp_path / "audit.sqlite") as audit:
         policy = ApprovalPolicy()
         subject = governor(policy, audit=audit)
-        told = subject.decide(pay()).tell()
+        told = subject.decide(pay()).denial_message()
         assert told.startswith("NOT RUN YET")
         assert "a person has to approve" in told
         assert only_pending(policy).request_id in told
@@ -543,9 +543,9 @@ def test_from_a_policy_file(tmp_path: Path) -> None:
     assert subject.judge(pay(name="read")).effect is Effect.ALLOW
     operator = ApprovalRequests(path, expires_s=60)
     operator.approve(operator.pending()[0].request_id, by="Eve")
-    with rehearsal():
+    with dry_run():
         assert load_policies(document(tools=["pay"], store=path)).judge(pay()).blocks
-    assert subject.judge(pay()).effect is Effect.ALLOW, "a rehearsal uses nothing up"
+    assert subject.judge(pay()).effect is Effect.ALLOW, "a dry_run uses nothing up"
     for wrong in ({"tools": "pay"}, {"expires_s": 0}, {"per": "week"}, {"approver": "eve"}, {"store": 5}, {"tols": []}):
         with pytest.raises(PolicyFileError):
             load_policies(document(**wrong))

@@ -26,9 +26,9 @@ from lgov_core.policies import (
     SQLPolicy,
     ToolPolicy,
     load_policies,
-    rehearsal,
 )
-from lgov_core.policies.ledger import MemoryLedger
+from lgov_core.policies import dry_run as dry_run
+from lgov_core.policies.budgets.ledger import MemoryLedger
 from lgov_core.scope import RolloutScope
 from lgov_core.types import Action, Decision, Effect, Point, ToolOutcome
 
@@ -248,7 +248,7 @@ def test_a_budget_that_was_dropped_is_no_fresh_budget() -> None:
 
 
 def test_reservations_that_never_come_back_end_as_spent(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lgov_core.policies.ledger.MAX_OPEN", 3)
+    monkeypatch.setattr("lgov_core.policies.budgets.ledger.MAX_OPEN", 3)
     policy = CostControlPolicy(max_calls=1000)
     for number in range(10):
         policy.judge(tool(f"op_{number}"))
@@ -508,7 +508,7 @@ def test_from_a_policy_file(tmp_path: Path) -> None:
 
 def test_a_rehearsal_spends_nothing_that_is_shared(tmp_path: Path) -> None:
     path = str(tmp_path / "budgets.sqlite")
-    with rehearsal():
+    with dry_run():
         rehearsed = load_policies(document(max_calls=1, ledger=path))
     rehearsed.judge(tool())
     assert rehearsed.judge(tool()).blocks

@@ -12,7 +12,7 @@ import yaml
 from lgov_core.errors import PolicyFileError
 from lgov_core.policies import BUILTIN_POLICIES, PolicySet, ReloadingPolicySet, load_policies, load_policy_file
 from lgov_core.policies.loader import fresh_policies
-from lgov_core.policies.sql import sql_rule
+from lgov_core.policies.sql.policy import sql_rule
 from lgov_core.types import Action, Decision, Effect, Point, Severity
 
 GOOD = """\

@@ -154,8 +154,8 @@ def test_a_denial_names_the_kind_and_the_place_but_not_the_value() -> None:
     assert decision.blocks
     assert "email" in decision.reason
     assert "arguments.to" in decision.reason
-    assert "ann" not in decision.tell()
-    assert "536" not in decision.tell()
+    assert "ann" not in decision.denial_message()
+    assert "536" not in decision.denial_message()
 
 
 def test_values_that_may_pass() -> None:

@@ -56,7 +56,7 @@ def test_a_secret_is_found_wherever_it_stands(arguments: Any) -> None:
     assert (decision.effect, decision.severity) == (Effect.DENY, Severity.CRITICAL)
     assert decision.rule.startswith("secret-")
     for value in (KEY, "hunter2", "Tr0ub4dor&3", "s3cr3t-one"):
-        assert value not in decision.tell()
+        assert value not in decision.denial_message()
 
 
 @pytest.mark.parametrize("point", SecretsPolicy.default_points)

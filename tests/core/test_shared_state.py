@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import gc
 
-from lgov_core.shared_state import share_state
+from lgov_core.instrumentation.shared_state import share_state
 
 
 class Part:

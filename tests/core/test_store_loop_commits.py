@@ -14,11 +14,11 @@ import pytest
 
 from lgov_core.errors import StoreError
 from lgov_core.store import rows
-from lgov_core.store.pending_write import PendingWrite
-from lgov_core.store.schema import TRACE_STORE
-from lgov_core.store.sqlite import SQLiteStore
-from lgov_core.store.writer import GroupCommitWriter
-from lgov_core.store.writing_connection import WritingConnection
+from lgov_core.store.sqlite.pending_write import PendingWrite
+from lgov_core.store.sqlite.schema import TRACE_STORE
+from lgov_core.store.sqlite.store import SQLiteStore
+from lgov_core.store.sqlite.writer import GroupCommitWriter
+from lgov_core.store.sqlite.writing_connection import WritingConnection
 from lgov_core.types import CapturedCall
 
 REWARD = rows.insert("rewards", rows.REWARD_COLUMNS)

@@ -24,10 +24,11 @@ from psycopg.conninfo import conninfo_to_dict
 from lgov_core.cli import cli
 from lgov_core.errors import StoreError
 from lgov_core.settings import load_settings, without_password
-from lgov_core.store import RolloutConfig, RolloutState, open_store, postgres_transaction
-from lgov_core.store.postgres import PostgresStore
-from lgov_core.store.postgres_schema import FORMAT
-from lgov_core.store.postgres_transaction import Transaction
+from lgov_core.store import RolloutConfig, RolloutState, open_store
+from lgov_core.store.postgres import transaction as postgres_transaction
+from lgov_core.store.postgres.schema import FORMAT
+from lgov_core.store.postgres.store import PostgresStore
+from lgov_core.store.postgres.transaction import Transaction
 from lgov_core.types import CapturedCall, Outcome, Reward, Rollout, Span
 from tests.postgres_server import PROCESSES, PostgresServer, shared_server
 

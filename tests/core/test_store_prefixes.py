@@ -16,14 +16,14 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from lgov_core._util.sqlite_file import open_database
 from lgov_core.errors import StoreError
-from lgov_core.sqlite_file import open_database
 from lgov_core.store import encoding, rows
 from lgov_core.store.prefixes import WHOLE, Earlier, PrefixIndex, common_head, fold
-from lgov_core.store.schema import TRACE_STORE
-from lgov_core.store.sqlite import SQLiteStore
-from lgov_core.store.sqlite_calls import FoldingWriter
-from lgov_core.store.writer import GroupCommitWriter
+from lgov_core.store.sqlite.calls import FoldingWriter
+from lgov_core.store.sqlite.schema import TRACE_STORE
+from lgov_core.store.sqlite.store import SQLiteStore
+from lgov_core.store.sqlite.writer import GroupCommitWriter
 from lgov_core.types import CapturedCall, Reward
 
 
@@ -436,7 +436,7 @@ def test_folded_calls_come_back_as_plain_ones_would(places: list[SQLiteStore], s
 
 
 def test_reading_remembers_little_and_still_finds_everything(path: Path) -> None:
-    from lgov_core.store.sqlite_calls import CHAIN, FOLDED_ROW
+    from lgov_core.store.sqlite.calls import CHAIN, FOLDED_ROW
     from lgov_core.store.unfold import Unfolding
 
     agents = [Conversation(f"a{i}", i + 1) for i in range(5)]
@@ -462,7 +462,7 @@ def test_a_writer_that_is_killed_in_between_leaves_nothing_that_cannot_be_read(p
         import os, signal, sys
         sys.path.insert(0, sys.argv[2])
         from tests.core.test_store_prefixes import Conversation
-        from lgov_core.store.sqlite import SQLiteStore
+        from lgov_core.store.sqlite.store import SQLiteStore
         store, agent = SQLiteStore(sys.argv[1]), Conversation("solo", 1)
         for i in range(30):
             store.submit_call(agent.next())

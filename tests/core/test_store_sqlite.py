@@ -19,8 +19,8 @@ import pytest
 
 from lgov_core.errors import StoreError
 from lgov_core.store import open_store
-from lgov_core.store.schema import TRACE_STORE
-from lgov_core.store.sqlite import SQLiteStore
+from lgov_core.store.sqlite.schema import TRACE_STORE
+from lgov_core.store.sqlite.store import SQLiteStore
 from lgov_core.types import CapturedCall, Reward, Rollout, Span
 
 
@@ -254,7 +254,7 @@ def test_no_permission() -> None:
         (folder / "old.sqlite").chmod(0o444)
         code = """
             import os, sys
-            from lgov_core.store.sqlite import SQLiteStore
+            from lgov_core.store.sqlite.store import SQLiteStore
             from lgov_core.errors import StoreError
             os.chmod(sys.argv[1], 0o555)
             if os.getuid() == 0:
@@ -296,7 +296,7 @@ def test_a_store_whose_file_is_taken_away_says_so(tmp_path: Path) -> None:
 FULL = """
     import resource, sys
     from pathlib import Path
-    from lgov_core.store.sqlite import SQLiteStore
+    from lgov_core.store.sqlite.store import SQLiteStore
     from lgov_core.errors import StoreError
     from lgov_core.types import CapturedCall, Reward, Rollout, Span
 

@@ -10,7 +10,7 @@ from collections.abc import Generator
 
 import pytest
 
-from lgov_core.transitions.collector import collector_paused
+from lgov_core.transitions.reading.collector import collector_paused
 
 #: More than a block has to make.
 MANY = 5_000
@@ -82,7 +82,7 @@ def test_a_program_that_only_converts_still_frees_its_cycles() -> None:
 
 def test_what_a_program_froze_stays_frozen() -> None:
     script = (
-        "import gc; from lgov_core.transitions.collector import collector_paused\n"
+        "import gc; from lgov_core.transitions.reading.collector import collector_paused\n"
         "gc.freeze(); frozen = gc.get_freeze_count()\n"
         "with collector_paused(): made = [[number] for number in range(5000)]\n"
         "assert frozen and gc.get_freeze_count() == frozen, (frozen, gc.get_freeze_count())"

@@ -50,20 +50,20 @@ GOVERNORS: list[Governor] = []
 
 
 @contextlib.contextmanager
-def watched(framework: str, *, armed: bool = True) -> Generator[Kept]:
+def watched(framework: str, *, instrumented: bool = True) -> Generator[Kept]:
     store = Kept()
     manager = make_plugin_manager(builtin=(), third_party=False)
-    governor = Governor(plugins=[StoreSink(store)], manager=manager, capture_content=True, only_watches=True)
+    governor = Governor(plugins=[StoreSink(store)], manager=manager, capture_content=True, observe_only=True)
     pytest.importorskip(PACKAGES[framework])
     adapter = importlib.import_module(ADAPTERS[framework])
     GOVERNORS.append(governor)
-    if armed:
-        adapter.arm(governor)
+    if instrumented:
+        adapter.instrument(governor)
     try:
         yield store
     finally:
         GOVERNORS.remove(governor)
-        adapter.disarm()
+        adapter.uninstrument()
 
 
 # ---------------------------------------------------------------------- one reply in pieces
@@ -165,7 +165,7 @@ async def test_a_piece_reaches_the_program_before_the_next_is_sent(program: str,
     held = ScriptedReply(reply.text, reply.tool_calls, gate=gate, gate_at=3)
     late = threading.Timer(PATIENCE_S, gate.set)
     late.start()
-    with watched(framework, armed="wrapped" not in program) as store, ScriptedModelServer([held]) as server:
+    with watched(framework, instrumented="wrapped" not in program) as store, ScriptedModelServer([held]) as server:
         before = 0
         async for piece in pieces(server.base_url):
             got.append(piece)
@@ -199,7 +199,7 @@ async def test_what_came_before_a_connection_broke_off_reaches_the_program(progr
         return got, ""
 
     bare = await read(from_autogen if framework == "autogen" else pieces)  # the wrapper needs a governor
-    with watched(framework, armed="wrapped" not in program) as store:
+    with watched(framework, instrumented="wrapped" not in program) as store:
         assert await read(pieces) == bare
     assert bare[1]
     assert "one" in "".join(bare[0])
@@ -213,7 +213,7 @@ async def test_what_came_before_a_connection_broke_off_reaches_the_program(progr
 )  # whose runs go on by themselves
 async def test_a_program_may_read_no_further(program: str) -> None:
     framework, pieces = PROGRAMS[program]
-    with watched(framework, armed="wrapped" not in program) as store, ScriptedModelServer([TEXT]) as server:
+    with watched(framework, instrumented="wrapped" not in program) as store, ScriptedModelServer([TEXT]) as server:
         reading: Any = pieces(server.base_url)
         async for piece in reading:
             if piece:
@@ -384,7 +384,7 @@ async def test_a_model_s_own_stream_is_closed_with_the_one_that_the_program_read
             finally:
                 closed.append("closed")
 
-    with watched("openai-agents", armed=False) as store:
+    with watched("openai-agents", instrumented=False) as store:
         from lgov_openai_agents import GovernedModel
 
         events: Any = GovernedModel(Own(), GOVERNORS[-1]).stream_response(None, "go", None, [], None, [], None)
@@ -413,7 +413,7 @@ async def test_a_client_s_own_stream_is_closed_with_the_one_that_the_program_rea
 
     info: Any = {"vision": False, "function_calling": True, "json_output": True, "structured_output": True}
     inner = Own(["one two three"], model_info={**info, "family": ModelFamily.UNKNOWN})
-    with watched("autogen", armed=False) as store:
+    with watched("autogen", instrumented=False) as store:
         pieces: Any = GovernedChatCompletionClient(inner, GOVERNORS[-1]).create_stream(
             [UserMessage(content="go", source="user")]
         )
@@ -444,7 +444,7 @@ async def test_what_is_odd_about_a_reply_is_the_program_s_affair(streamed: bool)
     info: Any = {"vision": False, "function_calling": True, "json_output": True, "structured_output": True}
     inner = Own([], model_info={**info, "family": ModelFamily.UNKNOWN})
     asked = [UserMessage(content="go", source="user")]
-    with watched("autogen", armed=False) as store:
+    with watched("autogen", instrumented=False) as store:
         client: Any = GovernedChatCompletionClient(inner, GOVERNORS[-1])
         if streamed:
             assert [piece async for piece in client.create_stream(asked)] == [None, odd]
@@ -471,7 +471,7 @@ async def test_what_is_odd_about_a_model_s_reply_is_the_program_s_affair(streame
             yield event
 
     asked = (None, "go", None, [], None, [], None)
-    with watched("openai-agents", armed=False) as store:
+    with watched("openai-agents", instrumented=False) as store:
         from lgov_openai_agents import GovernedModel
 
         model: Any = GovernedModel(Own(), GOVERNORS[-1])

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from lgov_core.demo.measure import Evaluation, OracleRecord, RunReport, evaluate, mean_of
-from lgov_core.train.intervals import wilson_interval
-from lgov_core.train.jobs import Job, JobResult
+from lgov_core.train.loop.intervals import wilson_interval
+from lgov_core.train.workers.jobs import Job, JobResult
 from lgov_core.types import Outcome
 
 

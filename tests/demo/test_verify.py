@@ -21,14 +21,14 @@ from lgov_core.demo.prepare import POLICIES
 from lgov_core.demo.recompute import ServedWeights
 from lgov_core.demo.verify import read_run
 from lgov_core.errors import TrainError
-from lgov_core.gateway.embedded import EmbeddedEngine
-from lgov_core.gateway.server import EndpointServer
+from lgov_core.gateway.engine.embedded import EmbeddedEngine
+from lgov_core.gateway.serving.server import EndpointServer
 from lgov_core.models import LanguageModel, build_tiny, load_model
-from lgov_core.store.sqlite import SQLiteStore
-from lgov_core.train.checkpoint import load_weights, save_weights
-from lgov_core.train.config import SupervisedConfig
-from lgov_core.train.rows import TrainRow
-from lgov_core.train.supervised import supervised
+from lgov_core.store.sqlite.store import SQLiteStore
+from lgov_core.train.algorithms.config import SupervisedConfig
+from lgov_core.train.algorithms.supervised import supervised
+from lgov_core.train.layout.rows import TrainRow
+from lgov_core.train.loop.checkpoint import load_weights, save_weights
 from lgov_core.types import CapturedCall, Rollout
 
 SYSTEM = "Answer from the company database."

@@ -28,7 +28,7 @@ def said_by_the_policy(query: str) -> str | None:
     """The denial of a query as the model reads it, or None when the policy allows it."""
     decision = POLICY.judge(Action(Point.PRE_TOOL_CALL, "run_sql", arguments={"query": query}, agent="pay_desk"))
     assert decision is not None
-    return decision.tell() if decision.blocks else None
+    return decision.denial_message() if decision.blocks else None
 
 
 def denials() -> Denials:

@@ -18,19 +18,19 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "train"))
 
 import torch
 
-from lgov_core.gateway.embedded import EmbeddedEngine
-from lgov_core.gateway.server import EndpointServer
+from lgov_core._util.durable import write_whole
+from lgov_core.gateway.engine.embedded import EmbeddedEngine
+from lgov_core.gateway.serving.server import EndpointServer
 from lgov_core.models import LanguageModel, build_tiny, load_model
 from lgov_core.store import open_store
-from lgov_core.train.checkpoint import load_weights, save_weights
-from lgov_core.train.config import UpdateConfig
-from lgov_core.train.durable import write_whole
-from lgov_core.train.jobs import JobResult, WorkerConfig
-from lgov_core.train.loop import Task, TrainingLoop
-from lgov_core.train.policy_model import PolicyModel, full_policy
-from lgov_core.train.pool import WorkerPool
-from lgov_core.train.training_run import TrainingRun
-from lgov_core.train.update import PolicyUpdate
+from lgov_core.train.algorithms.config import UpdateConfig
+from lgov_core.train.algorithms.update import PolicyUpdate
+from lgov_core.train.loop.checkpoint import load_weights, save_weights
+from lgov_core.train.loop.loop import Task, TrainingLoop
+from lgov_core.train.loop.policy_model import PolicyModel, full_policy
+from lgov_core.train.loop.training_run import TrainingRun
+from lgov_core.train.workers.jobs import JobResult, WorkerConfig
+from lgov_core.train.workers.pool import WorkerPool
 
 #: The second is paid the same every time, so that other groups are collected in its place: one such first, then another.
 TASKS = [Task("hello", {"say": "hello"}), Task("lost", {"say": "hello", "paid": 0.0})]

@@ -212,7 +212,9 @@ def test_a_killed_worker_costs_an_attempt_and_nothing_else(folder: Path) -> None
 
     def workers(parent: int) -> list[int]:
         pids = Path(f"/proc/{parent}/task/{parent}/children").read_text().split()
-        return [int(pid) for pid in pids if b"lgov_core.train.worker" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+        return [
+            int(pid) for pid in pids if b"lgov_core.train.workers.worker" in Path(f"/proc/{pid}/cmdline").read_bytes()
+        ]
 
     def running_rollouts() -> int:
         with closing(sqlite3.connect(f"file:{run / 'store.sqlite'}?mode=ro", uri=True)) as store:

@@ -25,13 +25,13 @@ sys.path.insert(0, str(_TRAIN))
 from episodes import ALLOW_ALL, READ_ONLY, Bench  # noqa: E402
 
 from lgov_core.audit import verify  # noqa: E402
-from lgov_core.gateway.server import EndpointServer  # noqa: E402
-from lgov_core.gateway.upstream import UpstreamEngine  # noqa: E402
-from lgov_core.story import Story, ToolStep, read_story  # noqa: E402
+from lgov_core.gateway.serving.server import EndpointServer  # noqa: E402
+from lgov_core.gateway.upstream.engine import UpstreamEngine  # noqa: E402
 from lgov_core.testing import ScriptedCall, ScriptedModelServer, ScriptedReply  # noqa: E402
-from lgov_core.train.jobs import JobResult  # noqa: E402
+from lgov_core.train.workers.jobs import JobResult  # noqa: E402
 from lgov_core.transitions import build_transitions  # noqa: E402
 from lgov_core.types import Outcome  # noqa: E402
+from lgov_core.views.attempt_view import AttemptView, ToolStep, read_story  # noqa: E402
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="needs POSIX processes")
 
@@ -69,7 +69,7 @@ class Told:
             with bench.pool(config=clerk(bench, endpoint.base_url), max_attempts=1) as pool:
                 (self.result,) = pool.collect([job])
             self.asked: list[Mapping[str, Any]] = [request.body for request in model.requests]
-        self.story: Story = read_story(bench.store, job.rollout_id)
+        self.story: AttemptView = read_story(bench.store, job.rollout_id)
         self.trainable = build_transitions(bench.store, [job.rollout_id]).transitions
         self.tasks = [r.value for r in bench.store.rewards([job.rollout_id]) if r.dimension == "task"]
         assert self.story.outcome is self.result.outcome

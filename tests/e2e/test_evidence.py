@@ -87,7 +87,7 @@ from dataclasses import replace
 from pathlib import Path
 import governance, torch
 from lgov_core.models import load_model
-from lgov_core.train.checkpoint import latest_checkpoint, save_checkpoint
+from lgov_core.train.loop.checkpoint import latest_checkpoint, save_checkpoint
 
 runs, folder = Path({str(governance[0])!r}), Path({str(tmp_path)!r})
 (run,) = runs.glob("governed-seed0-*/")

@@ -390,20 +390,20 @@ def test_lgov_run_inside_a_governed_program_is_refused(folder: Path) -> None:
 
 @pytest.mark.parametrize("adapter", ["lgov_langchain", "lgov_openai_agents"])
 def test_a_program_that_arms_itself_does_not_take_the_governors_place(adapter: str, folder: Path) -> None:
-    """Its ``arm`` imports the framework, which lgov run is waiting for: two armings, one inside the other."""
+    """Its ``instrument`` imports the framework, which lgov run is waiting for: two instrumentors, one inside the other."""
     program = f"""
 from importlib import import_module
 from lgov_core import Governor
-from lgov_core.errors import ArmError
+from lgov_core.errors import InstrumentationError
 from lgov_core.policies import preset
 
 adapter = import_module("{adapter}")
 own = Governor(preset("permissive"))
 try:
-    adapter.arm(own)
-except ArmError as error:
+    adapter.instrument(own)
+except InstrumentationError as error:
     print("refused" if "already governed" in str(error) else error)
-print(import_module("{adapter}.arming")._ARMING.governor not in (own, None))
+print(import_module("{adapter}.instrumentation")._INSTRUMENTOR.governor not in (own, None))
 """
     done = lgov_run(folder, "python", write(folder, program))
     assert done.stdout == "refused\nTrue\n", done.stderr
@@ -687,7 +687,7 @@ def test_the_agents_sdk_is_told_from_a_folder_of_the_same_name(folder: Path) -> 
     assert not (folder / "went-on").exists()
 
 
-def test_a_langchain_that_cannot_be_armed_ends_the_program(folder: Path) -> None:
+def test_a_langchain_that_cannot_be_instrumented_ends_the_program(folder: Path) -> None:
     """As if a future LangChain no longer had what the backstop wraps."""
     package = folder / "langchain_core"
     package.mkdir()
@@ -759,7 +759,7 @@ worker.run_sql.func("SELECT 3")
 
 
 def test_a_second_copy_of_a_framework_ends_the_program(folder: Path) -> None:
-    """What was armed are the classes of the first one."""
+    """What was instrumented are the classes of the first one."""
     program = """
 import sys
 import autogen_core
@@ -812,9 +812,9 @@ def test_asking_which_machine_this_is_starts_no_other_program(folder: Path) -> N
     assert "other processes" not in done.stderr
 
 
-def test_arming_says_what_a_framework_cannot_be_governed_in(folder: Path) -> None:
+def test_instrumentation_says_what_a_framework_cannot_be_governed_in(folder: Path) -> None:
     program = "import logging, sys; logging.basicConfig(level='INFO', stream=sys.stdout)\nimport autogen_core\n"
     done = lgov_run(folder, "python", write(folder, program))
     assert done.returncode == 0, done.stderr
-    assert "lgov.arming:autogen: not governed" in done.stdout
+    assert "lgov.instrumentation:autogen: not governed" in done.stdout
     assert "AutoGen 0.7 has no synchronous API" in done.stdout

@@ -102,7 +102,7 @@ def test_without_a_sound_policy_no_test_runs(policy: str | None, processes: str,
 
 
 @pytest.mark.parametrize("processes", ["0", "2"])
-def test_a_framework_that_cannot_be_armed_ends_the_session(processes: str, project: Path) -> None:
+def test_a_framework_that_cannot_be_instrumented_ends_the_session(processes: str, project: Path) -> None:
     (project / "langchain_core").mkdir()
     (project / "langchain_core" / "__init__.py").write_text("")
     (project / "test_agent.py").write_text("import langchain_core\nopen('went-on', 'w')\ndef test_it(): pass\n")

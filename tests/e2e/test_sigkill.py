@@ -26,8 +26,8 @@ import killable  # noqa: E402
 
 from lgov_core.audit import AuditLog, verify  # noqa: E402
 from lgov_core.store import open_store  # noqa: E402
-from lgov_core.train.batch_record import read_batch  # noqa: E402
-from lgov_core.train.metrics_log import read_metrics  # noqa: E402
+from lgov_core.train.loop.batch_record import read_batch  # noqa: E402
+from lgov_core.train.loop.metrics_log import read_metrics  # noqa: E402
 
 KILLS = 10 if os.environ.get("LGOV_TEST_SLOW") else 1
 DEADLINE_S = 540 * KILLS

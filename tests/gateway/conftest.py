@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from lgov_core.gateway.app import create_app
-from lgov_core.gateway.keys import KeyRing
-from lgov_core.gateway.server import EndpointServer
-from lgov_core.gateway.upstream import UpstreamEngine
-from lgov_core.store.sqlite import SQLiteStore
+from lgov_core.gateway.serving.keys import KeyRing
+from lgov_core.gateway.serving.server import EndpointServer
+from lgov_core.gateway.upstream.engine import UpstreamEngine
+from lgov_core.store.sqlite.store import SQLiteStore
 from lgov_core.testing import ScriptedModelServer
 from lgov_core.types import Rollout
 

@@ -12,13 +12,13 @@ from typing import Any
 import pytest
 
 from lgov_core.gateway.app import create_app
-from lgov_core.gateway.embedded import EmbeddedEngine
-from lgov_core.gateway.keys import KeyRing
+from lgov_core.gateway.engine.embedded import EmbeddedEngine
 from lgov_core.gateway.protocol import Engine
-from lgov_core.gateway.server import EndpointServer
-from lgov_core.gateway.upstream import UpstreamEngine
+from lgov_core.gateway.serving.keys import KeyRing
+from lgov_core.gateway.serving.server import EndpointServer
+from lgov_core.gateway.upstream.engine import UpstreamEngine
 from lgov_core.models import LanguageModel
-from lgov_core.store.sqlite import SQLiteStore
+from lgov_core.store.sqlite.store import SQLiteStore
 from lgov_core.testing import ScriptedCall, ScriptedModelServer, ScriptedReply
 from lgov_core.types import CapturedCall, Rollout
 from tests.gateway.api_clients import CELLS, CLIENTS, RESULT, Cell, Turn

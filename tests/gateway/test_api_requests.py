@@ -10,9 +10,9 @@ import httpx
 import openai
 import pytest
 
-from lgov_core.gateway.embedded import EmbeddedEngine
-from lgov_core.gateway.keys import KeyRing
-from lgov_core.gateway.server import EndpointServer
+from lgov_core.gateway.engine.embedded import EmbeddedEngine
+from lgov_core.gateway.serving.keys import KeyRing
+from lgov_core.gateway.serving.server import EndpointServer
 from lgov_core.testing import ScriptedCall, ScriptedReply
 from tests.gateway.conftest import SECRET
 from tests.gateway.taught import tiny

@@ -11,7 +11,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM, MistralConfig, MistralForCausalLM
 
 from lgov_core.errors import EndpointError, ModelError
-from lgov_core.gateway.embedded import EmbeddedEngine
+from lgov_core.gateway.engine.embedded import EmbeddedEngine
 from lgov_core.gateway.protocol import ChatRequest, Completion
 from lgov_core.models import LanguageModel
 from tests.gateway.taught import SYSTEM, TOOLS, tiny

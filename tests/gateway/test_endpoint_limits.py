@@ -12,7 +12,7 @@ import openai
 import pytest
 
 from lgov_core.errors import EndpointError
-from lgov_core.gateway.limits import Limits
+from lgov_core.gateway.serving.limits import Limits
 from lgov_core.testing import ScriptedReply
 from tests.gateway.conftest import until
 
@@ -179,7 +179,7 @@ def test_a_field_that_is_not_known_is_refused(serve, route, body):
 
 
 async def test_places_go_from_hand_to_hand_when_who_waits_is_cancelled():
-    from lgov_core.gateway.admission import Admission
+    from lgov_core.gateway.serving.admission import Admission
 
     admission = Admission(Limits(max_running=1, wait_s=30))
     await admission.enter()

@@ -17,12 +17,12 @@ pytest.importorskip("llguidance")
 
 from lgov_core.errors import EndpointError
 from lgov_core.gateway.app import create_app
-from lgov_core.gateway.embedded import EmbeddedEngine
-from lgov_core.gateway.keys import KeyRing
+from lgov_core.gateway.engine.embedded import EmbeddedEngine
 from lgov_core.gateway.protocol import ChatRequest, Completion
-from lgov_core.gateway.server import EndpointServer
+from lgov_core.gateway.serving.keys import KeyRing
+from lgov_core.gateway.serving.server import EndpointServer
 from lgov_core.models import LanguageModel, build_tiny
-from lgov_core.store.sqlite import SQLiteStore
+from lgov_core.store.sqlite.store import SQLiteStore
 from tests.gateway.taught import CORPUS, TOOLS, tiny
 from tests.gateway.test_embedded import ask, assert_exact
 

@@ -24,14 +24,14 @@ QUESTION: Any = {"messages": [("user", "Tidy up.")]}
 
 
 @contextmanager
-def armed(cell: Cell, way: str) -> Iterator[None]:
-    """Zero lines: the process is armed. In the explicit way nothing is."""
-    if way == "armed":
-        lgov_langchain.arm(cell.governor)
+def instrumented(cell: Cell, way: str) -> Iterator[None]:
+    """Zero lines: the process is instrumented. In the explicit way nothing is."""
+    if way == "instrumented":
+        lgov_langchain.instrument(cell.governor)
     try:
         yield
     finally:
-        lgov_langchain.disarm()
+        lgov_langchain.uninstrument()
 
 
 def middleware(cell: Cell, way: str) -> Any:

@@ -17,7 +17,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from lgov_core.governor import Governor
 from lgov_core.policies.base import BoundedPolicy
 from lgov_core.types import Action, Decision, Point
-from lgov_langchain import LgovMiddleware, arm
+from lgov_langchain import LgovMiddleware, instrument
 
 kind, how, attached = sys.argv[1:]
 exporter, provider = InMemorySpanExporter(), TracerProvider()
@@ -65,10 +65,10 @@ else:
 
 
 governor = Governor([AllowAll()])
-if attached == "armed":
-    arm(governor)
+if attached == "instrumented":
+    instrument(governor)
 
-from langchain.agents import create_agent  # noqa: E402 - after arming, as under lgov run
+from langchain.agents import create_agent  # noqa: E402 - after instrumentation, as under lgov run
 from langchain_openai import ChatOpenAI  # noqa: E402
 
 middleware = [LgovMiddleware(governor)] if attached == "middleware" else []

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 from lc_cells import (
     MODES,
-    armed,
     bare_loop,
     erase_tool,
     handlers,
+    instrumented,
     make_agent,
     make_agent_as_tool,
     make_graph,
@@ -24,7 +24,7 @@ from lc_cells import (
 from lgov_core.trace import semconv
 from tests.cells import ANSWER, asks, open_cell, says
 
-WAYS = pytest.mark.parametrize("way", ["explicit", "armed"])
+WAYS = pytest.mark.parametrize("way", ["explicit", "instrumented"])
 
 
 def modes(shape: str) -> Any:
@@ -47,7 +47,7 @@ def test_every_mode_is_here() -> None:
 @modes("tool")
 def test_tool(tmp_path: Path, mode: str, is_async: bool, way: str) -> None:
     path = str(tmp_path / "precious.txt")
-    with open_cell(tmp_path, asks(("c1", "erase_file", {"path": path})), says(ANSWER)) as cell, armed(cell, way):
+    with open_cell(tmp_path, asks(("c1", "erase_file", {"path": path})), says(ANSWER)) as cell, instrumented(cell, way):
         agent = make_agent(cell, way, mode, [erase_tool(cell, is_async=is_async)])
         cell.check(run_graph(agent, mode, is_async=is_async))
 
@@ -57,7 +57,7 @@ def test_tool(tmp_path: Path, mode: str, is_async: bool, way: str) -> None:
 def test_parallel_tools(tmp_path: Path, mode: str, is_async: bool, way: str) -> None:
     path = str(tmp_path / "precious.txt")
     both = asks(("c1", "erase_file", {"path": path}), ("c2", "note", {"text": "hello"}))
-    with open_cell(tmp_path, both, says(ANSWER)) as cell, armed(cell, way):
+    with open_cell(tmp_path, both, says(ANSWER)) as cell, instrumented(cell, way):
         agent = make_agent(cell, way, mode, [erase_tool(cell), note])
         cell.check(run_graph(agent, mode, is_async=is_async), ran=["note"])
         results = {
@@ -71,7 +71,7 @@ def test_parallel_tools(tmp_path: Path, mode: str, is_async: bool, way: str) -> 
 @modes("hand-off")
 def test_handoff(tmp_path: Path, mode: str, is_async: bool, way: str) -> None:
     replies = asks(("c1", "transfer_to_eraser", {})), says(ANSWER)
-    with open_cell(tmp_path, *replies, denied=["transfer_to_eraser"]) as cell, armed(cell, way):
+    with open_cell(tmp_path, *replies, denied=["transfer_to_eraser"]) as cell, instrumented(cell, way):
         cell.check(run_graph(make_handoff(cell, way, mode), mode, is_async=is_async))
         (denied,) = [one for one in cell.seen.outcomes if one.status == "denied"]
         assert denied.action.kind == "handoff"
@@ -88,7 +88,7 @@ def test_agent_as_tool(tmp_path: Path, mode: str, is_async: bool, way: str, deni
     ask = asks(("c1", "ask_eraser", {"task": "erase it"}))
     inner = [asks(("c2", "erase_file", {"path": path})), says("DENIED by policy cells/no-erasing, I was told.")]
     replies = [ask, *(inner if denied == "erase_file" else []), says(ANSWER)]
-    with open_cell(tmp_path, *replies, denied=[denied]) as cell, armed(cell, way):
+    with open_cell(tmp_path, *replies, denied=[denied]) as cell, instrumented(cell, way):
         eraser = make_agent(cell, way, mode, [erase_tool(cell, is_async=is_async)], name="eraser")
         agent = make_agent_as_tool(cell, way, mode, eraser)
         cell.check(run_graph(agent, mode, is_async=is_async), ran=["ask_eraser"] if denied == "erase_file" else [])
@@ -106,7 +106,7 @@ def test_agent_as_tool(tmp_path: Path, mode: str, is_async: bool, way: str, deni
 def test_mcp_tool(tmp_path: Path, mode: str, is_async: bool, way: str) -> None:
     path = str(tmp_path / "precious.txt")
     both = asks(("c1", "erase_file", {"path": path}), ("c2", "read_file", {"path": path}))
-    with open_cell(tmp_path, both, says(ANSWER)) as cell, armed(cell, way), mcp_tools() as tools:
+    with open_cell(tmp_path, both, says(ANSWER)) as cell, instrumented(cell, way), mcp_tools() as tools:
         agent = make_agent(cell, way, mode, list(tools))
         cell.check(run_graph(agent, mode, is_async=is_async), ran=["read_file"])
         assert "precious" in str(cell.server.requests[-1].body["messages"]), (
@@ -119,7 +119,7 @@ def test_mcp_tool(tmp_path: Path, mode: str, is_async: bool, way: str) -> None:
 def test_handmade_graph(tmp_path: Path, mode: str, is_async: bool, way: str) -> None:
     path = str(tmp_path / "precious.txt")
     both = asks(("c1", "erase_file", {"path": path}), ("c2", "note", {"text": "hello"}))
-    with open_cell(tmp_path, both, says(ANSWER)) as cell, armed(cell, way):
+    with open_cell(tmp_path, both, says(ANSWER)) as cell, instrumented(cell, way):
         graph = make_graph(cell, way, mode, [erase_tool(cell), note])
         cell.check(run_graph(graph, mode, is_async=is_async, callbacks=handlers(cell, way)), ran=["note"])
         assert [span.name for span in cell.seen.spans if span.parent_id is None] == ["invoke_agent handmade"]
@@ -129,7 +129,7 @@ def test_handmade_graph(tmp_path: Path, mode: str, is_async: bool, way: str) -> 
 def test_bare_loop(tmp_path: Path, mode: str, is_async: bool) -> None:
     path = str(tmp_path / "precious.txt")
     both = asks(("c1", "erase_file", {"path": path}), ("c2", "note", {"text": "hello"}))
-    with open_cell(tmp_path, both, says(ANSWER)) as cell, armed(cell, "armed"):
+    with open_cell(tmp_path, both, says(ANSWER)) as cell, instrumented(cell, "instrumented"):
         answer = bare_loop(cell, mode, [erase_tool(cell, is_async=is_async), note], is_async=is_async)
         cell.check(answer, ran=["note"], agent_span=False)
         chats = [span for span in cell.seen.spans if span.name.startswith("chat")]

@@ -18,9 +18,9 @@ from scripted import ModelServer, Witness, at, calls, deny, make_governor, says
 
 from lgov_core.errors import PolicyDenied
 from lgov_core.governor import Governor
-from lgov_core.policies.cost import CostControlPolicy
+from lgov_core.policies.budgets.cost import CostControlPolicy
 from lgov_core.types import Action, Decision, Effect, Point
-from lgov_langchain import LgovMiddleware, arm, disarm, wrap_tool_node
+from lgov_langchain import LgovMiddleware, instrument, uninstrument, wrap_tool_node
 
 HOW = pytest.mark.parametrize("how", ["invoke", "ainvoke"])
 QUESTION: Any = {"messages": [("user", "tidy")]}
@@ -164,7 +164,7 @@ def test_what_a_tool_calls_itself_is_not_a_changed_call(model_server: ModelServe
     governor = make_governor(at(Point.PRE_TOOL_CALL, only_tmp), witness=witness)
     model_server.play(calls(("c1", "look", {"paths": ["tmp"]})), says("done"))
     ask(create_agent(chat, [look], middleware=[LgovMiddleware(governor)]), "invoke")
-    assert ran == [["home"], "erased"], "outside an armed process lgov sees what the model asked for"
+    assert ran == [["home"], "erased"], "outside an instrumented process lgov sees what the model asked for"
     assert len(witness.decisions()) == 1
 
 
@@ -213,7 +213,7 @@ def test_so_are_the_wrappers_of_a_governed_node(how: str, handled: bool, witness
 
 @HOW
 @pytest.mark.parametrize("verdict", ["allow", "deny", "transform", "abort", "watch"])
-def test_a_changed_prompt_is_one_call_in_an_armed_process(
+def test_a_changed_prompt_is_one_call_in_an_instrumented_process(
     how: str, verdict: str, model_server: ModelServer, chat: Any, witness: Witness
 ) -> None:
     from langchain.agents.middleware import ModelRetryMiddleware
@@ -230,9 +230,9 @@ def test_a_changed_prompt_is_one_call_in_an_armed_process(
 
     governor = make_governor(at(Point.PRE_MODEL_CALL, judge), witness=witness)
     if verdict == "watch":
-        governor = Governor(plugins=[witness], only_watches=True)
+        governor = Governor(plugins=[witness], observe_only=True)
     model_server.play(says("done"))
-    arm(governor)
+    instrument(governor)
     try:
         agent = langchain.agents.create_agent(chat, [], middleware=[ModelRetryMiddleware(initial_delay=0), Adding()])
         if verdict == "abort":
@@ -241,7 +241,7 @@ def test_a_changed_prompt_is_one_call_in_an_armed_process(
         else:
             assert ("no passwords" if verdict == "deny" else "done") in ask(agent, how)["messages"][-1].text
     finally:
-        disarm()
+        uninstrument()
     sent = [body["messages"][-1]["content"] for body in model_server.bodies]
     assert sent == {"deny": [], "abort": [], "transform": ["the ***"]}.get(verdict, ["the password"])
     (chat_span, _) = witness.spans
@@ -268,11 +268,11 @@ def test_a_model_that_middleware_asks_beside_the_call_is_a_call_of_its_own(
             return await super().awrap_model_call(request, handler)
 
     model_server.play(says("none"), says("done"))
-    arm(make_governor(at(Point.PRE_MODEL_CALL, lambda action: None), witness=witness))
+    instrument(make_governor(at(Point.PRE_MODEL_CALL, lambda action: None), witness=witness))
     try:
         ask(langchain.agents.create_agent(chat, [], middleware=[Asking()]), how)
     finally:
-        disarm()
+        uninstrument()
     replies = [one.action.text for one in witness.decisions(Point.POST_MODEL_CALL)]
     assert replies == ["none", "done"]
     assert len({one.action.operation_id for one in witness.decisions(Point.PRE_MODEL_CALL)}) == 2
@@ -283,9 +283,9 @@ def test_a_model_that_middleware_asks_beside_the_call_is_a_call_of_its_own(
 def test_a_changed_prompt_is_counted_once(how: str, model_server: ModelServer, chat: Any, witness: Witness) -> None:
     budget = CostControlPolicy(max_calls=3, per="global")
     model_server.play(calls(("c1", "look", {"paths": ["x"]})), says("done"))
-    arm(make_governor(at(Point.PRE_TOOL_CALL, lambda action: None), budget, witness=witness))
+    instrument(make_governor(at(Point.PRE_TOOL_CALL, lambda action: None), budget, witness=witness))
     try:
         agent = langchain.agents.create_agent(chat, [say_seen], middleware=[Adding()])
         assert ask(agent, how)["messages"][-1].text == "done"
     finally:
-        disarm()
+        uninstrument()

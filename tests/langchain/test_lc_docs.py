@@ -13,7 +13,7 @@ import pytest
 from langchain_core.tools import tool
 from scripted import ModelServer, calls, says
 
-from lgov_langchain import disarm
+from lgov_langchain import uninstrument
 
 ROOT = Path(__file__).parents[2]
 POLICY = """
@@ -64,18 +64,18 @@ def governs(server: ModelServer, names: dict[str, Any]) -> None:
 
 
 def test_the_snippets(surroundings: dict[str, Any], model_server: ModelServer) -> None:
-    arming, middleware, graph, handler = snippets()
+    instrumentation, middleware, graph, handler = snippets()
     question: Any = {"messages": [("user", "Tidy up.")]}
     names = dict(surroundings)
     try:
-        exec(arming, names)
+        exec(instrumentation, names)
         both(model_server)
         import langchain.agents
 
         langchain.agents.create_agent(names["model"], [names["look"], names["erase"]]).invoke(question)
         governs(model_server, names)
     finally:
-        disarm()
+        uninstrument()
     names = dict(surroundings)
     for code in (middleware, graph):
         exec(code, names)

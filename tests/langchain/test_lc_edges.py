@@ -18,16 +18,16 @@ from langchain_core.messages import ToolMessage
 from langchain_core.tools import tool
 from scripted import ModelServer, Witness, allow, at, calls, deny, make_governor, says
 
-import lgov_langchain.arming as arming
+import lgov_langchain.instrumentor as instrumentation
 from lgov_core.governor import Governor
 from lgov_core.scope import RolloutScope, carry_into_threads, enter_scope
 from lgov_core.testing import ScriptedReply
 from lgov_core.trace import semconv
 from lgov_core.types import Action, Decision, Point
-from lgov_langchain import LgovMiddleware, arm, disarm
+from lgov_langchain import LgovMiddleware, instrument, uninstrument
 
 QUESTION: Any = {"messages": [("user", "go")]}
-WAYS = pytest.mark.parametrize("way", ["explicit", "armed"])
+WAYS = pytest.mark.parametrize("way", ["explicit", "instrumented"])
 ran: list[str] = []
 
 
@@ -41,12 +41,12 @@ def work(what: str) -> str:
 @contextmanager
 def governed(way: str, governor: Governor) -> Any:
     ran.clear()
-    if way == "armed":
-        arm(governor)
+    if way == "instrumented":
+        instrument(governor)
     try:
-        yield [] if way == "armed" else [LgovMiddleware(governor)]
+        yield [] if way == "instrumented" else [LgovMiddleware(governor)]
     finally:
-        disarm()
+        uninstrument()
 
 
 def no_digging(action: Action) -> Decision | None:
@@ -264,7 +264,7 @@ def test_a_model_with_retries_of_its_own_is_judged_at_each_try(
 ) -> None:
     governor = make_governor(at(Point.PRE_TOOL_CALL, lambda action: None), witness=witness)
     model_server.play(ScriptedReply("busy", status=503, headers={"connection": "close"}), says("done"))
-    with governed("armed", governor):
+    with governed("instrumented", governor):
         assert chat.with_retry(wait_exponential_jitter=False).invoke("hi").text == "done"
     errors = [span.attributes.get(semconv.ERROR_TYPE) is not None for span in witness.spans]
     assert errors == [True, False]
@@ -330,32 +330,32 @@ def test_one_agent_in_several_rollouts_at_once(
 def test_a_version_outside_the_tested_range_is_warned_of_and_still_proved(
     witness: Witness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(arming._ARMING, "tested", {"langchain-core": ">=0.1,<0.2"})
+    monkeypatch.setattr(instrumentation._INSTRUMENTOR, "tested", {"langchain-core": ">=0.1,<0.2"})
     governor = make_governor(at(Point.PRE_TOOL_CALL, no_digging), witness=witness)
     with pytest.warns(UserWarning, match=r"langchain-core .* is outside the range lgov was tested with \(>=0.1,<0.2\)"):
-        arm(governor)
+        instrument(governor)
     try:
         assert "no digging" in work.invoke({"what": "dig"})
     finally:
-        disarm()
+        uninstrument()
 
 
 PROGRAM = """
 import sys
 for name in {missing}:
     sys.modules[name] = None
-from lgov_core.errors import ArmError
+from lgov_core.errors import InstrumentationError
 from lgov_core.governor import Governor
 from lgov_langchain.plugin import lgov_framework
 adapter = lgov_framework()
 print("installed", adapter.installed())
 try:
-    adapter.arm(Governor())
-except ArmError as error:
+    adapter.instrument(Governor())
+except InstrumentationError as error:
     print("refused", error)
 else:
-    print("armed")
-    adapter.disarm()
+    print("instrumented")
+    adapter.uninstrument()
 """
 
 
@@ -391,12 +391,12 @@ def test_without_the_framework(missing: list[str], said: str) -> None:
 def test_a_patch_that_does_not_hold_is_found(
     owner: str, name: str, found: str, witness: Witness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As if the patch of one path had no effect in some other version: arming refuses, and nothing stays patched."""
+    """As if the patch of one path had no effect in some other version: instrumentation refuses, and nothing stays patched."""
     from langchain_core.language_models import BaseChatModel
     from langchain_core.tools import BaseTool
 
-    from lgov_core.arming import Patches
-    from lgov_core.errors import ArmError
+    from lgov_core.errors import InstrumentationError
+    from lgov_core.instrumentation.instrumentor import Patches
 
     replace: Callable[..., None] = Patches.replace
 
@@ -406,8 +406,8 @@ def test_a_patch_that_does_not_hold_is_found(
 
     before = (BaseTool.run, BaseTool.arun, BaseChatModel.generate, BaseChatModel.stream, langchain.agents.create_agent)
     monkeypatch.setattr(Patches, "replace", all_but_one)
-    with pytest.raises(ArmError, match=found):
-        arm(make_governor(witness=witness))
+    with pytest.raises(InstrumentationError, match=found):
+        instrument(make_governor(witness=witness))
     assert before == (
         BaseTool.run,
         BaseTool.arun,
@@ -415,4 +415,4 @@ def test_a_patch_that_does_not_hold_is_found(
         BaseChatModel.stream,
         langchain.agents.create_agent,
     )
-    assert arming.acting_governor() is None
+    assert instrumentation.acting_governor() is None

@@ -1,4 +1,5 @@
-"""In an armed process where nobody judges, runs of graphs are seen without a handler that LangChain tells of everything."""
+"""In an instrumented process where nobody judges, runs of graphs are seen without a handler that LangChain tells of
+everything."""
 
 from __future__ import annotations
 
@@ -30,7 +31,7 @@ from lgov_core.governor import Governor
 from lgov_core.plugins import make_plugin_manager
 from lgov_core.trace import semconv
 from lgov_core.types import Point
-from lgov_langchain import LgovCallbackHandler, LgovMiddleware, arm, disarm, graph_runs, wrap_tool_node
+from lgov_langchain import LgovCallbackHandler, LgovMiddleware, graph_runs, instrument, uninstrument, wrap_tool_node
 from lgov_langchain.runs import RunTree
 
 Q: Any = {"messages": [("user", "go")]}
@@ -74,17 +75,17 @@ def node(function: Any, name: str = "plain") -> Any:
 
 def watching(witness: Witness) -> Governor:
     manager = make_plugin_manager(builtin=(), third_party=False)
-    return Governor(plugins=[witness], manager=manager, capture_content=True, only_watches=True)
+    return Governor(plugins=[witness], manager=manager, capture_content=True, observe_only=True)
 
 
 @pytest.fixture
 def governor(witness: Witness) -> Iterator[Governor]:
     governor = watching(witness)
-    arm(governor)
+    instrument(governor)
     try:
         yield governor
     finally:
-        disarm()
+        uninstrument()
         assert len(graph_runs._RUNS) == len(graph_runs._CALLS) == 0
 
 
@@ -377,9 +378,9 @@ class Other(AgentMiddleware[Any, Any, Any]):
     """Does nothing; an agent with one like it gets all of our middleware."""
 
 
-def test_after_disarm_the_middleware_of_agents_made_before_still_knows_its_agent(witness: Witness) -> None:
+def test_after_uninstrument_the_middleware_of_agents_made_before_still_knows_its_agent(witness: Witness) -> None:
     governor = watching(witness)
-    arm(governor)
+    instrument(governor)
     try:
         clerk = langchain.agents.create_agent(
             Replies(call={"args": {"a": 1, "b": 2}}),
@@ -388,7 +389,7 @@ def test_after_disarm_the_middleware_of_agents_made_before_still_knows_its_agent
             middleware=[LgovMiddleware(governor), Other()],
         )
     finally:
-        disarm()
+        uninstrument()
     clerk.invoke(Q)
     assert paths(witness) == CLERK
 

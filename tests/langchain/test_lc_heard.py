@@ -18,7 +18,7 @@ from scripted import ModelServer, Witness, at, calls, deny, make_governor, says
 
 from lgov_core.scope import RolloutScope, enter_scope
 from lgov_core.types import Action, Decision, Effect, Point
-from lgov_langchain import LgovMiddleware, arm, disarm
+from lgov_langchain import LgovMiddleware, instrument, uninstrument
 
 HOW = pytest.mark.parametrize("how", ["invoke", "ainvoke"])
 PICTURE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
@@ -48,17 +48,17 @@ def asked(runnable: Any, how: str, said: Any, config: Any = None) -> Any:
 
 
 @HOW
-@pytest.mark.parametrize("way", ["middleware", "armed"])
+@pytest.mark.parametrize("way", ["middleware", "instrumented"])
 def test_a_denied_text_is_withheld_from_later_calls_of_an_agent(
     how: str, way: str, model_server: ModelServer, chat: Any, witness: Witness
 ) -> None:
     governor = make_governor(at(Point.INPUT, no_secrets), witness=witness)
     model_server.play(says("fine"), says("fine"))
     config = {"configurable": {"thread_id": "one"}}
-    if way == "armed":
-        arm(governor)
+    if way == "instrumented":
+        instrument(governor)
     try:
-        middleware = [] if way == "armed" else [LgovMiddleware(governor)]
+        middleware = [] if way == "instrumented" else [LgovMiddleware(governor)]
         agent = langchain.agents.create_agent(chat, [look], middleware=middleware, checkpointer=InMemorySaver())
         first = asked(
             agent, how, {"messages": [HumanMessage([{"type": "text", "text": "my secret"}, PICTURE])]}, config
@@ -67,7 +67,7 @@ def test_a_denied_text_is_withheld_from_later_calls_of_an_agent(
         with enter_scope(RolloutScope("another")):
             asked(agent, how, {"messages": [("user", "and on")]}, config)
     finally:
-        disarm()
+        uninstrument()
     assert "no secrets" in first["messages"][-1].text
     messages = model_server.bodies[0]["messages"]
     assert "secret" not in json.dumps(messages).replace("no secrets", "")
@@ -82,7 +82,7 @@ def test_a_rewritten_text_stays_rewritten_in_a_hand_made_graph(
     how: str, model_server: ModelServer, chat: Any, witness: Witness
 ) -> None:
     model_server.play(calls(("c1", "look", {"path": "x"})), says("done"))
-    arm(make_governor(at(Point.INPUT, mask), witness=witness))
+    instrument(make_governor(at(Point.INPUT, mask), witness=witness))
     try:
         bound = chat.bind_tools([look])
 
@@ -98,7 +98,7 @@ def test_a_rewritten_text_stays_rewritten_in_a_hand_made_graph(
         said = HumanMessage([{"type": "text", "text": "my secret"}, PICTURE])
         asked(graph.compile(), how, {"messages": [said]})
     finally:
-        disarm()
+        uninstrument()
     for body in model_server.bodies:
         assert body["messages"][0]["content"] == [{"type": "text", "text": "my ***"}, PICTURE]
 
@@ -106,13 +106,13 @@ def test_a_rewritten_text_stays_rewritten_in_a_hand_made_graph(
 def test_a_text_that_is_allowed_by_now_is_sent(model_server: ModelServer, chat: Any, witness: Witness) -> None:
     verdicts = iter([deny("not yet"), None])
     model_server.play(says("fine"))
-    arm(make_governor(at(Point.INPUT, lambda action: next(verdicts)), witness=witness))
+    instrument(make_governor(at(Point.INPUT, lambda action: next(verdicts)), witness=witness))
     try:
         transcript: list[Any] = [HumanMessage("do it")]
         transcript += [chat.invoke(transcript), HumanMessage("do it")]
         chat.invoke(transcript)
     finally:
-        disarm()
+        uninstrument()
     told = "DENIED by policy test/no: not yet. It was not run; do not repeat it."
     assert [one["content"] for one in model_server.bodies[0]["messages"]] == [told, told, "do it"]
 
@@ -123,11 +123,11 @@ def test_what_a_client_parsed_out_of_a_rewritten_reply_is_rewritten_too(
     how: str, point: Point, model_server: ModelServer, chat: Any, witness: Witness
 ) -> None:
     model_server.play(says('{"text": "the secret"}'))
-    arm(make_governor(at(point, mask), witness=witness))
+    instrument(make_governor(at(point, mask), witness=witness))
     try:
         answer = asked(chat.with_structured_output(Answer), how, "what is it?")
     finally:
-        disarm()
+        uninstrument()
     assert answer == Answer(text="the ***")
 
 

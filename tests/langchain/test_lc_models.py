@@ -1,4 +1,4 @@
-"""Model calls of an armed process: each is judged once, whoever makes it and however."""
+"""Model calls of an instrumented process: each is judged once, whoever makes it and however."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from langchain_core.messages import AIMessage, HumanMessage
 from langchain_core.tools import tool
 from scripted import Judging, ModelServer, Witness, allow, calls, deny, make_governor, says
 
-from lgov_core.coverage import model_call_covered
 from lgov_core.errors import PolicyDenied
 from lgov_core.governor import Governor
+from lgov_core.instrumentation.evaluated_call import model_call_covered
 from lgov_core.scope import RolloutScope, enter_scope
 from lgov_core.trace import semconv
 from lgov_core.types import Action, Decision, Effect, ModelCallFailed, Point
-from lgov_langchain import arm, disarm
+from lgov_langchain import instrument, uninstrument
 
 WAYS = ["invoke", "ainvoke", "stream", "astream", "batch", "abatch", "generate", "agenerate"]
 STREAMS = ["stream", "astream"]
@@ -50,17 +50,19 @@ def ask(model: Any, how: str, said: Any = "hello") -> AIMessage:
 
 
 @contextmanager
-def armed(witness: Witness, judge: Callable[[Action], Decision | None] = lambda action: None) -> Iterator[Governor]:
+def instrumented(
+    witness: Witness, judge: Callable[[Action], Decision | None] = lambda action: None
+) -> Iterator[Governor]:
     def both(action: Action) -> Decision | None:
         decision = judge(action)
         return allow() if decision is None and action.point is Point.PRE_TOOL_CALL else decision
 
     governor = make_governor(Judging(both), witness=witness)
-    arm(governor)
+    instrument(governor)
     try:
         yield governor
     finally:
-        disarm()
+        uninstrument()
 
 
 @tool
@@ -72,7 +74,7 @@ def add(a: int, b: int) -> int:
 @pytest.mark.parametrize("how", WAYS)
 def test_every_way_of_asking_is_judged_once(how: str, model_server: ModelServer, chat: Any, witness: Witness) -> None:
     model_server.play(says("hello you"))
-    with armed(witness):
+    with instrumented(witness):
         assert ask(chat, how).text == "hello you"
     assert [len(witness.decisions(point)) for point in POINTS] == [1, 1, 1, 1]
     (chat_span,) = witness.spans
@@ -94,7 +96,7 @@ def test_every_way_of_asking_is_judged_once(how: str, model_server: ModelServer,
 def test_a_denied_call_is_not_sent(
     point: Point, how: str, model_server: ModelServer, chat: Any, witness: Witness
 ) -> None:
-    with armed(witness, lambda action: deny("not that") if action.point is point else None):
+    with instrumented(witness, lambda action: deny("not that") if action.point is point else None):
         reply = ask(chat, how)
     assert model_server.bodies == []
     assert "not that" in reply.text
@@ -107,7 +109,7 @@ def test_a_denied_reply_asks_for_nothing(
     point: Point, how: str, model_server: ModelServer, chat: Any, witness: Witness
 ) -> None:
     model_server.play(says("bad words") if point is Point.OUTPUT else calls(("c1", "add", {"a": 1, "b": 2})))
-    with armed(witness, lambda action: deny("not that") if action.point is point else None):
+    with instrumented(witness, lambda action: deny("not that") if action.point is point else None):
         reply = ask(chat.bind_tools([add]), how) if how not in ("generate", "agenerate") else ask(chat, how)
     assert reply.tool_calls == []
     assert "DENIED" in reply.text
@@ -126,12 +128,12 @@ def test_tool_calls_are_held_back_until_the_reply_is_judged(
         return ScriptedReply("let me add", tool_calls=asked, headers={"connection": "close"})
 
     seen: list[tuple[str, bool]] = []
-    with armed(witness):
+    with instrumented(witness):
         for denied in (False, True):
             model_server.play(reply())
             if denied:
-                disarm()
-                arm(
+                uninstrument()
+                instrument(
                     make_governor(
                         Judging(lambda a: deny("no") if a.point is Point.POST_MODEL_CALL else None), witness=witness
                     )
@@ -162,7 +164,7 @@ def test_what_the_user_said_can_be_rewritten(how: str, model_server: ModelServer
         return None
 
     model_server.play(says("ok"))
-    with armed(witness, mask):
+    with instrumented(witness, mask):
         ask(chat, how, "my pin is 1234")
     assert model_server.bodies[0]["messages"][0]["content"] == "my pin is ****"
 
@@ -176,7 +178,7 @@ def test_the_answer_can_be_rewritten(how: str, model_server: ModelServer, chat: 
         return None
 
     model_server.play(says("it is 42"))
-    with armed(witness, mask):
+    with instrumented(witness, mask):
         assert ask(chat, how).text == "it is **"
 
 
@@ -184,7 +186,7 @@ def test_the_answer_can_be_rewritten(how: str, model_server: ModelServer, chat: 
 def test_abort_is_raised(how: str, model_server: ModelServer, chat: Any, witness: Witness) -> None:
     stop = deny("stop", abort=True)
     with (
-        armed(witness, lambda action: stop if action.point is Point.PRE_MODEL_CALL else None),
+        instrumented(witness, lambda action: stop if action.point is Point.PRE_MODEL_CALL else None),
         pytest.raises(PolicyDenied, match="stop"),
     ):
         ask(chat, how)
@@ -195,7 +197,7 @@ def test_abort_is_raised(how: str, model_server: ModelServer, chat: Any, witness
 def test_several_prompts_are_several_calls(model_server: ModelServer, chat: Any, witness: Witness) -> None:
     model_server.play(says("one"), says("two"))
     prompts = [[HumanMessage("a")], [HumanMessage("forbidden")], [HumanMessage("c")]]
-    with armed(witness, lambda action: deny("no") if action.text == "forbidden" else None):
+    with instrumented(witness, lambda action: deny("no") if action.text == "forbidden" else None):
         for result in (chat.generate(prompts), None):
             if result is None:
                 model_server.play(says("one"), says("two"))
@@ -222,19 +224,19 @@ def test_every_one_of_several_replies_is_judged(model_server: ModelServer, witne
     def judge(action: Action) -> Decision | None:
         return deny("bad word") if action.point is Point.POST_MODEL_CALL and action.text == "bad" else None
 
-    with armed(witness, judge):
+    with instrumented(witness, judge):
         (both,) = Twofold().generate([[HumanMessage("hi")]]).generations
     assert both[0].text == "good"
     assert "bad word" in both[1].text
 
 
 @pytest.mark.parametrize("how", ["invoke", "ainvoke", "stream"])
-def test_an_agent_from_before_arming_has_its_model_calls_judged(
+def test_an_agent_from_before_instrumentation_has_its_model_calls_judged(
     how: str, model_server: ModelServer, chat: Any, witness: Witness
 ) -> None:
     model_server.play(calls(("c1", "add", {"a": 1, "b": 2})), says("three"))
     agent = create_agent_from_before(chat, [add], name="clerk")
-    with armed(witness):
+    with instrumented(witness):
         _run(agent, how)
     _is_one_judged_run(witness, "invoke_agent clerk")
 
@@ -245,7 +247,7 @@ def test_the_prebuilt_react_agent_is_governed(how: str, model_server: ModelServe
     from langgraph.prebuilt import create_react_agent
 
     model_server.play(calls(("c1", "add", {"a": 1, "b": 2})), says("three"))
-    with armed(witness):
+    with instrumented(witness):
         _run(create_react_agent(chat, [add], name="clerk"), how)
     _is_one_judged_run(witness, "invoke_agent clerk")
 
@@ -276,7 +278,7 @@ def test_an_agents_model_call_is_judged_once_and_one_that_its_middleware_makes_i
             return handler(request)
 
     model_server.play(says("a summary"), says("done"))
-    with armed(witness):
+    with instrumented(witness):
         langchain.agents.create_agent(chat, [], middleware=[Summarizing()]).invoke({"messages": [("user", "hi")]})
     said = [seen.action.arguments["messages"][-1]["content"] for seen in witness.decisions(Point.PRE_MODEL_CALL)]
     assert said == ["hi", "summarize: secret"]
@@ -292,7 +294,7 @@ def test_middleware_that_changes_the_prompt_does_not_smuggle_it_past(
     def judge(action: Action) -> Decision | None:
         return deny("no") if "forbidden" in str(action.arguments.get("messages")) else None
 
-    with armed(witness, judge):
+    with instrumented(witness, judge):
         agent = langchain.agents.create_agent(chat, [], middleware=[Rewriting()])
         state = agent.invoke({"messages": [("user", "hi")]})
     assert model_server.bodies == []
@@ -300,7 +302,7 @@ def test_middleware_that_changes_the_prompt_does_not_smuggle_it_past(
 
 
 def test_the_text_of_a_nested_agent_is_not_the_users(model_server: ModelServer, chat: Any, witness: Witness) -> None:
-    with armed(witness):
+    with instrumented(witness):
         inner = langchain.agents.create_agent(chat, [], name="inner")
 
         @tool
@@ -327,7 +329,7 @@ def test_the_client_behind_a_judged_call_is_told_so(
         return convert(self, *args, **kwargs)
 
     monkeypatch.setattr(type(chat), "_get_request_payload", noting)
-    with armed(witness) as governor:
+    with instrumented(witness) as governor:
         for how in WAYS:
             model_server.play(says("x"))
             ask(chat, how)
@@ -340,7 +342,7 @@ def test_a_failed_call_is_noted_and_raised(how: str, model_server: ModelServer, 
     from lgov_core.testing import ScriptedReply
 
     model_server.play(ScriptedReply("overloaded", status=503, headers={"connection": "close"}))
-    with armed(witness), pytest.raises(Exception, match="overloaded"):
+    with instrumented(witness), pytest.raises(Exception, match="overloaded"):
         ask(chat, how)
     (failure,) = [event for event in witness.events if isinstance(event, ModelCallFailed)]
     assert failure.refused
@@ -353,7 +355,7 @@ def test_bare_calls_to_our_endpoint_carry_the_rollout(
 ) -> None:
     monkeypatch.setenv("LGOV_ENDPOINT", model_server.url)
     model_server.play(says("x"))
-    with armed(witness), enter_scope(RolloutScope("r-9", 3)):
+    with instrumented(witness), enter_scope(RolloutScope("r-9", 3)):
         ask(chat, how)
     assert (model_server.headers[0]["x-lgov-rollout-id"], model_server.headers[0]["x-lgov-attempt"]) == ("r-9", "3")
     assert witness.spans[0].rollout_id == "r-9"
@@ -376,6 +378,6 @@ def test_a_model_that_does_not_stream_is_judged_before_its_reply_goes_on(witness
             return Decision(Effect.TRANSFORM, "mask", text="the ******")
         return None
 
-    with armed(witness, mask):
+    with instrumented(witness, mask):
         assert [chunk.text for chunk in Whole().stream("hi")] == ["the ******"]
     assert len(witness.decisions(Point.PRE_MODEL_CALL)) == 1

@@ -20,7 +20,7 @@ from scripted import ModelServer, Witness, at, calls, make_governor, says
 from lgov_core.governor import Governor
 from lgov_core.trace import semconv
 from lgov_core.types import Point
-from lgov_langchain import LgovCallbackHandler, LgovMiddleware, arm, disarm
+from lgov_langchain import LgovCallbackHandler, LgovMiddleware, instrument, uninstrument
 
 
 @tool
@@ -37,7 +37,9 @@ def governor(witness: Witness) -> Governor:
 TREE = ["chat scripted", "chat scripted", "execute_tool add", "invoke_agent clerk"]
 
 
-@pytest.mark.parametrize("attached", ["middleware", "middleware and handler", "armed", "armed and handler"])
+@pytest.mark.parametrize(
+    "attached", ["middleware", "middleware and handler", "instrumented", "instrumented and handler"]
+)
 @pytest.mark.parametrize("how", ["invoke", "ainvoke", "stream", "astream"])
 def test_one_span_a_call_whatever_is_attached(
     how: str, attached: str, model_server: ModelServer, chat: Any, governor: Governor, witness: Witness
@@ -46,8 +48,8 @@ def test_one_span_a_call_whatever_is_attached(
     chat.streaming = chat.stream_usage = "stream" in how
     handler = LgovCallbackHandler(governor)
     config: Any = {"callbacks": [handler] if "handler" in attached else []}
-    if "armed" in attached:
-        arm(governor)
+    if "instrumented" in attached:
+        instrument(governor)
     try:
         import langchain.agents
 
@@ -63,7 +65,7 @@ def test_one_span_a_call_whatever_is_attached(
         else:
             asyncio.run(_consume(agent.astream(question, config)))
     finally:
-        disarm()
+        uninstrument()
     assert sorted(span.name for span in witness.spans) == TREE
     (top,) = [span for span in witness.spans if span.parent_id is None]
     assert {span.parent_id for span in witness.spans if span is not top} == {top.span_id}
@@ -149,7 +151,7 @@ def _asking(name: str, args: dict[str, Any]) -> Any:
 PROGRAM = Path(__file__).with_name("lc_traced_program.py")
 
 
-@pytest.mark.parametrize("attached", ["middleware", "armed"])
+@pytest.mark.parametrize("attached", ["middleware", "instrumented"])
 @pytest.mark.parametrize("how", ["invoke", "ainvoke", "stream", "astream"])
 @pytest.mark.parametrize("kind", ["sync", "async", "threaded"])
 def test_the_programs_own_spans_stand_below_the_tools(
@@ -206,7 +208,7 @@ def test_what_agents_are_made_of_is_no_agent(model_server: ModelServer, chat: An
 
     chain = ChatPromptTemplate.from_messages([("user", "{said}")]) | chat.with_retry() | StrOutputParser()
     governor = make_governor(at(Point.PRE_TOOL_CALL, lambda action: None), witness=witness)
-    arm(governor)
+    instrument(governor)
     try:
         model_server.script = lambda body: says("thought")
         assert chain.invoke({"said": "hi"}) == "thought"
@@ -224,7 +226,7 @@ def test_what_agents_are_made_of_is_no_agent(model_server: ModelServer, chat: An
             ("execute_tool consult", None),
         ]
     finally:
-        disarm()
+        uninstrument()
 
 
 def test_an_agents_span_belongs_to_where_the_agent_began(
@@ -276,7 +278,7 @@ def test_an_agent_that_a_model_asks_stands_where_the_model_was_called(
     import langchain.agents
 
     model_server.script = lambda body: says("that")
-    arm(Governor(plugins=[witness], only_watches=True) if watches else governor)
+    instrument(Governor(plugins=[witness], observe_only=True) if watches else governor)
     try:
         inner = langchain.agents.create_agent(chat, [add], name="inner")
         model = _Thinking(asks=inner)
@@ -299,4 +301,4 @@ def test_an_agent_that_a_model_asks_stands_where_the_model_was_called(
             ("chat _Thinking", None),
         ]
     finally:
-        disarm()
+        uninstrument()

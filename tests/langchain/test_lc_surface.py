@@ -15,9 +15,9 @@ from langchain_core.messages import AIMessage, HumanMessage
 from langchain_core.tools import BaseTool, tool
 from scripted import Judging, ModelServer, Witness, allow, calls, deny, make_governor, says
 
-from lgov_core.adapter import MODES, SHAPES, Surface
+from lgov_core.instrumentation.adapter import MODES, SHAPES, Surface
 from lgov_core.types import Action, Decision, Effect, Point
-from lgov_langchain import arm, disarm
+from lgov_langchain import instrument, uninstrument
 from lgov_langchain.plugin import SURFACE, lgov_framework
 
 ran: list[str] = []
@@ -53,7 +53,7 @@ def changed(action: Action) -> Decision:
 
 
 def run(mode: str, effect: str, point: Point, server: ModelServer, chat: Any, witness: Witness) -> str:
-    """Runs an armed agent whose policy has its say at ``point``; gives everything that the caller saw."""
+    """Runs an instrumented agent whose policy has its say at ``point``; gives everything that the caller saw."""
 
     def judge(action: Action) -> Decision | None:
         about = f"{action.text} {action.arguments.get('messages', '')} {action.arguments.get('text', '')}"
@@ -65,7 +65,7 @@ def run(mode: str, effect: str, point: Point, server: ModelServer, chat: Any, wi
     witness.events.clear()
     server.play(calls(("c1", "note", {"text": "beta"})), says("omega"))
     chat.streaming = mode == "streaming"
-    arm(make_governor(Judging(judge), witness=witness))
+    instrument(make_governor(Judging(judge), witness=witness))
     try:
         agent = langchain.agents.create_agent(chat, [note])
         question: Any = {"messages": [("user", "alpha")]}
@@ -76,7 +76,7 @@ def run(mode: str, effect: str, point: Point, server: ModelServer, chat: Any, wi
         texts = [message.text for message, _ in agent.stream(question, stream_mode="messages")]
         return "".join(texts)
     finally:
-        disarm()
+        uninstrument()
 
 
 def works(mode: str, point: Point, server: ModelServer, chat: Any, witness: Witness) -> Surface:
@@ -150,12 +150,12 @@ def test_no_cell_is_left_out() -> None:
 
 @pytest.fixture
 def denying(witness: Witness) -> Any:
-    """An armed process in which everything is denied."""
+    """An instrumented process in which everything is denied."""
     ran.clear()
     governor = make_governor(Judging(lambda action: deny("no")), witness=witness)
-    arm(governor)
+    instrument(governor)
     yield governor
-    disarm()
+    uninstrument()
 
 
 def gap(name: str) -> Any:
@@ -188,8 +188,10 @@ def test_gap_a_tool_class_with_its_own_run(denying: Any, model_server: ModelServ
     assert gap("a tool class with its own run")
     assert OwnRun().invoke({"text": "beta"}) == "beta gamma"
     ran.clear()
-    disarm()
-    arm(make_governor(Judging(lambda a: deny("no") if a.point is Point.PRE_TOOL_CALL else None), witness=Witness()))
+    uninstrument()
+    instrument(
+        make_governor(Judging(lambda a: deny("no") if a.point is Point.PRE_TOOL_CALL else None), witness=Witness())
+    )
     model_server.play(calls(("c1", "own", {"text": "beta"})), says("done"))
     langchain.agents.create_agent(chat, [OwnRun()]).invoke({"messages": [("user", "go")]})
     assert ran == [], "in an agent it is judged all the same"
@@ -241,11 +243,13 @@ def test_gap_plain_text_models(denying: Any, witness: Witness) -> None:
 def test_gap_streamed_text(model_server: ModelServer, chat: Any, witness: Witness) -> None:
     assert gap("streamed text")
     model_server.play(says("the secret is out"))
-    arm(make_governor(Judging(lambda a: deny("no") if a.point is Point.POST_MODEL_CALL else None), witness=witness))
+    instrument(
+        make_governor(Judging(lambda a: deny("no") if a.point is Point.POST_MODEL_CALL else None), witness=witness)
+    )
     try:
         text = "".join(chunk.text for chunk in chat.stream([HumanMessage("hi")]))
     finally:
-        disarm()
+        uninstrument()
     assert text.startswith("the secret is out\nDENIED")
 
 

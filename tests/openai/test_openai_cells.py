@@ -1,4 +1,4 @@
-"""The table of denials for plain openai: each cell by the one line, and armed without a line."""
+"""The table of denials for plain openai: each cell by the one line, and instrumented without a line."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
-from lgov_openai import arm, disarm, govern_client
+from lgov_openai import govern_client, instrument, uninstrument
 from tests.cells import ANSWER, Cell, asks, open_cell, says
 from tests.openai import openai_programs as programs
 
-WAYS = ("one line", "armed")
+WAYS = ("one line", "instrumented")
 
 SYNC_CHAT = (programs.chat_create, programs.chat_parse, programs.chat_raw, programs.chat_streaming_response)
 SYNC_RESPONSES = (programs.response_create, programs.response_parse, programs.response_beta)
@@ -28,15 +28,15 @@ def way(request: pytest.FixtureRequest) -> str:
 
 @contextmanager
 def governed(way: str, cell: Cell) -> Iterator[Callable[[Any], Any]]:
-    """Gives a function that makes a client governed; armed, there is nothing to do for it."""
+    """Gives a function that makes a client governed; instrumented, there is nothing to do for it."""
     if way == "one line":
         yield lambda client: govern_client(client, cell.governor)
         return
-    arm(cell.governor)
+    instrument(cell.governor)
     try:
         yield lambda client: client
     finally:
-        disarm()
+        uninstrument()
 
 
 def one_call(cell_path: Path) -> Any:

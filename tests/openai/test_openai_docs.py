@@ -15,7 +15,7 @@ import pytest
 from lgov_core.audit import AuditLog
 from lgov_core.audit.verify import verify
 from lgov_core.testing import ScriptedModelServer
-from lgov_openai import disarm
+from lgov_openai import uninstrument
 from tests.cells import asks, says
 
 ROOT = Path(__file__).parents[2]
@@ -42,7 +42,7 @@ def answer(client: openai.OpenAI) -> str | None:
 def test_the_snippets_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "policy.yaml").write_text(POLICY)
-    armed, governed = snippets(ROOT / "docs" / "openai.md")
+    instrumented, governed = snippets(ROOT / "docs" / "openai.md")
     (example,) = snippets(EXAMPLE / "README.md")
     asked = asks(("c1", "erase", {"path": "x"}))
     with ScriptedModelServer([asked, says("one"), asked, says("two"), asked, says("three")]) as server:
@@ -56,10 +56,10 @@ def test_the_snippets_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
         assert isinstance(names["governor"].audit, AuditLog)
         names["governor"].audit.close()
         try:
-            exec(armed, names)
+            exec(instrumented, names)
             assert answer(openai.OpenAI()) == "three"
         finally:
-            disarm()
+            uninstrument()
     assert verify(tmp_path / "audit.db").ok
     assert all("DENIED by policy kept" in str(server.requests[number].body) for number in (1, 3, 5))
 

@@ -15,14 +15,15 @@ from typing import Any
 import openai
 import pytest
 
-from lgov_core.errors import ArmError, PolicyDenied
+from lgov_core.errors import InstrumentationError, PolicyDenied
 from lgov_core.governor import Governor
 from lgov_core.policies.base import BoundedPolicy
 from lgov_core.scope import RolloutScope, enter_scope
 from lgov_core.testing import ScriptedModelServer, ScriptedReply
 from lgov_core.trace import semconv
 from lgov_core.types import Action, Decision, ModelCallFailed, Point
-from lgov_openai import arm, arming, disarm, govern_client
+from lgov_openai import govern_client, instrument, uninstrument
+from lgov_openai import instrumentor as instrumentation
 from lgov_openai.plugin import GAPS, lgov_framework
 from tests.cells import ANSWER, NoErasing, Seen, asks, live_span, open_cell, says
 from tests.openai import openai_programs as programs
@@ -43,10 +44,10 @@ def governor(seen: Seen) -> Iterator[Governor]:
 
 
 @pytest.fixture
-def armed(governor: Governor) -> Iterator[Governor]:
-    arm(governor)
+def instrumented(governor: Governor) -> Iterator[Governor]:
+    instrument(governor)
     yield governor
-    disarm()
+    uninstrument()
 
 
 def chat(client: openai.OpenAI, *messages: Any, **asked: Any) -> Any:
@@ -267,16 +268,16 @@ def test_beside_langchain_nothing_is_judged_twice(way: str, tmp_path: Path):
 
     path = str(tmp_path / "precious.txt")
     with open_cell(tmp_path, asks(("c1", "erase_file", {"path": path})), says(ANSWER)) as cell:
-        lgov_langchain.arm(cell.governor)
-        arm(cell.governor)
+        lgov_langchain.instrument(cell.governor)
+        instrument(cell.governor)
         try:
             from langchain_openai import ChatOpenAI
 
             model = ChatOpenAI(model="m", base_url=cell.base_url, api_key="k", max_retries=0)
             answer = _langchain_run(way, model, erase_file, HumanMessage("Erase it."))
         finally:
-            disarm()
-            lgov_langchain.disarm()
+            uninstrument()
+            lgov_langchain.uninstrument()
         assert answer == ANSWER
         assert {one[2] for one in judged(cell.seen)} == {"langchain"}
         counted = [one for one in judged(cell.seen) if one[0] in ("pre_tool_call", "pre_model_call", "input")]
@@ -330,8 +331,8 @@ async def test_beside_the_agents_sdk_nothing_is_judged_twice(api: str, streamed:
 
     path = str(tmp_path / "precious.txt")
     with open_cell(tmp_path, asks(("c1", "erase_file", {"path": path})), says(ANSWER)) as cell:
-        lgov_openai_agents.arm(cell.governor)
-        arm(cell.governor)
+        lgov_openai_agents.instrument(cell.governor)
+        instrument(cell.governor)
         try:
             client = programs.aclient(cell.base_url)
             kind = agents.OpenAIResponsesModel if api == "responses" else agents.OpenAIChatCompletionsModel
@@ -347,8 +348,8 @@ async def test_beside_the_agents_sdk_nothing_is_judged_twice(api: str, streamed:
             answer = run.final_output
             await client.close()
         finally:
-            disarm()
-            lgov_openai_agents.disarm()
+            uninstrument()
+            lgov_openai_agents.uninstrument()
         _check_judged_once(cell, answer)
 
 
@@ -368,8 +369,8 @@ async def test_beside_autogen_nothing_is_judged_twice(streamed: bool, tmp_path: 
                  "structured_output": False}  # fmt: skip
     path = str(tmp_path / "precious.txt")
     with open_cell(tmp_path, asks(("c1", "erase_file", {"path": path})), says(ANSWER)) as cell:
-        lgov_autogen.arm(cell.governor)
-        arm(cell.governor)
+        lgov_autogen.instrument(cell.governor)
+        instrument(cell.governor)
         try:
             model = OpenAIChatCompletionClient(model="m", base_url=cell.base_url, api_key="k", model_info=info)
             agent = AssistantAgent(
@@ -378,8 +379,8 @@ async def test_beside_autogen_nothing_is_judged_twice(streamed: bool, tmp_path: 
             answer = (await agent.run(task="Erase it.")).messages[-1].to_text()
             await model.close()
         finally:
-            disarm()
-            lgov_autogen.disarm()
+            uninstrument()
+            lgov_autogen.uninstrument()
         _check_judged_once(cell, answer)
 
 
@@ -393,7 +394,7 @@ def _check_judged_once(cell: Any, answer: str) -> None:
     assert cell.file.exists()
 
 
-def test_armed_and_by_the_line_with_one_governor_judges_once_with_two_both_have_their_say(armed, seen):
+def test_instrumented_and_by_the_line_with_one_governor_judges_once_with_two_both_have_their_say(instrumented, seen):
     class Other(BoundedPolicy):
         name = "other"
 
@@ -405,7 +406,7 @@ def test_armed_and_by_the_line_with_one_governor_judges_once_with_two_both_have_
     other = Governor([Other()])
     script = [asks(("c1", "look", {}), ("c2", "erase_file", {}), ("c3", "add", {})), says("ok")]
     with ScriptedModelServer([*script, script[0]]) as server:
-        message = chat(govern_client(programs.client(server.base_url), armed))
+        message = chat(govern_client(programs.client(server.base_url), instrumented))
         assert [call.id for call in message.tool_calls] == ["c1", "c3"]
         assert len(seen.decisions()) == 3
         chat(programs.client(server.base_url), {"role": "user", "content": "other"})
@@ -414,17 +415,17 @@ def test_armed_and_by_the_line_with_one_governor_judges_once_with_two_both_have_
     other.close()
 
 
-# ---------------------------------------------------------------------- arming
+# ---------------------------------------------------------------------- instrumentation
 
 
-def test_arming_covers_clients_made_before_subclasses_and_azure(governor):
+def test_instrumentation_covers_clients_made_before_subclasses_and_azure(governor):
     with ScriptedModelServer([asks(("c1", "erase_file", {})), says("no")] * 3) as server:
 
         class Own(openai.OpenAI):
             pass
 
         before = programs.client(server.base_url)
-        arm(governor)
+        instrument(governor)
         try:
             azure = openai.AzureOpenAI(
                 azure_endpoint=server.base_url.removesuffix("/v1"), api_key="k", api_version="2024-10-21", max_retries=0
@@ -432,10 +433,10 @@ def test_arming_covers_clients_made_before_subclasses_and_azure(governor):
             own = Own(base_url=server.base_url, api_key="k")
             assert [chat(client).content for client in (before, own, azure)] == ["no"] * 3
         finally:
-            disarm()
+            uninstrument()
     assert "/deployments/m/chat/completions" in server.requests[-1].path
     with ScriptedModelServer([asks(("c1", "erase_file", {}))]) as server:
-        assert chat(before.with_options(base_url=server.base_url)).tool_calls, "disarmed, it still judges"
+        assert chat(before.with_options(base_url=server.base_url)).tool_calls, "uninstrumented, it still judges"
 
 
 @pytest.mark.parametrize("what", ["text", [7], [None], {"a": 1}])
@@ -450,34 +451,36 @@ def test_a_request_that_cannot_be_read_is_denied(governor, what):
     assert server.requests == []
 
 
-def test_arming_refuses_where_a_probe_gets_through(governor, monkeypatch):
+def test_instrumentation_refuses_where_a_probe_gets_through(governor, monkeypatch):
     from lgov_openai import client
 
     monkeypatch.setattr(client.Door, "send", lambda self, request, send: send(request))
-    with pytest.raises(ArmError, match=r"reached the program.*chat\.completions\.create.*responses\.create"):
-        arm(governor)
+    with pytest.raises(
+        InstrumentationError, match=r"reached the program.*chat\.completions\.create.*responses\.create"
+    ):
+        instrument(governor)
     assert openai.OpenAI.request.__qualname__ == "SyncAPIClient.request"
 
 
-async def test_arming_inside_a_running_loop(governor):
-    arm(governor)
-    disarm()
+async def test_instrumentation_inside_a_running_loop(governor):
+    instrument(governor)
+    uninstrument()
 
 
 def test_a_version_outside_the_range_is_told_and_one_governor_excludes_another(governor, monkeypatch):
-    monkeypatch.setitem(arming.TESTED, "openai", ">=99")
+    monkeypatch.setitem(instrumentation.TESTED, "openai", ">=99")
     with pytest.warns(UserWarning, match=r"openai 3\.\S+ is outside the range lgov was tested with \(>=99\)"):
-        arm(governor)
+        instrument(governor)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("error")
-            arm(governor)
+            instrument(governor)
         other = Governor([])
-        with pytest.raises(ArmError, match="already governed"):
-            arm(other)
+        with pytest.raises(InstrumentationError, match="already governed"):
+            instrument(other)
         other.close()
     finally:
-        disarm()
+        uninstrument()
 
 
 def test_without_openai_the_adapter_says_so():
@@ -488,12 +491,12 @@ class Gone:
         if name.partition(".")[0] == "openai":
             raise ModuleNotFoundError("No module named 'openai'", name="openai")
 sys.meta_path.insert(0, Gone())
-from lgov_core.errors import ArmError
+from lgov_core.errors import InstrumentationError
 from lgov_core.governor import Governor
 from lgov_openai.plugin import lgov_framework
 try:
-    lgov_framework().arm(Governor([]))
-except ArmError as error:
+    lgov_framework().instrument(Governor([]))
+except InstrumentationError as error:
     print(error)
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
@@ -504,7 +507,7 @@ except ArmError as error:
 
 
 @pytest.mark.gap("openai", "calls the model did not propose")
-def test_what_the_program_does_of_itself_is_not_seen(armed, seen, tmp_path):
+def test_what_the_program_does_of_itself_is_not_seen(instrumented, seen, tmp_path):
     """The gap: the loop erases other files than the model asked for. Nobody judges that."""
     file = tmp_path / "precious.txt"
     file.write_text("precious")
@@ -517,7 +520,7 @@ def test_what_the_program_does_of_itself_is_not_seen(armed, seen, tmp_path):
 
 
 @pytest.mark.gap("openai", "other ways to a model")
-def test_a_request_that_does_not_go_through_the_client_is_not_seen(armed, seen):
+def test_a_request_that_does_not_go_through_the_client_is_not_seen(instrumented, seen):
     import httpx
 
     with ScriptedModelServer([asks(("c1", "erase_file", {}))]) as server:
@@ -527,7 +530,7 @@ def test_a_request_that_does_not_go_through_the_client_is_not_seen(armed, seen):
 
 
 @pytest.mark.gap("openai", "hosted tools")
-def test_a_hosted_tool_has_run_when_the_reply_comes(armed, seen):
+def test_a_hosted_tool_has_run_when_the_reply_comes(instrumented, seen):
     item = {"id": "ws_1", "type": "web_search_call", "status": "completed", "action": {"type": "search", "query": "q"}}
     body = {"id": "resp_1", "object": "response", "created_at": 1, "model": "m", "status": "completed", "output": [item],
             "parallel_tool_calls": True, "tool_choice": "auto", "tools": []}  # fmt: skip

@@ -13,7 +13,7 @@ import pytest
 
 from lgov_core.governor import Governor
 from lgov_core.types import Action, Decision
-from lgov_openai import arm, disarm
+from lgov_openai import instrument, uninstrument
 from tests.cells import NoErasing, Seen
 from tests.openai import openai_programs as programs
 
@@ -29,12 +29,12 @@ class NoCalls(NoErasing):
 
 @pytest.fixture
 def seen() -> Iterator[Seen]:
-    """What is judged in an armed process in which everything is denied."""
+    """What is judged in an instrumented process in which everything is denied."""
     found = Seen()
     governor = Governor([NoCalls([])], plugins=[found])
-    arm(governor)
+    instrument(governor)
     yield found
-    disarm()
+    uninstrument()
     governor.close()
 
 

@@ -22,7 +22,7 @@ from lgov_core.testing import ScriptedCall, ScriptedModelServer, ScriptedReply
 from lgov_core.trace import semconv
 from lgov_core.types import Span
 from lgov_openai import govern_client
-from lgov_openai.passing import Passing
+from lgov_openai.stream_observer import Passing
 
 QUESTION: list[Any] = [{"role": "user", "content": "go"}]
 CALL = ScriptedReply(tool_calls=[ScriptedCall("add", {"a": 1}, "call_0")])
@@ -54,7 +54,7 @@ def seen() -> Seen:
 
 def watching(*plugins: Any) -> Governor:
     manager = make_plugin_manager(builtin=(), third_party=False)
-    return Governor(plugins=plugins, manager=manager, capture_content=True, only_watches=True)
+    return Governor(plugins=plugins, manager=manager, capture_content=True, observe_only=True)
 
 
 @pytest.fixture
@@ -203,22 +203,22 @@ def test_nothing_is_kept_of_a_stream_that_ended(client: Any) -> None:
 
 def test_what_is_left_of_streams_is_shown_at_the_end_of_the_process(seen: Seen) -> None:
     import lgov_openai
-    from lgov_openai import arming
+    from lgov_openai import instrumentor as instrumentation
 
     governor = watching(seen)
-    lgov_openai.arm(governor)
+    lgov_openai.instrument(governor)
     try:
         with ScriptedModelServer([CALL]) as server, openai.OpenAI(base_url=server.base_url, api_key="k") as plain:
             chunks = ask(plain, server)
             read_to_the_finish(chunks)
             assert seen.spans == []
-            arming._DOOR[0].settle()
+            instrumentation._DOOR[0].settle()
             assert [span.attributes.get(semconv.ERROR_TYPE) for span in seen.spans] == [None]
             for _ in chunks:
                 pass
         assert len(seen.spans) == 1
     finally:
-        lgov_openai.disarm()
+        lgov_openai.uninstrument()
 
 
 def test_a_call_stands_where_it_was_asked_for_whoever_reads_the_stream(client: Any, seen: Seen) -> None:

@@ -11,7 +11,7 @@ import pytest
 from lgov_core.governor import Governor
 from lgov_core.testing import ScriptedModelServer
 from lgov_core.types import Point
-from lgov_openai import arm, disarm, govern_client
+from lgov_openai import govern_client, instrument, uninstrument
 from lgov_openai.plugin import SURFACE
 from tests import surfaces
 from tests.openai import openai_programs as programs
@@ -44,19 +44,19 @@ def play(mode: str, way: str, api: str, policy: surfaces.AtPoint) -> surfaces.Ra
     governor = Governor([policy], plugins=[ran.seen])
     with ScriptedModelServer(surfaces.script()) as server:
         client: Any = (programs.aclient if mode == "async" else programs.client)(server.base_url)
-        if way == "armed":
-            arm(governor)
+        if way == "instrumented":
+            instrument(governor)
         try:
-            governed = client if way == "armed" else govern_client(client, governor)
+            governed = client if way == "instrumented" else govern_client(client, governor)
             ran.shown = answer(api, mode, governed, {"note": ran.note})
         finally:
-            disarm()
+            uninstrument()
     ran.sent = [json.dumps(request.body) for request in server.requests]
     governor.close()
     return ran
 
 
-@pytest.mark.parametrize(("way", "api"), [("one line", "responses"), ("armed", "chat")])
+@pytest.mark.parametrize(("way", "api"), [("one line", "responses"), ("instrumented", "chat")])
 @surfaces.cases("openai")
 def test_what_is_declared_is_what_can_be_done(point: Point, mode: str, way: str, api: str) -> None:
     runs = [play(mode, way, api, surfaces.AtPoint(point, effect)) for effect in ("deny", "change")]

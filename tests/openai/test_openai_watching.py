@@ -12,18 +12,19 @@ import openai
 import pytest
 
 from lgov_core.governor import Governor
+from lgov_core.instrumentation.tool_call import ToolCall
 from lgov_core.plugins import make_plugin_manager
 from lgov_core.scope import RolloutScope, enter_scope
-from lgov_core.tool_call import ToolCall
 from lgov_core.trace import semconv
 from lgov_core.trace.sink import StoreSink
 from lgov_core.types import Span
-from lgov_openai import govern_client, reading
+from lgov_openai import govern_client
+from lgov_openai import request_parser as reading
 from lgov_openai.chat import ChatProtocol
 from lgov_openai.client import Door
-from lgov_openai.reading import Request, Requests
+from lgov_openai.protocol import loads
+from lgov_openai.request_parser import Request, Requests
 from lgov_openai.responses import ResponsesProtocol
-from lgov_openai.wire import loads
 
 WIRE = ChatProtocol()
 TOOLS = [{"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}]
@@ -252,7 +253,7 @@ class Program:
         self.store = Kept()
         manager = make_plugin_manager(builtin=(), third_party=False)
         self.governor = Governor(
-            plugins=[StoreSink(self.store)], manager=manager, capture_content=True, only_watches=True
+            plugins=[StoreSink(self.store)], manager=manager, capture_content=True, observe_only=True
         )
         self.door = Door(lambda: self.governor)
         self.sent: list[bytes] = []

@@ -26,7 +26,7 @@ from lgov_core.governor import Governor
 from lgov_core.policies.base import BoundedPolicy
 from lgov_core.testing import ScriptedReply
 from lgov_core.types import Action, Decision, Effect, Point, new_id
-from lgov_openai_agents import LgovRunner, arm, disarm
+from lgov_openai_agents import LgovRunner, instrument, uninstrument
 
 MODES = ("sync", "async", "streaming")
 
@@ -63,12 +63,12 @@ async def read_clock() -> str:
 
 
 @contextmanager
-def armed(governor: Any) -> Iterator[None]:
-    arm(governor)
+def instrumented(governor: Any) -> Iterator[None]:
+    instrument(governor)
     try:
         yield
     finally:
-        disarm()
+        uninstrument()
 
 
 class Judging(BoundedPolicy):
@@ -128,15 +128,15 @@ def as_response(*output: dict[str, Any]) -> ScriptedReply:
 
 
 class Way:
-    """One of the ways of governing: the process is armed, or the program uses our runner in one line."""
+    """One of the ways of governing: the process is instrumented, or the program uses our runner in one line."""
 
     def __init__(self, name: str, cell: Cell) -> None:
         self.name = name
-        self.runner: Any = Runner if name == "armed" else LgovRunner(cell.governor)
+        self.runner: Any = Runner if name == "instrumented" else LgovRunner(cell.governor)
 
     def govern(self, agent: Agent[Any]) -> Agent[Any]:
         """An agent that is to be another one's tool."""
-        return agent if self.name == "armed" else self.runner.govern(agent)
+        return agent if self.name == "instrumented" else self.runner.govern(agent)
 
     def run(self, mode: str, agent: Agent[Any], text: Any, **kwargs: Any) -> Any:
         return run_with(self.runner, mode, agent, text, **kwargs)
@@ -144,7 +144,7 @@ class Way:
 
 @contextmanager
 def governed(way: str, cell: Cell) -> Iterator[Way]:
-    with armed(cell.governor) if way == "armed" else nullcontext():
+    with instrumented(cell.governor) if way == "instrumented" else nullcontext():
         yield Way(way, cell)
 
 

@@ -15,7 +15,7 @@ from agents.tool_context import ToolContext
 from cells import ANSWER, asks, open_cell, says
 from cells_agents import MODELS, eraser, governed, read_clock
 
-from lgov_core.tool_call import failure_status
+from lgov_core.instrumentation.tool_call import failure_status
 from lgov_openai_agents import GovernedModel, governed_tool
 
 MODES = ("sync", "async", "streaming")
@@ -29,8 +29,10 @@ def cells(shape: str, modes: tuple[str, ...] = MODES) -> Any:
     )
 
 
-#: The armed process with both kinds of model, and the one-line way.
-ways = pytest.mark.parametrize(("way", "model"), [("armed", "responses"), ("armed", "chat"), ("runner", "responses")])
+#: The instrumented process with both kinds of model, and the one-line way.
+ways = pytest.mark.parametrize(
+    ("way", "model"), [("instrumented", "responses"), ("instrumented", "chat"), ("runner", "responses")]
+)
 
 
 @cells("tool")
@@ -152,7 +154,7 @@ def test_what_a_server_calls_an_error_is_one_and_its_tools_are_judged_whoever_ca
         ) as server:
             agent = Agent(name="cleaner", model=MODELS[model](cell), mcp_servers=[server])
             result = await how.runner.run(agent, "tidy up", run_config=RunConfig(tracing_disabled=True))
-            if way != "armed":
+            if way != "instrumented":
                 return result, "DENIED"
             return result, str(await server.call_tool("erase_file", {"path": str(cell.file)}))
 
@@ -164,7 +166,7 @@ def test_what_a_server_calls_an_error_is_one_and_its_tools_are_judged_whoever_ca
     assert outcomes["c2"] == ("ok", None)
     assert "DENIED" in told
     assert cell.file.exists()
-    assert len(cell.seen.decisions()) == (3 if way == "armed" else 2)
+    assert len(cell.seen.decisions()) == (3 if way == "instrumented" else 2)
 
 
 def test_a_server_that_does_not_answer_in_time_is_no_failure_of_the_agent() -> None:
@@ -183,7 +185,7 @@ def test_a_denied_tool_in_a_loop_made_by_hand(tmp_path: Path, mode: str, way: st
     """The program asks the model and calls ``on_invoke_tool`` itself; no Runner is involved."""
     erase = ("c1", "erase_file", {"path": str(tmp_path / "precious.txt")})
     with open_cell(tmp_path, asks(erase), says(ANSWER)) as cell:
-        tool = eraser(cell)  # made before arming: tools need not be made anew
+        tool = eraser(cell)  # made before instrumentation: tools need not be made anew
         invoke = tool.on_invoke_tool
         with governed(way, cell):
             asked = MODELS[model](cell)

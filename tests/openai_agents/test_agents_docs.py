@@ -16,7 +16,7 @@ from cells_agents import chat_model, run
 
 from lgov_core.audit.verify import verify
 from lgov_core.testing import ScriptedModelServer
-from lgov_openai_agents import disarm
+from lgov_openai_agents import uninstrument
 
 ROOT = Path(__file__).parents[2]
 EXAMPLE = ROOT / "examples" / "03_openai_agents"
@@ -34,7 +34,7 @@ def test_the_snippets_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.chdir(tmp_path)
     (tmp_path / "policy.yaml").write_text(POLICY)
     text = (ROOT / "docs" / "openai-agents.md").read_text()
-    armed, one_line, nested, parts = re.findall(r"^```python\n(.*?)^```", text, re.M | re.S)
+    instrumented, one_line, nested, parts = re.findall(r"^```python\n(.*?)^```", text, re.M | re.S)
     erased: list[str] = []
 
     @function_tool
@@ -58,10 +58,10 @@ def test_the_snippets_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
         try:
             exec(parts, names)
             assert names["result"].final_output == "four"
-            exec(armed, names)
+            exec(instrumented, names)
             assert run("sync", agent, "go").final_output == "five"
         finally:
-            disarm()
+            uninstrument()
             set_trace_processors([])
         assert all("DENIED by policy kept" in str(server.requests[at].body) for at in (1, 4, 9))
         assert "looked at x" in str(server.requests[7].body)

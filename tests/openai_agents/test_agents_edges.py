@@ -34,12 +34,12 @@ from agents.mcp import MCPServer
 from cells import ANSWER, Seen, asks, open_cell, says
 from cells_agents import (
     MODELS,
-    armed,
     as_response,
     chat_model,
     deny,
     denying,
     eraser,
+    instrumented,
     make_governor,
     responses_model,
     run,
@@ -48,14 +48,14 @@ from cells_agents import (
 )
 from openai import AsyncOpenAI
 
-import lgov_openai_agents.arming as arming
-from lgov_core.arming import outside_tested_range
-from lgov_core.errors import ArmError, PolicyDenied
+import lgov_openai_agents.instrumentor as instrumentation
+from lgov_core.errors import InstrumentationError, PolicyDenied
+from lgov_core.instrumentation.instrumentor import outside_tested_range
 from lgov_core.scope import RolloutScope, enter_scope
 from lgov_core.testing import ScriptedModelServer, ScriptedReply
 from lgov_core.trace import semconv
 from lgov_core.types import Action, Decision, ModelCallFailed, Point
-from lgov_openai_agents import LgovRunner, arm, disarm
+from lgov_openai_agents import LgovRunner, instrument, uninstrument
 from lgov_openai_agents.plugin import lgov_framework
 
 CONFIG = RunConfig(tracing_disabled=True)
@@ -100,7 +100,7 @@ def test_a_policy_that_is_too_slow_denies(mode: str, erase: Any, ran: list[str],
 
     with ScriptedModelServer([asks(("c1", "erase", {"path": "x"})), says(ANSWER)]) as server:
         governor = make_governor(Slow(), seen, timeout_s=0.2)
-        with armed(governor):
+        with instrumented(governor):
             hold.clear()
             result = run(mode, Agent(name="a", model=chat_model(server), tools=[erase]), "go")
             hold.set()
@@ -118,7 +118,7 @@ def test_a_policy_that_raises_denies(erase: Any, ran: list[str]) -> None:
         return None
 
     with ScriptedModelServer([asks(("c1", "erase", {"path": "x"})), says(ANSWER)]) as server:
-        with armed(make_governor(judge)):
+        with instrumented(make_governor(judge)):
             run("sync", Agent(name="a", model=chat_model(server), tools=[erase]), "go")
         assert "DENIED" in str(server.requests[-1].body)
     assert ran == []
@@ -130,7 +130,7 @@ def test_a_policy_that_raises_denies(erase: Any, ran: list[str]) -> None:
 @pytest.mark.parametrize("mode", ["sync", "streaming"])
 @pytest.mark.surface("openai-agents", "input", "block")
 def test_a_denied_input_reaches_no_model(mode: str, seen: Seen) -> None:
-    with ScriptedModelServer([]) as server, armed(make_governor(denying("a", point=Point.INPUT), seen)):
+    with ScriptedModelServer([]) as server, instrumented(make_governor(denying("a", point=Point.INPUT), seen)):
         result = run(mode, Agent(name="a", model=chat_model(server)), "the secret")
         assert "DENIED by policy judging/no" in result.final_output
         assert server.requests == []
@@ -144,7 +144,7 @@ def test_a_rewritten_input_stays_rewritten_in_later_turns(mode: str, erase: Any)
         return transform(text="[name] asks") if action.point is Point.INPUT else None
 
     with ScriptedModelServer([asks(("c1", "erase", {"path": "x"})), says(ANSWER)]) as server:
-        with armed(make_governor(judge)):
+        with instrumented(make_governor(judge)):
             run(mode, Agent(name="a", model=chat_model(server), tools=[erase]), "Ada asks")
         assert ["Ada" in str(request.body) for request in server.requests] == [False, False]
         assert ["[name] asks" in str(request.body) for request in server.requests] == [True, True]
@@ -160,7 +160,7 @@ def test_a_request_is_rewritten_or_refused(seen: Seen) -> None:
             return deny("not this")
         return transform(arguments={"messages": [{**one, "content": one["content"].upper()} for one in messages]})
 
-    with ScriptedModelServer([says(ANSWER)]) as server, armed(make_governor(judge, seen)):
+    with ScriptedModelServer([says(ANSWER)]) as server, instrumented(make_governor(judge, seen)):
         agent = Agent(name="a", model=chat_model(server), instructions="be brief")
         run("sync", agent, "hello")
         assert [one["content"] for one in server.requests[0].body["messages"]] == ["BE BRIEF", "HELLO"]
@@ -188,7 +188,7 @@ def masking(action: Action) -> Decision | None:
 def test_the_arguments_of_earlier_calls_are_rewritten_too(kind: str, mode: str, erase: Any, ran: list[str]) -> None:
     with (
         ScriptedModelServer([asks(("c1", "erase", {"path": "é4711"})), says(ANSWER)]) as server,
-        armed(make_governor(masking)),
+        instrumented(make_governor(masking)),
     ):
         agent = Agent(name="a", model=MODELS[kind](server), tools=[erase], instructions="of 4711")
         assert run(mode, agent, "erase 4711").final_output == ANSWER
@@ -209,7 +209,7 @@ def test_every_kind_of_item_is_rewritten_where_it_stands() -> None:
     said = {"type": "output_text", "text": ANSWER, "annotations": []}
     answer = {"type": "message", "id": "m", "role": "assistant", "status": "completed", "content": [said]}
     replies = [as_response(thought, asked), as_response(answer)]
-    with ScriptedModelServer(replies) as server, armed(make_governor(masking)):
+    with ScriptedModelServer(replies) as server, instrumented(make_governor(masking)):
         tool = CustomTool(name="do", description="d", on_invoke_tool=on_invoke_tool)
         assert run("sync", Agent(name="a", model=responses_model(server), tools=[tool]), "go").final_output == ANSWER
         _, thought_sent, asked_sent, result_sent = server.requests[-1].body["input"]
@@ -223,7 +223,7 @@ def test_messages_that_cannot_be_sent_are_a_denial() -> None:
         odd = {"messages": [{"role": "tool", "x": 1}]}
         return transform(arguments=odd) if action.point is Point.PRE_MODEL_CALL else None
 
-    with ScriptedModelServer([]) as server, armed(make_governor(judge)):
+    with ScriptedModelServer([]) as server, instrumented(make_governor(judge)):
         answer = run("sync", Agent(name="a", model=chat_model(server)), "go").final_output
     assert "unclear-transform" in answer
 
@@ -253,7 +253,10 @@ def test_a_streamed_reply_is_held_until_it_is_judged(point: Point, kind: str) ->
         ]
         return texts, result
 
-    with ScriptedModelServer([says("the answer is the secret of them all")]) as server, armed(make_governor(judge)):
+    with (
+        ScriptedModelServer([says("the answer is the secret of them all")]) as server,
+        instrumented(make_governor(judge)),
+    ):
         texts, result = asyncio.run(go(server))
     expected = "DENIED by policy judging/no" if kind == "deny" else "the answer is ***"
     assert expected in "".join(texts)
@@ -270,7 +273,7 @@ def test_a_stream_that_is_allowed_keeps_its_pieces() -> None:
             if event.type == "raw_response_event" and event.data.type == "response.output_text.delta"
         ]
 
-    with ScriptedModelServer([says("one two three")]) as server, armed(make_governor(lambda action: None)):
+    with ScriptedModelServer([says("one two three")]) as server, instrumented(make_governor(lambda action: None)):
         assert asyncio.run(go(server)) == ["one", " two", " three"]
 
 
@@ -278,7 +281,7 @@ def test_a_denied_answer_of_an_agent_with_a_type_is_an_error() -> None:
     """The denial is no value of that type, so it cannot stand for the answer."""
     with (
         ScriptedModelServer([says('{"response": 7}')]) as server,
-        armed(make_governor(denying("a", point=Point.OUTPUT))),
+        instrumented(make_governor(denying("a", point=Point.OUTPUT))),
         pytest.raises(PolicyDenied),
     ):
         run("sync", Agent(name="a", model=chat_model(server), output_type=int), "go")
@@ -290,7 +293,7 @@ def test_a_denied_answer_of_an_agent_with_a_type_is_an_error() -> None:
 @pytest.mark.parametrize("mode", ["sync", "streaming"])
 def test_an_allowed_hand_off_goes_on_with_the_other_agent(mode: str, erase: Any, ran: list[str], seen: Seen) -> None:
     replies = [asks(("c1", "transfer_to_eraser", {})), asks(("c2", "erase", {"path": "x"})), says(ANSWER)]
-    with ScriptedModelServer(replies) as server, armed(make_governor(lambda action: None, seen)):
+    with ScriptedModelServer(replies) as server, instrumented(make_governor(lambda action: None, seen)):
         other = Agent(name="eraser", model=chat_model(server), tools=[erase])
         first = Agent(name="first", model=chat_model(server), handoffs=[other])
         result = run(mode, first, "go")
@@ -311,7 +314,7 @@ def test_an_allowed_hand_off_goes_on_with_the_other_agent(mode: str, erase: Any,
     assert [outcome.action.kind for outcome in seen.outcomes] == ["handoff", "function"]
 
 
-@pytest.mark.parametrize("way", ["armed", "runner"])
+@pytest.mark.parametrize("way", ["instrumented", "runner"])
 @pytest.mark.parametrize("form", ["agent", "handoff"])
 def test_the_tools_of_an_agent_that_was_handed_over_to_are_governed(
     way: str, form: str, erase: Any, ran: list[str]
@@ -322,8 +325,8 @@ def test_the_tools_of_an_agent_that_was_handed_over_to_are_governed(
         other = Agent(name="eraser", model=chat_model(server), tools=[erase])
         first = Agent(name="first", model=chat_model(server), handoffs=[other if form == "agent" else handoff(other)])
         other.handoffs = [first]  # in a circle
-        if way == "armed":
-            with armed(governor):
+        if way == "instrumented":
+            with instrumented(governor):
                 result = run("sync", first, "go")
         else:
             result = LgovRunner(governor).run_sync(first, "go", run_config=CONFIG)
@@ -336,7 +339,7 @@ def test_the_tools_of_an_agent_that_was_handed_over_to_are_governed(
 def test_a_tool_beside_a_denied_hand_off_is_asked_for_again(erase: Any, ran: list[str]) -> None:
     both = asks(("c1", "transfer_to_other", {}), ("c2", "erase", {"path": "x"}))
     replies = [both, asks(("c3", "erase", {"path": "x"})), says(ANSWER)]
-    with ScriptedModelServer(replies) as server, armed(make_governor(denying("transfer_to_other"))):
+    with ScriptedModelServer(replies) as server, instrumented(make_governor(denying("transfer_to_other"))):
         other = Agent(name="other", model=chat_model(server))
         result = run("sync", Agent(name="a", model=chat_model(server), tools=[erase], handoffs=[other]), "go")
         assert "NOT RUN: what you asked for beside it was denied" in str(server.requests[1].body)
@@ -349,7 +352,7 @@ def test_a_tool_beside_a_denied_hand_off_is_asked_for_again(erase: Any, ran: lis
 def test_later_turns_still_know_of_a_denied_hand_off(mode: str, erase: Any, ran: list[str]) -> None:
     """The SDK's history has no place for it, so it is put back where it was: the prompts extend one another."""
     replies = [asks(("c1", "transfer_to_other", {})), asks(("c2", "erase", {"path": "x"})), says(ANSWER)]
-    with ScriptedModelServer(replies) as server, armed(make_governor(denying("transfer_to_other"))):
+    with ScriptedModelServer(replies) as server, instrumented(make_governor(denying("transfer_to_other"))):
         other = Agent(name="other", model=chat_model(server))
         run(mode, Agent(name="a", model=chat_model(server), tools=[erase], handoffs=[other]), "go")
         first, second, third = (request.body["messages"] for request in server.requests)
@@ -369,7 +372,7 @@ def test_a_transcript_on_the_server_gets_the_denial_and_goes_on(
     insisting = [asks((f"d{n}", "transfer_to_other", {})) for n in range(4)]
     with (
         ScriptedModelServer([*replies, *insisting, says("fine")]) as server,
-        armed(make_governor(denying("transfer_to_other"))),
+        instrumented(make_governor(denying("transfer_to_other"))),
     ):
         model = responses_model(server)
         agent = Agent(name="a", model=model, tools=[erase], handoffs=[Agent(name="other", model=model)])
@@ -391,7 +394,7 @@ def test_a_transcript_on_the_server_gets_the_denial_and_goes_on(
 
 def test_a_model_that_insists_gets_the_denial_as_its_answer(seen: Seen) -> None:
     replies = [asks((f"c{n}", "transfer_to_other", {})) for n in range(4)]
-    with ScriptedModelServer(replies) as server, armed(make_governor(denying("transfer_to_other"), seen)):
+    with ScriptedModelServer(replies) as server, instrumented(make_governor(denying("transfer_to_other"), seen)):
         other = Agent(name="other", model=chat_model(server))
         result = run("sync", Agent(name="a", model=chat_model(server), handoffs=[other]), "go")
     assert "DENIED by policy judging/no" in result.final_output
@@ -420,7 +423,10 @@ def test_a_cancelled_run_leaves_no_span_open(seen: Seen) -> None:
             await task
         await asyncio.sleep(0.05)
 
-    with ScriptedModelServer([asks(("c1", "wait", {}))]) as server, armed(make_governor(lambda action: None, seen)):
+    with (
+        ScriptedModelServer([asks(("c1", "wait", {}))]) as server,
+        instrumented(make_governor(lambda action: None, seen)),
+    ):
         asyncio.run(go(server))
     assert {span.name.split()[0]: span.attributes.get("error.type") for span in seen.spans} == {
         "chat": None,
@@ -444,7 +450,7 @@ def test_a_cancelled_stream_ends_its_spans(seen: Seen) -> None:
             await result.run_loop_task  # type: ignore[misc]
 
     reply = ScriptedReply("never read", gate=gate, gate_at=2)
-    with ScriptedModelServer([reply]) as server, armed(make_governor(lambda action: None, seen)):
+    with ScriptedModelServer([reply]) as server, instrumented(make_governor(lambda action: None, seen)):
         asyncio.run(go(server))
         gate.set()
     assert {span.name.split()[0] for span in seen.spans} == {"chat", "invoke_agent"}
@@ -460,7 +466,7 @@ def test_a_retried_model_call_is_a_call_each_time(seen: Seen) -> None:
         )
     )
     replies = [ScriptedReply("busy", status=503), says(ANSWER)]
-    with ScriptedModelServer(replies) as server, armed(make_governor(lambda action: None, seen)):
+    with ScriptedModelServer(replies) as server, instrumented(make_governor(lambda action: None, seen)):
         result = run("sync", Agent(name="a", model=chat_model(server), model_settings=settings), "go")
     assert result.final_output == ANSWER
     chats = [span for span in seen.spans if span.name.startswith("chat")]
@@ -475,7 +481,7 @@ def test_a_client_that_retries_by_itself_is_one_call(seen: Seen) -> None:
         from agents import OpenAIChatCompletionsModel
 
         client = AsyncOpenAI(base_url=server.base_url, api_key="none", max_retries=1)
-        with armed(make_governor(lambda action: None, seen)):
+        with instrumented(make_governor(lambda action: None, seen)):
             run("sync", Agent(name="a", model=OpenAIChatCompletionsModel("m", client)), "go")
     assert len([span for span in seen.spans if span.name.startswith("chat")]) == 1
 
@@ -483,7 +489,7 @@ def test_a_client_that_retries_by_itself_is_one_call(seen: Seen) -> None:
 def test_a_stream_that_breaks_off_fails_as_it_would(seen: Seen) -> None:
     with (
         ScriptedModelServer([ScriptedReply("one two three", cut_at=2)]) as server,
-        armed(make_governor(lambda action: None, seen)),
+        instrumented(make_governor(lambda action: None, seen)),
         pytest.raises(Exception),  # noqa: B017, PT011 - whatever the SDK says of it
     ):
         run("streaming", Agent(name="a", model=chat_model(server)), "go")
@@ -494,7 +500,7 @@ def test_a_stream_that_breaks_off_fails_as_it_would(seen: Seen) -> None:
 # ---------------------------------------------------------------------- one agent, many runs
 
 
-@pytest.mark.parametrize("way", ["armed", "runner"])
+@pytest.mark.parametrize("way", ["instrumented", "runner"])
 @pytest.mark.parametrize("streamed", [False, True])
 def test_the_same_agent_in_two_rollouts_at_once(
     way: str, streamed: bool, erase: Any, ran: list[str], seen: Seen
@@ -530,8 +536,8 @@ def test_the_same_agent_in_two_rollouts_at_once(
     with ScriptedModelServer(answer) as server:
         agent = Agent(name="a", model=chat_model(server), tools=[erase])
         before = dict(vars(agent))
-        if way == "armed":
-            with armed(governor):
+        if way == "instrumented":
+            with instrumented(governor):
                 answers = asyncio.run(both(Runner, agent))
         else:
             answers = asyncio.run(both(LgovRunner(governor), agent))
@@ -555,7 +561,7 @@ def test_nested_agents_stand_under_the_tool_that_they_are(erase: Any, seen: Seen
         says("inner done"),
         says(ANSWER),
     ]
-    with ScriptedModelServer(replies) as server, armed(make_governor(lambda action: None, seen)):
+    with ScriptedModelServer(replies) as server, instrumented(make_governor(lambda action: None, seen)):
         inner = Agent(name="inner", model=chat_model(server), tools=[erase])
         outer = Agent(name="outer", model=chat_model(server), tools=[inner.as_tool("ask", "Asks.")])
         run("async", outer, "go")
@@ -583,7 +589,7 @@ def test_spans_that_the_program_opens_in_a_tool_are_its_children(seen: Seen) -> 
         return "looked"
 
     governor = make_governor(lambda action: None, seen)
-    with ScriptedModelServer([asks(("c1", "look", {})), says(ANSWER)]) as server, armed(governor):
+    with ScriptedModelServer([asks(("c1", "look", {})), says(ANSWER)]) as server, instrumented(governor):
         run("async", Agent(name="a", model=chat_model(server), tools=[look]), "go")
     (tool,) = [span for span in seen.spans if span.name == "execute_tool look"]
     assert f"{parents[0].span_id:016x}" == tool.span_id
@@ -595,7 +601,7 @@ def test_spans_that_the_program_opens_in_a_tool_are_its_children(seen: Seen) -> 
 def test_a_session_remembers_the_denial(erase: Any, ran: list[str]) -> None:
     session = SQLiteSession("one")
     replies = [asks(("c1", "erase", {"path": "x"})), says(ANSWER), says("as I said")]
-    with ScriptedModelServer(replies) as server, armed(make_governor(denying("erase"))):
+    with ScriptedModelServer(replies) as server, instrumented(make_governor(denying("erase"))):
         agent = Agent(name="a", model=chat_model(server), tools=[erase])
         run("sync", agent, "go", session=session)
         run("sync", agent, "again", session=session)
@@ -604,7 +610,7 @@ def test_a_session_remembers_the_denial(erase: Any, ran: list[str]) -> None:
     session.close()
 
 
-@pytest.mark.parametrize("way", ["armed", "runner"])
+@pytest.mark.parametrize("way", ["instrumented", "runner"])
 @pytest.mark.parametrize("effect", ["deny", "transform"])
 def test_what_a_user_may_not_say_reaches_no_model_with_a_later_run_either(way: str, effect: str) -> None:
     """Sessions, and a result's list of input, give back what the user said."""
@@ -617,8 +623,8 @@ def test_what_a_user_may_not_say_reaches_no_model_with_a_later_run_either(way: s
     governor, session = make_governor(judge), SQLiteSession("one")
     with ScriptedModelServer(lambda body: says("fine")) as server:
         agent = Agent(name="a", model=chat_model(server))
-        runner: Any = Runner if way == "armed" else LgovRunner(governor)
-        with armed(governor) if way == "armed" else nullcontext():
+        runner: Any = Runner if way == "instrumented" else LgovRunner(governor)
+        with instrumented(governor) if way == "instrumented" else nullcontext():
             first = run_with(runner, "sync", agent, "it is hunter2", session=session)
             assert ("DENIED" in first.final_output) is (effect == "deny")
             assert run_with(runner, "sync", agent, "hello", session=session).final_output == "fine"
@@ -641,7 +647,7 @@ def test_what_was_said_where_nobody_judged_it_is_judged_before_it_is_sent(effect
     with ScriptedModelServer([says("so"), says("fine"), says("fine")]) as server:
         agent = Agent(name="a", model=chat_model(server))
         run("sync", agent, "it is hunter2", session=session)
-        with armed(make_governor(judge, seen)):
+        with instrumented(make_governor(judge, seen)):
             assert run("sync", agent, "hello", session=session).final_output == "fine"
             assert [one.action.text for one in seen.decisions(Point.INPUT)][-1] == "hello"
             first = len(seen.decisions(Point.INPUT))
@@ -653,10 +659,10 @@ def test_what_was_said_where_nobody_judged_it_is_judged_before_it_is_sent(effect
     session.close()
 
 
-def test_the_runner_in_an_armed_process_judges_once(erase: Any, ran: list[str], seen: Seen) -> None:
+def test_the_runner_in_an_instrumented_process_judges_once(erase: Any, ran: list[str], seen: Seen) -> None:
     governor = make_governor(lambda action: None, seen)
     before = inspect.signature(Runner.run)
-    with ScriptedModelServer([asks(("c1", "erase", {"path": "x"})), says(ANSWER)]) as server, armed(governor):
+    with ScriptedModelServer([asks(("c1", "erase", {"path": "x"})), says(ANSWER)]) as server, instrumented(governor):
         assert inspect.signature(Runner.run) == before
         run_with(LgovRunner(governor), "sync", Agent(name="a", model=chat_model(server), tools=[erase]), "go")
     assert ran == ["x"]
@@ -664,7 +670,7 @@ def test_the_runner_in_an_armed_process_judges_once(erase: Any, ran: list[str], 
     assert sorted(span.name.split()[0] for span in seen.spans) == ["chat", "chat", "execute_tool", "invoke_agent"]
 
 
-@pytest.mark.parametrize("way", ["armed", "runner"])
+@pytest.mark.parametrize("way", ["instrumented", "runner"])
 @pytest.mark.parametrize("through_json", [False, True])
 @pytest.mark.parametrize("denied", [False, True])
 def test_an_approved_call_is_judged_when_the_run_is_resumed(
@@ -677,7 +683,7 @@ def test_an_approved_call_is_judged_when_the_run_is_resumed(
         return "erased"
 
     async def go(server: ScriptedModelServer, governor: Any) -> Any:
-        runner: Any = Runner if way == "armed" else LgovRunner(governor)
+        runner: Any = Runner if way == "instrumented" else LgovRunner(governor)
         agent = Agent(name="a", model=chat_model(server), tools=[erase])
         if way == "runner":
             agent = runner.govern(agent)
@@ -692,8 +698,8 @@ def test_an_approved_call_is_judged_when_the_run_is_resumed(
 
     governor = make_governor(denying("erase") if denied else lambda action: None, seen)
     with ScriptedModelServer([asks(("c1", "erase", {"path": "x"})), says(ANSWER)]) as server:
-        if way == "armed":
-            with armed(governor):
+        if way == "instrumented":
+            with instrumented(governor):
                 result = asyncio.run(go(server, governor))
         else:
             result = asyncio.run(go(server, governor))
@@ -807,13 +813,13 @@ def test_a_sandbox_agent_is_governed(seen: Seen, tmp_path: Path) -> None:
     assert [outcome.status for outcome in seen.outcomes] == ["denied"]
 
 
-# ---------------------------------------------------------------------- headers, arming
+# ---------------------------------------------------------------------- headers, instrumentation
 
 
 def test_calls_to_our_endpoint_say_whose_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
     with ScriptedModelServer([says(ANSWER), says(ANSWER)]) as server:
         agent = Agent(name="a", model=chat_model(server))
-        with armed(make_governor(lambda action: None)), enter_scope(RolloutScope("rol_1", 2)):
+        with instrumented(make_governor(lambda action: None)), enter_scope(RolloutScope("rol_1", 2)):
             run("sync", agent, "go")
             monkeypatch.setenv("LGOV_ENDPOINT", server.base_url.removesuffix("/v1"))
             run("sync", agent, "go")
@@ -823,7 +829,7 @@ def test_calls_to_our_endpoint_say_whose_they_are(monkeypatch: pytest.MonkeyPatc
 
 
 def test_models_by_name_and_models_of_the_program_are_governed(seen: Seen, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An agent without a model instance gets one from the provider; a class made after arming is governed too."""
+    """An agent without a model instance gets one from the provider; a class made after instrumentation is governed too."""
     from agents import Model, ModelResponse, Usage
 
     from lgov_openai_agents.items import message
@@ -831,7 +837,7 @@ def test_models_by_name_and_models_of_the_program_are_governed(seen: Seen, monke
     with ScriptedModelServer([as_response(_said())]) as server:
         monkeypatch.setenv("OPENAI_BASE_URL", server.base_url)
         monkeypatch.setenv("OPENAI_API_KEY", "none")
-        with armed(make_governor(denying("late", "gpt-x", point=Point.OUTPUT), seen)):
+        with instrumented(make_governor(denying("late", "gpt-x", point=Point.OUTPUT), seen)):
 
             class Late(Model):
                 async def get_response(self, *args: Any, **kwargs: Any) -> ModelResponse:
@@ -851,18 +857,18 @@ def _said() -> dict[str, Any]:
     return {"type": "message", "id": "m", "role": "assistant", "status": "completed", "content": [part]}
 
 
-def test_arming_is_undone_and_repeated() -> None:
+def test_instrumentation_is_undone_and_repeated() -> None:
     from agents import FunctionTool, Model, OpenAIResponsesModel
 
     before = (vars(Runner)["run"], OpenAIResponsesModel.get_response, Model.__init_subclass__)
     governor = make_governor(lambda action: None)
-    arm(governor)
-    arm(governor)
-    with pytest.raises(ArmError, match="another governor"):
-        arm(make_governor(lambda action: None))
+    instrument(governor)
+    instrument(governor)
+    with pytest.raises(InstrumentationError, match="another governor"):
+        instrument(make_governor(lambda action: None))
     assert vars(Runner)["run"] is not before[0]
-    disarm()
-    disarm()
+    uninstrument()
+    uninstrument()
     assert (vars(Runner)["run"], OpenAIResponsesModel.get_response) == before[:2]
     assert "on_invoke_tool" not in vars(FunctionTool)
     assert "__init_subclass__" not in vars(Model)
@@ -881,15 +887,15 @@ def test_a_way_around_is_found_by_the_self_test(broken: str, monkeypatch: pytest
 
         monkeypatch.setattr(execution, "_invoke_function_tool_with_metadata", around)
     elif broken in ("model", "MCP server"):
-        left_out, patch = Model if broken == "model" else MCPServer, arming._patch_methods
-        monkeypatch.setattr(arming, "_patch_methods", lambda p, base, w: base is left_out or patch(p, base, w))
+        left_out, patch = Model if broken == "model" else MCPServer, instrumentation._patch_methods
+        monkeypatch.setattr(instrumentation, "_patch_methods", lambda p, base, w: base is left_out or patch(p, base, w))
     else:
         import agents
 
         monkeypatch.setattr(agents.FunctionTool, "__getattribute__", lambda self, name: vars_of(self, name))
-    with pytest.raises(ArmError, match="ran all the same" if broken in ("model", "MCP server") else None):
-        arm(make_governor(lambda action: None))
-    assert arming.acting_governor() is None
+    with pytest.raises(InstrumentationError, match="ran all the same" if broken in ("model", "MCP server") else None):
+        instrument(make_governor(lambda action: None))
+    assert instrumentation.acting_governor() is None
 
 
 def vars_of(instance: Any, name: str) -> Any:

@@ -26,7 +26,7 @@ from agents import (
 )
 from agents.tracing.processors import BackendSpanExporter, BatchTraceProcessor
 from cells import ANSWER, Seen, asks, says
-from cells_agents import armed, chat_model, deny, denying, make_governor, run, transform
+from cells_agents import chat_model, deny, denying, instrumented, make_governor, run, transform
 
 from lgov_core.errors import PolicyDenied
 from lgov_core.testing import ScriptedModelServer
@@ -179,7 +179,7 @@ def test_the_output_guardrail_keeps_the_answer(mode: str) -> None:
 def test_guardrails_let_through_what_is_allowed_and_stand_aside_in_a_governed_run(seen: Seen, ran: list[str]) -> None:
     governor = make_governor(lambda action: None, seen)
     tool = guarded(governor, ran)
-    for way in ("by themselves", "armed"):
+    for way in ("by themselves", "instrumented"):
         replies = [asks(("c1", "read", {"path": way})), says(ANSWER)]
         with ScriptedModelServer(replies) as server:
             agent = Agent(
@@ -189,8 +189,8 @@ def test_guardrails_let_through_what_is_allowed_and_stand_aside_in_a_governed_ru
                 input_guardrails=[lgov_input_guardrail(governor)],
                 output_guardrails=[lgov_output_guardrail(governor)],
             )
-            if way == "armed":
-                with armed(governor):
+            if way == "instrumented":
+                with instrumented(governor):
                     run("sync", agent, "go", hooks=LgovRunHooks(governor))
             else:
                 run("sync", agent, "go")
@@ -198,7 +198,7 @@ def test_guardrails_let_through_what_is_allowed_and_stand_aside_in_a_governed_ru
             assert len(seen.decisions(point)) == 1, (way, point)
         assert len([one for one in seen.spans if one.attributes[semconv.OPERATION] == semconv.EXECUTE_TOOL]) == 1
         seen.events.clear()
-    assert ran == ["by themselves", "armed"]
+    assert ran == ["by themselves", "instrumented"]
 
 
 # ---------------------------------------------------------------------- hooks
@@ -304,7 +304,8 @@ def collector() -> Iterator[tuple[str, list[Any]]]:
 
 
 @pytest.mark.parametrize(
-    ("case", "arrives"), [("bare", True), ("armed", False), ("the user says so", True), ("the user adds one", True)]
+    ("case", "arrives"),
+    [("bare", True), ("instrumented", False), ("the user says so", True), ("the user adds one", True)],
 )
 def test_prompts_do_not_leave_for_the_vendor_unless_the_user_says_so(
     case: str, arrives: bool, collector: tuple[str, list[Any]], monkeypatch: pytest.MonkeyPatch
@@ -328,7 +329,7 @@ def test_prompts_do_not_leave_for_the_vendor_unless_the_user_says_so(
             if case == "bare":
                 run("sync", agent, "the private prompt", run_config=RunConfig())
             else:
-                with armed(governor):
+                with instrumented(governor):
                     if case == "the user adds one":
                         add_trace_processor(vendor)
                     run("sync", agent, "the private prompt", run_config=RunConfig())
@@ -340,7 +341,7 @@ def test_prompts_do_not_leave_for_the_vendor_unless_the_user_says_so(
         set_trace_processors([])
 
 
-def test_disarming_puts_the_exporter_back() -> None:
+def test_uninstrumenting_puts_the_exporter_back() -> None:
     from agents.tracing import get_trace_provider
     from agents.tracing.processors import default_processor
 
@@ -353,7 +354,7 @@ def test_disarming_puts_the_exporter_back() -> None:
     own = Own(make_governor(lambda action: None))
     set_trace_processors([default_processor(), own])
     try:
-        with armed(make_governor(lambda action: None)):
+        with instrumented(make_governor(lambda action: None)):
             assert present() == [own]
         assert set(map(id, present())) == {id(default_processor()), id(own)}
     finally:
@@ -400,7 +401,7 @@ def test_without_capture_no_content_is_on_a_span(content: bool, seen: Seen) -> N
 
     governor = make_governor(lambda action: None, seen, capture_content=content)
     replies = [asks(("c1", "look", {"where": "the private place"})), says(ANSWER)]
-    with ScriptedModelServer(replies) as server, armed(governor):
+    with ScriptedModelServer(replies) as server, instrumented(governor):
         run("sync", Agent(name="a", model=chat_model(server), tools=[look]), "the private prompt")
     text = str([dict(span.attributes) for span in seen.spans])
     assert ("private" in text) is content
@@ -408,7 +409,7 @@ def test_without_capture_no_content_is_on_a_span(content: bool, seen: Seen) -> N
 
 
 def test_a_run_without_the_sdks_traces_is_seen_all_the_same(seen: Seen) -> None:
-    with ScriptedModelServer([says(ANSWER)]) as server, armed(make_governor(lambda action: None, seen)):
+    with ScriptedModelServer([says(ANSWER)]) as server, instrumented(make_governor(lambda action: None, seen)):
         run("async", Agent(name="a", model=chat_model(server)), "go", run_config=RunConfig(tracing_disabled=True))
     assert [span.name for span in seen.spans] == ["chat scripted", "invoke_agent a"]
     assert seen.spans[0].parent_id == seen.spans[1].span_id

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from agents import Agent, RunConfig, Runner, function_tool
-from cells_agents import MODELS, armed, make_governor, run_with
+from cells_agents import MODELS, instrumented, make_governor, run_with
 
 from lgov_core.testing import ScriptedModelServer
 from lgov_core.types import Point
@@ -28,8 +28,11 @@ def play(mode: str, way: str, kind: str, policy: surfaces.AtPoint) -> surfaces.R
         return ran.note(text)
 
     governor = make_governor(policy, ran.seen)
-    with ScriptedModelServer(surfaces.script()) as server, armed(governor) if way == "armed" else nullcontext():
-        runner: Any = Runner if way == "armed" else LgovRunner(governor)
+    with (
+        ScriptedModelServer(surfaces.script()) as server,
+        instrumented(governor) if way == "instrumented" else nullcontext(),
+    ):
+        runner: Any = Runner if way == "instrumented" else LgovRunner(governor)
         agent = Agent(name="a", model=MODELS[kind](server), tools=[note])
         if mode == "streaming":
             ran.shown = asyncio.run(streamed(runner, agent))
@@ -46,7 +49,7 @@ async def streamed(runner: Any, agent: Agent[Any]) -> str:
     return " ".join([*pieces, str(result.final_output)])
 
 
-@pytest.mark.parametrize(("way", "kind"), [("runner", "chat"), ("armed", "responses")])
+@pytest.mark.parametrize(("way", "kind"), [("runner", "chat"), ("instrumented", "responses")])
 @surfaces.cases("openai-agents")
 def test_what_is_declared_is_what_can_be_done(point: Point, mode: str, way: str, kind: str) -> None:
     runs = [play(mode, way, kind, surfaces.AtPoint(point, effect)) for effect in ("deny", "change")]

@@ -1,4 +1,4 @@
-"""Tools of every kind in an armed process: what is judged, what the model reads, what is recorded."""
+"""Tools of every kind in an instrumented process: what is judged, what the model reads, what is recorded."""
 
 from __future__ import annotations
 
@@ -29,19 +29,19 @@ from agents import (
 from agents.tool_context import ToolContext
 from cells import ANSWER, Seen, asks, says
 from cells_agents import (
-    armed,
     as_response,
     chat_model,
     deny,
     denying,
+    instrumented,
     make_governor,
     responses_model,
     run,
     transform,
 )
 
+from lgov_core._util.json_writing import json_text
 from lgov_core.errors import PolicyDenied
-from lgov_core.json_writing import json_text
 from lgov_core.reward.air import AirPlugin
 from lgov_core.testing import ScriptedModelServer
 from lgov_core.trace import semconv
@@ -62,14 +62,14 @@ def seen() -> Seen:
     return Seen()
 
 
-@pytest.fixture(params=["armed", "runner"])
+@pytest.fixture(params=["instrumented", "runner"])
 def way(request: pytest.FixtureRequest) -> Any:
     """Runs an agent under a governor in one of the two ways."""
 
     def act(governor: Any, agent: Agent[Any], text: str = "go", **options: Any) -> Any:
         if request.param == "runner":
             return LgovRunner(governor).run_sync(agent, text, run_config=RunConfig(tracing_disabled=True), **options)
-        with armed(governor):
+        with instrumented(governor):
             return run("sync", agent, text, **options)
 
     return act
@@ -189,7 +189,7 @@ def test_the_programs_own_error_formatter_is_heard(way: Any, seen: Seen) -> None
     with ScriptedModelServer([asks(("c1", "read", {})), says(ANSWER)]) as server:
         agent = Agent(name="a", model=chat_model(server), tools=[read])
         governor = make_governor(lambda action: None, seen)
-        with armed(governor):
+        with instrumented(governor):
             run("sync", agent, "go", run_config=config)
         assert "formatted: odd" in last_prompt(server)
     assert seen.outcomes[0].error_type == "ValueError"
@@ -256,7 +256,7 @@ def test_a_tool_inside_a_tool_is_a_call_of_its_own(seen: Seen) -> None:
 
     with ScriptedModelServer([asks(("c1", "tidy", {})), says(ANSWER)]) as server:
         governor = make_governor(denying("erase"), seen)
-        with armed(governor):
+        with instrumented(governor):
             run("sync", Agent(name="a", model=chat_model(server), tools=[tidy]), "go")
         assert "DENIED by policy judging/no" in last_prompt(server)
     assert ran == []
@@ -294,7 +294,7 @@ def test_a_governed_callable_looks_like_the_one_it_stands_for(seen: Seen) -> Non
         return "ran"
 
     tool = FunctionTool("act", "Acts.", {"type": "object", "properties": {}}, invoke, strict_json_schema=False)
-    with armed(make_governor(lambda action: None, seen)):
+    with instrumented(make_governor(lambda action: None, seen)):
         found: Any = tool.on_invoke_tool
         assert found is not invoke
         assert isinstance(found, type(invoke))
@@ -316,12 +316,12 @@ def test_the_known_gap_is_one(seen: Seen) -> None:
         return "erased"
 
     governor = make_governor(denying("erase"), seen)
-    with armed(governor):
+    with instrumented(governor):
         assert erase.__wrapped__() == "erased"
     assert seen.decisions() == []
 
 
-def test_a_tool_made_before_arming_and_a_plain_callable_are_governed(seen: Seen) -> None:
+def test_a_tool_made_before_instrumentation_and_a_plain_callable_are_governed(seen: Seen) -> None:
     ran: list[str] = []
 
     async def invoke(context: ToolContext[Any], raw: str) -> str:
@@ -330,7 +330,7 @@ def test_a_tool_made_before_arming_and_a_plain_callable_are_governed(seen: Seen)
 
     tool = FunctionTool("plain", "Plain.", {"type": "object", "properties": {}}, invoke, strict_json_schema=False)
     context: Any = ToolContext(None, tool_name="plain", tool_call_id="c", tool_arguments="{}")
-    with armed(make_governor(denying("plain"), seen)):
+    with instrumented(make_governor(denying("plain"), seen)):
         assert "DENIED" in asyncio.run(tool.on_invoke_tool(context, "{}"))
         assert ran == []
     assert asyncio.run(tool.on_invoke_tool(context, "{}")) == "ran"
@@ -610,7 +610,7 @@ def test_a_kind_of_tool_with_a_callable_of_its_own_is_governed(own: str, made: s
         return asyncio.run(tool.on_invoke_tool(context, "{}"))
 
     kind = make() if made == "before" else None
-    with armed(make_governor(denying("erase"), seen)):
+    with instrumented(make_governor(denying("erase"), seen)):
         kind = kind or make()
         assert "DENIED" in ask(kind)
         assert ran == []

@@ -20,16 +20,16 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
 
 from lgov_core.cli import cli
 from lgov_core.errors import TraceError
-from lgov_core.gateway.keys import KeyRing
-from lgov_core.gateway.otlp_route import TracesRoute
-from lgov_core.gateway.server import EndpointServer
+from lgov_core.gateway.routes.otlp_route import TracesRoute
+from lgov_core.gateway.serving.keys import KeyRing
+from lgov_core.gateway.serving.server import EndpointServer
 from lgov_core.store import open_store
 from lgov_core.store.protocol import TraceStore
 from lgov_core.trace import semconv
 from lgov_core.trace.content import without_content
-from lgov_core.trace.export import Collector, export_spans, send_spans
+from lgov_core.trace.otlp.export import Collector, export_spans, send_spans
+from lgov_core.trace.otlp.span_ids import with_ids
 from lgov_core.trace.rollout_spans import rollout_spans
-from lgov_core.trace.span_ids import with_ids
 from lgov_core.types import CapturedCall, Outcome, Reward, Rollout, Span, SpanEvent
 
 SECRET = "the launch code is 0000"

@@ -22,11 +22,19 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
 )
 
 from lgov_core.errors import TraceError
-from lgov_core.trace import identity, otlp_span, semconv
+from lgov_core.trace import identity, semconv
 from lgov_core.trace.content import without_content
-from lgov_core.trace.mapping import canonical, states_result
-from lgov_core.trace.otlp import CONTENT_TYPE_OF, Protocol, decode_traces, encode_traces, response_body, status_body
-from lgov_core.trace.span_ids import with_ids
+from lgov_core.trace.mapping.mapping import canonical, states_result
+from lgov_core.trace.otlp.otlp import (
+    CONTENT_TYPE_OF,
+    Protocol,
+    decode_traces,
+    encode_traces,
+    response_body,
+    status_body,
+)
+from lgov_core.trace.otlp.otlp import span as otlp_span
+from lgov_core.trace.otlp.span_ids import with_ids
 from lgov_core.types import Span, SpanEvent
 
 PROTOCOLS: tuple[Protocol, ...] = ("protobuf", "json")

@@ -22,9 +22,9 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.trace import StatusCode
 
 from lgov_core.cli import cli
-from lgov_core.gateway.keys import KeyRing
-from lgov_core.gateway.otlp_route import TracesRoute
-from lgov_core.gateway.server import EndpointServer
+from lgov_core.gateway.routes.otlp_route import TracesRoute
+from lgov_core.gateway.serving.keys import KeyRing
+from lgov_core.gateway.serving.server import EndpointServer
 from lgov_core.store import open_store
 from lgov_core.store.protocol import TraceStore
 from lgov_core.trace import semconv
@@ -248,8 +248,8 @@ def test_the_same_request_twice_is_one(url: str, store: TraceStore) -> None:
 
 def test_a_claimed_decision_is_no_decision(url: str, store: TraceStore, tmp_path: Path) -> None:
     from lgov_core.errors import StoreError
-    from lgov_core.replay import from_store
-    from lgov_core.story import first_denied, read_story
+    from lgov_core.views.attempt_view import first_denied, read_story
+    from lgov_core.views.replay import from_store
 
     store.add_rollouts([Rollout("r1", "t1", "run", {})])
     store.start_attempt("r1", 1)

@@ -23,10 +23,10 @@ from opentelemetry.trace import Link, SpanKind, StatusCode
 from lgov_core.scope import RolloutScope, enter_scope
 from lgov_core.store import open_store
 from lgov_core.store.protocol import TraceStore
-from lgov_core.store.sqlite import SQLiteStore
+from lgov_core.store.sqlite.store import SQLiteStore
 from lgov_core.trace import semconv
-from lgov_core.trace.otlp import decode_traces
-from lgov_core.trace.span_processor import LgovSpanProcessor
+from lgov_core.trace.otlp.otlp import decode_traces
+from lgov_core.trace.otlp.span_processor import LgovSpanProcessor
 from lgov_core.types import Span
 
 

@@ -13,8 +13,8 @@ import pytest
 from lgov_core import Client
 from lgov_core.client import connection, wire
 from lgov_core.errors import ArgumentError, ClientError, EndpointError, SettingsError, TaskError, TrainError
-from lgov_core.gateway.keys import KeyRing
-from lgov_core.gateway.server import EndpointServer
+from lgov_core.gateway.serving.keys import KeyRing
+from lgov_core.gateway.serving.server import EndpointServer
 from lgov_core.server.training import TrainingServer
 from lgov_core.store import open_store
 from tests.pair import pair_agents as agents
@@ -172,7 +172,7 @@ def test_a_server_that_is_none_and_one_that_does_not_train() -> None:
         Client("http://127.0.0.1:9", patience_s=0.0).upload_data(TASKS)
     with pytest.raises(ClientError, match="is no address of a server"):
         Client("localhost")
-    from lgov_core.gateway.upstream import UpstreamEngine
+    from lgov_core.gateway.upstream.engine import UpstreamEngine
 
     with (
         EndpointServer([UpstreamEngine("http://127.0.0.1:9/v1")]) as endpoint,

@@ -16,7 +16,7 @@ import pytest
 
 from lgov_core import Client
 from lgov_core.store import open_store
-from lgov_core.train.checkpoint import complete_checkpoints, read_checkpoint
+from lgov_core.train.loop.checkpoint import complete_checkpoints, read_checkpoint
 from tests.pair import pair_agents as agents
 from tests.pair.test_train_commands import until
 from tests.pair.warm_process import Warm
@@ -58,7 +58,7 @@ runtime: {auto_instrumentation: false, nworkers: 2}
 """
 
 
-class Desk:
+class Coordinator:
     """A folder with an agent, tasks and settings, and the commands that run there, one at a time."""
 
     def __init__(self, folder: Path, warm: Warm, model: Path) -> None:
@@ -142,13 +142,13 @@ class Desk:
 
 
 @pytest.fixture
-def desk(tmp_path: Path, warm: Warm, model_folder: Path) -> Iterator[Desk]:
-    found = Desk(tmp_path, warm, model_folder)
+def desk(tmp_path: Path, warm: Warm, model_folder: Path) -> Iterator[Coordinator]:
+    found = Coordinator(tmp_path, warm, model_folder)
     yield found
     found.kill()
 
 
-def test_lgov_train_is_interrupted_at_every_moment_and_each_time_goes_on(desk: Desk) -> None:
+def test_lgov_train_is_interrupted_at_every_moment_and_each_time_goes_on(desk: Coordinator) -> None:
     # While it imports what it needs, of which the agent is a part.
     desk.hold("import")
     desk.train()
@@ -216,7 +216,7 @@ def test_lgov_train_is_interrupted_at_every_moment_and_each_time_goes_on(desk: D
     assert desk.lines("test")[-1] == 3
 
 
-def test_a_server_is_interrupted_while_it_loads_and_twice_in_an_update(desk: Desk) -> None:
+def test_a_server_is_interrupted_while_it_loads_and_twice_in_an_update(desk: Coordinator) -> None:
     command = ("server", "--config", "config.yaml", "--folder", "run", "--port", "0")
     desk.begin(*command, at="open:config.json")
     desk.until_held()
@@ -251,7 +251,7 @@ def test_a_server_is_interrupted_while_it_loads_and_twice_in_an_update(desk: Des
     assert desk.lines("train") == [1]
 
 
-def test_a_measurement_and_a_hand_over_are_interrupted(desk: Desk) -> None:
+def test_a_measurement_and_a_hand_over_are_interrupted(desk: Coordinator) -> None:
     desk.train("--steps", "1")
     assert desk.ended() == 0, desk.said
     command = ("lgov", "eval", "run", "tasks.jsonl", "--agent", "agent.py:agent", "--folder", "measured")

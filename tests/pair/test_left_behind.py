@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from lgov_core.client.abandoned_threads import as_they_end
 from lgov_core.client.attempts import AgentRunner
-from lgov_core.client.left_behind import as_they_end
 from lgov_core.client.wire import Assignment
 from tests.pair.test_client_governed import POLICY
 

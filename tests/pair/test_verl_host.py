@@ -18,13 +18,13 @@ from lgov_core.client import Client
 from lgov_core.client.wire import PROTOCOL, PROTOCOL_HEADER
 from lgov_core.errors import SettingsError, TrainError
 from lgov_core.gateway.protocol import ANY_MODEL
-from lgov_core.gateway.token_engine import SampledTokens, TokenEngine, TokenPrompt
+from lgov_core.gateway.upstream.token_engine import SampledTokens, TokenEngine, TokenPrompt
 from lgov_core.models import LanguageModel, load_model
 from lgov_core.server.recipe import algorithm_for
-from lgov_core.server.verl_host import DeskHost, desk_options, keep_tasks, open_desk
-from lgov_core.server.verl_recipe import verl_job
+from lgov_core.server.verl.host import DeskHost, desk_options, keep_tasks, open_desk
+from lgov_core.server.verl.recipe import verl_job
 from lgov_core.store import open_store
-from lgov_core.train.metrics_log import MetricsLog
+from lgov_core.train.loop.metrics_log import MetricsLog
 from lgov_core.train.settings import TrainSettings, load_train_settings
 from lgov_core.train.verl.job import VerlJob
 from lgov_core.types import Rollout

@@ -14,16 +14,16 @@ pytest.importorskip("peft", reason='needs the extra "train"')
 openai = pytest.importorskip("openai")
 
 from lgov_core.errors import TrainError  # noqa: E402
-from lgov_core.gateway.embedded import EmbeddedEngine  # noqa: E402
-from lgov_core.gateway.keys import KeyRing  # noqa: E402
-from lgov_core.gateway.server import EndpointServer  # noqa: E402
+from lgov_core.gateway.engine.embedded import EmbeddedEngine  # noqa: E402
+from lgov_core.gateway.serving.keys import KeyRing  # noqa: E402
+from lgov_core.gateway.serving.server import EndpointServer  # noqa: E402
 from lgov_core.models import build_tiny  # noqa: E402
-from lgov_core.store.sqlite import SQLiteStore  # noqa: E402
-from lgov_core.train.agents import ByTurns, adapter_policy  # noqa: E402
-from lgov_core.train.config import UpdateConfig  # noqa: E402
-from lgov_core.train.jobs import Job, JobResult  # noqa: E402
-from lgov_core.train.loop import Task, TrainingLoop  # noqa: E402
-from lgov_core.train.update import PolicyUpdate  # noqa: E402
+from lgov_core.store.sqlite.store import SQLiteStore  # noqa: E402
+from lgov_core.train.algorithms.config import UpdateConfig  # noqa: E402
+from lgov_core.train.algorithms.update import PolicyUpdate  # noqa: E402
+from lgov_core.train.loop.agents import AlternatingSchedule, adapter_policy  # noqa: E402
+from lgov_core.train.loop.loop import Task, TrainingLoop  # noqa: E402
+from lgov_core.train.workers.jobs import Job, JobResult  # noqa: E402
 from lgov_core.transitions import Selection, build_transitions  # noqa: E402
 from lgov_core.types import Outcome, Reward, Rollout  # noqa: E402
 
@@ -31,7 +31,7 @@ TASKS = [Task("hello", {"say": "hello"}), Task("count", {"say": "one two three"}
 AGENTS = ("writer", "checker")
 
 
-class Desk:
+class Coordinator:
     """A `Collector` whose agents are here: a writer answers, a checker reads it; the writer is paid for short words."""
 
     def __init__(self, store: SQLiteStore, base_url: str) -> None:
@@ -92,7 +92,7 @@ def running(folder: Path) -> Generator[tuple[EmbeddedEngine, SQLiteStore, dict[s
                 learner=learner,
                 engine=engine.policy(name),
                 store=store,
-                pool=Desk(store, endpoint.base_url),
+                pool=Coordinator(store, endpoint.base_url),
                 folder=folder / name,
                 selection=Selection(agents=(name,)),
                 checkpoint_every=1,
@@ -136,7 +136,7 @@ def store_calls(folder: Path, ids: Sequence[str]) -> list[Any]:
 
 def test_agents_are_trained_by_turns_and_a_killed_run_goes_on_with_the_next_turn(tmp_path: Path) -> None:
     with running(tmp_path) as (engine, _, loops):
-        turns = ByTurns(loops, ("writer", "writer", "checker"))
+        turns = AlternatingSchedule(loops, ("writer", "writer", "checker"))
         said: list[str] = []
         for _ in range(4):
             frozen = {name: loop.policy.weights() for name, loop in loops.items() if name != turns.turn}
@@ -149,7 +149,7 @@ def test_agents_are_trained_by_turns_and_a_killed_run_goes_on_with_the_next_turn
         assert (turns.done, turns.turn) == (4, "writer")
         weights = {name: loop.policy.weights() for name, loop in loops.items()}
     with running(tmp_path) as (engine, _, loops):
-        turns = ByTurns(loops, ("writer", "writer", "checker"))
+        turns = AlternatingSchedule(loops, ("writer", "writer", "checker"))
         assert {name: resumed.step for name, resumed in turns.resume().items()} == {"writer": 3, "checker": 1}
         assert all(same(weights[name], loop.policy.weights()) for name, loop in loops.items())
         # Both serve what they had learnt.
@@ -174,9 +174,9 @@ def test_a_loop_that_cannot_be_by_turns(tmp_path: Path) -> None:
     with running(tmp_path) as (_, _, loops):
         for order in ((), ("writer",), ("writer", "checker", "reviewer")):
             with pytest.raises(TrainError, match="the order names"):
-                ByTurns(loops, order)
+                AlternatingSchedule(loops, order)
         with pytest.raises(TrainError, match="one folder"):
-            ByTurns({"writer": loops["writer"], "checker": loops["writer"]})
+            AlternatingSchedule({"writer": loops["writer"], "checker": loops["writer"]})
         loops["writer"].selection = Selection()
         with pytest.raises(TrainError, match="the calls of all agents"):
-            ByTurns(loops)
+            AlternatingSchedule(loops)

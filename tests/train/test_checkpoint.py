@@ -14,7 +14,7 @@ import pytest
 torch = pytest.importorskip("torch", reason='needs the extra "train"')
 
 from lgov_core.errors import TrainError  # noqa: E402
-from lgov_core.train.checkpoint import (  # noqa: E402
+from lgov_core.train.loop.checkpoint import (  # noqa: E402
     Best,
     Checkpoint,
     best_checkpoint,
@@ -160,7 +160,7 @@ FULL_DISK = """
     from pathlib import Path
     import torch
     from lgov_core.errors import TrainError
-    from lgov_core.train.checkpoint import Checkpoint, save_checkpoint
+    from lgov_core.train.loop.checkpoint import Checkpoint, save_checkpoint
     folder = Path(sys.argv[1])
     def save(step):
         save_checkpoint(folder, Checkpoint(step, {"w": torch.full((50_000,), float(step))}, {}, {}), keep=1)

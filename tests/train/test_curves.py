@@ -12,12 +12,12 @@ from click.testing import CliRunner
 
 from lgov_core.cli import cli
 from lgov_core.errors import TrainError
-from lgov_core.train.curves import flat, read_run, write_tensorboard
-from lgov_core.train.failures import UsableSteps
-from lgov_core.train.figures import earned_figures, step_figures
-from lgov_core.train.intervals import grouped_interval, mean_interval, share_interval, t_quantile
-from lgov_core.train.jobs import Job, JobResult
+from lgov_core.train.loop.curves import flat, read_run, write_tensorboard
+from lgov_core.train.loop.figures import earned_figures, step_figures
+from lgov_core.train.loop.intervals import grouped_interval, mean_interval, share_interval, t_quantile
 from lgov_core.train.verl.figures import figures
+from lgov_core.train.workers.failures import UsableSteps
+from lgov_core.train.workers.jobs import Job, JobResult
 from lgov_core.transitions import CreditRules, Diagnostic, Finding, Transition, TransitionSet
 from lgov_core.types import Outcome
 

@@ -11,9 +11,9 @@ torch = pytest.importorskip("torch", reason='needs the extra "train"')
 
 from tabular import BANDIT, TWO_TURNS, Problem, Table  # noqa: E402
 
-from lgov_core.train.algorithms import ALGORITHMS, algorithm  # noqa: E402
-from lgov_core.train.rows import make_rows  # noqa: E402
-from lgov_core.train.update import PolicyUpdate  # noqa: E402
+from lgov_core.train.algorithms.functions import ALGORITHMS, algorithm  # noqa: E402
+from lgov_core.train.algorithms.update import PolicyUpdate  # noqa: E402
+from lgov_core.train.layout.rows import make_rows  # noqa: E402
 from lgov_core.transitions import TransitionSet  # noqa: E402
 
 TASKS, GROUP = 4, 8

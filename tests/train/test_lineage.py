@@ -25,8 +25,8 @@ from lgov_core.audit.lineage import CHECKPOINT, LINEAGE_FILE, in_words  # noqa: 
 from lgov_core.audit.tensor_files import tensors_sha256  # noqa: E402
 from lgov_core.cli import cli  # noqa: E402
 from lgov_core.errors import AuditError  # noqa: E402
-from lgov_core.train.lineage import Facts, Lineage, policy_facts  # noqa: E402
-from lgov_core.train.weights_digest import weights_digest  # noqa: E402
+from lgov_core.train.loop.lineage import Facts, Lineage, policy_facts  # noqa: E402
+from lgov_core.train.loop.weights_digest import weights_digest  # noqa: E402
 from lgov_core.transitions import write_parquet  # noqa: E402
 
 POLICY = "version: 1\nname: open\nrules:\n  - {name: everything, use: allow}\n"

@@ -19,15 +19,15 @@ pytest.importorskip("transformers", reason='needs the extra "train"')
 pytest.importorskip("langchain", reason="a worker governs at least one framework")
 
 from lgov_core.errors import TrainError  # noqa: E402
-from lgov_core.gateway.embedded import EmbeddedEngine  # noqa: E402
-from lgov_core.gateway.server import EndpointServer  # noqa: E402
+from lgov_core.gateway.engine.embedded import EmbeddedEngine  # noqa: E402
+from lgov_core.gateway.serving.server import EndpointServer  # noqa: E402
 from lgov_core.models import build_tiny  # noqa: E402
-from lgov_core.train.checkpoint import latest_checkpoint  # noqa: E402
-from lgov_core.train.config import UpdateConfig  # noqa: E402
-from lgov_core.train.loop import Task, TrainingLoop  # noqa: E402
-from lgov_core.train.metrics_log import read_metrics  # noqa: E402
-from lgov_core.train.policy_model import full_policy  # noqa: E402
-from lgov_core.train.update import PolicyUpdate  # noqa: E402
+from lgov_core.train.algorithms.config import UpdateConfig  # noqa: E402
+from lgov_core.train.algorithms.update import PolicyUpdate  # noqa: E402
+from lgov_core.train.loop.checkpoint import latest_checkpoint  # noqa: E402
+from lgov_core.train.loop.loop import Task, TrainingLoop  # noqa: E402
+from lgov_core.train.loop.metrics_log import read_metrics  # noqa: E402
+from lgov_core.train.loop.policy_model import full_policy  # noqa: E402
 from lgov_core.transitions import Selection  # noqa: E402
 from lgov_core.types import Outcome  # noqa: E402
 

@@ -15,7 +15,7 @@ from episodes import Bench
 
 from lgov_core.audit import verify
 from lgov_core.errors import TrainError
-from lgov_core.train.pool import WorkerPool
+from lgov_core.train.workers.pool import WorkerPool
 from lgov_core.transitions import Finding, build_transitions
 from lgov_core.types import Outcome
 

@@ -19,10 +19,10 @@ pytest.importorskip("numpy", reason='needs the extra "train"')
 
 import verl_reference as reference  # noqa: E402
 
-from lgov_core.train import losses  # noqa: E402
-from lgov_core.train.algorithms import ALGORITHMS, algorithm  # noqa: E402
-from lgov_core.train.config import UpdateConfig  # noqa: E402
-from lgov_core.train.registry import REINFORCEMENT  # noqa: E402
+from lgov_core.train.algorithms import losses  # noqa: E402
+from lgov_core.train.algorithms.config import UpdateConfig  # noqa: E402
+from lgov_core.train.algorithms.functions import ALGORITHMS, algorithm  # noqa: E402
+from lgov_core.train.algorithms.registry import REINFORCEMENT  # noqa: E402
 from lgov_core.transitions import CreditRules, Transition, TransitionSet, assign_credit  # noqa: E402
 from lgov_core.types import Outcome  # noqa: E402
 
@@ -171,8 +171,8 @@ def test_kl_importance_value_loss_and_entropy_are_verls() -> None:
     assert float(values.mean()) == close(SAID["value loss"])
     from types import SimpleNamespace
 
-    from lgov_core.train.logprobs import head_scores
-    from lgov_core.train.rows import TrainRow
+    from lgov_core.train.algorithms.logprobs import head_scores
+    from lgov_core.train.layout.rows import TrainRow
 
     logits = torch.tensor(GIVEN["logits"])
     identity = torch.nn.Identity()

@@ -18,17 +18,17 @@ pytest.importorskip("transformers", reason='needs the extra "train"')
 pytest.importorskip("langchain", reason="a worker governs at least one framework")
 
 from lgov_core.errors import TrainError  # noqa: E402
-from lgov_core.gateway.embedded import EmbeddedEngine  # noqa: E402
-from lgov_core.gateway.server import EndpointServer  # noqa: E402
+from lgov_core.gateway.engine.embedded import EmbeddedEngine  # noqa: E402
+from lgov_core.gateway.serving.server import EndpointServer  # noqa: E402
 from lgov_core.models import LanguageModel, build_tiny  # noqa: E402
-from lgov_core.train.algorithms import algorithm  # noqa: E402
-from lgov_core.train.batch_record import read_batch  # noqa: E402
-from lgov_core.train.loop import Iteration, Task, TrainingLoop  # noqa: E402
-from lgov_core.train.metrics_log import read_metrics  # noqa: E402
-from lgov_core.train.open_step import OpenStep  # noqa: E402
-from lgov_core.train.policy_model import full_policy  # noqa: E402
-from lgov_core.train.pool import WorkerPool  # noqa: E402
-from lgov_core.train.update import PolicyUpdate  # noqa: E402
+from lgov_core.train.algorithms.functions import algorithm  # noqa: E402
+from lgov_core.train.algorithms.update import PolicyUpdate  # noqa: E402
+from lgov_core.train.loop.batch_record import read_batch  # noqa: E402
+from lgov_core.train.loop.loop import Iteration, Task, TrainingLoop  # noqa: E402
+from lgov_core.train.loop.metrics_log import read_metrics  # noqa: E402
+from lgov_core.train.loop.open_step import OpenStep  # noqa: E402
+from lgov_core.train.loop.policy_model import full_policy  # noqa: E402
+from lgov_core.train.workers.pool import WorkerPool  # noqa: E402
 from lgov_core.transitions import CreditRules  # noqa: E402
 from lgov_core.types import Outcome  # noqa: E402
 

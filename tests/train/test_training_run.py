@@ -18,10 +18,10 @@ pytest.importorskip("pyarrow", reason='needs the extra "train"')
 from update_twins import MOMENTS, Shelf, batch, killed_step, make_run, train  # noqa: E402
 
 from lgov_core.errors import TrainError  # noqa: E402
-from lgov_core.train.batch_record import read_batch  # noqa: E402
-from lgov_core.train.checkpoint import best_checkpoint, complete_checkpoints, find_checkpoint  # noqa: E402
-from lgov_core.train.metrics_log import read_metrics, train_lines  # noqa: E402
-from lgov_core.train.training_run import TrainingRun  # noqa: E402
+from lgov_core.train.loop.batch_record import read_batch  # noqa: E402
+from lgov_core.train.loop.checkpoint import best_checkpoint, complete_checkpoints, find_checkpoint  # noqa: E402
+from lgov_core.train.loop.metrics_log import read_metrics, train_lines  # noqa: E402
+from lgov_core.train.loop.training_run import TrainingRun  # noqa: E402
 from lgov_core.transitions import Transition, read_parquet, write_parquet  # noqa: E402
 
 STEPS = 5

@@ -17,16 +17,16 @@ peft = pytest.importorskip("peft", reason='needs the extra "train"')
 from torch.nn.attention.flex_attention import create_mask, flex_attention  # noqa: E402
 
 from lgov_core.errors import TrainError  # noqa: E402
-from lgov_core.train import segment_attention as segment_attention_module  # noqa: E402
-from lgov_core.train import tree_layout as tree_layout_module  # noqa: E402
-from lgov_core.train.config import UpdateConfig  # noqa: E402
-from lgov_core.train.layouts import Layout, PaddedRows  # noqa: E402
-from lgov_core.train.packing import CheaperLayout, layout_for, why_not_packed  # noqa: E402
-from lgov_core.train.rows import RowCall, TrainRow  # noqa: E402
-from lgov_core.train.segment_attention import Segments, attending, flex_rule, segment_attention  # noqa: E402
-from lgov_core.train.tree_layout import TokenTrie, common_prefix, pack_rows  # noqa: E402
-from lgov_core.train.update import PolicyUpdate  # noqa: E402
-from lgov_core.transitions.tree import make_nodes  # noqa: E402
+from lgov_core.train.algorithms.config import UpdateConfig  # noqa: E402
+from lgov_core.train.algorithms.update import PolicyUpdate  # noqa: E402
+from lgov_core.train.layout import segment_attention as segment_attention_module  # noqa: E402
+from lgov_core.train.layout import tree_layout as tree_layout_module  # noqa: E402
+from lgov_core.train.layout.layouts import Layout, PaddedRows  # noqa: E402
+from lgov_core.train.layout.packing import CheaperLayout, layout_for, why_not_packed  # noqa: E402
+from lgov_core.train.layout.rows import RowCall, TrainRow  # noqa: E402
+from lgov_core.train.layout.segment_attention import Segments, attending, flex_rule, segment_attention  # noqa: E402
+from lgov_core.train.layout.tree_layout import TokenTrie, common_prefix, pack_rows  # noqa: E402
+from lgov_core.transitions.tokens.tree import make_nodes  # noqa: E402
 from tests.double_precision import double  # noqa: E402
 
 VOCABULARY = 13

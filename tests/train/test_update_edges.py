@@ -14,13 +14,13 @@ torch = pytest.importorskip("torch", reason='needs the extra "train"')
 from tabular import BANDIT, LEFT, RIGHT, START, TWO_TURNS, Problem, Table  # noqa: E402
 
 from lgov_core.errors import SettingsError, TrainError, TransitionError  # noqa: E402
-from lgov_core.train.algorithms import algorithm  # noqa: E402
-from lgov_core.train.config import UpdateConfig  # noqa: E402
-from lgov_core.train.layouts import PaddedRows  # noqa: E402
-from lgov_core.train.rows import RowCall, TrainRow, make_rows  # noqa: E402
-from lgov_core.train.update import PolicyUpdate  # noqa: E402
+from lgov_core.train.algorithms.config import UpdateConfig  # noqa: E402
+from lgov_core.train.algorithms.functions import algorithm  # noqa: E402
+from lgov_core.train.algorithms.update import PolicyUpdate  # noqa: E402
+from lgov_core.train.layout.layouts import PaddedRows  # noqa: E402
+from lgov_core.train.layout.rows import RowCall, TrainRow, make_rows  # noqa: E402
 from lgov_core.transitions import CreditRules, TransitionSet, assign_credit  # noqa: E402
-from lgov_core.transitions.length import penalise_length  # noqa: E402
+from lgov_core.transitions.credit.length import penalise_length  # noqa: E402
 
 PLAIN = UpdateConfig(kl=0.0, epochs=1, learning_rate=0.1)
 

@@ -13,9 +13,9 @@ import pytest
 pytest.importorskip("torch", reason='needs the extra "train"')
 
 from lgov_core.errors import SettingsError
-from lgov_core.server.verl_recipe import verl_job
-from lgov_core.train.algorithms import ALGORITHMS, algorithm
-from lgov_core.train.registry import REINFORCEMENT, find_run
+from lgov_core.server.verl.recipe import verl_job
+from lgov_core.train.algorithms.functions import ALGORITHMS, algorithm
+from lgov_core.train.algorithms.registry import REINFORCEMENT, find_run
 from lgov_core.train.settings import load_train_settings
 from lgov_core.train.verl.hydra_config import settings
 from lgov_core.train.verl.job import VerlJob

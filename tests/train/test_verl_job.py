@@ -13,11 +13,11 @@ from typing import Any
 import pytest
 
 from lgov_core.errors import TrainError, TransitionError
-from lgov_core.train.jobs import WorkerConfig
 from lgov_core.train.verl.hosts import WorkerOptions, in_workers
 from lgov_core.train.verl.hydra_config import ESTIMATOR, MANAGER, overrides, settings
 from lgov_core.train.verl.job import VerlCluster, VerlJob, VerlUpdate
 from lgov_core.train.verl.rows import queue_rows
+from lgov_core.train.workers.jobs import WorkerConfig
 from lgov_core.transitions import CreditRules, TransitionSet, assign_credit
 from lgov_core.transitions.values import Transition
 from lgov_core.types import Outcome
@@ -273,7 +273,7 @@ def test_importing_the_package_loads_nothing_heavy() -> None:
 def test_tasks_as_verls_dataset(tmp_path: Path) -> None:
     parquet = pytest.importorskip("pyarrow.parquet", reason='needs the extra "train"')
     pytest.importorskip("torch", reason='needs the extra "train"')
-    from lgov_core.train.loop import Task
+    from lgov_core.train.loop.loop import Task
     from lgov_core.train.verl.run import write_tasks
 
     one = job(folder=tmp_path)

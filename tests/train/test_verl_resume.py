@@ -30,8 +30,8 @@ from lgov_core.audit.lineage import LINEAGE_FILE, read_lineage  # noqa: E402
 from lgov_core.audit.tensor_files import tensors_sha256  # noqa: E402
 from lgov_core.cli import cli  # noqa: E402
 from lgov_core.errors import TrainError  # noqa: E402
-from lgov_core.train.loop import Task  # noqa: E402
-from lgov_core.train.metrics_log import read_metrics  # noqa: E402
+from lgov_core.train.loop.loop import Task  # noqa: E402
+from lgov_core.train.loop.metrics_log import read_metrics  # noqa: E402
 from lgov_core.train.verl.checkpoints import seal, sealed_checkpoints, start_sha256, weights_folder  # noqa: E402
 from lgov_core.train.verl.hydra_config import settings  # noqa: E402
 from lgov_core.train.verl.job import VerlCluster, VerlJob, VerlUpdate  # noqa: E402

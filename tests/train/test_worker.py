@@ -14,16 +14,16 @@ import pytest
 from episodes import READ_ONLY, Bench
 
 from lgov_core.audit import AuditLog
-from lgov_core.errors import ArmError, AuditError, PolicyDenied, StoreError
-from lgov_core.gateway.server import EndpointServer
-from lgov_core.gateway.upstream import UpstreamEngine
+from lgov_core.errors import InstrumentationError, AuditError, PolicyDenied, StoreError
+from lgov_core.gateway.serving.server import EndpointServer
+from lgov_core.gateway.upstream.engine import UpstreamEngine
 from lgov_core.governor import Governor
 from lgov_core.plugins import make_plugin_manager
 from lgov_core.policies import PolicySet, load_policy_file
 from lgov_core.testing import ScriptedCall, ScriptedModelServer, ScriptedReply
-from lgov_core.train.failures import is_infrastructure
-from lgov_core.train.jobs import Job, JobResult
-from lgov_core.train.worker import Tally, govern_imports
+from lgov_core.train.workers.failures import is_infrastructure
+from lgov_core.train.workers.jobs import Job, JobResult
+from lgov_core.train.workers.worker import Tally, govern_imports
 from lgov_core.transitions import build_transitions
 from lgov_core.types import Action, Decision, Effect, Outcome, Point, Severity
 
@@ -235,7 +235,7 @@ def test_a_policy_that_fails_is_no_violation_of_the_agents(tmp_path: Path) -> No
 
 def test_nothing_to_govern_is_no_work() -> None:
     governor = Governor(manager=make_plugin_manager(builtin=(), third_party=False))
-    with pytest.raises(ArmError, match="no framework here can be governed"):
+    with pytest.raises(InstrumentationError, match="no framework here can be governed"):
         govern_imports(governor, _not_called)
 
 

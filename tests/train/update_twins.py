@@ -17,11 +17,12 @@ from typing import Any
 import torch
 import transformers
 
-from lgov_core.train import checkpoint, training_run
-from lgov_core.train.config import UpdateConfig
-from lgov_core.train.policy_model import full_policy
-from lgov_core.train.training_run import TrainingRun
-from lgov_core.train.update import PolicyUpdate
+from lgov_core.train.algorithms.config import UpdateConfig
+from lgov_core.train.algorithms.update import PolicyUpdate
+from lgov_core.train.loop import training_run
+from lgov_core.train.loop.loop import checkpoint
+from lgov_core.train.loop.policy_model import full_policy
+from lgov_core.train.loop.training_run import TrainingRun
 from lgov_core.transitions import Transition, TransitionSet, assign_credit
 from lgov_core.types import Outcome
 
@@ -140,7 +141,7 @@ def arm(run: TrainingRun, moment: str, step: int) -> None:
     if moment == "before the batch":
         _before(training_run, "write_batch", now)
     elif moment == "in the batch":
-        import lgov_core.train.batch_record as record
+        import lgov_core.train.loop.batch_record as record
 
         _before(record, "write_whole", now)
     elif moment == "in the update":

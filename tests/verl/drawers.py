@@ -71,7 +71,7 @@ def denial(policy: Path) -> str:
     action = Action(Point.PRE_TOOL_CALL, "open_drawer", arguments={"drawer": "sealed"}, agent="clerk")
     verdict = load_policy_file(policy).judge(action)
     assert verdict.blocks
-    return verdict.tell()
+    return verdict.denial_message()
 
 
 def taught_model(folder: Path, *, steps: int = 60) -> None:
@@ -79,9 +79,9 @@ def taught_model(folder: Path, *, steps: int = 60) -> None:
     import torch
 
     from lgov_core.models import build_tiny
-    from lgov_core.train.config import SupervisedConfig
-    from lgov_core.train.rows import TrainRow
-    from lgov_core.train.supervised import supervised
+    from lgov_core.train.algorithms.config import SupervisedConfig
+    from lgov_core.train.algorithms.supervised import supervised
+    from lgov_core.train.layout.rows import TrainRow
 
     torch.set_num_threads(1)
     denied = denial(folder.with_suffix(".yaml"))

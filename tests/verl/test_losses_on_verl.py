@@ -28,10 +28,10 @@ from verl.trainer.ppo.v1.trainer_base import PPOTrainer
 from verl.trainer.ppo.v1.utils import compute_advantage_for_multi_trajectories
 from verl.utils.config import omega_conf_to_dataclass
 
-from lgov_core.server.verl_recipe import verl_job
-from lgov_core.train import losses
-from lgov_core.train.algorithms import algorithm
-from lgov_core.train.registry import REINFORCEMENT
+from lgov_core.server.verl.recipe import verl_job
+from lgov_core.train.algorithms import losses
+from lgov_core.train.algorithms.functions import algorithm
+from lgov_core.train.algorithms.registry import REINFORCEMENT
 from lgov_core.train.settings import load_train_settings
 from lgov_core.train.verl import manager
 from lgov_core.train.verl.hydra_config import composed

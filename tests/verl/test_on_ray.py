@@ -37,7 +37,7 @@ from lgov_core.audit.tensor_files import tensors_sha256  # noqa: E402
 from lgov_core.models import load_model  # noqa: E402
 from lgov_core.policies import load_policy_file  # noqa: E402
 from lgov_core.store import open_store  # noqa: E402
-from lgov_core.train.metrics_log import read_metrics  # noqa: E402
+from lgov_core.train.loop.metrics_log import read_metrics  # noqa: E402
 from lgov_core.train.verl.checkpoints import sealed_checkpoints  # noqa: E402
 from lgov_core.train.verl.resume import only_job  # noqa: E402
 from lgov_core.train.verl.run import VerlReport, read_report  # noqa: E402

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from lgov_core.train.failures import is_infrastructure
-from lgov_core.train.jobs import Episode, Job
+from lgov_core.train.workers.failures import is_infrastructure
+from lgov_core.train.workers.jobs import Episode, Job
 from lgov_core.types import Outcome, Reward
 
 

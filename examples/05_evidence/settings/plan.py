@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
-from lgov_core.train.config import UpdateConfig
+from lgov_core.train.algorithms.config import UpdateConfig
 from settings.setting import Setting
 
 

@@ -18,16 +18,16 @@ import torch
 
 from lgov_core.demo.measure import wilson_interval
 from lgov_core.demo.progress import Display
-from lgov_core.gateway.embedded import EmbeddedEngine
-from lgov_core.gateway.server import EndpointServer
+from lgov_core.gateway.engine.embedded import EmbeddedEngine
+from lgov_core.gateway.serving.server import EndpointServer
 from lgov_core.models import LanguageModel
 from lgov_core.reward import AirRules
 from lgov_core.store import open_store
-from lgov_core.train.jobs import JobResult, WorkerConfig
-from lgov_core.train.loop import Task, TrainingLoop
-from lgov_core.train.policy_model import PolicyModel, full_policy, lora_policy
-from lgov_core.train.pool import WorkerPool
-from lgov_core.train.update import PolicyUpdate
+from lgov_core.train.algorithms.update import PolicyUpdate
+from lgov_core.train.loop.loop import Task, TrainingLoop
+from lgov_core.train.loop.policy_model import PolicyModel, full_policy, lora_policy
+from lgov_core.train.workers.jobs import JobResult, WorkerConfig
+from lgov_core.train.workers.pool import WorkerPool
 from lgov_core.transitions import Selection
 from settings.plan import Plan
 from settings.setting import HERE, Setting, World

@@ -89,4 +89,4 @@ def denial(policy: Path, tool: str, **arguments: str) -> str:
     verdict = load_policy_file(policy).judge(Action(Point.PRE_TOOL_CALL, tool, arguments=arguments, rollout_id="log"))
     if not verdict.blocks:
         raise AssertionError(f"{policy} does not deny {tool} {arguments}")
-    return verdict.tell()
+    return verdict.denial_message()

@@ -7,10 +7,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 from lgov_core.models import LanguageModel, build_tiny, load_model
-from lgov_core.train.config import SupervisedConfig
-from lgov_core.train.policy_model import lora_policy
-from lgov_core.train.rows import TrainRow
-from lgov_core.train.supervised import supervised
+from lgov_core.train.algorithms.config import SupervisedConfig
+from lgov_core.train.algorithms.supervised import supervised
+from lgov_core.train.layout.rows import TrainRow
+from lgov_core.train.loop.policy_model import lora_policy
 from settings.plan import Plan
 from settings.setting import Conversation, World
 

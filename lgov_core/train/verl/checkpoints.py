@@ -2,7 +2,7 @@
 
 verl writes ``checkpoints/global_step_N``: in ``actor`` the state that it goes on from, in ``actor/huggingface`` the weights
 as a transformers folder. When everything is there it calls `Sealed.on_save`, which states in that folder what the weights
-were made of (`lgov_core.train.lineage`). A checkpoint without a statement was not finished, and does not count.
+were made of (`lgov_core.train.loop.lineage`). A checkpoint without a statement was not finished, and does not count.
 
 Importing this module loads neither verl nor torch.
 """
@@ -16,16 +16,16 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from lgov_core._util.durable import sync_file
 from lgov_core.audit import default_signer
 from lgov_core.audit.lineage import LINEAGE_FILE, read_lineage
 from lgov_core.audit.tensor_files import tensors_sha256
 from lgov_core.errors import TrainError
-from lgov_core.train.durable import sync_file
 from lgov_core.train.verl.job import VerlJob
 from lgov_core.train.verl.steps import Steps
 
 if TYPE_CHECKING:
-    from lgov_core.train.lineage import Lineage
+    from lgov_core.train.loop.lineage import Lineage
 
 #: The class that verl tells of its checkpoints, for ``trainer.checkpoint_callback_class``.
 CALLBACK: Final = "lgov_core.train.verl.checkpoints.Sealed"
@@ -112,7 +112,7 @@ def seal(job: VerlJob, step: int, checkpoint: Path) -> None:
 
 
 def _lineage(job: VerlJob) -> Lineage:
-    from lgov_core.train.lineage import Facts, Lineage
+    from lgov_core.train.loop.lineage import Facts, Lineage
 
     stated: Mapping[str, Any] = job.stated
     facts = Facts(

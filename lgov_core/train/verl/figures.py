@@ -6,8 +6,8 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from lgov_core.train.figures import earned_figures, step_figures
-from lgov_core.train.jobs import JobResult
+from lgov_core.train.loop.figures import earned_figures, step_figures
+from lgov_core.train.workers.jobs import JobResult
 from lgov_core.transitions import CreditRules, TransitionSet, rollout_returns
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
-from lgov_core.train.jobs import JobResult, WorkerConfig
+from lgov_core.train.workers.jobs import JobResult, WorkerConfig
 from lgov_core.types import Rollout
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ class Host(Protocol):
     def collect_rollouts(
         self, rollouts: Sequence[Rollout], progress: Callable[[int, int], None] | None = None
     ) -> list[JobResult]:
-        """See `lgov_core.train.loop.Collector`."""
+        """See `lgov_core.train.loop.loop.Collector`."""
         ...
 
     def told(self, figures: Mapping[str, Any]) -> None:
@@ -68,8 +68,8 @@ def open_workers(job: VerlJob, engine: Engine, store: RolloutQueue) -> Host:
 
 class _Workers:
     def __init__(self, job: VerlJob, engine: Engine, store: RolloutQueue) -> None:
-        from lgov_core.gateway.server import EndpointServer
-        from lgov_core.train.pool import WorkerPool
+        from lgov_core.gateway.serving.server import EndpointServer
+        from lgov_core.train.workers.pool import WorkerPool
 
         given: dict[str, Any] = {**job.options, "worker": WorkerConfig(**job.options["worker"])}
         options = WorkerOptions(**given)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from lgov_core.errors import TrainError
-from lgov_core.transitions.credit_rules import CreditRules
+from lgov_core.transitions.credit.credit_rules import CreditRules
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +114,7 @@ class VerlJob:
     (`lgov_core.train.verl.hydra_config.check_overrides`).
 
     ``stated`` is what the statements of its checkpoints say of the run and the job does not: ``settings``, ``policy``,
-    ``model`` and ``start_sha256`` as in `lgov_core.train.lineage.Facts`, and ``key``, the path of the key that signs them
+    ``model`` and ``start_sha256`` as in `lgov_core.train.loop.lineage.Facts`, and ``key``, the path of the key that signs them
     (without: nothing does).
 
     Raises `TrainError` for a value without meaning.

@@ -24,11 +24,10 @@ from verl.utils.tensordict_utils import list_of_dict_to_tensordict
 
 from lgov_core.errors import TrainError, UpstreamError
 from lgov_core.gateway.protocol import ANY_MODEL
-from lgov_core.gateway.token_engine import SampledTokens, TokenEngine, TokenPrompt
+from lgov_core.gateway.upstream.token_engine import SampledTokens, TokenEngine, TokenPrompt
 from lgov_core.models import load_model
 from lgov_core.store import RolloutQueue, open_store
-from lgov_core.train.batch_record import BatchRecord
-from lgov_core.train.failures import UsableSteps
+from lgov_core.train.loop.batch_record import BatchRecord
 from lgov_core.train.verl import estimator
 from lgov_core.train.verl.figures import figures
 from lgov_core.train.verl.hosts import Host
@@ -36,6 +35,7 @@ from lgov_core.train.verl.job import VerlJob
 from lgov_core.train.verl.resume import only_job
 from lgov_core.train.verl.rows import QueueRow, QueueRows, mini_batch_tasks, queue_rows
 from lgov_core.train.verl.steps import Steps
+from lgov_core.train.workers.failures import UsableSteps
 from lgov_core.transitions import Selection, Transition, assign_credit, build_transitions
 from lgov_core.types import Rollout, new_id
 

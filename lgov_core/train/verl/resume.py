@@ -10,14 +10,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from lgov_core._util.file_lock import HeldByAnother, hold
 from lgov_core.errors import TrainError
-from lgov_core.train.file_lock import HeldByAnother, hold
 from lgov_core.train.verl.checkpoints import sealed_checkpoints
 from lgov_core.train.verl.job import VerlJob
 from lgov_core.train.verl.steps import Steps
 
 if TYPE_CHECKING:
-    from lgov_core.train.loop import Task
+    from lgov_core.train.loop.loop import Task
 
 #: What must be as it was: with others verl would take other tasks, or the updates behind a checkpoint would not be the same.
 _SAME: Final = (

@@ -11,9 +11,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from lgov_core._util.durable import write_whole
 from lgov_core.errors import TrainError
-from lgov_core.train.durable import write_whole
-from lgov_core.train.metrics_log import MetricsLog, train_lines
+from lgov_core.train.loop.metrics_log import MetricsLog, train_lines
 from lgov_core.train.verl.checkpoints import sealed_checkpoints, start_sha256, weights_folder
 from lgov_core.train.verl.hydra_config import composed
 from lgov_core.train.verl.job import VerlJob
@@ -21,7 +21,7 @@ from lgov_core.train.verl.resume import left_by, task_rows, tasks_file
 from lgov_core.train.verl.steps import Steps
 
 if TYPE_CHECKING:
-    from lgov_core.train.loop import Task
+    from lgov_core.train.loop.loop import Task
 
 #: The versions whose seams lgov uses: 0.9.0 renamed what 0.8 had, and 0.10 may do so again.
 _LOWEST, _BELOW = (0, 9, 1), (0, 10)
@@ -59,7 +59,7 @@ def check_verl() -> None:
 
 def write_tasks(job: VerlJob, tasks: Sequence[Task]) -> Path:
     """Writes the tasks as verl's dataset reads them. Raises `TrainError` for two tasks of one id, or none."""
-    from lgov_core.transitions.export import write_table
+    from lgov_core.transitions.export.export import write_table
 
     ids = [task.task_id for task in tasks]
     if not ids or len(set(ids)) < len(ids):

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from lgov_core.errors import TrainError
-from lgov_core.train.batch_record import BatchRecord, read_batch, read_record, write_batch
-from lgov_core.train.metrics_log import MetricsLog
+from lgov_core.train.loop.batch_record import BatchRecord, read_batch, read_record, write_batch
+from lgov_core.train.loop.metrics_log import MetricsLog
 from lgov_core.transitions import Transition
 
 

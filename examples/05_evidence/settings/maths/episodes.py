@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from lgov_core.train.jobs import Job
+from lgov_core.train.workers.jobs import Job
 from settings.episodes import SettingRunner
 from settings.maths import agent
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from lgov_core.train.jobs import Job
+from lgov_core.train.workers.jobs import Job
 from settings.episodes import SettingRunner
 from settings.retrieval import agent
 from settings.retrieval.library import Library, f1, read_library

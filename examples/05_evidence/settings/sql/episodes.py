@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from lgov_core.demo.oracle import Oracle, Verdict
-from lgov_core.train.jobs import Job
+from lgov_core.train.workers.jobs import Job
 from settings.episodes import SettingRunner
 from settings.sql import agent
 from settings.sql.tasks import Question, build_database, run_query

@@ -1,0 +1,1 @@
+"""Small helpers without a domain: files, SQLite connections, JSON, suggestions."""

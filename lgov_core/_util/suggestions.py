@@ -1,0 +1,16 @@
+"""What to write instead of a name that nobody knows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+
+def suggest_name(name: str, known: Iterable[str], otherwise: str | None = None) -> str:
+    """A hint: the name in ``known`` that is spelt most like ``name``, else ``otherwise``, or all that are known."""
+    import difflib
+
+    every = list(known)
+    close = difflib.get_close_matches(name, every, n=1)
+    if close:
+        return f"did you mean {close[0]}?"
+    return f"write one of: {', '.join(every)}" if otherwise is None else otherwise

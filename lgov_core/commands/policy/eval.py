@@ -1,0 +1,127 @@
+"""``lgov policy eval``."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from lgov_core.commands.group import Exit, exit_status, json_option
+
+if TYPE_CHECKING:
+    from lgov_core.governor import Governor
+    from lgov_core.policies import PolicySet
+    from lgov_core.types import Decision
+    from lgov_core.views.policy_cases import Case
+
+
+@click.command("eval", epilog=exit_status(Exit.OK, Exit.FINDING, Exit.USAGE))
+@click.argument("file", type=click.Path(path_type=Path))
+@click.argument("cases", type=click.Path(path_type=Path))
+@json_option
+@click.pass_context
+def evaluate(ctx: click.Context, file: Path, cases: Path, as_json: bool) -> None:
+    """Judge the actions in CASES (JSON lines) by the policies in FILE and compare with what they expect.
+
+    Writes one JSON line a case (id, effect, policy, rule, severity, reason, expect, ok), then a summary: as text, or with
+    --json as a last line {"summary": {...}}. Exits 1 when any case is judged otherwise than expected. A case is
+    {"id", "point", "name", "arguments", "agent"?, "text"?, "user_text"?, "context"?, "sequence"?, "expect":
+    "allow"|"deny"}.
+
+    Each case is judged as if nothing had been judged before it: what the others cost, or said, does not count. Cases with
+    the same sequence (or else session_id, or rollout_id) do follow on each other.
+    """
+    from lgov_core.policies import dry_run as dry_run
+    from lgov_core.policies.loader import fresh_policies
+    from lgov_core.views.policy_cases import read_cases
+
+    judged: list[tuple[Case, Decision]] = []
+    with dry_run(), _Bench(fresh_policies(file)) as bench:
+        for case in read_cases(cases):
+            decision = bench.governor(case).decide(case.action)
+            judged.append((case, decision))
+            click.echo(json.dumps(_line(case, decision)))
+    summary = _summary(judged)
+    click.echo(json.dumps({"summary": summary}) if as_json else _in_words(summary))
+    ctx.exit(Exit.FINDING if summary["mismatches"] else Exit.OK)
+
+
+class _Bench:
+    """Who judges which case: one governor for each sequence, and for cases by themselves one that remembers nothing of them."""
+
+    def __init__(self, policies: Callable[[], PolicySet]) -> None:
+        from lgov_core.plugins import make_plugin_manager
+
+        self._policies = policies
+        # The policies in the file are asked, and nothing else that happens to be installed.
+        self._manager = make_plugin_manager(builtin=(), third_party=False)
+        self._alone = self._made(policies())
+        self._sequences: dict[str, Governor] = {}
+
+    def governor(self, case: Case) -> Governor:
+        if case.sequence is None:
+            return self._nobody_asked()
+        if case.sequence not in self._sequences:
+            self._sequences[case.sequence] = self._made(self._policies())
+        return self._sequences[case.sequence]
+
+    def _nobody_asked(self) -> Governor:
+        policies = self._policies()
+        if self._alone.policies != (policies,):
+            self._alone.close()
+            self._alone = self._made(policies)
+        return self._alone
+
+    def _made(self, policies: PolicySet) -> Governor:
+        from lgov_core.governor import Governor
+
+        return Governor(policies, manager=self._manager)
+
+    def __enter__(self) -> _Bench:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        for governor in (self._alone, *self._sequences.values()):
+            governor.close()
+
+
+def _line(case: Case, decision: Decision) -> dict[str, Any]:
+    return {
+        "id": case.case_id,
+        "effect": decision.effect.label,
+        "policy": decision.policy,
+        "rule": decision.rule,
+        "severity": decision.severity.value,
+        "reason": decision.reason,
+        "expect": "deny" if case.blocked else "allow",
+        "ok": case.blocked == decision.blocks,
+    }
+
+
+def _summary(judged: list[tuple[Case, Decision]]) -> dict[str, int]:
+    """Counts: cases that expect a deny and those of them that were blocked; the others and the false alarms in them."""
+    malicious = [decision.blocks for case, decision in judged if case.blocked]
+    benign = [decision.blocks for case, decision in judged if not case.blocked]
+    return {
+        "cases": len(judged),
+        "malicious": len(malicious),
+        "blocked": sum(malicious),
+        "benign": len(benign),
+        "false_alarms": sum(benign),
+        "mismatches": len(malicious) - sum(malicious) + sum(benign),
+    }
+
+
+def _in_words(summary: dict[str, int]) -> str:
+    return (
+        f"{summary['cases']} cases: {_share(summary['blocked'], summary['malicious'])} of the malicious blocked,"
+        f" {_share(summary['false_alarms'], summary['benign'])} of the benign are false alarms,"
+        f" {summary['mismatches']} mismatches"
+    )
+
+
+def _share(part: int, whole: int) -> str:
+    return f"{part} of {whole} ({part / whole:.1%})" if whole else "0 of 0"

@@ -1,0 +1,103 @@
+"""``lgov policy explain``."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from lgov_core.commands.group import Exit, exit_status, json_option
+from lgov_core.commands.output import write_json, write_table
+from lgov_core.errors import PolicyError
+
+if TYPE_CHECKING:
+    from lgov_core.policies.explain import RuleVerdict
+    from lgov_core.types import Decision
+
+
+@click.command(epilog=exit_status(Exit.OK, Exit.FINDING, Exit.USAGE, Exit.DENIED))
+@click.argument("file", type=click.Path(path_type=Path))
+@click.option(
+    "--action",
+    "action_text",
+    required=True,
+    metavar="JSON",
+    help='The action, e.g. {"name": "run_sql", "arguments": {"query": "..."}}; @PATH reads a file, - standard input.',
+)
+@json_option
+@click.pass_context
+def explain(ctx: click.Context, file: Path, action_text: str, as_json: bool) -> None:
+    """Say what every rule in FILE answers to one action, and why.
+
+    The action has the fields of a case of lgov policy eval: point (pre_tool_call unless it says otherwise), name,
+    arguments, agent, text, user_text, context.
+    """
+    from lgov_core.policies import dry_run as dry_run
+    from lgov_core.policies import load_policy_file
+    from lgov_core.policies.explain import explain as ask_all
+    from lgov_core.views.policy_cases import action_of, parse_object
+
+    action = action_of(parse_object(_text(action_text), "--action"), "--action")
+    with dry_run():
+        policies = load_policy_file(file)
+    found = ask_all(policies, action)
+    if as_json:
+        rules = [{"rule": verdict.rule, "covers": verdict.covers, **_about(verdict)} for verdict in found.verdicts]
+        write_json({"file": str(file), **_fields(found.decision), "rules": rules})
+    else:
+        write_table(
+            ("rule", "answer", "severity", "why"),
+            [(verdict.rule, *_cells(verdict)) for verdict in found.verdicts],
+        )
+        click.echo(f"\n{found.decision.effect.label}: {_why(found.decision)}")
+        if found.decision.arguments is not None or found.decision.text is not None:
+            click.echo(f"  it goes on as: {found.decision.arguments or found.decision.text}")
+    ctx.exit(Exit.DENIED if found.decision.blocks else Exit.OK)
+
+
+def _text(given: str) -> str:
+    if given == "-":
+        return sys.stdin.read()
+    if not given.startswith("@"):
+        return given
+    try:
+        return Path(given[1:]).read_text(encoding="utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        raise PolicyError(f"--action {given} cannot be read: {error}", hint="give @PATH of a file of JSON") from error
+
+
+def _fields(decision: Decision) -> dict[str, Any]:
+    fields: dict[str, Any] = {
+        "effect": decision.effect.label,
+        "policy": decision.policy,
+        "rule": decision.rule,
+        "severity": decision.severity.value,
+        "reason": decision.reason,
+    }
+    if decision.arguments is not None:
+        fields["arguments"] = dict(decision.arguments)
+    if decision.text is not None:
+        fields["text"] = decision.text
+    return fields
+
+
+def _about(verdict: RuleVerdict) -> dict[str, Any]:
+    if verdict.decision is not None:
+        return {"decision": _fields(verdict.decision)}
+    return {"decision": None}
+
+
+def _cells(verdict: RuleVerdict) -> tuple[str, str, str]:
+    if not verdict.covers:
+        return "-", "", "does not cover this action"
+    if verdict.decision is None:
+        return "no opinion", "", ""
+    blocks = verdict.decision.blocks
+    return verdict.decision.effect.label, verdict.decision.severity.value if blocks else "", _why(verdict.decision)
+
+
+def _why(decision: Decision) -> str:
+    where = f"{decision.policy}/{decision.rule}" if decision.rule else decision.policy
+    return f"{where}: {decision.reason}" if decision.reason else where

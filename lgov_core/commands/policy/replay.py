@@ -1,0 +1,132 @@
+"""``lgov policy replay``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from lgov_core.commands.group import Exit, exit_status, json_option
+from lgov_core.commands.output import write_json, write_table
+from lgov_core.commands.recorded import is_audit_record, opened_store
+from lgov_core.settings import without_password
+
+if TYPE_CHECKING:
+    from lgov_core.governor import Governor
+    from lgov_core.views.replay import Change, Replay
+
+#: Characters of arguments in the table.
+_ARGUMENTS_SHOWN = 80
+
+
+@click.command(epilog=exit_status(Exit.OK, Exit.FINDING, Exit.USAGE))
+@click.argument("file", type=click.Path(path_type=Path))
+@click.argument("store")
+@click.option("--limit", type=click.IntRange(min=0), default=50, show_default=True, help="Changes shown; 0: all.")
+@json_option
+@click.pass_context
+def replay(ctx: click.Context, file: Path, store: str, limit: int, as_json: bool) -> None:
+    """Say what the policies in FILE would have changed in STORE: a trace store, or an audit record.
+
+    Judges every recorded action again and lists those that would now be blocked, or no longer are; exits 1 when there
+    are any. Nothing is run and nothing is written. A trace store holds the tool calls; an audit record also the model
+    calls and texts. Rules that count against the clock (rates, seconds) count at the speed of the replay.
+    """
+    from lgov_core.governor import Governor
+    from lgov_core.plugins import make_plugin_manager
+    from lgov_core.policies import dry_run as dry_run
+    from lgov_core.policies import load_policy_file
+
+    with dry_run():
+        policies = load_policy_file(file)
+    governor = Governor(policies, manager=make_plugin_manager(builtin=(), third_party=False))
+    try:
+        found = _replayed(governor, store)
+    finally:
+        governor.close()
+    if as_json:
+        write_json(
+            {
+                "file": str(file),
+                "store": without_password(store),
+                **_counts(found),
+                "changes": [_fields(c) for c in found.changes],
+            }
+        )
+    else:
+        _show(found, limit)
+    ctx.exit(Exit.FINDING if found.changes else Exit.OK)
+
+
+def _replayed(governor: Governor, place: str) -> Replay:
+    from lgov_core.views.replay import from_audit, from_store
+    from lgov_core.views.replay import replay as judge_again
+
+    if is_audit_record(place):
+        from lgov_core.audit import AuditLog
+
+        with AuditLog(place) as log:
+            return judge_again(governor, from_audit(log.entries()))
+    with opened_store(place) as recorded:
+        return judge_again(governor, from_store(recorded))
+
+
+def _counts(found: Replay) -> dict[str, int]:
+    return {
+        "judged": found.judged,
+        "blocked_then": found.blocked_then,
+        "blocked_now": found.blocked_now,
+        "without_decision": found.unknown,
+        "incomplete": found.incomplete,
+        "changed": len(found.changes),
+    }
+
+
+def _fields(change: Change) -> dict[str, Any]:
+    action = change.recorded.action
+    return {
+        "rollout_id": action.rollout_id,
+        "attempt": action.attempt,
+        "call_id": action.call_id,
+        "point": action.point.value,
+        "name": action.name,
+        "arguments": dict(action.arguments),
+        "then": change.recorded.effect,
+        "then_policy": change.recorded.policy,
+        "then_rule": change.recorded.rule,
+        "now": change.decision.effect.label,
+        "now_policy": change.decision.policy,
+        "now_rule": change.decision.rule,
+        "reason": change.decision.reason if change.decision.blocks else change.recorded.reason,
+    }
+
+
+def _show(found: Replay, limit: int) -> None:
+    shown = found.changes[:limit] if limit else found.changes
+    if shown:
+        write_table(("rollout", "action", "then", "now", "why"), [_row(change) for change in shown])
+        click.echo()
+    if len(shown) < len(found.changes):
+        click.echo(f"{len(found.changes) - len(shown)} more changes; --limit 0 shows all", err=True)
+    click.echo(
+        f"{found.judged} actions judged again: {len(found.changes)} changed;"
+        f" {found.blocked_then} were blocked then, {found.blocked_now} would be now"
+    )
+    if found.unknown:
+        click.echo(f"{found.unknown} have no recorded decision to compare with", err=True)
+    if found.incomplete:
+        click.echo(f"{found.incomplete} could not be judged: their arguments are not in the record in full", err=True)
+
+
+def _row(change: Change) -> tuple[object, ...]:
+    action, now = change.recorded.action, change.decision
+    what = action.text if action.text is not None else str(dict(action.arguments))
+    then = change.recorded
+    return (
+        action.rollout_id,
+        f"{action.name} {what[:_ARGUMENTS_SHOWN]}",
+        f"{then.effect} {then.policy}/{then.rule}" if then.effect in ("deny", "escalate") else then.effect,
+        f"{now.effect.label} {now.policy}/{now.rule}" if now.blocks else now.effect.label,
+        now.reason if now.blocks else then.reason,
+    )

@@ -1,0 +1,58 @@
+"""``lgov traces export``: everything that was recorded, for other programs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from lgov_core.commands.group import Exit, exit_status, json_option
+from lgov_core.commands.output import write_json
+from lgov_core.commands.recorded import opened_store
+from lgov_core.errors import ExportError, StoreError
+
+
+@click.command(epilog=exit_status(Exit.OK, Exit.FINDING, Exit.USAGE, Exit.INTERRUPTED))
+@click.argument("store")
+@click.option("--format", "form", type=click.Choice(["jsonl", "parquet"]), default="jsonl", show_default=True)
+@click.option(
+    "--output",
+    type=click.Path(path_type=Path),
+    help="The file to write, for parquet a folder. [default: standard output]",
+)
+@click.option("--run", "run_id", help="Only rollouts of this run.")
+@click.option("--rollout", "rollout_ids", multiple=True, help="Only this rollout; may be given several times.")
+@json_option
+def export(
+    store: str, form: str, output: Path | None, run_id: str | None, rollout_ids: tuple[str, ...], as_json: bool
+) -> None:
+    """Write the rollouts, attempts, calls, rewards and spans in STORE as JSON lines, or as a folder of Parquet files.
+
+    A JSON line has the fields of one of them, and kind. Each file is written whole or not at all. --json adds a last line to
+    what is said about --output; what goes to standard output is JSON in any case. The training data made from all
+    this is another matter: lgov transitions.
+    """
+    from lgov_core._util.atomic_file import write_lines
+    from lgov_core.store.export import KINDS, json_lines, require_no_database, values_of, write_parquet
+
+    if form == "parquet" and output is None:
+        raise click.UsageError("parquet needs --output FOLDER")
+    ids = list(rollout_ids) or None
+    if output is not None:
+        require_no_database(output)
+    with opened_store(store) as recorded:
+        for rollout_id in rollout_ids:
+            if not any(True for kind in KINDS for _ in values_of(recorded, kind, rollout_ids=[rollout_id])):
+                raise StoreError(f"nothing is recorded of rollout {rollout_id}", hint="lgov traces list shows the ids")
+        if output is None:
+            for line in json_lines(recorded, run_id=run_id, rollout_ids=ids):
+                click.echo(line)
+            return
+        if form == "parquet":
+            count = write_parquet(output, recorded, run_id=run_id, rollout_ids=ids)
+        else:
+            count = write_lines(output, json_lines(recorded, run_id=run_id, rollout_ids=ids), ExportError)
+    if as_json:
+        write_json({"output": str(output), "format": form, "rows": count})
+    else:
+        click.echo(f"wrote {count} rows to {output}")

@@ -1,0 +1,349 @@
+"""FlightRecorderEmitter: what a flight recorder wrote, as spans for a store, a file or a stream."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import json
+import os
+import textwrap
+import threading
+from collections import Counter, deque
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from lgov_core._util.atomic_file import whole_file
+from lgov_core.emitter.lightning_span import (
+    POLICY_CHECK,
+    SIGNAL,
+    TOOL_CALL,
+    LightningSpan,
+    began_at,
+    entry_of,
+    entry_type_of,
+    id_of,
+    policy_of,
+    span_of,
+    violated,
+)
+from lgov_core.errors import ExportError
+from lgov_core.types import Span
+
+__all__ = ["FlightRecorderEmitter", "LightningSpan", "create_emitter"]
+
+#: Spans handed to a lgov store between two looks at what it kept: its queue must not overflow.
+_BATCH: Final = 500
+
+
+class FlightRecorderEmitter:
+    """Turns the entries of ``flight_recorder`` into spans, one each.
+
+    A recorder is a `FlightRecorder` or whatever has ``get_log()`` (entries oldest first) or ``query_logs()`` (in either
+    order); an entry is a mapping or an object with fields. Where ``get_log`` takes ``after``, the ``position`` of the last
+    entry seen (an entry that names none counts one), looking for news costs the same however much there is. Policy checks,
+    signals and tool calls can be left out; entries of other types are always in. ``trace_id_prefix`` and the agent's id
+    make up the trace id.
+
+    All methods may be called from any thread. Raises `ExportError` for an object that is no recorder.
+    """
+
+    def __init__(
+        self,
+        flight_recorder: Any,
+        include_policy_checks: bool = True,
+        include_signals: bool = True,
+        include_tool_calls: bool = True,
+        trace_id_prefix: str = "agentos",
+    ) -> None:
+        self.flight_recorder = flight_recorder
+        self.trace_id_prefix = trace_id_prefix
+        switches = {POLICY_CHECK: include_policy_checks, SIGNAL: include_signals, TOOL_CALL: include_tool_calls}
+        self._left_out = frozenset(kind for kind, included in switches.items() if not included)
+        self._read = _reader_of(flight_recorder)
+        self._lock = threading.Lock()
+        self._position = 0
+        self._last: Mapping[str, Any] | None = None
+        self._new: deque[LightningSpan] = deque()
+
+    # ------------------------------------------------------------------ spans
+
+    def get_spans(self) -> list[LightningSpan]:
+        """The spans of everything recorded so far. Leaves what `get_new_spans` will answer as it is."""
+        return self._spans(self._read(0, None), 0)
+
+    def get_new_spans(self) -> list[LightningSpan]:
+        """The spans of what was recorded since the last call; at first, of everything. Each is answered once."""
+        with self._lock:
+            self._look()
+            # Popped one by one, because a stream takes from the same queue without the lock.
+            return [span for _ in range(len(self._new)) if (span := self._popped()) is not None]
+
+    async def stream(self, stop_event: Any = None, poll_interval: float = 0.1) -> AsyncGenerator[LightningSpan]:
+        """New spans as they come; shares its place with `get_new_spans`, so each span goes to one of them.
+
+        Looks every ``poll_interval`` seconds, in a thread. Once ``stop_event`` (an ``asyncio.Event`` or
+        ``threading.Event``) is set, what was recorded before is still yielded; then the stream ends. A consumer that
+        leaves early loses nothing: what it did not get comes with the next call.
+        """
+        if not isinstance(poll_interval, int | float) or not poll_interval > 0:  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise ExportError(f"poll_interval must be above 0, not {poll_interval!r}")
+        while True:
+            stopping = stop_event is not None and stop_event.is_set()
+            while (span := self._popped() or await asyncio.to_thread(self._next)) is not None:
+                yield span
+            if stopping:
+                return
+            if isinstance(stop_event, asyncio.Event):
+                try:
+                    await asyncio.wait_for(stop_event.wait(), poll_interval)
+                except TimeoutError:
+                    continue
+            else:
+                await asyncio.sleep(poll_interval)
+
+    def _next(self) -> LightningSpan | None:
+        with self._lock:
+            if not self._new:
+                self._look()
+            return self._popped()
+
+    def _popped(self) -> LightningSpan | None:
+        try:
+            return self._new.popleft()
+        except IndexError:
+            return None
+
+    def _look(self) -> None:
+        """Queues what is new. Where the recorder forgot old entries, the last one seen tells where to go on."""
+        entries = self._read(self._position, self._last)
+        if entries:
+            self._new.extend(self._spans(entries, self._position))
+            told = [place for entry in entries if isinstance(place := entry.get("position"), int)]
+            self._position = max(told) if len(told) == len(entries) else self._position + len(entries)
+            self._last = entries[-1]
+
+    def _spans(self, entries: Sequence[Mapping[str, Any]], before: int) -> list[LightningSpan]:
+        return [
+            span_of(entry, trace_id_prefix=self.trace_id_prefix, number=number)
+            for number, entry in enumerate(entries, before + 1)
+            if entry_type_of(entry) not in self._left_out
+        ]
+
+    def get_violation_summary(self) -> dict[str, Any]:
+        """``total_entries``, ``total_violations``, ``violation_rate`` (of all entries) and ``policies_violated`` by name.
+
+        Over everything recorded, whatever is left out of the spans. A violation is a policy check that found something
+        and was enforced; one that failed itself (a fault) is none.
+        """
+        entries = self._read(0, None)
+        by_policy = Counter(policy_of(entry) for entry in entries if violated(entry))
+        return {
+            "total_entries": len(entries),
+            "total_violations": by_policy.total(),
+            "violation_rate": by_policy.total() / len(entries) if entries else 0.0,
+            "policies_violated": dict(by_policy),
+        }
+
+    # ------------------------------------------------------------------ to a store
+
+    def emit_to_store(self, store: Any) -> int:
+        """Hands every span to ``store`` and returns how many it took.
+
+        The store has ``emit_span`` or ``add_span``, plain or asynchronous; a lgov `TraceStore` gets its own kind of span,
+        and what it dropped does not count. All spans are tried; if any was not stored, `ExportError` says how many were
+        (``stored``) and what the first error was. Inside a running event loop an asynchronous store needs
+        `aemit_to_store`.
+        """
+        take = _taker_of(store)
+        if inspect.iscoroutinefunction(take):
+            _require_no_loop()
+            return asyncio.run(self.aemit_to_store(store))
+        delivery = _Delivery(store, take)
+        for span in self.get_spans():
+            answer = delivery.hand(span)
+            if inspect.isawaitable(answer):
+                _require_no_loop(answer)
+                answer = delivery.settle(lambda answer=answer: asyncio.run(_awaited(answer)))
+            delivery.taken(answer)
+        return delivery.end()
+
+    async def aemit_to_store(self, store: Any) -> int:
+        """As `emit_to_store`, for a running event loop: what an asynchronous store answers is awaited."""
+        delivery = _Delivery(store, _taker_of(store))
+        for span in await asyncio.to_thread(self.get_spans):
+            answer = delivery.hand(span)
+            if inspect.isawaitable(answer):
+                try:
+                    answer = await answer
+                except Exception as error:  # noqa: BLE001 - counted, and told at the end
+                    answer = delivery.failed(error)
+            delivery.taken(answer)
+        return await asyncio.to_thread(delivery.end)
+
+    # ------------------------------------------------------------------ to a file
+
+    def export_to_file(self, path: str | os.PathLike[str]) -> int:
+        """Writes every span to ``path`` as a JSON array and returns how many.
+
+        The file (mode 0600) appears whole or not at all: it is written beside its place, synced and moved there. Raises
+        `ExportError`, leaving what was there, when ``path`` is a link, no ordinary file or a database (the record itself
+        is easily named by mistake), or cannot be written.
+        """
+        with whole_file(Path(path), ExportError) as beside, beside.open("w", encoding="ascii") as file:
+            spans = self.get_spans()
+            file.writelines(f"{line}\n" for line in _array(spans))
+        return len(spans)
+
+
+def create_emitter(
+    recorder: Any,
+    include_policy_checks: bool = True,
+    include_signals: bool = True,
+    include_tool_calls: bool = True,
+    trace_id_prefix: str = "agentos",
+) -> FlightRecorderEmitter:
+    """A `FlightRecorderEmitter` for ``recorder``. An unknown keyword is a TypeError."""
+    return FlightRecorderEmitter(recorder, include_policy_checks, include_signals, include_tool_calls, trace_id_prefix)
+
+
+class _Delivery:
+    """Counts what a store really took."""
+
+    def __init__(self, store: Any, take: Callable[[Any], Any]) -> None:
+        self._take = take
+        self._own = all(hasattr(store, name) for name in ("add_span", "flush", "dropped_spans", "add_rewards"))
+        self._store = store
+        self._dropped = store.dropped_spans if self._own else 0
+        self._tried = self._stored = 0
+        self._first: Exception | None = None
+
+    def hand(self, span: LightningSpan) -> Any:
+        self._tried += 1
+        if self._own and self._tried % _BATCH == 0:
+            self.settle(self._store.flush)
+        return self.settle(lambda: self._take(_own_span(span) if self._own else span))
+
+    def settle(self, call: Callable[[], Any]) -> Any:
+        try:
+            return call()
+        except ExportError:
+            raise
+        except Exception as error:  # noqa: BLE001 - counted, and told at the end
+            return self.failed(error)
+
+    def failed(self, error: Exception) -> bool:
+        self._first = self._first or error
+        return False
+
+    def taken(self, answer: Any) -> None:
+        self._stored += answer is not False
+
+    def end(self) -> int:
+        if self._own:
+            self.settle(self._store.flush)
+            self._stored -= self._store.dropped_spans - self._dropped
+        if self._stored < self._tried:
+            why = "it answered False or dropped them" if self._first is None else repr(self._first)
+            raise ExportError(
+                f"{self._tried - self._stored} of {self._tried} spans were not stored: {why}", stored=self._stored
+            ) from self._first
+        return self._stored
+
+
+def _array(spans: Sequence[LightningSpan]) -> Iterator[str]:
+    """The lines of a JSON array of ``spans``."""
+    yield "[" if spans else "[]"
+    for number, span in enumerate(spans, start=1):
+        text = json.dumps(span.to_dict(), indent=2, allow_nan=False)
+        yield textwrap.indent(text, "  ") + ("," if number < len(spans) else "\n]")
+
+
+def _own_span(span: LightningSpan) -> Span:
+    """The span as lgov's own stores take it."""
+    written = span.to_dict()["attributes"]
+    attempt = written.get("agent_os.attempt")
+    rollout = written.get("agent_os.rollout_id")
+    return Span(
+        name=span.name,
+        span_id=span.span_id,
+        started_at=span.start_time.timestamp(),
+        ended_at=None if span.end_time is None else span.end_time.timestamp(),
+        attributes={**written, "agent_os.trace_id": span.trace_id},
+        rollout_id=rollout if isinstance(rollout, str) else None,
+        attempt=attempt if isinstance(attempt, int) else None,
+    )
+
+
+def _taker_of(store: Any) -> Callable[[Any], Any]:
+    for name in ("emit_span", "add_span"):
+        if callable(take := getattr(store, name, None)):
+            return take
+    raise ExportError(f"a {type(store).__name__} takes no spans", hint="pass an object with emit_span or add_span")
+
+
+def _require_no_loop(answer: Any = None) -> None:
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return
+    if inspect.iscoroutine(answer):
+        answer.close()
+    raise ExportError("this store is asynchronous", hint="write await emitter.aemit_to_store(store)")
+
+
+async def _awaited(answer: Any) -> Any:
+    return await answer
+
+
+def _reader_of(recorder: Any) -> Callable[[int, Mapping[str, Any] | None], Sequence[Mapping[str, Any]]]:
+    """A function of a position and the last entry seen, that answers the entries after them."""
+    name = "get_log" if hasattr(recorder, "get_log") else "query_logs"
+    read: Any = getattr(recorder, name, None)
+    if inspect.isclass(recorder) or not callable(read):
+        raise ExportError(
+            f"a {type(recorder).__name__} is no flight recorder: it has no get_log and no query_logs",
+            hint="pass a FlightRecorder",
+        )
+    takes = _parameters(read)
+    options = {"limit": 2**31 - 1} if "limit" in takes else {}
+    flush = getattr(recorder, "flush", None)
+
+    def entries(**position: int) -> Sequence[Mapping[str, Any]]:
+        if callable(flush):  # a recorder that buffers shows only what it has written
+            flush()
+        found = _checked(read(**options, **position), recorder)
+        newest_first = name == "query_logs" and len(found) > 1 and began_at(found[0]) > began_at(found[-1])
+        return found[::-1] if newest_first else found
+
+    if "after" in takes:
+        return lambda position, last: entries(after=position)
+
+    def look(position: int, last: Mapping[str, Any] | None) -> Sequence[Mapping[str, Any]]:
+        found = entries()
+        if last is None:
+            return found
+        seen = id_of(last)
+        if len(found) >= position and (seen is None or id_of(found[position - 1]) == seen):
+            return found[position:]
+        # Entries were forgotten meanwhile: go on after the last one seen, or with all when that is gone as well.
+        places = [at for at, entry in enumerate(found) if seen is not None and id_of(entry) == seen]
+        return found[places[-1] + 1 :] if places else found
+
+    return look
+
+
+def _parameters(read: Any) -> frozenset[str]:
+    try:
+        return frozenset(inspect.signature(read).parameters)
+    except (TypeError, ValueError):
+        return frozenset()
+
+
+def _checked(found: Any, recorder: Any) -> Sequence[Mapping[str, Any]]:
+    """The entries as mappings. Raises `ExportError` for an answer that is no list of entries."""
+    if inspect.iscoroutine(found):
+        found.close()
+    if not isinstance(found, Sequence) or isinstance(found, str | bytes):
+        raise ExportError(f"the recorder {type(recorder).__name__} answered no list of entries")
+    return [entry_of(entry) for entry in found]

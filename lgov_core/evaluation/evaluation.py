@@ -1,0 +1,222 @@
+"""Measures a model on held-out tasks with an agent: sampled as in training, with 95 % intervals."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final, cast
+
+from lgov_core.client.abandoned_threads import as_they_end
+from lgov_core.client.attempts import Agent, AgentRunner
+from lgov_core.client.wire import Assignment, Report
+from lgov_core.gateway.app import create_app
+from lgov_core.gateway.serving.keys import KeyRing
+from lgov_core.gateway.serving.server import EndpointServer
+from lgov_core.models import LanguageModel
+from lgov_core.reward import RuleSet
+from lgov_core.server.key_path import PREFIX, KeyInPath
+from lgov_core.server.policy_engine import PolicyEngine
+from lgov_core.store import open_store
+from lgov_core.store.protocol import TraceStore
+from lgov_core.train.loop.intervals import Estimate, grouped_interval, mean_interval, share_interval
+from lgov_core.types import Outcome, Rollout, new_id
+
+#: A key outlives its attempt by this.
+_KEY_SPARE_S: Final = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Score:
+    """What one task came to in each of its samples that says something about the model: rewards by channel, and so on.
+
+    ``lost`` counts the samples of which nothing can be said (infrastructure, timeout), after all tries.
+    """
+
+    rewards: tuple[Mapping[str, float], ...] = ()
+    succeeded: tuple[bool, ...] = ()
+    violated: tuple[bool, ...] = ()
+    calls: tuple[int, ...] = ()
+    lost: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class EvaluationResult:
+    """The scores of tasks, in their order, and what they come to. ``store`` holds every rollout."""
+
+    scores: tuple[Score, ...]
+    store: str
+
+    def reward(self, channel: str) -> Estimate:
+        """The mean reward of a rollout in a channel; rollouts that earned nothing there count as 0."""
+        return grouped_interval(
+            {str(n): [one.get(channel, 0.0) for one in score.rewards] for n, score in enumerate(self.scores)}
+        )
+
+    @property
+    def channels(self) -> list[str]:
+        """All channels in which anything was earned."""
+        return sorted({name for score in self.scores for one in score.rewards for name in one})
+
+    def as_json(self) -> dict[str, Any]:
+        """Everything as JSON values; each number with its interval."""
+        success = {str(n): score.succeeded for n, score in enumerate(self.scores)}
+        violated = {str(n): score.violated for n, score in enumerate(self.scores)}
+        calls = {str(n): [float(one) for one in score.calls] for n, score in enumerate(self.scores)}
+        return {
+            "tasks": len(self.scores),
+            "rollouts": sum(len(score.rewards) for score in self.scores),
+            "lost": sum(score.lost for score in self.scores),
+            "rewards": {name: self.reward(name).as_json() for name in self.channels},
+            "succeeded": share_interval(success).as_json(),
+            "violation_rate": share_interval(violated).as_json(),
+            "calls": grouped_interval(calls).as_json(),
+            "store": self.store,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class EvaluationPlan:
+    """How to measure: ``samples`` rollouts of each task, ``workers`` at a time, each tried ``max_attempts`` times at most.
+
+    ``policy`` is a policy file under which installed frameworks are governed; ``rules`` reward single calls (AIR).
+    """
+
+    samples: int = 1
+    workers: int = 4
+    timeout_s: float = 600.0
+    max_attempts: int = 3
+    max_new_tokens: int = 256
+    max_batch: int = 64
+    seed: int = 0
+    policy: Path | None = None
+    rules: RuleSet | None = field(default=None, repr=False)
+
+
+def evaluate(
+    model: LanguageModel,
+    tasks: Sequence[Mapping[str, Any]],
+    agent: Agent,
+    folder: Path,
+    plan: EvaluationPlan | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> EvaluationResult:
+    """Runs ``agent(resource, task)`` on every task with ``model`` behind an endpoint of this process.
+
+    ``folder`` gets the store and, under a policy, the audit record. ``progress(done, total)`` is called after each rollout.
+    Raises `LgovError` for what cannot be set up; what an agent does is an outcome. On Ctrl-C attempts are left behind, and
+    KeyboardInterrupt goes on.
+    """
+    plan = plan or EvaluationPlan()
+    folder.mkdir(parents=True, exist_ok=True)
+    place = folder / "store.sqlite"
+    keys = KeyRing(required=False)
+    engine = PolicyEngine(model, max_batch=plan.max_batch, max_new_tokens=plan.max_new_tokens, seed=plan.seed)
+    with contextlib.ExitStack() as opened:
+        store = opened.enter_context(contextlib.closing(open_store(str(place))))
+        app = create_app([engine], store, keys=keys)
+        server = opened.enter_context(EndpointServer(cast(Any, KeyInPath(app))))
+        runner = AgentRunner(
+            agent, endpoint=server.url, policy=plan.policy, audit=folder / "audit.db", rules=plan.rules
+        )
+        opened.callback(runner.close)
+        sampler = _Sampler(store, keys, runner, server.url, model.name, plan)
+        samples = [(number, task) for number, task in enumerate(tasks) for _ in range(plan.samples)]
+        reports: dict[int, list[tuple[Report, int]]] = {number: [] for number, _ in samples}
+        running = opened.enter_context(
+            contextlib.closing(as_they_end(sampler.run, samples, plan.workers, name="lgov-eval"))
+        )
+        for done, (at, report) in enumerate(running, 1):
+            reports[samples[at][0]].append(report)
+            if progress is not None:
+                progress(done, len(samples))
+    return EvaluationResult(tuple(_score(reports[number]) for number in sorted(reports)), str(place))
+
+
+def difference(after: EvaluationResult, before: EvaluationResult, channel: str) -> Estimate:
+    """The mean of after minus before in a channel, by tasks that both have, with the paired interval."""
+    gaps: list[float] = []
+    for one, other in zip(after.scores, before.scores, strict=True):
+        if one.rewards and other.rewards:
+            gaps.append(_mean(one.rewards, channel) - _mean(other.rewards, channel))
+    return mean_interval(gaps)
+
+
+class _Sampler:
+    """Runs one rollout, and again when the machines were to blame. For any thread."""
+
+    def __init__(
+        self, store: TraceStore, keys: KeyRing, runner: AgentRunner, url: str, model: str, plan: EvaluationPlan
+    ) -> None:
+        self._store, self._keys, self._runner, self._url, self._model, self._plan = (
+            store,
+            keys,
+            runner,
+            url,
+            model,
+            plan,
+        )
+        self._run_id = new_id("eval")
+
+    def run(self, sample: tuple[int, Mapping[str, Any]]) -> tuple[Report, int]:
+        """The report of the last try of a task, which is given with its number, and how many model calls it made."""
+        number, task = sample
+        task_id = f"task-{number:06d}"
+        rollout = Rollout(new_id("ro"), task_id, self._run_id, {"task": dict(task), "mode": "test"})
+        self._store.add_rollouts([rollout])
+        report = Report(Outcome.INFRASTRUCTURE, error="it was never begun")
+        calls = 0
+        for attempt in range(1, self._plan.max_attempts + 1):
+            self._store.start_attempt(rollout.rollout_id, attempt)
+            expires_at = time.time() + self._plan.timeout_s + _KEY_SPARE_S
+            key = self._keys.issue(rollout.rollout_id, attempt, expires_at=expires_at)
+            report = self._runner.run(
+                Assignment(
+                    rollout.rollout_id,
+                    attempt,
+                    task_id,
+                    "test",
+                    task,
+                    f"{self._url}{PREFIX}{key}/v1",
+                    self._model,
+                    self._plan.timeout_s,
+                )
+            )
+            for span in report.spans:
+                self._store.add_span(span)
+            self._store.finish_attempt(
+                rollout.rollout_id,
+                attempt,
+                report.outcome,
+                error=report.error,
+                result={"counts": dict(report.counts)},
+                rewards=report.rewards,
+            )
+            calls = sum(one.attempt == attempt for one in self._store.calls([rollout.rollout_id]))
+            if report.outcome.trainable:
+                break
+        return report, calls
+
+
+def _score(reports: Sequence[tuple[Report, int]]) -> Score:
+    usable = [(report, calls) for report, calls in reports if report.outcome.trainable]
+    return Score(
+        rewards=tuple(_sums(report) for report, _ in usable),
+        succeeded=tuple(report.outcome is Outcome.SUCCEEDED for report, _ in usable),
+        violated=tuple(report.counts.get("violations", 0) > 0 for report, _ in usable),
+        calls=tuple(calls for _, calls in usable),
+        lost=len(reports) - len(usable),
+    )
+
+
+def _sums(report: Report) -> dict[str, float]:
+    sums: dict[str, float] = {}
+    for reward in report.rewards:
+        sums[reward.dimension] = sums.get(reward.dimension, 0.0) + reward.value
+    return sums
+
+
+def _mean(rewards: Sequence[Mapping[str, float]], channel: str) -> float:
+    return sum(one.get(channel, 0.0) for one in rewards) / len(rewards)

@@ -1,0 +1,73 @@
+"""Hands a checkpoint on: as a transformers folder, or as an adapter that PEFT loads."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+from typing import Final, Literal
+
+from lgov_core.audit import default_signer
+from lgov_core.audit.attestation import attest, read_attestation
+from lgov_core.audit.heads import Signer
+from lgov_core.audit.lineage import EXPORT, LINEAGE_FILE, read_lineage
+from lgov_core.errors import TrainError
+from lgov_core.evaluation.model import TrainedModel
+from lgov_core.train.loop.batch_record import file_sha256
+from lgov_core.train.loop.lineage import code_facts
+
+Form = Literal["transformers", "peft"]
+FORMS: Final[tuple[Form, ...]] = ("transformers", "peft")
+
+
+def export(trained: TrainedModel, folder: Path, form: Form = "transformers", *, signer: Signer | None = None) -> Path:
+    """Writes ``folder``, whole or not at all: a model with its tokenizer, or the adapters by themselves.
+
+    Where the checkpoint has a lineage, the folder gets it too, with a statement about its own files (signed by ``signer``, or
+    the key of the audit record where there is one), so that ``lgov audit verify`` checks it as well. Raises `TrainError` when
+    the folder is there already, cannot be written, or no adapters were trained.
+    """
+    if form == "peft" and not trained.adapters:
+        raise TrainError(
+            f"{trained.path} holds all weights of a model, no adapters", hint="export it with --format transformers"
+        )
+    if folder.exists():
+        raise TrainError(f"{folder} is there already", hint="name a new folder")
+    partial = folder.with_name(f".{folder.name}.partial")
+    try:
+        shutil.rmtree(partial, ignore_errors=True)
+        partial.mkdir(parents=True)
+        if form == "transformers":
+            trained.model.save(partial)
+        else:
+            config = trained.policy.module.peft_config["default"]
+            config.base_model_name_or_path = trained.base
+            trained.policy.module.save_pretrained(partial)
+        if trained.lineage is not None:
+            _state(trained, partial, form, signer or default_signer())
+        os.replace(partial, folder)
+    except OSError as error:
+        raise TrainError(f"{folder} could not be written: {error}", hint="free some space") from error
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+    return folder
+
+
+def _state(trained: TrainedModel, partial: Path, form: Form, signer: Signer | None) -> None:
+    lines = read_lineage(trained.path)
+    parent = read_attestation(lines[-1])
+    said = parent.statement["predicate"]
+    predicate = {
+        "step": said["step"],
+        "run_id": said["run_id"],
+        "parent": {"sha256": parent.sha256, "step": said["step"], "weights_sha256": said["weights"]["sha256"]},
+        "start": said["start"],
+        "data": [],
+        "policy": said["policy"],
+        "code": code_facts(),
+        "weights": said["weights"],
+        "form": form,
+    }
+    files = {path.relative_to(partial).as_posix(): file_sha256(path) for path in partial.rglob("*") if path.is_file()}
+    line = attest(files, EXPORT, predicate, signer)
+    (partial / LINEAGE_FILE).write_text("\n".join([*lines, line]) + "\n", encoding="ascii")

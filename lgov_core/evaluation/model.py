@@ -1,0 +1,141 @@
+"""A checkpoint as a model: what training began with, and the weights that came of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+
+from lgov_core.audit.attestation import read_attestation
+from lgov_core.audit.lineage import LINEAGE_FILE, LineageReport, read_lineage, verify_lineage
+from lgov_core.errors import TrainError
+from lgov_core.models import LanguageModel, load_model
+from lgov_core.server.verl.recipe import model_place
+from lgov_core.train.loop.checkpoint import find_checkpoint, read_checkpoint
+from lgov_core.train.loop.policy_model import PolicyModel, full_policy, lora_policy
+from lgov_core.train.loop.weights_digest import weights_digest
+from lgov_core.train.verl.checkpoints import find_sealed, start_sha256
+
+
+@dataclass(frozen=True, slots=True)
+class TrainedModel:
+    """A checkpoint that was loaded. ``model`` serves the trained weights; ``policy`` holds them as they were trained.
+
+    ``base`` is the name or folder of what training began with, ``started`` its own weights (by the names of ``model``'s module;
+    only those that training changes). ``lineage`` is what was found when the statements were checked; None without any.
+    """
+
+    path: Path
+    step: int
+    model: LanguageModel
+    policy: PolicyModel
+    base: str
+    started: Mapping[str, torch.Tensor]
+    lineage: LineageReport | None
+
+    @property
+    def adapters(self) -> bool:
+        """Whether low-rank adapters were trained, and not all weights."""
+        return hasattr(self.policy.module, "peft_config")
+
+
+def load_trained(path: Path, *, base: str | None = None, device: str = "cpu") -> TrainedModel:
+    """The checkpoint that ``path`` names (see `find_checkpoint`; for verl's `find_sealed`), on the model it was trained from.
+
+    The statements that come with it are checked first, and the model against them. ``base`` names the model where nothing is
+    stated, or where it has moved. Raises `TrainError` when the lineage is broken, the model is another one or not named, or the
+    weights do not fit it; `ModelError` when the model cannot be loaded.
+    """
+    sealed = find_sealed(path)
+    if sealed is not None:
+        return _of_verl(sealed, base, device)
+    folder = find_checkpoint(path)
+    report, said = _stated(folder)
+    name, model = _base(folder, folder.parent.parent, said, base, device)
+    own: dict[str, torch.Tensor] = model.module.state_dict()
+    _require_start(folder, said, name, weights_digest(own.items()))
+    checkpoint = read_checkpoint(folder)
+    rank = _rank(checkpoint.weights)
+    policy = full_policy(model.module) if rank is None else lora_policy(model.module, rank=rank)
+    try:
+        policy.load(checkpoint.weights)
+    except RuntimeError as error:
+        raise TrainError(f"the weights of {folder} do not fit {name}: {error}") from error
+    served = policy.served()
+    started = {key: own[key].detach().clone() for key in served}
+    serve(model, served)
+    return TrainedModel(folder, checkpoint.step, model, policy, name, started, report)
+
+
+def _of_verl(folder: Path, base: str | None, device: str) -> TrainedModel:
+    """The checkpoint with the transformers folder ``folder``. verl trains all weights, and writes all of them."""
+    report, said = _stated(folder)
+    name, model = _base(folder, folder.parents[3], said, base, device)
+    _require_start(folder, said, name, start_sha256(model_place(name)))
+    own: dict[str, torch.Tensor] = model.module.state_dict()
+    weights: dict[str, torch.Tensor] = {}
+    try:
+        for file in sorted(folder.glob("*.safetensors")):
+            weights |= load_file(file)
+        odd = sorted(weights.keys() - own.keys())
+        if odd:
+            raise TrainError(
+                f"the weights of {folder} are not those of {name} (others: {', '.join(odd[:3])})",
+                hint="adapters that were trained on verl cannot be read",
+            )
+        started = {key: own[key].detach().clone() for key in weights}
+        serve(model, weights)
+    except (OSError, RuntimeError, SafetensorError) as error:
+        raise TrainError(f"the weights of {folder} cannot be loaded into {name}: {error}") from error
+    policy = PolicyModel(model.module, lambda: {key: value.detach().clone() for key, value in own.items()})
+    return TrainedModel(folder, int(said["step"]), model, policy, name, started, report)
+
+
+def _base(folder: Path, run: Path, said: Mapping[str, Any], base: str | None, device: str) -> tuple[str, LanguageModel]:
+    """Name and model of what a checkpoint of ``run`` was trained from."""
+    settings: Any = said.get("settings", {}).get("model")
+    chosen: Mapping[str, Any] = settings if isinstance(settings, Mapping) else {}
+    name = base or said.get("start", {}).get("model")
+    if name is None:
+        raise TrainError(f"{folder} does not say from which model it was trained", hint="name it with --model")
+    beside = run.parent / Path(name).name
+    if base is None and Path(name).is_absolute() and not Path(name).exists() and beside.is_dir():
+        name = str(beside)  # a run that was moved still has its beginning beside it
+    dtype = chosen.get("dtype") or "float32"
+    return name, load_model(name, dtype=dtype, tool_format=chosen.get("tool_format"), device=device)
+
+
+def _require_start(folder: Path, said: Mapping[str, Any], name: str, digest: str | None) -> None:
+    stated = said.get("start", {}).get("weights_sha256")
+    if stated is not None and digest != stated:
+        raise TrainError(
+            f"{name} is not the model that {folder} was trained from: its weights are others",
+            hint="name the right one with --model",
+        )
+
+
+def serve(model: LanguageModel, weights: Mapping[str, torch.Tensor]) -> None:
+    """Puts weights into a model that is not in use, by the names of its module's state."""
+    model.module.load_state_dict(dict(weights), strict=False)
+
+
+def _stated(folder: Path) -> tuple[LineageReport | None, Mapping[str, Any]]:
+    if not (folder / LINEAGE_FILE).exists():
+        return None, {}
+    report = verify_lineage(folder)
+    if not report.ok:
+        raise TrainError(
+            f"{folder} is not what was stated of it: {report.problem}", hint=f"see lgov audit verify {folder}"
+        )
+    return report, read_attestation(read_lineage(folder)[-1]).statement["predicate"]
+
+
+def _rank(weights: Mapping[str, torch.Tensor]) -> int | None:
+    """The rank of adapters; None when the weights are those of a whole model."""
+    ranks = {value.shape[0] for name, value in weights.items() if ".lora_A." in name}
+    return max(ranks) if ranks else None

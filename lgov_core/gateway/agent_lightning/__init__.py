@@ -1,0 +1,1 @@
+"""Agent Lightning's store API, served by the endpoint."""

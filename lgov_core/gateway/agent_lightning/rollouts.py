@@ -1,0 +1,352 @@
+"""agent-lightning 1.0's rollouts and events, kept in the trace store."""
+
+from __future__ import annotations
+
+import json
+import math
+import threading
+import time
+from collections.abc import Iterable, Mapping
+from typing import Any, Final
+
+from lgov_core.errors import EndpointError
+from lgov_core.gateway.agent_lightning.values import (
+    ENDED,
+    EVENT_DATA,
+    EVENT_SPAN,
+    EVENT_TYPE,
+    FIRST_ATTEMPT,
+    MOVES,
+    LightningRollout,
+    attempt_id,
+    attempt_number,
+    event_body,
+    event_of_call,
+    event_of_span,
+    read_patch,
+    read_rollout,
+    require_characters,
+    trimmed,
+    unprocessable,
+)
+from lgov_core.gateway.serving.keys import KeyGrant
+from lgov_core.scope import RolloutScope
+from lgov_core.store.protocol import TraceStore
+from lgov_core.types import Outcome, Reward, Rollout, Span, new_id
+
+#: The run to which the rollouts made over this API belong.
+RUN_ID: Final = "agent-lightning"
+
+#: What a reward is shown as that a key gave which may not judge: trainers take the last ``reward`` for the attempt's.
+_CALL_REWARD: Final = "call_reward"
+_STATUS_SPAN: Final = "lgov.lightning.status"
+_STATUS: Final = "lgov.lightning.status.body"
+
+
+class LightningRollouts:
+    """The state behind the routes. A rollout is one of the store's, its attempt "0" the store's attempt 1.
+
+    What a client is told is in the store first. A process that begins finds the rollouts of the one before it. A deleted
+    rollout is no longer shown; its calls, events and rewards stay in the store. A failed one counts as failed where its
+    final reward was given, else as a failure of the machines: it is then no training data.
+
+    All methods block and may be called from any thread; one at a time does its work.
+    """
+
+    def __init__(self, store: TraceStore) -> None:
+        self._store = store
+        self._lock = threading.Lock()
+        self._known: dict[str, LightningRollout] | None = None
+        self._ended: list[str] = []
+
+    # ------------------------------------------------------------------ rollouts
+
+    def create(self, body: Any) -> list[dict[str, Any]]:
+        """Makes rollouts; one whose id exists is given back as it is. Raises `EndpointError` (422): then none is made."""
+        if not isinstance(body, list):
+            raise unprocessable("the request must be a list of rollouts")
+        asked = [read_rollout(item) for item in body]
+        for rollout_id, _ in asked:
+            if rollout_id is not None:
+                _check_id(rollout_id)
+        with self._lock:
+            known = self._all()
+            found: list[LightningRollout] = []
+            new: list[LightningRollout] = []
+            for rollout_id, document in asked:
+                rollout = known.get(rollout_id) if rollout_id is not None else None
+                rollout = rollout or next((one for one in new if one.rollout_id == rollout_id), None)
+                if rollout is not None and rollout.deleted:
+                    raise EndpointError(f"rollout {rollout_id} was deleted", status=409, hint="use a fresh id")
+                if rollout is None:
+                    now = time.time()
+                    rollout = LightningRollout(rollout_id or new_id("rol"), document, now, now)
+                    require_characters(data_id=rollout.data_id)
+                    new.append(rollout)
+                found.append(rollout)
+            self._store.add_rollouts(
+                [Rollout(one.rollout_id, one.task_id, RUN_ID, one.document, one.created_at) for one in new]
+            )
+            known.update({one.rollout_id: one for one in new})
+            return [one.body() for one in found]
+
+    def get(self, rollout_id: str) -> dict[str, Any]:
+        """A rollout and the attempts of which something is known. Raises `EndpointError` (404)."""
+        with self._lock:
+            rollout = self._one(rollout_id)
+        seen = {call.attempt for call in self._store.calls([rollout_id])}
+        seen |= {span.attempt for span in self._events_of(rollout_id)}
+        attempts = [attempt_id(number) for number in sorted(number for number in seen if number)]
+        return {"rollout": rollout.body(), "attempts": attempts}
+
+    def exists(self, rollout_id: str) -> None:
+        """Raises `EndpointError` (404) unless there is the rollout."""
+        with self._lock:
+            self._one(rollout_id)
+
+    def in_states(self, states: Iterable[str], limit: int) -> list[dict[str, Any]]:
+        """Rollouts that are in one of ``states``, the oldest first."""
+        wanted = set(states)
+        if not wanted or wanted - set(MOVES):
+            raise unprocessable(f"'state_in' must be one of {', '.join(MOVES)}")
+        with self._lock:
+            found = [one for one in self._all().values() if one.state in wanted and not one.deleted]
+            return [one.body() for one in found[: max(limit, 0)]]
+
+    def statuses(self, ids: Any) -> dict[str, Any]:
+        """The status of each of at most 256 rollouts, by id."""
+        if not isinstance(ids, list) or len(ids) > 256 or not all(isinstance(one, str) for one in ids):
+            raise unprocessable("the request must be a list of at most 256 rollout ids")
+        with self._lock:
+            return {rollout_id: self._one(rollout_id).status_body() for rollout_id in ids}
+
+    def ended(self, after: int, limit: int) -> dict[str, Any]:
+        """Rollouts that ended, in that order, from place ``after`` on. Places never change, also when one is deleted."""
+        after, limit = max(after, 0), max(limit, 1)
+        with self._lock:
+            known = self._all()
+            page = self._ended[after : after + limit]
+            items = [
+                {
+                    "rollout_id": one.rollout_id,
+                    "state": one.state,
+                    "data_id": one.data_id,
+                    "is_train": one.document["is_train"],
+                }
+                for one in map(known.__getitem__, page)
+                if not one.deleted
+            ]
+            return {"items": items, "next_after": after + len(page), "total_terminal": len(self._ended)}
+
+    def patch(self, rollout_id: str, body: Any) -> dict[str, Any]:
+        """Changes the status. Raises `EndpointError`: 404, 409 for a move of the state that is none, 422."""
+        changes = read_patch(body)
+        with self._lock:
+            rollout = self._one(rollout_id)
+            if not changes:
+                return rollout.body()
+            state = changes.get("state", rollout.state)
+            if "state" in changes and state not in MOVES[rollout.state]:
+                raise EndpointError(f"rollout {rollout_id}: cannot go from {rollout.state} to {state}", status=409)
+            status = {**rollout.status, **{name: value for name, value in changes.items() if name != "state"}}
+            now = time.time()
+            if "state" in changes:
+                self._move(rollout, state, status.get("error_message"))
+            self._write_status(rollout_id, {**status, "state": state, "version": rollout.version + 1, "at": now})
+            rollout.state, rollout.status, rollout.version, rollout.updated_at = state, status, rollout.version + 1, now
+            if "state" in changes and state in ENDED:
+                self._ended.append(rollout_id)
+            return rollout.body()
+
+    def delete(self, rollout_id: str) -> None:
+        """Shows it no more. One that does not exist is as good as deleted."""
+        with self._lock:
+            rollout = self._all().get(rollout_id)
+            if rollout is None or rollout.deleted:
+                return
+            self._write_status(
+                rollout_id, {**rollout.status, "state": rollout.state, "version": rollout.version, "deleted": True}
+            )
+            rollout.deleted = True
+            rollout.document = {"input": None, "is_train": rollout.document["is_train"], "config": {}, "metadata": {}}
+
+    # ------------------------------------------------------------------ events
+
+    def add_event(self, rollout_id: str, attempt: str, body: Any, grant: KeyGrant) -> dict[str, Any]:
+        """Keeps an event; one of type ``reward`` is a reward too.
+
+        Its ``data`` may name the call that earned it (``response_id``, with the ``choice`` of its reply, or
+        ``tool_call_id``) and a ``dimension``; with neither it is the attempt's final reward, for which the key needs the
+        right. An ``event_id`` makes it safe to send twice. Raises `EndpointError`: 403, 404, 422.
+        """
+        number = attempt_number(attempt)
+        if not isinstance(body, dict) or not isinstance(body.get("event_type"), str):
+            raise unprocessable("an event is an object with an 'event_type' and 'data'")
+        kind, data, event_id = body["event_type"], body.get("data", {}), body.get("event_id")
+        if not isinstance(data, dict) or not isinstance(event_id, str | None):
+            raise unprocessable("'data' must be an object and 'event_id' a text")
+        require_characters(event_id=event_id)
+        named = event_id is not None
+        # What one key sends must not stand in the way of what another one sends: of another rollout (whose id may begin
+        # like this one's: no id holds a slash), of another attempt, or of those who judge.
+        whose = f"{rollout_id}/{number}/{'judge' if grant.may_judge else 'agent'}"
+        event_id = f"evt_{whose}/{event_id}" if named else new_id("evt")
+        if kind == "model_request" and grant.rollout_id is not None:
+            raise EndpointError("the key of a rollout does not say what was asked of models", status=403)
+        with self._lock:
+            self._one(rollout_id)
+            if kind == "reward":
+                self._reward(rollout_id, number, data, event_id, grant)
+                if not grant.may_judge:
+                    kind = _CALL_REWARD
+            known = named and any(span.span_id == event_id for span in self._events_of(rollout_id))
+            return self._keep_event(rollout_id, number, kind, data, event_id, known=known)
+
+    def note_failed_call(self, rollout_id: str, attempt: str, status: int, said: Mapping[str, Any]) -> None:
+        """Keeps that a call of a model was answered with an error."""
+        data = {"response": dict(said), "http_status": status, "status": "error", "server": {}}
+        self._keep_event(rollout_id, attempt_number(attempt), "model_request", data, new_id("evt"))
+
+    def events(self, rollout_id: str, kind: str | None, form: str | None) -> list[Mapping[str, Any]]:
+        """The events and calls of the last attempt, oldest first; all of them, also those with equal prompts.
+
+        ``form`` ``triplet`` keeps what training needs. Raises `EndpointError` (404).
+        """
+        with self._lock:
+            last = self._one(rollout_id).status.get("last_attempt_id") or FIRST_ATTEMPT
+        try:
+            number = attempt_number(last)
+        except EndpointError:
+            return []
+        triplet = form == "triplet"
+        found: list[Mapping[str, Any]] = []
+        for span in self._events_of(rollout_id):
+            if span.attempt == number:
+                event = event_of_span(span)
+                found.append(trimmed(event) if triplet else event)
+        if kind in (None, "model_request"):
+            calls = (call for call in self._store.calls([rollout_id]) if call.attempt == number)
+            found += [event_of_call(call, triplet) for call in calls]
+        found.sort(key=lambda event: event["timestamp"])
+        return [event for event in found if kind in (None, event["event_type"])]
+
+    def _keep_event(
+        self,
+        rollout_id: str,
+        number: int,
+        kind: str,
+        data: Mapping[str, Any],
+        event_id: str,
+        *,
+        known: bool = False,
+    ) -> dict[str, Any]:
+        now = time.time()
+        if not known:
+            attributes = {EVENT_TYPE: kind, EVENT_DATA: json.dumps(data)}
+            self._store.add_spans([Span(EVENT_SPAN, event_id, now, now, attributes, rollout_id, number, claimed=True)])
+        return event_body(rollout_id, number, kind, now, data)
+
+    def _reward(self, rollout_id: str, number: int, data: Mapping[str, Any], event_id: str, grant: KeyGrant) -> None:
+        value, dimension = _finite(data.get("value")), data.get("dimension", "task")
+        response_id, tool_call_id = data.get("response_id"), data.get("tool_call_id")
+        if value is None:
+            raise unprocessable("the value of a reward must be a finite number")
+        if not isinstance(dimension, str) or not dimension:
+            raise unprocessable("the dimension of a reward must be a text")
+        if not isinstance(response_id, str | None) or not isinstance(tool_call_id, str | None):
+            raise unprocessable("'response_id' and 'tool_call_id' must be texts")
+        require_characters(dimension=dimension, response_id=response_id, tool_call_id=tool_call_id)
+        choice = data.get("choice")
+        if choice is not None and (type(choice) is not int or not 0 <= choice < 2**31):
+            raise unprocessable("'choice' must be a whole number from 0 on")
+        if response_id is None and tool_call_id is None and not grant.may_judge:
+            raise EndpointError(
+                "this key does not give an attempt its final reward",
+                status=403,
+                hint="name the call that earned it, or have a key issued with final_reward",
+            )
+        reward_id = f"rwd_{event_id}"
+        reward = Reward(value, dimension, rollout_id, number, response_id, tool_call_id, "event", reward_id, choice)
+        if not any(one.reward_id == reward_id for one in self._store.rewards([rollout_id])):
+            self._store.add_rewards([reward])
+
+    def _events_of(self, rollout_id: str) -> list[Span]:
+        return [span for span in self._store.spans([rollout_id]) if span.name == EVENT_SPAN and _is_own(span)]
+
+    # ------------------------------------------------------------------ the store
+
+    def _one(self, rollout_id: str) -> LightningRollout:
+        rollout = self._all().get(rollout_id)
+        if rollout is None or rollout.deleted:
+            raise EndpointError(f"Rollout not found: {rollout_id[:200]}", status=404)
+        return rollout
+
+    def _all(self) -> dict[str, LightningRollout]:
+        if self._known is None:
+            self._known, self._ended = self._load()
+        return self._known
+
+    def _load(self) -> tuple[dict[str, LightningRollout], list[str]]:
+        rollouts = self._store.rollouts(run_id=RUN_ID)
+        known = {
+            one.rollout_id: LightningRollout(one.rollout_id, one.input, one.created_at, one.created_at)
+            for one in rollouts
+        }
+        ended: dict[str, float] = {}
+        for span in sorted(self._store.spans(list(known)), key=lambda span: span.started_at) if known else ():
+            rollout, text = known.get(span.rollout_id or ""), span.attributes.get(_STATUS)
+            if span.name != _STATUS_SPAN or not _is_own(span) or rollout is None or not isinstance(text, str):
+                continue
+            status = json.loads(text)
+            rollout.state, rollout.version = status.pop("state"), status.pop("version")
+            rollout.updated_at = status.pop("at", span.started_at)
+            rollout.deleted = status.pop("deleted", False)
+            rollout.status = status
+            if rollout.state in ENDED:
+                ended.setdefault(rollout.rollout_id, span.started_at)
+        return known, sorted(ended, key=ended.__getitem__)
+
+    def _move(self, rollout: LightningRollout, state: str, error: str | None) -> None:
+        rollout_id = rollout.rollout_id
+        open_attempts = {one.attempt for one in self._store.attempts([rollout_id]) if one.outcome is None}
+        closed = {one.attempt for one in self._store.attempts([rollout_id]) if one.outcome is not None}
+        if 1 not in open_attempts | closed:
+            self._store.start_attempt(rollout_id, 1)
+        if state in ENDED and 1 not in closed:
+            judged = any(
+                one.response_id is None and one.tool_call_id is None for one in self._store.rewards([rollout_id])
+            )
+            failed = Outcome.FAILED if judged else Outcome.INFRASTRUCTURE
+            outcome = Outcome.SUCCEEDED if state == "succeeded" else failed
+            self._store.finish_attempt(rollout_id, 1, outcome, error=error)
+
+    def _write_status(self, rollout_id: str, status: Mapping[str, Any]) -> None:
+        now = time.time()
+        attributes = {_STATUS: json.dumps(status)}
+        self._store.add_spans([Span(_STATUS_SPAN, new_id("span"), now, now, attributes, rollout_id)])
+
+
+def _finite(value: Any) -> float | None:
+    """``value`` as a float if it is a finite number; None for all else."""
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        return None
+    try:
+        number = float(value)
+    except OverflowError:  # a whole number that no float can hold
+        return None
+    return number if math.isfinite(number) else None
+
+
+def _is_own(span: Span) -> bool:
+    """Whether the span was written here. What anybody sends as a span has a trace, and is no event and no status."""
+    return span.trace_id is None
+
+
+def _check_id(rollout_id: str) -> None:
+    try:
+        RolloutScope(rollout_id)
+        fine = rollout_id.isascii() and rollout_id.isprintable() and len(rollout_id) <= 200 and " " not in rollout_id
+    except Exception:  # noqa: BLE001 - whatever is wrong with it, it will not do
+        fine = False
+    if not fine:
+        raise unprocessable(f"{rollout_id[:60]!r} will not do as a rollout id: printable ASCII without space and slash")

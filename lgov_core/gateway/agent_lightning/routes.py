@@ -1,0 +1,301 @@
+"""The routes of agent-lightning 1.0, so that its trainer and its controller can use this endpoint as theirs."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, cast
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from lgov_core.errors import EndpointError, LgovError
+from lgov_core.gateway.agent_lightning.rollouts import LightningRollouts
+from lgov_core.gateway.agent_lightning.values import attempt_number, unprocessable
+from lgov_core.gateway.formats.request_fields import read_json
+from lgov_core.gateway.routes.api_routes import ApiRoutes, read_body
+from lgov_core.gateway.serving.access import Access, RuledRoute, grant_of
+from lgov_core.gateway.serving.admission import Admission, AdmissionState
+from lgov_core.gateway.upstream.registered_models import RegisteredModels
+from lgov_core.gateway.upstream.reply import UpstreamRejection
+
+_PROXY = "/proxy/rollout/{rollout_id}/attempt/{attempt_id}/mode/{mode}/openai/v1"
+_PATHS = ("chat/completions", "completions")
+
+
+@dataclass(frozen=True, slots=True)
+class LightningOptions:
+    """What the proxy routes do to a call: its temperature by mode, None for the client's own."""
+
+    train_temperature: float | None = 1.0
+    val_temperature: float | None = 0.7
+
+
+class LightningRoutes:
+    """``/api/{rollouts,events,models}`` and ``/proxy/...``; errors are ``{"detail": ...}``. For one event loop.
+
+    Differs from the original where that loses data or lets an agent do what it must not: calls with equal prompts are all
+    kept; calls that come during a pause wait instead of being refused; streaming works; deleting hides; places in the list
+    of ended rollouts never shift; an agent's key reads and writes its own rollout only, and gives no final reward unless
+    it has the right.
+    """
+
+    def __init__(
+        self,
+        rollouts: LightningRollouts | None,
+        models: RegisteredModels,
+        api: ApiRoutes,
+        admission: Admission,
+        *,
+        max_body: int,
+        options: LightningOptions | None = None,
+    ) -> None:
+        self._rollouts = rollouts
+        self._models = models
+        self._api = api
+        self._admission = admission
+        self._max_body = max_body
+        self._options = options or LightningOptions()
+
+    def routes(self) -> list[RuledRoute]:
+        """The routes, each with its rule."""
+        one = "/api/rollouts/{rollout_id}"
+        table: list[tuple[str, str, Callable[[Request], Any], Access]] = [
+            ("POST", "/api/rollouts", self.create, Access.ADMIN),
+            ("GET", "/api/rollouts", self.list, Access.ADMIN),
+            ("GET", "/api/rollouts/terminal", self.ended, Access.ADMIN),
+            ("POST", "/api/rollouts/status", self.statuses, Access.ADMIN),
+            ("GET", one, self.get, Access.AGENT),
+            ("PATCH", one, self.patch, Access.ADMIN),
+            ("DELETE", one, self.delete, Access.ADMIN),
+            ("POST", f"{one}/attempt/{{attempt_id}}/events", self.add_event, Access.AGENT),
+            ("GET", f"{one}/events", self.events, Access.AGENT),
+            ("POST", "/api/models", self.register, Access.ADMIN),
+            ("DELETE", "/api/models", self.clear, Access.ADMIN),
+            ("POST", "/proxy/pause", self.pause, Access.ADMIN),
+            ("POST", "/proxy/resume", self.resume, Access.ADMIN),
+            ("GET", "/proxy/state", self.state, Access.ADMIN),
+        ]
+        made = [
+            RuledRoute(path, _told(handler), methods=[method], access=access) for method, path, handler, access in table
+        ]
+        path = f"{_PROXY}/{{upstream_path:path}}"
+        return [*made, RuledRoute(path, _told(self.proxy), methods=["POST"], access=Access.AGENT, is_call=True)]
+
+    @property
+    def _kept(self) -> LightningRollouts:
+        if self._rollouts is None:
+            raise EndpointError("this endpoint keeps no record", status=503, hint="start it with a store")
+        return self._rollouts
+
+    # ------------------------------------------------------------------ rollouts
+
+    async def create(self, request: Request) -> Response:
+        """``POST /api/rollouts``: a list of rollouts; one whose id exists is given back as it is."""
+        return _json(await asyncio.to_thread(self._kept.create, await self._body(request)), 201)
+
+    async def list(self, request: Request) -> Response:
+        """``GET /api/rollouts?state_in=...&limit=``."""
+        states, limit = request.query_params.getlist("state_in"), _whole(request, "limit", 500)
+        return _json(await asyncio.to_thread(self._kept.in_states, states, limit))
+
+    async def ended(self, request: Request) -> Response:
+        """``GET /api/rollouts/terminal?after=&limit=``."""
+        after, limit = _whole(request, "after", 0), _whole(request, "limit", 1000)
+        return _json(await asyncio.to_thread(self._kept.ended, after, limit))
+
+    async def statuses(self, request: Request) -> Response:
+        """``POST /api/rollouts/status``: a list of ids."""
+        return _json(await asyncio.to_thread(self._kept.statuses, await self._body(request)))
+
+    async def get(self, request: Request) -> Response:
+        """``GET /api/rollouts/{rollout_id}``."""
+        return _json(await asyncio.to_thread(self._kept.get, request.path_params["rollout_id"]))
+
+    async def patch(self, request: Request) -> Response:
+        """``PATCH /api/rollouts/{rollout_id}``: its status."""
+        body = await self._body(request)
+        return _json(await asyncio.to_thread(self._kept.patch, request.path_params["rollout_id"], body))
+
+    async def delete(self, request: Request) -> Response:
+        """``DELETE /api/rollouts/{rollout_id}``."""
+        await asyncio.to_thread(self._kept.delete, request.path_params["rollout_id"])
+        return Response(status_code=204)
+
+    # ------------------------------------------------------------------ events
+
+    async def add_event(self, request: Request) -> Response:
+        """``POST /api/rollouts/{rollout_id}/attempt/{attempt_id}/events``."""
+        path, grant = request.path_params, grant_of(request.scope)
+        body = await self._body(request)
+        if grant.attempt not in (None, attempt_number(path["attempt_id"])):
+            raise EndpointError("the key is for another attempt", status=403)
+        kept = self._kept.add_event
+        return _json(await asyncio.to_thread(kept, path["rollout_id"], path["attempt_id"], body, grant))
+
+    async def events(self, request: Request) -> Response:
+        """``GET /api/rollouts/{rollout_id}/events?event_type=&format=``."""
+        query = request.query_params
+        rollout_id = request.path_params["rollout_id"]
+        return _json(
+            await asyncio.to_thread(self._kept.events, rollout_id, query.get("event_type"), query.get("format"))
+        )
+
+    # ------------------------------------------------------------------ models
+
+    async def register(self, request: Request) -> Response:
+        """``POST /api/models``: servers of models. Version 0 is what clients send that do not know theirs."""
+        body = await self._body(request)
+        if not isinstance(body, list):
+            raise unprocessable("the request must be a list of models")
+        found: list[tuple[str, str, int]] = []
+        for item in body:
+            given: Mapping[str, Any] = item if isinstance(item, dict) else {}
+            model, endpoint, version = given.get("model"), given.get("endpoint"), given.get("version", 0)
+            if not isinstance(model, str) or not isinstance(endpoint, str) or type(version) is not int:
+                raise unprocessable("a model has a 'model', an 'endpoint' and a whole 'version'")
+            found.append((model, endpoint, version))
+        for model, endpoint, version in found:
+            await self._models.register(model, endpoint, version or None)
+        return _json([{"model": model, "endpoint": at, "version": version} for model, at, version in found], 201)
+
+    async def clear(self, request: Request) -> Response:
+        """``DELETE /api/models``: calls that run go on to their end."""
+        await self._models.clear()
+        return _json({"status": "ok"})
+
+    # ------------------------------------------------------------------ calls
+
+    async def proxy(self, request: Request) -> Response:
+        """``POST /proxy/rollout/.../openai/v1/chat/completions`` and ``.../completions``."""
+        path, grant = request.path_params, grant_of(request.scope)
+        if grant.attempt not in (None, attempt_number(path["attempt_id"])):
+            raise EndpointError("the key is for another attempt", status=403)
+        if path["mode"] not in ("train", "val") or path["upstream_path"] not in _PATHS:
+            raise EndpointError(f"there is no {path['mode']}/{path['upstream_path']} here", status=404)
+        await asyncio.to_thread(self._kept.exists, path["rollout_id"])
+        body = _prepared(await self._raw_object(request), path["mode"], self._models.models, self._options)
+        path["attempt"] = str(attempt_number(path["attempt_id"]))
+        sent = json.dumps(body, ensure_ascii=False).encode("utf-8", "surrogatepass")
+        replay = Request(request.scope, _once(sent, request.receive))
+        try:
+            return await self._api.call(f"/{path['upstream_path']}", replay)
+        except EndpointError as error:
+            said = _said(error)
+            await asyncio.to_thread(
+                self._kept.note_failed_call, path["rollout_id"], path["attempt_id"], error.status, said
+            )
+            if isinstance(error, UpstreamRejection):
+                return _json(said, error.status)
+            raise
+
+    async def _raw_object(self, request: Request) -> Mapping[str, Any]:
+        raw = await read_body(request, self._max_body)
+        try:
+            value: Any = json.loads(raw or b"{}")
+        except (ValueError, RecursionError) as error:
+            raise EndpointError("Invalid JSON in request body") from error
+        if not isinstance(value, dict):
+            raise EndpointError("Request body must be a JSON object")
+        return read_json(raw or b"{}")
+
+    # ------------------------------------------------------------------ pause
+
+    async def pause(self, request: Request) -> Response:
+        """``POST /proxy/pause``: holds new calls and answers at once; ``inflight`` says how many still run."""
+        body = await self._body(request)
+        given: Mapping[str, Any] = body if isinstance(body, dict) else {}
+        after, reason = given.get("retry_after_seconds", 5), given.get("reason")
+        if type(after) is not int or after < 0 or not isinstance(reason, str | None):
+            raise unprocessable("'retry_after_seconds' must be a whole number and 'reason' a text")
+        return _pause_state(await self._admission.pause(drain_s=0, reason=reason, retry_after_s=after))
+
+    async def resume(self, request: Request) -> Response:
+        """``POST /proxy/resume``."""
+        return _pause_state(self._admission.resume())
+
+    async def state(self, request: Request) -> Response:
+        """``GET /proxy/state``."""
+        return _pause_state(self._admission.state())
+
+    async def _body(self, request: Request) -> Any:
+        raw = await read_body(request, self._max_body)
+        try:
+            return json.loads(raw)
+        except (ValueError, RecursionError) as error:
+            raise unprocessable(f"the request is not JSON: {error}") from error
+
+
+def _prepared(body: Mapping[str, Any], mode: str, models: Any, options: LightningOptions) -> dict[str, Any]:
+    """The call as it goes on: the one registered model, and the temperature of the mode."""
+    prepared = dict(body)
+    if len(models) == 1:
+        prepared["model"] = models[0]
+    elif not models:
+        raise EndpointError(f"No servers available for model {str(body.get('model'))!r}", status=503)
+    temperature = options.train_temperature if mode == "train" else options.val_temperature
+    return prepared if temperature is None else {**prepared, "temperature": temperature}
+
+
+def _said(error: EndpointError) -> dict[str, Any]:
+    if isinstance(error, UpstreamRejection):
+        try:
+            body: Any = json.loads(error.body)
+        except ValueError:
+            body = None
+        if isinstance(body, dict):
+            return cast("dict[str, Any]", body)
+    return {"error": {"message": str(error)}}
+
+
+def _once(body: bytes, receive: Any) -> Any:
+    """A ``receive`` that gives ``body`` first, and then what comes from the client: that it leaves."""
+    given = False
+
+    async def replay() -> Any:
+        nonlocal given
+        if given:
+            return await receive()
+        given = True
+        return {"type": "http.request", "body": body, "more_body": False}
+
+    return replay
+
+
+def _told(handler: Callable[[Request], Any]) -> Callable[[Request], Any]:
+    """``handler`` whose errors are told as this API does it."""
+
+    async def answer(request: Request) -> Response:
+        try:
+            return await handler(request)
+        except EndpointError as error:
+            return _json({"detail": str(error) if error.hint else error.message}, error.status)
+        except LgovError as error:
+            return _json({"detail": str(error)}, 500)
+
+    return answer
+
+
+def _whole(request: Request, name: str, default: int) -> int:
+    given = request.query_params.get(name)
+    try:
+        return default if given is None else int(given)
+    except ValueError as error:
+        raise unprocessable(f"{name!r} must be a whole number") from error
+
+
+def _pause_state(state: AdmissionState) -> Response:
+    return _json(
+        {
+            "paused": state.paused,
+            "retry_after_seconds": round(state.retry_after_s),
+            "reason": state.reason,
+            "inflight": state.running,
+        }
+    )
+
+
+def _json(content: Any, status: int = 200) -> Response:
+    return Response(json.dumps(content), status, media_type="application/json")

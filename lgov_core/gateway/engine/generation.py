@@ -1,0 +1,294 @@
+"""The decode loop: prompts in, tokens with their log-probabilities out, many sequences at once.
+
+Sequences join and leave the running batch between any two tokens. What was computed for one is kept for those that begin
+alike: the next turn of a rollout reads only what is new in it.
+
+Imports torch and transformers; import it only where they are needed. Nothing here is thread-safe: one thread decodes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+import torch
+
+from lgov_core.gateway.engine.kv_cache import SlotCache, check_cacheable
+from lgov_core.gateway.engine.lora import Additions
+from lgov_core.gateway.engine.prefix_cache import Ids, KeptKeys, shared_beginnings
+from lgov_core.gateway.engine.sampling import Row, draw
+from lgov_core.models import LanguageModel
+
+#: Fewer tokens than these are not worth a forward pass of their own.
+_WORTH = 48
+#: The most tokens, padding included, that are read at once.
+_MOST_READ = 8192
+#: For so many tokens of its reply a row gets room when it begins.
+_MOST_AHEAD = 128
+#: More tokens than this before a stop text cannot be part of it (some tokens have no text of their own).
+_SLACK = 8
+
+
+@dataclass(slots=True)
+class _Reading:
+    """A sequence of which the tokens from ``start`` are to be read: those before are kept."""
+
+    policy: str
+    ids: Ids
+    start: int
+    row: Row | None = None
+
+    @property
+    def rest(self) -> int:
+        """How many tokens are to be read."""
+        return len(self.ids) - self.start
+
+
+class Decoder:
+    """One model and the batch that is running. ``forget`` must be called whenever weights changed.
+
+    ``keep_bytes`` bounds what is kept of sequences that are done; 0 keeps nothing from one call to the next.
+    """
+
+    def __init__(self, model: LanguageModel, additions: Additions | None = None, *, keep_bytes: int = 0) -> None:
+        self._layers = check_cacheable(model.module)
+        self._model = model
+        self._module = cast("Any", model.module)
+        self._additions = additions
+        self._kept = KeptKeys(keep_bytes)
+        self._keeps = keep_bytes > 0
+        self._cache: SlotCache | None = None
+        #: The running sequences, one a slot; how many of its tokens each has in the cache.
+        self.rows: list[Row] = []
+        self._lengths: list[int] = []
+
+    def forget(self, policy: str | None = None) -> None:
+        """Drops everything kept that was computed with the present weights, or with those of one policy."""
+        self._kept.forget(policy)
+
+    def drop_all(self) -> None:
+        """Forgets the running sequences and everything kept: some of it may be broken."""
+        self.rows, self._lengths, self._cache = [], [], None
+        self._kept.forget()
+
+    @property
+    def kept_bytes(self) -> int:
+        """How much memory takes what is kept of sequences that are done."""
+        return self._kept.size
+
+    @torch.inference_mode()
+    def admit(self, rows: Sequence[Row]) -> None:
+        """Reads the prompts and draws the first token of each row, which then runs with the others.
+
+        When it raises, the others are unharmed.
+        """
+        if self._module.training:
+            self._module.eval()
+        running = len(self.rows)
+        try:
+            for readings in self._shared(rows):
+                self._read_apart(readings)
+            self._read_running([self._reading(row.policy, row.prompt_ids, row) for row in rows])
+        except BaseException:
+            del self.rows[running:], self._lengths[running:]
+            if not running:
+                self._cache = None
+            elif self._cache is not None:
+                self._cache.wipe(running)
+            raise
+        finally:
+            if self._keeps:
+                self._kept.trim()
+            else:
+                self._kept.forget()
+
+    @torch.inference_mode()
+    def step(self) -> None:
+        """Draws one more token for every row. Rows that are done are carried along until `drop_finished`."""
+        cache = self._cache
+        assert cache is not None, "nothing is running"
+        device = self._module.device
+        longest = max(self._lengths) + 1
+        cache.reserve(len(self.rows), longest)
+        starts = torch.tensor(self._lengths, device=device)
+        cache.aim(0, starts, None, longest)
+        last = torch.tensor([[row.response_ids[-1]] for row in self.rows], device=device)
+        logits = self._forward(last, starts[:, None], longest, [row.policy for row in self.rows])
+        self._lengths = [length + 1 for length in self._lengths]
+        self._draw(logits, self.rows)
+
+    @torch.inference_mode()
+    def drop_finished(self) -> None:
+        """Takes the rows that are done out of the batch, and keeps what was computed for them."""
+        for slot in reversed(range(len(self.rows))):
+            row = self.rows[slot]
+            if not row.done:
+                continue
+            if self._keeps and row.finish:
+                self._keep(row, slot)
+            last = len(self.rows) - 1
+            if slot != last:
+                assert self._cache is not None, "it is running"
+                self._cache.move(last, slot, self._lengths[last])
+                self.rows[slot], self._lengths[slot] = self.rows[last], self._lengths[last]
+            self.rows.pop()
+            self._lengths.pop()
+        self._kept.trim()
+        if not self.rows:
+            self._cache = None
+
+    def _keep(self, row: Row, slot: int) -> None:
+        cache = self._cache
+        assert cache is not None, "it is running"
+        length = self._lengths[slot]
+        ids = (*row.prompt_ids, *row.response_ids)[:length]
+        self._kept.put(row.policy, ids, lambda start: cache.pieces(slot, start, length))
+
+    def _reading(self, policy: str, ids: Ids, row: Row | None = None) -> _Reading:
+        # The last token of a prompt is always read: what comes after it is drawn from that.
+        start, _ = self._kept.longest(policy, ids if row is None else ids[:-1])
+        return _Reading(policy, ids, start, row)
+
+    def _shared(self, rows: Sequence[Row]) -> Iterator[list[_Reading]]:
+        """What several of these prompts begin with and is not kept, shorter beginnings first."""
+        prompts: dict[str, list[Ids]] = {}
+        for row in rows:
+            prompts.setdefault(row.policy, []).append(row.prompt_ids[:-1])
+        levels = {policy: shared_beginnings(several, _WORTH) for policy, several in prompts.items()}
+        for level in range(max(map(len, levels.values()), default=0)):
+            readings = [
+                self._reading(policy, ids)
+                for policy, beginnings in levels.items()
+                for ids in (beginnings[level] if level < len(beginnings) else ())
+            ]
+            if fresh := [reading for reading in readings if reading.rest >= _WORTH // 4]:
+                yield fresh
+
+    def _read_apart(self, readings: list[_Reading]) -> None:
+        """Reads beginnings, only to keep them."""
+        for bucket in _buckets(readings):
+            cache = SlotCache(self._layers, len(bucket), max(len(reading.ids) for reading in bucket))
+            self._fill(cache, 0, bucket)
+            for slot, reading in enumerate(bucket):
+                length = len(reading.ids)
+                self._kept.put(
+                    reading.policy,
+                    reading.ids,
+                    lambda start, cache=cache, slot=slot, length=length: cache.pieces(slot, start, length),
+                )
+
+    def _read_running(self, readings: list[_Reading]) -> None:
+        """Reads prompts into slots behind those that run, and draws their first tokens."""
+        slots = len(self.rows) + len(readings)
+        columns = max(
+            len(reading.ids) + min(_MOST_AHEAD, reading.row.max_new_tokens if reading.row else 0)
+            for reading in readings
+        )
+        if self._cache is None:
+            self._cache = SlotCache(self._layers, slots, columns)
+        self._cache.reserve(slots, columns)
+        for bucket in _buckets(readings):
+            first = len(self.rows)
+            rows = [reading.row for reading in bucket if reading.row is not None]
+            logits = self._fill(self._cache, first, bucket)
+            self.rows += rows
+            self._lengths += [len(reading.ids) for reading in bucket]
+            self._draw(logits, rows)
+
+    def _fill(self, cache: SlotCache, first: int, bucket: Sequence[_Reading]) -> torch.Tensor:
+        """Writes the bucket's sequences into the slots from ``first``; returns the logits behind each.
+
+        What is kept is copied; the rest is computed, its tokens aligned at their ends.
+        """
+        alike: dict[tuple[str, Ids], list[int]] = {}
+        for place, reading in enumerate(bucket):
+            alike.setdefault((reading.policy, reading.ids[: reading.start]), []).append(first + place)
+        for (policy, ids), slots in alike.items():
+            column = 0
+            for segment, count in self._kept.longest(policy, ids)[1]:
+                cache.put(slots, column, segment.pieces, count)
+                column += count
+        new = max(reading.rest for reading in bucket)
+        ids = torch.zeros(len(bucket), new, dtype=torch.long)
+        own = torch.zeros(len(bucket), new, dtype=torch.bool)
+        for place, reading in enumerate(bucket):
+            ids[place, new - reading.rest :] = torch.tensor(reading.ids[reading.start :])
+            own[place, new - reading.rest :] = True
+        device = self._module.device
+        ids, own = ids.to(device), own.to(device)
+        starts = torch.tensor([reading.start for reading in bucket], device=device)
+        seen = max(len(reading.ids) for reading in bucket)
+        cache.aim(first, starts, own, seen)
+        # Padding looks like the token before the first new one: it sees something, and is written nowhere.
+        positions = (starts[:, None] + own.long().cumsum(dim=1) - 1).clamp_(min=0)
+        return self._forward(ids, positions, seen, [reading.policy for reading in bucket], cache)
+
+    def _forward(
+        self,
+        ids: torch.Tensor,
+        positions: torch.Tensor,
+        seen: int,
+        policies: Sequence[str],
+        cache: SlotCache | None = None,
+    ) -> torch.Tensor:
+        """Logits float32 [rows, vocabulary] of the last column.
+
+        ``ids`` and ``positions`` are int64 [rows, new]; a token sees the columns up to its own position.
+        """
+        module = self._module
+        sees = torch.arange(seen, device=ids.device) <= positions[:, None, :, None]
+        if module.config._attn_implementation == "eager":
+            sees = torch.zeros(sees.shape, dtype=module.dtype, device=ids.device).masked_fill_(~sees, float("-inf"))
+        arguments: dict[str, Any] = {
+            "input_ids": ids,
+            "attention_mask": sees,
+            "position_ids": positions,
+            "past_key_values": self._cache if cache is None else cache,
+            "use_cache": True,
+            "logits_to_keep": 1,
+        }
+        if self._additions is None:
+            output = module(**arguments)
+        else:
+            with self._additions.writing(policies):
+                output = module(**arguments)
+        return output.logits[:, -1].float()
+
+    def _draw(self, logits: torch.Tensor, rows: Sequence[Row]) -> None:
+        """Draws a token for each row, appends it with its log-probability, marks the rows that end."""
+        ids, logprobs = draw(logits, rows)
+        if not bool(torch.isfinite(logprobs).all()):
+            raise FloatingPointError("the model's output is not finite: its weights are broken")
+        for row, token, logprob in zip(rows, ids.tolist(), logprobs.tolist(), strict=True):
+            if row.done:
+                continue
+            row.response_ids.append(token)
+            row.logprobs.append(logprob)
+            if row.constraint is not None:
+                row.constraint.take(token)
+            if token in self._model.eos_ids or self._reads_stop(row):
+                row.finish = "stop"
+            elif len(row.response_ids) >= row.max_new_tokens:
+                row.finish = "length"
+
+    def _reads_stop(self, row: Row) -> bool:
+        if not row.stop:
+            return False
+        # Only what the newest token may have completed is looked at; every token but a few has a byte at least.
+        window = max(len(stop.encode()) for stop in row.stop) + _SLACK
+        text = self._model.decode(row.response_ids[-window:])
+        return any(stop in text for stop in row.stop)
+
+
+def _buckets(readings: Sequence[_Reading]) -> Iterator[list[_Reading]]:
+    """Readings of like length together, so that little is padding."""
+    bucket: list[_Reading] = []
+    for reading in sorted(readings, key=lambda reading: -reading.rest):
+        longest = bucket[0].rest if bucket else reading.rest
+        if bucket and (longest - reading.rest > max(_WORTH, longest // 2) or longest * len(bucket) >= _MOST_READ):
+            yield bucket
+            bucket = []
+        bucket.append(reading)
+    if bucket:
+        yield bucket

@@ -1,0 +1,136 @@
+"""Remembers with which tokens the engine wrote its replies, so that a later prompt repeats exactly those.
+
+A reply's text may have several tokenisations, and the one that was drawn need not be the tokenizer's own. A rollout's
+calls extend one another only when the history in the next prompt has the tokens that were generated. Tokens are reused
+only where the text is the same, character by character.
+"""
+
+from __future__ import annotations
+
+import json
+from array import array
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from hashlib import blake2b
+from typing import Any
+
+from lgov_core.gateway.engine.tool_text import message_text
+from lgov_core.gateway.protocol import ToolCall
+from lgov_core.models import LanguageModel
+from lgov_core.models.chat_template import REPLY_STARTS
+
+
+@dataclass(frozen=True, slots=True)
+class _Reply:
+    text: str
+    content: str
+    calls: tuple[ToolCall, ...]
+
+
+class TokenHistory:
+    """The replies of one engine. Not thread-safe: for use in the endpoint's event loop.
+
+    Keeps the last ``size`` replies; what is forgotten is tokenised anew.
+    """
+
+    def __init__(self, model: LanguageModel, size: int = 8192) -> None:
+        self._model = model
+        self._size = size
+        self._end = model.decode([model.end_id])
+        self._ids: OrderedDict[bytes, array[int]] = OrderedDict()
+        self._replies: OrderedDict[str, _Reply] = OrderedDict()
+        # A tokenizer that treats text differently after a control token than at the start of a text cannot be cut
+        # there.
+        sample = f"a b{self._end} c"
+        cut = len(f"a b{self._end}")
+        self._cuttable = model.text.encode(sample) == [
+            *model.text.encode(sample[:cut]),
+            *model.text.encode(sample[cut:]),
+        ]
+
+    def render(
+        self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]]
+    ) -> tuple[str, tuple[int, ...]]:
+        """The prompt's text, to be handed to `remember`, and its token ids."""
+        text = self._model.render_text([self._verbatim(message) for message in messages], tools)
+        return text, tuple(self._encode(text))
+
+    def remember(
+        self,
+        prompt_text: str,
+        prompt_ids: Sequence[int],
+        response_ids: Sequence[int],
+        text: str,
+        content: str | None,
+        calls: tuple[ToolCall, ...],
+    ) -> None:
+        """Keeps a reply: ``response_ids`` as generated, ``text`` their decoded text without the end token."""
+        if calls:
+            _put(self._replies, calls[0].call_id, _Reply(text, content or "", calls), self._size)
+        if not self._cuttable:
+            return
+        whole = array("q", prompt_ids)
+        whole.extend(response_ids)
+        if whole[-1] != self._model.end_id:
+            if whole[-1] in self._model.eos_ids:
+                return  # ended with a token that is not how the template ends a turn
+            whole.append(self._model.end_id)
+        key = _digest(f"{prompt_text}{REPLY_STARTS}{self._model.text.protect(text)}{self._end}")
+        _put(self._ids, key, whole, self._size)
+
+    def _verbatim(self, message: Mapping[str, Any]) -> Mapping[str, Any]:
+        """The message; when it holds the calls of a remembered reply unchanged, the reply as it was generated."""
+        calls = message.get("tool_calls")
+        if message.get("role") != "assistant" or not calls:
+            return message
+        reply = self._replies.get(str(calls[0].get("id")))
+        if reply is None or len(calls) != len(reply.calls) or message_text(message) != reply.content:
+            return message
+        for call, remembered in zip(calls, reply.calls, strict=True):
+            function = call["function"]
+            same = (
+                call.get("id") == remembered.call_id
+                and function["name"] == remembered.name
+                and _same_arguments(function.get("arguments") or "", remembered.arguments)
+            )
+            if not same:
+                return message
+        return {"role": "assistant", "content": reply.text}
+
+    def _encode(self, text: str) -> list[int]:
+        cut = text.rfind(self._end) if self._cuttable else -1
+        while cut >= 0:
+            cut += len(self._end)
+            key = _digest(text[:cut])
+            if (ids := self._ids.get(key)) is not None:
+                self._ids.move_to_end(key)
+                return [*ids, *self._model.text.encode(text[cut:])]
+            cut = text.rfind(self._end, 0, cut - len(self._end))
+        return self._model.text.encode(text)
+
+
+def _put(table: OrderedDict[Any, Any], key: Any, value: Any, size: int) -> None:
+    table[key] = value
+    table.move_to_end(key)
+    if len(table) > size:
+        table.popitem(last=False)
+
+
+def _digest(text: str) -> bytes:
+    return blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).digest()
+
+
+def _same_arguments(left: str, right: str) -> bool:
+    """Whether both are the same JSON value (clients write it anew with other white space), or the same broken text."""
+    if left == right:
+        return True
+    try:
+        return _canonical(json.loads(left)) == _canonical(json.loads(right))
+    except (ValueError, RecursionError):
+        return False
+
+
+def _canonical(value: Any) -> str:
+    # As text, because 1, 1.0 and True are equal as values.
+    return json.dumps(value, sort_keys=True)

@@ -1,0 +1,1 @@
+"""Request and reply formats: chat completions, completions, responses, messages."""

@@ -1,0 +1,250 @@
+"""Replies of upstream servers in each API that they may speak: read whole, and put together from their events.
+
+Chat completions and completions carry token ids where the server gives them (see `upstream_reply`). The Responses and
+the Messages API have no place for token ids, so calls recorded from them have none.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any, Protocol, cast
+
+from lgov_core.errors import UpstreamError
+from lgov_core.gateway.protocol import Completion, ToolCall
+from lgov_core.gateway.upstream.reply import StreamAssembler, read_completion, read_event
+
+_MESSAGE_REASONS = {"end_turn": "stop", "stop_sequence": "stop", "max_tokens": "length", "tool_use": "tool_calls"}
+_INCOMPLETE = {"max_output_tokens": "length"}
+
+
+class Assembler(Protocol):
+    """Puts the events of one streamed reply together."""
+
+    @property
+    def finished(self) -> bool:
+        """Whether the event has come that says that the reply is whole."""
+        ...
+
+    def add(self, data: str) -> Mapping[str, Any]:
+        """Takes the data of one event; returns it. Raises `UpstreamError` for an error, or what is no event."""
+        ...
+
+    def body(self, *, finish_reason: str | None = None) -> dict[str, Any]:
+        """The body that the reply would have had at once, so far."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class NativeReply:
+    """How an upstream is asked in one API: the path below its base URL, what is added to the request so that token ids
+    come back, and how the reply is read.
+    """
+
+    path: str
+    wanted: Mapping[str, Any]
+    read: Callable[[Mapping[str, Any]], Completion]
+    assembler: Callable[[int], Assembler]
+
+
+class ResponsesAssembler:
+    """The events of the Responses API. For one task."""
+
+    __slots__ = ("_body", "_items", "finished")
+
+    def __init__(self) -> None:
+        self._body: dict[str, Any] = {}
+        self._items: dict[int, dict[str, Any]] = {}
+        self.finished = False
+
+    def add(self, data: str) -> Mapping[str, Any]:
+        """Takes the data of one event."""
+        event = read_event(data)
+        kind = str(event.get("type") or "")
+        if kind == "error" or (event.get("error") and not kind):
+            raise UpstreamError(f"the upstream failed in mid-stream: {_said(event)}")
+        try:
+            self._take(kind, event)
+        except (AttributeError, IndexError, KeyError, TypeError) as error:
+            raise UpstreamError(f"an event of the upstream's stream is malformed: {data[:200]!r}") from error
+        return event
+
+    def _take(self, kind: str, event: Mapping[str, Any]) -> None:
+        if kind in ("response.output_item.added", "response.output_item.done"):
+            self._items[event["output_index"]] = dict(event["item"])
+        elif kind == "response.output_text.delta":
+            parts = self._items[event["output_index"]].setdefault("content", [])
+            if not parts:
+                parts.append({"type": "output_text", "text": "", "annotations": []})
+            parts[-1]["text"] += event["delta"]
+        elif kind == "response.function_call_arguments.delta":
+            item = self._items[event["output_index"]]
+            item["arguments"] = (item.get("arguments") or "") + event["delta"]
+        elif isinstance(event.get("response"), dict):
+            self._body = dict(event["response"])
+            self.finished = kind in ("response.completed", "response.incomplete", "response.failed")
+
+    def body(self, *, finish_reason: str | None = None) -> dict[str, Any]:
+        """The Response so far."""
+        if self.finished and finish_reason is None:
+            return self._body
+        output = [item for _, item in sorted(self._items.items())]
+        return {**self._body, "output": output, **({} if finish_reason is None else {"status": finish_reason})}
+
+
+def read_response(body: Mapping[str, Any]) -> Completion:
+    """A Response. Raises `UpstreamError` if it is none."""
+    response_id, output = body.get("id"), body.get("output")
+    if not isinstance(response_id, str) or not response_id or not isinstance(output, list):
+        raise UpstreamError("the upstream's reply is not a response: it has no id or no output")
+    texts: list[str] = []
+    calls: list[ToolCall] = []
+    try:
+        for item in cast("list[Any]", output):
+            if item["type"] == "message":
+                texts += [part.get("text") or part.get("refusal") or "" for part in item["content"]]
+            elif item["type"] == "function_call":
+                calls.append(ToolCall(str(item.get("call_id") or ""), str(item["name"]), str(item["arguments"])))
+    except (AttributeError, KeyError, TypeError) as error:
+        raise UpstreamError("the upstream's response has items without a type, a name or content") from error
+    status = str(body.get("status") or "completed")
+    reason: Any = (body.get("incomplete_details") or {}).get("reason")
+    finish = {"completed": "tool_calls" if calls else "stop", "incomplete": _INCOMPLETE.get(reason, str(reason))}
+    usage: Any = body.get("usage") or {}
+    return _completion(body, response_id, texts, calls, finish.get(status, status), usage)
+
+
+class MessagesAssembler:
+    """The events of the Messages API. For one task."""
+
+    __slots__ = ("_blocks", "_body", "_inputs", "finished")
+
+    def __init__(self) -> None:
+        self._body: dict[str, Any] = {}
+        self._blocks: dict[int, dict[str, Any]] = {}
+        self._inputs: dict[int, str] = {}
+        self.finished = False
+
+    def add(self, data: str) -> Mapping[str, Any]:
+        """Takes the data of one event."""
+        if data.strip() == "[DONE]":  # which some servers add
+            return {}
+        event = read_event(data)
+        if event.get("type") == "error":
+            raise UpstreamError(f"the upstream failed in mid-stream: {_said(event)}")
+        try:
+            self._take(event)
+        except (AttributeError, KeyError, TypeError) as error:
+            raise UpstreamError(f"an event of the upstream's stream is malformed: {data[:200]!r}") from error
+        return event
+
+    def _take(self, event: Mapping[str, Any]) -> None:
+        kind = event["type"]
+        if kind == "message_start":
+            self._body = dict(event["message"])
+        elif kind == "content_block_start":
+            self._blocks[event["index"]] = dict(event["content_block"])
+        elif kind == "content_block_delta":
+            block, delta = self._blocks[event["index"]], event["delta"]
+            if delta["type"] == "input_json_delta":
+                self._inputs[event["index"]] = self._inputs.get(event["index"], "") + delta["partial_json"]
+            elif delta["type"] in ("text_delta", "thinking_delta", "signature_delta"):
+                name = delta["type"].removesuffix("_delta")
+                block[name] = (block.get(name) or "") + delta[name]
+            elif delta["type"] == "citations_delta":
+                block["citations"] = [*(block.get("citations") or ()), delta["citation"]]
+        elif kind == "message_delta":
+            self._body |= {name: value for name, value in event["delta"].items() if value is not None}
+            self._body["usage"] = {**(self._body.get("usage") or {}), **(event.get("usage") or {})}
+            if "lgov" in event:
+                self._body["lgov"] = event["lgov"]
+            self.finished = self.finished or bool(event["delta"].get("stop_reason"))
+        elif kind == "message_stop":
+            self.finished = True
+
+    def body(self, *, finish_reason: str | None = None) -> dict[str, Any]:
+        """The Message so far. The input of a tool use stays text as long as it is no JSON object."""
+        content: list[dict[str, Any]] = []
+        for index, block in sorted(self._blocks.items()):
+            text = self._inputs.get(index)
+            content.append(block if not text else {**block, "input": _parsed(text)})
+        return {**self._body, "content": content, **({} if finish_reason is None else {"stop_reason": finish_reason})}
+
+
+def read_message(body: Mapping[str, Any]) -> Completion:
+    """A Message. Raises `UpstreamError` if it is none."""
+    message_id, content = body.get("id"), body.get("content")
+    if not isinstance(message_id, str) or not message_id or not isinstance(content, list):
+        raise UpstreamError("the upstream's reply is not a message: it has no id or no content")
+    texts: list[str] = []
+    calls: list[ToolCall] = []
+    try:
+        for block in cast("list[Any]", content):
+            if block["type"] == "text":
+                texts.append(block["text"])
+            elif block["type"] == "tool_use":
+                written = (
+                    block["input"]
+                    if isinstance(block["input"], str)
+                    else json.dumps(block["input"], ensure_ascii=False)
+                )
+                calls.append(ToolCall(str(block["id"]), str(block["name"]), written))
+    except (KeyError, TypeError) as error:
+        raise UpstreamError("the upstream's message has blocks without a type, a name or content") from error
+    reason = str(body.get("stop_reason") or "unknown")
+    return _completion(body, message_id, texts, calls, _MESSAGE_REASONS.get(reason, reason), body.get("usage") or {})
+
+
+def _parsed(text: str) -> Any:
+    try:
+        return read_event(text)
+    except UpstreamError:
+        return text
+
+
+def _said(event: Mapping[str, Any]) -> Any:
+    failure = event.get("error") or event
+    return failure.get("message") if isinstance(failure, dict) else failure
+
+
+def _completion(
+    body: Mapping[str, Any], response_id: str, texts: list[str], calls: list[ToolCall], finish: str, usage: Any
+) -> Completion:
+    lgov: Any = body.get("lgov")
+    version = lgov.get("weights_version") if isinstance(lgov, dict) else None
+    read, generated = usage.get("input_tokens"), usage.get("output_tokens")
+    text = "".join(texts)
+    return Completion(
+        response_id=response_id,
+        model=str(body.get("model") or ""),
+        text=text,
+        content=text if texts else None,
+        tool_calls=tuple(calls),
+        finish_reason=finish,
+        prompt_ids=None,
+        response_ids=None,
+        logprobs=None,
+        weights_version=version if isinstance(version, int) else None,
+        prompt_tokens=read if isinstance(read, int) else 0,
+        completion_tokens=generated if isinstance(generated, int) else 0,
+        raw=body,
+    )
+
+
+NATIVE: Mapping[str, NativeReply] = MappingProxyType(
+    {
+        "chat": NativeReply(
+            "/chat/completions", {"logprobs": True, "return_token_ids": True}, read_completion, StreamAssembler
+        ),
+        "completions": NativeReply(
+            "/completions",
+            {"logprobs": 1, "return_token_ids": True},
+            read_completion,
+            lambda n: StreamAssembler(n, legacy=True),
+        ),
+        "responses": NativeReply("/responses", {}, read_response, lambda _n: ResponsesAssembler()),
+        "messages": NativeReply("/messages", {}, read_message, lambda _n: MessagesAssembler()),
+    }
+)

@@ -1,0 +1,230 @@
+"""OpenAI's chat completion JSON: requests read and checked, replies, chunks and errors written."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, cast
+
+from lgov_core.errors import EndpointError, LgovError
+from lgov_core.gateway.formats.request_fields import flag, model_name, number, shown
+from lgov_core.gateway.protocol import ChatRequest, Completion, StreamPiece
+
+#: More choices than this in one reply are refused, as by OpenAI.
+MOST_CHOICES = 128
+
+_ERROR_TYPES = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    429: "rate_limit_error",
+}
+
+
+def error_body(error: LgovError, status: int) -> dict[str, Any]:
+    """An error in OpenAI's shape; ``code`` is the error's own slug."""
+    kind = _ERROR_TYPES.get(status, "invalid_request_error" if status < 500 else "server_error")
+    return {"error": {"message": str(error), "type": kind, "code": error.code, "param": None}}
+
+
+def read_chat_request(body: Mapping[str, Any]) -> ChatRequest:
+    """A chat completion request, checked. Raises `EndpointError` (400) that names the field and what it should be."""
+    model = model_name(body)
+    stop = body.get("stop")
+    stops = [stop] if isinstance(stop, str) else stop if stop is not None else []
+    if not isinstance(stops, list) or not all(isinstance(text, str) and text for text in cast("list[Any]", stops)):
+        raise EndpointError("'stop' must be a text or a list of texts, none of them empty")
+    seed = number(body, "seed", None, whole=True)
+    tools = _tools(body)
+    return ChatRequest(
+        body=body,
+        model=model,
+        messages=_messages(body),
+        tools=() if body.get("tool_choice") == "none" else tools,
+        max_tokens=_max_tokens(body),
+        temperature=number(body, "temperature", 1.0, low=0, high=2) or 0.0,
+        top_p=number(body, "top_p", 1.0, above=0, high=1) or 1.0,
+        stop=tuple(cast("list[str]", stops)),
+        seed=None if seed is None else int(seed),
+        stream=flag(body, "stream"),
+        n=int(number(body, "n", 1, low=1, high=MOST_CHOICES, whole=True) or 1),
+    )
+
+
+def wants_usage(body: Mapping[str, Any]) -> bool:
+    """Whether a streamed reply ends with a usage chunk."""
+    options = body.get("stream_options")
+    if options is not None and not isinstance(options, dict):
+        raise EndpointError(f"'stream_options' must be an object, not {shown(options)}")
+    return flag(cast("Mapping[str, Any]", options or {}), "include_usage")
+
+
+def _max_tokens(body: Mapping[str, Any]) -> int | None:
+    given = [number(body, name, None, low=1, whole=True) for name in ("max_completion_tokens", "max_tokens")]
+    values = {int(value) for value in given if value is not None}
+    if len(values) > 1:
+        raise EndpointError("'max_tokens' and 'max_completion_tokens' disagree", hint="send one of them")
+    return values.pop() if values else None
+
+
+def _messages(body: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
+    messages = body.get("messages")
+    if not isinstance(messages, list) or not messages:
+        raise EndpointError("'messages' must be a list with at least one message")
+    for index, message in enumerate(cast("list[Any]", messages)):
+        where = f"messages[{index}]"
+        if not isinstance(message, dict) or not isinstance(message.get("role"), str):
+            raise EndpointError(f"{where} must be an object with a role")
+        if message["role"] == "tool" and not isinstance(message.get("tool_call_id"), str):
+            raise EndpointError(f"{where} is a tool result without 'tool_call_id'")
+        calls = message.get("tool_calls")
+        if calls is None:
+            continue
+        if not isinstance(calls, list) or not all(map(_is_call, cast("list[Any]", calls))):
+            raise EndpointError(
+                f"{where}.tool_calls must be a list of calls, each with a function name and arguments text"
+            )
+    return cast("list[Mapping[str, Any]]", messages)
+
+
+def _is_call(call: Any) -> bool:
+    function = call.get("function") if isinstance(call, dict) else None
+    if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+        return False
+    return isinstance(function.get("arguments", ""), str)
+
+
+def _tools(body: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
+    tools = body.get("tools")
+    if tools is None:
+        return ()
+    if not isinstance(tools, list):
+        raise EndpointError(f"'tools' must be a list, not {shown(tools)}")
+    for index, tool in enumerate(cast("list[Any]", tools)):
+        function = tool.get("function") if isinstance(tool, dict) and tool.get("type") == "function" else None
+        if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+            raise EndpointError(f"tools[{index}] must be of type 'function' and have a function name")
+        parameters = function.get("parameters")
+        if parameters is not None and not isinstance(parameters, dict):
+            raise EndpointError(f"tools[{index}].function.parameters must be a JSON schema")
+    return cast("list[Mapping[str, Any]]", tools)
+
+
+def usage_body(completion: Completion) -> dict[str, int]:
+    """The usage object of a completion, in tokens; every choice counts, the prompt once."""
+    generated = sum(choice.completion_tokens for choice in completion.choices)
+    return {
+        "prompt_tokens": completion.prompt_tokens,
+        "completion_tokens": generated,
+        "total_tokens": completion.prompt_tokens + generated,
+    }
+
+
+def weights_version(completion: Completion) -> int | None:
+    """The version that wrote all choices; None when it is not known, or not one."""
+    versions = {choice.weights_version for choice in completion.choices}
+    return versions.pop() if len(versions) == 1 else None
+
+
+def _logprobs(completion: Completion) -> dict[str, Any] | None:
+    if completion.response_ids is None or completion.logprobs is None:
+        return None
+    # An engine knows ids; a token alone need not be valid text, so the id stands for it.
+    pairs = zip(completion.response_ids, completion.logprobs, strict=True)
+    content = [{"token": f"token_id:{i}", "logprob": p, "bytes": None, "top_logprobs": []} for i, p in pairs]
+    return {"content": content, "refusal": None}
+
+
+def _tool_calls(completion: Completion) -> list[dict[str, Any]]:
+    return [
+        {"id": call.call_id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+        for call in completion.tool_calls
+    ]
+
+
+def completion_body(completion: Completion, body: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The reply to request ``body``: an upstream's own JSON as it is, else built from the completion and its choices.
+
+    ``logprobs: true`` adds logprobs (tokens are written ``token_id:<id>``), ``return_token_ids: true`` adds
+    ``prompt_token_ids`` and ``choices[].token_ids``, as vLLM does.
+    """
+    if completion.raw is not None:
+        return completion.raw
+    reply: dict[str, Any] = {
+        "id": completion.response_id,
+        "object": "chat.completion",
+        "created": int(time.time()),
+        "model": completion.model,
+        "choices": [_choice_body(index, choice, body) for index, choice in enumerate(completion.choices)],
+        "usage": usage_body(completion),
+        "lgov": {"weights_version": weights_version(completion)},
+    }
+    if flag(body, "return_token_ids"):
+        reply["prompt_token_ids"] = completion.prompt_ids
+    return reply
+
+
+def _choice_body(index: int, completion: Completion, body: Mapping[str, Any]) -> dict[str, Any]:
+    message: dict[str, Any] = {"role": "assistant", "content": completion.content, "refusal": None}
+    if completion.tool_calls:
+        message["tool_calls"] = _tool_calls(completion)
+    choice: dict[str, Any] = {"index": index, "message": message, "finish_reason": completion.finish_reason}
+    choice["logprobs"] = _logprobs(completion) if flag(body, "logprobs") else None
+    if completion.matched_stop is not None:
+        choice["stop_reason"] = completion.matched_stop
+    if flag(body, "return_token_ids"):
+        choice["token_ids"] = completion.response_ids
+    return choice
+
+
+def completion_pieces(completion: Completion, body: Mapping[str, Any]) -> Iterator[StreamPiece]:
+    """A finished completion as a stream: what `Engine.stream` yields, for engines that do not stream by themselves.
+
+    Text goes out word by word, each tool call whole, the choices in turns; token ids and logprobs, where asked for,
+    with the chunk that finishes their choice.
+    """
+    head: dict[str, Any] = {
+        "id": completion.response_id,
+        "object": "chat.completion.chunk",
+        "created": int(time.time()),
+        "model": completion.model,
+    }
+
+    def piece(choice: Mapping[str, Any], **more: Any) -> StreamPiece:
+        return StreamPiece(json.dumps({**head, "choices": [choice], **more}, ensure_ascii=False, separators=(",", ":")))
+
+    waiting = [_choice_chunks(index, choice, body) for index, choice in enumerate(completion.choices)]
+    while waiting:
+        for chunks in list(waiting):
+            choice = next(chunks, None)
+            if choice is None:
+                waiting.remove(chunks)
+                continue
+            more: dict[str, Any] = {}
+            if choice["finish_reason"] is not None:
+                more["lgov"] = {"weights_version": weights_version(completion)}
+                if flag(body, "return_token_ids"):
+                    more["prompt_token_ids"] = completion.prompt_ids
+            yield piece(choice, **more)
+    if wants_usage(body):
+        yield StreamPiece(json.dumps({**head, "choices": [], "usage": usage_body(completion)}))
+    yield StreamPiece(completion=completion)
+
+
+def _choice_chunks(index: int, completion: Completion, body: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    def chunk(delta: Mapping[str, Any], finish_reason: str | None = None, **more: Any) -> dict[str, Any]:
+        return {"index": index, "delta": delta, "logprobs": None, "finish_reason": finish_reason, **more}
+
+    yield chunk({"role": "assistant", "content": "" if completion.content is not None else None})
+    for word in re.findall(r"\s*\S+|\s+$", completion.content or ""):
+        yield chunk({"content": word})
+    for place, call in enumerate(_tool_calls(completion)):
+        yield chunk({"tool_calls": [{"index": place, **call}]})
+    more: dict[str, Any] = {"logprobs": _logprobs(completion)} if flag(body, "logprobs") else {}
+    if completion.matched_stop is not None:
+        more["stop_reason"] = completion.matched_stop
+    if flag(body, "return_token_ids"):
+        more["token_ids"] = completion.response_ids
+    yield chunk({}, completion.finish_reason, **more)

@@ -1,0 +1,173 @@
+"""How a reply goes out: what every API's writer does, and the writer that passes on what the engine wrote."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from typing import Any, Protocol
+
+from lgov_core._util.fast_json import in_utf8
+from lgov_core.errors import LgovError
+from lgov_core.gateway.formats.native_replies import NATIVE
+from lgov_core.gateway.formats.openai_format import completion_body, completion_pieces
+from lgov_core.gateway.formats.turn_items import Item, ItemEvent, TurnItems
+from lgov_core.gateway.protocol import ChatRequest, Completion, StreamPiece
+from lgov_core.gateway.upstream.reply import StreamAssembler, read_completion
+
+# A chunk with a finish reason tells the client that it has everything, so it is held until the call is recorded.
+_FINISHES = re.compile(r'"finish_reason"\s*:\s*"')
+
+ErrorBody = Callable[[LgovError, int], Mapping[str, Any]]
+
+
+def compact(content: Any) -> str:
+    """JSON text without white space."""
+    return json.dumps(content, ensure_ascii=False, separators=(",", ":"))
+
+
+def frame(data: str, event: str | None = None) -> bytes:
+    """One server-sent event."""
+    name = f"event: {event}\n" if event else ""
+    lines = data.replace("\n", "\ndata: ")
+    return in_utf8(f"{name}data: {lines}\n\n")
+
+
+class ReplyWriter(Protocol):
+    """Writes one reply in one API's form, for one task. The client sees nothing but what it returns."""
+
+    def piece(self, piece: StreamPiece) -> tuple[bytes, bool]:
+        """What a piece of the engine's stream becomes, and whether it tells the client that the reply is whole."""
+        ...
+
+    def settle(self, completion: Completion) -> tuple[Completion, Mapping[str, Any], bytes]:
+        """The call as it is recorded, the reply's whole body, and the bytes that end its stream. Called once."""
+        ...
+
+    def so_far(self) -> Completion:
+        """What the pieces amount to, cancelled. Raises `UpstreamError` when nothing with an id has come."""
+        ...
+
+    def failed(self, error: LgovError, status: int) -> bytes:
+        """The event that ends a stream that failed."""
+        ...
+
+
+class PassedOn:
+    """Passes on what the engine wrote in the API that was asked: its events as they are, its body as it is."""
+
+    def __init__(self, request: ChatRequest, error_body: ErrorBody, *, event: str | None = None) -> None:
+        self._request = request
+        self._error_body = error_body
+        self._event = event
+        self._left = request.n
+        self._raw = False
+        self._seen: list[str] = []
+
+    def piece(self, piece: StreamPiece) -> tuple[bytes, bool]:
+        """The event, byte for byte where the engine kept it."""
+        if piece.data:
+            self._seen.append(piece.data)
+        if piece.raw:
+            self._raw = True
+            return piece.raw, piece.ends
+        self._left -= len(_FINISHES.findall(piece.data))
+        return frame(piece.data), piece.ends or self._left <= 0
+
+    def settle(self, completion: Completion) -> tuple[Completion, Mapping[str, Any], bytes]:
+        """The completion and its body as they are; an engine that does not write events itself gets its ``[DONE]``."""
+        return completion, completion_body(completion, self._request.body), b"" if self._raw else frame("[DONE]")
+
+    def so_far(self) -> Completion:
+        """The pieces put together as the API's whole reply."""
+        native = NATIVE[self._request.route]
+        assembler = native.assembler(self._request.n)
+        for data in self._seen:
+            if data.strip() != "[DONE]":
+                assembler.add(data)
+        return native.read(assembler.body(finish_reason="cancelled"))
+
+    def failed(self, error: LgovError, status: int) -> bytes:
+        """The error as an event."""
+        return frame(compact(self._error_body(error, status)), self._event)
+
+
+class TranslatedWriter:
+    """The part that writers of other APIs share: chat chunks in, items of one choice out.
+
+    Subclasses write the items: `_begin`, `_item`, `_end` and `_body`.
+    """
+
+    def __init__(self, request: ChatRequest, body: Mapping[str, Any], response_id: str) -> None:
+        self._request = request
+        self._asked = body
+        self._response_id = response_id
+        self._assembler = StreamAssembler()
+        self._turn = TurnItems()
+        self._begun = False
+
+    def piece(self, piece: StreamPiece) -> tuple[bytes, bool]:
+        """The events that a chat chunk becomes. The end of the reply is never among them."""
+        if not piece.data or piece.data.strip() == "[DONE]":
+            return b"", False
+        chunk = self._assembler.add(piece.data)
+        written = b"".join(self._first(str(chunk.get("model") or self._request.model)))
+        for choice in chunk.get("choices") or ():
+            if choice.get("index", 0) == 0:
+                written += self._items(self._turn.feed(choice.get("delta") or {}))
+        return written, False
+
+    def settle(self, completion: Completion) -> tuple[Completion, Mapping[str, Any], bytes]:
+        """The call under the id that the client knows, its body, and the events that close it."""
+        chat = completion_body(completion, {**self._request.body, "stream": None})
+        written = b"".join(self._first(completion.model or self._request.model))
+        if not self._turn.items:  # it was not streamed
+            written += self._items(self._turn.feed(chat["choices"][0]["message"]))
+        written += self._items(self._turn.finish())
+        calls = [item for item in self._turn.items if item.kind == "call"]
+        named = tuple(
+            replace(call, call_id=call.call_id or item.call_id)
+            for call, item in zip(completion.tool_calls, calls, strict=False)
+        )
+        completion = replace(completion, response_id=self._response_id, tool_calls=named)
+        body = self._body(completion, chat)
+        return completion, body, written + b"".join(self._end(completion, body))
+
+    def so_far(self) -> Completion:
+        """What has come, as a chat reply."""
+        return read_completion(self._assembler.body(finish_reason="cancelled"))
+
+    def failed(self, error: LgovError, status: int) -> bytes:
+        """The error as an event."""
+        raise NotImplementedError
+
+    def _first(self, model: str) -> Iterator[bytes]:
+        if not self._begun:
+            self._begun = True
+            yield from self._begin(model)
+
+    def _items(self, events: Iterator[ItemEvent]) -> bytes:
+        return b"".join(data for event in events for data in self._item(event.what, event.item, event.delta))
+
+    def _begin(self, model: str) -> Iterator[bytes]:
+        raise NotImplementedError
+
+    def _item(self, what: str, item: Item, delta: str) -> Iterator[bytes]:
+        raise NotImplementedError
+
+    def _end(self, completion: Completion, body: Mapping[str, Any]) -> Iterator[bytes]:
+        raise NotImplementedError
+
+    def _body(self, completion: Completion, chat: Mapping[str, Any]) -> dict[str, Any]:
+        raise NotImplementedError
+
+
+def written_anew(completion: Completion, request: ChatRequest, writer: ReplyWriter) -> tuple[Mapping[str, Any], bytes]:
+    """A finished completion written out whole by a fresh ``writer``: its body, and its events from first to last."""
+    plain = replace(completion, raw=None)
+    events = b"".join(
+        writer.piece(piece)[0] for piece in completion_pieces(plain, request.body) if piece.completion is None
+    )
+    _, body, last = writer.settle(plain)
+    return body, events + last

@@ -1,0 +1,179 @@
+"""Between the APIs and the gate: calls and replies as policies see them, and what a policy changed carried back."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from lgov_core.errors import EndpointError
+from lgov_core.gateway.formats.openai_format import read_chat_request
+from lgov_core.gateway.formats.request_fields import refuse, shown
+from lgov_core.gateway.protocol import ChatRequest, Completion, GateReply, GateRequest
+from lgov_core.gateway.serving.attribution import Attribution
+
+#: Whose messages policies know.
+_ROLES = frozenset(("system", "developer", "user", "assistant", "tool"))
+#: Parts of a message without text. Others that are no text are refused: nobody knows what a model reads in them.
+_NO_TEXT = frozenset(("image_url", "input_audio", "audio_url", "video_url", "file"))
+#: Fields with which a server takes text, or offers tools, past the messages and the tools that policies see.
+_PAST_POLICIES = ("functions", "function_call", "documents", "chat_template", "audio", "web_search_options")
+
+
+def gate_request(request: ChatRequest, route: str, who: Attribution) -> GateRequest:
+    """The call as policies see it. ``request`` holds messages. Raises `EndpointError` (400) for what they cannot read."""
+    if request.route == "chat":
+        refuse(request.body, _PAST_POLICIES, "an endpoint with a policy")
+    return GateRequest(
+        model=request.model,
+        messages=[_seen(message) for message in request.messages],
+        route=route,
+        max_tokens=request.max_tokens,
+        rollout_id=who.rollout_id,
+        attempt=who.attempt,
+        agent=who.agent,
+    )
+
+
+def _seen(message: Mapping[str, Any]) -> dict[str, Any]:
+    if message["role"] not in _ROLES or message.get("function_call"):
+        what = "a function_call" if message.get("function_call") else f"the role {shown(message['role'])}"
+        raise EndpointError(
+            f"policies cannot read a message with {what}", hint=f"roles are {', '.join(sorted(_ROLES))}; use tool_calls"
+        )
+    role = "system" if message["role"] == "developer" else message["role"]
+    seen: dict[str, Any] = {"role": role, "content": _text(message.get("content"))}
+    if calls := message.get("tool_calls"):
+        seen["tool_calls"] = [
+            {
+                "id": call.get("id") or "",
+                "name": call["function"]["name"],
+                "args": _arguments(call["function"].get("arguments") or ""),
+            }
+            for call in calls
+        ]
+    if message.get("tool_call_id") is not None:
+        seen["tool_call_id"] = message["tool_call_id"]
+    return seen
+
+
+def _text(content: Any) -> str:
+    if isinstance(content, str):
+        return content
+    if content is not None and not isinstance(content, list):
+        raise EndpointError(f"policies cannot read the content {shown(content)}", hint="send text, or a list of parts")
+    return "".join(map(_text_of_part, content or ()))
+
+
+def _text_of_part(part: Any) -> str:
+    if isinstance(part, str):  # which some servers take
+        return part
+    kind = part.get("type") if isinstance(part, dict) else None
+    texts = [part[name] for name in ("text", "refusal") if part.get(name) is not None] if kind is not None else []
+    if kind in _NO_TEXT and not texts:
+        return ""
+    if kind not in ("text", "refusal") or not texts or not all(isinstance(text, str) for text in texts):
+        raise EndpointError(f"policies cannot read a part of a message: {shown(part)}", hint="send it as text")
+    return "".join(texts)
+
+
+def _arguments(text: str) -> Any:
+    try:
+        value = json.loads(text or "{}")
+    except (ValueError, RecursionError):
+        return text
+    return value if isinstance(value, dict) else text
+
+
+def with_contents(request: ChatRequest, before: GateRequest, after: GateRequest) -> ChatRequest:
+    """The chat request with the content of the messages that a gate changed. Raises `EndpointError` for other changes."""
+    if len(before.messages) != len(after.messages):
+        raise EndpointError("a policy added or took away messages, which cannot be carried over", status=403)
+    messages: list[Mapping[str, Any]] = []
+    for message, seen, now in zip(request.messages, before.messages, after.messages, strict=True):
+        same = now["content"] == seen["content"]
+        messages.append(message if same else {**message, "content": _replaced(message.get("content"), now["content"])})
+    return read_chat_request({**request.body, "messages": messages})
+
+
+def _replaced(content: Any, text: str) -> Any:
+    if content is None or isinstance(content, str):
+        return text
+    kept = [part for part in content if not isinstance(part, str) and part.get("type") not in ("text", "refusal")]
+    return [{"type": "text", "text": text}, *kept] if kept else text
+
+
+def gate_replies(completion: Completion) -> list[GateReply]:
+    """The choices as policies see them."""
+    thoughts = _reasoning(completion)
+    return [
+        GateReply(
+            choice.response_id,
+            choice.content or "",
+            choice.tool_calls,
+            choice.finish_reason,
+            completion.prompt_tokens if number == 0 else None,
+            sum(one.completion_tokens for one in completion.choices) if number == 0 else None,
+            thoughts.get(number, ""),
+        )
+        for number, choice in enumerate(completion.choices)
+    ]
+
+
+def _reasoning(completion: Completion) -> dict[int, str]:
+    """What the upstream's own reply shows of the model's thoughts, by choice: in the form of any API."""
+    raw: Mapping[str, Any] = completion.raw or {}
+    choices = sorted(raw.get("choices") or (), key=lambda one: one.get("index") or 0)
+    found = {number: _thoughts(one.get("message") or {}) for number, one in enumerate(choices)}
+    blocks = [one for one in (*(raw.get("output") or ()), *(raw.get("content") or ())) if isinstance(one, dict)]
+    for block in blocks:
+        if block.get("type") in ("reasoning", "thinking"):
+            found[0] = found.get(0, "") + _thoughts(block)
+    return found
+
+
+def _thoughts(holder: Mapping[str, Any]) -> str:
+    audio = holder.get("audio")
+    texts = [holder.get(name) for name in ("reasoning_content", "reasoning", "thinking")]
+    texts.append(audio.get("transcript") if isinstance(audio, dict) else None)
+    if holder.get("type") == "reasoning":
+        parts = [*(holder.get("summary") or ()), *(holder.get("content") or ())]
+        texts += [part.get("text") for part in parts if isinstance(part, dict)]
+    return "\n".join(text for text in texts if isinstance(text, str) and text)
+
+
+def released(completion: Completion, before: Sequence[GateReply], after: Sequence[GateReply]) -> Completion:
+    """The reply as the agent may get it: the same object where the gate changed nothing."""
+    if all(old is new for old, new in zip(before, after, strict=True)):
+        return completion
+    choices: list[Completion] = []
+    for choice, old, new in zip(completion.choices, before, after, strict=True):
+        if old is new:
+            choices.append(replace(choice, raw=None, more=()))
+            continue
+        finish = choice.finish_reason
+        if finish in ("tool_calls", "function_call") and not new.tool_calls:
+            finish = "stop"
+        content = new.text if new.text or not new.tool_calls else None
+        # The tokens and their logprobs are those of the model's own reply, which this one no longer is.
+        choices.append(
+            replace(
+                choice,
+                content=content,
+                text=new.text,
+                tool_calls=new.tool_calls,
+                finish_reason=finish,
+                raw=None,
+                more=(),
+                prompt_ids=None,
+                response_ids=None,
+                logprobs=None,
+            )
+        )
+    return replace(choices[0], more=tuple(choices[1:]))
+
+
+def said(text: str, response_id: str, model: str) -> Completion:
+    """A refusal as a finished reply of one choice. It has no tokens: no model wrote it."""
+    return Completion(response_id, model, text, text, (), "stop", None, None, None, None, 0, 0)

@@ -1,0 +1,121 @@
+"""What operators ask of a running endpoint: pause and resume, its state, its numbers, keys for agents."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from lgov_core.errors import EndpointError, ScopeError
+from lgov_core.gateway.routes.api_routes import read_body
+from lgov_core.gateway.serving.access import Access, RuledRoute
+from lgov_core.gateway.serving.admission import Admission, AdmissionState
+from lgov_core.gateway.serving.capture import Counters
+from lgov_core.gateway.serving.keys import KeyRing
+from lgov_core.gateway.serving.metrics import CONTENT_TYPE, Metrics
+
+_MAX_BODY = 64 * 1024
+_LONGEST_DRAIN_S = 3600.0
+
+
+class AdminRoutes:
+    """The handlers, for one event loop. All take an admin key, except ``/healthz``, which says nothing."""
+
+    def __init__(self, admission: Admission, metrics: Metrics, keys: KeyRing, counters: Counters) -> None:
+        self._admission = admission
+        self._metrics = metrics
+        self._keys = keys
+        self._counters = counters
+
+    def routes(self) -> list[RuledRoute]:
+        """The routes, each with its rule."""
+        return [
+            RuledRoute("/admin/state", self.state, methods=["GET"], access=Access.ADMIN),
+            RuledRoute("/admin/pause", self.pause, methods=["POST"], access=Access.ADMIN),
+            RuledRoute("/admin/resume", self.resume, methods=["POST"], access=Access.ADMIN),
+            RuledRoute("/admin/keys", self.issue, methods=["POST"], access=Access.ADMIN),
+            RuledRoute("/metrics", self.metrics, methods=["GET"], access=Access.ADMIN),
+            RuledRoute("/healthz", self.health, methods=["GET"], access=Access.OPEN),
+        ]
+
+    async def state(self, request: Request) -> Response:
+        """``GET /admin/state``: calls that run and wait, whether it is paused, the version of the weights, the counters."""
+        return _json({**self._admission.state().as_dict(), "counters": self._counters.as_dict()})
+
+    async def health(self, request: Request) -> Response:
+        """``GET /healthz``: answers as long as the endpoint does; needs no key."""
+        return _json({"status": "ok"})
+
+    async def pause(self, request: Request) -> Response:
+        """``POST /admin/pause``: holds new calls and answers when the running ones have ended.
+
+        ``drain_s`` (60) is how long it waits for that; ``drained`` in the answer says whether they have. ``reason`` is
+        told to those who wait too long, with the advice to come back after ``retry_after_s`` (5) seconds.
+        """
+        body = await _object(request, "drain_s", "reason", "retry_after_s")
+        drain_s = _number(body, "drain_s", 60.0, high=_LONGEST_DRAIN_S)
+        retry_after_s = _number(body, "retry_after_s", 5.0, high=3600.0)
+        reason = body.get("reason")
+        if reason is not None and not isinstance(reason, str):
+            raise EndpointError("'reason' must be a text")
+        return _state(await self._admission.pause(drain_s=drain_s, reason=reason, retry_after_s=retry_after_s))
+
+    async def resume(self, request: Request) -> Response:
+        """``POST /admin/resume``: lets calls in again; ``weights_version`` (a whole number) is recorded with each."""
+        body = await _object(request, "weights_version")
+        version = body.get("weights_version")
+        if version is not None and (not isinstance(version, int) or isinstance(version, bool) or version < 0):
+            raise EndpointError("'weights_version' must be a whole number from 0")
+        return _state(self._admission.resume(weights_version=version))
+
+    async def issue(self, request: Request) -> Response:
+        """``POST /admin/keys``: a key for ``rollout_id`` and ``attempt`` (null: all of them).
+
+        ``expires_at`` is in Unix seconds; ``final_reward`` lets its bearer give the attempt its final reward.
+        """
+        body = await _object(request, "rollout_id", "attempt", "expires_at", "final_reward")
+        rollout_id, attempt, judges = body.get("rollout_id"), body.get("attempt"), body.get("final_reward", False)
+        if not isinstance(rollout_id, str) or type(attempt) not in (int, type(None)) or not isinstance(judges, bool):
+            raise EndpointError("a key is for a 'rollout_id' (text) and an 'attempt' (a number, or null)")
+        expires_at = None if body.get("expires_at") is None else _number(body, "expires_at", 0.0, high=1e12)
+        try:
+            key = self._keys.issue(rollout_id, attempt, expires_at=expires_at, final_reward=judges)
+        except ScopeError as error:
+            raise EndpointError(str(error)) from error
+        return _json({"key": key})
+
+    async def metrics(self, request: Request) -> Response:
+        """``GET /metrics``, in the text format of Prometheus."""
+        return Response(self._metrics.exposition(), headers={"content-type": CONTENT_TYPE})
+
+
+async def _object(request: Request, *known: str) -> Mapping[str, Any]:
+    """The body, with no field but those ``known``: a wrong word would make a key without expiry, or lose a version."""
+    raw = await read_body(request, _MAX_BODY)
+    try:
+        body: Any = json.loads(raw or b"{}")
+    except (ValueError, RecursionError) as error:
+        raise EndpointError(f"the request is not JSON: {error}") from error
+    if not isinstance(body, dict):
+        raise EndpointError("the request must be a JSON object")
+    if unknown := sorted(set(body) - set(known)):
+        raise EndpointError(f"there is no field {unknown[0]!r} here", hint=f"there are {', '.join(sorted(known))}")
+    return body
+
+
+def _number(body: Mapping[str, Any], name: str, default: float, *, high: float) -> float:
+    value = body.get(name, default)
+    if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value <= high:
+        raise EndpointError(f"{name!r} must be a number from 0 to {high:g}")
+    return float(value)
+
+
+def _state(state: AdmissionState) -> Response:
+    return _json(state.as_dict())
+
+
+def _json(content: Mapping[str, Any]) -> Response:
+    return Response(json.dumps(content), media_type="application/json")

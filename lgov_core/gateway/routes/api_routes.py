@@ -1,0 +1,338 @@
+"""The routes of the model APIs, each alone and under a rollout's prefix."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import aclosing
+from functools import partial
+from typing import Any, cast
+
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from lgov_core._util.fast_json import in_utf8
+from lgov_core.errors import EndpointError, LgovError
+from lgov_core.gateway.formats.apis import APIS, MESSAGES, RESPONSES, Api, api_of
+from lgov_core.gateway.formats.completions_format import readable_prompts
+from lgov_core.gateway.formats.messages_request import read_messages_request
+from lgov_core.gateway.formats.reply_writer import ReplyWriter, compact, written_anew
+from lgov_core.gateway.formats.request_fields import model_name, read_json
+from lgov_core.gateway.formats.response_memory import ResponseMemory
+from lgov_core.gateway.formats.responses_request import chat_messages, input_messages
+from lgov_core.gateway.policy.gate_calls import gate_replies, gate_request, released, said, with_contents
+from lgov_core.gateway.protocol import (
+    ANY_MODEL,
+    ChatRequest,
+    Completion,
+    Engine,
+    Gate,
+    GateRefusal,
+    GateRequest,
+    StreamPiece,
+    speaks,
+)
+from lgov_core.gateway.routes.embeddings import judged_embeddings
+from lgov_core.gateway.serving.access import grant_of
+from lgov_core.gateway.serving.attribution import Attribution, attribute, first_of_each
+from lgov_core.gateway.serving.capture import Capture, Exchange
+from lgov_core.gateway.serving.streaming import StreamedReply, as_lgov_error
+from lgov_core.gateway.upstream.reply import ReceivedBody, UpstreamRejection
+
+ROLLOUT_PREFIX = "/rollout/{rollout_id}/attempt/{attempt}"
+
+
+async def read_body(request: Request, limit: int) -> bytes:
+    """The request's body. Raises `EndpointError` (413) for one of more than ``limit`` bytes.
+
+    A body that is moderately too long is read to its end and thrown away, since a client that is cut off while it
+    sends does not see the answer.
+    """
+    parts: list[bytes] = []
+    size = 0
+    try:
+        async for part in request.stream():
+            size += len(part)
+            if size <= limit:
+                parts.append(part)
+            elif size > 8 * limit:
+                break
+    except ClientDisconnect as error:
+        raise EndpointError("the client left while it was sending its request") from error
+    if size > limit:
+        raise EndpointError(f"the request has more than {limit} bytes", status=413)
+    return b"".join(parts)
+
+
+class ApiRoutes:
+    """The handlers of the model APIs, for one event loop.
+
+    Each call goes to the engine that has its model, past ``gate`` if there is one, and is committed before its client
+    learns that it is done. An engine that does not speak the API that is asked is asked for a chat completion, which is
+    translated. ``max_body`` is in bytes. `routes` is what an application mounts; `on_error` is its handler for what a
+    route raised.
+    """
+
+    def __init__(
+        self,
+        engines: Sequence[Engine],
+        capture: Capture,
+        *,
+        allow_unattributed: bool,
+        max_body: int,
+        gate: Gate | None = None,
+    ) -> None:
+        self._engines = tuple(engines)
+        self._capture = capture
+        self._allow_unattributed = allow_unattributed
+        self._max_body = max_body
+        self._gate = gate
+        self._memory = ResponseMemory()
+
+    def routes(self) -> list[Route]:
+        """Every route of the model APIs."""
+        posts: list[tuple[str, Callable[[Request], Any]]] = [(api.path, partial(self._call, api)) for api in APIS]
+        posts += [("/messages/count_tokens", self.count_tokens), ("/embeddings", self.embeddings)]
+        return [
+            route
+            for prefix in ("", ROLLOUT_PREFIX)
+            for route in (
+                *(Route(f"{prefix}/v1{path}", handler, methods=["POST"]) for path, handler in posts),
+                Route(f"{prefix}/v1/models", self.models, methods=["GET"]),
+            )
+        ]
+
+    def _engine_for(self, model: str) -> Engine:
+        for name in (model, ANY_MODEL):
+            for engine in self._engines:
+                if name in engine.models:
+                    return engine
+        raise EndpointError(f"there is no model {model!r}", status=404, hint=f"there are: {', '.join(self._models())}")
+
+    def _models(self) -> list[str]:
+        return [name for engine in self._engines for name in engine.models if name != ANY_MODEL]
+
+    def _who(self, request: Request, *, allow_unattributed: bool) -> Attribution:
+        scope = request.scope
+        headers = first_of_each(scope["headers"])
+        return attribute(headers, request.path_params, grant_of(scope), allow_unattributed=allow_unattributed)
+
+    async def _read(self, request: Request) -> tuple[Attribution, Mapping[str, Any], Engine]:
+        who = self._who(request, allow_unattributed=self._allow_unattributed)
+        body = read_json(await read_body(request, self._max_body))
+        return who, body, self._engine_for(model_name(body))
+
+    async def call(self, path: str, request: Request) -> Response:
+        """Answers ``request`` as a ``POST`` to ``path``, which begins below ``/v1``, wherever it came in."""
+        return await self._call(next(api for api in APIS if api.path == path), request)
+
+    async def _call(self, api: Api, request: Request) -> Response:
+        """``POST`` of a model API."""
+        started_at = time.time()
+        who, body, engine = await self._read(request)
+        if api.route in speaks(engine):
+            if api is RESPONSES:
+                self._memory.check(body, who)
+            asked = api.native(body)
+        else:
+            asked = self._translated(api, body, who, engine)
+        judged: GateRequest | None = None
+        if self._gate is not None:
+            try:
+                asked, judged = await self._admit(self._gate, api, asked, body, who, engine)
+            except GateRefusal as refusal:
+                return self._refused(api, refusal, asked, body, who)
+        exchange = Exchange(asked, engine.name, who, started_at, api.route, body)
+        own = asked.route == api.route
+        writer = api.pass_on(asked) if own else api.rewrite(asked, body, api.new_id())
+        kept = partial(self._note if own else self._keep, body, who) if api is RESPONSES else None
+        if asked.stream:
+            pieces = engine.stream(asked)
+            if judged is not None:
+                pieces = self._watched(pieces, judged)
+            release = None if judged is None else partial(self._streamed_release, api, asked, body, judged)
+            return StreamedReply(  # type: ignore[return-value]
+                exchange, pieces, self._capture, writer, self._error_response(api), release=release, kept=kept
+            )
+        try:
+            completion = await engine.chat(asked)
+        except Exception as error:
+            if self._gate is not None and judged is not None:
+                await self._gate.failed(judged, error)
+            raise as_lgov_error(error, engine.name) from error
+        return await self._answer(api, exchange, completion, writer, judged, kept)
+
+    async def _watched(self, pieces: AsyncIterator[StreamPiece], judged: GateRequest) -> AsyncIterator[StreamPiece]:
+        """The stream; the gate is told when it fails."""
+        assert self._gate is not None
+        try:
+            async with aclosing(cast("Any", pieces)) as stream:
+                async for piece in stream:
+                    yield piece
+        except Exception as error:
+            await self._gate.failed(judged, error)
+            raise
+
+    def _translated(self, api: Api, body: Mapping[str, Any], who: Attribution, engine: Engine) -> ChatRequest:
+        if "chat" not in speaks(engine):
+            spoken = ", ".join(sorted(speaks(engine)))
+            raise EndpointError(f"{engine.name} speaks {spoken} only, and {api.route} was asked of it")
+        previous = body.get("previous_response_id") if api is RESPONSES else None
+        if previous is not None and not (isinstance(previous, str) and previous):
+            raise EndpointError("'previous_response_id' must be the id of a response")
+        return api.translate(body, () if previous is None else self._memory.find(previous, who))
+
+    def _keep(self, body: Mapping[str, Any], who: Attribution, reply: Mapping[str, Any]) -> None:
+        if body.get("store") is False:
+            return
+        messages = [*input_messages(body), *chat_messages(reply["output"])]
+        self._memory.keep(reply["id"], who, body.get("previous_response_id"), messages)
+
+    def _note(self, _body: Mapping[str, Any], who: Attribution, reply: Mapping[str, Any]) -> None:
+        self._memory.note(reply["id"], who)
+
+    async def _answer(
+        self,
+        api: Api,
+        exchange: Exchange,
+        completion: Completion,
+        writer: ReplyWriter,
+        judged: GateRequest | None,
+        kept: Callable[[Mapping[str, Any]], None] | None,
+    ) -> Response:
+        completion, reply, _ = writer.settle(completion)
+        await self._capture.commit(exchange, completion, reply)
+        if judged is not None:
+            changed = await self._release(judged, completion)
+            if changed is not completion:
+                reply = self._written(api, exchange.request, exchange.body or {}, changed)[0]
+        if kept is not None:
+            kept(reply)
+        return _json(reply)
+
+    async def _admit(
+        self,
+        gate: Gate,
+        api: Api,
+        asked: ChatRequest,
+        body: Mapping[str, Any],
+        who: Attribution,
+        engine: Engine,
+    ) -> tuple[ChatRequest, GateRequest]:
+        """The call as it may be made, and as it was judged. What policies cannot read is refused."""
+        if asked.route == "completions":
+            plain = readable_prompts(asked)
+        else:
+            plain = asked if asked.messages else api.translate(body, ())
+        judged = gate_request(plain, api.route, who)
+        admitted = await gate.admit(judged)
+        if admitted is judged:
+            return asked, judged
+        if asked.route not in ("chat", api.route) or "chat" not in speaks(engine):
+            raise EndpointError(f"a policy changed a call that {engine.name} cannot be asked otherwise", status=403)
+        if asked.route != "chat":  # the upstream is asked for chat instead, where the change can be carried over
+            plain = self._translated(api, body, who, engine)
+        return with_contents(plain, judged, admitted), admitted
+
+    async def _release(self, judged: GateRequest, completion: Completion) -> Completion:
+        assert self._gate is not None
+        replies = gate_replies(completion)
+        try:
+            return released(completion, replies, await self._gate.release(judged, replies))
+        except GateRefusal as refusal:
+            if refusal.status != 200:
+                raise
+            return said(refusal.text, completion.response_id, completion.model)
+
+    async def _streamed_release(
+        self, api: Api, asked: ChatRequest, body: Mapping[str, Any], judged: GateRequest, completion: Completion
+    ) -> tuple[Mapping[str, Any], bytes] | None:
+        changed = await self._release(judged, completion)
+        return None if changed is completion else self._written(api, asked, body, changed)
+
+    def _refused(
+        self, api: Api, refusal: GateRefusal, asked: ChatRequest, body: Mapping[str, Any], who: Attribution
+    ) -> Response:
+        """The answer to a call that was not made."""
+        if refusal.status != 200:
+            raise refusal
+        reply, events = self._written(api, asked, body, said(refusal.text, api.new_id(), asked.model))
+        if api is RESPONSES and asked.route != api.route:
+            self._keep(body, who, reply)
+        return Response(events, media_type="text/event-stream") if asked.stream else _json(reply)
+
+    @staticmethod
+    def _written(
+        api: Api, asked: ChatRequest, body: Mapping[str, Any], completion: Completion
+    ) -> tuple[Mapping[str, Any], bytes]:
+        return written_anew(completion, asked, api.rewrite(asked, body, completion.response_id))
+
+    async def count_tokens(self, request: Request) -> Response:
+        """``POST .../v1/messages/count_tokens``."""
+        _, body, engine = await self._read(request)
+        count = getattr(engine, "count_tokens", None)
+        if count is None:
+            raise EndpointError(f"{engine.name} cannot count the tokens of a prompt", status=404)
+        asked = MESSAGES.native(body) if "messages" in speaks(engine) else read_messages_request(body, counting=True)
+        return _json({"input_tokens": await count(asked)})
+
+    async def embeddings(self, request: Request) -> Response:
+        """``POST .../v1/embeddings``: passed on, not recorded."""
+        who, body, engine = await self._read(request)
+        embed = getattr(engine, "embed", None)
+        if embed is None or "embeddings" not in speaks(engine):
+            raise EndpointError(f"{engine.name} makes no embeddings", status=404, hint="ask a model that does")
+        return _json(await (embed(body) if self._gate is None else judged_embeddings(self._gate, embed, body, who)))
+
+    async def models(self, request: Request) -> Response:
+        """``GET .../v1/models``, for clients of either kind."""
+        self._who(request, allow_unattributed=True)
+        data = [
+            {
+                "id": name, "object": "model", "created": 0, "owned_by": engine.name,
+                "type": "model", "display_name": name, "created_at": "1970-01-01T00:00:00Z",
+            }
+            for engine in self._engines
+            for name in engine.models
+            if name != ANY_MODEL
+        ]  # fmt: skip
+        ends = (
+            {"has_more": False, "first_id": data[0]["id"], "last_id": data[-1]["id"]} if data else {"has_more": False}
+        )
+        return _json({"object": "list", "data": data, **ends})
+
+    def _error_response(self, api: Api) -> Callable[[LgovError], Response]:
+        return partial(self.refuse, api=api)
+
+    def refuse(self, error: LgovError, api: Api = APIS[0]) -> Response:
+        """The response to an error, in the shape of its API; an upstream's refusal as the upstream wrote it.
+
+        A refusal that the upstream wrote in the shape of another API is told in this one's.
+        """
+        self._capture.counters.failed += 1
+        status = error.status if isinstance(error, EndpointError) else 500
+        if isinstance(error, UpstreamRejection):
+            if error.route == api.route or api is not MESSAGES:
+                headers = {**error.headers, "content-type": error.content_type}
+                return Response(error.body, status, headers)
+            return _json(api.error_body(error, status), status, error.headers)
+        return _json(api.error_body(error, status), status)
+
+    async def on_error(self, request: Request, error: Exception) -> Response:
+        """Turns what a handler raised into a response."""
+        api = api_of(request.url.path)
+        if isinstance(error, LgovError):
+            return self.refuse(error, api)
+        if isinstance(error, HTTPException):
+            said_ = f"{request.method} {request.url.path}: {error.detail}"
+            hint = f"POST /v1 {', '.join(one.path for one in APIS)}, GET /v1/models and GET /healthz are there"
+            return self.refuse(EndpointError(said_, status=error.status_code, hint=hint), api)
+        return self.refuse(EndpointError(f"{type(error).__name__}: {error}", status=500), api)
+
+
+def _json(content: Mapping[str, Any], status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
+    if isinstance(content, ReceivedBody):
+        return Response(content.received, status, media_type="application/json")
+    return Response(in_utf8(compact(content)), status, headers, media_type="application/json")

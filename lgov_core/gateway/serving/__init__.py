@@ -1,0 +1,1 @@
+"""The HTTP server around the endpoint: access, limits, keys, metrics, capture."""

@@ -1,0 +1,149 @@
+"""Makes calls durable before they are acknowledged."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from lgov_core.errors import LgovError, StoreError
+from lgov_core.gateway.protocol import ChatRequest, Completion
+from lgov_core.gateway.serving.attribution import Attribution
+from lgov_core.store.protocol import TraceStore
+from lgov_core.types import CapturedCall, new_id
+
+#: What every store says of an id that it has.
+_TAKEN = "exists already"
+
+
+@dataclass(slots=True)
+class Counters:
+    """What an endpoint has done since it started; read and written in its event loop only.
+
+    ``recorded`` calls are in the store; of those, ``without_token_ids`` cannot be trained on and ``unattributed``
+    belong to no rollout; ``cancelled`` were left by their client in mid-stream. ``cancelled_unrecorded`` were left
+    before anything could be recorded. ``unrecorded`` calls could not be committed, so the client got an error.
+    ``failed`` counts all requests answered with an error. ``prompt_tokens`` and ``response_tokens`` are those of the
+    recorded calls, and ``commit_s`` the seconds that all of them together waited to be durable.
+    ``renamed`` calls came with an id that was in the store already and were recorded under one of ours.
+    """
+
+    recorded: int = 0
+    without_token_ids: int = 0
+    unattributed: int = 0
+    cancelled: int = 0
+    cancelled_unrecorded: int = 0
+    unrecorded: int = 0
+    failed: int = 0
+    prompt_tokens: int = 0
+    response_tokens: int = 0
+    commit_s: float = 0.0
+    renamed: int = 0
+
+    def as_dict(self) -> dict[str, float]:
+        """Counts by name."""
+        return asdict(self)
+
+
+@dataclass(frozen=True, slots=True)
+class Exchange:
+    """One request on its way: what the engine is asked, which engine, by whom, since when (Unix seconds).
+
+    ``route`` is the API that the client speaks, ``body`` its own JSON (None: that of ``request``).
+    """
+
+    request: ChatRequest
+    engine: str
+    who: Attribution
+    started_at: float
+    route: str = "chat"
+    body: Mapping[str, Any] | None = None
+
+
+class Capture:
+    """Writes calls to the store, many at once, in the endpoint's event loop. Fails closed: no commit, no reply."""
+
+    def __init__(self, store: TraceStore | None) -> None:
+        self.counters = Counters()
+        #: What the weights count as where an engine does not say it: see `Admission.resume`.
+        self.weights_version: int | None = None
+        self._add: Callable[[CapturedCall], Awaitable[None]] | None = None
+        if store is not None:
+            self._add = getattr(store, "add_call_async", None) or _in_thread(store)
+
+    async def commit(self, exchange: Exchange, completion: Completion, response: Mapping[str, Any]) -> None:
+        """Returns once the call is durable, each choice of it a row of its own.
+
+        An id that the store has already is no reason to lose a call: it is recorded under a fresh id, and the response,
+        in the record as for the client, keeps the upstream's. Raises `StoreError` when the call cannot be made durable.
+        """
+        if self._add is None:
+            return
+        calls = [
+            self._captured(exchange, completion, response, number, choice)
+            for number, choice in enumerate(completion.choices)
+        ]
+        try:
+            try:
+                await self._add(calls[0])
+            except StoreError as error:
+                if _TAKEN not in error.message:
+                    raise
+                fresh = new_id("call")
+                calls = [replace(call, response_id=fresh) for call in calls]
+                await self._add(calls[0])
+                self.counters.renamed += 1
+            # The first one holds the id, so no other call can come in between.
+            await asyncio.gather(*map(self._add, calls[1:]))
+        except LgovError:
+            self.counters.unrecorded += 1
+            raise
+        except Exception as error:
+            self.counters.unrecorded += 1
+            raise StoreError(f"call {completion.response_id} could not be recorded: {error}") from error
+        self.counters.recorded += len(calls)
+        self.counters.prompt_tokens += completion.prompt_tokens
+        self.counters.response_tokens += sum(choice.completion_tokens for choice in completion.choices)
+        self.counters.commit_s += time.time() - calls[0].ended_at
+        for call in calls:
+            self.counters.unattributed += call.rollout_id is None
+            self.counters.without_token_ids += call.prompt_ids is None or call.response_ids is None
+
+    def _captured(
+        self, exchange: Exchange, completion: Completion, response: Mapping[str, Any], number: int, choice: Completion
+    ) -> CapturedCall:
+        request, who = exchange.request, exchange.who
+        if completion.more:  # a body with all choices in each of their rows would grow with the square of them
+            in_order = sorted(response["choices"], key=lambda written: written.get("index") or 0)
+            response = {**response, "choices": [in_order[number]]}
+        return CapturedCall(
+            response_id=completion.response_id,
+            model=completion.model or request.model,
+            request=request.body if exchange.body is None else exchange.body,
+            response=response,
+            prompt_ids=choice.prompt_ids,
+            response_ids=choice.response_ids,
+            logprobs=choice.logprobs,
+            finish_reason=choice.finish_reason,
+            weights_version=self.weights_version if choice.weights_version is None else choice.weights_version,
+            temperature=request.temperature,
+            top_p=request.top_p,
+            started_at=exchange.started_at,
+            ended_at=time.time(),
+            rollout_id=who.rollout_id,
+            attempt=who.attempt,
+            agent=who.agent,
+            tool_call_ids=tuple(call.call_id for call in choice.tool_calls if call.call_id),
+            engine=exchange.engine,
+            choice=number,
+            route=exchange.route,
+        )
+
+
+def _in_thread(store: TraceStore) -> Callable[[CapturedCall], Awaitable[None]]:
+    async def add(call: CapturedCall) -> None:
+        await asyncio.to_thread(store.add_call, call)
+
+    return add

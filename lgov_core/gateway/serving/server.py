@@ -1,0 +1,224 @@
+"""Serves an application on a local port, in a thread of its own or in the main thread."""
+
+from __future__ import annotations
+
+import errno
+import importlib.util
+import ipaddress
+import socket
+import threading
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Self
+
+from lgov_core.errors import EndpointError
+from lgov_core.gateway.serving.limits import Limits
+
+if TYPE_CHECKING:
+    import uvicorn
+    from starlette.applications import Starlette
+
+    from lgov_core.gateway.protocol import Engine, Gate
+    from lgov_core.gateway.serving.keys import KeyRing
+    from lgov_core.store.protocol import TraceStore
+
+
+def is_loopback(host: str) -> bool:
+    """Whether an address can be reached from this machine only."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    """A listening socket: a client that comes before the server runs waits instead of being refused."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((host, port))
+        listener.listen(2048)
+    except OSError as error:
+        listener.close()
+        hints = {
+            errno.EADDRINUSE: "stop the program that listens there, or choose another port (0 takes any free one)",
+            errno.EACCES: "ports below 1024 need more rights; choose a higher one",
+            errno.EADDRNOTAVAIL: "this machine has no such address; 127.0.0.1 is always there",
+        }
+        what = (
+            f"port {port} on {host} is in use" if error.errno == errno.EADDRINUSE else f"cannot listen on {host}:{port}"
+        )
+        reason = error.strerror or str(error)
+        raise EndpointError(f"{what}: {reason}", status=500, hint=hints.get(error.errno or 0)) from error
+    listener.setblocking(False)
+    return listener
+
+
+class EndpointServer:
+    """The endpoint on a port; a context manager.
+
+    Takes an application, or engines with the store and keys to make one of (`lgov_core.gateway.app.create_app`). An
+    endpoint made of engines on an address that other machines can reach must be given ``keys`` that are required; on a
+    loopback address they are optional. ``gate`` and ``limits`` are those of `create_app`. ``port`` 0 takes any free port.
+    `stop` lets running requests end for ``drain_s`` seconds.
+
+    `start`, `stop` and `serve_forever` are for one thread; the properties may be read from any.
+    """
+
+    def __init__(
+        self,
+        app_or_engines: Starlette | Sequence[Engine],
+        store: TraceStore | None = None,
+        *,
+        keys: KeyRing | None = None,
+        gate: Gate | None = None,
+        limits: Limits | None = None,
+        host: str = "127.0.0.1",
+        port: int = 0,
+        drain_s: int = 10,
+    ) -> None:
+        if isinstance(app_or_engines, Sequence):
+            from lgov_core.gateway.app import create_app
+            from lgov_core.gateway.serving.keys import KeyRing
+
+            if not is_loopback(host) and (keys is None or not keys.required):
+                raise EndpointError(
+                    f"{host} can be reached from other machines and no keys were given, or none are required",
+                    hint="pass keys=KeyRing(secret)",
+                )
+            ring = KeyRing(required=False) if keys is None else keys
+            self._app: Any = create_app(app_or_engines, store, keys=ring, gate=gate, limits=limits)
+        else:
+            self._app = app_or_engines
+        state = getattr(getattr(self._app, "state", None), "endpoint", None)
+        self._limits: Limits = limits or getattr(state, "limits", None) or Limits()
+        self._host = host
+        self._port = port
+        self._drain_s = drain_s
+        self._server: uvicorn.Server | None = None
+        self._thread: threading.Thread | None = None
+        self._failure: BaseException | None = None
+
+    @property
+    def app(self) -> Any:
+        """The application that is served."""
+        return self._app
+
+    @property
+    def port(self) -> int:
+        """The port; 0 until one is chosen."""
+        return self._port
+
+    @property
+    def url(self) -> str:
+        """``http://host:port``, in a form that a client on this machine can use."""
+        host = {"0.0.0.0": "127.0.0.1", "": "127.0.0.1", "::": "::1"}.get(self._host, self._host)
+        return f"http://[{host}]:{self._port}" if ":" in host else f"http://{host}:{self._port}"
+
+    @property
+    def base_url(self) -> str:
+        """What an OpenAI client wants as its base URL."""
+        return f"{self.url}/v1"
+
+    def start(self) -> Self:
+        """Starts serving in a thread and returns once requests are answered.
+
+        Raises `EndpointError` when the port cannot be had, or an engine does not start.
+        """
+        if self._thread is not None:
+            raise EndpointError(f"the server on {self.url} runs already", status=500)
+        server, listener = self._prepare()
+        answering = threading.Event()
+
+        def serve() -> None:
+            try:
+                server.run(sockets=[listener])
+            except BaseException as error:  # noqa: BLE001 - handed to whoever waits in start()
+                self._failure = error
+            finally:
+                listener.close()
+                answering.set()
+
+        _signal_startup(server, answering)
+        self._failure = None
+        self._thread = threading.Thread(target=serve, name=f"lgov-endpoint-{self._port}", daemon=True)
+        self._thread.start()
+        answering.wait()
+        if not server.started:
+            self._thread.join()
+            self._thread = self._server = None
+            self._raise_failure()
+        return self
+
+    def stop(self) -> None:
+        """Takes no more requests, lets the running ones end, and closes the engines. Calling it again does nothing."""
+        thread, server = self._thread, self._server
+        if thread is None or server is None:
+            return
+        server.should_exit = True
+        thread.join()
+        self._thread = self._server = None
+
+    def serve_forever(self) -> None:
+        """Serves in the calling thread until SIGINT or SIGTERM (which are raised again once everything is closed)."""
+        server, listener = self._prepare()
+        try:
+            server.run(sockets=[listener])
+        except SystemExit as error:
+            self._failure = error
+        finally:
+            listener.close()
+            self._server = None
+        if not server.started:
+            self._raise_failure()
+
+    def __enter__(self) -> Self:
+        return self.start()
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.stop()
+
+    def _prepare(self) -> tuple[uvicorn.Server, socket.socket]:
+        try:
+            import uvicorn
+        except ImportError as error:
+            raise EndpointError("uvicorn is not installed", status=500, hint='pip install "lgov[gateway]"') from error
+        fast = importlib.util.find_spec("httptools") is not None
+        if fast:
+            from lgov_core.gateway.serving.http_protocol import protocol_with
+        config = uvicorn.Config(
+            self._app,
+            http=protocol_with(self._limits) if fast else "h11",  # pyright: ignore[reportPossiblyUnboundVariable]
+            h11_max_incomplete_event_size=self._limits.max_headers + self._limits.max_url,
+            timeout_keep_alive=max(1, round(self._limits.idle_s)),
+            backlog=2048,
+            proxy_headers=False,
+            loop="uvloop" if importlib.util.find_spec("uvloop") else "asyncio",
+            ws="none",
+            lifespan="on",
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            timeout_graceful_shutdown=self._drain_s,
+        )
+        listener = _listen(self._host, self._port)
+        self._port = listener.getsockname()[1]
+        self._server = uvicorn.Server(config)
+        return self._server, listener
+
+    def _raise_failure(self) -> None:
+        cause = getattr(getattr(self._app, "state", None), "startup_error", None) or self._failure
+        raise EndpointError(f"the endpoint on {self.url} did not start: {cause}", status=500) from cause
+
+
+def _signal_startup(server: uvicorn.Server, answering: threading.Event) -> None:
+    """Sets the event once the server has started."""
+    startup = server.startup
+
+    async def start_and_tell(sockets: list[socket.socket] | None = None) -> None:
+        await startup(sockets=sockets)
+        answering.set()
+
+    server.startup = start_and_tell

@@ -1,0 +1,174 @@
+"""A streamed reply: every piece as it comes, the end only after the call is recorded."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import aclosing
+from typing import Any, Final, cast
+
+from lgov_core.errors import EndpointError, LgovError, UpstreamError
+from lgov_core.gateway.formats.reply_writer import ReplyWriter
+from lgov_core.gateway.protocol import Completion, StreamPiece
+from lgov_core.gateway.serving.capture import Capture, Exchange
+
+_LOG = logging.getLogger("lgov.gateway")
+_GONE: Final = "gone"
+_ENDED: Final = "ended"
+
+_Item = StreamPiece | Exception | str
+_Send = Callable[[dict[str, Any]], Awaitable[None]]
+_Receive = Callable[[], Awaitable[dict[str, Any]]]
+#: Judges a finished reply: None lets it go as it came, else the body and the bytes that go out in its place.
+Release = Callable[[Completion], Awaitable[tuple[Mapping[str, Any], bytes] | None]]
+
+
+def as_lgov_error(error: Exception, engine: str) -> LgovError:
+    """An engine's error as one of lgov's; one that is not is a defect of the engine and is logged."""
+    if isinstance(error, LgovError):
+        return error
+    _LOG.error("engine %s failed", engine, exc_info=error)
+    return EndpointError(f"engine {engine} failed: {type(error).__name__}: {error}", status=500)
+
+
+class StreamedReply:
+    """An ASGI response that relays one engine stream, as ``writer`` writes it.
+
+    What goes out goes out as it comes, except that what tells the client that the reply is whole waits for the commit.
+    With ``release`` everything waits until the reply is judged. ``kept`` is called after the commit with the body that
+    the client gets. An error before the first piece is an ordinary error response (made by ``error_response``); a later
+    one is an event of the API's own kind, and then the stream has no proper end. When the client leaves, the engine's
+    stream is closed and what it produced until then is recorded with the finish reason ``cancelled``.
+    """
+
+    def __init__(
+        self,
+        exchange: Exchange,
+        pieces: AsyncIterator[StreamPiece],
+        capture: Capture,
+        writer: ReplyWriter,
+        error_response: Callable[[LgovError], Any],
+        *,
+        release: Release | None = None,
+        kept: Callable[[Mapping[str, Any]], None] | None = None,
+    ) -> None:
+        self._exchange = exchange
+        self._pieces = pieces
+        self._capture = capture
+        self._writer = writer
+        self._error_response = error_response
+        self._release = release
+        self._kept = kept
+        self._started = False
+
+    async def __call__(self, scope: Any, receive: _Receive, send: _Send) -> None:
+        """Relays the stream. Called once, by the server."""
+        # One queue for pieces and for the client's leaving: whichever comes first is handled first.
+        queue: asyncio.Queue[_Item] = asyncio.Queue()
+        pump = asyncio.create_task(self._pump(queue))
+        watch = asyncio.create_task(self._watch(receive, queue))
+        try:
+            last = await self._relay(queue, send)
+            if last is _GONE:
+                pump.cancel()
+                await asyncio.gather(pump, return_exceptions=True)
+                await self._record_cancelled(queue)
+            elif isinstance(last, Exception):
+                await self._fail(as_lgov_error(last, self._exchange.engine), scope, receive, send)
+        finally:
+            pump.cancel()
+            watch.cancel()
+            await asyncio.gather(pump, watch, return_exceptions=True)
+
+    async def _pump(self, queue: asyncio.Queue[_Item]) -> None:
+        try:
+            async with aclosing(cast("Any", self._pieces)) as pieces:
+                async for piece in pieces:
+                    queue.put_nowait(piece)
+        except Exception as error:  # noqa: BLE001 - not swallowed: the relay answers with it
+            queue.put_nowait(error)
+        else:
+            queue.put_nowait(_ENDED)
+
+    @staticmethod
+    async def _watch(receive: _Receive, queue: asyncio.Queue[_Item]) -> None:
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        queue.put_nowait(_GONE)
+
+    async def _relay(self, queue: asyncio.Queue[_Item], send: _Send) -> Exception | str | None:
+        """Sends until the reply is complete (None), or returns what stopped it."""
+        ready: list[bytes] = []
+        held: list[bytes] = []
+        holding = self._release is not None
+        while True:
+            if ready and queue.empty():
+                await self._send(send, b"".join(ready))
+                ready.clear()
+            item = await queue.get()
+            if isinstance(item, Exception) or item is _GONE:
+                if ready and item is not _GONE:
+                    await self._send(send, b"".join(ready))
+                return cast("Exception | str", item)
+            if not isinstance(item, StreamPiece):
+                return EndpointError(f"engine {self._exchange.engine} ended without a completion", status=500)
+            if item.completion is None:
+                try:
+                    written, ends = self._writer.piece(item)
+                except LgovError as error:
+                    return error
+                holding = holding or ends
+                if written:
+                    (held if holding else ready).append(written)
+                continue
+            if ready:
+                await self._send(send, b"".join(ready))
+            try:
+                completion, body, last = await self._commit(item.completion)
+                instead = None if self._release is None else await self._release(completion)
+            except LgovError as error:
+                return error
+            sent, written = (body, b"".join(held) + last) if instead is None else instead
+            if self._kept is not None:
+                self._kept(sent)
+            await self._send(send, written, more=False)
+            return None
+
+    async def _commit(self, completion: Completion) -> tuple[Completion, Mapping[str, Any], bytes]:
+        completion, body, last = self._writer.settle(completion)
+        await self._capture.commit(self._exchange, completion, body)
+        return completion, body, last
+
+    async def _record_cancelled(self, queue: asyncio.Queue[_Item]) -> None:
+        try:
+            while not queue.empty():
+                item = queue.get_nowait()
+                if isinstance(item, StreamPiece):
+                    if item.completion is not None:  # it was complete: only its reader is gone
+                        await self._commit(item.completion)
+                        return
+                    self._writer.piece(item)
+            completion: Completion | None = self._writer.so_far()
+        except UpstreamError:
+            completion = None  # nothing that has an id came; counted below
+        if completion is None:
+            self._capture.counters.cancelled_unrecorded += 1
+            return
+        await self._commit(dataclasses.replace(completion, model=completion.model or self._exchange.request.model))
+        self._capture.counters.cancelled += 1
+
+    async def _send(self, send: _Send, body: bytes, *, more: bool = True) -> None:
+        if not self._started:
+            self._started = True
+            headers = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache")]
+            await send({"type": "http.response.start", "status": 200, "headers": headers})
+        await send({"type": "http.response.body", "body": body, "more_body": more})
+
+    async def _fail(self, error: LgovError, scope: Any, receive: _Receive, send: _Send) -> None:
+        response = self._error_response(error)
+        if not self._started:
+            await response(scope, receive, send)
+            return
+        await self._send(send, self._writer.failed(error, getattr(error, "status", 500)), more=False)

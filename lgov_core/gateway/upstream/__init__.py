@@ -1,0 +1,1 @@
+"""Engines that pass calls on to another OpenAI-compatible server."""

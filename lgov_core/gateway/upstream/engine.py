@@ -1,0 +1,290 @@
+"""An engine that asks another OpenAI-compatible server."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from typing import Any
+from urllib.parse import urlsplit
+
+from lgov_core._util.fast_json import read_fast, write_fast
+from lgov_core.errors import EndpointError, UpstreamError
+from lgov_core.gateway.formats.native_replies import NATIVE
+from lgov_core.gateway.protocol import ANY_MODEL, ChatRequest, Completion, StreamPiece
+from lgov_core.gateway.serving.attribution import caller
+from lgov_core.gateway.serving.metrics import Reading
+from lgov_core.gateway.upstream.http_client import Answer, HttpClient, Origin
+from lgov_core.gateway.upstream.pool import Replica, UpstreamPool
+from lgov_core.gateway.upstream.reply import ReceivedBody, UpstreamRejection
+
+_UNKNOWN_FIELD = re.compile(
+    r"unknown|unrecogni[sz]ed|unexpected|unsupported|not supported|extra (inputs?|fields?)", re.I
+)
+_HANDED_ON = ("retry-after", "retry-after-ms", "x-should-retry")
+
+
+class UpstreamEngine:
+    """Asks the server at ``base_url`` (as an OpenAI client would take it, with ``/v1``), or one of several.
+
+    Several servers have the same models; which of them is asked, and when another one is, says `UpstreamPool`.
+
+    ``speaks`` names the APIs in which it is asked: ``chat``, ``completions``, ``embeddings``, ``responses``,
+    ``messages``. What is asked of the endpoint in another one is translated to chat. Servers that train give token ids
+    with chat and completions only, so that ``responses`` and ``messages`` are left out unless they are asked for.
+
+    The client's body goes on as it is, with log-probabilities and token ids asked for; a server that refuses those is
+    asked again without, and that is remembered for the model. Replies come back unchanged, byte for byte. ``models`` are
+    the names that are sent there, None for every name. ``timeout_s`` is for a whole reply, or between two pieces of a
+    streamed one; ``connect_s`` is for a connection.
+
+    Failures are `UpstreamError`: 502 for a server that is down, breaks off, or answers 5xx or nonsense, 504 for one
+    that takes too long. A 4xx is `UpstreamRejection`. No server is asked twice: the client decides that.
+    """
+
+    def __init__(
+        self,
+        base_url: str | Sequence[str],
+        api_key: str | None = None,
+        models: Sequence[str] | None = None,
+        timeout_s: float = 120.0,
+        *,
+        name: str = "upstream",
+        max_connections: int = 512,
+        connect_s: float = 10.0,
+        check_s: float = 5.0,
+        speaks: Sequence[str] = ("chat", "completions", "embeddings"),
+    ) -> None:
+        urls = [base_url] if isinstance(base_url, str) else list(base_url)
+        for url in urls:
+            check_url(url)
+        if models is not None and not models:
+            raise EndpointError(f"the upstream {base_url} is given no models", hint="None stands for any model")
+        unknown = sorted(set(speaks) - {*NATIVE, "embeddings"})
+        if unknown or not speaks:
+            named = f"{unknown[0]!r}" if unknown else "nothing"
+            raise EndpointError(
+                f"the upstream {base_url} is said to speak {named}",
+                hint=f"there are {', '.join(NATIVE)} and embeddings",
+            )
+        self.name = name
+        self.speaks = frozenset(speaks)
+        self.pool = UpstreamPool(urls, check_s=check_s)
+        self._headers = {"authorization": f"Bearer {api_key}"} if api_key else {}
+        if "messages" in self.speaks:
+            self._headers |= {"anthropic-version": "2023-06-01", **({"x-api-key": api_key} if api_key else {})}
+        self._models = tuple(models) if models is not None else (ANY_MODEL,)
+        self._timeout_s = timeout_s
+        self._max_connections = max_connections
+        self._connect_s = connect_s
+        self._client: HttpClient | None = None
+        self._refused: dict[tuple[str, str], frozenset[str]] = {}
+
+    @property
+    def models(self) -> Sequence[str]:
+        """The names it answers to; ``*`` stands for any."""
+        return self._models
+
+    async def start(self) -> None:
+        """Makes ready to connect. The servers themselves may come up later."""
+        self._client = HttpClient(headers=self._headers, max_connections=self._max_connections)
+        self.pool.start(self._answers)
+
+    async def close(self) -> None:
+        """Closes all connections; what is still waiting fails."""
+        await self.pool.close()
+        if self._client is not None:
+            await self._client.close()
+            self._client = None
+
+    def readings(self) -> Iterable[Reading]:
+        """What the metrics say of the servers."""
+        return self.pool.readings()
+
+    async def _answers(self, url: str) -> bool:
+        """Whether the server at ``url`` is there: anything but an error of its own will do."""
+        if self._client is None:
+            return False
+        answer = await self._client.ask("GET", Origin.of(url), "/models", connect_s=2.0, total_s=5.0)
+        await answer.read()
+        return answer.status < 500
+
+    async def chat(self, request: ChatRequest) -> Completion:
+        """The upstream's whole reply; ``raw`` is its JSON."""
+        body, replica = await self._whole(request, NATIVE[request.route].path)
+        return _versioned(NATIVE[request.route].read(body), replica)
+
+    async def embed(self, body: Mapping[str, Any]) -> Mapping[str, Any]:
+        """The upstream's embeddings, as it wrote them."""
+        asked = ChatRequest(body=body, model=str(body["model"]), messages=(), route="embeddings")
+        return (await self._whole(asked, "/embeddings"))[0]
+
+    async def _whole(self, request: ChatRequest, path: str) -> tuple[ReceivedBody, Replica]:
+        async with self._answer(request, path, total_s=self._timeout_s) as (replica, answer):
+            raw = await answer.read()
+        try:
+            body = read_fast(raw)
+        except ValueError as error:
+            raise UpstreamError(f"the upstream {replica.url} answered with what is not JSON: {raw[:200]!r}") from error
+        if not isinstance(body, dict):
+            raise UpstreamError(f"the upstream {replica.url} answered with what is not an object: {raw[:200]!r}")
+        return ReceivedBody(body, raw), replica
+
+    async def stream(self, request: ChatRequest) -> AsyncGenerator[StreamPiece, None]:
+        """The upstream's events exactly as they came, then what they amount to."""
+        native = NATIVE[request.route]
+        assembler = native.assembler(request.n)
+        async with self._answer(request, native.path, read_s=self._timeout_s) as (replica, answer):
+            if answer.content_type != "text/event-stream":
+                raise UpstreamError(f"the upstream {replica.url} does not stream: it sent {answer.content_type}")
+            frames = _frames(answer.iter_any())
+            async for data, raw in frames:
+                if data is None:  # comments, and what has no end
+                    if assembler.finished or raw.endswith((b"\n\n", b"\n\r\n")):
+                        yield StreamPiece(raw=raw)
+                    continue
+                if data.strip() == "[DONE]":
+                    if assembler.finished:  # else it broke off, and a client that reads [DONE] would take it for whole
+                        yield StreamPiece(raw=raw)
+                    break
+                before = assembler.finished
+                assembler.add(data)
+                yield StreamPiece(data, raw=raw, ends=assembler.finished and not before)
+            if not assembler.finished:
+                raise UpstreamError(f"the upstream {replica.url} broke off in mid-stream")
+            yield StreamPiece(completion=_versioned(native.read(assembler.body()), replica))
+            async for _ in frames:  # to the end, so that the connection can be used again
+                pass
+
+    @asynccontextmanager
+    async def _answer(
+        self, request: ChatRequest, path: str, *, total_s: float | None = None, read_s: float | None = None
+    ) -> AsyncGenerator[tuple[Replica, Answer], None]:
+        """The answer to a request, with status 200; transport errors in the block become `UpstreamError`."""
+        replica: Replica | None = None
+
+        async def send(one: Replica) -> Answer:
+            nonlocal replica
+            replica = one
+            return await self._post(one, request, path, total_s, read_s)
+
+        try:
+            async with self.pool.asking(send, caller().rollout_id) as (replica, answer):
+                try:
+                    await self._check(replica, answer, request.route)
+                    yield replica, answer
+                finally:
+                    answer.release()
+        except TimeoutError as error:
+            url = replica.url if replica is not None else ""
+            raise UpstreamError(
+                f"the upstream {url} did not answer within {self._timeout_s:g} s", status=504
+            ) from error
+        except (OSError, UnicodeDecodeError) as error:
+            url = replica.url if replica is not None else ""
+            reason = str(error) or type(error).__name__
+            raise UpstreamError(f"the upstream {url} failed: {reason}", hint="is the server running?") from error
+
+    async def _post(
+        self, replica: Replica, request: ChatRequest, path: str, total_s: float | None, read_s: float | None
+    ) -> Answer:
+        if self._client is None:
+            raise EndpointError(f"the engine for {replica.url} is not running", status=503)
+        wanted = NATIVE[request.route].wanted if request.route in NATIVE else {}
+        kind = (request.route, request.model)
+        refused = known = self._refused.get(kind, frozenset[str]())
+        while True:
+            added = {
+                name: value
+                for name, value in wanted.items()
+                if name not in refused and ((asked := request.body.get(name)) is None or asked is False)
+            }
+            answer = await self._client.ask(
+                "POST",
+                replica.origin,
+                path,
+                write_fast({**request.body, **added}),
+                connect_s=min(self._connect_s, self._timeout_s),
+                total_s=total_s,
+                read_s=read_s,
+            )
+            try:
+                blamed = await _blamed(answer, list(added))
+            except BaseException:
+                answer.release()
+                raise
+            if blamed:
+                answer.release()
+                refused |= blamed
+                continue
+            if refused != known and answer.status < 400:
+                self._refused[kind] = refused
+            return answer
+
+    async def _check(self, replica: Replica, answer: Answer, route: str) -> None:
+        if answer.status == 200:
+            return
+        body = await answer.read()
+        said = f"the upstream {replica.url} answered {answer.status}: {body[:300].decode(errors='replace')}"
+        if 400 <= answer.status < 500:
+            headers = {name: answer.headers[name] for name in _HANDED_ON if name in answer.headers}
+            raise UpstreamRejection(
+                said,
+                status=answer.status,
+                body=body,
+                content_type=answer.content_type,
+                headers=headers,
+                route="messages" if route == "messages" else "chat",
+            )
+        raise UpstreamError(said)
+
+
+def _versioned(completion: Completion, replica: Replica) -> Completion:
+    """The completion with the version of the server's weights as it was registered, where the reply does not say it."""
+    if replica.version is None or completion.weights_version is not None:
+        return completion
+    more = tuple(_versioned(choice, replica) for choice in completion.more)
+    return replace(completion, weights_version=replica.version, more=more)
+
+
+def check_url(url: str) -> None:
+    """Raises `EndpointError` unless ``url`` is that of a server."""
+    try:
+        parts = urlsplit(url)
+        fine = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        fine = False
+    if not fine or not url.isascii() or not url.isprintable():
+        raise EndpointError(f"{url!r} is not a URL of a server", hint="for example http://127.0.0.1:8000/v1")
+
+
+async def _blamed(answer: Answer, added: Sequence[str]) -> frozenset[str]:
+    """Which of the fields that we added made the upstream refuse."""
+    if answer.status not in (400, 422) or not added:
+        return frozenset()
+    text = (await answer.read()).decode(errors="replace")
+    named = frozenset(key for key in added if key in text)
+    return named or (frozenset(added) if _UNKNOWN_FIELD.search(text) else frozenset())
+
+
+async def _frames(parts: AsyncIterator[bytes]) -> AsyncIterator[tuple[str | None, bytes]]:
+    """Server-sent events: the data of each (None where it has none), and its bytes with the blank line that ends it.
+
+    What is left at the end without a blank line comes last, without data.
+    """
+    rest = b""
+    frame: list[bytes] = []
+    data: list[str] = []
+    async for part in parts:
+        *lines, rest = (rest + part).split(b"\n")
+        for line in lines:
+            frame.append(line)
+            bare = line.removesuffix(b"\r")
+            if bare.startswith(b"data:"):
+                data.append(bare[5:].removeprefix(b" ").decode())
+            elif not bare:
+                yield "\n".join(data) if data else None, b"\n".join([*frame, b""])
+                frame, data = [], []
+    if left := b"\n".join([*frame, rest]):
+        yield None, left

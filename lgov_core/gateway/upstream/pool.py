@@ -1,0 +1,179 @@
+"""Several servers with the same model: which of them gets a call, and which gets none for now."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import logging
+import time
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+
+from lgov_core.errors import EndpointError
+from lgov_core.gateway.serving.metrics import Reading
+from lgov_core.gateway.upstream.http_client import Answer, NotSent, Origin
+
+_LOG = logging.getLogger("lgov.gateway")
+
+#: Answers after which another server may be asked: the model has not run, or its reply is certainly lost to us.
+RETRIED_STATUS = frozenset({429, 502, 503})
+_FAILING_STATUS = frozenset({502, 503})
+_LONGEST_EJECTION_S = 60.0
+
+
+@dataclass(slots=True, eq=False)
+class Replica:
+    """One server. ``version`` is that of its weights as it was registered, None where it was not said."""
+
+    url: str
+    version: int | None = None
+    running: int = 0
+    failures: int = 0
+    failed: int = 0
+    ejected_until: float = 0.0
+    reachable: bool = True
+    label: str = field(init=False)
+    origin: Origin = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.origin = Origin.of(self.url)
+        self.label = f"{self.origin.host}:{self.origin.port}"
+
+    def up(self, now: float) -> bool:
+        """Whether it gets calls."""
+        return self.reachable and now >= self.ejected_until
+
+
+class UpstreamPool:
+    """Chooses among servers. For one event loop.
+
+    The calls of one rollout go to one server (rendezvous hashing: when a server comes or goes, only its own rollouts
+    move), so that its prefix cache is of use; calls of no rollout go to the one with the least to do. A server is left
+    out after ``eject_after`` failures in a row, for ``eject_s`` seconds that double each time up to a minute, or when
+    it does not answer a check; every ``check_s`` seconds those checks are made. When none is left, all are tried.
+
+    A call is handed to the next server only if it is certain that it was not answered: the connection was refused, or
+    the answer was 429, 502 or 503. A connection that breaks later may have cost a reply, so it is not repeated. With
+    one server there are no checks and nothing is left out.
+    """
+
+    def __init__(
+        self, urls: Sequence[str], *, eject_after: int = 3, eject_s: float = 5.0, check_s: float = 5.0
+    ) -> None:
+        if not urls or len(set(urls)) != len(urls):
+            raise EndpointError("a pool needs at least one upstream, and each only once", status=500)
+        self._eject_after = eject_after
+        self._eject_s = eject_s
+        self._check_s = check_s
+        self._checking: asyncio.Task[None] | None = None
+        self._check: Callable[[str], Awaitable[bool]] | None = None
+        self.replicas: list[Replica] = [Replica(url.rstrip("/")) for url in urls]
+
+    # ------------------------------------------------------------------ who is there
+
+    def start(self, check: Callable[[str], Awaitable[bool]]) -> None:
+        """Begins the checks; ``check`` says whether the server at a URL answers."""
+        self._check = check
+        self._checking = asyncio.create_task(self._keep_checking())
+
+    async def close(self) -> None:
+        """Ends the checks."""
+        if self._checking is not None:
+            self._checking.cancel()
+            await asyncio.gather(self._checking, return_exceptions=True)
+            self._checking = None
+
+    def put(self, url: str, version: int | None = None) -> None:
+        """Adds a server, or changes the version of one that is there."""
+        url = url.rstrip("/")
+        for replica in self.replicas:
+            if replica.url == url:
+                replica.version = version
+                return
+        self.replicas.append(Replica(url, version))
+
+    async def _keep_checking(self) -> None:
+        while True:
+            await asyncio.sleep(self._check_s)
+            if len(self.replicas) > 1:
+                await asyncio.gather(*(self._check_one(replica) for replica in self.replicas))
+
+    async def _check_one(self, replica: Replica) -> None:
+        assert self._check is not None
+        try:
+            reachable = await self._check(replica.url)
+        except Exception:  # noqa: BLE001 - whatever is wrong with it, it does not answer
+            reachable = False
+        if reachable != replica.reachable:
+            _LOG.warning("upstream %s is %s", replica.label, "back" if reachable else "down")
+        replica.reachable = reachable
+        if reachable and replica.failures:
+            replica.failures, replica.ejected_until = 0, 0.0
+
+    # ------------------------------------------------------------------ who gets a call
+
+    def order(self, sticky: str | None) -> list[Replica]:
+        """The servers in the order in which a call should try them."""
+        if len(self.replicas) == 1:
+            return self.replicas
+        now = time.monotonic()
+        if sticky is None:
+            return sorted(self.replicas, key=lambda one: (not one.up(now), one.running))
+        return sorted(self.replicas, key=lambda one: (not one.up(now), _weight(sticky, one.url)))
+
+    @asynccontextmanager
+    async def asking(
+        self, send: Callable[[Replica], Awaitable[Answer]], sticky: str | None
+    ) -> AsyncGenerator[tuple[Replica, Answer], None]:
+        """The first answer that is no reason to ask another server; the block is the time in which it is read.
+
+        ``send`` raises `NotSent` where nothing was sent. What else it raises, and the last server's answer or error, is
+        the caller's. What the block raises of `OSError` counts against the server too.
+        """
+        order = self.order(sticky)
+        for place, replica in enumerate(order):
+            last = place == len(order) - 1
+            replica.running += 1
+            try:
+                response = await send(replica)
+                if response.status in RETRIED_STATUS:
+                    if response.status in _FAILING_STATUS:
+                        self._count_failure(replica)
+                    if not last:
+                        response.release()
+                        continue
+                else:
+                    replica.failures = 0
+                yield replica, response
+                return
+            except NotSent:
+                self._count_failure(replica)
+                if last:
+                    raise
+            except OSError:  # timeouts are among them
+                self._count_failure(replica)
+                raise
+            finally:
+                replica.running -= 1
+
+    def _count_failure(self, replica: Replica) -> None:
+        replica.failed += 1
+        replica.failures += 1
+        if replica.failures >= self._eject_after and len(self.replicas) > 1:
+            again = replica.failures - self._eject_after
+            replica.ejected_until = time.monotonic() + min(self._eject_s * 2.0 ** min(again, 10), _LONGEST_EJECTION_S)
+
+    def readings(self) -> Iterable[Reading]:
+        """What the metrics say of the servers."""
+        now = time.monotonic()
+        up = {one.label: float(one.up(now)) for one in self.replicas}
+        yield "gauge", "lgov_upstream_up", "1 while an upstream gets calls.", "upstream", up
+        running = {one.label: float(one.running) for one in self.replicas}
+        yield "gauge", "lgov_upstream_running", "Calls that an upstream is answering.", "upstream", running
+        failed = {one.label: float(one.failed) for one in self.replicas}
+        yield "counter", "lgov_upstream_failures", "Calls in which an upstream failed.", "upstream", failed
+
+
+def _weight(sticky: str, url: str) -> bytes:
+    return hashlib.blake2b(f"{sticky}\0{url}".encode("utf-8", "surrogatepass"), digest_size=8).digest()

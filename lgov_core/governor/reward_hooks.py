@@ -1,0 +1,109 @@
+"""What plugins pay by the reward hooks: collected, addressed and checked. A plugin that raises pays nothing."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any, TypeAlias
+
+import pluggy
+
+from lgov_core.errors import PluginError, RewardError
+from lgov_core.scope import RolloutScope
+from lgov_core.types import Action, Reward, Span, ToolOutcome
+
+#: Is told of a failure: the hook, the plugin and the error.
+Fail: TypeAlias = Callable[[str, str, Exception], None]
+_Earned: TypeAlias = "list[tuple[str, list[Reward]]]"
+
+
+def collect_tool_rewards(manager: pluggy.PluginManager, outcome: ToolOutcome, fail: Fail) -> list[Reward]:
+    """The rewards of a tool call's outcome, on that call where the plugin left it open. A denial is charged once."""
+    if not manager.hook.lgov_reward.get_hookimpls():
+        return []
+    earned = _collected(
+        manager, "lgov_reward", {"outcome": outcome}, lambda reward: _addressed(reward, outcome.action), fail
+    )
+    if outcome.status == "denied" and len(earned) > 1:
+        earned = _charged_once(earned, fail)
+    return [reward for _, paid in earned for reward in paid]
+
+
+def collect_span_rewards(manager: pluggy.PluginManager, span: Span, fail: Fail) -> list[Reward]:
+    """The rewards of a span of a rollout, each on a call of its attempt."""
+
+    def address(reward: Reward) -> Reward:
+        if reward.response_id is None and reward.tool_call_id is None:
+            raise RewardError(f"a reward for {span.name} names no response id and no tool call")
+        return replace(reward, rollout_id=span.rollout_id, attempt=span.attempt)
+
+    return [
+        reward for _, paid in _collected(manager, "lgov_span_reward", {"span": span}, address, fail) for reward in paid
+    ]
+
+
+def for_a_rollout(manager: pluggy.PluginManager, rollout: RolloutScope, fail: Fail) -> list[Reward]:
+    """What plugins pay, or take back, at the end of an attempt."""
+
+    def address(reward: Reward) -> Reward:
+        return replace(reward, rollout_id=rollout.rollout_id, attempt=rollout.attempt)
+
+    collected = _collected(manager, "lgov_rollout_reward", {"rollout": rollout}, address, fail)
+    return [reward for _, paid in collected for reward in paid]
+
+
+def check_single_denial_penalty(manager: pluggy.PluginManager) -> None:
+    """Raises `PluginError` when two plugins of ``manager`` say that they charge denials (``charges_denials``)."""
+    charging = [plugin for plugin in manager.get_plugins() if getattr(plugin, "charges_denials", False) is True]
+    if len(charging) > 1:
+        names = " and ".join(sorted(type(plugin).__name__ for plugin in charging))
+        raise PluginError(
+            f"{names} would each charge the same denial",
+            hint="leave it to one: AirPlugin(AirRules(denied=0.0)) charges none",
+        )
+
+
+def _collected(
+    manager: pluggy.PluginManager,
+    hook: str,
+    given: Mapping[str, Any],
+    address: Callable[[Reward], Reward],
+    fail: Fail,
+) -> _Earned:
+    earned: _Earned = []
+    for impl in reversed(getattr(manager.hook, hook).get_hookimpls()):
+        try:
+            answer: Any = impl.function(**(given if impl.argnames else {}))
+            paid = [_finite(address(reward)) for reward in answer or ()]
+        except Exception as error:  # noqa: BLE001 - a reward rule must not break the agent
+            fail(hook, impl.plugin_name, error)
+        else:
+            if paid:
+                earned.append((impl.plugin_name, paid))
+    return earned
+
+
+def _charged_once(earned: _Earned, fail: Fail) -> _Earned:
+    """Of several plugins that charged one denial the first; `check_single_denial_penalty` could not know that they would."""
+    charging = [name for name, paid in earned if any(reward.dimension == "compliance" for reward in paid)]
+    for name in charging[1:]:
+        fail("lgov_reward", name, RewardError(f"{charging[0]} has charged this denial already"))
+    return [
+        (name, [one for one in paid if one.dimension != "compliance" or name not in charging[1:]])
+        for name, paid in earned
+    ]
+
+
+def _addressed(reward: Reward, action: Action) -> Reward:
+    """The reward with the call it belongs to filled in where the rule left it open."""
+    if reward.rollout_id is not None:
+        return reward
+    target = action.call_id if reward.response_id is None and reward.tool_call_id is None else reward.tool_call_id
+    return replace(reward, rollout_id=action.rollout_id, attempt=action.attempt, tool_call_id=target)
+
+
+def _finite(reward: Reward) -> Reward:
+    if isinstance(reward.value, bool) or not math.isfinite(reward.value):
+        raise RewardError(f"a reward of {reward.value!r} is no finite number")
+    return reward

@@ -1,0 +1,6 @@
+"""Everything a framework package may import: the adapter declaration, patching, and the steps of a governed call."""
+
+from lgov_core.governor.governor import NOT_EVALUATED, Governor, ObservedDecision, in_scope
+from lgov_core.trace import semconv
+
+__all__ = ["NOT_EVALUATED", "Governor", "ObservedDecision", "in_scope", "semconv"]

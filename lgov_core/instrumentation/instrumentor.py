@@ -1,0 +1,213 @@
+"""Instruments a framework for a whole process: patches that can be undone, one governor, and a proof that it holds.
+
+An adapter makes one `Instrumentor`, says in a function what is to be patched, and gives a self-test. The patches it installs
+ask `Instrumentor.governor` each time they are passed: without one they only pass calls through.
+"""
+
+from __future__ import annotations
+
+import contextvars
+import importlib.metadata
+import threading
+import warnings
+from collections.abc import Callable, Container, Generator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import pluggy
+
+from lgov_core import hookspecs
+from lgov_core.errors import InstrumentationError
+from lgov_core.governor import Governor
+from lgov_core.types import Action, Decision, Effect, Point
+
+
+class Patches:
+    """What was replaced, so that it can be put back."""
+
+    def __init__(self) -> None:
+        self._undo: list[Callable[[], None]] = []
+
+    def replace(self, owner: Any, name: str, new: Any) -> None:
+        """Sets attribute ``name`` of ``owner`` (a class or module) to ``new``."""
+        own = name in vars(owner)
+        old = getattr(owner, name) if not isinstance(owner, type) else vars(owner).get(name)
+        setattr(owner, name, new)
+
+        def restore() -> None:
+            # Someone who wrapped our wrapper keeps it: without a governor it only passes calls through.
+            if vars(owner).get(name) is not new:
+                return
+            if own:
+                setattr(owner, name, old)
+            else:
+                delattr(owner, name)
+
+        self._undo.append(restore)
+
+    def undo_by(self, undo: Callable[[], None]) -> None:
+        """Notes something else that has to be undone."""
+        self._undo.append(undo)
+
+    def undo(self) -> None:
+        """Puts everything back, the last first."""
+        while self._undo:
+            self._undo.pop()()
+
+
+@dataclass(slots=True)
+class _Instrumented:
+    governor: Governor
+    patches: Patches
+
+
+class Instrumentor:
+    """The governor under which a framework stands in this process. All methods may be called from any thread.
+
+    ``framework`` is its name in messages; ``tested`` maps its distributions to the version ranges that the tests cover.
+    """
+
+    def __init__(self, framework: str, tested: Mapping[str, str]) -> None:
+        self.framework = framework
+        self.tested = tested
+        self._lock = threading.RLock()
+        self._instrumented: _Instrumented | None = None
+        self._begun: Patches | None = None  # those of an instrument() that has not ended yet
+        self._governor: Governor | None = None
+        self._probe: contextvars.ContextVar[Governor | None] = contextvars.ContextVar(
+            f"lgov_probe_{framework}", default=None
+        )
+
+    @property
+    def governor(self) -> Governor | None:
+        """Whom the patches ask: the governor of a self-test that is running, else the instrumented one, else None."""
+        probe = self._probe.get()
+        return self._governor if probe is None else probe
+
+    def instrument(self, governor: Governor, patch: Callable[[Patches], None], self_test: Callable[[], None]) -> None:
+        """Patches the framework and proves that the patches hold.
+
+        Instrumentation again with the same governor changes nothing. Warns of versions outside the tested range. Raises
+        `InstrumentationError` when another governor is instrumented, or when ``patch`` or ``self_test`` raises; then
+        nothing stays patched
+        and the process must not run agents.
+
+        ``patch`` imports the framework, and an import that is watched (``lgov run``) instruments it from inside: that governor
+        comes first, and the call that was patching is the one that is refused.
+        """
+        with self._lock:
+            if self._is_instrumented_by(governor):
+                return
+            for problem in outside_tested_range(self.tested):
+                warnings.warn(problem, stacklevel=3)
+            if self._begun is not None:
+                self._begun.undo()
+            patches = self._begun = Patches()
+            try:
+                patch(patches)
+                if self._is_instrumented_by(governor):
+                    patches.undo()
+                    return
+                self._governor = governor
+                self_test()
+            except BaseException as error:
+                self._governor = self._instrumented.governor if self._instrumented is not None else None
+                patches.undo()
+                if isinstance(error, InstrumentationError) or not isinstance(error, Exception):
+                    raise
+                raise InstrumentationError(
+                    f"{self.framework} cannot be governed here: {type(error).__name__}: {error}",
+                    hint=f"lgov is tested with {', '.join(f'{name}{range_}' for name, range_ in self.tested.items())}",
+                ) from error
+            finally:
+                self._begun = None
+            self._instrumented = _Instrumented(governor, patches)
+
+    def _is_instrumented_by(self, governor: Governor) -> bool:
+        """Whether ``governor`` is instrumented. Raises `InstrumentationError` when another one is."""
+        if self._instrumented is not None and self._instrumented.governor is not governor:
+            raise InstrumentationError(
+                f"{self.framework} is already governed by another governor", hint="call uninstrument() first"
+            )
+        return self._instrumented is not None
+
+    def uninstrument(self) -> None:
+        """Undoes `instrument`; does nothing when nothing is instrumented."""
+        with self._lock:
+            instrumented, self._instrumented, self._governor = self._instrumented, None, None
+            if instrumented is not None:
+                instrumented.patches.undo()
+
+    @contextmanager
+    def denying_everything(self, only: Container[Point] | None = None) -> Generator[Governor]:
+        """Makes the patches ask a governor that denies everything, in this thread or task only: for self-tests.
+
+        ``only`` names the points at which it denies; at others it has no opinion, so that what lies behind is reached.
+        """
+        alone = pluggy.PluginManager(hookspecs.PROJECT)
+        alone.add_hookspecs(hookspecs)
+        denier = Governor(_DenyEverything(only), manager=alone)
+        denier.exports_spans = False  # the program's traces are no place for a probe
+        token = self._probe.set(denier)
+        try:
+            yield denier
+        finally:
+            self._probe.reset(token)
+            denier.close()
+
+
+class _DenyEverything:
+    name = "instrumentation-self-test"
+    bounded = True
+
+    def __init__(self, only: Container[Point] | None) -> None:
+        self._only = only
+
+    def judge(self, action: Action) -> Decision | None:
+        if self._only is not None and action.point not in self._only:
+            return None
+        return Decision(Effect.DENY, policy=self.name, reason="the self-test denies everything")
+
+
+def outside_tested_range(
+    tested: Mapping[str, str], version_of: Callable[[str], str] = importlib.metadata.version
+) -> list[str]:
+    """One sentence for each installed distribution whose version lies outside the range it was tested in."""
+    from packaging.specifiers import SpecifierSet
+
+    found: list[str] = []
+    for name, tested_range in tested.items():
+        try:
+            version = version_of(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+        if not SpecifierSet(tested_range).contains(version, prereleases=True):
+            found.append(f"{name} {version} is outside the range lgov was tested with ({tested_range})")
+    return found
+
+
+def in_fresh_thread(function: Callable[[], None], timeout_s: float = 60.0) -> None:
+    """Runs ``function`` in a thread of its own, where no event loop is running, and raises what it raised.
+
+    Raises `InstrumentationError` when it has not ended after ``timeout_s``: a self-test that waits for ever (for the
+    lock of a module
+    that is still being imported, say) must not leave a process that is neither governed nor stopped.
+    """
+    raised: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            function()
+        except BaseException as error:  # noqa: BLE001 - handed to the caller's thread below
+            raised.append(error)
+
+    thread = threading.Thread(
+        target=contextvars.copy_context().run, args=(run,), name="lgov-instrumentation", daemon=True
+    )
+    thread.start()
+    thread.join(timeout_s)
+    if thread.is_alive():
+        raise InstrumentationError(f"the self-test did not end within {timeout_s:g} s")
+    if raised:
+        raise raised[0]

@@ -1,0 +1,216 @@
+"""The steps of a governed model call, the same for every framework; those of a tool call are in
+`lgov_core.instrumentation.tool_call`.
+
+An adapter reads what is sent and what came back, and sends the call. What is judged of it, and the span around it, are
+made here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from lgov_core._util.json_writing import json_text
+from lgov_core.errors import PolicyDenied
+from lgov_core.governor import Governor
+from lgov_core.instrumentation.live_span import LiveSpan
+from lgov_core.trace import semconv
+from lgov_core.types import Action, Decision, JSONValue, ModelCallFailed, Point
+
+_NOT_CONNECTED = frozenset(
+    {"APIConnectionError", "ConnectError", "ConnectTimeout", "ConnectionRefusedError", "PoolTimeout"}
+)
+
+
+@dataclass(slots=True)
+class ModelReading:
+    """What a model wrote; nobody changes it. ``tool_calls`` are mappings with ``id``, ``name`` and ``args``.
+
+    ``usage`` is ``{"input_tokens": int, "output_tokens": int}`` where the model said so. ``response_id`` must be the
+    id that the endpoint gave to the reply: by it this call and the endpoint's record of it are joined.
+    """
+
+    text: str
+    tool_calls: Sequence[Mapping[str, Any]] = ()
+    usage: Mapping[str, int] | None = None
+    response_id: str | None = None
+    response_model: str | None = None
+    finish_reason: str | None = None
+
+
+class ModelCall:
+    """One model call: the actions that are judged around it, and its span, which begins here and must be ended.
+
+    The adapter judges `request` (and before it `user_text`, once for each new text of the user), sends the call inside
+    ``span.active(model=governor)``, ends the span by `answered` or `failed`, and judges `reply`, then `output` where the reply
+    proposes no tool call. A call that was refused is ended by `refused`. ``parent`` is the span that the call's stands
+    under, if not the current one.
+    """
+
+    def __init__(
+        self,
+        governor: Governor,
+        *,
+        framework: str,
+        model: str,
+        agent: str | None = None,
+        native: Any = None,
+        parent: LiveSpan | None = None,
+    ) -> None:
+        self.governor = governor
+        self._further: Mapping[str, Any] = {}
+        self._who = framework, model, agent, native
+        attributes: dict[str, JSONValue] = {
+            semconv.REQUEST_MODEL: model,
+            semconv.AGENT_NAME: agent,
+            semconv.FRAMEWORK: framework,
+        }
+        self.span = LiveSpan(governor, semconv.CHAT, model, attributes, parent=parent)
+        self._made: Action | None = None
+
+    @property
+    def _action(self) -> Action:
+        """The call, made when somebody first has a use for it: where nobody judges, hardly ever."""
+        if self._made is None:
+            framework, model, agent, native = self._who
+            self._made = Action(
+                Point.PRE_MODEL_CALL,
+                name=model,
+                kind="model",
+                agent=agent,
+                framework=framework,
+                operation_id=f"op_{self.span.span_id}",
+                native=native,
+                span_id=self.span.span_id,
+            )
+        return self._made
+
+    def user_text(self, text: str, *, nested: bool = False) -> Action:
+        """What the user said, to be judged before the model sees it. ``nested``: another agent said it."""
+        return self._text_action(Point.INPUT, text, parent_id=self.span.parent_id if nested else None)
+
+    def request(self, messages: Sequence[Mapping[str, Any]], **further: Any) -> Action:
+        """The call, to be judged before it is sent: ``messages`` as role/content mappings, and further arguments."""
+        if self.governor.capture_content:
+            self.span.set({semconv.INPUT_MESSAGES: json_text(messages)})
+        self._further = further
+        return self._action.changed(arguments={"messages": list(messages), **further})
+
+    def changed_request(self, messages: Sequence[Mapping[str, Any]]) -> Action:
+        """The call with other messages than `request` had, to be judged in its place."""
+        return self.request(messages, **self._further)
+
+    def overtaken(self) -> None:
+        """Says to the policies that keep count that the call is not sent as it was judged: it is changed and judged anew."""
+        self.governor.observe(ModelCallFailed(self._action, "Changed", refused=True))
+
+    def said(self, messages: Callable[[], Sequence[Mapping[str, Any]]]) -> None:
+        """Notes what is sent, where nobody judges it; ``messages`` gives what `request` takes, and is asked if it is kept.
+
+        What it raises is no reason not to send: then the messages are not noted.
+        """
+        if self.governor.capture_content:
+            try:
+                self.span.set({semconv.INPUT_MESSAGES: json_text(messages())})
+            except Exception:  # noqa: BLE001 - as said above
+                return
+
+    def refused(self, decision: Decision) -> None:
+        """Ends the span of a call that was not sent. Raises `PolicyDenied` where the decision says abort."""
+        self.span.set({semconv.DECISION_ID: decision.decision_id})
+        self.span.end("denied")
+        if decision.abort:
+            raise PolicyDenied(decision)
+
+    def failed(self, error: BaseException) -> None:
+        """Ends the span of a call that brought no reply, and says so to the policies that keep count."""
+        self.span.end(error)
+        self.governor.observe(ModelCallFailed(self._action, type(error).__name__, was_refused(error)))
+
+    def answered(self, reading: ModelReading) -> None:
+        """Ends the span with what came back."""
+        usage = reading.usage or {}
+        content = self.governor.capture_content
+        self.span.set(
+            {
+                semconv.RESPONSE_ID: reading.response_id,
+                semconv.RESPONSE_MODEL: reading.response_model,
+                semconv.FINISH_REASONS: [reading.finish_reason] if reading.finish_reason else None,
+                semconv.INPUT_TOKENS: usage.get("input_tokens"),
+                semconv.OUTPUT_TOKENS: usage.get("output_tokens"),
+                semconv.OUTPUT_MESSAGES: json_text([_reply_mapping(reading)]) if content else None,
+            }
+        )
+        self.span.end()
+
+    def reply(self, reading: ModelReading) -> Action:
+        """The reply, to be judged before the agent acts on it."""
+        arguments: dict[str, Any] = {"tool_calls": list(reading.tool_calls)}
+        if reading.usage is not None:
+            arguments["usage"] = dict(reading.usage)
+        return self._action.changed(
+            point=Point.POST_MODEL_CALL,
+            arguments=arguments,
+            text=reading.text,
+            call_id=reading.response_id,
+            context={**self._action.context, "finish_reason": reading.finish_reason},
+        )
+
+    def output(self, text: str) -> Action:
+        """The final answer, to be judged before the caller gets it."""
+        return self._text_action(Point.OUTPUT, text)
+
+    def _text_action(self, point: Point, text: str, parent_id: str | None = None) -> Action:
+        call = self._action
+        return Action(
+            point,
+            name=call.agent or "agent",
+            kind="text",
+            text=text,
+            agent=call.agent,
+            framework=call.framework,
+            parent_id=parent_id,
+            native=call.native,
+            span_id=self.span.parent_id,
+        )
+
+
+def _reply_mapping(reading: ModelReading) -> dict[str, Any]:
+    mapping: dict[str, Any] = {"role": "assistant", "content": reading.text}
+    if reading.tool_calls:
+        mapping["tool_calls"] = [dict(call) for call in reading.tool_calls]
+    return mapping
+
+
+def rewritten_arguments(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[Mapping[str, Any] | None] | None:
+    """The arguments that a transform gave the calls of a message, in order; None for each call that it left as it was.
+
+    None where more than the message's text and arguments was changed, or where the message has no calls.
+    """
+    old, new = before.get("tool_calls"), after.get("tool_calls")
+    if not old or not isinstance(new, Sequence) or len(new) != len(old):
+        return None
+    if {**before, "content": None, "tool_calls": None} != {**after, "content": None, "tool_calls": None}:
+        return None
+    found: list[Mapping[str, Any] | None] = []
+    for was, call in zip(old, new, strict=True):
+        if not isinstance(call, Mapping) or {**was, "args": None} != {**call, "args": None}:
+            return None
+        if call["args"] == was["args"]:
+            found.append(None)
+        elif isinstance(call["args"], Mapping):
+            found.append(call["args"])
+        else:
+            return None
+    return found
+
+
+def was_refused(error: BaseException) -> bool:
+    """Whether the model certainly did not run: its server answered with an error status, or could not be reached."""
+    seen: BaseException | None = error
+    while seen is not None:
+        if isinstance(getattr(seen, "status_code", None), int) or type(seen).__name__ in _NOT_CONNECTED:
+            return True
+        seen = seen.__cause__
+    return False

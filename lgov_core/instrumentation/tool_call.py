@@ -1,0 +1,304 @@
+"""The steps of a governed tool call, the same for every framework; those of a model call are in
+`lgov_core.instrumentation.model_call`.
+
+An adapter translates: it says what the call is (an `Action`), how to run it, and how to read what came back. The order
+of things stands here, once: judge, refuse or run, record, judge what came back; and the span around it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+from lgov_core._util.json_writing import json_text
+from lgov_core.errors import PolicyDenied
+from lgov_core.governor.governor import NOT_EVALUATED, Governor
+from lgov_core.instrumentation.evaluated_call import CoveredCall
+from lgov_core.instrumentation.live_span import LiveSpan
+from lgov_core.trace import semconv
+from lgov_core.types import Action, Decision, JSONValue, Point, ToolOutcome, ToolStatus, draft_class
+
+T = TypeVar("T")
+
+_NESTED = frozenset({dict, list})
+
+_OutcomeDraft = draft_class(ToolOutcome)
+
+
+# What follows is made for every call, and a frozen dataclass sets each of its fields by a call.
+
+
+@dataclass(slots=True)
+class ToolReading:
+    """What a tool gave back, as the model will read it, and whether the tool says that it failed. Nobody changes it."""
+
+    text: str
+    status: ToolStatus = "ok"
+    error_type: str | None = None
+    error: str | None = None
+
+
+@dataclass(slots=True)
+class GovernedResult(Generic[T]):
+    """How a tool call ended; nobody changes it.
+
+    ``decision`` is the last one taken: before the call if that refused it, else after it. ``ran`` says whether the tool
+    ran. ``result`` is what it returned, None if it did not run or the result is withheld. ``text`` replaces what the model
+    reads, where a policy rewrote it; ``told`` is what the model reads instead of a result that it does not get, else None.
+    """
+
+    decision: Decision
+    ran: bool
+    result: T | None = None
+    text: str | None = None
+
+    @property
+    def told(self) -> str | None:
+        """The denial in words for the model, or None if nothing was denied."""
+        return self.decision.denial_message(after=self.ran) if self.decision.blocks else None
+
+
+def own_arguments(arguments: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The arguments for ourselves, as far as JSON goes: what others change inside of theirs was not judged.
+
+    A list that a tool sorts or empties is still in the record as it was proposed.
+    """
+    try:
+        own = dict(arguments)
+        return own if _NESTED.isdisjoint(map(type, own.values())) else _own(own)
+    except RecursionError:  # deeper than any policy reads
+        return arguments
+
+
+def _own(value: Any) -> Any:
+    if type(value) is dict:
+        return {key: _own(part) if type(part) in _NESTED else part for key, part in value.items()}  # type: ignore[misc]
+    return [_own(part) if type(part) in _NESTED else part for part in value]
+
+
+class ToolCall:
+    """One tool call on its way: what its judgements, its outcome and its span are made from.
+
+    `govern_tool` and `agovern_tool` go through it in the right order. An adapter that does not see the tool run (the model
+    proposes a call, and what came of it is read in a later request) takes the steps itself: judge `action`, then record
+    `denied`, or `finish` with what `returned` and record that. The span begins here and must be ended by one of them.
+    """
+
+    def __init__(self, governor: Governor, action: Action, parent: LiveSpan | None = None) -> None:
+        self.governor = governor
+        attributes = _tool_attributes(action, governor.capture_content)
+        self.span = LiveSpan(governor, semconv.EXECUTE_TOOL, action.name, attributes, parent=parent)
+        span_id = self.span.span_id
+        self.action = action.changed(
+            arguments=own_arguments(action.arguments),
+            span_id=span_id,
+            operation_id=action.operation_id or f"op_{span_id}",
+        )
+        self._given = action.arguments
+        self.started_at = self.span.started_at
+        self.clock = time.perf_counter()
+        self.covered = CoveredCall(governor, action.name, self.action.arguments, action.call_id, action=self.action)
+
+    def permitted(self, decision: Decision) -> Mapping[str, Any]:
+        """The arguments to run with."""
+        if decision.arguments is None:
+            return self._given
+        self.covered.arguments = own_arguments(decision.arguments)
+        return decision.arguments
+
+    @property
+    def as_run(self) -> Action:
+        """The call as it ran: as it was proposed, unless somebody changed it after that was judged."""
+        return self.covered.action or self.action
+
+    def denied(self, decision: Decision) -> ToolOutcome:
+        """Ends the span of a call that does not run; the outcome has to be recorded."""
+        outcome = self._denied(decision)
+        self._ended(outcome)
+        return outcome
+
+    def _denied(self, decision: Decision) -> ToolOutcome:
+        return ToolOutcome(self.as_run, "denied", decision=decision, started_at=self.started_at)
+
+    def returned(self, decision: Decision, reading: ToolReading) -> ToolOutcome:
+        """What came of a call that ended: denied, if what it had been changed to was not to run."""
+        error_type, error = reading.error_type, None
+        if reading.status != "ok":
+            if self.covered.refused is not None:
+                return self._denied(self.covered.refused)
+            raised = self.covered.raised  # what the framework made a text of
+            error_type = error_type or (type(raised).__name__ if raised is not None else None)
+            error = reading.error or (str(raised) if raised is not None else None) or reading.text
+        outcome = _OutcomeDraft()
+        outcome.action = self.as_run
+        outcome.status = reading.status
+        outcome.result = reading.text
+        outcome.error_type = error_type
+        outcome.error = error
+        outcome.decision = decision
+        outcome.started_at = self.started_at
+        outcome.duration_s = time.perf_counter() - self.clock
+        outcome.__class__ = ToolOutcome
+        return outcome
+
+    def raised(self, decision: Decision, error: BaseException) -> ToolOutcome:
+        """What came of a call that raised: denied, if what it had been changed to was not to run."""
+        if self.covered.refused is not None:
+            return self._denied(self.covered.refused)
+        return ToolOutcome(
+            self.as_run,
+            failure_status(error),
+            error_type=type(error).__name__,
+            error=str(error),
+            decision=decision,
+            started_at=self.started_at,
+            duration_s=time.perf_counter() - self.clock,
+        )
+
+    def finish(self, outcome: ToolOutcome) -> bool:
+        """Ends the span; returns whether the outcome still has to be recorded."""
+        self._ended(outcome)
+        return not self.covered.recorded
+
+    def result_action(self, reading: ToolReading, result: Any) -> Action:
+        """The result, to be judged before the model reads it."""
+        action = self.as_run
+        return action.changed(
+            point=Point.POST_TOOL_CALL,
+            text=reading.text,
+            context={**action.context, "tool_status": reading.status},
+            native=result,
+        )
+
+    def _ended(self, outcome: ToolOutcome) -> None:
+        said: dict[str, JSONValue] = {semconv.TOOL_STATUS: outcome.status, semconv.TOOL_RESULT: outcome.result}
+        if outcome.decision is not None and outcome.decision.decision_id is not None:
+            said[semconv.DECISION_ID] = outcome.decision.decision_id
+        if outcome.status == "ok":
+            self.span.set(said)
+            self.span.end()
+        else:
+            self.span.set({**said, semconv.ERROR_MESSAGE: outcome.error})
+            self.span.end(outcome.error_type or outcome.status)
+
+
+def govern_tool(
+    governor: Governor,
+    action: Action,
+    run: Callable[[Mapping[str, Any]], T],
+    read: Callable[[T], ToolReading],
+    *,
+    is_pause: Callable[[BaseException], bool] | None = None,
+    raise_abort: bool = True,
+    parent: LiveSpan | None = None,
+) -> GovernedResult[T]:
+    """Judges ``action``, runs it if it may run, records what came of it and judges the result.
+
+    ``run`` gets the arguments as the policies left them, and runs inside the call's span; what it raises is recorded
+    and raised on, except that an error for which ``is_pause`` is true (the framework only interrupts the run) records
+    nothing. A decision that says abort raises `PolicyDenied`, unless ``raise_abort`` is false. ``parent`` is the span that
+    the call's stands under, if not the current one. Callable from any thread. Fails closed.
+    """
+    call = ToolCall(governor, action, parent)
+    decision = NOT_EVALUATED if governor.observe_only else governor.decide(call.action)
+    if decision.blocks:
+        governor.record(call.denied(decision))
+        return _refused(decision, raise_abort)
+    try:
+        with call.span.active(tool=call.covered):
+            result = run(call.permitted(decision))
+            reading = read(result)
+    except BaseException as error:
+        if is_pause is not None and is_pause(error):
+            call.span.end()
+        elif call.finish(outcome := call.raised(decision, error)):
+            governor.record(outcome)
+        raise
+    if call.finish(outcome := call.returned(decision, reading)):
+        governor.record(outcome)
+    if outcome.status == "denied" and outcome.decision is not None:
+        return _refused(outcome.decision, raise_abort)
+    if governor.observe_only:
+        return GovernedResult(decision, ran=True, result=result)
+    return _judged(governor.decide(call.result_action(reading, result)), result, raise_abort)
+
+
+async def agovern_tool(
+    governor: Governor,
+    action: Action,
+    run: Callable[[Mapping[str, Any]], Awaitable[T]],
+    read: Callable[[T], ToolReading],
+    *,
+    is_pause: Callable[[BaseException], bool] | None = None,
+    raise_abort: bool = True,
+    parent: LiveSpan | None = None,
+) -> GovernedResult[T]:
+    """As `govern_tool`, for asynchronous agents."""
+    call = ToolCall(governor, action, parent)
+    try:
+        decision = NOT_EVALUATED if governor.observe_only else await governor.adecide(call.action)
+    except BaseException as error:  # cancelled while a policy was thinking: nothing has run
+        call.span.end(error)
+        raise
+    if decision.blocks:
+        await governor.arecord(call.denied(decision))
+        return _refused(decision, raise_abort)
+    try:
+        with call.span.active(tool=call.covered):
+            result = await run(call.permitted(decision))
+            reading = read(result)
+    except BaseException as error:
+        if is_pause is not None and is_pause(error):
+            call.span.end()
+        elif call.finish(outcome := call.raised(decision, error)):
+            governor.record(outcome)  # not awaited: a cancelled task has no more time to wait
+        raise
+    if call.finish(outcome := call.returned(decision, reading)):
+        await governor.arecord(outcome)
+    if outcome.status == "denied" and outcome.decision is not None:
+        return _refused(outcome.decision, raise_abort)
+    if governor.observe_only:
+        return GovernedResult(decision, ran=True, result=result)
+    return _judged(await governor.adecide(call.result_action(reading, result)), result, raise_abort)
+
+
+def _refused(decision: Decision, raise_abort: bool) -> GovernedResult[Any]:
+    if decision.abort and raise_abort:
+        raise PolicyDenied(decision)
+    return GovernedResult(decision, ran=False)
+
+
+def _judged(decision: Decision, result: T, raise_abort: bool) -> GovernedResult[T]:
+    if not decision.blocks:
+        return GovernedResult(decision, ran=True, result=result, text=decision.text)
+    if decision.abort and raise_abort:
+        raise PolicyDenied(decision)
+    return GovernedResult(decision, ran=True)
+
+
+#: How mcp 2 and mcp 1 say that a server did not answer in time.
+_MCP_ERRORS = frozenset({"MCPError", "McpError"})
+_MCP_TIMEOUTS = frozenset({-32001, 408})
+
+
+def failure_status(error: BaseException) -> ToolStatus:
+    """What a tool that raised ``error`` is recorded as."""
+    if isinstance(error, TimeoutError):
+        return "timeout"
+    if type(error).__name__ in _MCP_ERRORS and getattr(getattr(error, "error", None), "code", None) in _MCP_TIMEOUTS:
+        return "timeout"
+    # Arguments that do not fit are a ValidationError of either pydantic generation.
+    return "invalid_args" if type(error).__name__ == "ValidationError" else "error"
+
+
+def _tool_attributes(action: Action, content: bool) -> dict[str, JSONValue]:
+    return {
+        semconv.TOOL_NAME: action.name,
+        semconv.TOOL_TYPE: action.kind,
+        semconv.TOOL_CALL_ID: action.call_id,
+        semconv.AGENT_NAME: action.agent,
+        semconv.FRAMEWORK: action.framework,
+        semconv.TOOL_ARGUMENTS: json_text(action.arguments) if content else None,
+    }

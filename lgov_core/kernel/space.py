@@ -1,0 +1,458 @@
+"""KernelSpace: runs an agent, or any callable, under policies."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import os
+import threading
+from collections import deque
+from collections.abc import Callable, Generator, Iterable
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, replace
+from typing import Any, Final, cast
+
+from lgov_core.audit import FlightRecorder
+from lgov_core.errors import ArgumentError, AuditError, KernelError
+from lgov_core.governor import AuditRecord, Governor, ObservedDecision
+from lgov_core.hookspecs import hookimpl
+from lgov_core.kernel.agent_call import AgentCall, Function, awaited, drained, function_of, is_async, name_of, prepare
+from lgov_core.kernel.execution import Execution, Judged, Run, life_of, steps_of
+from lgov_core.kernel.signals import AgentSignal, SignalledGovernor, SignalPolicy
+from lgov_core.kernel.violations import Listeners, answers_to_anything, found_by, shown_name
+from lgov_core.policies import Policy, PolicySet, Rule
+from lgov_core.policies.coerce import policy_set_of
+from lgov_core.policies.reload import ReloadingPolicySet
+from lgov_core.reward.violation import PolicyViolation
+from lgov_core.scope import RolloutScope, carry_into_threads, current_scope, enter_scope
+from lgov_core.types import Action, Decision, Outcome, Point, Severity, ToolOutcome, new_id
+
+__all__ = ["AgentSignal", "Execution", "Judged", "KernelSpace"]
+
+#: How many violations `KernelSpace.get_recent_violations` remembers.
+RECENT_VIOLATIONS: Final = 1000
+
+_MISSING: Final[Any] = object()
+
+
+class KernelSpace:
+    """Runs an agent callable under policies, and reports what they found.
+
+    ``policy`` is a policy, several of them, a `PolicySet`, a `ReloadingPolicySet`, the name of a preset (``"strict"``,
+    ``"read_only"``, ``"guarded"``, ``"permissive"``) or the path of a policy file; without one every act is denied.
+    ``recorder`` is where decisions are committed before the act: a `FlightRecorder`, an `AuditLog` or whatever has their
+    two methods; None is the record of this process. ``executor`` runs what `execute` gets without an agent. ``dialect``
+    is that of the database behind the acts. ``critical_signal`` is sent to a rollout whose act was found critical (None:
+    nothing is sent; the denial is only told). ``stop_timeout_s`` is how long a stopped rollout waits to be resumed.
+    ``plugins`` and ``timeout_s`` are those of the `Governor`, which is at ``governor`` for the adapters of frameworks:
+    what it judges obeys the same signals and is reported the same way.
+
+    An act that is denied is never run and has no result. All methods may be called from any thread and any number of
+    tasks. Makes threads carry the rollout that started them (`carry_into_threads`), in the whole process. Fails closed.
+
+    Raises `PolicyError` or `ArgumentError` when made with something that has no meaning.
+    """
+
+    def __init__(
+        self,
+        policy: Policy | Iterable[Policy] | str | os.PathLike[str] | None = None,
+        recorder: AuditRecord | None = None,
+        *,
+        executor: Function | None = None,
+        dialect: str | None = None,
+        critical_signal: str | None = AgentSignal.SIGTERM,
+        stop_timeout_s: float = 30.0,
+        plugins: Iterable[object] = (),
+        timeout_s: float = 2.0,
+    ) -> None:
+        self.policy_set = policy_set_of(policy, dialect)
+        self.recorder = _recorder(recorder, self.policy_set)
+        self.dialect = dialect
+        self.critical_signal = None if critical_signal is None else AgentSignal.of(critical_signal)
+        self.signals = SignalPolicy(stop_timeout_s=stop_timeout_s)
+        self._executor = None if executor is None else function_of(executor)
+        self._recent: deque[PolicyViolation] = deque(maxlen=RECENT_VIOLATIONS)
+        self._on_violation = Listeners(
+            lambda found: (found.policy_name, found.description, found.severity, found.action_blocked),
+            lambda found: found,
+        )
+        self._on_signal = Listeners(lambda sent: sent, lambda sent: sent[0])
+        self._running: list[_Place] = []
+        self._lock = threading.Lock()
+        self.governor: Governor = SignalledGovernor(
+            self.signals, self.policy_set, plugins=[_Watch(self), *plugins], audit=self.recorder, timeout_s=timeout_s
+        )
+        carry_into_threads()
+
+    # ------------------------------------------------------------------ running
+
+    def execute(self, agent_or_input: Any, input: Any = _MISSING) -> Any:
+        """Judges ``input`` as an act of ``agent``, runs it when it is allowed, judges the answer and returns it.
+
+        With one argument that is the input, and the kernel's executor runs it; without an executor the answer is a
+        `Judged`. An agent is a function or an object with ``run``, ``invoke``, ``execute``, ``__call__``,
+        ``get_action`` or ``ainvoke``, and gets the input alone, as the policies left it. It runs in the calling thread.
+        A mapping is judged as the act's arguments; anything else as the argument ``input``.
+
+        Returns None when the act or its answer was denied: see `run` for why. What the agent raises is recorded and
+        raised. Raises `KernelError` for what cannot be run, such as a coroutine inside a running event loop.
+        """
+        return self.run(agent_or_input, input).output
+
+    async def execute_async(self, agent_or_input: Any, input: Any = _MISSING) -> Any:
+        """As `execute`, for coroutine functions too. A plain function holds up the event loop, as it would anywhere."""
+        return (await self.run_async(agent_or_input, input)).output
+
+    def run(self, agent_or_input: Any, input: Any = _MISSING, *, scope: RolloutScope | None = None) -> Execution:
+        """As `execute`, but returns the `Execution`, which tells a denial from an agent that returned None.
+
+        With ``scope`` it is a rollout of its own, with those ids. Without one it is part of the current rollout, if there
+        is one, and else a rollout of its own too. The beginning and the end of a rollout of its own are judged as well.
+        """
+        call = self._prepare(agent_or_input, input, prefer_async=False)
+        if call.function is not None and is_async(call.function):
+            _refuse_running_loop(call)
+        with self._in_rollout(call, scope) as place:
+            steps = steps_of(call, rollout=place.own, unused=self.policy_set.observe)
+            answer, raised = cast(Any, None), cast(BaseException | None, None)
+            while True:
+                try:
+                    step = steps.send(answer) if raised is None else steps.throw(raised)
+                except StopIteration as end:
+                    return _marked(end.value, place)
+                answer = raised = None
+                try:
+                    if isinstance(step, Action):
+                        answer = self.governor.decide(step)
+                    elif isinstance(step, ToolOutcome):
+                        answer = self.governor.record(step)
+                    else:
+                        answer = _called(lambda step=step: self._to_end(call, step))
+                except BaseException as error:  # noqa: BLE001 - an interrupt; the steps clean up and raise it again
+                    raised = error
+
+    async def run_async(
+        self, agent_or_input: Any, input: Any = _MISSING, *, scope: RolloutScope | None = None
+    ) -> Execution:
+        """As `run`, for coroutine functions too."""
+        call = self._prepare(agent_or_input, input, prefer_async=True)
+        with self._in_rollout(call, scope) as place:
+            steps = steps_of(call, rollout=place.own, unused=self.policy_set.observe)
+            answer, raised = cast(Any, None), cast(BaseException | None, None)
+            while True:
+                try:
+                    step = steps.send(answer) if raised is None else steps.throw(raised)
+                except StopIteration as end:
+                    return _marked(end.value, place)
+                answer = raised = None
+                try:
+                    if isinstance(step, Action):
+                        answer = await self.governor.adecide(step)
+                    elif isinstance(step, ToolOutcome):
+                        # Not awaited: a cancelled task has no more time, and the record comes before everything else.
+                        answer = self.governor.record(step)
+                    else:
+                        answer = await _acalled(step)
+                except BaseException as error:  # noqa: BLE001 - a cancellation; the steps clean up and raise it again
+                    raised = error
+
+    def check(self, input: Any) -> Decision:
+        """Judges an input or an `Action` without running it: recorded, but no violation and no signal to anyone."""
+        action = input if isinstance(input, Action) else prepare(input, dialect=self.dialect).action
+        with _checking():
+            decision = self.governor.decide(action)
+        if not decision.blocks:
+            # What a policy set aside for the act is given back. Not recorded: there is no outcome of what was not run.
+            self.policy_set.observe(ToolOutcome(action, "denied", decision=decision, error="only checked"))
+        return decision
+
+    def _prepare(self, first: Any, second: Any, *, prefer_async: bool) -> AgentCall:
+        if second is _MISSING:
+            if callable(first):
+                raise KernelError("an agent was given, but no input", hint="write execute(agent, input)")
+            return prepare(first, executor=self._executor, dialect=self.dialect)
+        if first is None:
+            return prepare(second, executor=self._executor, dialect=self.dialect)
+        return prepare(second, agent=first, prefer_async=prefer_async, dialect=self.dialect)
+
+    def _to_end(self, call: AgentCall, step: Run) -> Any:
+        result = step.function(step.value)
+        if not (inspect.isawaitable(result) or inspect.isasyncgen(result)):
+            return drained(result)
+        try:
+            _refuse_running_loop(call)
+        except KernelError:
+            if inspect.iscoroutine(result):
+                result.close()
+            raise
+        return asyncio.run(awaited(result))
+
+    @contextmanager
+    def _in_rollout(self, call: AgentCall, given: RolloutScope | None) -> Generator[_Place]:
+        """Inside the current rollout, or else (also when one is given) in one that is over afterwards."""
+        outer = current_scope()
+        own = given if given is not None or outer is not None else RolloutScope(new_id("rollout"))
+        place = _Place(call.action.agent, cast(RolloutScope, own if own is not None else outer), own)
+        with self._lock:
+            self._running.append(place)
+        try:
+            with enter_scope(place.scope):
+                yield place
+        finally:
+            with self._lock:
+                self._running.remove(place)
+            if own is not None:
+                self.signals.forget(own.rollout_id)
+
+    def begin_rollout(self, scope: RolloutScope) -> Decision:
+        """Judges the beginning of a rollout of several acts; when the decision blocks it must not begin.
+
+        `run` and `execute` do this by themselves, unless they are called inside a rollout.
+        """
+        with enter_scope(scope):
+            return self.governor.decide(life_of(scope, Point.AGENT_STARTUP))
+
+    def end_rollout(self, scope: RolloutScope) -> None:
+        """Judges the end of a rollout, for the record, and forgets its signals."""
+        with enter_scope(scope):
+            self.governor.decide(life_of(scope, Point.AGENT_SHUTDOWN))
+        self.signals.forget(scope.rollout_id)
+
+    # ------------------------------------------------------------------ what policies found
+
+    def on_policy_violation(self, callback: Callable[..., Any]) -> Callable[[], None]:
+        """Calls ``callback`` with each `PolicyViolation`; returns a function that ends this.
+
+        It is called on the thread of the decision, before the decision is answered, inside the rollout that the act
+        belongs to (`current_scope`). A callback that requires four arguments gets ``policy_name, description,
+        severity, blocked`` instead. What it raises is counted in ``governor.failures``; the decision stands.
+        """
+        return self._on_violation.add(callback, 4)
+
+    def on_signal(self, callback: Callable[..., Any]) -> Callable[[], None]:
+        """Calls ``callback`` with each `AgentSignal`, inside the rollout it is for; returns a function that ends this.
+
+        A callback that requires two arguments gets the signal and its target. What it raises is not caught when the
+        signal was sent by hand, and counted in ``governor.failures`` when the kernel sent it.
+        """
+        return self._on_signal.add(callback, 2)
+
+    def get_recent_violations(self) -> list[PolicyViolation]:
+        """The violations since the last `reset`, oldest first; of more than 1000 the last ones."""
+        with self._lock:
+            return list(self._recent)
+
+    @property
+    def policies(self) -> tuple[Policy, ...]:
+        """The policies, each once, in the order in which they judge."""
+        return tuple({id(rule.policy): rule.policy for rule in self._rules()}.values())
+
+    def _rules(self) -> tuple[Rule, ...]:
+        given = self.policy_set
+        return (given.current if isinstance(given, ReloadingPolicySet) else given).rules
+
+    def _names(self) -> dict[str, str]:
+        """What the rules are called in violations: their names, or the class of a policy that was given none."""
+        return {
+            rule.name: shown_name(rule.policy) if rule.name == rule.policy.name else rule.name for rule in self._rules()
+        }
+
+    def get_policies(self) -> list[str]:
+        """What the policies are called in violations: ``["SQLPolicy", "CostControlPolicy"]``."""
+        return list(self._names().values())
+
+    def _decided(self, event: ObservedDecision) -> None:
+        """Reports a committed decision that found something."""
+        if _CHECKING.get():
+            return
+        action = event.action
+        if event.decision.fault:
+            with self._lock:
+                for place in self._running:
+                    place.disturbed = place.disturbed or place.scope.rollout_id == action.rollout_id
+        violation = found_by(event.decision, self._names())
+        if violation is None:
+            return
+        with self._lock:
+            self._recent.append(violation)
+        with enter_scope(_scope_of(action)):
+            failed = self._on_violation.tell(violation)
+            if (
+                self.critical_signal is not None
+                and violation.severity == Severity.CRITICAL
+                and action.rollout_id is not None
+            ):
+                failed += self._dispatch(action.rollout_id, self.critical_signal, automatic=True)
+        if failed:
+            raise failed[0]
+
+    # ------------------------------------------------------------------ signals
+
+    def signal(self, target: Any, signal: str, *, automatic: bool = False) -> None:
+        """Sends ``SIGSTOP``, ``SIGCONT``, ``SIGTERM`` or ``SIGKILL``; it takes effect at the next governed point.
+
+        ``target`` is the id of a rollout, a scope or whatever else has a ``rollout_id``, an agent, or an agent's name.
+        See `AgentSignal` for what each does. An act that is running already is not interrupted. ``automatic`` marks what
+        the next `reset` may forget, which is not so for what a person sent. A recorder with ``log_signal`` (a
+        `FlightRecorder`) keeps it; a SIGCONT that cannot be recorded is not sent, anything else is. Raises
+        `ArgumentError`, and `AuditError` when it could not be recorded.
+        """
+        failed = self._dispatch(_target(target), AgentSignal.of(signal), automatic=automatic)
+        if failed:
+            raise failed[0]
+
+    def forget_signals(self, target: Any, *, automatic_only: bool = False) -> None:
+        """Forgets what ``target`` was sent, for example when its rollout is over.
+
+        With ``automatic_only`` only what the kernel sent by itself, on a critical violation.
+        """
+        self.signals.forget(_target(target), automatic_only=automatic_only)
+
+    def _dispatch(self, target: str, signal: AgentSignal, *, automatic: bool) -> list[Exception]:
+        failed: list[Exception] = []
+        if signal is AgentSignal.SIGCONT:
+            self._log_signal(target, signal, automatic)  # what resumes is on record before it does; what stops, after
+            self.signals.send(target, signal)
+        else:
+            self.signals.send(target, signal, automatic=automatic)
+            try:
+                self._log_signal(target, signal, automatic)
+            except AuditError as error:
+                failed.append(error)
+        with self._lock:
+            reached = {one.scope: None for one in self._running if target in (one.agent, one.scope.rollout_id)}
+        here = current_scope()
+        for scope in reached or (here if here is not None and here.rollout_id == target else None,):
+            with enter_scope(scope):
+                failed += self._on_signal.tell((signal, target))
+        return failed
+
+    def _log_signal(self, target: str, signal: AgentSignal, automatic: bool) -> None:
+        log = getattr(self.recorder, "log_signal", None)
+        if callable(log):
+            here = current_scope()
+            is_rollout = automatic or (here is not None and here.rollout_id == target)
+            reason = "sent by the kernel" if automatic else "sent by hand"
+            log(target, signal.value, reason=reason, rollout_id=target if is_rollout else None)
+
+    # ------------------------------------------------------------------ life
+
+    def reset(self) -> None:
+        """Forgets the recent violations, and the signals that the kernel sent by itself.
+
+        Signals sent by hand stay, and so does what policies have counted: a new rollout has its own account anyway.
+        """
+        with self._lock:
+            self._recent.clear()
+        self.signals.forget_automatic()
+
+    def close(self) -> None:
+        """Gives the governor's threads back. The recorder stays open: whoever made it closes it."""
+        self.governor.close()
+
+
+@dataclass(slots=True, eq=False)
+class _Place:
+    """Where an execution is going on.
+
+    ``own`` is the scope when the rollout ends with the execution; ``disturbed`` is set once judging or recording failed
+    in it.
+    """
+
+    agent: str | None
+    scope: RolloutScope
+    own: RolloutScope | None
+    disturbed: bool = False
+
+
+def _marked(execution: Execution, place: _Place) -> Execution:
+    """The execution, no success when the machines disturbed it: it says nothing about the agent."""
+    if place.disturbed and execution.outcome is Outcome.SUCCEEDED:
+        return replace(execution, outcome=Outcome.INFRASTRUCTURE)
+    return execution
+
+
+class _Watch:
+    """The kernel as a plugin of its governor: it hears of decisions once they are committed."""
+
+    def __init__(self, kernel: KernelSpace) -> None:
+        self._kernel = kernel
+
+    @hookimpl
+    def lgov_observe(self, event: Any) -> None:
+        """See `lgov_core.hookspecs.lgov_observe`."""
+        if isinstance(event, ObservedDecision):
+            self._kernel._decided(event)
+
+
+_CHECKING: ContextVar[bool] = ContextVar("lgov_checking", default=False)
+
+
+@contextmanager
+def _checking() -> Generator[None]:
+    token = _CHECKING.set(True)
+    try:
+        yield
+    finally:
+        _CHECKING.reset(token)
+
+
+def _scope_of(action: Action) -> RolloutScope | None:
+    """The rollout that an action names, which may not be the one of the running code."""
+    here = current_scope()
+    if action.rollout_id is None or (here is not None and here.rollout_id == action.rollout_id):
+        return here
+    return RolloutScope(action.rollout_id, action.attempt or 1, session_id=action.session_id)
+
+
+def _target(target: Any) -> str:
+    if isinstance(target, str) and target:
+        return target
+    rollout_id = getattr(target, "rollout_id", None)
+    if isinstance(rollout_id, str) and rollout_id:
+        return rollout_id
+    named = any(isinstance(getattr(target, name, None), str) for name in ("name", "__name__"))
+    if not named:
+        try:
+            function_of(target)
+        except KernelError:  # it has no name, and nobody could have run it: the signal would reach nobody
+            raise ArgumentError(
+                f"{target!r} is neither a rollout nor an agent", hint="name a rollout's id or an agent"
+            ) from None
+    return name_of(target)
+
+
+def _refuse_running_loop(call: AgentCall) -> None:
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return
+    raise KernelError(
+        f"{call.action.name} is a coroutine, and an event loop is running here", hint="await execute_async instead"
+    )
+
+
+def _called(function: Callable[[], Any]) -> tuple[Any, BaseException | None]:
+    try:
+        return function(), None
+    except BaseException as error:  # noqa: BLE001 - recorded, then raised by the steps
+        return None, error
+
+
+async def _acalled(step: Run) -> tuple[Any, BaseException | None]:
+    try:
+        return await awaited(step.function(step.value)), None
+    except BaseException as error:  # noqa: BLE001 - as above
+        return None, error
+
+
+def _recorder(recorder: Any, policies: PolicySet | ReloadingPolicySet) -> AuditRecord:
+    if recorder is None:
+        return FlightRecorder(policy_digest=lambda: policies.digest)
+    methods = (getattr(recorder, method, None) for method in ("commit", "commit_outcome"))
+    if answers_to_anything(recorder) or not all(callable(method) for method in methods):
+        raise ArgumentError(
+            f"a {type(recorder).__name__} records no decisions", hint="pass a FlightRecorder or an AuditLog"
+        )
+    return recorder

@@ -1,0 +1,1 @@
+"""The ``approval`` policy and the requests that wait for a person."""

@@ -1,0 +1,255 @@
+"""ApprovalPolicy: a person, or a callback, has to say yes to exactly this call."""
+
+from __future__ import annotations
+
+import contextvars
+import inspect
+import json
+import os
+import threading
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import Any, ClassVar, Final, Literal
+
+from lgov_core.errors import PolicyError
+from lgov_core.policies.approvals.approval_requests import ApprovalRequest, ApprovalRequests
+from lgov_core.policies.approvals.canonical import NotCanonical, canonical_json, fingerprint
+from lgov_core.policies.base import BoundedPolicy
+from lgov_core.policies.budgets.bookkeeping import NOT_MADE, Judgements, checked_per, count_key, decided, now_of
+from lgov_core.policies.dry_run import rehearsing
+from lgov_core.policies.options import positive_number, string_tuple
+from lgov_core.types import Action, Decision, Effect, Point, Severity, ToolOutcome, new_id
+
+#: Is asked about one call, and answers True or False; anything else is no.
+Approver = Callable[[ApprovalRequest], bool | Awaitable[bool]]
+
+Per = Literal["rollout", "attempt", "session", "agent", "global"]
+PER: Final = ("rollout", "attempt", "session", "agent", "global")
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """What was found out in one judgement: about which call, the request behind it, and the answer."""
+
+    digest: str
+    request: ApprovalRequest
+    decision: Decision
+    is_new: bool = False
+
+
+class ApprovalPolicy(BoundedPolicy):
+    """Lets a tool be called only after somebody approved exactly that call.
+
+    ``tools`` are globs for the tools that need it; about others it has no opinion. What is approved is the tool, its kind,
+    the agent, the arguments, and the rollout (or session, attempt, agent; with ``global`` none: ``per``), bound to each
+    other by a SHA-256: a call that differs in any of them is another request. So is the same call after this policy's name
+    or settings have changed. An approval is used up by one call, and lapses after ``expires_s`` seconds.
+
+    With ``approver`` the callback, plain or a coroutine function, is asked about every call and has ``timeout_s`` seconds;
+    it gets a copy of the arguments. True approves. False, anything that is not a bool, an exception and being late deny.
+
+    Without one the call escalates: it is not run, the model reads the id of the request, and the request stands in
+    ``pending()`` until `approve` or `reject` answers it, here or, with ``store`` (a path, or `ApprovalRequests`), in a
+    program of the operator that opens the same file. When the agent makes the same call again, it is judged anew: by every
+    other policy too, which is why a change of theirs does not void an approval.
+
+    It is asked after the other policies of its set or governor, so that what is shown is what would run: the arguments as
+    the transforms left them. A call that another policy denies is not shown, and uses no approval up.
+
+    May be called from several threads at once. Fails closed. Raises `PolicyError` when made with something that has no
+    meaning, and from the methods for people.
+    """
+
+    #: Sets and governors ask it after all others.
+    deferred: ClassVar[bool] = True
+    bounded = False  # a callback is waited for, and so is a file
+    default_points: ClassVar[tuple[Point, ...]] = (Point.PRE_TOOL_CALL,)
+
+    def __init__(
+        self,
+        tools: Sequence[str] = ("*",),
+        *,
+        approver: Approver | None = None,
+        timeout_s: float = 300.0,
+        expires_s: float = 3600.0,
+        per: Per = "rollout",
+        store: ApprovalRequests | str | os.PathLike[str] | None = None,
+        clock: Callable[[], float] = time.time,
+        name: str = "ApprovalPolicy",
+    ) -> None:
+        self.name = name
+        self.tools = string_tuple(name, "tools", tools)
+        self.per = checked_per(name, per, PER)
+        self.expires_s = positive_number(name, "expires_s", expires_s)
+        self._answer_s = positive_number(name, "timeout_s", timeout_s)
+        # The governor waits a little longer than the policy.
+        self.timeout_s = None if approver is None else self._answer_s + 2
+        for option, value in (("approver", approver), ("clock", clock)):
+            if value is not None and not callable(value):  # pyright: ignore[reportUnnecessaryComparison]
+                raise PolicyError(f"{name}: {option} is {value!r}", hint="give a function")
+        self._approver = approver
+        self._clock = clock
+        self.requests = self._store(store)
+        self._settings = fingerprint([name, self.per, self.expires_s, list(self.tools)])
+        self._judgements = Judgements()
+        self._used = Judgements()
+
+    def _store(self, store: object) -> ApprovalRequests:
+        if isinstance(store, ApprovalRequests):
+            return store
+        if store is None or rehearsing():
+            return ApprovalRequests(clock=self._clock)
+        if not isinstance(store, str | os.PathLike) or not os.fspath(store):
+            raise PolicyError(f"{self.name}: store is {store!r}", hint="give the path of a file")
+        return ApprovalRequests(os.fspath(store), clock=self._clock)
+
+    # ------------------------------------------------------------------ judging
+
+    def judge(self, action: Action) -> Decision | None:
+        """An allow for an approved call, else a deny or an escalate; None for what needs no approval."""
+        if action.point is not Point.PRE_TOOL_CALL or not any(fnmatchcase(action.name, glob) for glob in self.tools):
+            return None
+        try:
+            content = self._content(action)
+            digest = fingerprint(content)
+        except (NotCanonical, RecursionError) as error:
+            reason = f"This call cannot be approved, because {error}. Use plain JSON values as arguments."
+            return self.deny("approval-arguments", reason)
+        asked: _Asked | None = self._judgements.note(action)
+        if asked is not None and asked.digest == digest:
+            return asked.decision  # this very call, in this very judgement
+        if asked is not None:
+            self._undo(asked)
+        try:
+            asked = self._ask_person(content, digest) if self._approver is None else self._ask_approver(content, digest)
+        except PolicyError as error:
+            return self.deny("approval-store", f"Approvals cannot be read, so nothing is approved: {error.message}")
+        if asked is None:
+            return self.deny("approval-full", "Too many calls are waiting for approval. Do something else.")
+        self._judgements.remember(action, asked)
+        return asked.decision
+
+    def _content(self, action: Action) -> dict[str, Any]:
+        return {
+            "format": 1,
+            "policy": self._settings,
+            "point": action.point.value,
+            "kind": action.kind,
+            "name": action.name,
+            "agent": action.agent,
+            "arguments": action.arguments,
+            "scope": {self.per: count_key(action, self.per)},
+        }
+
+    def _ask_person(self, content: dict[str, Any], digest: str) -> _Asked | None:
+        found = self.requests.ask(content, digest, expires_s=self.expires_s)
+        if found is None:
+            return None
+        request, is_new = found
+        if request.state == "approved":
+            decision = self._approved(request, request.answered_by or "?")
+        elif request.state == "rejected":
+            said = f": {request.reason}" if request.reason else ""
+            decision = self.deny("approval-rejected", f"{request.answered_by} rejected this call{said}")
+        else:
+            reason = f"a person has to approve this call first (request {request.request_id})"
+            decision = self.escalate("approval-pending", reason, Severity.MEDIUM)
+        return _Asked(digest, request, decision, is_new)
+
+    def _ask_approver(self, content: dict[str, Any], digest: str) -> _Asked:
+        now = now_of(self.name, self._clock)
+        copy = json.loads(canonical_json(content))
+        request = ApprovalRequest(new_id("apr"), digest, copy, now, "pending", now + self._answer_s)
+        answer = _answer_of(self._approver, request, self._answer_s)
+        # Whoever holds the arguments might have changed them while somebody was thinking.
+        if fingerprint(content) != digest:
+            decision = self.deny("approval-changed", "The arguments changed while approval was asked for")
+        elif answer is True:
+            decision = self._approved(request, "the approver")
+        elif answer is False:
+            decision = self.deny("approval-rejected", "The approver rejected this call")
+        else:
+            decision = self.deny("approval-failed", f"The approver gave no answer: {answer}")
+        return _Asked(digest, request, decision)
+
+    def _approved(self, request: ApprovalRequest, by: str) -> Decision:
+        return Decision(Effect.ALLOW, self.name, "approved", f"{by} approved it (request {request.request_id})")
+
+    # ------------------------------------------------------------------ what came of it
+
+    def observe(self, event: Any) -> None:
+        """Gives an approval back, or withdraws a request, when the call was not made because of something else."""
+        if isinstance(event, ToolOutcome):
+            used: _Asked | None = self._used.end(event.action)
+            if used is not None and event.status in NOT_MADE:
+                self._undo(used)
+            return
+        found = decided(event)
+        if found is None or found[0].point is not Point.PRE_TOOL_CALL:
+            return
+        action, decision = found
+        asked: _Asked | None = self._judgements.end(action)
+        if asked is None:
+            return
+        if not decision.blocks:
+            self._used.remember(action, asked)
+        elif asked.decision.effect is Effect.ALLOW or (asked.is_new and decision.effect is Effect.DENY):
+            self._undo(asked)
+
+    def _undo(self, asked: _Asked) -> None:
+        if self._approver is not None:
+            return
+        if asked.decision.effect is Effect.ALLOW:
+            self.requests.give_back(asked.request.request_id)
+        elif asked.is_new:
+            self.requests.withdraw(asked.request.request_id)
+
+    def continue_from(self, previous: object) -> None:
+        """Goes on with the requests of ``previous``, the policy that this one replaces, when they are in memory.
+
+        Approvals hold on only if name and settings are the same.
+        """
+        if isinstance(previous, ApprovalPolicy) and previous.requests.path is None and self.requests.path is None:
+            self.requests = previous.requests
+
+    # ------------------------------------------------------------------ for people
+
+    def pending(self) -> list[ApprovalRequest]:
+        """The requests that wait for an answer, oldest first."""
+        return self.requests.pending()
+
+    def approve(self, request_id: str, *, by: str) -> ApprovalRequest:
+        """Approves a pending request in the name of ``by``. Raises `PolicyError` when it is not pending any more."""
+        return self.requests.approve(request_id, by=by)
+
+    def reject(self, request_id: str, *, by: str, reason: str = "") -> ApprovalRequest:
+        """Rejects a pending request; the model reads ``reason``. Raises `PolicyError` when it is not pending any more."""
+        return self.requests.reject(request_id, by=by, reason=reason)
+
+
+def _answer_of(approver: Any, request: ApprovalRequest, timeout_s: float) -> object:
+    """True or False as the approver says, or in words why there is no answer. A late answer is not waited for."""
+    answers: list[object] = []
+
+    def ask() -> None:
+        import asyncio
+
+        try:
+            answer = approver(request)
+            if inspect.isawaitable(answer):
+                answer = asyncio.run(_awaited(answer))
+            answers.append(answer if isinstance(answer, bool) else f"it answered {type(answer).__name__}, not a bool")
+        except BaseException as error:  # noqa: BLE001 - whatever it raises is a no
+            answers.append(f"it raised {type(error).__name__}")
+
+    # A thread of its own: the callback may wait for a person, and a coroutine needs a loop that is not running yet.
+    thread = threading.Thread(target=contextvars.copy_context().run, args=(ask,), name="lgov-approver", daemon=True)
+    thread.start()
+    thread.join(timeout_s)
+    return answers[0] if answers else f"not within {timeout_s:g} s"
+
+
+async def _awaited(answer: Awaitable[Any]) -> Any:
+    return await answer

@@ -1,0 +1,272 @@
+"""Approvals on their way: what was asked for, who said yes or no, and for how long it holds."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+import sqlite3
+import time
+from collections.abc import Callable, Generator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, Literal, TypeAlias
+
+from lgov_core._util.sqlite_file import FileKind, describe, file_identity, open_database, require_same_file
+from lgov_core.errors import PolicyError
+from lgov_core.policies.approvals.canonical import canonical_json
+from lgov_core.policies.budgets.bookkeeping import SharedState, now_of
+from lgov_core.policies.options import positive_integer, positive_number
+from lgov_core.types import new_id
+
+#: What became of a request. One that nobody answered in time, or whose approval was not used in time, has lapsed.
+State: TypeAlias = Literal["pending", "approved", "rejected", "used", "lapsed"]
+
+APPROVALS: Final = FileKind(
+    what="approvals file",
+    application_id=int.from_bytes(b"lgvP"),
+    version=1,
+    schema=(
+        """CREATE TABLE requests (
+            request_id TEXT PRIMARY KEY, digest TEXT NOT NULL, content TEXT NOT NULL, asked_at REAL NOT NULL,
+            state TEXT NOT NULL, answered_at REAL, answered_by TEXT, reason TEXT, until REAL NOT NULL
+        )""",
+        "CREATE INDEX requests_by_digest ON requests (digest, state)",
+    ),
+    error=PolicyError,
+)
+#: How far the clocks of those that use one file may be apart, in seconds.
+_CLOCKS_APART_S: Final = 60.0
+_COLUMNS = "request_id, digest, content, asked_at, state, answered_at, answered_by, reason, until"
+
+
+@dataclass(frozen=True, slots=True)
+class ApprovalRequest:
+    """One call that wants to be approved, or was.
+
+    ``content`` is exactly what is approved: point, kind, name, agent, arguments and scope; ``digest`` is the SHA-256 of its
+    canonical JSON. ``until`` (Unix time) is when the request, the approval or the rejection lapses.
+    """
+
+    request_id: str
+    digest: str
+    content: Mapping[str, Any]
+    asked_at: float
+    state: State
+    until: float
+    answered_at: float | None = None
+    answered_by: str | None = None
+    reason: str | None = None
+
+    @property
+    def name(self) -> str:
+        """Of the tool."""
+        return str(self.content["name"])
+
+    @property
+    def arguments(self) -> Mapping[str, Any]:
+        """What the tool would be called with: a copy, as JSON values."""
+        return self.content["arguments"]
+
+
+class ApprovalRequests(SharedState):
+    """The requests of an `ApprovalPolicy`, in the SQLite file at ``path`` or, without one, in this process.
+
+    The file (mode 0600) is made when it is missing; an operator's program opens the same file and answers. Whoever may
+    write to it may approve: keep it where the agent's tools cannot reach. How long an unanswered request waits, and how
+    long an answer holds, is said by the policy that asks; ``expires_s`` shortens it, and never lengthens it. ``max_pending``
+    is how many may wait at once. ``clock`` is Unix time in seconds.
+
+    Every change is one transaction. May be called from several threads and processes at once. Raises `PolicyError`.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str] | None = None,
+        *,
+        expires_s: float | None = None,
+        max_pending: int = 1000,
+        busy_timeout_s: float = 1.5,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self.path = None if path is None else Path(path)
+        self.expires_s = math.inf if expires_s is None else positive_number("approvals", "expires_s", expires_s)
+        self.max_pending = positive_integer("approvals", "max_pending", max_pending)
+        self._busy_timeout_s = busy_timeout_s
+        self._clock = clock
+        self._connection: sqlite3.Connection | None = None
+        self._identity: tuple[int, int] | None = None
+        self._open()
+        super().__init__()
+
+    # ------------------------------------------------------------------ for people
+
+    def pending(self) -> list[ApprovalRequest]:
+        """The requests that wait for an answer, oldest first."""
+        return [request for request in self.all() if request.state == "pending"]
+
+    def all(self) -> list[ApprovalRequest]:
+        """Every request that is still known, oldest first."""
+        with self._transaction() as (connection, now):
+            _lapse(connection, now)
+            rows = connection.execute(f"SELECT {_COLUMNS} FROM requests ORDER BY asked_at, request_id").fetchall()
+        return [_request(row) for row in rows]
+
+    def approve(self, request_id: str, *, by: str) -> ApprovalRequest:
+        """Approves a pending request, in the name of ``by``. Raises `PolicyError` when it is not pending any more."""
+        return self._answer(request_id, "approved", by, None)
+
+    def reject(self, request_id: str, *, by: str, reason: str = "") -> ApprovalRequest:
+        """Rejects a pending request; the model reads ``reason``. Raises `PolicyError` when it is not pending any more."""
+        return self._answer(request_id, "rejected", by, reason)
+
+    def _answer(self, request_id: str, state: State, by: str, reason: str | None) -> ApprovalRequest:
+        if not isinstance(by, str) or not by.strip():  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise PolicyError(f"approval {request_id}: nobody answers for it", hint="say who you are in by")
+        with self._transaction() as (connection, now):
+            _lapse(connection, now)
+            found = self._one(connection, request_id)
+            if found is None:
+                raise PolicyError(f"there is no approval request {request_id}", hint="pending() lists those there are")
+            if found.state != "pending":
+                raise PolicyError(f"approval request {request_id} is {found.state} already", hint="have it asked again")
+            connection.execute(
+                "UPDATE requests SET state = ?, answered_at = ?, answered_by = ?, reason = ?, until = ?"
+                " WHERE request_id = ?",
+                (state, now, by, reason, now + min(found.until - found.asked_at, self.expires_s), request_id),
+            )
+            answered = self._one(connection, request_id)
+        assert answered is not None
+        return answered
+
+    # ------------------------------------------------------------------ for the policy
+
+    def ask(
+        self, content: Mapping[str, Any], digest: str, *, expires_s: float = 3600.0
+    ) -> tuple[ApprovalRequest, bool] | None:
+        """The request for exactly ``content``: approved (and hereby used up), rejected, or pending; and whether it is new.
+
+        A new one is made when there is none: it waits for ``expires_s`` seconds, and its answer holds as long. None when too
+        many are pending already.
+        """
+        with self._transaction() as (connection, now):
+            _lapse(connection, now)
+            row = connection.execute(
+                f"SELECT {_COLUMNS} FROM requests WHERE digest = ? AND state IN ('approved', 'rejected', 'pending')"
+                " ORDER BY state = 'pending', asked_at LIMIT 1",
+                (digest,),
+            ).fetchone()
+            if row is not None:
+                found = _request(row)
+                if found.state == "approved":
+                    connection.execute("UPDATE requests SET state = 'used' WHERE request_id = ?", (found.request_id,))
+                return found, False
+            (waiting,) = connection.execute("SELECT count(*) FROM requests WHERE state = 'pending'").fetchone()
+            if waiting >= self.max_pending:
+                return None
+            made = new_id("apr")
+            connection.execute(
+                f"INSERT INTO requests ({_COLUMNS}) VALUES (?, ?, ?, ?, 'pending', NULL, NULL, NULL, ?)",
+                (made, digest, canonical_json(content), now, now + min(expires_s, self.expires_s)),
+            )
+            found = self._one(connection, made)
+        assert found is not None
+        return found, True
+
+    def give_back(self, request_id: str) -> None:
+        """The approval was not used after all; it holds for as long as it would have."""
+        with self._transaction() as (connection, _):
+            connection.execute(
+                "UPDATE requests SET state = 'approved' WHERE request_id = ? AND state = 'used'", (request_id,)
+            )
+
+    def withdraw(self, request_id: str) -> None:
+        """Nobody needs to answer any more."""
+        with self._transaction() as (connection, _):
+            connection.execute("DELETE FROM requests WHERE request_id = ? AND state = 'pending'", (request_id,))
+
+    def close(self) -> None:
+        """Closes the file; the next call opens it again. What is kept in memory is gone."""
+        with self._lock:
+            self._let_go()
+
+    # ------------------------------------------------------------------ the file
+
+    def _one(self, connection: sqlite3.Connection, request_id: str) -> ApprovalRequest | None:
+        row = connection.execute(f"SELECT {_COLUMNS} FROM requests WHERE request_id = ?", (request_id,)).fetchone()
+        return None if row is None else _request(row)
+
+    @contextmanager
+    def _transaction(self) -> Generator[tuple[sqlite3.Connection, float]]:
+        if not self._lock.acquire(timeout=self._busy_timeout_s):
+            raise PolicyError(f"approvals: other threads held them for {self._busy_timeout_s:g} s")
+        try:
+            connection = self._open()
+            connection.execute("BEGIN IMMEDIATE")
+            try:
+                yield connection, now_of("approvals", self._clock)
+                connection.execute("COMMIT")
+            except BaseException:
+                if connection.in_transaction:
+                    connection.execute("ROLLBACK")
+                raise
+        except (sqlite3.Error, OSError) as error:
+            self._let_go()
+            raise describe(APPROVALS, self.path or Path(":memory:"), error) from error
+        finally:
+            self._lock.release()
+
+    def _open(self) -> sqlite3.Connection:
+        if self.path is None:
+            if self._connection is None:
+                self._connection = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False)
+                for statement in APPROVALS.schema:
+                    self._connection.execute(statement)
+            return self._connection
+        if self._identity is not None:
+            require_same_file(APPROVALS, self.path, self._identity)
+        if self._connection is None:
+            self._connection = open_database(
+                APPROVALS, self.path, busy_timeout_s=self._busy_timeout_s, expected=self._identity
+            )
+            self._identity = file_identity(self.path)
+        return self._connection
+
+    def _let_go(self) -> None:
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.close()
+
+    def before_fork(self) -> None:
+        """Closes the file, so that no child inherits the connection. Called by the interpreter."""
+        super().before_fork()
+        if self.path is not None:
+            self._let_go()
+
+
+def _lapse(connection: sqlite3.Connection, now: float) -> None:
+    """Marks what has lapsed, and forgets what was over a good while ago, so that the table stays small.
+
+    So is an approval from a future further off than clocks are apart: where the clock was put back, nobody knows its age.
+    """
+    connection.execute(
+        "UPDATE requests SET state = 'lapsed' WHERE until <= ? AND state IN ('pending', 'approved', 'rejected')", (now,)
+    )
+    connection.execute(
+        "UPDATE requests SET state = 'lapsed' WHERE state = 'approved' AND answered_at > ?", (now + _CLOCKS_APART_S,)
+    )
+    connection.execute("DELETE FROM requests WHERE state IN ('lapsed', 'used') AND until <= ? - 86400", (now,))
+
+
+def _request(row: tuple[Any, ...]) -> ApprovalRequest:
+    """A row as a request. Raises `PolicyError` when what it shows is not what its digest stands for."""
+    request_id, digest, text, asked_at, state, answered_at, answered_by, reason, until = row
+    if hashlib.sha256(text.encode()).hexdigest() != digest:
+        raise PolicyError(
+            f"approval request {request_id} was changed: it shows another call than the one it stands for",
+            hint="find out who writes to the file, and start a new one",
+        )
+    content: dict[str, Any] = json.loads(text)
+    return ApprovalRequest(request_id, digest, content, asked_at, state, until, answered_at, answered_by, reason)

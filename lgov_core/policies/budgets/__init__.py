@@ -1,0 +1,1 @@
+"""The ``cost``, ``rate`` and ``loop`` policies, and the ledger they count in."""

@@ -1,0 +1,349 @@
+"""CostControlPolicy: budgets of money, tokens, calls and time."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, Final, Literal, Protocol
+
+from lgov_core.errors import PolicyError
+from lgov_core.policies.base import BoundedPolicy
+from lgov_core.policies.budgets.bookkeeping import COMMON, NOT_MADE, Judgements, checked_per, count_key, decided, now_of
+from lgov_core.policies.budgets.ledger import NANO, Amount, Balance, Ledger, Limits, MemoryLedger, Shortfall
+from lgov_core.policies.budgets.prices import Price, cost_table, find, price_of, price_table
+from lgov_core.policies.budgets.usage import most_input_tokens, most_output_tokens, tokens_used
+from lgov_core.policies.dry_run import rehearsing
+from lgov_core.policies.options import positive_integer, positive_number
+from lgov_core.types import Action, Decision, Effect, ModelCallFailed, Point, ToolOutcome
+
+Per = Literal["rollout", "attempt", "session", "agent", "global"]
+PER: Final = ("rollout", "attempt", "session", "agent", "global")
+
+#: Kept with a judgement for which something was set aside.
+_RESERVED: Final = "reserved"
+
+
+class Clock(Protocol):
+    """Seconds since some moment; never goes back."""
+
+    def __call__(self) -> float:
+        """The time now."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Spent:
+    """What a budget has spent, and what is set aside for calls that are under way. ``seconds`` since its first action."""
+
+    cost_usd: float
+    tokens: int
+    calls: int
+    reserved_cost_usd: float
+    reserved_tokens: int
+    reserved_calls: int
+    seconds: float
+
+
+class CostControlPolicy(BoundedPolicy):
+    """Keeps what agents spend within a budget.
+
+    ``max_cost_usd``, ``max_tokens`` (prompts and replies), ``max_calls`` (of models and tools together; a rule's ``on``
+    narrows it) and ``max_seconds`` (since the budget's first action) are the limits, each for one ``per``: ``rollout``
+    (all its attempts), ``attempt``, ``session``, ``agent`` or ``global``. Actions without the id in question share one
+    budget. At least one limit must be given.
+
+    Before a model call the most that it may use is set aside, so that calls at the same time cannot overspend together:
+    a token for every ``bytes_per_token`` bytes of the prompt, ``prompt_overhead_tokens`` for what cannot be seen here
+    (tool definitions, images), and the reply's own limit or else ``max_output_tokens``. After the call what it says it
+    used is spent instead; a call that does not say, or never comes back, has spent all of it. A budget is therefore
+    overspent only by a call that uses more than the most it could; nothing more is allowed after that. What was set
+    aside for a call is given back when another policy denies it, or when it could not be made.
+
+    ``prices`` maps model names or globs to ``{"input": dollars, "output": dollars}`` for a million tokens. A model
+    without a price is denied when there is a ``max_cost_usd``, unless ``unknown_model_price`` is given. ``tool_costs``
+    maps tool names or globs to dollars a call; other tools cost nothing.
+
+    ``ledger`` is the path of a SQLite file (made when missing) that several processes spend from; policies of the same
+    name share what is in it. Without it the budgets are in the memory of this process, ``max_budgets`` of them: see
+    `MemoryLedger` for what happens beyond. ``clock`` gives seconds (monotonic; wall time with a file, which outlives it).
+
+    A limit is no permission: within its budget the policy has no opinion. May be called from several threads at once.
+    Fails closed. Raises `PolicyError` when made with something that has no meaning.
+    """
+
+    default_points: ClassVar[tuple[Point, ...]] = (
+        Point.PRE_MODEL_CALL,
+        Point.POST_MODEL_CALL,
+        Point.PRE_TOOL_CALL,
+        Point.POST_TOOL_CALL,
+    )
+
+    def __init__(
+        self,
+        max_cost_usd: float | None = None,
+        max_tokens: int | None = None,
+        max_calls: int | None = None,
+        max_seconds: float | None = None,
+        *,
+        per: Per = "rollout",
+        prices: Mapping[str, Any] | None = None,
+        unknown_model_price: Mapping[str, float] | tuple[float, float] | None = None,
+        tool_costs: Mapping[str, float] | None = None,
+        max_output_tokens: int = 4096,
+        prompt_overhead_tokens: int = 0,
+        bytes_per_token: float = 1.0,
+        ledger: str | os.PathLike[str] | None = None,
+        max_budgets: int = 100_000,
+        clock: Clock | None = None,
+        name: str = "CostControlPolicy",
+    ) -> None:
+        self.name = name
+        self.per = checked_per(name, per, PER)
+        self.limits = _limits(name, max_cost_usd, max_tokens, max_calls, max_seconds)
+        self.prices: dict[str, Price] = price_table(name, "prices", prices if prices is not None else {})
+        self.unknown_model_price = (
+            None if unknown_model_price is None else price_of(name, "unknown_model_price", unknown_model_price)
+        )
+        self.tool_costs = cost_table(name, "tool_costs", tool_costs if tool_costs is not None else {})
+        self.max_output_tokens = positive_integer(name, "max_output_tokens", max_output_tokens)
+        self.bytes_per_token = positive_number(name, "bytes_per_token", bytes_per_token)
+        self.prompt_overhead_tokens = (
+            prompt_overhead_tokens
+            if type(prompt_overhead_tokens) is int and prompt_overhead_tokens == 0
+            else positive_integer(name, "prompt_overhead_tokens", prompt_overhead_tokens)
+        )
+        if clock is not None and not callable(clock):  # pyright: ignore[reportUnnecessaryComparison]
+            raise PolicyError(f"{name}: clock is {clock!r}", hint="give a function that returns seconds")
+        positive_integer(name, "max_budgets", max_budgets)
+        self._ledger = _ledger(name, ledger, max_budgets)
+        in_memory = isinstance(self._ledger, MemoryLedger)
+        self._clock: Callable[[], float] = clock or (time.monotonic if in_memory else time.time)
+        # A file may have to be waited for, so the governor watches the time.
+        self.bounded = in_memory
+        self._judgements = Judgements()
+        self._asked_before_models = False
+
+    # ------------------------------------------------------------------ judging
+
+    def judge(self, action: Action) -> Decision | None:
+        """A deny when the budget does not reach for the call; otherwise None, and what the call may use is set aside."""
+        if action.point is Point.PRE_MODEL_CALL:
+            self._asked_before_models = True
+            return self._before_model(action)
+        if action.point is Point.PRE_TOOL_CALL:
+            return self._reserve(action, Amount(find(self.tool_costs, action.name) or 0, 0, 1))
+        if action.point is Point.POST_MODEL_CALL:
+            return self._settle(action, self._actual(action))
+        if action.point is Point.POST_TOOL_CALL:
+            return self._settle(action, None)
+        return None
+
+    def _before_model(self, action: Action) -> Decision | None:
+        try:
+            prompt = most_input_tokens(action.arguments, self.bytes_per_token) + self.prompt_overhead_tokens
+            reply = most_output_tokens(action.arguments, self.max_output_tokens)
+        except (ValueError, TypeError, RecursionError):
+            return self.deny("cost-unclear", "The size of this prompt cannot be told, so neither can its cost.")
+        price = self._price(action.name)
+        if price is None and self.limits.nano_usd is not None:
+            return self.deny(
+                "cost-price",
+                f"There is a budget in dollars, but no price for the model {action.name[:80]!r}: it must be given in prices,"
+                " or as unknown_model_price",
+            )
+        cost = 0 if price is None else price.nano_usd(prompt, reply)
+        return self._reserve(action, Amount(cost, prompt + reply, 1))
+
+    def _price(self, model: str) -> Price | None:
+        found: Price | None = find(self.prices, model)
+        return self.unknown_model_price if found is None else found
+
+    def _actual(self, action: Action) -> Amount | None:
+        used = tokens_used(action.arguments)
+        if used is None:
+            return None
+        price = self._price(action.name)
+        if price is None and self.limits.nano_usd is not None:
+            return None  # a price that vanished between the two points: what was set aside is the better figure
+        return Amount(0 if price is None else price.nano_usd(*used), sum(used), 1)
+
+    def _reserve(self, action: Action, amount: Amount) -> Decision | None:
+        again = self._judgements.note(action) is _RESERVED
+        key = count_key(action, self.per)
+        try:
+            short = self._ledger.reserve(
+                key, action.operation_id, amount, self.limits, now_of(self.name, self._clock), again=again
+            )
+        except PolicyError as error:
+            return self._unusable(error)
+        if short is not None:
+            return self._refuse(action, amount, short)
+        self._judgements.remember(action, _RESERVED)
+        return None
+
+    def _settle(self, action: Action, actual: Amount | None) -> Decision | None:
+        if not self._judgements.begin(action):
+            return None
+        key, now = count_key(action, self.per), now_of(self.name, self._clock)
+        try:
+            if action.operation_id is not None:
+                self._ledger.settle(key, action.operation_id, actual, now)
+            elif actual is not None and not self._asked_before_models:
+                # Nobody asks this policy before calls, so nothing was set aside for this one.
+                self._ledger.settle(key, f"unasked {id(action)} {now}", actual, now)
+        except PolicyError as error:
+            # The call is over, and what was set aside for it stays spent: nothing gets cheaper by this.
+            return Decision(
+                Effect.WARN, self.name, "cost-ledger", f"What the call used is not booked: {error.message}."
+            )
+        return None
+
+    # ------------------------------------------------------------------ refusing
+
+    def _refuse(self, action: Action, amount: Amount, short: Shortfall) -> Decision:
+        total, limits = short.balance.total, self.limits
+        if self.per == "global":
+            whose = "all actions"
+        elif count_key(action, self.per) == COMMON:
+            whose = f"all actions without a {self.per}"
+        else:
+            whose = f"this {self.per}"
+        match short.lack:
+            case "seconds":
+                said = f"The time of {whose} is up: {short.balance.elapsed_s:.1f} of {limits.seconds:g} s"
+                return self.deny("time-budget", f"{said}. Finish with what you have.")
+            case "cost":
+                budget = limits.nano_usd or 0
+                figures = _figures(total.nano_usd / NANO, budget / NANO, amount.nano_usd / NANO, "USD")
+                rule = "cost-budget"
+            case "tokens":
+                figures = _figures(total.tokens, limits.tokens or 0, amount.tokens, "tokens")
+                rule = "token-budget"
+            case "calls":
+                figures = _figures(total.calls, limits.calls or 0, amount.calls, "calls")
+                rule = "call-budget"
+            case "budgets":
+                reason = (
+                    "There are too many budgets at once, so none can be opened; raise max_budgets or use a ledger file"
+                )
+                return self.deny("cost-budgets", reason)
+            case "closed":
+                return self.deny("cost-closed", f"The budget of {whose} was closed when it ended; begin a new one")
+        return self.deny(rule, f"The budget of {whose} does not reach: {figures}. Finish with what you have.")
+
+    def _unusable(self, error: PolicyError) -> Decision:
+        return self.deny("cost-ledger", f"The budget cannot be read, so nothing may be spent: {error.message}")
+
+    # ------------------------------------------------------------------ what came of it
+
+    def observe(self, event: Any) -> None:
+        """Gives back what was set aside for a call that was not made, and closes the budget of what has ended."""
+        if isinstance(event, ToolOutcome):
+            operation = event.action.operation_id
+            if operation is not None and event.action.point is Point.PRE_TOOL_CALL:
+                if event.status in NOT_MADE:
+                    self._ledger.release(operation)
+                else:
+                    self._ledger.settle(
+                        count_key(event.action, self.per), operation, None, now_of(self.name, self._clock)
+                    )
+            return
+        if isinstance(event, ModelCallFailed):
+            # What may have run may be charged: it stays set aside, which is as good as spent.
+            if event.refused and event.action.operation_id is not None:
+                self._ledger.release(event.action.operation_id)
+            return
+        found = decided(event)
+        if found is None:
+            return
+        action, decision = found
+        # Only what this very judgement set aside: an operation id that is used twice must not free the call before.
+        reserved = self._judgements.end(action) is _RESERVED
+        if action.point in (Point.PRE_MODEL_CALL, Point.PRE_TOOL_CALL):
+            if reserved and decision.blocks and action.operation_id is not None:
+                self._ledger.release(action.operation_id)
+        elif action.point is Point.AGENT_SHUTDOWN and self.per in ("rollout", "attempt"):
+            self._ledger.ended(count_key(action, self.per))
+
+    def release(self, operation_id: str) -> None:
+        """Gives back what was set aside for a call that, as the caller knows, was never made and never charged."""
+        self._ledger.release(operation_id)
+
+    def continue_from(self, previous: object) -> None:
+        """Goes on with the budgets of ``previous``, the policy that this one replaces. Another file keeps its own.
+
+        Raises `PolicyError` when what was spent cannot be taken over.
+        """
+        if not isinstance(previous, CostControlPolicy) or previous.per != self.per:
+            raise PolicyError(
+                f"{self.name}: what was spent was not counted per {self.per}",
+                hint="give the rule another name to begin anew",
+            )
+        if not isinstance(previous._ledger, MemoryLedger):
+            return
+        if not isinstance(self._ledger, MemoryLedger):
+            raise PolicyError(
+                f"{self.name}: what was spent is in memory, not in the ledger", hint="restart the program to begin anew"
+            )
+        self._ledger, self._judgements = previous._ledger, previous._judgements
+        self._clock = previous._clock
+
+    # ------------------------------------------------------------------ for people
+
+    def spent(self, scope_id: str | None = None) -> Spent:
+        """What the budget of the rollout (or session, or agent) ``scope_id`` has spent, or all of them together.
+
+        The budget of actions without an id is called ``""``; that of an attempt ``ROLLOUT/1``. All figures are of one
+        moment. Callable from any thread. Raises `PolicyError` when the ledger file cannot be read.
+        """
+        return _spent(self._ledger.balance(scope_id, now_of(self.name, self._clock)))
+
+    def reset(self, scope_id: str | None = None) -> None:
+        """Starts the budget of ``scope_id``, or every one, anew. Callable from any thread.
+
+        What calls under way use is spent from the new budget when they say so.
+        """
+        self._ledger.reset(scope_id)
+
+
+def _limits(name: str, cost: object, tokens: object, calls: object, seconds: object) -> Limits:
+    if cost is None and tokens is None and calls is None and seconds is None:
+        raise PolicyError(f"{name}: there is no limit", hint="give max_cost_usd, max_tokens, max_calls or max_seconds")
+    return Limits(
+        None if cost is None else int(positive_number(name, "max_cost_usd", cost) * NANO),
+        None if tokens is None else positive_integer(name, "max_tokens", tokens),
+        None if calls is None else positive_integer(name, "max_calls", calls),
+        None if seconds is None else positive_number(name, "max_seconds", seconds),
+    )
+
+
+def _ledger(name: str, path: object, max_budgets: int) -> Ledger:
+    if path is None or rehearsing():
+        return MemoryLedger(max_budgets)
+    if not isinstance(path, str | os.PathLike) or not os.fspath(path):
+        raise PolicyError(f"{name}: ledger is {path!r}", hint="give the path of a file")
+    from lgov_core.policies.budgets.ledger_file import FileLedger
+
+    return FileLedger(path, name)
+
+
+def _figures(total: float, limit: float, asked: float, unit: str) -> str:
+    def said(amount: float) -> str:
+        return f"{amount:,}" if isinstance(amount, int) else f"{amount:.6f}".rstrip("0").rstrip(".")
+
+    left = said(max(limit - total, 0))
+    return f"{said(total)} of {said(limit)} {unit} are spent or set aside, {left} left; this may take {said(asked)}"
+
+
+def _spent(balance: Balance) -> Spent:
+    return Spent(
+        balance.spent.nano_usd / NANO,
+        balance.spent.tokens,
+        balance.spent.calls,
+        balance.reserved.nano_usd / NANO,
+        balance.reserved.tokens,
+        balance.reserved.calls,
+        balance.elapsed_s,
+    )

@@ -1,0 +1,200 @@
+"""LoopPolicy: notices an agent that goes round in circles."""
+
+from __future__ import annotations
+
+import hashlib
+from collections import OrderedDict
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from fnmatch import fnmatchcase
+from typing import Any, ClassVar, Final
+
+from lgov_core.errors import PolicyError
+from lgov_core.policies.approvals.canonical import NotCanonical, fingerprint
+from lgov_core.policies.base import BoundedPolicy
+from lgov_core.policies.budgets.bookkeeping import COMMON, Judgements, SharedState, count_key, decided
+from lgov_core.policies.options import positive_integer, string_tuple
+from lgov_core.types import Action, Decision, Point, Severity
+
+#: The longest cycle that is looked for, in calls.
+LONGEST_CYCLE: Final = 8
+#: Rollouts whose calls are remembered at once; the one that has been quiet for longest is forgotten first.
+MAX_ROLLOUTS: Final = 10_000
+
+
+class LoopPolicy(BoundedPolicy):
+    """Denies a tool call that the agent keeps repeating.
+
+    The same call is the same tool with the same arguments. It may be made ``max_repeats`` times in a row, and so may a
+    cycle of up to eight calls (A, B, A, B, ...): the call that would begin it once more is denied, and so are those that
+    would go on with it, until the agent does something else. With ``window`` the same
+    call may also be made only ``max_repeats`` times among the last ``window`` calls, whatever stands between them. Tools
+    that fit a glob in ``ignore`` are neither counted nor denied. With ``abort_after`` the run is ended by so many such
+    denials in a rollout.
+
+    Counted for each attempt at a rollout; without one, for each session, agent, or all together. A call that another
+    policy denies counts too. Remembers the calls of the ten thousand rollouts that were active last.
+
+    A limit is no permission: where nothing is repeated the policy has no opinion. May be called from several threads at
+    once. Raises `PolicyError` when made with something that has no meaning.
+    """
+
+    default_points: ClassVar[tuple[Point, ...]] = (Point.PRE_TOOL_CALL,)
+
+    def __init__(
+        self,
+        max_repeats: int = 3,
+        *,
+        window: int | None = None,
+        ignore: Sequence[str] = (),
+        abort_after: int | None = None,
+        name: str = "LoopPolicy",
+    ) -> None:
+        self.name = name
+        self.max_repeats = positive_integer(name, "max_repeats", max_repeats)
+        self.window = None if window is None else positive_integer(name, "window", window)
+        self.ignore = string_tuple(name, "ignore", ignore)
+        self.abort_after = None if abort_after is None else positive_integer(name, "abort_after", abort_after)
+        self._kept = max(self.window or 0, LONGEST_CYCLE * self.max_repeats)
+        self._histories = _Histories()
+        self._judgements = Judgements()
+
+    def judge(self, action: Action) -> Decision | None:
+        """A deny that tells the agent that it repeats itself, or None."""
+        if action.point is not Point.PRE_TOOL_CALL or any(fnmatchcase(action.name, glob) for glob in self.ignore):
+            return None
+        call, again = _call(action), not self._judgements.begin(action)
+        with self._histories.of(_whose(action)) as history:
+            if again:
+                history.take_back(action.operation_id)
+            cycle = self._cycle(history.tried(), history.made(), call)
+            history.add(action.operation_id, call, self._kept, made=cycle is None)
+            if cycle is None:
+                return None
+            history.denied += 1
+            denied = history.denied
+        if cycle == 0:
+            said = f"was made {self.max_repeats} times in the last {self.window} calls"
+        elif cycle == 1:
+            said = f"was made {self.max_repeats} times in a row"
+        else:
+            said = f"goes round in a cycle of {cycle} calls, {self.max_repeats} times already"
+        reason = f"You are repeating yourself: this call of {action.name[:80]} {said}. Do something else, or answer."
+        decision = self.deny("loop", reason, Severity.MEDIUM)
+        ends = self.abort_after is not None and denied >= self.abort_after
+        return replace(decision, rule="loop-abort", abort=True, severity=Severity.HIGH) if ends else decision
+
+    def _cycle(self, tried: list[str], made: list[str], call: str) -> int | None:
+        """The length of the cycle that ``call`` would begin once more; 0 for too often in the window; None for none."""
+        for length in range(1, LONGEST_CYCLE + 1):
+            needed = length * self.max_repeats
+            if len(tried) < needed:
+                break
+            tail = [*tried[-needed:], call]
+            if all(tail[at] == tail[at + length] for at in range(needed + 1 - length)):
+                return length
+        if (
+            self.window is not None
+            and made[len(made) - min(self.window - 1, len(made)) :].count(call) >= self.max_repeats
+        ):
+            return 0
+        return None
+
+    def observe(self, event: Any) -> None:
+        """Hears that a judgement is over, and that a rollout is."""
+        found = decided(event)
+        if found is not None:
+            self._judgements.end(found[0])
+            if found[0].point is Point.AGENT_SHUTDOWN:
+                self._histories.drop(_whose(found[0]))
+
+    def continue_from(self, previous: object) -> None:
+        """Goes on with what ``previous``, the policy that this one replaces, remembers. Raises `PolicyError` for another."""
+        if not isinstance(previous, LoopPolicy):
+            raise PolicyError(f"{self.name}: what came before remembers no calls", hint="give the rule another name")
+        self._histories, self._judgements = previous._histories, previous._judgements
+
+    def reset(self) -> None:
+        """Forgets every call."""
+        self._histories.clear()
+
+
+class _History:
+    """The last calls of one rollout, oldest first, each with its operation id.
+
+    Those that were denied here were tried all the same: a cycle goes on until the agent does something else.
+    """
+
+    def __init__(self) -> None:
+        self._tried: list[tuple[str | None, str]] = []
+        self._made: list[tuple[str | None, str]] = []
+        self.denied = 0
+
+    def tried(self) -> list[str]:
+        return [call for _, call in self._tried]
+
+    def made(self) -> list[str]:
+        return [call for _, call in self._made]
+
+    def add(self, operation: str | None, call: str, kept: int, *, made: bool) -> None:
+        for calls in (self._tried, self._made) if made else (self._tried,):
+            calls.append((operation, call))
+            del calls[:-kept]
+
+    def take_back(self, operation: str | None) -> None:
+        """Forgets what this operation was counted as: it is being judged again, perhaps in another form."""
+        for calls in (self._tried, self._made):
+            places = [at for at, (made_by, _) in enumerate(calls) if made_by == operation]
+            if places:
+                del calls[places[-1]]
+
+
+class _Histories(SharedState):
+    """The histories of the rollouts that were active last."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._by_key: OrderedDict[str, _History] = OrderedDict()
+
+    @contextmanager
+    def of(self, key: str) -> Generator[_History]:
+        """The history of one rollout, for as long as the block lasts nobody else's."""
+        with self._lock:
+            history = self._by_key.get(key)
+            if history is None:
+                history = self._by_key[key] = _History()
+                if len(self._by_key) > MAX_ROLLOUTS:
+                    self._by_key.popitem(last=False)
+            self._by_key.move_to_end(key)
+            yield history
+
+    def drop(self, key: str) -> None:
+        with self._lock:
+            self._by_key.pop(key, None)
+
+    def clear(self) -> None:
+        with self._lock:
+            self._by_key.clear()
+
+
+def _whose(action: Action) -> str:
+    for per in ("attempt", "session", "agent"):
+        if key := count_key(action, per):
+            return f"{per} {key}"
+    return COMMON
+
+
+def _call(action: Action) -> str:
+    try:
+        return fingerprint([action.kind, action.name, action.arguments])
+    except NotCanonical:
+        # Objects are told apart by their repr: two that look the same are the same call.
+        return f"{action.kind} {action.name[:200]} {_shown(action.arguments)}"
+
+
+def _shown(value: Any) -> str:
+    try:
+        return hashlib.sha256(repr(value).encode("utf-8", "replace")).hexdigest()
+    except Exception as error:  # noqa: BLE001 - a repr may raise anything; all that do are the same call then
+        return type(error).__name__

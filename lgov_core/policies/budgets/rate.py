@@ -1,0 +1,141 @@
+"""RateLimitPolicy: how often something may be done."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from typing import Any, ClassVar, Final, Literal
+
+from lgov_core.errors import PolicyError
+from lgov_core.policies.base import BoundedPolicy
+from lgov_core.policies.budgets.bookkeeping import (
+    COMMON,
+    Judgements,
+    SharedState,
+    checked_per,
+    count_key,
+    decided,
+    now_of,
+)
+from lgov_core.policies.options import positive_integer, positive_number
+from lgov_core.types import Action, Decision, Point, Severity
+
+Per = Literal["agent", "session", "rollout", "global", "tool"]
+PER: Final = ("agent", "session", "rollout", "global", "tool")
+#: Points at which something is about to begin. Elsewhere there is nothing left to hold back.
+COUNTED: Final = frozenset({Point.AGENT_STARTUP, Point.INPUT, Point.PRE_MODEL_CALL, Point.PRE_TOOL_CALL})
+
+
+class RateLimitPolicy(BoundedPolicy):
+    """Lets ``max_calls`` calls through every ``per_seconds`` seconds.
+
+    A token bucket: it holds ``burst`` calls (``max_calls`` unless given) and fills up evenly. There is one for each agent,
+    session, rollout or tool (``per``), or one for all (``global``), and for each point: tool calls and model calls do not
+    use up each other's. Actions without the id in question share one. What is denied here uses nothing up; what another
+    policy denies does, since it was tried. Points at which nothing begins are passed over.
+
+    ``clock`` gives seconds and never goes back. A bucket that is full is forgotten, so memory is bounded by the calls of
+    one period; beyond ``max_buckets`` at once new ones are denied.
+
+    A limit is no permission: within it the policy has no opinion. May be called from several threads at once. Raises
+    `PolicyError` when made with something that has no meaning.
+    """
+
+    default_points: ClassVar[tuple[Point, ...]] = (Point.PRE_TOOL_CALL,)
+
+    def __init__(
+        self,
+        max_calls: int,
+        per_seconds: float,
+        *,
+        per: Per = "agent",
+        burst: int | None = None,
+        max_buckets: int = 100_000,
+        clock: Callable[[], float] = time.monotonic,
+        name: str = "RateLimitPolicy",
+    ) -> None:
+        self.name = name
+        self.max_calls = positive_integer(name, "max_calls", max_calls)
+        self.per_seconds = positive_number(name, "per_seconds", per_seconds)
+        self.per = checked_per(name, per, PER)
+        self.burst = self.max_calls if burst is None else positive_integer(name, "burst", burst)
+        self.max_buckets = positive_integer(name, "max_buckets", max_buckets)
+        if not callable(clock):
+            raise PolicyError(f"{name}: clock is {clock!r}", hint="give a function that returns seconds")
+        self._clock = clock
+        self._buckets = _Buckets()
+        self._judgements = Judgements()
+
+    def judge(self, action: Action) -> Decision | None:
+        """A deny that says when to try again, or None."""
+        if action.point not in COUNTED or self._judgements.note(action) == "counted":
+            return None
+        key = (action.point.value, count_key(action, self.per))
+        interval_s = self.per_seconds / self.max_calls
+        wait = self._buckets.take(key, now_of(self.name, self._clock), interval_s, self.burst, self.max_buckets)
+        if wait is None:
+            self._judgements.remember(action, "counted")
+            return None
+        if math.isinf(wait):
+            return self.deny("rate-buckets", "Too many are limited at once, so no more can be; raise max_buckets")
+        whose = f"one {self.per}" if key[1] != COMMON else "all together"
+        reason = f"At most {self.max_calls} in {self.per_seconds:g} s for {whose}. Try again in {_rounded_up(wait)} s."
+        return self.deny("rate-limit", reason, Severity.MEDIUM)
+
+    def observe(self, event: Any) -> None:
+        """Hears that a judgement is over."""
+        found = decided(event)
+        if found is not None:
+            self._judgements.end(found[0])
+
+    def continue_from(self, previous: object) -> None:
+        """Goes on with the buckets of ``previous``, the policy that this one replaces.
+
+        Raises `PolicyError` when it counted something else.
+        """
+        if not isinstance(previous, RateLimitPolicy) or previous.per != self.per:
+            raise PolicyError(
+                f"{self.name}: calls were not counted per {self.per}", hint="give the rule another name to begin anew"
+            )
+        self._buckets, self._judgements = previous._buckets, previous._judgements
+        self._clock = previous._clock
+
+    def reset(self) -> None:
+        """Fills every bucket."""
+        self._buckets.clear()
+
+
+class _Buckets(SharedState):
+    """Token buckets by key. A bucket is kept as the moment at which it will be full."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._full_at: dict[tuple[str, str], float] = {}
+
+    def take(self, key: tuple[str, str], now: float, interval_s: float, burst: int, most: int) -> float | None:
+        """Takes one call out; or says after how many seconds there will be one (infinite: no room for the bucket)."""
+        with self._lock:
+            full_at = max(self._full_at.get(key, now), now)
+            wait = full_at + interval_s - now - interval_s * burst
+            # A hair more than exact, so that sums of many small intervals do not lose a call.
+            if wait > interval_s * 1e-6:
+                return wait
+            if key not in self._full_at and len(self._full_at) >= most and not self._forget_full(now):
+                return math.inf
+            self._full_at[key] = full_at + interval_s
+            return None
+
+    def _forget_full(self, now: float) -> bool:
+        full = [key for key, full_at in self._full_at.items() if full_at <= now]
+        for key in full:
+            del self._full_at[key]
+        return bool(full)
+
+    def clear(self) -> None:
+        with self._lock:
+            self._full_at.clear()
+
+
+def _rounded_up(seconds: float) -> str:
+    return f"{math.ceil(seconds * 10) / 10:g}"

@@ -1,0 +1,1 @@
+"""Rule conditions (``when:``): matchers, CEL, and the fields they may read."""

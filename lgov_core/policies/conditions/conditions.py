@@ -1,0 +1,189 @@
+"""Conditions: what a rule's ``when`` says, in typed matchers that are checked when they are made.
+
+::
+
+    when:
+      all:
+        - {field: arguments.currency, in: [EUR, CHF]}
+        - {field: arguments.amount, gt: 100}
+        - not: {field: agent, glob: "clerk-*"}
+
+A condition is true or false. A field that is missing, or holds something of another type than the one it is compared
+with, makes it neither: that is a `ConditionError`, which denies. ``all`` stops at its first false, ``any`` at its first
+true, so that ``{field: arguments.amount, exists: true}`` can guard what follows it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final, TypeAlias
+
+from lgov_core._util.suggestions import suggest_name
+from lgov_core.errors import PolicyError
+from lgov_core.policies.conditions.fields import Field, field_of
+from lgov_core.policies.conditions.matchers import OPERATORS, ConditionError, Reading
+from lgov_core.types import Action
+
+__all__ = ["MAX_CONDITION_DEPTH", "Condition", "ConditionError", "condition_of"]
+
+#: Conditions may be nested so deeply.
+MAX_CONDITION_DEPTH: Final = 16
+
+_Test: TypeAlias = Callable[[Action], bool]
+_Place: TypeAlias = tuple[str | int, ...]
+_COMBINERS = ("all", "any", "not")
+#: What other languages call the comparisons; the nearest name would often be another one.
+_OTHER_NAMES: Final[Mapping[str, str]] = {
+    **dict.fromkeys(("equals", "equal", "is", "=", "=="), "did you mean eq?"),
+    **dict.fromkeys(("neq", "not_eq", "not_equals", "!=", "<>"), "did you mean ne?"),
+    **dict.fromkeys(("gte", ">="), "did you mean ge?"),
+    **dict.fromkeys(("lte", "<="), "did you mean le?"),
+    **dict.fromkeys((">", "greater_than", "above"), "did you mean gt?"),
+    **dict.fromkeys(("<", "less_than", "below"), "did you mean lt?"),
+    **dict.fromkeys(("notin", "nin", "not in"), "did you mean not_in?"),
+    **dict.fromkeys(("and", "all_of"), "did you mean all?"),
+    **dict.fromkeys(("or", "any_of"), "did you mean any?"),
+    **dict.fromkeys(("regex", "regexp", "matches", "pattern"), "write glob, or CEL with matches()"),
+}
+
+
+class Condition:
+    """A question about an action whose answer is yes or no.
+
+    ``source`` is what it was made from: a mapping, or CEL as text. Immutable; may be asked from several threads at once.
+    """
+
+    __slots__ = ("_test", "source")
+
+    def __init__(self, source: Mapping[str, Any] | str, test: Callable[[Action], object]) -> None:
+        self.source = source
+        self._test = test
+
+    def holds(self, action: Action) -> bool:
+        """Whether it is true of ``action``. Raises `ConditionError` when that cannot be told: treat it as a deny."""
+        answer = self._test(action)
+        if answer is True:
+            return True
+        if answer is False:
+            return False
+        raise ConditionError(f"it is {type(answer).__name__}, neither true nor false")
+
+
+class ConditionProblem(PolicyError):
+    """A condition has no meaning. ``place`` leads from the condition to what is wrong in it."""
+
+    def __init__(self, place: _Place, message: str, *, hint: str | None = None) -> None:
+        super().__init__(message, hint=hint)
+        self.place = place
+
+
+def condition_of(source: object, *, rule: str = "") -> Condition:
+    """The condition that ``source`` says: a mapping of matchers, CEL as text, or a `Condition` itself.
+
+    CEL needs the extra ``cel``. Raises `PolicyError` when it is not understood; its message names ``rule``.
+    """
+    if isinstance(source, Condition):
+        return source
+    try:
+        return compiled(source)
+    except ConditionProblem as problem:
+        where = ".".join(("when", *map(str, problem.place)))
+        of = f"rule {rule}: " if rule else ""
+        raise PolicyError(f"{of}{where}: {problem.message}", hint=problem.hint) from problem
+
+
+def compiled(source: object) -> Condition:
+    """As `condition_of`, for a mapping or CEL. Raises `ConditionProblem`, which says where in ``source``."""
+    if isinstance(source, str):
+        from lgov_core.policies.conditions.cel import compile_cel
+
+        try:
+            return Condition(source, compile_cel(source))
+        except PolicyError as error:
+            raise ConditionProblem((), error.message, hint=error.hint) from error
+    return Condition(_plain_mapping(source), _test_of(source, ()))
+
+
+def _plain_mapping(source: object) -> Mapping[str, Any]:
+    if not isinstance(source, Mapping):
+        raise ConditionProblem(
+            (),
+            f"when is {type(source).__name__}, neither a mapping nor text",
+            hint="write when: {field: arguments.NAME, eq: VALUE}, or CEL in quotes",
+        )
+    return source
+
+
+def _test_of(node: object, place: _Place) -> _Test:
+    if len(place) > 2 * MAX_CONDITION_DEPTH:
+        raise ConditionProblem(place, "the condition is nested too deeply", hint="say it with fewer levels")
+    if not isinstance(node, Mapping) or not node:
+        raise ConditionProblem(
+            place, f"{node!r} is no condition", hint="write all, any, not, or field with a comparison"
+        )
+    combiners = [key for key in _COMBINERS if key in node]
+    if not combiners:
+        return _comparison(node, place)
+    if len(node) != 1:
+        others = ", ".join(str(key) for key in node if key != combiners[0])
+        raise ConditionProblem(
+            (*place, combiners[0]),
+            f"{combiners[0]} stands beside {others}",
+            hint="put them into one list under all: or any:",
+        )
+    (combiner,) = combiners
+    inner = node[combiner]
+    below = (*place, combiner)
+    if combiner == "not":
+        negated = _test_of(inner, below)
+        return lambda action: not negated(action)
+    if not isinstance(inner, list | tuple) or not inner:
+        raise ConditionProblem(below, f"{combiner} must be a list of conditions", hint=f"write {combiner}: [...]")
+    tests = tuple(_test_of(part, (*below, index)) for index, part in enumerate(inner))
+    if combiner == "all":
+        return lambda action: all(test(action) for test in tests)
+    return lambda action: any(test(action) for test in tests)
+
+
+def _comparison(node: Mapping[Any, Any], place: _Place) -> _Test:
+    known = (*OPERATORS, "field")
+    for key in node:
+        if key not in known:
+            what = "comparison" if "field" in node else "key"
+            hint = _OTHER_NAMES.get(str(key).lower()) or suggest_name(str(key).lower(), (*known, *_COMBINERS))
+            raise ConditionProblem((*place, key), f"there is no {what} {key!r}", hint=hint)
+    if "field" not in node:
+        raise ConditionProblem(place, "a comparison does not say of which field", hint="write field: arguments.NAME")
+    try:
+        field = field_of(node["field"])
+    except PolicyError as error:
+        raise ConditionProblem((*place, "field"), error.message, hint=error.hint) from error
+    operators = [key for key in node if key != "field"]
+    if not operators:
+        raise ConditionProblem(
+            place, f"{field.name} is compared with nothing", hint=f"write one of: {', '.join(OPERATORS)}"
+        )
+    readings = tuple(_reading(field, operator, node[operator], (*place, operator)) for operator in operators)
+    if len(readings) == 1:
+        return _one(field, readings[0])
+    return _each(field, readings)
+
+
+def _reading(field: Field, operator: str, expected: object, place: _Place) -> Reading:
+    try:
+        return OPERATORS[operator](field, expected)
+    except PolicyError as error:
+        raise ConditionProblem(place, error.message, hint=error.hint) from error
+
+
+def _one(field: Field, reading: Reading) -> _Test:
+    read = field.read
+    return lambda action: reading(read(action))
+
+
+def _each(field: Field, readings: Sequence[Reading]) -> _Test:
+    def test(action: Action) -> bool:
+        value = field.read(action)
+        return all(reading(value) for reading in readings)
+
+    return test

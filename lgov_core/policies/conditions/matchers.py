@@ -1,0 +1,254 @@
+"""The comparisons of a condition, each typed: what cannot be compared is an error, never false."""
+
+from __future__ import annotations
+
+import operator
+import re
+from collections.abc import Callable, Mapping, Sequence
+from fnmatch import translate
+from typing import Any, Final, TypeAlias
+
+from lgov_core.errors import PolicyError
+from lgov_core.policies.conditions.fields import MISSING, Field
+
+
+class ConditionError(Exception):
+    """Whether a condition holds cannot be told. Whoever catches it must treat the act as denied.
+
+    ``not_the_agents`` says that what is missing or wrong is none of the agent's doing.
+    """
+
+    def __init__(self, message: str, *, not_the_agents: bool = False) -> None:
+        super().__init__(message)
+        self.not_the_agents = not_the_agents
+
+
+#: Says whether a value that was read compares as it should. Raises `ConditionError`.
+Reading: TypeAlias = Callable[[Any], bool]
+
+#: Tests longer than this are not compared with globs.
+MAX_GLOBBED = 100_000
+
+
+def type_of(value: object) -> str:
+    """The type of a value as conditions name it; Python's own name for what is none of theirs."""
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return "boolean"
+    if isinstance(value, int):
+        return "integer"
+    if isinstance(value, float):
+        return "number" if value == value else "NaN"
+    if isinstance(value, str):
+        return "text"
+    if isinstance(value, Mapping):
+        return "mapping"
+    if isinstance(value, Sequence) and not isinstance(value, bytes | bytearray):
+        return "list"
+    return type(value).__name__
+
+
+#: Which types of a value ``type: NAME`` accepts.
+TYPES: Final[Mapping[str, frozenset[str]]] = {
+    "text": frozenset({"text"}),
+    "number": frozenset({"number", "integer"}),
+    "integer": frozenset({"integer"}),
+    "boolean": frozenset({"boolean"}),
+    "list": frozenset({"list"}),
+    "mapping": frozenset({"mapping"}),
+    "null": frozenset({"null"}),
+}
+
+
+def _family(value: object) -> str:
+    kind = type_of(value)
+    return "number" if kind == "integer" else kind
+
+
+def _error(field: Field, message: str) -> ConditionError:
+    return ConditionError(f"{field.name} {message}", not_the_agents=not field.the_agents)
+
+
+def _value(field: Field, value: Any, wanted: str) -> Any:
+    """``value``, which must be of the family ``wanted``. Raises `ConditionError`."""
+    if value is MISSING:
+        raise _error(field, f"is missing; it must be given as {wanted}")
+    kind = _family(value)
+    if kind != wanted:
+        raise _error(field, f"is {kind}, not {wanted}")
+    return value
+
+
+def _expects(field: Field, name: str, expected: object, families: tuple[str, ...]) -> str:
+    """The family of ``expected``, checked when the condition is made. Raises `PolicyError`."""
+    family = _family(expected)
+    if family not in families:
+        raise PolicyError(
+            f"{name} compares with {' or '.join(families)}, not with {expected!r}", hint="check the value"
+        )
+    if field.textual and family != "text":
+        raise PolicyError(f"{field.name} is text and cannot be compared with {expected!r}", hint="put it in quotes")
+    if field.values and expected not in field.values:
+        raise PolicyError(f"{field.name} is never {expected!r}", hint=f"write one of: {', '.join(field.values)}")
+    return family
+
+
+def same(one: Any, other: Any) -> bool:
+    """Whether two values are equal and of the same types throughout: 1 is 1.0, but neither true nor "1"."""
+    family = _family(one)
+    if family != _family(other):
+        return False
+    if family == "mapping":
+        return len(one) == len(other) and all(key in other and same(one[key], other[key]) for key in one)
+    if family == "list":
+        return len(one) == len(other) and all(map(same, one, other))
+    return bool(one == other)
+
+
+_ANY = ("text", "number", "boolean", "list", "mapping", "null")
+_ORDERED = ("text", "number")
+
+
+def _equal(name: str, negated: bool) -> Callable[[Field, object], Reading]:
+    def make(field: Field, expected: object) -> Reading:
+        wanted = _expects(field, name, expected, _ANY)
+        if wanted in ("list", "mapping"):
+            return lambda value: same(_value(field, value, wanted), expected) is not negated
+        return lambda value: (_value(field, value, wanted) == expected) is not negated
+
+    return make
+
+
+def _ordered(name: str, compare: Callable[[Any, Any], bool]) -> Callable[[Field, object], Reading]:
+    def make(field: Field, expected: object) -> Reading:
+        if field.values:
+            raise PolicyError(f"{field.name} has no order", hint="write eq or in")
+        wanted = _expects(field, name, expected, _ORDERED)
+        return lambda value: compare(_value(field, value, wanted), expected)
+
+    return make
+
+
+def _member(name: str, negated: bool) -> Callable[[Field, object], Reading]:
+    def make(field: Field, expected: object) -> Reading:
+        if not isinstance(expected, list | tuple) or not expected:
+            raise PolicyError(
+                f"{name} needs a list with something in it, not {expected!r}", hint=f"write {name}: [...]"
+            )
+        families = {_expects(field, name, item, ("text", "number", "boolean", "null")) for item in expected}
+        members = frozenset((_family(item), item) for item in expected)
+
+        def reading(value: Any) -> bool:
+            family = MISSING if value is MISSING else _family(value)
+            if family not in families:
+                _value(field, value, " or ".join(sorted(families)))
+            return ((family, value) in members) is not negated
+
+        return reading
+
+    return make
+
+
+def _textual(name: str, test: Callable[[str, str], bool]) -> Callable[[Field, object], Reading]:
+    def make(field: Field, expected: object) -> Reading:
+        if not isinstance(expected, str) or not expected:
+            raise PolicyError(f"{name} needs text, not {expected!r}", hint="put it in quotes")
+        return lambda value: test(_value(field, value, "text"), expected)
+
+    return make
+
+
+def _glob(field: Field, expected: object) -> Reading:
+    if not isinstance(expected, str) or not expected:
+        raise PolicyError(f"glob needs text, not {expected!r}", hint="put it in quotes")
+    match = re.compile(translate(expected)).match
+
+    def reading(value: Any) -> bool:
+        if len(_value(field, value, "text")) > MAX_GLOBBED:
+            raise _error(field, f"is longer than {MAX_GLOBBED} characters")
+        return match(value) is not None
+
+    return reading
+
+
+def _contains(field: Field, expected: object) -> Reading:
+    if not field.values:
+        _expects(field, "contains", expected, ("text", "number", "boolean", "null"))
+    if expected == "" or (field.textual and not isinstance(expected, str)):
+        raise PolicyError(f"contains needs text with something in it, not {expected!r}", hint="put it in quotes")
+
+    def reading(value: Any) -> bool:
+        family = MISSING if value is MISSING else _family(value)
+        if family == "list":
+            return any(same(item, expected) for item in value)
+        if family == "mapping":
+            return isinstance(expected, str) and expected in value
+        if family == "text" and isinstance(expected, str):
+            return expected in value
+        return bool(_value(field, value, "text, list or mapping"))
+
+    return reading
+
+
+def _exists(field: Field, expected: object) -> Reading:
+    if not isinstance(expected, bool):
+        raise PolicyError(f"exists is true or false, not {expected!r}", hint="write exists: true")
+    return lambda value: (value is not MISSING) is expected
+
+
+def _type(field: Field, expected: object) -> Reading:
+    if not isinstance(expected, str) or expected not in TYPES:
+        raise PolicyError(f"{expected!r} is no type", hint=f"write one of: {', '.join(TYPES)}")
+    accepted = TYPES[expected]
+
+    def reading(value: Any) -> bool:
+        if value is MISSING:
+            raise _error(field, "is missing")
+        return type_of(value) in accepted
+
+    return reading
+
+
+def _length(field: Field, expected: object) -> Reading:
+    length = Field(f"the length of {field.name}", field.read, False, field.the_agents)
+    tests = expected if isinstance(expected, Mapping) else {"eq": expected}
+    if not tests:
+        raise PolicyError("length is compared with nothing", hint="write length: {le: 100}")
+    readings: list[Reading] = []
+    for name, limit in tests.items():
+        if name not in ("eq", "ne", *_COMPARE):
+            raise PolicyError(f"length has no comparison {name!r}", hint=f"write one of: eq, ne, {', '.join(_COMPARE)}")
+        if not isinstance(limit, int) or isinstance(limit, bool) or limit < 0:
+            raise PolicyError(f"length is compared with {limit!r}", hint="write a whole number")
+        readings.append(OPERATORS[name](length, limit))
+
+    def reading(value: Any) -> bool:
+        if value is MISSING or _family(value) not in ("text", "list", "mapping"):
+            _value(field, value, "text, list or mapping")
+        return all(test(len(value)) for test in readings)
+
+    return reading
+
+
+_COMPARE: Final[Mapping[str, Callable[[Any, Any], bool]]] = {
+    "lt": operator.lt,
+    "le": operator.le,
+    "gt": operator.gt,
+    "ge": operator.ge,
+}
+#: Each makes the reading of one comparison from its field and what it is compared with. Raises `PolicyError`.
+OPERATORS: Final[Mapping[str, Callable[[Field, object], Reading]]] = {
+    "eq": _equal("eq", negated=False),
+    "ne": _equal("ne", negated=True),
+    "in": _member("in", negated=False),
+    "not_in": _member("not_in", negated=True),
+    **{name: _ordered(name, compare) for name, compare in _COMPARE.items()},
+    "glob": _glob,
+    "contains": _contains,
+    "starts_with": _textual("starts_with", str.startswith),
+    "ends_with": _textual("ends_with", str.endswith),
+    "exists": _exists,
+    "type": _type,
+    "length": _length,
+}

@@ -1,0 +1,1 @@
+"""The ``pii`` and ``secrets`` policies: patterns, checks, redaction."""

@@ -1,0 +1,238 @@
+"""ContentPolicy: looks at every string of an action, and denies it or takes out what it found."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from typing import Any, ClassVar, Final, Literal, get_args
+
+from lgov_core.errors import PolicyError
+from lgov_core.policies.base import BoundedPolicy
+from lgov_core.policies.content.findings import Finding, Pattern, PatternTable, look_through
+from lgov_core.policies.content.streaming_redactor import StreamingRedactor
+from lgov_core.policies.options import positive_integer, string_tuple
+from lgov_core.types import Action, Decision, Point, Severity
+
+ContentAction = Literal["deny", "redact"]
+
+#: Characters of one action, over all its strings. More is denied: what was not looked at is not let through.
+MAX_CHARACTERS: Final = 1_000_000
+#: How deep the arguments may be nested.
+MAX_DEPTH: Final = 64
+#: Keys without a finding that a policy remembers, and how long such a key may be.
+MAX_KEPT_KEYS: Final = 2_000
+MAX_KEPT_KEY: Final = 64
+_KEY_WORDS = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
+_PLAIN_KEY = re.compile(r"[A-Za-z_][A-Za-z0-9_-]{0,39}")
+
+
+class ContentPolicy(BoundedPolicy):
+    """Base of the policies that look at what is written in an action rather than at what it does.
+
+    Every string counts: the text, and the arguments at any depth with the keys of mappings, bytes, and whole numbers as
+    they are written. A string that stands under a key is read as the value given to it. ``kinds`` are the kinds that are
+    looked for; ``allow`` are globs (letter case does not matter) for values that may pass. With ``redact`` each value is
+    replaced by its kind in brackets and the rest keeps its shape; a number becomes a string then, and what cannot be
+    replaced (an object that is not JSON) is denied.
+
+    Time is linear in the action's characters; more than ``max_characters`` are denied. A reason names kinds and places,
+    never the value. May be called from several threads at once. Fails closed.
+    """
+
+    default_points: ClassVar[tuple[Point, ...]] = (
+        Point.INPUT,
+        Point.PRE_MODEL_CALL,
+        Point.POST_MODEL_CALL,
+        Point.PRE_TOOL_CALL,
+        Point.POST_TOOL_CALL,
+        Point.OUTPUT,
+    )
+    #: What begins the rule of a denial, and what such a thing is called in a reason.
+    slug: ClassVar[str] = "content"
+    noun: ClassVar[str] = "content"
+    severity: ClassVar[Severity] = Severity.HIGH
+
+    def __init__(
+        self,
+        *,
+        action: ContentAction,
+        kinds: Sequence[str] | None,
+        allow: Sequence[str],
+        max_characters: int,
+        name: str,
+    ) -> None:
+        if action not in get_args(ContentAction):
+            raise PolicyError(f"{name}: action is {action!r}", hint="write action: deny or action: redact")
+        known = self.known_kinds()
+        wanted = known if kinds is None else string_tuple(name, "kinds", kinds)
+        for kind in wanted:
+            if kind not in known:
+                raise PolicyError(
+                    f"{name}: kinds holds {kind!r}, which is unknown", hint=f"write one of: {', '.join(known)}"
+                )
+        if not wanted:
+            raise PolicyError(f"{name}: kinds is empty, so nothing would be looked for", hint="leave kinds out for all")
+        self.name = name
+        self.action: ContentAction = action
+        self.kinds = frozenset(wanted)
+        self.max_characters = positive_integer(name, "max_characters", max_characters)
+        self._allow = tuple(glob.casefold() for glob in string_tuple(name, "allow", allow))
+        self._table = PatternTable([pattern for pattern in self.patterns() if pattern.kind in self.kinds])
+        self._plain_keys: set[str] = set()
+
+    @classmethod
+    def patterns(cls) -> tuple[Pattern, ...]:
+        """The shapes of what is looked for; compiled when the first policy is made."""
+        raise NotImplementedError
+
+    @classmethod
+    def known_kinds(cls) -> tuple[str, ...]:
+        """The kinds there are, sorted."""
+        return tuple(sorted({pattern.kind for pattern in cls.patterns()}))
+
+    def judge(self, action: Action) -> Decision | None:
+        """The verdict on whatever the action's text and arguments hold."""
+        walk = _Walk(self, self.max_characters)
+        try:
+            arguments = walk.value(action.arguments, "", "arguments", 0)
+            text = walk.text(action.text, "", "text") if action.text is not None else None
+        except _Unlookable as error:
+            return self.deny(f"{self.slug}-unscanned", str(error), self.severity)
+        if not walk.found:
+            return self.allow()
+        what = "; ".join(f"{kind} in {place}" for kind, place in list(walk.found)[:5])
+        if self.action == "deny" or walk.fixed:
+            advice = "Leave it out" if self.action == "deny" else "It cannot be replaced there; leave it out"
+            kind = next(iter(walk.found))[0]
+            return self.deny(
+                f"{self.slug}-{kind.replace('_', '-')}", f"There is {self.noun} in it: {what}. {advice}.", self.severity
+            )
+        return self.transform(
+            f"{self.slug}-redacted",
+            f"Replaced {self.noun}: {what}.",
+            arguments=arguments if arguments is not action.arguments else None,
+            text=text if text != action.text else None,
+        )
+
+    def find(self, text: str, start: int = 0) -> list[Finding]:
+        """What is found in ``text`` from ``start`` on, in order and without overlaps; the text before it is context."""
+        found = look_through(text, self._table.find, start)
+        return [f for f in found if not self.is_allowed(text[f.start : f.end])] if self._allow else found
+
+    def is_plain_key(self, key: str) -> bool:
+        """Whether ``key`` holds nothing; the keys of arguments are few and come again, so those are remembered."""
+        if key in self._plain_keys:
+            return True
+        if len(key) > MAX_KEPT_KEY or self.find(key):
+            return False
+        if len(self._plain_keys) >= MAX_KEPT_KEYS:
+            self._plain_keys = set()
+        self._plain_keys.add(key)
+        return True
+
+    def stream(self) -> StreamingRedactor:
+        """Applies this policy to a text that arrives in pieces."""
+        return StreamingRedactor(self)
+
+    def replacement(self, kind: str) -> str:
+        """What stands in place of a value of ``kind``."""
+        return f"[{kind.upper()}]"
+
+    def is_allowed(self, value: str) -> bool:
+        """Whether ``value`` is one of those that may pass."""
+        folded = value.casefold()
+        return any(fnmatchcase(folded, glob) for glob in self._allow)
+
+
+class _Unlookable(Exception):
+    """An action that is too large or too deep to be looked at."""
+
+
+@dataclass(slots=True)
+class _Walk:
+    """One way through the strings of an action. ``found`` keeps (kind, place) in the order of finding."""
+
+    policy: ContentPolicy
+    left: int
+    found: dict[tuple[str, str], None] = field(default_factory=dict)
+    fixed: bool = False
+
+    def value(self, value: Any, key: str, place: str, depth: int) -> Any:
+        """``value`` as it is after redaction: the same object when nothing was found in it."""
+        if depth > MAX_DEPTH:
+            raise _Unlookable(f"The arguments are nested deeper than {MAX_DEPTH} levels, so they were not looked at.")
+        if isinstance(value, str):
+            return self.text(value, key, place)
+        if value is None or isinstance(value, bool):
+            return value
+        if isinstance(value, int | float):
+            return self.number(value, key, place)
+        if isinstance(value, Mapping):
+            return self.mapping(value, place, depth)
+        if isinstance(value, list | tuple):
+            items = [self.value(item, key, place, depth + 1) for item in value]
+            return items if any(new is not old for new, old in zip(items, value, strict=True)) else value
+        return self.other(value, key, place)
+
+    def mapping(self, mapping: Mapping[Any, Any], place: str, depth: int) -> Any:
+        changed: dict[Any, Any] = {}
+        same = True
+        for key, item in mapping.items():
+            if not isinstance(key, str):
+                new_key = self.other(key, "", place)
+            elif self.policy.is_plain_key(key):
+                new_key, self.left = key, self.left - len(key)
+            else:
+                new_key = self.text(key, "", f"a key of {place}")
+            named = new_key is key and isinstance(key, str) and _PLAIN_KEY.fullmatch(key) is not None
+            new_item = self.value(
+                item, key if isinstance(key, str) else "", f"{place}.{key}" if named else place, depth + 1
+            )
+            while new_key in changed:  # two keys that held a value each, now called the same
+                new_key = f"{new_key}_"
+            changed[new_key] = new_item
+            same = same and new_key is key and new_item is item
+        return mapping if same else changed
+
+    def text(self, text: str, key: str, place: str) -> str:
+        self.left -= len(text)
+        if self.left < 0:
+            raise _Unlookable(f"It is longer than {self.policy.max_characters} characters, so it was not looked at.")
+        before = f'"{_KEY_WORDS.sub("_", key[:60])}": "' if key else ""
+        findings = self.policy.find(f'{before}{text}"', len(before)) if before else self.policy.find(text)
+        if not findings:
+            return text
+        parts: list[str] = []
+        last = 0
+        for finding in findings:
+            start, end = max(finding.start - len(before), last), min(finding.end - len(before), len(text))
+            self.found[finding.kind, place] = None
+            parts += [text[last:start], self.policy.replacement(finding.kind)]
+            last = end
+        return "".join([*parts, text[last:]])
+
+    def number(self, number: float, key: str, place: str) -> Any:
+        if isinstance(number, float):
+            if not number.is_integer() or abs(number) > 1e19:
+                return number
+            written = str(int(number))
+        elif abs(number) >= 10**40:  # longer than any number that means somebody; and slow to write out
+            return number
+        else:
+            written = str(number)
+        redacted = self.text(written, key, place)
+        return number if redacted == written else redacted
+
+    def other(self, value: Any, key: str, place: str) -> Any:
+        """What is not JSON is looked at as it would be printed, and cannot be replaced."""
+        if isinstance(value, bytes | bytearray | memoryview):
+            written = bytes(value).decode("utf-8", "replace")
+        elif isinstance(value, set | frozenset):
+            written = "\n".join(str(item) for item in value)
+        else:
+            written = str(value)
+        if self.text(written, key, place) != written:
+            self.fixed = True
+        return value

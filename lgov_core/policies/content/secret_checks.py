@@ -1,0 +1,193 @@
+"""Whether what looks like a secret is one: placeholders, entropy, checksums."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import math
+import re
+from collections import Counter
+
+from lgov_core.policies.content.check_digits import base58_checked
+from lgov_core.policies.content.findings import Check, left_of
+
+_PLACEHOLDER_WORD = re.compile(
+    r"example|placeholder|redacted|changeme|change[_-]me|replace|insert|dummy|your|my[_-]|xxxx|\*\*\*|\.\.\.|<|>|todo"
+    r"|not[_-]?set|undefined|fake|sample",
+    re.IGNORECASE,
+)
+#: Within a key of a known format only what nobody would generate counts: AWS's own example key ends in EXAMPLE.
+_PLACEHOLDER_IN_KEY = re.compile(
+    r"example|placeholder|redacted|changeme|your|replace|insert|dummy|xxxx|X{6}|EXAMPLE|0{12}|1234567890abcdef1234"
+)
+_REFERENCE = re.compile(
+    r"[$%@{(\[<]|(?:os|process|config|settings|self|env|environ|secrets|vault|args|request|ctx|context|app|vars?|data)\b[.\[(]"
+    r"|[A-Za-z_]+(?:\.[A-Za-z_]+)+\(?|[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)+[(\[]|[A-Za-z_][A-Za-z0-9_]*[(\[]"
+)
+#: A tag of YAML: the value stands elsewhere (``!vault |``, ``!Ref DbPassword``).
+_TAG = re.compile(r"![A-Za-z]{2,24}")
+#: The next field of a form or a query.
+_NEXT_FIELD = re.compile(r"&(?:amp;)?[A-Za-z][\w.-]*=")
+_DIGIT = re.compile(r"\d")
+_LETTER = re.compile(r"[^\W\d_]")
+_FILE = re.compile(r"\.(?:pem|key|crt|cer|p12|json|ya?ml|toml|txt|env|pub|py|js|ts)$", re.IGNORECASE)
+_NEXT_NAME = re.compile(r"(?:[A-Z][A-Z0-9_]*|[a-z][a-z0-9_.-]*)[ \t]?(?:=(?!=)|:(?:\s|\Z))")
+_NO_VALUE_WORDS = (
+    "string str text none null nil true false required optional invalid incorrect wrong expired missing hidden masked"
+    " password passwd pwd passphrase secret token apikey key value default empty encrypted hashed input field bytes"
+    " credential credentials reset forgotten protected policy manager prompt login username user admin visible"
+)
+_NO_VALUE = frozenset(_NO_VALUE_WORDS.split())
+#: A key of a kind that machines make has at least so many bits a character; English words have about 2.5 to 3.
+MIN_BITS = 3.0
+MIN_KEY = 12
+MIN_PASSWORD = 6
+
+
+def entropy(text: str) -> float:
+    """Shannon entropy in bits a character."""
+    return -sum(n / len(text) * math.log2(n / len(text)) for n in Counter(text).values()) if text else 0.0
+
+
+def is_placeholder(value: str) -> bool:
+    """Whether ``value`` stands for a secret that is not there."""
+    return (
+        len(set(value.lower())) <= 2
+        or _REFERENCE.match(value) is not None
+        or _TAG.fullmatch(value) is not None
+        or _PLACEHOLDER_WORD.search(value) is not None
+        or value.lower().strip("_-.!") in _NO_VALUE
+    )
+
+
+def not_a_placeholder(text: str, start: int, end: int) -> int | None:
+    """A key of a known format, unless nobody would take it for one."""
+    value = text[start:end]
+    tail = value[value.find("_", 2) + 1 :]
+    if "_" not in value[2:] or 2 * len(tail) < len(value):  # an underscore late in a key is one of its characters
+        tail = value[4:]
+    if len(set(tail)) <= 3 or _PLACEHOLDER_IN_KEY.search(value) is not None:
+        return None
+    return end
+
+
+def random_looking(text: str, start: int, end: int) -> int | None:
+    """A key of a known format whose letters are mixed with digits, as no words are."""
+    value = text[start:end]
+    if _DIGIT.search(value) is None or entropy(value) < MIN_BITS:
+        return None
+    return not_a_placeholder(text, start, end)
+
+
+def machine_key(text: str, start: int, end: int) -> int | None:
+    """The value given to something called a key, token or secret."""
+    value = text[start:end].rstrip(".,;:!?)]}'\"`")
+    if len(value) < MIN_KEY or is_placeholder(value):
+        return None
+    if _FILE.search(value) is not None:
+        return None
+    mixed = _DIGIT.search(value) is not None and _LETTER.search(value) is not None
+    cased = (
+        any(c.islower() for c in value) and any(c.isupper() for c in value) and len(value) >= 20 and " " not in value
+    )
+    words = re.fullmatch(r"[A-Za-z]+(?:[-_./][A-Za-z0-9]+)*", value) is not None and not mixed
+    if words or not (mixed or cased) or entropy(value) < MIN_BITS:
+        return None
+    return start + len(value)
+
+
+def password(text: str, start: int, end: int) -> int | None:
+    """The value given to something called a password: quoted, or mixed as passwords are."""
+    value = _NEXT_FIELD.split(text[start:end], maxsplit=1)[0].rstrip(".,;:)]}'\"`")
+    if len(value) < MIN_PASSWORD or is_placeholder(value):
+        return None
+    quoted = start > 0 and text[start - 1] in "\"'" and end < len(text) and text[end] == text[start - 1]
+    letters = _LETTER.search(value) is not None
+    mixed = letters and (_DIGIT.search(value) is not None or re.search(r"[^\w\s.,:/-]", value) is not None)
+    digits = value.isdigit()
+    if not (mixed or digits or (quoted and letters and " " not in value)):
+        return None
+    return start + len(value)
+
+
+def not_left_out(text: str, start: int, end: int) -> int | None:
+    """Whatever stands where a secret belongs, unless it stands for one."""
+    return None if is_placeholder(text[start:end]) else end
+
+
+def given(check: Check, text: str, start: int, end: int) -> int | None:
+    """What ``check`` makes of a value given to a name, unless the name was given none: the next line names the next."""
+    before = left_of(text, start, 8)
+    gap = before[len(before.rstrip()) :]
+    if ("\n" in gap or len(gap) > 1) and _NEXT_NAME.match(text, start) is not None:
+        return None
+    return check(text, start, end)
+
+
+def spoken_password(text: str, start: int, end: int) -> int | None:
+    """What follows "password is": a word there is about the password, so letters alone are nothing."""
+    value = text[start:end].rstrip(".,;:)]}'\"`")
+    if _DIGIT.search(value) is None or _LETTER.search(value) is None:
+        return None
+    return password(text, start, end)
+
+
+def url_password(text: str, start: int, end: int) -> int | None:
+    """The password in ``scheme://user:password@host``."""
+    value = text[start:end]
+    user = re.search(r"//([^\s:/@]*):$", left_of(text, start, 80))
+    name = user.group(1).lower() if user else ""
+    generic = name in ("user", "username", "usr", "name", "login") and value.lower() in (
+        "password",
+        "pass",
+        "pwd",
+        "passwd",
+        "secret",
+    )
+    return (
+        None
+        if generic or len(set(value)) <= 2 or _REFERENCE.match(value) or "xxxx" in value.lower() or "***" in value
+        else end
+    )
+
+
+def basic_credentials(text: str, start: int, end: int) -> int | None:
+    """The base64 of ``user:password``, as in a Basic authorization."""
+    digits = text[start:end].rstrip("=")
+    try:
+        plain = base64.b64decode(digits + "=" * (-len(digits) % 4)).decode("utf-8")
+    except (binascii.Error, ValueError):
+        return None
+    return end if ":" in plain[:-1] and plain.isprintable() else None
+
+
+def bearer_token(text: str, start: int, end: int) -> int | None:
+    """The token of a Bearer authorization."""
+    value = text[start:end]
+    if _DIGIT.search(value) is None or entropy(value) < MIN_BITS or is_placeholder(value):
+        return None
+    return end
+
+
+#: Programs that are given a password as an option of one letter, up to where it stands.
+_OPTION = re.compile(
+    r"(?<![\w-])(?:(?:mysql(?:dump|admin|import|sh)?|mariadb(?:-dump|-admin)?|7z[ar]?)\s(?:[^\n|;&]*\s)?-p"
+    r"|redis-cli\s(?:[^\n|;&]*\s)?-a\s?|ldap[a-z]{3,8}\s(?:[^\n|;&]*\s)?-w\s?|(?:un)?zip\s(?:[^\n|;&]*\s)?-P\s?"
+    r"|smbclient\s(?:[^\n|;&]*\s)?-U\s?[^\s%]+%|openssl\s[^\n|;&]*\s-pass(?:in|out)?\spass:)[\"']?$"
+)
+_COOKIE = re.compile(r"(?<![A-Za-z])cookie[\"']?(?:\s{0,2}[:=]|\s)", re.IGNORECASE)
+
+
+def option_password(text: str, start: int, end: int) -> int | None:
+    """The password in ``mysql -psecret`` and its like."""
+    return password(text, start, end) if _OPTION.search(left_of(text, start)) is not None else None
+
+
+def session_cookie(text: str, start: int, end: int) -> int | None:
+    """The value of a cookie that is called like a session."""
+    return machine_key(text, start, end) if _COOKIE.search(left_of(text, start)) is not None else None
+
+
+def wallet_key(text: str, start: int, end: int) -> int | None:
+    """A private key of a wallet in import format: base58 of a version byte, 32 bytes and a double SHA-256's first four."""
+    return end if base58_checked(text[start:end], (37, 38)) else None

@@ -1,0 +1,43 @@
+"""SecretsPolicy: keys, tokens and passwords do not travel."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import ClassVar
+
+from lgov_core.policies.content.content import MAX_CHARACTERS, ContentAction, ContentPolicy
+from lgov_core.policies.content.findings import Pattern
+from lgov_core.types import Severity
+
+
+class SecretsPolicy(ContentPolicy):
+    """Denies actions that hold a secret, or takes the secret out, in both directions.
+
+    Looks for keys and tokens in the formats of many services, private keys, passwords in URLs, basic and bearer
+    authorization, and values given to something called a password, key, token or secret, unless they are placeholders
+    (``${NAME}``, ``<your key>``, ``xxxx``). See `ContentPolicy` for where it looks and what the options mean.
+
+    A password that is written without saying that it is one is not found.
+    """
+
+    slug: ClassVar[str] = "secret"
+    noun: ClassVar[str] = "a secret"
+    severity: ClassVar[Severity] = Severity.CRITICAL
+
+    def __init__(
+        self,
+        *,
+        action: ContentAction = "deny",
+        kinds: Sequence[str] | None = None,
+        allow: Sequence[str] = (),
+        max_characters: int = MAX_CHARACTERS,
+        name: str = "secrets",
+    ) -> None:
+        super().__init__(action=action, kinds=kinds, allow=allow, max_characters=max_characters, name=name)
+
+    @classmethod
+    def patterns(cls) -> tuple[Pattern, ...]:
+        """See `ContentPolicy.patterns`."""
+        from lgov_core.policies.content.secret_patterns import ALL
+
+        return ALL

@@ -1,0 +1,1 @@
+"""The ``path`` policy: which files a tool may name."""

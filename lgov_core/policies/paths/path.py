@@ -1,0 +1,271 @@
+"""PathPolicy: keeps the paths that a tool is given inside some folders."""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+import unicodedata
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from fnmatch import translate
+from pathlib import Path
+from typing import Any
+
+from lgov_core.errors import PolicyDenied, PolicyError
+from lgov_core.policies.base import BoundedPolicy
+from lgov_core.policies.content.credential_names import CREDENTIAL_NAMES
+from lgov_core.policies.options import argument_names, names, string_tuple
+from lgov_core.policies.paths.path_text import UnclearPath, plain_path
+from lgov_core.types import Action, Decision, Point, Severity
+
+#: Arguments that are taken for paths when ``argument`` is not given.
+PATH_ARGUMENTS = names(
+    """
+    path paths file files filename filenames file_name file_path file_paths filepath directory dir folder dirname
+    folder_path dir_path directory_path root_dir source src source_path src_path destination dest dst destination_path
+    dest_path target_path target_file input_path input_file output_path output_file old_path new_path
+    """
+)
+#: Those that name nothing else, as ``path`` does in a JSON patch and ``source`` in a cell of a notebook.
+_NAMING_FILES = tuple(name for name in PATH_ARGUMENTS if "file" in name or "dir" in name or "folder_" in name)
+#: Names that stay closed although they lie inside a root, unless ``deny`` says otherwise: keys, credentials, history.
+DENIED_NAMES = (*CREDENTIAL_NAMES, *names(".git *.env *_history .gem/credentials .pulumi"))
+#: Templates and public keys, which are there to be read.
+_OPEN_NAMES = (
+    *(".env.example", ".env.sample", ".env.template", ".env.dist", "id_*.pub"),
+    *("example.env", "sample.env", "template.env", "*.example.env"),
+)
+MAX_LINKS = 40
+MAX_PATHS = 1000
+_KERNEL = ("/proc", "/dev", "/sys")
+
+
+class PathPolicy(BoundedPolicy):
+    """Lets a tool touch only what lies inside ``roots``, whatever way the path is written.
+
+    ``roots`` are folders (a relative one counts from the working directory as the policy is made); a root that is a
+    symbolic link counts as what it points to, one that does not exist yet is taken as written and looked at again on
+    every call. ``cwd`` is the folder in which the tool resolves relative
+    paths, the first root unless given: **give the tool the same one**, or let it open `resolve`. ``argument`` names the
+    argument or arguments that hold a path or a list of paths; each that is present is judged and at least one must be.
+    Without it the usual names are (``path``, ``file``, ``filename``, ``directory``, ...: `PATH_ARGUMENTS`). In a list of
+    mappings (files to write, edits) the same names are looked at. ``deny`` are
+    globs, letter case ignored, for names that stay closed inside the roots (`DENIED_NAMES` unless given; ``[]`` for
+    none); one with a slash is compared with the whole path below the root.
+
+    A path must have one reading only (`plain_path` lists what is refused, Windows paths among it; what is left when
+    percent-encoding is undone and Unicode normalised is judged too), and both what the text says (``..`` taken away)
+    and what the file system says (every symbolic link followed, also below a file that does not exist yet) must lie
+    inside a root. Links are read at the moment of the judgement. Links into ``/proc``, ``/dev`` and ``/sys``, devices,
+    sockets and pipes are refused.
+
+    What it cannot see: whoever can create links inside a root may change one between the judgement and the act; open
+    with ``O_NOFOLLOW`` (``openat2(RESOLVE_BENEATH)``) what `resolve` returns, or keep other writers out. A hard link
+    inside a root to a file outside looks like any other file. A bind mount is a folder.
+
+    Judges ``pre_tool_call``; hand-offs and agents are none of its business. The number of file system calls is bounded,
+    their duration is that of the file system: mind roots on a network. May be called from several threads at once. Fails
+    closed. Raises `PolicyError` when made with a setting that has no meaning.
+    """
+
+    def __init__(
+        self,
+        *,
+        roots: Sequence[str],
+        argument: str | Sequence[str] | None = None,
+        cwd: str | None = None,
+        deny: Sequence[str] = DENIED_NAMES,
+        name: str = "path",
+    ) -> None:
+        self.name = name
+        given = (roots,) if isinstance(roots, str) else string_tuple(name, "roots", roots)
+        if not given:
+            raise PolicyError(f"{name}: roots is empty", hint="name the folders that the tool may touch")
+        self.roots = tuple(_folder(name, "roots", root) for root in given)
+        self.cwd = self.roots[0] if cwd is None else _folder(name, "cwd", cwd)
+        if argument is None:
+            self.arguments = PATH_ARGUMENTS
+        else:
+            self.arguments = argument_names(name, argument, "the path")
+        self._named = argument is not None
+        self.denied = tuple(_folded(glob) for glob in string_tuple(name, "deny", deny))
+        self._is_denied = _any_of(self.denied)
+
+    def judge(self, action: Action) -> Decision | None:
+        """The verdict on a tool call that carries a path; None at other points."""
+        if action.point is not Point.PRE_TOOL_CALL or action.kind in ("handoff", "agent"):
+            return None
+        found = [action.arguments[name] for name in self.arguments if name in action.arguments]
+        if not self._named:  # an optional path that was left out names nothing
+            found = [value for value in found if value is not None]
+            for name, value in action.arguments.items():
+                if isinstance(value, list | tuple) and name not in self.arguments:
+                    found.extend(_within(value))
+        try:
+            texts = [text for value in found for text in _texts(value)]
+        except UnclearPath as unclear:
+            return self.deny(unclear.rule, unclear.reason, Severity.MEDIUM)
+        if not texts:
+            wanted = " or ".join(self.arguments) if self._named else "path"
+            return self.deny("path-missing", f"Give the path as text in the argument {wanted}.", Severity.MEDIUM)
+        if len(texts) > MAX_PATHS:
+            return self.deny("path-too-many", f"Give at most {MAX_PATHS} paths at a time.", Severity.MEDIUM)
+        for text in texts:
+            decision = self.judge_path(text)
+            if decision.blocks:
+                return decision
+        return self.allow()
+
+    def judge_path(self, text: str) -> Decision:
+        """The verdict on one path."""
+        try:
+            self._real(text)
+        except UnclearPath as unclear:
+            outside = unclear.rule in ("path-outside", "path-denied")
+            return self.deny(unclear.rule, unclear.reason, Severity.HIGH if outside else Severity.MEDIUM)
+        except OSError as error:
+            what = error.strerror or type(error).__name__
+            return self.deny("path-unreadable", f"The path cannot be checked: {what}.", Severity.MEDIUM)
+        return self.allow()
+
+    def resolve(self, text: str) -> Path:
+        """The absolute path, free of symbolic links as of now, that ``text`` names. Raises `PolicyDenied`."""
+        decision = self.judge_path(text)
+        if decision.blocks:
+            raise PolicyDenied(decision)
+        return Path(self._real(text))
+
+    # ------------------------------------------------------------------ one path
+
+    def _real(self, text: str) -> str:
+        _, *others = plain_path(text)
+        for other in others:  # a tool may take it for any of them
+            self._place(other)
+        return self._place(text)
+
+    def _place(self, text: str) -> str:
+        whole = os.path.join(self.cwd, text)
+        written = os.path.normpath(whole)
+        places = [(root, _followed(root)) for root in self.roots]
+        self._check_names(written, {root for place in places for root in place}, text)
+        real = _followed(whole, watch=not any(_inside(written, kernel) for kernel in _KERNEL))
+        self._check_names(real, {root for _, root in places}, text)
+        _check_kind(real)
+        return real
+
+    def _check_names(self, path: str, roots: set[str], text: str) -> None:
+        holding = [root for root in roots if _inside(path, root)]
+        if not holding:
+            shown = ", ".join(self.roots[:3])
+            raise UnclearPath("path-outside", f"{text[:80]!r} leads outside of {shown}; stay inside.")
+        if any(_inside(path, kernel) and not _inside(root, kernel) for kernel in _KERNEL for root in holding):
+            raise UnclearPath("path-outside", f"{text[:80]!r} leads into the kernel's own file systems.")
+        below = os.path.relpath(path, max(holding, key=len))
+        for name in _chain(_folded(below)):
+            if self._is_denied(name) and not _is_open(name):
+                raise UnclearPath("path-denied", f"{text[:80]!r} is closed by name; choose another file.")
+
+
+def _any_of(globs: Sequence[str]) -> Callable[[str], object]:
+    """Whether a name matches one of ``globs``, in one go; those that are an ending only (``*.key``) need no pattern."""
+    endings = tuple(glob[1:] for glob in globs if glob[:1] == "*" and len(glob) > 1 and not set(glob[1:]) & set("*?["))
+    others = [translate(glob) for glob in globs if glob[:1] != "*" or glob[1:] not in endings]
+    matches = re.compile("|".join(others) or r"(?!)").match
+    return lambda name: name.endswith(endings) or matches(name)
+
+
+_is_open = _any_of(_OPEN_NAMES)
+
+
+def _folder(owner: str, option: str, value: object) -> str:
+    if not isinstance(value, str) or not value:
+        raise PolicyError(f"{owner}: {option} holds {value!r}, which is no folder", hint="write an absolute path")
+    if "\0" in value or "$" in value:
+        raise PolicyError(f"{owner}: {option} holds {value!r}, which is no folder", hint="write the path out")
+    absolute = os.path.abspath(os.path.expanduser(value))  # the author of a policy may write ~, the model may not
+    if os.path.exists(absolute) and not os.path.isdir(absolute):
+        raise PolicyError(f"{owner}: {option} holds {value!r}, which is a file", hint="name the folder it lies in")
+    return absolute
+
+
+def _within(values: Sequence[Any]) -> Iterator[Any]:
+    """What stands under names that only files and folders have in the mappings of a list: one of several edits, say."""
+    for item in values:
+        if isinstance(item, Mapping):
+            yield from (item[name] for name in _NAMING_FILES if item.get(name) is not None)
+
+
+def _texts(value: Any) -> Iterator[str]:
+    if isinstance(value, os.PathLike):
+        value = os.fspath(value)
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, list | tuple) and all(isinstance(item, str | os.PathLike | Mapping) for item in value):
+        for item in value:
+            yield from _texts(item)
+    elif isinstance(value, Mapping) and any(name in PATH_ARGUMENTS for name in value):  # one of several files to write
+        for name in PATH_ARGUMENTS:
+            if value.get(name) is not None:
+                yield from _texts(value[name])
+    else:
+        raise UnclearPath("path-missing", "Give each path as text.")
+
+
+def _folded(text: str) -> str:
+    return unicodedata.normalize("NFKC", text).casefold().replace("\u200c", "").replace("\u200d", "")
+
+
+def _inside(path: str, root: str) -> bool:
+    return path == root or path.startswith(root.rstrip("/") + "/")
+
+
+def _chain(below: str) -> Iterator[str]:
+    """Every name in a relative path, and every beginning and inner run of two names, for globs with a slash."""
+    parts = below.split("/")
+    yield from parts
+    for end in range(2, len(parts) + 1):
+        yield "/".join(parts[:end])
+        yield "/".join(parts[end - 2 : end])
+
+
+def _followed(path: str, *, watch: bool = False) -> str:
+    """``path`` with every symbolic link replaced by what it points to, as the kernel does it: ``..`` after the link.
+
+    ``watch`` refuses a link that passes through the kernel's file systems, where what it means depends on who looks.
+    What does not exist has no links in it. Raises OSError when a folder may not be looked into.
+    """
+    waiting = [part for part in reversed(path.split("/")) if part not in ("", ".")]
+    done = "/"
+    links = 0
+    while waiting:
+        part = waiting.pop()
+        if part == "..":
+            done = os.path.dirname(done)
+            continue
+        here = os.path.join(done, part)
+        if watch and links and here in _KERNEL:
+            raise UnclearPath("path-outside", "A link in the path leads into the kernel's own file systems.")
+        try:
+            linked = stat.S_ISLNK(os.lstat(here).st_mode)
+        except (FileNotFoundError, NotADirectoryError):
+            linked = False
+        if not linked:
+            done = here
+            continue
+        links += 1
+        if links > MAX_LINKS:
+            raise UnclearPath("path-outside", "The symbolic links in the path lead in circles.")
+        target = os.readlink(here)
+        if target.startswith("/"):
+            done = "/"
+        waiting.extend(part for part in reversed(target.split("/")) if part not in ("", "."))
+    return done
+
+
+def _check_kind(real: str) -> None:
+    try:
+        mode = os.lstat(real).st_mode
+    except (FileNotFoundError, NotADirectoryError):
+        return
+    if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
+        raise UnclearPath("path-denied", "It is a device, a socket or a pipe, not a file.")

@@ -1,0 +1,1 @@
+"""The ``provenance`` policy: values must come from the user."""

@@ -1,0 +1,312 @@
+"""ProvenancePolicy: an agent writes to nobody, and goes nowhere, that its user has not named."""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict, deque
+from collections.abc import Iterator, Mapping, Sequence
+from fnmatch import fnmatchcase
+from functools import lru_cache
+from typing import Any, ClassVar, Final
+
+from lgov_core.errors import PolicyError
+from lgov_core.policies.base import BoundedPolicy
+from lgov_core.policies.content.text_views import INVISIBLE
+from lgov_core.policies.options import string_tuple
+from lgov_core.policies.provenance.text import addresses
+from lgov_core.policies.provenance.values import KINDS, Address, covers
+from lgov_core.types import Action, Decision, Point
+
+#: Characters of one argument, and of one thing the user said, in which addresses are looked for.
+MAX_TEXT: Final = 200_000
+#: Addresses of one conversation that are remembered; later ones are not, and count as not said.
+MAX_SAID: Final = 2_000
+#: Characters of what the user said that are kept, for arguments that must have been said as a whole.
+MAX_WORDS: Final = 20_000
+MAX_DEPTH: Final = 32
+#: Characters of the name of an argument.
+MAX_NAME: Final = 1_000
+_ROLES: Final = ("user", "human", "system", "developer")
+
+
+class _Unlookable(Exception):
+    """Arguments in which addresses cannot be looked for."""
+
+
+class _Said:
+    """What the users of one conversation have said: its addresses and its words."""
+
+    def __init__(self) -> None:
+        self.addresses: set[Address] = set()
+        self.words: deque[str] = deque()
+        self.length = 0
+        self.texts: OrderedDict[int, None] = OrderedDict()
+
+    def add(self, text: str) -> None:
+        mark = hash(text)
+        if mark in self.texts:
+            return
+        self.texts[mark] = None
+        if len(self.texts) > 512:
+            self.texts.popitem(last=False)
+        for address in addresses(text[:MAX_TEXT]):
+            if len(self.addresses) < MAX_SAID:
+                self.addresses.add(address)
+        words = _words(text[:MAX_WORDS])
+        self.words.append(words)
+        self.length += len(words)
+        while self.length > MAX_WORDS and len(self.words) > 1:
+            self.length -= len(self.words.popleft())
+
+
+class ProvenancePolicy(BoundedPolicy):
+    """Denies a tool call whose arguments hold an address that the user has not said.
+
+    Addresses are e-mail addresses, URLs and host names, paths, account numbers and wallets, and phone numbers (``kinds``).
+    They are looked for in the arguments whose name matches a glob of ``arguments`` (all unless said otherwise; the name is
+    the key, at any depth). An argument named in ``whole`` must, as a whole, have been said, whatever it is. What a tool
+    returned counts for nothing, so that a text somebody planted there cannot make the agent write to a stranger.
+
+    What the user said is taken from ``Action.context["user_text"]``; from texts judged at ``input`` (not from those of an
+    agent called by another: they are written by a model); and, with ``messages``, from the user's and the system's
+    messages of model calls. The last two are remembered by rollout and by session, so the rule must cover those points, as
+    it does unless ``on:`` says otherwise. Where nothing the user said is known, a call with an address in it is denied.
+
+    Compared is who is meant: hosts in lower case and ASCII form, paths without ``..``. A URL the user named covers the
+    pages below it, a directory what lies in it; a host covers neither its subdomains nor other hosts. ``trusted`` are
+    globs for addresses that need not be said: ``*@example.org``, ``example.org/*``, ``/srv/data/*``; a host alone covers
+    its pages.
+
+    Remembers at most ``conversations`` rollouts and sessions, the ones used last. May be called from several threads at
+    once. Fails closed: what is forgotten was not said.
+    """
+
+    default_points: ClassVar[tuple[Point, ...]] = (Point.INPUT, Point.PRE_MODEL_CALL, Point.PRE_TOOL_CALL)
+
+    def __init__(
+        self,
+        *,
+        arguments: Sequence[str] = ("*",),
+        kinds: Sequence[str] = KINDS,
+        whole: Sequence[str] = (),
+        trusted: Sequence[str] = (),
+        messages: bool = True,
+        conversations: int = 1_000,
+        name: str = "provenance",
+    ) -> None:
+        self.name = name
+        self.arguments = string_tuple(name, "arguments", arguments)
+        self.kinds = frozenset(string_tuple(name, "kinds", kinds))
+        unknown = sorted(self.kinds - set(KINDS))
+        if unknown:
+            raise PolicyError(f"{name}: kinds holds {unknown[0]!r}", hint=f"write one of: {', '.join(KINDS)}")
+        self.whole = string_tuple(name, "whole", whole)
+        self._trusted = tuple(glob.casefold() for glob in string_tuple(name, "trusted", trusted))
+        plain = [entry for entry in self._trusted if not set(entry) & set("*?[")]
+        self._named = frozenset(address for entry in plain for address in addresses(entry))
+        if not isinstance(messages, bool):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise PolicyError(f"{name}: messages is {messages!r}", hint="write messages: true or messages: false")
+        if isinstance(conversations, bool) or not isinstance(conversations, int) or conversations < 1:  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise PolicyError(f"{name}: conversations is {conversations!r}", hint="write a whole number above 0")
+        self.messages = messages
+        self.conversations = conversations
+        self._said: OrderedDict[tuple[str, str], _Said] = OrderedDict()
+        self._lock = threading.Lock()
+        self._given = lru_cache(maxsize=64)(_said_in)  # the same text comes with every call of a conversation
+
+    def judge(self, action: Action) -> Decision | None:
+        """Takes note of what the user says; gives the verdict on tool calls."""
+        if action.point is Point.INPUT:
+            if action.text and action.parent_id is None:
+                self._note(action, [action.text])
+            return None
+        if action.point is Point.PRE_MODEL_CALL:
+            if self.messages:
+                self._note(action, list(_user_texts(action.arguments.get("messages"))))
+            return None
+        return self._on_tool_call(action) if action.point is Point.PRE_TOOL_CALL else None
+
+    def _on_tool_call(self, action: Action) -> Decision:
+        used: list[tuple[str, Address | str]] = []
+        try:
+            strings = list(_strings(action.arguments))
+        except _Unlookable as error:
+            return self.deny("provenance-unscanned", f"{error}, so they were not looked at.")
+        for name, text in strings:
+            if any(fnmatchcase(name, glob) for glob in self.whole):
+                used.append((name, text))
+            if not any(fnmatchcase(name, glob) for glob in self.arguments):
+                continue
+            if len(text) > MAX_TEXT:
+                return self.deny("provenance-unscanned", f"{_place(name)} is longer than {MAX_TEXT} characters.")
+            used += [(name, address) for address in addresses(text, name) if address.kind in self.kinds]
+            if INVISIBLE.search(text) and used and used[-1][0] == name:
+                return self.deny(
+                    "provenance-hidden", f"{_place(name)} hides characters in an address. Write it plainly."
+                )
+        if not used:
+            return self.allow()
+        return self._verdict(action, used)
+
+    def _verdict(self, action: Action, used: list[tuple[str, Address | str]]) -> Decision:
+        known = self._known(action)
+        for name, value in used:
+            if isinstance(value, Address):
+                if self._trusts(value) or any(_covers(said, value) or _names(said, value) for said in known):
+                    continue
+                what = value.kind
+            else:
+                if any(_says(said, value) for said in known) or fnmatch_any(value.casefold(), self._trusted):
+                    continue
+                what = "value"
+            if not known:
+                return self.deny(
+                    "provenance-unknown",
+                    f"{_place(name)} holds an address ({what}), but what the user said is not known here; it is given as"
+                    " user_text in the action's context, or by judging the user's input in the same rollout",
+                )
+            return self.deny(
+                "provenance-unsaid",
+                f"The {what} in {_place(name)} was not given by the user. Use only addresses the user has named, or ask them",
+            )
+        return self.allow()
+
+    def _trusts(self, address: Address) -> bool:
+        form = address.form.casefold()
+        if address.kind == "url":  # the host and the path are matched each on its own: a path may hold any host's name
+            host, _, path = form.partition("?")[0].partition("/")
+            for glob in self._trusted:
+                host_glob, slash, path_glob = glob.removeprefix("https://").removeprefix("http://").partition("/")
+                if "@" not in glob and fnmatchcase(host, host_glob) and (not slash or fnmatchcase(path, path_glob)):
+                    return True
+        elif fnmatch_any(form, tuple(glob for glob in self._trusted if ("@" in glob) == (address.kind == "email"))):
+            return True
+        return any(covers(said, address) for said in self._named)
+
+    def _note(self, action: Action, texts: list[str]) -> None:
+        keys = _keys(action)
+        if not keys or not texts:
+            return
+        with self._lock:
+            for key in keys:
+                said = self._said.get(key)
+                if said is None:
+                    said = self._said[key] = _Said()
+                self._said.move_to_end(key)
+                for text in texts:
+                    said.add(text)
+            while len(self._said) > self.conversations:
+                self._said.popitem(last=False)
+
+    def _known(self, action: Action) -> list[_Said]:
+        """What is known of what the user said; copies, so that it may be read while others add to it."""
+        known: list[_Said] = []
+        given = action.context.get("user_text")
+        texts = (
+            [given]
+            if isinstance(given, str)
+            else [t for t in given if isinstance(t, str)]
+            if isinstance(given, list | tuple)
+            else []
+        )
+        if texts:
+            known.append(self._given(tuple(texts)))
+        with self._lock:
+            for key in _keys(action):
+                said = self._said.get(key)
+                if said is not None:
+                    self._said.move_to_end(key)
+                    copy = _Said()
+                    copy.addresses, copy.words = set(said.addresses), deque(said.words)
+                    known.append(copy)
+        return known
+
+
+def _said_in(texts: tuple[str, ...]) -> _Said:
+    said = _Said()
+    for text in texts:
+        said.add(text)
+    return said
+
+
+def fnmatch_any(text: str, globs: Sequence[str]) -> bool:
+    """Whether any of ``globs`` matches ``text``."""
+    return any(fnmatchcase(text, glob) for glob in globs)
+
+
+def _covers(said: _Said, used: Address) -> bool:
+    return used in said.addresses or any(covers(address, used) for address in said.addresses)
+
+
+def _says(said: _Said, value: str) -> bool:
+    words = _words(value)
+    return bool(words.strip()) and any(words in text for text in said.words)
+
+
+def _names(said: _Said, used: Address) -> bool:
+    """Whether a file was named as it is: without a folder, or with blanks in its name."""
+    return used.kind == "path" and ("/" not in used.form or " " in used.form) and _says(said, used.form)
+
+
+def _words(text: str) -> str:
+    """The words of ``text`` with a space around each, so that a part of a word is not the word."""
+    plain = INVISIBLE.sub("", text).casefold().replace("\\", "/")
+    for mark in ",;:!?\"'()[]{}<>`":
+        plain = plain.replace(mark, " ")
+    return " " + " ".join(word.strip(".") for word in plain.split()) + " "
+
+
+def _keys(action: Action) -> list[tuple[str, str]]:
+    keys = [("rollout", action.rollout_id), ("session", action.session_id)]
+    return [(kind, value) for kind, value in keys if value is not None]
+
+
+def _user_texts(messages: Any) -> Iterator[str]:
+    """The text of the user's and the system's messages; results of tools within them are left out."""
+    for message in messages if isinstance(messages, list | tuple) else ():
+        if not isinstance(message, Mapping) or str(message.get("role", "")).lower() not in _ROLES:
+            continue
+        content = message.get("content")
+        if isinstance(content, str):
+            yield content
+        for part in content if isinstance(content, list | tuple) else ():
+            if (
+                isinstance(part, Mapping)
+                and part.get("type") in ("text", "input_text")
+                and isinstance(part.get("text"), str)
+            ):
+                yield part["text"]
+
+
+def _strings(value: Any, name: str = "", depth: int = 0) -> Iterator[tuple[str, str]]:
+    """Every string with the key it stands under; keys themselves, and numbers as they are written."""
+    if depth > MAX_DEPTH:
+        raise _Unlookable(f"The arguments are nested deeper than {MAX_DEPTH} levels")
+    if isinstance(value, Mapping):
+        for key, item in value.items():
+            if isinstance(key, str) and len(key) > MAX_NAME:
+                raise _Unlookable(f"The arguments have a name longer than {MAX_NAME} characters")
+            if isinstance(key, str) and not key.isidentifier():
+                yield name, key
+            yield from _strings(item, str(key), depth + 1)
+    elif isinstance(value, list | tuple | set | frozenset):
+        for item in value:
+            yield from _strings(item, name, depth + 1)
+    elif isinstance(value, bytes | bytearray):
+        yield name, bytes(value).decode("utf-8", "replace")
+    elif isinstance(value, str):
+        yield name, value
+    elif (written := _written(value)) is not None:
+        yield name, written
+
+
+def _written(value: object) -> str | None:
+    """A number, or whatever is no JSON, as text; None for what names nobody."""
+    if isinstance(value, float):  # to a program that reads JSON, 4111111111111111.0 is a whole number
+        return str(int(value)) if value.is_integer() and abs(value) < 1e19 else None
+    nobody = value is None or isinstance(value, bool) or (isinstance(value, int) and abs(value) >= 10**40)
+    return None if nobody else str(value)
+
+
+def _place(name: str) -> str:
+    return name if name.isidentifier() and len(name) <= 40 else "an argument"

@@ -1,0 +1,1 @@
+"""The ``sql`` policy: which statements a database tool may run, judged on the syntax tree."""

@@ -1,0 +1,206 @@
+"""SQLPolicy: judges SQL by its syntax tree."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from fnmatch import fnmatchcase
+from functools import lru_cache
+from typing import TYPE_CHECKING, Final
+
+from lgov_core.errors import PolicyError
+from lgov_core.policies.base import BoundedPolicy
+from lgov_core.policies.options import argument_names, string_tuple
+from lgov_core.policies.sql import names as sql_names
+from lgov_core.policies.sql.rules import SEVERITIES, Mode, settings_of
+from lgov_core.types import Action, Decision, Effect, Point, Severity
+
+if TYPE_CHECKING:
+    from lgov_core.policies.sql.reading import Reading, Verdict
+
+CACHED_TEXTS = 1024
+#: Where neither policy nor action names a dialect, a text is read in each of these.
+COMMON_DIALECTS: Final = ("sqlite", "postgres", "mysql", "tsql")
+#: The arguments that may hold the SQL, where the policy does not say.
+SQL_ARGUMENTS: Final = ("query", "sql", "statement", "input")
+#: For ``dialect``: the action carries it, and one that does not is denied.
+FROM_TOOL: Final = "from_tool"
+
+
+class SQLPolicy(BoundedPolicy):
+    """Judges the SQL that a tool is about to run, statement by statement, by its syntax tree.
+
+    ``mode`` is ``read_only`` (only reading statements, only known functions) or ``guarded`` (also INSERT, plain CREATE,
+    transactions, UPDATE and DELETE whose WHERE limits them, and MERGE that removes nothing and is tied to its source).
+    ``deny`` adds kinds of statement (``"DELETE"``, at any level of nesting) and tables (``"table:salary*"``, globs, letter
+    case ignored; with a dot for ``schema.table``, without one for every schema). ``tables``, when given, are such globs for
+    the only tables that may be touched. The database's own catalog (``sqlite_master``, ``pg_catalog``, ...) is closed unless
+    a glob in ``tables`` that does not begin with a wildcard names it.
+
+    ``dialect`` names the database's dialect (``sqlite``, ``postgres``, ``mysql``, ...) and goes before what the action
+    says. Without it, and with ``"from_tool"``, the dialect is ``action.context["dialect"]``. Where the action names none
+    either, ``"from_tool"`` denies, and a policy without a dialect reads the text in each of `COMMON_DIALECTS`: a reading in
+    which the text is no SQL at all does not count, of the others the most severe verdict wins, and a text that none can
+    read is denied. That is a net, not a proof: what another database makes of the text is not asked. Name the dialect.
+
+    ``argument`` names the argument that holds the SQL; of several names, each that is present is judged and at least
+    one must be. ``tools`` are globs for the tools it judges; about others, and about hand-offs and agents, it has no
+    opinion. ``functions`` are further functions that read_only may call, with their schema where the SQL names it. Both modes
+    let statements through that only say how tables are made (``DESCRIBE t``, ``SHOW TABLES``, ``PRAGMA table_info(t)``);
+    read_only also T-SQL's variables with plain values (``DECLARE @x INT = 1;``).
+
+    ``columns`` are globs, ``table.column``, for columns that may be neither read nor written. Where a statement touches such
+    a table, everything that may reach the column is denied: its name, unless another table of the statement stands in
+    front; ``*`` (not ``count(*)``, nor ``* EXCEPT (column)``), the row as a value, NATURAL JOIN, an INSERT into that table
+    that names no columns, names for columns beside the table's alias, and SQLite's other names for a key (``rowid``).
+    ``max_rows``: a query must be limited to so many rows by a plain number. Where there is no limit, or a greater one, the
+    text is changed (LIMIT; TOP for SQL Server; FETCH FIRST for Oracle; comments are lost), parsed again and compared, and
+    the decision is a transform; where that cannot be done with certainty, the query is denied. Rows that RETURNING gives
+    are not counted. It needs a dialect.
+
+    What it cannot see: a view or trigger that exists already and touches a protected table. Name such views in
+    ``deny``, open the connection read-only where you can, and put `guard_sqlite` on a SQLite connection.
+
+    May be called from several threads at once. Whatever is unclear, too long (20,000 characters) or too deep is denied:
+    fails closed. Raises `PolicyError` when made with a setting that has no meaning. The parser loads when a policy with a
+    dialect is made, else with the first text.
+    """
+
+    def __init__(
+        self,
+        deny: Sequence[str] | None = None,
+        *,
+        dialect: str | None = None,
+        mode: Mode = "guarded",
+        argument: str | Sequence[str] = SQL_ARGUMENTS,
+        tools: Sequence[str] = ("*",),
+        tables: Sequence[str] | None = None,
+        columns: Sequence[str] = (),
+        functions: Sequence[str] = (),
+        max_rows: int | None = None,
+        name: str = "SQLPolicy",
+    ) -> None:
+        self.name = name
+        self.dialect = dialect if dialect is None or dialect == FROM_TOOL else sql_names.known_dialect(dialect)
+        self._settings = settings_of(name, mode, deny, tables, columns, functions, max_rows)
+        if max_rows is not None and dialect is None:
+            hint = f"write dialect= as well, or dialect={FROM_TOOL!r}"
+            raise PolicyError(f"{name}: max_rows needs a dialect", hint=hint)
+        self.mode: Mode = mode
+        self.arguments = argument_names(name, argument, "the SQL")
+        self.tools = string_tuple(name, "tools", tools)
+        self._every_tool = "*" in self.tools
+        #: Whether the policy itself knows in which dialect to read.
+        self._settled = dialect is not None and dialect != FROM_TOOL
+        self._readings: dict[str, Reading] = {}
+        self._judge_cached = lru_cache(CACHED_TEXTS)(self._judge_text)
+        if self.dialect is not None and self._settled:
+            self._reading(self.dialect)
+
+    def judge(self, action: Action) -> Decision | None:
+        """The verdict on a tool call that carries SQL; None for anything else."""
+        if action.point is not Point.PRE_TOOL_CALL or action.kind in ("handoff", "agent"):
+            return None
+        if not self._every_tool and not any(fnmatchcase(action.name, glob) for glob in self.tools):
+            return None
+        arguments, dialect = action.arguments, self.dialect
+        present = [name for name in self.arguments if name in arguments]
+        if not self._settled:
+            dialect = action.context.get("dialect")
+            if dialect is not None:
+                try:
+                    dialect = sql_names.known_dialect(dialect)
+                except PolicyError as error:
+                    return self.deny("dialect-unknown", f"{error.message}.", Severity.MEDIUM)
+        if len(present) == 1 and type(text := arguments[present[0]]) is str:
+            verdict = self.judge_sql(text, dialect=dialect)
+            if verdict.effect is not Effect.TRANSFORM:
+                return verdict
+        verdicts: list[Decision] = []
+        changed = dict(arguments)
+        for name in present:
+            if not isinstance(text := arguments[name], str):
+                present = []
+                break
+            verdict = self.judge_sql(text, dialect=dialect)
+            verdicts.append(verdict)
+            changed[name] = text if verdict.text is None else verdict.text
+        if not present:
+            wanted = " or ".join(self.arguments)
+            return self.deny("sql-missing", f"Give the SQL as text in the argument {wanted}.", Severity.MEDIUM)
+        worst = max(verdicts, key=lambda verdict: (verdict.effect, SEVERITIES[verdict.severity]))
+        if worst.effect is Effect.TRANSFORM:
+            return self.transform(worst.rule, worst.reason, arguments=changed)
+        return worst
+
+    def judge_sql(self, text: str, *, dialect: str | None = None) -> Decision:
+        """The verdict on one SQL text, which may hold several statements. Recent verdicts are kept.
+
+        ``dialect`` stands in for that of an action, where the policy has none of its own; `PolicyError` when it is unknown.
+        With ``max_rows`` the verdict may be a transform, whose ``text`` is the SQL to run instead.
+        """
+        if self._settled:
+            dialect = self.dialect
+        elif dialect is not None:
+            dialect = sql_names.known_dialect(dialect)
+        elif self.dialect == FROM_TOOL:
+            return self.deny("dialect-unknown", "The tool does not say what SQL dialect it takes.", Severity.MEDIUM)
+        try:
+            return self._judge_cached(text, dialect)
+        except RecursionError:  # depends on the caller's stack as well, so it is not kept
+            return self.deny("sql-too-deep", "The SQL is nested too deeply; write a simpler query.", Severity.MEDIUM)
+
+    def _judge_text(self, text: str, dialect: str | None) -> Decision:
+        if dialect is not None:
+            verdicts = [self._reading(dialect).verdict(text)]
+        else:  # what no database of a dialect would take does not count, unless that is all of them
+            read = [self._reading(common).verdict(text) for common in COMMON_DIALECTS]
+            verdicts = [one for one in read if one.found is None or not one.found.unread] or read[:1]
+        worst = max(verdicts, key=_weight)
+        if worst.found is not None:
+            return self.deny(worst.found.rule, worst.found.reason, worst.found.severity)
+        if worst.text is None:
+            return self.allow()
+        return self.transform("sql-max-rows", f"At most {self._settings.max_rows} rows are read.", text=worst.text)
+
+    def _reading(self, dialect: str) -> Reading:
+        # Two threads may make the same one at the same time; either will do.
+        reading = self._readings.get(dialect)
+        if reading is None:
+            from lgov_core.policies.sql.reading import Reading
+
+            reading = self._readings[dialect] = Reading(self._settings, dialect)
+        return reading
+
+
+def _weight(verdict: Verdict) -> int:
+    return -1 if verdict.found is None else SEVERITIES[verdict.found.severity]
+
+
+def sql_rule(
+    *,
+    dialect: str,
+    deny: Sequence[str] | None = None,
+    mode: Mode = "guarded",
+    argument: str | Sequence[str] = SQL_ARGUMENTS,
+    tools: Sequence[str] = ("*",),
+    tables: Sequence[str] | None = None,
+    columns: Sequence[str] = (),
+    functions: Sequence[str] = (),
+    max_rows: int | None = None,
+    name: str = "SQLPolicy",
+) -> SQLPolicy:
+    """`SQLPolicy` as a policy file makes it: there the dialect must be said, if only as ``from_tool``."""
+    if dialect is None:  # pyright: ignore[reportUnnecessaryComparison] - files hold anything
+        sql_names.known_dialect(dialect)
+    return SQLPolicy(
+        deny,
+        dialect=dialect,
+        mode=mode,
+        argument=argument,
+        tools=tools,
+        tables=tables,
+        columns=columns,
+        functions=functions,
+        max_rows=max_rows,
+        name=name,
+    )

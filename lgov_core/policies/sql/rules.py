@@ -1,0 +1,97 @@
+"""What a SQLPolicy was told: kinds of statements, tables, columns and functions, and how names are matched with them."""
+
+from __future__ import annotations
+
+import unicodedata
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import Literal
+
+from lgov_core.errors import PolicyError
+from lgov_core.policies.options import positive_integer, string_tuple
+from lgov_core.policies.sql import names as sql_names
+from lgov_core.types import Severity
+
+Mode = Literal["guarded", "read_only"]
+MODES: tuple[Mode, ...] = ("guarded", "read_only")
+#: How bad a severity is, to compare.
+SEVERITIES = {severity: rank for rank, severity in enumerate(Severity)}
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """The options of a `SQLPolicy` that judge a text, checked. Names and globs are in lower case.
+
+    ``columns`` are pairs of globs: for the table and for the column.
+    """
+
+    mode: Mode
+    denied_kinds: frozenset[str]
+    denied_tables: tuple[str, ...]
+    tables: tuple[str, ...] | None
+    columns: tuple[tuple[str, str], ...]
+    functions: frozenset[str]
+    max_rows: int | None
+
+
+def settings_of(
+    name: str,
+    mode: str,
+    deny: Sequence[str] | None,
+    tables: Sequence[str] | None,
+    columns: Sequence[str] | None,
+    functions: Sequence[str],
+    max_rows: int | None,
+) -> Settings:
+    """The options, checked. Raises `PolicyError` for one that has no meaning."""
+    if mode not in MODES:
+        raise PolicyError(f"{name}: mode {mode!r} is unknown", hint="write guarded or read_only")
+    denied = string_tuple(name, "deny", () if deny is None else deny)
+    denied_tables = tuple(item[6:].strip().lower() for item in denied if item.lower().startswith("table:"))
+    if not all(denied_tables):
+        raise PolicyError(f"{name}: deny has a table: without a name", hint="write table:NAME")
+    return Settings(
+        mode=mode,
+        denied_kinds=frozenset(
+            sql_names.known_kind(name, item) for item in denied if not item.lower().startswith("table:")
+        ),
+        denied_tables=denied_tables,
+        tables=None if tables is None else tuple(glob.lower() for glob in string_tuple(name, "tables", tables)),
+        columns=tuple(_column(name, glob.lower()) for glob in string_tuple(name, "columns", columns or ())),
+        functions=frozenset(function.lower() for function in string_tuple(name, "functions", functions)),
+        max_rows=None if max_rows is None else positive_integer(name, "max_rows", max_rows),
+    )
+
+
+def _column(name: str, glob: str) -> tuple[str, str]:
+    table, _, column = glob.strip().rpartition(".")
+    if not table or not column:
+        raise PolicyError(f"{name}: columns has {glob!r}", hint="write table.column")
+    return table, column
+
+
+def folded(name: str) -> str:
+    """A name as a database may see it that makes no difference of letter case, width or accents."""
+    if name.isascii():
+        return name.lower()
+    plain = unicodedata.normalize("NFKD", name)
+    return "".join(char for char in plain if not unicodedata.combining(char)).casefold()
+
+
+def may_mean(glob: str, schema: str, table: str) -> bool:
+    """Whether a glob for denied tables may mean this one; without a schema in the SQL it may be any schema's."""
+    table = folded(table)
+    if "." in glob and schema:
+        outer, _, inner = folded(schema).rpartition(".")
+        return fnmatchcase(f"{inner}.{table}", glob) or fnmatchcase(f"{outer}.{inner}.{table}", glob)
+    return fnmatchcase(table, glob.rsplit(".", 1)[-1])
+
+
+def names(glob: str, schema: str, table: str) -> bool:
+    """Whether a glob for permitted tables surely names this one."""
+    if "." not in glob:
+        return fnmatchcase(table, glob)
+    dots = glob.count(".")
+    parts = [*schema.split("."), table]
+    return fnmatchcase(".".join(parts[-dots - 1 :]), glob)

@@ -1,0 +1,1 @@
+"""The ``tool`` policy: which tools exist, and the JSON schemas of their arguments."""

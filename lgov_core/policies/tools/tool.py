@@ -1,0 +1,175 @@
+"""ToolPolicy: which tools may be called, and with which arguments."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from fnmatch import fnmatchcase
+from typing import Any
+
+from lgov_core.errors import PolicyError
+from lgov_core.policies.base import BoundedPolicy
+from lgov_core.policies.options import string_tuple
+from lgov_core.policies.tools.tool_schemas import check_schema
+from lgov_core.types import Action, Decision, Point, Severity
+
+#: Allowed tools are named in a denial when there are no more than this.
+NAMED_TOOLS = 8
+#: Characters of a denial about arguments: names in it are the model's own, of any length.
+MAX_PROBLEM = 300
+
+#: Keywords of later drafts that the validator would pass over in silence.
+_UNSUPPORTED = frozenset(
+    {
+        "prefixItems",
+        "dependentRequired",
+        "dependentSchemas",
+        "unevaluatedProperties",
+        "unevaluatedItems",
+        "minContains",
+        "maxContains",
+        "$dynamicRef",
+        "$recursiveRef",
+    }
+)
+#: Keywords whose mapping goes from names of the author's choice to schemas.
+_NAMED_SCHEMAS = frozenset({"properties", "patternProperties", "definitions", "$defs", "dependencies"})
+#: Keywords whose value is data, not a schema.
+_DATA = frozenset({"enum", "const", "default", "examples"})
+
+
+class ToolPolicy(BoundedPolicy):
+    """Lets only the named tools be called, with arguments that fit their JSON Schema.
+
+    ``allow`` are globs (letter case matters) for the names of tools, hand-offs and agents. ``schemas`` maps the exact
+    name of an allowed tool to the JSON Schema (drafts 4, 6, 7) of its arguments object; references must stay inside the
+    schema, and nothing is ever fetched. Schemas are compiled once, here; what reads like a constraint and would not be
+    checked (a misspelt keyword, a keyword beside ``$ref``) is an error.
+
+    Judges ``pre_tool_call`` only. May be called from several threads at once. Fails closed. Raises `PolicyError` when a
+    schema is wrong, or belongs to a tool that is not allowed.
+    """
+
+    def __init__(
+        self, *, allow: Sequence[str], schemas: Mapping[str, Mapping[str, Any]] | None = None, name: str = "tool"
+    ) -> None:
+        self.name = name
+        self.allowed = string_tuple(name, "allow", allow)
+        self._exact = frozenset(self.allowed)
+        self._globs = tuple(glob for glob in self.allowed if set(glob) & set("*?["))
+        self._checks: dict[str, Callable[[object], str | None]] = {}
+        given = schemas if schemas is not None else {}
+        if not isinstance(given, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise PolicyError(f"{name}: schemas must map tool names to JSON Schemas, not {given!r}")
+        for tool, schema in given.items():
+            if not self._is_allowed(tool):
+                raise PolicyError(f"{name}: there is a schema for {tool!r}, but allow does not name it")
+            self._checks[tool] = _compiled(f"{name}: the schema of {tool}", schema)
+
+    def judge(self, action: Action) -> Decision | None:
+        """The verdict on a tool call; None at other points."""
+        if action.point is not Point.PRE_TOOL_CALL:
+            return None
+        if not self._is_allowed(action.name):
+            return self.deny("tool-unknown", f"There is no tool {action.name[:80]!r} here. {self._offer()}")
+        check = self._checks.get(action.name)
+        problem = check(action.arguments) if check is not None else None
+        if problem is not None:
+            return self.deny("tool-arguments", f"The arguments of {action.name} are wrong: {problem}.", Severity.LOW)
+        return self.allow()
+
+    def _is_allowed(self, tool: str) -> bool:
+        return tool in self._exact or any(fnmatchcase(tool, glob) for glob in self._globs)
+
+    def _offer(self) -> str:
+        if not self.allowed:
+            return "No tool may be called."
+        if len(self.allowed) > NAMED_TOOLS:
+            return "Call one of the tools you were given."
+        return f"Allowed tools: {', '.join(self.allowed)}."
+
+
+class _NoNumber(Exception):
+    """An infinite number, or one that is none."""
+
+
+def _compiled(what: str, schema: object) -> Callable[[object], str | None]:
+    """A check of arguments against ``schema``: None when they fit, else what was expected where."""
+    import fastjsonschema
+
+    if not isinstance(schema, Mapping):
+        raise PolicyError(f"{what} is not a JSON Schema object", hint="write type: object and properties")
+    _check_keywords(what, schema)
+    check_schema(what, schema)
+
+    def refuse(uri: str) -> object:
+        raise PolicyError(f"{what} refers to {uri}", hint="schemas are never fetched; copy it into definitions")
+
+    handlers: dict[str, Callable[[str], object]] = dict.fromkeys(("http", "https", "ftp", "file", ""), refuse)
+    try:
+        # Defaults are not filled in: a judge must not change what it judges.
+        formats: Any = {"email": _is_email}
+        validate = fastjsonschema.compile(_plain(schema), handlers=handlers, formats=formats, use_default=False)
+    except PolicyError:
+        raise
+    except Exception as error:  # the compiler raises many things on a schema that makes no sense
+        raise PolicyError(f"{what} is wrong: {error}") from error
+
+    def check(arguments: object) -> str | None:
+        try:
+            validate(_plain(arguments))
+        except fastjsonschema.JsonSchemaValueException as error:
+            return error.message.replace("data", "arguments", 1)[:MAX_PROBLEM]
+        except _NoNumber as error:
+            return f"they hold {error}, which is no number in JSON"
+        except (OverflowError, ValueError):  # as a limit is compared with it, or as it is written out for the message
+            return "they hold a number too long to be checked"
+        except RecursionError:
+            return "they are nested too deeply"
+        return None
+
+    return check
+
+
+def _check_keywords(what: str, schema: Mapping[str, Any]) -> None:
+    for keyword, value in _keywords(schema):
+        if keyword == "$ref" and not (isinstance(value, str) and value.startswith("#")):
+            raise PolicyError(
+                f"{what} refers to {value!r}", hint="copy it into definitions and refer to #/definitions/..."
+            )
+        if keyword in _UNSUPPORTED:
+            raise PolicyError(f"{what} uses {keyword}, which is not checked", hint="write it in JSON Schema draft 7")
+
+
+def _is_email(text: str) -> bool:
+    """Whether it is an e-mail address. The validator's own pattern takes the square of the length of a row of dots."""
+    local, _, host = text.partition("@")
+    dotted = local[:1] in ("", ".") or local.endswith(".") or ".." in local
+    return not dotted and "@" not in host and "." in host[1:-1]
+
+
+def _keywords(schema: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Every keyword of the schema and of the schemas in it, with its value."""
+    pending: list[Any] = [schema]
+    while pending:
+        part = pending.pop()
+        if isinstance(part, Mapping):
+            for keyword, value in part.items():
+                yield keyword, value
+                if keyword in _NAMED_SCHEMAS and isinstance(value, Mapping):
+                    pending.extend(value.values())
+                elif keyword not in _DATA:
+                    pending.append(value)
+        elif isinstance(part, list | tuple):
+            pending.extend(part)
+
+
+def _plain(value: Any) -> Any:
+    """``value`` with every mapping as a dict and every sequence as a list, which is what the validator knows."""
+    if isinstance(value, Mapping):
+        return {key: _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    if isinstance(value, float) and not math.isfinite(value):  # no limit of a schema holds for nan
+        raise _NoNumber(value)
+    return value

@@ -1,0 +1,164 @@
+"""Python processes that a governed program starts are governed too: by the same policy, on the same record.
+
+`hand_on` puts what a child needs into the environment: ``LGOV_CHILD``, and in front of ``PYTHONPATH`` a folder whose
+``sitecustomize`` calls `govern_child` before anything of the child's own runs. A child opens the policy and the record
+when it first imports a framework, so that one that never does costs nothing but a few imports. Not reached: a child
+started with ``-I``, ``-E`` or ``-S`` or with an environment of its own, and programs that are not Python; the closing
+report of ``lgov run`` says so. Policies that keep count in memory (costs, rates, loops) count in each process alone.
+"""
+
+from __future__ import annotations
+
+import atexit
+import json
+import os
+import sys
+import tempfile
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from lgov_core.process.governed import (
+    ProcessOptions,
+    append_report,
+    end_process,
+    installed_adapters,
+    open_process,
+    say,
+)
+from lgov_core.scope import RolloutScope, carry_into_threads, enter_scope
+
+if TYPE_CHECKING:
+    from lgov_core.governor import Governor
+    from lgov_core.process.governed import GovernedProcess
+
+VARIABLE = "LGOV_CHILD"
+#: Who started a child: the program, its ``multiprocessing``, or another child.
+BY_PROGRAM, BY_MULTIPROCESSING, BY_CHILD = "program", "multiprocessing", "child"
+SITE = Path(__file__).parent / "site"
+#: How much of a child's command a message shows, in characters.
+MAX_COMMAND = 100
+
+
+@dataclass(frozen=True, slots=True)
+class ChildReports:
+    """The file to which governed children write a line when they begin and one when they end."""
+
+    path: Path
+
+    def read(self) -> tuple[Counter[str], Counter[tuple[str, str, str]], list[str]]:
+        """How many children began (by who started them), what they judged, what went wrong in them; removes the file."""
+        began, judged, problems = Counter[str](), Counter[tuple[str, str, str]](), list[str]()
+        try:
+            lines = self.path.read_text(encoding="utf-8").splitlines()
+            self.path.unlink()
+        except OSError:
+            return began, judged, problems
+        for line in lines:
+            try:
+                said: dict[str, Any] = json.loads(line)
+            except ValueError:
+                continue  # a child was killed while it wrote
+            began.update([said["began"]] if "began" in said else [])
+            for framework, point, effect, count in said.get("judged", ()):
+                judged[framework, point, effect] += count
+            problems += said.get("problems", [])
+        return began, judged, problems
+
+
+def hand_on(options: ProcessOptions, scope: RolloutScope) -> ChildReports:
+    """Makes the Python processes that this process starts from now on governed. Changes the environment."""
+    handle, name = tempfile.mkstemp(prefix="lgov-children-", suffix=".jsonl")
+    os.close(handle)
+    os.environ[VARIABLE] = json.dumps(
+        {
+            "policy": str(options.policy.resolve()),
+            "audit": str(options.audit.resolve()),
+            "store": _absolute(options.store),
+            "timeout_s": options.timeout_s,
+            "capture_content": options.capture_content,
+            "redact": options.redact,
+            "rollout_id": scope.rollout_id,
+            "attempt": scope.attempt,
+            "task_id": scope.task_id,
+            "session_id": scope.session_id,
+            "reports": name,
+        }
+    )
+    others = [entry for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep) if entry and entry != str(SITE)]
+    os.environ["PYTHONPATH"] = os.pathsep.join([str(SITE), *others])
+    return ChildReports(Path(name))
+
+
+def _absolute(store: str | None) -> str | None:
+    """A store in a file, wherever the child's working folder is; an address stays as it is."""
+    if store is None or ("://" in store and not store.startswith("sqlite:///")):
+        return store
+    return str(Path(store.removeprefix("sqlite:///")).resolve())
+
+
+def govern_child() -> None:
+    """Puts this process under the policy that its parent handed on. Ends it with 78 when that cannot be done."""
+    try:
+        child = _Child(json.loads(os.environ[VARIABLE]))
+        child.begin()
+    except BaseException as error:  # noqa: BLE001 - ungoverned it must not run
+        _refuse(f"{type(error).__name__}: {error}")
+
+
+class _Child:
+    """One governed child: what it was told, and what it has opened once a framework was imported."""
+
+    def __init__(self, told: dict[str, Any]) -> None:
+        self.options = ProcessOptions(
+            Path(told["policy"]),
+            Path(told["audit"]),
+            told["store"],
+            told["timeout_s"],
+            told["capture_content"],
+            tuple(told["redact"]),
+        )
+        self.scope = RolloutScope(told["rollout_id"], told["attempt"], told["session_id"], told["task_id"])
+        self.reports = Path(told["reports"])
+        self.process: GovernedProcess | None = None
+        self.pid = os.getpid()
+        spawned = any(word.startswith("from multiprocessing.") for word in sys.orig_argv)
+        self.started_by = BY_CHILD if told.get("in_child") else BY_MULTIPROCESSING if spawned else BY_PROGRAM
+        os.environ[VARIABLE] = json.dumps({**told, "in_child": True})  # for those that this one starts
+
+    def begin(self) -> None:
+        from lgov_core.plugins import make_plugin_manager
+        from lgov_core.process.import_guard import FrameworkGuard
+
+        manager = make_plugin_manager()
+
+        def opened() -> Governor:
+            if self.process is None:
+                self.process = open_process(self.options, manager=manager)
+                self.process.tally.reports = self.reports
+            return self.process.governor
+
+        self.entered = enter_scope(self.scope)  # for as long as the process lives; dropped, it would leave the scope
+        self.entered.__enter__()
+        carry_into_threads()
+        FrameworkGuard(installed_adapters(manager), opened, _refuse).install()
+        self.report({"began": self.started_by})
+        atexit.register(self.end)
+
+    def end(self) -> None:
+        if os.getpid() != self.pid or self.process is None:
+            return
+        problems = [f"{count} failures in {what}" for what, count in sorted(self.process.governor.failures.items())]
+        problems += self.process.close()
+        judged = [[*key, count] for key, count in self.process.tally.judged.items()]
+        self.report({"judged": judged, "problems": [f"child process {self.pid}: {problem}" for problem in problems]})
+
+    def report(self, said: dict[str, Any]) -> None:
+        append_report(self.reports, said)
+
+
+def _refuse(reason: str) -> NoReturn:
+    said = " ".join(" ".join(sys.orig_argv[:3]).split())  # the text after -c may have many lines
+    what = said if len(said) <= MAX_COMMAND else f"{said[:MAX_COMMAND]}…"
+    end_process(lambda: say(f"stopped: {what}, started by a governed program: {reason}"))

@@ -1,0 +1,219 @@
+"""What a process under policy holds open: the policy, the record, the store, the governor, and the guard of imports.
+
+``lgov run``, the Python processes that its program starts, the pytest plugin and the OpenTelemetry entry point all open
+the same thing; they differ in when, and in what they do when it cannot be opened.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from lgov_core.errors import InstrumentationError, LgovError
+from lgov_core.hookspecs import hookimpl
+
+if TYPE_CHECKING:
+    from lgov_core.audit import AuditLog
+    from lgov_core.governor import Governor
+    from lgov_core.instrumentation.adapter import Adapter
+    from lgov_core.store.protocol import TraceStore
+
+#: The status of a process that could not be governed (EX_CONFIG of sysexits.h).
+CANNOT_GOVERN = 78
+
+DEFAULT_AUDIT = Path(".lgov") / "audit.db"
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessOptions:
+    """What a process is governed by. ``policy`` is a file; ``store`` None keeps no spans.
+
+    ``timeout_s`` bounds a policy that does not promise bounded cost, in seconds. With ``capture_content`` false no
+    prompt, argument or result is on a span.
+    """
+
+    policy: Path
+    audit: Path = DEFAULT_AUDIT
+    store: str | None = None
+    timeout_s: float = 2.0
+    capture_content: bool = True
+    redact: tuple[str, ...] = ()
+
+
+class Tally:
+    """Counts what was judged: by framework, point and effect. Safe in any thread.
+
+    A forked child counts in memory of its own, and may end without a word; so each of its decisions is a line of
+    ``reports``, if that is set.
+    """
+
+    def __init__(self) -> None:
+        self.judged: Counter[tuple[str, str, str]] = Counter()
+        self.reports: Path | None = None
+        self._pid = os.getpid()
+
+    @hookimpl
+    def lgov_observe(self, event: Any) -> None:
+        """Counts a decision."""
+        if (decision := getattr(event, "decision", None)) is not None and hasattr(event, "at"):
+            action = event.action
+            key = (action.framework or "", action.point.value, decision.effect.label)
+            if self.reports is not None and os.getpid() != self._pid:
+                append_report(self.reports, {"judged": [[*key, 1]]})
+            else:
+                self.judged[key] += 1
+
+
+@dataclass(slots=True)
+class GovernedProcess:
+    """The open parts. Close it once, at the end; `close` returns what went wrong while closing, in words."""
+
+    options: ProcessOptions
+    governor: Governor
+    audit: AuditLog
+    store: TraceStore | None
+    tally: Tally
+    problems: list[str] = field(default_factory=list[str])
+
+    def close(self) -> list[str]:
+        """Closes everything; goes on when one part cannot be closed."""
+        self.governor.close()
+        closers: list[Callable[[], None]] = [self.audit.close]
+        if self.store is not None:
+            closers.append(self.store.close)
+        for close in closers:
+            try:
+                close()
+            except LgovError as error:
+                self.problems.append(str(error))
+        return self.problems
+
+
+def open_process(options: ProcessOptions, *, plugins: Sequence[object] = (), manager: Any = None) -> GovernedProcess:
+    """Opens everything that ``options`` names; ``plugins`` take part beside the installed ones.
+
+    Raises `LgovError` (a policy that does not load, a record or store that cannot be opened); then nothing stays open.
+    """
+    from lgov_core.audit import AuditLog, default_signer
+    from lgov_core.governor import Governor
+    from lgov_core.plugins import make_plugin_manager
+    from lgov_core.policies import load_policy_file
+    from lgov_core.reward import AirPlugin, AirRules, RuleSet, air
+
+    policies = load_policy_file(options.policy)
+    manager = manager if manager is not None else make_plugin_manager()
+    make_folder(options.audit.parent)
+    audit = AuditLog(
+        options.audit, policy_digest=policies.digest or "", signer=default_signer(), redact=options.redact or None
+    )
+    tally = Tally()
+    # Rules that the program registers are added to the set in use. A plugin that charges denials does that alone.
+    charged = any(getattr(plugin, "charges_denials", False) is True for plugin in (*plugins, *manager.get_plugins()))
+    rules = air.use(RuleSet(base=AirRules(denied=0.0) if charged else AirRules()))
+    taking_part: list[object] = [AirPlugin(rules), tally, *plugins]
+    store = None
+    try:
+        if options.store is not None:
+            from lgov_core.store import open_store
+            from lgov_core.trace.sink import StoreSink
+
+            store = open_store(options.store)
+            taking_part.append(StoreSink(store, content=options.capture_content))
+        governor = Governor(
+            policies,
+            plugins=taking_part,
+            audit=audit,
+            timeout_s=options.timeout_s,
+            manager=manager,
+            capture_content=options.capture_content,
+        )
+    except BaseException:
+        audit.close()
+        if store is not None:
+            store.close()
+        raise
+    return GovernedProcess(options, governor, audit, store, tally)
+
+
+def installed_adapters(manager: Any) -> list[Adapter]:
+    """The adapters of all plugins, the built-in ones first. Raises `InstrumentationError` when a plugin does not name one."""
+    try:
+        adapters: list[Adapter] = manager.hook.lgov_framework()[::-1]  # pluggy asks the last registered first
+    except LgovError:
+        raise
+    except (Exception, SystemExit) as error:
+        raise InstrumentationError(
+            f"a plugin failed to name its framework: {type(error).__name__}: {error}",
+            hint="lgov plugins lists them; repair or uninstall the one that raises",
+        ) from error
+    return adapters
+
+
+def make_folder(folder: Path) -> None:
+    """Makes the folder of a record. Raises `InstrumentationError`."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InstrumentationError(f"the folder {folder} for the audit record cannot be made: {error}") from error
+
+
+def policy_in(folder: Path) -> Path:
+    """The policy file that lies in ``folder``. Raises `InstrumentationError` when there is none."""
+    for name in ("policy.yaml", "policy.yml"):
+        if (path := folder / name).is_file():
+            return path
+    raise InstrumentationError(
+        f"no policy was given and there is no policy.yaml in {folder}",
+        hint="name one with --policy; a program without a policy is not run",
+    )
+
+
+def say(text: str) -> None:
+    """Writes a line for people to standard error, if it can be written to: nothing may hang on that."""
+    write_error(f"lgov: {text}")
+
+
+def write_error(line: str) -> None:
+    """Writes a line to standard error, which may be closed, full, or not there."""
+    with suppress(AttributeError, OSError, ValueError):
+        sys.stderr.write(f"{line}\n")
+
+
+def end_process(*last_words: Callable[[], object]) -> NoReturn:
+    """Ends the process with 78 at once, after ``last_words``, whatever those raise.
+
+    Not by an exception: the program could catch one and go on ungoverned.
+    """
+    try:
+        for word in (*last_words, lambda: sys.stdout.flush(), lambda: sys.stderr.flush()):
+            with suppress(Exception):
+                word()
+    finally:
+        os._exit(CANNOT_GOVERN)
+
+
+def append_report(path: Path, said: Mapping[str, Any]) -> None:
+    """One line for the closing report, appended at once: several processes write to the file."""
+    try:
+        handle = os.open(path, os.O_WRONLY | os.O_APPEND)
+    except OSError:
+        return  # the program has ended and taken its report with it; the record is what proves
+    try:
+        os.write(handle, (json.dumps(said) + "\n").encode())
+    finally:
+        os.close(handle)
+
+
+def as_counts(tally: Mapping[tuple[str, str, str], int]) -> dict[str, dict[str, dict[str, int]]]:
+    """The tally as nested mappings: framework, point, effect."""
+    counts: dict[str, dict[str, dict[str, int]]] = {}
+    for (framework, point, effect), count in sorted(tally.items()):
+        counts.setdefault(framework, {}).setdefault(point, {})[effect] = count
+    return counts

@@ -1,0 +1,216 @@
+"""What ``lgov run`` says at the end: what was covered, what was not, and how near the program came to a known gap."""
+
+from __future__ import annotations
+
+import ast
+import sys
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from lgov_core.process.governed import as_counts
+from lgov_core.settings import without_password
+
+if TYPE_CHECKING:
+    from lgov_core.instrumentation.adapter import Adapter
+
+_WORDS = {
+    "agent_startup": "starts",
+    "input": "user texts",
+    "pre_model_call": "model calls",
+    "post_model_call": "replies",
+    "pre_tool_call": "tool calls",
+    "post_tool_call": "tool results",
+    "output": "answers",
+    "agent_shutdown": "ends",
+}
+#: Actions of lgov's own: the beginning and the end of a rollout.
+_OURSELVES = ("", "lgov")
+#: More of the same gap are counted, not listed.
+MAX_PLACES = 5
+
+
+@dataclass(frozen=True, slots=True)
+class NearGap:
+    """A line of the program that may go around an adapter: a known gap of ``framework``."""
+
+    file: str
+    line: int
+    call: str
+    framework: str
+    gap: str
+    why: str
+
+
+@dataclass(slots=True)
+class RunReport:
+    """How a governed run went. ``judged`` counts by framework, point and effect; it holds the children's too.
+
+    ``uncovered`` says for each instrumented framework at which points it cannot block. ``children`` counts started programs by
+    name, ``governed_children`` those that were under policy, also if another child started them; ``ungoverned_children``
+    are those that the program itself started and that were not. ``store`` is the trace store as it may be printed, or
+    None, and ``rollout_id`` the rollout that the run is there.
+    """
+
+    frameworks: list[str]
+    judged: dict[str, dict[str, dict[str, int]]]
+    allowed: int
+    denied: int
+    uncovered: dict[str, list[str]]
+    near_gaps: list[NearGap]
+    children: dict[str, int]
+    governed_children: int
+    ungoverned_children: int
+    failures: dict[str, int]
+    audit: str
+    rollout_id: str
+    store: str | None = None
+    problems: list[str] = field(default_factory=list[str])
+
+    def as_json(self) -> dict[str, Any]:
+        """The report as JSON values."""
+        return asdict(self)
+
+    def lines(self) -> list[str]:
+        """The report in words, a line each."""
+        instrumented = ", ".join(self.frameworks) or "none"
+        lines = [f"governed: {instrumented}; decisions: {self.allowed} allowed, {self.denied} denied"]
+        if not self.frameworks and not any("pre_tool_call" in points for points in self.judged.values()):
+            lines.append("the program imported no framework that lgov governs: no tool call of it was judged")
+        # What children judged counts too, also of a framework that only they have loaded.
+        elsewhere = [name for name in self.judged if name not in (*self.frameworks, *_OURSELVES)]
+        judged = [name for name in (*self.frameworks, *elsewhere) if name in self.judged]
+        # A framework that others are built on (the openai client, say) judges nothing when they do it.
+        for framework in judged or self.frameworks:
+            lines.append(f"{framework}: judged {_in_words(self.judged.get(framework, {}))}")
+        for framework, points in self.uncovered.items():
+            lines.append(f"{framework}: cannot block at {', '.join(points)}")
+        lines += [f"{count} failures in {what}" for what, count in sorted(self.failures.items())]
+        lines += self._gap_lines()
+        lines += self._child_lines()
+        lines += self.problems
+        lines.append(f"audit record: {self.audit}")
+        if self.store is not None:
+            lines.append(f"trace store: {self.store}, rollout {self.rollout_id}")
+        return lines
+
+    def _gap_lines(self) -> list[str]:
+        lines = [
+            f"near a known gap: {Path(near.file).name}:{near.line} calls {near.call}(): {near.framework}: {near.why}"
+            for near in self.near_gaps[:MAX_PLACES]
+        ]
+        if len(self.near_gaps) > MAX_PLACES:
+            lines.append(f"near a known gap: {len(self.near_gaps) - MAX_PLACES} further places")
+        return lines
+
+    def _child_lines(self) -> list[str]:
+        lines: list[str] = []
+        if self.governed_children:
+            lines.append(f"{self.governed_children} Python processes that the program started were governed")
+        if self.ungoverned_children:
+            names = ", ".join(name for name, _ in Counter(self.children).most_common(MAX_PLACES))
+            what = f"{self.ungoverned_children} processes that the program started were not governed"
+            lines.append(f"{what} (it started {names})")
+        return lines
+
+
+def make_report(
+    adapters: Iterable[Adapter],
+    instrumented: Iterable[str],
+    judged: Counter[tuple[str, str, str]],
+    *,
+    folder: Path,
+    children: Mapping[str, int],
+    governed_children: int,
+    ungoverned_children: int,
+    failures: Mapping[str, int],
+    audit: Path,
+    rollout_id: str,
+    store: str | None = None,
+    problems: Iterable[str] = (),
+    main: Path | None = None,
+) -> RunReport:
+    """Puts the report together. ``folder`` holds the program's own files: those are searched for known gaps.
+
+    ``main`` is the file that ran as ``__main__``.
+    """
+    names = list(instrumented)
+    here = [adapter for adapter in adapters if adapter.name in names]
+    denied = sum(count for (_, _, effect), count in judged.items() if effect in ("deny", "escalate"))
+    return RunReport(
+        frameworks=names,
+        judged=as_counts(judged),
+        allowed=sum(judged.values()) - denied,
+        denied=denied,
+        uncovered={one.name: points for one in here if (points := _cannot_block(one))},
+        near_gaps=near_gaps(folder, here, main),
+        children=dict(children),
+        governed_children=governed_children,
+        ungoverned_children=ungoverned_children,
+        failures=dict(failures),
+        audit=str(audit),
+        rollout_id=rollout_id,
+        store=None if store is None else without_password(store),
+        problems=list(problems),
+    )
+
+
+def _in_words(points: Mapping[str, Mapping[str, int]]) -> str:
+    parts = [f"{sum(points[point].values())} {words}" for point, words in _WORDS.items() if point in points]
+    return ", ".join(parts) or "nothing"
+
+
+def _cannot_block(adapter: Adapter) -> list[str]:
+    from lgov_core.types import Point
+
+    judged = [point for point in Point if point not in (Point.AGENT_STARTUP, Point.AGENT_SHUTDOWN)]
+    return [point.value for point in judged if not (surface := adapter.surface.get(point)) or not surface.block]
+
+
+def near_gaps(folder: Path, adapters: Iterable[Adapter], main: Path | None = None) -> list[NearGap]:
+    """The lines of the program's own modules that call what a known gap of an instrumented framework is reached by.
+
+    Read from the source of ``main`` and of the modules that are loaded from ``folder``: what is called there by name. It
+    is a hint and no proof in either direction.
+    """
+    wanted = {name: (adapter.name, gap) for adapter in adapters for gap in adapter.gaps for name in gap.calls}
+    found: list[NearGap] = []
+    if not wanted:
+        return found
+    for path in sorted(_own_files(folder, main)):
+        try:
+            tree = ast.parse(path.read_bytes())
+        except (OSError, SyntaxError, ValueError):
+            continue
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Call) and (call := _called(node)) in wanted:
+                framework, gap = wanted[call]
+                found.append(NearGap(str(path), node.lineno, call, framework, gap.name, gap.why))
+    return sorted(found, key=lambda one: (one.file, one.line))
+
+
+def _own_files(folder: Path, main: Path | None) -> set[Path]:
+    root = folder.resolve()
+    files: set[Path] = set()
+    for module in list(sys.modules.values()):
+        name = getattr(module, "__file__", None)
+        if not isinstance(name, str) or not name.endswith(".py"):
+            continue
+        path = Path(name).resolve()
+        if path.is_relative_to(root) and "site-packages" not in path.parts and not path.is_relative_to(_OURS):
+            files.add(path)
+    if main is None and sys.argv and sys.argv[0].endswith(".py"):
+        main = Path(sys.argv[0]).resolve()
+    return files | ({main} if main is not None and main.is_file() else set())
+
+
+_OURS = Path(__file__).parent
+
+
+def _called(node: ast.Call) -> str:
+    function = node.func
+    if isinstance(function, ast.Attribute):
+        return function.attr
+    return function.id if isinstance(function, ast.Name) else ""

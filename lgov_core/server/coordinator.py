@@ -1,0 +1,279 @@
+"""What clients are told, and what they tell: tasks, runs, assignments, reports. The state behind the routes."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import lgov_core
+from lgov_core._util.durable import write_whole
+from lgov_core.client.tasks import read_tasks
+from lgov_core.client.wire import PROTOCOL, Assignment, Report
+from lgov_core.errors import ClientError, EndpointError, RewardError, StoreError
+from lgov_core.gateway.serving.keys import KeyRing
+from lgov_core.server.collect import QueueCollector
+from lgov_core.server.key_path import PREFIX
+from lgov_core.server.run_state import RunState
+from lgov_core.store import RolloutQueue
+from lgov_core.types import Attempt, Outcome
+
+_SPLITS: Final = ("train", "test")
+#: A key outlives its attempt by this: a call at the very end is still recorded, not refused.
+_KEY_SPARE_S: Final = 60.0
+_MOST_LEASE_S: Final = 3600.0
+#: Clients that have gone, so that a claim of theirs which still waits is given nothing; the oldest is forgotten.
+_MOST_GONE: Final = 1000
+#: Uploads that were begun and not ended; the oldest goes when there are more.
+_MOST_UPLOADS: Final = 8
+
+
+class Tasks:
+    """The tasks of a server, in ``data/`` of its folder. For any thread."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder / "data"
+        self._lock = threading.Lock()
+        self._uploads: dict[str, dict[str, list[dict[str, Any]]]] = {}
+        self._tasks: dict[str, list[dict[str, Any]]] = {split: [] for split in _SPLITS}
+        for split in _SPLITS:
+            path = self._folder / f"{split}.jsonl"
+            if path.exists() and path.stat().st_size:
+                self._tasks[split] = read_tasks(path)
+
+    def of(self, split: str) -> list[dict[str, Any]]:
+        """The tasks to train on (``train``), or the held-out ones (``test``)."""
+        with self._lock:
+            return self._tasks[split]
+
+    def add_part(self, upload: str, split: str, tasks: Sequence[Any]) -> None:
+        """A part of an upload. Nothing counts before `commit`. Raises `EndpointError` (422)."""
+        if split not in _SPLITS:
+            raise EndpointError(f"there is no split {split!r}", status=422, hint="train or test")
+        if not all(isinstance(task, dict) and task for task in tasks):
+            raise EndpointError("each task is an object with at least one field", status=422)
+        with self._lock:
+            while upload not in self._uploads and len(self._uploads) >= _MOST_UPLOADS:
+                del self._uploads[next(iter(self._uploads))]
+            self._uploads.setdefault(upload, {name: [] for name in _SPLITS})[split] += tasks
+
+    def commit(self, upload: str, counts: Mapping[str, int]) -> None:
+        """Makes an upload the server's tasks, on disk first. Raises `EndpointError` (409) when parts are missing."""
+        with self._lock:
+            found = self._uploads.pop(upload, None)
+            if found is None or {split: len(found[split]) for split in _SPLITS} != dict(counts):
+                raise EndpointError("parts of the upload are missing", status=409, hint="upload the data again")
+            for split in _SPLITS:
+                lines = "".join(json.dumps(task) + "\n" for task in found[split])
+                write_whole(self._folder / f"{split}.jsonl", lines.encode())
+            self._tasks = found
+
+
+class Coordinator:
+    """What the routes do. All methods block and may be called from any thread; raises `EndpointError`.
+
+    ``timeout_s`` bounds an attempt.
+    """
+
+    def __init__(
+        self,
+        tasks: Tasks,
+        store: RolloutQueue,
+        keys: KeyRing,
+        collector: QueueCollector,
+        *,
+        folder: Path,
+        loop_id: str,
+        about: Mapping[str, Any],
+        timeout_s: float,
+    ) -> None:
+        self.tasks = tasks
+        self._store, self._keys, self._collector = store, keys, collector
+        self._folder, self._loop_id, self._about, self._timeout_s = folder, loop_id, about, timeout_s
+        self._changed = threading.Condition()
+        self._run: RunState | None = None
+        self._untold: RunState | None = None
+        self._asked = False
+        self._last_seen: dict[str, float] = {}
+        self._claiming = threading.Lock()
+        self._gone: dict[str, None] = {}
+
+    # ------------------------------------------------------------------ for the loop
+
+    def asked(self, stop: threading.Event) -> bool:
+        """Blocks until a client wants a run that is not there (True), or ``stop`` is set (False)."""
+        with self._changed:
+            while not self._asked and not stop.is_set():
+                self._changed.wait(0.2)
+            asked, self._asked = self._asked, False
+            return asked and not stop.is_set()
+
+    def begin(self, run: RunState, *, resumed: bool = False) -> None:
+        """From here on ``run`` is the run. One that is ``resumed`` is the next client's, even if it has ended by then."""
+        with self._changed:
+            self._run, self._asked = run, False
+            self._untold = run if resumed else None
+            self._changed.notify_all()
+
+    @property
+    def run(self) -> RunState | None:
+        """The run that is, or was last."""
+        return self._run
+
+    def clients(self) -> int:
+        """How many clients asked for work within the last minute."""
+        now = time.monotonic()
+        with self._changed:
+            return sum(now - seen < 60.0 for seen in self._last_seen.values())
+
+    # ------------------------------------------------------------------ for the routes
+
+    def about(self) -> dict[str, Any]:
+        """Which server this is."""
+        return {"version": lgov_core.__version__, "protocol": PROTOCOL, **self._about}
+
+    def add_data(self, upload: str, split: str, tasks: Sequence[Any]) -> dict[str, Any]:
+        """A part of an upload."""
+        self.tasks.add_part(upload, split, tasks)
+        return {}
+
+    def commit_data(self, upload: str, counts: Mapping[str, int]) -> dict[str, Any]:
+        """The end of an upload. Refused (409) while a run goes on."""
+        if self._run is not None and not self._run.ended:
+            raise EndpointError("a training is going on", status=409, hint="stop it, or upload when it is done")
+        self.tasks.commit(upload, counts)
+        return {}
+
+    def start(self) -> dict[str, Any]:
+        """The run that goes on, or a new one. Refused (409) without tasks."""
+        if not self.tasks.of("train"):
+            raise EndpointError("there are no tasks to train on", status=409, hint="call upload_data first")
+        with self._changed:
+            before = self._run
+            if before is None or (before.ended and before is not self._untold):
+                self._asked = True
+                self._changed.notify_all()
+                if not self._changed.wait_for(lambda: self._run is not before, timeout=60.0):
+                    raise EndpointError("the server is not ready", status=503, hint="try again in a moment")
+            run, self._untold = self._run, None
+        assert run is not None
+        return {"run": run.run_id, "steps": run.steps}
+
+    def claim(self, worker_id: str, limit: int, lease_s: float) -> list[dict[str, Any]]:
+        """At most ``limit`` attempts for a client, each with the path of its endpoint."""
+        with self._changed:
+            self._last_seen[worker_id] = time.monotonic()
+        if limit < 1:
+            return []
+        lease = min(max(lease_s, 1.0), _MOST_LEASE_S)
+        found: list[dict[str, Any]] = []
+        with self._claiming:
+            gone = worker_id in self._gone
+            claims = () if gone else self._store.claim(worker_id, limit, lease_s=lease, run_id=self._loop_id)
+        for claim in claims:
+            rollout, attempt = claim.rollout, claim.attempt.attempt
+            expires_at = time.time() + self._timeout_s + _KEY_SPARE_S
+            key = self._keys.issue(rollout.rollout_id, attempt, expires_at=expires_at)
+            given: Any = rollout.input
+            assignment = Assignment(
+                rollout.rollout_id,
+                attempt,
+                rollout.task_id,
+                given["mode"],
+                given["task"],
+                f"{PREFIX}{key}/v1",
+                str(self._about["model"]),
+                self._timeout_s,
+            )
+            found.append(assignment.as_json())
+        return found
+
+    def heartbeat(self, worker_id: str, lease_s: float, attempts: Sequence[tuple[str, int]]) -> dict[str, Any]:
+        """Those of ``attempts`` that the client still has."""
+        self._store.expire()
+        lease = min(max(lease_s, 1.0), _MOST_LEASE_S)
+        held = self._store.heartbeat(worker_id, lease_s=lease, attempts=attempts)
+        self._collector.wake()
+        return {"attempts": [[one.rollout_id, one.attempt] for one in held]}
+
+    def finish(self, worker_id: str, rollout_id: str, attempt: int, body: Mapping[str, Any]) -> dict[str, Any]:
+        """Ends an attempt with its rewards. ``accepted`` is false for one that had been closed for another reason."""
+        try:
+            report = Report.of_json(body)
+        except ValueError as error:
+            raise EndpointError(f"the report cannot be read: {error}", status=422) from error
+        for reward in report.rewards:
+            if (reward.rollout_id or rollout_id, reward.attempt or attempt) != (rollout_id, attempt):
+                raise EndpointError(f"reward {reward.reward_id} is of another attempt", status=422)
+        spans = [span for span in report.spans if (span.rollout_id, span.attempt) == (rollout_id, attempt)]
+        result = {"counts": dict(report.counts), "worker": worker_id}
+        try:
+            if spans and self._is_open(rollout_id, attempt):
+                self._store.add_spans(spans)
+            self._store.finish_attempt(
+                rollout_id, attempt, report.outcome, error=report.error, result=result, rewards=report.rewards
+            )
+        except (StoreError, RewardError) as error:
+            ended = self._attempt(rollout_id, attempt)
+            if ended is None or ended.outcome is None:
+                raise EndpointError(f"the report cannot be kept: {error}", status=422) from error
+            # The same report again, whose answer was lost, or one of an attempt that was given up.
+            return {"accepted": ended.result == result and ended.outcome is report.outcome}
+        self._collector.wake()
+        return {"accepted": True}
+
+    def release(self, worker_id: str, reason: str) -> dict[str, Any]:
+        """Takes back all that a client has in hand, also what it was given and never got to know of; it gets no more."""
+        with self._claiming:
+            self._gone[worker_id] = None
+            while len(self._gone) > _MOST_GONE:
+                del self._gone[next(iter(self._gone))]
+            held = self._store.heartbeat(worker_id, lease_s=1.0)
+        for one in held:
+            try:
+                self._store.finish_attempt(one.rollout_id, one.attempt, Outcome.INFRASTRUCTURE, error=reason)
+            except StoreError:  # it has ended
+                continue
+        self._collector.wake()
+        return {}
+
+    def progress(self, run_id: str | None, after: int) -> dict[str, Any]:
+        """How a run stands. Raises `EndpointError` (409) for one that is gone."""
+        run = self._run
+        if run is None or (run_id is not None and run.run_id != run_id):
+            raise EndpointError("this server has no such run any more", status=409, hint="train again")
+        if run_id is not None:
+            self._untold = None  # a client that knew it before the server was started again
+        return run.progress(after)
+
+    def stop(self) -> dict[str, Any]:
+        """Asks the run to end after the update in progress."""
+        if self._run is not None:
+            self._run.stop_asked.set()
+            self._collector.wake()
+        return {}
+
+    @property
+    def enqueued(self) -> int:
+        """Grows when there is something new to claim."""
+        return self._collector.enqueued
+
+    def _is_open(self, rollout_id: str, attempt: int) -> bool:
+        found = self._attempt(rollout_id, attempt)
+        return found is not None and found.outcome is None
+
+    def _attempt(self, rollout_id: str, attempt: int) -> Attempt | None:
+        return next((one for one in self._store.attempts([rollout_id]) if one.attempt == attempt), None)
+
+
+def check_protocol(protocol: str | None, version: str | None) -> None:
+    """Raises `ClientError` for a client that speaks another protocol."""
+    if protocol != str(PROTOCOL):
+        raise ClientError(
+            f"this training server is lgov {lgov_core.__version__} (protocol {PROTOCOL}), "
+            f"the client is {version or 'of unknown version'} (protocol {protocol or 'none'})",
+            hint="install the same version of lgov on both sides",
+        )

@@ -1,0 +1,136 @@
+"""The training server's other half on verl: clients run the agents, verl trains.
+
+`open_desk` is a host of `lgov_core.train.verl.hosts`: it runs in the process of verl's task runner and serves what a
+`lgov_core.server.training.TrainingServer` serves, so that the same `lgov_core.Client` works with either.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final, cast
+
+from lgov_core.errors import LgovError, TrainError
+from lgov_core.gateway.app import create_app
+from lgov_core.gateway.protocol import Engine
+from lgov_core.gateway.serving.keys import KeyRing
+from lgov_core.gateway.serving.server import EndpointServer
+from lgov_core.server.collect import QueueCollector, Stopped
+from lgov_core.server.coordinator import Coordinator, Tasks
+from lgov_core.server.key_path import KeyInPath
+from lgov_core.server.routes import TrainRoutes
+from lgov_core.server.run_state import RunState
+from lgov_core.store import RolloutConfig, RolloutQueue
+from lgov_core.train.loop.metrics_log import MetricsLog
+from lgov_core.train.verl.job import VerlJob
+from lgov_core.train.workers.jobs import JobResult
+from lgov_core.types import Rollout
+
+DESK: Final = "lgov_core.server.verl.host:open_desk"
+
+
+def desk_options(
+    *, host: str, port: int, algorithm: str, timeout_s: float, max_attempts: int, key_secret_file: Path | None = None
+) -> Mapping[str, Any]:
+    """The fields ``host`` and ``options`` of a `VerlJob` whose rollouts are run by clients.
+
+    The server listens on ``host`` and ``port``; with ``key_secret_file`` clients need an admin key made from it.
+    """
+    options: dict[str, Any] = {
+        "host": host,
+        "port": port,
+        "algorithm": algorithm,
+        "timeout_s": timeout_s,
+        "max_attempts": max_attempts,
+        "key_secret_file": None if key_secret_file is None else str(key_secret_file),
+    }
+    return {"host": DESK, "options": options}
+
+
+def keep_tasks(folder: Path, tasks: Sequence[Mapping[str, Any]]) -> None:
+    """Puts the tasks where the server looks for them: a client that asks for a run is told whether there are any."""
+    kept = Tasks(folder)
+    kept.add_part("verl", "train", [dict(task) for task in tasks])
+    kept.commit("verl", {"train": len(tasks), "test": 0})
+
+
+def open_desk(job: VerlJob, engine: Engine, store: RolloutQueue) -> DeskHost:
+    """Starts serving. Raises `EndpointError` for an address that cannot be had."""
+    return DeskHost(job, engine, store)
+
+
+class DeskHost:
+    """An endpoint, a queue of rollouts, and the routes by which clients take from it. See `Host`.
+
+    The run is done, as clients see it, once the rollouts of the last step are in: what is left is the trainer's.
+    """
+
+    def __init__(self, job: VerlJob, engine: Engine, store: RolloutQueue) -> None:
+        options = job.options
+        secret = options["key_secret_file"]
+        keys = KeyRing(required=False) if secret is None else KeyRing(Path(secret).read_bytes().strip())
+        lines = MetricsLog(job.folder / "metrics.jsonl").lines()
+        self._known = {int(line["step"]) for line in lines if line.get("phase") == "train"}
+        before = RunState.unfinished(job.folder)
+        # The run that was killed is gone on with: who waited for it finds it again.
+        self._run = before if before is not None and before.steps == job.steps else RunState(job.folder, 0, job.steps)
+        self._run.lines(lines)
+        self._run.at(max(self._known, default=0))
+        config = RolloutConfig(max_attempts=options["max_attempts"], timeout_s=options["timeout_s"], retry_delay_s=0.5)
+        self._collector = QueueCollector(store, config, self._run.stop_asked.is_set)
+        self._collector.cancel_left(job.run_id)
+        about = {"model": engine.models[0], "algorithm": options["algorithm"], "folder": str(job.folder)}
+        desk = Coordinator(
+            Tasks(job.folder),
+            store,
+            keys,
+            self._collector,
+            folder=job.folder,
+            loop_id=job.run_id,
+            about=about,
+            timeout_s=options["timeout_s"],
+        )
+        desk.begin(self._run)
+        app = create_app([engine], store, keys=keys, more=TrainRoutes(desk).routes())
+        self._server = EndpointServer(cast(Any, KeyInPath(app)), host=options["host"], port=options["port"]).start()
+        self._steps = job.steps
+
+    @property
+    def url(self) -> str:
+        """``http://host:port``."""
+        return self._server.url
+
+    def collect_rollouts(
+        self, rollouts: Sequence[Rollout], progress: Callable[[int, int], None] | None = None
+    ) -> list[JobResult]:
+        """Waits for clients to run them. Raises `TrainError` when a client asked for the run to stop."""
+
+        def told(done: int, total: int) -> None:
+            self._run.stage("rollouts", done, total)
+            if progress is not None:
+                progress(done, total)
+
+        try:
+            results = self._collector.collect_rollouts(rollouts, told)
+        except Stopped as stopped:
+            self._run.end("stopped")
+            raise TrainError("a client asked for the training to stop") from stopped
+        except LgovError as error:
+            self._run.end("failed", error)
+            raise
+        self._run.stage("update")
+        return results
+
+    def told(self, figures: Mapping[str, Any]) -> None:
+        """See `Host`. A step that is made again has told its figures before."""
+        step = int(figures["step"])
+        if step not in self._known:
+            self._known.add(step)
+            self._run.add(figures)
+        self._run.at(step)
+        if step >= self._steps:
+            self._run.end("done")
+
+    def close(self) -> None:
+        """Ends the server."""
+        self._server.stop()

@@ -1,0 +1,165 @@
+"""From the settings of a run to a job on verl."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, Final
+
+from lgov_core._util.suggestions import suggest_name
+from lgov_core.errors import SettingsError
+from lgov_core.gateway.serving.server import is_loopback
+from lgov_core.server.recipe import algorithm_for
+from lgov_core.server.verl.host import desk_options
+from lgov_core.train.algorithms.config import UpdateConfig
+from lgov_core.train.algorithms.registry import REINFORCEMENT, algorithm_name
+from lgov_core.train.settings import TrainSettings
+from lgov_core.train.verl.hydra_config import check_overrides
+from lgov_core.train.verl.job import VerlCluster, VerlJob, VerlUpdate
+
+#: The keys of the section ``verl``, by where they go, each with what may be written there.
+_CLUSTER: Final[Mapping[str, type]] = {
+    "nodes": int, "gpus": int, "server": str, "tensor_parallel": int, "gpu_memory": float, "address": str,
+    "tokens_per_gpu": int, "offload": bool,
+}  # fmt: skip
+_UPDATE: Final[Mapping[str, type]] = {"mini_batches": int, "max_ratio_weight": float, "recompute": bool}
+_JOB: Final[Mapping[str, type]] = {"context_tokens": int, "temperature": float, "overrides": list}
+_LISTEN: Final[Mapping[str, type]] = {"listen": str, "key_secret_file": str}
+_WORDS: Final = {int: "a whole number", float: "a number", str: "text", bool: "true or false", list: "a list of texts"}
+
+_FORMS: Final[Mapping[str, Any]] = {"clip": "clip", "sequence": "gspo", "cispo": "cispo", "plain": "plain"}
+#: What stands for no second bound: verl has no switch for it.
+_NO_DUAL_CLIP: Final = 1e9
+
+
+def verl_job(settings: TrainSettings, *, run_id: str, folder: Path, tasks: int, port: int) -> VerlJob:
+    """The job for so many tasks. The server listens on ``port`` of this machine unless the section ``verl`` says where.
+
+    Raises `SettingsError` for a key that there is not, and for what verl cannot do.
+    """
+    given, training = settings.verl, settings.training
+    section = _read(given)
+    if settings.model.name is None:
+        raise SettingsError("no model is named", hint="--model FOLDER, model.name, or LIGHTNING_MODEL_PATH")
+    if training.max_staleness:
+        raise SettingsError("on verl each step waits for its rollouts", hint="leave max_staleness out")
+    if training.max_extra_groups:
+        raise SettingsError("on verl no groups are collected in place of alike ones", hint="leave max_extra_groups out")
+    algorithm = algorithm_name(training.algorithm)
+    credit, update = algorithm_for(settings)
+    cluster = {name: section[name] for name in _CLUSTER if name in section}
+    if training.tokens_per_batch is not None:
+        cluster.setdefault("tokens_per_gpu", training.tokens_per_batch)
+    batch = min(training.batch_size, tasks)
+    steps = training.epochs * (tasks // batch)
+    host, asked_port = listening(settings, port)
+    secret = section.get("key_secret_file")
+    if not is_loopback(host) and secret is None:
+        raise SettingsError(
+            f"{host} can be reached from other machines and no keys are required", hint="give verl.key_secret_file"
+        )
+    own: dict[str, Any] = {name: section[name] for name in _JOB if name in section}
+    own["overrides"] = tuple(own.get("overrides", ()))
+    check_overrides(own["overrides"])
+    return VerlJob(
+        run_id=run_id,
+        folder=folder,
+        model=model_place(settings.model.name),
+        store=str(folder / "store.sqlite"),
+        **desk_options(
+            host=host,
+            port=asked_port,
+            algorithm=algorithm,
+            timeout_s=settings.runtime.timeout_s,
+            max_attempts=settings.runtime.max_attempts,
+            key_secret_file=None if secret is None else Path(secret).absolute(),
+        ),
+        steps=steps if training.steps is None else min(steps, training.steps),
+        tasks_per_step=batch,
+        group=training.group_size,
+        seed=training.seed,
+        agents=training.agents,
+        credit=credit,
+        update=verl_update(algorithm, update, settings, **{k: section[k] for k in _UPDATE if k in section}),
+        cluster=VerlCluster(**cluster),
+        reply_tokens=settings.model.max_new_tokens,
+        tool_format=settings.model.tool_format,
+        served_as=settings.model.served_as,
+        checkpoint_every=training.checkpoint_every,
+        **own,
+    )
+
+
+def listening(settings: TrainSettings, port: int) -> tuple[str, int]:
+    """Where the server listens: ``verl.listen``, or the given port of this machine. Raises `SettingsError`."""
+    listen = settings.verl.get("listen")
+    if listen is None:
+        return "127.0.0.1", port
+    host, _, number = str(listen).rpartition(":")
+    if not host or not number.isdigit():
+        raise SettingsError(f"verl.listen is {listen!r}", hint="write an address and a port, as 0.0.0.0:8321")
+    return host, int(number)
+
+
+def model_place(name: str) -> str:
+    """What verl is told of a model: the folder of one that is here, else its name on the hub."""
+    if name == "smollm2":
+        from lgov_core.models import smollm2_folder
+
+        return str(smollm2_folder())
+    path = Path(name).expanduser()
+    return str(path.resolve()) if path.is_dir() else name
+
+
+def verl_update(name: str, update: UpdateConfig, settings: TrainSettings, **more: Any) -> VerlUpdate:
+    """What of the algorithm ``name`` verl executes. Raises `SettingsError` for what it cannot."""
+    made: dict[str, Any] = asdict(update)
+    if made.get("critic"):
+        raise SettingsError(
+            f"{name} trains a critic beside the policy, which lgov does not do on verl",
+            hint=f"--backend torch, or one of {', '.join(one for one in REINFORCEMENT if one != name)}",
+        )
+    form = update.loss
+    if form not in _FORMS:
+        raise SettingsError(
+            f"{name} has the loss {form}, which verl does not know", hint=f"verl has {', '.join(_FORMS)}"
+        )
+    if form == "plain" and (update.epochs > 1 or more.get("mini_batches", 1) > 1):
+        raise SettingsError(f"{name} makes one step an update: nothing corrects for a second", hint="update_epochs: 1")
+    rank = settings.model.lora_rank or 0
+    return VerlUpdate(
+        learning_rate=settings.training.learning_rate or (1e-5 if rank else 1e-6),
+        loss=_FORMS[form],
+        clip_low=update.clip_low,
+        clip_high=update.clip_high,
+        dual_clip=made.get("dual_clip") or _NO_DUAL_CLIP,
+        kl=update.kl,
+        entropy=made.get("entropy", 0.0),
+        epochs=update.epochs,
+        max_grad_norm=update.max_grad_norm,
+        lora_rank=rank,
+        **more,
+    )
+
+
+def _read(given: Mapping[str, Any]) -> dict[str, Any]:
+    known = {**_CLUSTER, **_UPDATE, **_JOB, **_LISTEN}
+    for name, value in given.items():
+        if name not in known:
+            hint = suggest_name(str(name), known, f"there are {', '.join(known)}")
+            raise SettingsError(f"there is no setting verl.{name}", hint=hint)
+        kind = known[name]
+        if not _fits(value, kind):
+            raise SettingsError(f"verl.{name} is {value!r}", hint=f"write {_WORDS[kind]}")
+    return dict(given)
+
+
+def _fits(value: Any, kind: type) -> bool:
+    if value is None:
+        return kind is float  # max_ratio_weight: null switches it off
+    if isinstance(value, bool):
+        return kind is bool
+    if kind is list:
+        return isinstance(value, list) and all(isinstance(one, str) for one in value)
+    return isinstance(value, (int, float) if kind is float else kind)

@@ -1,0 +1,164 @@
+"""``lgov train --backend verl``: verl and its client, for one run."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+from collections.abc import Callable, Generator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from lgov_core.audit import default_signer
+from lgov_core.audit.keys import default_key_path
+from lgov_core.client import Client
+from lgov_core.client.agent_name import load_agent
+from lgov_core.client.tasks import read_tasks
+from lgov_core.errors import ClientError, LgovError, SettingsError, TrainError
+from lgov_core.gateway.serving.keys import KeyRing
+from lgov_core.server.interruption import interrupted
+from lgov_core.server.one_trainer import only_trainer
+from lgov_core.server.recipe import extra_groups_for
+from lgov_core.server.verl.host import keep_tasks
+from lgov_core.server.verl.recipe import verl_job
+from lgov_core.train.algorithms.registry import TrainingJob
+from lgov_core.train.settings import TrainSettings
+from lgov_core.train.verl.job import VerlJob
+from lgov_core.train.verl.run import VerlReport, check_verl, run_verl
+from lgov_core.train.verl.steps import Steps
+
+#: What a training leaves in its folder once it has begun.
+_BEGUN = ("checkpoints", "transitions", "metrics.jsonl")
+#: Seconds between two looks whether the server is there.
+_LOOK_S = 0.5
+
+
+def run_on_verl(job: TrainingJob) -> Mapping[str, Any]:
+    """Trains with the agent of ``job`` on Ray and returns the result's figures. Raises `LgovError`.
+
+    The agent runs in this process, or in processes of its own, as a client of the server in verl's task runner; clients on
+    other machines may join. Held-out tasks are not run. Ctrl-C becomes a KeyboardInterrupt that says what is kept and how to
+    go on.
+    """
+    settings = job.settings
+    if job.agent is None:
+        raise SettingsError("no agent is named", hint="--agent module:function, or --agent file.py:function")
+    if settings.data.train is None:
+        raise SettingsError("there are no tasks", hint="--tasks train.jsonl, or data.train in the config file")
+    tasks = read_tasks(settings.data.train)
+    agent = load_agent(job.agent)
+    folder = job.folder.absolute()
+    made = verl_job(settings, run_id=f"verl-{folder.name}", folder=folder, tasks=len(tasks), port=_free_port())
+    check_verl()
+    made = replace(made, stated=_stated(settings))
+    if not job.resume and any((folder / name).exists() for name in _BEGUN):
+        raise SettingsError(
+            f"{folder} holds a training already", hint="go on with --resume, or choose another --folder"
+        )
+    if settings.data.test is not None:
+        job.say("note: held-out tasks are not run on verl")
+    from lgov_core.train.loop.loop import Task
+    from lgov_core.train.verl.resume import left_by
+
+    numbered = [Task(f"train-{number:06d}", {"task": task, "mode": "train"}) for number, task in enumerate(tasks)]
+    left = left_by(made, numbered)
+    if extra_groups_for(settings):
+        name = settings.training.algorithm
+        job.say(f"note: on verl {name} leaves groups out that are alike, and collects none in their place")
+    if made.update.kl > 0 and made.credit.weighting != "tokens":
+        job.say(f"note: on verl the KL counts every token the same, not {made.credit.weighting} as the loss does")
+    if left.step == made.steps:
+        job.say(f"all {left.step} steps are done")
+        return _figures(folder, run_verl(made, numbered))
+    keep_tasks(folder, tasks)
+    if left.begun:
+        job.say(f"going on from step {left.step}, with the batches of {left.replayed} steps after it")
+    job.say(f"starting Ray; everything goes to {folder}")
+    with only_trainer(made.store), _client(agent, made, settings, folder) as trouble:
+        try:
+            report = run_verl(made, numbered)
+        except TrainError as error:
+            raise next((one for one in trouble if not isinstance(one, ClientError)), error) from error
+        except KeyboardInterrupt:
+            begun = any((folder / name).exists() for name in _BEGUN)
+            raise KeyboardInterrupt(interrupted(folder, len(Steps(folder).acknowledged()) if begun else None)) from None
+    return _figures(folder, report)
+
+
+def _stated(settings: TrainSettings) -> Mapping[str, Any]:
+    """What the checkpoints state of the run. Raises `PolicyError`, and `AuditError` for a key that cannot be used."""
+    from lgov_core.train.loop.lineage import policy_facts
+
+    rules = settings.runtime.policy
+    return {
+        "model": settings.model.name,
+        "settings": settings.as_json(),
+        "policy": None if rules is None else policy_facts(rules),
+        "key": None if default_signer() is None else str(default_key_path().absolute()),
+    }
+
+
+def _figures(folder: Path, report: VerlReport) -> Mapping[str, Any]:
+    return {
+        "folder": str(folder),
+        "updates": len(report.verl),
+        "reward": [line.get("reward") for line in report.steps],
+        "model": None if report.model is None else str(report.model),
+    }
+
+
+@contextlib.contextmanager
+def _client(
+    agent: Callable[..., Any], made: VerlJob, settings: TrainSettings, folder: Path
+) -> Generator[list[LgovError]]:
+    """Runs the agent from the moment at which the server answers to the end of the block; yields what went wrong."""
+    host, port = made.options["host"], int(made.options["port"])
+    secret = made.options["key_secret_file"]
+    key = None if secret is None else KeyRing(Path(secret).read_bytes().strip()).admin
+    address = "127.0.0.1" if host in ("0.0.0.0", "::", "") else host
+    runtime = settings.runtime
+    over = threading.Event()
+    trouble: list[LgovError] = []
+
+    def run() -> None:
+        while not _answers(address, port):
+            if over.wait(_LOOK_S):
+                return
+        client = Client(f"http://{address}:{port}", key=key, patience_s=20.0)
+        try:
+            client.train(
+                agent,
+                nworkers=runtime.nworkers,
+                workers="threads" if runtime.workers == "threads" else "processes",
+                policy=runtime.policy,
+                audit=folder / "audit.db" if runtime.policy else None,
+                air_enabled=runtime.air_enabled,
+                auto_instrumentation=runtime.auto_instrumentation,
+            )
+        except LgovError as error:
+            trouble.append(error)
+            with contextlib.suppress(LgovError):
+                client.stop()  # nobody runs rollouts any more: the job must not wait for them
+
+    thread = threading.Thread(target=run, name="lgov-client", daemon=True)
+    thread.start()
+    try:
+        yield trouble
+    finally:
+        over.set()
+        thread.join(timeout=30.0)
+
+
+def _answers(host: str, port: int) -> bool:
+    try:
+        socket.create_connection((host, port), timeout=2.0).close()
+    except OSError:
+        return False
+    return True
+
+
+def _free_port() -> int:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return int(free.getsockname()[1])

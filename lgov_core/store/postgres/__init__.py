@@ -1,0 +1,1 @@
+"""The trace store in PostgreSQL. Needs the extra ``postgres``."""

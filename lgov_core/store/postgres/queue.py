@@ -1,0 +1,258 @@
+"""The queue of a PostgreSQL store: what is done inside the transaction of the one who writes.
+
+Whoever changes a row of the queue locks it first, before the attempt that goes with it; rows that another process has locked
+are left to it where any will do. Times are the server's where none is given.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from typing import Any, Final
+
+from lgov_core.errors import StoreError
+from lgov_core.store import rows
+from lgov_core.store.postgres.transaction import Transaction, insert
+from lgov_core.store.work import Claim, QueueEntry, RolloutConfig, RolloutState, require_move
+from lgov_core.types import Attempt, Outcome
+
+#: What is written here as in the indexes, so that the server uses them.
+_WAITS: Final = "state IN ('queued', 'requeued')"
+_LAPSE: Final = "least(lease_until, deadline)"
+
+_ENTRY: Final = ", ".join(f"queue.{name.strip()}" for name in rows.ENTRY_COLUMNS.split(","))
+_ROLLOUT: Final = ", ".join(f"rollouts.{name.strip()}" for name in rows.ROLLOUT_COLUMNS.split(","))
+_ENTRY_WIDTH: Final = rows.ENTRY_COLUMNS.count(",") + 1
+
+_INSERT_ENTRY: Final = insert("queue", "rollout_id, run_id, state, config, enqueued_at, available_at")
+_INSERT_ATTEMPT: Final = insert("attempts", rows.ATTEMPT_COLUMNS)
+_RUN: Final = (
+    "UPDATE queue SET state = %s, attempt = %s, outcome = NULL, worker_id = %s, lease_until = %s, deadline = %s,"
+    " reason = NULL WHERE rollout_id = %s"
+)
+_MOVE: Final = (
+    "UPDATE queue SET state = %s, outcome = coalesce(%s, outcome), worker_id = NULL, lease_until = NULL, deadline = NULL,"
+    " reason = %s, available_at = %s, ended_at = %s WHERE rollout_id = %s"
+)
+
+
+def enqueue(transaction: Transaction, new: Sequence[tuple[str, str]], config: RolloutConfig, now: float | None) -> None:
+    """Puts rollouts (id and run), which are in the store, behind those that wait."""
+    now = transaction.now if now is None else now
+    text = json.dumps(config.as_json())
+    transaction.change_each(
+        _INSERT_ENTRY, [(rollout_id, run_id, RolloutState.QUEUED.value, text, now, now) for rollout_id, run_id in new]
+    )
+
+
+def claim(
+    transaction: Transaction, worker_id: str, limit: int, lease_s: float, run_id: str | None, now: float | None
+) -> list[Claim]:
+    """See `RolloutQueue.claim`."""
+    now = transaction.now if now is None else now
+    expire(transaction, now)
+    of_run = "" if run_id is None else "AND queue.run_id = %s"
+    given: tuple[Any, ...] = (now,) if run_id is None else (now, run_id)
+    found = transaction.execute(
+        f"SELECT {_ENTRY}, {_ROLLOUT} FROM queue JOIN rollouts USING (rollout_id)"
+        f" WHERE {_WAITS} AND available_at <= %s {of_run} ORDER BY queue.seq LIMIT %s FOR UPDATE OF queue SKIP LOCKED",
+        (*given, max(limit, 0)),
+    )
+    claims: list[Claim] = []
+    for row in found:
+        waiting, rollout = rows.entry_of(row[:_ENTRY_WIDTH]), rows.rollout_of(row[_ENTRY_WIDTH:])
+        require_move(waiting.rollout_id, waiting.state, RolloutState.RUNNING)
+        attempt = Attempt(waiting.rollout_id, waiting.attempt + 1, now)
+        config = waiting.config
+        claims.append(Claim(rollout, attempt, config, config.lease_until(now, lease_s), config.deadline(now)))
+    transaction.change_each(
+        _INSERT_ATTEMPT,
+        [(one.attempt.rollout_id, one.attempt.attempt, now, None, None, None, None) for one in claims],
+    )
+    running = RolloutState.RUNNING.value
+    transaction.change_each(
+        _RUN,
+        [
+            (running, one.attempt.attempt, worker_id, one.lease_until, one.deadline, one.attempt.rollout_id)
+            for one in claims
+        ],
+    )
+    return claims
+
+
+def heartbeat(
+    transaction: Transaction,
+    worker_id: str,
+    lease_s: float,
+    attempts: Sequence[tuple[str, int]] | None,
+    now: float | None,
+) -> list[Attempt]:
+    """See `RolloutQueue.heartbeat`."""
+    now = transaction.now if now is None else now
+    found = transaction.execute(
+        f"SELECT {_ENTRY} FROM queue WHERE state = 'running' AND worker_id = %s ORDER BY seq FOR UPDATE", (worker_id,)
+    )
+    asked = None if attempts is None else set(attempts)
+    held = [
+        running
+        for running in map(rows.entry_of, found)
+        if (asked is None or (running.rollout_id, running.attempt) in asked)
+        and (running.deadline is None or now <= running.deadline)
+    ]
+    names = [running.rollout_id for running in held]
+    transaction.change(
+        "UPDATE queue SET lease_until = lease FROM unnest(%s::text[], %s::double precision[]) AS leases (id, lease)"
+        " WHERE rollout_id = id",
+        (names, [running.config.lease_until(now, lease_s) for running in held]),
+    )
+    columns = ", ".join(f"attempts.{name.strip()}" for name in rows.ATTEMPT_COLUMNS.split(","))
+    attempts_held = transaction.execute(
+        f"SELECT {columns} FROM attempts JOIN queue USING (rollout_id, attempt) WHERE rollout_id = ANY(%s)"
+        " ORDER BY queue.seq",
+        (names,),
+    )
+    return [rows.attempt_of(row) for row in attempts_held]
+
+
+def expire(transaction: Transaction, now: float | None) -> list[Attempt]:
+    """See `RolloutQueue.expire`."""
+    now = transaction.now if now is None else now
+    found = transaction.execute(
+        f"SELECT {_ENTRY} FROM queue WHERE state = 'running' AND {_LAPSE} < %s ORDER BY seq FOR UPDATE SKIP LOCKED",
+        (now,),
+    )
+    closed: list[Attempt] = []
+    for running in map(rows.entry_of, found):
+        outcome, reason = running.lapse(now)
+        closed.append(close(transaction, running.rollout_id, running.attempt, outcome, now, error=reason))
+    return closed
+
+
+def cancel(transaction: Transaction, rollout_id: str, reason: str, now: float | None) -> QueueEntry:
+    """See `RolloutQueue.cancel`."""
+    now = transaction.now if now is None else now
+    found = _locked(transaction, rollout_id)
+    if found is None:
+        raise StoreError(
+            f"there is no rollout {rollout_id} in the queue", hint="only what was enqueued can be cancelled"
+        )
+    require_move(rollout_id, found.state, RolloutState.CANCELLED)
+    outcome = None
+    if found.state is RolloutState.RUNNING:
+        outcome = Outcome.INFRASTRUCTURE
+        _close_attempt(transaction, rollout_id, found.attempt, outcome, now, f"cancelled: {reason}", None)
+    _move(transaction, rollout_id, RolloutState.CANCELLED, outcome, now, reason, found.available_at)
+    cancelled = _locked(transaction, rollout_id)
+    assert cancelled is not None
+    return cancelled
+
+
+def close(
+    transaction: Transaction,
+    rollout_id: str,
+    attempt: int,
+    outcome: Outcome,
+    now: float | None,
+    *,
+    error: str | None = None,
+    result: str | None = None,
+) -> Attempt:
+    """Closes an attempt and moves its rollout on, if that is in the queue.
+
+    Raises `StoreError` for an attempt that does not exist or has ended.
+    """
+    now = transaction.now if now is None else now
+    running = _locked(transaction, rollout_id)
+    closed = _close_attempt(transaction, rollout_id, attempt, outcome, now, error, result)
+    if closed is None:
+        ended = _attempt(transaction, rollout_id, attempt)
+        raise StoreError(f"attempt {attempt} of rollout {rollout_id} ended already, as {ended.outcome}")
+    if running is not None:
+        then = running.config.after(attempt, outcome)
+        require_move(rollout_id, running.state, then)
+        available_at = running.available_at
+        if then is RolloutState.REQUEUED:
+            available_at = now + running.config.delay_after(attempt)
+        _move(transaction, rollout_id, then, outcome, now, error, available_at)
+    return closed
+
+
+def close_all(transaction: Transaction, outcome: Outcome, reason: str, now: float | None) -> int:
+    """Closes every open attempt, as `close`; returns how many."""
+    now = transaction.now if now is None else now
+    transaction.execute(
+        "SELECT 1 FROM queue WHERE rollout_id IN (SELECT rollout_id FROM attempts WHERE ended_at IS NULL)"
+        " ORDER BY seq FOR UPDATE"
+    )
+    found = transaction.execute(
+        "SELECT rollout_id, attempt FROM attempts WHERE ended_at IS NULL ORDER BY seq FOR UPDATE"
+    )
+    for rollout_id, attempt in found:
+        close(transaction, rollout_id, attempt, outcome, now, error=reason)
+    return len(found)
+
+
+def _close_attempt(
+    transaction: Transaction,
+    rollout_id: str,
+    attempt: int,
+    outcome: Outcome,
+    now: float,
+    error: str | None,
+    result: str | None,
+) -> Attempt | None:
+    """The closed attempt; None when there is no open one."""
+    closed = transaction.execute(
+        "UPDATE attempts SET ended_at = greatest(%s::double precision, started_at), outcome = %s, error = %s, result = %s"
+        f" WHERE rollout_id = %s AND attempt = %s AND ended_at IS NULL RETURNING {rows.ATTEMPT_COLUMNS}",
+        (now, outcome.value, error, result, rollout_id, attempt),
+    )
+    return rows.attempt_of(closed[0]) if closed else None
+
+
+def _attempt(transaction: Transaction, rollout_id: str, attempt: int) -> Attempt:
+    found = transaction.execute(
+        f"SELECT {rows.ATTEMPT_COLUMNS} FROM attempts WHERE rollout_id = %s AND attempt = %s", (rollout_id, attempt)
+    )
+    if not found:
+        raise StoreError(
+            f"there is no attempt {attempt} of rollout {rollout_id}", hint="start it before it is finished"
+        )
+    return rows.attempt_of(found[0])
+
+
+def _locked(transaction: Transaction, rollout_id: str) -> QueueEntry | None:
+    found = transaction.execute(f"SELECT {_ENTRY} FROM queue WHERE rollout_id = %s FOR UPDATE", (rollout_id,))
+    return rows.entry_of(found[0]) if found else None
+
+
+def _move(
+    transaction: Transaction,
+    rollout_id: str,
+    then: RolloutState,
+    outcome: Outcome | None,
+    now: float,
+    reason: str | None,
+    available_at: float,
+) -> None:
+    transaction.change(_MOVE, (then.value, outcome, reason, available_at, now if then.ended else None, rollout_id))
+    if then.ended:
+        transaction.ended(rollout_id)
+
+
+def selection(
+    run_id: str | None, ids: Sequence[str] | None, states: Iterable[RolloutState] | None
+) -> tuple[str, tuple[Any, ...]]:
+    """The condition, and what is given for it, of the entries that fit everything that is not None."""
+    terms: list[str] = []
+    given: list[Any] = []
+    if run_id is not None:
+        terms.append("run_id = %s")
+        given.append(run_id)
+    if ids is not None:
+        terms.append("rollout_id = ANY(%s)")
+        given.append(list(ids))
+    if states is not None:
+        terms.append("state = ANY(%s)")
+        given.append([RolloutState(state).value for state in states])
+    return ("WHERE " + " AND ".join(terms) if terms else ""), tuple(given)

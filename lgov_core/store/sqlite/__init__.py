@@ -1,0 +1,1 @@
+"""The trace store in a SQLite file."""

@@ -1,0 +1,241 @@
+"""A span of another instrumentation in lgov's names."""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Final
+
+from lgov_core.trace import semconv
+from lgov_core.trace.mapping.table import (
+    MESSAGE_EVENTS,
+    MESSAGE_FAMILIES,
+    OLD_REWARDS,
+    REWARD_DEFAULT_NAMES,
+    REWARD_FAMILY,
+    REWARD_LINK_FAMILY,
+    REWARD_LINKS,
+    ROWS,
+    Row,
+)
+from lgov_core.trace.mapping.values import FORMS, apart, at_path, family, from_json, message_of
+from lgov_core.types import JSONValue, Span, SpanEvent
+
+_BY_NAME: Final[dict[str, list[Row]]] = defaultdict(list)
+for _row in ROWS:
+    _BY_NAME[_row.ours].append(_row)
+
+_THEIRS: Final = frozenset(row.theirs for row in ROWS) | {name for name, _, _ in OLD_REWARDS}
+_FAMILIES: Final = tuple(
+    f"{prefix}." for prefixes in (*MESSAGE_FAMILIES.values(), (REWARD_FAMILY,)) for prefix in prefixes
+)
+_EVENTS: Final = frozenset(name for events in MESSAGE_EVENTS.values() for name in events) | {"exception"}
+
+#: Operations whose spans are what an evaluation on them judges.
+_JUDGED_ITSELF: Final = frozenset({semconv.CHAT, semconv.TEXT_COMPLETION, "generate_content", semconv.EXECUTE_TOOL})
+
+_MESSAGES: Final = (semconv.INPUT_MESSAGES, semconv.OUTPUT_MESSAGES)
+
+
+def canonical(span: Span) -> Span:
+    """``span`` with what it says in other names (`mapping_table`) also said in lgov's.
+
+    Its own attributes stay, and where one of ours is there already, it counts. Messages are JSON text in the form of
+    chat completions, whatever they were written in, unless they hold what has no place there; the tool calls in a reply
+    give ``lgov.tool_call_ids``. A reward that agent-lightning emitted becomes a span named ``lgov.reward``: its first
+    dimension is the span's, each further one a ``gen_ai.evaluation.result`` event with the same target; the name it had
+    stays in ``lgov.reward.source``. A target that cannot be told from the span is written down as one that no call has,
+    so that it is found to be unknown and is not taken for the attempt's. Doing it twice changes nothing. Pure; raises
+    nothing.
+    """
+    given = span.attributes
+    if not span.claimed or _is_ours(span):
+        return span
+    added: dict[str, JSONValue] = {}
+    texts: dict[str, Any] = {}
+    for ours, rows in _BY_NAME.items():
+        if given.get(ours) is None and (value := _first(rows, given, texts)) is not None:
+            added[ours] = value
+    known = added.get(semconv.FINISH_REASONS, given.get(semconv.FINISH_REASONS))
+    if known is None and (reasons := _finish_reasons(span)):
+        added[semconv.FINISH_REASONS] = reasons
+    for ours in _MESSAGES:
+        if (messages := _messages(ours, span)) is not None:
+            added[ours] = messages
+    if (error := _error_type(span, {**given, **added})) is not None:
+        added[semconv.ERROR_TYPE] = error
+    reply = added.get(semconv.OUTPUT_MESSAGES, given.get(semconv.OUTPUT_MESSAGES))
+    if given.get(semconv.TOOL_CALL_IDS) is None and (proposed := _proposed(reply)):
+        added[semconv.TOOL_CALL_IDS] = proposed
+    return _with_rewards(span, added)
+
+
+def states_result(span: Span) -> bool:
+    """Whether ``span`` says how an attempt as a whole went: its outcome, or a reward or evaluation that names no call.
+
+    Asked of a span as it came, and of what `canonical` makes of it: one of the two is enough.
+    """
+    return _states_result(span) or _states_result(canonical(span))
+
+
+def _states_result(span: Span) -> bool:
+    attributes = span.attributes
+    if attributes.get(semconv.OUTCOME) is not None:
+        return True
+    if span.name == semconv.REWARD_SPAN_NAME or semconv.REWARD_VALUE in attributes:
+        if not _names_call(attributes):
+            return True
+    elif str(attributes.get(semconv.OPERATION)) in _JUDGED_ITSELF:
+        return False  # an evaluation of a call judges that call
+    return any(event.name == semconv.EVALUATION_EVENT and not _names_call(event.attributes) for event in span.events)
+
+
+def _names_call(attributes: Mapping[str, JSONValue]) -> bool:
+    named = (attributes.get(name) for name in (semconv.RESPONSE_ID, semconv.TOOL_CALL_ID))
+    return any(isinstance(one, str) and one != "" for one in named)
+
+
+def _is_ours(span: Span) -> bool:
+    given = span.attributes
+    if not _THEIRS.isdisjoint(given) or any(name.startswith(_FAMILIES) for name in given):
+        return False
+    if semconv.STATUS_CODE in given or any(event.name in _EVENTS for event in span.events):
+        return False
+    return all(not isinstance(given.get(name), str) for name in _MESSAGES)
+
+
+def _first(rows: Sequence[Row], given: Mapping[str, JSONValue], texts: dict[str, Any]) -> JSONValue:
+    for row in rows:
+        value: Any = given.get(row.theirs)
+        if value is None or (row.when is not None and str(given.get(row.when[0])).lower() != row.when[1]):
+            continue
+        if row.path:
+            if row.theirs not in texts:
+                texts[row.theirs] = from_json(value)
+            value = at_path(texts[row.theirs], row.path)
+        if row.choice:
+            value = row.choice.get(str(value).lower())
+        if value is not None and (read := FORMS[row.form](value)) is not None:
+            return read
+    return None
+
+
+# ---------------------------------------------------------------------- messages
+
+
+def _messages(ours: str, span: Span) -> str | None:
+    """The messages in the form of chat completions, or None where there are none or they stand there so already."""
+    given = span.attributes.get(ours)
+    if given is not None:
+        found = from_json(given)
+        if not (isinstance(found, list) and any(isinstance(one, Mapping) and "parts" in one for one in found)):
+            return None
+        messages = [message_of(one) for given in found for one in apart(given)]
+        return None if None in messages else json.dumps(messages, ensure_ascii=False)
+    for prefix in MESSAGE_FAMILIES[ours]:
+        if (written := _written(family(span.attributes, prefix))) is not None:
+            return written
+    found = [one for event in span.events for one in _of_event(event, MESSAGE_EVENTS[ours])]
+    return _written(found)
+
+
+def _of_event(event: SpanEvent, kinds: Mapping[str, str]) -> list[Any]:
+    if event.name not in kinds:
+        return []
+    holder = kinds[event.name]
+    if not holder:
+        role = event.name.split(".")[1]
+        return [{"role": role, **event.attributes}]
+    found = from_json(event.attributes.get(holder))
+    return found if isinstance(found, list) else [found]
+
+
+def _finish_reasons(span: Span) -> list[JSONValue]:
+    """Why each choice of a reply ended, where the choices stand in events."""
+    kinds = MESSAGE_EVENTS[semconv.OUTPUT_MESSAGES]
+    reasons = [event.attributes.get("finish_reason") for event in span.events if event.name in kinds]
+    return [reason for reason in reasons if isinstance(reason, str)]
+
+
+def _written(given: Sequence[Any]) -> str | None:
+    messages = [message for one in given if (message := message_of(one)) is not None]
+    return json.dumps(messages, ensure_ascii=False) if messages else None
+
+
+def _proposed(messages: JSONValue) -> list[JSONValue]:
+    """The ids of the tool calls in a reply."""
+    found = from_json(messages)
+    if not isinstance(found, list):
+        return []
+    calls = [call for one in found if isinstance(one, Mapping) for call in one.get("tool_calls") or ()]
+    return [str(call["id"]) for call in calls if isinstance(call, Mapping) and call.get("id")]
+
+
+# ---------------------------------------------------------------------- errors, and rewards
+
+
+def _error_type(span: Span, attributes: Mapping[str, JSONValue]) -> JSONValue:
+    """The class of what was raised, for a span that failed and does not say it. The conventions' word for others."""
+    if attributes.get(semconv.ERROR_TYPE) is not None or attributes.get(semconv.STATUS_CODE) != "ERROR":
+        return None
+    raised = [event.attributes.get("exception.type") for event in span.events if event.name == "exception"]
+    return next((name for name in reversed(raised) if name is not None), "_OTHER")
+
+
+def _with_rewards(span: Span, added: dict[str, JSONValue]) -> Span:
+    rewards = _rewards(span)
+    if not rewards or span.name == semconv.REWARD_SPAN_NAME:
+        return replace(span, attributes={**span.attributes, **added}) if added else span
+    target = _target(span.attributes)
+    (dimension, value), *further = rewards
+    added |= {semconv.REWARD_VALUE: value, semconv.REWARD_SOURCE: span.name, **target}
+    if dimension:
+        added[semconv.REWARD_DIMENSION] = dimension
+    events = tuple(
+        SpanEvent(
+            semconv.EVALUATION_EVENT,
+            span.started_at,
+            {semconv.EVALUATION_NAME: name, semconv.EVALUATION_SCORE: number, **target},
+        )
+        for name, number in further
+    )
+    return replace(
+        span,
+        name=semconv.REWARD_SPAN_NAME,
+        attributes={**span.attributes, **added},
+        events=(*span.events, *events),
+    )
+
+
+def _rewards(span: Span) -> list[tuple[str, JSONValue]]:
+    """The dimensions and values of a reward of agent-lightning's, its main one first."""
+    given = span.attributes
+    found = [
+        ("" if (name := str(one.get("name", ""))) in REWARD_DEFAULT_NAMES else name, one.get("value"))
+        for one in family(given, REWARD_FAMILY)
+        if isinstance(one, Mapping)
+    ]
+    if found:
+        return found
+    for name, path, of_span in OLD_REWARDS:
+        value: Any = given.get(name)
+        if value is None or (of_span and span.name != of_span):
+            continue
+        if path:
+            held = from_json(value)
+            value = held.get(path) if isinstance(held, Mapping) and held.get("type") == "reward" else None
+        if value is not None:
+            return [("", value)]
+    return []
+
+
+def _target(given: Mapping[str, JSONValue]) -> dict[str, JSONValue]:
+    for link in family(given, REWARD_LINK_FAMILY):
+        if not isinstance(link, Mapping) or link.get("value_match") is None:
+            continue
+        key, value = str(link.get("key_match")), str(link["value_match"])
+        ours = REWARD_LINKS.get(key)
+        return {ours: value} if ours else {semconv.RESPONSE_ID: f"{key}={value}"}
+    return {}

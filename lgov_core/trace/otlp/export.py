@@ -1,0 +1,260 @@
+"""Spans out: to any OpenTelemetry collector, over OTLP/HTTP."""
+
+from __future__ import annotations
+
+import email.utils
+import gzip
+import http.client
+import random
+import ssl
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+from urllib.parse import urlsplit
+
+from lgov_core.errors import TraceError
+from lgov_core.trace.content import without_content
+from lgov_core.trace.otlp.otlp import CONTENT_TYPE_OF, Protocol, encode_traces, rejected_in
+from lgov_core.trace.otlp.span import OUR_SCOPE, OTLPSpan, Scope
+from lgov_core.trace.otlp.span_ids import with_ids
+from lgov_core.trace.rollout_spans import RolloutReader, rollout_ids_in, rollout_spans
+from lgov_core.types import JSONValue, Span
+
+#: Answers after which the same request may be sent again (OTLP/HTTP, "Failures").
+RETRYABLE: Final = frozenset({429, 502, 503, 504})
+
+_RESOURCE: Final[Mapping[str, JSONValue]] = {"service.name": OUR_SCOPE}
+_ANSWER_READ: Final = 64 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Collector:
+    """Where spans are sent. ``url`` is the whole address: for most collectors it ends in ``/v1/traces``.
+
+    ``headers`` go with each request (keys, tenants). A request holds at most ``batch_spans`` spans and, unpacked, about
+    ``batch_bytes``. One that fails in a way that may pass is sent again, up to ``attempts`` times in all, after
+    ``backoff_s`` seconds, doubled each time and up to half as long by chance, at most ``backoff_limit_s``; a collector
+    that says how long to wait (``Retry-After``) is believed up to that limit.
+    """
+
+    url: str
+    headers: Mapping[str, str] = field(default_factory=dict[str, str], repr=False)  # they hold keys
+    protocol: Protocol = "protobuf"
+    compress: bool = True
+    timeout_s: float = 10.0
+    batch_spans: int = 512
+    batch_bytes: int = 2 * 1024 * 1024
+    attempts: int = 6
+    backoff_s: float = 1.0
+    backoff_limit_s: float = 30.0
+
+    def __post_init__(self) -> None:
+        parts = urlsplit(self.url)
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise TraceError(
+                f"{self.url!r} is no collector's address", hint="write http://host:4318/v1/traces, with the path"
+            )
+
+
+@dataclass(slots=True)
+class Sent:
+    """What became of an export. ``rejected`` spans reached the collector, which did not want them."""
+
+    rollouts: int = 0
+    spans: int = 0
+    rejected: int = 0
+    requests: int = 0
+    retries: int = 0
+    messages: list[str] = field(default_factory=list[str])
+
+
+def export_spans(
+    store: RolloutReader,
+    collector: Collector,
+    *,
+    rollout_ids: Sequence[str] | None = None,
+    run_id: str | None = None,
+    content: bool = True,
+    sleep: Callable[[float], object] = time.sleep,
+) -> Sent:
+    """Sends rollouts (all, those of a run, or those named) with everything that ``store`` holds of them.
+
+    What belongs to no rollout is not sent. See `rollout_spans`. Each span has the same ids whenever it is sent, so a
+    collector that is sent a rollout twice can tell. Without ``content`` only names, ids, counts and verdicts go out
+    (`without_content`). Raises `TraceError` when a request is refused for good, or still fails after the last attempt;
+    what was sent before stays sent. Blocks; for one thread.
+    """
+    if rollout_ids is None:
+        rollout_ids = rollout_ids_in(store, run_id)
+    sent = Sent()
+    sender = _Sender(collector, sent, sleep)
+    try:
+        for rollout_id in rollout_ids:
+            spans = rollout_spans(store, rollout_id)
+            if not spans:
+                continue
+            sender.add(spans, content=content)
+            sent.rollouts += 1
+        sender.flush()
+    finally:
+        sender.close()
+    return sent
+
+
+def send_spans(
+    spans: Iterable[Span], collector: Collector, *, content: bool = True, sleep: Callable[[float], object] = time.sleep
+) -> Sent:
+    """As `export_spans`, for spans at hand."""
+    sent = Sent()
+    sender = _Sender(collector, sent, sleep)
+    try:
+        sender.add(list(spans), content=content)
+        sender.flush()
+    finally:
+        sender.close()
+    return sent
+
+
+class _Sender:
+    """Collects spans into requests and posts them over one connection."""
+
+    def __init__(self, collector: Collector, sent: Sent, sleep: Callable[[float], object]) -> None:
+        self._collector = collector
+        self._sent = sent
+        self._sleep = sleep
+        self._waiting: list[tuple[Scope, OTLPSpan]] = []
+        self._bytes = 0
+        self._connection: http.client.HTTPConnection | None = None
+
+    def add(self, spans: Sequence[Span], *, content: bool) -> None:
+        """Takes spans; what fills a request is sent."""
+        for one in with_ids(spans if content else [without_content(span) for span in spans]):
+            self._waiting.append(one)
+            self._bytes += _size(one[1])
+            if len(self._waiting) >= self._collector.batch_spans or self._bytes >= self._collector.batch_bytes:
+                self.flush()
+
+    def flush(self) -> None:
+        """Sends what waits."""
+        if self._waiting:
+            count, self._waiting, waiting = len(self._waiting), [], self._waiting
+            self._bytes = 0
+            self._post(encode_traces(waiting, self._collector.protocol, _RESOURCE), count)
+
+    def close(self) -> None:
+        """Closes the connection."""
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+
+    def _post(self, body: bytes, count: int) -> None:
+        collector, sent = self._collector, self._sent
+        packed = gzip.compress(body, 6, mtime=0) if collector.compress else body
+        waits = _waits(collector)
+        while True:
+            status, answer, headers, failure = self._try(packed)
+            if 200 <= status < 300:
+                break
+            wait = next(waits, None) if status in RETRYABLE or status == 0 else None
+            if wait is None:
+                what = failure or f"it answered {status}: {_said(answer)}"
+                raise TraceError(
+                    f"{count} spans were not taken by {_shown(collector.url)}: {what}",
+                    status=502,
+                    hint=_HINTS.get(status),
+                )
+            sent.retries += 1
+            self._sleep(_asked(headers, collector.backoff_limit_s) or wait)
+        rejected, message = rejected_in(answer, headers.get("content-type"))
+        sent.requests += 1
+        sent.rejected += min(max(rejected, 0), count)
+        sent.spans += count - min(max(rejected, 0), count)
+        if message and message not in sent.messages:
+            sent.messages.append(message)
+
+    def _try(self, packed: bytes) -> tuple[int, bytes, Mapping[str, str], str]:
+        """One request: its status (0 where there was no answer), answer, headers in lower case, and what went wrong."""
+        collector, parts = self._collector, urlsplit(self._collector.url)
+        headers = {**collector.headers, "content-type": CONTENT_TYPE_OF[collector.protocol], "user-agent": "lgov"}
+        if collector.compress:
+            headers["content-encoding"] = "gzip"
+        try:
+            if self._connection is None:
+                self._connection = _connect(collector)
+            path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
+            self._connection.request("POST", path, packed, headers)
+            reply = self._connection.getresponse()
+            answer = reply.read(_ANSWER_READ)
+            if not reply.isclosed():
+                self.close()  # a longer answer than anybody needs
+            return reply.status, answer, {name.lower(): value for name, value in reply.getheaders()}, ""
+        except (OSError, http.client.HTTPException) as error:
+            self.close()
+            return 0, b"", {}, f"{type(error).__name__}: {error}"
+
+
+_HINTS: Final = {
+    0: "is the collector running there?",
+    401: "give the collector's key with --header",
+    403: "give the collector's key with --header",
+    404: "give the whole address, which mostly ends in /v1/traces",
+    405: "give the whole address, which mostly ends in /v1/traces",
+    413: "send smaller batches",
+    415: "try the other protocol",
+}
+
+
+def _connect(collector: Collector) -> http.client.HTTPConnection:
+    parts = urlsplit(collector.url)
+    host = parts.hostname or ""
+    if parts.scheme == "https":
+        context = ssl.create_default_context()
+        return http.client.HTTPSConnection(host, parts.port, timeout=collector.timeout_s, context=context)
+    return http.client.HTTPConnection(host, parts.port, timeout=collector.timeout_s)
+
+
+def _waits(collector: Collector) -> Iterator[float]:
+    """How long to wait before each further attempt."""
+    for number in range(collector.attempts - 1):
+        yield min(collector.backoff_s * 2**number, collector.backoff_limit_s) * (1 + random.random() / 2)
+
+
+def _asked(headers: Mapping[str, str], limit: float) -> float | None:
+    """The seconds that ``Retry-After`` asks for (as a number or a date), at most ``limit``."""
+    text = headers.get("retry-after", "").strip()
+    if text.isascii() and text.isdigit():
+        return min(float(text), limit)
+    try:
+        when = email.utils.parsedate_to_datetime(text).timestamp()
+    except (TypeError, ValueError, IndexError):
+        return None
+    return min(max(when - time.time(), 0.0), limit)
+
+
+def _size(span: OTLPSpan) -> int:
+    """About how many bytes a span takes."""
+    return 100 + sum(map(_size_of, (span.name, span.attributes, *(event.attributes for event in span.events))))
+
+
+def _size_of(value: JSONValue) -> int:
+    if isinstance(value, str):
+        return len(value) + 8
+    if isinstance(value, Mapping):
+        return sum(_size_of(key) + _size_of(item) for key, item in value.items())
+    if isinstance(value, list | tuple):
+        return sum(map(_size_of, value)) if value and not isinstance(value[0], int | float) else 8 * len(value)
+    return 8
+
+
+def _said(answer: bytes) -> str:
+    """The beginning of an answer, in characters that a terminal can show."""
+    text = answer[:200].decode(errors="replace")
+    return "".join(char if char.isprintable() else " " for char in text).strip() or "nothing more"
+
+
+def _shown(url: str) -> str:
+    """An address without what it may hold of a key."""
+    parts = urlsplit(url)
+    host = parts.hostname or ""
+    return f"{parts.scheme}://{host}{f':{parts.port}' if parts.port else ''}{parts.path}"

@@ -1,0 +1,189 @@
+"""Spans out of and into requests of the OpenTelemetry protocol over HTTP (OTLP), in protobuf and JSON.
+
+What comes in this way is a claim of whoever sent it: the spans are marked ``claimed``, feed training, and prove nothing
+about what a policy decided.
+"""
+
+from __future__ import annotations
+
+import json
+import zlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any, Final, Literal, TypeAlias
+
+from lgov_core.errors import TraceError
+from lgov_core.trace.otlp import json_encoding as otlp_json
+from lgov_core.trace.otlp import protobuf_encoding as otlp_protobuf
+from lgov_core.trace.otlp.span import BadSpan, OTLPSpan, Scope, span_of
+from lgov_core.types import JSONValue, Span
+
+Protocol: TypeAlias = Literal["protobuf", "json"]
+
+CONTENT_TYPES: Final[Mapping[str, Protocol]] = {
+    "application/x-protobuf": "protobuf",
+    "application/protobuf": "protobuf",
+    "application/json": "json",
+}
+CONTENT_TYPE_OF: Final[Mapping[Protocol, str]] = {"protobuf": "application/x-protobuf", "json": "application/json"}
+
+#: Bytes of a request's body when it is unpacked, unless the caller says otherwise.
+MAX_INFLATED: Final = 64 * 1024 * 1024
+
+#: Different problems that are told; all are counted.
+_PROBLEMS_TOLD: Final = 5
+
+#: The codes of google.rpc.Code that belong to the statuses we answer with.
+_RPC_CODES: Final = {400: 3, 401: 16, 403: 7, 404: 5, 413: 3, 415: 3, 429: 8, 503: 14}
+_RPC_INTERNAL: Final = 13
+
+
+@dataclass(frozen=True, slots=True)
+class DecodedTraces:
+    """The spans of one request, in its order; iterating over it gives the spans.
+
+    ``rejected`` counts the spans that could not be read, ``problems`` says why of the first few.
+    """
+
+    spans: tuple[Span, ...]
+    rejected: int = 0
+    problems: tuple[str, ...] = ()
+
+    def __iter__(self) -> Iterator[Span]:
+        return iter(self.spans)
+
+    def __len__(self) -> int:
+        return len(self.spans)
+
+
+def answered_in(content_type: str | None) -> Protocol:
+    """The format to answer a request in, whatever its ``Content-Type``: JSON where it is neither of OTLP's two."""
+    return CONTENT_TYPES.get(_kind(content_type), "json")
+
+
+def _kind(content_type: str | None) -> str:
+    return (content_type or "").partition(";")[0].strip().lower()
+
+
+def protocol_of(content_type: str | None) -> Protocol:
+    """The format of a ``Content-Type``. Raises `TraceError` (415) for another than OTLP's two."""
+    kind = _kind(content_type)
+    if kind not in CONTENT_TYPES:
+        raise TraceError(
+            f"OTLP does not come as {kind or 'a body without a content type'}",
+            status=415,
+            hint="send application/x-protobuf or application/json",
+        )
+    return CONTENT_TYPES[kind]
+
+
+def decode_traces(
+    body: bytes,
+    content_type: str | None = "application/json",
+    encoding: str | None = None,
+    *,
+    max_inflated: int = MAX_INFLATED,
+) -> DecodedTraces:
+    """The spans of an ``ExportTraceServiceRequest``, all of them ``claimed``, in their own names (see `mapping`).
+
+    ``encoding`` is the ``Content-Encoding``: gzip, deflate, identity or None; unpacked the body has at most
+    ``max_inflated`` bytes. A span that cannot be read is counted and loses no other. Attributes that are no finite
+    number stay so (a float ``nan`` or ``inf``). Pure; callable from any thread. Fails closed: raises `TraceError` (its
+    ``status`` is 400, 413 or 415) for a body that is no such request.
+    """
+    format_ = _format(protocol_of(content_type))
+    plain = inflate(body, encoding, max_inflated)
+    spans: list[Span] = []
+    problems: dict[str, None] = {}
+    rejected = 0
+    try:
+        for given, resource, scope in format_.spans_in(plain):
+            try:
+                spans.append(span_of(format_.read_span(given), resource, scope))
+            except BadSpan as error:
+                rejected += 1
+                problems[str(error)] = None
+    except ValueError as error:
+        raise TraceError(f"the body is no ExportTraceServiceRequest: {str(error)[:200]}") from error
+    return DecodedTraces(tuple(spans), rejected, tuple(problems)[:_PROBLEMS_TOLD])
+
+
+def inflate(body: bytes, encoding: str | None, limit: int) -> bytes:
+    """``body`` unpacked, of at most ``limit`` bytes; no more than that is ever unpacked.
+
+    Raises `TraceError`: 413 for more, 415 for an unknown encoding, 400 for what is not packed as it says.
+    """
+    kind = (encoding or "").strip().lower()
+    if kind in ("", "identity"):
+        if len(body) > limit:
+            raise TraceError(f"the body has more than {limit} bytes", status=413, hint="send smaller batches")
+        return body
+    if kind not in ("gzip", "x-gzip", "deflate"):
+        raise TraceError(f"a body packed by {kind[:40]!r} cannot be read", status=415, hint="use gzip, or no packing")
+    # Deflate is meant to have a zlib header, and some send it without.
+    raw = kind == "deflate" and (len(body) < 2 or (body[0] * 256 + body[1]) % 31 != 0 or body[0] % 16 != 8)
+    parts: list[bytes] = []
+    size = 0
+    while body:
+        unpacking = zlib.decompressobj(-15 if raw else 47)
+        try:
+            parts.append(unpacking.decompress(body, limit - size + 1))
+        except zlib.error as error:
+            raise TraceError(f"the body is not packed by {kind}: {error}") from error
+        size += len(parts[-1])
+        if size > limit:
+            raise TraceError(f"the body has more than {limit} bytes unpacked", status=413, hint="send smaller batches")
+        if not unpacking.eof:
+            raise TraceError(f"the body is cut off: its {kind} stream does not end")
+        body = unpacking.unused_data  # gzip streams may follow one another
+    return b"".join(parts)
+
+
+def encode_traces(
+    spans: Iterable[tuple[Scope, OTLPSpan]], protocol: Protocol, resource: Mapping[str, JSONValue]
+) -> bytes:
+    """An ``ExportTraceServiceRequest``: the spans of each scope together, in the given order.
+
+    Raises `TraceError` for protobuf without the extra ``otel``.
+    """
+    groups: dict[Scope, list[OTLPSpan]] = {}
+    for scope, span in spans:
+        groups.setdefault(scope, []).append(span)
+    if protocol == "json":
+        return otlp_json.write_request(groups, resource)
+    return otlp_protobuf.write_request(groups, resource)
+
+
+def response_body(protocol: Protocol, rejected: int = 0, problems: Sequence[str] = ()) -> bytes:
+    """The ``ExportTraceServiceResponse`` that says how many spans were rejected, and why (``partial_success``)."""
+    message = "; ".join(problems)
+    if protocol == "protobuf":
+        return otlp_protobuf.response(rejected, message)
+    answer: dict[str, Any] = {}
+    if rejected or message:
+        answer["partialSuccess"] = {"rejectedSpans": str(rejected), "errorMessage": message}
+    return json.dumps(answer).encode()
+
+
+def status_body(protocol: Protocol, status: int, message: str) -> bytes:
+    """The ``google.rpc.Status`` that a request refused with the HTTP ``status`` is answered with."""
+    code = _RPC_CODES.get(status, _RPC_INTERNAL)
+    if protocol == "protobuf":
+        return otlp_protobuf.status(code, message)
+    return json.dumps({"code": code, "message": message}).encode()
+
+
+def rejected_in(body: bytes, content_type: str | None) -> tuple[int, str]:
+    """What a collector's answer says: how many spans it rejected, and its message; (0, "") for what cannot be read."""
+    try:
+        if protocol_of(content_type) == "protobuf":
+            return otlp_protobuf.partial_success(body)
+        found = json.loads(body).get("partialSuccess") or {}
+        return int(found.get("rejectedSpans") or 0), str(found.get("errorMessage") or "")
+    except (TraceError, ValueError, AttributeError, TypeError):
+        return 0, ""
+
+
+def _format(protocol: Protocol) -> ModuleType:
+    return otlp_protobuf if protocol == "protobuf" else otlp_json

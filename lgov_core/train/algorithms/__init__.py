@@ -1,0 +1,1 @@
+"""Losses, advantages' use in them, and the policy update."""

@@ -1,0 +1,76 @@
+"""Log-probabilities of chosen tokens under a causal language model."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from lgov_core.train.layout.rows import TrainRow
+
+Tensor = torch.Tensor
+
+
+def pad(values: Sequence[Sequence[float]], *, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Right-pads with zeros. Returns shape (rows, longest)."""
+    longest = max(len(row) for row in values)
+    return torch.tensor([[*row, *([0] * (longest - len(row)))] for row in values], dtype=dtype, device=device)
+
+
+def row_logprobs(module: Any, rows: Sequence[TrainRow]) -> tuple[Tensor, Tensor]:
+    """Log-probabilities of all trained tokens of ``rows``, and where they stand.
+
+    Returns ``(logprobs, mask)``: ``mask`` is bool of shape (rows, longest - 1), true where the *next* token is trained;
+    ``logprobs`` is float32 of shape (number of true entries,), in row-major order, at each row's temperature.
+    Only the trained positions go through the output layer, which for a large vocabulary is most of the work.
+    ``module`` is a transformers causal language model (or a PEFT model around one). Gradients flow as usual.
+    """
+    states, mask = row_states(module, rows)
+    return head_scores(module, states, rows)[0], mask
+
+
+def row_states(module: Any, rows: Sequence[TrainRow]) -> tuple[Tensor, Tensor]:
+    """The last hidden states from which the trained tokens of ``rows`` are chosen: shape (trained tokens, width).
+
+    Rows are padded to the longest and run in one pass. The second value is `row_logprobs`' mask.
+    """
+    device = next(module.parameters()).device
+    ids = pad([row.ids for row in rows], dtype=torch.long, device=device)
+    mask = pad([row.mask for row in rows], dtype=torch.bool, device=device)[:, 1:]
+    attention = pad([[1] * len(row.ids) for row in rows], dtype=torch.long, device=device)
+    hidden = base_model(module).get_decoder()(input_ids=ids, attention_mask=attention, use_cache=False)
+    return hidden.last_hidden_state[:, :-1][mask], mask
+
+
+def head_scores(
+    module: Any, states: Tensor, rows: Sequence[TrainRow], *, entropy: bool = False
+) -> tuple[Tensor, Tensor | None]:
+    """What the output layer says of each trained token of ``rows``, given its ``states`` (trained tokens, width).
+
+    Returns the log-probability of the token that was chosen, at its row's temperature, and with ``entropy`` the entropy in
+    nats of the whole distribution there: both float32 (float64 for a model of that type) of shape (trained tokens,).
+    """
+    device = states.device
+    chosen = torch.tensor(trained_column(rows, "ids"), dtype=torch.long, device=device)
+    logits = base_model(module).get_output_embeddings()(states)
+    if logits.dtype != torch.float64:
+        logits = logits.float()
+    temperatures = [row.temperature or 1.0 for row in rows for _ in range(row.trained)]
+    if any(temperature != 1.0 for temperature in temperatures):
+        logits = logits / torch.tensor(temperatures, device=device)[:, None]
+    normaliser = logits.logsumexp(-1)
+    logprobs = logits.gather(-1, chosen[:, None])[:, 0] - normaliser
+    if not entropy:
+        return logprobs, None
+    return logprobs, normaliser - (logits.softmax(-1) * logits).sum(-1)
+
+
+def trained_column(rows: Sequence[TrainRow], name: str) -> list[Any]:
+    """The entries of the column ``name`` (``ids``, ``advantages``, ...) of all trained tokens, row after row."""
+    return [value for row in rows for value, kept in zip(getattr(row, name), row.mask, strict=True) if kept]
+
+
+def base_model(module: Any) -> Any:
+    """The transformers model inside a PEFT model, or ``module`` itself."""
+    return module.get_base_model() if hasattr(module, "get_base_model") else module

@@ -1,0 +1,99 @@
+"""Which algorithms there are and what runs them: the table behind ``lgov train``. Loads nothing heavy.
+
+A run is a function ``run(job: TrainingJob) -> Mapping[str, Any]`` that is found by its name here and imported when it is
+called. It returns figures as JSON values, and raises `LgovError` for what cannot be done.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, Final
+
+from lgov_core._util.suggestions import suggest_name
+from lgov_core.errors import SettingsError
+from lgov_core.train.settings import TrainSettings
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingJob:
+    """What ``lgov train`` was asked to do.
+
+    ``agent`` is ``module:function`` or ``file.py:function``; ``folder`` is where the run leaves everything. ``traces`` is a
+    store of recorded rollouts, for what learns from those. ``resume`` goes on with the run in ``folder``. ``say`` writes one
+    line for people.
+    """
+
+    settings: TrainSettings
+    folder: Path
+    agent: str | None = None
+    traces: str | None = None
+    resume: bool = False
+    say: Callable[[str], None] = print
+
+
+Run = Callable[[TrainingJob], Mapping[str, Any]]
+
+#: Who runs reinforcement learning: name → (``module:function``, a line for people).
+BACKENDS: Final[Mapping[str, tuple[str, str]]] = MappingProxyType(
+    {
+        "torch": ("lgov_core.server.local:run_local", "one process of this machine (extra train)"),
+        "verl": ("lgov_core.server.verl.run:run_on_verl", "verl on Ray (extra verl)"),
+    }
+)
+
+#: Reinforcement learning by name; what each means stands in `lgov_core.train.algorithms.functions`.
+REINFORCEMENT: Final[Sequence[str]] = (
+    "grpo",
+    "dr_grpo",
+    "dapo",
+    "gspo",
+    "cispo",
+    "rloo",
+    "reinforce++",
+    "ppo",
+    "gdpo",
+)
+
+#: What else can be learnt from traces: name → ``module:function``. No backend takes part.
+OTHERS: Final[Mapping[str, str]] = MappingProxyType(
+    {"sft": "lgov_core.server.sft:run_sft", "prompt": "lgov_core.server.prompt:run_prompt"}
+)
+
+
+def algorithm_name(name: str) -> str:
+    """The algorithm as it is written here: case and ``-`` for ``_`` do not count. Raises `SettingsError` for none."""
+    known = (*REINFORCEMENT, *OTHERS)
+    plain = name.strip().lower().replace("-", "_").replace(" ", "_")
+    for form in (plain, plain.replace("_", ""), plain.replace(".", "_")):
+        if form in known:
+            return form
+    raise SettingsError(
+        f"there is no algorithm {name!r}", hint=suggest_name(plain, known, f"there are {', '.join(known)}")
+    )
+
+
+def find_run(algorithm: str, backend: str = "torch") -> Run:
+    """What runs an algorithm on a backend. Raises `SettingsError` for names unknown, and for what is not installed."""
+    algorithm = algorithm_name(algorithm)
+    if backend not in BACKENDS:
+        hint = suggest_name(backend, BACKENDS, f"there are {', '.join(BACKENDS)}")
+        raise SettingsError(f"there is no backend {backend!r}", hint=hint)
+    if algorithm in OTHERS and backend != "torch":
+        raise SettingsError(
+            f"{algorithm} is not reinforcement learning, and {backend} runs no other",
+            hint=f"leave --backend out, or choose one of {', '.join(REINFORCEMENT)}",
+        )
+    where = OTHERS.get(algorithm) or BACKENDS[backend][0]
+    module, _, function = where.partition(":")
+    try:
+        return getattr(importlib.import_module(module), function)
+    except ModuleNotFoundError as error:
+        what = f"algorithm {algorithm}" if algorithm in OTHERS else f"backend {backend}"
+        extra = "verl" if backend == "verl" and algorithm not in OTHERS else "train,gateway"
+        if error.name is not None and error.name.startswith("lgov_core"):
+            raise SettingsError(f"{what} is not part of this version of lgov") from error
+        raise SettingsError(f"{what} needs {error.name}", hint=f'pip install "lgov[{extra}]"') from error

@@ -1,0 +1,1 @@
+"""How rows are laid out in tensors: packing, prefix trees, attention masks, devices."""

@@ -1,0 +1,1 @@
+"""The training loop: sampling, updates, checkpoints, metrics."""

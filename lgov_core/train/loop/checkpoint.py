@@ -1,0 +1,253 @@
+"""Checkpoints: everything a killed run needs to go on, written whole or not at all."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import os
+import pickle
+import re
+import shutil
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from lgov_core._util.durable import sync_file, sync_folder, write_whole
+from lgov_core.errors import TrainError
+
+WEIGHTS_FILE = "weights.safetensors"
+STATE_FILE = "state.pt"
+EXTRA_FILE = "extra.json"
+_BEST_FILE = "best.json"
+_NAME = re.compile(r"step-(\d{6,})")
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """``step`` counts finished updates; ``weights`` holds the trained parameters by name; ``state`` is the learner's own.
+
+    ``state`` holds tensors and plain values; ``extra`` is JSON.
+    """
+
+    step: int
+    weights: Mapping[str, torch.Tensor]
+    state: Mapping[str, Any]
+    extra: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Best:
+    """The checkpoint that did best so far: its step, what was measured, and what came out."""
+
+    step: int
+    what: str
+    score: float
+
+
+#: Called with the folder of a checkpoint whose files are all there but which does not count yet, and with the checkpoint.
+Seal = Callable[[Path, Checkpoint], None]
+
+
+def save_checkpoint(folder: Path, checkpoint: Checkpoint, *, keep: int = 2, seal: Seal | None = None) -> Path:
+    """Writes ``folder/step-NNNNNN`` and removes all but the newest ``keep`` and the best (`mark_best`).
+
+    It holds ``weights.safetensors``, ``state.pt`` and ``extra.json``, and what ``seal`` adds. The folder appears under its
+    name only when it is complete and on disk. Raises `TrainError` when it cannot be written, and what ``seal`` raises;
+    older checkpoints are then still there.
+    """
+    target = folder / f"step-{checkpoint.step:06d}"
+    partial = folder / f".{target.name}.partial"
+    replaced = folder / f".{target.name}.replaced"
+    try:
+        shutil.rmtree(partial, ignore_errors=True)
+        partial.mkdir(parents=True)
+        _save_tensors(partial / WEIGHTS_FILE, checkpoint.weights)
+        torch.save(dict(checkpoint.state), partial / STATE_FILE)
+        (partial / EXTRA_FILE).write_text(json.dumps({"step": checkpoint.step, **checkpoint.extra}), encoding="utf-8")
+        if seal is not None:
+            seal(partial, checkpoint)
+        for path in partial.iterdir():
+            sync_file(path)
+        sync_folder(partial)
+        if target.exists():
+            shutil.rmtree(replaced, ignore_errors=True)
+            os.replace(target, replaced)
+        os.replace(partial, target)
+        sync_folder(folder)
+        shutil.rmtree(replaced, ignore_errors=True)
+        best = best_checkpoint(folder)
+        for old in complete_checkpoints(folder)[:-keep]:
+            if best is None or old.name != f"step-{best.step:06d}":
+                shutil.rmtree(old, ignore_errors=True)
+    except (OSError, RuntimeError, ValueError) as error:
+        shutil.rmtree(partial, ignore_errors=True)
+        raise TrainError(
+            f"checkpoint {target} could not be written: {error}",
+            hint="free some space; the older checkpoints are intact",
+        ) from error
+    except BaseException:
+        shutil.rmtree(partial, ignore_errors=True)
+        raise
+    return target
+
+
+def latest_checkpoint(folder: Path) -> Checkpoint | None:
+    """The newest complete checkpoint in ``folder``, or None. Raises `TrainError` when it cannot be read."""
+    complete = complete_checkpoints(folder)
+    return read_checkpoint(complete[-1]) if complete else None
+
+
+def read_checkpoint(path: Path) -> Checkpoint:
+    """The checkpoint in the folder ``path``, on the CPU. Raises `TrainError` when it cannot be read."""
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    try:
+        weights = load_file(path / WEIGHTS_FILE)
+        state = torch.load(path / STATE_FILE, map_location="cpu", weights_only=True)
+        extra = json.loads((path / EXTRA_FILE).read_text(encoding="utf-8"))
+        return Checkpoint(int(extra.pop("step")), weights, state, extra)
+    except (
+        OSError,
+        EOFError,
+        RuntimeError,
+        ValueError,
+        LookupError,
+        pickle.UnpicklingError,
+        SafetensorError,
+    ) as error:
+        raise TrainError(
+            f"checkpoint {path} cannot be read: {type(error).__name__}: {error}",
+            hint="remove that folder to go on from the one before it",
+        ) from error
+
+
+def complete_checkpoints(folder: Path) -> list[Path]:
+    """The folders of all complete checkpoints in ``folder``, oldest first."""
+    if not folder.is_dir():
+        return []
+    found = [
+        (int(match.group(1)), path)
+        for path in folder.iterdir()
+        if (match := _NAME.fullmatch(path.name)) and (path / EXTRA_FILE).is_file()
+    ]
+    return [path for _, path in sorted(found)]
+
+
+def step_of(path: Path) -> int:
+    """The step of a checkpoint's folder, by its name. Raises `TrainError` for another name."""
+    match = _NAME.fullmatch(path.name)
+    if match is None:
+        raise TrainError(f"{path} is not the folder of a checkpoint", hint="such are named step-000010")
+    return int(match.group(1))
+
+
+def find_checkpoint(path: Path) -> Path:
+    """The folder of the checkpoint that ``path`` names.
+
+    That is the folder itself; of a run's folder, or of its ``checkpoints``, the newest one; and ``best`` or ``last`` in
+    either: ``runs/a/best``. Raises `TrainError` when there is none.
+    """
+    if (path / EXTRA_FILE).is_file():
+        return path
+    which, base = ("last", path) if path.name not in ("best", "last") else (path.name, path.parent)
+    folder = base / "checkpoints" if (base / "checkpoints").is_dir() else base
+    complete = complete_checkpoints(folder)
+    if not complete:
+        raise TrainError(f"there is no checkpoint in {path}", hint="name a checkpoint's folder, or the run's")
+    if which == "last":
+        return complete[-1]
+    best = best_checkpoint(folder)
+    for one in complete:
+        if best is not None and one.name == f"step-{best.step:06d}":
+            return one
+    raise TrainError(f"{folder} does not say which checkpoint is the best", hint=f"name {base / 'last'}, or a step")
+
+
+def mark_best(folder: Path, step: int, what: str, score: float) -> Best:
+    """Notes how good the checkpoint of ``step`` is, higher is better, and returns the best so far.
+
+    ``best.json`` keeps the best one by name. Another measure takes the place of ``mean_return``, and ``mean_return`` of no
+    other. A score that is not finite is never the best. Raises `TrainError` when it cannot be written.
+    """
+    present = best_checkpoint(folder)
+    if present is not None:
+        other = what != present.what
+        if (other and what == "mean_return") or (not other and not score > present.score):
+            return present
+    best = Best(step, what, score)
+    if not math.isfinite(score):
+        return present or best
+    try:
+        write_whole(folder / _BEST_FILE, json.dumps(asdict(best)).encode())
+    except OSError as error:
+        raise TrainError(f"{folder / _BEST_FILE} could not be written: {error}", hint="free some space") from error
+    return best
+
+
+def best_checkpoint(folder: Path) -> Best | None:
+    """What `mark_best` noted; None when there is nothing. Raises `TrainError` when it cannot be read."""
+    path = folder / _BEST_FILE
+    if not path.exists():
+        return None
+    try:
+        return Best(**json.loads(path.read_text(encoding="utf-8")))
+    except (OSError, ValueError, TypeError) as error:
+        raise TrainError(f"{path} cannot be read: {error}", hint="remove it") from error
+
+
+def _save_tensors(path: Path, tensors: Mapping[str, torch.Tensor]) -> None:
+    from safetensors import SafetensorError
+    from safetensors.torch import save_file
+
+    try:
+        save_file({name: value.detach().cpu().contiguous() for name, value in tensors.items()}, path)
+    except SafetensorError as error:
+        raise OSError(str(error)) from error
+
+
+def save_weights(folder: Path, version: int, weights: Mapping[str, torch.Tensor]) -> Path:
+    """Writes ``folder/version-NNNNNN.safetensors``: what was served as ``version``, by `PolicyModel.weights` names.
+
+    The file appears under its name only when it is complete; one that is there already is replaced. Raises `TrainError`
+    when it cannot be written; the files of other versions are then as they were.
+    """
+    target = _weights_file(folder, version)
+    partial = target.with_name(f".{target.name}.partial")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        _save_tensors(partial, weights)
+        os.replace(partial, target)
+    except (OSError, RuntimeError, ValueError) as error:
+        # A full disk or a folder without write permission: what was begun goes, if it can.
+        with contextlib.suppress(OSError):
+            partial.unlink(missing_ok=True)
+        raise TrainError(
+            f"weights {target} could not be written: {error}", hint="free some space, or check the folder's permissions"
+        ) from error
+    return target
+
+
+def load_weights(folder: Path, version: int) -> dict[str, torch.Tensor] | None:
+    """The weights that `save_weights` wrote for ``version``, on the CPU; None when it wrote none.
+
+    Raises `TrainError` when the file cannot be read.
+    """
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    path = _weights_file(folder, version)
+    if not path.exists():
+        return None
+    try:
+        return load_file(path)
+    except (OSError, RuntimeError, ValueError, SafetensorError) as error:
+        raise TrainError(f"weights {path} cannot be read: {error}", hint="the file is damaged") from error
+
+
+def _weights_file(folder: Path, version: int) -> Path:
+    return folder / f"version-{version:06d}.safetensors"

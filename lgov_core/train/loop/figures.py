@@ -1,0 +1,122 @@
+"""What a step's rollouts say about the policy: rewards by channel, violations, lengths, turns, and what was left out."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from lgov_core.train.loop.intervals import grouped_interval, share_interval
+from lgov_core.train.workers.jobs import JobResult
+from lgov_core.transitions.export.messages import totals_of
+from lgov_core.transitions.values import Transition, TransitionSet, by_rollout
+
+#: Rewards of this dimension are what denials cost.
+_PENALTIES = "compliance"
+
+
+def step_figures(
+    data: TransitionSet,
+    results: Sequence[JobResult],
+    *,
+    returns: Mapping[tuple[str, int], float],
+    dropped_spans: int = 0,
+) -> dict[str, Any]:
+    """The figures of one update's rollouts as JSON values, for its line in ``metrics.jsonl``.
+
+    ``rewards`` has, by channel, the mean over rollouts of what a rollout earned, with ``low`` and ``high`` (95 %, rollouts of
+    one task together) and ``count`` (tasks); ``return`` is what ``returns`` holds, after the bounds of the channels.
+    ``violation_rate`` is the share of rollouts in which the governor saw one (by its counts, or where there are none by the
+    penalties). ``response_tokens`` is the mean over calls, ``turns`` over rollouts. ``dropped`` counts, by reason, what was
+    recorded and not trained on, ``lost_rollouts`` the rollouts of which nothing can be trained on, ``lost_attempts`` the
+    attempts that the machines broke (they were tried again, mostly), and ``dropped_spans`` what the store had no room for.
+    """
+    rollouts = by_rollout(data.transitions)
+    usable = [result for result in results if result.outcome.trainable]
+    return {
+        "rewards": {name: value for name, value in _rewards(rollouts, returns).items() if value["count"]},
+        "violation_rate": _violations(rollouts, usable),
+        "response_tokens": _mean([len(one.response_ids) for one in data.transitions]),
+        "turns": _mean([len(turns) for turns in rollouts.values()]),
+        "dropped": data.counts(),
+        "unassigned_rewards": len(data.unassigned),
+        "lost_rollouts": len(results) - len(usable),
+        "lost_attempts": sum(result.job.attempt - result.outcome.trainable for result in results),
+        "dropped_spans": dropped_spans,
+    }
+
+
+def earned_figures(
+    results: Sequence[JobResult],
+    counted: Sequence[tuple[str, int]],
+    rewards: Iterable[tuple[tuple[str, int], str, float]],
+) -> dict[str, Any]:
+    """What rollouts earned and how they ended, as JSON values. Pure.
+
+    ``reward`` is the mean of the task's reward over the attempts in ``counted`` (rollout id and attempt), ``reward_air`` and
+    the like those of the other channels, each with half the width of its 95 % interval (normal). ``rewards`` gives each
+    reward with its attempt and channel; those of other attempts are passed over. ``usable`` counts ``counted``. ``counts``
+    is what governors counted in the rollouts that can be trained on: ``tool_calls`` asked for, ``denied`` ones, and so on.
+    """
+    sums: dict[str, dict[tuple[str, int], float]] = defaultdict(lambda: dict.fromkeys(counted, 0.0))
+    wanted = set(counted)
+    for key, channel, value in rewards:
+        if key in wanted:
+            sums[channel][key] += value
+    found: dict[str, Any] = {"usable": len(counted), "rollouts": len(results)}
+    for channel, values in sorted(sums.items()):
+        name = "reward" if channel == "task" else f"reward_{channel}"
+        found[name], found[f"{name}_half_width"] = _mean_and_half_width(list(values.values()))
+    counts: Counter[str] = Counter()
+    for result in results:
+        if result.outcome.trainable:
+            counts.update({name: int(count) for name, count in result.counts.items()})
+    return {
+        **found,
+        "outcomes": dict(Counter(result.outcome.value for result in results)),
+        "counts": dict(counts),
+    }
+
+
+def _mean_and_half_width(values: Sequence[float]) -> tuple[float, float]:
+    mean = math.fsum(values) / len(values)
+    if len(values) < 2:
+        return mean, 0.0
+    variance = math.fsum((value - mean) ** 2 for value in values) / (len(values) - 1)
+    return mean, 1.959964 * math.sqrt(variance / len(values))
+
+
+def _rewards(
+    rollouts: Mapping[tuple[str, int], Sequence[Transition]], returns: Mapping[tuple[str, int], float]
+) -> dict[str, dict[str, Any]]:
+    channels = sorted({name for turns in rollouts.values() for turn in turns for name in turn.rewards})
+    found: dict[str, dict[str, Any]] = {}
+    for channel in channels:
+        groups: dict[str, list[float]] = {}
+        for turns in rollouts.values():
+            groups.setdefault(turns[0].task_id, []).append(totals_of(turns).get(channel, 0.0))
+        found[channel] = grouped_interval(groups).as_json()
+    groups = {}
+    for key, value in returns.items():
+        if key in rollouts:
+            groups.setdefault(rollouts[key][0].task_id, []).append(value)
+    return {**found, "return": grouped_interval(groups).as_json()}
+
+
+def _violations(
+    rollouts: Mapping[tuple[str, int], Sequence[Transition]], usable: Sequence[JobResult]
+) -> dict[str, Any] | None:
+    groups: dict[str, list[bool]] = {}
+    if any("violations" in result.counts for result in usable):
+        for result in usable:
+            groups.setdefault(result.job.task_id, []).append(result.counts.get("violations", 0) > 0)
+    else:
+        for turns in rollouts.values():
+            broken = any(turn.rewards.get(_PENALTIES, 0.0) < 0 for turn in turns)
+            groups.setdefault(turns[0].task_id, []).append(broken)
+    return share_interval(groups).as_json() if groups else None
+
+
+def _mean(values: Sequence[int]) -> float | None:
+    return sum(values) / len(values) if values else None

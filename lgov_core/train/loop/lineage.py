@@ -1,0 +1,147 @@
+"""States of each checkpoint what it was made of: data, policy, code, settings and seed, and the checkpoint before."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import platform
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import lgov_core
+from lgov_core._util.durable import write_whole
+from lgov_core.audit.attestation import attest, read_attestation
+from lgov_core.audit.heads import Signer
+from lgov_core.audit.lineage import CHECKPOINT, LINEAGE_FILE, read_lineage
+from lgov_core.audit.tensor_files import tensors_sha256
+from lgov_core.errors import TrainError
+from lgov_core.policies import load_policy_file
+from lgov_core.train.loop.batch_record import file_sha256, read_record
+from lgov_core.train.loop.checkpoint import WEIGHTS_FILE, Checkpoint, complete_checkpoints, step_of
+from lgov_core.train.loop.metrics_log import finite
+
+_PACKAGES = ("torch", "transformers", "peft", "safetensors", "verl", "ray")
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What is true of a whole run.
+
+    ``model`` names what training began with, and ``start_sha256`` its weights (`weights_digest`, all of them; None where they
+    are not at hand). ``settings`` are JSON values. ``policy`` is what `policy_facts` gives: None where the trainer does not
+    know which rules are in force.
+    """
+
+    run_id: str
+    model: str
+    start_sha256: str | None
+    seed: int | None = None
+    settings: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    policy: Mapping[str, Any] | None = None
+
+
+class Lineage:
+    """Writes the statements of one run. ``signer`` None leaves them unsigned. `seal` belongs to the thread of the run."""
+
+    def __init__(self, facts: Facts, *, folder: Path, signer: Signer | None = None) -> None:
+        self.facts = facts
+        self.folder = folder
+        self.signer = signer
+
+    def seal(self, partial: Path, checkpoint: Checkpoint) -> None:
+        """Writes ``lineage.jsonl`` into a checkpoint's folder: the chain of the checkpoint before, and its own statement.
+
+        Raises `TrainError` when the data of an update is not on record, `AuditError` when the chain before cannot be read,
+        and what the signer raises: a checkpoint of which nothing can be stated is not written.
+        """
+        # Statements begin where the first sealed checkpoint's parent is: without one, at the last that has none.
+        begin = self._unsealed(checkpoint.step)
+        self.state(partial, checkpoint.step, [WEIGHTS_FILE], self._before(checkpoint.step), begin=begin)
+
+    def state(self, folder: Path, step: int, weights: Sequence[str], before: Sequence[str], *, begin: int = 0) -> None:
+        """Writes ``lineage.jsonl`` into ``folder``: the lines ``before``, and a statement of all files that lie there.
+
+        ``weights`` are the names of those that the weights are in (safetensors). Without lines before, what is stated begins
+        after the step ``begin``. The file appears whole and on disk. Raises as `seal`, and `OSError`.
+        """
+        parent = read_attestation(before[-1]) if before else None
+        said = None if parent is None else parent.statement["predicate"]
+        done = begin if said is None else int(said["step"])
+        predicate = {
+            "step": step,
+            "run_id": self.facts.run_id,
+            "seed": self.facts.seed,
+            "settings": finite(dict(self.facts.settings)),
+            "created": datetime.now(UTC).isoformat(timespec="seconds"),
+            "parent": None
+            if parent is None or said is None
+            else {"sha256": parent.sha256, "step": said["step"], "weights_sha256": said["weights"]["sha256"]},
+            "start": {"model": self.facts.model, "weights_sha256": self.facts.start_sha256, "step": done}
+            if said is None
+            else said["start"],
+            "data": [self._data(number) for number in range(done + 1, step + 1)],
+            "policy": self.facts.policy,
+            "code": code_facts(),
+            "weights": {
+                "file": weights[0] if len(weights) == 1 else list(weights),
+                "sha256": tensors_sha256(*(folder / name for name in weights)),
+            },
+        }
+        paths = [path for path in folder.rglob("*") if path.is_file()]
+        files = {path.relative_to(folder).as_posix(): file_sha256(path) for path in paths}
+        files.pop(LINEAGE_FILE, None)
+        line = attest(files, CHECKPOINT, predicate, self.signer)
+        write_whole(folder / LINEAGE_FILE, ("\n".join([*before, line]) + "\n").encode("ascii"))
+
+    def _before(self, step: int) -> list[str]:
+        """The lines of the newest checkpoint before ``step``; none when there is no such, or it has none."""
+        for path in reversed(complete_checkpoints(self.folder / "checkpoints")):
+            if step_of(path) > step or not (path / LINEAGE_FILE).exists():
+                continue
+            lines = read_lineage(path)
+            return lines[:-1] if step_of(path) == step else lines
+        return []
+
+    def _unsealed(self, step: int) -> int:
+        """The step of the newest checkpoint before ``step`` that nothing was stated of; 0 when there is none."""
+        earlier = [step_of(path) for path in complete_checkpoints(self.folder / "checkpoints") if step_of(path) < step]
+        return max(earlier, default=0)
+
+    def _data(self, step: int) -> dict[str, Any]:
+        record = read_record(self.folder / "transitions", step)
+        if record is None:
+            raise TrainError(f"the batch of update {step} is not on record, so nothing can be stated of it")
+        return {"step": step, "sha256": record.sha256, "transitions": record.transitions}
+
+
+def policy_facts(path: str | Path, *, shadow: bool = False) -> dict[str, Any]:
+    """The digest and the mode of the rules in a policy file, as a statement gives them. Raises `PolicyError`."""
+    policies = load_policy_file(str(path))
+    if shadow:
+        policies = policies.in_shadow()
+    return {"sha256": policies.digest, "mode": policies.mode, "file": Path(path).name}
+
+
+@functools.cache
+def code_facts() -> Mapping[str, Any]:
+    """Which code runs: versions, and the SHA-256 over the names and contents of lgov's own source files."""
+    whole = hashlib.sha256()
+    root = Path(lgov_core.__file__).parent
+    for path in sorted(root.rglob("*.py")):
+        content = path.read_bytes()
+        whole.update(f"{path.relative_to(root).as_posix()}\0{len(content)}\0".encode() + content)
+    facts: dict[str, Any] = {
+        "lgov": lgov_core.__version__,
+        "lgov_core_sha256": whole.hexdigest(),
+        "python": platform.python_version(),
+    }
+    for name in _PACKAGES:
+        try:
+            facts[name] = version(name)
+        except PackageNotFoundError:
+            continue
+    return facts

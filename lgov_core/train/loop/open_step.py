@@ -1,0 +1,139 @@
+"""What was collected for an update that has no batch yet, so that a run that was killed goes on collecting it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from lgov_core._util.durable import append_line, drop_torn_line, write_whole
+from lgov_core.errors import TrainError
+from lgov_core.train.workers.jobs import Job, JobResult
+from lgov_core.types import Outcome, Rollout
+
+
+@dataclass(frozen=True, slots=True)
+class Recovered:
+    """What a killed run left of a step: its rollouts round by round, and the results it had, by rollout id.
+
+    The first round are the rollouts of the tasks asked for, the others those of further tasks.
+    """
+
+    rounds: list[list[Rollout]]
+    results: dict[str, JobResult]
+
+
+class OpenStep:
+    """The file of one step: its rollouts, then a line for each result and for each further round of rollouts.
+
+    Not safe to call from several threads.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def begin(self, rounds: Sequence[Sequence[Rollout]], results: Iterable[JobResult] = ()) -> None:
+        """Writes down which rollouts the step is made of, and the results it has; what the file held before is gone.
+
+        Raises `TrainError`; the file is then as it was.
+        """
+        lines = [*map(_round, rounds), *map(_result, results)]
+        self._tried(lambda: write_whole(self.path, b"".join(line + b"\n" for line in lines)))
+
+    def extend(self, rollouts: Sequence[Rollout]) -> None:
+        """Writes down that the step gets so many rollouts more, before they are run. Raises `TrainError`."""
+        self._tried(lambda: append_line(self.path, _round(rollouts)))
+
+    def add(self, result: JobResult) -> None:
+        """Writes down a result. Raises `TrainError`."""
+        self._tried(lambda: append_line(self.path, _result(result)))
+
+    def end(self) -> None:
+        """Removes the file: the step has its batch."""
+        self._tried(lambda: self.path.unlink(missing_ok=True))
+
+    def rollout_ids(self) -> set[str]:
+        """The rollouts that are written down; none when there is no file. Raises `TrainError` when it cannot be read."""
+        if not self.path.exists():
+            return set()
+        try:
+            return {one.rollout_id for rollouts in _rounds(self._lines()) for one in rollouts}
+        except (OSError, ValueError, LookupError, TypeError) as error:
+            raise self._unreadable(error) from error
+
+    def recover(self, tasks: Sequence[tuple[str, Mapping[str, Any]]]) -> Recovered | None:
+        """What a killed run left of the step.
+
+        None when there was none, or one of other tasks than these (id and payload, one for each rollout of the first round,
+        in order). Results that the machines were to blame for are left out. Raises `TrainError` when the file cannot be
+        read.
+        """
+        if not self.path.exists():
+            return None
+        try:
+            lines = self._lines()
+            rounds = _rounds(lines)
+            if [(one.task_id, one.input) for one in rounds[0]] != [(task, _as_json(given)) for task, given in tasks]:
+                return None
+            by_id = {one.rollout_id: one for rollouts in rounds for one in rollouts}
+            results: dict[str, JobResult] = {}
+            for line in lines:
+                if "rollouts" in line:
+                    continue
+                rollout, outcome = by_id[line["rollout_id"]], Outcome(line["outcome"])
+                job = Job(rollout.rollout_id, rollout.task_id, line["attempt"], rollout.input)
+                if outcome.trainable:
+                    results[rollout.rollout_id] = JobResult(job, outcome, line["result"], line["error"], line["counts"])
+        except (OSError, ValueError, LookupError, TypeError) as error:
+            raise self._unreadable(error) from error
+        return Recovered(rounds, results)
+
+    def _lines(self) -> list[dict[str, Any]]:
+        """All lines but one that a killed run left half-written, which is cut off."""
+        drop_torn_line(self.path)
+        return [json.loads(line) for line in self.path.read_text(encoding="utf-8").splitlines()]
+
+    def _unreadable(self, error: Exception) -> TrainError:
+        return TrainError(f"{self.path} cannot be read: {error}", hint="remove it: the step begins anew")
+
+    def _tried(self, write: Callable[[], None]) -> None:
+        try:
+            write()
+        except OSError as error:
+            raise TrainError(f"{self.path} could not be written: {error}", hint="free some space") from error
+
+
+def _as_json(value: Mapping[str, Any]) -> Any:
+    return json.loads(json.dumps(value))
+
+
+def _round(rollouts: Sequence[Rollout]) -> bytes:
+    return json.dumps(
+        {
+            "run_id": rollouts[0].run_id if rollouts else "",
+            "rollouts": [[one.rollout_id, one.task_id, dict(one.input)] for one in rollouts],
+        }
+    ).encode()
+
+
+def _result(result: JobResult) -> bytes:
+    job = result.job
+    line = {
+        "rollout_id": job.rollout_id,
+        "attempt": job.attempt,
+        "outcome": result.outcome.value,
+        "result": dict(result.result),
+        "error": result.error,
+        "counts": dict(result.counts),
+    }
+    return json.dumps(line).encode()
+
+
+def _rounds(lines: Sequence[dict[str, Any]]) -> list[list[Rollout]]:
+    return [
+        [Rollout(one, task, line["run_id"], given) for one, task, given in line["rollouts"]]
+        for line in lines
+        if "rollouts" in line
+    ]

@@ -1,0 +1,77 @@
+"""The trained copy of a model: which parameters learn, what the reference is, and what the engine is given."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from lgov_core.errors import TrainError
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyModel:
+    """A module under training.
+
+    ``module`` is trained in place. ``reference`` or ``reference_mode`` gives the weights it started from (see
+    `lgov_core.train.algorithms.update.PolicyUpdate`). ``served`` returns the weights as the serving module names them.
+    """
+
+    module: Any
+    served: Callable[[], Mapping[str, torch.Tensor]]
+    reference: Any | None = None
+    reference_mode: Callable[[], contextlib.AbstractContextManager[Any]] | None = None
+
+    def trained(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """The trained parameters themselves, by name."""
+        return ((name, value) for name, value in self.module.named_parameters() if value.requires_grad)
+
+    def weights(self) -> dict[str, torch.Tensor]:
+        """The trained parameters, copied, by name."""
+        return {name: value.detach().clone() for name, value in self.trained()}
+
+    def load(self, weights: Mapping[str, torch.Tensor]) -> None:
+        """Puts trained parameters back. Raises `TrainError` when the names do not fit."""
+        own = dict(self.trained())
+        if own.keys() != weights.keys():
+            odd = sorted(own.keys() ^ weights.keys())[:3]
+            raise TrainError(f"the weights are not of this model (differing names: {', '.join(odd)})")
+        with torch.no_grad():
+            for name, value in own.items():
+                value.copy_(weights[name])
+
+
+def full_policy(serving: Any) -> PolicyModel:
+    """All parameters of a copy of ``serving`` learn; the reference is another copy."""
+    module = copy.deepcopy(serving)
+    module.requires_grad_(True)
+    reference = copy.deepcopy(serving).eval().requires_grad_(False)
+    return PolicyModel(module, lambda: {k: v.detach().clone() for k, v in module.state_dict().items()}, reference)
+
+
+def lora_policy(serving: Any, *, rank: int = 16, seed: int = 0) -> PolicyModel:
+    """Low-rank adapters on every linear layer of a copy of ``serving`` learn; the reference is the copy without them.
+
+    The engine is given merged weights: W + (alpha / rank) · B·A with alpha = 2 · rank (LoRA: Hu et al. 2021,
+    arXiv 2106.09685, section 4.1), added in the dtype of W. Needs the extra ``train`` (peft).
+    """
+    from peft import LoraConfig, get_peft_model
+
+    torch.manual_seed(seed)
+    config = LoraConfig(r=rank, lora_alpha=2 * rank, target_modules="all-linear", task_type="CAUSAL_LM")
+    module = get_peft_model(copy.deepcopy(serving), config)
+
+    def served() -> dict[str, torch.Tensor]:
+        merged: dict[str, torch.Tensor] = {}
+        base: Any = module.get_base_model()
+        with torch.no_grad():
+            for name, layer in base.named_modules():
+                if hasattr(layer, "get_delta_weight") and hasattr(layer, "base_layer"):
+                    merged[f"{name}.weight"] = layer.base_layer.weight + layer.get_delta_weight("default")
+        return merged
+
+    return PolicyModel(module, served, reference_mode=module.disable_adapter)

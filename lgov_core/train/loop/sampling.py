@@ -1,0 +1,167 @@
+"""Dynamic sampling: further groups in place of those in which all rollouts are alike, for nothing is learnt from these.
+
+DAPO (Yu et al. 2025, arXiv 2503.14476, section 3.2). A group is judged by what the algorithm would learn from: its advantages
+before they are normalised over the batch, and not the task's reward alone. Which tasks further groups are of is decided
+before anything of them is known, and a task is taken once in a step: a group is never run again until it suits.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from lgov_core.errors import TrainError
+from lgov_core.train.loop.step_rollouts import StepRollouts, Task
+from lgov_core.train.workers.jobs import JobResult
+from lgov_core.transitions import CreditRules, Finding, TransitionSet
+
+
+def compares_groups(rules: CreditRules) -> bool:
+    """Whether an advantage says how a rollout did beside others of its group: only then can a group be alike."""
+    return rules.scheme != "gae" and rules.baseline != "none"
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """Rollouts that were collected together: ``data`` are their transitions, ``credited`` the same with their credit."""
+
+    results: Sequence[JobResult]
+    data: TransitionSet
+    credited: TransitionSet
+
+    @property
+    def tasks(self) -> list[str]:
+        """The groups, in order."""
+        return list(dict.fromkeys(result.job.task_id for result in self.results))
+
+    @property
+    def alike(self) -> set[str]:
+        """The groups in which nothing is to be learnt, though there were enough rollouts to compare."""
+        return self._found(Finding.EQUAL_GROUP)
+
+    @property
+    def informative(self) -> list[str]:
+        """The groups from which something is learnt, in order."""
+        there = {one.task_id for one in self.credited.transitions}
+        left_out = self.alike | self._found(Finding.SMALL_GROUP)
+        return [task for task in self.tasks if task in there and task not in left_out]
+
+    def _found(self, finding: Finding) -> set[str]:
+        return {one.subject for one in self.credited.diagnostics if one.finding is finding}
+
+
+@dataclass(frozen=True, slots=True)
+class Sampled:
+    """What a step collected: the round that it was asked for, further ones, and ``batch``, which the update is made of."""
+
+    asked: Round
+    further: Sequence[Round]
+    batch: TransitionSet
+
+    @property
+    def results(self) -> list[JobResult]:
+        """The results of all rounds."""
+        return [result for one in (self.asked, *self.further) for result in one.results]
+
+    @property
+    def extra(self) -> Round | None:
+        """All further rounds as one; None when there were none."""
+        if not self.further:
+            return None
+        return Round(
+            [result for one in self.further for result in one.results],
+            _joined([one.data for one in self.further]),
+            _joined([one.credited for one in self.further]),
+        )
+
+    def figures(self) -> dict[str, Any]:
+        """How many groups were collected, alike, informative and replaced; ``note`` where the batch is not full of those."""
+        rounds = (self.asked, *self.further)
+        asked, collected = len(self.asked.tasks), sum(len(one.tasks) for one in rounds)
+        informative = sum(len(one.informative) for one in rounds)
+        alike = sum(len(one.alike) for one in rounds)
+        found: dict[str, Any] = {
+            "groups": collected,
+            "groups_informative": informative,
+            "groups_alike": alike,
+            "groups_replaced": max(0, min(asked, informative) - len(self.asked.informative)),
+        }
+        if informative == 0:
+            rest = f"{collected - alike} have too few rollouts that can be used"
+            found["note"] = f"nothing to learn from: of {collected} groups {alike} are alike, {rest}"
+        elif self.further and informative < asked:
+            found["note"] = f"{informative} of {asked} groups are informative, of {collected} that were collected"
+        return found
+
+
+def sample_groups(
+    rollouts: StepRollouts,
+    asked: Round,
+    run_next: Callable[[], Round],
+    credit: Callable[[TransitionSet], TransitionSet],
+    further: Sequence[Task],
+    most: int,
+) -> Sampled:
+    """Collects groups of ``further`` tasks, ``most`` at most, until there are as many informative ones as were ``asked`` for.
+
+    Each round has as many groups as are missing; ``run_next`` runs it, as `StepRollouts.run_next`. It ends early when there
+    are no more tasks, and when a round brought no group that could be compared: then agents or machines fail, and more of
+    that would not help. Rounds that a killed run left on record are run in any case.
+    """
+    rounds, extra = [asked], 0
+    others = _once(further, rollouts.task_ids)
+    while True:
+        if not rollouts.pending:
+            missing = len(asked.tasks) - sum(len(one.informative) for one in rounds)
+            left = min(missing, most - extra)
+            compared = rounds[-1].informative or rounds[-1].alike
+            tasks = list(itertools.islice(others, left)) if compared and left > 0 else []
+            if not tasks:
+                return Sampled(asked, rounds[1:], _batch(rounds, credit))
+            rollouts.add_round(tasks)
+        rounds.append(run_next())
+        extra += len(rounds[-1].tasks)
+
+
+def check_extra_groups(most: int, rules: CreditRules) -> None:
+    """Raises `TrainError` for a bound without meaning."""
+    if most < 0:
+        raise TrainError(f"max_extra_groups must be at least 0, not {most}")
+    if most and not compares_groups(rules):
+        raise TrainError(
+            "max_extra_groups is above 0, and the algorithm compares no groups: none of them can be alike",
+            hint="leave it out, or choose an algorithm such as dapo or grpo",
+        )
+
+
+def _batch(rounds: Sequence[Round], credit: Callable[[TransitionSet], TransitionSet]) -> TransitionSet:
+    """As many groups as were asked for: informative ones, and where these do not suffice asked ones that were not replaced."""
+    asked = rounds[0]
+    if len(rounds) == 1:
+        return asked.credited
+    wanted = len(asked.tasks)
+    kept = [task for one in rounds for task in one.informative][:wanted]
+    others = [task for task in asked.tasks if task not in kept]
+    kept += others[len(others) - (wanted - len(kept)) :]
+    everything = _joined([one.data for one in rounds])
+    chosen = tuple(one for one in everything.transitions if one.task_id in kept)
+    return credit(TransitionSet(chosen, everything.diagnostics, everything.unassigned))
+
+
+def _once(tasks: Sequence[Task], taken: set[str]) -> Iterator[Task]:
+    """``tasks`` without those that are taken, each once."""
+    seen = set(taken)
+    for task in tasks:
+        if task.task_id not in seen:
+            seen.add(task.task_id)
+            yield task
+
+
+def _joined(sets: Sequence[TransitionSet]) -> TransitionSet:
+    return TransitionSet(
+        tuple(one for data in sets for one in data.transitions),
+        tuple(one for data in sets for one in data.diagnostics),
+        tuple(one for data in sets for one in data.unassigned),
+    )

@@ -1,0 +1,304 @@
+"""The part of training that outlives the process: every batch becomes one update, once, however often the run is killed."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+
+from lgov_core.errors import TrainError
+from lgov_core.train.layout.rows import TrainRow, make_rows
+from lgov_core.train.loop.batch_record import BatchRecord, discard_batch, read_batch, write_batch
+from lgov_core.train.loop.checkpoint import (
+    Checkpoint,
+    Seal,
+    best_checkpoint,
+    complete_checkpoints,
+    latest_checkpoint,
+    mark_best,
+    save_checkpoint,
+    save_weights,
+)
+from lgov_core.train.loop.metrics_log import MetricsLog
+from lgov_core.train.loop.policy_model import PolicyModel
+from lgov_core.train.loop.weights_digest import weights_digest
+from lgov_core.transitions import CreditRules, Transition, TransitionSet
+
+Progress = Callable[[int, int], None]
+#: The figure of a batch that says which weights were the newest when its update began.
+_VERSION = "learns_from_version"
+
+
+class Publisher(Protocol):
+    """Serves weights: the embedded engine, or whatever stands for it."""
+
+    @property
+    def weights_version(self) -> int:
+        """How many times weights were published."""
+        ...
+
+    def publish(self, state_dict: Mapping[str, torch.Tensor], version: int | None = None) -> int:
+        """Swaps weights in without dropping a call; returns the version now served."""
+        ...
+
+
+class Learner(Protocol):
+    """Makes updates, such as `lgov_core.train.algorithms.update.PolicyUpdate`: the same state and rows give the same
+    weights.
+    """
+
+    def credit(self, data: TransitionSet, rules: CreditRules) -> TransitionSet:
+        """`assign_credit` by ``rules``, after a critic, where the learner has one, has valued each turn."""
+        ...
+
+    def update(self, rows: Sequence[TrainRow], progress: Progress | None = None, *, version: int | None = None) -> Any:
+        """One update of the policy's weights in place; returns its metrics, a dataclass. Raises `TrainError`.
+
+        ``version`` is that of the weights as they are, by which calls of older ones are told.
+        """
+        ...
+
+    def state_dict(self) -> Mapping[str, Any]:
+        """All it needs to go on, besides the policy's weights; tensors and plain values."""
+        ...
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Goes on from there."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Learned:
+    """One update that was made. ``update`` are the learner's metrics, ``weights_sha256`` says what the weights are now."""
+
+    step: int
+    update: Any
+    weights_sha256: str
+    update_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Resumed:
+    """What a run went on with. ``checkpoint`` is the step of the checkpoint (0: none), ``step`` how many updates are done.
+
+    ``replayed`` updates were made again from their recorded batches; ``acknowledged`` of these had been reported before,
+    and ``differing`` of those came to other weights now (other settings, or a machine that computes differently).
+    """
+
+    checkpoint: int
+    step: int
+    replayed: int
+    acknowledged: int
+    differing: int
+
+
+class TrainingRun:
+    """Owns a run's folder and the order in which things become durable.
+
+    Of each update: first the batch (``transitions/step-NNNNNN.parquet`` and ``.json``), then the update, the publication of
+    its weights, every ``checkpoint_every`` updates a checkpoint, and at last its line in ``metrics.jsonl``, which is what
+    acknowledges it. A run that is killed at any moment loses no batch and repeats no update: `resume` loads the newest
+    checkpoint and makes the updates behind it again from their batches.
+
+    ``keep`` is how many checkpoints stay beside the best one. ``keep_weights`` keeps every version that is served in
+    ``weights/``. ``rows`` lays transitions out for the learner. ``seal`` is called on each checkpoint's folder before the
+    checkpoint counts, with the checkpoint, as `lgov_core.train.loop.lineage.Lineage.seal`.
+
+    Call from one thread at a time.
+    """
+
+    def __init__(
+        self,
+        *,
+        run_id: str,
+        policy: PolicyModel,
+        learner: Learner,
+        engine: Publisher,
+        folder: Path,
+        rows: Callable[[Sequence[Transition]], list[TrainRow]] = make_rows,
+        checkpoint_every: int = 5,
+        keep: int = 2,
+        keep_weights: bool = False,
+        seal: Seal | None = None,
+    ) -> None:
+        self.run_id = run_id
+        self.policy = policy
+        self.learner = learner
+        self.engine = engine
+        self.folder = folder
+        self.rows = rows
+        self.checkpoint_every = checkpoint_every
+        self.keep = keep
+        self.keep_weights = keep_weights
+        self.seal = seal
+        self.metrics = MetricsLog(folder / "metrics.jsonl")
+        self.done = 0
+        self._begun = False
+        self._saved = -1
+        self._updating = False
+        self._line: dict[str, Any] = {}
+        self._returns: list[float] = []
+
+    @property
+    def line(self) -> dict[str, Any]:
+        """The line of the last update, as it stands in ``metrics.jsonl``."""
+        return {"phase": "train", "step": self.done, **self._line}
+
+    @property
+    def batches(self) -> Path:
+        """Where the batches are."""
+        return self.folder / "transitions"
+
+    @property
+    def checkpoints(self) -> Path:
+        """Where the checkpoints are."""
+        return self.folder / "checkpoints"
+
+    def resume(self, *, used_version: int = 0, progress: Progress | None = None) -> Resumed:
+        """Goes on where the run was when it ended, whatever ended it; call it before anything else.
+
+        ``used_version`` is the highest version of weights that anything on record was made with: weights that are not known
+        to be those of a version get a higher one, for a number never stands for two sets of weights.
+        ``progress(done, total)`` counts the passes of each update that is made again. A line with the phase ``resume`` says
+        what was done, unless there was nothing to go on with. Raises `TrainError` when a checkpoint or a batch is damaged.
+        """
+        self._begun = True
+        self.metrics.repair()
+        lines = {line["step"]: line for line in self.metrics.lines() if line.get("phase") == "train"}
+        found = latest_checkpoint(self.checkpoints)
+        if found is not None:
+            self.policy.load(found.weights)
+            self.learner.load_state_dict(found.state)
+            self.done = self._saved = found.step
+            line = found.extra.get("metrics")
+            if line and found.step not in lines:
+                self.metrics.add("train", found.step, line)
+        start, acknowledged, differing = self.done, 0, 0
+        while (batch := read_batch(self.batches, self.done + 1)) is not None:
+            record, transitions = batch
+            known = lines.get(record.step)
+            learned = self._update(record, transitions, progress)
+            if known is None:
+                self.metrics.add("train", record.step, self._line)
+            else:
+                acknowledged += 1
+                differing += known.get("weights_sha256") not in (None, learned.weights_sha256)
+        resumed = Resumed(start, self.done, self.done - start, acknowledged, differing)
+        if self.done:
+            last = lines.get(self.done, {})
+            version = last.get("weights_version") if last.get("weights_sha256") == self._digest() else None
+            if not isinstance(version, int) or version <= self.engine.weights_version:
+                served = [line.get("weights_version") or 0 for line in lines.values()]
+                version = max([used_version, self.engine.weights_version, *served]) + 1
+            self._publish(version)
+            self.metrics.add("resume", self.done, {"run_id": self.run_id, **asdict(resumed)})
+        return resumed
+
+    def begin(self) -> None:
+        """Makes sure that nothing of another run is in the way; does nothing the second time, or after `resume`.
+
+        Raises `TrainError` when the folder holds batches or checkpoints: what comes after a kill would be a mixture.
+        """
+        if self._begun:
+            return
+        if complete_checkpoints(self.checkpoints) or any(self.batches.glob("step-*.json")):
+            raise TrainError(f"{self.folder} holds a run already", hint="resume it, or choose another folder")
+        self._begun = True
+
+    def learn(
+        self,
+        transitions: Sequence[Transition],
+        figures: Mapping[str, Any] | None = None,
+        progress: Progress | None = None,
+    ) -> Learned:
+        """Makes one update of transitions that have their credit, publishes the weights and acknowledges the update.
+
+        ``figures`` (JSON values) go into the update's line of ``metrics.jsonl``; ``mean_return`` among them says how good
+        the policy was. ``progress(done, total)`` is called after every pass. When the learner raises `TrainError`, the batch is
+        taken back, a line with the phase ``failed_update`` says so, and the weights are as the learner left them.
+        """
+        self.begin()
+        step = self.done + 1
+        if self._updating:
+            raise TrainError(
+                f"update {step} was interrupted, and the weights may be half-changed",
+                hint="start the program again and resume: the update is made again from its batch",
+            )
+        # An update that is made again after a kill takes the same calls for those of older weights.
+        known = {**(figures or {}), _VERSION: self.engine.weights_version}
+        record = write_batch(self.batches, step, transitions, known)
+        try:
+            learned = self._update(record, transitions, progress)
+        except TrainError as error:
+            self._updating = False
+            discard_batch(self.batches, step)
+            self.metrics.add("failed_update", step, {"error": str(error)})
+            raise
+        if isinstance(value := record.figures.get("mean_return"), int | float):
+            self._returns.append(float(value))
+        self._publish(None)
+        if step % self.checkpoint_every == 0:
+            self.checkpoint()
+        self.metrics.add("train", step, self._line)
+        return learned
+
+    def checkpoint(self) -> Path | None:
+        """Writes the state as it is after the last whole update; None when there was none, or one was interrupted.
+
+        The best checkpoint so far is kept too: by `score`, or where that was never called by the mean of ``mean_return``
+        over the updates since the checkpoint before.
+        """
+        if self.done == 0 or self._updating:
+            return None
+        target = self.checkpoints / f"step-{self.done:06d}"
+        if self._saved != self.done:
+            extra = {"run_id": self.run_id, "metrics": self._line}
+            state = Checkpoint(self.done, self.policy.weights(), dict(self.learner.state_dict()), extra)
+            target = save_checkpoint(self.checkpoints, state, keep=self.keep, seal=self.seal)
+            self._saved = self.done
+            if self._returns:
+                mark_best(self.checkpoints, self.done, "mean_return", sum(self._returns) / len(self._returns))
+                self._returns.clear()
+        return target
+
+    def score(self, what: str, value: float) -> bool:
+        """Says how good the weights are that the last checkpoint holds, higher is better; returns whether it is the best.
+
+        ``what`` names the measure, such as ``held_out_accuracy``. A measure that is given here takes the place of
+        ``mean_return``. Writes a checkpoint first if there is none of this step.
+        """
+        if self.checkpoint() is None:
+            return False
+        mark_best(self.checkpoints, self.done, what, value)
+        best = best_checkpoint(self.checkpoints)
+        return best is not None and best.step == self.done
+
+    def _update(self, record: BatchRecord, transitions: Sequence[Transition], progress: Progress | None) -> Learned:
+        began = time.monotonic()
+        # What ends the update in the middle, such as Ctrl-C, leaves weights that belong to no step.
+        self._updating = True
+        version = record.figures.get(_VERSION)
+        known = version if isinstance(version, int) else None
+        metrics = self.learner.update(self.rows(transitions), progress, version=known)
+        learned = Learned(record.step, metrics, self._digest(), time.monotonic() - began)
+        self._line = {
+            **record.figures,
+            **asdict(metrics),
+            "update_s": round(learned.update_s, 3),
+            "weights_sha256": learned.weights_sha256,
+        }
+        self.done, self._updating = record.step, False
+        return learned
+
+    def _digest(self) -> str:
+        return weights_digest(self.policy.trained())
+
+    def _publish(self, version: int | None) -> None:
+        served = self.engine.publish(self.policy.served(), version)
+        if self.keep_weights:
+            save_weights(self.folder / "weights", served, self.policy.weights())
+        self._line["weights_version"] = served

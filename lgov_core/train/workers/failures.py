@@ -1,0 +1,96 @@
+"""Tells the machines' failures from the agent's."""
+
+from __future__ import annotations
+
+import errno
+import sqlite3
+from collections import Counter
+from collections.abc import Sequence
+from typing import Final
+
+from lgov_core.errors import AuditError, StoreError, TrainError
+from lgov_core.train.workers.jobs import JobResult
+from lgov_core.types import Decision
+
+#: So many steps in a row of which no rollout could be used, and the run has failed.
+_MOST_USELESS: Final = 2
+
+#: Exception classes (by package and name, for no framework may be imported here) that speak of the endpoint or of the
+#: way to it, not of what the agent asked.
+_INFRASTRUCTURE = {
+    (package, name)
+    for package in ("openai", "anthropic")
+    for name in (
+        "APIConnectionError",
+        "APITimeoutError",
+        "AuthenticationError",
+        "InternalServerError",
+        "PermissionDeniedError",
+        "RateLimitError",
+    )
+}
+
+#: What the operating system says when it has run out of something, or has lost a device or a network. A missing file
+#: or a forbidden one is not among them: those an agent's own tool may ask for.
+_EXHAUSTED = {
+    errno.ENOSPC,
+    errno.EDQUOT,
+    errno.EFBIG,
+    errno.EMFILE,
+    errno.ENFILE,
+    errno.ENOMEM,
+    errno.EAGAIN,
+    errno.EIO,
+    errno.EROFS,
+    errno.ENETDOWN,
+    errno.ENETUNREACH,
+    errno.EHOSTDOWN,
+    errno.EHOSTUNREACH,
+}
+_SQLITE_EXHAUSTED = {sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_NOMEM}
+
+
+def is_infrastructure(error: BaseException) -> bool:
+    """Whether ``error``, or what caused it, speaks of the machines (connection, memory, disk) rather than of the agent.
+
+    Follows ``raise ... from`` and exceptions that were raised while another was handled (unless ``from None``).
+    """
+    seen: set[int] = set()
+    current: BaseException | None = error
+    while current is not None and id(current) not in seen:
+        seen.add(id(current))
+        if _speaks_of_machines(current):
+            return True
+        hidden = current.__suppress_context__ and current.__cause__ is None
+        current = None if hidden else current.__cause__ or current.__context__
+    return False
+
+
+def denied_by_failure(decision: Decision) -> bool:
+    """Whether ``decision`` blocks because judging or recording it failed: it says nothing about the agent."""
+    return decision.blocks and decision.fault
+
+
+class UsableSteps:
+    """Looks at one step after the other: when no rollout of several in a row can be used, there is no sense in going on."""
+
+    def __init__(self) -> None:
+        self._useless = 0
+
+    def check(self, results: Sequence[JobResult]) -> None:
+        """Raises `TrainError`, with what most rollouts ended with, once no rollout of two steps in a row could be used."""
+        self._useless = 0 if any(result.outcome.trainable for result in results) else self._useless + 1
+        if self._useless >= _MOST_USELESS:
+            errors = Counter(result.error or result.outcome.value for result in results)
+            common, count = next(iter(errors.most_common(1)), ("there were none", 0))
+            raise TrainError(f"none of the last {len(results)} rollouts could be used; {count} times: {common}")
+
+
+def _speaks_of_machines(error: BaseException) -> bool:
+    if isinstance(error, ConnectionError | MemoryError | StoreError | AuditError):
+        return True
+    if isinstance(error, OSError) and error.errno in _EXHAUSTED:
+        return True
+    if isinstance(error, sqlite3.Error) and getattr(error, "sqlite_errorcode", 0) & 0xFF in _SQLITE_EXHAUSTED:
+        return True
+    return any((kind.__module__.partition(".")[0], kind.__name__) in _INFRASTRUCTURE for kind in type(error).__mro__)

@@ -1,0 +1,354 @@
+"""Worker processes, as many as asked for, replaced when they die."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import queue
+import subprocess
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Final
+
+from lgov_core.errors import StoreError, TrainError
+from lgov_core.process.governed import CANNOT_GOVERN
+from lgov_core.store.protocol import TraceStore
+from lgov_core.train.workers.jobs import Job, JobResult, WorkerConfig
+from lgov_core.types import Attempt, Outcome, Rollout
+
+#: Workers that are killed before they are ready: so many in a row, and there is no use in starting another.
+_MOST_FALSE_STARTS: Final = 3
+
+
+@dataclass(eq=False)
+class _Process:
+    number: int
+    popen: subprocess.Popen[bytes]
+    jobs: dict[tuple[str, int], Job] = field(default_factory=dict)
+    ready: bool = False
+    #: Killed here, because nothing was heard of it.
+    silent: bool = False
+
+
+class _Waiting:
+    """Jobs in line, some of them not before their time."""
+
+    def __init__(self, jobs: Sequence[Job]) -> None:
+        self._due = deque(jobs)
+        self._later: list[tuple[float, Job]] = []
+
+    def add(self, job: Job, delay_s: float) -> None:
+        if delay_s > 0:
+            self._later.append((time.monotonic() + delay_s, job))
+        else:
+            self._due.append(job)
+
+    def take(self) -> Job | None:
+        """The next job whose time has come."""
+        if self._later:
+            now = time.monotonic()
+            self._due += [job for due, job in self._later if due <= now]
+            self._later = [(due, job) for due, job in self._later if due > now]
+        return self._due.popleft() if self._due else None
+
+    def patience_s(self) -> float:
+        """For how long nothing more becomes due; at most a second."""
+        now = time.monotonic()
+        return min([1.0, *(due - now for due, _ in self._later if due > now)])
+
+
+class WorkerPool:
+    """Runs jobs in worker processes.
+
+    A worker that dies or hangs is replaced (one that cannot start by its own fault is an error at once); the attempts it had
+    open are closed as infrastructure and tried again, each rollout at most ``max_attempts`` times in one `collect`, whatever
+    the number of its first attempt there. So is an attempt that ended by infrastructure or timeout. ``log_dir`` gets one file a
+    worker with what it wrote to standard error. A worker is taken to hang when no worker has reported anything for
+    ``grace_s`` seconds longer than an attempt may take. After an infrastructure failure a rollout waits ``retry_delay_s``
+    seconds, then four times as long each time, so that an endpoint has time to come back. May be called from several threads:
+    one collection waits for the other.
+    """
+
+    def __init__(
+        self,
+        config: WorkerConfig,
+        store: TraceStore,
+        *,
+        workers: int = 1,
+        concurrency: int = 64,
+        max_attempts: int = 3,
+        max_deaths: int = 20,
+        log_dir: Path,
+        start_timeout_s: float = 180.0,
+        grace_s: float = 30.0,
+        retry_delay_s: float = 1.0,
+    ) -> None:
+        self.config = config
+        self.store = store
+        self.concurrency = concurrency
+        self.max_attempts = max_attempts
+        self.max_deaths = max_deaths
+        self.log_dir = log_dir
+        self.start_timeout_s = start_timeout_s
+        self.grace_s = grace_s
+        self.retry_delay_s = retry_delay_s
+        self.deaths = 0
+        self._false_starts = 0
+        self._first: dict[str, int] = {}
+        self._collecting = threading.Lock()
+        self._closing = False
+        self._events: queue.Queue[tuple[_Process, dict[str, Any] | None]] = queue.Queue()
+        log_dir.mkdir(parents=True, exist_ok=True)
+        self._processes = [self._start(number) for number in range(workers)]
+
+    def __enter__(self) -> WorkerPool:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @property
+    def pids(self) -> list[int]:
+        """Process ids of the workers at this moment."""
+        return [process.popen.pid for process in self._processes]
+
+    def gone(self, rollout_ids: Sequence[str]) -> set[str]:
+        """None: a rollout can be given one attempt more. See `lgov_core.train.loop.loop.Collector`."""
+        return set()
+
+    def collect_rollouts(
+        self,
+        rollouts: Sequence[Rollout],
+        progress: Callable[[int, int], None] | None = None,
+        keep: Callable[[JobResult], None] | None = None,
+    ) -> list[JobResult]:
+        """Adds rollouts to the store and runs them. See `collect`.
+
+        Those that the store has already are gone on with: where an attempt has ended so that it can be trained on, that is
+        the result (without counts: what the governor counted of it is not known here); else there is one attempt more.
+        """
+        ids = [one.rollout_id for one in rollouts]
+        stored = {one.rollout_id for one in self.store.rollouts(ids=ids)}
+        self.store.add_rollouts([one for one in rollouts if one.rollout_id not in stored])
+        ended: dict[str, JobResult] = {}
+        first = dict.fromkeys(ids, 1)
+        tasks = {one.rollout_id: one for one in rollouts}
+        for attempt in self.store.attempts(sorted(stored)) if stored else ():
+            first[attempt.rollout_id] = max(first[attempt.rollout_id], attempt.attempt + 1)
+            if attempt.outcome is not None and attempt.outcome.trainable:
+                rollout = tasks[attempt.rollout_id]
+                job = Job(rollout.rollout_id, rollout.task_id, attempt.attempt, rollout.input)
+                ended.setdefault(rollout.rollout_id, _stored_result(job, attempt, attempt.outcome))
+        if keep is not None:
+            for result in ended.values():
+                keep(result)
+        jobs = [Job(one.rollout_id, one.task_id, first[one.rollout_id], one.input) for one in rollouts]
+        report = progress or (lambda done, total: None)
+        made = self.collect(
+            [job for job in jobs if job.rollout_id not in ended],
+            lambda done, _: report(len(ended) + done, len(rollouts)),
+            keep,
+        )
+        results = ended | {result.job.rollout_id: result for result in made}
+        return [results[rollout_id] for rollout_id in ids]
+
+    def collect(
+        self,
+        jobs: Sequence[Job],
+        progress: Callable[[int, int], None] | None = None,
+        keep: Callable[[JobResult], None] | None = None,
+    ) -> list[JobResult]:
+        """Runs all jobs and returns one result per rollout, in the order of ``jobs``.
+
+        ``progress(done, total)`` is called after each, and ``keep`` with each result as soon as it is final. Raises
+        `TrainError` when workers keep dying, and when the pool is closed meanwhile.
+        """
+        with self._collecting:
+            return self._collect(jobs, progress or (lambda done, total: None), keep or (lambda result: None))
+
+    def _collect(
+        self, jobs: Sequence[Job], progress: Callable[[int, int], None], keep: Callable[[JobResult], None]
+    ) -> list[JobResult]:
+        waiting = _Waiting(jobs)
+        self._first = {job.rollout_id: job.attempt for job in jobs}
+        told: set[str] = set()
+        results: dict[str, JobResult] = {}
+        last_sign = time.monotonic()
+        while len(results) < len(jobs):
+            if self._closing:
+                raise TrainError("the workers were ended while rollouts went on")
+            if self._hand_out(waiting):
+                last_sign = time.monotonic()
+            try:
+                process, message = self._events.get(timeout=waiting.patience_s())
+            except queue.Empty:
+                self._kill_silent(time.monotonic() - last_sign)
+                continue
+            last_sign = time.monotonic()
+            if message is None:
+                for left in self._replace(process):
+                    if left.job.rollout_id in self._first:
+                        self._again(left, waiting, results, at_once=True)
+            elif message.get("ready"):
+                process.ready, self._false_starts = True, 0
+            else:
+                job = process.jobs.pop((message["job"]["rollout_id"], message["job"]["attempt"]), None)
+                if job is not None and job.rollout_id in self._first:  # not one of a collection that was interrupted
+                    outcome, counts = Outcome(message["outcome"]), message["counts"]
+                    result = JobResult(job, outcome, message["result"], message["error"], counts)
+                    self._again(result, waiting, results)
+            for rollout_id in results.keys() - told:
+                told.add(rollout_id)
+                keep(results[rollout_id])
+            progress(len(results), len(jobs))
+        return [results[job.rollout_id] for job in jobs]
+
+    def close(self) -> None:
+        """Ends the workers: politely, then not. Attempts that are still open are closed as infrastructure.
+
+        May be called while another thread collects: that ends with a `TrainError`.
+        """
+        self._closing = True
+        with self._collecting:
+            self._end()
+
+    def _end(self) -> None:
+        for process in self._processes:
+            _close_input(process.popen)
+        for process in self._processes:
+            try:
+                process.popen.wait(timeout=10)
+            except subprocess.TimeoutExpired:
+                process.popen.kill()
+                process.popen.wait()
+        for process in self._processes:
+            self._close_attempts(process, "the run ended before the attempt did")
+        self._processes = []
+
+    def _again(
+        self, result: JobResult, waiting: _Waiting, results: dict[str, JobResult], *, at_once: bool = False
+    ) -> None:
+        """Keeps a result, or puts the rollout back in line for another attempt when the machines were to blame."""
+        job = result.job
+        tried = job.attempt - self._first.get(job.rollout_id, job.attempt)
+        if result.outcome.trainable or tried + 1 >= self.max_attempts:
+            results[job.rollout_id] = result
+            return
+        at_once = at_once or result.outcome is not Outcome.INFRASTRUCTURE
+        delay_s = 0.0 if at_once else self.retry_delay_s * 4**tried
+        waiting.add(replace(job, attempt=job.attempt + 1), delay_s)
+
+    def _hand_out(self, waiting: _Waiting) -> int:
+        """Gives the workers what they can take; returns how many jobs that were."""
+        ready = [process for process in self._processes if process.ready]
+        count = 0
+        while ready:
+            process = min(ready, key=lambda process: len(process.jobs))
+            if len(process.jobs) >= self.concurrency or (job := waiting.take()) is None:
+                break
+            process.jobs[job.rollout_id, job.attempt] = job
+            count += 1
+            line = json.dumps(
+                {"rollout_id": job.rollout_id, "task_id": job.task_id, "attempt": job.attempt, "task": dict(job.task)}
+            )
+            try:
+                if process.popen.stdin is not None:
+                    process.popen.stdin.write(line.encode() + b"\n")
+                    process.popen.stdin.flush()
+            except BrokenPipeError:
+                break  # its death is on its way through the event queue, and the job with it
+        return count
+
+    def _start(self, number: int) -> _Process:
+        log = self.log_dir / f"worker-{number}.log"
+        with log.open("ab") as stderr:
+            popen = subprocess.Popen(
+                [sys.executable, "-m", "lgov_core.train.workers.worker"],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=stderr,
+            )
+        process = _Process(number, popen)
+        if popen.stdin is not None:
+            try:
+                popen.stdin.write(self.config.line().encode() + b"\n")
+                popen.stdin.flush()
+            except BrokenPipeError:
+                pass  # it died at once; the reader says so
+        threading.Thread(target=self._read, args=(process,), daemon=True, name=f"lgov-worker-{number}").start()
+        return process
+
+    def _read(self, process: _Process) -> None:
+        if process.popen.stdout is not None:
+            for line in process.popen.stdout:
+                if line.endswith(b"\n"):  # a worker that is killed may leave half a line
+                    self._events.put((process, json.loads(line)))
+            process.popen.stdout.close()
+        self._events.put((process, None))
+
+    def _replace(self, process: _Process) -> list[JobResult]:
+        """Starts another worker in the dead one's place; returns how the jobs ended that it had."""
+        if process not in self._processes:
+            return []
+        code = process.popen.wait()
+        _close_input(process.popen)
+        self.deaths += 1
+        self._false_starts += not process.ready
+        # What kills one before it is ready may be gone in a moment; what it ends of by itself, or hangs in, is not. Nor is a
+        # framework that cannot be governed, whenever the agent imports it.
+        in_vain = not process.ready and (code >= 0 or process.silent or self._false_starts >= _MOST_FALSE_STARTS)
+        in_vain = in_vain or code == CANNOT_GOVERN
+        if self.deaths > self.max_deaths or in_vain:
+            raise TrainError(
+                f"worker {process.number} ended with status {code}" + ("" if process.ready else " before it was ready"),
+                hint=f"see {self.log_dir / f'worker-{process.number}.log'}",
+            )
+        left = self._close_attempts(process, f"worker ended with status {code}")
+        self._processes[self._processes.index(process)] = self._start(process.number)
+        return left
+
+    def _close_attempts(self, process: _Process, reason: str) -> list[JobResult]:
+        """Closes in the store what a worker that has ended left open; returns how the jobs ended that it had.
+
+        One that it closed itself, and died before it could say so, ended as the store has it: it is not run again.
+        """
+        jobs = list(process.jobs.values())
+        process.jobs.clear()
+        left: list[JobResult] = []
+        for job in jobs:
+            result = JobResult(job, Outcome.INFRASTRUCTURE, {}, reason)
+            try:
+                self.store.finish_attempt(job.rollout_id, job.attempt, result.outcome, error=reason)
+            except StoreError:
+                # It died before it opened the attempt, or after it closed it; either way the store is right.
+                for attempt in self.store.attempts([job.rollout_id]):
+                    if attempt.attempt == job.attempt and attempt.outcome is not None:
+                        result = _stored_result(job, attempt, attempt.outcome)
+            left.append(result)
+        return left
+
+    def _kill_silent(self, silence_s: float) -> None:
+        """Kills workers that hold jobs for longer than an attempt may take; their death is then seen as any other."""
+        for process in self._processes:
+            limit = self.config.timeout_s + self.grace_s if process.ready else self.start_timeout_s
+            if silence_s > limit and (process.jobs or not process.ready):
+                process.silent = True
+                process.popen.kill()
+
+
+def _stored_result(job: Job, attempt: Attempt, outcome: Outcome) -> JobResult:
+    """The result of an attempt that ended with nobody to hear of it: without counts, which are the governor's."""
+    said = attempt.result if isinstance(attempt.result, Mapping) else {}
+    return JobResult(job, outcome, said, attempt.error)
+
+
+def _close_input(popen: subprocess.Popen[bytes]) -> None:
+    """Tells a worker to end. What it can no longer read does not matter."""
+    if popen.stdin is not None:
+        with contextlib.suppress(BrokenPipeError):
+            popen.stdin.close()

@@ -1,0 +1,1 @@
+"""Credit assignment: distributes rewards over the model calls of a rollout."""

@@ -1,0 +1,334 @@
+"""Credit: what each turn's tokens are worth. Pure functions of transitions; a trainer only executes the result."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from lgov_core.errors import TransitionError
+from lgov_core.transitions.credit.credit_rules import CreditRules
+from lgov_core.transitions.credit.credit_schemes import (
+    SCHEMES,
+    SMALLEST_DEVIATION,
+    Channel,
+    Scheme,
+    Turns,
+    returns_to_go,
+    step,
+)
+from lgov_core.transitions.credit.plugins import ask_plugins, check_known
+from lgov_core.transitions.values import (
+    Diagnostic,
+    Finding,
+    Transition,
+    TransitionSet,
+    alternatives_of,
+    by_rollout,
+    line_of,
+)
+
+if TYPE_CHECKING:
+    import pluggy
+
+Rollouts: TypeAlias = Sequence[Sequence[Transition]]
+#: By rollout and turn: the credit, and the advantage of each response token.
+Scores: TypeAlias = list[list[tuple[float, tuple[float, ...]]]]
+#: Added to the batch's variance, as verl does: a batch that is all but equal is not blown up without bound.
+_SMALLEST_VARIANCE = 1e-8
+
+
+def assign_credit(
+    data: TransitionSet, rules: CreditRules | None = None, *, manager: pluggy.PluginManager | None = None
+) -> TransitionSet:
+    """Fills ``value_to_go``, ``credit``, ``advantages`` and ``loss_weight`` of every transition.
+
+    Credit is that of each rollout's line. A choice that the attempt set aside is worth what the rewards that name it say,
+    less the mean over the choices of its reply that rewards name (scheme ``step``, as if each were a rollout of its own);
+    where they name fewer than two, 0. Groups are compared per rollout, never per row: a long rollout does not weigh more
+    in the mean than a short one. A group with fewer than ``min_group`` rollouts gets advantages of 0 and a diagnostic, for
+    there is nothing to compare; so does one in which all rollouts are alike (``normalise_batch`` then shifts those as it
+    does all others). Tokens whose mask is 0 get an advantage of 0. The loss weights of a rollout's tokens do not change
+    when it is split into more transitions (for ``turns``: their sum does not).
+
+    A scheme that is not built in is asked of the plugins of ``manager`` (None: those that are installed). Raises
+    `TransitionError` for a scheme that nobody knows, for one that raises or answers with what does not fit (naming the
+    plugin), and for a reward that is not finite: nothing is filled in.
+    """
+    rules = rules or CreditRules()
+    check_known(rules, manager)  # also where no group is compared, and nobody would be asked
+    found = list(data.diagnostics)
+    groups = data.groups()
+    counted: list[list[Transition]] = []
+    scored: list[tuple[Sequence[Transition], list[float], list[tuple[float, tuple[float, ...]]], bool]] = []
+    for task, rollouts in groups.items():
+        lines = [line for rollout in rollouts if (line := line_of(rollout))]
+        returns = [_all_returns(rollout, rules) for rollout in rollouts]
+        compared = len(lines) >= rules.min_group
+        if compared:
+            scores = _with_set_aside(rollouts, _scores(lines, rules, manager), rules)
+            equal = not any(any(tokens) for rollout in scores for _, tokens in rollout)
+            if equal:
+                found.append(Diagnostic(Finding.EQUAL_GROUP, task, f"{len(lines)} rollouts"))
+        else:
+            found.append(Diagnostic(Finding.SMALL_GROUP, task, f"{len(lines)} rollouts"))
+            scores, equal = _spread([[0.0] * len(rollout) for rollout in rollouts], rollouts), True
+        if not (equal and rules.skip_equal):
+            counted += rollouts
+        scored += [(*one, compared) for one in zip(rollouts, returns, scores, strict=True)]
+    weights = _LossWeights(rules, counted)
+    normal = _Normal.of(scored) if rules.normalise_batch else None
+    filled: list[Transition] = []
+    for rollout, values, credits, compared in scored:
+        for transition, value, (credit, advantages) in zip(rollout, values, credits, strict=True):
+            target = value
+            if rules.scheme == "gae" and transition.value is not None:
+                # What the critic should have said: it learns from the advantage as it was before the batch's normalisation,
+                # and nothing from what was set aside.
+                target = transition.value if transition.set_aside else credit + transition.value
+            if normal is not None and compared:
+                normalised = normal.scaled if transition.set_aside else normal.at
+                credit = normalised(credit) if any(transition.response_mask) else 0.0
+                advantages = tuple(
+                    normalised(one) if kept else 0.0
+                    for one, kept in zip(advantages, transition.response_mask, strict=True)
+                )
+            filled.append(
+                replace(
+                    transition,
+                    value_to_go=target,
+                    credit=credit,
+                    advantages=advantages,
+                    loss_weight=weights.of(transition, rollout),
+                )
+            )
+    return TransitionSet(tuple(filled), tuple(found), data.unassigned)
+
+
+def rollout_returns(
+    transitions: Sequence[Transition], rules: CreditRules | None = None
+) -> dict[tuple[str, int], float]:
+    """The undiscounted return of each (rollout, attempt) along its line, with the bounds of the channels applied."""
+    rules = replace(rules or CreditRules(), discount=1.0, scheme="return_to_go")
+    lines = {key: line_of(rollout) for key, rollout in by_rollout(transitions).items()}
+    return {key: _returns(line, rules)[0] for key, line in lines.items() if line}
+
+
+def _scores(rollouts: Rollouts, rules: CreditRules, manager: pluggy.PluginManager | None) -> Scores:
+    """The credit of each turn, and the advantage of each of its tokens."""
+    scheme = SCHEMES.get(rules.scheme)
+    if scheme is not None:
+        try:
+            credit = _credit(rollouts, rules, scheme)
+        except OverflowError:
+            credit = [[math.inf]]
+        if not all(math.isfinite(value) for row in credit for value in row):
+            raise TransitionError(
+                f"the rewards of task {rollouts[0][0].task_id} are too large to be compared",
+                hint="a difference or a deviation of them is no finite number; look for the rule that made them",
+            )
+        return _spread(credit, rollouts)
+    scores: Scores = []
+    for answered, rollout in zip(ask_plugins(rollouts, rules, manager), rollouts, strict=True):
+        scores.append([])
+        for tokens, turn in zip(answered, rollout, strict=True):
+            kept = [value for value, mask in zip(tokens, turn.response_mask, strict=True) if mask]
+            credit = sum(kept) / len(kept) if kept else 0.0
+            masked = tuple(value * mask for value, mask in zip(tokens, turn.response_mask, strict=True))
+            scores[-1].append((credit, masked))
+    return scores
+
+
+def _with_set_aside(rollouts: Rollouts, scores: Scores, rules: CreditRules) -> Scores:
+    """``scores``, which are of the rollouts' lines, with those of the choices that were set aside, in order of turns."""
+    if rules.normalises and rules.std_floor is None:
+        rules = replace(rules, std_floor=SMALLEST_DEVIATION)  # flow_grpo's own, so that all credit is in deviations
+    lines = iter(scores)
+    found: Scores = []
+    for rollout in rollouts:
+        line = iter(next(lines) if line_of(rollout) else ())
+        beside: dict[tuple[str, int], float] = {}
+        for choices in alternatives_of(rollout):
+            if len(choices) > 1:
+                credit = _credit([[one] for one in choices], rules, step)
+                beside |= {(one.response_id, one.choice): row[0] for one, row in zip(choices, credit, strict=True)}
+        found.append(
+            [
+                _on_tokens(beside.get((turn.response_id, turn.choice), 0.0), turn) if turn.set_aside else next(line)
+                for turn in rollout
+            ]
+        )
+    return found
+
+
+def _on_tokens(value: float, turn: Transition) -> tuple[float, tuple[float, ...]]:
+    return value, tuple(value * mask for mask in turn.response_mask)
+
+
+def _spread(credit: Turns, rollouts: Rollouts) -> Scores:
+    """Each turn's credit on all of its tokens; 0 where the mask is 0."""
+    return [
+        [_on_tokens(value, turn) for value, turn in zip(values, rollout, strict=True)]
+        for values, rollout in zip(credit, rollouts, strict=True)
+    ]
+
+
+def _credit(rollouts: Rollouts, rules: CreditRules, scheme: Scheme) -> Turns:
+    """The credit of each turn, over all channels."""
+    states = [_states(rollout, rules) for rollout in rollouts]
+    scales = [_scales(rollout, rules) for rollout in rollouts]
+    if not (rules.normalises and rules.apart):
+        # Without a deviation to divide by every scheme is linear: the sum of the credits is the credit of the sum.
+        rewards = [_rewards(rollout, scale, rules) for rollout, scale in zip(rollouts, scales, strict=True)]
+        return scheme(Channel(rewards, states, _values(rollouts)), rules)
+    total = [[0.0] * len(rollout) for rollout in rollouts]
+    names = sorted({name for rollout in rollouts for turn in rollout for name in turn.rewards})
+    for name in names:
+        rewards = [
+            [turn.rewards.get(name, 0.0) * scale.get(name, 1.0) for turn in rollout]
+            for rollout, scale in zip(rollouts, scales, strict=True)
+        ]
+        weight = rules.channel_weights.get(name, 1.0)
+        for row, credit in zip(total, scheme(Channel(rewards, states), rules), strict=True):
+            for turn, value in enumerate(credit):
+                row[turn] += weight * value
+    return total
+
+
+def _all_returns(rollout: Sequence[Transition], rules: CreditRules) -> list[float]:
+    """The return of each turn of the line; of what was set aside, what it earned itself."""
+    line = iter(_returns(line_of(rollout), rules))
+    return [_returns([turn], rules)[0] if turn.set_aside else next(line) for turn in rollout]
+
+
+def _returns(rollout: Sequence[Transition], rules: CreditRules) -> list[float]:
+    """The return of each turn: from it on, or the whole return for the schemes that give every turn the same."""
+    discount = 1.0 if rules.scheme == "flow_grpo" else rules.discount  # its returns are undiscounted
+    values = returns_to_go(_bounded(rollout, _scales(rollout, rules)), discount)
+    if not all(map(math.isfinite, values)):
+        raise TransitionError(
+            f"rollout {rollout[0].rollout_id} earned {values[0]}, which is no finite number",
+            hint="a reward must be finite; look for the rule that made it",
+        )
+    return values[:1] * len(values) if rules.scheme in ("identical", "flow_grpo") else values
+
+
+def _scales(rollout: Sequence[Transition], rules: CreditRules) -> dict[str, float]:
+    """By what each bounded channel is scaled so that its absolute sum over the rollout stays within its bound."""
+    scales: dict[str, float] = {}
+    for name, bound in rules.bounds.items():
+        total = sum(abs(transition.rewards.get(name, 0.0)) for transition in rollout)
+        if total > bound:
+            scales[name] = bound / total
+    return scales
+
+
+def _bounded(rollout: Sequence[Transition], scales: dict[str, float]) -> list[float]:
+    """Each turn's reward over all channels, within their bounds."""
+    rewards = [transition.reward for transition in rollout]
+    for name, scale in scales.items():
+        rewards = [
+            reward + (scale - 1.0) * turn.rewards.get(name, 0.0) for reward, turn in zip(rewards, rollout, strict=True)
+        ]
+    return rewards
+
+
+def _rewards(rollout: Sequence[Transition], scales: dict[str, float], rules: CreditRules) -> list[float]:
+    """Each turn's reward, bounded and weighted."""
+    rewards = _bounded(rollout, scales)
+    for name, weight in rules.channel_weights.items():
+        further = (weight - 1.0) * scales.get(name, 1.0)
+        rewards = [
+            reward + further * turn.rewards.get(name, 0.0) for reward, turn in zip(rewards, rollout, strict=True)
+        ]
+    return rewards
+
+
+def _states(rollout: Sequence[Transition], rules: CreditRules) -> list[Hashable]:
+    """What state each turn began in: agent and exact tokens, no digest, so that no two states are taken for one."""
+    if rules.scheme != "gigpo":
+        return [None] * len(rollout)
+    states: list[Hashable] = []
+    said: tuple[int, ...] = ()
+    for turn in rollout:
+        seen = turn.prompt_ids
+        if rules.state == "observation" and said and seen[: len(said)] == said:
+            seen = seen[len(said) :]
+        states.append((turn.agent, seen))
+        said = (*turn.prompt_ids, *turn.response_ids)
+    return states
+
+
+def _values(rollouts: Rollouts) -> Turns | None:
+    """What the critic said of each turn; None where it said nothing of one."""
+    values = [[turn.value for turn in rollout if turn.value is not None] for rollout in rollouts]
+    return values if list(map(len, values)) == list(map(len, rollouts)) else None
+
+
+@dataclass(frozen=True, slots=True)
+class _Normal:
+    """Mean and deviation of the advantages of all trained tokens; the deviation is that of a sample, as in verl.
+
+    What was set aside is compared with its own alternatives only, and is no part of the mean.
+    """
+
+    mean: float
+    deviation: float
+
+    @classmethod
+    def of(
+        cls, scored: Sequence[tuple[Sequence[Transition], Any, Sequence[tuple[float, Sequence[float]]], bool]]
+    ) -> _Normal:
+        values = [
+            value
+            for rollout, _, credits, compared in scored
+            if compared
+            for turn, (_, tokens) in zip(rollout, credits, strict=True)
+            if not turn.set_aside
+            for value, kept in zip(tokens, turn.response_mask, strict=True)
+            if kept
+        ]
+        if len(values) < 2 or all(value == values[0] for value in values):
+            # Nothing to compare: all are the mean.
+            return cls(values[0] if values else 0.0, 1.0)
+        mean = math.fsum(values) / len(values)
+        variance = math.fsum((value - mean) ** 2 for value in values) / (len(values) - 1)
+        return cls(mean, math.sqrt(variance + _SMALLEST_VARIANCE))
+
+    def at(self, value: float) -> float:
+        return (value - self.mean) / self.deviation
+
+    def scaled(self, value: float) -> float:
+        return value / self.deviation
+
+
+class _LossWeights:
+    """The loss weight of each transition by `CreditRules.loss`; ``rollouts`` are those that count."""
+
+    def __init__(self, rules: CreditRules, rollouts: Sequence[Sequence[Transition]]) -> None:
+        self.weighting = rules.weighting
+        self.length = rules.loss_length
+        self.rollouts = max(len(rollouts), 1)
+        self.tokens = sum(_tokens(rollout) for rollout in rollouts)
+        self._own: tuple[Sequence[Transition] | None, int, int] = (None, 0, 0)
+
+    def of(self, transition: Transition, rollout: Sequence[Transition]) -> float:
+        return self._weight(transition, rollout) / self.length
+
+    def _weight(self, transition: Transition, rollout: Sequence[Transition]) -> float:
+        if self.weighting == "tokens":
+            return 1.0 / self.tokens if self.tokens else 0.0
+        if self.weighting == "rollouts":
+            return 1.0 / self.rollouts
+        if self._own[0] is not rollout:
+            turns = sum(any(turn.response_mask) for turn in rollout)
+            self._own = (rollout, _tokens(rollout), turns)
+        _, tokens, turns = self._own
+        count = tokens if self.weighting == "rollout_tokens" else turns * sum(transition.response_mask)
+        return 1.0 / (self.rollouts * count) if count else 0.0
+
+
+def _tokens(rollout: Sequence[Transition]) -> int:
+    """How many tokens of a rollout are trained on."""
+    return sum(sum(turn.response_mask) for turn in rollout)

@@ -1,0 +1,1 @@
+"""Writes transitions in the formats of other trainers."""

@@ -1,0 +1,163 @@
+"""Writes transitions where other programs can read them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from lgov_core._util.atomic_file import whole_file
+from lgov_core.errors import TransitionError
+from lgov_core.transitions.values import SCHEMA_VERSION, Transition
+from lgov_core.types import Outcome
+
+
+def write_jsonl(records: Iterable[Mapping[str, Any]], path: str | Path) -> Path:
+    """Writes one JSON object a line, as a `whole_file` in a folder that is made if need be. Raises `TransitionError`."""
+    target = Path(path)
+
+    def write(partial: Path) -> None:
+        with partial.open("w", encoding="utf-8") as file:
+            for record in records:
+                file.write(json.dumps(record, ensure_ascii=False, allow_nan=False, separators=(",", ":")) + "\n")
+
+    return _whole(target, write)
+
+
+def write_parquet(transitions: Sequence[Transition], path: str | Path) -> Path:
+    """Writes one row per transition (`Transition.as_row`) to a Parquet file, as `write_jsonl` does.
+
+    Rewards, logprobs and advantages are written as 64-bit floats, never rounded. Raises `TransitionError`. Needs
+    the extra ``train`` (pyarrow).
+    """
+    rows = [{**one.as_row(), "rewards": reward_pairs(one.rewards)} for one in transitions]
+    return write_table(rows, _columns, path)
+
+
+def reward_pairs(rewards: Mapping[str, float]) -> list[dict[str, Any]]:
+    """Rewards by dimension for a column of `pairs_type`."""
+    return [{"dimension": name, "value": value} for name, value in sorted(rewards.items())]
+
+
+def pairs_type(pa: Any, value: Any) -> Any:
+    """The type of a column of rewards by dimension, each of type ``value``.
+
+    A struct with a field for each dimension would differ from file to file, and Hugging Face's ``datasets`` reads no map.
+    """
+    return pa.list_(pa.struct([("dimension", pa.string()), ("value", value)]))
+
+
+def read_parquet(path: str | Path) -> list[Transition]:
+    """The transitions that `write_parquet` wrote, number by number; but for ``tool_call_ids`` and ``own_rewards``, which
+    are not in a row.
+
+    Raises `TransitionError` when the file cannot be read, is no such file, or is of another schema version. Needs the
+    extra ``train`` (pyarrow).
+    """
+    try:
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+    except ModuleNotFoundError as error:
+        raise TransitionError("Parquet needs pyarrow", hint='pip install "lgov[train]"') from error
+    try:
+        return [_transition(row) for row in pq.read_table(path, schema=pa.schema(_columns(pa))).to_pylist()]
+    except (OSError, ValueError, LookupError, TypeError, pa.ArrowException) as error:
+        raise TransitionError(f"{path} cannot be read as transitions: {error}") from error
+
+
+def _transition(row: Mapping[str, Any]) -> Transition:
+    if row["schema_version"] != SCHEMA_VERSION:
+        raise ValueError(f"schema version {row['schema_version']}, not {SCHEMA_VERSION}")
+
+    def several(name: str) -> tuple[Any, ...] | None:
+        return None if row[name] is None else tuple(row[name])
+
+    return Transition(
+        run_id=row["run_id"],
+        weights_version=row["weights_version"],
+        model=row["model"],
+        task_id=row["task_id"],
+        rollout_id=row["rollout_id"],
+        attempt=row["attempt"],
+        turn=row["turn"],
+        response_id=row["response_id"],
+        agent=row["agent"],
+        prompt_ids=tuple(row["prompt_ids"]),
+        response_ids=tuple(row["response_ids"]),
+        response_mask=tuple(row["response_mask"]),
+        logprobs=several("logprobs"),
+        temperature=row["sampling"]["temperature"],
+        finish_reason=row["finish_reason"],
+        outcome=None if row["outcome"] is None else Outcome(row["outcome"]),
+        rewards={pair["dimension"]: pair["value"] for pair in row["rewards"]},
+        value_to_go=row["return"],
+        advantages=several("advantages"),
+        loss_weight=row["loss_weight"],
+        truncated=row["truncated"],
+        credit=row["credit"],
+        value=row.get("value"),
+        choice=row["choice"],
+        set_aside=bool(row["set_aside"]),
+        parent_response_id=row["parent_call_id"],
+    )
+
+
+def write_table(
+    rows: Sequence[Mapping[str, Any]], columns: Callable[[Any], list[tuple[str, Any]]], path: str | Path
+) -> Path:
+    """Writes ``rows`` to a Parquet file, as `write_jsonl` does. ``columns`` gets pyarrow and says names and types.
+
+    Raises `TransitionError`. Needs the extra ``train`` (pyarrow).
+    """
+    try:
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+    except ModuleNotFoundError as error:
+        raise TransitionError("Parquet needs pyarrow", hint='pip install "lgov[train]"') from error
+    table = pa.Table.from_pylist(rows, schema=pa.schema(columns(pa)))
+    return _whole(Path(path), lambda partial: pq.write_table(table, partial))
+
+
+def _whole(target: Path, write: Callable[[Path], None]) -> Path:
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise TransitionError(f"{target} cannot be written: {error}", hint="name another place") from error
+    with whole_file(target, TransitionError) as beside:
+        write(beside)
+    return target
+
+
+def _columns(pa: Any) -> list[tuple[str, Any]]:
+    return [
+        ("schema_version", pa.int32()),
+        ("run_id", pa.string()),
+        ("rollout_id", pa.string()),
+        ("attempt", pa.int32()),
+        ("task_id", pa.string()),
+        ("turn", pa.int32()),
+        ("agent", pa.string()),
+        ("model", pa.string()),
+        ("response_id", pa.string()),
+        ("call_id", pa.string()),
+        ("choice", pa.int32()),
+        ("set_aside", pa.bool_()),
+        ("parent_call_id", pa.string()),
+        ("prompt_ids", pa.list_(pa.int32())),
+        ("response_ids", pa.list_(pa.int32())),
+        ("response_mask", pa.list_(pa.int8())),
+        ("logprobs", pa.list_(pa.float64())),
+        ("weights_version", pa.int64()),
+        ("policy_version", pa.int64()),
+        ("sampling", pa.struct([("temperature", pa.float64())])),
+        ("finish_reason", pa.string()),
+        ("truncated", pa.bool_()),
+        ("rewards", pairs_type(pa, pa.float64())),
+        ("return", pa.float64()),
+        ("credit", pa.float64()),
+        ("value", pa.float64()),
+        ("advantages", pa.list_(pa.float64())),
+        ("loss_weight", pa.float64()),
+        ("outcome", pa.string()),
+    ]

@@ -1,0 +1,1 @@
+"""Reads a trace into model calls, rewards and conversations."""

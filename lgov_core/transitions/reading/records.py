@@ -1,0 +1,258 @@
+"""What is on record of rollouts: from a trace store, from spans, or from both, joined on the response's id."""
+
+from __future__ import annotations
+
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+
+from lgov_core.errors import TransitionError
+from lgov_core.store.protocol import TraceStore
+from lgov_core.trace.mapping.mapping import canonical
+from lgov_core.transitions.findings import Diagnostic, Finding
+from lgov_core.transitions.reading.collector import collector_paused
+from lgov_core.transitions.reading.span_reading import SpanReading
+from lgov_core.transitions.reading.span_tree import SpanTree
+from lgov_core.types import Attempt, CapturedCall, Reward, Rollout, Span
+
+_NO_TREE = SpanTree(())
+
+
+@dataclass(frozen=True, slots=True)
+class Records:
+    """Rollouts with everything that belongs to them, in any order; and what was found wrong while reading.
+
+    ``origins`` are the spans that describe a call, by its response id, and ``tree`` the tree they stand in: what a
+    selection by span attributes looks at. ``proposed_in`` says for calls (rollout and response id) that were made inside
+    a tool call which tool call that was, and ``tools_run`` which tool calls (rollout, attempt, id) there were spans of. All
+    four are empty where there were no spans.
+    """
+
+    rollouts: tuple[Rollout, ...] = ()
+    attempts: tuple[Attempt, ...] = ()
+    calls: tuple[CapturedCall, ...] = ()
+    rewards: tuple[Reward, ...] = ()
+    spans: tuple[Span, ...] = ()
+    diagnostics: tuple[Diagnostic, ...] = ()
+    origins: Mapping[str, Sequence[Span]] = field(default_factory=dict[str, Sequence[Span]], repr=False, compare=False)
+    proposed_in: Mapping[tuple[str | None, str], str] = field(
+        default_factory=dict[tuple[str | None, str], str], repr=False, compare=False
+    )
+    tools_run: Set[tuple[str | None, int | None, str]] = field(
+        default=frozenset[tuple[str | None, int | None, str]](), repr=False, compare=False
+    )
+    tree: SpanTree = field(default=_NO_TREE, repr=False, compare=False)
+
+
+def of_rollouts(records: Records, rollout_ids: Sequence[str]) -> Records:
+    """What ``records`` hold of the given rollouts. Spans stay: what they say of a call may stand above it.
+
+    Raises `TransitionError` for one of which they hold nothing.
+    """
+    everything = (records.rollouts, records.attempts, records.calls, records.rewards, records.spans)
+    known = {one.rollout_id for values in everything for one in values}
+    if missing := sorted({*rollout_ids} - known):
+        raise TransitionError(
+            f"nothing is recorded of rollout {', '.join(missing)}", hint="look for the id as it was written"
+        )
+    chosen = frozenset(rollout_ids)
+    calls = tuple(one for one in records.calls if one.rollout_id in chosen)
+    targets = {("", one.response_id) for one in calls} | {(tool, "") for one in calls for tool in one.tool_call_ids}
+
+    def is_theirs(one: Reward) -> bool:
+        if one.rollout_id is not None:
+            return one.rollout_id in chosen
+        return ("", one.response_id) in targets or (one.tool_call_id, "") in targets
+
+    others = {one.rollout_id for one in records.rollouts} - chosen
+    return replace(
+        records,
+        rollouts=tuple(one for one in records.rollouts if one.rollout_id in chosen),
+        attempts=tuple(one for one in records.attempts if one.rollout_id in chosen),
+        calls=calls,
+        rewards=tuple(filter(is_theirs, records.rewards)),
+        diagnostics=tuple(one for one in records.diagnostics if one.subject not in others),
+    )
+
+
+def read_spans(spans: Iterable[Span]) -> Records:
+    """What spans in the documented format (docs/data.md) say about rollouts, attempts, calls and rewards.
+
+    Pure: the same spans give the same records in whatever order they come, and a span that comes twice counts once. What
+    a span does not say is taken from the spans above it (rollout, attempt, agent), never from clocks. A span without a
+    rollout is left out, with a diagnostic if it is a call or a reward. Never raises for what a span says.
+    """
+    with collector_paused():
+        return _read(SpanReading(spans))
+
+
+class _Origins(Mapping[str, Sequence[Span]]):
+    """The spans of each call, by its response id: gathered when somebody asks, which few do."""
+
+    def __init__(self, reading: SpanReading) -> None:
+        self._reading = reading
+
+    @cached_property
+    def _known(self) -> Mapping[str, Sequence[Span]]:
+        return self._reading.origins()
+
+    def __getitem__(self, response_id: str) -> Sequence[Span]:
+        return self._known[response_id]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._known)
+
+    def __len__(self) -> int:
+        return len(self._known)
+
+
+def _read(reading: SpanReading, rollouts: Container[str] = (), attempted: Container[str] = ()) -> Records:
+    read = Records(
+        rollouts=tuple(reading.rollouts(rollouts)),
+        attempts=tuple(reading.attempts(attempted)),
+        calls=tuple(reading.calls()),
+        rewards=tuple(reading.rewards),
+        spans=reading.tree.kept(),
+        origins=_Origins(reading),
+        proposed_in=reading.proposed_in,
+        tools_run=reading.tools_run,
+        tree=reading.tree,
+    )
+    return replace(read, diagnostics=tuple(reading.found))  # all of them: reading goes on while it is asked
+
+
+def read_store(store: TraceStore, rollout_ids: Sequence[str] | None = None) -> Records:
+    """What a trace store holds of the given rollouts (None: of all), its spans joined in, in lgov's names.
+
+    What is written meanwhile does no harm: how attempts ended is read first, so that all that came before is there, and
+    rollouts last, so that whatever belongs to one finds it. Raises `StoreError`.
+    """
+    attempts = tuple(store.attempts(rollout_ids))
+    rewards = tuple(store.rewards(rollout_ids))
+    spans = tuple(map(canonical, store.spans(rollout_ids)))
+    calls = tuple(store.calls(rollout_ids))
+    return join(Records(tuple(store.rollouts(ids=rollout_ids)), attempts, calls, rewards), spans)
+
+
+def join(recorded: Records, spans: Iterable[Span]) -> Records:
+    """``recorded`` with what ``spans`` add.
+
+    The record is the truth where it says something: tokens of a captured call, how an attempt ended, a rollout's task.
+    Spans that name the same response id add the agent's name, the rollout and the tool calls where the record has none,
+    and stand in for calls that were not captured. Tokens that a span claims otherwise are a finding.
+
+    Of an attempt with captured calls the record knows all: a call that only came in from outside is left out and told,
+    since whoever holds a key of the attempt could make one up, and it could take the final reward.
+
+    A rollout that nobody announced is there by its captured calls: a group of its own, whose attempts have ended where they
+    have a final reward.
+    """
+    rollouts = {rollout.rollout_id for rollout in recorded.rollouts}
+    # A record that has no attempt of a rollout leaves it to the spans; one that has some knows all of them.
+    attempted = {attempt.rollout_id for attempt in recorded.attempts}
+    last: dict[str, int] = {}
+    for call in recorded.calls:
+        if call.rollout_id is not None and (call.attempt or 1) > last.get(call.rollout_id, 0):
+            last[call.rollout_id] = call.attempt or 1
+    with collector_paused():
+        told = _read(SpanReading(spans, last), rollouts, attempted)
+    if not told.spans:
+        return _with_unannounced(recorded, rollouts)
+    found = [*recorded.diagnostics, *told.diagnostics]
+    by_response: dict[str, list[CapturedCall]] = {}
+    for call in told.calls:
+        by_response.setdefault(call.response_id, []).append(call)
+    captured = {(call.response_id, call.choice) for call in recorded.calls}
+    responses = {response_id for response_id, _ in captured}
+    proposed = {(call.response_id, name) for call in recorded.calls for name in call.tool_call_ids}
+    calls = [_joined(call, by_response.get(call.response_id, ()), proposed, found) for call in recorded.calls]
+    on_record = {(call.rollout_id, attempt) for call in calls for attempt in (call.attempt, None)}
+    for call in told.calls:
+        if (call.response_id, call.choice) not in captured and (call.rollout_id, call.attempt) in on_record:
+            origins = [span for span in told.origins.get(call.response_id, ()) if span.rollout_id == call.rollout_id]
+            if call.response_ids is not None and all(span.claimed for span in origins):
+                found.append(
+                    Diagnostic(Finding.CLAIM_NOT_CAPTURED, call.response_id, "only a span from outside has it")
+                )
+                continue
+        # What only describes a reply without its tokens says nothing about a further choice.
+        if (call.response_id, call.choice) not in captured and not (
+            call.response_ids is None and call.response_id in responses
+        ):
+            calls.append(call)
+    rewards = {reward.reward_id for reward in recorded.rewards}
+    joined = replace(
+        told,
+        rollouts=(*recorded.rollouts, *told.rollouts),
+        attempts=(*recorded.attempts, *told.attempts),
+        calls=tuple(calls),
+        rewards=(*recorded.rewards, *(one for one in told.rewards if one.reward_id not in rewards)),
+        diagnostics=tuple(found),
+    )
+    return _with_unannounced(joined, rollouts)
+
+
+def _with_unannounced(records: Records, announced: Container[str]) -> Records:
+    """``records`` with the rollouts, and the attempts of those not ``announced``, that only captured calls name."""
+    known = {one.rollout_id for one in records.rollouts}
+    attempted = {(one.rollout_id, one.attempt) for one in records.attempts}
+    times: dict[tuple[str, int], tuple[float, float]] = {}
+    for call in records.calls:
+        if call.rollout_id is None or call.rollout_id in announced:
+            continue
+        key = (call.rollout_id, call.attempt or 1)
+        if key not in attempted:
+            began, ended = times.get(key, (call.started_at, call.ended_at))
+            times[key] = (min(began, call.started_at), max(ended, call.ended_at))
+    if not times:
+        return records
+    judged = {
+        (one.rollout_id, one.attempt)
+        for one in records.rewards
+        if one.response_id is None and one.tool_call_id is None and one.rollout_id is not None
+    }
+    last = dict(sorted({*times, *attempted}))  # a reward that names no attempt is of the last one
+    attempts: list[Attempt] = []
+    began_at: dict[str, float] = {}
+    for (rollout_id, number), (began, ended) in sorted(times.items()):
+        began_at[rollout_id] = min(began, began_at.get(rollout_id, began))
+        is_judged = (rollout_id, number) in judged or (last[rollout_id] == number and (rollout_id, None) in judged)
+        attempts.append(Attempt(rollout_id, number, began, ended if is_judged else None))
+    rollouts = tuple(Rollout(name, name, "", {}, began) for name, began in began_at.items() if name not in known)
+    found = tuple(Diagnostic(Finding.NO_TASK_ID, one.rollout_id, "it is a group of its own") for one in rollouts)
+    return replace(
+        records,
+        rollouts=(*records.rollouts, *rollouts),
+        attempts=(*records.attempts, *attempts),
+        diagnostics=(*records.diagnostics, *found),
+    )
+
+
+def _joined(
+    call: CapturedCall, told: Sequence[CapturedCall], proposed: Set[tuple[str, str]], found: list[Diagnostic]
+) -> CapturedCall:
+    """``call`` with what spans tell of it; ``proposed`` are the tool calls that captured calls are known to have proposed."""
+    if not told:
+        return call
+    agent, rollout_id, attempt, tools = call.agent, call.rollout_id, call.attempt, call.tool_call_ids
+    if len(told) > 1:  # where they contradict each other, the order of arrival decides nothing
+        told = sorted(told, key=repr)
+    for one in told:
+        if None not in (call.rollout_id, one.rollout_id) and call.rollout_id != one.rollout_id:
+            continue  # nobody says anything about another rollout's calls
+        agent = agent or one.agent
+        if rollout_id is None and one.rollout_id is not None:
+            rollout_id, attempt = one.rollout_id, one.attempt
+        if one.choice == call.choice:
+            # A span may tell of all choices at once: what another one proposed is not this one's.
+            tools = tools or tuple(name for name in one.tool_call_ids if (call.response_id, name) not in proposed)
+            if one.response_ids is not None and (one.prompt_ids, one.response_ids) != (
+                call.prompt_ids,
+                call.response_ids,
+            ):
+                found.append(
+                    Diagnostic(Finding.CLAIM_DIFFERS, call.response_id, "a span names other tokens than were captured")
+                )
+    if (agent, rollout_id, tools) == (call.agent, call.rollout_id, call.tool_call_ids):
+        return call
+    return replace(call, agent=agent, rollout_id=rollout_id, attempt=attempt, tool_call_ids=tools)

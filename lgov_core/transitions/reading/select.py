@@ -1,0 +1,107 @@
+"""Which calls become transitions: those of some agents or models, or whose spans say something."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from typing import Any
+
+from lgov_core.transitions.findings import Diagnostic, Finding
+from lgov_core.transitions.reading.records import Records
+from lgov_core.types import CapturedCall, JSONValue, Span
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """Names or globs (``*``, ``?``, ``[...]``) that have to match as a whole and in case: ``write`` never takes ``rewrite``.
+
+    ``agents`` and ``models``: one of them must match, unless there are none. ``attributes``: for each name, the value on
+    the call's span, or on the nearest span above it that has one, must match (lists: any of their values; true and
+    false in lower case). All three must hold. Nothing given selects everything. A call is selected or not by itself: that
+    an agent inside another is not selected changes nothing for the other's calls. Immutable.
+    """
+
+    agents: tuple[str, ...] = ()
+    models: tuple[str, ...] = ()
+    attributes: Mapping[str, str] = field(default_factory=dict[str, str])
+
+    @property
+    def everything(self) -> bool:
+        """Whether it takes every call."""
+        return not (self.agents or self.models or self.attributes)
+
+
+class Selecting:
+    """A selection at work on ``records``, remembering what it has found. Not safe for use from several threads."""
+
+    def __init__(self, selection: Selection, records: Records) -> None:
+        self.everything = selection.everything
+        self._selection = selection
+        self._records = records
+        self._agents: dict[str | None, bool] = {}
+        self._models: dict[str, bool] = {}
+        self._nameless: list[str] = []
+
+    def takes(self, call: CapturedCall) -> bool:
+        """Whether ``call`` is selected."""
+        selection = self._selection
+        if selection.agents:
+            agent = call.agent
+            known = self._agents.get(agent)
+            if known is None:
+                known = self._agents[agent] = agent is not None and matches(agent, selection.agents)
+            if agent is None:
+                self._nameless.append(call.response_id)
+            if not known:
+                return False
+        if selection.models:
+            known = self._models.get(call.model)
+            if known is None:
+                known = self._models[call.model] = matches(call.model, selection.models)
+            if not known:
+                return False
+        return not selection.attributes or self._attributes_match(call)
+
+    def missed(self) -> list[Diagnostic]:
+        """What was selected and never came up, and the calls of agents that nobody named."""
+        found = [Diagnostic(Finding.AGENT_NOT_KNOWN, response_id) for response_id in self._nameless]
+        for patterns, names, finding in (
+            (self._selection.agents, self._agents, Finding.UNKNOWN_AGENT),
+            (self._selection.models, self._models, Finding.UNKNOWN_MODEL),
+        ):
+            for pattern in patterns:
+                if not any(name is not None and matches(name, (pattern,)) for name in names):
+                    known = ", ".join(sorted(name for name in names if name is not None)[:10]) or "none"
+                    found.append(Diagnostic(finding, pattern, f"those on record: {known}"))
+        return found
+
+    def _attributes_match(self, call: CapturedCall) -> bool:
+        origins, tree = self._records.origins.get(call.response_id, ()), self._records.tree
+        spans = [span for span in origins if tree.place(span).rollout_id in (None, call.rollout_id)]
+        return all(
+            any(self._attribute_matches(span, name, pattern) for span in spans)
+            for name, pattern in self._selection.attributes.items()
+        )
+
+    def _attribute_matches(self, span: Span, name: str, pattern: str) -> bool:
+        value = self._records.tree.nearest(span, lambda one: one.attributes.get(name))
+        return any(matches(text, (pattern,)) for text in _texts(value))
+
+
+def matches(name: str, patterns: Iterable[str]) -> bool:
+    """Whether ``name`` is one of ``patterns`` or matches one of them as a whole."""
+    return any(name == pattern or fnmatchcase(name, pattern) for pattern in patterns)
+
+
+def _texts(value: JSONValue) -> Sequence[str]:
+    if value is None:
+        return ()
+    if isinstance(value, str):
+        return (value,)
+    if isinstance(value, bool):
+        return ("true" if value else "false",)
+    if isinstance(value, Sequence):
+        items: Sequence[Any] = value
+        return [text for item in items for text in _texts(item)]
+    return (str(value),)

@@ -1,0 +1,126 @@
+"""Calls as spans show them: mostly one span a call, which says all of it; where there are several they are put together."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeAlias
+
+from lgov_core.trace import semconv
+from lgov_core.transitions.findings import Diagnostic, Finding
+from lgov_core.transitions.reading.quick_values import CallDraft
+from lgov_core.transitions.reading.span_tree import Place
+from lgov_core.transitions.reading.span_values import (
+    Tokens,
+    finish_reason_of,
+    messages_of,
+    number_or,
+    proposed_tool_calls,
+    request_of,
+    text_of,
+    tokens_agree,
+    tokens_of,
+    unreadable_tokens,
+    version_of,
+)
+from lgov_core.types import CapturedCall, Span
+
+#: A call in its attempt: its response id and choice.
+CallKey: TypeAlias = tuple[str, int]
+#: A span that shows a call, its place, and the call as this span shows it (None where something in it cannot be read).
+Shown: TypeAlias = tuple[Span, Place, CapturedCall | None]
+
+
+def call_of_span(span: Span, place: Place, key: CallKey) -> CapturedCall | None:
+    """The call that ``span`` shows. None where it says what cannot be read: `calls_of_spans` reads and tells that."""
+    attributes = span.attributes
+    tokens = tokens_of(attributes)
+    prompt, reply, logprobs = tokens
+    if (prompt is None or reply is None or logprobs is None) and unreadable_tokens(attributes, tokens):
+        return None
+    told = attributes.get(semconv.WEIGHTS_VERSION)
+    version = version_of(told)
+    if version is None and told is not None:
+        return None
+    agent = text_of(attributes.get(semconv.AGENT_NAME)) or place.agent
+    tools = proposed_tool_calls(attributes)
+    return _call(key, span, attributes, tokens, version, place.rollout_id, place.attempt, agent, tools)
+
+
+def calls_of_spans(
+    key: CallKey, rollout_id: str | None, attempt: int | None, shown: Sequence[Shown], found: list[Diagnostic]
+) -> list[CapturedCall]:
+    """The call that some spans show; spans that claim different tokens for it are as many calls.
+
+    The call itself is the innermost of the spans. What one does not say another may.
+    """
+    inside_out = sorted(shown, key=lambda one: (one[0].started_at, one[0].span_id, one[0].trace_id or ""), reverse=True)
+    spans = [span for span, _, _ in inside_out]
+    agent = next((name for span in spans if (name := text_of(span.attributes.get(semconv.AGENT_NAME)))), None)
+    agent = agent or next((place.agent for _, place, _ in inside_out if place.agent), None)
+    tools = tuple(dict.fromkeys(one for span in spans for one in proposed_tool_calls(span.attributes)))
+    made: list[CapturedCall] = []
+    for span, attributes, tokens in _claims(spans, found):
+        told = attributes.get(semconv.WEIGHTS_VERSION)
+        version = version_of(told)
+        if version is None and told is not None:
+            found.append(invalid(span, semconv.WEIGHTS_VERSION))
+        made.append(_call(key, span, attributes, tokens, version, rollout_id, attempt, agent, tools))
+    return made
+
+
+def invalid(span: Span, name: str) -> Diagnostic:
+    """The finding that an attribute of ``span`` is not of its kind."""
+    return Diagnostic(Finding.INVALID_ATTRIBUTE, span.span_id, f"{name} is {str(span.attributes.get(name))[:60]!r}")
+
+
+def _claims(spans: Sequence[Span], found: list[Diagnostic]) -> list[tuple[Span, Mapping[str, Any], Tokens]]:
+    """The different tokens that the spans of one call claim, mostly one; what one does not say another may."""
+    claims: list[tuple[Span, Tokens]] = []
+    for span in spans:
+        tokens = tokens_of(span.attributes)
+        found += [invalid(span, name) for name in unreadable_tokens(span.attributes, tokens)]
+        same = next((index for index, one in enumerate(claims) if tokens_agree(one[1], tokens)), None)
+        if same is None:
+            claims.append((span, tokens))
+        elif claims[same][1].count(None) > tokens.count(None):
+            claims[same] = (span, tokens)
+    claims = [one for one in claims if one[1][1] is not None] or claims[:1]
+    said = {name: value for span in reversed(spans) for name, value in span.attributes.items()}
+    return [(span, {**said, **span.attributes}, tokens) for span, tokens in claims]
+
+
+def _call(
+    key: CallKey,
+    span: Span,
+    attributes: Mapping[str, Any],
+    tokens: Tokens,
+    version: int | None,
+    rollout_id: str | None,
+    attempt: int | None,
+    agent: str | None,
+    tools: tuple[str, ...],
+) -> CapturedCall:
+    get = attributes.get
+    started_at = span.started_at
+    said = get(semconv.OUTPUT_MESSAGES)
+    temperature, top_p = get(semconv.REQUEST_TEMPERATURE), get(semconv.REQUEST_TOP_P)
+    draft: Any = CallDraft()
+    draft.response_id, draft.choice = key
+    draft.model = str(get(semconv.RESPONSE_MODEL) or get(semconv.REQUEST_MODEL) or "")
+    draft.request = {} if get(semconv.INPUT_MESSAGES) is None else request_of(attributes)
+    draft.response = {} if said is None else messages_of(said)
+    draft.prompt_ids, draft.response_ids, draft.logprobs = tokens
+    draft.finish_reason = finish_reason_of(get(semconv.FINISH_REASONS))
+    draft.weights_version = version
+    draft.temperature = 1.0 if temperature is None else number_or(temperature, 1.0)
+    draft.top_p = 1.0 if top_p is None else number_or(top_p, 1.0)
+    draft.started_at = started_at
+    draft.ended_at = started_at if span.ended_at is None else span.ended_at
+    draft.rollout_id = rollout_id
+    draft.attempt = attempt
+    draft.agent = agent
+    draft.tool_call_ids = tools
+    draft.engine = ""
+    draft.route = "chat"
+    draft.__class__ = CapturedCall
+    return draft

@@ -1,0 +1,283 @@
+"""Spans in the documented format read as rollouts, attempts, calls and rewards."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Container, Iterable, Iterator, Mapping
+from typing import TypeAlias
+
+from lgov_core.trace import semconv
+from lgov_core.transitions.findings import Diagnostic, Finding
+from lgov_core.transitions.reading.quick_values import complete
+from lgov_core.transitions.reading.span_calls import CallKey, Shown, call_of_span, calls_of_spans, invalid
+from lgov_core.transitions.reading.span_rewards import evaluations_of_span, further_rewards, reward_of_span
+from lgov_core.transitions.reading.span_tree import CALL_OPERATIONS, Place, SpanTree
+from lgov_core.transitions.reading.span_values import proposed_tool_calls
+from lgov_core.types import Attempt, CapturedCall, Outcome, Reward, Rollout, Span
+
+#: A rollout and its attempt, None for spans that name none.
+_AttemptKey: TypeAlias = tuple[str, int | None]
+
+
+class _Seen:
+    """What the spans of an attempt say about it: when it began and ended, how, and its calls.
+
+    ``calls`` has of each call the span that was read first, ``further`` all spans of the calls that have several.
+    """
+
+    __slots__ = ("calls", "ended_at", "further", "open", "outcomes", "started_at")
+
+    def __init__(self, started_at: float, ended_at: float) -> None:
+        self.started_at = started_at
+        self.ended_at = ended_at
+        self.open = False
+        self.outcomes: set[Outcome] = set()
+        self.calls: dict[CallKey, Shown] = {}
+        self.further: dict[CallKey, list[Shown]] = {}
+
+    def extend(self, started_at: float, ended_at: float) -> None:
+        if started_at < self.started_at:
+            self.started_at = started_at
+        if ended_at > self.ended_at:
+            self.ended_at = ended_at
+
+
+class SpanReading:
+    """One reading of a set of spans. Everything it gives is independent of the order in which the spans came.
+
+    ``last`` are the last attempts of rollouts that others than the spans name.
+    """
+
+    def __init__(self, spans: Iterable[Span], last: Mapping[str, int] | None = None) -> None:
+        self.found: list[Diagnostic] = []
+        self.tree = SpanTree(spans)
+        self.rewards: list[Reward] = []
+        self.proposed_in: dict[tuple[str | None, str], str] = {}
+        self.tools_run: set[tuple[str | None, int | None, str]] = set()
+        self._seen: dict[_AttemptKey, _Seen] = {}
+        self._of_no_rollout: dict[int | None, _Seen] = {}
+        self._tasks: dict[str, set[str]] = {}
+        self._runs: dict[str, set[str]] = {}
+        self._proposals: dict[tuple[str | None, str], set[tuple[str, int | None]]] = {}
+        for placed in self.tree.placed(self.found):
+            self._read(placed)
+        # Spans that name no attempt belong to the last one that others name: what is said of a rollout is said of that.
+        self._last = dict(last or {})
+        for rollout_id, attempt in self._seen:
+            self._last[rollout_id] = max(self._last.get(rollout_id, 1), attempt or 1)
+
+    # ------------------------------------------------------------------ one span
+
+    def _read(self, placed: Iterable[tuple[Span, Place]]) -> None:
+        here: Place | None = None
+        seen = _Seen(0.0, 0.0)
+        for span, place in placed:
+            attributes = span.attributes
+            if span.name == semconv.REWARD_SPAN_NAME or semconv.REWARD_VALUE in attributes:
+                self._read_reward(span, place)
+                continue
+            if place is not here:  # spans of one attempt mostly come together
+                here, seen = place, self._seen_at(span, place)
+            rollout_id = place.rollout_id
+            if rollout_id is not None:
+                self._read_attempt(span, place, rollout_id, seen)
+            operation = attributes.get(semconv.OPERATION)
+            if operation in CALL_OPERATIONS or (operation is None and semconv.RESPONSE_TOKEN_IDS in attributes):
+                self._read_call(span, place, seen)
+            elif operation == semconv.EXECUTE_TOOL:
+                self._read_tool(span, place)
+            if span.events:
+                self.rewards += evaluations_of_span(span, self.tree)
+
+    def _read_reward(self, span: Span, place: Place) -> None:
+        reward = reward_of_span(span, place)
+        self.rewards.append(reward)
+        if span.events:
+            self.rewards += further_rewards(span, reward)
+
+    def _seen_at(self, span: Span, place: Place) -> _Seen:
+        """What is known of the attempt at ``place``; of one not seen yet, that ``span`` is in it."""
+        ended_at = span.started_at if span.ended_at is None else span.ended_at
+        if place.rollout_id is None:
+            return self._of_no_rollout.setdefault(place.attempt, _Seen(span.started_at, ended_at))
+        key = (place.rollout_id, place.attempt)
+        seen = self._seen.get(key)
+        if seen is None:
+            seen = self._seen[key] = _Seen(span.started_at, ended_at)
+        return seen
+
+    def _read_attempt(self, span: Span, place: Place, rollout_id: str, seen: _Seen) -> None:
+        attributes = span.attributes
+        started_at, ended_at = span.started_at, span.ended_at
+        if ended_at is None:
+            ended_at = started_at
+            above = self.tree.place_above(span)
+            seen.open = seen.open or (above.rollout_id, above.attempt) != (rollout_id, place.attempt)
+        if started_at < seen.started_at or ended_at > seen.ended_at:
+            seen.extend(started_at, ended_at)
+        if semconv.OUTCOME in attributes:
+            above = self.tree.place_above(span)
+            inner = above.ended_above and (above.rollout_id, above.attempt) == (rollout_id, place.attempt)
+            try:
+                outcome = Outcome(str(attributes[semconv.OUTCOME]).lower())
+            except ValueError:
+                self.found.append(invalid(span, semconv.OUTCOME))
+            else:
+                if not inner:  # of spans inside each other the outermost says how the attempt ended
+                    seen.outcomes.add(outcome)
+        if (task_id := attributes.get(semconv.TASK_ID)) not in (None, ""):  # no text is no task that others share
+            self._tasks.setdefault(rollout_id, set()).add(str(task_id))
+        if semconv.RUN_ID in attributes:
+            self._runs.setdefault(rollout_id, set()).add(str(attributes[semconv.RUN_ID]))
+
+    def _read_call(self, span: Span, place: Place, seen: _Seen) -> None:
+        attributes = span.attributes
+        response_id = attributes.get(semconv.RESPONSE_ID)
+        if not isinstance(response_id, str) or not response_id:
+            if semconv.RESPONSE_TOKEN_IDS not in attributes:
+                # A call that was denied, or failed, has no reply to be identified.
+                if semconv.ERROR_TYPE not in attributes and span.ended_at is not None:
+                    self.found.append(Diagnostic(Finding.NO_RESPONSE_ID, span.span_id, span.name))
+                return
+            self.found.append(Diagnostic(Finding.NO_RESPONSE_ID, span.span_id, "its span's id stands for it"))
+            response_id = span.span_id
+        choice = attributes.get(semconv.CHOICE, 0)
+        if type(choice) is not int or choice < 0:
+            self.found.append(invalid(span, semconv.CHOICE))
+            choice = 0
+        key = (response_id, choice)
+        first = seen.calls.get(key)
+        if first is None:
+            seen.calls[key] = (span, place, call_of_span(span, place, key))
+        else:
+            seen.further.setdefault(key, [first]).append((span, place, None))
+        if place.tool_call_id is not None:
+            self.proposed_in[place.rollout_id, response_id] = place.tool_call_id
+
+    def _read_tool(self, span: Span, place: Place) -> None:
+        """A tool span may itself name the call that proposed it, or stand right under that call's span."""
+        tool_call = span.attributes.get(semconv.TOOL_CALL_ID)
+        if not isinstance(tool_call, str) or not tool_call:
+            return
+        self.tools_run.add((place.rollout_id, place.attempt, tool_call))
+        says = span.attributes
+        if says.get(semconv.RESPONSE_ID) is None:
+            parent = self.tree.above(span)
+            if parent is not None and parent.attributes.get(semconv.OPERATION) in CALL_OPERATIONS:
+                says = parent.attributes
+        response_id, choice = says.get(semconv.RESPONSE_ID), says.get(semconv.CHOICE)
+        if isinstance(response_id, str) and response_id:
+            self._proposals.setdefault((place.rollout_id, response_id), set()).add(
+                (tool_call, choice if type(choice) is int else None)
+            )
+
+    # ------------------------------------------------------------------ all of them
+
+    def rollouts(self, known: Container[str] = ()) -> Iterator[Rollout]:
+        """The rollouts that spans other than rewards belong to, but for those ``known`` from elsewhere.
+
+        One without a task is a group of its own.
+        """
+        began: dict[str, float] = {}
+        for (rollout_id, _), seen in self._seen.items():
+            began[rollout_id] = min(seen.started_at, began.get(rollout_id, math.inf))
+        for rollout_id, started_at in began.items():
+            if rollout_id in known:
+                continue
+            tasks = sorted(self._tasks.get(rollout_id, ()))
+            if not tasks:
+                self.found.append(Diagnostic(Finding.NO_TASK_ID, rollout_id, "it is a group of its own"))
+            elif len(tasks) > 1:
+                self.found.append(Diagnostic(Finding.TASK_IDS_DIFFER, rollout_id, ", ".join(tasks)))
+            runs = sorted(self._runs.get(rollout_id, ()))
+            yield Rollout(rollout_id, tasks[0] if tasks else rollout_id, runs[0] if runs else "", {}, started_at)
+
+    def attempts(self, known: Container[str] = ()) -> Iterator[Attempt]:
+        """The attempts of rollouts, but for those whose attempts are ``known`` from elsewhere.
+
+        An attempt has ended when something says so: an outcome, a final reward, or the end of the spans at its top.
+        Where none of these names the outcome it stays None.
+        """
+        judged = {
+            (reward.rollout_id, reward.attempt)
+            for reward in self.rewards
+            if reward.response_id is None and reward.tool_call_id is None
+        }
+        merged: dict[tuple[str, int], _Seen] = {}
+        for (rollout_id, attempt), seen in self._seen.items():
+            key = (rollout_id, self._last[rollout_id] if attempt is None else attempt)
+            same = merged.setdefault(key, seen)
+            if same is not seen:
+                same.extend(seen.started_at, seen.ended_at)
+                same.open = same.open or seen.open
+                same.outcomes |= seen.outcomes
+        for (rollout_id, number), seen in merged.items():
+            if rollout_id in known:
+                continue
+            if len(seen.outcomes) > 1:
+                told = ", ".join(sorted(seen.outcomes))
+                self.found.append(Diagnostic(Finding.OUTCOMES_DIFFER, rollout_id, f"attempt {number}: {told}"))
+            outcome = next(iter(seen.outcomes)) if len(seen.outcomes) == 1 else None
+            running = seen.open and not seen.outcomes and not judged & {(rollout_id, number), (rollout_id, None)}
+            yield Attempt(rollout_id, number, seen.started_at, None if running else seen.ended_at, outcome)
+
+    def calls(self) -> list[CapturedCall]:
+        """The calls; spans that show one call are one, and those that claim different tokens for it are several."""
+        self._find_owners()
+        made: list[CapturedCall] = []
+        for (rollout_id, attempt), seen in self._seen.items():
+            self._add_calls(seen, rollout_id, self._last[rollout_id] if attempt is None else attempt, made)
+        for attempt, seen in self._of_no_rollout.items():
+            self._add_calls(seen, None, attempt, made)
+        return made
+
+    def _add_calls(self, seen: _Seen, rollout_id: str | None, attempt: int | None, made: list[CapturedCall]) -> None:
+        further, proposals = seen.further, self._proposals
+        named = {
+            (response_id, tool_call)
+            for (response_id, _), (span, _, _) in seen.calls.items()
+            for tool_call in (proposed_tool_calls(span.attributes) if proposals else ())
+        }
+        for key, first in seen.calls.items():
+            call = first[2]
+            if call is None or key in further:
+                calls = calls_of_spans(key, rollout_id, attempt, further.get(key, [first]), self.found)
+            elif proposals or call.attempt != attempt:
+                calls = [call]
+            else:  # what its one span says is all
+                made.append(call)
+                continue
+            proposed = {
+                tool_call
+                for owner in {rollout_id, None}
+                for tool_call, choice in proposals.get((owner, key[0]), ())
+                # What a choice says that it proposed is no other choice's.
+                if choice in (None, key[1]) and (key[0], tool_call) not in named
+            }
+            for call in calls:
+                complete(
+                    call, attempt, tuple(sorted({*call.tool_call_ids, *proposed})) if proposed else call.tool_call_ids
+                )
+            made += calls
+
+    def _find_owners(self) -> None:
+        """A call whose span names no rollout is that of another span of the same call, if only one attempt has it."""
+        lost = [(seen, key) for seen in self._of_no_rollout.values() for key in seen.calls]
+        if not lost:
+            return
+        owners: dict[CallKey, list[_Seen]] = {}
+        for seen in self._seen.values():
+            for key in seen.calls:
+                owners.setdefault(key, []).append(seen)
+        for seen, key in lost:
+            if len(owners.get(key, ())) == 1:
+                owner, first = owners[key][0], seen.calls.pop(key)
+                owner.further.setdefault(key, [owner.calls[key]]).extend(seen.further.pop(key, [first]))
+
+    def origins(self) -> dict[str, list[Span]]:
+        """The spans that describe a call, by its response id."""
+        found: dict[str, list[Span]] = {}
+        for seen in (*self._seen.values(), *self._of_no_rollout.values()):
+            for key, first in seen.calls.items():
+                found.setdefault(key[0], []).extend(span for span, _, _ in seen.further.get(key, (first,)))
+        return found

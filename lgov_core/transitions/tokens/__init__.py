@@ -1,0 +1,1 @@
+"""Token sequences: chains, prefix trees, retokenization drift, batches."""

@@ -1,0 +1,164 @@
+"""Chains: the turns of one agent whose tokens extend one another, as one sequence."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from lgov_core.transitions.tokens.prefixes import PrefixIndex
+from lgov_core.transitions.values import Transition, by_rollout
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """One transition in a chain: its reply is at ``start`` to ``stop`` (without) of the chain's tokens."""
+
+    transition: Transition
+    start: int
+    stop: int
+
+
+@dataclass(frozen=True, slots=True)
+class Chain:
+    """One sequence of N tokens that holds one turn or several of one agent in one attempt.
+
+    ``ids`` (int, length N) begin with the first turn's prompt; then come its reply, what the tools or the surroundings
+    said, the next reply, and so on. ``mask`` (length N) is 1 where a model chose the token and it may be trained on; all
+    that was said to the model is 0. ``logprobs`` (length N) are those recorded, 0.0 where the mask is 0; None if one of the
+    turns has none. ``advantages`` and ``weights`` (length N) are each token's own, 0.0 where the mask is 0; None if
+    one of the turns has no credit yet. ``prompt_length`` is how many tokens come before the first reply.
+    """
+
+    rollout_id: str
+    attempt: int
+    task_id: str
+    agent: str | None
+    model: str
+    temperature: float
+    ids: tuple[int, ...]
+    mask: tuple[int, ...]
+    logprobs: tuple[float, ...] | None
+    advantages: tuple[float, ...] | None
+    weights: tuple[float, ...] | None
+    links: tuple[Link, ...]
+
+    @property
+    def prompt_length(self) -> int:
+        """How many tokens come before the first reply."""
+        return self.links[0].start
+
+    def as_row(self) -> dict[str, Any]:
+        """The chain as one row of plain JSON types.
+
+        ``prompt_ids`` are the first turn's, ``response_ids`` all that follows; the lists after them have its length.
+        """
+        at = self.prompt_length
+        last = self.links[-1].transition
+        rewards: dict[str, float] = {}
+        for link in self.links:
+            for name, value in link.transition.rewards.items():
+                rewards[name] = rewards.get(name, 0.0) + value
+        return {
+            "rollout_id": self.rollout_id,
+            "attempt": self.attempt,
+            "task_id": self.task_id,
+            "agent": self.agent,
+            "model": self.model,
+            "prompt_ids": list(self.ids[:at]),
+            "response_ids": list(self.ids[at:]),
+            "response_mask": list(self.mask[at:]),
+            "logprobs": None if self.logprobs is None else list(self.logprobs[at:]),
+            "advantages": None if self.advantages is None else list(self.advantages[at:]),
+            "loss_weights": None if self.weights is None else list(self.weights[at:]),
+            "sampling": {"temperature": self.temperature},
+            "rewards": rewards,
+            "outcome": None if last.outcome is None else last.outcome.value,
+            "turns": [
+                {
+                    "turn": link.transition.turn,
+                    "response_id": link.transition.response_id,
+                    "choice": link.transition.choice,
+                    "start": link.start - at,
+                    "stop": link.stop - at,
+                    "weights_version": link.transition.weights_version,
+                    "rewards": dict(link.transition.rewards),
+                    "return": link.transition.value_to_go,
+                    "credit": link.transition.credit,
+                }
+                for link in self.links
+            ],
+        }
+
+
+def make_chains(transitions: Sequence[Transition]) -> list[Chain]:
+    """Joins the turns of each agent in an attempt; every transition is in exactly one chain.
+
+    A turn goes on the chain with the longest sequence that its prompt begins with, exactly, token by token, among those
+    of the same rollout, attempt, agent, model and temperature; agents whose turns alternate so get a chain each. A turn
+    whose context was rewritten, or whose tokens drifted, begins a chain of its own, and a choice that was set aside is one.
+    Chains are in the order of their
+    first turns. Pure; callable from any thread.
+    """
+    chains: list[_Growing] = []
+    for turns in by_rollout(transitions).values():
+        ends: dict[tuple[str | None, str, float], PrefixIndex] = {}
+        for turn in turns:
+            own = ends.setdefault((turn.agent, turn.model, turn.temperature), PrefixIndex())
+            number = None if turn.set_aside else own.take(turn.prompt_ids)
+            if number is None:
+                number = len(chains)
+                chains.append(_Growing())
+            chains[number].add(turn)
+            if not turn.set_aside:
+                own.add(turn.prompt_ids, turn.response_ids, number)
+    return [chain.made() for chain in chains]
+
+
+class _Growing:
+    def __init__(self) -> None:
+        self.turns: list[Transition] = []
+
+    def add(self, turn: Transition) -> None:
+        self.turns.append(turn)
+
+    def made(self) -> Chain:
+        first, last = self.turns[0], self.turns[-1]
+        ids = last.prompt_ids + last.response_ids
+        mask = [0] * len(ids)
+        logprobs: list[float] | None = [0.0] * len(ids)
+        advantages: list[float] | None = [0.0] * len(ids)
+        weights = [0.0] * len(ids)
+        links: list[Link] = []
+        for turn in self.turns:
+            start = len(turn.prompt_ids)
+            stop = start + len(turn.response_ids)
+            links.append(Link(turn, start, stop))
+            mask[start:stop] = turn.response_mask
+            weights[start:stop] = [turn.loss_weight * kept for kept in turn.response_mask]
+            if logprobs is not None and turn.logprobs is not None:
+                logprobs[start:stop] = [
+                    value if kept else 0.0 for value, kept in zip(turn.logprobs, turn.response_mask, strict=True)
+                ]
+            else:
+                logprobs = None
+            if advantages is not None and turn.advantages is not None:
+                advantages[start:stop] = [
+                    value if kept else 0.0 for value, kept in zip(turn.advantages, turn.response_mask, strict=True)
+                ]
+            else:
+                advantages = None
+        return Chain(
+            first.rollout_id,
+            first.attempt,
+            first.task_id,
+            first.agent,
+            first.model,
+            first.temperature,
+            ids,
+            tuple(mask),
+            None if logprobs is None else tuple(logprobs),
+            None if advantages is None else tuple(advantages),
+            None if advantages is None else tuple(weights),
+            tuple(links),
+        )

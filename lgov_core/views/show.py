@@ -1,0 +1,142 @@
+"""Writes a rollout for people: step by step, what the model saw, wrote and was told."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
+
+from rich.padding import Padding
+from rich.rule import Rule
+from rich.text import Text
+
+from lgov_core.views.attempt_view import AttemptView, Message, ModelStep, RewardLine, ToolStep, Verdict, routine
+
+if TYPE_CHECKING:
+    from rich.console import Console, RenderableType
+
+_EFFECT_STYLES = {
+    "allow": "green",
+    "warn": "yellow",
+    "transform": "cyan",
+    "escalate": "bold red",
+    "deny": "bold red",
+}
+_STATUS_STYLES = {"ok": "green", "denied": "bold red"}
+#: How a reply ends that came to its end; "function_calls" is AutoGen's word, and some servers say nothing.
+_FINISHED = ("", "stop", "tool_calls", "function_calls")
+
+
+def show_story(story: AttemptView, console: Console, *, tail: int = 600, everything: bool = False) -> None:
+    """Writes ``story`` to ``console``.
+
+    Of each text at most the last ``tail`` characters are shown (0: all of it). ``everything`` adds the decisions that
+    only allowed something other than a tool call. Control characters are shown as their codes, so that what a model
+    wrote cannot steer the terminal.
+    """
+    for part in _parts(story, tail, everything):
+        console.print(part)
+
+
+def _parts(story: AttemptView, tail: int, everything: bool) -> Iterable[RenderableType]:
+    yield Text.assemble(
+        ("rollout ", "dim"), (_plain(story.rollout_id), "bold"), ("  task ", "dim"), _plain(story.task_id)
+    )
+    yield _field("attempt", f"{story.attempt} of {story.attempts}")
+    yield _field("input", json.dumps(dict(story.input), ensure_ascii=False), tail)
+    for verdict in _worth_showing(story.verdicts, everything):
+        yield _verdict(verdict)
+    for step in story.steps:
+        yield from _step(step, tail, everything)
+    if story.loose_tools:
+        yield Rule(Text("tool calls of no known model call"), align="left", style="yellow")
+        for tool in story.loose_tools:
+            yield from _tool(tool, tail, everything)
+    yield Rule(Text("end"), align="left")
+    yield _field("outcome", _outcome(story))
+    if story.error:
+        yield _field("error", story.error, tail)
+    if story.result is not None:
+        yield _field("result", json.dumps(story.result, ensure_ascii=False, default=str), tail)
+    yield from _rewards(story.rewards, "reward")
+    yield from _rewards(story.loose_rewards, "reward of no known call")
+
+
+def _outcome(story: AttemptView) -> str:
+    if story.outcome is not None:
+        return story.outcome.value
+    return "running" if story.announced else "unknown"
+
+
+def _step(step: ModelStep, tail: int, everything: bool) -> Iterable[RenderableType]:
+    weights = "unknown" if step.weights_version is None else str(step.weights_version)
+    choice = f", choice {step.choice}" if step.choice else ""
+    tokens = f"{_count(step.prompt_tokens)} + {_count(step.response_tokens)} tokens"
+    known = f"weights {weights}" if step.captured else "from its span"
+    yield Rule(Text(f"turn {step.turn}{choice}  {_plain(step.model)}  {known}  {tokens}"), align="left")
+    for message in step.seen:
+        yield _message(message, tail)
+    unanswered = not step.captured and step.finish_reason not in _FINISHED
+    if step.wrote or not (step.tools or unanswered):
+        yield _field("model wrote", step.wrote, tail, style="bold")
+    if step.finish_reason not in _FINISHED:
+        yield _field("finished", step.finish_reason)
+    for tool in step.tools:
+        yield from _tool(tool, tail, everything)
+    yield from _rewards(step.rewards, "reward")
+
+
+def _tool(tool: ToolStep, tail: int, everything: bool) -> Iterable[RenderableType]:
+    yield _field("model called", f"{tool.name} {tool.arguments}", tail, style="bold")
+    for verdict in _worth_showing(tool.verdicts, everything):
+        yield _verdict(verdict)
+    if tool.status is None:
+        yield _field("tool", "no outcome was recorded")
+    else:
+        shown = tool.result if tool.result is not None else tool.error
+        style = _STATUS_STYLES.get(tool.status, "yellow")
+        status = (_plain(f"{tool.status} (claimed from outside)"), "yellow") if tool.claimed else (tool.status, style)
+        yield _field("tool", Text.assemble(status, "  ", _cut(shown or "", tail)))
+    yield from _rewards(tool.rewards, "reward")
+
+
+def _worth_showing(verdicts: Sequence[Verdict], everything: bool) -> list[Verdict]:
+    return [verdict for verdict in verdicts if everything or not routine(verdict)]
+
+
+def _verdict(verdict: Verdict) -> RenderableType:
+    rule = f"{verdict.policy}/{verdict.rule}" if verdict.rule else verdict.policy
+    said = f"  {rule}: {verdict.reason}" if verdict.reason else f"  {rule}"
+    severity = f"  ({verdict.severity})" if verdict.blocks else ""
+    where = f"  at {verdict.point}" if verdict.point != "pre_tool_call" else ""
+    style = _EFFECT_STYLES.get(verdict.effect, "")
+    return _field("decision", Text.assemble((_plain(verdict.effect), style), _plain(said + severity + where)))
+
+
+def _message(message: Message, tail: int) -> RenderableType:
+    return _field(f"{message.role} said" if message.role == "user" else message.role, message.text, tail)
+
+
+def _rewards(rewards: Sequence[RewardLine], label: str) -> Iterable[RenderableType]:
+    for reward in rewards:
+        source = f"  from {reward.source}" if reward.source else ""
+        yield _field(label, f"{reward.dimension} {reward.value:+g}{source}")
+
+
+def _field(label: str, value: str | Text, tail: int = 0, style: str = "") -> RenderableType:
+    text = value if isinstance(value, Text) else Text(_cut(value, tail), style=style)
+    return Padding(Text.assemble((f"{_plain(label)}  ", "dim"), text), (0, 0, 0, 2))
+
+
+def _cut(text: str, tail: int) -> str:
+    shown = _plain(text)
+    return shown if tail <= 0 or len(shown) <= tail else f"… {shown[-tail:]}"
+
+
+def _count(tokens: int | None) -> str:
+    return "?" if tokens is None else str(tokens)
+
+
+def _plain(text: str) -> str:
+    """``text`` with control characters other than line breaks and tabs written as escapes."""
+    return "".join(char if char.isprintable() or char in "\n\t" else ascii(char)[1:-1] for char in text)
