@@ -18,7 +18,7 @@ from autogen_core.models import (
     UserMessage,
 )
 
-from lgov_core._util.json_reading import json_object
+from lgov_core.instrumentation import json_object
 from lgov_core.instrumentation.message_decisions import MessageDecisionCache
 from lgov_core.instrumentation.model_call import ModelReading
 from lgov_core.types import Decision

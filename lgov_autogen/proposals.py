@@ -17,9 +17,8 @@ from autogen_core.tools import BaseTool
 from lgov_autogen.messages import FRAMEWORK, call_arguments, judged_arguments
 from lgov_autogen.runs import current_run
 from lgov_autogen.transcript import REMEMBERED
-from lgov_core._util.json_writing import json_text
 from lgov_core.errors import PolicyDenied
-from lgov_core.instrumentation import Governor, semconv
+from lgov_core.instrumentation import Governor, json_text, semconv
 from lgov_core.instrumentation.evaluated_call import covered_call
 from lgov_core.instrumentation.live_span import LiveSpan
 from lgov_core.instrumentation.tool_call import ToolReading, agovern_tool

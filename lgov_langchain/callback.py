@@ -9,9 +9,8 @@ from uuid import UUID
 
 from langchain_core.callbacks import AsyncCallbackHandler, BaseCallbackHandler
 
-from lgov_core._util.json_writing import json_text
 from lgov_core.errors import PolicyError
-from lgov_core.instrumentation import semconv
+from lgov_core.instrumentation import json_text, semconv
 from lgov_core.instrumentation.evaluated_call import covered_call, model_call_covered
 from lgov_core.instrumentation.live_span import current_span
 from lgov_langchain import actions

@@ -11,9 +11,8 @@ from uuid import UUID
 from langchain_core.tools import ToolException
 from langgraph.prebuilt.tool_node import ToolInvocationError
 
-from lgov_core._util.json_writing import json_text
 from lgov_core.errors import PolicyDenied
-from lgov_core.instrumentation import semconv
+from lgov_core.instrumentation import json_text, semconv
 from lgov_core.instrumentation.live_span import LiveSpan
 from lgov_core.instrumentation.tool_call import failure_status
 from lgov_core.types import Action, Decision, Effect, JSONValue, Point, ToolOutcome

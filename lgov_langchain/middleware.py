@@ -12,7 +12,7 @@ from langchain.agents.middleware.types import ExtendedModelResponse, ModelRespon
 from langchain_core.messages import AIMessage, BaseMessage, SystemMessage
 from langgraph.types import Command
 
-from lgov_core._util.json_writing import json_text
+from lgov_core.instrumentation import json_text
 from lgov_core.instrumentation.endpoint_headers import demand_endpoint
 from lgov_core.instrumentation.model_call import ModelCall
 from lgov_core.scope import current_scope

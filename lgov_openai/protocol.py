@@ -11,7 +11,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias, cast
 
-from lgov_core._util.json_writing import json_writer
 from lgov_core.instrumentation.model_call import ModelReading, rewritten_arguments
 from lgov_core.types import Kind
 
@@ -283,9 +282,9 @@ def loads(content: bytes) -> Any:
 
 
 #: A value as JSON as it goes over the wire: ASCII, so that half a character, which JSON can hold, can be sent.
-dump = json_writer()
+dump = json.JSONEncoder(check_circular=False, separators=(",", ":")).encode
 #: As `dump`, the same for objects that differ in the order of their keys only.
-dump_sorted = json_writer(sort_keys=True)
+dump_sorted = json.JSONEncoder(check_circular=False, separators=(",", ":"), sort_keys=True).encode
 
 
 # ---------------------------------------------------------------------- text in content

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import Any, cast
 
-from lgov_core._util.json_writing import json_text
+from lgov_core.instrumentation import json_text
 from lgov_core.scope import current_scope
 from lgov_openai.prefixes import Prefixes, digest_before, go_on
 from lgov_openai.protocol import JSON, Entry, Wire

@@ -22,8 +22,7 @@ from agents import (
     ToolOutputGuardrailData,
 )
 
-from lgov_core._util.json_writing import json_text
-from lgov_core.instrumentation import semconv
+from lgov_core.instrumentation import json_text, semconv
 from lgov_core.instrumentation.live_span import LiveSpan
 from lgov_core.types import Action, Decision, Effect, Point, ToolOutcome, new_id
 from lgov_openai_agents.items import FRAMEWORK, arguments_of, as_list, as_mapping, new_user_positions, result_text

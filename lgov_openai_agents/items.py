@@ -11,8 +11,7 @@ from agents import ModelResponse, Usage
 from agents.items import TResponseInputItem
 from openai.types.responses import ResponseFunctionToolCall, ResponseOutputMessage, ResponseOutputText
 
-from lgov_core._util.json_reading import json_object
-from lgov_core._util.json_writing import json_text
+from lgov_core.instrumentation import json_object, json_text
 from lgov_core.instrumentation.model_call import ModelReading, rewritten_arguments
 from lgov_core.types import Decision, new_id
 

@@ -9,8 +9,7 @@ from agents import set_trace_processors
 from agents.tracing import get_trace_provider
 from agents.tracing.processor_interface import TracingProcessor
 
-from lgov_core._util.json_writing import json_text
-from lgov_core.instrumentation import semconv
+from lgov_core.instrumentation import json_text, semconv
 from lgov_core.instrumentation.live_span import LiveSpan
 from lgov_openai_agents.items import FRAMEWORK
 

@@ -10,7 +10,6 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple, Protocol, overload
 
-from lgov_core._util.json_writing import json_writer
 from lgov_core.types import Action, Decision, Effect, ToolOutcome
 
 #: Longer texts are stored as a marker with their size, their hash and their beginning.
@@ -337,7 +336,9 @@ def _other(value: Any) -> Any:
 _QUOTE = json.encoder.encode_basestring_ascii
 _EFFECT = {effect: _QUOTE(effect.label) for effect in Effect}
 _FAULT: Final = '"fault":true,'
-_WRITE = json_writer(default=_other, sort_keys=True, allow_nan=False)
+_WRITE = json.JSONEncoder(
+    default=_other, sort_keys=True, allow_nan=False, check_circular=False, separators=(",", ":")
+).encode
 
 _NOTHING = Payload("{}", 2)
 

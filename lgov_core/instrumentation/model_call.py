@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from lgov_core._util.json_writing import json_text
+from lgov_core._util.json import json_text
 from lgov_core.errors import PolicyDenied
 from lgov_core.governor import Governor
 from lgov_core.instrumentation.live_span import LiveSpan

@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
-from lgov_core._util.json_writing import json_text
+from lgov_core._util.json import json_text
 from lgov_core.errors import PolicyDenied
 from lgov_core.governor.governor import NOT_EVALUATED, Governor
 from lgov_core.instrumentation.evaluated_call import CoveredCall

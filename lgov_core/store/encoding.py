@@ -13,7 +13,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from operator import eq
 from typing import Any
 
-from lgov_core._util.json_writing import json_writer
 from lgov_core.errors import StoreError
 from lgov_core.types import JSONValue
 
@@ -78,7 +77,7 @@ def _plain(value: Any) -> Any:
     raise TypeError(f"{type(value).__name__} is no JSON value")
 
 
-_WRITE = json_writer(default=_plain)
+_WRITE = json.JSONEncoder(default=_plain, check_circular=False, separators=(",", ":")).encode
 _DECODER = json.JSONDecoder()
 #: Where the first of four bytes is that has the bit of the sign.
 _HIGH = 3 if sys.byteorder == "little" else 0

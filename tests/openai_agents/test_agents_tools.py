@@ -40,7 +40,7 @@ from cells_agents import (
     transform,
 )
 
-from lgov_core._util.json_writing import json_text
+from lgov_core._util.json import json_text
 from lgov_core.errors import PolicyDenied
 from lgov_core.reward.air import AirPlugin
 from lgov_core.testing import ScriptedModelServer

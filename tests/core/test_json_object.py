@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from lgov_core._util.json_reading import json_object
+from lgov_core._util.json import json_object
 
 
 @pytest.mark.parametrize(
