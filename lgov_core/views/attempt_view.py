@@ -1,26 +1,11 @@
-"""One attempt at a rollout as the store recorded it: what the model saw and wrote, and what came of it.
-
-Everything is joined by id: a tool call to the model call that proposed it, a decision and a reward to the call they
-name. What names no known call is kept apart and shown, never attached to the nearest one. A model call is known from the
-endpoint's record or, where no endpoint was asked, from the span that an adapter wrote.
-"""
+"""One attempt at a rollout as people look at it: model calls, the tool calls they proposed, decisions and rewards."""
 
 from __future__ import annotations
 
-import json
-from collections import defaultdict
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, cast
+from collections.abc import Mapping
+from dataclasses import dataclass
 
-from lgov_core.errors import StoreError
-from lgov_core.store.protocol import TraceStore
-from lgov_core.trace import semconv
-from lgov_core.trace.mapping.mapping import canonical
-from lgov_core.trace.reward_attempts import attempt_of
-from lgov_core.types import Attempt, CapturedCall, JSONValue, Outcome, Point, Reward, Rollout, Span
-
-_BLOCKING = ("deny", "escalate")
+from lgov_core.types import JSONValue, Outcome, Point
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +17,7 @@ class Message:
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class RecordedDecision:
     """A decision as it was recorded. ``blocks`` is true for deny and escalate."""
 
     point: str
@@ -59,13 +44,13 @@ class RewardLine:
 class ToolStep:
     """A tool call. ``arguments`` is the JSON text the model wrote. ``status`` is None when no outcome was recorded.
 
-    ``claimed`` is true when what is known of the outcome came in from outside: nobody here saw the tool run.
+    ``claimed`` is true when the outcome was reported from outside and not recorded here.
     """
 
     call_id: str
     name: str
     arguments: str
-    verdicts: tuple[Verdict, ...]
+    decisions: tuple[RecordedDecision, ...]
     status: str | None
     result: str | None
     error: str | None
@@ -77,8 +62,8 @@ class ToolStep:
 class ModelStep:
     """A model call, with the tool calls it proposed. ``seen`` are the messages since the model's last reply.
 
-    Token counts are None where the engine gave no token ids. ``captured`` is false where only an adapter's span tells of
-    the call: then they are what the server said, and ``finish_reason`` is the error of a call that brought no reply.
+    Token counts are None where the engine gave no token ids. ``captured`` is false where the call is known from
+    an adapter's span only: the counts are the server's, and ``finish_reason`` is the error of a call without a reply.
     """
 
     turn: int
@@ -98,8 +83,8 @@ class ModelStep:
 
 @dataclass(frozen=True, slots=True)
 class AttemptView:
-    """One attempt. ``loose_tools``, ``verdicts`` and ``loose_rewards`` name no known model call; ``rewards`` are the
-    attempt's own. ``outcome`` is None while the attempt runs, and of one that nobody opened (``announced`` is false).
+    """One attempt. ``loose_tools``, ``decisions`` and ``loose_rewards`` name no known model call; ``rewards`` are the
+    attempt's own. ``outcome`` is None while the attempt runs, and for one without an attempt row (``announced`` is false).
     """
 
     rollout_id: str
@@ -113,299 +98,12 @@ class AttemptView:
     result: JSONValue
     steps: tuple[ModelStep, ...]
     loose_tools: tuple[ToolStep, ...]
-    verdicts: tuple[Verdict, ...]
+    decisions: tuple[RecordedDecision, ...]
     rewards: tuple[RewardLine, ...]
     loose_rewards: tuple[RewardLine, ...]
     announced: bool = True
 
 
-def first_denied(store: TraceStore) -> tuple[str, int]:
-    """The rollout and attempt of the first decision that blocked something. Raises `StoreError` if there is none."""
-    blocked = [
-        span
-        for span in store.spans()
-        if span.name == semconv.DECISION_SPAN_NAME
-        and not span.claimed
-        and span.attributes.get(semconv.DECISION_EFFECT) in _BLOCKING
-        and span.rollout_id is not None
-    ]
-    if not blocked:
-        raise StoreError("no rollout in this store was denied anything", hint="lgov traces list shows what there is")
-    first = min(blocked, key=lambda span: span.started_at)
-    return str(first.rollout_id), first.attempt or 1
-
-
-def read_story(store: TraceStore, rollout_id: str, attempt: int | None = None) -> AttemptView:
-    """Puts an attempt together; the last one when ``attempt`` is None. Raises `StoreError` if there is no such one.
-
-    Calls and spans that were recorded for a rollout that nobody opened are an attempt that never ended.
-    """
-    rollouts = store.rollouts(ids=[rollout_id])
-    attempts = {one.attempt: one for one in store.attempts([rollout_id])}
-    announced = frozenset(attempts)
-    for seen in (*store.calls([rollout_id]), *store.spans([rollout_id])):
-        if (number := seen.attempt or 1) not in attempts:
-            attempts[number] = Attempt(rollout_id, number, seen.started_at)
-    if not rollouts and attempts:
-        rollouts = [Rollout(rollout_id, rollout_id, "", {}, min(one.started_at for one in attempts.values()))]
-    if not rollouts:
-        raise StoreError(f"there is no rollout {rollout_id} in this store", hint="lgov traces list shows what there is")
-    chosen = attempt if attempt is not None else max(attempts, default=1)
-    if chosen not in attempts:
-        there = ", ".join(str(number) for number in sorted(attempts)) or "none"
-        raise StoreError(f"rollout {rollout_id} has no attempt {chosen}", hint=f"its attempts: {there}")
-    story = _AttemptViewBuilder(store, rollouts[0], attempts[chosen], attempts.values()).story()
-    return story if chosen in announced else replace(story, announced=False)
-
-
-class _AttemptViewBuilder:
-    """The rows of one attempt, indexed by the calls they name."""
-
-    def __init__(self, store: TraceStore, rollout: Rollout, attempt: Attempt, attempts: Collection[Attempt]) -> None:
-        ids, number = [rollout.rollout_id], attempt.attempt
-        self.rollout, self.attempt, self.attempts = rollout, attempt, len(attempts)
-        calls = list(store.calls(ids))
-        self.calls = [call for call in calls if (call.attempt or 1) == number]
-        self.of_tool: dict[str, list[Reward]] = defaultdict(list)
-        self.of_response: dict[str, list[Reward]] = defaultdict(list)
-        self.own: list[Reward] = []
-        for reward in store.rewards(ids):
-            if attempt_of(reward, attempts, calls) == number:
-                self._file(reward)
-        self.verdicts: dict[str | None, list[Verdict]] = defaultdict(list)
-        self.tools: dict[str, Span] = {}
-        self.claims: dict[str, Span] = {}
-        self.chats: list[Span] = []
-        captured = {call.response_id for call in self.calls}
-        for span in store.spans(ids):
-            if span.attempt not in (number, None):
-                continue
-            if span.claimed:
-                self._claim(canonical(span))
-                continue
-            tool_call = cast("str | None", span.attributes.get(semconv.TOOL_CALL_ID))
-            if span.name == semconv.DECISION_SPAN_NAME:
-                self.verdicts[tool_call].append(_verdict(span))
-            elif span.attributes.get(semconv.TOOL_STATUS) is not None:
-                self.tools[tool_call or span.span_id] = span
-            elif _tells_of_a_call(span) and span.attributes.get(semconv.RESPONSE_ID) not in captured:
-                self.chats.append(span)
-
-        for call_id, span in self.claims.items():
-            self.tools.setdefault(call_id, span)
-
-    def _claim(self, span: Span) -> None:
-        """A tool call that came in from outside is shown where nothing was recorded; a decision that did never is."""
-        tool_call = span.attributes.get(semconv.TOOL_CALL_ID)
-        if span.attributes.get(semconv.OPERATION) == semconv.EXECUTE_TOOL or semconv.TOOL_STATUS in span.attributes:
-            self.claims.setdefault(str(tool_call or span.span_id), span)
-
-    def _file(self, reward: Reward) -> None:
-        if reward.tool_call_id is not None:
-            self.of_tool[reward.tool_call_id].append(reward)
-        elif reward.response_id is not None:
-            self.of_response[reward.response_id].append(reward)
-        else:
-            self.own.append(reward)
-
-    def story(self) -> AttemptView:
-        """Takes every row once; what is left at the end is loose."""
-        steps = tuple(
-            self._step(turn, known) if isinstance(known, CapturedCall) else self._step_of_span(turn, known)
-            for turn, known in enumerate(_in_time(self.calls, self.chats), start=1)
-        )
-        loose_ids = list(dict.fromkeys([*self.tools, *(one for one in self.verdicts if one is not None)]))
-        loose_tools = tuple(self._tool(call_id, _name_of(self, call_id), "") for call_id in loose_ids)
-        left = [reward for rewards in (*self.of_tool.values(), *self.of_response.values()) for reward in rewards]
-        rollout, attempt = self.rollout, self.attempt
-        return AttemptView(
-            rollout_id=rollout.rollout_id,
-            task_id=rollout.task_id,
-            run_id=rollout.run_id,
-            input=rollout.input,
-            attempt=attempt.attempt,
-            attempts=self.attempts,
-            outcome=attempt.outcome,
-            error=attempt.error,
-            result=attempt.result,
-            steps=steps,
-            loose_tools=loose_tools,
-            verdicts=tuple(self.verdicts.pop(None, ())),
-            rewards=_lines(self.own),
-            loose_rewards=_lines(left),
-        )
-
-    def _step(self, turn: int, call: CapturedCall) -> ModelStep:
-        message = _reply(call.response)
-        tools = tuple(
-            self._tool(str(proposed.get("id", "")), *_named(proposed)) for proposed in message.get("tool_calls") or ()
-        )
-        return ModelStep(
-            turn=turn,
-            response_id=call.response_id,
-            model=call.model,
-            weights_version=call.weights_version,
-            prompt_tokens=None if call.prompt_ids is None else len(call.prompt_ids),
-            response_tokens=None if call.response_ids is None else len(call.response_ids),
-            finish_reason=call.finish_reason,
-            seen=_new_messages(call.request.get("messages") or ()),
-            wrote=_content(message.get("content")),
-            tools=tools,
-            rewards=_lines(self._take(call)),
-            choice=call.choice,
-        )
-
-    def _take(self, call: CapturedCall) -> list[Reward]:
-        """The rewards on a call; of several choices of a reply each has those that name it."""
-        named = self.of_response.pop(call.response_id, [])
-        taken = [reward for reward in named if reward.choice in (None, call.choice)]
-        if left := [reward for reward in named if reward.choice not in (None, call.choice)]:
-            self.of_response[call.response_id] = left
-        return taken
-
-    def _step_of_span(self, turn: int, span: Span) -> ModelStep:
-        found = span.attributes
-        replies = _messages(found.get(semconv.OUTPUT_MESSAGES))
-        message = replies[0] if replies else {}
-        response_id = _text(found.get(semconv.RESPONSE_ID)) or ""
-        reasons = found.get(semconv.FINISH_REASONS)
-        ended = _text(found.get(semconv.ERROR_TYPE)) or (
-            str(reasons[0]) if isinstance(reasons, list) and reasons else ""
-        )
-        return ModelStep(
-            turn=turn,
-            response_id=response_id,
-            model=_text(found.get(semconv.RESPONSE_MODEL)) or _text(found.get(semconv.REQUEST_MODEL)) or "",
-            weights_version=None,
-            prompt_tokens=_number(found.get(semconv.INPUT_TOKENS)),
-            response_tokens=_number(found.get(semconv.OUTPUT_TOKENS)),
-            finish_reason=ended,
-            seen=_new_messages(_messages(found.get(semconv.INPUT_MESSAGES))),
-            wrote=_content(message.get("content")),
-            tools=tuple(
-                self._tool(str(one.get("id", "")), *_named(one)) for one in _mappings(message.get("tool_calls"))
-            ),
-            rewards=_lines(self.of_response.pop(response_id, ())) if response_id else (),
-            captured=False,
-        )
-
-    def _tool(self, call_id: str, name: str, arguments: str) -> ToolStep:
-        span = self.tools.pop(call_id, None)
-        attributes: Mapping[str, JSONValue] = {} if span is None else span.attributes
-        return ToolStep(
-            call_id=call_id,
-            name=name,
-            arguments=arguments or _text(attributes.get(semconv.TOOL_ARGUMENTS)) or "",
-            verdicts=tuple(self.verdicts.pop(call_id, ())),
-            status=_status(span),
-            result=_text(attributes.get(semconv.TOOL_RESULT)),
-            error=_text(attributes.get(semconv.ERROR_MESSAGE)) or _text(attributes.get(semconv.ERROR_TYPE)),
-            rewards=_lines(self.of_tool.pop(call_id, ())),
-            claimed=span is not None and span.claimed,
-        )
-
-
-def _status(span: Span | None) -> str | None:
-    if span is None:
-        return None
-    told = _text(span.attributes.get(semconv.TOOL_STATUS))
-    return told or ("error" if span.attributes.get(semconv.ERROR_TYPE) is not None else "ok") if span.claimed else told
-
-
-def _name_of(telling: _AttemptViewBuilder, call_id: str) -> str:
-    if (span := telling.tools.get(call_id)) is not None:
-        return _text(span.attributes.get(semconv.TOOL_NAME)) or ""
-    return next((verdict.action for verdict in telling.verdicts.get(call_id, ())), "")
-
-
-def _verdict(span: Span) -> Verdict:
-    found = span.attributes
-    effect = _text(found.get(semconv.DECISION_EFFECT)) or ""
-    return Verdict(
-        point=_text(found.get(semconv.POINT)) or "",
-        action=_text(found.get(semconv.ACTION_NAME)) or "",
-        effect=effect,
-        policy=_text(found.get(semconv.DECISION_POLICY)) or "",
-        rule=_text(found.get(semconv.DECISION_RULE)) or "",
-        reason=_text(found.get(semconv.DECISION_REASON)) or "",
-        severity=_text(found.get(semconv.DECISION_SEVERITY)) or "",
-        decision_id=_text(found.get(semconv.DECISION_ID)),
-        blocks=effect in _BLOCKING,
-    )
-
-
-def routine(verdict: Verdict) -> bool:
-    """Whether a decision is an allow at a point other than a tool call: most are, and few look for them."""
-    return verdict.effect == "allow" and verdict.point != Point.PRE_TOOL_CALL.value
-
-
-def _lines(rewards: Iterable[Reward]) -> tuple[RewardLine, ...]:
-    return tuple(RewardLine(reward.dimension, reward.value, reward.source) for reward in rewards)
-
-
-def _text(value: JSONValue) -> str | None:
-    return None if value is None else str(value)
-
-
-def _reply(response: Mapping[str, Any]) -> Mapping[str, Any]:
-    choices = response.get("choices") or [{}]
-    return choices[0].get("message") or {}
-
-
-def _named(proposed: Mapping[str, Any]) -> tuple[str, str]:
-    """The name and the arguments of a proposed call, as an endpoint has it or as an adapter's span."""
-    function = proposed.get("function") or proposed
-    arguments = function.get("arguments", function.get("args", ""))
-    written = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False, default=str)
-    return str(function.get("name", "")), written
-
-
-def _tells_of_a_call(span: Span) -> bool:
-    """Whether a span is a model call with its reply, or with what became of it instead."""
-    found = span.attributes
-    return found.get(semconv.OPERATION) == semconv.CHAT and (
-        semconv.OUTPUT_MESSAGES in found or semconv.ERROR_TYPE in found
-    )
-
-
-def _in_time(calls: Sequence[CapturedCall], chats: Sequence[Span]) -> list[CapturedCall | Span]:
-    """All model calls, in the order in which they began; those of the record keep theirs."""
-    return sorted([*calls, *chats], key=lambda one: one.started_at) if chats else list(calls)
-
-
-def _messages(text: JSONValue) -> list[Mapping[str, Any]]:
-    """The messages in an attribute of a span; none where it holds something else."""
-    try:
-        return _mappings(json.loads(text)) if isinstance(text, str) else []
-    except ValueError:
-        return []
-
-
-def _mappings(values: Any) -> list[Mapping[str, Any]]:
-    return [one for one in values if isinstance(one, dict)] if isinstance(values, list) else []
-
-
-def _number(value: JSONValue) -> int | None:
-    return value if isinstance(value, int) else None
-
-
-def _new_messages(messages: Sequence[Mapping[str, Any]]) -> tuple[Message, ...]:
-    """The messages after the model's last reply: on its first turn all of them."""
-    replies = [place for place, message in enumerate(messages) if message.get("role") == "assistant"]
-    new = messages[replies[-1] + 1 :] if replies else messages
-    return tuple(Message(str(message.get("role", "")), _content(message.get("content"))) for message in new)
-
-
-def _content(content: Any) -> str:
-    if content is None:
-        return ""
-    if isinstance(content, str):
-        return content
-    parts = content if isinstance(content, list) else [content]
-    return "".join(
-        str(part["text"]) if isinstance(part, dict) and "text" in part else f"[{_kind(part)}]" for part in parts
-    )
-
-
-def _kind(part: Any) -> str:
-    return str(part.get("type", "part")) if isinstance(part, dict) else type(part).__name__
+def routine(decision: RecordedDecision) -> bool:
+    """Whether a decision only allowed something other than a tool call; such decisions are hidden by default."""
+    return decision.effect == "allow" and decision.point != Point.PRE_TOOL_CALL.value

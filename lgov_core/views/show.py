@@ -1,4 +1,4 @@
-"""Writes a rollout for people: step by step, what the model saw, wrote and was told."""
+"""Prints an attempt on a terminal, step by step."""
 
 from __future__ import annotations
 
@@ -10,7 +10,15 @@ from rich.padding import Padding
 from rich.rule import Rule
 from rich.text import Text
 
-from lgov_core.views.attempt_view import AttemptView, Message, ModelStep, RewardLine, ToolStep, Verdict, routine
+from lgov_core.views.attempt_view import (
+    AttemptView,
+    Message,
+    ModelStep,
+    RecordedDecision,
+    RewardLine,
+    ToolStep,
+    routine,
+)
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
@@ -27,45 +35,45 @@ _STATUS_STYLES = {"ok": "green", "denied": "bold red"}
 _FINISHED = ("", "stop", "tool_calls", "function_calls")
 
 
-def show_story(story: AttemptView, console: Console, *, tail: int = 600, everything: bool = False) -> None:
-    """Writes ``story`` to ``console``.
+def show_attempt(view: AttemptView, console: Console, *, tail: int = 600, everything: bool = False) -> None:
+    """Writes ``view`` to ``console``.
 
     Of each text at most the last ``tail`` characters are shown (0: all of it). ``everything`` adds the decisions that
     only allowed something other than a tool call. Control characters are shown as their codes, so that what a model
     wrote cannot steer the terminal.
     """
-    for part in _parts(story, tail, everything):
+    for part in _parts(view, tail, everything):
         console.print(part)
 
 
-def _parts(story: AttemptView, tail: int, everything: bool) -> Iterable[RenderableType]:
+def _parts(view: AttemptView, tail: int, everything: bool) -> Iterable[RenderableType]:
     yield Text.assemble(
-        ("rollout ", "dim"), (_plain(story.rollout_id), "bold"), ("  task ", "dim"), _plain(story.task_id)
+        ("rollout ", "dim"), (_plain(view.rollout_id), "bold"), ("  task ", "dim"), _plain(view.task_id)
     )
-    yield _field("attempt", f"{story.attempt} of {story.attempts}")
-    yield _field("input", json.dumps(dict(story.input), ensure_ascii=False), tail)
-    for verdict in _worth_showing(story.verdicts, everything):
-        yield _verdict(verdict)
-    for step in story.steps:
+    yield _field("attempt", f"{view.attempt} of {view.attempts}")
+    yield _field("input", json.dumps(dict(view.input), ensure_ascii=False), tail)
+    for decision in _worth_showing(view.decisions, everything):
+        yield _decision(decision)
+    for step in view.steps:
         yield from _step(step, tail, everything)
-    if story.loose_tools:
+    if view.loose_tools:
         yield Rule(Text("tool calls of no known model call"), align="left", style="yellow")
-        for tool in story.loose_tools:
+        for tool in view.loose_tools:
             yield from _tool(tool, tail, everything)
     yield Rule(Text("end"), align="left")
-    yield _field("outcome", _outcome(story))
-    if story.error:
-        yield _field("error", story.error, tail)
-    if story.result is not None:
-        yield _field("result", json.dumps(story.result, ensure_ascii=False, default=str), tail)
-    yield from _rewards(story.rewards, "reward")
-    yield from _rewards(story.loose_rewards, "reward of no known call")
+    yield _field("outcome", _outcome(view))
+    if view.error:
+        yield _field("error", view.error, tail)
+    if view.result is not None:
+        yield _field("result", json.dumps(view.result, ensure_ascii=False, default=str), tail)
+    yield from _rewards(view.rewards, "reward")
+    yield from _rewards(view.loose_rewards, "reward of no known call")
 
 
-def _outcome(story: AttemptView) -> str:
-    if story.outcome is not None:
-        return story.outcome.value
-    return "running" if story.announced else "unknown"
+def _outcome(view: AttemptView) -> str:
+    if view.outcome is not None:
+        return view.outcome.value
+    return "running" if view.announced else "unknown"
 
 
 def _step(step: ModelStep, tail: int, everything: bool) -> Iterable[RenderableType]:
@@ -88,29 +96,29 @@ def _step(step: ModelStep, tail: int, everything: bool) -> Iterable[RenderableTy
 
 def _tool(tool: ToolStep, tail: int, everything: bool) -> Iterable[RenderableType]:
     yield _field("model called", f"{tool.name} {tool.arguments}", tail, style="bold")
-    for verdict in _worth_showing(tool.verdicts, everything):
-        yield _verdict(verdict)
+    for decision in _worth_showing(tool.decisions, everything):
+        yield _decision(decision)
     if tool.status is None:
         yield _field("tool", "no outcome was recorded")
     else:
         shown = tool.result if tool.result is not None else tool.error
         style = _STATUS_STYLES.get(tool.status, "yellow")
-        status = (_plain(f"{tool.status} (claimed from outside)"), "yellow") if tool.claimed else (tool.status, style)
+        status = (_plain(f"{tool.status} (reported from outside)"), "yellow") if tool.claimed else (tool.status, style)
         yield _field("tool", Text.assemble(status, "  ", _cut(shown or "", tail)))
     yield from _rewards(tool.rewards, "reward")
 
 
-def _worth_showing(verdicts: Sequence[Verdict], everything: bool) -> list[Verdict]:
-    return [verdict for verdict in verdicts if everything or not routine(verdict)]
+def _worth_showing(decisions: Sequence[RecordedDecision], everything: bool) -> list[RecordedDecision]:
+    return [decision for decision in decisions if everything or not routine(decision)]
 
 
-def _verdict(verdict: Verdict) -> RenderableType:
-    rule = f"{verdict.policy}/{verdict.rule}" if verdict.rule else verdict.policy
-    said = f"  {rule}: {verdict.reason}" if verdict.reason else f"  {rule}"
-    severity = f"  ({verdict.severity})" if verdict.blocks else ""
-    where = f"  at {verdict.point}" if verdict.point != "pre_tool_call" else ""
-    style = _EFFECT_STYLES.get(verdict.effect, "")
-    return _field("decision", Text.assemble((_plain(verdict.effect), style), _plain(said + severity + where)))
+def _decision(decision: RecordedDecision) -> RenderableType:
+    rule = f"{decision.policy}/{decision.rule}" if decision.rule else decision.policy
+    said = f"  {rule}: {decision.reason}" if decision.reason else f"  {rule}"
+    severity = f"  ({decision.severity})" if decision.blocks else ""
+    where = f"  at {decision.point}" if decision.point != "pre_tool_call" else ""
+    style = _EFFECT_STYLES.get(decision.effect, "")
+    return _field("decision", Text.assemble((_plain(decision.effect), style), _plain(said + severity + where)))
 
 
 def _message(message: Message, tail: int) -> RenderableType:

@@ -22,8 +22,9 @@ from lgov_core.store import TraceStore, open_store
 from lgov_core.testing import ScriptedCall, ScriptedModelServer, ScriptedReply
 from lgov_core.trace.sink import StoreSink
 from lgov_core.types import Action, CapturedCall, Outcome, Point, Reward, Rollout, ToolOutcome
-from lgov_core.views.attempt_view import AttemptView, first_denied, read_story, routine
-from lgov_core.views.show import show_story
+from lgov_core.views.attempt_builder import first_denied, read_attempt
+from lgov_core.views.attempt_view import AttemptView, routine
+from lgov_core.views.show import show_attempt
 
 DROP = "DROP TABLE staff"
 SELECT = "SELECT count(*) FROM staff"
@@ -85,11 +86,11 @@ def place(tmp_path: Path) -> Path:
     with enter_scope(RolloutScope("rol_1")):
         store.add_call(captured("resp_1", asked, first))
         act(governor, "call_1", DROP, "gone")
-        history = [*asked, {"role": "assistant", **first}, denied]
-        store.add_call(captured("resp_2", history, second))
+        hiview = [*asked, {"role": "assistant", **first}, denied]
+        store.add_call(captured("resp_2", hiview, second))
         act(governor, "call_2", SELECT, "42")
-        history = [*history, {"role": "assistant", **second}, counted]
-        store.add_call(captured("resp_3", history, {"content": "There are 42."}))
+        hiview = [*hiview, {"role": "assistant", **second}, counted]
+        store.add_call(captured("resp_3", hiview, {"content": "There are 42."}))
     store.add_rewards(
         [
             Reward(-0.5, "compliance", "rol_1", 1, tool_call_id="call_1", source="air"),
@@ -113,10 +114,10 @@ def store(place: Path) -> Iterator[TraceStore]:
 
 
 def test_each_step_has_what_the_model_saw_and_wrote_and_what_came_of_it(store: TraceStore) -> None:
-    story = read_story(store, "rol_1")
-    assert (story.task_id, story.run_id, story.attempt, story.attempts) == ("task_1", "run_b", 1, 1)
-    assert (story.outcome, story.result, story.input) == (Outcome.SUCCEEDED, {"answer": 42}, {"question": "Q"})
-    first, second, third = story.steps
+    view = read_attempt(store, "rol_1")
+    assert (view.task_id, view.run_id, view.attempt, view.attempts) == ("task_1", "run_b", 1, 1)
+    assert (view.outcome, view.result, view.input) == (Outcome.SUCCEEDED, {"answer": 42}, {"question": "Q"})
+    first, second, third = view.steps
     assert [message.role for message in first.seen] == ["system", "user"]
     assert [(message.role, message.text) for message in second.seen] == [("tool", "DENIED")]
     assert [(message.role, message.text) for message in third.seen] == [("tool", "42")]
@@ -125,27 +126,27 @@ def test_each_step_has_what_the_model_saw_and_wrote_and_what_came_of_it(store: T
 
 
 def test_decisions_outcomes_and_rewards_stand_with_the_call_they_name(store: TraceStore) -> None:
-    first, second, third = read_story(store, "rol_1").steps
+    first, second, third = read_attempt(store, "rol_1").steps
     (dropped,), (counted,) = first.tools, second.tools
     assert json.loads(dropped.arguments) == {"query": DROP}
-    (verdict,) = dropped.verdicts
-    assert (verdict.effect, verdict.policy, verdict.blocks) == ("deny", "SQLPolicy", True)
-    assert verdict.rule
-    assert verdict.reason
+    (decision,) = dropped.decisions
+    assert (decision.effect, decision.policy, decision.blocks) == ("deny", "SQLPolicy", True)
+    assert decision.rule
+    assert decision.reason
     assert dropped.status == "denied"
     assert [(reward.dimension, reward.value) for reward in dropped.rewards] == [("compliance", -0.5)]
-    assert [verdict.effect for verdict in counted.verdicts] == ["allow"]
+    assert [decision.effect for decision in counted.decisions] == ["allow"]
     assert (counted.status, counted.result) == ("ok", "42")
     assert [(reward.dimension, reward.value) for reward in counted.rewards] == [("air", 0.1)]
     assert [(reward.dimension, reward.value) for reward in third.rewards] == [("air", 0.3)]
 
 
 def test_what_names_no_recorded_call_is_kept_apart(store: TraceStore) -> None:
-    story = read_story(store, "rol_1")
-    assert [(reward.dimension, reward.value) for reward in story.rewards] == [("task", 1.0)]
-    assert [(reward.dimension, reward.value) for reward in story.loose_rewards] == [("air", 0.7)]
-    assert story.loose_tools == ()
-    uncaptured = read_story(store, "rol_0")
+    view = read_attempt(store, "rol_1")
+    assert [(reward.dimension, reward.value) for reward in view.rewards] == [("task", 1.0)]
+    assert [(reward.dimension, reward.value) for reward in view.loose_rewards] == [("air", 0.7)]
+    assert view.loose_tools == ()
+    uncaptured = read_attempt(store, "rol_0")
     assert uncaptured.steps == ()
     (tool,) = uncaptured.loose_tools
     assert (tool.name, tool.status, json.loads(tool.arguments)) == ("run_sql", "ok", {"query": SELECT})
@@ -178,22 +179,22 @@ def test_without_an_endpoint_the_spans_of_the_adapter_tell_the_turns(tmp_path: P
     path = tmp_path / "traces.sqlite"
     _run_without_an_endpoint(path, content=True)
     with closing(open_store(path)) as store:
-        story = read_story(store, "r")
-    asked, answered, failed = story.steps
-    assert [step.captured for step in story.steps] == [False, False, False]
+        view = read_attempt(store, "r")
+    asked, answered, failed = view.steps
+    assert [step.captured for step in view.steps] == [False, False, False]
     assert (asked.model, [message.text for message in asked.seen]) == ("scripted", ["How many staff?"])
     denied, done = asked.tools
     assert (denied.call_id, json.loads(denied.arguments), denied.status) == ("c1", {"query": DROP}, "denied")
     assert (done.call_id, done.status, done.result) == ("c2", "ok", "[(42,)]")
-    assert [verdict.effect for tool in asked.tools for verdict in tool.verdicts if not routine(verdict)] == [
+    assert [decision.effect for tool in asked.tools for decision in tool.decisions if not routine(decision)] == [
         "deny",
         "allow",
     ]
     assert {"[(42,)]"} < {message.text for message in answered.seen}
     assert answered.wrote == "There are 42."
     assert (failed.wrote, failed.tools, failed.finish_reason) == ("", (), "APIStatusError")
-    assert (story.loose_tools, story.loose_rewards, story.announced) == ((), (), False)
-    text = shown(story)
+    assert (view.loose_tools, view.loose_rewards, view.announced) == ((), (), False)
+    text = shown(view)
     assert "turn 1  scripted  from its span" in text
     assert "model wrote  There are 42." in text
     assert "outcome  unknown" in text, "as in the list"
@@ -203,9 +204,9 @@ def test_spans_that_hold_no_texts_make_no_turns(tmp_path: Path) -> None:
     path = tmp_path / "traces.sqlite"
     _run_without_an_endpoint(path, content=False)
     with closing(open_store(path)) as store:
-        story = read_story(store, "r")
-    assert [step.finish_reason for step in story.steps] == ["APIStatusError"]
-    assert {tool.call_id for tool in story.loose_tools} == {"c1", "c2"}
+        view = read_attempt(store, "r")
+    assert [step.finish_reason for step in view.steps] == ["APIStatusError"]
+    assert {tool.call_id for tool in view.loose_tools} == {"c1", "c2"}
 
 
 def test_the_first_denied_rollout_is_found(store: TraceStore) -> None:
@@ -223,28 +224,28 @@ def test_a_store_without_denials_says_so(tmp_path: Path) -> None:
 
 def test_rollouts_and_attempts_that_do_not_exist_are_errors(store: TraceStore) -> None:
     with pytest.raises(StoreError, match="no rollout rol_9"):
-        read_story(store, "rol_9")
+        read_attempt(store, "rol_9")
     with pytest.raises(StoreError, match=r"no attempt 2.*its attempts: 1"):
-        read_story(store, "rol_1", 2)
+        read_attempt(store, "rol_1", 2)
 
 
 def test_attempts_do_not_mix(store: TraceStore) -> None:
     store.start_attempt("rol_1", 2)
     store.add_call(captured("resp_9", [{"role": "user", "content": "Again"}], {"content": "41"}, attempt=2))
-    again = read_story(store, "rol_1")
+    again = read_attempt(store, "rol_1")
     assert (again.attempt, again.outcome, [step.response_id for step in again.steps]) == (2, None, ["resp_9"])
     assert (again.rewards, again.loose_rewards) == ((), ())
-    assert len(read_story(store, "rol_1", 1).steps) == 3
+    assert len(read_attempt(store, "rol_1", 1).steps) == 3
 
 
-def shown(story: AttemptView, **options: Any) -> str:
+def shown(view: AttemptView, **options: Any) -> str:
     out = io.StringIO()
-    show_story(story, Console(file=out, width=120), **options)
+    show_attempt(view, Console(file=out, width=120), **options)
     return out.getvalue()
 
 
-def test_the_shown_rollout_tells_the_story_in_order(store: TraceStore) -> None:
-    text = shown(read_story(store, "rol_1"))
+def test_the_shown_rollout_tells_the_view_in_order(store: TraceStore) -> None:
+    text = shown(read_attempt(store, "rol_1"))
     parts = [
         "rollout rol_1",
         "turn 1",
@@ -269,7 +270,7 @@ def test_the_shown_rollout_tells_the_story_in_order(store: TraceStore) -> None:
 
 
 def test_what_a_model_wrote_cannot_steer_the_terminal(store: TraceStore) -> None:
-    text = shown(read_story(store, "rol_1"))
+    text = shown(read_attempt(store, "rol_1"))
     assert "\x1b" not in text
     assert r"Be \x1b[31mbrief." in text
 
@@ -278,10 +279,10 @@ def test_long_texts_are_cut_to_their_tail(store: TraceStore) -> None:
     long = "a" * 500 + "END"
     store.start_attempt("rol_1", 2)
     store.add_call(captured("resp_9", [{"role": "user", "content": long}], {"content": "x"}, attempt=2))
-    story = read_story(store, "rol_1")
-    assert "a" * 20 + "END" not in shown(story, tail=10)
-    assert "aEND" in shown(story, tail=10)
-    assert shown(story, tail=0).count("a") > 500
+    view = read_attempt(store, "rol_1")
+    assert "a" * 20 + "END" not in shown(view, tail=10)
+    assert "aEND" in shown(view, tail=10)
+    assert shown(view, tail=0).count("a") > 500
 
 
 # ---------------------------------------------------------------------- the commands
@@ -299,9 +300,9 @@ def test_traces_show_denied(place: Path) -> None:
 
 
 def test_traces_show_as_json(place: Path) -> None:
-    story = json.loads(lgov("show", str(place), "rol_1", "--attempt", "1", "--json").stdout)
-    assert story["outcome"] == "succeeded"
-    assert story["steps"][0]["tools"][0]["verdicts"][0]["effect"] == "deny"
+    view = json.loads(lgov("show", str(place), "rol_1", "--attempt", "1", "--json").stdout)
+    assert view["outcome"] == "succeeded"
+    assert view["steps"][0]["tools"][0]["decisions"][0]["effect"] == "deny"
 
 
 def test_traces_show_wants_a_rollout_or_denied(place: Path) -> None:

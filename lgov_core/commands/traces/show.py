@@ -55,19 +55,19 @@ def show(
     """Show one attempt in STORE: what the model saw and wrote, each decision, what each tool answered, each reward."""
     if (rollout_id is None) == (not denied):
         raise click.UsageError("give a rollout id, or --denied")
-    from lgov_core.views.attempt_view import first_denied, read_story
+    from lgov_core.views.attempt_builder import first_denied, read_attempt
 
     with opened_store(store) as recorded:
         if rollout_id is None:
             rollout_id, first = first_denied(recorded)
             attempt = attempt or first
-        story = read_story(recorded, rollout_id, attempt)
+        view = read_attempt(recorded, rollout_id, attempt)
     if as_json:
-        write_json(asdict(story))
+        write_json(asdict(view))
         return
-    from lgov_core.views.show import show_story
+    from lgov_core.views.show import show_attempt
 
-    show_story(story, console(), tail=tail, everything=all_decisions)
+    show_attempt(view, console(), tail=tail, everything=all_decisions)
 
 
 @traces.command(epilog=exit_status(Exit.OK, Exit.FINDING, Exit.USAGE, Exit.INTERRUPTED))
