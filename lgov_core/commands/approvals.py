@@ -1,4 +1,4 @@
-"""``lgov approvals``: what waits for a person, and the person's answer."""
+"""``lgov approvals``: calls that wait for approval."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ _STATUS = exit_status(Exit.OK, Exit.FINDING, Exit.USAGE)
 @click.group(
     cls=LazyGroup,
     lazy={
-        "list": (f"{_HERE}:list_requests", "List the calls that wait for an answer."),
-        "approve": (f"{_HERE}:approve", "Let calls be made, once each."),
-        "reject": (f"{_HERE}:reject", "Refuse calls; the model reads why."),
+        "list": (f"{_HERE}:list_requests", "List the calls that wait for approval."),
+        "approve": (f"{_HERE}:approve", "Approve calls, once each."),
+        "reject": (f"{_HERE}:reject", "Reject calls; the model reads the reason."),
     },
 )
 def approvals() -> None:
-    """Answer the calls that wait for a person in the store of an approval rule."""
+    """List, approve and reject calls that wait for approval."""
 
 
 def _file(command: Callable[..., None]) -> Callable[..., None]:
@@ -40,10 +40,10 @@ def _file(command: Callable[..., None]) -> Callable[..., None]:
 
 @click.command(name="list", epilog=_STATUS)
 @_file
-@click.option("--all", "everything", is_flag=True, help="Also what is answered, used up or lapsed.")
+@click.option("--all", "everything", is_flag=True, help="Include requests that were answered, used or expired.")
 @json_option
 def list_requests(file: Path, everything: bool, as_json: bool) -> None:
-    """List the calls in FILE that wait for an answer, oldest first.
+    """List the calls in FILE that wait for approval, oldest first.
 
     FILE is the `store` of a rule with `use: approval`. What lapsed or was used more than a day ago is forgotten.
     """
@@ -58,7 +58,7 @@ def list_requests(file: Path, everything: bool, as_json: bool) -> None:
 
 
 def _answer(command: Callable[..., None]) -> Callable[..., None]:
-    by = click.option("--by", required=True, help="Who answers. It is recorded, and the model reads it.")
+    by = click.option("--by", required=True, help="Name of the approver; recorded, and shown to the model.")
     named = click.argument("request_ids", metavar="REQUEST...", nargs=-1, required=True)
     return _file(named(by(json_option(command))))
 
@@ -66,7 +66,7 @@ def _answer(command: Callable[..., None]) -> Callable[..., None]:
 @click.command(epilog=_STATUS)
 @_answer
 def approve(file: Path, request_ids: tuple[str, ...], by: str, as_json: bool) -> None:
-    """Approve each REQUEST in FILE: exactly that call may be made once, until the approval lapses.
+    """Approve each REQUEST in FILE: exactly that call may be made once, until the approval expires.
 
     Exits 1 at the first that is not pending any more; what stands before it is answered then.
     """
@@ -75,7 +75,7 @@ def approve(file: Path, request_ids: tuple[str, ...], by: str, as_json: bool) ->
 
 @click.command(epilog=_STATUS)
 @_answer
-@click.option("--reason", default="", help="Why not; the model reads it.")
+@click.option("--reason", default="", help="Reason for the rejection; shown to the model.")
 def reject(file: Path, request_ids: tuple[str, ...], by: str, reason: str, as_json: bool) -> None:
     """Reject each REQUEST in FILE: the model reads that, and the reason, when it makes the call again.
 

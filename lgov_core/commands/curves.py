@@ -12,12 +12,14 @@ from lgov_core.commands.output import write_json, write_table
 
 @click.command(epilog=exit_status(Exit.OK, Exit.FINDING, Exit.USAGE))
 @click.argument("run", type=click.Path(path_type=Path))
-@click.option("--last", type=click.IntRange(1), default=20, show_default=True, help="So many updates in the table.")
-@click.option("--png", type=click.Path(dir_okay=False, path_type=Path), help="Draw all figures into this file.")
-@click.option("--tensorboard", type=click.Path(file_okay=False, path_type=Path), help="Write scalars into this folder.")
+@click.option("--last", type=click.IntRange(1), default=20, show_default=True, help="Number of updates in the table.")
+@click.option("--png", type=click.Path(dir_okay=False, path_type=Path), help="Plot all metrics to this PNG file.")
+@click.option(
+    "--tensorboard", type=click.Path(file_okay=False, path_type=Path), help="Write TensorBoard scalars to this folder."
+)
 @json_option
 def curves(run: Path, last: int, png: Path | None, tensorboard: Path | None, as_json: bool) -> None:
-    """Show how the training in the folder RUN goes: its figures, update by update.
+    """Show the metrics of the training in the folder RUN, update by update.
 
     RUN may be a metrics.jsonl too. Rewards by channel, violations, KL, entropy, clipped share, lengths, staleness, tokens
     saved and what was left out; intervals are in the picture and in the JSON.

@@ -19,16 +19,20 @@ if TYPE_CHECKING:
 @click.command("eval", epilog=exit_status(Exit.OK, Exit.FINDING, Exit.USAGE, Exit.INTERRUPTED))
 @click.argument("checkpoint", type=click.Path(path_type=Path))
 @click.argument("tasks", type=click.Path(dir_okay=False, path_type=Path))
-@click.option("--agent", required=True, help="What is run on a task: module:function or file.py:function.")
-@click.option("--samples", type=click.IntRange(1), default=1, show_default=True, help="Rollouts of each task.")
-@click.option("--nworkers", type=click.IntRange(1), default=4, show_default=True, help="Rollouts at a time.")
+@click.option("--agent", required=True, help="Agent function: module:function or file.py:function.")
+@click.option("--samples", type=click.IntRange(1), default=1, show_default=True, help="Rollouts per task.")
+@click.option("--nworkers", type=click.IntRange(1), default=4, show_default=True, help="Concurrent rollouts.")
 @click.option("--policy", type=click.Path(dir_okay=False, path_type=Path), help="Policy file for the agent.")
-@click.option("--model", help="What it was trained from, where that is not stated or has moved.")
-@click.option("--start", is_flag=True, help="Measure what training began with too, and the difference.")
-@click.option("--max-new-tokens", type=click.IntRange(1), default=256, show_default=True, help="Tokens of a reply.")
-@click.option("--timeout", "timeout_s", type=float, default=600.0, show_default=True, help="Seconds of an attempt.")
-@click.option("--seed", type=int, default=0, show_default=True, help="Of the sampling.")
-@click.option("--folder", type=click.Path(file_okay=False, path_type=Path), help="Where the rollouts go.")
+@click.option("--model", help="Base model, if the checkpoint does not name it or it has moved.")
+@click.option("--start", is_flag=True, help="Also measure the initial model, and report the difference.")
+@click.option(
+    "--max-new-tokens", type=click.IntRange(1), default=256, show_default=True, help="Maximum tokens per reply."
+)
+@click.option(
+    "--timeout", "timeout_s", type=float, default=600.0, show_default=True, help="Timeout of one attempt, in seconds."
+)
+@click.option("--seed", type=int, default=0, show_default=True, help="Sampling seed.")
+@click.option("--folder", type=click.Path(file_okay=False, path_type=Path), help="Trace store for the rollouts.")
 @json_option
 def evaluate_command(
     checkpoint: Path,

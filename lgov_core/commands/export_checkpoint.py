@@ -16,14 +16,14 @@ from lgov_core.commands.output import write_json
 @click.argument("folder", type=click.Path(path_type=Path))
 @click.option(
     "--format", "form", type=click.Choice(["transformers", "peft"]), default="transformers", show_default=True,
-    help="A whole model with its tokenizer, or the adapters by themselves.",
+    help="A full model with its tokenizer, or the LoRA adapter only.",
 )  # fmt: skip
-@click.option("--model", help="What it was trained from, where that is not stated or has moved.")
+@click.option("--model", help="Base model, if the checkpoint does not name it or it has moved.")
 @json_option
 def export_command(
     checkpoint: Path, folder: Path, form: Literal["transformers", "peft"], model: str | None, as_json: bool
 ) -> None:
-    """Write the model of CHECKPOINT into a new FOLDER that transformers or PEFT loads.
+    """Export the model of CHECKPOINT to a new FOLDER that transformers or PEFT can load.
 
     CHECKPOINT is a checkpoint's folder, or a run's (its newest), or RUN/best. The lineage goes with it: lgov audit verify
     checks the folder too.

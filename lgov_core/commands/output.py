@@ -31,7 +31,7 @@ def console() -> Console:
 
 
 def write_table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
-    """Writes rows under their column names, without a frame, so that other programs can cut them."""
+    """Writes rows under their column names, without a frame, so that other programs can parse them."""
     from rich.table import Table
     from rich.text import Text
 
@@ -44,5 +44,5 @@ def write_table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> Non
 
 
 def _shown(text: str) -> str:
-    """``text`` without what would act on a terminal or hide itself: much of it was written by a model."""
+    """``text`` with unprintable characters replaced, so that model text cannot control the terminal."""
     return "".join(one if one.isprintable() or one == "\n" else "\N{REPLACEMENT CHARACTER}" for one in text)

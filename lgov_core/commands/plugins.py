@@ -1,4 +1,4 @@
-"""``lgov plugins``: who takes part."""
+"""``lgov plugins``: installed plugins and their hooks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Opens what was recorded, for commands that only look: to look into a record must not make one."""
+"""Opens existing stores and records for commands that only read; never creates one."""
 
 from __future__ import annotations
 

@@ -28,19 +28,21 @@ from lgov_core.settings import load_settings
     "--redact",
     metavar="NAME",
     multiple=True,
-    help="An argument whose value the audit record does not keep; repeatable.",
+    help="Argument whose value is left out of the audit record; repeatable.",
 )
-@click.option("--store", help="Trace store for spans and rewards. [default: none is kept]")
-@click.option("--endpoint", help="Base URL of a training endpoint; OpenAI-style clients of the program are sent there.")
-@click.option("--timeout", "timeout_s", type=float, help="Seconds that a policy may take. [default: 2]")
-@click.option("--rollout-id", help="Id of the rollout that this run is. [default: a fresh one]")
-@click.option("--task-id", help="Task that the rollout belongs to. [default: the program's name]")
+@click.option("--store", help="Trace store for spans and rewards. [default: no store]")
+@click.option(
+    "--endpoint", help="Base URL of a training endpoint to which the program's OpenAI-style clients are redirected."
+)
+@click.option("--timeout", "timeout_s", type=float, help="Timeout of one policy evaluation, in seconds. [default: 2]")
+@click.option("--rollout-id", help="Rollout id of this run. [default: a new id]")
+@click.option("--task-id", help="Task id of the rollout. [default: the program's name]")
 @click.option(
     "--children",
     type=click.Choice(["govern", "allow"]),
     default="govern",
     show_default=True,
-    help="Python processes that the program starts: govern them too, or let them run as they are.",
+    help="Python child processes: govern them too, or let them run ungoverned.",
 )
 @click.option(
     "--content/--no-content", default=True, show_default=True, help="Keep prompts, arguments and results on spans."

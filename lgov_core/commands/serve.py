@@ -31,10 +31,14 @@ _SPEAKS = "chat,completions,embeddings"
 @click.command(epilog=exit_status(Exit.OK, Exit.FINDING, Exit.USAGE, Exit.INTERRUPTED))
 @click.option("--model", help="Model to serve from this process: smollm2, a transformers folder, or a hub name.")
 @click.option(
-    "--upstream", help="Base URL of an OpenAI-compatible server to pass calls on to, with /v1; several with commas."
+    "--upstream",
+    help="Base URL of an OpenAI-compatible server to forward calls to, with /v1; separate several by commas.",
 )
 @click.option(
-    "--upstream-key-env", default="OPENAI_API_KEY", show_default=True, help="Variable with the upstream's key."
+    "--upstream-key-env",
+    default="OPENAI_API_KEY",
+    show_default=True,
+    help="Environment variable with the upstream's API key.",
 )
 @click.option(
     "--upstream-speaks",
@@ -47,40 +51,47 @@ _SPEAKS = "chat,completions,embeddings"
 @click.option(
     "--key-secret-file",
     type=click.Path(path_type=Path),
-    help="File with the secret of the keys (16 bytes or more). With it, calls without a key are refused.",
+    help="File with the secret that keys are derived from (16 bytes or more). With it, calls without a key are refused.",
 )
 @click.option(
     "--admin-keys-file",
     type=click.Path(path_type=Path),
-    help="File with the admin keys, one a line; read again when it changes. Needs --key-secret-file.",
+    help="File with the admin keys, one per line; reloaded when it changes. Needs --key-secret-file.",
 )
 @click.option(
     "--policy",
     type=click.Path(path_type=Path),
-    help="Policy file: judges what goes to the model, what comes back, and each tool call proposed in it.",
+    help="Policy file, applied to requests, replies and each proposed tool call.",
 )
 @click.option("--audit", type=click.Path(path_type=Path), help="Audit record. [default: .lgov/audit.db]")
 @click.option(
     "--redact",
     metavar="NAME",
     multiple=True,
-    help="An argument whose value the audit record does not keep; repeatable.",
+    help="Argument whose value is left out of the audit record; repeatable.",
 )
+@click.option("--max-running", type=int, default=512, show_default=True, help="Maximum number of concurrent calls.")
+@click.option("--max-waiting", type=int, default=2048, show_default=True, help="Maximum number of queued calls.")
 @click.option(
-    "--max-running", type=int, default=512, show_default=True, help="Calls that are answered at the same time."
-)
-@click.option("--max-waiting", type=int, default=2048, show_default=True, help="Calls that wait for a place.")
-@click.option(
-    "--drain", "drain_s", type=int, default=30, show_default=True, help="Seconds that SIGTERM leaves running calls."
+    "--drain",
+    "drain_s",
+    type=int,
+    default=30,
+    show_default=True,
+    help="Seconds that running calls get to finish after SIGTERM.",
 )
 @click.option("--dtype", type=click.Choice(["float32", "bfloat16"]), default="float32", show_default=True)
-@click.option("--show-admin-key", is_flag=True, help="Write the key that may speak for any rollout.")
-@click.option("--train", is_flag=True, help="Train the model too, from what clients do with it (lgov_core.Client).")
-@click.option("--config", type=click.Path(dir_okay=False, path_type=Path), help="With --train: settings, config.yaml.")
+@click.option("--show-admin-key", is_flag=True, help="Print the admin key, which may act for any rollout.")
+@click.option("--train", is_flag=True, help="Also train the model on rollouts that clients run (lgov_core.Client).")
+@click.option(
+    "--config", type=click.Path(dir_okay=False, path_type=Path), help="With --train: settings file (config.yaml)."
+)
 @click.option("--algorithm", help="With --train: grpo, ppo, ...")
-@click.option("--gpus", type=click.IntRange(0), help="With --train: GPUs to use; 0: the processor.")
-@click.option("--folder", type=click.Path(file_okay=False, path_type=Path), help="With --train: where everything goes.")
-@click.option("--resume", is_flag=True, help="With --train: go on with the training in --folder.")
+@click.option("--gpus", type=click.IntRange(0), help="With --train: number of GPUs; 0 trains on the CPU.")
+@click.option(
+    "--folder", type=click.Path(file_okay=False, path_type=Path), help="With --train: output folder of the run."
+)
+@click.option("--resume", is_flag=True, help="With --train: resume the training in --folder.")
 @json_option
 def serve(
     model: str | None,

@@ -15,20 +15,20 @@ from lgov_core.errors import SettingsError
 
 @click.command(epilog=exit_status(Exit.OK, Exit.FINDING, Exit.USAGE, Exit.INTERRUPTED))
 @click.argument("config", required=False, type=click.Path(dir_okay=False, path_type=Path))
-@click.option("--agent", help="What is run on a task: module:function or file.py:function.")
+@click.option("--agent", help="Agent function: module:function or file.py:function.")
 @click.option("--tasks", "train", type=click.Path(path_type=Path), help="Tasks to train on, JSON lines. [data.train]")
 @click.option("--test", type=click.Path(path_type=Path), help="Held-out tasks, JSON lines. [data.test]")
 @click.option("--model", "name", help="smollm2, a transformers folder, or a hub name. [model.name]")
 @click.option("--algorithm", help="grpo, ppo, ...; sft and prompt learn from recorded traces. [training.algorithm]")
-@click.option("--backend", default="torch", show_default=True, help="What runs it: torch, or verl on Ray.")
+@click.option("--backend", default="torch", show_default=True, help="Training backend: torch, or verl on Ray.")
 @click.option("--traces", help="Store of recorded rollouts, for sft and prompt.")
 @click.option("--epochs", type=int, help="Passes over the tasks. [training.epochs]")
-@click.option("--steps", type=int, help="Updates, at most. [training.steps]")
-@click.option("--nworkers", type=int, help="Rollouts at a time. [runtime.nworkers]")
+@click.option("--steps", type=int, help="Maximum number of updates. [training.steps]")
+@click.option("--nworkers", type=int, help="Concurrent rollouts. [runtime.nworkers]")
 @click.option("--policy", type=click.Path(path_type=Path), help="Policy file for the agent. [runtime.policy]")
-@click.option("--seed", type=int, help="[training.seed]")
-@click.option("--folder", type=click.Path(file_okay=False, path_type=Path), help="Where the run leaves everything.")
-@click.option("--resume", is_flag=True, help="Go on with the run in --folder.")
+@click.option("--seed", type=int, help="Random seed. [training.seed]")
+@click.option("--folder", type=click.Path(file_okay=False, path_type=Path), help="Output folder of the run.")
+@click.option("--resume", is_flag=True, help="Resume the run in --folder.")
 @json_option
 def train(
     config: Path | None,
@@ -40,7 +40,7 @@ def train(
     as_json: bool,
     **flags: Any,
 ) -> None:
-    """Train a model from what an existing agent does with it.
+    """Train a model on rollouts of an existing agent.
 
     CONFIG is a file such as config.yaml with the sections model, training, runtime and data. What is set on the command
     line wins over it; the sections and keys stand in brackets.

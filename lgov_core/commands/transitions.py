@@ -28,42 +28,44 @@ _TOLD: Final = 5
 
 @click.command(epilog=exit_status(Exit.OK, Exit.FINDING, Exit.USAGE, more="with --strict 1 also for any diagnostic"))
 @click.argument("source", metavar="STORE|SPANS.jsonl")
-@click.option("--rollout", "rollouts", multiple=True, metavar="ID", help="Only this rollout; may be repeated.")
-@click.option("--agents", multiple=True, metavar="GLOB", help="Only calls of these agents; may be repeated.")
-@click.option("--models", multiple=True, metavar="GLOB", help="Only calls of these models; may be repeated.")
+@click.option("--rollout", "rollouts", multiple=True, metavar="ID", help="Only this rollout; repeatable.")
+@click.option("--agents", multiple=True, metavar="GLOB", help="Only calls of this agent (glob); repeatable.")
+@click.option("--models", multiple=True, metavar="GLOB", help="Only calls of this model (glob); repeatable.")
 @click.option(
     "--attribute",
     "attributes",
     multiple=True,
     metavar="NAME=GLOB",
-    help="Only calls whose span, or the nearest above it that has this attribute, says so; may be repeated.",
+    help="Only calls whose span, or nearest ancestor with the attribute, matches NAME=GLOB; repeatable.",
 )
 @click.option(
     "--credit",
     metavar="NAME",
     default="return_to_go",
     show_default=True,
-    help="The credit scheme: identical, return_to_go, step, gigpo, flow_grpo or a plugin's; none: no credit.",
+    help="Credit scheme: identical, return_to_go, step, gigpo, flow_grpo or one from a plugin; none assigns no credit.",
 )
-@click.option("--discount", type=click.FloatRange(0, 1), default=1.0, show_default=True, help="Of later rewards.")
+@click.option(
+    "--discount", type=click.FloatRange(0, 1), default=1.0, show_default=True, help="Discount factor of later rewards."
+)
 @click.option(
     "--cap",
     "caps",
     multiple=True,
     metavar="DIMENSION=NUMBER",
-    help="Scale a rollout's rewards of a dimension so that their absolute sum is at most this; may be repeated.",
+    help="Bound the absolute sum of a rollout's rewards of one dimension (DIMENSION=NUMBER); repeatable.",
 )
 @click.option(
     "--include-infrastructure", is_flag=True, help="Keep attempts that ended by infrastructure failure or timeout."
 )
-@click.option("--chains", is_flag=True, help="Join the turns whose tokens extend one another, and write those.")
+@click.option("--chains", is_flag=True, help="Merge turns whose tokens extend one another into chains.")
 @click.option(
     "--format",
     "form",
     type=click.Choice(list(FORMATS)),
     help="Write records for verl, TRL, fine-tuning, preferences or prompt tuning instead of transitions.",
 )
-@click.option("--limit", type=click.IntRange(min=0), default=50, show_default=True, help="Rows of the table; 0: all.")
+@click.option("--limit", type=click.IntRange(min=0), default=50, show_default=True, help="Rows to show; 0 shows all.")
 @click.option("--out", type=click.Path(dir_okay=False, path_type=Path), help="Also write to a .jsonl or .parquet file.")
 @click.option(
     "--diagnostics",
@@ -90,7 +92,7 @@ def transitions(
     strict: bool,
     as_json: bool,
 ) -> None:
-    """Make training data of what is on record.
+    """Build training data from recorded rollouts.
 
     The source is a trace store (a path or an address), or a file with one OTLP/JSON ExportTraceServiceRequest a line (- is
     standard input). A glob must match the whole name. With --json an array is written, one transition a line. What
@@ -167,7 +169,7 @@ def _is_sqlite(path: str) -> bool:
 
 
 def _rules(credit: str, discount: float, caps: Sequence[str]) -> CreditRules:
-    """How credit is assigned; a scheme that nobody has is wrong usage, and said before anything is read."""
+    """How credit is assigned; an unknown scheme is a usage error, reported before anything is read."""
     from lgov_core.transitions import CreditRules
     from lgov_core.transitions.credit.plugins import check_known
 
@@ -218,7 +220,7 @@ def _rows(found: Sequence[Transition], chains: bool) -> list[dict[str, Any]]:
 
 
 def _write_json_lines(rows: Iterable[dict[str, Any]], file: IO[str]) -> None:
-    """One JSON array, one row a line: a document for those who read all of it, lines for those who look at it."""
+    """Writes one JSON array with one row per line."""
     separator = "[\n"
     for row in rows:
         file.write(separator + json.dumps(row, allow_nan=False))
@@ -236,7 +238,7 @@ def _write_rows(out: Path, form: str | None, data: TransitionSet, rows: Sequence
 
 
 def _require_different(source: str, out: Path | None, diagnostics: Path | None) -> None:
-    """Refuses to write over what is read, and two things to one file."""
+    """Raises UsageError when an output would overwrite the source or another output."""
     names = [("the source", Path(source)), ("--out", out), ("--diagnostics", diagnostics)]
     named = [(what, path) for what, path in names if path is not None]
     for (one, path), (other, also) in combinations(named, 2):

@@ -17,19 +17,26 @@ from lgov_core.errors import LgovError
 
 @click.command("demo")
 @click.option(
-    "--model", type=click.Choice(["tiny", "smollm2"]), default="tiny", show_default=True, help="What to train."
+    "--model", type=click.Choice(["tiny", "smollm2"]), default="tiny", show_default=True, help="Model to train."
 )
-@click.option("--seeds", type=click.IntRange(1, 100), default=1, show_default=True, help="How many seeds to run.")
-@click.option("--first-seed", type=click.IntRange(0), default=0, show_default=True, help="The first of them.")
-@click.option("--ungoverned", is_flag=True, help="Run every seed a second time with governance off, to compare.")
-@click.option("--quick", is_flag=True, help="A short version, for tests.")
-@click.option("--iterations", type=click.IntRange(0), default=None, help="Updates, instead of the model's plan.")
-@click.option("--warm-steps", type=click.IntRange(1), default=None, help="Steps of the warm start, likewise.")
+@click.option("--seeds", type=click.IntRange(1, 100), default=1, show_default=True, help="Number of seeds.")
+@click.option("--first-seed", type=click.IntRange(0), default=0, show_default=True, help="First seed.")
+@click.option("--ungoverned", is_flag=True, help="Also run every seed with governance off, for comparison.")
+@click.option("--quick", is_flag=True, help="A short run, for tests.")
 @click.option(
-    "--folder", type=click.Path(file_okay=False, path_type=Path), default=None, help="Where to leave the run."
+    "--iterations", type=click.IntRange(0), default=None, help="Number of updates, instead of the model's plan."
+)
+@click.option(
+    "--warm-steps",
+    type=click.IntRange(1),
+    default=None,
+    help="Number of warm-start steps, instead of the model's plan.",
+)
+@click.option(
+    "--folder", type=click.Path(file_okay=False, path_type=Path), default=None, help="Output folder of the run."
 )
 @click.option("--keep-weights", is_flag=True, help="Keep every version of the weights (smollm2 always does).")
-@click.option("--resume", is_flag=True, help="Go on with the interrupted run in --folder.")
+@click.option("--resume", is_flag=True, help="Resume the interrupted run in --folder.")
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON on standard output.")
 def demo_command(
     model: str,

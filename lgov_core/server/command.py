@@ -94,19 +94,27 @@ def _secret(path: Path) -> bytes:
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
-@click.option("--config", type=click.Path(dir_okay=False, path_type=Path), help="Settings, such as config.yaml.")
+@click.option("--config", type=click.Path(dir_okay=False, path_type=Path), help="Settings file (config.yaml).")
 @click.option("--model", help="smollm2, a transformers folder, or a hub name. [LIGHTNING_MODEL_PATH]")
 @click.option("--algorithm", help="grpo, ppo, ... [LIGHTNING_RL_ALGORITHM]")
-@click.option("--gpus", type=click.IntRange(0), help="GPUs to use; 0: the processor. [default: one if there is one]")
+@click.option("--gpus", type=click.IntRange(0), help="Number of GPUs; 0 trains on the CPU. [default: 1 if available]")
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
-@click.option("--port", type=click.IntRange(0, 65535), default=8000, show_default=True, help="0 takes any free one.")
+@click.option(
+    "--port",
+    type=click.IntRange(0, 65535),
+    default=8000,
+    show_default=True,
+    help="Port to listen on; 0 picks a free port.",
+)
 @click.option("--epochs", type=int, help="Passes over the tasks. [training.epochs]")
-@click.option("--steps", type=int, help="Updates of a run, at most. [training.steps]")
-@click.option("--folder", type=click.Path(file_okay=False, path_type=Path), help="Where everything goes.")
+@click.option("--steps", type=int, help="Maximum number of updates. [training.steps]")
+@click.option("--folder", type=click.Path(file_okay=False, path_type=Path), help="Output folder of the run.")
 @click.option("--store", help="Trace store. [default: store.sqlite in the folder]")
-@click.option("--key-secret-file", type=click.Path(path_type=Path), help="File with the secret of the keys.")
-@click.option("--show-admin-key", is_flag=True, help="Write the key that clients need.")
-@click.option("--resume", is_flag=True, help="Go on with the training in --folder.")
+@click.option(
+    "--key-secret-file", type=click.Path(path_type=Path), help="File with the secret that keys are derived from."
+)
+@click.option("--show-admin-key", is_flag=True, help="Print the key that clients need.")
+@click.option("--resume", is_flag=True, help="Resume the training in --folder.")
 def server_command(
     config: Path | None, model: str | None, algorithm: str | None, epochs: int | None, steps: int | None, **more: Any
 ) -> None:

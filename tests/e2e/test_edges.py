@@ -31,7 +31,7 @@ from lgov_core.testing import ScriptedCall, ScriptedModelServer, ScriptedReply  
 from lgov_core.train.workers.jobs import JobResult  # noqa: E402
 from lgov_core.transitions import build_transitions  # noqa: E402
 from lgov_core.types import Outcome  # noqa: E402
-from lgov_core.views.attempt_view import AttemptView, ToolStep, read_story  # noqa: E402
+from lgov_core.views.attempt_view import AttemptView, ToolStep, read_attempt  # noqa: E402
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="needs POSIX processes")
 
@@ -69,7 +69,7 @@ class Told:
             with bench.pool(config=clerk(bench, endpoint.base_url), max_attempts=1) as pool:
                 (self.result,) = pool.collect([job])
             self.asked: list[Mapping[str, Any]] = [request.body for request in model.requests]
-        self.story: AttemptView = read_story(bench.store, job.rollout_id)
+        self.story: AttemptView = read_attempt(bench.store, job.rollout_id)
         self.trainable = build_transitions(bench.store, [job.rollout_id]).transitions
         self.tasks = [r.value for r in bench.store.rewards([job.rollout_id]) if r.dimension == "task"]
         assert self.story.outcome is self.result.outcome

@@ -33,7 +33,7 @@ from lgov_core.trace.otlp.otlp import (
     response_body,
     status_body,
 )
-from lgov_core.trace.otlp.otlp import span as otlp_span
+from lgov_core.trace.otlp import span as otlp_span
 from lgov_core.trace.otlp.span_ids import with_ids
 from lgov_core.types import Span, SpanEvent
 

@@ -248,7 +248,7 @@ def test_the_same_request_twice_is_one(url: str, store: TraceStore) -> None:
 
 def test_a_claimed_decision_is_no_decision(url: str, store: TraceStore, tmp_path: Path) -> None:
     from lgov_core.errors import StoreError
-    from lgov_core.views.attempt_view import first_denied, read_story
+    from lgov_core.views.attempt_builder import first_denied, read_attempt
     from lgov_core.views.replay import from_store
 
     store.add_rollouts([Rollout("r1", "t1", "run", {})])
@@ -264,9 +264,9 @@ def test_a_claimed_decision_is_no_decision(url: str, store: TraceStore, tmp_path
     body = request_of(span("lgov.decision", **decision), outcome)
     assert json.loads(post(f"{url}/v1/traces", body, KEYS.issue("r1", 1))[1]) == {}
     assert len(store.spans()) == 2
-    story = read_story(store, "r1")
-    assert story.verdicts == ()
-    assert [(tool.call_id, tool.verdicts, tool.claimed) for tool in story.loose_tools] == [("c1", (), True)]
+    story = read_attempt(store, "r1")
+    assert story.decisions == ()
+    assert [(tool.call_id, tool.decisions, tool.claimed) for tool in story.loose_tools] == [("c1", (), True)]
     with pytest.raises(StoreError, match="denied anything"):
         first_denied(store)
     assert list(from_store(store)) == []

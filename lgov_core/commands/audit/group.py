@@ -1,4 +1,4 @@
-"""``lgov audit``: prove, look at, hand on and erase what an audit record holds."""
+"""``lgov audit``: verify, show, export and erase audit records."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ _HERE = "lgov_core.commands.audit"
 @click.group(
     cls=LazyGroup,
     lazy={
-        "verify": (f"{_HERE}.verify:verify", "Recompute a record, and say what that proves."),
-        "show": (f"{_HERE}.read:show", "List what a record holds."),
-        "export": (f"{_HERE}.read:export", "Write a record as JSON lines, CloudEvents or OCSF."),
+        "verify": (f"{_HERE}.verify:verify", "Verify a record's chain and signatures."),
+        "show": (f"{_HERE}.read:show", "List the entries of a record."),
+        "export": (f"{_HERE}.read:export", "Export a record as JSON lines, CloudEvents or OCSF."),
         "erase": (f"{_HERE}.write:erase", "Erase the texts of an entry or a rollout."),
-        "keygen": (f"{_HERE}.write:keygen", "Make the key that signs records."),
+        "keygen": (f"{_HERE}.write:keygen", "Create the key that signs records."),
     },
 )
 def audit() -> None:
-    """Prove, look at, hand on and erase what an audit record holds."""
+    """Verify, show, export and erase audit records."""

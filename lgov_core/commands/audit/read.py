@@ -25,10 +25,16 @@ _ARGUMENTS_SHOWN = 80
 @click.argument("path", type=click.Path(path_type=Path))
 @click.option("--rollout", "rollout_id", help="Only entries of this rollout.")
 @click.option("--denied", is_flag=True, help="Only decisions that blocked something.")
-@click.option("--limit", type=click.IntRange(min=0), default=50, show_default=True, help="The last so many; 0: all.")
+@click.option(
+    "--limit",
+    type=click.IntRange(min=0),
+    default=50,
+    show_default=True,
+    help="Number of most recent rows to show; 0 shows all.",
+)
 @json_option
 def show(path: Path, rollout_id: str | None, denied: bool, limit: int, as_json: bool) -> None:
-    """List what the audit record PATH holds, in the order of writing."""
+    """List the entries of the audit record PATH, in the order of writing."""
     from lgov_core.audit.export import plain
 
     with opened_record(path) as record:
@@ -54,8 +60,8 @@ def _row(entry: AuditEntry) -> tuple[object, ...]:
 @click.option(
     "--format", "form", type=click.Choice(("jsonl", "cloudevents", "ocsf")), default="jsonl", show_default=True
 )
-@click.option("--output", type=click.Path(path_type=Path), help="The file to write. [default: standard output]")
-@click.option("--after", type=click.IntRange(0, 2**63 - 1), default=0, help="Only entries behind this position.")
+@click.option("--output", type=click.Path(path_type=Path), help="Output file. [default: standard output]")
+@click.option("--after", type=click.IntRange(0, 2**63 - 1), default=0, help="Only entries after this position.")
 @json_option
 def export(path: Path, form: str, output: Path | None, after: int, as_json: bool) -> None:
     """Write the audit record PATH as JSON lines: its own fields, CloudEvents 1.0, or OCSF 1.3 API Activity.

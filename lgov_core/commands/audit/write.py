@@ -17,8 +17,8 @@ _STATUS = exit_status(Exit.OK, Exit.FINDING, Exit.USAGE, Exit.AUDIT_BROKEN)
 @click.argument("path", type=click.Path(path_type=Path))
 @click.option("--entry", "entry_id", help="The entry whose texts to erase.")
 @click.option("--rollout", "rollout_id", help="The rollout whose texts to erase.")
-@click.option("--reason", default="", help="Why; it is recorded.")
-@click.option("--yes", is_flag=True, help="Do not ask.")
+@click.option("--reason", default="", help="Reason; recorded.")
+@click.option("--yes", is_flag=True, help="Skip the confirmation.")
 @json_option
 @click.pass_context
 def erase(
@@ -51,10 +51,12 @@ def erase(
 
 
 @click.command(epilog=exit_status(Exit.OK, Exit.FINDING, Exit.USAGE))
-@click.option("--key", type=click.Path(path_type=Path), help="Where to put it. [default: the user's settings]")
+@click.option(
+    "--key", type=click.Path(path_type=Path), help="Where to write the key. [default: the user's configuration folder]"
+)
 @json_option
 def keygen(key: Path | None, as_json: bool) -> None:
-    """Make the Ed25519 key that signs audit records, and beside it the public key, which ends in .pub.
+    """Create the Ed25519 key that signs audit records, and the public key beside it (.pub).
 
     Give the public key to whoever verifies. With the key at its default place every record is signed from then on.
     """

@@ -17,7 +17,7 @@ from lgov_core.errors import PolicyError
 @json_option
 @click.pass_context
 def check(ctx: click.Context, file: Path, as_json: bool) -> None:
-    """Load FILE as a governed program would, and say what is wrong with it: the first mistake of each rule."""
+    """Check FILE as a governed program would load it; reports the first error of each rule."""
     from lgov_core.policies import dry_run as dry_run
     from lgov_core.policies import load_policy_file
 

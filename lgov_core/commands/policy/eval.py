@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 @json_option
 @click.pass_context
 def evaluate(ctx: click.Context, file: Path, cases: Path, as_json: bool) -> None:
-    """Judge the actions in CASES (JSON lines) by the policies in FILE and compare with what they expect.
+    """Evaluate the actions in CASES (JSON lines) under the policies in FILE and compare with their expected effect.
 
     Writes one JSON line a case (id, effect, policy, rule, severity, reason, expect, ok), then a summary: as text, or with
     --json as a last line {"summary": {...}}. Exits 1 when any case is judged otherwise than expected. A case is

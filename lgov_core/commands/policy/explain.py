@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 @json_option
 @click.pass_context
 def explain(ctx: click.Context, file: Path, action_text: str, as_json: bool) -> None:
-    """Say what every rule in FILE answers to one action, and why.
+    """Show the decision of every rule in FILE on one action, and why.
 
     The action has the fields of a case of lgov policy eval: point (pre_tool_call unless it says otherwise), name,
     arguments, agent, text, user_text, context.

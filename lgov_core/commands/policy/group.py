@@ -13,11 +13,11 @@ _HERE = "lgov_core.commands.policy"
     cls=LazyGroup,
     lazy={
         "init": (f"{_HERE}.init:init", "Write a commented policy file to start from."),
-        "check": (f"{_HERE}.check:check", "Load a policy file as a governed program would."),
-        "explain": (f"{_HERE}.explain:explain", "Say what every rule answers to one action, and why."),
-        "eval": (f"{_HERE}.eval:evaluate", "Judge a file of cases and count what is right."),
-        "replay": (f"{_HERE}.replay:replay", "Say what a policy file would have changed on record."),
+        "check": (f"{_HERE}.check:check", "Check a policy file."),
+        "explain": (f"{_HERE}.explain:explain", "Show each rule's decision on one action, and why."),
+        "eval": (f"{_HERE}.eval:evaluate", "Test a policy file against labelled cases."),
+        "replay": (f"{_HERE}.replay:replay", "Show which recorded decisions another policy file would change."),
     },
 )
 def policy() -> None:
-    """Write, check, question and test policy files."""
+    """Write, check, explain and test policy files."""

@@ -15,7 +15,7 @@ from lgov_core.errors import PolicyError
 
 @click.command(epilog=exit_status(Exit.OK, Exit.FINDING, Exit.USAGE))
 @click.argument("file", type=click.Path(path_type=Path), default=Path("policy.yaml"))
-@click.option("--force", is_flag=True, help="Replace FILE when it is there already.")
+@click.option("--force", is_flag=True, help="Overwrite FILE if it exists.")
 @json_option
 def init(file: Path, force: bool, as_json: bool) -> None:
     """Write a commented policy file to start from to FILE (policy.yaml unless named)."""

@@ -23,11 +23,13 @@ _ARGUMENTS_SHOWN = 80
 @click.command(epilog=exit_status(Exit.OK, Exit.FINDING, Exit.USAGE))
 @click.argument("file", type=click.Path(path_type=Path))
 @click.argument("store")
-@click.option("--limit", type=click.IntRange(min=0), default=50, show_default=True, help="Changes shown; 0: all.")
+@click.option(
+    "--limit", type=click.IntRange(min=0), default=50, show_default=True, help="Number of changes to show; 0 shows all."
+)
 @json_option
 @click.pass_context
 def replay(ctx: click.Context, file: Path, store: str, limit: int, as_json: bool) -> None:
-    """Say what the policies in FILE would have changed in STORE: a trace store, or an audit record.
+    """Show which decisions in STORE (a trace store or an audit record) the policies in FILE would change.
 
     Judges every recorded action again and lists those that would now be blocked, or no longer are; exits 1 when there
     are any. Nothing is run and nothing is written. A trace store holds the tool calls; an audit record also the model

@@ -18,10 +18,10 @@ from lgov_core.errors import ExportError, StoreError
 @click.option(
     "--output",
     type=click.Path(path_type=Path),
-    help="The file to write, for parquet a folder. [default: standard output]",
+    help="Output file (for parquet a folder). [default: standard output]",
 )
 @click.option("--run", "run_id", help="Only rollouts of this run.")
-@click.option("--rollout", "rollout_ids", multiple=True, help="Only this rollout; may be given several times.")
+@click.option("--rollout", "rollout_ids", multiple=True, help="Only this rollout; repeatable.")
 @json_option
 def export(
     store: str, form: str, output: Path | None, run_id: str | None, rollout_ids: tuple[str, ...], as_json: bool

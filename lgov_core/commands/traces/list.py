@@ -28,10 +28,10 @@ _UNKNOWN = "unknown"
 @click.option(
     "--outcome",
     type=click.Choice([*(outcome.value for outcome in Outcome), "running", _UNKNOWN]),
-    help="Only such attempts.",
+    help="Only attempts with this outcome.",
 )
 @click.option(
-    "--limit", type=click.IntRange(min=1), default=50, show_default=True, help="At most so many, the last ones."
+    "--limit", type=click.IntRange(min=1), default=50, show_default=True, help="Show at most N entries, the newest."
 )
 @json_option
 def list_rollouts(store: str, run_id: str | None, outcome: str | None, limit: int, as_json: bool) -> None:

@@ -60,13 +60,13 @@ def _kept(store: str) -> Generator[Retention]:
 @click.option(
     "--before",
     type=Moment(),
-    help="Rollouts of which nothing was heard since: an age (30d, 12h) or a date (2026-01-31).",
+    help="Rollouts whose last activity is older than an age (30d, 12h) or a date (2026-01-31).",
 )
 @click.option("--run", "run_id", help="Rollouts of this run.")
-@click.option("--keep-last", type=click.IntRange(min=0), help="All but so many, the ones heard of last.")
-@click.option("--dry-run", is_flag=True, help="Only say what would go.")
-@click.option("--vacuum", is_flag=True, help="Give the space back to the system; others wait meanwhile.")
-@click.option("--yes", is_flag=True, help="Do not ask.")
+@click.option("--keep-last", type=click.IntRange(min=0), help="Keep the N most recent rollouts.")
+@click.option("--dry-run", is_flag=True, help="List what would be deleted, and delete nothing.")
+@click.option("--vacuum", is_flag=True, help="Return free space to the file system; blocks other writers meanwhile.")
+@click.option("--yes", is_flag=True, help="Skip the confirmation.")
 @json_option
 def prune(
     store: str,

@@ -19,18 +19,20 @@ HEADERS_VARIABLE = "OTEL_EXPORTER_OTLP_HEADERS"
 
 @click.command(epilog=exit_status(Exit.OK, Exit.FINDING, Exit.USAGE, Exit.INTERRUPTED))
 @click.argument("store")
-@click.option("--to", "url", required=True, help="The collector's whole address, mostly http://HOST:4318/v1/traces.")
-@click.option("--rollout", "rollout_ids", multiple=True, help="Only this rollout; may be given several times.")
+@click.option("--to", "url", required=True, help="URL of the collector, usually http://HOST:4318/v1/traces.")
+@click.option("--rollout", "rollout_ids", multiple=True, help="Only this rollout; repeatable.")
 @click.option("--run", "run_id", help="Only rollouts of this run.")
-@click.option("--header", "headers", multiple=True, metavar="NAME=VALUE", help="Goes with each request.")
 @click.option(
-    "--protocol", type=click.Choice(["protobuf", "json"]), default="protobuf", show_default=True, help="How to encode."
+    "--header", "headers", multiple=True, metavar="NAME=VALUE", help="Header to send with each request; repeatable."
+)
+@click.option(
+    "--protocol", type=click.Choice(["protobuf", "json"]), default="protobuf", show_default=True, help="Encoding."
 )
 @click.option(
     "--content/--no-content",
     default=True,
     show_default=True,
-    help="Whether prompts, replies, arguments, results and token ids go out too.",
+    help="Include prompts, replies, arguments, results and token ids.",
 )
 @json_option
 def send(

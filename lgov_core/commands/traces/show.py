@@ -26,7 +26,7 @@ _FINDINGS_SHOWN = 5
 
 @click.group()
 def traces() -> None:
-    """Look at recorded rollouts, hand them on, and delete them."""
+    """List, show, export and delete recorded rollouts."""
 
 
 for _command in (list_rollouts, export, send, prune, stats):
@@ -36,12 +36,16 @@ for _command in (list_rollouts, export, send, prune, stats):
 @traces.command(epilog=exit_status(Exit.OK, Exit.FINDING, Exit.USAGE))
 @click.argument("store")
 @click.argument("rollout_id", required=False)
-@click.option("--attempt", type=click.IntRange(min=1), help="Which attempt. [default: the last one]")
-@click.option("--denied", is_flag=True, help="Show the first rollout that was denied something.")
+@click.option("--attempt", type=click.IntRange(min=1), help="Attempt number. [default: the last]")
+@click.option("--denied", is_flag=True, help="Show the first rollout with a denial.")
 @click.option(
-    "--tail", type=click.IntRange(min=0), default=600, show_default=True, help="Characters of each text; 0: all."
+    "--tail",
+    type=click.IntRange(min=0),
+    default=600,
+    show_default=True,
+    help="Characters to show of each text; 0 shows all.",
 )
-@click.option("--all-decisions", is_flag=True, help="Show also decisions that only allowed a model call or a text.")
+@click.option("--all-decisions", is_flag=True, help="Also show decisions that allowed a model call or a text.")
 @json_option
 def show(
     store: str,
@@ -72,13 +76,13 @@ def show(
 
 @traces.command(epilog=exit_status(Exit.OK, Exit.FINDING, Exit.USAGE, Exit.INTERRUPTED))
 @click.argument("run_folder", type=click.Path(exists=True, file_okay=False, path_type=Path))
-@click.option("--limit", type=click.IntRange(min=1), help="Look at so many calls, evenly spread. [default: all]")
+@click.option("--limit", type=click.IntRange(min=1), help="Number of calls to check, evenly spread. [default: all]")
 @click.option(
     "--tolerance",
     type=click.FloatRange(min=0),
     default=1e-3,
     show_default=True,
-    help="The largest difference of log-probabilities that is let pass.",
+    help="Largest accepted difference in log-probability.",
 )
 @json_option
 def verify(run_folder: Path, limit: int | None, tolerance: float, as_json: bool) -> None:
