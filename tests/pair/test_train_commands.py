@@ -27,6 +27,7 @@ from lgov_core.server.training import TrainingServer
 from lgov_core.store import open_store
 from tests.pair import pair_agents as agents
 from tests.pair.conftest import ENVIRONMENT, settings
+from tests.slow import slow
 
 SERVER = (sys.executable, "-m", "lgov_core.server")
 LGOV = (sys.executable, "-m", "lgov_core.cli")
@@ -34,10 +35,6 @@ CONFIG = """\
 model: {max_new_tokens: 4}
 training: {batch_size: 2, group_size: 2, steps: 3, epochs: 20, learning_rate: 0.005, kl_coef: 0.0}
 """
-
-
-#: Three processes, each of which loads torch: for those who have the time.
-slow = pytest.mark.skipif(not os.environ.get("LGOV_TEST_SLOW"), reason="takes a minute; set LGOV_TEST_SLOW=1")
 
 
 def until(condition: Callable[[], Any], what: str = "") -> Any:

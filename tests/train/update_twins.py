@@ -19,8 +19,7 @@ import transformers
 
 from lgov_core.train.algorithms.config import UpdateConfig
 from lgov_core.train.algorithms.update import PolicyUpdate
-from lgov_core.train.loop import training_run
-from lgov_core.train.loop import checkpoint
+from lgov_core.train.loop import checkpoint, training_run
 from lgov_core.train.loop.policy_model import full_policy
 from lgov_core.train.loop.training_run import TrainingRun
 from lgov_core.transitions import Transition, TransitionSet, assign_credit
