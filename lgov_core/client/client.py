@@ -140,13 +140,13 @@ class Client:
         self._greet()
         run_id = str(self._connection.post("/train/start", {"client": new_id("client")})["run"])
         with contextlib.ExitStack() as open_things:
-            desk = _Desk(self._connection, run_id)
-            chosen = open_workers(open_things, desk.finish)
-            open_things.callback(desk.release)
+            session = _Session(self._connection, run_id)
+            chosen = open_workers(open_things, session.finish)
+            open_things.callback(session.release)
             open_things.callback(chosen.close)
-            open_things.enter_context(desk.heartbeats(chosen))
+            open_things.enter_context(session.heartbeats(chosen))
             display = open_things.enter_context(Display(quiet=self._quiet))
-            return _run(desk, chosen, display)
+            return _run(session, chosen, display)
 
     def stop(self) -> None:
         """Asks the server to end its run after the update in progress, with a checkpoint."""
@@ -167,7 +167,7 @@ class Client:
         self._greeted = True
 
 
-class _Desk:
+class _Session:
     """What a client in training says to its server."""
 
     def __init__(self, connection: Connection, run_id: str) -> None:
@@ -266,36 +266,36 @@ class _Desk:
             thread.join(timeout=15.0)
 
 
-def _run(desk: _Desk, workers: Workers, display: Display) -> TrainResult:
+def _run(session: _Session, workers: Workers, display: Display) -> TrainResult:
     """Hands work to the workers until the run has ended."""
     told = 0
     while True:
-        if desk.trouble is not None:
-            raise desk.trouble
+        if session.trouble is not None:
+            raise session.trouble
         free = workers.free
-        assignments, progress = desk.claim(free, 1.0 if free else 0.0)
+        assignments, progress = session.claim(free, 1.0 if free else 0.0)
         for given in assignments:
             workers.give(given)
         display.show(progress)
-        new = desk.metrics[told:]
+        new = session.metrics[told:]
         told += len(new)
         for line in new:
             if line.get("note"):
                 display.say(f"update {line['step']}: {line['note']}")
         state = progress["state"]
         if state in ENDED:
-            desk.over = True
+            session.over = True
             break
         if not workers.free:
-            with desk.ended:
-                desk.ended.wait(timeout=0.5)
+            with session.ended:
+                session.ended.wait(timeout=0.5)
         elif not assignments and not free:
             time.sleep(0.05)
     if state == "failed":
         raise TrainError(f"the server could not go on: {progress['error']}", hint=progress.get("hint"))
     if state == "stopped":
         raise TrainError("the training was stopped at the server", hint="train again to go on")
-    result = TrainResult(desk.run_id, tuple(desk.metrics), dict(desk.counts), str(progress.get("folder", "")))
+    result = TrainResult(session.run_id, tuple(session.metrics), dict(session.counts), str(progress.get("folder", "")))
     display.say(str(result))
     return result
 

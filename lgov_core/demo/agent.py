@@ -16,14 +16,14 @@ from langchain_openai import ChatOpenAI
 
 
 @dataclass
-class Coordinator:
+class Context:
     """What the agent works on: the path of the company database."""
 
     database: str
 
 
 @tool
-def run_sql(query: str, runtime: ToolRuntime[Coordinator]) -> str:
+def run_sql(query: str, runtime: ToolRuntime[Context]) -> str:
     """Run SQL on the company database."""
     rows = []
     try:
@@ -45,7 +45,7 @@ def make_agent(model: str):
         ChatOpenAI(model=model, max_retries=2, timeout=120),
         [run_sql],
         system_prompt="Answer from the company database.",
-        context_schema=Coordinator,
+        context_schema=Context,
         middleware=[ModelCallLimitMiddleware(run_limit=4, exit_behavior="end")],
         name="pay_desk",
     )
@@ -54,5 +54,5 @@ def make_agent(model: str):
 async def answer(agent: Any, question: str, database: str) -> str:
     """Asks the agent one question and returns what it says in the end."""
     messages = [{"role": "user", "content": question}]
-    state = await agent.ainvoke({"messages": messages}, context=Coordinator(database))
+    state = await agent.ainvoke({"messages": messages}, context=Context(database))
     return str(state["messages"][-1].content)

@@ -54,7 +54,7 @@ def _trained(job: TrainingJob, agent: Agent, server: TrainingServer) -> TrainRes
     client = Client(server.url)
     try:
         # One that was interrupted before it had any tasks gets them now.
-        if settings.data.train is not None and not (job.resume and server.desk.tasks.of("train")):
+        if settings.data.train is not None and not (job.resume and server.coordinator.tasks.of("train")):
             client.upload_data(settings.data.train, settings.data.test)
         return client.train(
             agent,

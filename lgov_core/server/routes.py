@@ -24,8 +24,8 @@ _LONGEST_WAIT_S: Final = 20.0
 class TrainRoutes:
     """The handlers, for one event loop."""
 
-    def __init__(self, desk: Coordinator) -> None:
-        self._desk = desk
+    def __init__(self, coordinator: Coordinator) -> None:
+        self._coordinator = coordinator
 
     def routes(self) -> list[RuledRoute]:
         """The routes, each with its rule."""
@@ -47,7 +47,7 @@ class TrainRoutes:
 
     async def about(self, request: Request) -> Any:
         """``GET /train/about``: version, protocol, model and algorithm; also for clients of another version."""
-        return self._desk.about()
+        return self._coordinator.about()
 
     async def data(self, request: Request) -> Any:
         """``POST /train/data``: a part of the tasks."""
@@ -55,18 +55,18 @@ class TrainRoutes:
         tasks = body.get("tasks")
         if not isinstance(tasks, list):
             raise EndpointError("'tasks' must be a list", status=422)
-        return await asyncio.to_thread(self._desk.add_data, _text(body, "upload"), _text(body, "split"), tasks)
+        return await asyncio.to_thread(self._coordinator.add_data, _text(body, "upload"), _text(body, "split"), tasks)
 
     async def commit(self, request: Request) -> Any:
         """``POST /train/data/commit``: makes an upload the server's tasks."""
         body = await _object(request)
         counts = {name: _whole(body, name) for name in ("train", "test")}
-        return await asyncio.to_thread(self._desk.commit_data, _text(body, "upload"), counts)
+        return await asyncio.to_thread(self._coordinator.commit_data, _text(body, "upload"), counts)
 
     async def start(self, request: Request) -> Any:
         """``POST /train/start``: the run that goes on, or a new one."""
         await _object(request)
-        return await asyncio.to_thread(self._desk.start)
+        return await asyncio.to_thread(self._coordinator.start)
 
     async def claim(self, request: Request) -> Any:
         """``POST /train/claim``: attempts to be made, and how the run stands; waits ``wait_s`` for the first."""
@@ -75,43 +75,43 @@ class TrainRoutes:
         run_id, after = _text(body, "run"), _whole(body, "after")
         until = time.monotonic() + min(_number(body, "wait_s"), _LONGEST_WAIT_S)
         while True:
-            seen = self._desk.enqueued
-            progress = await asyncio.to_thread(self._desk.progress, run_id, after)
-            found = await asyncio.to_thread(self._desk.claim, worker, limit, lease_s)
+            seen = self._coordinator.enqueued
+            progress = await asyncio.to_thread(self._coordinator.progress, run_id, after)
+            found = await asyncio.to_thread(self._coordinator.claim, worker, limit, lease_s)
             if found or progress["state"] in ENDED or limit < 1 or time.monotonic() >= until:
                 return {"assignments": found, "progress": progress}
             look = min(until, time.monotonic() + 1.0)  # what waits for another try becomes due by itself
-            while self._desk.enqueued == seen and time.monotonic() < look:
+            while self._coordinator.enqueued == seen and time.monotonic() < look:
                 await asyncio.sleep(0.02)
 
     async def heartbeat(self, request: Request) -> Any:
         """``POST /train/heartbeat``: the attempts that a client has in hand."""
         body = await _object(request)
         worker, lease_s = _text(body, "worker_id"), _number(body, "lease_s")
-        return await asyncio.to_thread(self._desk.heartbeat, worker, lease_s, _attempts(body))
+        return await asyncio.to_thread(self._coordinator.heartbeat, worker, lease_s, _attempts(body))
 
     async def finish(self, request: Request) -> Any:
         """``POST /train/finish``: how an attempt ended."""
         body = await _object(request)
         what = (_text(body, "worker_id"), _text(body, "rollout_id"), _whole(body, "attempt"))
-        return await asyncio.to_thread(self._desk.finish, *what, body)
+        return await asyncio.to_thread(self._coordinator.finish, *what, body)
 
     async def release(self, request: Request) -> Any:
         """``POST /train/release``: a client goes, and will not finish what it has in hand."""
         body = await _object(request)
         reason = str(body.get("reason") or "the client gave it back")[:500]
-        return await asyncio.to_thread(self._desk.release, _text(body, "worker_id"), reason)
+        return await asyncio.to_thread(self._coordinator.release, _text(body, "worker_id"), reason)
 
     async def stop(self, request: Request) -> Any:
         """``POST /train/stop``: the run ends after the update in progress, with a checkpoint."""
-        return await asyncio.to_thread(self._desk.stop)
+        return await asyncio.to_thread(self._coordinator.stop)
 
     async def progress(self, request: Request) -> Any:
         """``GET /train/progress?after=``: how the run stands."""
         given = request.query_params.get("after", "0")
         if not given.isdigit():
             raise EndpointError("'after' must be a whole number", status=422)
-        return await asyncio.to_thread(self._desk.progress, None, int(given))
+        return await asyncio.to_thread(self._coordinator.progress, None, int(given))
 
 
 def _told(handler: Callable[[Request], Any]) -> Callable[[Request], Any]:

@@ -138,7 +138,7 @@ class TrainingServer:
         )
         about = {"model": model.name, "algorithm": algorithm_name(training.algorithm), "folder": str(self.folder)}
         keys = kept_keys(self.folder) if self._keys is None else self._keys
-        self.desk = Coordinator(
+        self.coordinator = Coordinator(
             Tasks(self.folder),
             store,
             keys,
@@ -155,8 +155,8 @@ class TrainingServer:
         # All this before anybody can ask: clients of the run find it again, and are given nothing that is left over.
         self._left = RunState.unfinished(self.folder) if self._resume else None
         if self._left is not None:
-            self.desk.begin(self._left, resumed=True)
-        app = create_app([engine], store, keys=keys, more=TrainRoutes(self.desk).routes())
+            self.coordinator.begin(self._left, resumed=True)
+        app = create_app([engine], store, keys=keys, more=TrainRoutes(self.coordinator).routes())
         self._endpoint = EndpointServer(cast(Any, KeyInPath(app)), host=self._host, port=self._port)
         opened.enter_context(self._endpoint)
 
@@ -185,17 +185,17 @@ class TrainingServer:
         run, self._left = self._left, None
         while not stop.is_set():
             if run is None:
-                if not self.desk.asked(stop):
+                if not self.coordinator.asked(stop):
                     return
                 run = self._next_run()
-                self.desk.begin(run)
+                self.coordinator.begin(run)
             with _few_threads(self._small):
                 self._train(run)
             run = None
 
     def _next_run(self) -> RunState:
         """The run that was stopped, or a new one."""
-        before = self.desk.run or RunState.unfinished(self.folder)
+        before = self.coordinator.run or RunState.unfinished(self.folder)
         steps = self._steps()
         if before is not None and before.stopped and not self._complete(before):
             return RunState(self.folder, before.first, before.steps, skip=before.skip, run_id=before.run_id)
@@ -206,7 +206,7 @@ class TrainingServer:
 
     def _steps(self) -> int:
         training = self.settings.training
-        steps = training.epochs * updates_of(self.desk.tasks.of("train"), training.batch_size)
+        steps = training.epochs * updates_of(self.coordinator.tasks.of("train"), training.batch_size)
         return steps if training.steps is None else min(steps, training.steps)
 
     def _train(self, run: RunState) -> None:
@@ -250,7 +250,7 @@ class TrainingServer:
 
     def _test_due(self, run: RunState) -> bool:
         """Whether held-out tasks are to be run now, as they are before the first update and after the last."""
-        if not self.desk.tasks.of("test") or run.tested(self._loop.done):
+        if not self.coordinator.tasks.of("test") or run.tested(self._loop.done):
             return False
         step, every = self._loop.done - run.first, self.settings.training.evaluate_every
         return step == 0 or step >= run.steps or bool(every and step % every == 0)
@@ -258,20 +258,20 @@ class TrainingServer:
     def _stage(self, state: str, done: int, total: int) -> None:
         if self._given_up.is_set():
             raise Stopped
-        if self.desk.run is not None:
-            self.desk.run.stage(state, done, total)
+        if self.coordinator.run is not None:
+            self.coordinator.run.stage(state, done, total)
 
     def _batch(self, run: RunState, step: int) -> list[Task]:
         training = self.settings.training
-        return batch_of(self.desk.tasks.of("train"), training.batch_size, step, f"{training.seed}/{run.first}")
+        return batch_of(self.coordinator.tasks.of("train"), training.batch_size, step, f"{training.seed}/{run.first}")
 
     def _further(self, run: RunState, step: int) -> list[Task]:
         training, seed = self.settings.training, f"{self.settings.training.seed}/{run.first}"
-        return further_of(self.desk.tasks.of("train"), training.batch_size, step, seed, self._extra_groups)
+        return further_of(self.coordinator.tasks.of("train"), training.batch_size, step, seed, self._extra_groups)
 
     def _evaluate(self, run: RunState) -> None:
         """Every held-out task once, sampled as in training: greedy decoding hides what a policy would do."""
-        tasks = [numbered("test", number, task) for number, task in enumerate(self.desk.tasks.of("test"))]
+        tasks = [numbered("test", number, task) for number, task in enumerate(self.coordinator.tasks.of("test"))]
         results = self._loop.collect(tasks, 1, lambda done, total: run.stage("testing", done, total))
         line = {"phase": "test", "step": self._loop.done, **self._figures(results)}
         self._loop.run.metrics.add("test", self._loop.done, line)
@@ -285,7 +285,7 @@ class TrainingServer:
         return earned_figures(results, [(job.rollout_id, job.attempt) for job in usable], earned)
 
     def _is_stopped(self) -> bool:
-        run = self.desk.run
+        run = self.coordinator.run
         return self._stop.is_set() or (run is not None and run.stop_asked.is_set())
 
 

@@ -1,6 +1,6 @@
 """Rewards for tool calls cannot be farmed by default, and can be where each call is simply paid.
 
-The agent sits at a desk with two tools, both harmless and always successful: ``look``, which leads nowhere, and ``file``,
+The agent sits at a farm with two tools, both harmless and always successful: ``look``, which leads nowhere, and ``file``,
 without which the task cannot be solved. It may answer at any time, which ends the rollout and is worth 1 if it has
 filed. Rollouts are played through a real governor; what is recorded becomes transitions and returns as in training.
 """
@@ -33,7 +33,7 @@ WORTH = AirRules().tool_success
 UNBOUNDED = CreditRules(air_cap=None)
 
 
-class Coordinator:
+class Farm:
     """Plays rollouts under a governor with ``plugin`` and keeps what is recorded."""
 
     def __init__(self, plugin: AirPlugin) -> None:
@@ -63,7 +63,7 @@ class Coordinator:
                 filed = filed or chosen == FILE
         rewards = [*self.rewards, Reward(float(solved), "task", name, 1)]
         outcome = Outcome.SUCCEEDED if solved else Outcome.FAILED
-        data = assemble([Rollout(name, "desk", "run", {})], [Attempt(name, 1, 0.0, 1.0, outcome)], calls, rewards)
+        data = assemble([Rollout(name, "farm", "run", {})], [Attempt(name, 1, 0.0, 1.0, outcome)], calls, rewards)
         assert len(data.transitions) == len(calls)
         return list(data.transitions)
 
@@ -104,44 +104,44 @@ def naive(success: float = 0.1) -> AirPlugin:
 
 
 def test_a_reward_for_each_call_makes_looking_for_ever_worth_more_than_solving_the_task() -> None:
-    desk = Coordinator(naive())
-    assert desk.worth(LOOK) == pytest.approx(0.1 * HORIZON)
-    assert desk.worth(FILE, ANSWER) == pytest.approx(1.1)
-    assert desk.worth(LOOK) > desk.worth(FILE, ANSWER)
+    farm = Farm(naive())
+    assert farm.worth(LOOK) == pytest.approx(0.1 * HORIZON)
+    assert farm.worth(FILE, ANSWER) == pytest.approx(1.1)
+    assert farm.worth(LOOK) > farm.worth(FILE, ANSWER)
     # And solving it is worth the more the longer it is put off.
-    assert desk.worth(FILE, *[LOOK] * (HORIZON - 2), ANSWER) > desk.worth(FILE, ANSWER)
+    assert farm.worth(FILE, *[LOOK] * (HORIZON - 2), ANSWER) > farm.worth(FILE, ANSWER)
 
 
 def test_by_default_looking_for_ever_is_worth_nothing() -> None:
-    desk = Coordinator(AirPlugin())
-    assert desk.worth(LOOK) == 0.0
-    assert desk.worth(FILE) == 0.0
-    assert desk.worth(FILE, ANSWER) == 1.0
-    assert desk.worth(LOOK, FILE, *[LOOK] * 5, ANSWER) == 1.0
+    farm = Farm(AirPlugin())
+    assert farm.worth(LOOK) == 0.0
+    assert farm.worth(FILE) == 0.0
+    assert farm.worth(FILE, ANSWER) == 1.0
+    assert farm.worth(LOOK, FILE, *[LOOK] * 5, ANSWER) == 1.0
 
 
 def test_the_return_of_every_rollout_is_that_of_its_task() -> None:
-    desk = Coordinator(AirPlugin())
+    farm = Farm(AirPlugin())
     for length in range(1, 6):
         for chosen in itertools.product(range(3), repeat=length):
             if ANSWER in chosen[:-1]:
                 continue
             solved = chosen[-1] == ANSWER and FILE in chosen
-            assert desk.worth(*chosen) == pytest.approx(float(solved), abs=1e-12), chosen
+            assert farm.worth(*chosen) == pytest.approx(float(solved), abs=1e-12), chosen
 
 
 @pytest.mark.parametrize("rules", [CreditRules(), CreditRules(discount=0.9), CreditRules(scheme="identical")])
 def test_nor_do_the_bounds_of_credit_let_it_pay(rules: CreditRules) -> None:
     for plugin in (AirPlugin(), AirPlugin(AirRules(shaped=False))):
-        desk = Coordinator(plugin)
-        assert desk.worth(LOOK, rules=rules) <= 0.1 + 1e-12 < 0.9 < desk.worth(FILE, ANSWER, rules=rules)
+        farm = Farm(plugin)
+        assert farm.worth(LOOK, rules=rules) <= 0.1 + 1e-12 < 0.9 < farm.worth(FILE, ANSWER, rules=rules)
 
 
 def test_the_payments_are_the_differences_of_the_potential() -> None:
-    desk = Coordinator(AirPlugin())
+    farm = Farm(AirPlugin())
     for chosen in itertools.product((LOOK, FILE), repeat=4):
         following = iter(chosen)
-        earned = [turn.rewards.get("air", 0.0) for turn in desk.play(lambda _filed: next(following), horizon=4)]  # noqa: B023
+        earned = [turn.rewards.get("air", 0.0) for turn in farm.play(lambda _filed: next(following), horizon=4)]  # noqa: B023
         potentials = [WORTH * len(set(chosen[:at])) for at in range(4)]
         assert earned == pytest.approx(shaping(potentials), abs=1e-12), chosen
 
@@ -220,7 +220,7 @@ def test_shaping_takes_what_has_a_meaning_only() -> None:
 
 def learned(plugin: AirPlugin, seed: int) -> dict[str, float]:
     """Policy gradient on a softmax over actions by whether the agent has filed; what the learned policy then does."""
-    chance, desk = random.Random(seed), Coordinator(plugin)
+    chance, farm = random.Random(seed), Farm(plugin)
     logits = [[0.0] * 3, [0.0] * 3]
     rules = CreditRules(air_cap=None, leave_one_out=True, loss="rollouts")
 
@@ -232,7 +232,7 @@ def learned(plugin: AirPlugin, seed: int) -> dict[str, float]:
         return chance.choices(range(3), chances(filed))[0]
 
     for _ in range(60):
-        group = TransitionSet(tuple(turn for _ in range(12) for turn in desk.play(choose, horizon=10)))
+        group = TransitionSet(tuple(turn for _ in range(12) for turn in farm.play(choose, horizon=10)))
         gradient = [[0.0] * 3, [0.0] * 3]
         for turn in assign_credit(group, rules).transitions:
             assert turn.credit is not None
@@ -244,7 +244,7 @@ def learned(plugin: AirPlugin, seed: int) -> dict[str, float]:
         for row, change in zip(logits, gradient, strict=True):
             for action, value in enumerate(change):
                 row[action] += 1.5 * value
-    rollouts = [desk.play(choose, horizon=10) for _ in range(100)]
+    rollouts = [farm.play(choose, horizon=10) for _ in range(100)]
     return {
         "solved": sum(turns[-1].rewards["task"] for turns in rollouts) / 100,
         "calls": sum(len(turns) for turns in rollouts) / 100,

@@ -42,7 +42,7 @@ def refusal(**options: Any) -> str:
     return "no refusal"
 
 
-DESK = document(
+COORDINATOR_HOST = document(
     rule("no-shell", "tool_name", "eq", "shell"),
     rule("no-drop", "args.query", "matches", r"(?i)\bdrop\b", "block", 5),
     rule("big", "args.payment.amount", "gt", 100),
@@ -53,7 +53,7 @@ DESK = document(
 
 
 def judged() -> dict[str, Any]:
-    desk = AgentOSPolicy(documents=DESK, severity="critical")
+    desk = AgentOSPolicy(documents=COORDINATOR_HOST, severity="critical")
     narrow = AgentOSPolicy(documents=document(rule("no-shell", "tool_name", "eq", "shell")))
     allowing = document(rule("no-shell", "tool_name", "eq", "shell"), defaults={"action": "allow"})
     found = {
@@ -82,7 +82,7 @@ def deep(levels: int) -> dict[str, Any]:
 
 
 def in_a_set() -> dict[str, Any]:
-    rules = [{"name": "engine", "use": "agent_os", "with": {"documents": DESK, "severity": "critical"}}]
+    rules = [{"name": "engine", "use": "agent_os", "with": {"documents": COORDINATOR_HOST, "severity": "critical"}}]
     found: dict[str, Any] = {}
     for default in ("deny", "allow"):
         policies = load_policies({"version": 1, "default": default, "rules": rules})
@@ -106,7 +106,7 @@ def refused() -> dict[str, str]:
             "operator": refusal(documents=document(rule("a", "tool_name", "equals", "b"))),
             "tool_allowlist": refusal(documents=document(rule("a", "tool_name", "eq", "b"), tool_allowlist=["c"])),
             "budget": refusal(documents=document(rule("a", "tool_name", "eq", "b"), defaults={"max_tool_calls": 3})),
-            "severity": refusal(documents=DESK, severity="grave"),
+            "severity": refusal(documents=COORDINATOR_HOST, severity="grave"),
             "absent file": refusal(documents=str(Path(folder) / "absent.yaml")),
             "broken file": refusal(documents=str(broken)),
         }
@@ -115,7 +115,7 @@ def refused() -> dict[str, str]:
 def from_a_file() -> list[str] | None:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "desk.json"
-        path.write_text(json.dumps(DESK))
+        path.write_text(json.dumps(COORDINATOR_HOST))
         return answer(AgentOSPolicy(documents=str(path)), act("shell", agent="sales"))
 
 

@@ -71,7 +71,7 @@ def test_more_tasks_than_go_into_one_request_are_uploaded(serve: Serve) -> None:
     server = serve()
     tasks = [{"number": number, "question": "long " * 200_000} for number in range(12)]
     assert Client(server.url, quiet=True).upload_data(tasks) == {"train": 12, "test": 0}
-    assert server.desk.tasks.of("train") == tasks
+    assert server.coordinator.tasks.of("train") == tasks
 
 
 def test_an_interrupted_client_hands_back_what_it_had(serve: Serve) -> None:

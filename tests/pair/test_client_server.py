@@ -134,7 +134,7 @@ def test_a_broken_file_uploads_nothing(serve: Serve, tmp_path: Path) -> None:
     (tmp_path / "test.jsonl").write_text('{"question": "a"}\n{"question": \n')
     with pytest.raises(TaskError, match=r"test\.jsonl:2: not JSON"):
         client.upload_data([{"question": "other"}], test_file=tmp_path / "test.jsonl")
-    assert server.desk.tasks.of("train") == TASKS
+    assert server.coordinator.tasks.of("train") == TASKS
 
 
 def test_a_large_upload_comes_in_parts_and_counts_when_it_is_whole(serve: Serve) -> None:
@@ -142,11 +142,11 @@ def test_a_large_upload_comes_in_parts_and_counts_when_it_is_whole(serve: Serve)
     client = Client(server.url, quiet=True)
     many = [{"question": "x" * 500_000, "number": number} for number in range(12)]
     assert client.upload_data(many) == {"train": 12, "test": 0}
-    assert server.desk.tasks.of("train") == many
-    server.desk.add_data("upload_1", "train", [{"a": 1}])
+    assert server.coordinator.tasks.of("train") == many
+    server.coordinator.add_data("upload_1", "train", [{"a": 1}])
     with pytest.raises(EndpointError, match="parts of the upload are missing"):
-        server.desk.commit_data("upload_1", {"train": 2, "test": 0})
-    assert server.desk.tasks.of("train") == many
+        server.coordinator.commit_data("upload_1", {"train": 2, "test": 0})
+    assert server.coordinator.tasks.of("train") == many
 
 
 def test_training_without_tasks_is_refused(serve: Serve) -> None:

@@ -58,7 +58,7 @@ runtime: {auto_instrumentation: false, nworkers: 2}
 """
 
 
-class Coordinator:
+class Session:
     """A folder with an agent, tasks and settings, and the commands that run there, one at a time."""
 
     def __init__(self, folder: Path, warm: Warm, model: Path) -> None:
@@ -142,88 +142,88 @@ class Coordinator:
 
 
 @pytest.fixture
-def desk(tmp_path: Path, warm: Warm, model_folder: Path) -> Iterator[Coordinator]:
-    found = Coordinator(tmp_path, warm, model_folder)
+def session(tmp_path: Path, warm: Warm, model_folder: Path) -> Iterator[Session]:
+    found = Session(tmp_path, warm, model_folder)
     yield found
     found.kill()
 
 
-def test_lgov_train_is_interrupted_at_every_moment_and_each_time_goes_on(desk: Coordinator) -> None:
+def test_lgov_train_is_interrupted_at_every_moment_and_each_time_goes_on(session: Session) -> None:
     # While it imports what it needs, of which the agent is a part.
-    desk.hold("import")
-    desk.train()
-    desk.until_held("import")
-    desk.interrupt()
-    assert desk.assert_interrupted() == "interrupted"
-    assert not (desk.folder / "run").exists()
-    desk.let_go("import")
+    session.hold("import")
+    session.train()
+    session.until_held("import")
+    session.interrupt()
+    assert session.assert_interrupted() == "interrupted"
+    assert not (session.folder / "run").exists()
+    session.let_go("import")
     # While the model is loaded.
-    desk.train(at="open:config.json")
-    desk.until_held()
-    desk.interrupt()
-    assert "run the same command again" in desk.assert_interrupted()
+    session.train(at="open:config.json")
+    session.until_held()
+    session.interrupt()
+    assert "run the same command again" in session.assert_interrupted()
     # While the tasks go to the server.
-    desk.train(at="rename:train.jsonl")
-    desk.until_held()
-    desk.interrupt()
-    desk.let_go()
-    assert "0 updates are kept, go on with --resume --folder run" in desk.assert_interrupted()
+    session.train(at="rename:train.jsonl")
+    session.until_held()
+    session.interrupt()
+    session.let_go()
+    assert "0 updates are kept, go on with --resume --folder run" in session.assert_interrupted()
     # While held-out tasks are run.
-    desk.hold("test")
-    desk.train("--resume")
-    desk.until_held("test")
-    desk.interrupt()
-    assert "0 updates are kept" in desk.assert_interrupted()
-    desk.let_go("test")
+    session.hold("test")
+    session.train("--resume")
+    session.until_held("test")
+    session.interrupt()
+    assert "0 updates are kept" in session.assert_interrupted()
+    session.let_go("test")
     # While rollouts are collected.
-    desk.hold("train")
-    desk.train("--resume")
-    desk.until_held("train")
-    desk.interrupt()
-    assert "0 updates are kept" in desk.assert_interrupted()
-    desk.let_go("train")
-    store = open_store(desk.folder / "run" / "store.sqlite", make=False)
+    session.hold("train")
+    session.train("--resume")
+    session.until_held("train")
+    session.interrupt()
+    assert "0 updates are kept" in session.assert_interrupted()
+    session.let_go("train")
+    store = open_store(session.folder / "run" / "store.sqlite", make=False)
     assert all(attempt.outcome is not None for attempt in store.attempts())
     store.close()
     # In the middle of an update, which is finished first.
-    desk.train("--resume", at="step")
-    desk.until_held()
-    desk.interrupt()
-    desk.until_said("ending after the update in progress; once more ends at once")
-    desk.let_go()
-    assert "1 updates are kept" in desk.assert_interrupted()
+    session.train("--resume", at="step")
+    session.until_held()
+    session.interrupt()
+    session.until_said("ending after the update in progress; once more ends at once")
+    session.let_go()
+    assert "1 updates are kept" in session.assert_interrupted()
     # While a checkpoint is written.
-    desk.train("--resume", at="open:.step-000002.partial")
-    desk.until_held()
-    desk.interrupt()
-    desk.until_said("ending after")
-    desk.let_go()
-    assert "2 updates are kept" in desk.assert_interrupted()
-    assert [path.name for path in complete_checkpoints(desk.folder / "run" / "checkpoints")][-1] == "step-000002"
+    session.train("--resume", at="open:.step-000002.partial")
+    session.until_held()
+    session.interrupt()
+    session.until_said("ending after")
+    session.let_go()
+    assert "2 updates are kept" in session.assert_interrupted()
+    assert [path.name for path in complete_checkpoints(session.folder / "run" / "checkpoints")][-1] == "step-000002"
     # In the middle of an update, twice: that update is not finished now.
-    desk.train("--resume", at="step")
-    desk.until_held()
-    desk.interrupt()
-    desk.until_said("ending after")
-    desk.interrupt()
-    desk.let_go()
-    last = desk.assert_interrupted()
+    session.train("--resume", at="step")
+    session.until_held()
+    session.interrupt()
+    session.until_said("ending after")
+    session.interrupt()
+    session.let_go()
+    last = session.assert_interrupted()
     assert "2 updates are kept" in last or "3 updates are kept" in last, "it was in its last pass"
-    desk.train("--resume")
-    assert desk.ended() == 0, desk.said
-    assert desk.lines("train") == [1, 2, 3]
-    assert desk.lines("test")[0] == 0
-    assert desk.lines("test")[-1] == 3
+    session.train("--resume")
+    assert session.ended() == 0, session.said
+    assert session.lines("train") == [1, 2, 3]
+    assert session.lines("test")[0] == 0
+    assert session.lines("test")[-1] == 3
 
 
-def test_a_server_is_interrupted_while_it_loads_and_twice_in_an_update(desk: Coordinator) -> None:
+def test_a_server_is_interrupted_while_it_loads_and_twice_in_an_update(session: Session) -> None:
     command = ("server", "--config", "config.yaml", "--folder", "run", "--port", "0")
-    desk.begin(*command, at="open:config.json")
-    desk.until_held()
-    desk.interrupt()
-    assert "run the same command again" in desk.assert_interrupted()
-    desk.begin(*command, at="step")
-    url = str(until(lambda: re.search(r"training server on (http://\S+),", desk.said), "the server is up")[1])
+    session.begin(*command, at="open:config.json")
+    session.until_held()
+    session.interrupt()
+    assert "run the same command again" in session.assert_interrupted()
+    session.begin(*command, at="step")
+    url = str(until(lambda: re.search(r"training server on (http://\S+),", session.said), "the server is up")[1])
     client = Client(url, quiet=True, patience_s=0.0)
     client.upload_data([{"question": "digits"}])
     failed: list[Exception] = []
@@ -236,47 +236,47 @@ def test_a_server_is_interrupted_while_it_loads_and_twice_in_an_update(desk: Coo
 
     thread = threading.Thread(target=train)
     thread.start()
-    desk.until_held()
-    desk.interrupt()
-    desk.until_said("ending after")
-    desk.interrupt()
-    assert "0 updates are kept, go on with --resume --folder run" in desk.assert_interrupted()
+    session.until_held()
+    session.interrupt()
+    session.until_said("ending after")
+    session.interrupt()
+    assert "0 updates are kept, go on with --resume --folder run" in session.assert_interrupted()
     thread.join()
     assert failed, "the client was not told"
     # The update that was given up is made from its batch when it goes on, before anybody asks.
-    desk.begin(*command, "--resume")
-    desk.until_said("training server on")
-    desk.interrupt()
-    assert "1 updates are kept" in desk.assert_interrupted()
-    assert desk.lines("train") == [1]
+    session.begin(*command, "--resume")
+    session.until_said("training server on")
+    session.interrupt()
+    assert "1 updates are kept" in session.assert_interrupted()
+    assert session.lines("train") == [1]
 
 
-def test_a_measurement_and_a_hand_over_are_interrupted(desk: Coordinator) -> None:
-    desk.train("--steps", "1")
-    assert desk.ended() == 0, desk.said
+def test_a_measurement_and_a_hand_over_are_interrupted(session: Session) -> None:
+    session.train("--steps", "1")
+    assert session.ended() == 0, session.said
     command = ("lgov", "eval", "run", "tasks.jsonl", "--agent", "agent.py:agent", "--folder", "measured")
-    desk.begin(*command, at="open:config.json")
-    desk.until_held()
-    desk.interrupt()
-    assert "there is no result" in desk.assert_interrupted()
+    session.begin(*command, at="open:config.json")
+    session.until_held()
+    session.interrupt()
+    assert "there is no result" in session.assert_interrupted()
     # The agent hangs, and is not waited for.
-    desk.hold("test")
-    desk.begin(*command)
-    desk.until_held("test")
-    desk.interrupt()
-    assert "the rollouts that ended are in measured" in desk.assert_interrupted()
-    desk.let_go("test")
-    desk.begin("lgov", "export", "run", "handed-on", at="open:config.json")
-    desk.until_held()
-    desk.interrupt()
-    assert "run the same command again" in desk.assert_interrupted()
-    desk.begin("lgov", "export", "run", "handed-on", at="rename:handed-on")
-    desk.until_held()
-    desk.interrupt()
-    assert "there is no handed-on, run the same command again" in desk.assert_interrupted()
-    assert not (desk.folder / "handed-on").exists()
-    desk.begin("lgov", "export", "run", "handed-on")
-    assert desk.ended() == 0, desk.said
+    session.hold("test")
+    session.begin(*command)
+    session.until_held("test")
+    session.interrupt()
+    assert "the rollouts that ended are in measured" in session.assert_interrupted()
+    session.let_go("test")
+    session.begin("lgov", "export", "run", "handed-on", at="open:config.json")
+    session.until_held()
+    session.interrupt()
+    assert "run the same command again" in session.assert_interrupted()
+    session.begin("lgov", "export", "run", "handed-on", at="rename:handed-on")
+    session.until_held()
+    session.interrupt()
+    assert "there is no handed-on, run the same command again" in session.assert_interrupted()
+    assert not (session.folder / "handed-on").exists()
+    session.begin("lgov", "export", "run", "handed-on")
+    assert session.ended() == 0, session.said
     sft = (
         "lgov",
         "train",
@@ -289,13 +289,13 @@ def test_a_measurement_and_a_hand_over_are_interrupted(desk: Coordinator) -> Non
         "--steps",
         "1",
     )
-    desk.begin(*sft, at="rename:sft.json")
-    desk.until_held()
-    desk.interrupt()
-    assert "nothing of it is kept" in desk.assert_interrupted()
-    assert not (desk.folder / "imitated" / "model").exists()
-    desk.begin(*sft)
-    assert desk.ended() in (0, 1), desk.said
+    session.begin(*sft, at="rename:sft.json")
+    session.until_held()
+    session.interrupt()
+    assert "nothing of it is kept" in session.assert_interrupted()
+    assert not (session.folder / "imitated" / "model").exists()
+    session.begin(*sft)
+    assert session.ended() in (0, 1), session.said
     assert (
-        "nothing in run/store.sqlite is worth imitating" in desk.said or (desk.folder / "imitated" / "model").exists()
+        "nothing in run/store.sqlite is worth imitating" in session.said or (session.folder / "imitated" / "model").exists()
     )

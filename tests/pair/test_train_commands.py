@@ -184,7 +184,7 @@ def test_a_run_that_a_client_stops_ends_with_a_checkpoint_and_the_next_goes_on(
 
     with pytest.raises(TrainError, match="was stopped at the server"):
         client.train(agent)
-    progress = server.desk.progress(None, 0)
+    progress = server.coordinator.progress(None, 0)
     assert 1 <= progress["step"] < 50
     assert list((tmp_path / "run" / "checkpoints").iterdir())
 
@@ -292,15 +292,15 @@ def test_a_run_that_ended_before_its_last_test_makes_up_for_that_and_nothing_els
         client = Client(server.url, quiet=True)
         result = client.train(agents.digits)
         assert (server.updates, result.updates, len(result.test_curves["reward"])) == (1, 1, 2)
-        state = server.desk.run
+        state = server.coordinator.run
         assert client.train(agents.digits).updates == 1
-        assert server.desk.run is not state, "the next one is a run of its own"
+        assert server.coordinator.run is not state, "the next one is a run of its own"
         assert server.updates == 2
     # Killed between its last line of figures and its end: the client that comes then is told how it ended.
     known = json.loads((tmp_path / "run" / "run.json").read_text())
     (tmp_path / "run" / "run.json").write_text(json.dumps({**known, "ended": False}))
     with serving(chosen, tmp_path / "run", resume=True) as server:
-        until(lambda: server.desk.run is not None and server.desk.run.ended, "the run has ended")
+        until(lambda: server.coordinator.run is not None and server.coordinator.run.ended, "the run has ended")
         assert Client(server.url, quiet=True).train(agents.digits).updates == 1
         assert server.updates == 2
 

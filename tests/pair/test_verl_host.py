@@ -21,7 +21,7 @@ from lgov_core.gateway.protocol import ANY_MODEL
 from lgov_core.gateway.upstream.token_engine import SampledTokens, TokenEngine, TokenPrompt
 from lgov_core.models import LanguageModel, load_model
 from lgov_core.server.recipe import algorithm_for
-from lgov_core.server.verl.host import DeskHost, desk_options, keep_tasks, open_desk
+from lgov_core.server.verl.host import CoordinatorHost, desk_options, keep_tasks, open_desk
 from lgov_core.server.verl.recipe import verl_job
 from lgov_core.store import open_store
 from lgov_core.train.loop.metrics_log import MetricsLog
@@ -57,7 +57,7 @@ def weights(model_folder: Path) -> Weights:
 
 
 @pytest.fixture
-def host(model_folder: Path, weights: Weights, tmp_path: Path) -> Iterator[DeskHost]:
+def host(model_folder: Path, weights: Weights, tmp_path: Path) -> Iterator[CoordinatorHost]:
     hosted = desk_options(host="127.0.0.1", port=0, algorithm="grpo", timeout_s=60.0, max_attempts=2)
     job = VerlJob(
         run_id="run", folder=tmp_path, model=str(model_folder), store=str(tmp_path / "store.sqlite"), steps=2, **hosted
@@ -66,7 +66,7 @@ def host(model_folder: Path, weights: Weights, tmp_path: Path) -> Iterator[DeskH
     text = load_model(model_folder, weights=False)
     with contextlib.closing(open_store(job.store)) as store:
         made = open_desk(job, TokenEngine(text, weights, also=(ANY_MODEL,), max_new_tokens=4), store)
-        assert isinstance(made, DeskHost)
+        assert isinstance(made, CoordinatorHost)
         with contextlib.closing(made):
             yield made
 
@@ -77,7 +77,7 @@ def rollouts(step: int) -> list[Rollout]:
 
 
 def test_a_client_runs_what_verl_asks_for_and_is_told_when_it_is_done(
-    host: DeskHost, weights: Weights, tmp_path: Path
+    host: CoordinatorHost, weights: Weights, tmp_path: Path
 ) -> None:
     results: dict[str, Any] = {}
 
@@ -104,7 +104,7 @@ def test_a_client_runs_what_verl_asks_for_and_is_told_when_it_is_done(
     assert versions == {one.rollout_id: step - 1 for step in (1, 2) for one in rollouts(step)}
 
 
-def test_a_client_can_stop_the_job(host: DeskHost) -> None:
+def test_a_client_can_stop_the_job(host: CoordinatorHost) -> None:
     def stop(done: int, total: int) -> None:
         Client(host.url, quiet=True).stop()
 
@@ -112,13 +112,13 @@ def test_a_client_can_stop_the_job(host: DeskHost) -> None:
         host.collect_rollouts(rollouts(1), stop)
 
 
-def progress(host: DeskHost) -> dict[str, Any]:
+def progress(host: CoordinatorHost) -> dict[str, Any]:
     asked = urllib.request.Request(f"{host.url}/train/progress?after=0", headers={PROTOCOL_HEADER: str(PROTOCOL)})
     with urllib.request.urlopen(asked, timeout=60) as answer:
         return json.load(answer)
 
 
-def test_a_job_that_goes_on_tells_its_earlier_figures_once(host: DeskHost, model_folder: Path, tmp_path: Path) -> None:
+def test_a_job_that_goes_on_tells_its_earlier_figures_once(host: CoordinatorHost, model_folder: Path, tmp_path: Path) -> None:
     """Killed with step 1 acknowledged; step 1 is made again, its figures are told again, and nobody reads them twice."""
     first = progress(host)
     host.close()

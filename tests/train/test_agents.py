@@ -31,7 +31,7 @@ TASKS = [Task("hello", {"say": "hello"}), Task("count", {"say": "one two three"}
 AGENTS = ("writer", "checker")
 
 
-class Coordinator:
+class Pool:
     """A `Collector` whose agents are here: a writer answers, a checker reads it; the writer is paid for short words."""
 
     def __init__(self, store: SQLiteStore, base_url: str) -> None:
@@ -92,7 +92,7 @@ def running(folder: Path) -> Generator[tuple[EmbeddedEngine, SQLiteStore, dict[s
                 learner=learner,
                 engine=engine.policy(name),
                 store=store,
-                pool=Coordinator(store, endpoint.base_url),
+                pool=Pool(store, endpoint.base_url),
                 folder=folder / name,
                 selection=Selection(agents=(name,)),
                 checkpoint_every=1,

@@ -1,6 +1,6 @@
 """The training server's other half on verl: clients run the agents, verl trains.
 
-`open_desk` is a host of `lgov_core.train.verl.hosts`: it runs in the process of verl's task runner and serves what a
+`open_coordinator` is a host of `lgov_core.train.verl.hosts`: it runs in the process of verl's task runner and serves what a
 `lgov_core.server.training.TrainingServer` serves, so that the same `lgov_core.Client` works with either.
 """
 
@@ -26,7 +26,7 @@ from lgov_core.train.verl.job import VerlJob
 from lgov_core.train.workers.jobs import JobResult
 from lgov_core.types import Rollout
 
-DESK: Final = "lgov_core.server.verl.host:open_desk"
+COORDINATOR_HOST: Final = "lgov_core.server.verl.host:open_coordinator"
 
 
 def desk_options(
@@ -44,7 +44,7 @@ def desk_options(
         "max_attempts": max_attempts,
         "key_secret_file": None if key_secret_file is None else str(key_secret_file),
     }
-    return {"host": DESK, "options": options}
+    return {"host": COORDINATOR_HOST, "options": options}
 
 
 def keep_tasks(folder: Path, tasks: Sequence[Mapping[str, Any]]) -> None:
@@ -54,12 +54,12 @@ def keep_tasks(folder: Path, tasks: Sequence[Mapping[str, Any]]) -> None:
     kept.commit("verl", {"train": len(tasks), "test": 0})
 
 
-def open_desk(job: VerlJob, engine: Engine, store: RolloutQueue) -> DeskHost:
+def open_coordinator(job: VerlJob, engine: Engine, store: RolloutQueue) -> CoordinatorHost:
     """Starts serving. Raises `EndpointError` for an address that cannot be had."""
-    return DeskHost(job, engine, store)
+    return CoordinatorHost(job, engine, store)
 
 
-class DeskHost:
+class CoordinatorHost:
     """An endpoint, a queue of rollouts, and the routes by which clients take from it. See `Host`.
 
     The run is done, as clients see it, once the rollouts of the last step are in: what is left is the trainer's.
@@ -80,7 +80,7 @@ class DeskHost:
         self._collector = QueueCollector(store, config, self._run.stop_asked.is_set)
         self._collector.cancel_left(job.run_id)
         about = {"model": engine.models[0], "algorithm": options["algorithm"], "folder": str(job.folder)}
-        desk = Coordinator(
+        coordinator = Coordinator(
             Tasks(job.folder),
             store,
             keys,
@@ -90,8 +90,8 @@ class DeskHost:
             about=about,
             timeout_s=options["timeout_s"],
         )
-        desk.begin(self._run)
-        app = create_app([engine], store, keys=keys, more=TrainRoutes(desk).routes())
+        coordinator.begin(self._run)
+        app = create_app([engine], store, keys=keys, more=TrainRoutes(coordinator).routes())
         self._server = EndpointServer(cast(Any, KeyInPath(app)), host=options["host"], port=options["port"]).start()
         self._steps = job.steps
 

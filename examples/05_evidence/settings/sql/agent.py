@@ -24,7 +24,7 @@ REWRITER = "Write a better query."
 
 
 @dataclass
-class Coordinator:
+class Context:
     """What the agents work on: the path of the database."""
 
     database: str
@@ -41,7 +41,7 @@ class Work(TypedDict, total=False):
 
 
 @tool(return_direct=True)
-def run_sql(query: str, runtime: ToolRuntime[Coordinator]) -> str:
+def run_sql(query: str, runtime: ToolRuntime[Context]) -> str:
     """Run SQL on the database."""
     rows: list[Any] = []
     try:
@@ -63,9 +63,9 @@ def make_agents(model: str, checker_model: str) -> Any:
     def chat(name: str) -> ChatOpenAI:
         return ChatOpenAI(model=name, max_retries=2, timeout=300)
 
-    writer = create_agent(chat(model), [run_sql], system_prompt=WRITER, context_schema=Coordinator, name="writer")
+    writer = create_agent(chat(model), [run_sql], system_prompt=WRITER, context_schema=Context, name="writer")
     checker = create_agent(chat(checker_model), [], system_prompt=CHECKER, name="checker")
-    rewriter = create_agent(chat(model), [run_sql], system_prompt=REWRITER, context_schema=Coordinator, name="rewriter")
+    rewriter = create_agent(chat(model), [run_sql], system_prompt=REWRITER, context_schema=Context, name="rewriter")
 
     async def write(state: Work, runtime: Any) -> Work:
         return await _query(writer, write_prompt(state), runtime.context)
@@ -78,7 +78,7 @@ def make_agents(model: str, checker_model: str) -> Any:
     async def rewrite(state: Work, runtime: Any) -> Work:
         return await _query(rewriter, rewrite_prompt(state), runtime.context)
 
-    graph = StateGraph(Work, context_schema=Coordinator)
+    graph = StateGraph(Work, context_schema=Context)
     graph.add_node("write", write)
     graph.add_node("check", check)
     graph.add_node("rewrite", rewrite)
@@ -91,7 +91,7 @@ def make_agents(model: str, checker_model: str) -> Any:
 
 async def answer(graph: Any, question: str, database: str, schema: str = "") -> Work:
     """Has one question answered; the last query and what it gave are the answer."""
-    return await graph.ainvoke({"question": question, "schema": schema}, context=Coordinator(database))
+    return await graph.ainvoke({"question": question, "schema": schema}, context=Context(database))
 
 
 def write_prompt(work: Work) -> str:
@@ -114,8 +114,8 @@ def is_right(verdict: str) -> bool:
     return verdict.strip().lower().startswith("right")
 
 
-async def _query(agent: Any, text: str, desk: Coordinator) -> Work:
-    found = await agent.ainvoke({"messages": [{"role": "user", "content": text}]}, context=desk)
+async def _query(agent: Any, text: str, context: Context) -> Work:
+    found = await agent.ainvoke({"messages": [{"role": "user", "content": text}]}, context=context)
     calls = [call for message in found["messages"] if isinstance(message, AIMessage) for call in message.tool_calls]
     results = [message for message in found["messages"] if isinstance(message, ToolMessage)]
     if not calls or not results:
