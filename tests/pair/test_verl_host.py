@@ -21,7 +21,7 @@ from lgov_core.gateway.protocol import ANY_MODEL
 from lgov_core.gateway.upstream.token_engine import SampledTokens, TokenEngine, TokenPrompt
 from lgov_core.models import LanguageModel, load_model
 from lgov_core.server.recipe import algorithm_for
-from lgov_core.server.verl.host import CoordinatorHost, desk_options, keep_tasks, open_desk
+from lgov_core.server.verl.host import CoordinatorHost, coordinator_options, keep_tasks, open_coordinator
 from lgov_core.server.verl.recipe import verl_job
 from lgov_core.store import open_store
 from lgov_core.train.loop.metrics_log import MetricsLog
@@ -58,14 +58,14 @@ def weights(model_folder: Path) -> Weights:
 
 @pytest.fixture
 def host(model_folder: Path, weights: Weights, tmp_path: Path) -> Iterator[CoordinatorHost]:
-    hosted = desk_options(host="127.0.0.1", port=0, algorithm="grpo", timeout_s=60.0, max_attempts=2)
+    hosted = coordinator_options(host="127.0.0.1", port=0, algorithm="grpo", timeout_s=60.0, max_attempts=2)
     job = VerlJob(
         run_id="run", folder=tmp_path, model=str(model_folder), store=str(tmp_path / "store.sqlite"), steps=2, **hosted
     )
     keep_tasks(tmp_path, [{"question": "digits please"}])
     text = load_model(model_folder, weights=False)
     with contextlib.closing(open_store(job.store)) as store:
-        made = open_desk(job, TokenEngine(text, weights, also=(ANY_MODEL,), max_new_tokens=4), store)
+        made = open_coordinator(job, TokenEngine(text, weights, also=(ANY_MODEL,), max_new_tokens=4), store)
         assert isinstance(made, CoordinatorHost)
         with contextlib.closing(made):
             yield made
@@ -123,13 +123,13 @@ def test_a_job_that_goes_on_tells_its_earlier_figures_once(host: CoordinatorHost
     first = progress(host)
     host.close()
     MetricsLog(tmp_path / "metrics.jsonl").add("train", 1, {"reward": 0.25})
-    hosted = desk_options(host="127.0.0.1", port=0, algorithm="grpo", timeout_s=60.0, max_attempts=2)
+    hosted = coordinator_options(host="127.0.0.1", port=0, algorithm="grpo", timeout_s=60.0, max_attempts=2)
     job = VerlJob(
         run_id="run", folder=tmp_path, model=str(model_folder), store=str(tmp_path / "store.sqlite"), steps=2, **hosted
     )
     text = load_model(model_folder, weights=False)
     with contextlib.closing(open_store(job.store)) as store:
-        again = open_desk(job, TokenEngine(text, Weights(text), also=(ANY_MODEL,), max_new_tokens=4), store)
+        again = open_coordinator(job, TokenEngine(text, Weights(text), also=(ANY_MODEL,), max_new_tokens=4), store)
         with contextlib.closing(again):
             for step in (1, 2):
                 again.told({"phase": "train", "step": step, "reward": 0.25 * step})

@@ -29,7 +29,7 @@ from lgov_core.types import Rollout
 COORDINATOR_HOST: Final = "lgov_core.server.verl.host:open_coordinator"
 
 
-def desk_options(
+def coordinator_options(
     *, host: str, port: int, algorithm: str, timeout_s: float, max_attempts: int, key_secret_file: Path | None = None
 ) -> Mapping[str, Any]:
     """The fields ``host`` and ``options`` of a `VerlJob` whose rollouts are run by clients.

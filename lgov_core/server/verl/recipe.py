@@ -11,7 +11,7 @@ from lgov_core._util.suggestions import suggest_name
 from lgov_core.errors import SettingsError
 from lgov_core.gateway.serving.server import is_loopback
 from lgov_core.server.recipe import algorithm_for
-from lgov_core.server.verl.host import desk_options
+from lgov_core.server.verl.host import coordinator_options
 from lgov_core.train.algorithms.config import UpdateConfig
 from lgov_core.train.algorithms.registry import REINFORCEMENT, algorithm_name
 from lgov_core.train.settings import TrainSettings
@@ -67,7 +67,7 @@ def verl_job(settings: TrainSettings, *, run_id: str, folder: Path, tasks: int, 
         folder=folder,
         model=model_place(settings.model.name),
         store=str(folder / "store.sqlite"),
-        **desk_options(
+        **coordinator_options(
             host=host,
             port=asked_port,
             algorithm=algorithm,
