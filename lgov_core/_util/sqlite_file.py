@@ -61,7 +61,7 @@ def is_database(path: Path) -> bool:
         return False
 
 
-def open_database(
+def open_sqlite(
     kind: FileKind, path: Path, *, busy_timeout_s: float, expected: tuple[int, int] | None = None
 ) -> sqlite3.Connection:
     """A connection in autocommit mode to the file at ``path``, which is made when it does not exist.
@@ -99,7 +99,7 @@ def open_database(
 def is_blank(path: Path) -> bool:
     """Whether nothing was ever committed to the file at ``path``: it is empty, or has lost the log that held everything.
 
-    For those who only look: `open_database` would make a new database of such a file. Reads only; False for what cannot
+    For those who only look: `open_sqlite` would make a new database of such a file. Reads only; False for what cannot
     be read.
     """
     try:

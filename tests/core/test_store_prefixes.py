@@ -16,7 +16,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from lgov_core._util.sqlite_file import open_database
+from lgov_core._util.sqlite_file import open_sqlite
 from lgov_core.errors import StoreError
 from lgov_core.store import encoding, rows
 from lgov_core.store.prefixes import WHOLE, Earlier, PrefixIndex, common_head, fold
@@ -241,7 +241,7 @@ def test_a_base_that_another_process_deleted_is_not_referred_to(path: Path) -> N
 
 def test_a_lost_transaction_leaves_no_ghost_to_refer_to(path: Path) -> None:
     SQLiteStore(path).close()
-    connection = open_database(TRACE_STORE, path, busy_timeout_s=1.0)
+    connection = open_sqlite(TRACE_STORE, path, busy_timeout_s=1.0)
     writer = FoldingWriter()
     long, other = tuple(range(1000)), tuple(range(5000, 6000))
     writer.write(connection, *rows.call_parts(call("first", (7, 7), (1,), {})))

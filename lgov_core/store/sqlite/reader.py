@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from lgov_core._util.sqlite_file import FileKind, describe, open_database
+from lgov_core._util.sqlite_file import FileKind, describe, open_sqlite
 from lgov_core.store.rows import Row
 from lgov_core.store.sqlite.held_connection import HeldConnection
 
@@ -47,7 +47,7 @@ class TableReader(HeldConnection[sqlite3.Connection]):
                 raise self._kind.error(f"{self._kind.what} {self._path} is closed", hint="open it again to go on")
             try:
                 if self._connection is None:
-                    self._connection = open_database(
+                    self._connection = open_sqlite(
                         self._kind, self._path, busy_timeout_s=self._busy_timeout_s, expected=self._identity
                     )
                     self._connection.execute("PRAGMA query_only=ON")

@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterable, Sequence
 from contextlib import closing
 
-from lgov_core._util.sqlite_file import describe, open_database
+from lgov_core._util.sqlite_file import describe, open_sqlite
 from lgov_core.store import encoding, rows
 from lgov_core.store.retention import Pruned, StoreStatistics, chosen, portions, require_choice
 from lgov_core.store.sqlite import queue as sqlite_queue
@@ -127,7 +127,7 @@ class SQLiteStore(SQLiteTraces):
         """Writes the file anew, without what was deleted. It needs as much room again while it does, and others wait."""
         self._check()
         try:
-            connection = open_database(
+            connection = open_sqlite(
                 TRACE_STORE, self.path, busy_timeout_s=self._busy_timeout_s, expected=self._writer.identity
             )
             with closing(connection):

@@ -16,7 +16,7 @@ from lgov_core._util.sqlite_file import (
     describe,
     file_identity,
     is_busy,
-    open_database,
+    open_sqlite,
     require_same_file,
     write_back,
 )
@@ -60,7 +60,7 @@ class WritingConnection(HeldConnection[sqlite3.Connection]):
         self._on_loss = on_loss
         self._on_lost_span = on_lost_span
         self._rows_in_log = 0
-        self._connection = open_database(kind, path, busy_timeout_s=busy_timeout_s)
+        self._connection = open_sqlite(kind, path, busy_timeout_s=busy_timeout_s)
         self._connection.execute(f"PRAGMA wal_autocheckpoint={MOST_IN_LOG}")
         self.identity = file_identity(path)
 
@@ -176,7 +176,7 @@ class WritingConnection(HeldConnection[sqlite3.Connection]):
     def _open(self) -> sqlite3.Connection:
         require_same_file(self._kind, self._path, self.identity)
         if self._connection is None:
-            self._connection = open_database(
+            self._connection = open_sqlite(
                 self._kind, self._path, busy_timeout_s=self._busy_timeout_s, expected=self.identity
             )
             self._connection.execute(f"PRAGMA wal_autocheckpoint={MOST_IN_LOG}")
