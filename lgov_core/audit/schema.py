@@ -6,7 +6,7 @@ import sqlite3
 from pathlib import Path
 from typing import Final
 
-from lgov_core._util.sqlite_file import MOST_IN_LOG, FileKind, describe, open_sqlite
+from lgov_core._util.sqlite_file import FileKind, describe, open_sqlite
 from lgov_core.errors import AuditError
 
 # `lgov_core.audit.verify` documents the format. One row, and so one statement, an entry: a transaction of its own costs
@@ -71,7 +71,6 @@ def open_record(path: Path, *, busy_timeout_s: float, expected: tuple[int, int] 
     connection = open_sqlite(AUDIT_RECORD, path, busy_timeout_s=busy_timeout_s, expected=expected)
     try:
         _require_own_schema(path, connection)
-        connection.execute(f"PRAGMA wal_autocheckpoint={MOST_IN_LOG}")
     except BaseException:
         connection.close()
         raise
