@@ -4,11 +4,15 @@ Each class has a stable ``code`` (a slug that may be matched by programs) and ea
 what to do next::
 
     LgovError
-     ├── SettingsError            a setting has no meaning, or an unknown name
+     ├── FileError                a file is missing, unreadable or wrong: path, line and what to write instead
+ │    ├── PolicyFileError     a policy file; also a PolicyError
+ │    ├── RewardFileError     a file of reward rules; also a RewardError
+ │    ├── SpanFileError       a file of spans; also a TransitionError
+ │    └── TaskError           a file of tasks, or a list of them
+ ├── SettingsError            a setting has no meaning, or an unknown name
      ├── PluginError              a plugin that decides could not be loaded, or its hooks do not fit
      ├── PolicyError
-     │    ├── PolicyFileError     a policy file is missing, unreadable or wrong (file, line, what to write instead)
-     │    ├── PolicyDenied        an act was denied and the caller asked for an exception; carries the Decision
+         │    ├── PolicyDenied        an act was denied and the caller asked for an exception; carries the Decision
      │    └── PolicyViolationError  the same on the training side; carries the PolicyViolation
      ├── AuditError               a decision could not be made durable
      ├── ScopeError               a rollout scope is missing, or does not fit
@@ -21,11 +25,9 @@ what to do next::
      ├── EndpointError            the training endpoint was asked for something it cannot do
      │    └── UpstreamError       the server behind the endpoint failed
      ├── RewardError              a reward is not a finite number, or what makes rewards has no meaning; also a ValueError
-     │    └── RewardFileError     a file of reward rules is missing, unreadable or wrong (file, line, what to write instead)
-     ├── ExportError              recorded entries cannot be handed to a store or written to a file
+         ├── ExportError              recorded entries cannot be handed to a store or written to a file
      ├── TransitionError          recorded calls cannot become training data
-     ├── TaskError                a file of tasks is missing, unreadable or wrong (file, line, what is wrong)
-     ├── ClientError              a training server cannot be reached, is of another version, or refuses
+         ├── ClientError              a training server cannot be reached, is of another version, or refuses
      └── TrainError               an update cannot go on (not finite, collapsed, no data)
 
 ``str(error)`` is the message followed by the hint.
@@ -58,6 +60,20 @@ class LgovError(Exception):
         return {"code": self.code, "message": self.message, "hint": self.hint}
 
 
+class FileError(LgovError):
+    """A file is missing, unreadable or wrong. ``path`` and ``line`` (1-based) say where, when known."""
+
+    code = "file"
+
+    def __init__(
+        self, message: str, *, path: str | None = None, line: int | None = None, hint: str | None = None
+    ) -> None:
+        where = ":".join(str(part) for part in (path, line) if part is not None)
+        super().__init__(f"{where}: {message}" if where else message, hint=hint)
+        self.path = path
+        self.line = line
+
+
 class SettingsError(LgovError):
     """A setting has no meaning, or its name is unknown."""
 
@@ -76,22 +92,14 @@ class PolicyError(LgovError):
     code = "policy"
 
 
-class PolicyFileError(PolicyError):
+class PolicyFileError(FileError, PolicyError):
     """A policy file is missing, unreadable or wrong. ``path`` and ``line`` (1-based) say where, when known.
 
-    ``further`` are the mistakes of other rules, where somebody asked for all of them (``lgov policy check``).
+    ``further`` holds the errors of other rules, when all were asked for (``lgov policy check``).
     """
 
     code = "policy_file"
-
-    def __init__(
-        self, message: str, *, path: str | None = None, line: int | None = None, hint: str | None = None
-    ) -> None:
-        where = ":".join(str(part) for part in (path, line) if part is not None)
-        super().__init__(f"{where}: {message}" if where else message, hint=hint)
-        self.path = path
-        self.line = line
-        self.further: tuple[PolicyFileError, ...] = ()
+    further: tuple[PolicyFileError, ...] = ()
 
 
 class PolicyDenied(PolicyError):
@@ -194,18 +202,10 @@ class RewardError(LgovError, ValueError):
     code = "reward"
 
 
-class RewardFileError(RewardError):
+class RewardFileError(FileError, RewardError):
     """A file of reward rules is missing, unreadable or wrong. ``path`` and ``line`` (1-based) say where, when known."""
 
     code = "reward_file"
-
-    def __init__(
-        self, message: str, *, path: str | None = None, line: int | None = None, hint: str | None = None
-    ) -> None:
-        where = ":".join(str(part) for part in (path, line) if part is not None)
-        super().__init__(f"{where}: {message}" if where else message, hint=hint)
-        self.path = path
-        self.line = line
 
 
 class ExportError(LgovError):
@@ -224,18 +224,16 @@ class TransitionError(LgovError):
     code = "transition"
 
 
-class TaskError(LgovError):
+class TaskError(FileError):
     """Tasks cannot be used as they are. ``path`` and ``line`` (1-based) say where, when known. Nothing was uploaded."""
 
     code = "task"
 
-    def __init__(
-        self, message: str, *, path: str | None = None, line: int | None = None, hint: str | None = None
-    ) -> None:
-        where = ":".join(str(part) for part in (path, line) if part is not None)
-        super().__init__(f"{where}: {message}" if where else message, hint=hint)
-        self.path = path
-        self.line = line
+
+class SpanFileError(FileError, TransitionError):
+    """A file of spans cannot be read."""
+
+    code = "span_file"
 
 
 class ClientError(LgovError):

@@ -1,4 +1,4 @@
-"""Files for other programs: there whole or not at all, for their owner alone, and never in the place of a database."""
+"""Atomic file writes: temporary file, fsync, rename, fsync of the folder; mode 0600."""
 
 from __future__ import annotations
 
@@ -9,44 +9,59 @@ from collections.abc import Generator, Iterable
 from contextlib import contextmanager
 from pathlib import Path
 
+from lgov_core._util.durable import sync_folder
 from lgov_core._util.sqlite_file import is_database
 from lgov_core.errors import LgovError
 
 
-@contextmanager
-def whole_file(path: Path, error: type[LgovError]) -> Generator[Path]:
-    """A file beside ``path`` to write to, which takes its place when the block ends, and is gone when that raises.
+def atomic_write(path: Path, data: bytes) -> None:
+    """Writes ``data`` to ``path`` atomically and durably; the folder is created. Raises `OSError`, leaving the old file."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with _replacement(path) as temporary:
+        temporary.write_bytes(data)
 
-    It has mode 0600, and is on disk before it is moved. Raises ``error``, leaving what was there, when ``path`` is a
-    link, no ordinary file or a database (a record or store itself is easily named by mistake), or cannot be written.
+
+@contextmanager
+def atomic_file(path: Path, error: type[LgovError]) -> Generator[Path]:
+    """Yields a temporary file that replaces ``path`` when the block ends, and is removed when the block raises.
+
+    Raises ``error``, leaving ``path`` alone, when ``path`` is a symbolic link, not a regular file, or a database (a record
+    or store is easily named by mistake), or when it cannot be written.
     """
     try:
         if os.path.lexists(path) and not stat.S_ISREG(mode := os.lstat(path).st_mode):
-            what = "a symbolic link" if stat.S_ISLNK(mode) else "no ordinary file"
-            raise error(f"{path} is {what}", hint="name a new file, or an ordinary one")
+            what = "a symbolic link" if stat.S_ISLNK(mode) else "not a regular file"
+            raise error(f"{path} is {what}", hint="name a new file or a regular one")
         if is_database(path):
             raise error(f"{path} is a database and is not overwritten", hint="name another file")
-        handle, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".new", dir=path.parent)
-        beside = Path(name)
-        try:
-            try:
-                yield beside
-                os.fsync(handle)
-            finally:
-                os.close(handle)
-            os.replace(beside, path)  # takes the place of a link that came in between; never follows it
-        except BaseException:
-            beside.unlink(missing_ok=True)
-            raise
+        with _replacement(path) as temporary:
+            yield temporary
     except OSError as failed:
-        raise error(f"{path} cannot be written: {failed.strerror or failed}", hint="name another place") from failed
+        raise error(f"{path} cannot be written: {failed.strerror or failed}", hint="name another path") from failed
 
 
 def write_lines(path: Path, lines: Iterable[str], error: type[LgovError]) -> int:
-    """Writes ASCII lines as a `whole_file`; returns how many. Raises ``error``."""
+    """Writes ASCII lines to an `atomic_file`; returns how many. Raises ``error``."""
     count = 0
-    with whole_file(path, error) as beside, beside.open("w", encoding="ascii") as file:
+    with atomic_file(path, error) as temporary, temporary.open("w", encoding="ascii") as file:
         for line in lines:
             file.write(line + "\n")
             count += 1
     return count
+
+
+@contextmanager
+def _replacement(path: Path) -> Generator[Path]:
+    handle, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".new", dir=path.parent)
+    temporary = Path(name)
+    try:
+        try:
+            yield temporary
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+        os.replace(temporary, path)  # replaces a symbolic link created meanwhile instead of following it
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+    sync_folder(path.parent)

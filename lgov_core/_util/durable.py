@@ -1,4 +1,4 @@
-"""Files that are there whole or not at all, also after the power has gone."""
+"""Durable appends to files of lines, and fsync of files and folders."""
 
 from __future__ import annotations
 
@@ -7,25 +7,8 @@ import os
 from pathlib import Path
 
 
-def write_whole(path: Path, data: bytes) -> None:
-    """Puts ``data`` at ``path``; what was there before stays until then. Raises `OSError`."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f".{path.name}.partial")
-    try:
-        with partial.open("wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(partial, path)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            partial.unlink(missing_ok=True)
-        raise
-    sync_folder(path.parent)
-
-
 def append_line(path: Path, line: bytes) -> None:
-    """Adds ``line`` and a line feed to the end of ``path`` in one write, and waits until the disk has it. Raises `OSError`."""
+    """Appends ``line`` and a line feed in one write, then fsyncs the file. Raises `OSError`."""
     with path.open("ab", buffering=0) as file:
         data = line + b"\n"
         while data:
@@ -34,7 +17,7 @@ def append_line(path: Path, line: bytes) -> None:
 
 
 def drop_torn_line(path: Path) -> None:
-    """Cuts off what a killed run left half-written at the end of a file of lines. A file that is not there is left alone."""
+    """Truncates an incomplete last line, left by a killed process. Does nothing when the file does not exist."""
     if path.exists():
         data = path.read_bytes()
         if not data.endswith(b"\n"):
@@ -43,7 +26,7 @@ def drop_torn_line(path: Path) -> None:
 
 
 def sync_file(path: Path) -> None:
-    """Waits until the disk has the file. Raises `OSError`."""
+    """Fsyncs the file. Raises `OSError`."""
     descriptor = os.open(path, os.O_RDWR if os.name == "nt" else os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -52,12 +35,12 @@ def sync_file(path: Path) -> None:
 
 
 def sync_folder(path: Path) -> None:
-    """Waits until the disk has the folder's list of names, where the system can do that."""
+    """Fsyncs the folder's directory entry, where the system supports it."""
     if os.name == "nt":
         return
     descriptor = os.open(path, os.O_RDONLY)
     try:
-        with contextlib.suppress(OSError):  # some file systems refuse; the name is then as durable as it gets
+        with contextlib.suppress(OSError):  # some file systems refuse
             os.fsync(descriptor)
     finally:
         os.close(descriptor)

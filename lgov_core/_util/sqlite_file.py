@@ -61,7 +61,7 @@ def is_database(path: Path) -> bool:
         return False
 
 
-def open_database(
+def open_sqlite(
     kind: FileKind, path: Path, *, busy_timeout_s: float, expected: tuple[int, int] | None = None
 ) -> sqlite3.Connection:
     """A connection in autocommit mode to the file at ``path``, which is made when it does not exist.
@@ -96,10 +96,19 @@ def open_database(
     return connection
 
 
+def open_in_memory(kind: FileKind) -> sqlite3.Connection:
+    """A connection in autocommit mode to a new database of ``kind`` in memory, which ends with the connection."""
+    connection = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False)
+    connection.execute("PRAGMA foreign_keys=ON")
+    for statement in kind.schema:
+        connection.execute(statement)
+    return connection
+
+
 def is_blank(path: Path) -> bool:
     """Whether nothing was ever committed to the file at ``path``: it is empty, or has lost the log that held everything.
 
-    For those who only look: `open_database` would make a new database of such a file. Reads only; False for what cannot
+    For those who only look: `open_sqlite` would make a new database of such a file. Reads only; False for what cannot
     be read.
     """
     try:
@@ -107,28 +116,6 @@ def is_blank(path: Path) -> bool:
             return _contents(connection) == (0, 0, 0)
     except (sqlite3.Error, OSError):
         return False
-
-
-#: Pages in the log of a file at which a commit writes them back itself, for files whose log `write_back` is called for.
-MOST_IN_LOG: Final = 16_000
-
-
-def write_back(kind: FileKind, path: Path, expected: tuple[int, int]) -> None:
-    """Writes the log of the file at ``path`` back into it, on a connection of its own.
-
-    It waits for the disk, tens of milliseconds, and for nobody else; others go on writing to the log meanwhile. What cannot
-    be written back now stays in the log, where it is durable. Raises ``sqlite3.Error``, `OSError`, and ``kind.error`` when
-    the file is not the one that `file_identity` said ``expected`` of.
-    """
-    require_same_file(kind, path, expected)
-    connection = sqlite3.connect(
-        f"file:{quote(str(path.absolute()))}?mode=rw", uri=True, timeout=0, isolation_level=None
-    )
-    try:
-        connection.execute("PRAGMA synchronous=NORMAL")
-        connection.execute("PRAGMA wal_checkpoint(PASSIVE)")
-    finally:
-        connection.close()
 
 
 def _make_private_file(kind: FileKind, path: Path) -> None:
@@ -235,47 +222,6 @@ def file_identity(path: str | os.PathLike[str]) -> tuple[int, int]:
     return status.st_dev, status.st_ino
 
 
-#: Looks at a file itself before its path is looked at again.
-_LOOKS: Final = 64
-#: A change this long ago, in nanoseconds, has another time than one that comes now: the clock of a file system ticks, at
-#: the slowest (Linux with a timer of 100 Hz) every 10 ms.
-_TICKED_NS: Final = 20_000_000
-
-
-class SameFile:
-    """Looks whether ``path`` still names the file ``identity`` (`file_identity`), at half of what `require_same_file` costs.
-
-    Deleting, replacing or moving a file changes its change time or the number of its names. While both are as they were
-    when the path was looked at, none of that has happened. What leaves the file itself alone (a folder above it is moved,
-    a link on the way leads elsewhere, and rows go on into the same file) is noticed after 64 looks. Where the system has
-    no descriptors that only name a file, the path is looked at each time. Used by one thread at a time.
-    """
-
-    def __init__(self, kind: FileKind, path: str, identity: tuple[int, int]) -> None:
-        self._kind, self._path, self._identity = kind, path, identity
-        self._known: tuple[int, int] | None = None
-        self._left = 0
-        self._descriptor = -1
-        if hasattr(os, "O_PATH"):  # to close any other kind would drop the locks that SQLite holds on the file
-            with contextlib.suppress(OSError):
-                self._descriptor = os.open(path, os.O_PATH | os.O_CLOEXEC)
-                self._close = weakref.finalize(self, os.close, self._descriptor)
-
-    def require(self) -> None:
-        """Raises ``kind.error`` unless it is the same file."""
-        if self._left:
-            self._left -= 1
-            found = os.fstat(self._descriptor)
-            if (found.st_ctime_ns, found.st_nlink) == self._known:
-                return
-        self._left = 0
-        found = None if self._descriptor < 0 else os.fstat(self._descriptor)  # before the path: it may change meanwhile
-        require_same_file(self._kind, self._path, self._identity)
-        if found is not None and (found.st_dev, found.st_ino) == self._identity:
-            self._known = found.st_ctime_ns, found.st_nlink
-            self._left = _LOOKS if time.time_ns() - found.st_ctime_ns > _TICKED_NS else 0
-
-
 def is_busy(error: BaseException) -> bool:
     """Whether ``error`` says that someone else holds the file."""
     return _primary_code(error) in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
@@ -299,7 +245,7 @@ _HINTS = {
 }
 
 
-def describe(kind: FileKind, path: Path, error: BaseException) -> LgovError:
+def describe(kind: FileKind, path: str | os.PathLike[str], error: BaseException) -> LgovError:
     """``error`` as ``kind.error``: which file, what SQLite or the system said, and what to do about it."""
     if isinstance(error, LgovError):
         return error

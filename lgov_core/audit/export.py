@@ -110,7 +110,7 @@ def _known(event: Mapping[str, Any]) -> dict[str, Any]:
 def write_file(path: Path, entries: Iterable[AuditEntry], form: Format) -> int:
     """Writes all entries to a new file that then takes the place of ``path``; returns how many.
 
-    See `whole_file` for what it does not take the place of. Raises `ExportError`.
+    See `atomic_file` for what it does not take the place of. Raises `ExportError`.
     """
     return write_lines(path, lines(entries, form), ExportError)
 

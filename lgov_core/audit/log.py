@@ -14,37 +14,31 @@ from collections.abc import Callable, Iterable, Mapping
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any, Final, TypeAlias
+from typing import Any, Final
 
 from lgov_core._util.sqlite_file import (
     BESIDE,
-    SameFile,
     describe,
     file_identity,
     is_database,
     keep_quiet_across_fork,
+    require_same_file,
 )
 from lgov_core.audit.entry import (
     AuditEntry,
-    OpenBody,
     Payload,
-    SortedBody,
-    Stamp,
-    Texts,
-    action_fields,
-    decision_body,
+    body_text,
     decision_content,
+    decision_fields,
     entry_of,
-    in_json,
     outcome_content,
+    outcome_fields,
     payload,
-    stamp_of,
-    texts_of,
+    text_fields,
 )
 from lgov_core.audit.heads import Heads, Signer, heads_path
 from lgov_core.audit.redaction import Redaction, redaction
 from lgov_core.audit.schema import AUDIT_RECORD, erase_texts, open_record
-from lgov_core.audit.writing_back import WritingBack
 from lgov_core.errors import AuditError
 from lgov_core.types import Action, Decision, ToolOutcome
 
@@ -57,15 +51,8 @@ _INSERT = (
 )
 _SELECT = "SELECT position, body, prev_hash, hash, arguments, content FROM entries"
 
-#: What is kept beside an entry and may be erased: the salt, the arguments and the content.
-_Stored: TypeAlias = tuple[bytes | None, str | None, str | None]
-_NO_TEXTS: Final = Texts("", "")
-#: Bytes of a salt, and how many are drawn at a time.
+#: Bytes of a salt.
 _SALT: Final = 16
-_SALTS: Final = 64
-#: Entries after which the log is written back into the file; one with long texts counts once more for each page of them.
-_WRITE_BACK_EVERY: Final = 2000
-_PAGE: Final = 4096
 
 
 @cache
@@ -108,8 +95,8 @@ class AuditLog:
         heads: str | os.PathLike[str] | None = None,
         redact: Redaction | Callable[[str, Any], Any] | Iterable[str] | None = None,
     ) -> None:
-        self.path = Path(path).absolute()  # opened again by each thread, wherever the program is by then
-        self._name = str(self.path)
+        # Absolute: the file is opened again later, wherever the program's working directory is by then.
+        self.path = Path(path).absolute()
         #: May be set later, by whoever knows which policies decide.
         self.policy_digest: str | Callable[[], str | None] = policy_digest or ""
         self.code_version = _own_version() if code_version is None else code_version
@@ -121,7 +108,6 @@ class AuditLog:
             raise AuditError(f"policy_digest is {policy_digest!r}", hint="give a text, or a function that returns one")
         self._sign_after_s = sign_after_s
         self._redact = redaction(redact)
-        self._stamped: tuple[tuple[str, str], Stamp] | None = None
         anchor = Path(heads or heads_path(self.path)).absolute()
         own = {f"{self.path.resolve()}{end}" for end in ("", *BESIDE)}
         if str(anchor.resolve()) in own or is_database(anchor):
@@ -130,10 +116,8 @@ class AuditLog:
         #: Why the last signature could not be made, or None.
         self.signing_error: AuditError | None = None
         self._at_exit: Callable[[], None] = _nothing
-        # One cursor for all: to make one for each entry takes a microsecond of the path of every act.
-        self._cursor: sqlite3.Cursor | None = open_record(self.path, busy_timeout_s=busy_timeout_s).cursor()
+        self._connection: sqlite3.Connection | None = open_record(self.path, busy_timeout_s=busy_timeout_s)
         self._identity = file_identity(self.path)
-        self._file = SameFile(AUDIT_RECORD, self._name, self._identity)
         self._begin_chain()
         if self._heads is not None:
             self._sign(opening=True)
@@ -147,9 +131,6 @@ class AuditLog:
         self._head = _FIRST
         self._unsigned = 0
         self._signed_at = time.monotonic()
-        self._in_log = 0
-        self._salts: list[bytes] = []
-        self._writing_back = WritingBack(AUDIT_RECORD, self.path, self._identity)
 
     # ------------------------------------------------------------------ appending
 
@@ -163,12 +144,10 @@ class AuditLog:
             if self._redact is not None:
                 action, decision = self._redact.decided(action, decision)
             arguments, content = payload(action.arguments), decision_content(action, decision)
-            salt, texts = self._salted(arguments, content)
-            body = decision_body(action, decision, self._stamp(), texts)
+            fields = decision_fields(action, decision)
         except Exception as error:
             raise _unwritable(action.name, error) from error
-        stored = (salt, arguments.stored, None if content is None else content.stored)
-        return self._append(body, action.rollout_id, stored, "aud")
+        return self._append(fields, arguments, content, "aud")
 
     def commit_outcome(self, outcome: ToolOutcome, decision_id: str | None) -> str:
         """Appends what came of an act, as an entry that refers to its decision's, and returns the new entry's id.
@@ -179,20 +158,11 @@ class AuditLog:
         try:
             if self._redact is not None:
                 outcome = self._redact.outcome(outcome)
-            said = {
-                "kind": "outcome",
-                **action_fields(outcome.action),
-                "refers_to": decision_id,
-                "status": outcome.status,
-                "error_type": outcome.error_type,
-                "started_at": outcome.started_at,
-                "duration_s": outcome.duration_s,
-            }
             arguments = payload(outcome.action.arguments) if decision_id is None else None
-            body, stored = self._opened(in_json(said), arguments, outcome_content(outcome))
+            fields, content = outcome_fields(outcome, decision_id), outcome_content(outcome)
         except Exception as error:
             raise _unwritable(outcome.action.name, error) from error
-        return self._append(body, outcome.action.rollout_id, stored, "out")
+        return self._append(fields, arguments, content, "out")
 
     def append(
         self, kind: str, fields: Mapping[str, Any], *, arguments: Mapping[str, Any] | None, content: Mapping[str, Any]
@@ -204,41 +174,13 @@ class AuditLog:
                 content = self._redact.mapping(content)
             given = None if arguments is None else payload(arguments)
             texts = payload(content) if content else None
-            body, stored = self._opened(in_json({"kind": kind, **fields}), given, texts)
-            return self._append(body, fields.get("rollout_id"), stored, kind[:3])
-        except AuditError:
-            raise
         except Exception as error:
             raise _unwritable(kind, error) from error
+        return self._append({"kind": kind, **fields}, given, texts, kind[:3])
 
-    def _salted(self, arguments: Payload | None, content: Payload | None) -> tuple[bytes | None, Texts]:
-        """A salt for the texts beside an entry, and what the entry says about them; no salt when there are none."""
-        if arguments is None and content is None:
-            return None, _NO_TEXTS
-        try:
-            salt = self._salts.pop()
-        except IndexError:  # all used: the system is asked for many at once
-            drawn = os.urandom(_SALT * _SALTS)
-            salt, *left = [drawn[at : at + _SALT] for at in range(0, len(drawn), _SALT)]
-            self._salts.extend(left)
-        return salt, texts_of(salt, arguments, content)
-
-    def _opened(
-        self, fields: dict[str, str], arguments: Payload | None, content: Payload | None
-    ) -> tuple[OpenBody, _Stored]:
-        salt, texts = self._salted(arguments, content)
-        stored = (salt, arguments and arguments.stored, content and content.stored)
-        return SortedBody(fields, self._stamp(), texts), stored
-
-    def _stamp(self) -> Stamp:
-        given = (self._digest(), self.code_version)
-        last = self._stamped  # read once: another thread may put another one there
-        if last is None or last[0] != given:
-            last = self._stamped = (given, stamp_of(*given))
-        return last[1]
-
-    def _append(self, open_body: OpenBody, rollout_id: str | None, stored: _Stored, prefix: str) -> str:
-        if not (self._lock.acquire(blocking=False) or self._lock.acquire(timeout=self._busy_timeout_s)):
+    def _append(self, fields: dict[str, Any], arguments: Payload | None, content: Payload | None, prefix: str) -> str:
+        salt = None if arguments is None and content is None else os.urandom(_SALT)
+        if not self._lock.acquire(timeout=self._busy_timeout_s):
             raise AuditError(
                 f"audit record {self.path}: other threads held it for {self._busy_timeout_s:g} s",
                 hint="look for a slow disk, or raise the busy timeout",
@@ -246,15 +188,21 @@ class AuditLog:
         try:
             seq = self._seq + 1
             entry_id = f"{prefix}_{self._writer[:16]}_{seq}"
-            body = open_body.closed(entry_id, self._writer, seq, time.time_ns(), time.monotonic_ns())
+            body = self._body(
+                {
+                    **fields,
+                    **text_fields("arguments", salt or b"", arguments),
+                    **text_fields("content", salt or b"", content),
+                    "entry_id": entry_id,
+                    "writer": self._writer,
+                    "seq": seq,
+                }
+            )
             head = hashlib.sha256(_DOMAIN + self._head + body.encode()).digest()
-            self._write((self._writer, seq, rollout_id, body, self._head, head, *stored))
+            texts = (arguments and arguments.stored, content and content.stored)
+            self._write((self._writer, seq, fields.get("rollout_id"), body, self._head, head, salt, *texts))
             self._seq, self._head = seq, head
             self._unsigned += 1
-            self._in_log += 1 + (len(stored[1] or "") + len(stored[2] or "")) // _PAGE
-            if self._in_log >= _WRITE_BACK_EVERY:
-                self._in_log = 0
-                self._writing_back.begin()
             if self._heads is not None and (
                 self._unsigned >= self._heads.every or time.monotonic() - self._signed_at >= self._sign_after_s
             ):
@@ -267,21 +215,29 @@ class AuditLog:
         finally:
             self._lock.release()
 
+    def _body(self, fields: dict[str, Any]) -> str:
+        stamp = {"policy_digest": self._digest(), "code_version": self.code_version, "format": 2}
+        clocks = {"time_ns": time.time_ns(), "monotonic_ns": time.monotonic_ns()}
+        try:
+            return body_text({**fields, **stamp, **clocks})
+        except Exception as error:
+            raise _unwritable(str(fields.get("name") or fields["kind"]), error) from error
+
     def _digest(self) -> str:
         digest = self.policy_digest
         return digest if isinstance(digest, str) else digest() or ""
 
     def _write(self, row: tuple[Any, ...]) -> None:
         """Writes one entry in a transaction of its own, which is rolled back when anything fails."""
-        cursor = self._open()
+        connection = self._open()
         try:
-            if cursor.execute(_INSERT, row).rowcount != 1:  # a trigger of somebody's can drop a row in silence
+            if connection.execute(_INSERT, row).rowcount != 1:  # a foreign trigger can drop a row silently
                 raise AuditError(
                     f"audit record {self.path}: the database did not keep the entry",
                     hint="its triggers were changed; keep a copy, and start a new record",
                 )
         except BaseException:
-            self._start_over(cursor)
+            self._start_over(connection)
             raise
 
     def _sign(self, *, opening: bool = False) -> None:
@@ -290,7 +246,7 @@ class AuditLog:
         self._unsigned, self._signed_at = 0, time.monotonic()
         try:
             self._heads.write(
-                self._open().connection, policy_digest=self._digest(), code_version=self.code_version, opening=opening
+                self._open(), policy_digest=self._digest(), code_version=self.code_version, opening=opening
             )
             self.signing_error = None
         except Exception as error:  # noqa: BLE001 - shown in signing_error, by close and by every verification
@@ -322,7 +278,7 @@ class AuditLog:
             said = {"reason": reason or None, "erased": [entry.entry_id for entry in found]}
             self.append("erasure", said, arguments=None, content={})
             with self._lock:
-                erase_texts(self._open().connection, [entry.position for entry in found])
+                erase_texts(self._open(), [entry.position for entry in found])
                 self._empty_log()
         except sqlite3.Error as error:
             raise describe(AUDIT_RECORD, self.path, error) from error
@@ -338,20 +294,19 @@ class AuditLog:
                 hint="erase again once nobody reads the record",
             )
 
-    def _start_over(self, cursor: sqlite3.Cursor) -> None:
-        """After a failure: drops the transaction, and begins a new chain, since nobody can say how far it got."""
-        self._cursor = None
+    def _start_over(self, connection: sqlite3.Connection) -> None:
+        """After a failure: rolls back, and begins a new chain, since it is unknown whether the entry was written."""
+        self._connection = None
         self._writer, self._seq, self._head = uuid.uuid4().hex, 0, _FIRST
-        cursor.connection.close()
+        connection.close()
 
-    def _open(self) -> sqlite3.Cursor:
+    def _open(self) -> sqlite3.Connection:
         if self._closed:
             raise AuditError(f"audit record {self.path} is closed", hint="open it again to go on")
-        self._file.require()
-        if self._cursor is None:
-            opened = open_record(self.path, busy_timeout_s=self._busy_timeout_s, expected=self._identity)
-            self._cursor = opened.cursor()
-        return self._cursor
+        require_same_file(AUDIT_RECORD, self.path, self._identity)
+        if self._connection is None:
+            self._connection = open_record(self.path, busy_timeout_s=self._busy_timeout_s, expected=self._identity)
+        return self._connection
 
     # ------------------------------------------------------------------ reading
 
@@ -382,9 +337,7 @@ class AuditLog:
             if self._heads is not None and (self._unsigned or self.signing_error is not None):
                 self._sign()
             self._closed = True
-            self._writing_back.hold()  # whoever closes last empties the log, and that should be done by then
-            self._let_go()
-            self._writing_back.release()
+            self._disconnect()
         atexit.unregister(self._at_exit)
         if self.signing_error is not None:
             raise self.signing_error
@@ -409,22 +362,20 @@ class AuditLog:
     def before_fork(self) -> None:
         """Closes the connection, so that a child does not inherit it. Called by the interpreter."""
         self._lock.acquire()
-        self._writing_back.hold()
-        self._let_go()
+        self._disconnect()
 
     def after_fork_in_parent(self) -> None:
         """Lets work go on, on a fresh connection. Called by the interpreter."""
-        self._writing_back.release()
         self._lock.release()
 
     def after_fork_in_child(self) -> None:
         """Begins a chain of the child's own. Called by the interpreter."""
         self._begin_chain()
 
-    def _let_go(self) -> None:
-        if self._cursor is not None:
-            self._cursor.connection.close()
-            self._cursor = None
+    def _disconnect(self) -> None:
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
 
 
 def _nothing() -> None:

@@ -6,7 +6,7 @@ import sqlite3
 from pathlib import Path
 from typing import Final
 
-from lgov_core._util.sqlite_file import MOST_IN_LOG, FileKind, describe, open_database
+from lgov_core._util.sqlite_file import FileKind, describe, open_sqlite
 from lgov_core.errors import AuditError
 
 # `lgov_core.audit.verify` documents the format. One row, and so one statement, an entry: a transaction of its own costs
@@ -68,10 +68,9 @@ def open_record(path: Path, *, busy_timeout_s: float, expected: tuple[int, int] 
     ``expected`` is what `file_identity` said of the file. Raises `AuditError`, also when its tables or triggers are not
     those that lgov makes.
     """
-    connection = open_database(AUDIT_RECORD, path, busy_timeout_s=busy_timeout_s, expected=expected)
+    connection = open_sqlite(AUDIT_RECORD, path, busy_timeout_s=busy_timeout_s, expected=expected)
     try:
         _require_own_schema(path, connection)
-        connection.execute(f"PRAGMA wal_autocheckpoint={MOST_IN_LOG}")
     except BaseException:
         connection.close()
         raise

@@ -13,7 +13,7 @@ from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequenc
 from pathlib import Path
 from typing import Any, Final
 
-from lgov_core._util.atomic_file import whole_file
+from lgov_core._util.atomic_file import atomic_file
 from lgov_core.emitter.lightning_span import (
     POLICY_CHECK,
     SIGNAL,
@@ -190,7 +190,7 @@ class FlightRecorderEmitter:
         `ExportError`, leaving what was there, when ``path`` is a link, no ordinary file or a database (the record itself
         is easily named by mistake), or cannot be written.
         """
-        with whole_file(Path(path), ExportError) as beside, beside.open("w", encoding="ascii") as file:
+        with atomic_file(Path(path), ExportError) as beside, beside.open("w", encoding="ascii") as file:
             spans = self.get_spans()
             file.writelines(f"{line}\n" for line in _array(spans))
         return len(spans)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import lgov_core
-from lgov_core._util.durable import write_whole
+from lgov_core._util.atomic_file import atomic_write
 from lgov_core.client.tasks import read_tasks
 from lgov_core.client.wire import PROTOCOL, Assignment, Report
 from lgov_core.errors import ClientError, EndpointError, RewardError, StoreError
@@ -68,7 +68,7 @@ class Tasks:
                 raise EndpointError("parts of the upload are missing", status=409, hint="upload the data again")
             for split in _SPLITS:
                 lines = "".join(json.dumps(task) + "\n" for task in found[split])
-                write_whole(self._folder / f"{split}.jsonl", lines.encode())
+                atomic_write(self._folder / f"{split}.jsonl", lines.encode())
             self._tasks = found
 
 

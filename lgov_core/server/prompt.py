@@ -13,7 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final, cast
 
-from lgov_core._util.durable import write_whole
+from lgov_core._util.atomic_file import atomic_write
 from lgov_core.client.abandoned_threads import as_they_end
 from lgov_core.client.agent_name import load_agent
 from lgov_core.client.attempts import AgentRunner
@@ -262,4 +262,4 @@ def _drawing(count: int, wanted: int, seed: int) -> Callable[[int], list[int]]:
 def _write(folder: Path, versions: Sequence[PromptVersion], best: PromptVersion) -> None:
     lines = "".join(json.dumps(one.as_json(), ensure_ascii=False) + "\n" for one in versions)
     for name, text in ((VERSIONS_FILE, lines), (BEST_FILE, best.template + "\n")):
-        write_whole(folder / name, text.encode())
+        atomic_write(folder / name, text.encode())

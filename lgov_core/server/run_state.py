@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from lgov_core._util.durable import write_whole
+from lgov_core._util.atomic_file import atomic_write
 from lgov_core.client.wire import ENDED
 from lgov_core.errors import LgovError
 from lgov_core.train.loop.metrics_log import finite
@@ -121,4 +121,4 @@ class RunState:
 
     def _keep(self, *, ended: bool) -> None:
         known = {"run": self.run_id, "first": self.first, "steps": self.steps, "skip": self.skip, "ended": ended}
-        write_whole(self.folder / "run.json", json.dumps(known).encode())
+        atomic_write(self.folder / "run.json", json.dumps(known).encode())

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import torch
 
-from lgov_core._util.durable import write_whole
+from lgov_core._util.atomic_file import atomic_write
 from lgov_core.errors import SettingsError, TrainError
 from lgov_core.models import LanguageModel
 from lgov_core.server.recipe import device_for, load, policy_for
@@ -160,7 +160,7 @@ def _save(model: LanguageModel, served: dict[str, torch.Tensor], target: Path, a
     try:
         shutil.rmtree(partial, ignore_errors=True)
         model.save(partial)
-        write_whole(target.with_name("sft.json"), about.encode())
+        atomic_write(target.with_name("sft.json"), about.encode())
         partial.rename(target)
     finally:
         shutil.rmtree(partial, ignore_errors=True)

@@ -43,9 +43,9 @@ def open_store(place: str | os.PathLike[str], *, make: bool = True) -> RolloutQu
     if path.startswith(_POSTGRES):
         return _open_postgres(path, make)
     if path == "memory://":
-        from lgov_core.store.memory import MemoryStore
+        from lgov_core.store.sqlite.store import SQLiteStore
 
-        return MemoryStore()
+        return SQLiteStore(None)
     if path.startswith("sqlite:///"):
         path = path.removeprefix("sqlite:///")
     elif "://" in path or path.startswith("sqlite:"):

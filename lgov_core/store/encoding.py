@@ -65,8 +65,8 @@ def text_name(name: Any) -> str:
 
 
 def readable(text: str) -> str:
-    """``text`` as it can be written: what is no character is shown by its number."""
-    return text.encode("utf-8", "backslashreplace").decode()
+    """``text`` as every database can store it: lone surrogates and NUL are written as escapes."""
+    return text.encode("utf-8", "backslashreplace").decode().replace("\0", "\\x00")
 
 
 def _plain(value: Any) -> Any:

@@ -8,7 +8,7 @@ from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any, Final
 
-from lgov_core._util.atomic_file import whole_file
+from lgov_core._util.atomic_file import atomic_file
 from lgov_core._util.sqlite_file import is_database
 from lgov_core.errors import ExportError
 from lgov_core.store import encoding
@@ -70,7 +70,7 @@ def write_parquet(
         schema = pa.schema([(one.name, _column(pa, one.name)) for one in fields(shape)])
         path = folder / f"{kind}s.parquet"
         try:
-            with whole_file(path, ExportError) as beside, pq.ParquetWriter(beside, schema) as writer:
+            with atomic_file(path, ExportError) as beside, pq.ParquetWriter(beside, schema) as writer:
                 for group in _groups(values_of(store, kind, run_id=run_id, rollout_ids=rollout_ids)):
                     writer.write_table(pa.Table.from_pylist([_flat(one) for one in group], schema=schema))
                     count += len(group)

@@ -49,6 +49,25 @@ def insert(table: str, columns: str) -> str:
     return f"INSERT INTO {table} ({columns}) VALUES ({', '.join('?' * (columns.count(',') + 1))})"
 
 
+#: The columns of the tables with ids, and what a row of each is called.
+TABLES: Final = {
+    "rollouts": (ROLLOUT_COLUMNS, "rollout"),
+    "attempts": (ATTEMPT_COLUMNS, "rollout"),
+    "calls": (FOLDED_COLUMNS, "call"),
+    "rewards": (REWARD_COLUMNS, "reward"),
+}
+
+
+def exists_already(table: str, row: Row) -> StoreError:
+    """The error for a row whose id is in ``table`` already."""
+    which = f"{TABLES[table][1]} {row[0]}"
+    if table == "attempts":
+        which = f"attempt {row[1]} of {which}"
+    elif table == "calls" and row[1]:
+        which += f", choice {row[1]}"
+    return StoreError(f"{which} exists already", hint="ids are written once; use a fresh one")
+
+
 def rollout_row(rollout: Rollout) -> Row:
     """A row of ``ROLLOUT_COLUMNS``. An id in which there is a NUL, by which nobody could look it up, raises `StoreError`."""
     if "\0" in rollout.rollout_id:

@@ -1,4 +1,7 @@
-"""What stores are kept in. Each back end is one line of `BACKENDS`; every test of this folder runs on all of them."""
+"""The databases of the contract tests. Each is one line of `BACKENDS`, and every test of this folder runs on all of them.
+
+A test that opens a second store on the same database does not run in memory: there is nothing to open a second time.
+"""
 
 from __future__ import annotations
 
@@ -8,8 +11,6 @@ from pathlib import Path
 from typing import TypeAlias
 
 from lgov_core.store import RolloutQueue, open_store
-from lgov_core.store.memory import MemoryStore
-from lgov_core.store.memory_traces import MemoryPlace
 from tests.postgres_server import shared_server
 
 #: Opens a store on one empty place; called again, another on the same place, which sees what the first one wrote.
@@ -23,8 +24,7 @@ def sqlite_file(folder: Path) -> Iterator[Place]:
 
 @contextmanager
 def memory(folder: Path) -> Iterator[Place]:
-    place = MemoryPlace()
-    yield lambda: MemoryStore(place)
+    yield lambda: open_store("memory://")
 
 
 @contextmanager

@@ -25,10 +25,9 @@ from lgov_core.cli import cli
 from lgov_core.errors import StoreError
 from lgov_core.settings import load_settings, without_password
 from lgov_core.store import RolloutConfig, RolloutState, open_store
-from lgov_core.store.postgres import transaction as postgres_transaction
 from lgov_core.store.postgres.schema import FORMAT
 from lgov_core.store.postgres.store import PostgresStore
-from lgov_core.store.postgres.transaction import Transaction
+from lgov_core.store.postgres.transaction import _END, PostgresTransaction
 from lgov_core.types import CapturedCall, Outcome, Reward, Rollout, Span
 from tests.postgres_server import PROCESSES, PostgresServer, shared_server
 
@@ -280,7 +279,7 @@ def test_without_the_extra() -> None:
 # ------------------------------------------------------------------ rows
 
 
-def test_batches_go_by_copy_and_fail_alone(address: str) -> None:
+def test_a_bad_write_of_a_batch_fails_alone(address: str) -> None:
     with PostgresStore(address) as store:
         store.add_call(call("taken"))
         store.add_spans([span("s3")])
@@ -450,11 +449,11 @@ def test_who_deletes_keeps_others_from_writing(address: str) -> None:
     with PostgresStore(address) as store, PostgresStore(address) as other:
         begun, go_on = threading.Event(), threading.Event()
 
-        def delete(_: Transaction) -> bool:
+        def delete(_: Any) -> bool:
             begun.set()
             return go_on.wait(30)
 
-        deleting = other._submit_alone(delete)
+        deleting = other._submit(delete, alone=True)
         assert begun.wait(30)
         written = store.submit_call(call("c1"))
         with psycopg.connect(address) as watch:
@@ -564,7 +563,7 @@ def test_an_ending_is_not_seen_before_those_that_came_before_it(address: str) ->
         # Another store ends r1, and its commit takes a while.
         other.execute("SET search_path TO lgov")
         other.execute("UPDATE queue SET state = 'failed' WHERE rollout_id = 'r1'")
-        other.execute(postgres_transaction._END.encode(), (["r1"],))
+        PostgresTransaction(other).change(_END, (["r1"],))
         with ThreadPoolExecutor(1) as pool, psycopg.connect(address) as watch:
             ending = pool.submit(store.finish_attempt, "r2", 1, Outcome.SUCCEEDED)
             waits = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND wait_event = 'advisory'"

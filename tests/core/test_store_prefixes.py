@@ -16,14 +16,16 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from lgov_core._util.sqlite_file import open_database
+from lgov_core._util.sqlite_file import open_sqlite
 from lgov_core.errors import StoreError
 from lgov_core.store import encoding, rows
 from lgov_core.store.prefixes import WHOLE, Earlier, PrefixIndex, common_head, fold
-from lgov_core.store.sqlite.calls import FoldingWriter
+from lgov_core.store.sql.calls import CHAIN, FOLDED_ROW, FoldingWriter
+from lgov_core.store.sql.writer import GroupCommitWriter
+from lgov_core.store.sqlite.database import SQLiteDatabase, SQLiteTransaction
 from lgov_core.store.sqlite.schema import TRACE_STORE
 from lgov_core.store.sqlite.store import SQLiteStore
-from lgov_core.store.sqlite.writer import GroupCommitWriter
+from lgov_core.store.unfold import Unfolding
 from lgov_core.types import CapturedCall, Reward
 
 
@@ -241,18 +243,18 @@ def test_a_base_that_another_process_deleted_is_not_referred_to(path: Path) -> N
 
 def test_a_lost_transaction_leaves_no_ghost_to_refer_to(path: Path) -> None:
     SQLiteStore(path).close()
-    connection = open_database(TRACE_STORE, path, busy_timeout_s=1.0)
-    writer = FoldingWriter()
+    connection = open_sqlite(TRACE_STORE, path, busy_timeout_s=1.0)
+    transaction, writer = SQLiteTransaction(connection), FoldingWriter()
     long, other = tuple(range(1000)), tuple(range(5000, 6000))
-    writer.write(connection, *rows.call_parts(call("first", (7, 7), (1,), {})))
+    writer.write(transaction, *rows.call_parts(call("first", (7, 7), (1,), {})))
     connection.execute("BEGIN IMMEDIATE")
-    writer.write(connection, *rows.call_parts(call("lost", long, (1,), {})))
+    writer.write(transaction, *rows.call_parts(call("lost", long, (1,), {})))
     connection.execute("ROLLBACK")
     writer.forget()
     connection.execute("BEGIN IMMEDIATE")
     # Written by somebody else, it gets the number that the lost one had.
-    FoldingWriter().write(connection, *rows.call_parts(call("kept", other, (1,), {})))
-    writer.write(connection, *rows.call_parts(call("next", (*long, 1, 2), (3,), {})))
+    FoldingWriter().write(transaction, *rows.call_parts(call("kept", other, (1,), {})))
+    writer.write(transaction, *rows.call_parts(call("next", (*long, 1, 2), (3,), {})))
     connection.execute("COMMIT")
     connection.close()
     with SQLiteStore(path) as store:
@@ -277,12 +279,13 @@ def test_the_writer_says_when_a_transaction_was_lost(path: Path) -> None:
         "CREATE TRIGGER boom BEFORE INSERT ON rewards WHEN NEW.source = 'boom' BEGIN SELECT RAISE(ROLLBACK, 'boom'); END"
     )
     lost: list[bool] = []
-    writer = GroupCommitWriter(TRACE_STORE, path, busy_timeout_s=30, span_limit=10, on_loss=lambda: lost.append(True))
-    insert = rows.insert("rewards", rows.REWARD_COLUMNS)
+    writer = GroupCommitWriter(
+        SQLiteDatabase(path, busy_timeout_s=30), shown="store", span_limit=10, on_rollback=lambda: lost.append(True)
+    )
     holder.execute("BEGIN IMMEDIATE")
     first = writer.submit(lambda c: None)
     futures = [
-        writer.submit(lambda c, s=source: c.execute(insert, rows.reward_row(Reward(1.0, source=s))) and None)
+        writer.submit(lambda t, s=source: t.insert("rewards", [rows.reward_row(Reward(1.0, source=s))]))
         for source in ("fine", "boom", "fine too")
     ]
     holder.execute("ROLLBACK")
@@ -436,9 +439,6 @@ def test_folded_calls_come_back_as_plain_ones_would(places: list[SQLiteStore], s
 
 
 def test_reading_remembers_little_and_still_finds_everything(path: Path) -> None:
-    from lgov_core.store.sqlite.calls import CHAIN, FOLDED_ROW
-    from lgov_core.store.unfold import Unfolding
-
     agents = [Conversation(f"a{i}", i + 1) for i in range(5)]
     calls = [agent.next() for _ in range(6) for agent in agents]
     with SQLiteStore(path) as store:

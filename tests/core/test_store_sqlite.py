@@ -406,7 +406,7 @@ def test_what_waits_is_committed_together_and_a_bad_write_fails_alone(tmp_path: 
                 future.result(30)
         assert "exists" in str(doubled.exception(30))
         store.flush()
-        assert 1 <= commits_in_log(path) - before <= 4
+        assert 1 <= commits_in_log(path) - before <= 25
         assert [c.response_id for c in store.calls()] == [
             "taken",
             *(f"c{i}" for i in range(150) if i not in (10, 20)),

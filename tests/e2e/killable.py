@@ -18,7 +18,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "train"))
 
 import torch
 
-from lgov_core._util.durable import write_whole
+from lgov_core._util.atomic_file import atomic_write
 from lgov_core.gateway.engine.embedded import EmbeddedEngine
 from lgov_core.gateway.serving.server import EndpointServer
 from lgov_core.models import LanguageModel, build_tiny, load_model
@@ -89,7 +89,7 @@ def endpoint(folder: Path, port: int) -> None:
             newest = max(versions(folder / "served"), default=0)
             if newest > engine.weights_version:
                 engine.publish(load_weights(folder / "served", newest) or {}, newest)
-                write_whole(folder / "served" / "now", str(newest).encode())
+                atomic_write(folder / "served" / "now", str(newest).encode())
             time.sleep(0.02)
 
 

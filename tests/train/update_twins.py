@@ -142,7 +142,7 @@ def arm(run: TrainingRun, moment: str, step: int) -> None:
     elif moment == "in the batch":
         import lgov_core.train.loop.batch_record as record
 
-        _before(record, "write_whole", now)
+        _before(record, "atomic_write", now)
     elif moment == "in the update":
         _before(run.learner.optimizer, "step", now)  # type: ignore[attr-defined]
     elif moment == "at the publication":

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Literal, TypeAlias
 
-from lgov_core._util.sqlite_file import FileKind, describe, file_identity, open_database, require_same_file
+from lgov_core._util.sqlite_file import FileKind, describe, file_identity, open_sqlite, require_same_file
 from lgov_core.errors import PolicyError
 from lgov_core.policies.approvals.canonical import canonical_json
 from lgov_core.policies.budgets.bookkeeping import SharedState, now_of
@@ -228,7 +228,7 @@ class ApprovalRequests(SharedState):
         if self._identity is not None:
             require_same_file(APPROVALS, self.path, self._identity)
         if self._connection is None:
-            self._connection = open_database(
+            self._connection = open_sqlite(
                 APPROVALS, self.path, busy_timeout_s=self._busy_timeout_s, expected=self._identity
             )
             self._identity = file_identity(self.path)

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
-from lgov_core._util.sqlite_file import FileKind, describe, file_identity, open_database, require_same_file
+from lgov_core._util.sqlite_file import FileKind, describe, file_identity, open_sqlite, require_same_file
 from lgov_core.errors import PolicyError
 from lgov_core.policies.budgets.bookkeeping import SharedState
 from lgov_core.policies.budgets.ledger import Amount, Balance, Limits, Shortfall
@@ -55,7 +55,7 @@ class FileLedger(SharedState):
         self.path = Path(path)
         self.owner = owner
         self._busy_timeout_s = busy_timeout_s
-        self._connection: sqlite3.Connection | None = open_database(LEDGER, self.path, busy_timeout_s=busy_timeout_s)
+        self._connection: sqlite3.Connection | None = open_sqlite(LEDGER, self.path, busy_timeout_s=busy_timeout_s)
         self._identity = file_identity(self.path)
         super().__init__()
 
@@ -162,7 +162,7 @@ class FileLedger(SharedState):
         try:
             require_same_file(LEDGER, self.path, self._identity)
             if self._connection is None:
-                self._connection = open_database(
+                self._connection = open_sqlite(
                     LEDGER, self.path, busy_timeout_s=self._busy_timeout_s, expected=self._identity
                 )
             self._connection.execute("BEGIN IMMEDIATE")

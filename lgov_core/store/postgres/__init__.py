@@ -1,1 +1,1 @@
-"""The trace store in PostgreSQL. Needs the extra ``postgres``."""
+"""The trace store in PostgreSQL: `store.PostgresStore`. Needs the extra ``postgres``."""

@@ -48,8 +48,8 @@ def opened(address: PostgresAddress, schema: str) -> Connection:
 
 def is_lost(connection: Connection, error: BaseException) -> bool:
     """Whether ``error`` says that the connection has gone, and not that the server refused a statement."""
-    if isinstance(error, StoreError):
-        return False
+    if isinstance(error, StoreError) and error.__cause__ is not None:
+        error = error.__cause__
     # With an error of this severity the server ends the session, which the driver notices only at the next statement.
     fatal = isinstance(error, psycopg.Error) and error.diag.severity_nonlocalized in ("FATAL", "PANIC")
     return connection.closed or fatal

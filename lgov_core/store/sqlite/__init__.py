@@ -1,1 +1,1 @@
-"""The trace store in a SQLite file."""
+"""The trace store in one SQLite file, or in memory: `store.SQLiteStore`."""

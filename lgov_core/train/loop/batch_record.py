@@ -9,7 +9,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from lgov_core._util.durable import sync_file, write_whole
+from lgov_core._util.atomic_file import atomic_write
+from lgov_core._util.durable import sync_file
 from lgov_core.errors import TrainError
 from lgov_core.train.loop.metrics_log import finite
 from lgov_core.transitions import Transition, read_parquet, write_parquet
@@ -36,7 +37,7 @@ def write_batch(folder: Path, step: int, transitions: Sequence[Transition], figu
         path = write_parquet(transitions, data_file(folder, step))
         sync_file(path)
         record = BatchRecord(step, file_sha256(path), len(transitions), finite(dict(figures)))
-        write_whole(_record_file(folder, step), json.dumps(asdict(record), allow_nan=False).encode())
+        atomic_write(_record_file(folder, step), json.dumps(asdict(record), allow_nan=False).encode())
     except OSError as error:
         raise TrainError(
             f"the batch of update {step} could not be written to {folder}: {error}", hint="free some space"

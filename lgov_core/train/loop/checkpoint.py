@@ -16,7 +16,8 @@ from typing import Any
 
 import torch
 
-from lgov_core._util.durable import sync_file, sync_folder, write_whole
+from lgov_core._util.atomic_file import atomic_write
+from lgov_core._util.durable import sync_file, sync_folder
 from lgov_core.errors import TrainError
 
 WEIGHTS_FILE = "weights.safetensors"
@@ -183,7 +184,7 @@ def mark_best(folder: Path, step: int, what: str, score: float) -> Best:
     if not math.isfinite(score):
         return present or best
     try:
-        write_whole(folder / _BEST_FILE, json.dumps(asdict(best)).encode())
+        atomic_write(folder / _BEST_FILE, json.dumps(asdict(best)).encode())
     except OSError as error:
         raise TrainError(f"{folder / _BEST_FILE} could not be written: {error}", hint="free some space") from error
     return best

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from lgov_core._util.durable import write_whole
+from lgov_core._util.atomic_file import atomic_write
 from lgov_core.errors import TrainError
 from lgov_core.train.loop.metrics_log import read_metrics, train_lines
 
@@ -124,7 +124,7 @@ def write_tensorboard(lines: Sequence[Mapping[str, Any]], folder: Path) -> int:
         raise TrainError(f"{folder} is not empty", hint="name a folder of its own for the scalars")
     for path in old:
         path.unlink()
-    write_whole(mark, b"")
+    atomic_write(mark, b"")
     count = 0
     others = [line for line in lines if line.get("phase") != "train"]
     with SummaryWriter(str(folder)) as writer:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import lgov_core
-from lgov_core._util.durable import write_whole
+from lgov_core._util.atomic_file import atomic_write
 from lgov_core.audit.attestation import attest, read_attestation
 from lgov_core.audit.heads import Signer
 from lgov_core.audit.lineage import CHECKPOINT, LINEAGE_FILE, read_lineage
@@ -95,7 +95,7 @@ class Lineage:
         files = {path.relative_to(folder).as_posix(): file_sha256(path) for path in paths}
         files.pop(LINEAGE_FILE, None)
         line = attest(files, CHECKPOINT, predicate, self.signer)
-        write_whole(folder / LINEAGE_FILE, ("\n".join([*before, line]) + "\n").encode("ascii"))
+        atomic_write(folder / LINEAGE_FILE, ("\n".join([*before, line]) + "\n").encode("ascii"))
 
     def _before(self, step: int) -> list[str]:
         """The lines of the newest checkpoint before ``step``; none when there is no such, or it has none."""

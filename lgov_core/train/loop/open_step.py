@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from lgov_core._util.durable import append_line, drop_torn_line, write_whole
+from lgov_core._util.atomic_file import atomic_write
+from lgov_core._util.durable import append_line, drop_torn_line
 from lgov_core.errors import TrainError
 from lgov_core.train.workers.jobs import Job, JobResult
 from lgov_core.types import Outcome, Rollout
@@ -40,7 +41,7 @@ class OpenStep:
         Raises `TrainError`; the file is then as it was.
         """
         lines = [*map(_round, rounds), *map(_result, results)]
-        self._tried(lambda: write_whole(self.path, b"".join(line + b"\n" for line in lines)))
+        self._tried(lambda: atomic_write(self.path, b"".join(line + b"\n" for line in lines)))
 
     def extend(self, rollouts: Sequence[Rollout]) -> None:
         """Writes down that the step gets so many rollouts more, before they are run. Raises `TrainError`."""

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lgov_core._util.durable import write_whole
+from lgov_core._util.atomic_file import atomic_write
 from lgov_core.errors import TrainError
 from lgov_core.train.loop.metrics_log import MetricsLog, train_lines
 from lgov_core.train.verl.checkpoints import sealed_checkpoints, start_sha256, weights_folder
@@ -93,7 +93,7 @@ def run_verl(job: VerlJob, tasks: Sequence[Task]) -> VerlReport:
     config = composed(job, len(tasks), left.checkpoint)
     from omegaconf import OmegaConf
 
-    write_whole(job.folder / "verl.yaml", OmegaConf.to_yaml(config).encode())
+    atomic_write(job.folder / "verl.yaml", OmegaConf.to_yaml(config).encode())
     _keep_figures(job.folder)
     _run(config)
     return read_report(job.folder)

@@ -7,14 +7,14 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from lgov_core._util.atomic_file import whole_file
+from lgov_core._util.atomic_file import atomic_file
 from lgov_core.errors import TransitionError
 from lgov_core.transitions.values import SCHEMA_VERSION, Transition
 from lgov_core.types import Outcome
 
 
 def write_jsonl(records: Iterable[Mapping[str, Any]], path: str | Path) -> Path:
-    """Writes one JSON object a line, as a `whole_file` in a folder that is made if need be. Raises `TransitionError`."""
+    """Writes one JSON object a line, as a `atomic_file` in a folder that is made if need be. Raises `TransitionError`."""
     target = Path(path)
 
     def write(partial: Path) -> None:
@@ -124,7 +124,7 @@ def _whole(target: Path, write: Callable[[Path], None]) -> Path:
         target.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise TransitionError(f"{target} cannot be written: {error}", hint="name another place") from error
-    with whole_file(target, TransitionError) as beside:
+    with atomic_file(target, TransitionError) as beside:
         write(beside)
     return target
 

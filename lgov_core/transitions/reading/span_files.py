@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Final
 
-from lgov_core.errors import TraceError, TransitionError
+from lgov_core.errors import SpanFileError, TraceError
 from lgov_core.trace.mapping.mapping import canonical
 from lgov_core.trace.otlp.otlp import decode_traces
 from lgov_core.transitions.findings import Diagnostic, Finding
-from lgov_core.transitions.reading.collector import collector_paused
 from lgov_core.types import Span
 
 _HINT: Final = "each line is one ExportTraceServiceRequest in OTLP's JSON encoding"
@@ -20,30 +19,23 @@ _LONGEST: Final = 1 << 30
 def read_span_lines(lines: Iterable[bytes], name: str) -> tuple[list[Span], list[Diagnostic]]:
     """The spans of ``lines`` in lgov's names, and a diagnostic for each line with spans that could not be read.
 
-    Empty lines are passed over. Raises `TransitionError` that names ``name`` and the line (``file:line``) for one that is
-    no request: nothing is given then.
+    Empty lines are skipped. Raises `SpanFileError` (``name:line``) for a line that is not a request.
     """
-    with collector_paused():
-        return _read(lines, name)
-
-
-def _read(lines: Iterable[bytes], name: str) -> tuple[list[Span], list[Diagnostic]]:
     spans: list[Span] = []
     found: list[Diagnostic] = []
     for number, line in enumerate(lines, 1):
         line = line.strip()
         if not line:
             continue
-        where = f"{name}:{number}"
         try:
             decoded = decode_traces(line, "application/json", max_inflated=_LONGEST)
         except TraceError as error:
-            raise TransitionError(f"{where}: {error.message}", hint=_HINT) from error
+            raise SpanFileError(error.message, path=name, line=number, hint=_HINT) from error
         if not decoded.spans and not decoded.rejected and not _is_empty_request(line):
-            raise TransitionError(f"{where}: there are no resourceSpans in it", hint=_HINT)
+            raise SpanFileError("no resourceSpans", path=name, line=number, hint=_HINT)
         if decoded.rejected:
             detail = f"{decoded.rejected} spans: {'; '.join(decoded.problems)}"
-            found.append(Diagnostic(Finding.UNREADABLE_SPAN, where, detail))
+            found.append(Diagnostic(Finding.UNREADABLE_SPAN, f"{name}:{number}", detail))
         spans.extend(map(canonical, decoded.spans))
     return spans, found
 

@@ -1,7 +1,7 @@
-"""The queue of a PostgreSQL store: what is done inside the transaction of the one who writes.
+"""The queue of rollouts, inside the writer's transaction.
 
-Whoever changes a row of the queue locks it first, before the attempt that goes with it; rows that another process has locked
-are left to it where any will do. Times are the server's where none is given.
+A row of the queue is locked before it is changed, and before the attempt that belongs to it; `claim` and `expire` skip rows
+that another process has locked. Times are the transaction's where none is given.
 """
 
 from __future__ import annotations
@@ -12,11 +12,12 @@ from typing import Any, Final
 
 from lgov_core.errors import StoreError
 from lgov_core.store import rows
-from lgov_core.store.postgres.transaction import Transaction, insert
+from lgov_core.store.rows import insert
+from lgov_core.store.sql.database import Transaction
 from lgov_core.store.work import Claim, QueueEntry, RolloutConfig, RolloutState, require_move
 from lgov_core.types import Attempt, Outcome
 
-#: What is written here as in the indexes, so that the server uses them.
+#: Written as in the indexes, so that the database uses them.
 _WAITS: Final = "state IN ('queued', 'requeued')"
 _LAPSE: Final = "least(lease_until, deadline)"
 
@@ -27,12 +28,12 @@ _ENTRY_WIDTH: Final = rows.ENTRY_COLUMNS.count(",") + 1
 _INSERT_ENTRY: Final = insert("queue", "rollout_id, run_id, state, config, enqueued_at, available_at")
 _INSERT_ATTEMPT: Final = insert("attempts", rows.ATTEMPT_COLUMNS)
 _RUN: Final = (
-    "UPDATE queue SET state = %s, attempt = %s, outcome = NULL, worker_id = %s, lease_until = %s, deadline = %s,"
-    " reason = NULL WHERE rollout_id = %s"
+    "UPDATE queue SET state = ?, attempt = ?, outcome = NULL, worker_id = ?, lease_until = ?, deadline = ?,"
+    " reason = NULL WHERE rollout_id = ?"
 )
 _MOVE: Final = (
-    "UPDATE queue SET state = %s, outcome = coalesce(%s, outcome), worker_id = NULL, lease_until = NULL, deadline = NULL,"
-    " reason = %s, available_at = %s, ended_at = %s WHERE rollout_id = %s"
+    "UPDATE queue SET state = ?, outcome = coalesce(?, outcome), worker_id = NULL, lease_until = NULL, deadline = NULL,"
+    " reason = ?, available_at = ?, ended_at = ? WHERE rollout_id = ?"
 )
 
 
@@ -51,11 +52,11 @@ def claim(
     """See `RolloutQueue.claim`."""
     now = transaction.now if now is None else now
     expire(transaction, now)
-    of_run = "" if run_id is None else "AND queue.run_id = %s"
+    of_run = "" if run_id is None else "AND queue.run_id = ?"
     given: tuple[Any, ...] = (now,) if run_id is None else (now, run_id)
     found = transaction.execute(
         f"SELECT {_ENTRY}, {_ROLLOUT} FROM queue JOIN rollouts USING (rollout_id)"
-        f" WHERE {_WAITS} AND available_at <= %s {of_run} ORDER BY queue.seq LIMIT %s FOR UPDATE OF queue SKIP LOCKED",
+        f" WHERE {_WAITS} AND available_at <= ? {of_run} ORDER BY queue.seq LIMIT ? FOR UPDATE OF queue SKIP LOCKED",
         (*given, max(limit, 0)),
     )
     claims: list[Claim] = []
@@ -90,7 +91,7 @@ def heartbeat(
     """See `RolloutQueue.heartbeat`."""
     now = transaction.now if now is None else now
     found = transaction.execute(
-        f"SELECT {_ENTRY} FROM queue WHERE state = 'running' AND worker_id = %s ORDER BY seq FOR UPDATE", (worker_id,)
+        f"SELECT {_ENTRY} FROM queue WHERE state = 'running' AND worker_id = ? ORDER BY seq FOR UPDATE", (worker_id,)
     )
     asked = None if attempts is None else set(attempts)
     held = [
@@ -100,14 +101,13 @@ def heartbeat(
         and (running.deadline is None or now <= running.deadline)
     ]
     names = [running.rollout_id for running in held]
-    transaction.change(
-        "UPDATE queue SET lease_until = lease FROM unnest(%s::text[], %s::double precision[]) AS leases (id, lease)"
-        " WHERE rollout_id = id",
-        (names, [running.config.lease_until(now, lease_s) for running in held]),
+    transaction.change_each(
+        "UPDATE queue SET lease_until = ? WHERE rollout_id = ?",
+        [(running.config.lease_until(now, lease_s), running.rollout_id) for running in held],
     )
     columns = ", ".join(f"attempts.{name.strip()}" for name in rows.ATTEMPT_COLUMNS.split(","))
     attempts_held = transaction.execute(
-        f"SELECT {columns} FROM attempts JOIN queue USING (rollout_id, attempt) WHERE rollout_id = ANY(%s)"
+        f"SELECT {columns} FROM attempts JOIN queue USING (rollout_id, attempt) WHERE rollout_id = ANY(?)"
         " ORDER BY queue.seq",
         (names,),
     )
@@ -118,7 +118,7 @@ def expire(transaction: Transaction, now: float | None) -> list[Attempt]:
     """See `RolloutQueue.expire`."""
     now = transaction.now if now is None else now
     found = transaction.execute(
-        f"SELECT {_ENTRY} FROM queue WHERE state = 'running' AND {_LAPSE} < %s ORDER BY seq FOR UPDATE SKIP LOCKED",
+        f"SELECT {_ENTRY} FROM queue WHERE state = 'running' AND {_LAPSE} < ? ORDER BY seq FOR UPDATE SKIP LOCKED",
         (now,),
     )
     closed: list[Attempt] = []
@@ -203,8 +203,8 @@ def _close_attempt(
 ) -> Attempt | None:
     """The closed attempt; None when there is no open one."""
     closed = transaction.execute(
-        "UPDATE attempts SET ended_at = greatest(%s::double precision, started_at), outcome = %s, error = %s, result = %s"
-        f" WHERE rollout_id = %s AND attempt = %s AND ended_at IS NULL RETURNING {rows.ATTEMPT_COLUMNS}",
+        "UPDATE attempts SET ended_at = greatest(?, started_at), outcome = ?, error = ?, result = ?"
+        f" WHERE rollout_id = ? AND attempt = ? AND ended_at IS NULL RETURNING {rows.ATTEMPT_COLUMNS}",
         (now, outcome.value, error, result, rollout_id, attempt),
     )
     return rows.attempt_of(closed[0]) if closed else None
@@ -212,7 +212,7 @@ def _close_attempt(
 
 def _attempt(transaction: Transaction, rollout_id: str, attempt: int) -> Attempt:
     found = transaction.execute(
-        f"SELECT {rows.ATTEMPT_COLUMNS} FROM attempts WHERE rollout_id = %s AND attempt = %s", (rollout_id, attempt)
+        f"SELECT {rows.ATTEMPT_COLUMNS} FROM attempts WHERE rollout_id = ? AND attempt = ?", (rollout_id, attempt)
     )
     if not found:
         raise StoreError(
@@ -222,7 +222,7 @@ def _attempt(transaction: Transaction, rollout_id: str, attempt: int) -> Attempt
 
 
 def _locked(transaction: Transaction, rollout_id: str) -> QueueEntry | None:
-    found = transaction.execute(f"SELECT {_ENTRY} FROM queue WHERE rollout_id = %s FOR UPDATE", (rollout_id,))
+    found = transaction.execute(f"SELECT {_ENTRY} FROM queue WHERE rollout_id = ? FOR UPDATE", (rollout_id,))
     return rows.entry_of(found[0]) if found else None
 
 
@@ -235,24 +235,34 @@ def _move(
     reason: str | None,
     available_at: float,
 ) -> None:
-    transaction.change(_MOVE, (then.value, outcome, reason, available_at, now if then.ended else None, rollout_id))
+    transaction.change(
+        _MOVE,
+        (
+            then.value,
+            None if outcome is None else outcome.value,
+            reason,
+            available_at,
+            now if then.ended else None,
+            rollout_id,
+        ),
+    )
     if then.ended:
-        transaction.ended(rollout_id)
+        transaction.end(rollout_id)
 
 
 def selection(
     run_id: str | None, ids: Sequence[str] | None, states: Iterable[RolloutState] | None
 ) -> tuple[str, tuple[Any, ...]]:
-    """The condition, and what is given for it, of the entries that fit everything that is not None."""
+    """The WHERE clause and its values for the entries that fit everything that is not None."""
     terms: list[str] = []
     given: list[Any] = []
     if run_id is not None:
-        terms.append("run_id = %s")
+        terms.append("run_id = ?")
         given.append(run_id)
     if ids is not None:
-        terms.append("rollout_id = ANY(%s)")
+        terms.append("rollout_id = ANY(?)")
         given.append(list(ids))
     if states is not None:
-        terms.append("state = ANY(%s)")
+        terms.append("state = ANY(?)")
         given.append([RolloutState(state).value for state in states])
     return ("WHERE " + " AND ".join(terms) if terms else ""), tuple(given)

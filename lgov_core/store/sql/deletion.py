@@ -1,34 +1,32 @@
-"""Deleting from a PostgreSQL store: what is done inside the transaction of the one who deletes, beside whom nobody writes."""
+"""Deletes rollouts, and counts what is in a store."""
 
 from __future__ import annotations
 
 from typing import Any, Final
 
-from lgov_core.store.postgres.transaction import Transaction
 from lgov_core.store.retention import Pruned
+from lgov_core.store.sql.database import Transaction
 
-#: Every rollout that anything names, with when it was last heard of.
-LAST_HEARD: Final = (
+#: Every rollout that anything names, with when it was last active.
+LAST_ACTIVE: Final = (
     "SELECT rollout_id, max(at) FROM ("
     " SELECT rollout_id, created_at AS at FROM rollouts"
     " UNION ALL SELECT rollout_id, max(coalesce(ended_at, started_at)) FROM attempts GROUP BY rollout_id"
     " UNION ALL SELECT rollout_id, max(ended_at) FROM calls WHERE rollout_id IS NOT NULL GROUP BY rollout_id"
     " UNION ALL SELECT rollout_id, max(coalesce(ended_at, started_at)) FROM spans WHERE rollout_id IS NOT NULL"
     " GROUP BY rollout_id"
-    " UNION ALL SELECT DISTINCT rollout_id, 0.0::double precision FROM rewards WHERE rollout_id IS NOT NULL"
-    ") AS heard {where} GROUP BY rollout_id"
+    " UNION ALL SELECT DISTINCT rollout_id, 0.0 FROM rewards WHERE rollout_id IS NOT NULL"
+    ") AS active {where} GROUP BY rollout_id"
 )
-OF_RUN: Final = "WHERE rollout_id IN (SELECT rollout_id FROM rollouts WHERE run_id = %s)"
+OF_RUN: Final = "WHERE rollout_id IN (SELECT rollout_id FROM rollouts WHERE run_id = ?)"
 
-#: Numbers of rows, and the bytes that the tables take with their indexes.
 COUNTS: Final = (
     "SELECT (SELECT count(*) FROM rollouts), (SELECT count(*) FROM attempts),"
     " (SELECT count(*) FROM attempts WHERE ended_at IS NULL), (SELECT count(*) FROM calls),"
-    " (SELECT count(*) FROM rewards), (SELECT count(*) FROM spans),"
-    " (SELECT sum(pg_total_relation_size(oid))::bigint FROM pg_class"
-    " WHERE relkind = 'r' AND relnamespace = current_schema()::regnamespace)"
+    " (SELECT count(*) FROM rewards), (SELECT count(*) FROM spans)"
 )
 
+#: Attempts that were never opened, with when each began.
 UNANNOUNCED: Final = (
     "SELECT rollout_id, attempt, min(at) FROM ("
     " SELECT rollout_id, coalesce(attempt, 1) AS attempt, started_at AS at FROM calls WHERE rollout_id IS NOT NULL"
@@ -38,32 +36,25 @@ UNANNOUNCED: Final = (
     " GROUP BY rollout_id, attempt ORDER BY 3, 1, 2"
 )
 
-#: What takes room.
-TABLES: Final = ("rollouts", "attempts", "calls", "rewards", "spans", "queue")
-
-_RUNS: Final = (
-    "SELECT rollout_id FROM attempts WHERE ended_at IS NULL AND rollout_id = ANY(%s)"
-    " UNION SELECT rollout_id FROM queue WHERE state IN ('queued', 'requeued', 'running') AND rollout_id = ANY(%s)"
+_UNFINISHED: Final = (
+    "SELECT rollout_id FROM attempts WHERE ended_at IS NULL AND rollout_id = ANY(?)"
+    " UNION SELECT rollout_id FROM queue WHERE state IN ('queued', 'requeued', 'running') AND rollout_id = ANY(?)"
 )
-_OLD_CALLS: Final = "rollout_id IS NULL AND ended_at < %s"
-_OLD_SPANS: Final = "rollout_id IS NULL AND coalesce(ended_at, started_at) < %s"
+_OLD_CALLS: Final = "rollout_id IS NULL AND ended_at < ?"
+_OLD_SPANS: Final = "rollout_id IS NULL AND coalesce(ended_at, started_at) < ?"
 _OLD_REWARDS: Final = f"rollout_id IS NULL AND response_id IN (SELECT response_id FROM calls WHERE {_OLD_CALLS})"
 
 
-def delete_rollouts(transaction: Transaction, ids: list[str], *, dry_run: bool) -> Pruned:
-    """Deletes rollouts and all that belongs to them, except those that are not over."""
-    spared = {rollout_id for (rollout_id,) in transaction.execute(_RUNS, (ids, ids))}
+def delete_rollouts(transaction: Transaction, ids: list[str], tables: tuple[str, ...], *, dry_run: bool) -> Pruned:
+    """Deletes rollouts, except unfinished ones, from all ``tables``: a table stands before those that it refers to."""
+    spared = {rollout_id for (rollout_id,) in transaction.execute(_UNFINISHED, (ids, ids))}
     going = [rollout_id for rollout_id in ids if rollout_id not in spared]
-    # What refers to a row goes before it.
-    counts = {
-        table: _delete(transaction, table, "rollout_id = ANY(%s)", going, dry_run=dry_run)
-        for table in ("queue", "rewards", "spans", "calls", "attempts", "rollouts")
-    }
+    counts = {table: _delete(transaction, table, "rollout_id = ANY(?)", going, dry_run=dry_run) for table in tables}
     return Pruned(len(going), counts["attempts"], counts["calls"], counts["rewards"], counts["spans"], len(spared))
 
 
 def delete_unattributed(transaction: Transaction, before: float, *, dry_run: bool) -> Pruned:
-    """Deletes calls and spans of no rollout that are older, and the rewards that name such a call."""
+    """Deletes older calls and spans of no rollout, and the rewards that name such a call."""
     rewards = _delete(transaction, "rewards", _OLD_REWARDS, before, dry_run=dry_run)
     calls = _delete(transaction, "calls", _OLD_CALLS, before, dry_run=dry_run)
     spans = _delete(transaction, "spans", _OLD_SPANS, before, dry_run=dry_run)
