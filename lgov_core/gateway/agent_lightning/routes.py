@@ -14,7 +14,7 @@ from starlette.responses import Response
 from lgov_core.errors import EndpointError, LgovError
 from lgov_core.gateway.agent_lightning.rollouts import LightningRollouts
 from lgov_core.gateway.agent_lightning.values import attempt_number, unprocessable
-from lgov_core.gateway.formats.request_fields import read_json
+from lgov_core.gateway.formats.json_body import read_json
 from lgov_core.gateway.routes.api_routes import ApiRoutes, read_body
 from lgov_core.gateway.serving.access import Access, RuledRoute, grant_of
 from lgov_core.gateway.serving.admission import Admission, AdmissionState

@@ -13,13 +13,13 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from lgov_core._util.fast_json import in_utf8
 from lgov_core.errors import EndpointError, LgovError
 from lgov_core.gateway.formats.apis import APIS, MESSAGES, RESPONSES, Api, api_of
 from lgov_core.gateway.formats.completions_format import readable_prompts
+from lgov_core.gateway.formats.json_body import json_text, read_json, utf8
 from lgov_core.gateway.formats.messages_request import read_messages_request
-from lgov_core.gateway.formats.reply_writer import ReplyWriter, compact, written_anew
-from lgov_core.gateway.formats.request_fields import model_name, read_json
+from lgov_core.gateway.formats.reply_writer import ReplyWriter, written_anew
+from lgov_core.gateway.formats.request_fields import model_name
 from lgov_core.gateway.formats.response_memory import ResponseMemory
 from lgov_core.gateway.formats.responses_request import chat_messages, input_messages
 from lgov_core.gateway.policy.gate_calls import gate_replies, gate_request, released, said, with_contents
@@ -335,4 +335,4 @@ class ApiRoutes:
 def _json(content: Mapping[str, Any], status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
     if isinstance(content, ReceivedBody):
         return Response(content.received, status, media_type="application/json")
-    return Response(in_utf8(compact(content)), status, headers, media_type="application/json")
+    return Response(utf8(json_text(content)), status, headers, media_type="application/json")
