@@ -8,7 +8,7 @@ import httpx
 import openai
 import pytest
 
-from lgov_core.gateway.engine.tool_formats import ParsedCall
+from lgov_core.models.tool_formats import ParsedCall
 from lgov_core.testing import ScriptedCall, ScriptedReply, call, token_logprob
 
 MESSAGES = [{"role": "user", "content": "How many?"}]

@@ -6,11 +6,11 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from lgov_core.errors import LgovError
-from lgov_core.gateway.engine.tool_text import load_object
 from lgov_core.gateway.formats.json_body import json_text
 from lgov_core.gateway.formats.reply_writer import TranslatedWriter, frame
 from lgov_core.gateway.formats.turn_items import Item
 from lgov_core.gateway.protocol import Completion
+from lgov_core.models.tool_text import load_object
 
 #: Arguments that are no JSON object, as the model wrote them: the API has no other place for them.
 INVALID_JSON = "INVALID_JSON"
