@@ -36,8 +36,9 @@ from lgov_core.gateway.protocol import (
 )
 from lgov_core.gateway.routes.embeddings import judged_embeddings
 from lgov_core.gateway.serving.access import grant_of
-from lgov_core.gateway.serving.attribution import Attribution, attribute, first_of_each
+from lgov_core.gateway.serving.attribution import Attribution, attribute
 from lgov_core.gateway.serving.capture import Capture, Exchange
+from lgov_core.gateway.serving.limits import retry_headers
 from lgov_core.gateway.serving.streaming import StreamedReply, as_lgov_error
 from lgov_core.gateway.upstream.reply import ReceivedBody, UpstreamRejection
 
@@ -115,9 +116,8 @@ class ApiRoutes:
         return [name for engine in self._engines for name in engine.models if name != ANY_MODEL]
 
     def _who(self, request: Request, *, allow_unattributed: bool) -> Attribution:
-        scope = request.scope
-        headers = first_of_each(scope["headers"])
-        return attribute(headers, request.path_params, grant_of(scope), allow_unattributed=allow_unattributed)
+        grant = grant_of(request.scope)
+        return attribute(request.headers, request.path_params, grant, allow_unattributed=allow_unattributed)
 
     async def _read(self, request: Request) -> tuple[Attribution, Mapping[str, Any], Engine]:
         who = self._who(request, allow_unattributed=self._allow_unattributed)
@@ -318,7 +318,7 @@ class ApiRoutes:
                 headers = {**error.headers, "content-type": error.content_type}
                 return Response(error.body, status, headers)
             return _json(api.error_body(error, status), status, error.headers)
-        return _json(api.error_body(error, status), status)
+        return _json(api.error_body(error, status), status, retry_headers(error))
 
     async def on_error(self, request: Request, error: Exception) -> Response:
         """Turns what a handler raised into a response."""
