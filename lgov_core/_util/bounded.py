@@ -12,9 +12,9 @@ V = TypeVar("V")
 
 
 class BoundedDict(Generic[K, V]):
-    """A dictionary that drops its oldest entry when it would exceed ``max_size``. Any thread may call its methods.
+    """Holds at most ``max_size`` entries and drops the least recently used one. Any thread may call its methods.
 
-    `put` makes an entry the newest; `get` does not change the order.
+    `get` and `put` count as use.
     """
 
     def __init__(self, max_size: int) -> None:
@@ -23,12 +23,15 @@ class BoundedDict(Generic[K, V]):
         self._lock = threading.Lock()
 
     def get(self, key: K) -> V | None:
-        """The value for ``key``, or None."""
+        """The value of ``key``, or None."""
         with self._lock:
-            return self._entries.get(key)
+            if key not in self._entries:
+                return None
+            self._entries.move_to_end(key)
+            return self._entries[key]
 
     def put(self, key: K, value: V) -> None:
-        """Sets ``key`` and makes it the newest entry."""
+        """Sets the value of ``key``."""
         with self._lock:
             self._entries[key] = value
             self._entries.move_to_end(key)

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from lgov_core.errors import EndpointError
-from lgov_core.gateway.engine.tool_text import message_text
 from lgov_core.gateway.formats.openai_format import read_chat_request
 from lgov_core.gateway.protocol import ChatRequest
 from lgov_core.models import LanguageModel
+from lgov_core.models.tool_text import message_text
 from lgov_core.types import CapturedCall
 
 #: So many replies are remembered: twice as many as the embedded engine remembers.

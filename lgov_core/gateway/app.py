@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
-from starlette.middleware import Middleware
 from starlette.routing import Route
-from starlette.types import Receive, Scope, Send
 
 from lgov_core.errors import EndpointError, LgovError
 from lgov_core.gateway.agent_lightning.rollouts import LightningRollouts
@@ -20,11 +18,11 @@ from lgov_core.gateway.protocol import Engine, Gate
 from lgov_core.gateway.routes.admin_routes import AdminRoutes
 from lgov_core.gateway.routes.api_routes import ApiRoutes
 from lgov_core.gateway.routes.otlp_route import TracesRoute
-from lgov_core.gateway.serving.access import Access, Guard, RetryAdvice, RuledRoute, Shortcut
+from lgov_core.gateway.serving.access import Access, Guard, RuledRoute
 from lgov_core.gateway.serving.admission import Admission
 from lgov_core.gateway.serving.capture import Capture
 from lgov_core.gateway.serving.keys import KeyRing
-from lgov_core.gateway.serving.limits import HeldBodies, Limits
+from lgov_core.gateway.serving.limits import BodyBudget, Limits
 from lgov_core.gateway.serving.metrics import Metrics, Reading
 from lgov_core.gateway.upstream.registered_models import RegisteredModels
 from lgov_core.store.protocol import TraceStore
@@ -32,12 +30,12 @@ from lgov_core.store.protocol import TraceStore
 
 @dataclass(frozen=True, slots=True)
 class EndpointState:
-    """What a running endpoint keeps, as ``app.state.endpoint``: for those who embed it. Read it in its event loop."""
+    """The parts of a running endpoint, as ``app.state.endpoint``, for programs that embed it. Read in its event loop."""
 
     admission: Admission
     metrics: Metrics
     limits: Limits
-    held: HeldBodies
+    bodies: BodyBudget
 
 
 def create_app(
@@ -47,33 +45,29 @@ def create_app(
     keys: KeyRing,
     allow_unattributed: bool = True,
     limits: Limits | None = None,
-    max_body: int | None = None,
     gate: Gate | None = None,
     lightning: LightningOptions | None = None,
     more: Sequence[RuledRoute] = (),
 ) -> Starlette:
     """The endpoint: the API's routes (see `ApiRoutes`) and ``/v1/traces`` (`TracesRoute`), each also under
     ``/rollout/{id}/attempt/{n}``, those of operators (`AdminRoutes`), agent-lightning's (`LightningRoutes`, with the
-    options ``lightning``), ``/healthz``, and the routes ``more`` of whoever embeds it.
+    options ``lightning``), ``/healthz``, and the routes ``more``.
 
     Each call goes to the engine that has its model (the registered ones first: `RegisteredModels`), and is committed to
     ``store`` before the client learns that it is done; None records nothing. ``gate`` judges what is asked and what is
-    answered. ``allow_unattributed=False`` refuses calls that name no rollout. ``max_body``, in bytes, stands for that one
-    of the ``limits``. Engines are started and closed with the application, the store is left open.
+    answered. ``allow_unattributed=False`` refuses calls that name no rollout. Engines are started and closed with the
+    application, the store is left open.
 
-    ``app.state.counters`` counts what happened (`lgov_core.gateway.serving.capture.Counters`). Every route has a
-    rule of who may
-    use it (`RuledRoute`). Raises `EndpointError` for no engines, or two that answer to one name.
+    ``app.state.counters`` counts what happened (`lgov_core.gateway.serving.capture.Counters`).
+    Raises `EndpointError` for no engines, or two that answer to one name.
     """
     _check_names(engines)
     registered = next((one for one in engines if isinstance(one, RegisteredModels)), None) or RegisteredModels()
     engines = [registered, *(one for one in engines if one is not registered)]
     limits = limits or Limits()
-    if max_body is not None:
-        limits = replace(limits, max_body=max_body)
     admission = Admission(limits)
     metrics = Metrics(admission)
-    capture = Capture(store)
+    capture = Capture(store, admission)
     api = ApiRoutes(engines, capture, allow_unattributed=allow_unattributed, max_body=limits.max_body, gate=gate)
     traces = TracesRoute(store, keys, max_body=limits.max_body)
     guard = Guard(keys, limits, admission, metrics)
@@ -91,38 +85,20 @@ def create_app(
         ).routes(),
         *more,
     ]
-    guarded = [guard.before(route) for route in routes]
     on_error = traces.refusing(api.on_error)
-    app = _Endpoint(
-        routes=guarded,
+    app = Starlette(
+        routes=[guard.before(route) for route in routes],
         exception_handlers=dict.fromkeys((LgovError, HTTPException, Exception), on_error),
-        middleware=[Middleware(RetryAdvice)],
         lifespan=_running(engines),
     )
-    app.shortcut = Shortcut(app.through_layers, guarded, on_error)
-    admission.announces_to(partial(setattr, capture, "weights_version"))
     for engine in engines:
         if (source := getattr(engine, "readings", None)) is not None:
-            metrics.reads(source)
-    metrics.reads(partial(_of_capture, capture, store))
-    metrics.reads(traces.readings)
+            metrics.add_source(source)
+    metrics.add_source(partial(_of_capture, capture, store))
+    metrics.add_source(traces.readings)
     app.state.counters = capture.counters
-    app.state.endpoint = EndpointState(admission, metrics, limits, guard.held)
+    app.state.endpoint = EndpointState(admission, metrics, limits, guard.bodies)
     return app
-
-
-class _Endpoint(Starlette):
-    """The application, with a shortcut past its layers for most of what it is asked."""
-
-    shortcut: Shortcut | None = None
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serves one request."""
-        await (self.through_layers if self.shortcut is None else self.shortcut)(scope, receive, send)
-
-    async def through_layers(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serves one request the whole way, and the application's lifespan."""
-        await super().__call__(scope, receive, send)
 
 
 def _ruled(route: Route) -> RuledRoute:

@@ -1,8 +1,7 @@
-"""What stands between the endpoint's routes and a model."""
+"""What the endpoint's routes, engines and gates exchange: requests, completions, stream pieces, and their protocols."""
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Protocol
@@ -11,10 +10,6 @@ from lgov_core.errors import EndpointError
 from lgov_core.types import new_id
 
 ANY_MODEL: Final = "*"
-
-#: Operations are named by their process and a number: a random name for each would cost more than its judgement.
-_OPERATIONS: Final = new_id("op") + "_"
-_COUNT = itertools.count()
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,7 +172,7 @@ class GateRequest:
     rollout_id: str | None = None
     attempt: int | None = None
     agent: str | None = None
-    operation_id: str = field(default_factory=lambda: f"{_OPERATIONS}{next(_COUNT)}")
+    operation_id: str = field(default_factory=lambda: new_id("op"))
 
 
 @dataclass(frozen=True, slots=True)

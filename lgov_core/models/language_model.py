@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from lgov_core.errors import EndpointError, ModelError
-from lgov_core.gateway.engine.tool_formats import ToolFormat, tool_format
 from lgov_core.models.chat_template import REPLY_STARTS, PromptText
 from lgov_core.models.quiet import no_transformers_bars
+from lgov_core.models.tool_formats import ToolFormat, tool_format
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerFast
@@ -25,7 +25,7 @@ class LanguageModel:
     """A causal language model, its tokenizer, and how tool calls are written in its text.
 
     ``module`` is a transformers causal LM (torch). ``tokenizer`` has a chat template. ``tool_format`` is a name in
-    `lgov_core.gateway.engine.tool_formats.TOOL_FORMATS`. ``eos_ids`` are the token ids that end a reply. Everything here but
+    `lgov_core.models.tool_formats.TOOL_FORMATS`. ``eos_ids`` are the token ids that end a reply. Everything here but
     ``module`` may be used from several threads at once. Raises `ModelError` when there is no chat template.
     """
 

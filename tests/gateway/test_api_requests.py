@@ -12,6 +12,7 @@ import pytest
 
 from lgov_core.gateway.engine.embedded import EmbeddedEngine
 from lgov_core.gateway.serving.keys import KeyRing
+from lgov_core.gateway.serving.limits import Limits
 from lgov_core.gateway.serving.server import EndpointServer
 from lgov_core.testing import ScriptedCall, ScriptedReply
 from tests.gateway.conftest import SECRET
@@ -135,7 +136,7 @@ def error_in(path: str, reply: httpx.Response) -> str:
 
 
 def test_every_api_refuses_in_its_own_shape_and_asks_no_model(serve, store):
-    serving = serve([], speaks=["chat"], max_body=65_536)
+    serving = serve([], speaks=["chat"], limits=Limits(max_body=65_536))
     asked = 0
     with httpx.Client(base_url=serving.url) as client:
         for path, cases in REFUSED.items():

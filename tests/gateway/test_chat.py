@@ -8,7 +8,8 @@ import httpx
 import openai
 import pytest
 
-from lgov_core.gateway.engine.tool_formats import ParsedCall
+from lgov_core.gateway.serving.limits import Limits
+from lgov_core.models.tool_formats import ParsedCall
 from lgov_core.testing import ScriptedCall, ScriptedReply, call, token_logprob
 
 MESSAGES = [{"role": "user", "content": "How many?"}]
@@ -129,7 +130,7 @@ BAD_REQUESTS = [
 
 
 def test_bad_requests_get_openais_error_shape_and_reach_no_model(serve, store):
-    serving = serve([], max_body=65_536)
+    serving = serve([], limits=Limits(max_body=65_536))
     for body, status, says in BAD_REQUESTS:
         content = body if isinstance(body, bytes) else json.dumps(body).encode()
         reply = httpx.post(f"{serving.base_url}/chat/completions", content=content)
@@ -171,7 +172,7 @@ def test_unknown_paths_and_methods_get_openais_error_shape(serve):
 
 
 def test_a_body_far_above_the_limit_is_refused_without_being_kept(serve):
-    serving = serve([], max_body=1024)
+    serving = serve([], limits=Limits(max_body=1024))
     reply = httpx.post(f"{serving.base_url}/chat/completions", content=b"x" * 6_000)
     assert reply.status_code == 413
 

@@ -211,14 +211,14 @@ def test_bodies_of_all_requests_together_have_a_limit(serve):
     assert post("/v1/chat/completions").status_code == 200
     with socket.create_connection(("127.0.0.1", serving.endpoint.port), timeout=30) as unfinished:
         unfinished.sendall(head % b"traces" + b"{" * 58_000)
-        until(lambda: held.held.bytes == 58_000)
+        until(lambda: held.bodies.bytes == 58_000)
         refused = post("/v1/chat/completions")
         assert (refused.status_code, refused.headers["retry-after"]) == (503, "1")
         assert post("/v1/traces").status_code == 503
         assert httpx.post(f"{serving.base_url}/chat/completions", json=BODY).status_code == 200
-    until(lambda: held.held.bytes == 0)
+    until(lambda: held.bodies.bytes == 0)
     assert post("/v1/chat/completions").status_code == 200
     # What is thrown away because it is too long takes no room.
     long = httpx.post(f"{serving.base_url}/chat/completions", json={**BODY, "user": "y" * 300_000})
     assert long.status_code == 413
-    assert held.held.bytes == 0
+    assert held.bodies.bytes == 0

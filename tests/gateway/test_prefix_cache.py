@@ -13,7 +13,7 @@ import torch
 
 from lgov_core.errors import EndpointError
 from lgov_core.gateway.engine.embedded import EmbeddedEngine
-from lgov_core.gateway.engine.prefix_cache import KeptKeys, shared_beginnings
+from lgov_core.gateway.engine.prefix_cache import PrefixCache, shared_prefixes
 from lgov_core.gateway.protocol import ChatRequest, Completion
 from lgov_core.models import LanguageModel
 from tests.gateway.taught import SYSTEM, tiny
@@ -226,7 +226,7 @@ def pieces_of(ids: tuple[int, ...]) -> Any:
 def test_the_tree_finds_the_longest_beginning_and_drops_the_oldest_end() -> None:
     chance = random.Random(3)
     for limit in (10**9, 2000, 200):
-        tree = KeptKeys(limit)
+        tree = PrefixCache(limit)
         put: list[tuple[int, ...]] = []
         for _ in range(150):
             base = chance.choice(put)[: chance.randrange(12)] if put and chance.random() < 0.7 else ()
@@ -259,7 +259,7 @@ def common_prefix(left: tuple[int, ...], right: tuple[int, ...]) -> tuple[int, .
 
 
 def test_what_has_not_been_used_for_the_longest_time_goes_first() -> None:
-    tree = KeptKeys(3 * 4 * 8 * 4)  # three sequences of four tokens: two layers, keys and values, two floats a token
+    tree = PrefixCache(3 * 4 * 8 * 4)  # three sequences of four tokens: two layers, keys and values, two floats a token
     sequences = [(n, n, n, n) for n in range(1, 4)]
     for ids in sequences:
         tree.put("p", ids, pieces_of(ids))
@@ -273,10 +273,10 @@ def test_what_has_not_been_used_for_the_longest_time_goes_first() -> None:
 def test_which_beginnings_are_worth_reading_once() -> None:
     a, b = tuple(range(50)), tuple(range(100, 150))
     prompts = [(*a, 1, 2), (*a, 1, 3), (*a, *b, 7), (*a, *b, 8), (*a, *b, 8), (5,)]
-    assert shared_beginnings(prompts, 48) == [[a], [(*a, *b)]]
-    assert shared_beginnings(prompts, 1000) == []
-    assert shared_beginnings([a], 1) == []
-    assert shared_beginnings([a, a], 1) == [[a]]
+    assert shared_prefixes(prompts, 48) == [[a], [(*a, *b)]]
+    assert shared_prefixes(prompts, 1000) == []
+    assert shared_prefixes([a], 1) == []
+    assert shared_prefixes([a, a], 1) == [[a]]
 
 
 def test_the_system_message_of_the_tests_is_long_enough() -> None:

@@ -14,7 +14,7 @@ import torch
 from lgov_core.errors import EndpointError, UpstreamError
 from lgov_core.gateway.protocol import ChatRequest
 from lgov_core.gateway.serving.server import EndpointServer
-from lgov_core.gateway.upstream.token_engine import SampledTokens, TokenEngine, TokenPrompt
+from lgov_core.gateway.upstream.token_engine import Generated, TokenEngine, TokenPrompt
 from lgov_core.models import LanguageModel, load_model
 from lgov_core.store.sqlite.store import SQLiteStore
 from tests.gateway.taught import SYSTEM, TOOLS
@@ -28,7 +28,7 @@ class Weights:
         self.version = version
         self.asked: list[TokenPrompt] = []
 
-    async def __call__(self, prompt: TokenPrompt) -> SampledTokens:
+    async def __call__(self, prompt: TokenPrompt) -> Generated:
         self.asked.append(prompt)
         ids, logprobs = list(prompt.prompt_ids), []
         for _ in range(prompt.max_tokens):
@@ -38,7 +38,7 @@ class Weights:
             logprobs.append(float(row.max()))
             if ids[-1] in self.model.eos_ids:
                 break
-        return SampledTokens(tuple(ids[len(prompt.prompt_ids) :]), tuple(logprobs), self.version)
+        return Generated(tuple(ids[len(prompt.prompt_ids) :]), tuple(logprobs), self.version)
 
 
 @pytest.fixture
@@ -135,7 +135,7 @@ async def test_what_it_cannot_do_is_refused(engine: TokenEngine, taught: Languag
 async def test_a_server_that_fails_is_never_patched_up(taught: LanguageModel, spoil: Any, says: str) -> None:
     weights = Weights(taught)
 
-    async def sample(prompt: TokenPrompt) -> SampledTokens:
+    async def sample(prompt: TokenPrompt) -> Generated:
         return spoil(await weights(prompt))
 
     with pytest.raises(UpstreamError, match=says):

@@ -178,10 +178,46 @@ def test_what_does_not_fit_together_is_none():
         read_completion({})
 
 
-@pytest.mark.parametrize("url", ["127.0.0.1:8000", "ftp://x", "http://", ""])
+@pytest.mark.parametrize("url", ["127.0.0.1:8000", "ftp://x", "http://", "http://user:secret@x/v1", ""])
 def test_addresses_that_are_none(url):
     with pytest.raises(EndpointError, match="is not a URL"):
         UpstreamEngine(url)
+
+
+def test_a_key_with_a_line_break_is_refused():
+    with pytest.raises(EndpointError, match="characters that a header cannot"):
+        UpstreamEngine("http://127.0.0.1:1/v1", api_key="secret\n")
+
+
+def test_proxies_named_by_the_environment_are_not_used(monkeypatch):
+    for name in ("HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy"):
+        monkeypatch.setenv(name, "http://127.0.0.1:9")
+    with ScriptedModelServer(["x"]) as model, endpoint_for(model.base_url) as endpoint:
+        reply = httpx.post(f"{endpoint.base_url}/chat/completions", json=BODY, trust_env=False)
+        assert reply.json()["choices"][0]["message"]["content"] == "x"
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        b"HTTP/1.1 200 OK\r\ncontent-length: 9\r\n\r\nhello",
+        b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n3\r\nhel",
+        b"nonsense",
+        b"",
+    ],
+)
+def test_an_answer_that_breaks_off_is_502(raw):
+    def answer(listener: socket.socket) -> None:
+        connection, _ = listener.accept()
+        with connection:
+            connection.recv(65_536)
+            connection.sendall(raw)
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        threading.Thread(target=answer, args=(listener,), daemon=True).start()
+        with endpoint_for(f"http://127.0.0.1:{listener.getsockname()[1]}/v1") as endpoint:
+            reply = httpx.post(f"{endpoint.base_url}/chat/completions", json=BODY)
+            assert (reply.status_code, reply.json()["error"]["code"]) == (502, "upstream")
 
 
 def test_no_logprobs_beside_the_token_itself_is_a_wish_that_is_kept(serve):

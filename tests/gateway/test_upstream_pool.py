@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import socket
 import threading
 from collections import Counter
@@ -17,7 +16,6 @@ from lgov_core.gateway.app import create_app
 from lgov_core.gateway.serving.keys import KeyRing
 from lgov_core.gateway.serving.server import EndpointServer
 from lgov_core.gateway.upstream.engine import UpstreamEngine
-from lgov_core.gateway.upstream.http_client import BrokenAnswer, HttpClient, NotSent, Origin
 from lgov_core.gateway.upstream.pool import UpstreamPool
 from lgov_core.testing import ScriptedModelServer, ScriptedReply
 from tests.gateway.conftest import until
@@ -172,94 +170,3 @@ def test_a_pool_is_made_of_servers():
             UpstreamEngine(urls)
     with pytest.raises(EndpointError, match="is not a URL"):
         UpstreamEngine(["http://a/v1", "nonsense"])
-
-
-# ---------------------------------------------------------------------- the client
-
-
-async def answer_of(raw: bytes, *, close: bool, read: bool = True) -> tuple[int, bytes, int]:
-    """Status and body of what a server answers with ``raw`` twice, and how many connections that took."""
-    connections = 0
-
-    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        nonlocal connections
-        connections += 1
-        try:
-            while await reader.readuntil(b"\r\n\r\n"):
-                for at in range(0, len(raw), 7):
-                    writer.write(raw[at : at + 7])
-                    await writer.drain()
-                if close:
-                    return
-        except asyncio.IncompleteReadError:
-            return
-        finally:
-            writer.close()
-
-    server = await asyncio.start_server(serve, "127.0.0.1", 0)
-    client = HttpClient(headers={"x-a": "b"}, max_connections=4)
-    try:
-        origin = Origin.of(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/v1")
-        for _ in range(2):
-            answer = await client.ask("GET", origin, "/x", connect_s=5, total_s=5)
-            body = await answer.read()
-        return answer.status, body, connections
-    finally:
-        await client.close()
-        server.close()
-
-
-HEAD = b"HTTP/1.1 200 OK\r\n"
-
-
-@pytest.mark.parametrize(
-    ("raw", "close", "expected"),
-    [
-        (HEAD + b"content-length: 5\r\n\r\nhello", False, (200, b"hello", 1)),
-        (HEAD + b"transfer-encoding: chunked\r\n\r\n3\r\nhel\r\n2\r\nlo\r\n0\r\n\r\n", False, (200, b"hello", 1)),
-        (HEAD + b"content-length: 5\r\nconnection: close\r\n\r\nhello", True, (200, b"hello", 2)),
-        (HEAD + b"\r\nhello", True, (200, b"hello", 2)),
-        (b"HTTP/1.1 100 Continue\r\n\r\n" + HEAD + b"content-length: 5\r\n\r\nhello", False, (200, b"hello", 1)),
-        (b"HTTP/1.1 503 No\r\ncontent-length: 0\r\n\r\n", False, (503, b"", 1)),
-    ],
-)
-async def test_answers_are_read_however_they_are_framed(raw, close, expected):
-    assert await answer_of(raw, close=close) == expected
-
-
-@pytest.mark.parametrize(
-    "raw",
-    [
-        HEAD + b"content-length: 9\r\n\r\nhello",
-        HEAD + b"transfer-encoding: chunked\r\n\r\n3\r\nhel",
-        b"nonsense",
-        HEAD,
-        b"",
-    ],
-)
-async def test_an_answer_that_breaks_off_is_an_error(raw):
-    with pytest.raises(BrokenAnswer):
-        await answer_of(raw, close=True)
-
-
-async def test_times_and_places_of_the_client_are_bounded():
-    async def silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await reader.read()
-        writer.close()
-
-    server = await asyncio.start_server(silent, "127.0.0.1", 0)
-    client = HttpClient(headers={}, max_connections=1)
-    origin = Origin.of(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}")
-    for limit in ({"total_s": 0.05}, {"read_s": 0.05}):
-        with pytest.raises(TimeoutError):  # the place is given back each time
-            await client.ask("GET", origin, "/", connect_s=5, **limit)
-    server.close()
-    await client.close()
-    with pytest.raises(NotSent):
-        await client.ask("GET", Origin.of(f"http://127.0.0.1:{closed_port()}"), "/", connect_s=5)
-
-
-def test_origins():
-    assert Origin.of("https://api.example.com/v1/") == Origin("api.example.com", 443, True, "/v1")
-    assert Origin.of("http://[::1]:8000/v1").authority == "[::1]:8000"
-    assert Origin.of("http://a").authority == "a"

@@ -18,7 +18,7 @@ from lgov_core.client import Client
 from lgov_core.client.wire import PROTOCOL, PROTOCOL_HEADER
 from lgov_core.errors import SettingsError, TrainError
 from lgov_core.gateway.protocol import ANY_MODEL
-from lgov_core.gateway.upstream.token_engine import SampledTokens, TokenEngine, TokenPrompt
+from lgov_core.gateway.upstream.token_engine import Generated, TokenEngine, TokenPrompt
 from lgov_core.models import LanguageModel, load_model
 from lgov_core.server.recipe import algorithm_for
 from lgov_core.server.verl.host import CoordinatorHost, coordinator_options, keep_tasks, open_coordinator
@@ -38,7 +38,7 @@ class Weights:
         self.version = 0
         self.random = torch.Generator().manual_seed(0)
 
-    async def __call__(self, prompt: TokenPrompt) -> SampledTokens:
+    async def __call__(self, prompt: TokenPrompt) -> Generated:
         ids, logprobs = list(prompt.prompt_ids), []
         for _ in range(prompt.max_tokens):
             with torch.no_grad():
@@ -47,7 +47,7 @@ class Weights:
             logprobs.append(float(row[ids[-1]]))
             if ids[-1] in self.model.eos_ids:
                 break
-        return SampledTokens(tuple(ids[len(prompt.prompt_ids) :]), tuple(logprobs), self.version)
+        return Generated(tuple(ids[len(prompt.prompt_ids) :]), tuple(logprobs), self.version)
 
 
 @pytest.fixture

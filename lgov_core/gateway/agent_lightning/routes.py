@@ -14,10 +14,11 @@ from starlette.responses import Response
 from lgov_core.errors import EndpointError, LgovError
 from lgov_core.gateway.agent_lightning.rollouts import LightningRollouts
 from lgov_core.gateway.agent_lightning.values import attempt_number, unprocessable
-from lgov_core.gateway.formats.request_fields import read_json
+from lgov_core.gateway.formats.json_body import read_json
 from lgov_core.gateway.routes.api_routes import ApiRoutes, read_body
 from lgov_core.gateway.serving.access import Access, RuledRoute, grant_of
 from lgov_core.gateway.serving.admission import Admission, AdmissionState
+from lgov_core.gateway.serving.limits import retry_headers
 from lgov_core.gateway.upstream.registered_models import RegisteredModels
 from lgov_core.gateway.upstream.reply import UpstreamRejection
 
@@ -271,7 +272,7 @@ def _told(handler: Callable[[Request], Any]) -> Callable[[Request], Any]:
         try:
             return await handler(request)
         except EndpointError as error:
-            return _json({"detail": str(error) if error.hint else error.message}, error.status)
+            return _json({"detail": str(error)}, error.status, retry_headers(error))
         except LgovError as error:
             return _json({"detail": str(error)}, 500)
 
@@ -297,5 +298,5 @@ def _pause_state(state: AdmissionState) -> Response:
     )
 
 
-def _json(content: Any, status: int = 200) -> Response:
-    return Response(json.dumps(content), status, media_type="application/json")
+def _json(content: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
+    return Response(json.dumps(content), status, headers, media_type="application/json")

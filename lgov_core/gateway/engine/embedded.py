@@ -6,17 +6,14 @@ import asyncio
 import hashlib
 from collections.abc import AsyncIterator, Generator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from lgov_core.errors import EndpointError, ModelError
 from lgov_core.gateway.engine.embedded_request import check_embedded
+from lgov_core.gateway.engine.reply_codec import Generated, Prompt, ReplyCodec, pieces_of
 from lgov_core.gateway.engine.reply_grammar import GrammarConstraint, Grammars, reply_grammar
-from lgov_core.gateway.engine.reply_token_cache import TokenHistory
 from lgov_core.gateway.engine.served_policy import ServedPolicy
-from lgov_core.gateway.formats.openai_format import completion_pieces
-from lgov_core.gateway.protocol import ChatRequest, Completion, StreamPiece, ToolCall
-from lgov_core.types import new_id
+from lgov_core.gateway.protocol import ChatRequest, Completion, StreamPiece
 
 if TYPE_CHECKING:
     import torch
@@ -28,7 +25,7 @@ if TYPE_CHECKING:
 _SMALL = 10_000_000
 #: Below this a temperature is greedy: dividing by it would leave the range of float32.
 _COLDEST = 1e-4
-#: Memory for what was computed of earlier calls.
+#: Bytes of the prefix cache.
 _KEPT = 512 << 20
 
 
@@ -47,7 +44,7 @@ class EmbeddedEngine:
     model, else torch's choice); threads started later begin with the same number, so a trainer in a new thread sets its
     own. Requests without a seed draw theirs from ``seed`` and their order.
 
-    ``policies`` are further models by name: low-rank additions to the one model (LoRA), each with weights and versions of
+    ``policies`` are further models by name: low-rank adapters of the one model (LoRA), each with weights and versions of
     its own (see `policy`), all decoded in one batch. Until weights are published a policy is the model itself, and its
     version 0.
 
@@ -77,7 +74,7 @@ class EmbeddedEngine:
             raise ModelError(f"max_batch ({max_batch}) and max_new_tokens ({max_new_tokens}) must be at least 1")
         from lgov_core.gateway.engine.decode_worker import DecodeWorker
         from lgov_core.gateway.engine.generation import Decoder
-        from lgov_core.gateway.engine.lora import Additions
+        from lgov_core.gateway.engine.lora import LoraAdapters
 
         if threads is None and model.module.num_parameters() < _SMALL:
             threads = 1
@@ -86,18 +83,21 @@ class EmbeddedEngine:
         self._max_new_tokens = max_new_tokens
         self._seed = seed
         self._count = 0
-        # By policy: the same text may have been written with other tokens by another one.
-        self._histories = {name: TokenHistory(model) for name in ("", *policies)}
+        # One a policy: each may have written the same text with other tokens.
+        self._codecs = {
+            policy: ReplyCodec(model, name=policy or model.name, context=model.context_length)
+            for policy in ("", *policies)
+        }
         self._grammars = Grammars(model)
-        self._additions = Additions(model.module) if policies else None
-        self._decoder = Decoder(model, self._additions, keep_bytes=keep_bytes)
+        self._adapters = LoraAdapters(model.module) if policies else None
+        self._decoder = Decoder(model, self._adapters, keep_bytes=keep_bytes)
         self._worker = DecodeWorker(self._decoder, max_batch=max_batch, max_wait_s=max_wait_ms / 1e3, threads=threads)
         self._worker.versions.update(dict.fromkeys(policies, 0))
 
     @property
     def models(self) -> Sequence[str]:
         """The model's name, and those of the policies on it."""
-        return (self._model.name, *(name for name in self._histories if name))
+        return (self._model.name, *(name for name in self._codecs if name))
 
     @property
     def weights_version(self) -> int:
@@ -106,16 +106,16 @@ class EmbeddedEngine:
 
     @property
     def kept_bytes(self) -> int:
-        """How much memory is taken by what is kept of earlier calls, as of now."""
+        """Bytes of the prefix cache, as of now."""
         return self._decoder.kept_bytes
 
     def policy(self, name: str) -> ServedPolicy:
         """One of the ``policies``, to publish its weights. Raises `ModelError` for another name."""
-        if not name or name not in self._histories:
-            known = ", ".join(name for name in self._histories if name)
+        if not name or name not in self._codecs:
+            known = ", ".join(name for name in self._codecs if name)
             raise ModelError(f"no policy is named {name!r}", hint=f"there are: {known}" if known else "pass policies=")
-        assert self._additions is not None, "there are policies"
-        return ServedPolicy(name, self._worker, self._additions)
+        assert self._adapters is not None, "there are policies"
+        return ServedPolicy(name, self._worker, self._adapters)
 
     async def start(self) -> None:
         """Starts decoding. Raises `EndpointError` when the engine was closed."""
@@ -136,8 +136,9 @@ class EmbeddedEngine:
 
         check_embedded(request)
         policy = self._policy_of(request)
-        prompt_text, prompt_ids = self._prompt(request, policy)
-        rows = self._rows(request, policy, prompt_ids)
+        codec = self._codecs[policy]
+        prompt = codec.prompt(request)
+        rows = self._rows(request, policy, prompt, codec.reply_limit(request, prompt, self._max_new_tokens))
         constraints = await self._constrain(request, rows)
         loop = asyncio.get_running_loop()
         jobs = [Job(row, loop.create_future(), loop) for row in rows]
@@ -146,29 +147,26 @@ class EmbeddedEngine:
         try:
             versions = await asyncio.gather(*(job.future for job in jobs))
         except BaseException:
-            for job in jobs:  # nobody waits for any of them
+            for job in jobs:
                 job.row.abandoned = True
                 job.future.cancel()
             raise
         if fault := next((one.fault for one in constraints if one.fault), ""):
             raise EndpointError(f"the reply could not be held to its form: {fault}", status=500)
         choices = [
-            self._completion(request, prompt_text, job.row, version)
-            for job, version in zip(jobs, versions, strict=True)
+            Generated(tuple(row.response_ids), tuple(row.logprobs), version)
+            for row, version in zip(rows, versions, strict=True)
         ]
-        first = choices[0]
-        others = tuple(replace(choice, response_id=first.response_id) for choice in choices[1:])
-        return replace(first, more=others) if others else first
+        return codec.completion(request, prompt, choices)
 
     async def count_tokens(self, request: ChatRequest) -> int:
-        """How many tokens the prompt has. Raises `EndpointError` (400) for a conversation that is no text."""
+        """How many tokens the prompt has. Raises `EndpointError` (400) for a conversation that is not text."""
         check_embedded(request)
-        return len(self._histories[self._policy_of(request)].render(request.messages, request.tools)[1])
+        return self._codecs[self._policy_of(request)].count(request)
 
     async def stream(self, request: ChatRequest) -> AsyncIterator[StreamPiece]:
         """The reply in pieces, which come once it is whole: only then is it known what in it is a tool call."""
-        completion = await self.chat(request)
-        for piece in completion_pieces(completion, request.body):
+        async for piece in pieces_of(await self.chat(request), request):
             yield piece
 
     def publish(self, state_dict: Mapping[str, torch.Tensor], version: int | None = None) -> int:
@@ -181,7 +179,7 @@ class EmbeddedEngine:
         version that does not rise, or an engine with policies, which stand on these weights; `EndpointError` when the
         engine is closed.
         """
-        if self._additions is not None:
+        if self._adapters is not None:
             raise ModelError(
                 f"the weights of model {self._model.name!r} have policies on them and cannot change",
                 hint="publish to one of them: engine.policy(name).publish(...)",
@@ -223,7 +221,7 @@ class EmbeddedEngine:
         return new_version
 
     def _policy_of(self, request: ChatRequest) -> str:
-        return request.model if request.model in self._histories else ""
+        return request.model if request.model in self._codecs else ""
 
     async def _constrain(self, request: ChatRequest, rows: Sequence[Row]) -> list[GrammarConstraint]:
         """Holds the rows to the form that the request asks for, if it asks for one."""
@@ -236,32 +234,19 @@ class EmbeddedEngine:
             row.constraint = constraint
         return constraints
 
-    def _prompt(self, request: ChatRequest, policy: str) -> tuple[str, tuple[int, ...]]:
-        text, ids = self._histories[policy].render(request.messages, request.tools)
-        limit = self._model.context_length
-        if len(ids) >= limit:
-            raise EndpointError(
-                f"the prompt has {len(ids)} tokens, but the context of model {self._model.name!r} holds {limit}, "
-                "reply included",
-                hint="shorten the conversation or the tool results",
-            )
-        return text, ids
-
-    def _rows(self, request: ChatRequest, policy: str, prompt_ids: tuple[int, ...]) -> list[Row]:
-        """One row for each choice. The first one has the request's own seed."""
+    def _rows(self, request: ChatRequest, policy: str, prompt: Prompt, count: int) -> list[Row]:
+        """One row of at most ``count`` tokens for each choice. The first one has the request's own seed."""
         from lgov_core.gateway.engine.sampling import Row, draw_uniforms
 
-        asked = self._max_new_tokens if request.max_tokens is None else request.max_tokens
-        if asked < 1:
-            raise EndpointError(f"max_tokens must be at least 1, not {asked}")
-        count = min(asked, self._max_new_tokens, self._model.context_length - len(prompt_ids))
+        if count < 1:
+            raise EndpointError(f"max_tokens must be at least 1, not {count}")
         seed = request.seed
         if seed is None:
             self._count += 1
             seed = _mixed(self._seed, self._count)
         return [
             Row(
-                prompt_ids=prompt_ids,
+                prompt_ids=prompt.ids,
                 max_new_tokens=count,
                 temperature=request.temperature if request.temperature >= _COLDEST else 0.0,
                 top_p=request.top_p,
@@ -272,43 +257,6 @@ class EmbeddedEngine:
             for choice in range(request.n)
         ]
 
-    def _completion(self, request: ChatRequest, prompt_text: str, row: Row, version: int) -> Completion:
-        ended = row.response_ids[-1] in self._model.eos_ids
-        text = self._model.decode(row.response_ids[:-1] if ended else row.response_ids)
-        before_stop, matched = _before_stop(text, request.stop)
-        content: str | None = before_stop
-        calls: tuple[ToolCall, ...] = ()
-        if request.tools and row.finish == "stop":
-            parsed = self._model.format.parse(before_stop, request.tools)
-            content = parsed.content
-            calls = tuple(ToolCall(new_id("call"), call.name, call.arguments_text) for call in parsed.calls)
-        if before_stop == text:
-            self._histories[row.policy].remember(prompt_text, row.prompt_ids, row.response_ids, text, content, calls)
-        return Completion(
-            response_id=new_id("chatcmpl"),
-            model=row.policy or self._model.name,
-            text=text,
-            content=content,
-            tool_calls=calls,
-            finish_reason="tool_calls" if calls else row.finish,
-            prompt_ids=row.prompt_ids,
-            response_ids=tuple(row.response_ids),
-            logprobs=tuple(row.logprobs),
-            weights_version=version,
-            prompt_tokens=len(row.prompt_ids),
-            completion_tokens=len(row.response_ids),
-            matched_stop=matched,
-        )
-
 
 def _mixed(seed: int, number: int) -> int:
     return int.from_bytes(hashlib.blake2b(f"{seed} {number}".encode(), digest_size=8).digest())
-
-
-def _before_stop(text: str, stop: Sequence[str]) -> tuple[str, str | None]:
-    """The text up to the first stop string, and that string; ``text`` itself and None when there is none."""
-    places = [(place, word) for word in stop if (place := text.find(word)) >= 0]
-    if not places:
-        return text, None
-    place, word = min(places)
-    return text[:place], word

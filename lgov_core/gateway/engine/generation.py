@@ -1,7 +1,7 @@
 """The decode loop: prompts in, tokens with their log-probabilities out, many sequences at once.
 
-Sequences join and leave the running batch between any two tokens. What was computed for one is kept for those that begin
-alike: the next turn of a rollout reads only what is new in it.
+Sequences join and leave the running batch between any two tokens. Keys and values are cached by prefix: the next turn of
+a rollout reads only what is new in it.
 
 Imports torch and transformers; import it only where they are needed. Nothing here is thread-safe: one thread decodes.
 """
@@ -15,8 +15,8 @@ from typing import Any, cast
 import torch
 
 from lgov_core.gateway.engine.kv_cache import SlotCache, check_cacheable
-from lgov_core.gateway.engine.lora import Additions
-from lgov_core.gateway.engine.prefix_cache import Ids, KeptKeys, shared_beginnings
+from lgov_core.gateway.engine.lora import LoraAdapters
+from lgov_core.gateway.engine.prefix_cache import Ids, PrefixCache, shared_prefixes
 from lgov_core.gateway.engine.sampling import Row, draw
 from lgov_core.models import LanguageModel
 
@@ -24,7 +24,7 @@ from lgov_core.models import LanguageModel
 _WORTH = 48
 #: The most tokens, padding included, that are read at once.
 _MOST_READ = 8192
-#: For so many tokens of its reply a row gets room when it begins.
+#: Columns reserved for a row's reply when it begins.
 _MOST_AHEAD = 128
 #: More tokens than this before a stop text cannot be part of it (some tokens have no text of their own).
 _SLACK = 8
@@ -51,12 +51,12 @@ class Decoder:
     ``keep_bytes`` bounds what is kept of sequences that are done; 0 keeps nothing from one call to the next.
     """
 
-    def __init__(self, model: LanguageModel, additions: Additions | None = None, *, keep_bytes: int = 0) -> None:
+    def __init__(self, model: LanguageModel, adapters: LoraAdapters | None = None, *, keep_bytes: int = 0) -> None:
         self._layers = check_cacheable(model.module)
         self._model = model
         self._module = cast("Any", model.module)
-        self._additions = additions
-        self._kept = KeptKeys(keep_bytes)
+        self._adapters = adapters
+        self._prefixes = PrefixCache(keep_bytes)
         self._keeps = keep_bytes > 0
         self._cache: SlotCache | None = None
         #: The running sequences, one a slot; how many of its tokens each has in the cache.
@@ -65,17 +65,17 @@ class Decoder:
 
     def forget(self, policy: str | None = None) -> None:
         """Drops everything kept that was computed with the present weights, or with those of one policy."""
-        self._kept.forget(policy)
+        self._prefixes.forget(policy)
 
     def drop_all(self) -> None:
-        """Forgets the running sequences and everything kept: some of it may be broken."""
+        """Drops the running sequences and the whole prefix cache: some of it may be broken."""
         self.rows, self._lengths, self._cache = [], [], None
-        self._kept.forget()
+        self._prefixes.forget()
 
     @property
     def kept_bytes(self) -> int:
-        """How much memory takes what is kept of sequences that are done."""
-        return self._kept.size
+        """Bytes of the prefix cache."""
+        return self._prefixes.size
 
     @torch.inference_mode()
     def admit(self, rows: Sequence[Row]) -> None:
@@ -99,9 +99,9 @@ class Decoder:
             raise
         finally:
             if self._keeps:
-                self._kept.trim()
+                self._prefixes.trim()
             else:
-                self._kept.forget()
+                self._prefixes.forget()
 
     @torch.inference_mode()
     def step(self) -> None:
@@ -134,7 +134,7 @@ class Decoder:
                 self.rows[slot], self._lengths[slot] = self.rows[last], self._lengths[last]
             self.rows.pop()
             self._lengths.pop()
-        self._kept.trim()
+        self._prefixes.trim()
         if not self.rows:
             self._cache = None
 
@@ -143,11 +143,11 @@ class Decoder:
         assert cache is not None, "it is running"
         length = self._lengths[slot]
         ids = (*row.prompt_ids, *row.response_ids)[:length]
-        self._kept.put(row.policy, ids, lambda start: cache.pieces(slot, start, length))
+        self._prefixes.put(row.policy, ids, lambda start: cache.pieces(slot, start, length))
 
     def _reading(self, policy: str, ids: Ids, row: Row | None = None) -> _Reading:
         # The last token of a prompt is always read: what comes after it is drawn from that.
-        start, _ = self._kept.longest(policy, ids if row is None else ids[:-1])
+        start, _ = self._prefixes.longest(policy, ids if row is None else ids[:-1])
         return _Reading(policy, ids, start, row)
 
     def _shared(self, rows: Sequence[Row]) -> Iterator[list[_Reading]]:
@@ -155,7 +155,7 @@ class Decoder:
         prompts: dict[str, list[Ids]] = {}
         for row in rows:
             prompts.setdefault(row.policy, []).append(row.prompt_ids[:-1])
-        levels = {policy: shared_beginnings(several, _WORTH) for policy, several in prompts.items()}
+        levels = {policy: shared_prefixes(several, _WORTH) for policy, several in prompts.items()}
         for level in range(max(map(len, levels.values()), default=0)):
             readings = [
                 self._reading(policy, ids)
@@ -172,7 +172,7 @@ class Decoder:
             self._fill(cache, 0, bucket)
             for slot, reading in enumerate(bucket):
                 length = len(reading.ids)
-                self._kept.put(
+                self._prefixes.put(
                     reading.policy,
                     reading.ids,
                     lambda start, cache=cache, slot=slot, length=length: cache.pieces(slot, start, length),
@@ -206,7 +206,7 @@ class Decoder:
             alike.setdefault((reading.policy, reading.ids[: reading.start]), []).append(first + place)
         for (policy, ids), slots in alike.items():
             column = 0
-            for segment, count in self._kept.longest(policy, ids)[1]:
+            for segment, count in self._prefixes.longest(policy, ids)[1]:
                 cache.put(slots, column, segment.pieces, count)
                 column += count
         new = max(reading.rest for reading in bucket)
@@ -248,10 +248,10 @@ class Decoder:
             "use_cache": True,
             "logits_to_keep": 1,
         }
-        if self._additions is None:
+        if self._adapters is None:
             output = module(**arguments)
         else:
-            with self._additions.writing(policies):
+            with self._adapters.writing(policies):
                 output = module(**arguments)
         return output.logits[:, -1].float()
 

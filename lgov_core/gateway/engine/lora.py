@@ -61,7 +61,7 @@ def _inert() -> _Hook:
     return _Hook(_Chosen())
 
 
-class Additions:
+class LoraAdapters:
     """The named policies of one module. Weights are changed by one thread, which is also the one that decodes."""
 
     def __init__(self, module: torch.nn.Module) -> None:
@@ -73,7 +73,7 @@ class Additions:
         self._hooks: dict[str, _Hook] = {}
 
     def check(self, policy: str, weights: Mapping[str, torch.Tensor]) -> dict[str, _Pair]:
-        """The pairs of ``weights`` by layer, checked. Raises `ModelError` for what does not fit this module."""
+        """The pairs of ``weights`` by layer, checked. Raises `ModelError` for what does not fit the module."""
         pairs: dict[str, dict[str, torch.Tensor]] = {}
         for name, tensor in weights.items():
             plain = name.removeprefix("base_model.model.")

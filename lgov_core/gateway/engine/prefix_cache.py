@@ -1,6 +1,6 @@
-"""What was computed for token sequences that may come again: a tree of their keys and values, bounded in memory.
+"""Keys and values of token sequences for prompts that begin with the same tokens: a radix tree, bounded in memory.
 
-The turns of a rollout, the rollouts of a task and the calls of one agent begin alike. Each beginning is kept once, as a
+The turns of a rollout, the rollouts of a task and the calls of one agent share prefixes. Each prefix is kept once, as a
 path of segments; a new prompt takes the longest path that it begins with (RadixAttention: Zheng et al. 2024, arXiv
 2312.07104, section 3). Imports torch; import it only where it is needed.
 """
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
+from itertools import groupby
 
 from lgov_core.gateway.engine.kv_cache import Piece
 
@@ -16,7 +17,7 @@ Ids = tuple[int, ...]
 
 
 class _Segment:
-    """Some tokens behind those of the parent, with their keys and values."""
+    """Some tokens after those of the parent, with their keys and values."""
 
     __slots__ = ("children", "ids", "parent", "pieces", "size")
 
@@ -28,17 +29,17 @@ class _Segment:
         self.size = sum(part.numel() * part.element_size() for piece in pieces for part in piece)
 
 
-class KeptKeys:
+class PrefixCache:
     """Keys and values by policy and tokens. For one thread.
 
-    ``limit`` is in bytes. `put` may go beyond it; `trim` then drops what was not used for the longest time, ends of
-    sequences before their beginnings.
+    ``limit`` is in bytes. `put` may exceed it; `trim` then drops the least recently used segments, ends of sequences
+    before their beginnings.
     """
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
         self._roots: dict[str, _Segment] = {}
-        #: From the one longest not used; what stands nearer to the root is always younger than what stands behind it.
+        #: Least recently used first; a segment is always more recent than those below it.
         self._by_age: OrderedDict[_Segment, str] = OrderedDict()
         self.size = 0
 
@@ -51,7 +52,7 @@ class KeptKeys:
             node = node.children.get(ids[length])
             if node is None:
                 break
-            taken = common(node.ids, ids[length : length + len(node.ids)])
+            taken = common_length(node.ids, ids[length : length + len(node.ids)])
             found.append((node, taken))
             length += taken
             if taken < len(node.ids):
@@ -61,7 +62,7 @@ class KeptKeys:
         return length, found
 
     def put(self, policy: str, ids: Ids, pieces: Callable[[int], Sequence[Piece]]) -> None:
-        """Keeps ``ids``. ``pieces(start)`` gives the keys and values of the tokens from ``start``, if they are needed."""
+        """Adds ``ids``. ``pieces(start)`` returns the keys and values of the tokens from ``start``, if they are needed."""
         length, found = self.longest(policy, ids)
         if length == len(ids):
             return
@@ -74,7 +75,7 @@ class KeptKeys:
             above = above.parent
 
     def trim(self) -> None:
-        """Drops the oldest until the limit holds."""
+        """Drops least recently used segments until the limit holds."""
         while self.size > self._limit and self._by_age:
             oldest = next(iter(self._by_age))
             self._drop(oldest)
@@ -118,53 +119,35 @@ class KeptKeys:
         self.size += segment.size
 
     def _drop(self, segment: _Segment) -> None:
-        assert not segment.children, "what stands behind a segment is older"
+        assert not segment.children, "what is below a segment is older"
         assert segment.parent is not None, "a root has no age"
         del segment.parent.children[segment.ids[0]]
         del self._by_age[segment]
         self.size -= segment.size
 
 
-def common(left: Ids, right: Ids) -> int:
-    """With how many equal tokens both begin."""
-    most = min(len(left), len(right))
-    if left[:most] == right[:most]:
-        return most
-    least = 0
-    while least < most - 1:
-        middle = (least + most) // 2
-        if left[least:middle] == right[least:middle]:
-            least = middle
-        else:
-            most = middle
-    return least
+def common_length(left: Ids, right: Ids) -> int:
+    """The number of equal tokens at the beginning of both."""
+    return next((at for at, (a, b) in enumerate(zip(left, right, strict=False)) if a != b), min(len(left), len(right)))
 
 
-def shared_beginnings(prompts: Sequence[Ids], worth: int) -> list[list[Ids]]:
-    """Beginnings that several prompts share and that should be read once, by how many others they stand behind.
+def shared_prefixes(prompts: Sequence[Ids], worth: int) -> list[list[Ids]]:
+    """Prefixes that several prompts share and that should be read once, by how many other ones they extend.
 
-    One is named when reading it once instead of for every prompt saves at least ``worth`` tokens.
+    One is listed when reading it once instead of for every prompt saves at least ``worth`` tokens.
     """
-    levels: list[list[Ids]] = []
+    levels: dict[int, list[Ids]] = {}
 
-    def look(group: Sequence[Ids], floor: int, level: int) -> None:
-        while len(group) > 1:
-            depth = common(group[0], group[-1])  # they are sorted: so far all are alike
-            if (depth - floor) * (len(group) - 1) >= worth:
-                if len(levels) <= level:
-                    levels.append([])
-                levels[level].append(group[0][:depth])
-                floor, level = depth, level + 1
-            parts: dict[int, list[Ids]] = {}
-            for prompt in group:
-                if len(prompt) > depth:
-                    parts.setdefault(prompt[depth], []).append(prompt)
-            several = [part for part in parts.values() if len(part) > 1]
-            for part in several[1:]:
-                look(part, floor, level)
-            if not several:
-                return
-            group = several[0]
+    def search(group: Sequence[Ids], floor: int, level: int) -> None:
+        depth = common_length(group[0], group[-1])  # sorted: what the first and the last share, all share
+        if (depth - floor) * (len(group) - 1) >= worth:
+            levels.setdefault(level, []).append(group[0][:depth])
+            floor, level = depth, level + 1
+        for _, part in groupby((ids for ids in group if len(ids) > depth), key=lambda ids: ids[depth]):
+            several = list(part)
+            if len(several) > 1:
+                search(several, floor, level)
 
-    look(sorted(prompts), 0, 0)
-    return levels
+    if len(prompts) > 1:
+        search(sorted(prompts), 0, 0)
+    return [levels[level] for level in sorted(levels)]

@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import json
 import threading
-from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from lgov_core._util.bounded import BoundedDict
 from lgov_core.errors import EndpointError
-from lgov_core.gateway.engine.tool_text import Tool, tool_name, tool_parameters
 from lgov_core.gateway.formats.request_fields import an_object, shown, text
 from lgov_core.gateway.protocol import ChatRequest
+from lgov_core.models.tool_text import Tool, tool_name, tool_parameters
 
 if TYPE_CHECKING:
     import torch
@@ -171,7 +171,7 @@ class Grammars:
         self._model = model
         self._lock = threading.Lock()
         self._tokenizer: Any = None
-        self._matchers: OrderedDict[str, Any] = OrderedDict()
+        self._matchers: BoundedDict[str, Any] = BoundedDict(_MOST_GRAMMARS)
 
     def constraints(self, grammar: str, count: int) -> list[GrammarConstraint]:
         """``count`` constraints by ``grammar``. Raises `EndpointError`: 400 when it is none, 501 without llguidance."""
@@ -193,8 +193,5 @@ class Grammars:
                 if error := matcher.get_error():
                     lines = [line for line in str(error).splitlines() if line.strip()]
                     raise EndpointError(f"the JSON schema cannot be decoded by: {lines[0][:200] if lines else error}")
-                self._matchers[grammar] = matcher
-                if len(self._matchers) > _MOST_GRAMMARS:
-                    self._matchers.popitem(last=False)
-            self._matchers.move_to_end(grammar)
+                self._matchers.put(grammar, matcher)
             return [GrammarConstraint(matcher.deep_copy(), model.eos_ids) for _ in range(count)]

@@ -1,4 +1,4 @@
-"""Remembers with which tokens the engine wrote its replies, so that a later prompt repeats exactly those.
+"""Remembers the tokens of the engine's replies, so that a later prompt repeats exactly those.
 
 A reply's text may have several tokenisations, and the one that was drawn need not be the tokenizer's own. A rollout's
 calls extend one another only when the history in the next prompt has the tokens that were generated. Tokens are reused
@@ -8,17 +8,16 @@ only where the text is the same, character by character.
 from __future__ import annotations
 
 import json
-from array import array
-from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Any
 
-from lgov_core.gateway.engine.tool_text import message_text
+from lgov_core._util.bounded import BoundedDict
 from lgov_core.gateway.protocol import ToolCall
 from lgov_core.models import LanguageModel
 from lgov_core.models.chat_template import REPLY_STARTS
+from lgov_core.models.tool_text import message_text
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,18 +27,14 @@ class _Reply:
     calls: tuple[ToolCall, ...]
 
 
-class TokenHistory:
-    """The replies of one engine. Not thread-safe: for use in the endpoint's event loop.
-
-    Keeps the last ``size`` replies; what is forgotten is tokenised anew.
-    """
+class ReplyTokenCache:
+    """The tokens of the last ``size`` replies of one engine; an older reply is tokenised anew. For one event loop."""
 
     def __init__(self, model: LanguageModel, size: int = 8192) -> None:
         self._model = model
-        self._size = size
         self._end = model.decode([model.end_id])
-        self._ids: OrderedDict[bytes, array[int]] = OrderedDict()
-        self._replies: OrderedDict[str, _Reply] = OrderedDict()
+        self._ids: BoundedDict[bytes, tuple[int, ...]] = BoundedDict(size)
+        self._replies: BoundedDict[str, _Reply] = BoundedDict(size)
         # A tokenizer that treats text differently after a control token than at the start of a text cannot be cut
         # there.
         sample = f"a b{self._end} c"
@@ -67,17 +62,16 @@ class TokenHistory:
     ) -> None:
         """Keeps a reply: ``response_ids`` as generated, ``text`` their decoded text without the end token."""
         if calls:
-            _put(self._replies, calls[0].call_id, _Reply(text, content or "", calls), self._size)
+            self._replies.put(calls[0].call_id, _Reply(text, content or "", calls))
         if not self._cuttable:
             return
-        whole = array("q", prompt_ids)
-        whole.extend(response_ids)
+        whole = (*prompt_ids, *response_ids)
         if whole[-1] != self._model.end_id:
             if whole[-1] in self._model.eos_ids:
                 return  # ended with a token that is not how the template ends a turn
-            whole.append(self._model.end_id)
+            whole = (*whole, self._model.end_id)
         key = _digest(f"{prompt_text}{REPLY_STARTS}{self._model.text.protect(text)}{self._end}")
-        _put(self._ids, key, whole, self._size)
+        self._ids.put(key, whole)
 
     def _verbatim(self, message: Mapping[str, Any]) -> Mapping[str, Any]:
         """The message; when it holds the calls of a remembered reply unchanged, the reply as it was generated."""
@@ -104,17 +98,9 @@ class TokenHistory:
             cut += len(self._end)
             key = _digest(text[:cut])
             if (ids := self._ids.get(key)) is not None:
-                self._ids.move_to_end(key)
                 return [*ids, *self._model.text.encode(text[cut:])]
             cut = text.rfind(self._end, 0, cut - len(self._end))
         return self._model.text.encode(text)
-
-
-def _put(table: OrderedDict[Any, Any], key: Any, value: Any, size: int) -> None:
-    table[key] = value
-    table.move_to_end(key)
-    if len(table) > size:
-        table.popitem(last=False)
 
 
 def _digest(text: str) -> bytes:

@@ -10,16 +10,16 @@ if TYPE_CHECKING:
     import torch
 
     from lgov_core.gateway.engine.decode_worker import DecodeWorker
-    from lgov_core.gateway.engine.lora import Additions
+    from lgov_core.gateway.engine.lora import LoraAdapters
 
 
 class ServedPolicy:
     """Publishes the weights of one policy, and pauses it alone. Made by `EmbeddedEngine.policy`; callable from any thread."""
 
-    def __init__(self, name: str, worker: DecodeWorker, additions: Additions) -> None:
+    def __init__(self, name: str, worker: DecodeWorker, adapters: LoraAdapters) -> None:
         self.name = name
         self._worker = worker
-        self._additions = additions
+        self._adapters = adapters
 
     @property
     def weights_version(self) -> int:
@@ -48,7 +48,7 @@ class ServedPolicy:
 
     def _swap(self, state_dict: Mapping[str, torch.Tensor], version: int | None) -> int:
         new_version = self._worker.risen(self.name, version)
-        self._additions.put(self.name, self._additions.check(self.name, state_dict))
+        self._adapters.put(self.name, self._adapters.check(self.name, state_dict))
         self._worker.forget(self.name)
         self._worker.versions[self.name] = new_version
         return new_version

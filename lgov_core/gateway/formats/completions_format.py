@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from lgov_core.errors import EndpointError, LgovError
+from lgov_core.gateway.formats.json_body import json_text
 from lgov_core.gateway.formats.openai_format import (
     completion_body,
     error_body,
@@ -17,7 +18,7 @@ from lgov_core.gateway.formats.openai_format import (
     wants_usage,
     weights_version,
 )
-from lgov_core.gateway.formats.reply_writer import compact, frame
+from lgov_core.gateway.formats.reply_writer import frame
 from lgov_core.gateway.formats.request_fields import model_name, number, only_known, refuse, shown, text
 from lgov_core.gateway.protocol import ChatRequest, Completion, StreamPiece
 from lgov_core.gateway.upstream.reply import StreamAssembler, read_completion
@@ -58,7 +59,7 @@ def read_native_completions(body: Mapping[str, Any]) -> ChatRequest:
     """
     prompt = body.get("prompt")
     prompts = len(prompt) if isinstance(prompt, list) and prompt and not isinstance(prompt[0], int) else 1
-    said = compact(prompt) if not isinstance(prompt, str) else prompt
+    said = json_text(prompt) if not isinstance(prompt, str) else prompt
     plain = {
         key: body[key] for key in ("temperature", "top_p", "max_tokens", "seed", "stop", "stream", "n") if key in body
     }
@@ -107,7 +108,7 @@ class CompletionsWriter:
 
     def _chunk(self, choice: Mapping[str, Any], model: Any, **more: Any) -> bytes:
         whole = {"logprobs": None, "finish_reason": None, **choice}
-        return frame(compact({**self._head(model), "choices": [whole], **more}))
+        return frame(json_text({**self._head(model), "choices": [whole], **more}))
 
     def _head(self, model: Any) -> dict[str, Any]:
         named = str(model or self._request.model)
@@ -129,7 +130,7 @@ class CompletionsWriter:
             last = {**choice, "text": "" if self._wrote else choice["text"]}
             written += self._chunk(last, completion.model, lgov=body["lgov"])
         if wants_usage(self._asked):
-            written += frame(compact({**self._head(completion.model), "choices": [], "usage": body["usage"]}))
+            written += frame(json_text({**self._head(completion.model), "choices": [], "usage": body["usage"]}))
         return completion, body, written + frame("[DONE]")
 
     def so_far(self) -> Completion:

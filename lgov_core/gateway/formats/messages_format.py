@@ -6,10 +6,11 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from lgov_core.errors import LgovError
-from lgov_core.gateway.engine.tool_text import load_object
-from lgov_core.gateway.formats.reply_writer import TranslatedWriter, compact, frame
+from lgov_core.gateway.formats.json_body import json_text
+from lgov_core.gateway.formats.reply_writer import TranslatedWriter, frame
 from lgov_core.gateway.formats.turn_items import Item
 from lgov_core.gateway.protocol import Completion
+from lgov_core.models.tool_text import load_object
 
 #: Arguments that are no JSON object, as the model wrote them: the API has no other place for them.
 INVALID_JSON = "INVALID_JSON"
@@ -44,10 +45,10 @@ class MessagesWriter(TranslatedWriter):
 
     def failed(self, error: LgovError, status: int) -> bytes:
         """An ``error`` event."""
-        return frame(compact(messages_error(error, status)), "error")
+        return frame(json_text(messages_error(error, status)), "error")
 
     def _event(self, kind: str, **fields: Any) -> bytes:
-        return frame(compact({"type": kind, **fields}), kind)
+        return frame(json_text({"type": kind, **fields}), kind)
 
     def _begin(self, model: str) -> Iterator[bytes]:
         self._model = model
@@ -76,7 +77,7 @@ class MessagesWriter(TranslatedWriter):
             yield self._event("content_block_delta", **at, delta={"type": "thinking_delta", "thinking": delta})
         elif what == "close":
             if item.kind == "call":
-                written = {"type": "input_json_delta", "partial_json": compact(_input(item))}
+                written = {"type": "input_json_delta", "partial_json": json_text(_input(item))}
                 yield self._event("content_block_delta", **at, delta=written)
             yield self._event("content_block_stop", **at)
 

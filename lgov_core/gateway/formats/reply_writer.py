@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any, Protocol
 
-from lgov_core._util.fast_json import in_utf8
 from lgov_core.errors import LgovError
+from lgov_core.gateway.formats.json_body import json_text, utf8
 from lgov_core.gateway.formats.native_replies import NATIVE
 from lgov_core.gateway.formats.openai_format import completion_body, completion_pieces
 from lgov_core.gateway.formats.turn_items import Item, ItemEvent, TurnItems
@@ -22,16 +21,11 @@ _FINISHES = re.compile(r'"finish_reason"\s*:\s*"')
 ErrorBody = Callable[[LgovError, int], Mapping[str, Any]]
 
 
-def compact(content: Any) -> str:
-    """JSON text without white space."""
-    return json.dumps(content, ensure_ascii=False, separators=(",", ":"))
-
-
 def frame(data: str, event: str | None = None) -> bytes:
     """One server-sent event."""
     name = f"event: {event}\n" if event else ""
     lines = data.replace("\n", "\ndata: ")
-    return in_utf8(f"{name}data: {lines}\n\n")
+    return utf8(f"{name}data: {lines}\n\n")
 
 
 class ReplyWriter(Protocol):
@@ -90,7 +84,7 @@ class PassedOn:
 
     def failed(self, error: LgovError, status: int) -> bytes:
         """The error as an event."""
-        return frame(compact(self._error_body(error, status)), self._event)
+        return frame(json_text(self._error_body(error, status)), self._event)
 
 
 class TranslatedWriter:

@@ -2,45 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Collection, Mapping
-from typing import Any, Final, cast
-
-import orjson
+from typing import Any, cast
 
 from lgov_core.errors import EndpointError
-
-#: Bytes with each digit as a nine and all else as a blank, and so many that the number need not fit into 64 bits.
-_DIGITS: Final = bytes(57 if 48 <= byte <= 57 else 32 for byte in range(256))
-_LONG_NUMBER: Final = b"9" * 19
-
-
-def read_json(raw: bytes) -> Mapping[str, Any]:
-    """The JSON object in a request. Raises `EndpointError` for anything else, also for text that is not Unicode."""
-    if _LONG_NUMBER not in raw.translate(_DIGITS):  # orjson would make another number of it
-        try:
-            body = orjson.loads(raw)
-        except ValueError:
-            pass  # what is wrong with it is said below
-        else:
-            if isinstance(body, dict):
-                return body
-    try:
-        body = json.loads(raw, parse_constant=_no_constant)
-        if b"\\ud" in raw or b"\\uD" in raw:  # an escaped surrogate, perhaps without its other half
-            json.dumps(body, ensure_ascii=False).encode()
-    except UnicodeEncodeError as error:
-        raise EndpointError("the request holds half of a surrogate pair, which is no text") from error
-    except (ValueError, RecursionError) as error:
-        raise EndpointError(f"the request is not JSON: {error}") from error
-    if not isinstance(body, dict):
-        raise EndpointError(f"the request must be a JSON object, not {type(body).__name__}")
-    return cast("dict[str, Any]", body)
-
-
-def _no_constant(name: str) -> Any:
-    raise ValueError(f"{name} is not JSON")
 
 
 def shown(value: Any) -> str:

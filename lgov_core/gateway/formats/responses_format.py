@@ -7,7 +7,8 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from lgov_core.errors import LgovError
-from lgov_core.gateway.formats.reply_writer import TranslatedWriter, compact, frame
+from lgov_core.gateway.formats.json_body import json_text
+from lgov_core.gateway.formats.reply_writer import TranslatedWriter, frame
 from lgov_core.gateway.formats.turn_items import Item
 from lgov_core.gateway.protocol import ChatRequest, Completion
 from lgov_core.types import new_id
@@ -44,7 +45,7 @@ class ResponsesWriter(TranslatedWriter):
     def _event(self, kind: str, **fields: Any) -> bytes:
         event = {"type": kind, "sequence_number": self._sequence, **fields}
         self._sequence += 1
-        return frame(compact(event), kind)
+        return frame(json_text(event), kind)
 
     def failed(self, error: LgovError, status: int) -> bytes:
         """An ``error`` event."""

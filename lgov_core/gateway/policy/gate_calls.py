@@ -1,8 +1,7 @@
-"""Between the APIs and the gate: calls and replies as policies see them, and what a policy changed carried back."""
+"""Calls and replies as policies see them, and the changes of policies carried back into them."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -12,12 +11,13 @@ from lgov_core.gateway.formats.openai_format import read_chat_request
 from lgov_core.gateway.formats.request_fields import refuse, shown
 from lgov_core.gateway.protocol import ChatRequest, Completion, GateReply, GateRequest
 from lgov_core.gateway.serving.attribution import Attribution
+from lgov_core.models.tool_text import load_object
 
-#: Whose messages policies know.
+#: Roles that policies can read.
 _ROLES = frozenset(("system", "developer", "user", "assistant", "tool"))
-#: Parts of a message without text. Others that are no text are refused: nobody knows what a model reads in them.
+#: Parts of a message without text. Other kinds are refused: a model might read text in them that policies do not see.
 _NO_TEXT = frozenset(("image_url", "input_audio", "audio_url", "video_url", "file"))
-#: Fields with which a server takes text, or offers tools, past the messages and the tools that policies see.
+#: Fields that carry text or tools outside the messages and tools that policies see.
 _PAST_POLICIES = ("functions", "function_call", "documents", "chat_template", "audio", "web_search_options")
 
 
@@ -49,7 +49,7 @@ def _seen(message: Mapping[str, Any]) -> dict[str, Any]:
             {
                 "id": call.get("id") or "",
                 "name": call["function"]["name"],
-                "args": _arguments(call["function"].get("arguments") or ""),
+                "args": _arguments(call["function"].get("arguments") or "{}"),
             }
             for call in calls
         ]
@@ -79,11 +79,8 @@ def _text_of_part(part: Any) -> str:
 
 
 def _arguments(text: str) -> Any:
-    try:
-        value = json.loads(text or "{}")
-    except (ValueError, RecursionError):
-        return text
-    return value if isinstance(value, dict) else text
+    found = load_object(text)
+    return text if found is None else found
 
 
 def with_contents(request: ChatRequest, before: GateRequest, after: GateRequest) -> ChatRequest:

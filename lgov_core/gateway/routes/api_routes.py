@@ -13,13 +13,13 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from lgov_core._util.fast_json import in_utf8
 from lgov_core.errors import EndpointError, LgovError
 from lgov_core.gateway.formats.apis import APIS, MESSAGES, RESPONSES, Api, api_of
 from lgov_core.gateway.formats.completions_format import readable_prompts
+from lgov_core.gateway.formats.json_body import json_text, read_json, utf8
 from lgov_core.gateway.formats.messages_request import read_messages_request
-from lgov_core.gateway.formats.reply_writer import ReplyWriter, compact, written_anew
-from lgov_core.gateway.formats.request_fields import model_name, read_json
+from lgov_core.gateway.formats.reply_writer import ReplyWriter, written_anew
+from lgov_core.gateway.formats.request_fields import model_name
 from lgov_core.gateway.formats.response_memory import ResponseMemory
 from lgov_core.gateway.formats.responses_request import chat_messages, input_messages
 from lgov_core.gateway.policy.gate_calls import gate_replies, gate_request, released, said, with_contents
@@ -36,8 +36,9 @@ from lgov_core.gateway.protocol import (
 )
 from lgov_core.gateway.routes.embeddings import judged_embeddings
 from lgov_core.gateway.serving.access import grant_of
-from lgov_core.gateway.serving.attribution import Attribution, attribute, first_of_each
+from lgov_core.gateway.serving.attribution import Attribution, attribute
 from lgov_core.gateway.serving.capture import Capture, Exchange
+from lgov_core.gateway.serving.limits import retry_headers
 from lgov_core.gateway.serving.streaming import StreamedReply, as_lgov_error
 from lgov_core.gateway.upstream.reply import ReceivedBody, UpstreamRejection
 
@@ -115,9 +116,8 @@ class ApiRoutes:
         return [name for engine in self._engines for name in engine.models if name != ANY_MODEL]
 
     def _who(self, request: Request, *, allow_unattributed: bool) -> Attribution:
-        scope = request.scope
-        headers = first_of_each(scope["headers"])
-        return attribute(headers, request.path_params, grant_of(scope), allow_unattributed=allow_unattributed)
+        grant = grant_of(request.scope)
+        return attribute(request.headers, request.path_params, grant, allow_unattributed=allow_unattributed)
 
     async def _read(self, request: Request) -> tuple[Attribution, Mapping[str, Any], Engine]:
         who = self._who(request, allow_unattributed=self._allow_unattributed)
@@ -318,7 +318,7 @@ class ApiRoutes:
                 headers = {**error.headers, "content-type": error.content_type}
                 return Response(error.body, status, headers)
             return _json(api.error_body(error, status), status, error.headers)
-        return _json(api.error_body(error, status), status)
+        return _json(api.error_body(error, status), status, retry_headers(error))
 
     async def on_error(self, request: Request, error: Exception) -> Response:
         """Turns what a handler raised into a response."""
@@ -335,4 +335,4 @@ class ApiRoutes:
 def _json(content: Mapping[str, Any], status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
     if isinstance(content, ReceivedBody):
         return Response(content.received, status, media_type="application/json")
-    return Response(in_utf8(compact(content)), status, headers, media_type="application/json")
+    return Response(utf8(json_text(content)), status, headers, media_type="application/json")

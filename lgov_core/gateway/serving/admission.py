@@ -1,11 +1,12 @@
-"""Who is let in: a bounded number of calls at once, a bounded queue before them, and the pause for an update."""
+"""Admits calls: a bounded number at once, a bounded queue before them, and a pause for updates of the weights."""
 
 from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from lgov_core.errors import EndpointError
@@ -14,7 +15,7 @@ from lgov_core.gateway.serving.limits import Busy, Limits
 
 @dataclass(frozen=True, slots=True)
 class AdmissionState:
-    """What goes on: calls that run and that wait, and whether new ones are held, and why.
+    """Calls that run and that wait, and whether new ones are held, and why.
 
     ``drained`` is true when the endpoint is paused and no call runs. ``weights_version`` is the version that was announced
     last, None where the engines say it themselves.
@@ -30,7 +31,7 @@ class AdmissionState:
 
     def as_dict(self) -> dict[str, Any]:
         """The fields by name."""
-        return {name: getattr(self, name) for name in self.__dataclass_fields__}
+        return asdict(self)
 
 
 class Admission:
@@ -47,7 +48,6 @@ class Admission:
         self._idle: list[asyncio.Future[None]] = []
         self._reason: str | None = None
         self._retry_after_s = 5.0
-        self._listeners: list[Callable[[int], None]] = []
         self.running = 0
         self.refused = 0
         self.paused = False
@@ -59,7 +59,7 @@ class Admission:
         return len(self._waiting)
 
     def state(self) -> AdmissionState:
-        """What goes on now."""
+        """The present state."""
         return AdmissionState(
             self.paused,
             self.running,
@@ -70,12 +70,17 @@ class Admission:
             self.weights_version,
         )
 
-    def announces_to(self, listener: Callable[[int], None]) -> None:
-        """``listener`` is called with each new version of the weights."""
-        self._listeners.append(listener)
+    @asynccontextmanager
+    async def place(self) -> AsyncGenerator[None]:
+        """Within it the call has a place. Raises `Busy`."""
+        await self.enter()
+        try:
+            yield
+        finally:
+            self.leave()
 
     async def enter(self) -> None:
-        """Waits for a place; whoever has one calls `leave`. Raises `Busy`."""
+        """Waits for a place, which `leave` gives back. Raises `Busy`."""
         if self.running < self._limits.max_running and not self.paused and not self._waiting:
             self.running += 1
             return
@@ -133,8 +138,6 @@ class Admission:
                     hint="pause the endpoint and wait until it is drained",
                 )
             self.weights_version = weights_version
-            for listener in self._listeners:
-                listener(weights_version)
         self.paused, self._reason = False, None
         self._let_in()
         return self.state()

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextvars
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from urllib.parse import unquote
 
@@ -34,12 +34,12 @@ class Attribution:
     agent: str | None = None
 
 
-_NOBODY = Attribution()
-_CALLER: contextvars.ContextVar[Attribution] = contextvars.ContextVar("lgov_endpoint_caller", default=_NOBODY)
+_NO_CALLER = Attribution()
+_CALLER: contextvars.ContextVar[Attribution] = contextvars.ContextVar("lgov_endpoint_caller", default=_NO_CALLER)
 
 
 def caller() -> Attribution:
-    """Whose call is being answered in this task: what `attribute` found last in it."""
+    """Whose call this task answers: what `attribute` found last in it."""
     return _CALLER.get()
 
 
@@ -54,17 +54,6 @@ def bearer_key(headers: Mapping[str, str]) -> str | None:
     if bearer is not None and own is not None and bearer != own:
         raise EndpointError("the authorization header and x-api-key hold different keys", hint="send one of them")
     return own if bearer is None else bearer
-
-
-def first_of_each(headers: Iterable[tuple[bytes, bytes]]) -> dict[str, str]:
-    """The headers of a request by name (as it came: servers give names in lower case); of several of one name the first.
-
-    For looking up many: Starlette's own mapping goes through all of them for each.
-    """
-    found: dict[str, str] = {}
-    for name, value in headers:
-        found.setdefault(name.decode("latin-1"), value.decode("latin-1"))
-    return found
 
 
 def attribute(
@@ -121,16 +110,3 @@ def _agree(what: str, in_path: str | None, in_header: str | None, in_key: str | 
     if claimed is not None and in_key is not None and claimed != in_key:
         raise EndpointError(f"the key is for {what} {in_key!r}, not for {claimed!r}", status=403)
     return in_key if claimed is None else claimed
-
-
-__all__ = [
-    "AGENT_HEADER",
-    "ATTEMPT_HEADER",
-    "ROLLOUT_HEADER",
-    "Attribution",
-    "KeyGrant",
-    "attribute",
-    "bearer_key",
-    "caller",
-    "first_of_each",
-]

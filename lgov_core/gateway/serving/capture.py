@@ -10,6 +10,7 @@ from typing import Any
 
 from lgov_core.errors import LgovError, StoreError
 from lgov_core.gateway.protocol import ChatRequest, Completion
+from lgov_core.gateway.serving.admission import Admission
 from lgov_core.gateway.serving.attribution import Attribution
 from lgov_core.store.protocol import TraceStore
 from lgov_core.types import CapturedCall, new_id
@@ -63,12 +64,14 @@ class Exchange:
 
 
 class Capture:
-    """Writes calls to the store, many at once, in the endpoint's event loop. Fails closed: no commit, no reply."""
+    """Writes calls to the store, many at once, in the endpoint's event loop. Fails closed: no commit, no reply.
 
-    def __init__(self, store: TraceStore | None) -> None:
+    A call whose engine does not report the version of its weights gets the one that ``admission`` was told last.
+    """
+
+    def __init__(self, store: TraceStore | None, admission: Admission) -> None:
         self.counters = Counters()
-        #: What the weights count as where an engine does not say it: see `Admission.resume`.
-        self.weights_version: int | None = None
+        self._admission = admission
         self._add: Callable[[CapturedCall], Awaitable[None]] | None = None
         if store is not None:
             self._add = getattr(store, "add_call_async", None) or _in_thread(store)
@@ -118,6 +121,7 @@ class Capture:
         if completion.more:  # a body with all choices in each of their rows would grow with the square of them
             in_order = sorted(response["choices"], key=lambda written: written.get("index") or 0)
             response = {**response, "choices": [in_order[number]]}
+        version = self._admission.weights_version if choice.weights_version is None else choice.weights_version
         return CapturedCall(
             response_id=completion.response_id,
             model=completion.model or request.model,
@@ -127,7 +131,7 @@ class Capture:
             response_ids=choice.response_ids,
             logprobs=choice.logprobs,
             finish_reason=choice.finish_reason,
-            weights_version=self.weights_version if choice.weights_version is None else choice.weights_version,
+            weights_version=version,
             temperature=request.temperature,
             top_p=request.top_p,
             started_at=exchange.started_at,

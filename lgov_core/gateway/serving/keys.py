@@ -26,9 +26,6 @@ _PREFIX = "lgov_key_"
 _ADMIN_PREFIX = "lgov_admin_"
 _DOMAIN = b"lgov endpoint key 1\0"
 
-
-#: Signatures that were found good are remembered, so many of them: an agent sends one key with every call.
-_REMEMBERED = 4096
 _MIN_ADMIN_KEY = 16
 
 
@@ -73,7 +70,7 @@ class KeyRing:
     None: the one key `admin`, which is made from the secret and changes with it.
     """
 
-    __slots__ = ("_admin_keys", "_derived", "_known", "_secret", "required")
+    __slots__ = ("_admin_keys", "_secret", "required")
 
     def __init__(
         self,
@@ -88,10 +85,9 @@ class KeyRing:
                 hint="secrets.token_bytes(32) makes one",
             )
         self._secret = secrets.token_bytes(32) if secret is None else secret
-        self._derived = _ADMIN_PREFIX + self._sign(b"admin")
         self._admin_keys: Callable[[], Sequence[str]]
         if admin_keys is None:
-            own = (self._derived,)
+            own = (_ADMIN_PREFIX + self._sign(b"admin"),)
             self._admin_keys = lambda: own
         elif callable(admin_keys):
             self._admin_keys = admin_keys
@@ -99,7 +95,6 @@ class KeyRing:
             given = tuple(admin_keys)
             check_admin_keys(given)
             self._admin_keys = lambda: given
-        self._known: dict[str, KeyGrant] = {}
         self.required = required
 
     def __repr__(self) -> str:
@@ -157,12 +152,7 @@ class KeyRing:
         return found
 
     def _check_scoped(self, key: str) -> KeyGrant:
-        grant = self._known.get(key)
-        if grant is None:
-            grant = self._read_scoped(key)
-            if len(self._known) >= _REMEMBERED:
-                self._known = {}
-            self._known[key] = grant
+        grant = self._read_scoped(key)
         if grant.expires_at is not None and time.time() >= grant.expires_at:
             raise EndpointError("the key has expired", status=401, hint="ask for a new one for this rollout")
         return grant

@@ -1,12 +1,11 @@
-"""What a client may take of the endpoint: sizes, times, places."""
+"""What one client, and all of them together, may use of the endpoint: sizes, times, places."""
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Generator, MutableMapping
+from collections.abc import Awaitable, Callable, MutableMapping
 from dataclasses import dataclass, fields
-from functools import partial
 from typing import Any, TypeAlias
 
 from lgov_core.errors import EndpointError
@@ -23,7 +22,7 @@ class Limits:
     ``max_body``, ``max_headers`` (all of them together) and ``max_url`` are in bytes. ``max_running`` calls are answered at
     the same time, ``max_waiting`` more wait for a place or for the end of a pause, ``wait_s`` seconds at most; what comes
     beyond that is refused with the advice to come back. ``max_connections`` are open at the same time. ``max_held`` bytes of
-    all requests' bodies together are in memory at the same time; a request that would need more is refused in the same way.
+    all requests' bodies together are in memory at the same time; a request that would need more is refused too.
 
     A client has ``header_s`` seconds to send its headers, ``body_s`` to send its body, ``write_s`` to take each piece of
     the answer, and may then be silent for ``idle_s``.
@@ -62,109 +61,77 @@ class Busy(EndpointError):
         self.retry_after_s = retry_after_s
 
 
-class _Rest:
-    """What is left of a coroutine that has been begun: awaiting it goes on where it waits."""
-
-    __slots__ = ("_begun", "_waits_for")
-
-    def __init__(self, begun: Coroutine[Any, Any, Any], waits_for: Any) -> None:
-        self._begun = begun
-        self._waits_for = waits_for
-
-    def __await__(self) -> Generator[Any, Any, Any]:
-        begun, waits_for = self._begun, self._waits_for
-        while True:
-            try:
-                value = yield waits_for
-            except BaseException as error:  # noqa: BLE001 - handed on: a cancellation, above all
-                go_on = partial(begun.throw, error)
-            else:
-                go_on = partial(begun.send, value)
-            try:
-                waits_for = go_on()
-            except StopIteration as done:
-                return done.value
+def retry_headers(error: Exception) -> dict[str, str]:
+    """The headers that tell the client when to send a refused call again."""
+    return {"retry-after": str(max(1, round(error.retry_after_s)))} if isinstance(error, Busy) else {}
 
 
-async def within(coroutine: Awaitable[Any], deadline: Callable[[], float]) -> Any:
-    """What ``coroutine`` returns. Raises `TimeoutError` at ``deadline`` (of the loop's clock).
-
-    The clock is set only if the coroutine has to wait, which most that are asked this way have not: a timeout costs more
-    than what is timed.
-    """
-    if not isinstance(coroutine, Coroutine):
-        async with asyncio.timeout_at(deadline()):
-            return await coroutine
-    try:
-        waits_for = coroutine.send(None)
-    except StopIteration as done:
-        return done.value
-    async with asyncio.timeout_at(deadline()):
-        return await _Rest(coroutine, waits_for)
-
-
-class HeldBodies:
-    """How many bytes of bodies are in memory, of all requests together. For one event loop."""
+class BodyBudget:
+    """How many bytes of request bodies are in memory, of all requests together. For one event loop."""
 
     def __init__(self, limits: Limits) -> None:
-        self._most, self._of_one = max(limits.max_held, limits.max_body), limits.max_body
+        self.most, self.of_one = max(limits.max_held, limits.max_body), limits.max_body
         self.bytes = 0
 
-    def hold(self, held: int, more: int) -> int:
-        """What a request holds that held ``held`` bytes and gets ``more``; beyond the longest body nothing is kept.
+    def reserve(self) -> BodyReservation:
+        """The share of one request, empty at first."""
+        return BodyReservation(self)
 
-        Raises `Busy` (503) where there is no room.
-        """
-        more = min(more, self._of_one - held)
-        if self.bytes + more > self._most:
+
+class BodyReservation:
+    """The bytes that one request holds of a `BodyBudget`."""
+
+    def __init__(self, budget: BodyBudget) -> None:
+        self._budget = budget
+        self._held = 0
+
+    def add(self, more: int) -> None:
+        """Counts ``more`` bytes; those beyond the longest body are not kept. Raises `Busy` (503) beyond the budget."""
+        more = min(more, self._budget.of_one - self._held)
+        if self._budget.bytes + more > self._budget.most:
             raise Busy("too many requests are being read", status=503)
-        self.bytes += more
-        return held + more
+        self._budget.bytes += more
+        self._held += more
 
-    def release(self, held: int) -> None:
-        """The request is over."""
-        self.bytes -= held
+    def release(self) -> None:
+        """Gives the bytes back: the request is over."""
+        self._budget.bytes -= self._held
+        self._held = 0
 
 
-def in_time(receive: Receive, seconds: float, hold: Callable[[int], None]) -> Receive:
-    """``receive`` that raises `EndpointError` (408) when the request's body is not there ``seconds`` after the first call.
+def receive_within(receive: Receive, seconds: float, count: Callable[[int], None]) -> Receive:
+    """``receive`` that raises `EndpointError` (408) when the body is not there ``seconds`` after the first call.
 
-    ``hold`` is told the length of each piece.
+    ``count`` is called with the length of each piece.
     """
     deadline: float | None = None
     whole = False
 
-    def until() -> float:
-        nonlocal deadline
-        if deadline is None:
-            deadline = asyncio.get_running_loop().time() + seconds
-        return deadline
-
     async def receive_in_time() -> Message:
-        nonlocal whole
+        nonlocal deadline, whole
         if whole:
             return await receive()
+        if deadline is None:
+            deadline = asyncio.get_running_loop().time() + seconds
         try:
-            message = await within(receive(), until)
+            async with asyncio.timeout_at(deadline):
+                message = await receive()
         except TimeoutError as error:
             raise EndpointError(
                 f"the request's body did not come within {seconds:g} s", status=408, hint="send it again, faster"
             ) from error
         whole = not message.get("more_body", False)
-        if body := message.get("body"):
-            hold(len(body))
+        count(len(message.get("body") or b""))
         return message
 
     return receive_in_time
 
 
-class Sending:
+class TimedSend:
     """``send`` that gives a client ``seconds`` to take each piece, and notes the status and the time of the first byte.
 
-    A client that does not take what is sent to it is as good as gone: `OSError`, as for one that has hung up.
+    A client that takes nothing for so long counts as disconnected: `OSError`.
     """
-
-    __slots__ = ("_seconds", "_send", "first_at", "status")
 
     def __init__(self, send: Send, seconds: float) -> None:
         self._send = send
@@ -177,12 +144,8 @@ class Sending:
         if message["type"] == "http.response.start":
             self.status = message["status"]
             self.first_at = time.perf_counter()
-            await self._send(message)
-            return
         try:
-            await within(self._send(message), self._until)
+            async with asyncio.timeout(self._seconds):
+                await self._send(message)
         except TimeoutError as error:
             raise OSError(f"the client took nothing for {self._seconds:g} s") from error
-
-    def _until(self) -> float:
-        return asyncio.get_running_loop().time() + self._seconds

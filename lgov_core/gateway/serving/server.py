@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import importlib.util
 import ipaddress
 import socket
 import threading
@@ -33,7 +32,7 @@ def is_loopback(host: str) -> bool:
 
 
 def _listen(host: str, port: int) -> socket.socket:
-    """A listening socket: a client that comes before the server runs waits instead of being refused."""
+    """A listening socket. A client that connects before the server runs waits; it is not refused."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)
     try:
@@ -130,22 +129,20 @@ class EndpointServer:
         if self._thread is not None:
             raise EndpointError(f"the server on {self.url} runs already", status=500)
         server, listener = self._prepare()
-        answering = threading.Event()
 
         def serve() -> None:
             try:
                 server.run(sockets=[listener])
-            except BaseException as error:  # noqa: BLE001 - handed to whoever waits in start()
+            except BaseException as error:  # noqa: BLE001 - raised by start()
                 self._failure = error
             finally:
                 listener.close()
-                answering.set()
 
-        _signal_startup(server, answering)
         self._failure = None
         self._thread = threading.Thread(target=serve, name=f"lgov-endpoint-{self._port}", daemon=True)
         self._thread.start()
-        answering.wait()
+        while not server.started and self._thread.is_alive():
+            self._thread.join(0.005)
         if not server.started:
             self._thread.join()
             self._thread = self._server = None
@@ -183,19 +180,18 @@ class EndpointServer:
     def _prepare(self) -> tuple[uvicorn.Server, socket.socket]:
         try:
             import uvicorn
-        except ImportError as error:
-            raise EndpointError("uvicorn is not installed", status=500, hint='pip install "lgov[gateway]"') from error
-        fast = importlib.util.find_spec("httptools") is not None
-        if fast:
+
             from lgov_core.gateway.serving.http_protocol import protocol_with
+        except ImportError as error:
+            raise EndpointError(
+                f"{error.name} is not installed", status=500, hint='pip install "lgov[gateway]"'
+            ) from error
         config = uvicorn.Config(
             self._app,
-            http=protocol_with(self._limits) if fast else "h11",  # pyright: ignore[reportPossiblyUnboundVariable]
-            h11_max_incomplete_event_size=self._limits.max_headers + self._limits.max_url,
+            http=protocol_with(self._limits),
             timeout_keep_alive=max(1, round(self._limits.idle_s)),
             backlog=2048,
             proxy_headers=False,
-            loop="uvloop" if importlib.util.find_spec("uvloop") else "asyncio",
             ws="none",
             lifespan="on",
             log_config=None,
@@ -211,14 +207,3 @@ class EndpointServer:
     def _raise_failure(self) -> None:
         cause = getattr(getattr(self._app, "state", None), "startup_error", None) or self._failure
         raise EndpointError(f"the endpoint on {self.url} did not start: {cause}", status=500) from cause
-
-
-def _signal_startup(server: uvicorn.Server, answering: threading.Event) -> None:
-    """Sets the event once the server has started."""
-    startup = server.startup
-
-    async def start_and_tell(sockets: list[socket.socket] | None = None) -> None:
-        await startup(sockets=sockets)
-        answering.set()
-
-    server.startup = start_and_tell

@@ -2,27 +2,34 @@
 
 from __future__ import annotations
 
+import io
+import json
 import re
 from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
-from typing import Any
-from urllib.parse import urlsplit
+from typing import Any, Final
 
-from lgov_core._util.fast_json import read_fast, write_fast
+import aiohttp
+
 from lgov_core.errors import EndpointError, UpstreamError
+from lgov_core.gateway.formats.json_body import json_text, utf8
 from lgov_core.gateway.formats.native_replies import NATIVE
 from lgov_core.gateway.protocol import ANY_MODEL, ChatRequest, Completion, StreamPiece
 from lgov_core.gateway.serving.attribution import caller
 from lgov_core.gateway.serving.metrics import Reading
-from lgov_core.gateway.upstream.http_client import Answer, HttpClient, Origin
-from lgov_core.gateway.upstream.pool import Replica, UpstreamPool
+from lgov_core.gateway.upstream.address import check_key, check_url
+from lgov_core.gateway.upstream.pool import FAILURES, Replica, UpstreamPool
 from lgov_core.gateway.upstream.reply import ReceivedBody, UpstreamRejection
 
 _UNKNOWN_FIELD = re.compile(
     r"unknown|unrecogni[sz]ed|unexpected|unsupported|not supported|extra (inputs?|fields?)", re.I
 )
-_HANDED_ON = ("retry-after", "retry-after-ms", "x-should-retry")
+#: Servers commonly drop idle connections after five seconds; a call must not race with that.
+_KEEPALIVE_S: Final = 3.0
+#: The longest reply that is read, in bytes.
+_LONGEST_REPLY: Final = 512 * 1024 * 1024
+_FORWARDED_HEADERS = ("retry-after", "retry-after-ms", "x-should-retry")
 
 
 class UpstreamEngine:
@@ -59,6 +66,7 @@ class UpstreamEngine:
         urls = [base_url] if isinstance(base_url, str) else list(base_url)
         for url in urls:
             check_url(url)
+        check_key(api_key)
         if models is not None and not models:
             raise EndpointError(f"the upstream {base_url} is given no models", hint="None stands for any model")
         unknown = sorted(set(speaks) - {*NATIVE, "embeddings"})
@@ -77,8 +85,8 @@ class UpstreamEngine:
         self._models = tuple(models) if models is not None else (ANY_MODEL,)
         self._timeout_s = timeout_s
         self._max_connections = max_connections
-        self._connect_s = connect_s
-        self._client: HttpClient | None = None
+        self._connect_s = min(connect_s, timeout_s)
+        self._session: aiohttp.ClientSession | None = None
         self._refused: dict[tuple[str, str], frozenset[str]] = {}
 
     @property
@@ -87,28 +95,33 @@ class UpstreamEngine:
         return self._models
 
     async def start(self) -> None:
-        """Makes ready to connect. The servers themselves may come up later."""
-        self._client = HttpClient(headers=self._headers, max_connections=self._max_connections)
+        """Opens the connection pool. The servers themselves may come up later."""
+        self._session = aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(limit=self._max_connections, keepalive_timeout=_KEEPALIVE_S),
+            cookie_jar=aiohttp.DummyCookieJar(),
+            headers={"content-type": "application/json", "accept-encoding": "identity", **self._headers},
+            skip_auto_headers=("User-Agent",),
+        )
         self.pool.start(self._answers)
 
     async def close(self) -> None:
         """Closes all connections; what is still waiting fails."""
         await self.pool.close()
-        if self._client is not None:
-            await self._client.close()
-            self._client = None
+        if self._session is not None:
+            await self._session.close()
+            self._session = None
 
     def readings(self) -> Iterable[Reading]:
         """What the metrics say of the servers."""
         return self.pool.readings()
 
     async def _answers(self, url: str) -> bool:
-        """Whether the server at ``url`` is there: anything but an error of its own will do."""
-        if self._client is None:
+        """Whether the server at ``url`` is there: any answer but a server error will do."""
+        if self._session is None:
             return False
-        answer = await self._client.ask("GET", Origin.of(url), "/models", connect_s=2.0, total_s=5.0)
-        await answer.read()
-        return answer.status < 500
+        timeout = aiohttp.ClientTimeout(total=5.0, sock_connect=2.0)
+        async with self._session.get(f"{url}/models", timeout=timeout, allow_redirects=False) as response:
+            return response.status < 500
 
     async def chat(self, request: ChatRequest) -> Completion:
         """The upstream's whole reply; ``raw`` is its JSON."""
@@ -121,11 +134,12 @@ class UpstreamEngine:
         return (await self._whole(asked, "/embeddings"))[0]
 
     async def _whole(self, request: ChatRequest, path: str) -> tuple[ReceivedBody, Replica]:
-        async with self._answer(request, path, total_s=self._timeout_s) as (replica, answer):
-            raw = await answer.read()
+        timeout = aiohttp.ClientTimeout(total=self._timeout_s, sock_connect=self._connect_s)
+        async with self._response(request, path, timeout) as (replica, response):
+            raw = await _read(response)
         try:
-            body = read_fast(raw)
-        except ValueError as error:
+            body = json.loads(raw)
+        except (ValueError, RecursionError) as error:
             raise UpstreamError(f"the upstream {replica.url} answered with what is not JSON: {raw[:200]!r}") from error
         if not isinstance(body, dict):
             raise UpstreamError(f"the upstream {replica.url} answered with what is not an object: {raw[:200]!r}")
@@ -135,10 +149,11 @@ class UpstreamEngine:
         """The upstream's events exactly as they came, then what they amount to."""
         native = NATIVE[request.route]
         assembler = native.assembler(request.n)
-        async with self._answer(request, native.path, read_s=self._timeout_s) as (replica, answer):
-            if answer.content_type != "text/event-stream":
-                raise UpstreamError(f"the upstream {replica.url} does not stream: it sent {answer.content_type}")
-            frames = _frames(answer.iter_any())
+        timeout = aiohttp.ClientTimeout(total=None, sock_read=self._timeout_s, sock_connect=self._connect_s)
+        async with self._response(request, native.path, timeout) as (replica, response):
+            if response.content_type != "text/event-stream":
+                raise UpstreamError(f"the upstream {replica.url} does not stream: it sent {response.content_type}")
+            frames = _frames(response.content.iter_any())
             async for data, raw in frames:
                 if data is None:  # comments, and what has no end
                     if assembler.finished or raw.endswith((b"\n\n", b"\n\r\n")):
@@ -158,38 +173,36 @@ class UpstreamEngine:
                 pass
 
     @asynccontextmanager
-    async def _answer(
-        self, request: ChatRequest, path: str, *, total_s: float | None = None, read_s: float | None = None
-    ) -> AsyncGenerator[tuple[Replica, Answer], None]:
-        """The answer to a request, with status 200; transport errors in the block become `UpstreamError`."""
-        replica: Replica | None = None
+    async def _response(
+        self, request: ChatRequest, path: str, timeout: aiohttp.ClientTimeout
+    ) -> AsyncGenerator[tuple[Replica, aiohttp.ClientResponse], None]:
+        """The response to a request, with status 200; transport errors in the block become `UpstreamError`."""
+        url = self.pool.replicas[0].url
 
-        async def send(one: Replica) -> Answer:
-            nonlocal replica
-            replica = one
-            return await self._post(one, request, path, total_s, read_s)
+        async def send(replica: Replica) -> aiohttp.ClientResponse:
+            nonlocal url
+            url = replica.url
+            return await self._post(replica, request, path, timeout)
 
         try:
-            async with self.pool.asking(send, caller().rollout_id) as (replica, answer):
+            async with self.pool.asking(send, caller().rollout_id) as (replica, response):
                 try:
-                    await self._check(replica, answer, request.route)
-                    yield replica, answer
+                    await _check(replica, response, request.route)
+                    yield replica, response
                 finally:
-                    answer.release()
-        except TimeoutError as error:
-            url = replica.url if replica is not None else ""
-            raise UpstreamError(
-                f"the upstream {url} did not answer within {self._timeout_s:g} s", status=504
-            ) from error
-        except (OSError, UnicodeDecodeError) as error:
-            url = replica.url if replica is not None else ""
+                    response.release()
+        except (*FAILURES, UnicodeDecodeError) as error:
+            if isinstance(error, TimeoutError) and not isinstance(error, aiohttp.ConnectionTimeoutError):
+                raise UpstreamError(
+                    f"the upstream {url} did not answer within {self._timeout_s:g} s", status=504
+                ) from error
             reason = str(error) or type(error).__name__
             raise UpstreamError(f"the upstream {url} failed: {reason}", hint="is the server running?") from error
 
     async def _post(
-        self, replica: Replica, request: ChatRequest, path: str, total_s: float | None, read_s: float | None
-    ) -> Answer:
-        if self._client is None:
+        self, replica: Replica, request: ChatRequest, path: str, timeout: aiohttp.ClientTimeout
+    ) -> aiohttp.ClientResponse:
+        if self._session is None:
             raise EndpointError(f"the engine for {replica.url} is not running", status=503)
         wanted = NATIVE[request.route].wanted if request.route in NATIVE else {}
         kind = (request.route, request.model)
@@ -200,44 +213,43 @@ class UpstreamEngine:
                 for name, value in wanted.items()
                 if name not in refused and ((asked := request.body.get(name)) is None or asked is False)
             }
-            answer = await self._client.ask(
-                "POST",
-                replica.origin,
-                path,
-                write_fast({**request.body, **added}),
-                connect_s=min(self._connect_s, self._timeout_s),
-                total_s=total_s,
-                read_s=read_s,
+            body = io.BytesIO(utf8(json_text({**request.body, **added})))
+            response = await self._session.post(
+                f"{replica.url}{path}", data=body, timeout=timeout, allow_redirects=False
             )
-            try:
-                blamed = await _blamed(answer, list(added))
-            except BaseException:
-                answer.release()
-                raise
-            if blamed:
-                answer.release()
-                refused |= blamed
-                continue
-            if refused != known and answer.status < 400:
-                self._refused[kind] = refused
-            return answer
+            if response.status not in (400, 422) or not added:
+                break
+            async with response:
+                text = await _read(response)
+            blamed = _blamed(text, list(added))
+            if not blamed:
+                replica.failures = 0
+                raise _rejection(replica, response, text, request.route)
+            refused |= blamed
+        if refused != known and response.status < 400:
+            self._refused[kind] = refused
+        return response
 
-    async def _check(self, replica: Replica, answer: Answer, route: str) -> None:
-        if answer.status == 200:
-            return
-        body = await answer.read()
-        said = f"the upstream {replica.url} answered {answer.status}: {body[:300].decode(errors='replace')}"
-        if 400 <= answer.status < 500:
-            headers = {name: answer.headers[name] for name in _HANDED_ON if name in answer.headers}
-            raise UpstreamRejection(
-                said,
-                status=answer.status,
-                body=body,
-                content_type=answer.content_type,
-                headers=headers,
-                route="messages" if route == "messages" else "chat",
-            )
-        raise UpstreamError(said)
+
+async def _check(replica: Replica, response: aiohttp.ClientResponse, route: str) -> None:
+    """Raises `UpstreamError` unless the status is 200."""
+    if response.status != 200:
+        raise _rejection(replica, response, await _read(response), route)
+
+
+def _rejection(replica: Replica, response: aiohttp.ClientResponse, body: bytes, route: str) -> UpstreamError:
+    """The error for an answer that is not a reply; `UpstreamRejection` for a status 4xx."""
+    message = f"the upstream {replica.url} answered {response.status}: {body[:300].decode(errors='replace')}"
+    if not 400 <= response.status < 500:
+        return UpstreamError(message)
+    return UpstreamRejection(
+        message,
+        status=response.status,
+        body=body,
+        content_type=response.content_type,
+        headers={name: response.headers[name] for name in _FORWARDED_HEADERS if name in response.headers},
+        route="messages" if route == "messages" else "chat",
+    )
 
 
 def _versioned(completion: Completion, replica: Replica) -> Completion:
@@ -248,24 +260,23 @@ def _versioned(completion: Completion, replica: Replica) -> Completion:
     return replace(completion, weights_version=replica.version, more=more)
 
 
-def check_url(url: str) -> None:
-    """Raises `EndpointError` unless ``url`` is that of a server."""
-    try:
-        parts = urlsplit(url)
-        fine = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
-    except ValueError:
-        fine = False
-    if not fine or not url.isascii() or not url.isprintable():
-        raise EndpointError(f"{url!r} is not a URL of a server", hint="for example http://127.0.0.1:8000/v1")
-
-
-async def _blamed(answer: Answer, added: Sequence[str]) -> frozenset[str]:
-    """Which of the fields that we added made the upstream refuse."""
-    if answer.status not in (400, 422) or not added:
-        return frozenset()
-    text = (await answer.read()).decode(errors="replace")
+def _blamed(body: bytes, added: Sequence[str]) -> frozenset[str]:
+    """Which of the fields ``added`` by us the upstream refuses, by the text of its refusal."""
+    text = body.decode(errors="replace")
     named = frozenset(key for key in added if key in text)
     return named or (frozenset(added) if _UNKNOWN_FIELD.search(text) else frozenset())
+
+
+async def _read(response: aiohttp.ClientResponse) -> bytes:
+    """The whole body. Raises `UpstreamError` for one of more than `_LONGEST_REPLY` bytes."""
+    parts: list[bytes] = []
+    size = 0
+    async for part in response.content.iter_any():
+        parts.append(part)
+        size += len(part)
+        if size > _LONGEST_REPLY:
+            raise UpstreamError(f"the reply of the upstream has more than {_LONGEST_REPLY} bytes")
+    return b"".join(parts)
 
 
 async def _frames(parts: AsyncIterator[bytes]) -> AsyncIterator[tuple[str | None, bytes]]:

@@ -1,4 +1,4 @@
-"""Several servers with the same model: which of them gets a call, and which gets none for now."""
+"""Chooses among several servers that have the same models, and leaves out those that fail."""
 
 from __future__ import annotations
 
@@ -9,22 +9,29 @@ import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from typing import Final
+from urllib.parse import urlsplit
+
+import aiohttp
 
 from lgov_core.errors import EndpointError
 from lgov_core.gateway.serving.metrics import Reading
-from lgov_core.gateway.upstream.http_client import Answer, NotSent, Origin
 
 _LOG = logging.getLogger("lgov.gateway")
 
-#: Answers after which another server may be asked: the model has not run, or its reply is certainly lost to us.
-RETRIED_STATUS = frozenset({429, 502, 503})
+#: Nothing of the request was sent, so another server may be asked.
+UNREACHABLE: Final = (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError)
+#: What a connection raises when it cannot be made, breaks, or takes too long.
+FAILURES: Final = (aiohttp.ClientError, OSError)
+#: Statuses after which another server is asked: the model has not run, or its reply is lost.
+_RETRIED_STATUS = frozenset({429, 502, 503})
 _FAILING_STATUS = frozenset({502, 503})
 _LONGEST_EJECTION_S = 60.0
 
 
 @dataclass(slots=True, eq=False)
 class Replica:
-    """One server. ``version`` is that of its weights as it was registered, None where it was not said."""
+    """One server. ``version`` is that of its weights as it was registered, None where it was not given."""
 
     url: str
     version: int | None = None
@@ -34,11 +41,10 @@ class Replica:
     ejected_until: float = 0.0
     reachable: bool = True
     label: str = field(init=False)
-    origin: Origin = field(init=False)
 
     def __post_init__(self) -> None:
-        self.origin = Origin.of(self.url)
-        self.label = f"{self.origin.host}:{self.origin.port}"
+        parts = urlsplit(self.url)
+        self.label = f"{parts.hostname}:{parts.port or (443 if parts.scheme == 'https' else 80)}"
 
     def up(self, now: float) -> bool:
         """Whether it gets calls."""
@@ -49,11 +55,12 @@ class UpstreamPool:
     """Chooses among servers. For one event loop.
 
     The calls of one rollout go to one server (rendezvous hashing: when a server comes or goes, only its own rollouts
-    move), so that its prefix cache is of use; calls of no rollout go to the one with the least to do. A server is left
-    out after ``eject_after`` failures in a row, for ``eject_s`` seconds that double each time up to a minute, or when
-    it does not answer a check; every ``check_s`` seconds those checks are made. When none is left, all are tried.
+    move), so that its prefix cache is of use; calls of no rollout go to the one that is answering the fewest calls. A
+    server is left out after ``eject_after`` failures in a row, for ``eject_s`` seconds that double each time up to a
+    minute, or when it does not answer a health check, which is made every ``check_s`` seconds. When none is left, all are
+    tried.
 
-    A call is handed to the next server only if it is certain that it was not answered: the connection was refused, or
+    A call goes to the next server only if it is certain that it was not answered: the connection could not be made, or
     the answer was 429, 502 or 503. A connection that breaks later may have cost a reply, so it is not repeated. With
     one server there are no checks and nothing is left out.
     """
@@ -67,18 +74,14 @@ class UpstreamPool:
         self._eject_s = eject_s
         self._check_s = check_s
         self._checking: asyncio.Task[None] | None = None
-        self._check: Callable[[str], Awaitable[bool]] | None = None
         self.replicas: list[Replica] = [Replica(url.rstrip("/")) for url in urls]
 
-    # ------------------------------------------------------------------ who is there
-
     def start(self, check: Callable[[str], Awaitable[bool]]) -> None:
-        """Begins the checks; ``check`` says whether the server at a URL answers."""
-        self._check = check
-        self._checking = asyncio.create_task(self._keep_checking())
+        """Begins the health checks; ``check`` says whether the server at a URL answers."""
+        self._checking = asyncio.create_task(self._keep_checking(check))
 
     async def close(self) -> None:
-        """Ends the checks."""
+        """Ends the health checks."""
         if self._checking is not None:
             self._checking.cancel()
             await asyncio.gather(self._checking, return_exceptions=True)
@@ -93,30 +96,14 @@ class UpstreamPool:
                 return
         self.replicas.append(Replica(url, version))
 
-    async def _keep_checking(self) -> None:
+    async def _keep_checking(self, check: Callable[[str], Awaitable[bool]]) -> None:
         while True:
             await asyncio.sleep(self._check_s)
             if len(self.replicas) > 1:
-                await asyncio.gather(*(self._check_one(replica) for replica in self.replicas))
-
-    async def _check_one(self, replica: Replica) -> None:
-        assert self._check is not None
-        try:
-            reachable = await self._check(replica.url)
-        except Exception:  # noqa: BLE001 - whatever is wrong with it, it does not answer
-            reachable = False
-        if reachable != replica.reachable:
-            _LOG.warning("upstream %s is %s", replica.label, "back" if reachable else "down")
-        replica.reachable = reachable
-        if reachable and replica.failures:
-            replica.failures, replica.ejected_until = 0, 0.0
-
-    # ------------------------------------------------------------------ who gets a call
+                await asyncio.gather(*(_check_one(replica, check) for replica in self.replicas))
 
     def order(self, sticky: str | None) -> list[Replica]:
         """The servers in the order in which a call should try them."""
-        if len(self.replicas) == 1:
-            return self.replicas
         now = time.monotonic()
         if sticky is None:
             return sorted(self.replicas, key=lambda one: (not one.up(now), one.running))
@@ -124,12 +111,12 @@ class UpstreamPool:
 
     @asynccontextmanager
     async def asking(
-        self, send: Callable[[Replica], Awaitable[Answer]], sticky: str | None
-    ) -> AsyncGenerator[tuple[Replica, Answer], None]:
+        self, send: Callable[[Replica], Awaitable[aiohttp.ClientResponse]], sticky: str | None
+    ) -> AsyncGenerator[tuple[Replica, aiohttp.ClientResponse], None]:
         """The first answer that is no reason to ask another server; the block is the time in which it is read.
 
-        ``send`` raises `NotSent` where nothing was sent. What else it raises, and the last server's answer or error, is
-        the caller's. What the block raises of `OSError` counts against the server too.
+        ``send`` raises `FAILURES`, which count against the server, as do those of the block. The last server's answer or
+        error goes to the caller.
         """
         order = self.order(sticky)
         for place, replica in enumerate(order):
@@ -137,23 +124,19 @@ class UpstreamPool:
             replica.running += 1
             try:
                 response = await send(replica)
-                if response.status in RETRIED_STATUS:
-                    if response.status in _FAILING_STATUS:
-                        self._count_failure(replica)
-                    if not last:
-                        response.release()
-                        continue
-                else:
+                if response.status in _FAILING_STATUS:
+                    self._count_failure(replica)
+                if response.status in _RETRIED_STATUS and not last:
+                    response.release()
+                    continue
+                if response.status not in _RETRIED_STATUS:
                     replica.failures = 0
                 yield replica, response
                 return
-            except NotSent:
+            except FAILURES as error:
                 self._count_failure(replica)
-                if last:
+                if last or not isinstance(error, UNREACHABLE):
                     raise
-            except OSError:  # timeouts are among them
-                self._count_failure(replica)
-                raise
             finally:
                 replica.running -= 1
 
@@ -165,7 +148,7 @@ class UpstreamPool:
             replica.ejected_until = time.monotonic() + min(self._eject_s * 2.0 ** min(again, 10), _LONGEST_EJECTION_S)
 
     def readings(self) -> Iterable[Reading]:
-        """What the metrics say of the servers."""
+        """The metrics of the servers."""
         now = time.monotonic()
         up = {one.label: float(one.up(now)) for one in self.replicas}
         yield "gauge", "lgov_upstream_up", "1 while an upstream gets calls.", "upstream", up
@@ -173,6 +156,18 @@ class UpstreamPool:
         yield "gauge", "lgov_upstream_running", "Calls that an upstream is answering.", "upstream", running
         failed = {one.label: float(one.failed) for one in self.replicas}
         yield "counter", "lgov_upstream_failures", "Calls in which an upstream failed.", "upstream", failed
+
+
+async def _check_one(replica: Replica, check: Callable[[str], Awaitable[bool]]) -> None:
+    try:
+        reachable = await check(replica.url)
+    except Exception:  # noqa: BLE001 - whatever is wrong with it, it does not answer
+        reachable = False
+    if reachable != replica.reachable:
+        _LOG.warning("upstream %s is %s", replica.label, "back" if reachable else "down")
+    replica.reachable = reachable
+    if reachable and replica.failures:
+        replica.failures, replica.ejected_until = 0, 0.0
 
 
 def _weight(sticky: str, url: str) -> bytes:

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Iterable, Sequence
+from typing import TYPE_CHECKING
 
 from lgov_core.errors import EndpointError
 from lgov_core.gateway.protocol import ChatRequest, Completion, StreamPiece
 from lgov_core.gateway.serving.metrics import Reading
-from lgov_core.gateway.upstream.engine import UpstreamEngine, check_url
+from lgov_core.gateway.upstream.address import check_url
+
+if TYPE_CHECKING:
+    from lgov_core.gateway.upstream.engine import UpstreamEngine
 
 
 class RegisteredModels:
@@ -50,6 +54,8 @@ class RegisteredModels:
         """
         if not model or not self._running:
             raise EndpointError("a model needs a name" if not model else "the endpoint is not running", status=422)
+        from lgov_core.gateway.upstream.engine import UpstreamEngine
+
         check_url(endpoint)
         engine = self._engines.get(model)
         if engine is None:

@@ -1,7 +1,7 @@
-"""An engine for servers that take token ids and give token ids: the text is made and read here, the tokens there.
+"""An engine for servers that take token ids and return token ids; the text is written and read here.
 
-Trainers keep such servers (verl's replicas of vLLM or SGLang are): their weights are the ones under training. Because the
-prompt is tokenised once, here, the tokens that are recorded are those that the model saw.
+Trainers keep such servers (verl's replicas of vLLM or SGLang are), with the weights under training. Because the prompt is
+tokenised once, here, the recorded tokens are those that the model read.
 """
 
 from __future__ import annotations
@@ -12,10 +12,9 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
 from lgov_core.errors import EndpointError, UpstreamError
-from lgov_core.gateway.engine.reply_token_cache import TokenHistory
-from lgov_core.gateway.formats.openai_format import completion_pieces
+from lgov_core.gateway.engine.reply_codec import Generated, ReplyCodec, pieces_of
 from lgov_core.gateway.formats.request_fields import only_known, refuse
-from lgov_core.gateway.protocol import ChatRequest, Completion, StreamPiece, ToolCall
+from lgov_core.gateway.protocol import ChatRequest, Completion, StreamPiece
 from lgov_core.gateway.serving.attribution import caller
 from lgov_core.types import new_id
 
@@ -41,7 +40,7 @@ _NEUTRAL: Final = {
 
 @dataclass(frozen=True, slots=True)
 class TokenPrompt:
-    """What is asked of the server: ``prompt_ids`` (int, length P), at most ``max_tokens`` more, sampled as said.
+    """A request to the server: ``prompt_ids`` (int, length P), and how at most ``max_tokens`` more are sampled.
 
     ``conversation`` is the same for calls that extend one another, so that they can go to one server. ``temperature`` 0
     is greedy. ``seed`` is None where the client asked for none.
@@ -54,19 +53,6 @@ class TokenPrompt:
     stop: tuple[str, ...]
     seed: int | None
     conversation: str
-
-
-@dataclass(frozen=True, slots=True)
-class SampledTokens:
-    """What the server answered: ``ids`` (int) and their ``logprobs`` (the same length, None where it gave none).
-
-    ``weights_version`` is that of the weights that drew them, None where the server does not know it, or where they
-    changed within the reply.
-    """
-
-    ids: tuple[int, ...]
-    logprobs: tuple[float, ...] | None
-    weights_version: int | None
 
 
 class TokenEngine:
@@ -82,7 +68,7 @@ class TokenEngine:
     def __init__(
         self,
         model: LanguageModel,
-        sample: Callable[[TokenPrompt], Awaitable[SampledTokens]],
+        sample: Callable[[TokenPrompt], Awaitable[Generated]],
         *,
         name: str = "tokens",
         also: Sequence[str] = (),
@@ -92,12 +78,11 @@ class TokenEngine:
         if max_new_tokens < 1:
             raise EndpointError(f"max_new_tokens must be at least 1, not {max_new_tokens}")
         self.name = name
-        self._model = model
         self._names = tuple(dict.fromkeys((model.name, *also)))
         self._sample = sample
-        self._context = min(context_tokens or model.context_length, model.context_length)
         self._max_new_tokens = max_new_tokens
-        self._history = TokenHistory(model)
+        context = min(context_tokens or model.context_length, model.context_length)
+        self._codec = ReplyCodec(model, name=model.name, context=context)
 
     @property
     def models(self) -> Sequence[str]:
@@ -105,54 +90,40 @@ class TokenEngine:
         return self._names
 
     async def start(self) -> None:
-        """Nothing: the server is somebody else's."""
+        """Does nothing: the caller keeps the server."""
 
     async def close(self) -> None:
-        """Nothing."""
+        """Does nothing."""
 
     async def chat(self, request: ChatRequest) -> Completion:
         """The whole reply, of one choice or several, which are drawn side by side."""
         _check(request)
-        text, prompt_ids = self._history.render(request.messages, request.tools)
-        if len(prompt_ids) >= self._context:
-            raise EndpointError(
-                f"the prompt has {len(prompt_ids)} tokens, but the context of model {self._model.name!r} holds "
-                f"{self._context}, reply included",
-                hint="shorten the conversation or the tool results",
-            )
-        asked = self._max_new_tokens if request.max_tokens is None else request.max_tokens
-        prompt = TokenPrompt(
-            prompt_ids,
-            min(asked, self._max_new_tokens, self._context - len(prompt_ids)),
+        prompt = self._codec.prompt(request)
+        asked = TokenPrompt(
+            prompt.ids,
+            self._codec.reply_limit(request, prompt, self._max_new_tokens),
             request.temperature,
             request.top_p,
             request.stop,
             request.seed,
             caller().rollout_id or new_id("conv"),
         )
-        prompts = [prompt] * request.n
-        if request.seed is not None:  # or all choices were one
-            prompts = [replace(prompt, seed=request.seed + choice) for choice in range(request.n)]
-        choices = [
-            self._completion(request, text, prompt, tokens)
-            for tokens in await asyncio.gather(*(self._ask(one) for one in prompts))
-        ]
-        first = choices[0]
-        others = tuple(replace(choice, response_id=first.response_id) for choice in choices[1:])
-        return replace(first, more=others) if others else first
+        each = [asked] * request.n
+        if request.seed is not None:  # each choice needs a seed of its own
+            each = [replace(asked, seed=request.seed + choice) for choice in range(request.n)]
+        return self._codec.completion(request, prompt, await asyncio.gather(*map(self._ask, each)))
 
     async def count_tokens(self, request: ChatRequest) -> int:
-        """How many tokens the prompt has. Raises `EndpointError` (400) for a conversation that is no text."""
+        """How many tokens the prompt has. Raises `EndpointError` (400) for a conversation that is not text."""
         _check(request)
-        return len(self._history.render(request.messages, request.tools)[1])
+        return self._codec.count(request)
 
     async def stream(self, request: ChatRequest) -> AsyncIterator[StreamPiece]:
         """The reply in pieces, which come once it is whole: only then is it known what in it is a tool call."""
-        completion = await self.chat(request)
-        for piece in completion_pieces(completion, request.body):
+        async for piece in pieces_of(await self.chat(request), request):
             yield piece
 
-    async def _ask(self, prompt: TokenPrompt) -> SampledTokens:
+    async def _ask(self, prompt: TokenPrompt) -> Generated:
         try:
             tokens = await self._sample(prompt)
         except EndpointError:
@@ -165,39 +136,6 @@ class TokenEngine:
             counts = f"{len(tokens.ids)} tokens and {len(tokens.logprobs)} log-probabilities"
             raise UpstreamError(f"the server of the weights answered with {counts}")
         return tokens
-
-    def _completion(
-        self, request: ChatRequest, prompt_text: str, prompt: TokenPrompt, out: SampledTokens
-    ) -> Completion:
-        ended = out.ids[-1] in self._model.eos_ids
-        text = self._model.decode(out.ids[:-1] if ended else out.ids)
-        places = [(place, word) for word in request.stop if (place := text.find(word)) >= 0]
-        before_stop, matched = (text[: min(places)[0]], min(places)[1]) if places else (text, None)
-        finish = "stop" if ended or matched is not None else "length"
-        content: str | None = before_stop
-        calls: tuple[ToolCall, ...] = ()
-        # A reply that was cut off proposes no tool calls: half a call is never acted on.
-        if request.tools and finish == "stop":
-            parsed = self._model.format.parse(before_stop, request.tools)
-            content = parsed.content
-            calls = tuple(ToolCall(new_id("call"), call.name, call.arguments_text) for call in parsed.calls)
-        if matched is None:
-            self._history.remember(prompt_text, prompt.prompt_ids, out.ids, text, content, calls)
-        return Completion(
-            response_id=new_id("chatcmpl"),
-            model=self._model.name,
-            text=text,
-            content=content,
-            tool_calls=calls,
-            finish_reason="tool_calls" if calls else finish,
-            prompt_ids=prompt.prompt_ids,
-            response_ids=out.ids,
-            logprobs=out.logprobs,
-            weights_version=out.weights_version,
-            prompt_tokens=len(prompt.prompt_ids),
-            completion_tokens=len(out.ids),
-            matched_stop=matched,
-        )
 
 
 def _check(request: ChatRequest) -> None:

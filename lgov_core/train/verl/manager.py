@@ -24,7 +24,7 @@ from verl.utils.tensordict_utils import list_of_dict_to_tensordict
 
 from lgov_core.errors import TrainError, UpstreamError
 from lgov_core.gateway.protocol import ANY_MODEL
-from lgov_core.gateway.upstream.token_engine import SampledTokens, TokenEngine, TokenPrompt
+from lgov_core.gateway.upstream.token_engine import Generated, TokenEngine, TokenPrompt
 from lgov_core.models import load_model
 from lgov_core.store import RolloutQueue, open_store
 from lgov_core.train.loop.batch_record import BatchRecord
@@ -216,7 +216,7 @@ class _Sampler:
     def __init__(self, client: Any) -> None:
         self._client = client
 
-    async def __call__(self, prompt: TokenPrompt) -> SampledTokens:
+    async def __call__(self, prompt: TokenPrompt) -> Generated:
         params: dict[str, Any] = {
             "temperature": prompt.temperature,
             "top_p": prompt.top_p,
@@ -234,7 +234,7 @@ class _Sampler:
         if answer.stop_reason in ("aborted", "abort"):
             raise UpstreamError("verl's server broke the call off", status=503, hint="its weights were being updated")
         first, last = (answer.extra_fields.get(name) for name in ("min_global_steps", "max_global_steps"))
-        return SampledTokens(
+        return Generated(
             tuple(answer.token_ids),
             None if answer.log_probs is None else tuple(map(float, answer.log_probs)),
             int(last) if last is not None and first == last else None,

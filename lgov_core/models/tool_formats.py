@@ -19,7 +19,7 @@ from types import MappingProxyType
 from typing import Any, Protocol
 
 from lgov_core.errors import EndpointError
-from lgov_core.gateway.engine.tool_text import (
+from lgov_core.models.tool_text import (
     Message,
     ParsedCall,
     ParsedReply,

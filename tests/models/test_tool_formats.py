@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lgov_core.errors import EndpointError
-from lgov_core.gateway.engine.tool_formats import TOOL_FORMATS, ParsedCall, tool_format
+from lgov_core.models.tool_formats import TOOL_FORMATS, ParsedCall, tool_format
 
 RUN_SQL = {
     "type": "function",

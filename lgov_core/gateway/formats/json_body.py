@@ -1,0 +1,41 @@
+"""JSON of requests and replies: read strictly, written compactly."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any, NoReturn, cast
+
+from lgov_core.errors import EndpointError
+
+
+def read_json(raw: bytes) -> Mapping[str, Any]:
+    """The JSON object in a request's body.
+
+    Raises `EndpointError` (400) for anything else: NaN and infinities, text that is not UTF-8, a lone surrogate.
+    """
+    try:
+        body = json.loads(raw.decode(), parse_constant=_refuse_constant)
+        if b"\\ud" in raw.lower():  # an escaped surrogate, perhaps without its other half
+            json.dumps(body, ensure_ascii=False).encode()
+    except UnicodeEncodeError as error:
+        raise EndpointError("the request contains a lone surrogate, which is not valid text") from error
+    except (ValueError, RecursionError) as error:
+        raise EndpointError(f"the request is not JSON: {error}") from error
+    if not isinstance(body, dict):
+        raise EndpointError(f"the request must be a JSON object, not {type(body).__name__}")
+    return cast("dict[str, Any]", body)
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is not JSON")
+
+
+def json_text(content: Any) -> str:
+    """``content`` as JSON without white space. A lone surrogate in it stays one: see `utf8`."""
+    return json.dumps(content, ensure_ascii=False, separators=(",", ":"))
+
+
+def utf8(text: str) -> bytes:
+    """``text`` in UTF-8; a lone surrogate, which UTF-8 cannot hold, is written as its JSON escape."""
+    return text.encode("utf-8", "backslashreplace")

@@ -1,0 +1,90 @@
+"""The actions that policies judge at the endpoint, made of its calls and replies."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Final, cast
+
+from lgov_core.gateway.protocol import GateReply, GateRequest
+from lgov_core.types import Action, Point
+
+FRAMEWORK: Final = "endpoint"
+
+
+def endpoint_action(
+    asked: GateRequest,
+    point: Point,
+    name: str,
+    kind: Any,
+    *,
+    arguments: Mapping[str, Any] | None = None,
+    text: str | None = None,
+    operation: bool = True,
+) -> Action:
+    """An action of the call ``asked``; ``operation=False`` leaves out the id of its operation."""
+    return Action(
+        point,
+        name,
+        kind,
+        {} if arguments is None else arguments,
+        text,
+        asked.agent,
+        FRAMEWORK,
+        rollout_id=asked.rollout_id,
+        attempt=asked.attempt,
+        operation_id=asked.operation_id if operation else None,
+    )
+
+
+def reply_action(asked: GateRequest, reply: GateReply, *, first: bool) -> Action:
+    """The action of one choice of the reply; the ``first`` one ends the operation of the call."""
+    calls = [
+        {"id": call.call_id, "name": call.name, "args": call_arguments(call.arguments) or call.arguments}
+        for call in reply.tool_calls
+    ]
+    arguments: dict[str, Any] = {"tool_calls": calls}
+    if reply.prompt_tokens is not None and reply.completion_tokens is not None:
+        arguments["usage"] = {"input_tokens": reply.prompt_tokens, "output_tokens": reply.completion_tokens}
+    action = endpoint_action(
+        asked, Point.POST_MODEL_CALL, asked.model, "model", arguments=arguments, text=reply.text, operation=first
+    )
+    return replace(action, call_id=reply.response_id, context={"finish_reason": reply.finish_reason})
+
+
+def rewritten_messages(sent: Sequence[Mapping[str, Any]], wanted: Any) -> list[Mapping[str, Any]]:
+    """The messages as a policy left them. Raises `ValueError` unless only texts differ."""
+    found = cast("Sequence[Mapping[str, Any]]", wanted) if isinstance(wanted, Sequence) else ()
+    if len(found) != len(sent):
+        raise ValueError("a policy added or removed messages")
+    for old, new in zip(sent, found, strict=True):
+        if not isinstance(new.get("content"), str) or {**old, "content": ""} != {**new, "content": ""}:
+            raise ValueError("a policy changed more of a message than its text")
+    return list(found)
+
+
+def user_text(asked: GateRequest) -> str:
+    """The texts of the user in the conversation."""
+    return "\n".join(one["content"] for one in asked.messages if one["role"] == "user" and one["content"])
+
+
+def call_arguments(text: str) -> dict[str, Any] | None:
+    """The arguments of a tool call; None where they are not one JSON object with each key once.
+
+    Two readers could read a repeated key differently. Blank text is ``{}``.
+    """
+    if not text.strip():
+        return {}
+    try:
+        value = json.loads(text, object_pairs_hook=_each_key_once)
+    except (ValueError, RecursionError):
+        return None
+    return cast("dict[str, Any]", value) if isinstance(value, dict) else None
+
+
+def _each_key_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        raise ValueError("a key is repeated")
+    return found

@@ -1,0 +1,59 @@
+"""Opens a gate for a policy file."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from lgov_core.gateway.policy.gate import PolicyGate
+from lgov_core.governor import Governor, ObservedDecision
+from lgov_core.hookspecs import hookimpl
+from lgov_core.types import Effect
+
+if TYPE_CHECKING:
+    from lgov_core.store.protocol import TraceStore
+
+
+def open_gate(
+    policy: str | os.PathLike[str],
+    *,
+    audit: str | os.PathLike[str],
+    store: TraceStore | None = None,
+    timeout_s: float = 2.0,
+    redact: Sequence[str] = (),
+) -> PolicyGate:
+    """A gate for the policy file ``policy`` that commits its decisions to the audit record at ``audit``.
+
+    The record does not keep the values of arguments that are named in ``redact``. With a ``store``, what was denied or
+    changed is written there as spans and rewards. The caller closes the gate. Raises `LgovError` for a file that does not
+    load or a record that cannot be opened.
+    """
+    from lgov_core.audit import AuditLog, default_signer
+    from lgov_core.policies import load_policy_file
+    from lgov_core.reward.air import AirPlugin
+
+    rules = load_policy_file(Path(policy))
+    log = AuditLog(audit, policy_digest=rules.digest or "", signer=default_signer(), redact=redact or None)
+    try:
+        plugins = [] if store is None else [AirPlugin(), _DenialSink(store)]
+        return PolicyGate(Governor(rules, plugins=plugins, audit=log, timeout_s=timeout_s), owns=[log])
+    except BaseException:
+        log.close()
+        raise
+
+
+class _DenialSink:
+    """Writes what policies denied or changed to the store; what they allowed is in the audit record."""
+
+    def __init__(self, store: TraceStore) -> None:
+        from lgov_core.trace.sink import StoreSink
+
+        self._sink = StoreSink(store, content=False)
+
+    @hookimpl
+    def lgov_observe(self, event: Any) -> None:
+        """See `lgov_core.hookspecs.lgov_observe`."""
+        if not isinstance(event, ObservedDecision) or event.decision.effect > Effect.ALLOW:
+            self._sink.lgov_observe(event)
