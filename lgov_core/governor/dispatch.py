@@ -17,8 +17,6 @@ import pluggy
 from lgov_core.hookspecs import DECISION_HOOKS
 from lgov_core.policies.base import Policy
 from lgov_core.policies.combine import BadAnswer, checked, complete, fault, private_copy
-from lgov_core.policies.policy_set import PolicySet
-from lgov_core.policies.reload import ReloadingPolicySet
 from lgov_core.types import Action, Decision, Effect, Point
 
 _HOOK_OF_POINT = {point: f"lgov_{point.value}" for point in Point}
@@ -27,10 +25,7 @@ assert set(_HOOK_OF_POINT.values()) == set(DECISION_HOOKS)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Evaluator:
-    """One voice in a decision: an implementation of a hook, or a policy given to the governor directly.
-
-    ``combines`` says that each answer is a combined decision that nobody else holds.
-    """
+    """One voice in a decision: an implementation of a hook, or a policy given to the governor directly."""
 
     name: str
     ask: Callable[[Action], Any]
@@ -38,7 +33,6 @@ class Evaluator:
     is_async: bool
     timeout_s: float
     deferred: bool = False
-    combines: bool = False
 
 
 class Dispatcher:
@@ -81,8 +75,7 @@ class Dispatcher:
         timeout_s = max(self._timeout_s, own) if isinstance(own, int | float) else self._timeout_s
         bounded = bool(getattr(owner, "bounded", False))
         deferred = bool(getattr(owner, "deferred", False))
-        combines = type(owner) in (PolicySet, ReloadingPolicySet)
-        return Evaluator(name, ask, bounded, is_async, timeout_s, deferred, combines)
+        return Evaluator(name, ask, bounded, is_async, timeout_s, deferred)
 
     def changed(self) -> None:
         """Has the plugins looked up again at the next decision."""

@@ -33,7 +33,7 @@ from lgov_core.policies.base import ObservingPolicy, Policy
 from lgov_core.policies.combine import combine, fault, fold
 from lgov_core.policies.options import positive_number
 from lgov_core.scope import RolloutScope, current_scope, enter_scope
-from lgov_core.types import ALLOW, Action, Decision, Effect, Point, Reward, Severity, Span, ToolOutcome, new_id
+from lgov_core.types import Action, Decision, Effect, Point, Reward, Severity, Span, ToolOutcome, new_id
 
 #: A transform is judged again in its new form; one that still changes after so many rounds is denied.
 MAX_TRANSFORM_ROUNDS = 4
@@ -242,19 +242,10 @@ class Governor:
             reason = "no policy covers this act"
             decisions.append(Decision(Effect.DENY, "lgov", "no-policy", reason, Severity.CRITICAL))
         latency_us = (time.perf_counter() - began) * 1e6
-        if final is action and len(rounds[0]) == 1 and next(iter(rounds[0])).combines:
-            # The set has just made it, for this caller alone: it needs no second making, only the time.
-            (decision,) = decisions
-            object.__setattr__(decision, "latency_us", latency_us)
-        else:
-            decision = combine(decisions, original=action, folded=final, latency_us=latency_us)
+        decision = combine(decisions, original=action, folded=final, latency_us=latency_us)
         if self.audit is not None:
             try:
-                decision_id = self.audit.commit(action, decision)
-                if decision is ALLOW:  # everybody's; any other was made just now
-                    decision = decision.changed(decision_id=decision_id)
-                else:
-                    object.__setattr__(decision, "decision_id", decision_id)
+                decision = decision.changed(decision_id=self.audit.commit(action, decision))
             except Exception as error:  # noqa: BLE001 - whatever the record raises, nothing is on it
                 self._count(self.failures, "audit")
                 said = str(error) if isinstance(error, AuditError) else type(error).__name__
@@ -402,23 +393,14 @@ def in_scope(action: Action, counted: bool = False) -> Action:
     scope = current_scope() if action.rollout_id is None else None
     if scope is None and operation is action.operation_id:
         return action
-    return Action(  # dataclasses.replace would take several times as long, on the path of every decision
-        action.point,
-        action.name,
-        action.kind,
-        action.arguments,
-        action.text,
-        action.agent,
-        action.framework,
-        action.session_id if scope is None else action.session_id or scope.session_id,
-        action.rollout_id if scope is None else scope.rollout_id,
-        action.attempt if scope is None else scope.attempt,
-        action.call_id,
-        action.parent_id,
-        operation,
-        action.context,
-        action.native,
-        action.span_id,
+    if scope is None:
+        return replace(action, operation_id=operation)
+    return replace(
+        action,
+        operation_id=operation,
+        session_id=action.session_id or scope.session_id,
+        rollout_id=scope.rollout_id,
+        attempt=scope.attempt,
     )
 
 

@@ -22,7 +22,7 @@ from lgov_core.instrumentation.call_context import CALL_CONTEXT
 from lgov_core.scope import current_scope
 from lgov_core.trace import semconv
 from lgov_core.trace.otlp.span import nanoseconds
-from lgov_core.types import JSONValue, Span, draft_class
+from lgov_core.types import JSONValue, Span
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -45,8 +45,6 @@ _CONTENT = frozenset(
     }
 )
 
-
-_SpanDraft = draft_class(Span)
 
 #: What ids are drawn from; that of `random` itself a program may seed, and draw the same again. `os.urandom` lets go of the
 #: interpreter lock: where tools run in threads, each id made others run first, at the price of two switches between threads.
@@ -190,20 +188,18 @@ class LiveSpan:
         if self.trace_id is not None:  # somebody records it
             _end_otel(self._otel, self, ended_at)
         scope = self.scope
-        shown = _SpanDraft()
-        shown.name = self.title
-        shown.span_id = self.span_id
-        shown.started_at = self.started_at
-        shown.ended_at = ended_at
-        shown.attributes = self.attributes
-        shown.rollout_id = scope.rollout_id if scope else None
-        shown.attempt = scope.attempt if scope else None
-        shown.parent_id = self.parent_id
-        shown.trace_id = self.trace_id
-        shown.events = ()
-        shown.claimed = False
-        shown.__class__ = Span
-        self.observer.observe(shown)
+        span = Span(
+            self.title,
+            self.span_id,
+            self.started_at,
+            ended_at,
+            self.attributes,
+            rollout_id=scope.rollout_id if scope else None,
+            attempt=scope.attempt if scope else None,
+            parent_id=self.parent_id,
+            trace_id=self.trace_id,
+        )
+        self.observer.observe(span)
 
 
 class _Active:

@@ -18,16 +18,11 @@ from lgov_core.governor.governor import NOT_EVALUATED, Governor
 from lgov_core.instrumentation.evaluated_call import CoveredCall
 from lgov_core.instrumentation.live_span import LiveSpan
 from lgov_core.trace import semconv
-from lgov_core.types import Action, Decision, JSONValue, Point, ToolOutcome, ToolStatus, draft_class
+from lgov_core.types import Action, Decision, JSONValue, Point, ToolOutcome, ToolStatus
 
 T = TypeVar("T")
 
 _NESTED = frozenset({dict, list})
-
-_OutcomeDraft = draft_class(ToolOutcome)
-
-
-# What follows is made for every call, and a frozen dataclass sets each of its fields by a call.
 
 
 @dataclass(slots=True)
@@ -131,17 +126,16 @@ class ToolCall:
             raised = self.covered.raised  # what the framework made a text of
             error_type = error_type or (type(raised).__name__ if raised is not None else None)
             error = reading.error or (str(raised) if raised is not None else None) or reading.text
-        outcome = _OutcomeDraft()
-        outcome.action = self.as_run
-        outcome.status = reading.status
-        outcome.result = reading.text
-        outcome.error_type = error_type
-        outcome.error = error
-        outcome.decision = decision
-        outcome.started_at = self.started_at
-        outcome.duration_s = time.perf_counter() - self.clock
-        outcome.__class__ = ToolOutcome
-        return outcome
+        return ToolOutcome(
+            self.as_run,
+            reading.status,
+            result=reading.text,
+            error_type=error_type,
+            error=error,
+            decision=decision,
+            started_at=self.started_at,
+            duration_s=time.perf_counter() - self.clock,
+        )
 
     def raised(self, decision: Decision, error: BaseException) -> ToolOutcome:
         """What came of a call that raised: denied, if what it had been changed to was not to run."""

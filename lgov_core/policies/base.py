@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any, ClassVar, Protocol, Self, runtime_checkable
 
-from lgov_core.types import Action, Decision, Effect, Point, Severity, decision_of
+from lgov_core.types import Action, Decision, Effect, Point, Severity
 
 
 @runtime_checkable
@@ -71,11 +71,11 @@ class BoundedPolicy:
 
     def allow(self, rule: str = "") -> Decision:
         """An allow by this policy."""
-        return decision_of(Effect.ALLOW, self.name, rule, "")
+        return Decision(Effect.ALLOW, self.name, rule, "")
 
     def deny(self, rule: str, reason: str, severity: Severity = Severity.HIGH) -> Decision:
         """A deny by this policy: ``rule`` is a stable slug, ``reason`` a sentence the model can act on."""
-        return decision_of(Effect.DENY, self.name, rule, reason, severity)
+        return Decision(Effect.DENY, self.name, rule, reason, severity)
 
     def escalate(self, rule: str, reason: str, severity: Severity = Severity.HIGH) -> Decision:
         """Blocks until somebody who may has said yes; written as `deny`."""
