@@ -31,9 +31,8 @@ from lgov_core.kernel.violations import Listeners, answers_to_anything, found_by
 from lgov_core.policies import Policy, PolicySet, Rule
 from lgov_core.policies.coerce import policy_set_of
 from lgov_core.policies.reload import ReloadingPolicySet
-from lgov_core.reward.violation import PolicyViolation
 from lgov_core.scope import RolloutScope, carry_into_threads, current_scope, enter_scope
-from lgov_core.types import Action, Decision, Outcome, Point, Severity, ToolOutcome, new_id
+from lgov_core.types import Action, Decision, Outcome, Point, PolicyViolation, Severity, ToolOutcome, new_id
 
 __all__ = ["AgentSignal", "Execution", "Judged", "KernelSpace"]
 
