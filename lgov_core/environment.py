@@ -16,9 +16,8 @@ from typing import Any, Final, TypeVar
 from lgov_core._util.suggestions import suggest_name
 from lgov_core.errors import ArgumentError, KernelError, PolicyDenied
 from lgov_core.kernel.violations import Collected, RolloutWatch
-from lgov_core.reward.violation import PolicyViolation
 from lgov_core.scope import RolloutScope, carry_into_threads, enter_scope
-from lgov_core.types import Severity, new_id
+from lgov_core.types import PolicyViolation, Severity, new_id
 
 try:
     import gymnasium

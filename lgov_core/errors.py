@@ -35,29 +35,36 @@ what to do next::
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar
+from lgov_core.types import Decision, PolicyViolation
+from lgov_core.types.errors import LgovError, RewardError, TransitionError
 
-if TYPE_CHECKING:
-    from lgov_core.reward.violation import PolicyViolation
-    from lgov_core.types import Decision
-
-
-class LgovError(Exception):
-    """Root of the tree. ``message`` says what happened to what; ``hint`` says what to do next."""
-
-    code: ClassVar[str] = "lgov"
-
-    def __init__(self, message: str, *, hint: str | None = None) -> None:
-        super().__init__(message)
-        self.message = message
-        self.hint = hint
-
-    def __str__(self) -> str:
-        return f"{self.message} ({self.hint})" if self.hint else self.message
-
-    def as_json(self) -> dict[str, str | None]:
-        """What commands write of it with ``--json``."""
-        return {"code": self.code, "message": self.message, "hint": self.hint}
+__all__ = [
+    "ArgumentError",
+    "AuditError",
+    "ClientError",
+    "EndpointError",
+    "ExportError",
+    "FileError",
+    "InstrumentationError",
+    "KernelError",
+    "LgovError",
+    "ModelError",
+    "PluginError",
+    "PolicyDenied",
+    "PolicyError",
+    "PolicyFileError",
+    "PolicyViolationError",
+    "RewardError",
+    "RewardFileError",
+    "ScopeError",
+    "SettingsError",
+    "StoreError",
+    "TaskError",
+    "TraceError",
+    "TrainError",
+    "TransitionError",
+    "UpstreamError",
+]
 
 
 class FileError(LgovError):
@@ -196,12 +203,6 @@ class UpstreamError(EndpointError):
         super().__init__(message, status=status, hint=hint)
 
 
-class RewardError(LgovError, ValueError):
-    """A reward is not a finite number, or what rewards are made from has no meaning."""
-
-    code = "reward"
-
-
 class RewardFileError(FileError, RewardError):
     """A file of reward rules is missing, unreadable or wrong. ``path`` and ``line`` (1-based) say where, when known."""
 
@@ -216,12 +217,6 @@ class ExportError(LgovError):
     def __init__(self, message: str, *, stored: int = 0, hint: str | None = None) -> None:
         super().__init__(message, hint=hint)
         self.stored = stored
-
-
-class TransitionError(LgovError):
-    """Recorded calls cannot become training data."""
-
-    code = "transition"
 
 
 class TaskError(FileError):

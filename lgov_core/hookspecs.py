@@ -18,11 +18,18 @@ from typing import TYPE_CHECKING, Any
 import pluggy
 
 if TYPE_CHECKING:
-    from lgov_core.instrumentation.adapter import Adapter
-    from lgov_core.policies.registry import PolicyFactory
     from lgov_core.scope import RolloutScope
-    from lgov_core.transitions import CreditRules, Transition
-    from lgov_core.types import Action, Decision, Reward, Span, ToolOutcome
+    from lgov_core.types import (
+        Action,
+        Adapter,
+        CreditRules,
+        Decision,
+        PolicyFactory,
+        Reward,
+        Span,
+        ToolOutcome,
+        Transition,
+    )
 
 PROJECT = "lgov"
 

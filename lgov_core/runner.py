@@ -10,7 +10,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from contextvars import ContextVar
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any, Final, Literal, TypeAlias
 from weakref import WeakValueDictionary
 
@@ -18,6 +18,7 @@ from lgov_core.errors import ArgumentError, KernelError, LgovError, PolicyDenied
 from lgov_core.kernel import KernelSpace
 from lgov_core.kernel.agent_call import function_of
 from lgov_core.kernel.execution import Execution
+from lgov_core.kernel.governed_rollout import GovernedRollout, total_penalty
 from lgov_core.kernel.task_source import Task, TaskSource, WorkerCount, task_source
 from lgov_core.kernel.violations import Collected, RolloutWatch, require_callback, require_done
 from lgov_core.reward.violation import PolicyViolation, PolicyViolationError, PolicyViolationType
@@ -41,35 +42,6 @@ POLL_S: Final = 0.1
 UNATTRIBUTED: Final = 1000
 
 _LOG = logging.getLogger(__name__)
-
-
-@dataclass
-class GovernedRollout:
-    """One task that was run. ``total_penalty`` is always the sum of the violations' penalties, at least 0.
-
-    ``success`` means that the task was run to its end and its answer let out; a denial of the task, an exception and a
-    failure of the machines are no success. ``outcome`` says which of them it was (``Outcome.trainable`` whether it may
-    teach anything), ``error`` what was raised, for people. A violation that is reported after the rollout ended is added to
-    it.
-    """
-
-    task_input: Any
-    task_output: Any = None
-    success: bool = False
-    violations: list[PolicyViolation] = field(default_factory=lambda: [])
-    signals_sent: list[str] = field(default_factory=lambda: [])
-    total_penalty: float = 0.0
-    execution_time_ms: float = 0.0
-    outcome: Outcome | None = None
-    error: str | None = None
-    rollout_id: str = ""
-    mode: str = "train"
-
-    def __post_init__(self) -> None:
-        self.total_penalty = _penalty(self.violations)
-        if self.outcome is None:
-            blocked = any(violation.action_blocked for violation in self.violations)
-            self.outcome = Outcome.SUCCEEDED if self.success else Outcome.BLOCKED if blocked else Outcome.FAILED
 
 
 class GovernedRunner:
@@ -232,7 +204,7 @@ class GovernedRunner:
             if isinstance(self.kernel, KernelSpace):
                 self.kernel.forget_signals(scope.rollout_id, automatic_only=not own)
         with self._lock:
-            rollout.total_penalty = _penalty(rollout.violations)
+            rollout.total_penalty = total_penalty(rollout.violations)
             self._last = None
             for count in self._counts(worker_id):
                 count.rollouts += 1
@@ -314,7 +286,7 @@ class GovernedRunner:
                 self.unattributed.append(violation)
             elif late is not None:
                 late.violations.append(violation)
-                late.total_penalty = _penalty(late.violations)
+                late.total_penalty = total_penalty(late.violations)
             elif not collected:
                 return  # of somebody else who uses the same kernel
         self._note(violation, rollout_id)
@@ -391,10 +363,6 @@ class _Worker:
 
 #: The name that the integration contributed to agent-lightning used.
 AgentOSRunner = GovernedRunner
-
-
-def _penalty(violations: list[PolicyViolation]) -> float:
-    return float(sum(violation.penalty for violation in violations))
 
 
 def _stats(count: WorkerCount) -> dict[str, Any]:

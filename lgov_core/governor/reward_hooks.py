@@ -1,4 +1,4 @@
-"""What plugins pay by the reward hooks: collected, addressed and checked. A plugin that raises pays nothing."""
+"""Collects the rewards of the reward hooks, attributes them to calls and checks them. A plugin that raises adds none."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from lgov_core.errors import PluginError, RewardError
 from lgov_core.scope import RolloutScope
 from lgov_core.types import Action, Reward, Span, ToolOutcome
 
-#: Is told of a failure: the hook, the plugin and the error.
+#: Called with a failure: the hook, the plugin and the error.
 Fail: TypeAlias = Callable[[str, str, Exception], None]
 _Earned: TypeAlias = "list[tuple[str, list[Reward]]]"
 
@@ -43,8 +43,8 @@ def collect_span_rewards(manager: pluggy.PluginManager, span: Span, fail: Fail) 
     ]
 
 
-def for_a_rollout(manager: pluggy.PluginManager, rollout: RolloutScope, fail: Fail) -> list[Reward]:
-    """What plugins pay, or take back, at the end of an attempt."""
+def collect_rollout_rewards(manager: pluggy.PluginManager, rollout: RolloutScope, fail: Fail) -> list[Reward]:
+    """The rewards and penalties of an attempt that has ended."""
 
     def address(reward: Reward) -> Reward:
         return replace(reward, rollout_id=rollout.rollout_id, attempt=rollout.attempt)
@@ -105,5 +105,5 @@ def _addressed(reward: Reward, action: Action) -> Reward:
 
 def _finite(reward: Reward) -> Reward:
     if isinstance(reward.value, bool) or not math.isfinite(reward.value):
-        raise RewardError(f"a reward of {reward.value!r} is no finite number")
+        raise RewardError(f"a reward of {reward.value!r} is not a finite number")
     return reward

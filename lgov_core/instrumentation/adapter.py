@@ -1,68 +1,9 @@
-"""What a framework package tells the core about itself."""
+"""The declaration of a framework package, and the table of what its denials are tested in."""
 
-from __future__ import annotations
+from lgov_core.types import Adapter, Gap, Surface
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
-
-from lgov_core.types import Point
-
-if TYPE_CHECKING:
-    from lgov_core.governor import Governor
-
-
-@dataclass(frozen=True, slots=True)
-class Surface:
-    """What an adapter can do at one point.
-
-    ``observe``: see it happen; ``block``: stop it; ``tell``: let the model read why; ``transform``: change it;
-    ``stream``: all that also when replies are streamed; ``sync``: all that also for synchronous agents.
-    """
-
-    observe: bool = False
-    block: bool = False
-    tell: bool = False
-    transform: bool = False
-    stream: bool = False
-    sync: bool = False
-
+__all__ = ["MODES", "SHAPES", "Adapter", "Gap", "Surface"]
 
 #: How an agent is run, and what it does: the cells of the table of what a denial is tested in.
 MODES = ("sync", "async", "streaming")
 SHAPES = ("tool", "parallel tools", "hand-off", "agent-as-tool", "MCP tool", "hand-made loop")
-
-
-@dataclass(frozen=True, slots=True)
-class Gap:
-    """A way around an adapter that is known: ``name`` and ``why`` in words.
-
-    ``calls`` are the names of methods and functions whose call in a program shows that it comes near the gap.
-    """
-
-    name: str
-    why: str
-    calls: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class Adapter:
-    """One framework package.
-
-    ``installed`` answers without importing the framework. ``instrument`` makes every agent of that framework in this process
-    governed and raises `InstrumentationError` when it cannot; ``uninstrument`` undoes it. ``modules`` are the
-    top-level modules whose import
-    shows that a program uses the framework. ``tested`` maps distribution names to the tested version range.
-    ``unsupported`` says why a cell (mode, shape) of the table of denials does not exist or is not governed; ``*`` as the
-    shape stands for all. ``gaps`` are the known ways around.
-    """
-
-    name: str
-    modules: tuple[str, ...]
-    tested: Mapping[str, str]
-    surface: Mapping[Point, Surface]
-    installed: Callable[[], bool]
-    instrument: Callable[[Governor], None]
-    uninstrument: Callable[[], None]
-    unsupported: Mapping[tuple[str, str], str] = field(default_factory=dict[tuple[str, str], str])
-    gaps: tuple[Gap, ...] = ()

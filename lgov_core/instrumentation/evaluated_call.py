@@ -1,26 +1,24 @@
-"""Which call of the running code has been judged already, so that a second net does not judge it again.
+"""Context variables of the tool or model call that is running and was already evaluated, so that it is not judged again.
 
-A framework is often governed at two places: where an agent's calls pass, and, behind it, where every call passes. A
-judgement covers exactly the call that was judged: the same name, the same arguments, the same call id, the same
-governor. Whatever runs inside it with anything changed (somebody who rewrites arguments, a tool that calls another
-tool) is a call of its own. Running the covered call again, as a retry does, is still that call.
+A framework is often governed at two levels: at the agent's calls, and below at every call. A decision covers exactly
+the call that was judged: the same name, arguments, call id and governor. Whatever runs inside it with anything changed
+(a middleware that rewrites arguments, a tool that calls another tool) is a call of its own. Running the covered call
+again, as a retry does, is still that call.
 
-For model calls the net behind is the client library that a framework uses: inside a judged model call the client's own
-call is part of it. Who makes a call says so with its span: `lgov_core.instrumentation.live_span.LiveSpan.active`.
+For model calls the lower level is the client library that a framework uses: inside a judged model call the client's own
+call is part of it. A call is made current with its span: `lgov_core.instrumentation.live_span.LiveSpan.active`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from lgov_core.instrumentation.call_context import CALL_CONTEXT
-
-if TYPE_CHECKING:
-    from lgov_core.governor import Governor
-    from lgov_core.types import Action, Decision
+from lgov_core.governor import Governor
+from lgov_core.types import Action, Decision
 
 _NOWHERE = object()
 
@@ -29,13 +27,12 @@ _NOWHERE = object()
 class CoveredCall:
     """A judged tool call that is about to run.
 
-    ``recorded`` is set by whoever has recorded an outcome for it; ``raised`` is the error that the tool raised, set by
-    whoever saw it before the framework made it a text for the model. Not frozen: it is the one place where the code
-    inside the call tells the code around it what happened.
+    Mutable: code inside the call reports to the code around it. ``recorded`` is set once an outcome was recorded for it;
+    ``raised`` is the error that the tool raised, set before the framework turns it into a text for the model.
 
-    Code between the judgement and the tool may change the call. Whoever sees that where the tool begins judges it again:
-    `changed_to` is then the call that runs, and `refused` the decision that stopped it. ``place`` is where, in the
-    framework's own terms, this call is to run, set by the adapter: what runs elsewhere is another one, made inside it.
+    Code between the decision and the tool may change the call. The lower level then judges it again: `changed_to` is the
+    call that runs, and `refused` the decision that blocked it. ``place`` is where, in the framework's own terms, this
+    call is to run, set by the adapter: what runs elsewhere is another call, made inside it.
     """
 
     governor: Governor
@@ -63,27 +60,32 @@ class CoveredCall:
         self.name, self.arguments, self.call_id = action.name, action.arguments, action.call_id
 
 
+#: The tool call whose inside is running.
+TOOL_CALL: ContextVar[CoveredCall | None] = ContextVar("lgov_tool_call", default=None)
+#: The governor that judged the model call whose inside is running.
+MODEL_CALL: ContextVar[Governor | None] = ContextVar("lgov_model_call", default=None)
+
+
 def covered_call() -> CoveredCall | None:
-    """The judged tool call inside which the running code is, or None."""
-    return CALL_CONTEXT.get()[1]
+    """The judged tool call whose inside is running, or None."""
+    return TOOL_CALL.get()
 
 
 def model_call_covered(governor: Governor) -> bool:
-    """Whether the running code is the inside of a model call that ``governor`` has judged."""
-    return CALL_CONTEXT.get()[2] is governor
+    """Whether the inside of a model call that ``governor`` has judged is running."""
+    return MODEL_CALL.get() is governor
 
 
 def in_model_call() -> bool:
-    """Whether the running code is the inside of a model call that a governor has judged, or watches."""
-    return CALL_CONTEXT.get()[2] is not None
+    """Whether the inside of a model call that some governor has judged or observes is running."""
+    return MODEL_CALL.get() is not None
 
 
 @contextmanager
 def covering_model_call(governor: Governor) -> Generator[None]:
-    """Says that model calls inside the block are part of one that ``governor`` judges. Not across a ``yield``."""
-    span, tool, _ = CALL_CONTEXT.get()
-    token = CALL_CONTEXT.set((span, tool, governor))
+    """Makes model calls inside the block part of one that ``governor`` judges. Not across a ``yield``."""
+    token = MODEL_CALL.set(governor)
     try:
         yield
     finally:
-        CALL_CONTEXT.reset(token)
+        MODEL_CALL.reset(token)

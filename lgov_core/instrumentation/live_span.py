@@ -1,37 +1,30 @@
-"""Spans of what is going on now: an adapter opens one around an agent run, a model call or a tool call.
+"""Spans in progress: an adapter opens one around an agent run, a model call or a tool call.
 
-The span under which the running code stands is a context variable, so spans nest by themselves, in tasks, in threads
-that get their caller's context, and (by `LiveSpan.active`, entered anew for each step) in generators. Where the program
-uses OpenTelemetry, the same span is also a span of its tracer provider and the current one while it is active: spans
-that user code opens inside a tool become its children, and ours become children of what the program had opened. A run
-that began before OpenTelemetry's SDK was imported, or a provider set, stays out of it.
+The current span is a context variable, so spans nest by themselves, in tasks, in threads that get their caller's
+context, and (by `LiveSpan.active`, entered anew for each step) in generators. Where the program uses OpenTelemetry, the
+same span is also a span of its tracer provider and the current one while it is active: spans that user code opens inside
+a tool become its children, and ours become children of those that the program had opened. A run that began before
+OpenTelemetry's SDK was imported, or a provider set, is not exported.
 """
 
 from __future__ import annotations
 
-import os
-import random
 import sys
 import time
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
-from functools import lru_cache
-from typing import TYPE_CHECKING, Any, Protocol
+from contextvars import ContextVar, Token
+from typing import Any, Protocol
 
-from lgov_core.instrumentation.call_context import CALL_CONTEXT
+from lgov_core.governor import Governor
+from lgov_core.instrumentation import otel_spans
+from lgov_core.instrumentation.evaluated_call import MODEL_CALL, TOOL_CALL, CoveredCall
 from lgov_core.scope import current_scope
 from lgov_core.trace import semconv
 from lgov_core.trace.otlp.span import nanoseconds
-from lgov_core.types import JSONValue, Span, draft_class
+from lgov_core.types import JSONValue, Span
 
-if TYPE_CHECKING:
-    from types import ModuleType
-
-    from lgov_core.governor import Governor
-    from lgov_core.instrumentation.evaluated_call import CoveredCall
-
-#: The variable that lets GenAI instrumentations put prompts, arguments and results on the spans they export.
-CONTENT_VARIABLE = "OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT"
+_CURRENT: ContextVar[LiveSpan | None] = ContextVar("lgov_span", default=None)
 
 _CONTENT = frozenset(
     {
@@ -46,17 +39,8 @@ _CONTENT = frozenset(
 )
 
 
-_SpanDraft = draft_class(Span)
-
-#: What ids are drawn from; that of `random` itself a program may seed, and draw the same again. `os.urandom` lets go of the
-#: interpreter lock: where tools run in threads, each id made others run first, at the price of two switches between threads.
-_RANDOM = random.Random()
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_RANDOM.seed)
-
-
 class SpanObserver(Protocol):
-    """Who is shown the spans: a `lgov_core.governor.Governor`."""
+    """What the spans are shown to: a `lgov_core.governor.Governor`."""
 
     @property
     def capture_content(self) -> bool:
@@ -74,8 +58,8 @@ class SpanObserver(Protocol):
 
 
 def current_span() -> LiveSpan | None:
-    """The span under which the running code stands, or None. Callable from any thread or task."""
-    return CALL_CONTEXT.get()[0]
+    """The current span of the running code, or None. Callable from any thread or task."""
+    return _CURRENT.get()
 
 
 class LiveSpan:
@@ -83,10 +67,10 @@ class LiveSpan:
 
     ``trace_id`` is that of OpenTelemetry's trace where the program exports one, else None. Its parent is ``parent`` or
     else the current span, its rollout the one in whose scope it began. ``started_at`` (Unix time in seconds) is when it
-    began, if that was not now. Whoever opens it must `end` it, once; what is ended already stays as it was. Attributes
+    began, if that was not now. It must be ended (`end`) once; a second end changes nothing. Attributes
     that hold content (`semconv`: messages, arguments, results, error texts) are dropped at once unless
-    ``observer.capture_content``; OpenTelemetry gets them only if the environment variable `CONTENT_VARIABLE` says so
-    too. Used by one task or thread at a time.
+    ``observer.capture_content``; OpenTelemetry gets them only if the environment variable
+    `otel_spans.CONTENT_VARIABLE` says so too. Used by one task or thread at a time.
     """
 
     __slots__ = (
@@ -104,7 +88,7 @@ class LiveSpan:
         parent: LiveSpan | None = None,
         started_at: float | None = None,
     ) -> None:
-        parent = parent if parent is not None else CALL_CONTEXT.get()[0]
+        parent = parent if parent is not None else _CURRENT.get()
         self.observer = observer
         self.operation = operation
         self.name = name
@@ -115,8 +99,8 @@ class LiveSpan:
         if scope is not None and scope.task_id is not None:
             self.attributes[semconv.TASK_ID] = scope.task_id
         self._otel: Any = None
-        #: Where no provider was set when the outermost span began: the trace that it and those below it are in, and its flags;
-        #: empty where there could not be one either that is not set, so that OpenTelemetry is told of none of them.
+        #: Without a tracer provider at the outermost span: the trace of that span and those below it, and its flags; empty
+        #: where OpenTelemetry has no SDK either, so that its context is left alone.
         self._unrecorded: tuple[int, Any] | tuple[()] | None = None
         self.trace_id: str | None = None
         if observer.exports_spans:
@@ -124,32 +108,44 @@ class LiveSpan:
             if self._unrecorded is None and (api := sys.modules.get("opentelemetry.trace")) is not None:
                 self._begin_otel(api, parent)
         if self._otel is None:
-            self.span_id = f"{_RANDOM.getrandbits(64):016x}"
+            self.span_id = otel_spans.new_span_id()
         self.parent_id = parent.span_id if parent is not None else None
         if attributes:
             self.set(attributes)
 
     def _begin_otel(self, api: Any, parent: LiveSpan | None) -> None:
-        """Opens OpenTelemetry's span; where nobody can record it, only notes the trace that it would be in."""
+        """Opens OpenTelemetry's span; without a tracer provider only notes the trace that it would be in."""
         # Under the current span the context is left as it is: the program may have opened spans of its own inside.
         elsewhere = parent is not None and parent is not current_span() and parent._otel is not None
         context = api.set_span_in_context(parent._otel) if parent is not None and elsewhere else None
-        if type(api.get_tracer_provider()) is api.ProxyTracerProvider:  # nobody has set one
+        if type(api.get_tracer_provider()) is api.ProxyTracerProvider:
             has_sdk = "opentelemetry.sdk.trace" in sys.modules
-            self._unrecorded = _trace_of(api, api.get_current_span(context).get_span_context()) if has_sdk else ()
+            above = api.get_current_span(context).get_span_context()
+            self._unrecorded = otel_spans.trace_of(api, above) if has_sdk else ()
             return
         kind = api.SpanKind.CLIENT if self.operation == semconv.CHAT else api.SpanKind.INTERNAL
-        otel = _tracer(api).start_span(self.title, context, kind, start_time=nanoseconds(self.started_at))
-        above = otel.get_span_context()
+        otel = otel_spans.tracer(api).start_span(self.title, context, kind, start_time=nanoseconds(self.started_at))
+        own = otel.get_span_context()
         if otel.is_recording():
-            self._otel, self.span_id, self.trace_id = otel, f"{above.span_id:016x}", f"{above.trace_id:032x}"
+            self._otel, self.span_id, self.trace_id = otel, f"{own.span_id:016x}", f"{own.trace_id:032x}"
         else:  # its sampler may record those below it all the same, so they have to ask again
-            self.span_id = f"{_RANDOM.getrandbits(64):016x}"
-            self._otel = _unrecorded_span(api)(self.span_id, *_trace_of(api, above))
+            self.span_id = otel_spans.new_span_id()
+            self._otel = otel_spans.unrecorded_span(api, self.span_id, otel_spans.trace_of(api, own))
+
+    def attach_otel(self) -> Any:
+        """Makes it OpenTelemetry's current span; returns the token for `otel_spans.detach`, or None."""
+        if self._otel is None and not self._unrecorded:
+            return None
+        api = sys.modules.get("opentelemetry.trace")
+        if api is None:
+            return None
+        if self._otel is None and self._unrecorded:
+            self._otel = otel_spans.unrecorded_span(api, self.span_id, self._unrecorded)
+        return otel_spans.attach(api, self._otel)
 
     @property
     def title(self) -> str:
-        """The span's name: its operation and what it is done to."""
+        """The span's name: its operation and the model, tool or agent."""
         return f"{self.operation} {self.name}" if self.name else self.operation
 
     def set(self, attributes: Mapping[str, JSONValue]) -> None:
@@ -172,7 +168,7 @@ class LiveSpan:
         return _Active(self, tool, model)
 
     def end(self, error: BaseException | str | None = None) -> None:
-        """Ends the span and shows it; ``error`` is what went wrong, or a word for it. Does nothing the second time."""
+        """Ends the span and shows it; ``error`` is the exception, or a word for it. Does nothing the second time."""
         if self.ended:
             return
         self.ended = True
@@ -181,35 +177,36 @@ class LiveSpan:
         self._show(time.time())
 
     def abandon(self) -> None:
-        """Shows the span as one whose end nobody saw."""
+        """Shows the span as one that never ended."""
         if not self.ended:
             self.ended = True
             self._show(None)
 
     def _show(self, ended_at: float | None) -> None:
-        if self.trace_id is not None:  # somebody records it
-            _end_otel(self._otel, self, ended_at)
+        if self.trace_id is not None:  # a tracer provider records it
+            exported = self.attributes
+            if not otel_spans.exports_content():
+                exported = {key: value for key, value in exported.items() if key not in _CONTENT}
+            otel_spans.end(self._otel, exported, ended_at)
         scope = self.scope
-        shown = _SpanDraft()
-        shown.name = self.title
-        shown.span_id = self.span_id
-        shown.started_at = self.started_at
-        shown.ended_at = ended_at
-        shown.attributes = self.attributes
-        shown.rollout_id = scope.rollout_id if scope else None
-        shown.attempt = scope.attempt if scope else None
-        shown.parent_id = self.parent_id
-        shown.trace_id = self.trace_id
-        shown.events = ()
-        shown.claimed = False
-        shown.__class__ = Span
-        self.observer.observe(shown)
+        span = Span(
+            self.title,
+            self.span_id,
+            self.started_at,
+            ended_at,
+            self.attributes,
+            rollout_id=scope.rollout_id if scope else None,
+            attempt=scope.attempt if scope else None,
+            parent_id=self.parent_id,
+            trace_id=self.trace_id,
+        )
+        self.observer.observe(span)
 
 
 class _Active:
-    """What `LiveSpan.active` gives; a generator would take twice as long, and this is on the path of every call."""
+    """The context manager of `LiveSpan.active`."""
 
-    __slots__ = ("_attached", "_model", "_span", "_token", "_tool")
+    __slots__ = ("_attached", "_model", "_span", "_tokens", "_tool")
 
     def __init__(self, span: LiveSpan, tool: CoveredCall | None, model: Governor | None) -> None:
         self._span = span
@@ -217,78 +214,16 @@ class _Active:
         self._model = model
 
     def __enter__(self) -> LiveSpan:
-        span, tool, model = self._span, self._tool, self._model
-        if tool is None:
-            _, tool, around = CALL_CONTEXT.get()
-            model = around if model is None else model
-        self._token = CALL_CONTEXT.set((span, tool, model))
-        self._attached = None if span._otel is None and not span._unrecorded else _attach_otel(span)
-        return span
+        self._tokens: list[tuple[ContextVar[Any], Token[Any]]] = [(_CURRENT, _CURRENT.set(self._span))]
+        if self._tool is not None:
+            self._tokens.append((TOOL_CALL, TOOL_CALL.set(self._tool)))
+        if self._tool is not None or self._model is not None:  # a model call inside of a tool is a call of its own
+            self._tokens.append((MODEL_CALL, MODEL_CALL.set(self._model)))
+        self._attached = self._span.attach_otel()
+        return self._span
 
     def __exit__(self, *exc: object) -> None:
         if self._attached is not None:
-            sys.modules["opentelemetry.context"].detach(self._attached)
-        CALL_CONTEXT.reset(self._token)
-
-
-# ---------------------------------------------------------------------- OpenTelemetry, if the program uses it
-
-
-def _api() -> ModuleType | None:
-    """OpenTelemetry's tracing API if the program has imported it: lgov neither needs nor loads it."""
-    return sys.modules.get("opentelemetry.trace")
-
-
-def _trace_of(api: Any, above: Any) -> tuple[int, Any]:
-    """The trace of a span that nobody records, and its flags: that of the span above it, or one of its own."""
-    if above.trace_id:
-        return above.trace_id, above.trace_flags
-    return _RANDOM.getrandbits(128) | 1, api.TraceFlags(api.TraceFlags.SAMPLED)
-
-
-@lru_cache(maxsize=1)
-def _unrecorded_span(api: Any) -> type[Any]:
-    """What makes a span of ours that nobody records, so that whoever reads OpenTelemetry's context all the same finds a parent.
-
-    It is at every call, and hardly ever looked at: what it says is made when it is asked.
-    """
-
-    class UnrecordedSpan(api.NonRecordingSpan):
-        def __init__(self, span_id: str, trace_id: int, flags: Any) -> None:
-            self._said = span_id, trace_id, flags
-
-        def get_span_context(self) -> Any:
-            span_id, trace_id, flags = self._said
-            return api.SpanContext(trace_id, int(span_id, 16), False, flags)
-
-        def __repr__(self) -> str:
-            return f"UnrecordedSpan({self.get_span_context()!r})"
-
-    return UnrecordedSpan
-
-
-@lru_cache(maxsize=1)
-def _tracer(api: ModuleType) -> Any:
-    """One tracer for all: before a provider is set it is a proxy, which finds the provider once there is one."""
-    return api.get_tracer("lgov")
-
-
-def _attach_otel(span: LiveSpan) -> Any:
-    api, context = sys.modules.get("opentelemetry.trace"), sys.modules.get("opentelemetry.context")
-    if api is None or context is None:
-        return None
-    if span._otel is None and span._unrecorded:
-        span._otel = _unrecorded_span(api)(span.span_id, *span._unrecorded)
-    return context.attach(api.set_span_in_context(span._otel))
-
-
-def _end_otel(otel: Any, span: LiveSpan, ended_at: float | None) -> None:
-    if otel.is_recording():
-        content = os.environ.get(CONTENT_VARIABLE, "").strip().lower() not in ("", "false", "0", "no_content")
-        for key, value in span.attributes.items():
-            if content or key not in _CONTENT:
-                otel.set_attribute(key, value)
-        if (error := span.attributes.get(semconv.ERROR_TYPE)) is not None:
-            api: Any = _api()
-            otel.set_status(api.StatusCode.ERROR, str(error))
-    otel.end(nanoseconds(ended_at if ended_at is not None else time.time()))
+            otel_spans.detach(self._attached)
+        for variable, token in reversed(self._tokens):
+            variable.reset(token)

@@ -13,21 +13,17 @@ from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 from lgov_core._util.json import json_text
+from lgov_core._util.steps import Step, Steps, arun_steps, run_steps
 from lgov_core.errors import PolicyDenied
-from lgov_core.governor.governor import NOT_EVALUATED, Governor
+from lgov_core.governor import Governor
 from lgov_core.instrumentation.evaluated_call import CoveredCall
 from lgov_core.instrumentation.live_span import LiveSpan
 from lgov_core.trace import semconv
-from lgov_core.types import Action, Decision, JSONValue, Point, ToolOutcome, ToolStatus, draft_class
+from lgov_core.types import Action, Decision, JSONValue, Point, ToolOutcome, ToolStatus
 
 T = TypeVar("T")
 
 _NESTED = frozenset({dict, list})
-
-_OutcomeDraft = draft_class(ToolOutcome)
-
-
-# What follows is made for every call, and a frozen dataclass sets each of its fields by a call.
 
 
 @dataclass(slots=True)
@@ -116,7 +112,7 @@ class ToolCall:
     def denied(self, decision: Decision) -> ToolOutcome:
         """Ends the span of a call that does not run; the outcome has to be recorded."""
         outcome = self._denied(decision)
-        self._ended(outcome)
+        self._end(outcome)
         return outcome
 
     def _denied(self, decision: Decision) -> ToolOutcome:
@@ -131,17 +127,16 @@ class ToolCall:
             raised = self.covered.raised  # what the framework made a text of
             error_type = error_type or (type(raised).__name__ if raised is not None else None)
             error = reading.error or (str(raised) if raised is not None else None) or reading.text
-        outcome = _OutcomeDraft()
-        outcome.action = self.as_run
-        outcome.status = reading.status
-        outcome.result = reading.text
-        outcome.error_type = error_type
-        outcome.error = error
-        outcome.decision = decision
-        outcome.started_at = self.started_at
-        outcome.duration_s = time.perf_counter() - self.clock
-        outcome.__class__ = ToolOutcome
-        return outcome
+        return ToolOutcome(
+            self.as_run,
+            reading.status,
+            result=reading.text,
+            error_type=error_type,
+            error=error,
+            decision=decision,
+            started_at=self.started_at,
+            duration_s=time.perf_counter() - self.clock,
+        )
 
     def raised(self, decision: Decision, error: BaseException) -> ToolOutcome:
         """What came of a call that raised: denied, if what it had been changed to was not to run."""
@@ -159,7 +154,7 @@ class ToolCall:
 
     def finish(self, outcome: ToolOutcome) -> bool:
         """Ends the span; returns whether the outcome still has to be recorded."""
-        self._ended(outcome)
+        self._end(outcome)
         return not self.covered.recorded
 
     def result_action(self, reading: ToolReading, result: Any) -> Action:
@@ -172,7 +167,7 @@ class ToolCall:
             native=result,
         )
 
-    def _ended(self, outcome: ToolOutcome) -> None:
+    def _end(self, outcome: ToolOutcome) -> None:
         said: dict[str, JSONValue] = {semconv.TOOL_STATUS: outcome.status, semconv.TOOL_RESULT: outcome.result}
         if outcome.decision is not None and outcome.decision.decision_id is not None:
             said[semconv.DECISION_ID] = outcome.decision.decision_id
@@ -194,35 +189,15 @@ def govern_tool(
     raise_abort: bool = True,
     parent: LiveSpan | None = None,
 ) -> GovernedResult[T]:
-    """Judges ``action``, runs it if it may run, records what came of it and judges the result.
+    """Judges ``action``, runs it if it may run, records its outcome and judges the result.
 
     ``run`` gets the arguments as the policies left them, and runs inside the call's span; what it raises is recorded
     and raised on, except that an error for which ``is_pause`` is true (the framework only interrupts the run) records
-    nothing. A decision that says abort raises `PolicyDenied`, unless ``raise_abort`` is false. ``parent`` is the span that
-    the call's stands under, if not the current one. Callable from any thread. Fails closed.
+    nothing. A decision that says abort raises `PolicyDenied`, unless ``raise_abort`` is false. ``parent`` is the parent
+    span, if not the current one. Callable from any thread. Fails closed.
     """
     call = ToolCall(governor, action, parent)
-    decision = NOT_EVALUATED if governor.observe_only else governor.decide(call.action)
-    if decision.blocks:
-        governor.record(call.denied(decision))
-        return _refused(decision, raise_abort)
-    try:
-        with call.span.active(tool=call.covered):
-            result = run(call.permitted(decision))
-            reading = read(result)
-    except BaseException as error:
-        if is_pause is not None and is_pause(error):
-            call.span.end()
-        elif call.finish(outcome := call.raised(decision, error)):
-            governor.record(outcome)
-        raise
-    if call.finish(outcome := call.returned(decision, reading)):
-        governor.record(outcome)
-    if outcome.status == "denied" and outcome.decision is not None:
-        return _refused(outcome.decision, raise_abort)
-    if governor.observe_only:
-        return GovernedResult(decision, ran=True, result=result)
-    return _judged(governor.decide(call.result_action(reading, result)), result, raise_abort)
+    return run_steps(_tool_steps(call, run, read, is_pause=is_pause, raise_abort=raise_abort))
 
 
 async def agovern_tool(
@@ -237,45 +212,55 @@ async def agovern_tool(
 ) -> GovernedResult[T]:
     """As `govern_tool`, for asynchronous agents."""
     call = ToolCall(governor, action, parent)
+    return await arun_steps(_tool_steps(call, run, read, is_pause=is_pause, raise_abort=raise_abort))
+
+
+def _tool_steps(
+    call: ToolCall,
+    run: Callable[[Mapping[str, Any]], Any],
+    read: Callable[[Any], ToolReading],
+    *,
+    is_pause: Callable[[BaseException], bool] | None,
+    raise_abort: bool,
+) -> Steps[GovernedResult[Any]]:
+    governor = call.governor
     try:
-        decision = NOT_EVALUATED if governor.observe_only else await governor.adecide(call.action)
-    except BaseException as error:  # cancelled while a policy was thinking: nothing has run
+        decision = yield from governor.decision_steps(call.action)
+    except BaseException as error:  # cancelled while a policy was judging: nothing has run
         call.span.end(error)
         raise
     if decision.blocks:
-        await governor.arecord(call.denied(decision))
-        return _refused(decision, raise_abort)
+        yield _recording(governor, call.denied(decision))
+        return _ended(decision, raise_abort, ran=False)
     try:
         with call.span.active(tool=call.covered):
-            result = await run(call.permitted(decision))
+            result = yield Step(lambda: run(call.permitted(decision)))
             reading = read(result)
     except BaseException as error:
         if is_pause is not None and is_pause(error):
             call.span.end()
         elif call.finish(outcome := call.raised(decision, error)):
-            governor.record(outcome)  # not awaited: a cancelled task has no more time to wait
+            governor.record(outcome)  # at once: a cancelled task cannot wait
         raise
     if call.finish(outcome := call.returned(decision, reading)):
-        await governor.arecord(outcome)
+        yield _recording(governor, outcome)
     if outcome.status == "denied" and outcome.decision is not None:
-        return _refused(outcome.decision, raise_abort)
-    if governor.observe_only:
-        return GovernedResult(decision, ran=True, result=result)
-    return _judged(await governor.adecide(call.result_action(reading, result)), result, raise_abort)
+        return _ended(outcome.decision, raise_abort, ran=False)
+    decision = yield from governor.decision_steps(call.result_action(reading, result))
+    return _ended(decision, raise_abort, ran=True, result=result)
 
 
-def _refused(decision: Decision, raise_abort: bool) -> GovernedResult[Any]:
-    if decision.abort and raise_abort:
-        raise PolicyDenied(decision)
-    return GovernedResult(decision, ran=False)
+def _recording(governor: Governor, outcome: ToolOutcome) -> Step:
+    return Step(lambda: governor.record(outcome), lambda: governor.arecord(outcome))
 
 
-def _judged(decision: Decision, result: T, raise_abort: bool) -> GovernedResult[T]:
-    if not decision.blocks:
+def _ended(decision: Decision, raise_abort: bool, *, ran: bool, result: Any = None) -> GovernedResult[Any]:
+    """How the call ended. Raises `PolicyDenied` for a decision that aborts the run."""
+    if ran and not decision.blocks:
         return GovernedResult(decision, ran=True, result=result, text=decision.text)
     if decision.abort and raise_abort:
         raise PolicyDenied(decision)
-    return GovernedResult(decision, ran=True)
+    return GovernedResult(decision, ran=ran)
 
 
 #: How mcp 2 and mcp 1 say that a server did not answer in time.

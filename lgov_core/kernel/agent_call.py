@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 import json
 from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Mapping
@@ -9,7 +10,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, TypeAlias
 
-from lgov_core.errors import KernelError
+from lgov_core.errors import ArgumentError, KernelError
 from lgov_core.types import Action, Decision, Point, new_id
 
 #: The name of the act when no agent is named.
@@ -135,23 +136,66 @@ def _with_one_input(function: Callable[..., Any]) -> Function:
     raise KernelError(f"{getattr(function, '__qualname__', function)} takes no input", hint="give it one parameter")
 
 
+def target_id(target: Any) -> str:
+    """The id of a rollout, or the name of an agent, that a signal is sent to. Raises `ArgumentError`."""
+    if isinstance(target, str) and target:
+        return target
+    rollout_id = getattr(target, "rollout_id", None)
+    if isinstance(rollout_id, str) and rollout_id:
+        return rollout_id
+    if not any(isinstance(getattr(target, name, None), str) for name in ("name", "__name__")):
+        try:
+            function_of(target)
+        except KernelError:
+            raise ArgumentError(
+                f"{target!r} is neither a rollout nor an agent", hint="name a rollout's id or an agent"
+            ) from None
+    return name_of(target)
+
+
 def is_async(function: Function) -> bool:
     """Whether calling ``function`` surely gives a coroutine or an asynchronous generator."""
     return inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function)
 
 
-def drained(result: Any) -> Any:
-    """``result``, with a generator run to its end: what it does must happen before its outcome is recorded."""
+def refuse_running_loop(name: str) -> None:
+    """Raises `KernelError` inside a running event loop, where no coroutine can be run to its end."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return
+    raise KernelError(f"{name} is a coroutine, and an event loop is running here", hint="await execute_async instead")
+
+
+def run_to_end(function: Function, value: Any, name: str) -> Any:
+    """What ``function`` returns, with coroutines and generators of both kinds run to their end.
+
+    What a generator does must happen before its outcome is recorded. Raises `KernelError`, with ``name``, for a coroutine
+    inside a running event loop.
+    """
+    result = function(value)
+    if not (inspect.isawaitable(result) or inspect.isasyncgen(result)):
+        return _drained(result)
+    try:
+        refuse_running_loop(name)
+    except KernelError:
+        if inspect.iscoroutine(result):
+            result.close()
+        raise
+    return asyncio.run(awaited(result))
+
+
+def _drained(result: Any) -> Any:
     return list(result) if isinstance(result, Generator) else result
 
 
 async def awaited(result: Any) -> Any:
-    """``result`` once it is there, with generators of both kinds run to their end."""
+    """As `run_to_end`, of a ``result`` and on the running event loop."""
     if isinstance(result, AsyncGenerator):
         return [part async for part in result]
     if isinstance(result, Awaitable):
         return await awaited(await result)
-    return drained(result)
+    return _drained(result)
 
 
 def text_of(result: Any) -> str | None:

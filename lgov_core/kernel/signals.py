@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import asyncio
 import threading
 import time
-from collections.abc import Callable
+from concurrent.futures import Future, InvalidStateError
+from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
+from lgov_core._util.steps import Steps, future_step
 from lgov_core.errors import ArgumentError
-from lgov_core.governor.governor import Governor, in_scope
+from lgov_core.governor import Governor, in_scope
 from lgov_core.policies.base import BoundedPolicy
 from lgov_core.types import Action, Decision, Point, Severity
 
@@ -53,13 +54,13 @@ class _Box:
     expired: bool = False
     ended_by: AgentSignal | None = None
     automatic: bool = False
-    waiting: list[Callable[[], None]] = field(default_factory=lambda: [])
+    waiting: list[Future[None]] = field(default_factory=list["Future[None]"])
 
 
 class SignalPolicy(BoundedPolicy):
     """Denies what a signal has stopped or ended; has no opinion on anything else.
 
-    A target is the id of a rollout or the name of an agent. `wait` and `wait_async` hold an action of a stopped target
+    A target is the id of a rollout or the name of an agent. `wait_steps` holds an action of a stopped target
     for ``stop_timeout_s`` seconds at most; one that nobody resumed in that time is denied, and so is everything of that
     target until ``SIGCONT``: fails closed. `judge` itself never waits. May be called from several threads and tasks.
     """
@@ -92,8 +93,7 @@ class SignalPolicy(BoundedPolicy):
             released = [] if box.stopped and box.ended_by is None else box.waiting[:]
             if box.ended_by is None and not box.stopped:
                 del self._boxes[target]
-        for release in released:
-            release()
+        _release(released)
 
     def forget(self, target: str, *, automatic_only: bool = False) -> None:
         """Forgets what ``target`` was sent; with ``automatic_only`` only what nobody sent by hand."""
@@ -103,8 +103,7 @@ class SignalPolicy(BoundedPolicy):
                 return
             del self._boxes[target]
             released = box.waiting[:]
-        for release in released:
-            release()
+        _release(released)
 
     def forget_automatic(self) -> None:
         """Forgets everything that nobody sent by hand."""
@@ -141,46 +140,23 @@ class SignalPolicy(BoundedPolicy):
         denial = self.deny(rule, reason, Severity.LOW)
         return Decision(denial.effect, denial.policy, rule, reason, Severity.LOW, abort=True)
 
-    def wait(self, action: Action) -> None:
-        """Returns when nothing holds ``action`` any more, or it has waited long enough to be denied."""
-        if not self._boxes:
-            return
+    def wait_steps(self, action: Action) -> Steps[None]:
+        """Ends when nothing holds ``action`` any more, or it has waited long enough to be denied."""
         until = time.monotonic() + self.stop_timeout_s
-        while True:
-            released = threading.Event()
-            box = self._holding(action, released.set)
+        while self._boxes:
+            released: Future[None] = Future()
+            box = self._holding(action, released)
             if box is None:
                 return
             try:
-                if not released.wait(max(0.0, until - time.monotonic())):
-                    self._expire(box)
-            finally:
-                self._leave(box, released.set)
-
-    async def wait_async(self, action: Action) -> None:
-        """As `wait`, without holding up the event loop."""
-        if not self._boxes:
-            return
-        loop = asyncio.get_running_loop()
-        until = time.monotonic() + self.stop_timeout_s
-        while True:
-            released = asyncio.Event()
-
-            def release(event: asyncio.Event = released) -> None:
-                loop.call_soon_threadsafe(event.set)
-
-            box = self._holding(action, release)
-            if box is None:
-                return
-            try:
-                await asyncio.wait_for(released.wait(), max(0.0, until - time.monotonic()))
+                yield future_step(released, max(0.0, until - time.monotonic()))
             except TimeoutError:
                 self._expire(box)
             finally:
-                self._leave(box, release)
+                self._leave(box, released)
 
-    def _holding(self, action: Action, release: Callable[[], None]) -> _Box | None:
-        """The box that makes ``action`` wait, with ``release`` put into it; None when nothing does."""
+    def _holding(self, action: Action, released: Future[None]) -> _Box | None:
+        """The box that makes ``action`` wait, with ``released`` put into it; None when nothing does."""
         if action.point is Point.AGENT_SHUTDOWN:
             return None
         with self._lock:
@@ -189,7 +165,7 @@ class SignalPolicy(BoundedPolicy):
                 return None
             for box in boxes:
                 if box is not None and box.stopped and not box.expired:
-                    box.waiting.append(release)
+                    box.waiting.append(released)
                     return box
         return None
 
@@ -197,27 +173,27 @@ class SignalPolicy(BoundedPolicy):
         with self._lock:
             box.expired = box.stopped
 
-    def _leave(self, box: _Box, release: Callable[[], None]) -> None:
+    def _leave(self, box: _Box, released: Future[None]) -> None:
         with self._lock:
-            if release in box.waiting:
-                box.waiting.remove(release)
+            if released in box.waiting:
+                box.waiting.remove(released)
 
 
 class SignalledGovernor(Governor):
-    """A governor at which every action of a stopped rollout waits, and which then asks the signals before anyone else."""
+    """A governor at which every action of a stopped rollout waits; then the signals judge it before the policies."""
 
     def __init__(self, signals: SignalPolicy, policies: Any, **options: Any) -> None:
         super().__init__((signals, policies), **options)
         self._signals = signals
 
-    def decide(self, action: Action) -> Decision:
-        """As `Governor.decide`, once nothing holds the rollout or the agent any more."""
+    def decision_steps(self, action: Action) -> Steps[Decision]:
+        """As `Governor.decision_steps`, once nothing holds the rollout or the agent any more."""
         action = in_scope(action)
-        self._signals.wait(action)
-        return super().decide(action)
+        yield from self._signals.wait_steps(action)
+        return (yield from super().decision_steps(action))
 
-    async def adecide(self, action: Action) -> Decision:
-        """As `Governor.adecide`, once nothing holds the rollout or the agent any more."""
-        action = in_scope(action)
-        await self._signals.wait_async(action)
-        return await super().adecide(action)
+
+def _release(waiting: list[Future[None]]) -> None:
+    for released in waiting:
+        with suppress(InvalidStateError):  # cancelled: its action waits no longer
+            released.set_result(None)

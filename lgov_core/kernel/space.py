@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import inspect
 import os
 import threading
 from collections import deque
@@ -13,20 +11,28 @@ from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from typing import Any, Final, cast
 
+from lgov_core._util.steps import Steps, arun_steps, run_steps
 from lgov_core.audit import FlightRecorder
 from lgov_core.errors import ArgumentError, AuditError, KernelError
 from lgov_core.governor import AuditRecord, Governor, ObservedDecision
 from lgov_core.hookspecs import hookimpl
-from lgov_core.kernel.agent_call import AgentCall, Function, awaited, drained, function_of, is_async, name_of, prepare
-from lgov_core.kernel.execution import Execution, Judged, Run, life_of, steps_of
+from lgov_core.kernel.agent_call import (
+    AgentCall,
+    Function,
+    function_of,
+    is_async,
+    prepare,
+    refuse_running_loop,
+    target_id,
+)
+from lgov_core.kernel.execution import Execution, Judged, execution_steps, rollout_action
 from lgov_core.kernel.signals import AgentSignal, SignalledGovernor, SignalPolicy
 from lgov_core.kernel.violations import Listeners, answers_to_anything, found_by, shown_name
 from lgov_core.policies import Policy, PolicySet, Rule
 from lgov_core.policies.coerce import policy_set_of
 from lgov_core.policies.reload import ReloadingPolicySet
-from lgov_core.reward.violation import PolicyViolation
 from lgov_core.scope import RolloutScope, carry_into_threads, current_scope, enter_scope
-from lgov_core.types import Action, Decision, Outcome, Point, Severity, ToolOutcome, new_id
+from lgov_core.types import Action, Decision, Outcome, Point, PolicyViolation, Severity, ToolOutcome, new_id
 
 __all__ = ["AgentSignal", "Execution", "Judged", "KernelSpace"]
 
@@ -112,25 +118,9 @@ class KernelSpace:
         """
         call = self._prepare(agent_or_input, input, prefer_async=False)
         if call.function is not None and is_async(call.function):
-            _refuse_running_loop(call)
+            refuse_running_loop(call.action.name)
         with self._in_rollout(call, scope) as place:
-            steps = steps_of(call, rollout=place.own, unused=self.policy_set.observe)
-            answer, raised = cast(Any, None), cast(BaseException | None, None)
-            while True:
-                try:
-                    step = steps.send(answer) if raised is None else steps.throw(raised)
-                except StopIteration as end:
-                    return _marked(end.value, place)
-                answer = raised = None
-                try:
-                    if isinstance(step, Action):
-                        answer = self.governor.decide(step)
-                    elif isinstance(step, ToolOutcome):
-                        answer = self.governor.record(step)
-                    else:
-                        answer = _called(lambda step=step: self._to_end(call, step))
-                except BaseException as error:  # noqa: BLE001 - an interrupt; the steps clean up and raise it again
-                    raised = error
+            return _marked(run_steps(self._steps(call, place)), place)
 
     async def run_async(
         self, agent_or_input: Any, input: Any = _MISSING, *, scope: RolloutScope | None = None
@@ -138,24 +128,10 @@ class KernelSpace:
         """As `run`, for coroutine functions too."""
         call = self._prepare(agent_or_input, input, prefer_async=True)
         with self._in_rollout(call, scope) as place:
-            steps = steps_of(call, rollout=place.own, unused=self.policy_set.observe)
-            answer, raised = cast(Any, None), cast(BaseException | None, None)
-            while True:
-                try:
-                    step = steps.send(answer) if raised is None else steps.throw(raised)
-                except StopIteration as end:
-                    return _marked(end.value, place)
-                answer = raised = None
-                try:
-                    if isinstance(step, Action):
-                        answer = await self.governor.adecide(step)
-                    elif isinstance(step, ToolOutcome):
-                        # Not awaited: a cancelled task has no more time, and the record comes before everything else.
-                        answer = self.governor.record(step)
-                    else:
-                        answer = await _acalled(step)
-                except BaseException as error:  # noqa: BLE001 - a cancellation; the steps clean up and raise it again
-                    raised = error
+            return _marked(await arun_steps(self._steps(call, place)), place)
+
+    def _steps(self, call: AgentCall, place: _Place) -> Steps[Execution]:
+        return execution_steps(call, self.governor, rollout=place.own, not_run=self.policy_set.observe)
 
     def check(self, input: Any) -> Decision:
         """Judges an input or an `Action` without running it: recorded, but no violation and no signal to anyone."""
@@ -175,18 +151,6 @@ class KernelSpace:
         if first is None:
             return prepare(second, executor=self._executor, dialect=self.dialect)
         return prepare(second, agent=first, prefer_async=prefer_async, dialect=self.dialect)
-
-    def _to_end(self, call: AgentCall, step: Run) -> Any:
-        result = step.function(step.value)
-        if not (inspect.isawaitable(result) or inspect.isasyncgen(result)):
-            return drained(result)
-        try:
-            _refuse_running_loop(call)
-        except KernelError:
-            if inspect.iscoroutine(result):
-                result.close()
-            raise
-        return asyncio.run(awaited(result))
 
     @contextmanager
     def _in_rollout(self, call: AgentCall, given: RolloutScope | None) -> Generator[_Place]:
@@ -211,12 +175,12 @@ class KernelSpace:
         `run` and `execute` do this by themselves, unless they are called inside a rollout.
         """
         with enter_scope(scope):
-            return self.governor.decide(life_of(scope, Point.AGENT_STARTUP))
+            return self.governor.decide(rollout_action(scope, Point.AGENT_STARTUP))
 
     def end_rollout(self, scope: RolloutScope) -> None:
         """Judges the end of a rollout, for the record, and forgets its signals."""
         with enter_scope(scope):
-            self.governor.decide(life_of(scope, Point.AGENT_SHUTDOWN))
+            self.governor.decide(rollout_action(scope, Point.AGENT_SHUTDOWN))
         self.signals.forget(scope.rollout_id)
 
     # ------------------------------------------------------------------ what policies found
@@ -298,7 +262,7 @@ class KernelSpace:
         `FlightRecorder`) keeps it; a SIGCONT that cannot be recorded is not sent, anything else is. Raises
         `ArgumentError`, and `AuditError` when it could not be recorded.
         """
-        failed = self._dispatch(_target(target), AgentSignal.of(signal), automatic=automatic)
+        failed = self._dispatch(target_id(target), AgentSignal.of(signal), automatic=automatic)
         if failed:
             raise failed[0]
 
@@ -307,7 +271,7 @@ class KernelSpace:
 
         With ``automatic_only`` only what the kernel sent by itself, on a critical violation.
         """
-        self.signals.forget(_target(target), automatic_only=automatic_only)
+        self.signals.forget(target_id(target), automatic_only=automatic_only)
 
     def _dispatch(self, target: str, signal: AgentSignal, *, automatic: bool) -> list[Exception]:
         failed: list[Exception] = []
@@ -404,47 +368,6 @@ def _scope_of(action: Action) -> RolloutScope | None:
     if action.rollout_id is None or (here is not None and here.rollout_id == action.rollout_id):
         return here
     return RolloutScope(action.rollout_id, action.attempt or 1, session_id=action.session_id)
-
-
-def _target(target: Any) -> str:
-    if isinstance(target, str) and target:
-        return target
-    rollout_id = getattr(target, "rollout_id", None)
-    if isinstance(rollout_id, str) and rollout_id:
-        return rollout_id
-    named = any(isinstance(getattr(target, name, None), str) for name in ("name", "__name__"))
-    if not named:
-        try:
-            function_of(target)
-        except KernelError:  # it has no name, and nobody could have run it: the signal would reach nobody
-            raise ArgumentError(
-                f"{target!r} is neither a rollout nor an agent", hint="name a rollout's id or an agent"
-            ) from None
-    return name_of(target)
-
-
-def _refuse_running_loop(call: AgentCall) -> None:
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        return
-    raise KernelError(
-        f"{call.action.name} is a coroutine, and an event loop is running here", hint="await execute_async instead"
-    )
-
-
-def _called(function: Callable[[], Any]) -> tuple[Any, BaseException | None]:
-    try:
-        return function(), None
-    except BaseException as error:  # noqa: BLE001 - recorded, then raised by the steps
-        return None, error
-
-
-async def _acalled(step: Run) -> tuple[Any, BaseException | None]:
-    try:
-        return await awaited(step.function(step.value)), None
-    except BaseException as error:  # noqa: BLE001 - as above
-        return None, error
 
 
 def _recorder(recorder: Any, policies: PolicySet | ReloadingPolicySet) -> AuditRecord:

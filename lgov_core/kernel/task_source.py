@@ -13,10 +13,10 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, Protocol, cast
 
 from lgov_core.errors import ArgumentError, StoreError
+from lgov_core.kernel.governed_rollout import GovernedRollout
 from lgov_core.types import Outcome, Rollout, Span, new_id
 
 if TYPE_CHECKING:
-    from lgov_core.runner import GovernedRollout
     from lgov_core.store import TraceStore
 
 _SPAN: Final = "lgov.runner.worker"

@@ -1,53 +1,15 @@
-"""What a policy is: something that judges one action at a time."""
+"""`Policy`, what judges one action at a time, and the base class of the built-in ones."""
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Any, ClassVar, Protocol, Self, runtime_checkable
+from typing import Any, ClassVar, Self
 
-from lgov_core.types import Action, Decision, Effect, Point, Severity, decision_of
+from lgov_core.types import Decision, Effect, ObservingPolicy, Point, Policy, Severity
 
-
-@runtime_checkable
-class Policy(Protocol):
-    """Judges actions.
-
-    ``judge`` returns a `Decision`, or None when the policy has no opinion on this action (which is not an allow: a set
-    whose policies all have no opinion falls back to its default). It may be called from several threads at once. When it
-    raises, the caller denies. ``bounded`` says that its cost is bounded by construction, so that it may run without a
-    watchdog; leave it out (or False) for anything that may wait.
-
-    More attributes are optional. ``default_points`` are the points at which a rule that names none asks the policy; a
-    policy without them is asked at every point.
-    ``observe(event)`` makes it an `ObservingPolicy`. ``continue_from(previous)`` takes over what ``previous``, the policy of
-    the same rule before its file was changed, has counted; see `ReloadingPolicySet`. ``deferred`` (True) has it asked
-    after all others, and only about what none of them denies. ``timeout_s`` is how long the governor waits for one that is
-    not bounded, when that is longer than usual.
-    """
-
-    name: str
-
-    def judge(self, action: Action) -> Decision | None:
-        """The verdict on ``action``, or None for no opinion."""
-        ...
-
-
-@runtime_checkable
-class ObservingPolicy(Protocol):
-    """A policy that also hears what came of its judgements, because it keeps count of something.
-
-    ``observe`` gets every event that ``lgov_observe`` gets, on the thread where it happened, after the decision is
-    committed: an ``ObservedDecision`` (which tells whether what the policy allowed was denied by another), a
-    ``ToolOutcome``, and so on. It must not block. When it raises, the error is counted on the governor.
-    """
-
-    name: str
-
-    def observe(self, event: Any) -> None:
-        """Takes note of ``event``."""
-        ...
+__all__ = ["BoundedPolicy", "ObservingPolicy", "Policy"]
 
 
 class BoundedPolicy:
@@ -71,11 +33,11 @@ class BoundedPolicy:
 
     def allow(self, rule: str = "") -> Decision:
         """An allow by this policy."""
-        return decision_of(Effect.ALLOW, self.name, rule, "")
+        return Decision(Effect.ALLOW, self.name, rule, "")
 
     def deny(self, rule: str, reason: str, severity: Severity = Severity.HIGH) -> Decision:
         """A deny by this policy: ``rule`` is a stable slug, ``reason`` a sentence the model can act on."""
-        return decision_of(Effect.DENY, self.name, rule, reason, severity)
+        return Decision(Effect.DENY, self.name, rule, reason, severity)
 
     def escalate(self, rule: str, reason: str, severity: Severity = Severity.HIGH) -> Decision:
         """Blocks until somebody who may has said yes; written as `deny`."""

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
-from lgov_core.types import ALLOW, Action, Decision, Effect, Severity, decision_of
+from lgov_core.types import ALLOW, Action, Decision, Effect, Severity
 
 
 class BadAnswer(Exception):
@@ -55,7 +55,7 @@ def combine(
     if blocks:
         aborts = any([decision.abort for decision in decisions if decision.effect >= Effect.ESCALATE])
         faulty = all([part.fault for part in parts if part.effect >= Effect.ESCALATE and not part.shadowed])
-    return decision_of(
+    return Decision(
         face.effect,
         face.policy,
         face.rule,

@@ -13,7 +13,7 @@ from lgov_core.policies.combine import BadAnswer, checked, combine, complete, fa
 from lgov_core.policies.conditions.conditions import ConditionError
 from lgov_core.policies.digest import digest_of
 from lgov_core.policies.rule import Fits, Rule, is_literal, one_of_globs
-from lgov_core.types import Action, Decision, Effect, Point, Severity, decision_of
+from lgov_core.types import Action, Decision, Effect, Point, Severity
 
 Default = Literal["deny", "allow"]
 SetMode = Literal["enforce", "shadow"]
@@ -41,7 +41,7 @@ class ConstantPolicy(BoundedPolicy):
         blocks = self.effect >= Effect.ESCALATE
         reason = self.reason or (f"{action.name[:80]} is not allowed." if blocks else "")
         severity = self.severity if blocks else Severity.LOW
-        return decision_of(self.effect, self.name, self.effect.label, reason, severity)
+        return Decision(self.effect, self.name, self.effect.label, reason, severity)
 
 
 class PolicySet:
@@ -165,7 +165,7 @@ class PolicySet:
         return self._deny("default", f"No policy allows {action.name[:80]}.")
 
     def _deny(self, rule: str, reason: str) -> Decision:
-        return decision_of(Effect.DENY, self.name, rule, reason, Severity.MEDIUM)
+        return Decision(Effect.DENY, self.name, rule, reason, Severity.MEDIUM)
 
     # ------------------------------------------------------------------ the set as a plugin
 

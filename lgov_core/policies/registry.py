@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, Final, cast
 
 from lgov_core.errors import PluginError
 from lgov_core.plugins import make_plugin_manager
 from lgov_core.policies.base import Policy
 from lgov_core.policies.policy_set import ConstantPolicy
-from lgov_core.types import Effect
-
-#: Makes a policy: gets the rule's name as ``name`` and the entries of ``with`` as keyword arguments.
-PolicyFactory = Callable[..., Policy]
+from lgov_core.types import Effect, PolicyFactory
 
 
 def allow(*, name: str, reason: str = "") -> Policy:

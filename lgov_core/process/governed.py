@@ -22,8 +22,8 @@ from lgov_core.hookspecs import hookimpl
 if TYPE_CHECKING:
     from lgov_core.audit import AuditLog
     from lgov_core.governor import Governor
-    from lgov_core.instrumentation.adapter import Adapter
     from lgov_core.store.protocol import TraceStore
+    from lgov_core.types import Adapter
 
 #: The status of a process that could not be governed (EX_CONFIG of sysexits.h).
 CANNOT_GOVERN = 78

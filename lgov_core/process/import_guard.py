@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 if TYPE_CHECKING:
     from lgov_core.governor import Governor
-    from lgov_core.instrumentation.adapter import Adapter
+    from lgov_core.types import Adapter
 
 _LOG = logging.getLogger("lgov.instrumentation")
 

@@ -14,7 +14,7 @@ from lgov_core.process.governed import as_counts
 from lgov_core.settings import without_password
 
 if TYPE_CHECKING:
-    from lgov_core.instrumentation.adapter import Adapter
+    from lgov_core.types import Adapter
 
 _WORDS = {
     "agent_startup": "starts",

@@ -41,7 +41,7 @@ from lgov_core.scope import RolloutScope, carry_into_threads
 from lgov_core.types import Outcome, Rollout, new_id
 
 if TYPE_CHECKING:
-    from lgov_core.instrumentation.adapter import Adapter
+    from lgov_core.types import Adapter
 
 _CHILD_EVENTS = frozenset({"subprocess.Popen", "os.posix_spawn", "os.exec", "os.spawn", "os.system"})
 

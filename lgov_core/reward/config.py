@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from typing import Any, Final, Self, cast
 
 from lgov_core.errors import RewardError
-from lgov_core.reward.violation import SEVERITY_PENALTIES, PolicyViolation, severity_of
+from lgov_core.types import SEVERITY_PENALTIES, PolicyViolation
+from lgov_core.types.violations import severity_of
 
 
 class _Default(float):

@@ -11,8 +11,9 @@ from typing import Any, Final
 from lgov_core.errors import RewardError
 from lgov_core.hookspecs import hookimpl
 from lgov_core.reward.config import RewardConfig
-from lgov_core.reward.violation import SEVERITY_PENALTIES, severity_of, violation_of
-from lgov_core.types import Outcome, Reward, ToolOutcome
+from lgov_core.reward.violation import violation_of
+from lgov_core.types import SEVERITY_PENALTIES, Outcome, Reward, ToolOutcome
+from lgov_core.types.violations import severity_of
 
 #: How a rollout ends that ran to its end: only such a one can earn a bonus.
 _ENDED: Final = (None, Outcome.SUCCEEDED, Outcome.FAILED)

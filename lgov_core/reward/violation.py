@@ -1,90 +1,22 @@
-"""A policy violation as the training side sees it: what was found, how bad it is, and what it costs."""
+"""From a decision to the policy violation that it is."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from datetime import UTC, datetime
-from enum import StrEnum
-from types import MappingProxyType
-from typing import Any, Final, cast
+from typing import Final
 
-from lgov_core.errors import PolicyViolationError, RewardError
-from lgov_core.types import Decision, Effect, Severity
+from lgov_core.errors import PolicyViolationError
+from lgov_core.types import SEVERITY_PENALTIES, Decision, Effect, PolicyViolation, PolicyViolationType, Severity
 
 __all__ = ["SEVERITY_PENALTIES", "PolicyViolation", "PolicyViolationError", "PolicyViolationType", "violation_of"]
 
-#: What a violation costs by its severity, as a positive number.
-SEVERITY_PENALTIES: Final[Mapping[str, float]] = MappingProxyType(
-    {"critical": 100.0, "high": 50.0, "medium": 10.0, "low": 1.0}
-)
-
 _RANK: Final = {severity: rank for rank, severity in enumerate(Severity)}
-
-
-class PolicyViolationType(StrEnum):
-    """What came of the act: blocked, changed, let through with a warning, or stopped by a signal."""
-
-    BLOCKED = "blocked"
-    MODIFIED = "modified"
-    WARNED = "warned"
-    SIGNAL_SENT = "signal_sent"
-
-
 _TYPES: Final = {
     Effect.WARN: PolicyViolationType.WARNED,
     Effect.TRANSFORM: PolicyViolationType.MODIFIED,
     Effect.ESCALATE: PolicyViolationType.BLOCKED,
     Effect.DENY: PolicyViolationType.BLOCKED,
 }
-
-
-@dataclass(frozen=True)
-class PolicyViolation:
-    """One act in which a policy found something.
-
-    ``severity`` is critical, high, medium or low, in any case; it is kept in lower case. ``action_blocked`` is True for
-    the type BLOCKED unless it is given. ``penalty`` is 100, 50, 10 or 1 by severity unless it is given; it is what the
-    violation costs, finite and 0 or more. Two violations are equal when they say the same, whenever that was. May be
-    shared between threads.
-
-    Raises `RewardError` for another severity, type or penalty: what cannot be weighed must not pass for harmless.
-    """
-
-    violation_type: PolicyViolationType
-    policy_name: str
-    description: str
-    severity: str
-    timestamp: datetime = field(default_factory=lambda: datetime.now(UTC), compare=False)
-    action_blocked: bool = cast(bool, None)  # None stands for "by the type", and is never seen from outside
-    penalty: float = cast(float, None)  # None stands for "by the severity"
-
-    def __post_init__(self) -> None:
-        try:
-            kind = PolicyViolationType(self.violation_type)
-        except ValueError as error:
-            known = ", ".join(PolicyViolationType)
-            raise RewardError(f"violation type {self.violation_type!r} is unknown", hint=f"write {known}") from error
-        object.__setattr__(self, "violation_type", kind)
-        object.__setattr__(self, "severity", severity_of(self.severity))
-        blocked: Any = self.action_blocked
-        object.__setattr__(self, "action_blocked", kind is PolicyViolationType.BLOCKED if blocked is None else blocked)
-        price: Any = SEVERITY_PENALTIES[self.severity] if cast(Any, self.penalty) is None else self.penalty
-        if isinstance(price, bool) or not isinstance(price, int | float) or not math.isfinite(price) or price < 0:
-            raise RewardError(
-                f"the penalty of a violation must be a finite number, 0 or more, not {price!r}",
-                hint="it is what the violation costs; rewards subtract it",
-            )
-        object.__setattr__(self, "penalty", float(price))
-
-
-def severity_of(severity: object) -> str:
-    """The severity in lower case. Raises `RewardError` for one that does not exist."""
-    written = severity.strip().lower() if isinstance(severity, str) else severity
-    if written not in _RANK:
-        raise RewardError(f"severity {severity!r} is unknown", hint=f"write {', '.join(reversed(Severity))}")
-    return str(written)
 
 
 def violation_of(decision: Decision, names: Mapping[str, str] | None = None) -> PolicyViolation | None:

@@ -2,7 +2,6 @@
 
 from lgov_core.transitions.build import assemble, build_transitions, make_transitions
 from lgov_core.transitions.credit.credit import assign_credit, rollout_returns
-from lgov_core.transitions.credit.credit_rules import CreditRules
 from lgov_core.transitions.credit.credit_schemes import SCHEMES
 from lgov_core.transitions.export.export import read_parquet, write_parquet
 from lgov_core.transitions.reading.records import Records, join, read_spans, read_store
@@ -11,6 +10,7 @@ from lgov_core.transitions.tokens.batches import CreditedBatch, RecordedBatch, R
 from lgov_core.transitions.tokens.chains import Chain, make_chains
 from lgov_core.transitions.tokens.tree import TokenTree, make_tree
 from lgov_core.transitions.values import Diagnostic, Finding, Transition, TransitionSet
+from lgov_core.types import CreditRules
 
 __all__ = [
     "SCHEMES",

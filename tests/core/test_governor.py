@@ -416,7 +416,7 @@ class Rewards:
         return [Reward(1.0)]
 
 
-def test_one_that_only_watches_takes_no_decision_and_shows_what_happened() -> None:
+def test_observe_only_decides_nothing_and_shows_what_happened() -> None:
     hears = Hears()
     watching = governor(hears, Rewards(), observe_only=True)
     assert [decision.effect for decision in both(watching, call())] == [Effect.ALLOW, Effect.ALLOW]
@@ -430,16 +430,16 @@ def test_one_that_only_watches_takes_no_decision_and_shows_what_happened() -> No
         assert current_scope() == RolloutScope("r1")
 
 
-def test_one_that_only_watches_takes_nobody_who_judges(tmp_path: Path) -> None:
-    with pytest.raises(PolicyError, match="asks nobody, but was given p"):
+def test_observe_only_refuses_policies_hooks_and_audit(tmp_path: Path) -> None:
+    with pytest.raises(PolicyError, match="evaluates nothing, but was given p"):
         governor(policies=Policied("p"), observe_only=True)
-    with pytest.raises(PolicyError, match="asks nobody"):
+    with pytest.raises(PolicyError, match="evaluates nothing"):
         governor(Says(DENY), observe_only=True)
     with AuditLog(tmp_path / "audit.db") as audit, pytest.raises(PolicyError, match="an audit record"):
         governor(audit=audit, observe_only=True)
 
 
-def test_a_judge_that_comes_later_to_one_that_only_watches_is_refused() -> None:
+def test_observe_only_refuses_a_hook_registered_later() -> None:
     watching = governor(observe_only=True)
     watching.manager.register(Says(DENY), name="late")
     with pytest.raises(PolicyError, match="late"):
@@ -519,7 +519,7 @@ def test_a_plugin_that_would_never_be_asked_is_refused(plugin: Any) -> None:
 )
 @pytest.mark.parametrize("made", [Governor, PolicySet], ids=["governor", "set"])
 def test_what_is_no_policy_is_refused_in_words(made: Any, policies: Any) -> None:
-    with pytest.raises(PolicyError, match=r"no policy|no list of rules"):
+    with pytest.raises(PolicyError, match=r"not a policy|no policy|no list of rules"):
         made(policies)
 
 

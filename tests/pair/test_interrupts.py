@@ -297,5 +297,6 @@ def test_a_measurement_and_a_hand_over_are_interrupted(session: Session) -> None
     session.begin(*sft)
     assert session.ended() in (0, 1), session.said
     assert (
-        "nothing in run/store.sqlite is worth imitating" in session.said or (session.folder / "imitated" / "model").exists()
+        "nothing in run/store.sqlite is worth imitating" in session.said
+        or (session.folder / "imitated" / "model").exists()
     )

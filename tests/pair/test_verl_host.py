@@ -118,7 +118,9 @@ def progress(host: CoordinatorHost) -> dict[str, Any]:
         return json.load(answer)
 
 
-def test_a_job_that_goes_on_tells_its_earlier_figures_once(host: CoordinatorHost, model_folder: Path, tmp_path: Path) -> None:
+def test_a_job_that_goes_on_tells_its_earlier_figures_once(
+    host: CoordinatorHost, model_folder: Path, tmp_path: Path
+) -> None:
     """Killed with step 1 acknowledged; step 1 is made again, its figures are told again, and nobody reads them twice."""
     first = progress(host)
     host.close()

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from lgov_core.errors import TrainError
-from lgov_core.transitions.credit.credit_rules import CreditRules
+from lgov_core.types import CreditRules
 
 
 @dataclass(frozen=True, slots=True)

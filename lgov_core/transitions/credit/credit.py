@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from lgov_core.errors import TransitionError
-from lgov_core.transitions.credit.credit_rules import CreditRules
 from lgov_core.transitions.credit.credit_schemes import (
     SCHEMES,
     SMALLEST_DEVIATION,
@@ -28,6 +27,7 @@ from lgov_core.transitions.values import (
     by_rollout,
     line_of,
 )
+from lgov_core.types import CreditRules
 
 if TYPE_CHECKING:
     import pluggy

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, TypeAlias
 from lgov_core.errors import TransitionError
 
 if TYPE_CHECKING:
-    from lgov_core.transitions.credit.credit_rules import CreditRules
+    from lgov_core.types import CreditRules
 
 #: One number for each turn of each rollout.
 Turns: TypeAlias = list[list[float]]

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from lgov_core.errors import TransitionError
-from lgov_core.transitions.credit.credit_rules import CreditRules
 from lgov_core.transitions.credit.credit_schemes import SCHEMES
 from lgov_core.transitions.values import Transition
+from lgov_core.types import CreditRules
 
 if TYPE_CHECKING:
     import pluggy

@@ -1,14 +1,21 @@
 """Calls, rewards and transitions made in an eighth of the time that their own constructors take.
 
-Converting is mostly the making of these three; see `lgov_core.types.draft_class`.
+Converting is mostly the making of these three.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 from lgov_core.transitions.values import Transition
-from lgov_core.types import Attempt, CapturedCall, Reward, Rollout, draft_class
+from lgov_core.types import Attempt, CapturedCall, Reward, Rollout
+
+
+def draft_class(of: type[Any]) -> type[Any]:
+    """A class whose objects are filled field by field and then become ``of``."""
+    return type(f"_{of.__name__}Draft", (), {"__slots__": tuple(of.__dataclass_fields__)})
+
 
 CallDraft = draft_class(CapturedCall)
 RewardDraft = draft_class(Reward)

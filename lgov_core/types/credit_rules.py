@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from lgov_core.errors import TransitionError
+from lgov_core.types.errors import TransitionError
 
 #: How the loss weights of `CreditRules.loss` count.
 Loss = Literal["tokens", "rollouts", "rollout_tokens", "turns"]

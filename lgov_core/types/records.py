@@ -1,0 +1,102 @@
+"""Records: spans, rollouts, attempts, and model calls as the endpoint served them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from lgov_core.types.actions import JSONValue
+from lgov_core.types.outcomes import Outcome
+
+
+@dataclass(frozen=True, slots=True)
+class SpanEvent:
+    """An event at one moment of a span; ``at`` is in Unix seconds."""
+
+    name: str
+    at: float
+    attributes: Mapping[str, JSONValue] = field(default_factory=dict[str, "JSONValue"])
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """One thing that happened, in GenAI semantic-convention names plus ``lgov.*`` (see ``lgov_core.trace``).
+
+    ``span_id`` is unique in a store; ``trace_id`` is the OpenTelemetry trace of a span that came from one, else None.
+    ``claimed`` is true for a span received from another program: it may feed training, and is not evidence of what a
+    policy decided.
+    """
+
+    name: str
+    span_id: str
+    started_at: float
+    ended_at: float | None
+    attributes: Mapping[str, JSONValue]
+    rollout_id: str | None = None
+    attempt: int | None = None
+    parent_id: str | None = None
+    trace_id: str | None = None
+    events: tuple[SpanEvent, ...] = ()
+    claimed: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Rollout:
+    """One task handed to an agent. ``task_id`` names the group: rollouts of one task are compared with each other."""
+
+    rollout_id: str
+    task_id: str
+    run_id: str
+    input: Mapping[str, JSONValue]
+    created_at: float = field(default_factory=time.time)
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """One try at a rollout. ``outcome`` is None while it runs; ``error`` is a message for people."""
+
+    rollout_id: str
+    attempt: int
+    started_at: float
+    ended_at: float | None = None
+    outcome: Outcome | None = None
+    error: str | None = None
+    result: JSONValue = None
+
+
+@dataclass(frozen=True, slots=True)
+class CapturedCall:
+    """One model call exactly as the endpoint served it.
+
+    ``prompt_ids`` and ``response_ids`` are token ids (int); ``logprobs`` are the behaviour log-probabilities of
+    ``response_ids`` at the temperature sampled, same length, or None when the upstream returned none; both id lists are
+    None when the upstream returned none. ``weights_version`` counts the weights published so far (0 = as loaded;
+    None = unknown upstream). ``tool_call_ids`` are the ids of the tool calls parsed from the reply, by which a
+    tool's reward is attributed to the call that proposed it. ``request`` and ``response`` are the JSON bodies.
+
+    A reply of several choices (``n`` > 1) is one call per ``choice`` (from 0), all with the same ``response_id``.
+    ``route`` is the API: ``chat``, ``responses``, ``messages`` or ``completions``.
+    """
+
+    response_id: str
+    model: str
+    request: Mapping[str, Any]
+    response: Mapping[str, Any]
+    prompt_ids: tuple[int, ...] | None
+    response_ids: tuple[int, ...] | None
+    logprobs: tuple[float, ...] | None
+    finish_reason: str
+    weights_version: int | None
+    temperature: float
+    top_p: float
+    started_at: float
+    ended_at: float
+    rollout_id: str | None = None
+    attempt: int | None = None
+    agent: str | None = None
+    tool_call_ids: tuple[str, ...] = ()
+    engine: str = ""
+    choice: int = 0
+    route: str = "chat"

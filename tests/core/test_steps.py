@@ -1,0 +1,89 @@
+"""Flows that a synchronous and an asynchronous caller run alike."""
+
+from __future__ import annotations
+
+import asyncio
+from contextvars import ContextVar
+from typing import Any
+
+import pytest
+
+from lgov_core._util.steps import Step, Steps, arun_steps, run_steps
+
+SET: ContextVar[str] = ContextVar("set", default="outside")
+
+
+def doubled(function: Any, aside: list[str]) -> Steps[int]:
+    token = SET.set("inside")
+    try:
+        first = yield Step(function)
+        second = yield from nested(function)
+    except KeyError:
+        return -1
+    finally:
+        SET.reset(token)
+        yield Step(lambda: aside.append("closed"))
+    return first + second
+
+
+def nested(function: Any) -> Steps[int]:
+    return (yield Step(function))
+
+
+def raising(error: BaseException) -> Any:
+    def function() -> Any:
+        raise error
+
+    return function
+
+
+def test_both_drivers_send_the_answers_into_the_flow() -> None:
+    seen: list[str] = []
+
+    async def two() -> int:
+        seen.append(SET.get())
+        return 2
+
+    assert run_steps(doubled(lambda: 2, seen)) == 4
+    assert asyncio.run(arun_steps(doubled(two, seen))) == 4
+    assert seen == ["closed", "inside", "inside", "closed"]
+    assert SET.get() == "outside"
+
+
+def test_each_driver_makes_the_call_of_its_kind() -> None:
+    async def later() -> str:
+        return "async"
+
+    def flow() -> Steps[str]:
+        return (yield Step(lambda: "sync", later))
+
+    assert run_steps(flow()) == "sync"
+    assert asyncio.run(arun_steps(flow())) == "async"
+
+
+def test_what_a_step_raises_is_handled_by_the_flow() -> None:
+    assert run_steps(doubled(raising(KeyError()), [])) == -1
+    assert asyncio.run(arun_steps(doubled(raising(KeyError()), []))) == -1
+    closed: list[str] = []
+    with pytest.raises(OSError, match="gone"):
+        run_steps(doubled(raising(OSError("gone")), closed))
+    assert closed == ["closed"]
+
+
+def test_a_stop_iteration_leaves_the_synchronous_driver() -> None:
+    with pytest.raises(StopIteration):
+        run_steps(doubled(raising(StopIteration()), []))
+
+
+def test_a_cancellation_lets_the_flow_clean_up() -> None:
+    closed: list[str] = []
+
+    async def cancelled() -> None:
+        task = asyncio.create_task(arun_steps(doubled(lambda: asyncio.sleep(60), closed)))
+        await asyncio.sleep(0)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    asyncio.run(cancelled())
+    assert closed == ["closed"]
