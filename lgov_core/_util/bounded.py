@@ -27,13 +27,12 @@ class BoundedDict(Generic[K, V]):
         with self._lock:
             return self._entries.get(key)
 
-    def put(self, key: K, value: V) -> None:
-        """Sets ``key`` and makes it the newest entry."""
+    def put(self, key: K, value: V) -> V | None:
+        """Sets ``key`` and makes it the newest entry. Returns the value that was dropped for it, if any."""
         with self._lock:
             self._entries[key] = value
             self._entries.move_to_end(key)
-            while len(self._entries) > self.max_size:
-                self._entries.popitem(last=False)
+            return self._entries.popitem(last=False)[1] if len(self._entries) > self.max_size else None
 
     def pop(self, key: K) -> V | None:
         """Removes ``key`` and returns its value, or None."""
