@@ -9,8 +9,8 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from lgov_autogen.code import GovernedCodeExecutor
-    from lgov_autogen.component import governing
+    from lgov_autogen.code_executor import GovernedCodeExecutor
+    from lgov_autogen.current_governor import governing
     from lgov_autogen.instrumentor import instrument, uninstrument
     from lgov_autogen.model_client import GovernedChatCompletionClient
     from lgov_autogen.workbench import GovernedWorkbench
@@ -26,11 +26,11 @@ __all__ = [
 
 _HOMES = {
     "GovernedChatCompletionClient": "lgov_autogen.model_client",
-    "GovernedCodeExecutor": "lgov_autogen.code",
+    "GovernedCodeExecutor": "lgov_autogen.code_executor",
     "GovernedWorkbench": "lgov_autogen.workbench",
     "instrument": "lgov_autogen.instrumentor",
     "uninstrument": "lgov_autogen.instrumentor",
-    "governing": "lgov_autogen.component",
+    "governing": "lgov_autogen.current_governor",
 }
 
 

@@ -1,4 +1,4 @@
-"""AutoGen's messages and replies as lgov sees them, and back. Pure functions; nothing here decides anything."""
+"""Translates AutoGen's messages and replies to mappings that policies read, and back. Pure functions."""
 
 from __future__ import annotations
 
@@ -25,17 +25,15 @@ from lgov_core.types import Decision
 
 FRAMEWORK = "autogen"
 
-#: Under what name arguments that are no JSON object are judged.
+#: The name of the argument for arguments that are not a JSON object.
 RAW_ARGUMENTS = "arguments"
-
-_KINDS: tuple[type, ...] = (AssistantMessage, FunctionExecutionResultMessage, UserMessage, SystemMessage)
 
 
 # ---------------------------------------------------------------------- out of AutoGen
 
 
 def call_arguments(call: FunctionCall) -> dict[str, Any] | None:
-    """The arguments of a call, or None where they are no JSON object."""
+    """The arguments of a call, or None where they are not a JSON object."""
     try:
         return json_object(call.arguments or "{}")
     except RecursionError:
@@ -43,13 +41,13 @@ def call_arguments(call: FunctionCall) -> dict[str, Any] | None:
 
 
 def judged_arguments(call: FunctionCall) -> dict[str, Any]:
-    """As `call_arguments`, with what is no JSON object under a name of its own."""
+    """As `call_arguments`; anything but a JSON object is the argument `RAW_ARGUMENTS`."""
     arguments = call_arguments(call)
     return {RAW_ARGUMENTS: call.arguments} if arguments is None else arguments
 
 
 def text_of(content: Any) -> str:
-    """The text of a message's content; what is no text (images) is left out."""
+    """The text of a message's content, without its images."""
     if isinstance(content, str):
         return content
     return "\n".join(part for part in content if isinstance(part, str))
@@ -58,40 +56,31 @@ def text_of(content: Any) -> str:
 def as_mappings(messages: Sequence[LLMMessage]) -> list[dict[str, Any]]:
     """Messages as ``role`` and ``content`` mappings: one for each, but one for each result of a message of results."""
     plain: list[dict[str, Any]] = []
-    given: Any
-    for given in messages:
-        kind = type(given)
-        if kind not in _KINDS:  # pydantic answers ``isinstance`` slowly where it is not so
-            kind = next((known for known in _KINDS if isinstance(given, known)), AssistantMessage)
-        content = given.content
-        if kind is FunctionExecutionResultMessage:
-            for result in content:
-                plain.append(
-                    {"role": "tool", "content": result.content, "tool_call_id": result.call_id, "name": result.name}
-                )
-        elif kind is UserMessage:
-            plain.append({"role": "user", "content": text_of(content), "name": given.source})
-        elif kind is SystemMessage:
-            plain.append({"role": "system", "content": content})
-        elif isinstance(content, str):
-            plain.append({"role": "assistant", "content": content})
+    for message in messages:
+        if isinstance(message, FunctionExecutionResultMessage):
+            plain += [
+                {"role": "tool", "content": result.content, "tool_call_id": result.call_id, "name": result.name}
+                for result in message.content
+            ]
+        elif isinstance(message, UserMessage):
+            plain.append({"role": "user", "content": text_of(message.content), "name": message.source})
+        elif isinstance(message, SystemMessage):
+            plain.append({"role": "system", "content": message.content})
+        elif isinstance(message.content, str):
+            plain.append({"role": "assistant", "content": message.content})
         else:
-            plain.append({"role": "assistant", "content": given.thought or "", "tool_calls": plain_calls(content)})
+            calls = plain_calls(message.content)
+            plain.append({"role": "assistant", "content": message.thought or "", "tool_calls": calls})
     return plain
 
 
 def plain_calls(calls: Sequence[FunctionCall]) -> list[dict[str, Any]]:
     """Calls as mappings with ``id``, ``name`` and ``args``."""
-    plain: list[dict[str, Any]] = []
-    for call in calls:
-        arguments = call_arguments(call)
-        given = {RAW_ARGUMENTS: call.arguments} if arguments is None else arguments
-        plain.append({"id": call.id, "name": call.name, "args": given})
-    return plain
+    return [{"id": call.id, "name": call.name, "args": judged_arguments(call)} for call in calls]
 
 
 def new_user_messages(messages: Sequence[LLMMessage]) -> list[UserMessage]:
-    """What was said to the agent since the model last answered: the user messages at the end, oldest first."""
+    """The user messages at the end, since the model last answered; oldest first."""
     found: list[UserMessage] = []
     for message in reversed(messages):
         if isinstance(message, UserMessage):
@@ -101,18 +90,16 @@ def new_user_messages(messages: Sequence[LLMMessage]) -> list[UserMessage]:
     return found[::-1]
 
 
-def as_heard(heard: MessageDecisionCache, messages: Sequence[LLMMessage]) -> Sequence[LLMMessage]:
-    """``messages`` as a model may read them: a user's text that was denied stays denied at later calls."""
-    instead = heard.instead_of(lambda: [_said(message) for message in messages])
-    if not instead:
-        return messages
+def with_decisions(decisions: MessageDecisionCache, messages: Sequence[LLMMessage]) -> Sequence[LLMMessage]:
+    """``messages`` with the denial in place of each text of a user that an earlier call had denied."""
+    instead = decisions.instead_of(lambda: [_role_and_text(message) for message in messages])
     return [
         message.model_copy(update={"content": instead[position].text}) if position in instead else message
         for position, message in enumerate(messages)
     ]
 
 
-def _said(message: LLMMessage) -> tuple[str, str]:
+def _role_and_text(message: LLMMessage) -> tuple[str, str]:
     if isinstance(message, UserMessage):
         return "user", text_of(message.content)
     is_answer = isinstance(message, AssistantMessage)
@@ -120,43 +107,26 @@ def _said(message: LLMMessage) -> tuple[str, str]:
 
 
 def reading_of(result: CreateResult, response_id: str | None, model: str | None) -> ModelReading:
-    """What the model wrote. A streamed reply that tells no usage has 0 and 0, which is not taken for its usage."""
+    """What the model wrote. A usage of 0 and 0, as a streamed reply without usage has it, is left out."""
     calls = result.content if isinstance(result.content, list) else []
     usage = result.usage
-    said = usage.prompt_tokens or usage.completion_tokens
+    known = usage.prompt_tokens or usage.completion_tokens
     return ModelReading(
         text=(result.thought or "") if isinstance(result.content, list) else result.content,
         tool_calls=plain_calls(calls),
-        usage={"input_tokens": usage.prompt_tokens, "output_tokens": usage.completion_tokens} if said else None,
+        usage={"input_tokens": usage.prompt_tokens, "output_tokens": usage.completion_tokens} if known else None,
         response_id=response_id,
         response_model=model,
         finish_reason=result.finish_reason,
     )
 
 
-def model_name(client: Any) -> str:
-    """What the client calls its model, or the name of its class."""
-    seen: Any = client
-    for _ in range(8):
-        created = getattr(seen, "_create_args", None)
-        name = created.get("model") if isinstance(created, Mapping) else getattr(seen, "model", None)
-        if isinstance(name, str) and name:
-            return name
-        inner = getattr(seen, "client", None)
-        if inner is None:
-            break
-        seen = inner
-    return type(client).__name__
-
-
 # ---------------------------------------------------------------------- into AutoGen
 
 
-def told_result(decision: Decision, usage: RequestUsage | None = None) -> CreateResult:
+def denial_result(decision: Decision, usage: RequestUsage) -> CreateResult:
     """The denial in place of a model's reply; it proposes no calls."""
-    return CreateResult(
-        finish_reason="stop", content=decision.denial_message(), usage=usage or RequestUsage(0, 0), cached=False
-    )
+    return CreateResult(finish_reason="stop", content=decision.denial_message(), usage=usage, cached=False)
 
 
 def with_text(result: CreateResult, text: str) -> CreateResult:

@@ -1,4 +1,4 @@
-"""`GovernedChatCompletionClient`: any model client of AutoGen, under policy."""
+"""`GovernedChatCompletionClient`: any model client of AutoGen, governed."""
 
 from __future__ import annotations
 
@@ -18,13 +18,10 @@ from autogen_core.models import (
 from autogen_core.tools import Tool, ToolSchema
 from pydantic import BaseModel
 
-from lgov_autogen.answers import Answer, collected, streamed
-from lgov_autogen.component import chosen_governor, governor_of
-from lgov_autogen.instrumentor import acting_governor
+from lgov_autogen.current_governor import GovernedComponent, acting_governor
 from lgov_autogen.model_calls import ModelCalls
 from lgov_autogen.workbench import is_governed_schema
 from lgov_core.instrumentation import Governor
-from lgov_core.instrumentation.evaluated_call import model_call_covered
 
 
 class GovernedChatCompletionClientConfig(BaseModel):
@@ -34,22 +31,24 @@ class GovernedChatCompletionClientConfig(BaseModel):
     agent: str | None = None
 
 
-class GovernedChatCompletionClient(ChatCompletionClient, Component[GovernedChatCompletionClientConfig]):
-    """Judges everything that goes to and comes from the model behind ``client``.
+class GovernedChatCompletionClient(
+    GovernedComponent, ChatCompletionClient, Component[GovernedChatCompletionClientConfig]
+):
+    """Evaluates everything that goes to and comes from the model behind ``client``.
 
-    Judged are: what the user (or another agent) newly said, the call, the reply, a final answer, and, as soon as the model
-    proposes them, hand-offs and the calls of tools that nothing governs when they are run (a `GovernedWorkbench` of the
-    same governor does, and so does an instrumented process). A denied call is taken out of the reply; if nothing is left of it
-    the model is told at once and asked again, at most three times. At the next call the model finds its denied proposal
-    and the denial where they were, although the agent's own conversation does not hold them. ``usage`` counts all that
-    was asked.
+    Policies see what the user (or another agent) newly said, the call, the reply, a final answer, and, as soon as the
+    model proposes them, hand-offs and the calls of tools that nothing evaluates when they run (a `GovernedWorkbench` of
+    the same governor does, and so does an instrumented process). A denied call is taken out of the reply; if nothing is
+    left of it the model is told and asked again, at most three times. At the next call the model finds its denied
+    proposal and the denial where they were, although the agent's own conversation does not hold them. ``usage`` counts
+    every request.
 
-    A streamed reply is held until it is judged. A denied question or answer is replaced by the denial; where a structured
-    answer (``json_output`` with a model class) was asked for, `PolicyDenied` is raised instead, as it is where a decision
-    says abort. Without a governor it asks that of the instrumented process and raises `InstrumentationError` where
-    there is none: fails
-    closed. ``agent`` is the agent's name for policies, where nothing else tells it. May be used by any number of agents at
-    once. Serialisable; see `governing` for the governor of a loaded one.
+    A streamed reply is withheld until it has been evaluated. A denied question or answer is replaced by the denial; where
+    a structured answer (``json_output`` with a model class) was asked for, `PolicyDenied` is raised instead, as it is
+    where a decision says abort. Without a governor it asks that of the instrumented process and raises
+    `InstrumentationError` where there is none: fails closed. ``agent`` is the agent's name for policies in a process
+    that is not instrumented. Any number of agents may use it at once. Serialisable; see `governing` for the governor of
+    a loaded one.
     """
 
     component_type = "model"
@@ -61,13 +60,8 @@ class GovernedChatCompletionClient(ChatCompletionClient, Component[GovernedChatC
     ) -> None:
         self.client = client
         self.agent = agent
-        self._governor = chosen_governor(governor)
-        self._calls = ModelCalls(_governed_when_run)
-
-    @property
-    def governor(self) -> Governor:
-        """The governor that is asked. Raises `InstrumentationError` where there is none."""
-        return governor_of(self._governor, self)
+        self._use_governor(governor)
+        self._calls = ModelCalls(_evaluated_when_run)
 
     async def create(
         self,
@@ -80,15 +74,9 @@ class GovernedChatCompletionClient(ChatCompletionClient, Component[GovernedChatC
         cancellation_token: CancellationToken | None = None,
     ) -> CreateResult:
         """The governed reply; raises what the client behind raises."""
-        governor = self.governor
         options = _options(tools, tool_choice, json_output, extra_create_args, cancellation_token)
-        if model_call_covered(governor):
-            return await self.client.create(messages, **options)
-
-        async def send(sent: Sequence[LLMMessage], how: Mapping[str, Any]) -> Answer:
-            return Answer(await self.client.create(sent, **how))
-
-        return (await self._calls.answer(governor, self.client, messages, options, send, self.agent)).result
+        client = self.client
+        return await self._calls.create(self.governor, client, client.create, messages, options, self.agent)
 
     async def create_stream(
         self,
@@ -100,40 +88,24 @@ class GovernedChatCompletionClient(ChatCompletionClient, Component[GovernedChatC
         extra_create_args: Mapping[str, Any] = {},
         cancellation_token: CancellationToken | None = None,
     ) -> AsyncGenerator[str | CreateResult, None]:
-        """As `create`; the chunks come once the whole reply is judged, or as they come where nobody judges."""
-        governor = self.governor
+        """As `create`; the text comes once the reply has been evaluated, or as it comes where nothing evaluates it."""
         options = _options(tools, tool_choice, json_output, extra_create_args, cancellation_token)
-        if model_call_covered(governor):
-            async for item in self.client.create_stream(messages, **options):
-                yield item
-            return
-
-        if governor.observe_only:
-            stream = self.client.create_stream
-            watched = self._calls.watched_stream(governor, self.client, messages, options, stream, self.agent)
-            async with aclosing(watched) as items:
-                async for item in items:
-                    yield item
-            return
-
-        async def send(sent: Sequence[LLMMessage], how: Mapping[str, Any]) -> Answer:
-            return await collected(self.client.create_stream(sent, **how))
-
-        async for item in streamed(self._calls.answer(governor, self.client, messages, options, send, self.agent)):
-            yield item
-
-    # ------------------------------------------------------------------ passed on
+        client = self.client
+        stream = self._calls.create_stream(self.governor, client, client.create_stream, messages, options, self.agent)
+        async with aclosing(stream) as reply:
+            async for piece in reply:
+                yield piece
 
     async def close(self) -> None:
         """Closes the client behind."""
         await self.client.close()
 
     def actual_usage(self) -> RequestUsage:
-        """What the client behind says it used."""
+        """That of the client behind."""
         return self.client.actual_usage()
 
     def total_usage(self) -> RequestUsage:
-        """What the client behind says it used in all."""
+        """That of the client behind."""
         return self.client.total_usage()
 
     def count_tokens(self, messages: Sequence[LLMMessage], *, tools: Sequence[Tool | ToolSchema] = []) -> int:
@@ -162,8 +134,8 @@ class GovernedChatCompletionClient(ChatCompletionClient, Component[GovernedChatC
         return cls(ChatCompletionClient.load_component(config.client), agent=config.agent)
 
 
-def _governed_when_run(governor: Governor, tool: Any) -> bool:
-    """In a program that is not instrumented only a governed workbench judges calls when they are run."""
+def _evaluated_when_run(governor: Governor, tool: Any) -> bool:
+    """In a process that is not instrumented only a governed workbench evaluates calls when they run."""
     return acting_governor() is governor or is_governed_schema(tool, governor)
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import importlib.util
 from typing import TYPE_CHECKING
 
-from lgov_autogen.instrumentor import TESTED, instrument, uninstrument
+from lgov_autogen.current_governor import TESTED
+from lgov_autogen.instrumentor import instrument, uninstrument
 from lgov_core.hookspecs import hookimpl
 from lgov_core.instrumentation.adapter import SHAPES, Adapter, Gap, Surface
 from lgov_core.types import Point

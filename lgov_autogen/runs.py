@@ -1,14 +1,15 @@
 """Which agent the running code works for, and the span of its run.
 
-A run is a context variable: tasks that tools run in inherit it. `wrap_on_messages` and `wrap_on_messages_stream` open
-one around each run of an agent, `wrap_team_stream` a span around each run of a team.
+A run is a context variable, which the tasks of its tools inherit. `wrap_on_messages` and `wrap_on_messages_stream` open
+one around each run of an agent, `wrap_team_stream` one around each run of a team.
 """
 
 from __future__ import annotations
 
 import contextvars
 import functools
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,10 +23,10 @@ from lgov_core.types import Decision
 
 @dataclass(slots=True)
 class Run:
-    """One run of an agent. ``owner`` is the agent itself, ``inside`` the judged tool call that started the run.
+    """One run of an agent. ``owner`` is the agent itself, ``inside`` the evaluated tool call that started the run.
 
-    ``aborted`` is set when a decision asks for the end of the run where raising would leave the agent waiting for ever;
-    whoever drives the run raises it at the next step. Used by the tasks of one run.
+    ``aborted`` is set when a decision ends the run where raising would leave the agent waiting for ever; `_step` and the
+    next model call raise it. Used by the tasks of one run.
     """
 
     agent: str | None = None
@@ -42,7 +43,7 @@ class Run:
         return self.inside is not None or (above is not None and (above.owner is not None or above.nested))
 
 
-_NO_MORE: Any = object()
+_END: Any = object()
 
 _RUN: contextvars.ContextVar[Run | None] = contextvars.ContextVar("lgov_autogen_run", default=None)
 
@@ -52,8 +53,8 @@ def current_run() -> Run | None:
     return _RUN.get()
 
 
-def begin_loop() -> Run:
-    """The current run, or a nameless one for the calling context: a loop whose agent nobody saw beginning."""
+def ensure_run() -> Run:
+    """The current run, or a nameless one for the calling context: a program's own loop around a model client."""
     run = _RUN.get()
     if run is None:
         run = Run()
@@ -62,7 +63,7 @@ def begin_loop() -> Run:
 
 
 def end_at_next_step(decision: Decision, call_id: str | None) -> None:
-    """Notes that the run, and every run it belongs to, is to be ended by `PolicyDenied`."""
+    """Has the run, and every run that it belongs to, ended by `PolicyDenied`."""
     run = _RUN.get()
     while run is not None:
         run.aborted = decision
@@ -70,67 +71,54 @@ def end_at_next_step(decision: Decision, call_id: str | None) -> None:
         run = run.parent
 
 
-class _Inside:
-    """Makes a run the current one inside the block; a generator would take twice as long, and each event passes here."""
-
-    __slots__ = ("_active", "_run", "_token")
-
-    def __init__(self, run: Run, span: LiveSpan) -> None:
-        self._run = run
-        self._active = span.active()
-
-    def __enter__(self) -> None:
-        self._token = _RUN.set(self._run)
-        self._active.__enter__()
-
-    def __exit__(self, kind: Any, error: BaseException | None, traceback: Any) -> None:
-        try:
-            self._active.__exit__(kind, error, traceback)
-        finally:
-            _RUN.reset(self._token)
+@contextmanager
+def _inside(run: Run, span: LiveSpan) -> Generator[None]:
+    token = _RUN.set(run)
+    try:
+        with span.active():
+            yield
+    finally:
+        _RUN.reset(token)
 
 
-class _Step(_Inside):
-    """As `_Inside`; ends an aborted run by `PolicyDenied`, also where the framework has made another error of it."""
-
-    __slots__ = ()
-
-    def __exit__(self, kind: Any, error: BaseException | None, traceback: Any) -> None:
-        super().__exit__(kind, error, traceback)
-        aborted = self._run.aborted
-        if aborted is None or isinstance(error, PolicyDenied):
-            return
-        if error is None or isinstance(error, Exception):
-            raise PolicyDenied(aborted) from error
-
-
-def _begin(governor: Governor, agent: Any) -> tuple[Run, LiveSpan] | None:
-    """A run and its span, or None where the agent only calls its own other method."""
-    if _is_own_step(agent):
-        return None
-    name = str(agent.name)
-    attributes: dict[str, Any] = {semconv.AGENT_NAME: name, semconv.FRAMEWORK: FRAMEWORK}
-    return Run(name, agent, _RUN.get(), covered_call()), LiveSpan(governor, semconv.INVOKE_AGENT, name, attributes)
+@contextmanager
+def _step(run: Run, span: LiveSpan) -> Generator[None]:
+    """A step of the run. Raises `PolicyDenied` at the end of an aborted one, also for another error of the framework."""
+    try:
+        with _inside(run, span):
+            yield
+    except Exception as error:
+        if run.aborted is None or isinstance(error, PolicyDenied):
+            raise
+        raise PolicyDenied(run.aborted) from error
+    if run.aborted is not None:
+        raise PolicyDenied(run.aborted)
 
 
-def _is_own_step(agent: Any) -> bool:
-    """Whether the agent calls its own method, inside a run of its own."""
+def _is_own_method(agent: Any) -> bool:
+    """Whether the agent calls its own method, inside its own run."""
     run = _RUN.get()
     return run is not None and run.owner is agent and run.inside is covered_call()
 
 
+def _run_of(governor: Governor, name: str, owner: object) -> tuple[Run, LiveSpan]:
+    """A run and its span. A team has no ``owner`` and no agent: what its members do is theirs."""
+    attributes: dict[str, Any] = {semconv.AGENT_NAME: name, semconv.FRAMEWORK: FRAMEWORK}
+    run = Run(None if owner is None else name, owner, _RUN.get(), covered_call())
+    return run, LiveSpan(governor, semconv.INVOKE_AGENT, name, attributes)
+
+
 def wrap_on_messages(acting: Callable[[], Governor | None], on_messages: Callable[..., Any]) -> Callable[..., Any]:
-    """``BaseChatAgent.on_messages`` inside a run of its own."""
+    """``BaseChatAgent.on_messages`` inside a run."""
 
     @functools.wraps(on_messages)
     async def governed_on_messages(self: Any, *args: Any, **kwargs: Any) -> Any:
         governor = acting()
-        begun = None if governor is None else _begin(governor, self)
-        if begun is None:
+        if governor is None or _is_own_method(self):
             return await on_messages(self, *args, **kwargs)
-        run, span = begun
+        run, span = _run_of(governor, str(self.name), self)
         try:
-            with _Step(run, span):
+            with _step(run, span):
                 response = await on_messages(self, *args, **kwargs)
         except BaseException as error:
             span.end(error)
@@ -144,60 +132,40 @@ def wrap_on_messages(acting: Callable[[], Governor | None], on_messages: Callabl
 def wrap_on_messages_stream(
     acting: Callable[[], Governor | None], stream: Callable[..., AsyncGenerator[Any]]
 ) -> Callable[..., AsyncGenerator[Any]]:
-    """``BaseChatAgent.on_messages_stream`` inside a run of its own; an aborted run ends at the next event."""
-
-    @functools.wraps(stream)
-    def governed_stream(self: Any, *args: Any, **kwargs: Any) -> AsyncGenerator[Any]:
-        if _is_own_step(self):
-            return stream(self, *args, **kwargs)  # its events pass the run that has begun
-        return begun_stream(self, *args, **kwargs)
-
-    async def begun_stream(self: Any, *args: Any, **kwargs: Any) -> AsyncGenerator[Any]:
-        governor = acting()
-        begun = None if governor is None else _begin(governor, self)
-        if begun is None:
-            async for event in stream(self, *args, **kwargs):
-                yield event
-            return
-        run, span = begun
-        async for event in _driven(stream(self, *args, **kwargs), run, span):
-            yield event
-
-    return governed_stream
+    """``BaseChatAgent.on_messages_stream`` inside a run; an aborted run ends at the next event."""
+    return _wrap_stream(acting, stream, is_agent=True)
 
 
 def wrap_team_stream(
     acting: Callable[[], Governor | None], stream: Callable[..., AsyncGenerator[Any]]
 ) -> Callable[..., AsyncGenerator[Any]]:
-    """``BaseGroupChat.run_stream`` inside a span; the members' runs hang below it."""
+    """``BaseGroupChat.run_stream`` inside a run; the members' runs are below it."""
+    return _wrap_stream(acting, stream, is_agent=False)
 
+
+def _wrap_stream(
+    acting: Callable[[], Governor | None], stream: Callable[..., AsyncGenerator[Any]], *, is_agent: bool
+) -> Callable[..., AsyncGenerator[Any]]:
     @functools.wraps(stream)
     async def governed_stream(self: Any, *args: Any, **kwargs: Any) -> AsyncGenerator[Any]:
         governor = acting()
-        above = _RUN.get()
-        if governor is None:
-            async for event in stream(self, *args, **kwargs):
-                yield event
-            return
-        name = str(self.name)
-        attributes: dict[str, Any] = {semconv.AGENT_NAME: name, semconv.FRAMEWORK: FRAMEWORK}
-        span = LiveSpan(governor, semconv.INVOKE_AGENT, name, attributes)
-        # The team speaks for nobody: what its members do is theirs, and what it was asked was asked of them.
-        run = Run(None, None, above, covered_call())
-        async for event in _driven(stream(self, *args, **kwargs), run, span):
+        events: AsyncIterator[Any] = stream(self, *args, **kwargs)
+        if governor is not None and not (is_agent and _is_own_method(self)):
+            events = _events_in(*_run_of(governor, str(self.name), self if is_agent else None), events)
+        async for event in events:
             yield event
 
     return governed_stream
 
 
-async def _driven(events: AsyncGenerator[Any], run: Run, span: LiveSpan) -> AsyncIterator[Any]:
-    """The events of a run, each fetched inside the run; the span is ended with the last of them."""
+async def _events_in(run: Run, span: LiveSpan, events: Any) -> AsyncIterator[Any]:
+    """The events of a run, each fetched inside the run; ends the span with the last of them."""
     problem: BaseException | None = None
     try:
         while True:
-            with _Step(run, span):
-                event = await anext(events, _NO_MORE)
-            if event is _NO_MORE:
+            with _step(run, span):
+                event = await anext(events, _END)
+            if event is _END:
                 break
             yield event
     except BaseException as error:
@@ -205,7 +173,7 @@ async def _driven(events: AsyncGenerator[Any], run: Run, span: LiveSpan) -> Asyn
         raise
     finally:
         try:
-            with _Inside(run, span):
+            with _inside(run, span):
                 await events.aclose()
         finally:
             span.end(None if isinstance(problem, GeneratorExit) else problem)

@@ -1,133 +1,102 @@
-"""Calls of single tools, by whoever runs them. What a workbench's call has been judged for passes through.
+"""Governed calls of single tools. A call that its workbench has evaluated passes through.
 
-A denial is what the tool returns, in a form that its caller can read.
+A denial is a return value in a form that the tool's caller can read.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
-from lgov_autogen.calling import as_arguments, as_given, events_of, is_covered, kind_of, note_abort, note_failure
-from lgov_autogen.messages import FRAMEWORK
-from lgov_autogen.proposals import is_handoff
-from lgov_autogen.runs import current_run
+from lgov_autogen._internals import is_handoff
+from lgov_autogen.tool_action import as_given, is_evaluated, kind_of, note_abort, note_error, tool_action
+from lgov_autogen.tool_events import Emit, events_of, last_of
 from lgov_core.errors import PolicyDenied
 from lgov_core.instrumentation import Governor
-from lgov_core.instrumentation.tool_call import GovernedResult, ToolReading, agovern_tool
-from lgov_core.types import Action, Decision, Point
+from lgov_core.instrumentation.tool_call import ToolReading, agovern_tool
+from lgov_core.types import Decision
 
 
-def wrap_run_json(acting: Callable[[], Governor | None], run_json: Callable[..., Any]) -> Callable[..., Any]:
-    """``BaseTool.run_json`` with a judgement before and after, unless the call was judged where it came from."""
+@dataclass(frozen=True, slots=True)
+class _ToolCall:
+    """One call of ``tool``, with the arguments of ``BaseTool.run_json``."""
 
-    @functools.wraps(run_json)
-    async def governed_run_json(self: Any, args: Any, cancellation_token: Any, call_id: str | None = None) -> Any:
-        governor = acting()
-        if governor is None or _is_passed(governor, self, args, call_id):
+    governor: Governor | None
+    tool: Any
+    args: Any
+    token: Any
+    call_id: str | None
+
+    async def result(self, run_json: Callable[..., Awaitable[Any]]) -> Any:
+        """The governed return value; ``run_json`` is the tool's own method."""
+        if self.governor is None or self._passes(self.governor):
             try:
-                return await run_json(self, args, cancellation_token, call_id)
+                return await run_json(self.args, self.token, self.call_id)
             except Exception as error:
-                note_failure(error)
+                note_error(error)
                 raise
+        return await self._govern(self.governor, lambda arguments: run_json(*self._with(arguments)))
 
-        def run(permitted: Mapping[str, Any]) -> Awaitable[Any]:
-            return run_json(self, as_given(args, permitted), cancellation_token, call_id)
-
-        return await _govern_tool(governor, self, _tool_action(self, args, call_id), run)
-
-    return governed_run_json
-
-
-def wrap_run_json_stream(acting: Callable[[], Governor | None], stream: Callable[..., Any]) -> Callable[..., Any]:
-    """``BaseStreamTool.run_json_stream`` with a judgement before and after; the last thing it yields is the result."""
-
-    @functools.wraps(stream)
-    async def governed_run_json_stream(
-        self: Any, args: Any, cancellation_token: Any, call_id: str | None = None
-    ) -> AsyncGenerator[Any]:
-        governor = acting()
-        if governor is None or _is_passed(governor, self, args, call_id):
+    async def events(self, stream: Callable[..., AsyncIterator[Any]]) -> AsyncGenerator[Any]:
+        """The events of the tool's own method ``stream``; the last is the governed return value."""
+        governor = self.governor
+        if governor is None or self._passes(governor):
             try:
-                async for event in stream(self, args, cancellation_token, call_id):
+                async for event in stream(self.args, self.token, self.call_id):
                     yield event
             except Exception as error:
-                note_failure(error)
+                note_error(error)
                 raise
             return
-        action = _tool_action(self, args, call_id)
 
-        async def drained(permitted: Mapping[str, Any], emit: Callable[[Any], None]) -> Any:
-            held: list[Any] = []
-            async for event in stream(self, as_given(args, permitted), cancellation_token, call_id):
-                if held:
-                    emit(held.pop())
-                held.append(event)
-            return held.pop() if held else None
-
-        def governed(emit: Callable[[Any], None]) -> Awaitable[Any]:
-            return _govern_tool(governor, self, action, lambda permitted: drained(permitted, emit))
+        def governed(emit: Emit) -> Awaitable[Any]:
+            return self._govern(governor, lambda arguments: last_of(stream(*self._with(arguments)), emit))
 
         async for event in events_of(governed):
             yield event
 
-    return governed_run_json_stream
+    def _passes(self, governor: Governor) -> bool:
+        """Whether the call was evaluated already, or is a hand-off, which is evaluated with the model's reply.
+
+        A tool that a workbench shows to the model under another name is evaluated under both.
+        """
+        return is_evaluated(governor, self.tool.name, self.args, self.call_id) or is_handoff(self.tool)
+
+    def _with(self, permitted: Mapping[str, Any]) -> tuple[Any, ...]:
+        return as_given(self.args, permitted), self.token, self.call_id
+
+    async def _govern(self, governor: Governor, run: Callable[[Mapping[str, Any]], Awaitable[Any]]) -> Any:
+        tool = self.tool
+        action = tool_action(tool.name, kind_of(tool), self.args, tool, call_id=self.call_id)
+        governed = await agovern_tool(
+            governor, action, run, lambda value: ToolReading(_text_of(tool, value)), raise_abort=False
+        )
+        note_abort(governed.decision, action.call_id)
+        text = governed.told if governed.told is not None else governed.text
+        return governed.result if text is None else _as_value(tool, text, governed.decision)
 
 
-def _is_passed(governor: Governor, tool: Any, args: Any, call_id: str | None) -> bool:
-    """Whether the call needs no judgement here: it was judged, or it is a hand-off, which the model client judges.
-
-    A tool that a workbench shows to the model under another name is judged under both.
-    """
-    return is_covered(governor, tool.name, args, call_id) or is_handoff(tool)
-
-
-def _tool_action(tool: Any, args: Any, call_id: str | None) -> Action:
-    run = current_run()
-    return Action(
-        Point.PRE_TOOL_CALL,
-        name=tool.name,
-        kind=kind_of(tool),
-        arguments=as_arguments(args),
-        agent=run.agent if run is not None else None,
-        framework=FRAMEWORK,
-        call_id=call_id or None,
-        native=tool,
-    )
-
-
-async def _govern_tool(
-    governor: Governor, tool: Any, action: Action, run: Callable[[Mapping[str, Any]], Awaitable[Any]]
-) -> Any:
-    def read(result: Any) -> ToolReading:
-        return ToolReading(_text_of(tool, result))
-
-    result: GovernedResult[Any] = await agovern_tool(governor, action, run, read, raise_abort=False)
-    note_abort(result.decision, action)
-    instead = result.told if result.told is not None else result.text
-    return result.result if instead is None else _as_result(tool, instead, result.decision)
-
-
-def _text_of(tool: Any, result: Any) -> str:
+def _text_of(tool: Any, value: Any) -> str:
     try:
-        return str(tool.return_value_as_string(result))
-    except Exception:  # noqa: BLE001 - what the tool cannot say as text is judged as Python says it
-        return str(result)
+        return str(tool.return_value_as_string(value))
+    except Exception:  # noqa: BLE001 - a value that the tool cannot show is judged as Python shows it
+        return str(value)
 
 
-def _as_result(tool: Any, text: str, decision: Decision) -> Any:
-    """``text`` as something that the caller of ``tool`` can read. Raises `PolicyDenied` where there is no such thing."""
-    for instead in _shapes(tool, text):
+def _as_value(tool: Any, text: str, decision: Decision) -> Any:
+    """``text`` as a return value that the caller of ``tool`` can read. Raises `PolicyDenied` where there is none."""
+    for value in _candidates(tool, text):
         try:
-            if text in str(tool.return_value_as_string(instead)):
-                return instead
-        except Exception:  # noqa: BLE001 - the tool does not read it so; the next shape may do
+            if text in str(tool.return_value_as_string(value)):
+                return value
+        except Exception:  # noqa: BLE001 - the tool cannot read this form; the next one may do
             continue
     raise PolicyDenied(decision)
 
 
-def _shapes(tool: Any, text: str) -> list[Any]:
+def _candidates(tool: Any, text: str) -> list[Any]:
     kind = kind_of(tool)
     if kind == "agent":
         from autogen_agentchat.base import TaskResult
@@ -139,3 +108,29 @@ def _shapes(tool: Any, text: str) -> list[Any]:
 
         return [[TextContent(type="text", text=text)], text]
     return [text]
+
+
+def wrap_run_json(acting: Callable[[], Governor | None], run_json: Callable[..., Any]) -> Callable[..., Any]:
+    """``BaseTool.run_json``, governed by what ``acting`` returns."""
+
+    @functools.wraps(run_json)
+    async def governed_run_json(self: Any, args: Any, cancellation_token: Any, call_id: str | None = None) -> Any:
+        return await _ToolCall(acting(), self, args, cancellation_token, call_id).result(
+            functools.partial(run_json, self)
+        )
+
+    return governed_run_json
+
+
+def wrap_run_json_stream(acting: Callable[[], Governor | None], stream: Callable[..., Any]) -> Callable[..., Any]:
+    """``BaseStreamTool.run_json_stream``, governed by what ``acting`` returns."""
+
+    @functools.wraps(stream)
+    async def governed_run_json_stream(
+        self: Any, args: Any, cancellation_token: Any, call_id: str | None = None
+    ) -> AsyncGenerator[Any]:
+        call = _ToolCall(acting(), self, args, cancellation_token, call_id)
+        async for event in call.events(functools.partial(stream, self)):
+            yield event
+
+    return governed_run_json_stream

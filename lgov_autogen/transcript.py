@@ -1,14 +1,12 @@
-"""What the model said and was told inside the client, so that its next prompt holds it although the agent never saw it.
+"""Remembers what the model wrote and read inside the client, so that its next prompt holds it.
 
-A proposed call that is denied in the client is taken out of the reply, so the agent's own conversation lacks it. The
-model must not: at the next call the denied proposal and the denial are put back where they stood. A reply is known
-again by its objects (the very `FunctionCall`, the very text), never by what it says.
+A proposed call that is denied in the client is taken out of the reply, so the agent's own conversation lacks it. At the
+next call the denied proposal and the denial are put back where they were. A reply is recognised by identity (the same
+`FunctionCall`, the same text object), never by what it says.
 """
 
 from __future__ import annotations
 
-import threading
-from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -20,13 +18,15 @@ from autogen_core.models import (
     LLMMessage,
 )
 
-#: How many replies are remembered; the oldest are forgotten first.
-REMEMBERED = 4096
+from lgov_core.instrumentation import BoundedDict
+
+#: How many replies and calls are remembered; the oldest are dropped.
+MAX_REMEMBERED = 4096
 
 
 @dataclass(frozen=True, slots=True)
 class HiddenPart:
-    """What stood around a reply: the messages ``before`` it, and the ``denials`` of those of its ``calls`` that are gone."""
+    """The messages ``before`` a reply that the agent lacks, and the ``denials`` of those of its ``calls`` that it lacks."""
 
     before: tuple[LLMMessage, ...] = ()
     calls: tuple[FunctionCall, ...] = ()
@@ -34,44 +34,36 @@ class HiddenPart:
 
 
 class Transcript:
-    """The hidden parts of the conversations of one or many clients. May be used by any number of tasks and threads."""
+    """The hidden parts of the conversations of any number of clients. Callable from any task and thread."""
 
     def __init__(self) -> None:
-        self._parts: OrderedDict[int, tuple[object, HiddenPart]] = OrderedDict()
-        self._lock = threading.Lock()
+        self._parts: BoundedDict[int, tuple[object, HiddenPart]] = BoundedDict(MAX_REMEMBERED)
 
     def remember(self, reply: object, part: HiddenPart) -> None:
-        """Keeps ``part`` for the reply that is, or begins with, the object ``reply``."""
-        with self._lock:
-            self._parts[id(reply)] = (reply, part)
-            while len(self._parts) > REMEMBERED:
-                self._parts.popitem(last=False)
+        """Keeps ``part`` for the reply that is, or contains, the object ``reply``."""
+        self._parts.put(id(reply), (reply, part))
 
     def restored(self, messages: Sequence[LLMMessage]) -> list[LLMMessage]:
         """``messages`` with the hidden parts back in place."""
-        if not self._parts:
-            return list(messages)
         restored: list[LLMMessage] = []
-        owed: tuple[FunctionExecutionResult, ...] = ()
+        denials: list[FunctionExecutionResult] = []
         for message in messages:
-            if owed and isinstance(message, FunctionExecutionResultMessage):
-                restored.append(FunctionExecutionResultMessage(content=[*message.content, *owed]))
-                owed = ()
-                continue
-            if owed:
-                restored.append(FunctionExecutionResultMessage(content=list(owed)))
-                owed = ()
+            if denials:
+                is_results = isinstance(message, FunctionExecutionResultMessage)
+                results = message.content if isinstance(message, FunctionExecutionResultMessage) else []
+                restored.append(FunctionExecutionResultMessage(content=[*results, *denials]))
+                denials = []
+                if is_results:
+                    continue
             part = self._part_of(message)
-            if part is None:
-                restored.append(message)
-                continue
-            restored += part.before
-            if part.denials and isinstance(message, AssistantMessage):
-                message = message.model_copy(update={"content": list(part.calls)})
-                owed = part.denials
+            if part is not None:
+                restored += part.before
+                if part.denials and isinstance(message, AssistantMessage):
+                    message = message.model_copy(update={"content": list(part.calls)})
+                    denials = list(part.denials)
             restored.append(message)
-        if owed:
-            restored.append(FunctionExecutionResultMessage(content=list(owed)))
+        if denials:
+            restored.append(FunctionExecutionResultMessage(content=denials))
         return restored
 
     def _part_of(self, message: LLMMessage) -> HiddenPart | None:
@@ -79,12 +71,12 @@ class Transcript:
             return None
         marks: Sequence[object] = [message.content] if isinstance(message.content, str) else message.content
         for mark in marks:
-            reply, part = self._parts.get(id(mark), (None, None))
+            reply, part = self._parts.get(id(mark)) or (None, None)
             if reply is mark and part is not None:
                 return part
         return None
 
 
-def own_text(text: str) -> str:
-    """``text`` as an object that nobody else holds, so that it is known again."""
+def unique_text(text: str) -> str:
+    """``text`` as a new object, which can be recognised by identity."""
     return "".join([text[:1], text[1:]]) if len(text) > 1 else text

@@ -1,4 +1,4 @@
-"""`GovernedWorkbench`: any workbench of AutoGen, under policy."""
+"""`GovernedWorkbench`: any workbench of AutoGen, governed."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from autogen_core.tools import (
 )
 from pydantic import BaseModel
 
-from lgov_autogen.calling import as_given, is_covered, note_failure
-from lgov_autogen.component import chosen_governor, governor_of
-from lgov_autogen.threads import carry_context
-from lgov_autogen.workbench_calls import govern_workbench_call, govern_workbench_stream, tool_in, workbench_action
+from lgov_autogen._internals import carry_context, observe_errors, tools_of
+from lgov_autogen.current_governor import GovernedComponent
+from lgov_autogen.tool_action import note_error
+from lgov_autogen.workbench_calls import WorkbenchCall
 from lgov_core.instrumentation import Governor
 
 
@@ -30,7 +30,7 @@ class GovernedWorkbenchConfig(BaseModel):
 
 
 class GovernedToolSchema(dict[str, Any]):
-    """A tool's schema as a governed workbench offers it: ``governor`` judges its calls when they are run."""
+    """A tool's schema as a governed workbench offers it: ``governor`` evaluates its calls when they run."""
 
     def __init__(self, schema: Mapping[str, Any], governor: Governor) -> None:
         super().__init__(schema)
@@ -38,12 +38,12 @@ class GovernedToolSchema(dict[str, Any]):
 
 
 def is_governed_schema(tool: object, governor: Governor) -> bool:
-    """Whether ``tool`` is the schema of a tool whose calls ``governor`` judges when they are run."""
+    """Whether ``tool`` is the schema of a tool whose calls ``governor`` evaluates when they run."""
     return isinstance(tool, GovernedToolSchema) and tool.governor is governor
 
 
-class GovernedWorkbench(StaticStreamWorkbench, Component[GovernedWorkbenchConfig]):  # type: ignore[misc]
-    """Judges every call of the tools of ``workbench``, and its result; records what came of it.
+class GovernedWorkbench(GovernedComponent, StaticStreamWorkbench, Component[GovernedWorkbenchConfig]):  # type: ignore[misc]
+    """Evaluates every call of the tools of ``workbench``, and its result; records the outcome.
 
     ``workbench`` is a workbench (MCP included) or a sequence of tools. A denial is an error result that the model reads,
     never an exception, because an exception would leave the agent waiting for ever; for the same reason a decision
@@ -51,9 +51,8 @@ class GovernedWorkbench(StaticStreamWorkbench, Component[GovernedWorkbenchConfig
     its own type. Events of a streaming tool (an agent as a tool) come while it runs.
 
     Without a governor it asks that of the instrumented process and raises `InstrumentationError` where there is
-    none: fails closed.
-    ``agent`` is the agent's name for policies, where nothing else tells it. Calls may run at the same time. Serialisable;
-    see `governing` for the governor of a loaded one.
+    none: fails closed. ``agent`` is the agent's name for policies in a process that is not instrumented. Calls may run
+    at the same time. Serialisable; see `governing` for the governor of a loaded one.
     """
 
     component_type = "workbench"
@@ -71,15 +70,10 @@ class GovernedWorkbench(StaticStreamWorkbench, Component[GovernedWorkbenchConfig
         super().__init__([])
         self.workbench = workbench if isinstance(workbench, Workbench) else StaticStreamWorkbench(list(workbench))
         self.agent = agent
-        self._governor = chosen_governor(governor)
-        _note_errors_of(self.workbench)
-        for tool in getattr(self.workbench, "_tools", ()):
+        self._use_governor(governor)
+        observe_errors(self.workbench, note_error)
+        for tool in tools_of(self.workbench):
             carry_context(tool)
-
-    @property
-    def governor(self) -> Governor:
-        """The governor that is asked. Raises `InstrumentationError` where there is none."""
-        return governor_of(self._governor, self)
 
     async def list_tools(self) -> list[ToolSchema]:
         """The tools of the workbench behind."""
@@ -95,15 +89,8 @@ class GovernedWorkbench(StaticStreamWorkbench, Component[GovernedWorkbenchConfig
         call_id: str | None = None,
     ) -> ToolResult:
         """The governed result of one call."""
-        governor = self.governor
-
-        async def run(permitted: Mapping[str, Any]) -> ToolResult:
-            return await self.workbench.call_tool(name, as_given(arguments, permitted), cancellation_token, call_id)
-
-        if is_covered(governor, name, arguments, call_id):
-            return await run(arguments or {})
-        action = workbench_action(self.workbench, tool_in(self.workbench, name), name, arguments, call_id, self.agent)
-        return await govern_workbench_call(governor, action, run, cancellation_token)
+        call = WorkbenchCall(self.governor, self.workbench, name, arguments, cancellation_token, call_id, self.agent)
+        return await call.result(self.workbench.call_tool)
 
     async def call_tool_stream(
         self,
@@ -112,27 +99,13 @@ class GovernedWorkbench(StaticStreamWorkbench, Component[GovernedWorkbenchConfig
         cancellation_token: CancellationToken | None = None,
         call_id: str | None = None,
     ) -> AsyncGenerator[Any | ToolResult, None]:
-        """What the tool shows while it runs, then the governed result."""
-        governor = self.governor
-
-        async def run(permitted: Mapping[str, Any]) -> AsyncIterator[Any]:
-            given, stream = as_given(arguments, permitted), getattr(self.workbench, "call_tool_stream", None)
-            if stream is None:
-                yield await self.workbench.call_tool(name, given, cancellation_token, call_id)
-                return
-            async for event in stream(name, given, cancellation_token, call_id):
-                yield event
-
-        if is_covered(governor, name, arguments, call_id):
-            async for event in run(arguments or {}):
-                yield event
-            return
-        tool = tool_in(self.workbench, name)
-        action = workbench_action(self.workbench, tool, name, arguments, call_id, self.agent)
-        async for event in govern_workbench_stream(governor, action, tool, run, cancellation_token):
+        """The tool's events while it runs, then the governed result."""
+        call = WorkbenchCall(self.governor, self.workbench, name, arguments, cancellation_token, call_id, self.agent)
+        async for event in call.events(getattr(self.workbench, "call_tool_stream", self._whole)):
             yield event
 
-    # ------------------------------------------------------------------ passed on
+    async def _whole(self, *args: Any) -> AsyncIterator[ToolResult]:
+        yield await self.workbench.call_tool(*args)
 
     async def start(self) -> None:
         """Starts the workbench behind."""
@@ -160,17 +133,3 @@ class GovernedWorkbench(StaticStreamWorkbench, Component[GovernedWorkbenchConfig
     @classmethod
     def _from_config(cls, config: GovernedWorkbenchConfig) -> Self:  # type: ignore[override]
         return cls(Workbench.load_component(config.workbench), agent=config.agent)
-
-
-def _note_errors_of(workbench: Any) -> None:
-    """Has the workbench tell what its tools raise before it makes text of it; where it cannot, types are lost."""
-    format_errors = getattr(workbench, "_format_errors", None)
-    if format_errors is None or hasattr(format_errors, "_lgov_notes"):
-        return
-
-    def noting(error: Exception) -> Any:
-        note_failure(error)
-        return format_errors(error)
-
-    noting._lgov_notes = True  # type: ignore[attr-defined]
-    workbench._format_errors = noting

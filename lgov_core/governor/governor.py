@@ -98,6 +98,10 @@ class Governor:
         """Whether nothing is evaluated here."""
         return self._observe_only
 
+    def evaluates(self, point: Point) -> bool:
+        """Whether any policy or plugin is asked at ``point``; an act that no policy covers is denied, so it counts too."""
+        return not self._observe_only and (point is Point.PRE_TOOL_CALL or bool(self._dispatcher.evaluators(point)))
+
     def plugins_changed(self) -> None:
         """Must be called after plugins were registered or removed on ``manager`` once decisions have been taken."""
         check_single_denial_penalty(self.manager)

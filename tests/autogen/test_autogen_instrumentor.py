@@ -22,6 +22,7 @@ from lgov_autogen import (
     GovernedWorkbench,
     governing,
     instrument,
+    model_calls,
     runs,
     tool_calls,
     uninstrument,
@@ -177,11 +178,9 @@ def test_a_way_around_is_found_by_the_self_test(broken: str, monkeypatch: pytest
 
 
 def test_a_model_client_that_gets_through_is_found_by_the_self_test(monkeypatch: pytest.MonkeyPatch) -> None:
-    from lgov_autogen import instrumentor as instrumentation
-
-    for name in ("_wrap_create", "_wrap_stream"):
+    for name in ("wrap_create", "wrap_create_stream"):
         with monkeypatch.context() as patch:
-            patch.setattr(instrumentation, name, lambda calls, method: method)
+            patch.setattr(model_calls, name, lambda calls, acting, method: method)
             with (
                 playing("explicit", DENY) as (parts, _seen, _server),
                 pytest.raises(InstrumentationError, match="create"),

@@ -13,8 +13,7 @@ Wrap = Callable[[Callable[..., Any]], Callable[..., Any]]
 def wrap_methods(patches: Patches, base: type, wraps: Mapping[str, Wrap]) -> None:
     """Puts ``wraps`` around the methods of these names wherever ``base`` or a class below it defines one.
 
-    A method that is only declared (abstract) is left alone. A class that is defined later is treated when it is made, for
-    as long as the patches stand.
+    An abstract method is left alone. A class that is defined before the patches are undone is treated too.
     """
 
     def treat(cls: type) -> None:
@@ -23,8 +22,13 @@ def wrap_methods(patches: Patches, base: type, wraps: Mapping[str, Wrap]) -> Non
             if callable(method) and not getattr(method, "__isabstractmethod__", False):
                 patches.replace(cls, name, wrap(method))
 
-    for cls in (base, *_below(base)):
+    for cls in subclasses_of(base):
         treat(cls)
+    on_subclass(patches, base, treat)
+
+
+def on_subclass(patches: Patches, base: type, treat: Callable[[type], None]) -> None:
+    """Calls ``treat`` with each class that is defined below ``base`` before the patches are undone."""
     own: Any = vars(base).get("__init_subclass__")
 
     def init_subclass(cls: type, **kwargs: Any) -> None:
@@ -37,12 +41,13 @@ def wrap_methods(patches: Patches, base: type, wraps: Mapping[str, Wrap]) -> Non
     patches.replace(base, "__init_subclass__", classmethod(init_subclass))
 
 
-def _below(base: type) -> Iterator[type]:
-    seen: set[type] = set()
-    left = list(base.__subclasses__())
+def subclasses_of(base: type) -> Iterator[type]:
+    """``base`` and every class below it, each once."""
+    found: set[type] = set()
+    left = [base]
     while left:
         cls = left.pop()
-        if cls not in seen:
-            seen.add(cls)
-            left += cls.__subclasses__()
+        if cls not in found:
+            found.add(cls)
+            left += type.__subclasses__(cls)
             yield cls

@@ -1,4 +1,4 @@
-"""Code that an agent has executed: each block is judged as the shell command or program that it is."""
+"""Governed code executors: each block of code is evaluated as the shell command or program that it is."""
 
 from __future__ import annotations
 
@@ -11,13 +11,12 @@ from autogen_core import CancellationToken, Component, ComponentModel
 from autogen_core.code_executor import CodeBlock, CodeExecutor, CodeResult
 from pydantic import BaseModel
 
-from lgov_autogen.component import chosen_governor, governor_of
-from lgov_autogen.messages import FRAMEWORK
-from lgov_autogen.runs import current_run, end_at_next_step
+from lgov_autogen.current_governor import GovernedComponent
+from lgov_autogen.tool_action import note_abort, tool_action
 from lgov_core.instrumentation import Governor
 from lgov_core.instrumentation.evaluated_call import covered_call
 from lgov_core.instrumentation.tool_call import ToolReading, agovern_tool
-from lgov_core.types import Action, Point
+from lgov_core.types import Action
 
 #: The languages whose blocks are commands for a shell. Others are programs, in an argument of another name.
 SHELLS = frozenset({"bash", "sh", "shell", "zsh", "console", "terminal", "pwsh", "powershell", "ps1", "cmd", "bat"})
@@ -26,45 +25,38 @@ SHELLS = frozenset({"bash", "sh", "shell", "zsh", "console", "terminal", "pwsh",
 NOT_RUN = 126
 
 
-def code_action(block: CodeBlock, agent: str | None, executor: Any) -> Action:
+def code_action(block: CodeBlock, executor: Any, agent: str | None = None) -> Action:
     """The execution of one block: ``run_shell`` with ``command``, or ``run_code`` with ``code``; and its ``language``."""
     language = block.language.strip().lower()
-    shell = language in SHELLS
-    run = current_run()
-    return Action(
-        Point.PRE_TOOL_CALL,
-        name="run_shell" if shell else "run_code",
-        kind="shell",
-        arguments={"command" if shell else "code": block.code, "language": language},
-        agent=agent if agent is not None else run.agent if run is not None else None,
-        framework=FRAMEWORK,
-        native=executor,
-    )
+    is_shell = language in SHELLS
+    arguments = {"command" if is_shell else "code": block.code, "language": language}
+    return tool_action("run_shell" if is_shell else "run_code", "shell", arguments, executor, agent=agent)
 
 
 async def govern_code(
-    governor: Governor,
+    governor: Governor | None,
     blocks: Sequence[CodeBlock],
     execute: Callable[[list[CodeBlock]], Awaitable[CodeResult]],
     executor: Any,
     agent: str | None = None,
 ) -> CodeResult:
-    """Judges and runs one block after the other, and stops at the first that is denied or fails.
+    """Evaluates and runs one block after the other, and stops at the first that is denied or fails.
 
-    What the blocks before it printed stays in the output, and a denial stands behind it.
+    The output is that of the blocks before, then the denial.
     """
+    if governor is None or _is_evaluated(governor, blocks):
+        return await execute(list(blocks))
     outputs: list[str] = []
     last: CodeResult | None = None
     for block in blocks:
-        action = code_action(block, agent, executor)
+        action = code_action(block, executor, agent)
 
         async def run(permitted: Mapping[str, Any], block: CodeBlock = block) -> CodeResult:
             code = str(permitted.get("command" if "command" in permitted else "code", block.code))
             return await execute([block if code == block.code else replace(block, code=code)])
 
         result = await agovern_tool(governor, action, run, _reading, raise_abort=False)
-        if result.decision.blocks and result.decision.abort:
-            end_at_next_step(result.decision, None)
+        note_abort(result.decision, None)
         if result.told is not None:
             return CodeResult(exit_code=NOT_RUN, output="\n".join([*outputs, result.told]))
         assert result.result is not None
@@ -85,26 +77,26 @@ def _reading(result: CodeResult) -> ToolReading:
 
 
 def wrap_execute_code_blocks(acting: Callable[[], Governor | None], execute: Callable[..., Any]) -> Callable[..., Any]:
-    """``CodeExecutor.execute_code_blocks`` with each block judged before it runs."""
+    """``CodeExecutor.execute_code_blocks`` with each block evaluated before it runs."""
 
     @functools.wraps(execute)
     async def governed_execute(
         self: Any, code_blocks: list[CodeBlock], cancellation_token: CancellationToken
     ) -> CodeResult:
-        governor = acting()
-        if governor is None or _is_covered(governor, code_blocks):
-            return await execute(self, code_blocks, cancellation_token)
-        return await govern_code(governor, code_blocks, lambda blocks: execute(self, blocks, cancellation_token), self)
+        def run(blocks: list[CodeBlock]) -> Awaitable[CodeResult]:
+            return execute(self, blocks, cancellation_token)
+
+        return await govern_code(acting(), code_blocks, run, self)
 
     return governed_execute
 
 
-def _is_covered(governor: Governor, blocks: Sequence[CodeBlock]) -> bool:
-    """Whether these blocks are the one that is just being run after its judgement."""
+def _is_evaluated(governor: Governor, blocks: Sequence[CodeBlock]) -> bool:
+    """Whether these blocks are the one that was evaluated and is running now."""
     call = covered_call()
     if call is None or call.governor is not governor or len(blocks) != 1:
         return False
-    action = code_action(blocks[0], None, None)
+    action = code_action(blocks[0], None)
     return action.name == call.name and dict(action.arguments) == dict(call.arguments)
 
 
@@ -115,16 +107,15 @@ class GovernedCodeExecutorConfig(BaseModel):
     agent: str | None = None
 
 
-class GovernedCodeExecutor(CodeExecutor, Component[GovernedCodeExecutorConfig]):
-    """Judges each block of code before ``executor`` runs it, and what it printed.
+class GovernedCodeExecutor(GovernedComponent, CodeExecutor, Component[GovernedCodeExecutorConfig]):
+    """Evaluates each block of code before ``executor`` runs it, and its output.
 
     A block in the language of a shell is the act ``run_shell`` with the argument ``command``; any other is ``run_code`` with
-    ``code``; both have ``language``. Blocks are judged and run one after the other; after one that is denied or fails
+    ``code``; both have ``language``. Blocks are evaluated and run one after the other; after one that is denied or fails
     nothing more is run. A denial is a result with status 126 whose output is the denial.
 
     Without a governor it asks that of the instrumented process and raises `InstrumentationError` where there is
-    none: fails closed.
-    Serialisable; see `governing` for the governor of a loaded one.
+    none: fails closed. Serialisable; see `governing` for the governor of a loaded one.
     """
 
     component_type = "code_executor"
@@ -134,25 +125,17 @@ class GovernedCodeExecutor(CodeExecutor, Component[GovernedCodeExecutorConfig]):
     def __init__(self, executor: CodeExecutor, governor: Governor | None = None, *, agent: str | None = None) -> None:
         self.executor = executor
         self.agent = agent
-        self._governor = chosen_governor(governor)
-
-    @property
-    def governor(self) -> Governor:
-        """The governor that is asked. Raises `InstrumentationError` where there is none."""
-        return governor_of(self._governor, self)
+        self._use_governor(governor)
 
     async def execute_code_blocks(
         self, code_blocks: list[CodeBlock], cancellation_token: CancellationToken
     ) -> CodeResult:
         """The governed result of the blocks."""
-        governor = self.governor
 
         def execute(blocks: list[CodeBlock]) -> Awaitable[CodeResult]:
             return self.executor.execute_code_blocks(blocks, cancellation_token)
 
-        if _is_covered(governor, code_blocks):
-            return await execute(code_blocks)
-        return await govern_code(governor, code_blocks, execute, self.executor, self.agent)
+        return await govern_code(self.governor, code_blocks, execute, self.executor, self.agent)
 
     async def start(self) -> None:
         """Starts the executor behind."""

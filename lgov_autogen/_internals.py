@@ -1,0 +1,120 @@
+"""Everything that lgov reads or sets in AutoGen 0.7.5 to 0.7.x that AutoGen does not document.
+
+`tests/autogen/test_autogen_internals.py` checks each against the installed version.
+"""
+
+from __future__ import annotations
+
+import contextvars
+import copy
+import functools
+import inspect
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from autogen_core.tools import FunctionTool
+
+from lgov_core.instrumentation.evaluated_call import covered_call
+
+#: Where AutoGen defines the functions of its hand-off tools.
+HANDOFF_MODULE, HANDOFF_FUNCTION = "autogen_agentchat.base._handoff", "Handoff.handoff_tool."
+
+#: Clients wrap clients (a cache, for example); deeper nesting is not followed.
+_MAX_DEPTH = 8
+
+
+def is_handoff(tool: object) -> bool:
+    """Whether AutoGen made ``tool`` for a hand-off. Running it does nothing; proposing it does."""
+    function = getattr(tool, "_func", None)
+    name = str(getattr(function, "__qualname__", ""))
+    return getattr(function, "__module__", None) == HANDOFF_MODULE and name.startswith(HANDOFF_FUNCTION)
+
+
+def has_handoffs(agent: object) -> bool:
+    """Whether ``agent`` is of a kind that offers its model hand-offs, as an assistant does."""
+    return hasattr(agent, "_handoffs")
+
+
+def tools_of(workbench: object) -> tuple[Any, ...]:
+    """The tools of a static workbench; empty for any other."""
+    return tuple(getattr(workbench, "_tools", ()))
+
+
+def tool_in(workbench: object, name: str) -> Any:
+    """The tool that a static workbench shows as ``name``, or None."""
+    original = getattr(workbench, "_override_name_to_original", {}).get(name, name)
+    return next((tool for tool in tools_of(workbench) if tool.name == original), None)
+
+
+def observe_errors(workbench: Any, observe: Callable[[Exception], None]) -> None:
+    """Calls ``observe`` with what a tool raised before the workbench makes a text of it. Once for each workbench."""
+    format_errors = getattr(workbench, "_format_errors", None)
+    if format_errors is None or hasattr(format_errors, "__wrapped__"):
+        return
+
+    @functools.wraps(format_errors)
+    def observed(error: Exception) -> Any:
+        observe(error)
+        return format_errors(error)
+
+    workbench._format_errors = observed
+
+
+def _clients(client: Any) -> Iterator[Any]:
+    """A model client and the clients inside it."""
+    for _ in range(_MAX_DEPTH):
+        if client is None:
+            return
+        yield client
+        client = getattr(client, "client", None)
+
+
+def model_name(client: Any) -> str:
+    """What the client calls its model, or the name of its class."""
+    for one in _clients(client):
+        created = getattr(one, "_create_args", None)
+        name = created.get("model") if isinstance(created, Mapping) else getattr(one, "model", None)
+        if isinstance(name, str) and name:
+            return name
+    return type(client).__name__
+
+
+def openai_client(client: Any) -> Any:
+    """The ``openai`` client that a model client sends its requests with, or None."""
+    for one in _clients(client):
+        for owner in (one, getattr(one, "_client", None)):
+            if callable(getattr(owner, "request", None)) and type(owner).__module__.partition(".")[0] == "openai":
+                return owner
+    return None
+
+
+# ---------------------------------------------------------------------- context in threads
+
+
+def wrap_function_run(run: Callable[..., Any]) -> Callable[..., Any]:
+    """``FunctionTool.run`` with the caller's context variables in the thread of a synchronous function.
+
+    AutoGen starts that thread without them: spans that the function opens would have no parent, and tool calls inside
+    it would belong to no rollout and no agent.
+    """
+
+    @functools.wraps(run)
+    async def run_in_context(self: Any, args: Any, cancellation_token: Any) -> Any:
+        function: Any = getattr(self, "_func", None)
+        if covered_call() is None or function is None or _is_asynchronous(function):
+            return await run(self, args, cancellation_token)
+        copied = copy.copy(self)  # the tool itself may be running for other callers at the same time
+        copied._func = functools.partial(contextvars.copy_context().run, function)
+        return await run(copied, args, cancellation_token)
+
+    return run_in_context
+
+
+def _is_asynchronous(function: Any) -> bool:
+    return inspect.iscoroutinefunction(function) or hasattr(function, "_is_coroutine")
+
+
+def carry_context(tool: Any) -> None:
+    """Does the same for one function tool, in a process that is not instrumented. Calling it again changes nothing."""
+    if isinstance(tool, FunctionTool) and "run" not in vars(tool):
+        tool.run = wrap_function_run(type(tool).run).__get__(tool)  # type: ignore[method-assign]

@@ -1,0 +1,266 @@
+"""One governed model call, with the further rounds in which denied proposals are answered inside it."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from typing import Any
+
+from autogen_core import FunctionCall
+from autogen_core.models import (
+    AssistantMessage,
+    CreateResult,
+    FunctionExecutionResultMessage,
+    LLMMessage,
+    RequestUsage,
+)
+
+from lgov_autogen import messages as wording
+from lgov_autogen._internals import model_name
+from lgov_autogen.endpoint_exchange import Exchange, observing
+from lgov_autogen.proposals import ProposedCalls
+from lgov_autogen.runs import Run
+from lgov_autogen.transcript import HiddenPart, Transcript, unique_text
+from lgov_core.errors import PolicyDenied
+from lgov_core.instrumentation import Governor
+from lgov_core.instrumentation.evaluated_call import covered_call
+from lgov_core.instrumentation.message_decisions import MessageDecisionCache
+from lgov_core.instrumentation.model_call import ModelCall
+from lgov_core.types import Action, Decision, Point
+
+#: How often a model that proposes nothing but denied calls is asked before the denial is the answer.
+MAX_ROUNDS = 3
+
+#: Text as it comes, then the result.
+Reply = AsyncGenerator[str | CreateResult, None]
+
+_END: Any = object()
+
+
+class Refused(Exception):
+    """The model was not asked, or its reply is withheld; the caller gets ``result``."""
+
+    def __init__(self, result: CreateResult) -> None:
+        super().__init__("refused")
+        self.result = result
+
+
+@dataclass(frozen=True, slots=True)
+class CallMemory:
+    """What is kept from one model call to the next."""
+
+    proposals: ProposedCalls
+    transcript: Transcript = field(default_factory=Transcript)
+    decisions: MessageDecisionCache = field(default_factory=MessageDecisionCache)
+
+
+@dataclass(slots=True)
+class ModelExchange:
+    """One call of a model client. ``ask`` is its method that streams, ``options`` are that method's keyword arguments.
+
+    ``hidden`` are the messages of earlier rounds, ``used`` the usage of each round, ``withheld`` the text that came.
+    """
+
+    memory: CallMemory
+    governor: Governor
+    client: Any
+    ask: Callable[..., AsyncIterator[str | CreateResult]]
+    run: Run
+    agent: str | None
+    options: dict[str, Any]
+    messages: list[LLMMessage]
+    hidden: list[LLMMessage] = field(default_factory=list[LLMMessage])
+    used: list[RequestUsage] = field(default_factory=list[RequestUsage])
+    withheld: list[str] = field(default_factory=list[str])
+    received: CreateResult | None = None
+
+    async def reply(self) -> Reply:
+        """The governed reply. Raises `Refused` with what the caller gets instead, and what the client raises."""
+        denial: Decision | None = None
+        for number in range(MAX_ROUNDS):
+            call, exchange = await self._permitted(first=number == 0), Exchange(self.agent)
+            async with aclosing(self._asked(call, exchange)) as pieces:
+                async for piece in pieces:
+                    if self._withholds:
+                        self.withheld.append(piece)
+                    else:
+                        yield piece
+            result = await self._evaluated(call, exchange)
+            if result is None:
+                if self.received is not None:
+                    yield self.received
+                return
+            result, denial = await self._evaluated_calls(result)
+            if result is not None:
+                break
+        else:
+            assert denial is not None
+            result = self._denial(denial)
+        result = self._finished(result)
+        for piece in self._text_of(result):
+            yield piece
+        yield result
+
+    @property
+    def _withholds(self) -> bool:
+        """Whether anything evaluates the reply, so that none of it is passed on before."""
+        return self.governor.evaluates(Point.POST_MODEL_CALL) or self.governor.evaluates(Point.PRE_TOOL_CALL)
+
+    async def _permitted(self, *, first: bool) -> ModelCall:
+        """Evaluates what users said and the request, and begins the call."""
+        call = ModelCall(
+            self.governor,
+            framework=wording.FRAMEWORK,
+            model=model_name(self.client),
+            agent=self.agent,
+            native=self.client,
+        )
+        try:
+            if first:
+                await self._evaluate_user_messages(call)
+            mappings = wording.as_mappings(self.messages)
+            decision = await self.governor.adecide(call.request(mappings, **_reply_limit(self.options)))
+            if decision.blocks:
+                self._refuse(call, decision)
+            if decision.arguments is not None:
+                self.messages = wording.with_messages(self.messages, decision.arguments["messages"])
+        except BaseException as error:
+            call.span.end(error)
+            raise
+        return call
+
+    async def _evaluate_user_messages(self, call: ModelCall) -> None:
+        for message in wording.new_user_messages(self.messages):
+            nested = message.source != "user" or self.run.nested or covered_call() is not None
+            text = wording.text_of(message.content)
+            decision = await self.governor.adecide(call.user_text(text, nested=nested))
+            if decision.blocks:
+                self.memory.decisions.denied(text, decision.denial_message())
+                self._refuse(call, decision)
+            if decision.text is not None:
+                # In the conversation itself: the next call must not bring the replaced text back.
+                images = [part for part in message.content if not isinstance(part, str)]
+                message.content = [decision.text, *images] if images else decision.text
+
+    async def _asked(self, call: ModelCall, exchange: Exchange) -> AsyncGenerator[str]:
+        """Sends the request and gives the reply's text as it comes; its result is `received`, None if there is none."""
+        self.withheld, self.received, pieces = [], None, None
+        try:
+            while True:
+                with call.span.active(model=self.governor), observing(self.client, exchange):
+                    pieces = aiter(self.ask(self.messages, **self.options)) if pieces is None else pieces
+                    piece = await anext(pieces, _END)
+                if piece is _END:
+                    return
+                if isinstance(piece, CreateResult):
+                    self.received = piece
+                else:
+                    yield piece
+        except BaseException as error:
+            call.failed(error)
+            raise
+        finally:
+            if isinstance(pieces, AsyncGenerator):
+                await pieces.aclose()
+
+    async def _evaluated(self, call: ModelCall, exchange: Exchange) -> CreateResult | None:
+        """The reply as policies left it; ends the span. None where it cannot be read and nothing evaluates it."""
+        result = self.received
+        try:
+            if result is None:
+                raise RuntimeError("the model client's stream ended without a result")
+            reading = wording.reading_of(result, exchange.response_id, exchange.model)
+        except Exception as error:
+            call.failed(error)
+            if self._withholds:
+                raise
+            return None
+        call.answered(reading)
+        self.used.append(result.usage)
+        result = await self._apply(call.reply(reading), result)
+        return await self._apply(call.output(result.content), result) if isinstance(result.content, str) else result
+
+    async def _apply(self, action: Action, result: CreateResult) -> CreateResult:
+        decision = await self.governor.adecide(action)
+        if decision.blocks:
+            if decision.abort:
+                raise PolicyDenied(decision)
+            raise Refused(self._denial(decision))
+        return result if decision.text is None else wording.with_text(result, decision.text)
+
+    async def _evaluated_calls(self, result: CreateResult) -> tuple[CreateResult | None, Decision | None]:
+        """The reply without the calls that are denied. None where all are: then the model is told and asked again."""
+        proposed = result.content
+        if isinstance(proposed, str):
+            return result, None
+        kept, denials, denial = await self.memory.proposals.evaluate(self.governor, proposed, self.options, self.agent)
+        if kept or not denials:
+            if denials:
+                part = HiddenPart(tuple(self.hidden), _in_order(proposed, kept), tuple(denials))
+                self._remember(kept, part)
+                self.hidden = []
+            is_same = len(kept) == len(proposed) and all(map(operator.is_, kept, proposed))
+            return result if is_same else result.model_copy(update={"content": kept}), denial
+        exchange: list[LLMMessage] = [
+            AssistantMessage(content=proposed, thought=result.thought, source=self.agent or "assistant"),
+            FunctionExecutionResultMessage(content=denials),
+        ]
+        self.hidden += exchange
+        self.messages += exchange
+        if self.options.get("tool_choice", "auto") not in ("auto", "none"):
+            self.options["tool_choice"] = "auto"  # a model that must call a tool could not answer
+        return None, denial
+
+    def _finished(self, result: CreateResult) -> CreateResult:
+        """The reply with the usage of all rounds; remembers the rounds before it."""
+        if len(self.used) > 1:
+            result = result.model_copy(update={"usage": self._usage()})
+        if self.hidden:
+            if isinstance(result.content, str):
+                result = result.model_copy(update={"content": unique_text(result.content)})
+            marks: Sequence[object] = [result.content] if isinstance(result.content, str) else result.content
+            self._remember(marks, HiddenPart(tuple(self.hidden)))
+        return result
+
+    def _text_of(self, result: CreateResult) -> list[str]:
+        """The withheld text; in one piece where a policy changed it."""
+        received = self.received
+        if received is None or (result.content == received.content and result.thought == received.thought):
+            return self.withheld
+        text = result.content if isinstance(result.content, str) else result.thought or ""
+        return [text] if self.withheld and text else []
+
+    def _remember(self, marks: Sequence[object], part: HiddenPart) -> None:
+        for mark in marks:
+            self.memory.transcript.remember(mark, part)
+
+    def _usage(self) -> RequestUsage:
+        return RequestUsage(
+            sum(usage.prompt_tokens for usage in self.used), sum(usage.completion_tokens for usage in self.used)
+        )
+
+    def _denial(self, decision: Decision) -> CreateResult:
+        """The denial as the result. Raises `PolicyDenied` where the caller asked for a structured answer."""
+        if isinstance(self.options.get("json_output"), type):
+            raise PolicyDenied(decision)
+        self.withheld = []
+        return wording.denial_result(decision, self._usage())
+
+    def _refuse(self, call: ModelCall, decision: Decision) -> None:
+        call.refused(decision)
+        raise Refused(self._denial(decision))
+
+
+def _in_order(proposed: Sequence[FunctionCall], kept: Sequence[FunctionCall]) -> tuple[FunctionCall, ...]:
+    """All proposed calls in their order; those that go on as they go on."""
+    by_id = {call.id: call for call in kept}
+    return tuple(by_id.get(call.id, call) for call in proposed)
+
+
+def _reply_limit(options: Mapping[str, Any]) -> dict[str, int]:
+    extra = options.get("extra_create_args") or {}
+    found = (extra.get(name) for name in ("max_completion_tokens", "max_tokens"))
+    limit = next((value for value in found if type(value) is int and value > 0), None)
+    return {} if limit is None else {"max_output_tokens": limit}
