@@ -103,12 +103,20 @@ def given_by(source: exp.Expr, named: Mapping[str, exp.Expr]) -> set[str]:
         source = source.this
     if isinstance(source, exp.Select):
         return {item.alias_or_name.lower() for item in source.expressions} | {
-            name for item in source.expressions if item.is_star for one in sources_of(source)[0] for name in given_by(one, {})
+            name
+            for item in source.expressions
+            if item.is_star
+            for one in sources_of(source)[0]
+            for name in given_by(one, {})
         }
     if isinstance(source, exp.Values):
         width = len(source.expressions[0].expressions) if source.expressions else 0
         return {f"{prefix}{number}" for prefix in _OF_VALUES for number in range(width + 1)}
     function = source.this if isinstance(source.this, exp.Func) else source
-    name = function.sql_name() if isinstance(function, exp.Func) and not isinstance(function, exp.Anonymous) else function.name
+    name = (
+        function.sql_name()
+        if isinstance(function, exp.Func) and not isinstance(function, exp.Anonymous)
+        else function.name
+    )
     defined = {column.name.lower() for column in source.find_all(exp.JSONColumnDef, exp.OpenJSONColumnDef)}
     return defined or {"value" if name.lower() in _GIVES_VALUE else source.alias_or_name.lower()}

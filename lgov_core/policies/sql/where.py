@@ -2,24 +2,21 @@
 
 A condition limits when a part of it that must hold compares a column of the written table with a value from elsewhere: a
 constant or parameter, a column of a joined table, or a query that reads other tables or only some rows of this one.
-Every side of an OR must do so by an exact comparison. Nothing else limits: tautologies, ``<>``, NOT (but for ``NOT IN``
-and ``NOT EXISTS`` over other tables), ranges that hold for nearly every row, queries that may give back the row's own value.
+Every side of an OR must do so by an exact comparison. Nothing else limits: tautologies, IS NOT NULL, open comparisons
+that hold for nearly every row (``id > 0``, ``id <> -1``), and queries that may give back the row's own value.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 from sqlglot import exp
 
 from lgov_core.policies.options import names as words
-from lgov_core.policies.sql.parse import TooMuchWork
-from lgov_core.policies.sql.scope import is_function, is_stored, reads_row_around, sources, sources_of
-from lgov_core.policies.sql.values import column_of, is_far, is_wild, keeps_few, takes_both, text_of
+from lgov_core.policies.sql.queries import Queries, conjuncts, gives_columns, gives_one_row
+from lgov_core.policies.sql.scope import is_stored, reads_row_around, sources, sources_of
+from lgov_core.policies.sql.values import column_of, is_far, is_wild, takes_both, text_of
 
-#: Comparisons and queries that are looked at for one statement; an ordinary one has a handful.
-_MAX_STEPS = 10_000
 #: Dialects in which a column can stand as a condition only when it holds truth values.
 _TRUTH_ONLY = frozenset({"postgres", "bigquery", "trino"})
 _REGULAR = (exp.RegexpLike, exp.RegexpILike, exp.SimilarTo)
@@ -44,11 +41,6 @@ _NO_COLUMNS = frozenset(
         " infinity on off yes no tableoid xmin xmax cmin cmax"
     )
 )
-#: Functions and clauses that give numbers or dates one after the other.
-_GENERATORS = (
-    exp.GenerateSeries, exp.GenerateDateArray, exp.GenerateTimestampArray, exp.Generator, exp.Connect,
-)  # fmt: skip
-_GENERATOR_NAMES = frozenset({"generate_series", "range", "numbers", "sequence", "zeros"})
 
 
 def limits(statement: exp.Update | exp.Delete, dialect: str = "") -> bool:
@@ -88,13 +80,15 @@ def upserts_itself(insert: exp.Insert, dialect: str = "") -> bool:
     table = table.this if isinstance(table, exp.Schema) else table
     if not isinstance(table, exp.Table) or not isinstance(query, exp.Expr):
         return not isinstance(table, exp.Table)
-    return _Analysis(insert, table, dialect).may_hold_all(query)
+    return _Analysis(insert, table, dialect).queries.may_hold_all(query)
 
 
 @dataclass(frozen=True, slots=True)
 class _Row:
-    """A row as conditions see it: the names of its table, those of sources beside it that are independent of it, and
-    whether it is alone, so that columns without a table are its own."""
+    """A row as conditions see it: the names of its table, and those of the independent sources beside it.
+
+    ``alone``: there are no others, so that columns without a table are its own.
+    """
 
     own: frozenset[str]
     elsewhere: frozenset[str]
@@ -106,17 +100,7 @@ class _Analysis:
 
     def __init__(self, statement: exp.Expr, table: exp.Table, dialect: str) -> None:
         self._dialect = dialect
-        self._table, self._schema = table.name.lower(), table.db.lower()
-        self._names = frozenset({self._table, table.alias_or_name.lower()})
-        self._left = _MAX_STEPS
-        self._found: dict[object, bool] = {}  # about queries, which are asked about once more at each level around them
-        self._root = statement.root()
-        self._named: dict[str, exp.Expr] = {}
-        for query in self._root.find_all(exp.CTE):
-            name = query.alias.lower()
-            if name in self._named or (name == self._table and query.find_ancestor(exp.Query) is not None):
-                raise TooMuchWork  # a name that may mean two things
-            self._named[name] = query.this
+        self.queries = Queries(statement, table, self.is_limited)
 
     def is_limited(self, own: frozenset[str], others: list[exp.Expr], where: object, ties: list[exp.Expr]) -> bool:
         """Whether ``where`` and the inner joins ``ties`` limit the rows of the table known as ``own``."""
@@ -124,18 +108,12 @@ class _Analysis:
             return False
         if self._removes_doubles(own, others, [where.this, *ties]):
             return True
-        elsewhere = frozenset(one.alias_or_name.lower() for one in others if self._is_elsewhere(one)) - {""}
+        elsewhere = frozenset(one.alias_or_name.lower() for one in others if self.queries.is_elsewhere(one)) - {""}
         row = _Row(own, elsewhere, not others)
         beside = [_Row(frozenset({name}), elsewhere - {name}, False) for name in elsewhere]
         return any(self._limits(row, part) for part in (where.this, *ties)) and any(
             self._limits(one, where.this) for one in (row, *beside)
         )
-
-    def _is_elsewhere(self, source: exp.Expr) -> bool:
-        """Whether a source in FROM cannot hold all rows of the written table, or what a row of it holds."""
-        if isinstance(source, exp.Table) and not is_function(source):
-            return not self._reads_all(source, source)
-        return self._is_independent(source)
 
     # ------------------------------------------------------------------ conditions
 
@@ -145,7 +123,7 @@ class _Analysis:
             return any([self._limits(row, one, exact=exact) for one in part.flatten()])
         if isinstance(part, exp.Or):
             return all(self._limits(row, one, exact=True) for one in part.flatten()) and not _takes_both(part)
-        self._count()
+        self.queries.count()
         return isinstance(part, exp.Expr) and self._compares(row, part, exact)
 
     def _compares(self, row: _Row, atom: exp.Expr, exact: bool) -> bool:
@@ -199,14 +177,16 @@ class _Analysis:
             kind = exp.NEQ
         if kind is exp.NEQ and _quantifier(bound) == "all" and bound.expressions:
             values = bound.expressions[0].unnest()
-            return isinstance(values, exp.Array) and self._excludes(row, exp.In(this=side, expressions=values.expressions))
+            return isinstance(values, exp.Array) and self._excludes(
+                row, exp.In(this=side, expressions=values.expressions)
+            )
         column = column_of(side, parts=isinstance(side, exp.Year))
         if column is None or not self._owns(row, column) or is_far(kind, side, bound):
             return False
         if bound.find(exp.Select) is not None:
-            constant = self._constant(bound.unnest())
+            constant = self.queries.constant(bound.unnest())
             if constant is None:
-                return self._reads_elsewhere(bound.unnest()) and _gives_columns(bound.unnest())
+                return self.queries.reads_elsewhere(bound.unnest()) and gives_columns(bound.unnest())
             return self._bounds(row, kind, side, constant)
         return not _quantifier(bound) and self._is_from_elsewhere(row, column, bound)
 
@@ -216,9 +196,7 @@ class _Analysis:
             return False
         if is_far(exp.GTE, atom.this, low) and is_far(exp.LTE, atom.this, high):
             return False
-        return all(
-            end.find(exp.Select) is None and self._is_from_elsewhere(row, column, end) for end in (low, high)
-        )
+        return all(end.find(exp.Select) is None and self._is_from_elsewhere(row, column, end) for end in (low, high))
 
     def _is_among(self, row: _Row, atom: exp.In) -> bool:
         """Whether it is ``column IN`` a list or a query that cannot hold every row's own value."""
@@ -226,7 +204,7 @@ class _Analysis:
         if isinstance(atom.this, exp.Tuple):  # rows of values: one of the columns is enough
             if query is not None:
                 owned = any(self._owns(row, column_of(side)) for side in atom.this.expressions)
-                return owned and self._is_independent(query)
+                return owned and self.queries.is_independent(query)
             rows = [item.expressions for item in items if len(item.expressions) == len(atom.this.expressions)]
             return len(rows) == len(items) > 0 and any(
                 self._is_among(row, exp.In(this=side.copy(), expressions=[values[at] for values in rows]))
@@ -236,10 +214,12 @@ class _Analysis:
         if column is None or not self._owns(row, column):
             return False
         if query is not None:
-            return self._is_independent(query)
+            return self.queries.is_independent(query)
         values = items if array is None else [array]
-        return not takes_both(column, items) and bool(values) and all(
-            self._is_from_elsewhere(row, column, value) for value in values
+        return (
+            not takes_both(column, items)
+            and bool(values)
+            and all(self._is_from_elsewhere(row, column, value) for value in values)
         )
 
     def _excludes(self, row: _Row, atom: exp.Expr) -> bool:
@@ -248,9 +228,9 @@ class _Analysis:
             if not self._owns(row, column := column_of(atom.this)):
                 return False
             query = query.unnest()
-            return (self._reads_elsewhere(query) and _gives_columns(query)) or self._keeps_first(column, query)
+            return (self.queries.reads_elsewhere(query) and gives_columns(query)) or self._keeps_first(column, query)
         if isinstance(atom, exp.Exists):
-            return self._reads_elsewhere(atom.this) and self._has_a_match(row, atom.this)
+            return self.queries.reads_elsewhere(atom.this) and self._has_a_match(row, atom.this)
         if isinstance(atom, exp.In):
             return any(not is_far(exp.NEQ, atom.this, item) for item in atom.expressions) and self._is_among(row, atom)
         if isinstance(atom, exp.EQ) and not _quantifier(atom.expression):
@@ -271,17 +251,18 @@ class _Analysis:
 
         SQLite takes a quoted name that is not a column for text: it counts only where it must equal another text.
         """
-        if self._dialect == "sqlite" and not column.table and column.this.args.get("quoted"):
-            if isinstance(column.parent, tuple(_MIRRORED)) or value.name.lower() == column.name.lower():
-                return False
+        maybe_text = self._dialect == "sqlite" and not column.table and column.this.args.get("quoted")
+        open_ = isinstance(column.parent, tuple(_MIRRORED))
+        if maybe_text and (open_ or value.name.lower() == column.name.lower()):
+            return False
         for node in value.walk(prune=_is_query):
             if _is_query(node):
-                one_row = _gives_one_row(node) and not reads_row_around(node, self._named, self._names)
-                if not one_row and not self._is_independent(node):
+                one_row = gives_one_row(node) and not reads_row_around(node, self.queries.named, self.queries.names)
+                if not one_row and not self.queries.is_independent(node):
                     return False
             elif isinstance(node, exp.Column):
                 name, table = node.name.lower(), node.table.lower()
-                if name in self._names and not table:
+                if name in self.queries.names and not table:
                     return False  # the whole row as a value
                 if table not in row.elsewhere and (
                     name == column.name.lower()
@@ -293,94 +274,20 @@ class _Analysis:
 
     # ------------------------------------------------------------------ queries
 
-    def _is_independent(self, query: exp.Expr) -> bool:
-        """Whether a query gives nothing of the row around it, and may not hold all rows of the written table."""
-        if id(query) not in self._found:
-            around = reads_row_around(query, self._named, self._names)
-            self._found[id(query)] = not around and not self.may_hold_all(query)
-        return self._found[id(query)]
-
-    def may_hold_all(self, query: exp.Expr) -> bool:
-        """Whether a query may hold something for every row: it reads the written table without limits, or counts up."""
-        if keeps_few(query.unnest()):
-            return False
-        return self._gives_row_numbers(query) or any(self._reads_all(node, query) for node in query.walk())
-
-    def _gives_row_numbers(self, query: exp.Expr) -> bool:
-        """Whether a query may give the numbers of rows as they come, rather than choose rows by them."""
-        if not any(self._root.find_all(exp.RowNumber)):
-            return False
-        aliases = list(self._root.find_all(exp.Alias))
-        numbers = {alias.alias.lower() for alias in aliases if alias.find(exp.RowNumber)} | {"row_number"}
-        renamed = any(isinstance(alias.this, exp.Column) and alias.this.name.lower() in numbers for alias in aliases)
-        items = query.unnest().expressions
-        plain = all(isinstance(item, exp.Column) and item.name.lower() not in {*numbers, "*"} for item in items)
-        return renamed or not items or not plain or any(alias.columns for alias in self._root.find_all(exp.TableAlias))
-
-    def _reads_all(self, node: exp.Expr, query: exp.Expr, path: tuple[str, ...] = ()) -> bool:
-        """Whether one node of ``query`` reads the written table without limits, or counts up; ``path``: of WITH queries."""
-        if not isinstance(node, exp.Table) or is_function(node):
-            name = node.name.lower() if isinstance(node, exp.Anonymous) else ""
-            return isinstance(node, _GENERATORS) or name in _GENERATOR_NAMES
-        self._count()
-        name, schema = node.name.lower(), node.db.lower()
-        named = None if schema else self._named.get(name)
-        if named is None:
-            return name == self._table and ("" in (schema, self._schema) or schema == self._schema) and not self._is_narrowed(node, query)
-        if name in path:  # it makes further rows of its own ones: that ends where a stored table does
-            again = named.expression if isinstance(named, exp.SetOperation) else named
-            return not any(is_stored(table, self._named) for table in again.find_all(exp.Table))
-        if self._is_narrowed(node, query) or keeps_few(named):
-            return False
-        if name not in self._found:
-            self._found[name] = any(self._reads_all(one, named, (*path, name)) for one in named.walk())
-        return self._found[name]
-
-    def _is_narrowed(self, source: exp.Expr, query: exp.Expr) -> bool:
-        """Whether the query that reads ``source``, or one around it within ``query``, limits its rows."""
-        while source is not query and isinstance(place := source.parent, exp.From | exp.Join):
-            select = place.parent
-            if not isinstance(select, exp.Select):
-                return False
-            others, ties = sources_of(select)
-            own = frozenset({source.alias_or_name.lower()})
-            beside = [one for one in others if one is not source]
-            if keeps_few(select) or self.is_limited(own, beside, select.args.get("where"), ties):
-                return True
-            if not isinstance(select.parent, exp.Subquery):
-                return False
-            source = select.parent
-        return False
-
-    def _reads_elsewhere(self, query: exp.Expr) -> bool:
-        """Whether a query is a plain one over stored tables, none of them the written one, with conditions on columns."""
-        if not isinstance(query, exp.Select) or any(query.args.get(part) for part in ("limit", "having", "group")):
-            return False
-        self._count()
-        tables = sources_of(query)[0]
-        return (
-            bool(tables)
-            and all(self._is_other(table) for table in tables)
-            and sum(1 for _ in query.find_all(exp.Select)) == 1
-            and all(part.find(exp.Column) is not None for part in _conjuncts(query))
-        )
-
-    def _is_other(self, table: exp.Expr) -> bool:
-        """Whether a source is a stored table other than the written one, or a WITH query that plainly reads such tables."""
-        if is_stored(table, self._named):
-            return table.name.lower() != self._table
-        named = self._named.get(table.name.lower()) if isinstance(table, exp.Table) and not is_function(table) else None
-        return named is not None and self._reads_elsewhere(named) and _gives_columns(named)
-
     def _has_a_match(self, row: _Row, query: exp.Expr) -> bool:
         """Whether EXISTS ``query`` requires of rows of other tables that they equal a column of this one."""
         if not isinstance(query, exp.Select) or any(item.find(exp.AggFunc) for item in query.expressions):
             return False
         tables = sources_of(query)[0]
-        if not tables or not all(self._is_other(table) for table in tables) or sum(1 for _ in query.find_all(exp.Select)) > 1 or query.args.get("having"):
+        if (
+            not tables
+            or not all(self.queries.is_other(table) for table in tables)
+            or sum(1 for _ in query.find_all(exp.Select)) > 1
+            or query.args.get("having")
+        ):
             return False
         inner = {table.alias_or_name.lower() for table in tables}
-        for part in _conjuncts(query):
+        for part in conjuncts(query.args.get("where")):
             columns = [column_of(side) for side in (part.this, part.expression)] if isinstance(part, exp.EQ) else []
             names = [column.table.lower() for column in columns if column is not None]
             outer = [name for name in names if name in row.own and name not in inner]
@@ -388,27 +295,25 @@ class _Analysis:
                 return True
         return False
 
-    def _constant(self, query: exp.Expr) -> exp.Expr | None:
-        """What ``SELECT 5`` gives, or ``SELECT x FROM w`` where the WITH query ``w`` is such a query."""
-        read = sources_of(query)[0] if isinstance(query, exp.Select) else []
-        if len(read) == 1 and isinstance(read[0], exp.Table) and not read[0].db:
-            query = self._named.get(read[0].name.lower(), query)
-        plain = isinstance(query, exp.Select) and {part for part, value in query.args.items() if value} == {"expressions"}
-        return query.expressions[0].unalias() if plain and len(query.expressions) == 1 else None
-
     def _removes_doubles(self, own: frozenset[str], others: list[exp.Expr], parts: list[exp.Expr]) -> bool:
         """Whether ``parts`` tie a table to itself by one column, and keep the first or last row of each kind by another."""
-        if len(others) != 1 or not isinstance(others[0], exp.Table) or others[0].name.lower() != self._table:
+        if len(others) != 1 or not isinstance(others[0], exp.Table) or others[0].name.lower() != self.queries.table:
             return False
         twin = others[0].alias_or_name.lower()
         same: set[str] = set()
         ordered: set[str] = set()
-        for part in (one for condition in parts for one in condition.flatten() if isinstance(one, exp.EQ | exp.LT | exp.GT)):
-            left, right = part.this, part.expression
-            if isinstance(left, exp.Column) and isinstance(right, exp.Column) and left.name.lower() == right.name.lower():
-                tables = {left.table.lower(), right.table.lower()}
-                if twin in tables and len(tables) == 2 and tables - {twin} <= own:
-                    (same if isinstance(part, exp.EQ) else ordered).add(left.name.lower())
+        for part in (one for condition in parts for one in conjuncts(condition)):
+            left, right = (part.this, part.expression) if isinstance(part, exp.EQ | exp.LT | exp.GT) else (None, None)
+            if not isinstance(left, exp.Column) or not isinstance(right, exp.Column):
+                continue
+            tables = {left.table.lower(), right.table.lower()}
+            if (
+                left.name.lower() == right.name.lower()
+                and twin in tables
+                and len(tables) == 2
+                and tables - {twin} <= own
+            ):
+                (same if isinstance(part, exp.EQ) else ordered).add(left.name.lower())
         return bool(same - ordered and ordered - same)
 
     def _keeps_first(self, column: exp.Column | None, query: exp.Expr) -> bool:
@@ -417,17 +322,12 @@ class _Analysis:
             return False
         first, group = query.expressions[0].unalias(), query.args.get("group")
         parts = {part for part, value in query.args.items() if value}
-        if parts != {"expressions", "from_", "group"} or not isinstance(first, exp.Min | exp.Max):
+        if parts != {"expressions", "from_", "group"} or not group or not isinstance(first, exp.Min | exp.Max):
             return False
         by, read = [first.this, *group.expressions], sources_of(query)[0]
-        if len(read) != 1 or not is_stored(read[0], self._named) or read[0].name.lower() != self._table:
+        if len(read) != 1 or not is_stored(read[0], self.queries.named) or read[0].name.lower() != self.queries.table:
             return False
         return all(isinstance(one, exp.Column) for one in by) and first.this.name.lower() == column.name.lower()
-
-    def _count(self) -> None:
-        self._left -= 1
-        if self._left < 0:
-            raise TooMuchWork
 
 
 def _is_query(node: exp.Expr) -> bool:
@@ -442,19 +342,6 @@ def _takes_both(condition: exp.Or) -> bool:
             if isinstance(column := side.unnest(), exp.Column):
                 found.setdefault(column.name.lower(), (column, []))[1].append(value)
     return any(takes_both(column, values) for column, values in found.values())
-
-
-def _gives_one_row(query: exp.Expr) -> bool:
-    """Whether a query is an aggregate of all that it finds."""
-    select = query.unnest()
-    if not isinstance(select, exp.Select) or select.args.get("group"):
-        return False
-    aggregates = (one for item in select.expressions for one in item.find_all(exp.AggFunc))
-    return any(not isinstance(one.parent, exp.Window) for one in aggregates)
-
-
-def _gives_columns(query: exp.Expr) -> bool:
-    return all(item.find(exp.Column, exp.Star) is not None for item in query.expressions)
 
 
 def _quantifier(value: exp.Expr) -> str:
@@ -473,10 +360,3 @@ def _holds_something(value: exp.Expr, *, several: bool) -> bool:
     if isinstance(value, exp.Literal) and not several:
         return any(char.isalnum() for char in value.name)
     return isinstance(value, exp.Array) and bool(value.expressions) and value.find(exp.Column) is None
-
-
-def _conjuncts(query: exp.Select) -> Iterator[exp.Expr]:
-    where = query.args.get("where")
-    if isinstance(where, exp.Where):
-        condition = where.this.unnest()
-        yield from condition.flatten() if isinstance(condition, exp.And) else (condition,)
