@@ -139,5 +139,5 @@ def test_it_can_be_set_again_and_refuses_what_has_no_meaning(base: sqlite3.Conne
     for wrong in ({"mode": "readonly"}, {"deny_tables": "salary"}, {"deny_columns": ["pay"]}):
         with pytest.raises(PolicyError):
             guard_sqlite(base, **wrong)
-    with pytest.raises(PolicyError, match="no sqlite3 connection"):
+    with pytest.raises(PolicyError, match="not a sqlite3 connection"):
         guard_sqlite("base.db")  # type: ignore[arg-type]

@@ -11,11 +11,12 @@ from lgov_core.errors import PolicyError
 from lgov_core.policies.base import BoundedPolicy
 from lgov_core.policies.options import argument_names, string_tuple
 from lgov_core.policies.sql import names as sql_names
-from lgov_core.policies.sql.rules import SEVERITIES, Mode, settings_of
+from lgov_core.policies.sql.refusal import SEVERITIES
+from lgov_core.policies.sql.rules import Mode, settings_of
 from lgov_core.types import Action, Decision, Effect, Point, Severity
 
 if TYPE_CHECKING:
-    from lgov_core.policies.sql.reading import Reading, Verdict
+    from lgov_core.policies.sql.reader import Reader
 
 CACHED_TEXTS = 1024
 #: Where neither policy nor action names a dialect, a text is read in each of these.
@@ -91,10 +92,10 @@ class SQLPolicy(BoundedPolicy):
         self._every_tool = "*" in self.tools
         #: Whether the policy itself knows in which dialect to read.
         self._settled = dialect is not None and dialect != FROM_TOOL
-        self._readings: dict[str, Reading] = {}
+        self._readers: dict[str, Reader] = {}
         self._judge_cached = lru_cache(CACHED_TEXTS)(self._judge_text)
         if self.dialect is not None and self._settled:
-            self._reading(self.dialect)
+            self._reader(self.dialect)
 
     def judge(self, action: Action) -> Decision | None:
         """The verdict on a tool call that carries SQL; None for anything else."""
@@ -111,26 +112,15 @@ class SQLPolicy(BoundedPolicy):
                     dialect = sql_names.known_dialect(dialect)
                 except PolicyError as error:
                     return self.deny("dialect-unknown", f"{error.message}.", Severity.MEDIUM)
-        if len(present) == 1 and type(text := arguments[present[0]]) is str:
-            verdict = self.judge_sql(text, dialect=dialect)
-            if verdict.effect is not Effect.TRANSFORM:
-                return verdict
-        verdicts: list[Decision] = []
-        changed = dict(arguments)
-        for name in present:
-            if not isinstance(text := arguments[name], str):
-                present = []
-                break
-            verdict = self.judge_sql(text, dialect=dialect)
-            verdicts.append(verdict)
-            changed[name] = text if verdict.text is None else verdict.text
-        if not present:
+        if not present or not all(isinstance(arguments[name], str) for name in present):
             wanted = " or ".join(self.arguments)
             return self.deny("sql-missing", f"Give the SQL as text in the argument {wanted}.", Severity.MEDIUM)
-        worst = max(verdicts, key=lambda verdict: (verdict.effect, SEVERITIES[verdict.severity]))
-        if worst.effect is Effect.TRANSFORM:
-            return self.transform(worst.rule, worst.reason, arguments=changed)
-        return worst
+        decisions = {name: self.judge_sql(arguments[name], dialect=dialect) for name in present}
+        worst = max(decisions.values(), key=lambda decision: (decision.effect, SEVERITIES[decision.severity]))
+        if worst.effect is not Effect.TRANSFORM:
+            return worst
+        changed = {name: decision.text for name, decision in decisions.items() if decision.text is not None}
+        return self.transform(worst.rule, worst.reason, arguments={**arguments, **changed})
 
     def judge_sql(self, text: str, *, dialect: str | None = None) -> Decision:
         """The verdict on one SQL text, which may hold several statements. Recent verdicts are kept.
@@ -151,29 +141,26 @@ class SQLPolicy(BoundedPolicy):
 
     def _judge_text(self, text: str, dialect: str | None) -> Decision:
         if dialect is not None:
-            verdicts = [self._reading(dialect).verdict(text)]
+            read = [self._reader(dialect).read(text)]
         else:  # what no database of a dialect would take does not count, unless that is all of them
-            read = [self._reading(common).verdict(text) for common in COMMON_DIALECTS]
-            verdicts = [one for one in read if one.found is None or not one.found.unread] or read[:1]
-        worst = max(verdicts, key=_weight)
-        if worst.found is not None:
-            return self.deny(worst.found.rule, worst.found.reason, worst.found.severity)
-        if worst.text is None:
+            read = [self._reader(common).read(text) for common in COMMON_DIALECTS]
+            read = [one for one in read if one.refusal is None or not one.refusal.unread] or read[:1]
+        refusals = [one.refusal for one in read if one.refusal is not None]
+        if refusals:
+            gravest = max(refusals, key=lambda refusal: SEVERITIES[refusal.severity])
+            return self.deny(gravest.rule, gravest.reason, gravest.severity)
+        if read[0].text is None:
             return self.allow()
-        return self.transform("sql-max-rows", f"At most {self._settings.max_rows} rows are read.", text=worst.text)
+        return self.transform("sql-max-rows", f"At most {self._settings.max_rows} rows are read.", text=read[0].text)
 
-    def _reading(self, dialect: str) -> Reading:
+    def _reader(self, dialect: str) -> Reader:
         # Two threads may make the same one at the same time; either will do.
-        reading = self._readings.get(dialect)
-        if reading is None:
-            from lgov_core.policies.sql.reading import Reading
+        reader = self._readers.get(dialect)
+        if reader is None:
+            from lgov_core.policies.sql.reader import Reader
 
-            reading = self._readings[dialect] = Reading(self._settings, dialect)
-        return reading
-
-
-def _weight(verdict: Verdict) -> int:
-    return -1 if verdict.found is None else SEVERITIES[verdict.found.severity]
+            reader = self._readers[dialect] = Reader(self._settings, dialect)
+        return reader
 
 
 def sql_rule(

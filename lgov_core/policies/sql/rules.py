@@ -1,4 +1,4 @@
-"""What a SQLPolicy was told: kinds of statements, tables, columns and functions, and how names are matched with them."""
+"""The settings of a SQLPolicy: kinds of statements, tables, columns and functions, and how names are matched with them."""
 
 from __future__ import annotations
 
@@ -11,12 +11,9 @@ from typing import Literal
 from lgov_core.errors import PolicyError
 from lgov_core.policies.options import positive_integer, string_tuple
 from lgov_core.policies.sql import names as sql_names
-from lgov_core.types import Severity
 
 Mode = Literal["guarded", "read_only"]
 MODES: tuple[Mode, ...] = ("guarded", "read_only")
-#: How bad a severity is, to compare.
-SEVERITIES = {severity: rank for rank, severity in enumerate(Severity)}
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,191 +1,122 @@
-"""Which columns in a subquery are of the row around it, and not of what the subquery itself reads."""
+"""Names within queries: what stands in FROM, and which columns belong to the row around a subquery."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import NamedTuple
+from collections.abc import Iterable, Mapping
 
 from sqlglot import exp
 
 from lgov_core.policies.options import names as words
-from lgov_core.policies.sql.sources import Known, Source, is_function
 
-#: Parts of a query that choose, group and order its rows, and give nothing.
-_CHOOSING = frozenset(words("where on having qualify group order distinct limit offset"))
-#: Dialects in which the name of a table also stands for the row.
-_ROWS_AS_VALUES = frozenset(words("postgres redshift duckdb bigquery spark databricks"))
-#: What stands in FROM and sees what stands there before it.
-_LATERAL = (exp.Lateral, exp.Unnest, exp.Table, exp.TableFromRows, exp.Alias)
-#: What the columns of VALUES are called where nobody says otherwise, before their numbers.
-_OF_VALUES = {
-    "duckdb": "col",
-    "mysql": "column_",
-    "trino": "_col",
-    "presto": "_col",
-    "spark": "col",
-    "databricks": "col",
-}
-#: The columns, in all databases that have it, of a function in the place of a table; another's has the name of its alias.
-_OF_FUNCTIONS = {
-    **dict.fromkeys(words("json_each jsonb_each json_each_text jsonb_each_text json_tree openjson"), ("key", "value")),
-    **dict.fromkeys(words("json_array_elements jsonb_array_elements json_array_elements_text"), ("value",)),
-    **dict.fromkeys(words("jsonb_array_elements_text string_split split_to_table"), ("value",)),
-    "explode": ("col",),
-}
+#: Columns of functions in the place of a table, where the function names them itself.
+_GIVES_VALUE = frozenset(
+    words(
+        "json_each jsonb_each json_each_text jsonb_each_text json_tree openjson string_split split_to_table"
+        " json_array_elements jsonb_array_elements json_array_elements_text jsonb_array_elements_text"
+    )
+)
+#: What databases call the columns of VALUES, before their numbers.
+_OF_VALUES = ("column", "col", "_col")
 
 
-class _Seen(NamedTuple):
-    """The columns that can be named without a table somewhere in a query (None: any), and the tables, in lower case."""
-
-    columns: frozenset[str] | None
-    tables: frozenset[str]
-
-    def may_have(self, column: exp.Column) -> bool:
-        """Whether ``column`` may be one of these."""
-        table = column.table.lower()
-        if table:
-            return table in self.tables or (self.columns is not None and table in self.columns)
-        return self.columns is None or column.name.lower() in self.columns
-
-    def beside(self, other: _Seen) -> _Seen:
-        """What can be seen of both."""
-        columns = None if self.columns is None or other.columns is None else self.columns | other.columns
-        return _Seen(columns, self.tables | other.tables)
-
-
-_NOTHING = _Seen(frozenset(), frozenset())
-
-
-def of_row_around(expression: exp.Expr, known: Known, written: Source) -> Iterator[tuple[exp.Column, bool]]:
-    """The columns in ``expression`` that no query within it reads; and whether each only helps to choose rows of one.
-
-    A stored table may have any column. What reads none has the columns that the text shows, and no others.
-    """
-    pending: list[tuple[exp.Expr, _Seen, bool]] = [(expression, _NOTHING, False)]
+def sources(*places: object) -> tuple[list[exp.Expr], list[exp.Expr]]:
+    """The tables, queries and functions in FROM, JOIN and USING clauses, and the conditions of their inner joins."""
+    nodes: list[exp.Expr] = []
+    ties: list[exp.Expr] = []
+    pending = [*reversed(places)]
     while pending:
-        node, seen, chooses = pending.pop()
-        if isinstance(node, exp.Column):
-            if not seen.may_have(node) or _is_whole_row(node, seen, known, written):
-                yield node, chooses
-        elif isinstance(node, exp.Select):
-            for part, sees in _parts(node, seen, known):
-                pending.append((part, sees, chooses or part.arg_key in _CHOOSING))
-        else:
-            if node.args.get("joins"):
-                seen = seen.beside(_of_source(node, known))
-            pending.extend((part, seen, chooses or part.arg_key in _CHOOSING) for part in node.iter_expressions())
+        place = pending.pop()
+        if isinstance(place, exp.Join):
+            on = place.args.get("on")
+            if isinstance(on, exp.Expr) and place.side.upper() not in ("LEFT", "RIGHT", "FULL"):
+                ties.append(on)
+            pending.append(place.this)
+        elif isinstance(place, exp.From | exp.Paren):
+            pending.append(place.this)
+        elif isinstance(place, exp.Expr):
+            nodes.append(place)
+            pending.extend(place.args.get("joins") or [])
+    return nodes, ties
 
 
-def _is_whole_row(column: exp.Column, seen: _Seen, known: Known, written: Source) -> bool:
-    """Whether a column may be a row as a value: ``(orders).id``, ``to_jsonb(o)``."""
-    name = column.name.lower()
-    whole = not column.table and name in written.known_as and name not in seen.tables
-    return whole and known.dialect in _ROWS_AS_VALUES
+def sources_of(select: exp.Select) -> tuple[list[exp.Expr], list[exp.Expr]]:
+    """`sources` of a query."""
+    args = select.args
+    return sources(args.get("from_"), *(args.get("joins") or []), *(args.get("laterals") or []))
 
 
-def _parts(select: exp.Select, around: _Seen, known: Known) -> Iterator[tuple[exp.Expr, _Seen]]:
-    """The parts of a query, each with what it sees."""
-    seen = around
-    for source in _sources(select):
-        yield source, seen if isinstance(source, _LATERAL) else around
-        seen = seen.beside(_of_source(source, known))
-    for part in select.iter_expressions():
-        if isinstance(part, exp.Join):
-            on = part.args.get("on")
-            if isinstance(on, exp.Expr):
-                yield on, seen
-        elif not isinstance(part, exp.From | exp.Lateral):
-            yield part, around if isinstance(part, exp.With) else seen
+def is_function(source: exp.Expr) -> bool:
+    """Whether a function stands in the place of a table: ``json_each(...)``, ``ROWS FROM (...)``."""
+    return isinstance(source, exp.Table) and (isinstance(source.this, exp.Func) or bool(source.args.get("rows_from")))
 
 
-def _sources(select: exp.Select) -> Iterator[exp.Expr]:
-    from_ = select.args.get("from_")
-    places = [from_] if isinstance(from_, exp.From) else []
-    for place in (*places, *(select.args.get("joins") or [])):
-        yield place.this
-    yield from select.args.get("laterals") or []
+def is_stored(source: exp.Expr, named: Mapping[str, exp.Expr]) -> bool:
+    """Whether a source is a table of the database; ``named`` are the WITH queries by name (lower case)."""
+    if not isinstance(source, exp.Table) or is_function(source):
+        return False
+    return bool(source.db) or source.name.lower() not in (*named, "dual")
 
 
-def _of_source(source: exp.Expr, known: Known) -> _Seen:
-    seen = _Seen(_columns(source, known), frozenset({source.alias_or_name.lower()} - {""}))
-    for join in source.args.get("joins") or []:
-        seen = seen.beside(_of_source(join.this, known))
-    return seen
+def reads_row_around(query: exp.Expr, named: Mapping[str, exp.Expr], own: frozenset[str]) -> bool:
+    """Whether ``query`` may use a column, or all, of the row around it, which conditions know by the names ``own``.
+
+    A column without a table belongs to the innermost query around it that reads a stored table, which may have any column,
+    or something else that gives a column of that name.
+    """
+    return any(not _is_inside(column, query, named, own) for column in query.find_all(exp.Column))
 
 
-def _columns(source: exp.Expr, known: Known) -> frozenset[str] | None:
-    """The columns of what stands in FROM, or in WITH, in lower case; None where it may have any."""
-    if isinstance(source, exp.Table) and not is_function(source):
-        name = source.name.lower()
-        query = None if source.db else known.queries.get(name)
-        if query is None:
-            return frozenset() if name == "dual" and not source.db else None
-        if not _renamed(source):
-            return _columns(query.parent, known) if isinstance(query.parent, exp.CTE) else None
-    if renamed := _renamed(source):
-        return renamed
-    if isinstance(source, exp.CTE | exp.Query | exp.Values):
-        if id(source) not in known.columns:
-            known.columns[id(source)] = frozenset()  # while a query that reads itself is looked at
-            known.columns[id(source)] = _given(source, known)
-        return known.columns[id(source)]
-    inner = source.this
-    if isinstance(source, exp.Lateral) and isinstance(inner, exp.Subquery):
-        return _columns(inner, known)
-    function = inner if isinstance(inner, exp.Func) else source
-    defined = [column.name.lower() for column in function.find_all(exp.JSONColumnDef, exp.OpenJSONColumnDef)]
-    name = _name_of(function)
-    return frozenset(defined or _OF_FUNCTIONS.get(name) or (source.alias.lower() or name,))
+def _is_inside(column: exp.Column, query: exp.Expr, named: Mapping[str, exp.Expr], own: frozenset[str]) -> bool:
+    inner, node = column, column
+    while node is not query and node.parent is not None:
+        below, inner, node = inner, node, node.parent
+        if not isinstance(node, exp.Select) or inner.arg_key in ("from_", "laterals", "with_"):
+            continue
+        if inner.arg_key == "joins" and below.arg_key == "this":
+            continue
+        if _belongs_to(column, sources_of(node)[0], named, own):
+            return True
+    return False
 
 
-def _renamed(source: exp.Expr) -> frozenset[str]:
+def _belongs_to(
+    column: exp.Column, sources: Iterable[exp.Expr], named: Mapping[str, exp.Expr], own: frozenset[str]
+) -> bool:
+    name, table = column.name.lower(), column.table.lower()
+    known = {source.alias_or_name.lower() for source in sources}
+    if table:
+        return table in known
+    if name in own and name not in known:
+        return False  # the whole row as a value
+    return any(is_stored(source, named) or name in given_by(source, named) for source in sources)
+
+
+def given_by(source: exp.Expr, named: Mapping[str, exp.Expr]) -> set[str]:
+    """The names (lower case) of the columns that a query or function gives, as far as the text shows them."""
     alias = source.args.get("alias")
-    columns = alias.columns if isinstance(alias, exp.TableAlias) else []
-    found = frozenset(column.name.lower() for column in columns)
-    offset = source.args.get("offset")
-    return found | {offset.name.lower()} if found and isinstance(offset, exp.Expr) else found
-
-
-def _given(query: exp.Expr, known: Known) -> frozenset[str] | None:
-    """The names of the columns that a query gives; None where it may give any."""
-    while isinstance(query, exp.CTE | exp.Subquery | exp.SetOperation):  # the first part of a UNION names its columns
-        query = query.this
-    if isinstance(query, exp.Values):
-        first = query.expressions[0] if query.expressions else query
-        prefix = _OF_VALUES.get(known.dialect, "column")
-        return frozenset(f"{prefix}{number}" for number in range(max(1, len(first.expressions)) + 1))
-    if isinstance(query, exp.Table):
-        return _of_source(query, known).columns
-    if not isinstance(query, exp.Select):
-        return None
-    found: frozenset[str] = frozenset()
-    for item in query.expressions:
-        if item.is_star:
-            of_all = _of_star(item, query, known)
-            if of_all is None:
-                return None
-            found |= of_all
-        else:
-            name = item.alias_or_name.lower() or _name_of(item)
-            found |= {name, "col"} if name == "explode" else {name}
-    return found
-
-
-def _of_star(star: exp.Expr, select: exp.Select, known: Known) -> frozenset[str] | None:
-    table = star.table.lower() if isinstance(star, exp.Column) else ""
-    found: frozenset[str] = frozenset()
-    for source in _sources(select):
-        if not table or source.alias_or_name.lower() == table:
-            columns = _of_source(source, known).columns
-            if columns is None:
-                return None
-            found |= columns
-    inner = star.this if isinstance(star, exp.Column) else star
-    return found - {name.name.lower() for name in inner.args.get("except_") or []}
-
-
-def _name_of(function: exp.Expr) -> str:
-    """What a function is called, and the column that it gives where nobody gives it another name."""
-    if isinstance(function, exp.Func) and not isinstance(function, exp.Anonymous):
-        return function.sql_name().lower()
-    return function.alias_or_name.lower()
+    if isinstance(alias, exp.TableAlias) and alias.columns:
+        return {column.name.lower() for column in alias.columns}
+    if isinstance(source, exp.Table) and not is_function(source):
+        query = named.get(source.name.lower())
+        return set() if query is None else given_by(query.parent if query.parent is not None else query, {})
+    while isinstance(source, exp.CTE | exp.Subquery | exp.SetOperation):
+        source = source.this
+    if isinstance(source, exp.Select):
+        return {item.alias_or_name.lower() for item in source.expressions} | {
+            name
+            for item in source.expressions
+            if item.is_star
+            for one in sources_of(source)[0]
+            for name in given_by(one, {})
+        }
+    if isinstance(source, exp.Values):
+        width = len(source.expressions[0].expressions) if source.expressions else 0
+        return {f"{prefix}{number}" for prefix in _OF_VALUES for number in range(width + 1)}
+    function = source.this if isinstance(source.this, exp.Func) else source
+    name = (
+        function.sql_name()
+        if isinstance(function, exp.Func) and not isinstance(function, exp.Anonymous)
+        else function.name
+    )
+    defined = {column.name.lower() for column in source.find_all(exp.JSONColumnDef, exp.OpenJSONColumnDef)}
+    return defined or {"value" if name.lower() in _GIVES_VALUE else source.alias_or_name.lower()}

@@ -10,7 +10,7 @@ from typing import Final
 
 from lgov_core.errors import PolicyError
 from lgov_core.policies.options import string_tuple
-from lgov_core.policies.sql.names import DESCRIBING_PRAGMAS, is_dangerous
+from lgov_core.policies.sql.names import is_dangerous, words
 from lgov_core.policies.sql.rules import MODES, Mode
 
 Authorizer = Callable[[int, "str | None", "str | None", "str | None", "str | None"], int]
@@ -60,7 +60,7 @@ def guard_sqlite(
     thread that the connection belongs to, while no transaction is open.
     """
     if not isinstance(connection, sqlite3.Connection):  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise PolicyError(f"guard_sqlite: {connection!r} is no sqlite3 connection", hint="pass sqlite3.connect(...)")
+        raise PolicyError(f"guard_sqlite: {connection!r} is not a sqlite3 connection", hint="pass sqlite3.connect(...)")
     if mode not in MODES:
         raise PolicyError(f"guard_sqlite: mode {mode!r} is unknown", hint="write guarded or read_only")
     tables = tuple(glob.lower() for glob in string_tuple("guard_sqlite", "deny_tables", deny_tables))
@@ -108,7 +108,7 @@ class _Rules:
         if code == sqlite3.SQLITE_FUNCTION:
             return second not in self.functions and is_dangerous(second, "sqlite")
         if code == sqlite3.SQLITE_PRAGMA:
-            return first not in DESCRIBING_PRAGMAS or self._closed(second)
+            return first not in words("describing_pragmas") or self._closed(second)
         if code == sqlite3.SQLITE_REINDEX:  # asked for after an index is made, too
             return self.mode == "read_only"
         if code in _CREATES:

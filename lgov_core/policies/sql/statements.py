@@ -5,11 +5,13 @@ from __future__ import annotations
 import re
 
 from lgov_core.policies.options import names as words
-from lgov_core.policies.sql.names import DESCRIBING_PRAGMAS
+from lgov_core.policies.sql.names import words as words_named
 from lgov_core.policies.sql.text import MYSQL_FAMILY, Statement
 
 #: First words of statements about transactions.
 TRANSACTION_WORDS = frozenset({"BEGIN", "START", "COMMIT", "END", "ROLLBACK", "SAVEPOINT", "RELEASE"})
+#: First words that leave the kind of statement to the syntax tree.
+OPENINGS = frozenset({"WITH", "(", "TABLE", "FROM"})
 #: DuckDB's statements that read and do not begin with a word of standard SQL.
 SHORTHANDS = frozenset({"SUMMARIZE", "PIVOT", "UNPIVOT"})
 
@@ -90,7 +92,7 @@ def described(text: str, kind: str, dialect: str) -> tuple[str, str] | None:
     """
     if kind == "PRAGMA":
         match = _PRAGMA.fullmatch(text)
-        if dialect != "sqlite" or match is None or match[1].lower() not in DESCRIBING_PRAGMAS:
+        if dialect != "sqlite" or match is None or match[1].lower() not in words_named("describing_pragmas"):
             return None
         return "", (match[3] or "").strip().lower()
     if dialect not in (_SHOW if kind == "SHOW" else _DESCRIBE):
@@ -111,32 +113,22 @@ def as_delete_or_update(statement: Statement) -> Statement | None:
     if match is None:
         return None
     opening = f"DELETE FROM {match['path']} " if match["delete"] else f"UPDATE {match['path']} SET "
-    shift = len(opening) - match.end()
-    quoted = tuple((start + shift, end + shift) for start, end in statement.quoted if start >= match.end())
-    text = opening + statement.text[match.end() :]
-    return Statement(text, statement.words, statement.names, statement.called, statement.qualifiers, quoted)
+    return statement.with_end(opening, statement.text[match.end() :])
 
 
 def _parts(path: str) -> list[str]:
     return [part.strip('"`').lower() for part in re.findall(_NAME, path)]
 
 
-def as_query(statement: Statement, word: str, openings: frozenset[str]) -> Statement | None:
-    """The query that reads what one of DuckDB's `SHORTHANDS` reads; None where that is not sure.
-
-    ``openings`` are the first words of queries in upper case.
-    """
+def as_query(statement: Statement, word: str) -> Statement | None:
+    """The query that reads what one of DuckDB's `SHORTHANDS` reads; None where that is not sure."""
     rest = statement.text[len(word) :].lstrip(" \t\r\n\f")
     first = re.match(r"\(|\w*", rest)
-    opens = first is not None and first[0].upper() in openings
+    opens = first is not None and first[0].upper() in OPENINGS | {"SELECT", "VALUES"}
     if word != "SUMMARIZE":  # its own words begin no table's name
         if first is None or first[0].upper() in _WORDS_OF_DUCKDB:
             return None
-        text, shift = f"FROM ({statement.text})", len("FROM (")
-    elif opens or _PATH_ALONE.fullmatch(rest) is not None:
-        text = rest if opens else f"FROM {rest}"
-        shift = len(text) - len(statement.text)
-    else:
-        return None
-    quoted = tuple((start + shift, end + shift) for start, end in statement.quoted)
-    return Statement(text, statement.words, statement.names, statement.called, statement.qualifiers, quoted)
+        return statement.with_end("FROM (", statement.text, ")")
+    if opens:
+        return statement.with_end("", rest)
+    return statement.with_end("FROM ", rest) if _PATH_ALONE.fullmatch(rest) is not None else None

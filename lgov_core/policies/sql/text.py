@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Protocol
 
@@ -82,6 +82,12 @@ class Statement:
     called: tuple[str, ...]
     qualifiers: tuple[str, ...]
     quoted: tuple[tuple[int, int], ...]
+
+    def with_end(self, opening: str, rest: str, closing: str = "") -> Statement:
+        """The statement with ``opening`` in place of what stands before its end ``rest``, and ``closing`` behind."""
+        shift = len(opening) + len(rest) - len(self.text)
+        quoted = tuple((start + shift, end + shift) for start, end in self.quoted if start + shift >= len(opening))
+        return replace(self, text=opening + rest + closing, quoted=quoted)
 
 
 class Lexicon:
