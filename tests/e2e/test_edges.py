@@ -31,7 +31,8 @@ from lgov_core.testing import ScriptedCall, ScriptedModelServer, ScriptedReply  
 from lgov_core.train.workers.jobs import JobResult  # noqa: E402
 from lgov_core.transitions import build_transitions  # noqa: E402
 from lgov_core.types import Outcome  # noqa: E402
-from lgov_core.views.attempt_view import AttemptView, ToolStep, read_attempt  # noqa: E402
+from lgov_core.views.attempt_builder import read_attempt  # noqa: E402
+from lgov_core.views.attempt_view import AttemptView, ToolStep  # noqa: E402
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="needs POSIX processes")
 
