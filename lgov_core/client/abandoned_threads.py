@@ -1,4 +1,4 @@
-"""Attempts in threads that are left behind when nobody wants them any more: an agent that hangs keeps no program running."""
+"""Runs attempts in daemon threads that can be abandoned, so that a hanging agent does not keep the program alive."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Found = TypeVar("Found")
 def as_they_end(
     run: Callable[[Given], Found], given: Sequence[Given], threads: int, name: str
 ) -> Generator[tuple[int, Found]]:
-    """Calls ``run`` with each of ``given``, so many at a time; yields the place and what came back, as they end.
+    """Calls ``run`` with each of ``given``, at most ``limit`` at a time; yields the index and the result as they end.
 
     Raises what ``run`` raised. Once the generator is closed, or has raised, nothing more is begun; what runs goes on in daemon
     threads, and what comes of it is forgotten. For one thread.

@@ -83,7 +83,7 @@ class AgentRunner:
     With one they are governed, and decisions go to the record at ``audit``. With ``instrument`` every framework that is
     installed is instrumented for the whole process, until `close`. Raises `InstrumentationError` under a policy when
     none is. A ``governor``
-    of the caller's stands in place of a policy: what it sees is shown here too, until `close`.
+    of the caller's replaces the policy: its events are observed here too, until `close`.
     """
 
     def __init__(
@@ -221,7 +221,9 @@ class AgentRunner:
                 except InstrumentationError:
                     if required:
                         raise
-                    _LOG.warning("%s is governed by somebody else here: its calls earn no AIR", adapter.name)
+                    _LOG.warning(
+                        "%s is governed by another governor in this process: its calls earn no AIR", adapter.name
+                    )
                     continue
                 self._arms.callback(adapter.uninstrument)
                 instrumented += 1
@@ -251,7 +253,7 @@ async def _await(value: Awaitable[Any], timeout_s: float) -> Any:
 
 
 def _reported(value: Any, given: Assignment) -> Report:
-    """The report of an agent that returned. What is no reward becomes none: it is counted, and nothing is learnt from it.
+    """The report of an agent that returned. A value that is not a reward is counted and not trained on.
 
     An `Episode` says all of it itself.
     """

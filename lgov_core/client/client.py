@@ -27,9 +27,9 @@ from lgov_core.types import new_id
 
 #: Bytes of tasks in one request, about: servers take bodies of 8 MiB.
 _PART: Final = 2 * 1024 * 1024
-#: A worker that is not heard from for so many seconds has lost its attempts.
+#: Seconds without a heartbeat after which a worker loses its attempts.
 _LEASE_S: Final = 30.0
-#: When so many attempts in a row gave no reward that is a number, something is wrong with the agent.
+#: Number of consecutive attempts without a numeric reward after which training stops.
 _MOST_BAD_REWARDS: Final = 8
 
 TaskFile = str | os.PathLike[str] | Sequence[Mapping[str, Any]]
@@ -120,8 +120,8 @@ class Client:
 
         def opened(open_things: contextlib.ExitStack, done: Done) -> Workers:
             if workers == "processes":
-                told = {**options, "agent": name, "rules": air_enabled, "base_rules": air_enabled}
-                return ProcessWorkers(told, nworkers, done)
+                settings = {**options, "agent": name, "rules": air_enabled, "base_rules": air_enabled}
+                return ProcessWorkers(settings, nworkers, done)
             runner = AgentRunner(
                 agent,
                 endpoint=self.url,
@@ -183,7 +183,7 @@ class _Session:
         self._bad_in_a_row = 0
 
     def claim(self, limit: int, wait_s: float) -> tuple[list[Assignment], dict[str, Any]]:
-        """At most ``limit`` assignments, and how the run stands."""
+        """At most ``limit`` assignments, and the state of the run."""
         body = {
             "worker_id": self.worker_id, "limit": limit, "lease_s": _LEASE_S, "wait_s": wait_s,
             "run": self.run_id, "after": len(self.metrics),
@@ -195,7 +195,7 @@ class _Session:
         return [replace(one, model_api=f"{self.connection.url}{one.model_api}") for one in found], answer["progress"]
 
     def finish(self, given: Assignment, report: Report) -> None:
-        """Reports an attempt. Called in any thread; what goes wrong is told to the thread that trains."""
+        """Reports an attempt. Called in any thread; errors are passed to the training thread."""
         body = {
             "worker_id": self.worker_id,
             "rollout_id": given.rollout_id,
@@ -208,7 +208,7 @@ class _Session:
             trouble = None
         except LgovError as error:
             accepted, trouble = False, error
-        except ValueError as error:  # a reward that is no JSON number: it was checked, so this is ours
+        except ValueError as error:  # a reward that is not a JSON number; it was checked before, so this is a bug here
             accepted, trouble = False, ClientError(f"a report cannot be sent: {error}")
         with self.ended:
             self.counts[report.outcome.value if accepted else "not accepted"] += 1
@@ -223,7 +223,7 @@ class _Session:
     def release(self) -> None:
         """Hands back what will not be finished here, as well as can be: what stays is lost with its lease.
 
-        Also what the server gave and nobody here got to know of, because the answer was not waited for.
+        Includes attempts whose assignment arrived after this client stopped waiting.
         """
         if self.over:
             return
@@ -268,7 +268,7 @@ class _Session:
 
 def _run(session: _Session, workers: Workers, display: Display) -> TrainResult:
     """Hands work to the workers until the run has ended."""
-    told = 0
+    shown = 0
     while True:
         if session.trouble is not None:
             raise session.trouble
@@ -277,8 +277,8 @@ def _run(session: _Session, workers: Workers, display: Display) -> TrainResult:
         for given in assignments:
             workers.give(given)
         display.show(progress)
-        new = session.metrics[told:]
-        told += len(new)
+        new = session.metrics[shown:]
+        shown += len(new)
         for line in new:
             if line.get("note"):
                 display.say(f"update {line['step']}: {line['note']}")

@@ -31,7 +31,7 @@ class Connection:
     def __init__(self, url: str, *, key: str | None = None, patience_s: float = 60.0) -> None:
         parts = urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise ClientError(f"{url!r} is no address of a server", hint="such as http://localhost:8000")
+            raise ClientError(f"{url!r} is not a server's URL", hint="such as http://localhost:8000")
         self.url = url.rstrip("/").removesuffix("/v1")
         self.patience_s = patience_s
         self._headers = {
@@ -88,7 +88,7 @@ class Connection:
             message = raw[:200].decode(errors="replace")
         if error.code == 404 and path == "/train/about":
             return ClientError(
-                f"{self.url} is no training server", status=404, hint="start one with python -m lgov_core.server"
+                f"{self.url} is not a training server", status=404, hint="start one with python -m lgov_core.server"
             )
         if error.code in (401, 403):
             return ClientError(
@@ -103,5 +103,5 @@ def _object(raw: bytes) -> dict[str, Any]:
     except ValueError as error:
         raise ClientError("the answer of the server is not JSON", hint="is this a training server of lgov?") from error
     if not isinstance(value, dict):
-        raise ClientError("the answer of the server is no object", hint="is this a training server of lgov?")
+        raise ClientError("the server's reply is not a JSON object", hint="is this a training server of lgov?")
     return value

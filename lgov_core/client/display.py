@@ -9,7 +9,7 @@ from typing import Any, Self
 
 
 class Display:
-    """One bar over the updates of a run; a line now and then where standard error is no terminal. Nothing when ``quiet``."""
+    """One bar over the updates of a run; a line now and then where standard error is not a terminal. Nothing when ``quiet``."""
 
     def __init__(self, *, quiet: bool = False) -> None:
         from rich.console import Console

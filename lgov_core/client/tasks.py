@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from lgov_core.errors import TaskError
 
-#: So many faults of a file are told at once.
+#: Maximum number of errors of a file reported at once.
 _TOLD: Final = 10
 
 
@@ -109,7 +109,7 @@ def _of_list(source: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     for number, task in enumerate(source):
         try:
             if not isinstance(task, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]
-                raise ValueError(f"a {type(task).__name__} is no task")
+                raise ValueError(f"a {type(task).__name__} is not a task")
             tasks.append(_read(json.dumps(dict(task), allow_nan=False).encode()))
         except (TypeError, ValueError) as error:
             raise TaskError(f"task {number} of the list: {error}", hint="give mappings of plain JSON values") from error
@@ -130,14 +130,14 @@ def _read(line: bytes) -> dict[str, Any]:
     except RecursionError as error:
         raise ValueError("nested too deeply") from error
     if not isinstance(task, dict):
-        raise ValueError(f"a JSON {_WORDS.get(type(task), 'value')} is no task: a task is an object")
+        raise ValueError(f"a JSON {_WORDS.get(type(task), 'value')} is not a task: a task is an object")
     if not task:
         raise ValueError("the object is empty")
     return task
 
 
 def _no_number(name: str) -> Any:
-    raise ValueError(f"{name} is no JSON number")
+    raise ValueError(f"{name} is not a JSON number")
 
 
 def _once_each(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -105,11 +105,11 @@ def reward_of(value: Any) -> Reward:
     given = _mapping(value, "a reward")
     texts = ("rollout_id", "response_id", "tool_call_id", "source", "reward_id")
     if isinstance(given.get("value"), bool) or not isinstance(given.get("value"), int | float):
-        raise ValueError("the value of a reward is no number")
+        raise ValueError("the value of a reward is not a number")
     if not isinstance(given.get("dimension"), str) or any(
         not isinstance(given.get(name), str | None) for name in texts
     ):
-        raise ValueError("the names in a reward are no texts")
+        raise ValueError("the names in a reward are not text")
     return Reward(**{name: given[name] for name in _REWARD if given.get(name) is not None})
 
 
@@ -128,7 +128,7 @@ def span_of(value: Any) -> Span:
     if not isinstance(given.get("started_at"), int | float) or not isinstance(
         given.get("ended_at"), int | float | None
     ):
-        raise ValueError("the times of a span are no numbers")
+        raise ValueError("the times of a span are not numbers")
     try:
         events = tuple(SpanEvent(str(name), float(at), dict(more)) for name, at, more in given.get("events") or ())
     except (TypeError, ValueError) as error:
@@ -155,5 +155,5 @@ def assignments_of(values: Sequence[Any]) -> list[Assignment]:
 
 def _mapping(value: Any, what: str) -> Mapping[str, Any]:
     if not isinstance(value, Mapping):
-        raise ValueError(f"{what} is no object")
+        raise ValueError(f"{what} is not an object")
     return cast("Mapping[str, Any]", value)

@@ -40,7 +40,7 @@ def main() -> None:
 
 
 def _hear(lines: BinaryIO, waiting: queue.SimpleQueue[bytes]) -> None:
-    """Reads on while an agent runs: when the client is gone, nobody is left to end one that hangs."""
+    """Keeps reading while an agent runs, so that the process ends when the client is gone."""
     for line in lines:
         waiting.put(line)
     sys.stderr.flush()

@@ -19,7 +19,7 @@ from lgov_core.types import Outcome
 
 #: Told how an attempt ended. Called from any thread.
 Done = Callable[[Assignment, Report], None]
-#: Processes that die before they ran anything: so many in a row, and there is no use in starting another.
+#: Number of consecutive processes that die before running anything after which no more are started.
 _MOST_FALSE_STARTS = 3
 
 
@@ -125,7 +125,7 @@ class _Process:
 class ProcessWorkers:
     """Processes, each of which runs one attempt at a time. One that dies or hangs is replaced.
 
-    ``options`` is what `lgov_core.client.worker_process` is told. A process that dies during an attempt ends it as
+    ``options`` is passed to `lgov_core.client.worker_process`. A process that dies during an attempt ends it as
     ``infrastructure``; when processes die before they are ready, `failure` says why.
     """
 
@@ -134,7 +134,7 @@ class ProcessWorkers:
         self._lock = threading.Lock()
         self._closing = False
         self._false_starts = 0
-        #: Processes that ended without being told to.
+        #: Processes that ended by themselves.
         self.deaths = 0
         self.failure: TrainError | None = None
         self._processes = [self._start() for _ in range(count)]

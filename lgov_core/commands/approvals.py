@@ -68,7 +68,7 @@ def _answer(command: Callable[..., None]) -> Callable[..., None]:
 def approve(file: Path, request_ids: tuple[str, ...], by: str, as_json: bool) -> None:
     """Approve each REQUEST in FILE: exactly that call may be made once, until the approval expires.
 
-    Exits 1 at the first that is not pending any more; what stands before it is answered then.
+    Exits 1 at the first that is not pending any more; earlier ones are answered by then.
     """
     _answered(file, request_ids, as_json, lambda requests, one: requests.approve(one, by=by))
 
@@ -79,7 +79,7 @@ def approve(file: Path, request_ids: tuple[str, ...], by: str, as_json: bool) ->
 def reject(file: Path, request_ids: tuple[str, ...], by: str, reason: str, as_json: bool) -> None:
     """Reject each REQUEST in FILE: the model reads that, and the reason, when it makes the call again.
 
-    Exits 1 at the first that is not pending any more; what stands before it is answered then.
+    Exits 1 at the first that is not pending any more; earlier ones are answered by then.
     """
     _answered(file, request_ids, as_json, lambda requests, one: requests.reject(one, by=by, reason=reason))
 

@@ -59,7 +59,7 @@ def surface_rows(adapter: Adapter, *, yes: str, no: str) -> list[tuple[str, ...]
 
 
 def unsupported_cells(adapter: Adapter) -> dict[str, list[str]]:
-    """For each reason the cells that it rules out, as ``mode / shape``; a mode that is ruled out whole stands alone."""
+    """For each reason the cells that it rules out, as ``mode / shape``; a mode that is ruled out entirely is given alone."""
     from lgov_core.instrumentation.adapter import SHAPES
 
     reasons: dict[str, list[str]] = {}

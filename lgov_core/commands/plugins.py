@@ -39,7 +39,7 @@ def installed_plugins() -> list[InstalledPlugin]:
 def plugins(as_json: bool) -> None:
     """List the plugins of this installation and the hooks that each implements.
 
-    A plugin that cannot be loaded is an error: until it is loaded nobody can know whether it judges.
+    A plugin that cannot be loaded is an error: it might hold a policy.
     """
     found = installed_plugins()
     if as_json:

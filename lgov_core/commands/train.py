@@ -43,7 +43,7 @@ def train(
     """Train a model on rollouts of an existing agent.
 
     CONFIG is a file such as config.yaml with the sections model, training, runtime and data. What is set on the command
-    line wins over it; the sections and keys stand in brackets.
+    line wins over it; sections and keys are in brackets.
     """
     from lgov_core.train.algorithms.registry import TrainingJob, find_run
     from lgov_core.train.settings import load_train_settings

@@ -1,6 +1,6 @@
-"""An ordinary LangChain agent that answers questions about pay. It knows nothing of lgov.
+"""An ordinary LangChain agent that answers questions about pay. It contains no lgov code.
 
-The demo runs this file as it stands: the model's address comes from OPENAI_BASE_URL, as for any such agent.
+The demo runs this file unchanged: the model's address comes from OPENAI_BASE_URL, as for any such agent.
 """
 
 import sqlite3

@@ -22,7 +22,7 @@ _REPLIES = 16_384
 
 @dataclass(frozen=True, slots=True)
 class _Reply:
-    """What the agent was told (`_call_value` of each call), and the text in which the model said it."""
+    """What the agent received (`_call_value` of each call), and the model's text for it."""
 
     content: str
     calls: list[tuple[Any, ...]]
@@ -91,12 +91,12 @@ class CapturedText:
             calls = [(found.name, found.arguments_text) for found in parsed.calls]
         try:
             choice = call.response["choices"][0]
-            message, told = choice["message"], choice["finish_reason"]
+            message, reported = choice["message"], choice["finish_reason"]
             given = [(one["id"], one["function"]) for one in message.get("tool_calls") or ()]
             told_calls = [(function["name"], function["arguments"]) for _, function in given]
             told_content = message["content"]
         except (LookupError, TypeError, AttributeError):
-            return "the recorded response is no chat completion"
+            return "the recorded response is not a chat completion"
         if told_content != content:
             return f"the reply's tokens say {_shown(content)}, the agent got {_shown(told_content)}"
         if told_calls != calls:
@@ -104,8 +104,10 @@ class CapturedText:
         if tuple(call_id for call_id, _ in given) != call.tool_call_ids:
             return "the ids of the tool calls are not those that the agent got"
         finish = "tool_calls" if calls else finish
-        if not finish == told == call.finish_reason:
-            return f"the reply's tokens end by {finish!r}, recorded is {call.finish_reason!r}, the agent got {told!r}"
+        if not finish == reported == call.finish_reason:
+            return (
+                f"the reply's tokens end by {finish!r}, recorded is {call.finish_reason!r}, the agent got {reported!r}"
+            )
         return None
 
     def _prompt_problem(self, request: ChatRequest, ids: Sequence[int]) -> str | None:

@@ -51,12 +51,13 @@ def demo_command(
     resume: bool,
     as_json: bool,
 ) -> None:
-    """Governs, captures, rewards and trains a real LangChain agent, and shows what came of it.
+    """Govern, capture, reward and train a real LangChain agent, and show the difference.
 
-    An agent that knows nothing of lgov answers pay questions from a company database. Its model begins poor and
+    An agent without any lgov code answers pay questions from a company database. Its model begins poor and
     dangerous; policies judge every query before it runs; the endpoint records exact tokens; GRPO trains the model.
 
-    Exit codes: 0 done; 1 something failed (the message says what); 2 usage; 130 interrupted (a checkpoint is written; go on
+    Exit codes: 0 success; 1 something failed (the message says what); 2 usage; 130 interrupted (a checkpoint is
+    written; continue
     with --resume --folder FOLDER).
     """
     if resume and folder is None:

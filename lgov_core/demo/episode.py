@@ -85,7 +85,7 @@ class PayDeskRunner:
 
 
 def make_runner(options: Mapping[str, Any]) -> PayDeskRunner:
-    """The factory that workers are told to call."""
+    """The factory that workers call."""
     return PayDeskRunner(options)
 
 

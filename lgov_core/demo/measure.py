@@ -1,4 +1,4 @@
-"""The demo's figures: rates with intervals, and the table they stand in."""
+"""The demo's figures: rates with intervals."""
 
 from __future__ import annotations
 

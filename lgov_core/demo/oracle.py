@@ -2,7 +2,7 @@
 
 Shares no code with lgov's policies: it imports nothing of them. SQLite itself reports, through the authorizer of every
 connection that this process opens, which tables each statement reads and writes; checksums of every table before and
-after say whether anything changed, whoever did it. The agent's file is not touched.
+after show whether anything changed. The agent's file is not touched.
 """
 
 from __future__ import annotations

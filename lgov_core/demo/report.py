@@ -101,7 +101,7 @@ def as_json(reports: Sequence[RunReport]) -> dict[str, Any]:
 def draw_curves(folder: Path) -> Path | None:
     """Draws ``curves.png`` from ``metrics.jsonl``: accuracy, violations and KL over the updates. None without updates."""
     entries = read_metrics(folder / "metrics.jsonl")
-    # After a resumed run a step may stand there twice; the later one is the one that counted.
+    # After a resumed run a step may occur twice; the later line counts.
     train = list({entry["step"]: entry for entry in entries if entry["phase"] == "train"}.values())
     if not train:
         return None

@@ -11,7 +11,7 @@ from lgov_core.store import QueueEntry, RolloutConfig, RolloutQueue, RolloutStat
 from lgov_core.train.workers.jobs import Job, JobResult
 from lgov_core.types import Attempt, Outcome, Rollout
 
-#: Seconds between two looks at the queue, when nobody says that something ended.
+#: Seconds between two polls of the queue when no attempt is reported.
 _LOOK_S: Final = 0.5
 
 

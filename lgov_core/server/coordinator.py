@@ -1,4 +1,4 @@
-"""What clients are told, and what they tell: tasks, runs, assignments, reports. The state behind the routes."""
+"""The state behind the training routes: tasks, runs, assignments and reports."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from lgov_core.store import RolloutQueue
 from lgov_core.types import Attempt, Outcome
 
 _SPLITS: Final = ("train", "test")
-#: A key outlives its attempt by this: a call at the very end is still recorded, not refused.
+#: A key is valid this much longer than its attempt, so that a call at the very end is recorded.
 _KEY_SPARE_S: Final = 60.0
 _MOST_LEASE_S: Final = 3600.0
-#: Clients that have gone, so that a claim of theirs which still waits is given nothing; the oldest is forgotten.
+#: Number of departed clients to remember, so that a pending claim of theirs gets nothing.
 _MOST_GONE: Final = 1000
-#: Uploads that were begun and not ended; the oldest goes when there are more.
+#: Number of unfinished uploads to keep; the oldest is dropped.
 _MOST_UPLOADS: Final = 8
 
 
@@ -95,7 +95,7 @@ class Coordinator:
         self._folder, self._loop_id, self._about, self._timeout_s = folder, loop_id, about, timeout_s
         self._changed = threading.Condition()
         self._run: RunState | None = None
-        self._untold: RunState | None = None
+        self._unclaimed: RunState | None = None
         self._asked = False
         self._last_seen: dict[str, float] = {}
         self._claiming = threading.Lock()
@@ -112,10 +112,10 @@ class Coordinator:
             return asked and not stop.is_set()
 
     def begin(self, run: RunState, *, resumed: bool = False) -> None:
-        """From here on ``run`` is the run. One that is ``resumed`` is the next client's, even if it has ended by then."""
+        """Makes ``run`` the current run. A ``resumed`` run goes to the next client, even if it has ended by then."""
         with self._changed:
             self._run, self._asked = run, False
-            self._untold = run if resumed else None
+            self._unclaimed = run if resumed else None
             self._changed.notify_all()
 
     @property
@@ -153,12 +153,12 @@ class Coordinator:
             raise EndpointError("there are no tasks to train on", status=409, hint="call upload_data first")
         with self._changed:
             before = self._run
-            if before is None or (before.ended and before is not self._untold):
+            if before is None or (before.ended and before is not self._unclaimed):
                 self._asked = True
                 self._changed.notify_all()
                 if not self._changed.wait_for(lambda: self._run is not before, timeout=60.0):
                     raise EndpointError("the server is not ready", status=503, hint="try again in a moment")
-            run, self._untold = self._run, None
+            run, self._unclaimed = self._run, None
         assert run is not None
         return {"run": run.run_id, "steps": run.steps}
 
@@ -226,7 +226,7 @@ class Coordinator:
         return {"accepted": True}
 
     def release(self, worker_id: str, reason: str) -> dict[str, Any]:
-        """Takes back all that a client has in hand, also what it was given and never got to know of; it gets no more."""
+        """Takes back all attempts that a client holds, also those whose assignment never reached it; it gets no more."""
         with self._claiming:
             self._gone[worker_id] = None
             while len(self._gone) > _MOST_GONE:
@@ -241,12 +241,12 @@ class Coordinator:
         return {}
 
     def progress(self, run_id: str | None, after: int) -> dict[str, Any]:
-        """How a run stands. Raises `EndpointError` (409) for one that is gone."""
+        """The state of a run. Raises `EndpointError` (409) for an unknown one."""
         run = self._run
         if run is None or (run_id is not None and run.run_id != run_id):
             raise EndpointError("this server has no such run any more", status=409, hint="train again")
         if run_id is not None:
-            self._untold = None  # a client that knew it before the server was started again
+            self._unclaimed = None  # a client that knew it before the server was started again
         return run.progress(after)
 
     def stop(self) -> dict[str, Any]:

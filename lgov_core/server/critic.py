@@ -34,7 +34,7 @@ least once, and add no others. Keep it short. Write the new template between <te
 {criticism}
 </criticism>"""
 
-#: Of what was said in a case, and of a task, so many characters are shown.
+#: Characters shown of a conversation and of a task.
 _SHOWN: Final = 1500
 
 
@@ -87,7 +87,7 @@ class ChatCritic:
         """The status and the body of the answer; a redirection is not followed, so that the key goes nowhere else."""
         url = urlsplit(self._url)
         if url.scheme not in ("http", "https") or not url.hostname:
-            raise ValueError("that is no address of a web server")
+            raise ValueError("that is not the URL of a web server")
         connect = http.client.HTTPSConnection if url.scheme == "https" else http.client.HTTPConnection
         with closing(connect(url.netloc, timeout=self._timeout_s)) as connection:
             connection.request("POST", url.path, body, self._headers)
@@ -96,7 +96,7 @@ class ChatCritic:
 
 
 def between(text: str) -> str:
-    """What stands between the last <template> and </template>; nothing where the marks are missing."""
+    """The text between the last <template> and </template>; empty where they are missing."""
     _, found, rest = text.rpartition("<template>")
     inner, closed, _ = rest.partition("</template>")
     return inner.strip() if found and closed else ""

@@ -1,4 +1,4 @@
-"""What somebody is told who interrupts a training."""
+"""The message shown after Ctrl-C."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ def kept_keys(folder: Path) -> KeyRing:
 
 
 class KeyInPath:
-    """An application behind ``/as/{key}``: the key in the path stands for whatever key the client sent.
+    """An application behind ``/as/{key}``: the key in the path replaces the key the client sent.
 
     ``/v1/v1/messages`` is understood as ``/v1/messages``: of one base URL some clients expect that it ends in ``/v1``, and
     others that it does not.

@@ -31,7 +31,7 @@ def run_local(job: TrainingJob) -> Mapping[str, Any]:
     if train is None and not job.resume:
         raise SettingsError("there are no tasks", hint="--tasks train.jsonl, or data.train in the config file")
     if train is not None:
-        read_tasks(train)  # before anything heavy is loaded: a broken line is told at once
+        read_tasks(train)  # before anything heavy is loaded: a broken line is reported at once
     agent = load_agent(job.agent)
     job.say(f"loading {settings.model.name or 'the model'}; everything goes to {job.folder}")
     server: TrainingServer | None = None

@@ -15,13 +15,13 @@ from lgov_core.train.loop.sampling import compares_groups
 from lgov_core.train.settings import TrainSettings
 from lgov_core.transitions import CreditRules
 
-#: Above so many parameters adapters are trained, unless the settings say otherwise.
+#: Models with more parameters train LoRA adapters unless the settings say otherwise.
 SMALL = 10_000_000
 _RANK = 16
 
 
 def device_for(gpus: int | None) -> str:
-    """The device for so many GPUs (None: one if there is one). Raises `SettingsError` for more than there are."""
+    """The device for ``gpus`` GPUs (None: one if available). Raises `SettingsError` for more than there are."""
     import torch
 
     there = torch.cuda.device_count() if torch.cuda.is_available() else 0

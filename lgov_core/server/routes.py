@@ -69,7 +69,7 @@ class TrainRoutes:
         return await asyncio.to_thread(self._coordinator.start)
 
     async def claim(self, request: Request) -> Any:
-        """``POST /train/claim``: attempts to be made, and how the run stands; waits ``wait_s`` for the first."""
+        """``POST /train/claim``: attempts to run, and the state of the run; waits ``wait_s`` for the first."""
         body = await _object(request)
         worker, limit, lease_s = _text(body, "worker_id"), _whole(body, "limit"), _number(body, "lease_s")
         run_id, after = _text(body, "run"), _whole(body, "after")
@@ -107,7 +107,7 @@ class TrainRoutes:
         return await asyncio.to_thread(self._coordinator.stop)
 
     async def progress(self, request: Request) -> Any:
-        """``GET /train/progress?after=``: how the run stands."""
+        """``GET /train/progress?after=``: the state of the run."""
         given = request.query_params.get("after", "0")
         if not given.isdigit():
             raise EndpointError("'after' must be a whole number", status=422)

@@ -1,4 +1,4 @@
-"""How a run stands: written by the loop, read by whoever asks. All methods may be called from any thread."""
+"""The state of a run: written by the training loop, read by the routes. All methods may be called from any thread."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from lgov_core.types import new_id
 
 
 class RunState:
-    """One run: so many updates. ``first`` is how many the server had made before it, ``skip`` how many lines of figures.
+    """One run of ``steps`` updates. ``first`` is how many the server had made before it, ``skip`` how many lines of figures.
 
     It is in ``run.json`` of ``folder``, so that a server that was killed finds it again; `lines` gives it back its figures.
     """
@@ -57,7 +57,7 @@ class RunState:
 
     @property
     def stopped(self) -> bool:
-        """Whether it ended before it was done, because somebody asked."""
+        """Whether it was stopped on request before it was complete."""
         with self._lock:
             return self._state == "stopped"
 
@@ -75,12 +75,12 @@ class RunState:
             self._step, self._stage_began = step, now
 
     def lines(self, lines: Sequence[Mapping[str, Any]]) -> None:
-        """All figures on record, those of earlier runs among them: whoever asks gets those of this one in their old places."""
+        """All metrics lines on record, earlier runs included; clients get those of this run at their original positions."""
         with self._lock:
             self._metrics = [dict(line) for line in lines[self.skip :]]
 
     def tested(self, updates: int) -> bool:
-        """Whether the held-out tasks were run after so many updates of the server."""
+        """Whether the held-out tasks were run after ``done`` updates of the server."""
         with self._lock:
             return any(line.get("phase") == "test" and line.get("step") == updates for line in self._metrics)
 
@@ -97,7 +97,7 @@ class RunState:
         self._keep(ended=state == "done")
 
     def progress(self, after: int) -> dict[str, Any]:
-        """How it stands, with the figures from place ``after`` on."""
+        """The state, with the metrics lines from position ``after`` on."""
         with self._lock:
             rewards = [line["reward"] for line in self._metrics if line.get("reward") is not None]
             mean = sum(self._durations) / len(self._durations) if self._durations else None

@@ -150,9 +150,9 @@ class TrainingServer:
         )
         if self._resume:
             self._loop.resume()
-        # What was collected for the update in progress is gone on with; nobody waits for the rest any more.
+        # Rollouts collected for the update in progress are kept; the rest are cancelled.
         self._collector.cancel_left(self._loop_id, self._loop.open_rollouts() if self._resume else ())
-        # All this before anybody can ask: clients of the run find it again, and are given nothing that is left over.
+        # Done before the endpoint starts, so that clients of the run find it again and get no cancelled attempts.
         self._left = RunState.unfinished(self.folder) if self._resume else None
         if self._left is not None:
             self.coordinator.begin(self._left, resumed=True)

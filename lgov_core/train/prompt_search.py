@@ -18,7 +18,7 @@ from lgov_core.errors import TrainError
 
 __all__ = ["Case", "Critic", "PromptSearch", "PromptVersion", "Scored", "placeholders"]
 
-#: A template longer than so many times the first one is not used: critics like to write more and more.
+#: A template longer than this multiple of the first is rejected: critics tend to add text.
 _LONGEST: Final = 8
 
 
@@ -28,7 +28,7 @@ def placeholders(template: str) -> frozenset[str]:
         return frozenset(name for _, name, _, _ in string.Formatter().parse(template) if name is not None)
     except ValueError as error:
         raise TrainError(
-            f"the template cannot be filled in: {error}", hint="write {{ and }} for braces that stand for themselves"
+            f"the template cannot be filled in: {error}", hint="write {{ and }} for literal braces"
         ) from error
 
 

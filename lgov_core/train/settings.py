@@ -91,7 +91,7 @@ class TrainingSection:
     ``steps`` bounds the updates. ``update_epochs`` passes are made over the rows of one update. ``kl_coef`` is β.
     ``tokens_per_batch`` bounds the tokens of one forward pass, padding included (memory, not learning); ``packing`` auto,
     tree or rows says whether what calls begin with in common is computed once. With ``max_staleness`` above 0 rollouts go on
-    while the model updates, with weights that are at most so many updates old. ``max_extra_groups`` bounds the groups of
+    while the model updates, with weights at most that many updates old. ``max_extra_groups`` bounds the groups of
     further tasks that an update may collect in place of those in which all rollouts are alike (0: none; None: twice
     ``batch_size`` for dapo, else 0). ``evaluate_every`` updates the test tasks are run (0: only before the first and after
     the last), ``checkpoint_every`` updates a checkpoint is written. ``agents`` are names or globs of the agents whose calls
@@ -252,7 +252,7 @@ def _from_file(settings: TrainSettings, path: Path) -> TrainSettings:
     if document is None:
         return settings
     if not isinstance(document, dict):
-        raise SettingsError(f"{source}: the settings are no mapping", hint="write sections such as training:")
+        raise SettingsError(f"{source}: the settings are not a mapping", hint="write sections such as training:")
 
     def where(place: Place) -> str:
         line = next((lines[place[:end]] for end in range(len(place), -1, -1) if place[:end] in lines), None)

@@ -23,16 +23,16 @@ from lgov_core.types import Action, Kind, Point
 _TEXTS = ("agent", "text", "user_text", "call_id", "session_id", "rollout_id", "framework")
 _ACTION_KEYS = ("point", "name", "kind", "arguments", "context", *_TEXTS)
 _CASE_KEYS = ("id", *_ACTION_KEYS, "sequence", "expect", "why")
-#: What others call the arguments. A case without any would pass or fail for a reason that nobody meant.
+#: Other names for the arguments, refused with a hint: a case without arguments would pass or fail by accident.
 _ALSO_ARGUMENTS = frozenset({"args", "kwargs", "params", "parameters", "input"})
 _HINT = 'write {"point": "pre_tool_call", "name": "TOOL", "arguments": {...}}'
 
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One case: what is judged, and whether it should be blocked. ``line`` is where it stands in its file.
+    """One case: what is judged, and whether it should be blocked. ``line`` is its line in the file.
 
-    Cases with the same ``sequence`` follow on each other; None: the case stands by itself.
+    Cases with the same ``sequence`` follow on each other; None: the case is independent.
     """
 
     case_id: str
@@ -43,7 +43,7 @@ class Case:
 
 
 def read_cases(path: Path) -> list[Case]:
-    """The cases in a file. Raises `PolicyError` with the line of the first that is no case, or when there is none."""
+    """The cases in a file. Raises `PolicyError` with the line of the first invalid case, or if there is none."""
     try:
         lines = path.read_text(encoding="utf-8-sig").split("\n")
     except (OSError, UnicodeDecodeError) as error:
@@ -66,7 +66,7 @@ def _cases(path: Path, lines: list[str]) -> Iterator[Case]:
             raise PolicyError(f"{where}: expect is {expected!r}", hint="write allow or deny")
         case_id = str(fields.get("id", number))
         if case_id in seen:
-            raise PolicyError(f"{where}: the id {case_id!r} stands in line {seen[case_id]} too", hint="rename one")
+            raise PolicyError(f"{where}: the id {case_id!r} is in line {seen[case_id]} too", hint="rename one")
         seen[case_id] = number
         sequence = _sequence(fields, where)
         if fields.get("rollout_id") is None:
@@ -77,7 +77,7 @@ def _cases(path: Path, lines: list[str]) -> Iterator[Case]:
 def _sequence(fields: Mapping[str, Any], where: str) -> str | None:
     sequence = fields.get("sequence")
     if not isinstance(sequence, str | None) or sequence == "":
-        raise PolicyError(f"{where}: sequence is {sequence!r}, which is no text", hint="put it in quotes")
+        raise PolicyError(f"{where}: sequence is {sequence!r}, which is not text", hint="put it in quotes")
     return sequence or fields.get("session_id") or fields.get("rollout_id")
 
 
@@ -112,7 +112,7 @@ def action_of(fields: Mapping[str, Any], where: str, *, known: tuple[str, ...] =
         raise PolicyError(f"{where}: name is {name!r}", hint="write the name of the tool, or of the model or agent")
     for key in _TEXTS:
         if not isinstance(fields.get(key), str | None):
-            raise PolicyError(f"{where}: {key} is {fields[key]!r}, which is no text", hint="put it in quotes")
+            raise PolicyError(f"{where}: {key} is {fields[key]!r}, which is not text", hint="put it in quotes")
     arguments, context = fields.get("arguments", {}), fields.get("context", {})
     if not isinstance(arguments, dict) or not isinstance(context, dict):
         raise PolicyError(f"{where}: arguments and context must be objects", hint="write {...}")

@@ -45,7 +45,7 @@ class Change:
 
 @dataclass(slots=True)
 class Replay:
-    """What came of a replay: counts of actions, and the changed ones in the order of the record.
+    """The result of a replay: counts of actions, and the changed ones in the order of the record.
 
     ``unknown`` counts what was recorded without a decision: it is judged, but nothing is there to compare with.
     ``incomplete`` counts actions whose arguments are not in the record any more.
@@ -60,7 +60,7 @@ class Replay:
 
 
 def replay(governor: Governor, recorded: Iterable[RecordedAction | None]) -> Replay:
-    """Judges every action once more, in order; None stands for one that cannot be. Budgets and rates count anew."""
+    """Judges every action once more, in order; None counts as incomplete. Budgets and rates count anew."""
     result = Replay()
     for one in recorded:
         if one is None:

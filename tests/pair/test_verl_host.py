@@ -96,7 +96,7 @@ def test_a_client_runs_what_verl_asks_for_and_is_told_when_it_is_done(
         assert [result.job.rollout_id for result in found] == [one.rollout_id for one in rollouts(step)]
         assert [(result.outcome.trainable, result.error) for result in found] == [(True, None)] * 4
         weights.version += 1
-        host.told({"phase": "train", "step": step, "reward": step / 10})
+        host.report({"phase": "train", "step": step, "reward": step / 10})
     thread.join(timeout=60)
     assert results["client"].curves["reward"] == [0.1, 0.2]
     with contextlib.closing(open_store(str(tmp_path / "store.sqlite"))) as store:
@@ -134,7 +134,7 @@ def test_a_job_that_goes_on_tells_its_earlier_figures_once(
         again = open_coordinator(job, TokenEngine(text, Weights(text), also=(ANY_MODEL,), max_new_tokens=4), store)
         with contextlib.closing(again):
             for step in (1, 2):
-                again.told({"phase": "train", "step": step, "reward": 0.25 * step})
+                again.report({"phase": "train", "step": step, "reward": 0.25 * step})
             found = progress(again)
     assert [line["reward"] for line in found["metrics"]] == [0.25, 0.5]
     assert (found["run"], found["state"]) == (first["run"], "done"), "who waited for the run finds it again"

@@ -38,7 +38,7 @@ def erase(
     if (entry_id is None) == (rollout_id is None):
         raise click.UsageError("give --entry or --rollout")
     if as_json and not yes:
-        raise click.UsageError("--json asks nobody: give --yes with it")
+        raise click.UsageError("--json does not prompt: give --yes with it")
     if not yes:
         click.confirm(f"Erase the texts of {entry_id or rollout_id} for good?", abort=True, err=True)
     with opened_record(path, sign=True) as record:
@@ -58,7 +58,7 @@ def erase(
 def keygen(key: Path | None, as_json: bool) -> None:
     """Create the Ed25519 key that signs audit records, and the public key beside it (.pub).
 
-    Give the public key to whoever verifies. With the key at its default place every record is signed from then on.
+    Give the public key to those who verify. With the key at its default place every record is signed from then on.
     """
     from lgov_core.audit import default_key_path, make_key
     from lgov_core.audit.keys import public_path
@@ -72,6 +72,6 @@ def keygen(key: Path | None, as_json: bool) -> None:
     if as_json:
         write_json({"key": str(place), "public_key_file": str(public_path(place)), "public_key": made.public.hex()})
         return
-    click.echo(f"secret key: {place} (keep it from whoever can write the record)")
+    click.echo(f"secret key: {place} (keep it away from those who can write the record)")
     click.echo(f"public key: {public_path(place)}")
     click.echo(f"  {made.public.hex()}")

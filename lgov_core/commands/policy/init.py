@@ -24,7 +24,7 @@ def init(file: Path, force: bool, as_json: bool) -> None:
     if file.is_dir():
         raise PolicyError(f"{file} is a folder", hint="name a file in it")
     if file.exists() and not file.is_file():  # a device would be replaced for everybody
-        raise PolicyError(f"{file} is no ordinary file", hint="name a new file, or an ordinary one")
+        raise PolicyError(f"{file} is not a regular file", hint="name a new file, or a regular one")
     scratch = file.with_name(f".{file.name}.{os.getpid()}.new")
     try:
         if not force:

@@ -18,7 +18,7 @@ from lgov_core.types import Attempt, CapturedCall, Outcome
 if TYPE_CHECKING:
     from lgov_core.store.protocol import TraceStore
 
-#: How the attempts that nobody opened are said to have ended.
+#: Outcome shown for attempts without a row of their own.
 _UNKNOWN = "unknown"
 
 
@@ -37,7 +37,7 @@ _UNKNOWN = "unknown"
 def list_rollouts(store: str, run_id: str | None, outcome: str | None, limit: int, as_json: bool) -> None:
     """List the attempts in STORE (a path or an address), in the order in which they began.
 
-    Attempts that nobody opened, and that only recorded calls and spans name, have the outcome unknown and belong to no
+    Attempts known only from recorded calls and spans have the outcome unknown and belong to no
     run.
     """
     from lgov_core.store import Retention
@@ -115,6 +115,6 @@ def _outcome(attempt: Attempt) -> str:
 
 
 def _total(values: Sequence[float]) -> float:
-    """The sum, which is 0 where it is no more than what rounding leaves of values that cancel out."""
+    """The sum; 0 where only rounding errors are left."""
     total = math.fsum(values)
     return 0.0 if abs(total) <= 1e-12 * math.fsum(map(abs, values)) else total

@@ -41,7 +41,7 @@ class Moment(_Type):
         try:
             when = datetime.fromisoformat(value)
         except ValueError:
-            self.fail(f"{value!r} is no age like 30d or 12h and no date like 2026-01-31", param, ctx)
+            self.fail(f"{value!r} is neither an age (30d, 12h) nor a date (2026-01-31)", param, ctx)
         return (when if when.tzinfo else when.replace(tzinfo=UTC)).timestamp()
 
 
@@ -86,7 +86,7 @@ def prune(
     if before is None and run_id is None and keep_last is None and not vacuum:
         raise click.UsageError("give --before, --run or --keep-last")
     if as_json and not (yes or dry_run):
-        raise click.UsageError("--json asks nobody: give --yes or --dry-run with it")
+        raise click.UsageError("--json does not prompt: give --yes or --dry-run with it")
     from lgov_core.store import Pruned
 
     pruned = Pruned()
@@ -123,7 +123,7 @@ def stats(store: str, as_json: bool) -> None:
     for state, count in sorted(found.queue.items()):
         click.echo(f"queue: {count} {state.value}")
     if found.oldest is not None and found.newest is not None:
-        click.echo(f"last heard of: {_date(found.oldest)} to {_date(found.newest)}")
+        click.echo(f"last active: {_date(found.oldest)} to {_date(found.newest)}")
     click.echo(f"{found.size_bytes / 1e6:.1f} MB, {found.free_bytes / 1e6:.1f} MB of it free")
 
 

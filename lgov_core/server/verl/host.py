@@ -48,7 +48,7 @@ def coordinator_options(
 
 
 def keep_tasks(folder: Path, tasks: Sequence[Mapping[str, Any]]) -> None:
-    """Puts the tasks where the server looks for them: a client that asks for a run is told whether there are any."""
+    """Writes the tasks to the server's folder, so that a client that starts a run learns whether there are any."""
     kept = Tasks(folder)
     kept.add_part("verl", "train", [dict(task) for task in tasks])
     kept.commit("verl", {"train": len(tasks), "test": 0})
@@ -105,13 +105,13 @@ class CoordinatorHost:
     ) -> list[JobResult]:
         """Waits for clients to run them. Raises `TrainError` when a client asked for the run to stop."""
 
-        def told(done: int, total: int) -> None:
+        def progress(done: int, total: int) -> None:
             self._run.stage("rollouts", done, total)
             if progress is not None:
                 progress(done, total)
 
         try:
-            results = self._collector.collect_rollouts(rollouts, told)
+            results = self._collector.collect_rollouts(rollouts, progress)
         except Stopped as stopped:
             self._run.end("stopped")
             raise TrainError("a client asked for the training to stop") from stopped
@@ -121,8 +121,8 @@ class CoordinatorHost:
         self._run.stage("update")
         return results
 
-    def told(self, figures: Mapping[str, Any]) -> None:
-        """See `Host`. A step that is made again has told its figures before."""
+    def report(self, figures: Mapping[str, Any]) -> None:
+        """See `Host`. A repeated step has already reported its metrics."""
         step = int(figures["step"])
         if step not in self._known:
             self._known.add(step)

@@ -29,12 +29,12 @@ _LISTEN: Final[Mapping[str, type]] = {"listen": str, "key_secret_file": str}
 _WORDS: Final = {int: "a whole number", float: "a number", str: "text", bool: "true or false", list: "a list of texts"}
 
 _FORMS: Final[Mapping[str, Any]] = {"clip": "clip", "sequence": "gspo", "cispo": "cispo", "plain": "plain"}
-#: What stands for no second bound: verl has no switch for it.
+#: A bound that never applies: verl cannot switch the second bound off.
 _NO_DUAL_CLIP: Final = 1e9
 
 
 def verl_job(settings: TrainSettings, *, run_id: str, folder: Path, tasks: int, port: int) -> VerlJob:
-    """The job for so many tasks. The server listens on ``port`` of this machine unless the section ``verl`` says where.
+    """The job for the given tasks. The server listens on ``port`` of this machine unless the section ``verl`` says where.
 
     Raises `SettingsError` for a key that there is not, and for what verl cannot do.
     """
@@ -103,7 +103,7 @@ def listening(settings: TrainSettings, port: int) -> tuple[str, int]:
 
 
 def model_place(name: str) -> str:
-    """What verl is told of a model: the folder of one that is here, else its name on the hub."""
+    """The model as verl names it: a local folder, or a hub name."""
     if name == "smollm2":
         from lgov_core.models import smollm2_folder
 

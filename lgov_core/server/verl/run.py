@@ -139,7 +139,7 @@ def _client(
         except LgovError as error:
             trouble.append(error)
             with contextlib.suppress(LgovError):
-                client.stop()  # nobody runs rollouts any more: the job must not wait for them
+                client.stop()  # no client runs rollouts any more: the job must not wait for them
 
     thread = threading.Thread(target=run, name="lgov-client", daemon=True)
     thread.start()

@@ -3,7 +3,7 @@
 Formulas are those of the papers where a rollout is one model call. For rollouts of several calls the return is replaced by the
 return from each call on (``scheme="return_to_go"``), which is the same number for one call; every other scheme can be chosen.
 G rollouts of one task are a group, R their returns, g the returns from a turn on, r the ratio, A the advantage. The KL to the
-reference stands in the loss (k3), not in the rewards, for every algorithm that has one.
+reference enters the loss (k3), not the rewards, for every algorithm that has one.
 
 Which is biased, and what to use when: docs/training.md.
 """
@@ -64,7 +64,7 @@ def dr_grpo() -> Algorithm:
 def dapo() -> Algorithm:
     """DAPO: GRPO's advantage, the clip wider upwards (0.2, 0.28), all tokens the same, alike groups left out, no KL.
 
-    Source: Yu et al. 2025, arXiv 2503.14476, eq. 8 to 12. Groups in which all rollouts are alike are no part of the batch
+    Source: Yu et al. 2025, arXiv 2503.14476, eq. 8 to 12. Groups in which all rollouts are alike are not part of the batch
     (``skip_equal``), and further ones are collected in their place (dynamic sampling, section 3.2), here at most twice as
     many as were asked for. Its penalty on long replies is `lgov_core.transitions.credit.length.penalise_length`, and
     off unless used.
@@ -193,7 +193,9 @@ def algorithm(name: str, **overrides: Any) -> Algorithm:
     """
     found = algorithm_name(name)
     if found not in ALGORITHMS:
-        raise SettingsError(f"{found} is no reinforcement learning", hint=f"there are {', '.join(REINFORCEMENT)}")
+        raise SettingsError(
+            f"{found} is not a reinforcement learning algorithm", hint=f"there are {', '.join(REINFORCEMENT)}"
+        )
     made = ALGORITHMS[found]()
     parts: dict[str, dict[str, Any]] = {"credit": {}, "update": {}}
     for key, value in overrides.items():

@@ -19,7 +19,7 @@ def pad(values: Sequence[Sequence[float]], *, dtype: torch.dtype, device: torch.
 
 
 def row_logprobs(module: Any, rows: Sequence[TrainRow]) -> tuple[Tensor, Tensor]:
-    """Log-probabilities of all trained tokens of ``rows``, and where they stand.
+    """Log-probabilities of all trained tokens of ``rows``, and their positions.
 
     Returns ``(logprobs, mask)``: ``mask`` is bool of shape (rows, longest - 1), true where the *next* token is trained;
     ``logprobs`` is float32 of shape (number of true entries,), in row-major order, at each row's temperature.

@@ -45,7 +45,7 @@ BACKENDS: Final[Mapping[str, tuple[str, str]]] = MappingProxyType(
     }
 )
 
-#: Reinforcement learning by name; what each means stands in `lgov_core.train.algorithms.functions`.
+#: Reinforcement learning by name; see `lgov_core.train.algorithms.functions`.
 REINFORCEMENT: Final[Sequence[str]] = (
     "grpo",
     "dr_grpo",

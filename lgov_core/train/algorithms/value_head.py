@@ -71,7 +71,7 @@ def value_rows(transitions: Sequence[Transition]) -> tuple[list[TrainRow], list[
     order: list[Transition] = []
     for chain in make_chains([one for one in transitions if one.prompt_ids]):
         starts = {link.start for link in chain.links}
-        # A reply of no tokens at the end: any token stands for the one that did not come.
+        # An empty reply at the end: any token is a placeholder for the missing one.
         ids = (*chain.ids, chain.ids[-1]) if len(chain.ids) in starts else chain.ids
         mask = tuple(int(at in starts) for at in range(len(ids)))
         zeros = (0.0,) * len(ids)

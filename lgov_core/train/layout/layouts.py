@@ -1,7 +1,7 @@
 """Layouts: how the tokens of rows are laid out for a forward pass. The learning does not depend on it, only the work.
 
 Whatever the layout, the update sees the trained tokens of the rows it asked for as one flat list: row after row, and in each
-row token after token (a token is trained where the row's ``mask`` is 1). A token that stands in several rows, because they
+row token after token (a token is trained where the row's ``mask`` is 1). A token that occurs in several rows, because they
 share a prefix that was trained on in each, is there once for each of them, with its own advantage.
 """
 

@@ -86,7 +86,7 @@ def why_not_packed(module: Any) -> str | None:
     model = base_model(module)
     config = getattr(model, "config", None)
     if config is None or not getattr(model, "_supports_attention_backend", False):
-        return "its attention layers cannot be told what to attend to"
+        return "its attention layers do not accept a custom mask"
     if getattr(config, "is_encoder_decoder", False):
         return "it has an encoder"
     layers = set(getattr(config, "layer_types", None) or ())

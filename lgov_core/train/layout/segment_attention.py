@@ -1,6 +1,6 @@
-"""Attention over a packed trie: every token sees itself and what stands above it, and nothing of the other branches.
+"""Attention over a packed trie: every token attends to itself and its ancestors, not to other branches.
 
-The tokens of a trie stand one after the other, depth first (`lgov_core.transitions.tokens.tree`). Two ways to
+The tokens of a trie are laid out depth first (`lgov_core.transitions.tokens.tree`). Two ways to
 attend, which give
 the same:
 
@@ -36,7 +36,7 @@ IMPLEMENTATION = "lgov_trie"
 class Segments:
     """How the tokens of a pack attend to one another. Immutable but for tensors that are made when first needed.
 
-    ``ends`` (int, one for each of the pack's N tokens) is where what stands under the token ends: the number of the first
+    ``ends`` (int, one for each of the pack's N tokens) is where the token's subtree ends: the number of the first
     token after it that is not below it. ``count`` is the number of nodes. ``calls`` counts the attention layers that have
     asked so far, over all passes.
     """
@@ -110,7 +110,7 @@ def attending(model: Any, segments: Segments) -> Generator[None]:
         config._attn_implementation = before
         _present.reset(token)
     if segments.calls == calls:
-        raise TrainError("no attention layer of this model can be told what to attend to", hint='set packing to "rows"')
+        raise TrainError("no attention layer of this model accepts a custom mask", hint='set packing to "rows"')
 
 
 def segment_attention(query: Tensor, key: Tensor, value: Tensor, segments: Segments, scale: float | None) -> Tensor:
@@ -155,7 +155,7 @@ def _compiled_flex() -> Any:
 
 
 def _ends(nodes: Sequence[Node], sizes: Sequence[int]) -> list[int]:
-    below = list(sizes)  # tokens of a node and of all under it; a node stands after its parent
+    below = list(sizes)  # tokens in a node's subtree; parents come before children
     for number in range(len(nodes) - 1, -1, -1):
         if (parent := nodes[number].parent) >= 0:
             below[parent] += below[number]

@@ -2,7 +2,7 @@
 
 The hidden state of a token depends on the tokens before it and on nothing else. So the rows of a group, which begin with
 the same system prompt, the same task, the same turns, need not each compute it again: their tokens are laid out depth
-first as one sequence, each at the position that it has in its rows, each seeing what stands above it
+first as one sequence, each at the position that it has in its rows, each attending to its ancestors
 (`lgov_core.train.layout.segment_attention`). Log-probabilities, and so losses and gradients, are those of one row after the
 other up to rounding.
 """
@@ -45,7 +45,7 @@ def pack_rows(rows: Sequence[TrainRow]) -> Pack:
     nodes = make_nodes([row.ids for row in rows])
     ids: list[int] = []
     positions: list[int] = []
-    places: list[list[int]] = [[] for _ in rows]  # where the tokens of each row stand
+    places: list[list[int]] = [[] for _ in rows]  # positions of each row's tokens
     for node in nodes:
         start, stop = len(ids), len(ids) + len(node.ids)
         ids += node.ids

@@ -55,8 +55,8 @@ class AlternatingSchedule:
         self.loops = dict(loops)
         self.order = tuple(self.loops if order is None else order)
         if not self.order or set(self.order) != set(self.loops):
-            named = ", ".join(self.order) or "nobody"
-            raise TrainError(f"the order names {named}; there are loops for {', '.join(self.loops) or 'nobody'}")
+            named = ", ".join(self.order) or "no agent"
+            raise TrainError(f"the order names {named}; there are loops for {', '.join(self.loops) or 'no agent'}")
         folders = {loop.run.folder.resolve() for loop in self.loops.values()}
         publishers = {id(loop.engine) for loop in self.loops.values()}
         if min(len(folders), len(publishers)) < len(self.loops):
@@ -83,6 +83,6 @@ class AlternatingSchedule:
         return {name: loop.resume() for name, loop in self.loops.items()}
 
     def iterate(self, tasks: Sequence[Task], group: int, **more: Any) -> tuple[str, Iteration]:
-        """One step of whoever's turn it is; ``more`` goes to `TrainingLoop.iterate`. Returns the agent's name too."""
+        """One step of the agent whose turn it is; ``more`` goes to `TrainingLoop.iterate`. Returns the agent's name too."""
         name = self.turn
         return name, self.loops[name].iterate(tasks, group, **more)

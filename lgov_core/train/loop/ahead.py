@@ -10,14 +10,14 @@ from typing import Any, Generic, TypeVar
 Found = TypeVar("Found")
 Progress = Callable[[int, int], None]
 
-#: Seconds between two reports of progress to whoever waits.
+#: Seconds between progress reports.
 _REPORT_S = 0.2
 
 
 class CollectedAhead(Generic[Found]):
     """Collections that go on in a thread of their own, one after the other, each known by its step.
 
-    ``collecting`` is held while one goes on: whoever collects elsewhere with the same workers takes it too. `begin` and
+    ``collecting`` is held while one goes on: anything else that uses the same workers takes it too. `begin` and
     `take` are called from one thread. The thread is a daemon; it ends when there is nothing left to do.
     """
 

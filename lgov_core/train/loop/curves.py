@@ -10,7 +10,7 @@ from lgov_core._util.atomic_file import atomic_write
 from lgov_core.errors import TrainError
 from lgov_core.train.loop.metrics_log import read_metrics, train_lines
 
-#: What the table shows: a heading, and where the number stands in a line (see `flat`).
+#: What the table shows: a heading, and the key of the number in a line (see `flat`).
 COLUMNS: tuple[tuple[str, str], ...] = (
     ("step", "step"),
     ("return", "mean_return"),
@@ -73,7 +73,7 @@ def table(lines: Sequence[Mapping[str, Any]]) -> tuple[list[str], list[list[str]
 def draw(lines: Sequence[Mapping[str, Any]], path: Path) -> Path:
     """Draws the figures over the updates into the picture ``path`` (PNG, or another type that matplotlib knows by its name).
 
-    Raises `TrainError` when there is no update, matplotlib is missing, or the picture cannot be written.
+    Raises `TrainError` when there is no update, matplotlib is missing, or the plot cannot be written.
     """
     train = [dict(flat(line)) for line in train_lines([dict(line) for line in lines])]
     if not train:

@@ -75,7 +75,7 @@ def wilson_interval(successes: int, count: int, z: float = _Z) -> tuple[float, f
 
 
 def t_quantile(freedom: int) -> float:
-    """The 97.5 % quantile of Student's t distribution with so many degrees of freedom (1 or more), to 0.2 % or better.
+    """The 97.5 % quantile of Student's t distribution with the given degrees of freedom (1 or more), to 0.2 % or better.
 
     Exact for one and two degrees; else the expansion of Fisher and Cornish (Abramowitz and Stegun, 26.7.5).
     """

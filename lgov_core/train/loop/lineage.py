@@ -98,7 +98,7 @@ class Lineage:
         atomic_write(folder / LINEAGE_FILE, ("\n".join([*before, line]) + "\n").encode("ascii"))
 
     def _before(self, step: int) -> list[str]:
-        """The lines of the newest checkpoint before ``step``; none when there is no such, or it has none."""
+        """The lines of the newest checkpoint before ``step``; none when there is no such checkpoint, or it has none."""
         for path in reversed(complete_checkpoints(self.folder / "checkpoints")):
             if step_of(path) > step or not (path / LINEAGE_FILE).exists():
                 continue

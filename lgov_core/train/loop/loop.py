@@ -80,9 +80,9 @@ class TrainingLoop:
     ``selection`` says whose calls are trained on: those of some agents, say, while others stay as they are (everything,
     unless given).
 
-    With ``max_staleness`` above 0, rollouts go on while the model updates: those of at most so many later updates are
-    collected ahead, in a thread. A call is then made with weights that are at most so many updates older than those that
-    are updated from it; 0 is strictly one after the other. Weights are swapped in without waiting for a rollout's end.
+    With ``max_staleness`` above 0, rollouts continue while the model updates: those of at most that many later updates are
+    collected ahead, in a thread. A call is then at most that many weights versions older than the update that uses
+    it; 0 is strictly one after the other. Weights are swapped in without waiting for a rollout's end.
 
     With ``max_extra_groups`` above 0, groups of further tasks are collected in place of those that are alike, at most so
     many for an update (`lgov_core.train.loop.sampling`).
@@ -181,7 +181,7 @@ class TrainingLoop:
         groups are collected in place of those that are alike; it happens when the step's turn has come, with the weights of
         then, and before anything is collected ahead. ``progress(stage, done, total)`` is called as the stages go on.
         ``figures`` makes more JSON values of the results, for the step's line in ``metrics.jsonl``. The line's figures are of
-        ``tasks``; those of further groups stand in it under ``further``.
+        ``tasks``; those of further groups are in it under ``further``.
         """
         report = progress or (lambda stage, done, total: None)
         began = time.monotonic()

@@ -41,14 +41,14 @@ class MetricsLog:
         return read_metrics(self.path) if self.path.exists() else []
 
     def repair(self) -> None:
-        """Cuts off what a killed run left half-written, so that the next line stands alone."""
+        """Removes a partial last line that a killed run left."""
         drop_torn_line(self.path)
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
     """The entries of a ``metrics.jsonl``. A last line that a killed run left half-written is passed over.
 
-    Raises `TrainError` when the file cannot be read, or another line is no JSON object.
+    Raises `TrainError` when the file cannot be read, or another line is not a JSON object.
     """
     found: list[dict[str, Any]] = []
     try:
@@ -61,9 +61,9 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
         try:
             entry = json.loads(line)
         except ValueError as error:
-            raise TrainError(f"{path}:{number} is no JSON: {error}", hint="take that line out") from error
+            raise TrainError(f"{path}:{number} is not JSON: {error}", hint="remove that line") from error
         if not isinstance(entry, dict):
-            raise TrainError(f"{path}:{number} is no JSON object", hint="take that line out")
+            raise TrainError(f"{path}:{number} is not a JSON object", hint="remove that line")
         found.append(entry)
     return found
 

@@ -44,7 +44,7 @@ class OpenStep:
         self._tried(lambda: atomic_write(self.path, b"".join(line + b"\n" for line in lines)))
 
     def extend(self, rollouts: Sequence[Rollout]) -> None:
-        """Writes down that the step gets so many rollouts more, before they are run. Raises `TrainError`."""
+        """Records further rollouts of the step before they run. Raises `TrainError`."""
         self._tried(lambda: append_line(self.path, _round(rollouts)))
 
     def add(self, result: JobResult) -> None:
@@ -56,7 +56,7 @@ class OpenStep:
         self._tried(lambda: self.path.unlink(missing_ok=True))
 
     def rollout_ids(self) -> set[str]:
-        """The rollouts that are written down; none when there is no file. Raises `TrainError` when it cannot be read."""
+        """The recorded rollouts; none when there is no file. Raises `TrainError` when it cannot be read."""
         if not self.path.exists():
             return set()
         try:

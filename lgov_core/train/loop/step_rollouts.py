@@ -48,11 +48,11 @@ def new_rollouts(run_id: str, tasks: Sequence[Task], group: int) -> list[Rollout
 
 
 class StepRollouts:
-    """What a step's agents are to run, and what came of it. A round is written to ``step`` before it is run.
+    """The rollouts of a step and their results. A round is written to ``step`` before it is run.
 
     When the run was killed and the tasks are the same, the rounds on record are gone on with: results that were known are
     taken as they are, and only what is missing is run. ``recovered`` is how many rollouts that spared. Reads the file when it
-    is made. For one thread at a time; nobody else may collect with ``pool`` meanwhile. Raises `TrainError`.
+    is made. For one thread at a time; nothing else may collect with ``pool`` meanwhile. Raises `TrainError`.
     """
 
     def __init__(self, step: OpenStep, pool: Collector, run_id: str, tasks: Sequence[Task], group: int) -> None:

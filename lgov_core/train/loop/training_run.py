@@ -34,7 +34,7 @@ _VERSION = "learns_from_version"
 
 
 class Publisher(Protocol):
-    """Serves weights: the embedded engine, or whatever stands for it."""
+    """Serves weights: the embedded engine or a substitute."""
 
     @property
     def weights_version(self) -> int:
@@ -58,7 +58,7 @@ class Learner(Protocol):
     def update(self, rows: Sequence[TrainRow], progress: Progress | None = None, *, version: int | None = None) -> Any:
         """One update of the policy's weights in place; returns its metrics, a dataclass. Raises `TrainError`.
 
-        ``version`` is that of the weights as they are, by which calls of older ones are told.
+        ``version`` is that of the current weights; calls with an older version are stale.
         """
         ...
 
@@ -145,7 +145,7 @@ class TrainingRun:
 
     @property
     def line(self) -> dict[str, Any]:
-        """The line of the last update, as it stands in ``metrics.jsonl``."""
+        """The line of the last update, as in ``metrics.jsonl``."""
         return {"phase": "train", "step": self.done, **self._line}
 
     @property
@@ -162,7 +162,7 @@ class TrainingRun:
         """Goes on where the run was when it ended, whatever ended it; call it before anything else.
 
         ``used_version`` is the highest version of weights that anything on record was made with: weights that are not known
-        to be those of a version get a higher one, for a number never stands for two sets of weights.
+        to be those of a version get a higher one, because one version number never names two sets of weights.
         ``progress(done, total)`` counts the passes of each update that is made again. A line with the phase ``resume`` says
         what was done, unless there was nothing to go on with. Raises `TrainError` when a checkpoint or a batch is damaged.
         """

@@ -66,7 +66,7 @@ def find_sealed(path: Path) -> Path | None:
 
 
 def start_sha256(model: str) -> str | None:
-    """The digest of the weights in a model's folder; None when it is no folder here, or holds none as safetensors."""
+    """The digest of the weights in a model's folder; None when there is no such folder, or it holds no safetensors."""
     files = sorted(Path(model).glob("*.safetensors"))
     return tensors_sha256(*files) if files else None
 
@@ -124,6 +124,6 @@ def _lineage(job: VerlJob) -> Lineage:
         policy=stated.get("policy"),
     )
     key = stated.get("key")
-    # Without a key of the job's no other is looked for: the node may have one of somebody else's.
+    # Only the job's own key is used: a key found on the node may belong to another user.
     signer = None if key is None else default_signer(Path(key))
     return Lineage(facts, folder=job.folder, signer=signer)

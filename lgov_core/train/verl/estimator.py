@@ -15,7 +15,7 @@ from lgov_core.train.verl.hydra_config import ESTIMATOR
 def precomputed(
     token_level_rewards: torch.Tensor, response_mask: torch.Tensor, **_: Any
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The advantages that stand in ``token_level_rewards``, float32 of (rows, tokens), 0 where the mask is 0; twice,
+    """The advantages in ``token_level_rewards``, float32 of (rows, tokens), 0 where the mask is 0; twice,
     because verl wants returns too. Every row's own: nothing is summed over a row or taken from a rollout's last one.
     """
     advantages = token_level_rewards.float() * response_mask

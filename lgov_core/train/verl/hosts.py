@@ -31,7 +31,7 @@ class Host(Protocol):
         """See `lgov_core.train.loop.loop.Collector`."""
         ...
 
-    def told(self, figures: Mapping[str, Any]) -> None:
+    def report(self, figures: Mapping[str, Any]) -> None:
         """The figures of a step whose rollouts are there, ``step`` (from 1) among them.
 
         Of a step that is made again, after its job was killed, they come again.
@@ -88,7 +88,7 @@ class _Workers:
     ) -> list[JobResult]:
         return self._pool.collect_rollouts(rollouts, progress)
 
-    def told(self, figures: Mapping[str, Any]) -> None:
+    def report(self, figures: Mapping[str, Any]) -> None:
         """Nobody asks."""
 
     def close(self) -> None:

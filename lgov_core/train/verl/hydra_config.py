@@ -21,7 +21,7 @@ ESTIMATOR = "lgov_precomputed"
 _LOSSES = {"clip": "vanilla", "gspo": "gspo", "cispo": "cispo", "plain": "gpg"}
 
 #: What of verl's settings no override may touch, with what says it here: a job would learn something else than it says, or
-#: could not be gone on with. A name stands for all below it.
+#: could not be resumed. A name covers everything below it.
 OWNED: Final[Mapping[str, str]] = {
     "algorithm": "training.algorithm",
     "data.train_batch_size": "training.batch_size",
@@ -80,7 +80,7 @@ def check_overrides(overrides: Sequence[str]) -> None:
 
 
 def settings(job: VerlJob, tasks: int, checkpoint: Path | None = None) -> dict[str, Any]:
-    """The settings of verl by their dotted names, for a job with so many ``tasks``; a name with + is new to it.
+    """The settings of verl by their dotted names, for a job with ``tasks`` tasks; a name with + is new to verl.
 
     verl goes on from ``checkpoint``, or begins with the first step.
     Raises `TrainError` for fewer tasks than one step takes.
@@ -99,7 +99,7 @@ def settings(job: VerlJob, tasks: int, checkpoint: Path | None = None) -> dict[s
         **_actor(job),
         **_update(job.update),
         **_servers(job),
-        # Advantages are lgov's; so verl is told nothing of discounts, baselines or deviations.
+        # Advantages are computed by lgov, so verl's discounts, baselines and deviations stay unset.
         "algorithm.adv_estimator": ESTIMATOR,
         "algorithm.use_kl_in_reward": False,
         "+actor_rollout_ref.rollout.agent.agent_loop_manager_class": MANAGER,

@@ -39,7 +39,7 @@ from lgov_core.train.workers.failures import UsableSteps
 from lgov_core.transitions import Selection, Transition, assign_credit, build_transitions
 from lgov_core.types import Rollout, new_id
 
-#: Kept so that nobody takes the import for an unused one: it registers the estimator in this process.
+#: Used for its side effect: the import registers the estimator in this process.
 ESTIMATOR = estimator.ESTIMATOR
 
 
@@ -123,7 +123,7 @@ class GovernedRollouts:
         )
         for prompt in prompts:
             transfer_queue.kv_put(key=prompt.uid, partition_id="train", tag={"status": "finished"})
-        self.host.told({"phase": "train", "step": step, **record.figures})
+        self.host.report({"phase": "train", "step": step, **record.figures})
 
     def close(self) -> None:
         """Ends workers and endpoint. verl does not call it: at the end of a job its process ends."""
@@ -144,7 +144,7 @@ class GovernedRollouts:
             self.steps.acknowledge(step - 1)
 
     def _collect(self, step: int, prompts: Sequence[_Prompt]) -> tuple[BatchRecord, Sequence[Transition]]:
-        """Has a step's rollouts run, and puts on record what came of them."""
+        """Runs a step's rollouts and records their results."""
         began = time.monotonic()
         rollouts = [
             Rollout(new_id("ro"), prompt.task_id, self.job.run_id, dict(prompt.payload))

@@ -1,7 +1,7 @@
 """Transitions as the rows that verl trains on: one row a chain, each token with its own advantage. No verl is needed.
 
 verl computes advantages of its own from one score a row, or from the last row of a rollout. Here they are computed
-before, by `lgov_core.transitions.assign_credit`, and verl is told them: a row's ``rm_scores`` hold the advantage of every
+before, by `lgov_core.transitions.assign_credit`, and handed to verl: a row's ``rm_scores`` hold the advantage of every
 token, in fp32, and the registered estimator ``lgov_precomputed`` (`lgov_core.train.verl.estimator`) hands them on unchanged.
 
 verl's loss is the mean over the tokens of a mini-batch (``token-mean``). A loss weight w of lgov is put into the
@@ -95,7 +95,7 @@ def queue_rows(
 
 
 def mini_batch_tasks(rows: int, *, group: int, mini_batches: int, shards: int) -> int:
-    """The ``ppo_mini_batch_size`` of verl for which so many rows make ``mini_batches`` optimiser steps at most.
+    """The ``ppo_mini_batch_size`` with which verl makes at most ``mini_batches`` optimiser steps of the rows.
 
     It counts tasks: verl multiplies it by ``group``. verl has it fixed for a job, and would make a second step of the row
     that is too many for the first: with a mean over a few tokens, and for a loss without a ratio of weights that are no

@@ -69,7 +69,7 @@ def write_tasks(job: VerlJob, tasks: Sequence[Task]) -> Path:
 
 
 def run_verl(job: VerlJob, tasks: Sequence[Task]) -> VerlReport:
-    """Trains until the job's last step and returns what came of it. Blocks; Ray is stopped when this started it.
+    """Trains until the job's last step and returns the result. Blocks; Ray is stopped when this started it.
 
     Goes on with what a job that ended early left in the folder: from its newest finished checkpoint, with the batches of the
     steps behind that, and then with new rollouts. The job and the whole configuration of verl are written to ``verl.yaml``.

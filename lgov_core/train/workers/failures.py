@@ -72,7 +72,7 @@ def denied_by_failure(decision: Decision) -> bool:
 
 
 class UsableSteps:
-    """Looks at one step after the other: when no rollout of several in a row can be used, there is no sense in going on."""
+    """Looks at one step after the other: raises when several steps in a row have no usable rollout."""
 
     def __init__(self) -> None:
         self._useless = 0

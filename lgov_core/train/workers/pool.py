@@ -21,7 +21,7 @@ from lgov_core.store.protocol import TraceStore
 from lgov_core.train.workers.jobs import Job, JobResult, WorkerConfig
 from lgov_core.types import Attempt, Outcome, Rollout
 
-#: Workers that are killed before they are ready: so many in a row, and there is no use in starting another.
+#: Number of consecutive workers killed before they were ready after which no more are started.
 _MOST_FALSE_STARTS: Final = 3
 
 
@@ -31,7 +31,7 @@ class _Process:
     popen: subprocess.Popen[bytes]
     jobs: dict[tuple[str, int], Job] = field(default_factory=dict)
     ready: bool = False
-    #: Killed here, because nothing was heard of it.
+    #: Killed here because it did not respond.
     silent: bool = False
 
 
@@ -176,7 +176,7 @@ class WorkerPool:
     ) -> list[JobResult]:
         waiting = _Waiting(jobs)
         self._first = {job.rollout_id: job.attempt for job in jobs}
-        told: set[str] = set()
+        reported: set[str] = set()
         results: dict[str, JobResult] = {}
         last_sign = time.monotonic()
         while len(results) < len(jobs):
@@ -202,8 +202,8 @@ class WorkerPool:
                     outcome, counts = Outcome(message["outcome"]), message["counts"]
                     result = JobResult(job, outcome, message["result"], message["error"], counts)
                     self._again(result, waiting, results)
-            for rollout_id in results.keys() - told:
-                told.add(rollout_id)
+            for rollout_id in results.keys() - reported:
+                reported.add(rollout_id)
                 keep(results[rollout_id])
             progress(len(results), len(jobs))
         return [results[job.rollout_id] for job in jobs]
@@ -342,7 +342,7 @@ class WorkerPool:
 
 
 def _stored_result(job: Job, attempt: Attempt, outcome: Outcome) -> JobResult:
-    """The result of an attempt that ended with nobody to hear of it: without counts, which are the governor's."""
+    """The result of an attempt whose worker is gone; it has no counts, which only the worker's governor knew."""
     said = attempt.result if isinstance(attempt.result, Mapping) else {}
     return JobResult(job, outcome, said, attempt.error)
 

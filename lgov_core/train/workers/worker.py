@@ -159,7 +159,7 @@ class Worker:
         except PolicyDenied as error:
             return Episode(Outcome.BLOCKED, error=str(error))
         except TimeoutError as error:
-            # One that a tool raised is no verdict on the agent either, but it is told apart.
+            # A timeout raised by a tool says nothing about the agent either, but is reported separately.
             said = f"not done after {self.config.timeout_s:g} s" if deadline.expired() else f"TimeoutError: {error}"
             return Episode(Outcome.TIMEOUT, error=said)
         except Exception as error:  # noqa: BLE001 - whatever an agent raises is an outcome, recorded
@@ -177,9 +177,9 @@ def govern_imports(governor: Governor, refuse: Callable[[str], NoReturn]) -> Fra
     """Has every framework that the agent imports governed before the import returns; returns the guard that does it.
 
     A framework that the agent does not use is not loaded: that would take seconds, in every worker. One that cannot be
-    governed is told to ``refuse``, which must end the process. Raises `InstrumentationError` when none is installed
+    governed is reported to ``refuse``, which must end the process. Raises `InstrumentationError` when none is installed
     that could be: a
-    worker must not run agents that nobody judges.
+    worker must not run ungoverned agents.
     """
     adapters = installed_adapters(governor.manager)
     installed = [adapter for adapter in adapters if adapter.installed()]
@@ -195,7 +195,7 @@ def govern_imports(governor: Governor, refuse: Callable[[str], NoReturn]) -> Fra
 
 
 def _refuse(reason: str) -> NoReturn:
-    """Ends the worker, which must not run what nobody judges. The pool starts no other in its place."""
+    """Ends the worker, which must not run ungoverned agents. The pool does not replace it."""
     end_process(lambda: say(reason))
 
 
@@ -211,7 +211,7 @@ async def _main(jobs: int, output: int) -> None:
         worker.audit.close()
     sys.stdout.flush()
     sys.stderr.flush()
-    # A tool that hangs in a thread must not keep a process alive that nobody waits for: the interpreter's own end would
+    # A tool that hangs in a thread must not keep an unneeded process alive: the interpreter's own end would
     # wait for that thread.
     os._exit(0)
 
