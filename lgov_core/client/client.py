@@ -96,8 +96,8 @@ class Client:
         values, reward single calls.
 
         Goes on with the server's unfinished run if there is one. An attempt whose worker crashed or hung is tried again.
-        Raises `TrainError` when the server cannot go on, or the agent's rewards are none, and `ClientError` when the server
-        is gone. On Ctrl-C attempts are handed back and KeyboardInterrupt goes on; the server waits for another client.
+        Raises `TrainError` when the server cannot continue, or the agent's rewards are none, and `ClientError` when the server
+        is gone. On Ctrl-C attempts are handed back and KeyboardInterrupt propagates; the server waits for another client.
         """
         if os.environ.get("LIGHTNING_CLIENT_WORKER"):
             raise TrainError(
@@ -292,9 +292,9 @@ def _run(session: _Session, workers: Workers, display: Display) -> TrainResult:
         elif not assignments and not free:
             time.sleep(0.05)
     if state == "failed":
-        raise TrainError(f"the server could not go on: {progress['error']}", hint=progress.get("hint"))
+        raise TrainError(f"the server could not continue: {progress['error']}", hint=progress.get("hint"))
     if state == "stopped":
-        raise TrainError("the training was stopped at the server", hint="train again to go on")
+        raise TrainError("the training was stopped at the server", hint="train again to continue")
     result = TrainResult(session.run_id, tuple(session.metrics), dict(session.counts), str(progress.get("folder", "")))
     display.say(str(result))
     return result

@@ -122,6 +122,6 @@ def _run(plan: Plan, seeds: range, ungoverned: bool, folder: Path, resume: bool,
         else:
             print_table(reports, Console(width=None if sys.stdout.isatty() else 130))
     if failed == "interrupted":
-        click.echo(f"interrupted; go on with: lgov demo --model {plan.model} --resume --folder {folder}", err=True)
+        click.echo(f"interrupted; continue with: lgov demo --model {plan.model} --resume --folder {folder}", err=True)
         return 130
     return 1 if failed else 0

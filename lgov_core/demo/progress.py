@@ -20,7 +20,7 @@ from rich.progress import (
 
 
 class Stage:
-    """One bar. `to` moves it; `detail` says what goes on within a step."""
+    """One bar. `to` moves it; `detail` says what continues within a step."""
 
     def __init__(self, progress: Progress, task: TaskID, console: Console, name: str, total: int) -> None:
         self._progress, self._task, self._console = progress, task, console

@@ -1,1 +1,1 @@
-"""What became of a training: a checkpoint as a model, measured on tasks or handed on. Needs the extra ``train``."""
+"""A trained checkpoint as a model: measured on tasks, or exported. Needs the extra ``train``."""

@@ -107,7 +107,7 @@ def evaluate(
 
     ``folder`` gets the store and, under a policy, the audit record. ``progress(done, total)`` is called after each rollout.
     Raises `LgovError` for what cannot be set up; what an agent does is an outcome. On Ctrl-C attempts are left behind, and
-    KeyboardInterrupt goes on.
+    KeyboardInterrupt propagates.
     """
     plan = plan or EvaluationPlan()
     folder.mkdir(parents=True, exist_ok=True)

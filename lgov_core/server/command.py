@@ -34,7 +34,7 @@ def run_server(
     """Serves until SIGINT or SIGTERM; returns the exit status. Raises `LgovError`.
 
     The first signal lets the update in progress end and writes a checkpoint; the second ends at once.
-    SIGINT becomes a KeyboardInterrupt that says what is kept and how to go on.
+    SIGINT becomes a KeyboardInterrupt that says what is kept and how to continue.
     """
     from lgov_core.train.settings import load_train_settings
 

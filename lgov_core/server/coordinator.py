@@ -141,14 +141,14 @@ class Coordinator:
         return {}
 
     def commit_data(self, upload: str, counts: Mapping[str, int]) -> dict[str, Any]:
-        """The end of an upload. Refused (409) while a run goes on."""
+        """The end of an upload. Refused (409) while a run continues."""
         if self._run is not None and not self._run.ended:
             raise EndpointError("a training is going on", status=409, hint="stop it, or upload when it is done")
         self.tasks.commit(upload, counts)
         return {}
 
     def start(self) -> dict[str, Any]:
-        """The run that goes on, or a new one. Refused (409) without tasks."""
+        """The run that continues, or a new one. Refused (409) without tasks."""
         if not self.tasks.of("train"):
             raise EndpointError("there are no tasks to train on", status=409, hint="call upload_data first")
         with self._changed:

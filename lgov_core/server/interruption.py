@@ -10,7 +10,7 @@ ENDING: Final = "ending after the update in progress; once more ends at once"
 
 
 def interrupted(folder: Path, updates: int | None) -> str:
-    """Said at the end: what is kept, and how to go on. ``updates`` is None while the training was getting ready."""
+    """Said at the end: what is kept, and how to continue. ``updates`` is None while the training was getting ready."""
     if updates is None:
         return "interrupted while it was getting ready; nothing has changed, run the same command again"
-    return f"interrupted; {updates} updates are kept, go on with --resume --folder {folder}"
+    return f"interrupted; {updates} updates are kept, continue with --resume --folder {folder}"

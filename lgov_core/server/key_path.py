@@ -19,7 +19,7 @@ _REPLACED: Final = (b"authorization", b"x-api-key")
 def kept_keys(folder: Path) -> KeyRing:
     """Keys for attempts, on a server that requires none. Their secret stays in ``folder``, for its owner alone.
 
-    So an agent whose server was killed and started again goes on with the key that it has. Raises `OSError`.
+    So an agent whose server was killed and started again continues with the key that it has. Raises `OSError`.
     """
     path, partial = folder / "keys.secret", folder / ".keys.secret.partial"
     if not path.exists():

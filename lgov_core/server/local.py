@@ -22,7 +22,7 @@ from lgov_core.train.settings import TrainSettings
 def run_local(job: TrainingJob) -> Mapping[str, Any]:
     """Trains with the agent of ``job`` and returns the result's figures. Raises `LgovError`.
 
-    Ctrl-C becomes a KeyboardInterrupt that says what is kept and how to go on.
+    Ctrl-C becomes a KeyboardInterrupt that says what is kept and how to continue.
     """
     settings = job.settings
     if job.agent is None:

@@ -46,7 +46,7 @@ def run_prompt(job: TrainingJob) -> Mapping[str, Any]:
 
     The agent finds the template as ``resource.prompts[name]`` and fills it in. Each round's templates are scored on the
     same tasks; held-out tasks (``data.test``) only score the first and the best at the end. On Ctrl-C what was found so
-    far is in the files, and KeyboardInterrupt goes on. Raises `LgovError`.
+    far is in the files, and KeyboardInterrupt propagates. Raises `LgovError`.
     """
     settings, given = job.settings, job.settings.prompt
     first, critic_url = _template(given), given.critic_url
@@ -111,7 +111,7 @@ def _interrupted_with(folder: Path) -> Generator[None]:
     except KeyboardInterrupt:
         best = folder / BEST_FILE
         kept = (
-            f"go on from the best so far with prompt.template: {best}" if best.exists() else "there is no version yet"
+            f"resume from the best so far with prompt.template: {best}" if best.exists() else "there is no version yet"
         )
         raise KeyboardInterrupt(f"interrupted; {kept} (in another --folder)") from None
 

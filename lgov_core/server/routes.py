@@ -64,7 +64,7 @@ class TrainRoutes:
         return await asyncio.to_thread(self._coordinator.commit_data, _text(body, "upload"), counts)
 
     async def start(self, request: Request) -> Any:
-        """``POST /train/start``: the run that goes on, or a new one."""
+        """``POST /train/start``: the run that continues, or a new one."""
         await _object(request)
         return await asyncio.to_thread(self._coordinator.start)
 

@@ -90,7 +90,7 @@ class RunState:
             self._metrics.append(finite(line))
 
     def end(self, state: str, error: LgovError | None = None) -> None:
-        """The run has ended: ``done``, ``failed`` or ``stopped``. A stopped one is gone on with by the next client."""
+        """The run has ended: ``done``, ``failed`` or ``stopped``. A stopped one is resumed by the next client."""
         with self._lock:
             self._state = state
             self._error = None if error is None else (error.message, error.hint)

@@ -40,7 +40,7 @@ class TrainingServer:
     """A training server; a context manager.
 
     ``folder`` gets everything the run leaves: ``store.sqlite`` (unless ``store`` names another place), ``data/``,
-    ``metrics.jsonl``, ``checkpoints/``, ``transitions/``. With ``resume`` it goes on from the newest checkpoint, and with the
+    ``metrics.jsonl``, ``checkpoints/``, ``transitions/``. With ``resume`` it resumes from the newest checkpoint, and with the
     run that had not ended: its clients and their rollouts too, at the same address. ``keys`` must be given and required on
     an address that other machines can reach. ``gpus`` as in `lgov_core.server.recipe.device_for`.
 
@@ -100,7 +100,7 @@ class TrainingServer:
         self.folder.mkdir(parents=True, exist_ok=True)
         if not self._resume and (self.folder / "checkpoints").exists():
             raise SettingsError(
-                f"{self.folder} holds a training already", hint="go on with --resume, or choose another --folder"
+                f"{self.folder} holds a training already", hint="continue with --resume, or choose another --folder"
             )
         credit, update = algorithm_for(settings)
         self._extra_groups = extra_groups_for(settings)

@@ -1,7 +1,7 @@
 """Prompt tuning: a beam search over prompt templates in which a critic says what is wrong and writes better ones.
 
 ProTeGi (Pryzant et al. 2023, arXiv 2305.03495): the criticism of a prompt on cases that it failed is its textual gradient,
-a rewriting that answers the criticism is a step against it, and the best few of all prompts go on. Pure: what scores a
+a rewriting that answers the criticism is a step against it, and the best few of all prompts continue. Pure: what scores a
 template and who criticises are given.
 """
 

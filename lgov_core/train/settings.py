@@ -90,7 +90,7 @@ class TrainingSection:
     An update is made of ``batch_size`` tasks with ``group_size`` rollouts each; ``epochs`` passes are made over the tasks,
     ``steps`` bounds the updates. ``update_epochs`` passes are made over the rows of one update. ``kl_coef`` is β.
     ``tokens_per_batch`` bounds the tokens of one forward pass, padding included (memory, not learning); ``packing`` auto,
-    tree or rows says whether what calls begin with in common is computed once. With ``max_staleness`` above 0 rollouts go on
+    tree or rows says whether what calls begin with in common is computed once. With ``max_staleness`` above 0 rollouts continue
     while the model updates, with weights at most that many updates old. ``max_extra_groups`` bounds the groups of
     further tasks that an update may collect in place of those in which all rollouts are alike (0: none; None: twice
     ``batch_size`` for dapo, else 0). ``evaluate_every`` updates the test tasks are run (0: only before the first and after

@@ -53,7 +53,7 @@ def explain(ctx: click.Context, file: Path, action_text: str, as_json: bool) -> 
         )
         click.echo(f"\n{found.decision.effect.label}: {_why(found.decision)}")
         if found.decision.arguments is not None or found.decision.text is not None:
-            click.echo(f"  it goes on as: {found.decision.arguments or found.decision.text}")
+            click.echo(f"  it continues as: {found.decision.arguments or found.decision.text}")
     ctx.exit(Exit.DENIED if found.decision.blocks else Exit.OK)
 
 

@@ -72,7 +72,7 @@ class CoordinatorHost:
         lines = MetricsLog(job.folder / "metrics.jsonl").lines()
         self._known = {int(line["step"]) for line in lines if line.get("phase") == "train"}
         before = RunState.unfinished(job.folder)
-        # The run that was killed is gone on with: who waited for it finds it again.
+        # The run that was killed is resumed: who waited for it finds it again.
         self._run = before if before is not None and before.steps == job.steps else RunState(job.folder, 0, job.steps)
         self._run.lines(lines)
         self._run.at(max(self._known, default=0))

@@ -39,7 +39,7 @@ def run_on_verl(job: TrainingJob) -> Mapping[str, Any]:
 
     The agent runs in this process, or in processes of its own, as a client of the server in verl's task runner; clients on
     other machines may join. Held-out tasks are not run. Ctrl-C becomes a KeyboardInterrupt that says what is kept and how to
-    go on.
+    continue.
     """
     settings = job.settings
     if job.agent is None:
@@ -54,7 +54,7 @@ def run_on_verl(job: TrainingJob) -> Mapping[str, Any]:
     made = replace(made, stated=_stated(settings))
     if not job.resume and any((folder / name).exists() for name in _BEGUN):
         raise SettingsError(
-            f"{folder} holds a training already", hint="go on with --resume, or choose another --folder"
+            f"{folder} holds a training already", hint="continue with --resume, or choose another --folder"
         )
     if settings.data.test is not None:
         job.say("note: held-out tasks are not run on verl")

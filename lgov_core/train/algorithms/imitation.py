@@ -26,7 +26,7 @@ class Imitated:
     ``left_out`` counts attempts by the reason why they are not (``outcome``, ``not_compliant``, ``reward``,
     ``not_among_best``),
     as ``repeated`` the calls that say word for word what another one says to the same prompt, and as ``set_aside`` the
-    choices that an attempt did not go on with.
+    choices that an attempt did not continue with.
     """
 
     transitions: tuple[Transition, ...]

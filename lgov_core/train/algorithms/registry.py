@@ -23,7 +23,7 @@ class TrainingJob:
     """What ``lgov train`` was asked to do.
 
     ``agent`` is ``module:function`` or ``file.py:function``; ``folder`` is where the run leaves everything. ``traces`` is a
-    store of recorded rollouts, for what learns from those. ``resume`` goes on with the run in ``folder``. ``say`` writes one
+    store of recorded rollouts, for what learns from those. ``resume`` continues with the run in ``folder``. ``say`` writes one
     line for people.
     """
 

@@ -191,7 +191,7 @@ class PolicyUpdate:
         return replace(self._metrics(passes_of_all, first, last, steps), tokens_run=work)
 
     def _pass(self, rows: Sequence[TrainRow], version: int | None, doing: list[str]) -> _Pass:
-        """What does not change while the update goes on: columns, reference, and the correction of older tokens."""
+        """What does not change while the update continues: columns, reference, and the correction of older tokens."""
         config = self.config
         doing.append(f"a pass of {len(rows)} rows, {sum(len(row.ids) for row in rows)} tokens, without gradient")
         columns = columns_of(rows, version, self.device)
@@ -269,7 +269,7 @@ class PolicyUpdate:
         if sums.mean("kl") > self.config.max_kl:
             raise TrainError(
                 f"the policy is {sums.mean('kl'):.3g} nats a token from its reference, more than max_kl {self.config.max_kl:g}",
-                hint="lower the learning rate or raise kl, and go on from an earlier checkpoint; the weights are kept",
+                hint="lower the learning rate or raise kl, and resume from an earlier checkpoint; the weights are kept",
             )
         return norm
 

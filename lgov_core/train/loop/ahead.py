@@ -15,9 +15,9 @@ _REPORT_S = 0.2
 
 
 class CollectedAhead(Generic[Found]):
-    """Collections that go on in a thread of their own, one after the other, each known by its step.
+    """Collections that continue in a thread of their own, one after the other, each known by its step.
 
-    ``collecting`` is held while one goes on: anything else that uses the same workers takes it too. `begin` and
+    ``collecting`` is held while one continues: anything else that uses the same workers takes it too. `begin` and
     `take` are called from one thread. The thread is a daemon; it ends when there is nothing left to do.
     """
 

@@ -1,4 +1,4 @@
-"""Checkpoints: everything a killed run needs to go on, written whole or not at all."""
+"""Checkpoints: everything a killed run needs to continue, written whole or not at all."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ def read_checkpoint(path: Path) -> Checkpoint:
     ) as error:
         raise TrainError(
             f"checkpoint {path} cannot be read: {type(error).__name__}: {error}",
-            hint="remove that folder to go on from the one before it",
+            hint="remove that folder to resume from the one before it",
         ) from error
 
 

@@ -179,7 +179,7 @@ class TrainingLoop:
         rollouts are begun before the update is made. Those of a step that is then called with other tasks are collected for
         nothing, and what fails ahead is tried again when its step has come. ``further`` are the tasks, in order, of which
         groups are collected in place of those that are alike; it happens when the step's turn has come, with the weights of
-        then, and before anything is collected ahead. ``progress(stage, done, total)`` is called as the stages go on.
+        then, and before anything is collected ahead. ``progress(stage, done, total)`` is called as the stages proceed.
         ``figures`` makes more JSON values of the results, for the step's line in ``metrics.jsonl``. The line's figures are of
         ``tasks``; those of further groups are in it under ``further``.
         """

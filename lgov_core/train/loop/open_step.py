@@ -1,4 +1,4 @@
-"""What was collected for an update that has no batch yet, so that a run that was killed goes on collecting it."""
+"""What was collected for an update that has no batch yet, so that a run that was killed continues collecting it."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ class Collector(Protocol):
     """Has rollouts run by agents: worker processes here (`WorkerPool`), or workers elsewhere that ask for work."""
 
     def gone(self, rollout_ids: Sequence[str]) -> set[str]:
-        """Those of the rollouts of a run that was killed that can neither be gone on with nor be trained on."""
+        """Those of the rollouts of a run that was killed that can neither be resumed nor be trained on."""
         ...
 
     def collect_rollouts(
@@ -28,7 +28,7 @@ class Collector(Protocol):
     ) -> list[JobResult]:
         """Adds the rollouts to the store, waits until all have ended, and returns a result for each, in their order.
 
-        Rollouts that the store has already, from a run that was killed, are gone on with. ``progress(done, total)`` is
+        Rollouts that the store has already, from a run that was killed, are resumed. ``progress(done, total)`` is
         called as they end, and ``keep`` with each result once it is final. Raises `TrainError` when they cannot be run.
         """
         ...
@@ -50,7 +50,7 @@ def new_rollouts(run_id: str, tasks: Sequence[Task], group: int) -> list[Rollout
 class StepRollouts:
     """The rollouts of a step and their results. A round is written to ``step`` before it is run.
 
-    When the run was killed and the tasks are the same, the rounds on record are gone on with: results that were known are
+    When the run was killed and the tasks are the same, the rounds on record are resumed: results that were known are
     taken as they are, and only what is missing is run. ``recovered`` is how many rollouts that spared. Reads the file when it
     is made. For one thread at a time; nothing else may collect with ``pool`` meanwhile. Raises `TrainError`.
     """
@@ -99,7 +99,7 @@ class StepRollouts:
         self._rounds.append(rollouts)
 
     def _replace_gone(self) -> None:
-        """New rollouts for those that can neither be gone on with nor be trained on."""
+        """New rollouts for those that can neither be resumed nor be trained on."""
         ids = [one.rollout_id for rollouts in self._rounds for one in rollouts]
         gone = self._pool.gone([one for one in ids if one not in self._results])
         if gone:

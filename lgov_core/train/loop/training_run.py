@@ -63,7 +63,7 @@ class Learner(Protocol):
         ...
 
     def state_dict(self) -> Mapping[str, Any]:
-        """All it needs to go on, besides the policy's weights; tensors and plain values."""
+        """All it needs to continue, besides the policy's weights; tensors and plain values."""
         ...
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -164,7 +164,7 @@ class TrainingRun:
         ``used_version`` is the highest version of weights that anything on record was made with: weights that are not known
         to be those of a version get a higher one, because one version number never names two sets of weights.
         ``progress(done, total)`` counts the passes of each update that is made again. A line with the phase ``resume`` says
-        what was done, unless there was nothing to go on with. Raises `TrainError` when a checkpoint or a batch is damaged.
+        what was done, unless there was nothing to continue with. Raises `TrainError` when a checkpoint or a batch is damaged.
         """
         self._begun = True
         self.metrics.repair()

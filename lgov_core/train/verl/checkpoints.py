@@ -1,6 +1,6 @@
 """verl's checkpoints: what is stated of each, and which of them count.
 
-verl writes ``checkpoints/global_step_N``: in ``actor`` the state that it goes on from, in ``actor/huggingface`` the weights
+verl writes ``checkpoints/global_step_N``: in ``actor`` the state that it resumes from, in ``actor/huggingface`` the weights
 as a transformers folder. When everything is there it calls `Sealed.on_save`, which states in that folder what the weights
 were made of (`lgov_core.train.loop.lineage`). A checkpoint without a statement was not finished, and does not count.
 
@@ -83,7 +83,7 @@ class Sealed:
     def on_save(self, *, global_step: int, checkpoint_dir: str, async_save: bool = False, **_: Any) -> None:
         """States what the checkpoint was made of, and acknowledges its update.
 
-        Raises `TrainError` when that cannot be: the job then ends, and goes on from the checkpoint before.
+        Raises `TrainError` when that cannot be: the job then ends, and resumes from the checkpoint before.
         """
         if async_save:
             raise TrainError("verl writes checkpoints while it trains on", hint="leave checkpoint.async_save out")

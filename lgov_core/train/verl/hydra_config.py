@@ -14,7 +14,7 @@ from lgov_core.train.verl.checkpoints import CALLBACK
 from lgov_core.train.verl.job import VerlJob, VerlUpdate
 from lgov_core.train.verl.resume import tasks_file
 
-#: The class that verl asks for rollouts, and the estimator that hands on lgov's advantages.
+#: The class that verl asks for rollouts, and the estimator that passes on lgov's advantages.
 MANAGER = "lgov_core.train.verl.manager.GovernedRollouts"
 ESTIMATOR = "lgov_precomputed"
 
@@ -60,7 +60,7 @@ OWNED: Final[Mapping[str, str]] = {
     "trainer.total_epochs": "training.epochs",
     "trainer.save_freq": "training.checkpoint_every",
     "trainer.default_local_dir": "--folder",
-    "trainer.del_local_ckpt_after_load": "nothing: the run must be able to go on",
+    "trainer.del_local_ckpt_after_load": "nothing: the run must be able to continue",
     "trainer.resume_mode": "--resume",
     "trainer.resume_from_path": "--resume",
     "trainer.checkpoint_callback_class": "nothing: it states what a checkpoint was made of",
@@ -70,7 +70,7 @@ _OVERRIDE = re.compile(r"\s*(?:\+\+|\+|~)?\s*([^=@:\s]+)")
 
 
 def check_overrides(overrides: Sequence[str]) -> None:
-    """Raises `SettingsError` for an override of what lgov sets by the algorithm's name, or goes on by (`OWNED`)."""
+    """Raises `SettingsError` for an override of what lgov sets by the algorithm's name, or continues by (`OWNED`)."""
     for override in overrides:
         match = _OVERRIDE.match(override)
         name = (match.group(1) if match else override).replace("/", ".")
@@ -82,7 +82,7 @@ def check_overrides(overrides: Sequence[str]) -> None:
 def settings(job: VerlJob, tasks: int, checkpoint: Path | None = None) -> dict[str, Any]:
     """The settings of verl by their dotted names, for a job with ``tasks`` tasks; a name with + is new to verl.
 
-    verl goes on from ``checkpoint``, or begins with the first step.
+    verl resumes from ``checkpoint``, or begins with the first step.
     Raises `TrainError` for fewer tasks than one step takes.
     """
     if tasks < job.tasks_per_step:

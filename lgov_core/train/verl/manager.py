@@ -57,7 +57,7 @@ class GovernedRollouts:
 
     Holds the endpoint that the agents talk to, the store, and who has rollouts run, from its making to the end of the
     process. `generate_sequences` is called by one thread and returns when all rollouts are done and their rows are
-    queued: in verl's synchronous mode nothing else could go on meanwhile, and what fails so ends the job instead of
+    queued: in verl's synchronous mode nothing else could continue meanwhile, and what fails so ends the job instead of
     leaving it waiting. Raises `TrainError` for another mode.
     """
 
@@ -174,7 +174,7 @@ class GovernedRollouts:
             if one.task_id not in uids:
                 raise TrainError(
                     f"the batch on record is of task {one.task_id}, which verl does not ask for now",
-                    hint="the run cannot be gone on with: its tasks or their order are others",
+                    hint="the run cannot be resumed: its tasks or their order have changed",
                 )
             if one.rollout_id not in sessions:
                 sessions[one.rollout_id] = (uids[one.task_id], numbers[one.task_id])

@@ -1,4 +1,4 @@
-"""What a job that ended early left in its folder, and whether this one can go on with it. Needs no verl."""
+"""What a job that ended early left in its folder, and whether this one can continue with it. Needs no verl."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Left:
 
     @property
     def begun(self) -> bool:
-        """Whether there is anything to go on with."""
+        """Whether there is anything to continue with."""
         return bool(self.step or self.replayed)
 
 
@@ -90,7 +90,7 @@ def only_job(folder: Path, *, patience_s: float = 0.0) -> Generator[None]:
 def left_by(job: VerlJob, tasks: Sequence[Task]) -> Left:
     """What is in the job's folder, once no process of an earlier job is at work there. Only reads.
 
-    Raises `TrainError` when there is something and the job cannot go on with it: it was begun with other settings or
+    Raises `TrainError` when there is something and the job cannot continue with it: it was begun with other settings or
     tasks, a batch is missing, or what is there cannot be read.
     """
     folder, steps = job.folder, Steps(job.folder)
@@ -131,13 +131,13 @@ def _same_job(job: VerlJob, before: VerlJob, left: Left) -> None:
         if now[name] != then[name]:
             what, new, old = _first_difference(name, now[name], then[name])
             raise TrainError(
-                f"the run in {job.folder} was begun with {what} {old!r}, and is to go on with {new!r}",
+                f"the run in {job.folder} was begun with {what} {old!r}, and is to continue with {new!r}",
                 hint="give the settings that it was begun with, or choose another --folder",
             )
     gpus, wrote = (part["cluster"]["nodes"] * part["cluster"]["gpus"] for part in (now, then))
     if left.step and gpus != wrote:
         raise TrainError(
-            f"the checkpoints in {job.folder} were written by {wrote} GPUs, and {gpus} are to go on from them",
+            f"the checkpoints in {job.folder} were written by {wrote} GPUs, and {gpus} are to resume from them",
             hint="verl reads a checkpoint on as many GPUs as wrote it",
         )
     rules = [(part["stated"].get("policy") or {}).get("sha256") for part in (now, then)]

@@ -2,7 +2,7 @@
 
 Of each step first the batch (``transitions/step-NNNNNN.parquet`` and ``.json``) becomes durable, then verl makes the update,
 and its line in ``metrics.jsonl`` acknowledges it: when verl asks for the next rollouts, or has written a checkpoint. A job that
-is killed between goes on from verl's newest checkpoint with the batches that are there, in place of new rollouts.
+is killed between resumes from verl's newest checkpoint with the batches that are there, in place of new rollouts.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Steps:
         return count
 
     def resumed(self, run_id: str, checkpoint: int) -> None:
-        """Says in ``metrics.jsonl`` what the job goes on with (phase ``resume``), as other runs do."""
+        """Says in ``metrics.jsonl`` what the job continues with (phase ``resume``), as other runs do."""
         replayed = self.waiting(checkpoint)
         again = range(checkpoint + 1, checkpoint + replayed + 1)
         known = {

@@ -129,7 +129,7 @@ class WorkerPool:
     ) -> list[JobResult]:
         """Adds rollouts to the store and runs them. See `collect`.
 
-        Those that the store has already are gone on with: where an attempt has ended so that it can be trained on, that is
+        Those that the store has already are resumed: where an attempt has ended so that it can be trained on, that is
         the result (without counts: what the governor counted of it is not known here); else there is one attempt more.
         """
         ids = [one.rollout_id for one in rollouts]
