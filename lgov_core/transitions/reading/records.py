@@ -10,7 +10,6 @@ from lgov_core.errors import TransitionError
 from lgov_core.store.protocol import TraceStore
 from lgov_core.trace.mapping.mapping import canonical
 from lgov_core.transitions.findings import Diagnostic, Finding
-from lgov_core.transitions.reading.collector import collector_paused
 from lgov_core.transitions.reading.span_reading import SpanReading
 from lgov_core.transitions.reading.span_tree import SpanTree
 from lgov_core.types import Attempt, CapturedCall, Reward, Rollout, Span
@@ -82,8 +81,7 @@ def read_spans(spans: Iterable[Span]) -> Records:
     a span does not say is taken from the spans above it (rollout, attempt, agent), never from clocks. A span without a
     rollout is left out, with a diagnostic if it is a call or a reward. Never raises for what a span says.
     """
-    with collector_paused():
-        return _read(SpanReading(spans))
+    return _read(SpanReading(spans))
 
 
 class _Origins(Mapping[str, Sequence[Span]]):
@@ -154,8 +152,7 @@ def join(recorded: Records, spans: Iterable[Span]) -> Records:
     for call in recorded.calls:
         if call.rollout_id is not None and (call.attempt or 1) > last.get(call.rollout_id, 0):
             last[call.rollout_id] = call.attempt or 1
-    with collector_paused():
-        told = _read(SpanReading(spans, last), rollouts, attempted)
+    told = _read(SpanReading(spans, last), rollouts, attempted)
     if not told.spans:
         return _with_unannounced(recorded, rollouts)
     found = [*recorded.diagnostics, *told.diagnostics]

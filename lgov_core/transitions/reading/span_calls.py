@@ -7,7 +7,6 @@ from typing import Any, TypeAlias
 
 from lgov_core.trace import semconv
 from lgov_core.transitions.findings import Diagnostic, Finding
-from lgov_core.transitions.reading.quick_values import CallDraft
 from lgov_core.transitions.reading.span_tree import Place
 from lgov_core.transitions.reading.span_values import (
     Tokens,
@@ -101,26 +100,23 @@ def _call(
     tools: tuple[str, ...],
 ) -> CapturedCall:
     get = attributes.get
-    started_at = span.started_at
-    said = get(semconv.OUTPUT_MESSAGES)
-    temperature, top_p = get(semconv.REQUEST_TEMPERATURE), get(semconv.REQUEST_TOP_P)
-    draft: Any = CallDraft()
-    draft.response_id, draft.choice = key
-    draft.model = str(get(semconv.RESPONSE_MODEL) or get(semconv.REQUEST_MODEL) or "")
-    draft.request = {} if get(semconv.INPUT_MESSAGES) is None else request_of(attributes)
-    draft.response = {} if said is None else messages_of(said)
-    draft.prompt_ids, draft.response_ids, draft.logprobs = tokens
-    draft.finish_reason = finish_reason_of(get(semconv.FINISH_REASONS))
-    draft.weights_version = version
-    draft.temperature = 1.0 if temperature is None else number_or(temperature, 1.0)
-    draft.top_p = 1.0 if top_p is None else number_or(top_p, 1.0)
-    draft.started_at = started_at
-    draft.ended_at = started_at if span.ended_at is None else span.ended_at
-    draft.rollout_id = rollout_id
-    draft.attempt = attempt
-    draft.agent = agent
-    draft.tool_call_ids = tools
-    draft.engine = ""
-    draft.route = "chat"
-    draft.__class__ = CapturedCall
-    return draft
+    return CapturedCall(
+        response_id=key[0],
+        choice=key[1],
+        model=str(get(semconv.RESPONSE_MODEL) or get(semconv.REQUEST_MODEL) or ""),
+        request=request_of(attributes),
+        response=messages_of(get(semconv.OUTPUT_MESSAGES)),
+        prompt_ids=tokens[0],
+        response_ids=tokens[1],
+        logprobs=tokens[2],
+        finish_reason=finish_reason_of(get(semconv.FINISH_REASONS)),
+        weights_version=version,
+        temperature=number_or(get(semconv.REQUEST_TEMPERATURE), 1.0),
+        top_p=number_or(get(semconv.REQUEST_TOP_P), 1.0),
+        started_at=span.started_at,
+        ended_at=span.started_at if span.ended_at is None else span.ended_at,
+        rollout_id=rollout_id,
+        attempt=attempt,
+        agent=agent,
+        tool_call_ids=tools,
+    )

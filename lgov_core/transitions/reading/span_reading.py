@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Container, Iterable, Iterator, Mapping
+from dataclasses import replace
 from typing import TypeAlias
 
 from lgov_core.trace import semconv
 from lgov_core.transitions.findings import Diagnostic, Finding
-from lgov_core.transitions.reading.quick_values import complete
 from lgov_core.transitions.reading.span_calls import CallKey, Shown, call_of_span, calls_of_spans, invalid
 from lgov_core.transitions.reading.span_rewards import evaluations_of_span, further_rewards, reward_of_span
 from lgov_core.transitions.reading.span_tree import CALL_OPERATIONS, Place, SpanTree
@@ -242,11 +242,8 @@ class SpanReading:
             call = first[2]
             if call is None or key in further:
                 calls = calls_of_spans(key, rollout_id, attempt, further.get(key, [first]), self.found)
-            elif proposals or call.attempt != attempt:
+            else:
                 calls = [call]
-            else:  # what its one span says is all
-                made.append(call)
-                continue
             proposed = {
                 tool_call
                 for owner in {rollout_id, None}
@@ -255,10 +252,9 @@ class SpanReading:
                 if choice in (None, key[1]) and (key[0], tool_call) not in named
             }
             for call in calls:
-                complete(
-                    call, attempt, tuple(sorted({*call.tool_call_ids, *proposed})) if proposed else call.tool_call_ids
-                )
-            made += calls
+                tools = tuple(sorted({*call.tool_call_ids, *proposed})) if proposed else call.tool_call_ids
+                unchanged = call.attempt == attempt and tools is call.tool_call_ids
+                made.append(call if unchanged else replace(call, attempt=attempt, tool_call_ids=tools))
 
     def _find_owners(self) -> None:
         """A call whose span names no rollout is that of another span of the same call, if only one attempt has it."""
