@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Container, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 
 from lgov_core.errors import TransitionError
 from lgov_core.store.protocol import TraceStore
@@ -14,7 +13,7 @@ from lgov_core.transitions.reading.span_reading import SpanReading
 from lgov_core.transitions.reading.span_tree import SpanTree
 from lgov_core.types import Attempt, CapturedCall, Reward, Rollout, Span
 
-_NO_TREE = SpanTree(())
+_NO_TREE = SpanTree((), [])
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,26 +83,6 @@ def read_spans(spans: Iterable[Span]) -> Records:
     return _read(SpanReading(spans))
 
 
-class _Origins(Mapping[str, Sequence[Span]]):
-    """The spans of each call, by its response id: gathered when somebody asks, which few do."""
-
-    def __init__(self, reading: SpanReading) -> None:
-        self._reading = reading
-
-    @cached_property
-    def _known(self) -> Mapping[str, Sequence[Span]]:
-        return self._reading.origins()
-
-    def __getitem__(self, response_id: str) -> Sequence[Span]:
-        return self._known[response_id]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._known)
-
-    def __len__(self) -> int:
-        return len(self._known)
-
-
 def _read(reading: SpanReading, rollouts: Container[str] = (), attempted: Container[str] = ()) -> Records:
     read = Records(
         rollouts=tuple(reading.rollouts(rollouts)),
@@ -111,7 +90,7 @@ def _read(reading: SpanReading, rollouts: Container[str] = (), attempted: Contai
         calls=tuple(reading.calls()),
         rewards=tuple(reading.rewards),
         spans=reading.tree.kept(),
-        origins=_Origins(reading),
+        origins=reading.origins(),
         proposed_in=reading.proposed_in,
         tools_run=reading.tools_run,
         tree=reading.tree,
