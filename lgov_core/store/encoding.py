@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import sys
 from array import array
-from codecs import BOM_UTF8
 from collections.abc import Iterable, Mapping, Sequence
 from operator import eq
 from typing import Any
@@ -18,26 +17,11 @@ from lgov_core.types import JSONValue
 
 
 def json_text(value: JSONValue | Mapping[str, Any] | Sequence[Any], what: str) -> str:
-    """``value`` as JSON text. What JSON cannot hold raises `StoreError` that names ``what``.
-
-    A value that still has the bytes that it was read from (its attribute ``received``) is written as it came; anything else
-    in ASCII.
-    """
-    received = getattr(value, "received", None)
-    if received is not None and is_plain(received):
-        try:
-            return received.decode()
-        except UnicodeDecodeError:  # JSON in another encoding than UTF-8
-            pass
+    """``value`` as JSON text in ASCII. What JSON cannot hold raises `StoreError` that names ``what``."""
     try:
         return _WRITE(value)
     except (TypeError, ValueError, RecursionError) as error:
         raise StoreError(f"the {what} cannot be written as JSON: {error}", hint="give plain JSON values") from error
-
-
-def is_plain(received: bytes) -> bool:
-    """Whether JSON that can be read as bytes could be read as text too: UTF-16, and what has a byte order mark, could not."""
-    return b"\0" not in received and not received.startswith(BOM_UTF8)
 
 
 def object_text(values: Mapping[str, str]) -> str:
@@ -60,7 +44,7 @@ def object_values(text: str) -> tuple[dict[str, str], dict[str, Any]]:
 def text_name(name: Any) -> str:
     """``name``, which must be a text."""
     if not isinstance(name, str):
-        raise StoreError(f"a request has the name {name!r}, which is no text", hint="give plain JSON values")
+        raise StoreError(f"a request has the name {name!r}, which is not a text", hint="give plain JSON values")
     return name
 
 
@@ -74,7 +58,7 @@ def _plain(value: Any) -> Any:
         return dict(value)
     if isinstance(value, Sequence):
         return list(value)
-    raise TypeError(f"{type(value).__name__} is no JSON value")
+    raise TypeError(f"{type(value).__name__} is not a JSON value")
 
 
 _WRITE = json.JSONEncoder(default=_plain, check_circular=False, separators=(",", ":")).encode
@@ -95,17 +79,9 @@ def all_below_2_31(packed: bytes) -> bool:
 
 
 def token_blob(ids: Sequence[int], what: str = "token ids") -> bytes:
-    """Token ids as they are stored. Raises `StoreError` that names ``what`` for what is no integer from 0, below 2^31."""
-    if sys.byteorder == "little":
-        try:
-            packed = array("I", ids).tobytes()  # which takes a third of the time that numbers with a sign take
-        except (TypeError, OverflowError):
-            pass
-        else:
-            if all_below_2_31(packed):
-                return packed
+    """Token ids as they are stored. Raises `StoreError` that names ``what`` for what is not an integer from 0, below 2^31."""
     packed = blob("i", ids, what) or b""
-    if any(one < 0 for one in ids):
+    if min(ids, default=0) < 0:
         raise StoreError(f"the {what} cannot be stored: {min(ids)} is below 0", hint=_TOKEN_IDS)
     return packed
 

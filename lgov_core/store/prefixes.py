@@ -2,22 +2,20 @@
 
 An agent sends its whole conversation with every call. The prompt of one call mostly begins with the prompt and the response
 of the one before it, its list of messages with the messages of that one, and the tools are the same. `Fold` says how much
-of an earlier call is repeated; `PrefixIndex` finds the earlier call of which the most is. Pure, for every back end; exact:
+of an earlier call is repeated; `FoldIndex` finds the earlier call of which the most is. Pure, for every back end; exact:
 what is folded comes back as it was (see `unfold`).
 """
 
 from __future__ import annotations
 
 import json
-from bisect import bisect_left, insort
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Final, TypeAlias, TypeVar
+from typing import Final, TypeAlias
 
+from lgov_core._util.prefixes import PrefixIndex, common_prefix
 from lgov_core.store.encoding import object_text
-
-Sliced = TypeVar("Sliced", bytes, str)
 
 #: Whose calls may refer to each other: a rollout and the number of an attempt.
 AttemptKey: TypeAlias = "tuple[str, int | None]"
@@ -91,31 +89,17 @@ WHOLE: Final = Fold()
 
 def fold(earlier: Earlier, prompt: bytes | None, request: Mapping[str, str]) -> Fold:
     """What a call with this prompt (token ids) and this request, as in `Earlier`, has in common with ``earlier``."""
-    shared = 0 if prompt is None else common_head(prompt, earlier.tokens) // TOKEN
+    shared = 0 if prompt is None else common_prefix(prompt, earlier.tokens) // TOKEN
     repeats: dict[str, tuple[int, int]] = {}
     for name, text in request.items():
         before = earlier.request.get(name, "")
         if min(len(text), len(before)) < _WORTH:
             continue
-        head = common_head(text, before)
+        head = common_prefix(text, before)
         tail = _common_tail(text, before, min(len(text), len(before)) - head)
         if head + tail >= _WORTH:
             repeats[name] = head, tail
     return Fold(earlier.seq, shared, repeats)
-
-
-def common_head(one: Sliced, other: Sliced) -> int:
-    """How many characters, or bytes, ``one`` and ``other`` have in common at their beginnings."""
-    low, high = 0, min(len(one), len(other))
-    if one[:high] == other[:high]:
-        return high
-    while high - low > 1:  # equal up to low, not up to high
-        middle = (low + high) // 2
-        if one[low:middle] == other[low:middle]:
-            low = middle
-        else:
-            high = middle
-    return low
 
 
 def _common_tail(one: str, other: str, limit: int) -> int:
@@ -134,32 +118,29 @@ def _common_tail(one: str, other: str, limit: int) -> int:
 
 @dataclass(slots=True)
 class _Ends:
-    """The ends of the conversations of one attempt, in the order of use, and sorted in two ways.
-
-    In a sorted list the entry that has the longest beginning in common with another text stands next to its place.
-    """
+    """The ends of the conversations of one attempt, in the order of use, and by their beginnings."""
 
     newest: int = 0
     of: OrderedDict[int, Earlier] = field(default_factory=OrderedDict[int, Earlier])
-    by_tokens: list[tuple[bytes, int]] = field(default_factory=list[tuple[bytes, int]])
-    by_request: list[tuple[str, int]] = field(default_factory=list[tuple[str, int]])
+    by_tokens: PrefixIndex[bytes] = field(default_factory=PrefixIndex[bytes])
+    by_request: PrefixIndex[str] = field(default_factory=PrefixIndex[str])
 
-    def near(self, prompt: bytes | None, request: Mapping[str, str]) -> Iterable[Earlier]:
-        found = {seq for _, seq in _neighbours(self.by_request, _conversation(request)[1])}
+    def similar(self, prompt: bytes | None, request: Mapping[str, str]) -> Iterable[Earlier]:
+        found = {*self.by_request.neighbours(_conversation(request)[1])}
         if prompt is not None:
-            found |= {seq for _, seq in _neighbours(self.by_tokens, prompt)}
+            found |= {*self.by_tokens.neighbours(prompt)}
         return (self.of[seq] for seq in sorted(found))
 
     def add(self, end: Earlier) -> None:
         self.of[end.seq] = end
-        insort(self.by_tokens, (end.tokens, end.seq))
-        insort(self.by_request, (_conversation(end.request)[1], end.seq))
+        self.by_tokens.add(end.tokens, end.seq)
+        self.by_request.add(_conversation(end.request)[1], end.seq)
         self.newest = max(self.newest, end.seq)
 
     def remove(self, end: Earlier) -> None:
         del self.of[end.seq]
-        del self.by_tokens[bisect_left(self.by_tokens, (end.tokens, end.seq))]
-        del self.by_request[bisect_left(self.by_request, (_conversation(end.request)[1], end.seq))]
+        self.by_tokens.remove(end.tokens, end.seq)
+        self.by_request.remove(_conversation(end.request)[1], end.seq)
 
 
 def _conversation(request: Mapping[str, str]) -> tuple[str, str]:
@@ -167,12 +148,7 @@ def _conversation(request: Mapping[str, str]) -> tuple[str, str]:
     return next(((name, request[name]) for name in ("messages", "input", "prompt") if name in request), ("", ""))
 
 
-def _neighbours(entries: list[tuple[Sliced, int]], value: Sliced) -> list[tuple[Sliced, int]]:
-    place = bisect_left(entries, (value, -1))
-    return entries[max(0, place - 1) : place + 1]
-
-
-class PrefixIndex:
+class FoldIndex:
     """Finds, for a call that is about to be written, the earlier call of its attempt that it repeats most of.
 
     However many agents take turns in one attempt, each finds its own conversation. What is known takes at most
@@ -195,7 +171,11 @@ class PrefixIndex:
         ends = self._attempts.get(key)
         if ends is None:
             return WHOLE
-        best = max((fold(end, prompt, request) for end in ends.near(prompt, request)), key=_saved, default=WHOLE)
+        best = max(
+            (fold(end, prompt, request) for end in ends.similar(prompt, request)),
+            key=lambda one: one.saved,
+            default=WHOLE,
+        )
         if best.base is None or best.saved < _WORTH:
             return WHOLE
         ends.of.move_to_end(best.base)
@@ -232,10 +212,6 @@ class PrefixIndex:
     def _remove(self, ends: _Ends, end: Earlier) -> None:
         ends.remove(end)
         self.size -= end.size
-
-
-def _saved(one: Fold) -> int:
-    return one.saved
 
 
 def _all_of(before: Earlier, repeats: Fold) -> bool:

@@ -76,7 +76,8 @@ class RolloutConfig:
 
     def __post_init__(self) -> None:
         try:
-            object.__setattr__(self, "retry_on", frozenset(map(Outcome, self.retry_on)))
+            for outcome in self.retry_on:
+                Outcome(outcome)
         except (TypeError, ValueError) as error:
             known = ", ".join(Outcome)
             raise StoreError(f"retry_on is {self.retry_on!r}: {error}", hint=f"outcomes are {known}") from error
@@ -122,7 +123,8 @@ class RolloutConfig:
     @staticmethod
     def from_json(value: dict[str, Any]) -> RolloutConfig:
         """The configuration that `as_json` wrote."""
-        return RolloutConfig(**value)
+        given: dict[str, Any] = value | {"retry_on": frozenset(map(Outcome, value["retry_on"]))}
+        return RolloutConfig(**given)
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,15 +9,12 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence, Set
-from dataclasses import replace
 from typing import Final
 
 from lgov_core.store.protocol import TraceStore
 from lgov_core.transitions.findings import Diagnostic, Finding
 from lgov_core.transitions.reading.calls import calls_by_attempt
 from lgov_core.transitions.reading.choices import ChoiceKey, set_aside
-from lgov_core.transitions.reading.collector import collector_paused
-from lgov_core.transitions.reading.quick_values import transition_of
 from lgov_core.transitions.reading.records import Records, join, read_store
 from lgov_core.transitions.reading.reward_targets import (
     NOT_SELECTED,
@@ -82,11 +79,6 @@ def make_transitions(
     is the call that proposed it; an attempt, that is its last selected call. Calls without token ids are left out with a
     diagnostic, and so are those without log-probabilities where ``need_logprobs``. Callable from any thread.
     """
-    with collector_paused():
-        return _made(records, selection or Selection(), need_logprobs, keep_infrastructure)
-
-
-def _made(records: Records, selection: Selection, need_logprobs: bool, keep_infrastructure: bool) -> TransitionSet:
     found = list(records.diagnostics)
     unassigned: list[Reward] = []
     transitions: list[Transition] = []
@@ -96,7 +88,12 @@ def _made(records: Records, selection: Selection, need_logprobs: bool, keep_infr
     for attempt in records.attempts:
         attempts_of[attempt.rollout_id].append(attempt)
     work = _Work(
-        Selecting(selection, records), found, unassigned, need_logprobs, records.proposed_in, records.tools_run
+        Selecting(selection or Selection(), records),
+        found,
+        unassigned,
+        need_logprobs,
+        records.proposed_in,
+        records.tools_run,
     )
     for rollout in sorted(records.rollouts, key=lambda one: (one.created_at, one.rollout_id)):
         attempts = attempts_of[rollout.rollout_id]
@@ -175,7 +172,6 @@ class _Work:
         self._need_logprobs = need_logprobs
         self._proposed_in = proposed_in
         self._tools_run = tools_run
-        self._masks: dict[int, tuple[int, ...]] = {}
 
     def of_attempt(
         self,
@@ -212,30 +208,36 @@ class _Work:
         earned = targets.assign(rewards, found, self._unassigned)
         if len(chosen) > 1:
             find_drift((chosen[turn] for turn in line), found)
-        made = [
-            transition_of(
-                rollout,
-                attempt,
-                call,
-                turn,
-                self._ones(len(call.response_ids or ())),
-                earned.get(turn) or {},
-                call.finish_reason in _CUT_OFF,
-                self._parent(call, placed) if self._proposed_in else None,
+        # Where choices are set aside: what the rewards say that name a choice itself.
+        own = targets.assign([one for one in rewards if one.response_id or one.tool_call_id], [], []) if aside else {}
+        return [
+            Transition(
+                run_id=rollout.run_id,
+                weights_version=call.weights_version,
+                model=call.model,
+                task_id=rollout.task_id,
+                rollout_id=rollout.rollout_id,
+                attempt=attempt.attempt,
+                turn=turn,
+                response_id=call.response_id,
+                agent=call.agent,
+                prompt_ids=call.prompt_ids or (),
+                response_ids=call.response_ids or (),
+                response_mask=(1,) * len(call.response_ids or ()),
+                logprobs=call.logprobs,
+                temperature=call.temperature,
+                finish_reason=call.finish_reason,
+                outcome=attempt.outcome,
+                rewards=earned.get(turn, {}),
+                truncated=call.finish_reason in _CUT_OFF,
+                choice=call.choice,
+                tool_call_ids=call.tool_call_ids,
+                parent_response_id=self._parent(call, placed) if self._proposed_in else None,
+                set_aside=(call.response_id, call.choice) in aside,
+                own_rewards=own.get(turn, {}) if aside and turn == last else None,
             )
             for turn, call in enumerate(chosen)
         ]
-        if aside:
-            own = targets.assign([one for one in rewards if one.response_id or one.tool_call_id], [], [])
-            made = [
-                replace(
-                    one,
-                    set_aside=(one.response_id, one.choice) in aside,
-                    own_rewards=own.get(turn, {}) if turn == last else None,
-                )
-                for turn, one in enumerate(made)
-            ]
-        return made
 
     def _set_aside(
         self,
@@ -261,13 +263,6 @@ class _Work:
         ]
         return aside
 
-    def _ones(self, length: int) -> tuple[int, ...]:
-        """The mask of a reply; replies of one length share theirs."""
-        ones = self._masks.get(length)
-        if ones is None:
-            ones = self._masks[length] = (1,) * length
-        return ones
-
     def _parent(self, call: CapturedCall, placed: Sequence[PlacedCall]) -> str | None:
         """The call that proposed the tool call inside which ``call`` was made."""
         tool_call = self._proposed_in.get((call.rollout_id, call.response_id))
@@ -290,7 +285,7 @@ class _Work:
             found.append(Diagnostic(Finding.NO_LOGPROBS, call.response_id))
             if self._need_logprobs:
                 return False
-        elif len(logprobs) != len(call.response_ids) or not _all_finite(logprobs):
+        elif len(logprobs) != len(call.response_ids) or not all(map(math.isfinite, logprobs)):
             counts = f"{len(call.response_ids)} tokens, {len(logprobs)} log-probabilities"
             told = "a log-probability is not finite" if len(logprobs) == len(call.response_ids) else counts
             found.append(Diagnostic(Finding.LENGTHS_DIFFER, call.response_id, told))
@@ -298,8 +293,3 @@ class _Work:
         if call.finish_reason in _CUT_OFF:
             found.append(Diagnostic(Finding.TRUNCATED_REPLY, call.response_id))
         return True
-
-
-def _all_finite(values: Sequence[float]) -> bool:
-    # A sum is finite only if all of it is; one that overflows is looked at number by number.
-    return math.isfinite(sum(values)) or all(map(math.isfinite, values))

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from lgov_core.errors import TransitionError
-from lgov_core.store.memory import MemoryStore
+from lgov_core.store.sqlite.store import SQLiteStore
 from lgov_core.transitions import Finding, Records, Selection, Transition, assemble, assign_credit, build_transitions
 from lgov_core.transitions.tokens.batches import CreditedBatch, RecordedBatch
 from lgov_core.transitions.tokens.tree import make_tree
@@ -135,7 +135,7 @@ def test_what_names_no_attempt_is_of_the_last_one_that_captured_calls_name() -> 
 
 
 def test_what_is_written_while_a_store_is_read_does_no_harm() -> None:
-    class Written(MemoryStore):
+    class Written(SQLiteStore):
         """Gets another rollout, from its beginning to its end, as soon as its attempts were read."""
 
         def attempts(self, rollout_ids: Sequence[str] | None = None) -> list[Attempt]:
@@ -146,7 +146,7 @@ def test_what_is_written_while_a_store_is_read_does_no_harm() -> None:
             self.finish_attempt("late", 1, Outcome.INFRASTRUCTURE, rewards=[Reward(0.0)])
             return read
 
-    store = Written()
+    store = Written(None)
     store.add_rollouts([ROLLOUT])
     store.start_attempt("r", 1)
     store.add_call(CALLS[0])

@@ -120,10 +120,10 @@ def test_a_cycle_of_two_thousand_spans(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("line", "said"),
     [
-        ("{", "no ExportTraceServiceRequest"),
-        ("[]", "no ExportTraceServiceRequest"),
+        ("{", "not an ExportTraceServiceRequest"),
+        ("[]", "not an ExportTraceServiceRequest"),
         ('{"spans": []}', "no resourceSpans"),
-        ("\udc80", "no ExportTraceServiceRequest"),
+        ("\udc80", "not an ExportTraceServiceRequest"),
     ],
 )
 def test_a_broken_line_is_named(line: str, said: str, tmp_path: Path) -> None:

@@ -230,25 +230,6 @@ def test_a_list_of_numbers_says_what_its_values_say_alone(plain: str, odd: Any) 
     )
 
 
-def test_the_tokens_of_a_call_are_not_read_one_by_one() -> None:
-    values = [{"intValue": str(token)} for token in range(20_000)]
-    body = request_of({**IDS, "attributes": [pair("v", arrayValue={"values": values})]})
-    calls = 0
-
-    def count(frame: Any, event: str, argument: Any) -> None:
-        nonlocal calls
-        calls += event == "call"
-
-    before = sys.getprofile()
-    sys.setprofile(count)
-    try:
-        (span,) = decode_traces(body)
-    finally:
-        sys.setprofile(before)
-    assert span.attributes["v"] == [*range(20_000)]
-    assert calls < 1_000
-
-
 def test_bytes_are_the_same_text_in_both_encodings() -> None:
     request = ExportTraceServiceRequest()
     span = request.resource_spans.add().scope_spans.add().spans.add(trace_id=b"\1" * 16, span_id=b"\2" * 8)
@@ -382,13 +363,13 @@ def test_a_bad_span_in_protobuf_loses_no_other() -> None:
     ],
 )
 def test_what_is_no_request_is_refused(body: bytes) -> None:
-    with pytest.raises(TraceError, match="no ExportTraceServiceRequest") as caught:
+    with pytest.raises(TraceError, match="not an ExportTraceServiceRequest") as caught:
         decode_traces(body, "application/json")
     assert caught.value.status == 400
 
 
 def test_protobuf_that_is_none_is_refused_and_an_empty_request_is_one() -> None:
-    with pytest.raises(TraceError, match="no ExportTraceServiceRequest"):
+    with pytest.raises(TraceError, match="not an ExportTraceServiceRequest"):
         decode_traces(b"\x0a\xff\xff", "application/x-protobuf")
     assert len(decode_traces(b"", "application/x-protobuf")) == 0
     assert len(decode_traces(b"{}", "application/json")) == 0

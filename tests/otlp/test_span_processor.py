@@ -140,7 +140,7 @@ def test_what_the_store_raises_does_not_reach_the_program() -> None:
 def test_a_full_queue_drops_and_does_not_block(tmp_path: Path) -> None:
     with SQLiteStore(tmp_path / "t.db", span_queue=5) as store:
         store.add_spans([])
-        held = store._writer  # what it writes waits for this lock
+        held = store._writer._database  # what it writes waits for this lock
         processor = LgovSpanProcessor(store)
         tracer = traced(processor).get_tracer("program")
         held.hold()

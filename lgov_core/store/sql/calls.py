@@ -7,7 +7,7 @@ from typing import Final
 
 from lgov_core.errors import StoreError
 from lgov_core.store import rows
-from lgov_core.store.prefixes import WHOLE, AttemptKey, Earlier, Fold, PrefixIndex
+from lgov_core.store.prefixes import WHOLE, AttemptKey, Earlier, Fold, FoldIndex
 from lgov_core.store.sql.database import Transaction
 from lgov_core.store.unfold import Unfolding
 
@@ -35,7 +35,7 @@ class FoldingWriter:
     """
 
     def __init__(self) -> None:
-        self._index = PrefixIndex()
+        self._index = FoldIndex()
 
     def write(self, transaction: Transaction, row: rows.Row, request: Mapping[str, str]) -> None:
         """Writes a row of ``CALL_COLUMNS``; ``request`` has the JSON text of each value of its request."""

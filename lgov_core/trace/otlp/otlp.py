@@ -1,22 +1,23 @@
-"""Spans out of and into requests of the OpenTelemetry protocol over HTTP (OTLP), in protobuf and JSON.
+"""Decodes and encodes requests of the OpenTelemetry protocol over HTTP (OTLP), in protobuf and JSON.
 
-What comes in this way is a claim of whoever sent it: the spans are marked ``claimed``, feed training, and prove nothing
-about what a policy decided.
+A decoded span is a claim of its sender: it is marked ``claimed``, feeds training, and proves nothing about what a policy
+decided.
 """
 
 from __future__ import annotations
 
+import base64
 import json
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from types import ModuleType
 from typing import Any, Final, Literal, TypeAlias
 
 from lgov_core.errors import TraceError
-from lgov_core.trace.otlp import json_encoding as otlp_json
-from lgov_core.trace.otlp import protobuf_encoding as otlp_protobuf
-from lgov_core.trace.otlp.span import BadSpan, OTLPSpan, Scope, span_of
+from lgov_core.trace.otlp import protobuf
+from lgov_core.trace.otlp.json_reader import read_span, spans_in
+from lgov_core.trace.otlp.json_writer import request_value
+from lgov_core.trace.otlp.span import BadSpan, OTLPSpan, Scope, encodable, span_of
 from lgov_core.types import JSONValue, Span
 
 Protocol: TypeAlias = Literal["protobuf", "json"]
@@ -92,20 +93,22 @@ def decode_traces(
     number stay so (a float ``nan`` or ``inf``). Pure; callable from any thread. Fails closed: raises `TraceError` (its
     ``status`` is 400, 413 or 415) for a body that is no such request.
     """
-    format_ = _format(protocol_of(content_type))
+    protocol = protocol_of(content_type)
     plain = inflate(body, encoding, max_inflated)
     spans: list[Span] = []
     problems: dict[str, None] = {}
     rejected = 0
     try:
-        for given, resource, scope in format_.spans_in(plain):
+        binary = protocol == "protobuf"
+        request = protobuf.to_json("ExportTraceServiceRequest", plain) if binary else json.loads(plain)
+        for given, resource, scope in spans_in(request):
             try:
-                spans.append(span_of(format_.read_span(given), resource, scope))
+                spans.append(span_of(read_span(given), resource, scope))
             except BadSpan as error:
                 rejected += 1
                 problems[str(error)] = None
-    except ValueError as error:
-        raise TraceError(f"the body is no ExportTraceServiceRequest: {str(error)[:200]}") from error
+    except (ValueError, RecursionError) as error:
+        raise TraceError(f"the body is not an ExportTraceServiceRequest: {str(error)[:200]}") from error
     return DecodedTraces(tuple(spans), rejected, tuple(problems)[:_PROBLEMS_TOLD])
 
 
@@ -150,19 +153,23 @@ def encode_traces(
     groups: dict[Scope, list[OTLPSpan]] = {}
     for scope, span in spans:
         groups.setdefault(scope, []).append(span)
-    if protocol == "json":
-        return otlp_json.write_request(groups, resource)
-    return otlp_protobuf.write_request(groups, resource)
+    if protocol == "protobuf":
+        return protobuf.from_json("ExportTraceServiceRequest", request_value(groups, resource, _base64))
+    return json.dumps(request_value(groups, resource), separators=(",", ":"), allow_nan=False).encode()
+
+
+def _base64(hexadecimal: str) -> str:
+    return base64.b64encode(bytes.fromhex(hexadecimal)).decode()
 
 
 def response_body(protocol: Protocol, rejected: int = 0, problems: Sequence[str] = ()) -> bytes:
     """The ``ExportTraceServiceResponse`` that says how many spans were rejected, and why (``partial_success``)."""
-    message = "; ".join(problems)
-    if protocol == "protobuf":
-        return otlp_protobuf.response(rejected, message)
+    message = encodable("; ".join(problems))
     answer: dict[str, Any] = {}
     if rejected or message:
         answer["partialSuccess"] = {"rejectedSpans": str(rejected), "errorMessage": message}
+    if protocol == "protobuf":
+        return protobuf.from_json("ExportTraceServiceResponse", answer)
     return json.dumps(answer).encode()
 
 
@@ -170,20 +177,16 @@ def status_body(protocol: Protocol, status: int, message: str) -> bytes:
     """The ``google.rpc.Status`` that a request refused with the HTTP ``status`` is answered with."""
     code = _RPC_CODES.get(status, _RPC_INTERNAL)
     if protocol == "protobuf":
-        return otlp_protobuf.status(code, message)
+        return protobuf.status(code, message)
     return json.dumps({"code": code, "message": message}).encode()
 
 
 def rejected_in(body: bytes, content_type: str | None) -> tuple[int, str]:
     """What a collector's answer says: how many spans it rejected, and its message; (0, "") for what cannot be read."""
     try:
-        if protocol_of(content_type) == "protobuf":
-            return otlp_protobuf.partial_success(body)
-        found = json.loads(body).get("partialSuccess") or {}
+        binary = protocol_of(content_type) == "protobuf"
+        answer = protobuf.to_json("ExportTraceServiceResponse", body) if binary else json.loads(body)
+        found = answer.get("partialSuccess") or {}
         return int(found.get("rejectedSpans") or 0), str(found.get("errorMessage") or "")
     except (TraceError, ValueError, AttributeError, TypeError):
         return 0, ""
-
-
-def _format(protocol: Protocol) -> ModuleType:
-    return otlp_protobuf if protocol == "protobuf" else otlp_json

@@ -21,20 +21,15 @@ def calls_by_attempt(records: Records, found: list[Diagnostic]) -> dict[tuple[st
     """
     known = {rollout.rollout_id for rollout in records.rollouts}
     calls_of: dict[tuple[str, int], list[CapturedCall]] = {}
-    of: tuple[str | None, int | None] | None = None  # whose call the one before was: mostly this one's
-    listed: list[CapturedCall] = []
     for call in records.calls:
-        rollout_id, attempt = call.rollout_id, call.attempt
-        if of is None or of[0] != rollout_id or of[1] != attempt:
-            if rollout_id is None or rollout_id not in known:
-                detail = (
-                    "the call belongs to no rollout" if rollout_id is None else f"rollout {rollout_id} is not on record"
-                )
-                found.append(Diagnostic(Finding.NO_ROLLOUT_ID, call.response_id, detail))
-                continue
-            of = (rollout_id, attempt)
-            listed = calls_of.setdefault((rollout_id, attempt or 1), [])
-        listed.append(call)
+        rollout_id = call.rollout_id
+        if rollout_id is None or rollout_id not in known:
+            detail = (
+                "the call belongs to no rollout" if rollout_id is None else f"rollout {rollout_id} is not on record"
+            )
+            found.append(Diagnostic(Finding.NO_ROLLOUT_ID, call.response_id, detail))
+            continue
+        calls_of.setdefault((rollout_id, call.attempt or 1), []).append(call)
     names: set[str] = set()
     named = 0
     for calls in calls_of.values():

@@ -6,8 +6,8 @@ from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from typing import TypeAlias
 
+from lgov_core._util.prefixes import PrefixIndex
 from lgov_core.transitions.reading.conversations import gone_on_from
-from lgov_core.transitions.tokens.prefixes import PrefixIndex
 from lgov_core.types import CapturedCall
 
 #: A response id and a choice of it.
@@ -46,7 +46,7 @@ def set_aside(calls: Sequence[CapturedCall], used: Collection[str]) -> tuple[fro
 
 
 def _by_tokens(calls: Sequence[CapturedCall]) -> set[ChoiceKey]:
-    ends = PrefixIndex()
+    ends: PrefixIndex[tuple[int, ...]] = PrefixIndex()
     known: set[ChoiceKey] = set()
     before = ""  # choices of one reply stand together
     replies: set[tuple[int, ...]] = set()
@@ -55,11 +55,11 @@ def _by_tokens(calls: Sequence[CapturedCall]) -> set[ChoiceKey]:
             continue
         if call.response_id != before:
             before, replies = call.response_id, set()
-            if (place := ends.take(call.prompt_ids)) is not None:
+            if (place := ends.take_longest(call.prompt_ids)) is not None:
                 known.add((calls[place].response_id, calls[place].choice))
         if call.response_ids and call.response_ids not in replies:
             replies.add(call.response_ids)
-            ends.add(call.prompt_ids, call.response_ids, number)
+            ends.add(call.prompt_ids + call.response_ids, number)
     return known
 
 

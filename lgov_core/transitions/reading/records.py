@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Container, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 
 from lgov_core.errors import TransitionError
 from lgov_core.store.protocol import TraceStore
 from lgov_core.trace.mapping.mapping import canonical
 from lgov_core.transitions.findings import Diagnostic, Finding
-from lgov_core.transitions.reading.collector import collector_paused
 from lgov_core.transitions.reading.span_reading import SpanReading
 from lgov_core.transitions.reading.span_tree import SpanTree
 from lgov_core.types import Attempt, CapturedCall, Reward, Rollout, Span
 
-_NO_TREE = SpanTree(())
+_NO_TREE = SpanTree((), [])
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,28 +80,7 @@ def read_spans(spans: Iterable[Span]) -> Records:
     a span does not say is taken from the spans above it (rollout, attempt, agent), never from clocks. A span without a
     rollout is left out, with a diagnostic if it is a call or a reward. Never raises for what a span says.
     """
-    with collector_paused():
-        return _read(SpanReading(spans))
-
-
-class _Origins(Mapping[str, Sequence[Span]]):
-    """The spans of each call, by its response id: gathered when somebody asks, which few do."""
-
-    def __init__(self, reading: SpanReading) -> None:
-        self._reading = reading
-
-    @cached_property
-    def _known(self) -> Mapping[str, Sequence[Span]]:
-        return self._reading.origins()
-
-    def __getitem__(self, response_id: str) -> Sequence[Span]:
-        return self._known[response_id]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._known)
-
-    def __len__(self) -> int:
-        return len(self._known)
+    return _read(SpanReading(spans))
 
 
 def _read(reading: SpanReading, rollouts: Container[str] = (), attempted: Container[str] = ()) -> Records:
@@ -113,7 +90,7 @@ def _read(reading: SpanReading, rollouts: Container[str] = (), attempted: Contai
         calls=tuple(reading.calls()),
         rewards=tuple(reading.rewards),
         spans=reading.tree.kept(),
-        origins=_Origins(reading),
+        origins=reading.origins(),
         proposed_in=reading.proposed_in,
         tools_run=reading.tools_run,
         tree=reading.tree,
@@ -154,8 +131,7 @@ def join(recorded: Records, spans: Iterable[Span]) -> Records:
     for call in recorded.calls:
         if call.rollout_id is not None and (call.attempt or 1) > last.get(call.rollout_id, 0):
             last[call.rollout_id] = call.attempt or 1
-    with collector_paused():
-        told = _read(SpanReading(spans, last), rollouts, attempted)
+    told = _read(SpanReading(spans, last), rollouts, attempted)
     if not told.spans:
         return _with_unannounced(recorded, rollouts)
     found = [*recorded.diagnostics, *told.diagnostics]

@@ -1,13 +1,12 @@
-"""Calls as spans show them: mostly one span a call, which says all of it; where there are several they are put together."""
+"""Reads calls from the spans that show them, mostly one span a call."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, TypeAlias
 
 from lgov_core.trace import semconv
 from lgov_core.transitions.findings import Diagnostic, Finding
-from lgov_core.transitions.reading.quick_values import CallDraft
 from lgov_core.transitions.reading.span_tree import Place
 from lgov_core.transitions.reading.span_values import (
     Tokens,
@@ -26,43 +25,35 @@ from lgov_core.types import CapturedCall, Span
 
 #: A call in its attempt: its response id and choice.
 CallKey: TypeAlias = tuple[str, int]
-#: A span that shows a call, its place, and the call as this span shows it (None where something in it cannot be read).
-Shown: TypeAlias = tuple[Span, Place, CapturedCall | None]
-
-
-def call_of_span(span: Span, place: Place, key: CallKey) -> CapturedCall | None:
-    """The call that ``span`` shows. None where it says what cannot be read: `calls_of_spans` reads and tells that."""
-    attributes = span.attributes
-    tokens = tokens_of(attributes)
-    prompt, reply, logprobs = tokens
-    if (prompt is None or reply is None or logprobs is None) and unreadable_tokens(attributes, tokens):
-        return None
-    told = attributes.get(semconv.WEIGHTS_VERSION)
-    version = version_of(told)
-    if version is None and told is not None:
-        return None
-    agent = text_of(attributes.get(semconv.AGENT_NAME)) or place.agent
-    tools = proposed_tool_calls(attributes)
-    return _call(key, span, attributes, tokens, version, place.rollout_id, place.attempt, agent, tools)
+#: A span that shows a call, and its place.
+Shown: TypeAlias = tuple[Span, Place]
 
 
 def calls_of_spans(
-    key: CallKey, rollout_id: str | None, attempt: int | None, shown: Sequence[Shown], found: list[Diagnostic]
+    key: CallKey,
+    rollout_id: str | None,
+    attempt: int | None,
+    shown: Sequence[Shown],
+    proposed: Collection[str],
+    found: list[Diagnostic],
 ) -> list[CapturedCall]:
     """The call that some spans show; spans that claim different tokens for it are as many calls.
 
-    The call itself is the innermost of the spans. What one does not say another may.
+    The call itself is the innermost of the spans. What one does not say another may. ``proposed`` are tool calls that
+    other spans say it proposed.
     """
     inside_out = sorted(shown, key=lambda one: (one[0].started_at, one[0].span_id, one[0].trace_id or ""), reverse=True)
-    spans = [span for span, _, _ in inside_out]
+    spans = [span for span, _ in inside_out]
     agent = next((name for span in spans if (name := text_of(span.attributes.get(semconv.AGENT_NAME)))), None)
-    agent = agent or next((place.agent for _, place, _ in inside_out if place.agent), None)
+    agent = agent or next((place.agent for _, place in inside_out if place.agent), None)
     tools = tuple(dict.fromkeys(one for span in spans for one in proposed_tool_calls(span.attributes)))
+    if proposed:
+        tools = tuple(sorted({*tools, *proposed}))
     made: list[CapturedCall] = []
     for span, attributes, tokens in _claims(spans, found):
-        told = attributes.get(semconv.WEIGHTS_VERSION)
-        version = version_of(told)
-        if version is None and told is not None:
+        given = attributes.get(semconv.WEIGHTS_VERSION)
+        version = version_of(given)
+        if version is None and given is not None:
             found.append(invalid(span, semconv.WEIGHTS_VERSION))
         made.append(_call(key, span, attributes, tokens, version, rollout_id, attempt, agent, tools))
     return made
@@ -101,26 +92,23 @@ def _call(
     tools: tuple[str, ...],
 ) -> CapturedCall:
     get = attributes.get
-    started_at = span.started_at
-    said = get(semconv.OUTPUT_MESSAGES)
-    temperature, top_p = get(semconv.REQUEST_TEMPERATURE), get(semconv.REQUEST_TOP_P)
-    draft: Any = CallDraft()
-    draft.response_id, draft.choice = key
-    draft.model = str(get(semconv.RESPONSE_MODEL) or get(semconv.REQUEST_MODEL) or "")
-    draft.request = {} if get(semconv.INPUT_MESSAGES) is None else request_of(attributes)
-    draft.response = {} if said is None else messages_of(said)
-    draft.prompt_ids, draft.response_ids, draft.logprobs = tokens
-    draft.finish_reason = finish_reason_of(get(semconv.FINISH_REASONS))
-    draft.weights_version = version
-    draft.temperature = 1.0 if temperature is None else number_or(temperature, 1.0)
-    draft.top_p = 1.0 if top_p is None else number_or(top_p, 1.0)
-    draft.started_at = started_at
-    draft.ended_at = started_at if span.ended_at is None else span.ended_at
-    draft.rollout_id = rollout_id
-    draft.attempt = attempt
-    draft.agent = agent
-    draft.tool_call_ids = tools
-    draft.engine = ""
-    draft.route = "chat"
-    draft.__class__ = CapturedCall
-    return draft
+    return CapturedCall(
+        response_id=key[0],
+        choice=key[1],
+        model=str(get(semconv.RESPONSE_MODEL) or get(semconv.REQUEST_MODEL) or ""),
+        request=request_of(attributes),
+        response=messages_of(get(semconv.OUTPUT_MESSAGES)),
+        prompt_ids=tokens[0],
+        response_ids=tokens[1],
+        logprobs=tokens[2],
+        finish_reason=finish_reason_of(get(semconv.FINISH_REASONS)),
+        weights_version=version,
+        temperature=number_or(get(semconv.REQUEST_TEMPERATURE), 1.0),
+        top_p=number_or(get(semconv.REQUEST_TOP_P), 1.0),
+        started_at=span.started_at,
+        ended_at=span.started_at if span.ended_at is None else span.ended_at,
+        rollout_id=rollout_id,
+        attempt=attempt,
+        agent=agent,
+        tool_call_ids=tools,
+    )

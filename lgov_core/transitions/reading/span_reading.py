@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Container, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from lgov_core.trace import semconv
 from lgov_core.transitions.findings import Diagnostic, Finding
-from lgov_core.transitions.reading.quick_values import complete
-from lgov_core.transitions.reading.span_calls import CallKey, Shown, call_of_span, calls_of_spans, invalid
+from lgov_core.transitions.reading.span_calls import CallKey, Shown, calls_of_spans, invalid
 from lgov_core.transitions.reading.span_rewards import evaluations_of_span, further_rewards, reward_of_span
 from lgov_core.transitions.reading.span_tree import CALL_OPERATIONS, Place, SpanTree
 from lgov_core.transitions.reading.span_values import proposed_tool_calls
@@ -19,27 +19,19 @@ from lgov_core.types import Attempt, CapturedCall, Outcome, Reward, Rollout, Spa
 _AttemptKey: TypeAlias = tuple[str, int | None]
 
 
+@dataclass(slots=True)
 class _Seen:
-    """What the spans of an attempt say about it: when it began and ended, how, and its calls.
+    """What the spans of an attempt say about it: when it began and ended, how, and the spans of each of its calls."""
 
-    ``calls`` has of each call the span that was read first, ``further`` all spans of the calls that have several.
-    """
-
-    __slots__ = ("calls", "ended_at", "further", "open", "outcomes", "started_at")
-
-    def __init__(self, started_at: float, ended_at: float) -> None:
-        self.started_at = started_at
-        self.ended_at = ended_at
-        self.open = False
-        self.outcomes: set[Outcome] = set()
-        self.calls: dict[CallKey, Shown] = {}
-        self.further: dict[CallKey, list[Shown]] = {}
+    started_at: float
+    ended_at: float
+    open: bool = False
+    outcomes: set[Outcome] = field(default_factory=set[Outcome])
+    calls: dict[CallKey, list[Shown]] = field(default_factory=dict[CallKey, list[Shown]])
 
     def extend(self, started_at: float, ended_at: float) -> None:
-        if started_at < self.started_at:
-            self.started_at = started_at
-        if ended_at > self.ended_at:
-            self.ended_at = ended_at
+        self.started_at = min(self.started_at, started_at)
+        self.ended_at = max(self.ended_at, ended_at)
 
 
 class SpanReading:
@@ -50,7 +42,7 @@ class SpanReading:
 
     def __init__(self, spans: Iterable[Span], last: Mapping[str, int] | None = None) -> None:
         self.found: list[Diagnostic] = []
-        self.tree = SpanTree(spans)
+        self.tree = SpanTree(spans, self.found)
         self.rewards: list[Reward] = []
         self.proposed_in: dict[tuple[str | None, str], str] = {}
         self.tools_run: set[tuple[str | None, int | None, str]] = set()
@@ -59,8 +51,8 @@ class SpanReading:
         self._tasks: dict[str, set[str]] = {}
         self._runs: dict[str, set[str]] = {}
         self._proposals: dict[tuple[str | None, str], set[tuple[str, int | None]]] = {}
-        for placed in self.tree.placed(self.found):
-            self._read(placed)
+        for span, place in self.tree:
+            self._read(span, place)
         # Spans that name no attempt belong to the last one that others name: what is said of a rollout is said of that.
         self._last = dict(last or {})
         for rollout_id, attempt in self._seen:
@@ -68,43 +60,31 @@ class SpanReading:
 
     # ------------------------------------------------------------------ one span
 
-    def _read(self, placed: Iterable[tuple[Span, Place]]) -> None:
-        here: Place | None = None
-        seen = _Seen(0.0, 0.0)
-        for span, place in placed:
-            attributes = span.attributes
-            if span.name == semconv.REWARD_SPAN_NAME or semconv.REWARD_VALUE in attributes:
-                self._read_reward(span, place)
-                continue
-            if place is not here:  # spans of one attempt mostly come together
-                here, seen = place, self._seen_at(span, place)
-            rollout_id = place.rollout_id
-            if rollout_id is not None:
-                self._read_attempt(span, place, rollout_id, seen)
-            operation = attributes.get(semconv.OPERATION)
-            if operation in CALL_OPERATIONS or (operation is None and semconv.RESPONSE_TOKEN_IDS in attributes):
-                self._read_call(span, place, seen)
-            elif operation == semconv.EXECUTE_TOOL:
-                self._read_tool(span, place)
-            if span.events:
-                self.rewards += evaluations_of_span(span, self.tree)
+    def _read(self, span: Span, place: Place) -> None:
+        attributes = span.attributes
+        if span.name == semconv.REWARD_SPAN_NAME or semconv.REWARD_VALUE in attributes:
+            self._read_reward(span, place)
+            return
+        seen = self._seen_at(span, place)
+        if place.rollout_id is not None:
+            self._read_attempt(span, place, place.rollout_id, seen)
+        operation = attributes.get(semconv.OPERATION)
+        if operation in CALL_OPERATIONS or (operation is None and semconv.RESPONSE_TOKEN_IDS in attributes):
+            self._read_call(span, place, seen)
+        elif operation == semconv.EXECUTE_TOOL:
+            self._read_tool(span, place)
+        self.rewards += evaluations_of_span(span, self.tree)
 
     def _read_reward(self, span: Span, place: Place) -> None:
         reward = reward_of_span(span, place)
-        self.rewards.append(reward)
-        if span.events:
-            self.rewards += further_rewards(span, reward)
+        self.rewards += (reward, *further_rewards(span, reward))
 
     def _seen_at(self, span: Span, place: Place) -> _Seen:
         """What is known of the attempt at ``place``; of one not seen yet, that ``span`` is in it."""
         ended_at = span.started_at if span.ended_at is None else span.ended_at
         if place.rollout_id is None:
             return self._of_no_rollout.setdefault(place.attempt, _Seen(span.started_at, ended_at))
-        key = (place.rollout_id, place.attempt)
-        seen = self._seen.get(key)
-        if seen is None:
-            seen = self._seen[key] = _Seen(span.started_at, ended_at)
-        return seen
+        return self._seen.setdefault((place.rollout_id, place.attempt), _Seen(span.started_at, ended_at))
 
     def _read_attempt(self, span: Span, place: Place, rollout_id: str, seen: _Seen) -> None:
         attributes = span.attributes
@@ -113,8 +93,7 @@ class SpanReading:
             ended_at = started_at
             above = self.tree.place_above(span)
             seen.open = seen.open or (above.rollout_id, above.attempt) != (rollout_id, place.attempt)
-        if started_at < seen.started_at or ended_at > seen.ended_at:
-            seen.extend(started_at, ended_at)
+        seen.extend(started_at, ended_at)
         if semconv.OUTCOME in attributes:
             above = self.tree.place_above(span)
             inner = above.ended_above and (above.rollout_id, above.attempt) == (rollout_id, place.attempt)
@@ -145,12 +124,7 @@ class SpanReading:
         if type(choice) is not int or choice < 0:
             self.found.append(invalid(span, semconv.CHOICE))
             choice = 0
-        key = (response_id, choice)
-        first = seen.calls.get(key)
-        if first is None:
-            seen.calls[key] = (span, place, call_of_span(span, place, key))
-        else:
-            seen.further.setdefault(key, [first]).append((span, place, None))
+        seen.calls.setdefault((response_id, choice), []).append((span, place))
         if place.tool_call_id is not None:
             self.proposed_in[place.rollout_id, response_id] = place.tool_call_id
 
@@ -232,21 +206,13 @@ class SpanReading:
         return made
 
     def _add_calls(self, seen: _Seen, rollout_id: str | None, attempt: int | None, made: list[CapturedCall]) -> None:
-        further, proposals = seen.further, self._proposals
+        proposals = self._proposals
         named = {
             (response_id, tool_call)
-            for (response_id, _), (span, _, _) in seen.calls.items()
-            for tool_call in (proposed_tool_calls(span.attributes) if proposals else ())
+            for (response_id, _), shown in seen.calls.items()
+            for tool_call in (proposed_tool_calls(shown[0][0].attributes) if proposals else ())
         }
-        for key, first in seen.calls.items():
-            call = first[2]
-            if call is None or key in further:
-                calls = calls_of_spans(key, rollout_id, attempt, further.get(key, [first]), self.found)
-            elif proposals or call.attempt != attempt:
-                calls = [call]
-            else:  # what its one span says is all
-                made.append(call)
-                continue
+        for key, shown in seen.calls.items():
             proposed = {
                 tool_call
                 for owner in {rollout_id, None}
@@ -254,11 +220,7 @@ class SpanReading:
                 # What a choice says that it proposed is no other choice's.
                 if choice in (None, key[1]) and (key[0], tool_call) not in named
             }
-            for call in calls:
-                complete(
-                    call, attempt, tuple(sorted({*call.tool_call_ids, *proposed})) if proposed else call.tool_call_ids
-                )
-            made += calls
+            made += calls_of_spans(key, rollout_id, attempt, shown, proposed, self.found)
 
     def _find_owners(self) -> None:
         """A call whose span names no rollout is that of another span of the same call, if only one attempt has it."""
@@ -271,13 +233,12 @@ class SpanReading:
                 owners.setdefault(key, []).append(seen)
         for seen, key in lost:
             if len(owners.get(key, ())) == 1:
-                owner, first = owners[key][0], seen.calls.pop(key)
-                owner.further.setdefault(key, [owner.calls[key]]).extend(seen.further.pop(key, [first]))
+                owners[key][0].calls[key] += seen.calls.pop(key)
 
     def origins(self) -> dict[str, list[Span]]:
         """The spans that describe a call, by its response id."""
         found: dict[str, list[Span]] = {}
         for seen in (*self._seen.values(), *self._of_no_rollout.values()):
-            for key, first in seen.calls.items():
-                found.setdefault(key[0], []).extend(span for span, _, _ in seen.further.get(key, (first,)))
+            for key, shown in seen.calls.items():
+                found.setdefault(key[0], []).extend(span for span, _ in shown)
         return found

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any
 
 from lgov_core.trace import semconv
-from lgov_core.transitions.reading.quick_values import RewardDraft
 from lgov_core.transitions.reading.span_tree import CALL_OPERATIONS, Place, SpanTree
 from lgov_core.transitions.reading.span_values import number_of, text_of
 from lgov_core.types import Reward, Span, SpanEvent
@@ -16,19 +14,18 @@ from lgov_core.types import Reward, Span, SpanEvent
 def reward_of_span(span: Span, place: Place) -> Reward:
     """The reward that an ``lgov.reward`` span is. A value that is no number is NaN: it is told later and never counted."""
     get = span.attributes.get
-    value, choice = get(semconv.REWARD_VALUE), get(semconv.CHOICE)
-    draft: Any = RewardDraft()
-    draft.value = value if type(value) is float else number_of(value)
-    draft.dimension = str(get(semconv.REWARD_DIMENSION) or "task")
-    draft.rollout_id = place.rollout_id
-    draft.attempt = place.attempt
-    draft.response_id = _named(get(semconv.RESPONSE_ID))
-    draft.tool_call_id = _named(get(semconv.TOOL_CALL_ID))
-    draft.source = str(get(semconv.REWARD_SOURCE) or "")
-    draft.reward_id = _id(span)
-    draft.choice = choice if type(choice) is int else None
-    draft.__class__ = Reward
-    return draft
+    choice = get(semconv.CHOICE)
+    return Reward(
+        value=number_of(get(semconv.REWARD_VALUE)),
+        dimension=str(get(semconv.REWARD_DIMENSION) or "task"),
+        rollout_id=place.rollout_id,
+        attempt=place.attempt,
+        response_id=_named(get(semconv.RESPONSE_ID)),
+        tool_call_id=_named(get(semconv.TOOL_CALL_ID)),
+        source=str(get(semconv.REWARD_SOURCE) or ""),
+        reward_id=_id(span),
+        choice=choice if type(choice) is int else None,
+    )
 
 
 def further_rewards(span: Span, reward: Reward) -> list[Reward]:

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import json
 import math
-import struct
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import lru_cache
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final, TypeAlias
 
-from lgov_core.store.encoding import all_below_2_31
 from lgov_core.trace import semconv
 from lgov_core.trace.mapping.values import from_json, message_of
 from lgov_core.types import JSONValue
@@ -17,14 +14,8 @@ from lgov_core.types import JSONValue
 #: Prompt ids, response ids and logprobs.
 Tokens: TypeAlias = tuple[tuple[int, ...] | None, tuple[int, ...] | None, tuple[float, ...] | None]
 
-#: As `isinstance` likes them best: a union is made anew each time.
-_LISTS: Final = (list, tuple)
-
 #: What a tool call is called as a part of a message, by the API that the message comes from.
 _CALL_PARTS: Final = frozenset({"tool_call", "tool_use", "function_call"})
-
-#: False and True as `_packing` has them.
-_TRUTHS: Final = (struct.pack("I", 0), struct.pack("I", 1))
 
 _TOKEN_ATTRIBUTES: Final = (semconv.PROMPT_TOKEN_IDS, semconv.RESPONSE_TOKEN_IDS, semconv.RESPONSE_LOGPROBS)
 
@@ -48,8 +39,6 @@ def number_of(value: object) -> float:
 
 def number_or(value: object, otherwise: float) -> float:
     """``value`` as a float, ``otherwise`` for what is no finite number."""
-    if value is None:
-        return otherwise
     number = number_of(value)
     return number if math.isfinite(number) else otherwise
 
@@ -87,7 +76,7 @@ def tokens_agree(one: Tokens, other: Tokens) -> bool:
 
 def finish_reason_of(value: object) -> str:
     """The first of a call's finish reasons, empty when none is known."""
-    if isinstance(value, _LISTS) and value:
+    if isinstance(value, list | tuple) and value:
         value = value[0]
     return value if isinstance(value, str) else ""
 
@@ -173,43 +162,19 @@ def _listed(value: object) -> Sequence[Any] | None:
             value = json.loads(value)
         except (ValueError, RecursionError):
             return None
-    return value if isinstance(value, _LISTS) else None
+    return value if isinstance(value, list | tuple) else None
 
 
 def _integers(value: object) -> tuple[int, ...] | None:
-    listed = value if type(value) is list else _listed(value)
+    listed = _listed(value)
     if listed is None:
         return None
-    numbers = tuple(listed)
-    try:
-        # Packing checks every element, as fast as `sum`: whole numbers, from 0 on, of 32 bits.
-        packed = _packing(len(numbers))(*numbers)
-    except struct.error:
-        return None
-    return numbers if all_below_2_31(packed) and not _holds_truth(numbers, packed) else None
-
-
-def _holds_truth(numbers: Sequence[int], packed: bytes) -> bool:
-    """Whether one of ``numbers`` is True or False: packed they are 1 and 0, so that few have to be looked at."""
-    for packed_truth in _TRUTHS:
-        at = packed.rfind(packed_truth)  # from the end: twice as fast among numbers with empty high bytes
-        while at >= 0:
-            if at % 4 == 0 and type(numbers[at // 4]) is bool:
-                return True
-            at = packed.rfind(packed_truth, 0, at + 3)
-    return False
-
-
-@lru_cache(4096)
-def _packing(length: int) -> Callable[..., bytes]:
-    return struct.Struct(f"{length}I").pack
+    whole = set(map(type, listed)) <= {int} and min(listed, default=0) >= 0 and max(listed, default=0) < 2**31
+    return tuple(listed) if whole else None
 
 
 def _numbers(value: object) -> tuple[float, ...] | None:
-    listed = value if type(value) is list else _listed(value)
+    listed = _listed(value)
     if listed is None:
         return None
-    try:
-        return tuple(listed) if type(sum(listed)) in (float, int) else None
-    except TypeError:
-        return None
+    return tuple(listed) if set(map(type, listed)) <= {int, float} else None

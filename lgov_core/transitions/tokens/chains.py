@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from lgov_core.transitions.tokens.prefixes import PrefixIndex
+from lgov_core._util.prefixes import PrefixIndex
 from lgov_core.transitions.values import Transition, by_rollout
 
 
@@ -102,16 +102,16 @@ def make_chains(transitions: Sequence[Transition]) -> list[Chain]:
     """
     chains: list[_Growing] = []
     for turns in by_rollout(transitions).values():
-        ends: dict[tuple[str | None, str, float], PrefixIndex] = {}
+        ends: dict[tuple[str | None, str, float], PrefixIndex[tuple[int, ...]]] = {}
         for turn in turns:
             own = ends.setdefault((turn.agent, turn.model, turn.temperature), PrefixIndex())
-            number = None if turn.set_aside else own.take(turn.prompt_ids)
+            number = None if turn.set_aside else own.take_longest(turn.prompt_ids)
             if number is None:
                 number = len(chains)
                 chains.append(_Growing())
             chains[number].add(turn)
             if not turn.set_aside:
-                own.add(turn.prompt_ids, turn.response_ids, number)
+                own.add(turn.prompt_ids + turn.response_ids, number)
     return [chain.made() for chain in chains]
 
 

@@ -10,8 +10,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import islice
 from typing import Any, Final
 
+from lgov_core._util.prefixes import PrefixIndex, common_prefix
 from lgov_core.transitions.findings import Diagnostic, Finding
-from lgov_core.transitions.tokens.prefixes import PrefixIndex
 from lgov_core.types import CapturedCall
 
 #: Earlier conversations that a call is compared with, the latest first.
@@ -39,16 +39,16 @@ def find_drift(calls: Iterable[CapturedCall], found: list[Diagnostic]) -> None:
 
 
 def _find_in(own: Iterable[CapturedCall], found: list[Diagnostic]) -> None:
-    ends = PrefixIndex()
+    ends: PrefixIndex[tuple[int, ...]] = PrefixIndex()
     waiting: dict[int, CapturedCall] = {}  # those that nothing has gone on from
     for number, call in enumerate(own):
         prompt = call.prompt_ids or ()
-        continued = ends.take(prompt)
+        continued = ends.take_longest(prompt)
         if continued is not None:
             del waiting[continued]
         elif waiting:
             _compare(call, prompt, waiting, found)
-        ends.add(prompt, call.response_ids or (), number)
+        ends.add(prompt + (call.response_ids or ()), number)
         waiting[number] = call
 
 
@@ -63,7 +63,7 @@ def _compare(
         else:
             goes_on = len(prompt) > len(its_prompt) and prompt[: len(its_prompt)] == its_prompt
         if goes_on:
-            at = _first_difference(prompt, its_prompt + (earlier.response_ids or ()))
+            at = common_prefix(prompt, its_prompt + (earlier.response_ids or ()))
             detail = f"it goes on from {earlier.response_id} in other tokens, from position {at} on"
             found.append(Diagnostic(Finding.RETOKENISATION_DRIFT, call.response_id, detail))
             return
@@ -114,7 +114,3 @@ def _text(message: object) -> str:
         return ""
     texts = [part.get("text") or part.get("content") or "" for part in parts if isinstance(part, Mapping)]
     return "".join(text for text in texts if isinstance(text, str)).strip()
-
-
-def _first_difference(one: Sequence[int], other: Sequence[int]) -> int:
-    return next((at for at, (mine, yours) in enumerate(zip(one, other, strict=False)) if mine != yours), len(one))

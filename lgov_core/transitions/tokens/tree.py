@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from lgov_core._util.prefixes import common_prefix
 from lgov_core.transitions.values import Transition
 
 
@@ -107,7 +108,7 @@ class _Growing:
             if run is None:
                 below[ids[at]] = _Run(ids[at:], {}, [index])
                 return
-            common = _common(run.ids, ids, at)
+            common = common_prefix(run.ids, ids[at : at + len(run.ids)])
             if common < len(run.ids):
                 # The new sequence parts from the run, or ends in it: what comes after is a node of its own.
                 rest = _Run(run.ids[common:], run.below, list(run.serves))
@@ -124,18 +125,3 @@ class _Growing:
             yield Node(parent, depth, run.ids, tuple(Served(index, depth, stop) for index in run.serves))
             waiting.extend((below, number, stop) for below in reversed(run.below.values()))
             number += 1
-
-
-def _common(run: tuple[int, ...], ids: tuple[int, ...], at: int) -> int:
-    """How many tokens ``run`` and ``ids`` from ``at`` on have in common; at least one."""
-    limit = min(len(run), len(ids) - at)
-    if run[:limit] == ids[at : at + limit]:
-        return limit
-    low, high = 1, limit  # the first `low` are equal, the first `high` are not
-    while low + 1 < high:
-        middle = (low + high) // 2
-        if run[low:middle] == ids[at + low : at + middle]:
-            low = middle
-        else:
-            high = middle
-    return low
