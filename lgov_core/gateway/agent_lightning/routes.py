@@ -177,12 +177,10 @@ class LightningRoutes:
         if path["mode"] not in ("train", "val") or path["upstream_path"] not in _PATHS:
             raise EndpointError(f"there is no {path['mode']}/{path['upstream_path']} here", status=404)
         await asyncio.to_thread(self._kept.exists, path["rollout_id"])
-        body = _prepared(await self._raw_object(request), path["mode"], self._models.models, self._options)
+        body = _prepared(await self._object(request), path["mode"], self._models.models, self._options)
         path["attempt"] = str(attempt_number(path["attempt_id"]))
-        sent = json.dumps(body, ensure_ascii=False).encode("utf-8", "surrogatepass")
-        replay = Request(request.scope, _once(sent, request.receive))
         try:
-            return await self._api.call(f"/{path['upstream_path']}", replay)
+            return await self._api.call(f"/{path['upstream_path']}", request, body)
         except EndpointError as error:
             said = _said(error)
             await asyncio.to_thread(
@@ -192,15 +190,8 @@ class LightningRoutes:
                 return _json(said, error.status)
             raise
 
-    async def _raw_object(self, request: Request) -> Mapping[str, Any]:
-        raw = await read_body(request, self._max_body)
-        try:
-            value: Any = json.loads(raw or b"{}")
-        except (ValueError, RecursionError) as error:
-            raise EndpointError("Invalid JSON in request body") from error
-        if not isinstance(value, dict):
-            raise EndpointError("Request body must be a JSON object")
-        return read_json(raw or b"{}")
+    async def _object(self, request: Request) -> Mapping[str, Any]:
+        return read_json(await read_body(request, self._max_body) or b"{}")
 
     # ------------------------------------------------------------------ pause
 
@@ -249,20 +240,6 @@ def _said(error: EndpointError) -> dict[str, Any]:
         if isinstance(body, dict):
             return cast("dict[str, Any]", body)
     return {"error": {"message": str(error)}}
-
-
-def _once(body: bytes, receive: Any) -> Any:
-    """A ``receive`` that gives ``body`` first, and then what comes from the client: that it leaves."""
-    given = False
-
-    async def replay() -> Any:
-        nonlocal given
-        if given:
-            return await receive()
-        given = True
-        return {"type": "http.request", "body": body, "more_body": False}
-
-    return replay
 
 
 def _told(handler: Callable[[Request], Any]) -> Callable[[Request], Any]:

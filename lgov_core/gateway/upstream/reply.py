@@ -9,13 +9,11 @@ from __future__ import annotations
 
 import json
 import math
-from array import array
 from collections.abc import Mapping
 from typing import Any, Final, cast
 
 from lgov_core.errors import UpstreamError
 from lgov_core.gateway.protocol import Completion, ToolCall
-from lgov_core.store.encoding import all_below_2_31
 
 _NO_USAGE: Final[Mapping[str, Any]] = {}
 
@@ -117,18 +115,9 @@ def _read_choice(
 
 
 def _ids(value: Any) -> tuple[int, ...] | None:
-    if not isinstance(value, list):
-        return None
-    ids = cast("list[Any]", value)  # long, hence the checks without a loop in Python
-    try:
-        packed = array("I", ids).tobytes()
-    except (TypeError, OverflowError):  # something else than numbers, or negative, or beyond 32 bits
-        return None
-    if not all_below_2_31(packed):
-        return None
-    if (True in ids or False in ids) and set(map(type, ids)) != {int}:  # equal to 1 and 0, and yet no ids
-        return None
-    return tuple(ids)
+    if isinstance(value, list) and all(type(one) is int and 0 <= one < 2**31 for one in cast("list[Any]", value)):
+        return tuple(cast("list[int]", value))
+    return None
 
 
 def _logprobs(value: Any, response_ids: tuple[int, ...] | None) -> tuple[float, ...] | None:
