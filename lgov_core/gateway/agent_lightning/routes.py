@@ -19,8 +19,8 @@ from lgov_core.gateway.routes.api_routes import ApiRoutes, read_body
 from lgov_core.gateway.serving.access import Access, RuledRoute, grant_of
 from lgov_core.gateway.serving.admission import Admission, AdmissionState
 from lgov_core.gateway.serving.limits import retry_headers
+from lgov_core.gateway.upstream.received import UpstreamRejection
 from lgov_core.gateway.upstream.registered_models import RegisteredModels
-from lgov_core.gateway.upstream.reply import UpstreamRejection
 
 _PROXY = "/proxy/rollout/{rollout_id}/attempt/{attempt_id}/mode/{mode}/openai/v1"
 _PATHS = ("chat/completions", "completions")

@@ -40,7 +40,7 @@ from lgov_core.gateway.serving.attribution import Attribution, attribute
 from lgov_core.gateway.serving.capture import Capture, Exchange
 from lgov_core.gateway.serving.limits import retry_headers
 from lgov_core.gateway.serving.streaming import StreamedReply, as_lgov_error
-from lgov_core.gateway.upstream.reply import ReceivedBody, UpstreamRejection
+from lgov_core.gateway.upstream.received import ReceivedBody, UpstreamRejection
 
 ROLLOUT_PREFIX = "/rollout/{rollout_id}/attempt/{attempt}"
 
