@@ -80,10 +80,11 @@ class LightningRoutes:
             ("GET", "/proxy/state", self.state, Access.ADMIN),
         ]
         made = [
-            RuledRoute(path, _told(handler), methods=[method], access=access) for method, path, handler, access in table
+            RuledRoute(path, _with_details(handler), methods=[method], access=access)
+            for method, path, handler, access in table
         ]
         path = f"{_PROXY}/{{upstream_path:path}}"
-        return [*made, RuledRoute(path, _told(self.proxy), methods=["POST"], access=Access.AGENT, is_call=True)]
+        return [*made, RuledRoute(path, _with_details(self.proxy), methods=["POST"], access=Access.AGENT, is_call=True)]
 
     @property
     def _kept(self) -> LightningRollouts:
@@ -182,12 +183,12 @@ class LightningRoutes:
         try:
             return await self._api.call(f"/{path['upstream_path']}", request, body)
         except EndpointError as error:
-            said = _said(error)
+            answer = _error_json(error)
             await asyncio.to_thread(
-                self._kept.note_failed_call, path["rollout_id"], path["attempt_id"], error.status, said
+                self._kept.note_failed_call, path["rollout_id"], path["attempt_id"], error.status, answer
             )
             if isinstance(error, UpstreamRejection):
-                return _json(said, error.status)
+                return _json(answer, error.status)
             raise
 
     async def _object(self, request: Request) -> Mapping[str, Any]:
@@ -231,7 +232,7 @@ def _prepared(body: Mapping[str, Any], mode: str, models: Any, options: Lightnin
     return prepared if temperature is None else {**prepared, "temperature": temperature}
 
 
-def _said(error: EndpointError) -> dict[str, Any]:
+def _error_json(error: EndpointError) -> dict[str, Any]:
     if isinstance(error, UpstreamRejection):
         try:
             body: Any = json.loads(error.body)
@@ -242,8 +243,8 @@ def _said(error: EndpointError) -> dict[str, Any]:
     return {"error": {"message": str(error)}}
 
 
-def _told(handler: Callable[[Request], Any]) -> Callable[[Request], Any]:
-    """``handler`` whose errors are told as this API does it."""
+def _with_details(handler: Callable[[Request], Any]) -> Callable[[Request], Any]:
+    """``handler`` whose errors become this API's ``{"detail": ...}``."""
 
     async def answer(request: Request) -> Response:
         try:
