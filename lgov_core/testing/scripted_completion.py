@@ -1,4 +1,4 @@
-"""How a scripted reply looks in OpenAI's legacy completions, whole and in chunks."""
+"""A scripted reply as an OpenAI legacy completion, whole and in chunks."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from lgov_core.testing.scripted_reply import ScriptedReply, token_logprob
+from lgov_core.testing.scripted_reply import ScriptedReply, openai_usage, sse, token_logprob, words
 from lgov_core.types import new_id
 
 
 class CompletionWriter:
     """Writes one reply's text as a completion, with the token ids where vLLM puts them: in the choice."""
 
-    def __init__(self, reply: ScriptedReply, request: Mapping[str, Any], model: str, token_ids: bool) -> None:
+    def __init__(self, reply: ScriptedReply, request: Mapping[str, Any], model: str, token_ids: bool = False) -> None:
         self._reply = reply
         self._ids = [*(reply.text or "").encode(), 256]
         prompt = request.get("prompt")
@@ -28,11 +28,7 @@ class CompletionWriter:
             "created": int(time.time()),
             "model": request.get("model") or model,
         }
-        self._usage = {
-            "prompt_tokens": len(self._prompt_ids),
-            "completion_tokens": len(self._ids),
-            "total_tokens": len(self._prompt_ids) + len(self._ids),
-        }
+        self._usage = openai_usage(len(self._prompt_ids), len(self._ids))
 
     def _choice(
         self, text: str, ids: Sequence[int], finish_reason: str | None, *, first: bool = True
@@ -53,14 +49,12 @@ class CompletionWriter:
 
     def frames(self) -> Iterator[str]:
         """The completion as server-sent events, word by word."""
-        words = (self._reply.text or "").split(" ")
-        for number, word in enumerate(words):
-            text = f" {word}" if number else word
-            yield self._frame([self._choice(text, list(text.encode()), None, first=not number)])
+        for number, word in enumerate(words(self._reply.text or "")):
+            yield self._frame([self._choice(word, list(word.encode()), None, first=not number)])
         yield self._frame([self._choice("", [256], self._reply.finish_reason or "stop", first=False)])
         if self._with_usage:
             yield self._frame([], usage=self._usage)
         yield "data: [DONE]\n\n"
 
     def _frame(self, choices: Sequence[Mapping[str, Any]], **more: Any) -> str:
-        return f"data: {json.dumps({**self._head, 'choices': choices, **more, **self._reply.extra})}\n\n"
+        return sse({**self._head, "choices": choices, **more, **self._reply.extra})

@@ -1,4 +1,4 @@
-"""How a scripted reply looks in Anthropic's Messages API, whole and as events."""
+"""A scripted reply as a Message of Anthropic's API, whole and as events."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from lgov_core.testing.scripted_reply import ScriptedReply
+from lgov_core.testing.scripted_reply import ScriptedReply, halves, sse, words
 from lgov_core.types import new_id
 
 
 class MessageWriter:
     """Writes one reply as a Message: a text block if it has text, then a tool use for each call.
 
-    Arguments that are no JSON object become an empty input. ``extra`` is added to the message.
+    Arguments that are not a JSON object become an empty input. ``extra`` is added to the message.
     """
 
-    def __init__(self, reply: ScriptedReply, request: Mapping[str, Any], model: str) -> None:
+    def __init__(self, reply: ScriptedReply, request: Mapping[str, Any], model: str, token_ids: bool = False) -> None:
         self._reply = reply
         blocks: list[dict[str, Any]] = [] if reply.text is None else [{"type": "text", "text": reply.text}]
         for call in reply.tool_calls:
@@ -57,12 +57,9 @@ class MessageWriter:
 
 def _deltas(block: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     if block["type"] == "text":
-        for number, word in enumerate(block["text"].split(" ")):
-            yield {"type": "text_delta", "text": f" {word}" if number else word}
+        yield from ({"type": "text_delta", "text": word} for word in words(block["text"]))
     else:
-        text = json.dumps(block["input"])
-        for part in (text[: len(text) // 2], text[len(text) // 2 :]):
-            yield {"type": "input_json_delta", "partial_json": part}
+        yield from ({"type": "input_json_delta", "partial_json": part} for part in halves(json.dumps(block["input"])))
 
 
 def _object(text: str) -> Any:
@@ -74,4 +71,4 @@ def _object(text: str) -> Any:
 
 
 def _frame(kind: str, **fields: Any) -> str:
-    return f"event: {kind}\ndata: {json.dumps({'type': kind, **fields})}\n\n"
+    return sse({"type": kind, **fields}, kind)

@@ -1,4 +1,4 @@
-"""How a scripted reply looks in OpenAI's Responses API, whole and as typed events."""
+"""A scripted reply as an OpenAI Response, whole and as typed events."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from lgov_core.testing.scripted_reply import ScriptedReply
+from lgov_core.testing.scripted_reply import ScriptedReply, halves, sse, words
 from lgov_core.types import new_id
 
 _ECHOED = ("instructions", "metadata", "previous_response_id", "temperature", "text", "top_p", "truncation", "user")
@@ -19,7 +19,7 @@ class ResponseWriter:
     ``finish_reason`` ``length`` ends the response as ``incomplete``. ``extra`` is added to the object that ends it.
     """
 
-    def __init__(self, reply: ScriptedReply, request: Mapping[str, Any], model: str) -> None:
+    def __init__(self, reply: ScriptedReply, request: Mapping[str, Any], model: str, token_ids: bool = False) -> None:
         self._reply = reply
         self._incomplete = reply.finish_reason == "length"
         written = (reply.text or "") + "".join(call.text for call in reply.tool_calls)
@@ -86,24 +86,22 @@ class ResponseWriter:
         started = {**item, "status": "in_progress", "content": []}
         yield self._frame("response.output_item.added", output_index=index, item=started)
         yield self._frame("response.content_part.added", **at, part={**part, "text": ""})
-        for number, word in enumerate(part["text"].split(" ")):
-            delta = f" {word}" if number else word
-            yield self._frame("response.output_text.delta", **at, delta=delta, logprobs=[])
+        for word in words(part["text"]):
+            yield self._frame("response.output_text.delta", **at, delta=word, logprobs=[])
         yield self._frame("response.output_text.done", **at, text=part["text"], logprobs=[])
         yield self._frame("response.content_part.done", **at, part=part)
         yield self._frame("response.output_item.done", output_index=index, item=item)
 
     def _call(self, index: int, item: Mapping[str, Any]) -> Iterator[str]:
         at = {"output_index": index, "item_id": item["id"]}
-        arguments, half = item["arguments"], len(item["arguments"]) // 2
         started = {**item, "status": "in_progress", "arguments": ""}
         yield self._frame("response.output_item.added", output_index=index, item=started)
-        for part in (arguments[:half], arguments[half:]):
+        for part in halves(item["arguments"]):
             yield self._frame("response.function_call_arguments.delta", **at, delta=part)
-        yield self._frame("response.function_call_arguments.done", **at, name=item["name"], arguments=arguments)
+        yield self._frame("response.function_call_arguments.done", **at, name=item["name"], arguments=item["arguments"])
         yield self._frame("response.output_item.done", output_index=index, item=item)
 
     def _frame(self, kind: str, **fields: Any) -> str:
         event = {"type": kind, "sequence_number": self._sequence, **fields}
         self._sequence += 1
-        return f"event: {kind}\ndata: {json.dumps(event)}\n\n"
+        return sse(event, kind)

@@ -1,4 +1,4 @@
-"""Test doubles for programs that speak to a model: real servers with a scripted mind.
+"""A model server for tests: real HTTP, with the replies of a script.
 
 `ScriptedModelServer` is an OpenAI-compatible server on a real port::
 
@@ -16,15 +16,16 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain
+from functools import partial
 from typing import TYPE_CHECKING, Any, Self
 
 from lgov_core.errors import LgovError
+from lgov_core.testing.scripted_chat import ChatWriter
 from lgov_core.testing.scripted_completion import CompletionWriter
 from lgov_core.testing.scripted_message import MessageWriter
-from lgov_core.testing.scripted_reply import ReplyWriter, ScriptedCall, ScriptedReply, call, token_logprob
+from lgov_core.testing.scripted_reply import ScriptedCall, ScriptedReply, call, token_logprob
 from lgov_core.testing.scripted_response import ResponseWriter
 
 if TYPE_CHECKING:
@@ -39,6 +40,14 @@ __all__ = [
     "call",
     "token_logprob",
 ]
+
+
+_WRITERS: Mapping[str, Callable[..., Any]] = {
+    "chat/completions": ChatWriter,
+    "completions": CompletionWriter,
+    "responses": ResponseWriter,
+    "messages": MessageWriter,
+}
 
 
 class UnexpectedModelCall(LgovError):
@@ -91,10 +100,10 @@ class ScriptedModelServer:
         self._token_ids = token_ids
         self._refuse_fields = tuple(refuse_fields)
         routes = [
-            Route("/{prefix:path}/chat/completions", self._chat, methods=["POST"]),
-            Route("/{prefix:path}/completions", self._completions, methods=["POST"]),
-            Route("/{prefix:path}/responses", self._responses, methods=["POST"]),
-            Route("/{prefix:path}/messages", self._messages, methods=["POST"]),
+            *(
+                Route(f"/{{prefix:path}}/{path}", partial(self._answer, writer), methods=["POST"])
+                for path, writer in _WRITERS.items()
+            ),
             Route("/{prefix:path}/embeddings", self._embeddings, methods=["POST"]),
             Route("/{prefix:path}/models", self._models, methods=["GET"]),
         ]
@@ -131,15 +140,6 @@ class ScriptedModelServer:
 
         return JSONResponse({"object": "list", "data": [{"id": self._model, "object": "model", "owned_by": "script"}]})
 
-    async def _chat(self, request: Request) -> Any:
-        return await self._answer(request, self._chat_reply)
-
-    async def _completions(self, request: Request) -> Any:
-        return await self._answer(request, self._completion_reply)
-
-    async def _messages(self, request: Request) -> Any:
-        return await self._answer(request, self._message_reply)
-
     async def _embeddings(self, request: Request) -> Any:
         from starlette.responses import JSONResponse
 
@@ -153,33 +153,7 @@ class ScriptedModelServer:
         usage = {"prompt_tokens": len(texts), "total_tokens": len(texts)}
         return JSONResponse({"object": "list", "data": data, "model": body.get("model"), "usage": usage})
 
-    async def _responses(self, request: Request) -> Any:
-        return await self._answer(request, self._response_reply)
-
-    def _chat_reply(self, reply: ScriptedReply, body: Mapping[str, Any]) -> tuple[Callable[[], Any], Iterable[str]]:
-        writer = ReplyWriter(reply, body, self._model, self._token_ids)
-        frames = (f"data: {chunk}\n\n" for chunk in writer.chunks())
-        return writer.body, chain(frames, ["data: [DONE]\n\n"])
-
-    def _response_reply(self, reply: ScriptedReply, body: Mapping[str, Any]) -> tuple[Callable[[], Any], Iterable[str]]:
-        writer = ResponseWriter(reply, body, self._model)
-        return writer.body, writer.frames()
-
-    def _message_reply(self, reply: ScriptedReply, body: Mapping[str, Any]) -> tuple[Callable[[], Any], Iterable[str]]:
-        writer = MessageWriter(reply, body, self._model)
-        return writer.body, writer.frames()
-
-    def _completion_reply(
-        self, reply: ScriptedReply, body: Mapping[str, Any]
-    ) -> tuple[Callable[[], Any], Iterable[str]]:
-        writer = CompletionWriter(reply, body, self._model, self._token_ids)
-        return writer.body, writer.frames()
-
-    async def _answer(
-        self,
-        request: Request,
-        write: Callable[[ScriptedReply, Mapping[str, Any]], tuple[Callable[[], Any], Iterable[str]]],
-    ) -> Any:
+    async def _answer(self, make_writer: Callable[..., Any], request: Request) -> Any:
         from starlette.responses import JSONResponse, Response
 
         body = await request.json()
@@ -189,7 +163,7 @@ class ScriptedModelServer:
                 return JSONResponse(_error(f"Unrecognized request argument supplied: {name}"), 400)
         try:
             reply = self._next_reply(body)
-        except Exception as error:  # noqa: BLE001 - raised again when the context is left
+        except Exception as error:  # noqa: BLE001 - raised again at the end of the context
             problem = error if isinstance(error, UnexpectedModelCall) else UnexpectedModelCall(f"the script: {error!r}")
             self.problems.append(problem)
             return JSONResponse(_error(str(problem)), 400, {"x-should-retry": "false"})
@@ -199,12 +173,12 @@ class ScriptedModelServer:
             return Response(reply.body, reply.status, {**reply.headers, "content-type": reply.content_type})
         if reply.status != 200:
             return JSONResponse(_error(reply.text or "scripted error"), reply.status, reply.headers)
-        whole, frames = write(reply, body)
+        writer = make_writer(reply, body, self._model, self._token_ids)
         if body.get("stream"):
-            return _ScriptedStream(reply, list(frames), self.abandoned)
+            return _ScriptedStream(reply, list(writer.frames()), self.abandoned)
         if reply.gate is not None:
             await asyncio.to_thread(reply.gate.wait)
-        return JSONResponse(whole(), headers=reply.headers)
+        return JSONResponse(writer.body(), headers=reply.headers)
 
 
 def _in_turn(replies: Sequence[ScriptedReply | str]) -> Callable[[Mapping[str, Any]], ScriptedReply | str]:

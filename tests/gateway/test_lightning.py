@@ -190,7 +190,7 @@ def test_calls_through_the_proxy_are_events_all_of_them(api, store):
         assert api.post(proxy(rollout_id, "test"), json={}).status_code == 404
         assert api.post(proxy("unknown"), json={"messages": MESSAGES}).status_code == 404
         bad = api.post(proxy(rollout_id), content=b"[]")
-        assert (bad.status_code, bad.json()) == (400, {"detail": "Request body must be a JSON object"})
+        assert (bad.status_code, bad.json()) == (400, {"detail": "the request must be a JSON object, not list"})
         assert api.delete("/api/models").json() == {"status": "ok"}
         assert api.post(proxy(rollout_id), json={"messages": MESSAGES}).status_code == 503
     # Four calls with equal prompts are four calls.

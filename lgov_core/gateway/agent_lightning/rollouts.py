@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-import math
+import sys
 import threading
 import time
 from collections.abc import Iterable, Mapping
@@ -25,10 +25,12 @@ from lgov_core.gateway.agent_lightning.values import (
     event_of_span,
     read_patch,
     read_rollout,
-    require_characters,
+    reading_fields,
+    require_storable,
     trimmed,
     unprocessable,
 )
+from lgov_core.gateway.formats.request_fields import an_object, number, text
 from lgov_core.gateway.serving.keys import KeyGrant
 from lgov_core.scope import RolloutScope
 from lgov_core.store.protocol import TraceStore
@@ -46,7 +48,7 @@ _STATUS: Final = "lgov.lightning.status.body"
 class LightningRollouts:
     """The state behind the routes. A rollout is one of the store's, its attempt "0" the store's attempt 1.
 
-    What a client is told is in the store first. A process that begins finds the rollouts of the one before it. A deleted
+    A change is in the store before it is answered, and a new process finds the rollouts of the one before it. A deleted
     rollout is no longer shown; its calls, events and rewards stay in the store. A failed one counts as failed where its
     final reward was given, else as a failure of the machines: it is then no training data.
 
@@ -81,7 +83,7 @@ class LightningRollouts:
                 if rollout is None:
                     now = time.time()
                     rollout = LightningRollout(rollout_id or new_id("rol"), document, now, now)
-                    require_characters(data_id=rollout.data_id)
+                    require_storable(data_id=rollout.data_id)
                     new.append(rollout)
                 found.append(rollout)
             self._store.add_rollouts(
@@ -179,28 +181,27 @@ class LightningRollouts:
         ``tool_call_id``) and a ``dimension``; with neither it is the attempt's final reward, for which the key needs the
         right. An ``event_id`` makes it safe to send twice. Raises `EndpointError`: 403, 404, 422.
         """
-        number = attempt_number(attempt)
-        if not isinstance(body, dict) or not isinstance(body.get("event_type"), str):
-            raise unprocessable("an event is an object with an 'event_type' and 'data'")
-        kind, data, event_id = body["event_type"], body.get("data", {}), body.get("event_id")
-        if not isinstance(data, dict) or not isinstance(event_id, str | None):
-            raise unprocessable("'data' must be an object and 'event_id' a text")
-        require_characters(event_id=event_id)
+        at = attempt_number(attempt)
+        with reading_fields():
+            if not isinstance(body, dict) or not isinstance(body.get("event_type"), str):
+                raise unprocessable("an event is an object with an 'event_type' and 'data'")
+            kind, data, event_id = body["event_type"], an_object(body, "data"), text(body, "event_id")
+        require_storable(event_id=event_id)
         named = event_id is not None
-        # What one key sends must not stand in the way of what another one sends: of another rollout (whose id may begin
-        # like this one's: no id holds a slash), of another attempt, or of those who judge.
-        whose = f"{rollout_id}/{number}/{'judge' if grant.may_judge else 'agent'}"
+        # An id of one key must not collide with an id of another: of another rollout (no rollout id contains a slash),
+        # of another attempt, or of a key that may give final rewards.
+        whose = f"{rollout_id}/{at}/{'judge' if grant.may_judge else 'agent'}"
         event_id = f"evt_{whose}/{event_id}" if named else new_id("evt")
         if kind == "model_request" and grant.rollout_id is not None:
             raise EndpointError("the key of a rollout does not say what was asked of models", status=403)
         with self._lock:
             self._one(rollout_id)
             if kind == "reward":
-                self._reward(rollout_id, number, data, event_id, grant)
+                self._reward(rollout_id, at, data, event_id, grant)
                 if not grant.may_judge:
                     kind = _CALL_REWARD
             known = named and any(span.span_id == event_id for span in self._events_of(rollout_id))
-            return self._keep_event(rollout_id, number, kind, data, event_id, known=known)
+            return self._keep_event(rollout_id, at, kind, data, event_id, known=known)
 
     def note_failed_call(self, rollout_id: str, attempt: str, status: int, said: Mapping[str, Any]) -> None:
         """Keeps that a call of a model was answered with an error."""
@@ -246,19 +247,15 @@ class LightningRollouts:
             self._store.add_spans([Span(EVENT_SPAN, event_id, now, now, attributes, rollout_id, number, claimed=True)])
         return event_body(rollout_id, number, kind, now, data)
 
-    def _reward(self, rollout_id: str, number: int, data: Mapping[str, Any], event_id: str, grant: KeyGrant) -> None:
-        value, dimension = _finite(data.get("value")), data.get("dimension", "task")
-        response_id, tool_call_id = data.get("response_id"), data.get("tool_call_id")
-        if value is None:
-            raise unprocessable("the value of a reward must be a finite number")
-        if not isinstance(dimension, str) or not dimension:
-            raise unprocessable("the dimension of a reward must be a text")
-        if not isinstance(response_id, str | None) or not isinstance(tool_call_id, str | None):
-            raise unprocessable("'response_id' and 'tool_call_id' must be texts")
-        require_characters(dimension=dimension, response_id=response_id, tool_call_id=tool_call_id)
-        choice = data.get("choice")
-        if choice is not None and (type(choice) is not int or not 0 <= choice < 2**31):
-            raise unprocessable("'choice' must be a whole number from 0 on")
+    def _reward(self, rollout_id: str, attempt: int, data: Mapping[str, Any], event_id: str, grant: KeyGrant) -> None:
+        with reading_fields():
+            value = number(data, "value", None, low=-sys.float_info.max, high=sys.float_info.max)
+            dimension = "task" if (given := text(data, "dimension")) is None else given
+            response_id, tool_call_id = text(data, "response_id"), text(data, "tool_call_id")
+            choice = number(data, "choice", None, low=0, high=2**31 - 1, whole=True)
+        if value is None or not dimension:
+            raise unprocessable("a reward needs a finite number as 'value', and a 'dimension' that is not empty")
+        require_storable(dimension=dimension, response_id=response_id, tool_call_id=tool_call_id)
         if response_id is None and tool_call_id is None and not grant.may_judge:
             raise EndpointError(
                 "this key does not give an attempt its final reward",
@@ -266,7 +263,8 @@ class LightningRollouts:
                 hint="name the call that earned it, or have a key issued with final_reward",
             )
         reward_id = f"rwd_{event_id}"
-        reward = Reward(value, dimension, rollout_id, number, response_id, tool_call_id, "event", reward_id, choice)
+        at = None if choice is None else int(choice)
+        reward = Reward(float(value), dimension, rollout_id, attempt, response_id, tool_call_id, "event", reward_id, at)
         if not any(one.reward_id == reward_id for one in self._store.rewards([rollout_id])):
             self._store.add_rewards([reward])
 
@@ -324,17 +322,6 @@ class LightningRollouts:
         now = time.time()
         attributes = {_STATUS: json.dumps(status)}
         self._store.add_spans([Span(_STATUS_SPAN, new_id("span"), now, now, attributes, rollout_id)])
-
-
-def _finite(value: Any) -> float | None:
-    """``value`` as a float if it is a finite number; None for all else."""
-    if not isinstance(value, int | float) or isinstance(value, bool):
-        return None
-    try:
-        number = float(value)
-    except OverflowError:  # a whole number that no float can hold
-        return None
-    return number if math.isfinite(number) else None
 
 
 def _is_own(span: Span) -> bool:

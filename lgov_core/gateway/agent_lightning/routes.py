@@ -19,8 +19,8 @@ from lgov_core.gateway.routes.api_routes import ApiRoutes, read_body
 from lgov_core.gateway.serving.access import Access, RuledRoute, grant_of
 from lgov_core.gateway.serving.admission import Admission, AdmissionState
 from lgov_core.gateway.serving.limits import retry_headers
+from lgov_core.gateway.upstream.received import UpstreamRejection
 from lgov_core.gateway.upstream.registered_models import RegisteredModels
-from lgov_core.gateway.upstream.reply import UpstreamRejection
 
 _PROXY = "/proxy/rollout/{rollout_id}/attempt/{attempt_id}/mode/{mode}/openai/v1"
 _PATHS = ("chat/completions", "completions")
@@ -80,10 +80,11 @@ class LightningRoutes:
             ("GET", "/proxy/state", self.state, Access.ADMIN),
         ]
         made = [
-            RuledRoute(path, _told(handler), methods=[method], access=access) for method, path, handler, access in table
+            RuledRoute(path, _with_details(handler), methods=[method], access=access)
+            for method, path, handler, access in table
         ]
         path = f"{_PROXY}/{{upstream_path:path}}"
-        return [*made, RuledRoute(path, _told(self.proxy), methods=["POST"], access=Access.AGENT, is_call=True)]
+        return [*made, RuledRoute(path, _with_details(self.proxy), methods=["POST"], access=Access.AGENT, is_call=True)]
 
     @property
     def _kept(self) -> LightningRollouts:
@@ -177,30 +178,21 @@ class LightningRoutes:
         if path["mode"] not in ("train", "val") or path["upstream_path"] not in _PATHS:
             raise EndpointError(f"there is no {path['mode']}/{path['upstream_path']} here", status=404)
         await asyncio.to_thread(self._kept.exists, path["rollout_id"])
-        body = _prepared(await self._raw_object(request), path["mode"], self._models.models, self._options)
+        body = _prepared(await self._object(request), path["mode"], self._models.models, self._options)
         path["attempt"] = str(attempt_number(path["attempt_id"]))
-        sent = json.dumps(body, ensure_ascii=False).encode("utf-8", "surrogatepass")
-        replay = Request(request.scope, _once(sent, request.receive))
         try:
-            return await self._api.call(f"/{path['upstream_path']}", replay)
+            return await self._api.call(f"/{path['upstream_path']}", request, body)
         except EndpointError as error:
-            said = _said(error)
+            answer = _error_json(error)
             await asyncio.to_thread(
-                self._kept.note_failed_call, path["rollout_id"], path["attempt_id"], error.status, said
+                self._kept.note_failed_call, path["rollout_id"], path["attempt_id"], error.status, answer
             )
             if isinstance(error, UpstreamRejection):
-                return _json(said, error.status)
+                return _json(answer, error.status)
             raise
 
-    async def _raw_object(self, request: Request) -> Mapping[str, Any]:
-        raw = await read_body(request, self._max_body)
-        try:
-            value: Any = json.loads(raw or b"{}")
-        except (ValueError, RecursionError) as error:
-            raise EndpointError("Invalid JSON in request body") from error
-        if not isinstance(value, dict):
-            raise EndpointError("Request body must be a JSON object")
-        return read_json(raw or b"{}")
+    async def _object(self, request: Request) -> Mapping[str, Any]:
+        return read_json(await read_body(request, self._max_body) or b"{}")
 
     # ------------------------------------------------------------------ pause
 
@@ -240,7 +232,7 @@ def _prepared(body: Mapping[str, Any], mode: str, models: Any, options: Lightnin
     return prepared if temperature is None else {**prepared, "temperature": temperature}
 
 
-def _said(error: EndpointError) -> dict[str, Any]:
+def _error_json(error: EndpointError) -> dict[str, Any]:
     if isinstance(error, UpstreamRejection):
         try:
             body: Any = json.loads(error.body)
@@ -251,22 +243,8 @@ def _said(error: EndpointError) -> dict[str, Any]:
     return {"error": {"message": str(error)}}
 
 
-def _once(body: bytes, receive: Any) -> Any:
-    """A ``receive`` that gives ``body`` first, and then what comes from the client: that it leaves."""
-    given = False
-
-    async def replay() -> Any:
-        nonlocal given
-        if given:
-            return await receive()
-        given = True
-        return {"type": "http.request", "body": body, "more_body": False}
-
-    return replay
-
-
-def _told(handler: Callable[[Request], Any]) -> Callable[[Request], Any]:
-    """``handler`` whose errors are told as this API does it."""
+def _with_details(handler: Callable[[Request], Any]) -> Callable[[Request], Any]:
+    """``handler`` whose errors become this API's ``{"detail": ...}``."""
 
     async def answer(request: Request) -> Response:
         try:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Final, cast
 
 from lgov_core.errors import EndpointError
+from lgov_core.gateway.formats.request_fields import an_object, flag, number, only_known, text
 from lgov_core.trace.semconv import storable
 from lgov_core.types import CapturedCall, Span
 
@@ -31,15 +33,24 @@ _STATUS_FIELDS: Final = ("state", "k8s_job_name", "last_attempt_id", "error_mess
 
 
 def unprocessable(message: str) -> EndpointError:
-    """What the API answers to a body that is JSON and has no meaning."""
+    """The error for a body that is JSON but not what the API expects."""
     return EndpointError(message, status=422)
 
 
-def require_characters(**texts: str | None) -> None:
-    """Raises `EndpointError` (422) for a NUL or half a character, which JSON can write and not every store can keep."""
-    for name, text in texts.items():
-        if text and storable(text) != text:
-            raise unprocessable(f"{name!r} holds what is no character")
+@contextmanager
+def reading_fields() -> Generator[None]:
+    """Turns errors about fields of a body into this API's status for them, 422."""
+    try:
+        yield
+    except EndpointError as error:
+        raise EndpointError(error.message, status=422, hint=error.hint) from error
+
+
+def require_storable(**texts: str | None) -> None:
+    """Raises `EndpointError` (422) for a NUL or a lone surrogate, which JSON can hold and not every store can keep."""
+    for name, text_ in texts.items():
+        if text_ and storable(text_) != text_:
+            raise unprocessable(f"{name!r} contains a NUL or a lone surrogate")
 
 
 def attempt_number(attempt_id: str) -> int:
@@ -81,8 +92,8 @@ class LightningRollout:
         """Its group: the sample that it names, else its input."""
         if self.data_id:
             return self.data_id
-        text = json.dumps(self.document.get("input"), sort_keys=True, ensure_ascii=False, default=str)
-        return f"input_{hashlib.sha256(text.encode('utf-8', 'surrogatepass')).hexdigest()[:16]}"
+        written = json.dumps(self.document.get("input"), sort_keys=True, ensure_ascii=False, default=str)
+        return f"input_{hashlib.sha256(written.encode('utf-8', 'surrogatepass')).hexdigest()[:16]}"
 
     def status_body(self) -> dict[str, Any]:
         """Its status as JSON."""
@@ -101,44 +112,36 @@ class LightningRollout:
         return {"rollout_id": self.rollout_id, **self.document, "status": self.status_body()}
 
 
+@reading_fields()
 def read_rollout(item: Any) -> tuple[str | None, dict[str, Any]]:
-    """The id and the document of a rollout to be made. Raises `EndpointError` (422)."""
+    """The id and the document of a new rollout. Raises `EndpointError` (422)."""
     if not isinstance(item, dict) or "input" not in item:
         raise unprocessable("each rollout is an object with an 'input'")
     given = cast("dict[str, Any]", item)
-    rollout_id, is_train = given.get("rollout_id"), given.get("is_train", True)
-    config, metadata = given.get("config"), given.get("metadata")
-    if rollout_id is not None and not isinstance(rollout_id, str):
-        raise unprocessable("'rollout_id' must be a text")
-    if not isinstance(is_train, bool):
-        raise unprocessable("'is_train' must be true or false")
-    for name, value in (("config", config), ("metadata", metadata)):
-        if value is not None and not isinstance(value, dict):
-            raise unprocessable(f"{name!r} must be an object")
-    config = {"timeout_seconds": 3600, "local": None, "k8s": None, **(config or {})}
-    if not isinstance(config["timeout_seconds"], int) or isinstance(config["timeout_seconds"], bool):
-        raise unprocessable("'config.timeout_seconds' must be a whole number")
+    config = {"timeout_seconds": 3600, "local": None, "k8s": None, **an_object(given, "config")}
+    number(config, "timeout_seconds", None, whole=True)
     if isinstance(config["local"], dict):
         config["local"] = {"agent_class": None, "env_map": {}, **config["local"]}
-    metadata = {"batch_idx": None, "sample_idx_in_batch": None, **(metadata or {})}
-    return rollout_id, {"input": given["input"], "is_train": is_train, "config": config, "metadata": metadata}
+    metadata = {"batch_idx": None, "sample_idx_in_batch": None, **an_object(given, "metadata")}
+    is_train = given.get("is_train") is None or flag(given, "is_train")
+    return text(given, "rollout_id"), {
+        "input": given["input"], "is_train": is_train, "config": config, "metadata": metadata
+    }  # fmt: skip
 
 
+@reading_fields()
 def read_patch(body: Any) -> dict[str, Any]:
-    """The fields of a status to be changed. Raises `EndpointError` (422) for what may not be."""
-    if not isinstance(body, dict) or set(cast("dict[str, Any]", body)) - {"status"}:
+    """The fields of a status to change. Raises `EndpointError` (422) for those that cannot be changed."""
+    if not isinstance(body, dict):
         raise unprocessable("only 'status' can be patched")
-    status = cast("dict[str, Any]", body).get("status") or {}
-    if not isinstance(status, dict):
-        raise unprocessable("'status' must be an object")
-    for name, value in cast("dict[str, Any]", status).items():
-        if name not in _STATUS_FIELDS:
-            raise unprocessable(f"the status has no field {name!r} that can be patched")
-        if value is not None and not isinstance(value, str):
-            raise unprocessable(f"'status.{name}' must be a text")
+    only_known(cast("dict[str, Any]", body), ("status",), "a patch")
+    status = an_object(cast("dict[str, Any]", body), "status")
+    only_known(status, _STATUS_FIELDS, "a status")
+    for name in status:
+        text(status, name, "status.")
     if "state" in status and status["state"] not in MOVES:
         raise unprocessable(f"there is no state {status['state']!r}: there are {', '.join(MOVES)}")
-    return cast("dict[str, Any]", status)
+    return dict(status)
 
 
 def event_body(rollout_id: str, attempt: int, kind: str, at: float, data: Mapping[str, Any]) -> dict[str, Any]:

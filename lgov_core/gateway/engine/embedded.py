@@ -9,10 +9,10 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from lgov_core.errors import EndpointError, ModelError
-from lgov_core.gateway.engine.embedded_request import check_embedded
 from lgov_core.gateway.engine.reply_codec import Generated, Prompt, ReplyCodec, pieces_of
 from lgov_core.gateway.engine.reply_grammar import GrammarConstraint, Grammars, reply_grammar
 from lgov_core.gateway.engine.served_policy import ServedPolicy
+from lgov_core.gateway.engine.supported_fields import check_fields
 from lgov_core.gateway.protocol import ChatRequest, Completion, StreamPiece
 
 if TYPE_CHECKING:
@@ -134,7 +134,7 @@ class EmbeddedEngine:
         """
         from lgov_core.gateway.engine.decode_worker import Job
 
-        check_embedded(request)
+        check_fields(request, "the embedded engine", grammars=True)
         policy = self._policy_of(request)
         codec = self._codecs[policy]
         prompt = codec.prompt(request)
@@ -161,7 +161,7 @@ class EmbeddedEngine:
 
     async def count_tokens(self, request: ChatRequest) -> int:
         """How many tokens the prompt has. Raises `EndpointError` (400) for a conversation that is not text."""
-        check_embedded(request)
+        check_fields(request, "the embedded engine", grammars=True)
         return self._codecs[self._policy_of(request)].count(request)
 
     async def stream(self, request: ChatRequest) -> AsyncIterator[StreamPiece]:

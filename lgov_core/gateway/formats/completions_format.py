@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from lgov_core.errors import EndpointError, LgovError
+from lgov_core.gateway.formats.chat_reply import read_completion
 from lgov_core.gateway.formats.json_body import json_text
 from lgov_core.gateway.formats.openai_format import (
     completion_body,
@@ -20,8 +21,8 @@ from lgov_core.gateway.formats.openai_format import (
 )
 from lgov_core.gateway.formats.reply_writer import frame
 from lgov_core.gateway.formats.request_fields import model_name, number, only_known, refuse, shown, text
+from lgov_core.gateway.formats.stream_assembler import StreamAssembler
 from lgov_core.gateway.protocol import ChatRequest, Completion, StreamPiece
-from lgov_core.gateway.upstream.reply import StreamAssembler, read_completion
 
 _WHOSE = "completions that are translated to chat"
 _TAKEN = (

@@ -13,8 +13,9 @@ from types import MappingProxyType
 from typing import Any, Protocol, cast
 
 from lgov_core.errors import UpstreamError
+from lgov_core.gateway.formats.chat_reply import read_completion
+from lgov_core.gateway.formats.stream_assembler import StreamAssembler, read_event
 from lgov_core.gateway.protocol import Completion, ToolCall
-from lgov_core.gateway.upstream.reply import StreamAssembler, read_completion, read_event
 
 _MESSAGE_REASONS = {"end_turn": "stop", "stop_sequence": "stop", "max_tokens": "length", "tool_use": "tool_calls"}
 _INCOMPLETE = {"max_output_tokens": "length"}

@@ -8,12 +8,13 @@ from dataclasses import replace
 from typing import Any, Protocol
 
 from lgov_core.errors import LgovError
+from lgov_core.gateway.formats.chat_reply import read_completion
 from lgov_core.gateway.formats.json_body import json_text, utf8
 from lgov_core.gateway.formats.native_replies import NATIVE
 from lgov_core.gateway.formats.openai_format import completion_body, completion_pieces
+from lgov_core.gateway.formats.stream_assembler import StreamAssembler
 from lgov_core.gateway.formats.turn_items import Item, ItemEvent, TurnItems
 from lgov_core.gateway.protocol import ChatRequest, Completion, StreamPiece
-from lgov_core.gateway.upstream.reply import StreamAssembler, read_completion
 
 # A chunk with a finish reason tells the client that it has everything, so it is held until the call is recorded.
 _FINISHES = re.compile(r'"finish_reason"\s*:\s*"')

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from lgov_core.gateway.upstream.reply import begins_another, longer_name
+from lgov_core.gateway.formats.stream_assembler import begins_another, longer_name
 from lgov_core.types import new_id
 
 Kind = Literal["reasoning", "text", "call"]

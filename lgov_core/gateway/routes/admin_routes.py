@@ -1,4 +1,4 @@
-"""What operators ask of a running endpoint: pause and resume, its state, its numbers, keys for agents."""
+"""Routes for operators: pause and resume, state, metrics, keys for agents."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from lgov_core.errors import EndpointError, ScopeError
+from lgov_core.gateway.formats.json_body import read_json
+from lgov_core.gateway.formats.request_fields import flag, number, only_known, text
 from lgov_core.gateway.routes.api_routes import read_body
 from lgov_core.gateway.serving.access import Access, RuledRoute
 from lgov_core.gateway.serving.admission import Admission, AdmissionState
@@ -22,7 +24,7 @@ _LONGEST_DRAIN_S = 3600.0
 
 
 class AdminRoutes:
-    """The handlers, for one event loop. All take an admin key, except ``/healthz``, which says nothing."""
+    """The handlers, for one event loop. All take an admin key, except ``/healthz``, which shows nothing."""
 
     def __init__(self, admission: Admission, metrics: Metrics, keys: KeyRing, counters: Counters) -> None:
         self._admission = admission
@@ -52,24 +54,20 @@ class AdminRoutes:
     async def pause(self, request: Request) -> Response:
         """``POST /admin/pause``: holds new calls and answers when the running ones have ended.
 
-        ``drain_s`` (60) is how long it waits for that; ``drained`` in the answer says whether they have. ``reason`` is
-        told to those who wait too long, with the advice to come back after ``retry_after_s`` (5) seconds.
+        ``drain_s`` (60) is how long it waits for that; ``drained`` in the answer says whether they have. Calls that wait
+        too long get ``reason`` and a ``retry-after`` of ``retry_after_s`` (5) seconds.
         """
         body = await _object(request, "drain_s", "reason", "retry_after_s")
-        drain_s = _number(body, "drain_s", 60.0, high=_LONGEST_DRAIN_S)
-        retry_after_s = _number(body, "retry_after_s", 5.0, high=3600.0)
-        reason = body.get("reason")
-        if reason is not None and not isinstance(reason, str):
-            raise EndpointError("'reason' must be a text")
+        drain_s = number(body, "drain_s", 60.0, low=0, high=_LONGEST_DRAIN_S) or 0.0
+        retry_after_s = number(body, "retry_after_s", 5.0, low=0, high=3600) or 0.0
+        reason = text(body, "reason")
         return _state(await self._admission.pause(drain_s=drain_s, reason=reason, retry_after_s=retry_after_s))
 
     async def resume(self, request: Request) -> Response:
         """``POST /admin/resume``: lets calls in again; ``weights_version`` (a whole number) is recorded with each."""
         body = await _object(request, "weights_version")
-        version = body.get("weights_version")
-        if version is not None and (not isinstance(version, int) or isinstance(version, bool) or version < 0):
-            raise EndpointError("'weights_version' must be a whole number from 0")
-        return _state(self._admission.resume(weights_version=version))
+        version = number(body, "weights_version", None, low=0, whole=True)
+        return _state(self._admission.resume(weights_version=None if version is None else int(version)))
 
     async def issue(self, request: Request) -> Response:
         """``POST /admin/keys``: a key for ``rollout_id`` and ``attempt`` (null: all of them).
@@ -77,12 +75,16 @@ class AdminRoutes:
         ``expires_at`` is in Unix seconds; ``final_reward`` lets its bearer give the attempt its final reward.
         """
         body = await _object(request, "rollout_id", "attempt", "expires_at", "final_reward")
-        rollout_id, attempt, judges = body.get("rollout_id"), body.get("attempt"), body.get("final_reward", False)
-        if not isinstance(rollout_id, str) or type(attempt) not in (int, type(None)) or not isinstance(judges, bool):
+        rollout_id, attempt = text(body, "rollout_id"), number(body, "attempt", None, low=1, whole=True)
+        if rollout_id is None:
             raise EndpointError("a key is for a 'rollout_id' (text) and an 'attempt' (a number, or null)")
-        expires_at = None if body.get("expires_at") is None else _number(body, "expires_at", 0.0, high=1e12)
         try:
-            key = self._keys.issue(rollout_id, attempt, expires_at=expires_at, final_reward=judges)
+            key = self._keys.issue(
+                rollout_id,
+                None if attempt is None else int(attempt),
+                expires_at=number(body, "expires_at", None, low=0, high=1e12),
+                final_reward=flag(body, "final_reward"),
+            )
         except ScopeError as error:
             raise EndpointError(str(error)) from error
         return _json({"key": key})
@@ -93,24 +95,10 @@ class AdminRoutes:
 
 
 async def _object(request: Request, *known: str) -> Mapping[str, Any]:
-    """The body, with no field but those ``known``: a wrong word would make a key without expiry, or lose a version."""
-    raw = await read_body(request, _MAX_BODY)
-    try:
-        body: Any = json.loads(raw or b"{}")
-    except (ValueError, RecursionError) as error:
-        raise EndpointError(f"the request is not JSON: {error}") from error
-    if not isinstance(body, dict):
-        raise EndpointError("the request must be a JSON object")
-    if unknown := sorted(set(body) - set(known)):
-        raise EndpointError(f"there is no field {unknown[0]!r} here", hint=f"there are {', '.join(sorted(known))}")
+    """The body, with no field but those ``known``: a misspelt one would make a key without expiry, or lose a version."""
+    body = read_json(await read_body(request, _MAX_BODY) or b"{}")
+    only_known(body, known, f"{request.method} {request.url.path}")
     return body
-
-
-def _number(body: Mapping[str, Any], name: str, default: float, *, high: float) -> float:
-    value = body.get(name, default)
-    if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value <= high:
-        raise EndpointError(f"{name!r} must be a number from 0 to {high:g}")
-    return float(value)
 
 
 def _state(state: AdmissionState) -> Response:

@@ -40,7 +40,7 @@ from lgov_core.gateway.serving.attribution import Attribution, attribute
 from lgov_core.gateway.serving.capture import Capture, Exchange
 from lgov_core.gateway.serving.limits import retry_headers
 from lgov_core.gateway.serving.streaming import StreamedReply, as_lgov_error
-from lgov_core.gateway.upstream.reply import ReceivedBody, UpstreamRejection
+from lgov_core.gateway.upstream.received import ReceivedBody, UpstreamRejection
 
 ROLLOUT_PREFIX = "/rollout/{rollout_id}/attempt/{attempt}"
 
@@ -94,7 +94,7 @@ class ApiRoutes:
 
     def routes(self) -> list[Route]:
         """Every route of the model APIs."""
-        posts: list[tuple[str, Callable[[Request], Any]]] = [(api.path, partial(self._call, api)) for api in APIS]
+        posts: list[tuple[str, Callable[[Request], Any]]] = [(api.path, partial(self._post, api)) for api in APIS]
         posts += [("/messages/count_tokens", self.count_tokens), ("/embeddings", self.embeddings)]
         return [
             route
@@ -124,14 +124,19 @@ class ApiRoutes:
         body = read_json(await read_body(request, self._max_body))
         return who, body, self._engine_for(model_name(body))
 
-    async def call(self, path: str, request: Request) -> Response:
-        """Answers ``request`` as a ``POST`` to ``path``, which begins below ``/v1``, wherever it came in."""
-        return await self._call(next(api for api in APIS if api.path == path), request)
-
-    async def _call(self, api: Api, request: Request) -> Response:
+    async def _post(self, api: Api, request: Request) -> Response:
         """``POST`` of a model API."""
-        started_at = time.time()
         who, body, engine = await self._read(request)
+        return await self._call(api, who, body, engine)
+
+    async def call(self, path: str, request: Request, body: Mapping[str, Any]) -> Response:
+        """Answers ``body`` as a ``POST`` to ``path`` below ``/v1``; ``request`` says whose call it is."""
+        who = self._who(request, allow_unattributed=self._allow_unattributed)
+        api = next(api for api in APIS if api.path == path)
+        return await self._call(api, who, body, self._engine_for(model_name(body)))
+
+    async def _call(self, api: Api, who: Attribution, body: Mapping[str, Any], engine: Engine) -> Response:
+        started_at = time.time()
         if api.route in speaks(engine):
             if api is RESPONSES:
                 self._memory.check(body, who)

@@ -188,30 +188,22 @@ def check_admin_keys(keys: Sequence[str]) -> None:
 
 
 class AdminKeyFile:
-    """The admin keys in a file, one a line (empty lines and those that begin with # are none).
+    """The admin keys in a file, one a line (empty lines and those that begin with # are skipped).
 
-    Call it for the keys of the moment: a changed file counts from the next call on. Callable from any thread. Fails
-    closed: while the file cannot be read, can be read by other users or holds a bad key, there is no admin key. When it is
-    made, the same raises `EndpointError`.
+    Calling it reads the file. Callable from any thread. Fails closed: while the file cannot be read, can be read by other
+    users or holds a bad key, there is no admin key. The constructor raises `EndpointError` for such a file.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self._path = Path(path)
-        self._seen: tuple[int, ...] | None = None
-        self._keys: tuple[str, ...] = ()
-        self._keys = self._read()
+        self._read()
 
     def __call__(self) -> Sequence[str]:
         """The keys."""
         try:
-            about = self._path.stat()
-            seen = (about.st_mtime_ns, about.st_size, about.st_ino, about.st_mode)
-            if seen != self._seen:
-                self._keys = self._read()
-                self._seen = seen
+            return self._read()
         except (OSError, EndpointError):
-            self._keys, self._seen = (), None
-        return self._keys
+            return ()
 
     def _read(self) -> tuple[str, ...]:
         try:

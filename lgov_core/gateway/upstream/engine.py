@@ -20,7 +20,7 @@ from lgov_core.gateway.serving.attribution import caller
 from lgov_core.gateway.serving.metrics import Reading
 from lgov_core.gateway.upstream.address import check_key, check_url
 from lgov_core.gateway.upstream.pool import FAILURES, Replica, UpstreamPool
-from lgov_core.gateway.upstream.reply import ReceivedBody, UpstreamRejection
+from lgov_core.gateway.upstream.received import ReceivedBody, UpstreamRejection
 
 _UNKNOWN_FIELD = re.compile(
     r"unknown|unrecogni[sz]ed|unexpected|unsupported|not supported|extra (inputs?|fields?)", re.I

@@ -9,33 +9,17 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from lgov_core.errors import EndpointError, UpstreamError
 from lgov_core.gateway.engine.reply_codec import Generated, ReplyCodec, pieces_of
-from lgov_core.gateway.formats.request_fields import only_known, refuse
+from lgov_core.gateway.engine.supported_fields import check_fields
 from lgov_core.gateway.protocol import ChatRequest, Completion, StreamPiece
 from lgov_core.gateway.serving.attribution import caller
 from lgov_core.types import new_id
 
 if TYPE_CHECKING:
     from lgov_core.models import LanguageModel
-
-_WHOSE: Final = "this engine"
-_HONOURED: Final = (
-    "logprobs", "max_completion_tokens", "max_tokens", "messages", "model", "n", "return_token_ids", "seed", "stop",
-    "stream", "stream_options", "temperature", "tools", "top_p",
-)  # fmt: skip
-_IGNORED: Final = ("metadata", "prompt_cache_key", "safety_identifier", "service_tier", "store", "user")
-#: Accepted with the values that ask for nothing special.
-_NEUTRAL: Final = {
-    "frequency_penalty": (0,),
-    "parallel_tool_calls": (True,),
-    "presence_penalty": (0,),
-    "response_format": ({"type": "text"},),
-    "tool_choice": ("auto", "none"),
-    "top_logprobs": (0,),
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +81,7 @@ class TokenEngine:
 
     async def chat(self, request: ChatRequest) -> Completion:
         """The whole reply, of one choice or several, which are drawn side by side."""
-        _check(request)
+        check_fields(request, "this engine", grammars=False)
         prompt = self._codec.prompt(request)
         asked = TokenPrompt(
             prompt.ids,
@@ -115,7 +99,7 @@ class TokenEngine:
 
     async def count_tokens(self, request: ChatRequest) -> int:
         """How many tokens the prompt has. Raises `EndpointError` (400) for a conversation that is not text."""
-        _check(request)
+        check_fields(request, "this engine", grammars=False)
         return self._codec.count(request)
 
     async def stream(self, request: ChatRequest) -> AsyncIterator[StreamPiece]:
@@ -136,10 +120,3 @@ class TokenEngine:
             counts = f"{len(tokens.ids)} tokens and {len(tokens.logprobs)} log-probabilities"
             raise UpstreamError(f"the server of the weights answered with {counts}")
         return tokens
-
-
-def _check(request: ChatRequest) -> None:
-    """Raises `EndpointError` (400) naming the field for what cannot be honoured."""
-    for name, neutral in _NEUTRAL.items():
-        refuse(request.body, (name,), _WHOSE, unless={name: neutral})
-    only_known(request.body, {*_HONOURED, *_IGNORED, *_NEUTRAL}, _WHOSE)

@@ -1,21 +1,20 @@
-"""What the embedded engine can be asked for: everything else is refused, never dropped."""
+"""The request fields that engines with a tokenizer of their own honour: everything else is refused, never dropped."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from typing import Any
 
 from lgov_core.errors import EndpointError
 from lgov_core.gateway.formats.request_fields import only_known, refuse
 from lgov_core.gateway.protocol import ChatRequest
 
-_WHOSE: Final = "the embedded engine"
 _HONOURED = (
-    "logprobs", "max_completion_tokens", "max_tokens", "messages", "model", "n", "response_format", "return_token_ids",
-    "seed", "stop", "stream", "stream_options", "temperature", "tool_choice", "tools", "top_p",
+    "logprobs", "max_completion_tokens", "max_tokens", "messages", "model", "n", "return_token_ids", "seed", "stop",
+    "stream", "stream_options", "temperature", "tools", "top_p",
 )  # fmt: skip
-#: Of no effect on what the model reads and writes, here as with other servers: notes, caches, tiers, obfuscation.
-IGNORED = (
+#: Without effect on what the model reads and writes.
+_IGNORED = (
     "metadata", "prediction", "prompt_cache_key", "prompt_cache_retention", "safety_identifier", "service_tier", "store",
     "user",
 )  # fmt: skip
@@ -35,31 +34,31 @@ _NEUTRAL: Mapping[str, Sequence[Any]] = {
 _REFUSED = ("audio", "chat_template_kwargs", "function_call", "functions", "reasoning_effort", "web_search_options")
 
 
-def check_embedded(request: ChatRequest) -> None:
-    """Raises `EndpointError` (400) naming the field for what the embedded engine cannot honour.
+#: What a reply must look like, which an engine without grammars refuses.
+_FORMS: Mapping[str, Sequence[Any]] = {"response_format": ({"type": "text"},), "tool_choice": ("auto", "none")}
 
-    What replies must look like (``response_format``, ``tool_choice``) is read by `lgov_core.gateway.engine.reply_grammar`.
+
+def check_fields(request: ChatRequest, whose: str, *, grammars: bool) -> None:
+    """Raises `EndpointError` (400) naming the field for what the engine ``whose`` cannot honour.
+
+    With ``grammars``, ``response_format`` and ``tool_choice`` are read by `lgov_core.gateway.engine.reply_grammar`.
     ``strict`` of a tool is ignored where no call is demanded: arguments are then what the model wrote.
     """
     body = request.body
-    held = body.get("tool_choice") not in (None, "auto", "none") or body.get("response_format") not in (
-        None,
-        {},
-        {"type": "text"},
-    )
-    for name, neutral in _NEUTRAL.items():
+    demanded = any(body.get(name) not in (None, {}, *neutral) for name, neutral in _FORMS.items())
+    for name, neutral in {**_NEUTRAL, **({} if grammars else _FORMS)}.items():
         if name == "parallel_tool_calls" and body.get(name) is False and request.tools:
-            if held:
+            if grammars and demanded:
                 continue
             raise EndpointError(
-                f"'parallel_tool_calls' (False) is not supported by {_WHOSE} where no call is demanded",
+                f"'parallel_tool_calls' (False) is not supported by {whose} where no call is demanded",
                 hint="leave it out, or demand a call with 'tool_choice'",
             )
-        refuse(body, (name,), _WHOSE, unless={name: neutral})
-    refuse(body, _REFUSED, _WHOSE)
-    only_known(body, {*_HONOURED, *IGNORED, *_NEUTRAL, *_REFUSED}, _WHOSE)
+        refuse(body, (name,), whose, unless={name: neutral})
+    refuse(body, _REFUSED, whose)
+    only_known(body, {*_HONOURED, *_IGNORED, *_NEUTRAL, *_FORMS, *_REFUSED}, whose)
     for index, message in enumerate(request.messages):
         if message.get("reasoning_content") or message.get("reasoning"):
-            raise EndpointError(f"messages[{index}] has reasoning, which {_WHOSE} does not read")
+            raise EndpointError(f"messages[{index}] has reasoning, which {whose} does not read")
         if message.get("function_call"):
             raise EndpointError(f"messages[{index}] has a 'function_call'", hint="write it as 'tool_calls'")
