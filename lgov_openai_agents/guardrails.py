@@ -1,15 +1,13 @@
-"""The SDK's own guardrails, asked of a governor: for programs that put them on their agents and tools by hand.
+"""The SDK's own guardrails, answered by a governor: for programs that put them on their agents and tools by hand.
 
-Inside a run that is governed as a whole (`LgovRunner`, `instrument`) by the same governor they stand aside, since everything is
-judged there already.
+Inside a run that is governed as a whole (`LgovRunner`, `instrument`) by the same governor they do nothing, since everything
+is evaluated there already.
 """
 
 from __future__ import annotations
 
-import time
 import weakref
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from agents import (
     GuardrailFunctionOutput,
@@ -22,25 +20,17 @@ from agents import (
     ToolOutputGuardrailData,
 )
 
-from lgov_core.instrumentation import json_text, semconv
-from lgov_core.instrumentation.live_span import LiveSpan
-from lgov_core.types import Action, Decision, Effect, Point, ToolOutcome, new_id
+from lgov_core.instrumentation import Governor
+from lgov_core.instrumentation.tool_call import ToolCall, ToolReading
+from lgov_core.types import Action, Decision, Effect, Point
 from lgov_openai_agents.items import FRAMEWORK, arguments_of, as_list, as_mapping, new_user_positions, result_text
 from lgov_openai_agents.runs import agent_name, current_run
 
-if TYPE_CHECKING:
-    from lgov_core.instrumentation import Governor
-
 _NAME = "lgov"
 
-
-@dataclass(frozen=True, slots=True)
-class _Begun:
-    action: Action
-    decision: Decision
-    span: LiveSpan
-    started_at: float
-    clock: float
+_UNCHANGEABLE = (
+    "DENIED: a policy would run this call with other arguments, which a guardrail cannot do. It was not run."
+)
 
 
 class LgovToolGuardrails:
@@ -59,96 +49,60 @@ class LgovToolGuardrails:
         self.governor = governor
         self.before = ToolInputGuardrail[Any](self._before, _NAME)
         self.after = ToolOutputGuardrail[Any](self._after, _NAME)
-        self._begun: weakref.WeakKeyDictionary[Any, _Begun] = weakref.WeakKeyDictionary()
+        self._permitted: weakref.WeakKeyDictionary[Any, tuple[ToolCall, Decision]] = weakref.WeakKeyDictionary()
 
     async def _before(self, data: ToolInputGuardrailData) -> ToolGuardrailFunctionOutput:
         if current_run(self.governor) is not None:
             return ToolGuardrailFunctionOutput.allow()
         context = data.context
-        arguments = arguments_of(context.tool_arguments)
-        attributes = {
-            semconv.TOOL_NAME: context.qualified_tool_name,
-            semconv.TOOL_TYPE: "function",
-            semconv.TOOL_CALL_ID: context.tool_call_id,
-            semconv.AGENT_NAME: agent_name(data.agent),
-            semconv.FRAMEWORK: FRAMEWORK,
-            semconv.TOOL_ARGUMENTS: json_text(arguments),
-        }
-        span = LiveSpan(self.governor, semconv.EXECUTE_TOOL, context.qualified_tool_name, attributes)
         action = Action(
             Point.PRE_TOOL_CALL,
             name=context.qualified_tool_name,
-            arguments=arguments,
+            arguments=arguments_of(context.tool_arguments),
             agent=agent_name(data.agent),
             framework=FRAMEWORK,
             call_id=context.tool_call_id,
-            operation_id=new_id("op"),
             native=data,
-            span_id=span.span_id,
         )
-        decision = await self.governor.adecide(action)
-        begun = _Begun(action, decision, span, time.time(), time.perf_counter())
+        call = ToolCall(self.governor, action)
+        decision = await self.governor.adecide(call.action)
         if not decision.blocks and decision.arguments is None:
-            self._begun[context] = begun
+            self._permitted[context] = call, decision
             return ToolGuardrailFunctionOutput.allow()
-        await self._end(begun, "denied", None)
-        if decision.blocks and decision.abort:
-            return ToolGuardrailFunctionOutput.raise_exception(output_info=_info(decision))
-        told = decision.denial_message() if decision.blocks else _UNCHANGEABLE
-        return ToolGuardrailFunctionOutput.reject_content(told, output_info=_info(decision))
+        await self.governor.arecord(call.denied(decision))
+        return _output(decision, decision.denial_message() if decision.blocks else _UNCHANGEABLE)
 
     async def _after(self, data: ToolOutputGuardrailData) -> ToolGuardrailFunctionOutput:
-        begun = self._begun.pop(data.context, None)
-        if begun is None:
+        permitted = self._permitted.pop(data.context, None)
+        if permitted is None:
             return ToolGuardrailFunctionOutput.allow()
-        text = result_text(data.output)
-        await self._end(begun, "ok", text)
-        action = replace(begun.action, point=Point.POST_TOOL_CALL, text=text, native=data)
-        decision = await self.governor.adecide(action)
-        if decision.blocks and decision.abort:
-            return ToolGuardrailFunctionOutput.raise_exception(output_info=_info(decision))
-        if decision.blocks:
-            return ToolGuardrailFunctionOutput.reject_content(
-                decision.denial_message(after=True), output_info=_info(decision)
-            )
-        if decision.text is not None:
-            return ToolGuardrailFunctionOutput.reject_content(decision.text, output_info=_info(decision))
+        call, decision = permitted
+        reading = ToolReading(result_text(data.output))
+        outcome = call.returned(decision, reading)
+        call.finish(outcome)
+        await self.governor.arecord(outcome)
+        decision = await self.governor.adecide(call.result_action(reading, data))
+        return _output(decision, decision.denial_message(after=True) if decision.blocks else decision.text)
+
+
+def _output(decision: Decision, text: str | None) -> ToolGuardrailFunctionOutput:
+    """The answer of a tool's guardrail; the model reads ``text`` instead of the tool's result."""
+    if decision.blocks and decision.abort:
+        return ToolGuardrailFunctionOutput.raise_exception(output_info=_info(decision))
+    if text is None:
         return ToolGuardrailFunctionOutput.allow()
-
-    async def _end(self, begun: _Begun, status: Any, result: str | None) -> None:
-        duration = 0.0 if status == "denied" else time.perf_counter() - begun.clock
-        begun.span.set(
-            {
-                semconv.TOOL_STATUS: status,
-                semconv.TOOL_RESULT: result,
-                semconv.DECISION_ID: begun.decision.decision_id,
-            }
-        )
-        begun.span.end(None if status == "ok" else status)
-        await self.governor.arecord(
-            ToolOutcome(
-                begun.action,
-                status,
-                result=result,
-                decision=begun.decision,
-                started_at=begun.started_at,
-                duration_s=duration,
-            )
-        )
-
-
-_UNCHANGEABLE = "DENIED: a policy would run this call with other arguments, which cannot be done here. It was not run."
+    return ToolGuardrailFunctionOutput.reject_content(text, output_info=_info(decision))
 
 
 def lgov_input_guardrail(governor: Governor) -> InputGuardrail[Any]:
-    """A guardrail for ``Agent(input_guardrails=[...])`` that judges what the user said before anything happens.
+    """A guardrail for ``Agent(input_guardrails=[...])`` that evaluates what the user said before anything happens.
 
     It blocks: by the SDK's default a guardrail runs beside the agent, whose first tools have then acted before it trips.
     The SDK asks only those of the first agent. A denial (or a change, which a guardrail cannot make) raises the SDK's
     ``InputGuardrailTripwireTriggered``. Fails closed.
     """
 
-    async def judge(context: Any, agent: Any, given: Any) -> GuardrailFunctionOutput:
+    async def evaluate(context: Any, agent: Any, given: Any) -> GuardrailFunctionOutput:
         if current_run(governor) is not None:
             return GuardrailFunctionOutput(output_info=None, tripwire_triggered=False)
         listed = as_list(given)
@@ -159,24 +113,24 @@ def lgov_input_guardrail(governor: Governor) -> InputGuardrail[Any]:
                 return GuardrailFunctionOutput(output_info=_info(decision), tripwire_triggered=True)
         return GuardrailFunctionOutput(output_info=None, tripwire_triggered=False)
 
-    return InputGuardrail(judge, _NAME, run_in_parallel=False)
+    return InputGuardrail(evaluate, _NAME, run_in_parallel=False)
 
 
 def lgov_output_guardrail(governor: Governor) -> OutputGuardrail[Any]:
-    """A guardrail for ``Agent(output_guardrails=[...])`` that judges the final answer before the caller gets it.
+    """A guardrail for ``Agent(output_guardrails=[...])`` that evaluates the final answer before the caller gets it.
 
     A denial (or a change, which a guardrail cannot make) raises the SDK's ``OutputGuardrailTripwireTriggered``. Fails
     closed.
     """
 
-    async def judge(context: Any, agent: Any, answer: Any) -> GuardrailFunctionOutput:
+    async def evaluate(context: Any, agent: Any, answer: Any) -> GuardrailFunctionOutput:
         if current_run(governor) is not None:
             return GuardrailFunctionOutput(output_info=None, tripwire_triggered=False)
         decision = await governor.adecide(_text_action(Point.OUTPUT, agent, result_text(answer), context))
         denied = decision.effect >= Effect.TRANSFORM
         return GuardrailFunctionOutput(output_info=_info(decision) if denied else None, tripwire_triggered=denied)
 
-    return OutputGuardrail(judge, _NAME)
+    return OutputGuardrail(evaluate, _NAME)
 
 
 def _text_action(point: Point, agent: Any, text: str, native: Any) -> Action:
@@ -185,7 +139,7 @@ def _text_action(point: Point, agent: Any, text: str, native: Any) -> Action:
 
 
 def _info(decision: Decision) -> dict[str, Any]:
-    """What stands in the SDK's guardrail result."""
+    """The decision in the SDK's guardrail result."""
     return {
         "policy": decision.policy,
         "rule": decision.rule,

@@ -1,9 +1,9 @@
-"""Tools that run at the provider: they can only be kept out of the request."""
+"""Hosted tools, which run at the provider: a denied one is left out of the request."""
 
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from agents import (
     CodeInterpreterTool,
@@ -14,18 +14,16 @@ from agents import (
     WebSearchTool,
 )
 
+from lgov_core.instrumentation import Governor
 from lgov_core.types import Action, Point, ToolOutcome
 from lgov_openai_agents.items import FRAMEWORK
-
-if TYPE_CHECKING:
-    from lgov_core.instrumentation import Governor
-    from lgov_openai_agents.model_calls import ModelRequest
+from lgov_openai_agents.model_request import ModelRequest
 
 _HOSTED = (CodeInterpreterTool, FileSearchTool, HostedMCPTool, ImageGenerationTool, WebSearchTool)
 
 
 def hosted_action(tool: Any) -> Action | None:
-    """That ``tool`` may run at the provider, as an action; None for a tool that runs here."""
+    """The action of offering ``tool``, which runs at the provider; None for a tool that runs here."""
     if isinstance(tool, HostedMCPTool):
         config: Any = tool.tool_config
         arguments = {
@@ -37,35 +35,32 @@ def hosted_action(tool: Any) -> Action | None:
     return None
 
 
-async def judge_hosted_tools(
+async def without_denied_tools(
     governor: Governor, request: ModelRequest, agent: str | None, span_id: str | None
 ) -> ModelRequest:
     """``request`` without the hosted tools that the policies deny, and with instructions that say so."""
     kept: list[Any] = []
-    told: list[str] = []
+    denials: list[str] = []
     gone: set[Any] = set()
     for tool in request.tools:
         action = hosted_action(tool)
-        if action is None:
-            kept.append(tool)
-            continue
-        action = replace(action, agent=agent, framework=FRAMEWORK, span_id=span_id)
-        decision = await governor.adecide(action)
-        if decision.blocks:
-            await governor.arecord(ToolOutcome(action, "denied", decision=decision))
-            told.append(f"{tool.name}: {decision.denial_message()}")
-            gone |= _choices_of(tool)
-        else:
-            kept.append(tool)
-    if not told:
+        if action is not None:
+            action = replace(action, agent=agent, framework=FRAMEWORK, span_id=span_id)
+            decision = await governor.adecide(action)
+            if decision.blocks:
+                await governor.arecord(ToolOutcome(action, "denied", decision=decision))
+                denials.append(f"{tool.name}: {decision.denial_message()}")
+                gone |= _choices_of(tool)
+                continue
+        kept.append(tool)
+    if not denials:
         return request
-    instructions = "\n".join([request.system_instructions or "", *told]).strip()
-    settings = request.model_settings
-    choice = getattr(settings, "tool_choice", None)
+    instructions = "\n".join([request.system_instructions or "", *denials]).strip()
+    choice = getattr(request.model_settings, "tool_choice", None)
     # A server refuses a choice of what it is not offered.
     if getattr(choice, "server_label", choice) in gone or (choice == "required" and not kept and not request.handoffs):
-        settings = replace(settings, tool_choice=None)
-    return replace(request, tools=kept, system_instructions=instructions, model_settings=settings)
+        request = request.without_choice()
+    return replace(request, tools=kept, system_instructions=instructions)
 
 
 def _choices_of(tool: Any) -> set[Any]:

@@ -1,4 +1,4 @@
-"""The callables of tools, governed: each looks like the one it stands for and is judged when it is called."""
+"""The callables of tools, governed: each can be used like the one that it replaces."""
 
 from __future__ import annotations
 
@@ -6,52 +6,54 @@ import contextvars
 import copy
 import inspect
 from collections.abc import Awaitable, Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from agents import ApplyPatchTool, CustomTool, FunctionTool, LocalShellTool, ShellTool
+from agents.editor import ApplyPatchResult
 from agents.tool import ShellCallOutcome, ShellCommandOutput, ShellResult
 
-from lgov_openai_agents.tools import govern_act, govern_function
+from lgov_core.instrumentation import Governor
+from lgov_core.instrumentation.tool_call import ToolReading
+from lgov_openai_agents._internals import Invoke, bind, observe_errors
+from lgov_openai_agents.items import result_text
+from lgov_openai_agents.tools import Act, awaited, govern_act, govern_function, note_error
 
-if TYPE_CHECKING:
-    from lgov_core.instrumentation import Governor
-
-GovernorOf = Callable[[], "Governor | None"]
+GovernorOf = Callable[[], Governor | None]
 
 
 class GovernedInvoker:
-    """``FunctionTool.on_invoke_tool`` of ``tool``, governed by whoever ``acting`` answers; by nobody while it answers None.
+    """``FunctionTool.on_invoke_tool`` of ``tool``, governed by what ``acting`` returns; not governed while that is None.
 
-    The SDK looks closely at this callable (its class, its signature, what it can prepare), so everything but the call
-    itself is that of ``inner``.
+    The SDK looks at this callable's class, signature and methods, so everything but the call itself is that of ``inner``.
+    With ``keeps`` a copy of the tool is governed too.
     """
 
-    #: The class of what it stands for: the SDK asks ``isinstance``, at every call. It stands in each instance.
-    __class__ = None  # type: ignore[assignment]  # without a type here, which would be an annotation of each instance
-
     def __init__(self, tool: FunctionTool, inner: Any, acting: GovernorOf, *, keeps: bool = False) -> None:
-        self.__dict__.update(
-            __class__=type(inner), lgov_tool=tool, lgov_inner=inner, lgov_acting=acting, lgov_keeps=keeps
-        )
+        self.lgov_tool = tool
+        self.lgov_inner = inner
+        self.lgov_acting = acting
+        self.lgov_keeps = keeps
+        self.lgov_invoke: Invoke | None = None
+
+    @property
+    def __class__(self) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
+        """That of ``inner``: the SDK asks ``isinstance``."""
+        return type(self.lgov_inner)
 
     @property
     def __signature__(self) -> inspect.Signature:
-        found: inspect.Signature | None = self.__dict__.get("lgov_signature")
-        if found is None:  # the SDK asks at every call
-            try:
-                found = self.__dict__["lgov_signature"] = inspect.signature(self.__dict__["lgov_inner"])
-            except (TypeError, ValueError) as error:
-                raise AttributeError("__signature__") from error
-        return found
+        try:
+            return inspect.signature(self.lgov_inner)
+        except (TypeError, ValueError) as error:
+            raise AttributeError("__signature__") from error
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self.__dict__["lgov_inner"], name)
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        setattr(self.__dict__["lgov_inner"], name, value)
+        if name == "lgov_inner":  # a copy that is being made has no attributes yet
+            raise AttributeError(name)
+        return getattr(self.lgov_inner, name)
 
     def __repr__(self) -> str:
-        return repr(self.__dict__["lgov_inner"])
+        return repr(self.lgov_inner)
 
     def __copy__(self) -> Any:
         return self
@@ -60,196 +62,161 @@ class GovernedInvoker:
         return self
 
     def __agents_bind_function_tool__(self, tool: FunctionTool) -> Any:
-        """What a copy of the tool gets: the SDK asks for it whenever it makes one."""
-        bind: Any = getattr(self.__dict__["lgov_inner"], "__agents_bind_function_tool__", None)
-        inner = bind(tool) if callable(bind) else self.__dict__["lgov_inner"]
-        if not self.__dict__["lgov_keeps"]:
-            return inner
-        return GovernedInvoker(tool, inner, self.__dict__["lgov_acting"], keeps=True)
+        """The callable of a copy of the tool: the SDK asks for it whenever it makes one."""
+        inner = bind(self.lgov_inner, tool)
+        return GovernedInvoker(tool, inner, self.lgov_acting, keeps=True) if self.lgov_keeps else inner
 
     def __call__(self, context: Any, raw: str) -> Awaitable[Any]:
         """One governed call."""
-        kept = self.__dict__
-        governor = kept["lgov_acting"]()
+        governor = self.lgov_acting()
         if governor is None:
-            return kept["lgov_inner"](context, raw)
-        return govern_function(governor, kept["lgov_tool"], kept["lgov_inner"], context, raw)
+            return self.lgov_inner(context, raw)
+        if self.lgov_invoke is None:
+            self.lgov_invoke = observe_errors(self.lgov_tool, self.lgov_inner, note_error)
+        return govern_function(governor, self.lgov_tool, self.lgov_invoke, context, raw)
 
 
 def is_governed(invoker: Any) -> bool:
-    """Whether ``invoker`` is a `GovernedInvoker`, whatever it says of its class."""
+    """Whether ``invoker`` is a `GovernedInvoker`, although it says that it is of another class."""
     return type(invoker) is GovernedInvoker
 
 
-def governed_custom(tool: Any, inner: Any, acting: GovernorOf) -> Any:
-    """``CustomTool.on_invoke_tool``, governed; its one text is the argument ``input``."""
+# ---------------------------------------------------------------------- custom, shell and patch tools
 
-    async def on_invoke_tool(context: Any, given: str) -> Any:
+#: Describes a call of a tool: from the tool, its own callable, and the arguments of that.
+Describe = Callable[..., Act]
+
+
+def _governed(describe: Describe, tool: Any, inner: Any, acting: GovernorOf) -> Callable[..., Any]:
+    async def call(*args: Any) -> Any:
         governor = acting()
         if governor is None:
-            return inner(context, given)
-        return await govern_act(
-            governor,
-            name=tool.name,
-            kind="function",
-            arguments={"input": given},
-            call_id=getattr(context, "tool_call_id", None),
-            context=context,
-            run=lambda arguments: inner(context, arguments["input"]),
-            refuse=lambda told: told,
-        )
-
-    async def call(context: Any, given: str) -> Any:
-        result = await on_invoke_tool(context, given)
-        return await result if inspect.isawaitable(result) else result
+            return await awaited(inner(*args))
+        return await govern_act(governor, describe(tool, inner, *args))
 
     return call
 
 
-def governed_shell(tool: Any, inner: Any, acting: GovernorOf) -> Any:
-    """``ShellTool.executor``, governed; its commands are the argument ``command``, a line each."""
+def _custom(tool: Any, inner: Any, context: Any, text: str) -> Act:
+    def run(arguments: Mapping[str, Any]) -> Any:
+        return inner(context, arguments["input"])
 
-    async def executor(request: Any) -> Any:
-        governor = acting()
-        if governor is None:
-            result = inner(request)
-            return await result if inspect.isawaitable(result) else result
-        action = request.data.action
-        command = "\n".join(action.commands)
-
-        def run(arguments: Mapping[str, Any]) -> Any:
-            if arguments["command"] != command:
-                action.commands = [arguments["command"]]
-            return inner(request)
-
-        def refuse(told: str) -> ShellResult:
-            outcome = ShellCallOutcome(type="exit", exit_code=126)
-            return ShellResult(output=[ShellCommandOutput(stderr=told, outcome=outcome)])
-
-        def rewrite(result: Any, text: str) -> Any:
-            return ShellResult(output=[ShellCommandOutput(stdout=text)]) if isinstance(result, ShellResult) else text
-
-        return await govern_act(
-            governor,
-            name=tool.name,
-            kind="shell",
-            arguments={"command": command},
-            call_id=request.data.call_id,
-            context=request.ctx_wrapper,
-            run=run,
-            refuse=refuse,
-            rewrite=rewrite,
-        )
-
-    return executor
+    call_id = getattr(context, "tool_call_id", None)
+    return Act(tool.name, "function", {"input": text}, call_id, context, run, _read)
 
 
-def governed_local_shell(tool: Any, inner: Any, acting: GovernorOf) -> Any:
-    """``LocalShellTool.executor``, governed; its command is a list of words."""
+def _shell(tool: Any, inner: Any, request: Any) -> Act:
+    action = request.data.action
+    command = "\n".join(action.commands)
 
-    async def executor(request: Any) -> Any:
-        governor = acting()
-        if governor is None:
-            result = inner(request)
-            return await result if inspect.isawaitable(result) else result
-        action = request.data.action
-        given = {"command": list(action.command), "working_directory": action.working_directory}
+    def run(arguments: Mapping[str, Any]) -> Any:
+        if arguments["command"] != command:
+            action.commands = [arguments["command"]]
+        return inner(request)
 
-        def run(arguments: Mapping[str, Any]) -> Any:
-            if arguments["command"] != given["command"]:
-                wanted = arguments["command"]
-                action.command = [wanted] if isinstance(wanted, str) else list(wanted)
-            return inner(request)
+    def denied(text: str) -> ShellResult:
+        outcome = ShellCallOutcome(type="exit", exit_code=126)
+        return ShellResult(output=[ShellCommandOutput(stderr=text, outcome=outcome)])
 
-        return await govern_act(
-            governor,
-            name=tool.name,
-            kind="shell",
-            arguments={key: value for key, value in given.items() if value is not None},
-            call_id=request.data.call_id,
-            context=request.ctx_wrapper,
-            run=run,
-            refuse=lambda told: told,
-        )
+    def rewritten(result: Any, text: str) -> Any:
+        return ShellResult(output=[ShellCommandOutput(stdout=text)]) if isinstance(result, ShellResult) else text
 
-    return executor
+    context, call_id = request.ctx_wrapper, request.data.call_id
+    return Act(tool.name, "shell", {"command": command}, call_id, context, run, _read, denied, rewritten)
 
 
-#: The id of the ``apply_patch`` call whose operations run: the SDK gives it to the approval only.
-PATCH_CALL: contextvars.ContextVar[str | None] = contextvars.ContextVar("lgov_patch_call", default=None)
+def _local_shell(tool: Any, inner: Any, request: Any) -> Act:
+    action = request.data.action
+    given = {"command": list(action.command), "working_directory": action.working_directory}
+    arguments = {key: value for key, value in given.items() if value is not None}
+
+    def run(permitted: Mapping[str, Any]) -> Any:
+        command = permitted["command"]
+        if command != given["command"]:
+            action.command = [command] if isinstance(command, str) else list(command)
+        return inner(request)
+
+    return Act(tool.name, "shell", arguments, request.data.call_id, request.ctx_wrapper, run, _read)
+
+
+def _patch(tool: Any, method: Any, operation: Any) -> Act:
+    given = {name: getattr(operation, name, None) for name in ("type", "path", "diff", "move_to")}
+    arguments = {name: value for name, value in given.items() if value is not None}
+
+    def run(permitted: Mapping[str, Any]) -> Any:
+        for name, value in permitted.items():
+            if given.get(name) != value and name != "type":
+                setattr(operation, name, value)
+        return method(operation)
+
+    def denied(text: str) -> ApplyPatchResult:
+        return ApplyPatchResult(status="failed", output=text)
+
+    def rewritten(result: Any, text: str) -> ApplyPatchResult:
+        return ApplyPatchResult(status=getattr(result, "status", None), output=text)
+
+    call_id = _PATCH_CALL.get()
+    return Act(tool.name, "function", arguments, call_id, operation.ctx_wrapper, run, _read, denied, rewritten)
+
+
+def _read(result: Any) -> ToolReading:
+    output = getattr(result, "output", result)
+    if isinstance(output, list):
+        parts = [(getattr(one, "stdout", ""), getattr(one, "stderr", "")) for one in output]
+        text = "\n".join("\n".join(filter(None, part)) for part in parts)
+        timed_out = any(getattr(one, "status", "") == "timeout" for one in output)
+        return ToolReading(text, "timeout" if timed_out else "ok", "timeout" if timed_out else None)
+    text = result_text(output) if output is not None else ""
+    failed = getattr(result, "status", None) == "failed"
+    return ToolReading(text, "error" if failed else "ok", "failed" if failed else None)
 
 
 class GovernedEditor:
-    """``ApplyPatchTool.editor``, governed: each operation is an act of its own."""
+    """``ApplyPatchTool.editor``, governed: each operation is an act."""
 
     def __init__(self, tool: Any, inner: Any, acting: GovernorOf) -> None:
-        self._tool = tool
-        self._inner = inner
-        self._acting = acting
+        self.inner = inner
+        for name in {"create_file", "update_file", "delete_file"} & set(dir(inner)):
+            setattr(self, name, _governed(_patch, tool, getattr(inner, name), acting))
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self.__dict__["_inner"], name)
-
-    async def create_file(self, operation: Any) -> Any:
-        """Creates a file, if it may."""
-        return await self._govern("create_file", operation)
-
-    async def update_file(self, operation: Any) -> Any:
-        """Changes a file, if it may."""
-        return await self._govern("update_file", operation)
-
-    async def delete_file(self, operation: Any) -> Any:
-        """Deletes a file, if it may."""
-        return await self._govern("delete_file", operation)
-
-    async def _govern(self, method: str, operation: Any) -> Any:
-        from agents.editor import ApplyPatchResult
-
-        act: Any = getattr(self._inner, method)
-        governor = self._acting()
-        if governor is None:
-            result = act(operation)
-            return await result if inspect.isawaitable(result) else result
-        given = {name: getattr(operation, name, None) for name in ("type", "path", "diff", "move_to")}
-        given = {name: value for name, value in given.items() if value is not None}
-
-        def run(arguments: Mapping[str, Any]) -> Any:
-            for name, value in arguments.items():
-                if given.get(name) != value and name != "type":
-                    setattr(operation, name, value)
-            return act(operation)
-
-        def rewrite(result: Any, text: str) -> ApplyPatchResult:
-            return ApplyPatchResult(status=getattr(result, "status", None), output=text)
-
-        return await govern_act(
-            governor,
-            name=self._tool.name,
-            kind="function",
-            arguments=given,
-            call_id=PATCH_CALL.get(),
-            context=operation.ctx_wrapper,
-            run=run,
-            refuse=lambda told: ApplyPatchResult(status="failed", output=told),
-            rewrite=rewrite,
-        )
+        return getattr(self.__dict__["inner"], name)
 
 
-def patch_approval(tool: Any, inner: Any, acting: GovernorOf) -> Any:
-    """``ApplyPatchTool.needs_approval``, which is the only place where the SDK says which call an operation belongs to."""
+#: The id of the ``apply_patch`` call whose operations run: the SDK gives it to the approval only.
+_PATCH_CALL: contextvars.ContextVar[str | None] = contextvars.ContextVar("lgov_patch_call", default=None)
+
+
+def _patch_approval(tool: Any, inner: Any, acting: GovernorOf) -> Any:
+    """``ApplyPatchTool.needs_approval``, which notes the id of the call."""
 
     async def needs_approval(context: Any, operation: Any, call_id: str) -> bool:
-        PATCH_CALL.set(call_id)
-        if not callable(inner):
-            return bool(inner)
-        needed: Any = inner(context, operation, call_id)
-        return bool(await needed if inspect.isawaitable(needed) else needed)
+        _PATCH_CALL.set(call_id)
+        return bool(await awaited(inner(context, operation, call_id)) if callable(inner) else inner)
 
     return needs_approval
 
 
+def _governed_invoker(tool: Any, inner: Any, acting: GovernorOf) -> Any:
+    return inner if is_governed(inner) else GovernedInvoker(tool, inner, acting)
+
+
+def _by(describe: Describe) -> Callable[[Any, Any, GovernorOf], Any]:
+    return lambda tool, inner, acting: _governed(describe, tool, inner, acting)
+
+
+#: The fields of tools that hold callables, and what governs each.
+FIELDS: Mapping[type, Mapping[str, Callable[[Any, Any, GovernorOf], Any]]] = {
+    FunctionTool: {"on_invoke_tool": _governed_invoker},
+    CustomTool: {"on_invoke_tool": _by(_custom)},
+    ShellTool: {"executor": _by(_shell)},
+    LocalShellTool: {"executor": _by(_local_shell)},
+    ApplyPatchTool: {"editor": GovernedEditor, "needs_approval": _patch_approval},
+}
+
+
 def governed_tool(tool: Any, governor: Governor) -> Any:
-    """A copy of ``tool`` whose calls are governed by ``governor``; tools that run elsewhere are given back as they are.
+    """A copy of ``tool`` whose calls are governed by ``governor``; a tool that runs elsewhere is returned as it is.
 
     The calls of those (hosted tools, computers) are governed with the model's.
     """
@@ -259,32 +226,17 @@ def governed_tool(tool: Any, governor: Governor) -> Any:
 
     if isinstance(tool, FunctionTool):
         stored = vars(tool)["on_invoke_tool"]
-        if is_governed(stored) and stored.__dict__["lgov_acting"]() is governor:
+        if is_governed(stored) and stored.lgov_acting() is governor:
             return tool
-        twin = copy.copy(tool)
-        twin.on_invoke_tool = GovernedInvoker(twin, vars(twin)["on_invoke_tool"], acting, keeps=True)
-        return twin
-    if getattr(tool, "lgov_governor", None) is governor:
+        copied = copy.copy(tool)
+        copied.on_invoke_tool = GovernedInvoker(copied, vars(copied)["on_invoke_tool"], acting, keeps=True)
+        return copied
+    fields = next((fields for cls, fields in FIELDS.items() if isinstance(tool, cls)), {})
+    stored = {name: vars(tool)[name] for name in fields if vars(tool).get(name) is not None}
+    if not stored or getattr(tool, "lgov_governor", None) is governor:
         return tool
-    if isinstance(tool, CustomTool):
-        twin = _marked(tool, governor)
-        twin.on_invoke_tool = governed_custom(twin, vars(tool)["on_invoke_tool"], acting)
-    elif isinstance(tool, ShellTool) and vars(tool)["executor"] is not None:
-        twin = _marked(tool, governor)
-        twin.executor = governed_shell(twin, vars(tool)["executor"], acting)
-    elif isinstance(tool, LocalShellTool):
-        twin = _marked(tool, governor)
-        twin.executor = governed_local_shell(twin, vars(tool)["executor"], acting)
-    elif isinstance(tool, ApplyPatchTool):
-        twin = _marked(tool, governor)
-        twin.editor = GovernedEditor(twin, vars(tool)["editor"], acting)
-        twin.needs_approval = patch_approval(twin, vars(tool)["needs_approval"], acting)
-    else:
-        return tool
-    return twin
-
-
-def _marked(tool: Any, governor: Governor) -> Any:
-    twin = copy.copy(tool)
-    twin.__dict__["lgov_governor"] = governor
-    return twin
+    copied = copy.copy(tool)
+    copied.lgov_governor = governor
+    for name, inner in stored.items():
+        setattr(copied, name, fields[name](copied, inner, acting))
+    return copied

@@ -1,4 +1,4 @@
-"""The SDK's items and tool calls as lgov sees them, and back. Pure functions; nothing here decides anything."""
+"""Translates the SDK's items and tool calls to mappings that policies read, and back. Pure functions."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from lgov_core.types import Decision, new_id
 
 FRAMEWORK = "openai-agents"
 
-#: Under which name arguments are judged that are one text and no JSON object.
+#: The name of the argument for a text that is not a JSON object.
 SINGLE = "input"
 
 #: What the SDK writes where the endpoint gave no id.
@@ -34,8 +34,7 @@ def as_list(given: str | Sequence[TResponseInputItem]) -> list[Any]:
 
 def as_mapping(item: Any) -> dict[str, Any]:
     """An item as ``role`` and ``content`` (its text), with the tool call it is or answers."""
-    if type(item) is not dict:
-        item = _plain(item)
+    item = _plain(item)
     kind = item.get("type")
     if kind == "function_call":
         call = {"id": item.get("call_id"), "name": item.get("name"), "args": arguments_of(item.get("arguments"))}
@@ -46,66 +45,6 @@ def as_mapping(item: Any) -> dict[str, Any]:
         return {"role": item["role"], "content": text_of(item.get("content"))}
     role = "tool" if str(kind).endswith("_output") else "assistant"
     return {"role": role, "content": json_text(item)}
-
-
-class SentText:
-    """The JSON of what a run has sent, so that a later request, which begins with the same items, writes only its own.
-
-    ``items`` are copies of the items as they were, and ``text`` is what they look like.
-    """
-
-    __slots__ = ("items", "text")
-
-    def __init__(self, items: list[Any], text: str) -> None:
-        self.items = items
-        self.text = text
-
-
-def messages_text(
-    instructions: str | None, given: str | Sequence[TResponseInputItem], before: SentText | None = None
-) -> tuple[str, SentText | None]:
-    """What is sent, as the JSON of a list of mappings (`as_mapping`), and what to give as ``before`` the next time."""
-    fresh = as_list(given)
-    known: list[Any] = []
-    texts: list[str] = []
-    if before is not None and before.items and fresh[: len(before.items)] == before.items:
-        known = before.items
-        fresh = fresh[len(known) :]
-        texts.append(before.text)
-    for item in fresh:
-        texts.append(json_text(as_mapping(item)))
-    text = ", ".join(texts)
-    copies = _copies(fresh)
-    after = before if copies is None else SentText(known + copies, text)
-    if instructions:
-        texts.insert(0, json_text({"role": "system", "content": instructions}))
-        text = ", ".join(texts)
-    return f"[{text}]", after
-
-
-_TEXTS = frozenset({str, type(None)})
-
-
-def _copies(items: list[Any]) -> list[Any] | None:
-    """Copies that what is done to ``items`` does not reach, or None where one is not made of texts alone.
-
-    Of numbers Python takes some for the same that JSON writes in different ways.
-    """
-    try:
-        return [_copy(item) for item in items]
-    except (TypeError, RecursionError):
-        return None
-
-
-def _copy(part: Any) -> Any:
-    kind = type(part)
-    if kind is dict:
-        if _TEXTS.issuperset(map(type, part.values())):
-            return part.copy()
-        return {name: value if type(value) in _TEXTS else _copy(value) for name, value in part.items()}
-    if kind is list:
-        return [value if type(value) in _TEXTS else _copy(value) for value in part]
-    raise TypeError
 
 
 def text_of(content: Any) -> str:
@@ -127,7 +66,7 @@ def text_of(content: Any) -> str:
 
 
 def new_user_positions(items: Sequence[Any]) -> list[int]:
-    """Where in ``items`` the user's messages at the end are: what was said since the agent last did anything."""
+    """The positions of the user's messages at the end of ``items``, since the agent last did anything."""
     found: list[int] = []
     for position in range(len(items) - 1, -1, -1):
         if not is_user_message(items[position]):
@@ -136,8 +75,8 @@ def new_user_positions(items: Sequence[Any]) -> list[int]:
     return found[::-1]
 
 
-def said_before(items: Sequence[Any]) -> list[tuple[int, str, str | None]]:
-    """Where the user's messages are, their texts, and what the agent answered, if it answered in words."""
+def user_messages(items: Sequence[Any]) -> list[tuple[int, str, str | None]]:
+    """The position and text of each message of the user, and the text that the agent answered, if it did."""
     found: list[tuple[int, str, str | None]] = []
     answer: str | None = None
     for position in range(len(items) - 1, -1, -1):
@@ -182,7 +121,7 @@ def with_messages(
     """Instructions and items with the messages of a transform; a message that it left alone stays the item it was.
 
     Where only texts and the arguments of calls were changed, everything else of an item stays. None where it cannot be
-    told which item a message is to be.
+    decided which item a message is to be.
     """
     originals: list[Any] = ([{"role": "system", "content": instructions}] if instructions else []) + list(items)
     result: list[Any] = []
@@ -199,7 +138,7 @@ def with_messages(
 
 
 def _reworded(item: Any, mapping: Mapping[str, Any]) -> Any:
-    """The item as ``mapping`` has it; None where that is not this item with another text or other arguments."""
+    """The item with the text or arguments of ``mapping``; None where more than those differ."""
     before = as_mapping(item)
     if before == mapping:
         return item
@@ -214,7 +153,7 @@ def _reworded(item: Any, mapping: Mapping[str, Any]) -> Any:
     text = str(mapping["content"])
     if "role" in plain or plain.get("type") == "function_call_output":
         return with_text(plain, text)
-    try:  # its text is all of it, as JSON
+    try:  # the text of any other item is its JSON
         found = json.loads(text)
     except ValueError:
         return None
@@ -242,7 +181,7 @@ def _of_the_same_reply(item: Mapping[str, Any]) -> bool:
 
 
 def _plain(item: Any) -> Mapping[str, Any]:
-    if type(item) is dict or isinstance(item, Mapping):
+    if isinstance(item, Mapping):
         return cast("Mapping[str, Any]", item)
     dump: Any = getattr(item, "model_dump", None)
     return dump(exclude_none=True) if dump is not None else {}
@@ -252,7 +191,7 @@ def _plain(item: Any) -> Mapping[str, Any]:
 
 
 def arguments_of(raw: Any) -> dict[str, Any]:
-    """A call's arguments text as a mapping; a text that is no JSON object is the argument `SINGLE`."""
+    """A call's arguments text as a mapping; a text that is not a JSON object is the argument `SINGLE`."""
     if isinstance(raw, Mapping):
         return dict(raw)
     if not raw:
@@ -310,7 +249,7 @@ def _other_call(item: Any) -> dict[str, Any] | None:
 
 
 def response_id_of(response: ModelResponse) -> str | None:
-    """The id that the endpoint gave to the reply: of the response itself, or noted on its items (chat completions)."""
+    """The id that the endpoint gave to the reply; for chat completions the SDK notes it on the items."""
     for item in response.output:
         noted = getattr(item, "provider_data", None)
         if isinstance(noted, Mapping) and isinstance(found := noted.get("response_id"), str) and found not in _NO_ID:
@@ -320,7 +259,7 @@ def response_id_of(response: ModelResponse) -> str | None:
 
 
 def proposes_calls(response: ModelResponse) -> bool:
-    """Whether the reply asks for anything to be done by the program, so that it is not the final answer."""
+    """Whether the reply asks the program to do anything, so that it is not the final answer."""
     return any(str(getattr(item, "type", "")).endswith(("_call", "_request")) for item in response.output)
 
 
@@ -333,12 +272,12 @@ def message(text: str) -> ResponseOutputMessage:
     return ResponseOutputMessage(id=new_id("msg"), type="message", role="assistant", status="completed", content=[part])
 
 
-def denial_reply(decision: Decision, instead_of: ModelResponse | None = None, *, after: bool = False) -> ModelResponse:
+def denial_reply(decision: Decision, instead_of: ModelResponse | None = None) -> ModelResponse:
     """The denial in place of a model's reply; it proposes no calls."""
-    said = message(decision.denial_message(after=after))
+    output: list[Any] = [message(decision.denial_message())]
     if instead_of is None:
-        return ModelResponse(output=[said], usage=Usage(), response_id=None)
-    return replace(instead_of, output=[said])
+        return ModelResponse(output=output, usage=Usage(), response_id=None)
+    return replace(instead_of, output=output)
 
 
 def with_reply_text(response: ModelResponse, text: str) -> ModelResponse:
@@ -358,7 +297,7 @@ def with_reply_text(response: ModelResponse, text: str) -> ModelResponse:
 
 
 def result_text(result: Any) -> str:
-    """What a tool returned, as the model will read it."""
+    """A tool's return value as the model will read it."""
     if isinstance(result, str):
         return result
     return text_of(result) if _has_text(result) else str(result)

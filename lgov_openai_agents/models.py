@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable
+from collections.abc import AsyncIterator
 from contextlib import aclosing
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from agents import Model, ModelProvider, ModelResponse, MultiProvider
 
-from lgov_core.instrumentation.evaluated_call import model_call_covered
-from lgov_openai_agents.model_calls import ModelRequest, govern_response, govern_stream
-
-if TYPE_CHECKING:
-    from lgov_core.instrumentation import Governor
+from lgov_core.instrumentation import Governor
+from lgov_openai_agents._internals import RunEndCleanup
+from lgov_openai_agents.model_calls import govern_response, govern_stream
 
 
-class GovernedModel(Model):
+class GovernedModel(RunEndCleanup, Model):
     """``model`` under ``governor``; for ``Agent(model=...)`` or ``RunConfig(model=...)``.
 
     ``agent`` names the agent in decisions where the run is not governed as a whole. Serves any number of agents and
-    tasks. A streamed reply is held back until it has been judged, if anybody judges. Fails closed.
+    tasks. A streamed reply is withheld until it has been evaluated, if anything evaluates it. Fails closed.
     """
 
     def __init__(self, model: Model, governor: Governor, *, agent: str | None = None) -> None:
@@ -32,27 +30,14 @@ class GovernedModel(Model):
 
     async def get_response(self, *args: Any, **kwargs: Any) -> ModelResponse:
         """One governed call of the model."""
-        if model_call_covered(self.governor):
-            return await self.inner.get_response(*args, **kwargs)
-        request = ModelRequest.of(args, kwargs)
-
-        def send(asked: ModelRequest) -> Awaitable[ModelResponse]:
-            return self.inner.get_response(*asked.args, **asked.rest)
-
-        return await govern_response(self.governor, self.inner, request, send, self.agent)
+        inner = self.inner
+        return await govern_response(self.governor, inner, inner.get_response, args, kwargs, self.agent)
 
     async def stream_response(self, *args: Any, **kwargs: Any) -> AsyncIterator[Any]:
         """As `get_response`, in events."""
-        if model_call_covered(self.governor):
-            async for event in self.inner.stream_response(*args, **kwargs):
-                yield event
-            return
-        request = ModelRequest.of(args, kwargs)
-
-        def stream(asked: ModelRequest) -> AsyncIterator[Any]:
-            return self.inner.stream_response(*asked.args, **asked.rest)
-
-        async with aclosing(govern_stream(self.governor, self.inner, request, stream, self.agent)) as events:
+        inner = self.inner
+        stream = govern_stream(self.governor, inner, inner.stream_response, args, kwargs, self.agent)
+        async with aclosing(stream) as events:
             async for event in events:
                 yield event
 
@@ -63,9 +48,6 @@ class GovernedModel(Model):
     async def close(self) -> None:
         """Closes the inner model."""
         await self.inner.close()
-
-    async def _cleanup_on_run_end(self, owner: object) -> None:
-        await self.inner._cleanup_on_run_end(owner)
 
 
 class GovernedModelProvider(ModelProvider):

@@ -1,4 +1,4 @@
-"""Streamed replies as a whole, and whole replies as events."""
+"""Converts streamed replies to whole ones and back."""
 
 from __future__ import annotations
 
@@ -24,15 +24,29 @@ from openai.types.responses import (
 
 from lgov_core.types import new_id
 
+#: The types of the events with which the SDK has a stream fail.
+_FAILURES = frozenset({"response.incomplete", "response.failed", "error", "response.error"})
+
 
 def response_of(events: Sequence[Any]) -> ModelResponse | None:
-    """The reply that a stream's events make, or None if it did not come to its end."""
+    """The reply of a stream's events, or None if it is incomplete."""
     completed = next((one for one in reversed(events) if isinstance(one, ResponseCompletedEvent)), None)
     if completed is None:
         return None
     response = completed.response
     output: list[Any] = response.output or [one.item for one in events if isinstance(one, ResponseOutputItemDoneEvent)]
     return ModelResponse(output=output, usage=_usage(response.usage), response_id=response.id)
+
+
+def failure_in(events: Sequence[Any]) -> list[Any]:
+    """Of an incomplete reply that was withheld the event that says why, without what the model wrote."""
+    failures = [one for one in events if getattr(one, "type", None) in _FAILURES][-1:]
+    return [
+        one.model_copy(update={"response": one.response.model_copy(update={"output": []})})
+        if isinstance(getattr(one, "response", None), Response)
+        else one
+        for one in failures
+    ]
 
 
 def _usage(used: ResponseUsage | None) -> Usage:
@@ -49,7 +63,7 @@ def _usage(used: ResponseUsage | None) -> Usage:
 
 
 def events_of(answer: ModelResponse, held: Sequence[Any], model: str) -> Iterator[Any]:
-    """The events of a stream that brings ``answer``. ``held`` are those of the reply it stands for, which may be none."""
+    """The events of a stream that brings ``answer``. ``held`` are those of the reply that it replaces, if any."""
     original = next((one.response for one in reversed(held) if isinstance(one, ResponseCompletedEvent)), None)
     response = _response(answer, original, model)
     numbers = iter(range(1_000_000))

@@ -4,49 +4,40 @@ from __future__ import annotations
 
 import contextvars
 from collections.abc import Generator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import TYPE_CHECKING, Any
+from contextlib import contextmanager
+from typing import Any
 
 from agents import RunHooks
 
-from lgov_core.instrumentation import semconv
+from lgov_core.instrumentation import Governor, semconv
 from lgov_core.instrumentation.live_span import LiveSpan, current_span
-from lgov_openai_agents.items import FRAMEWORK, SentText
-
-if TYPE_CHECKING:
-    from lgov_core.instrumentation import Governor
-    from lgov_openai_agents.message_decisions import Heard
-
-
-_NOTHING = nullcontext()
+from lgov_openai_agents._internals import paused_agent
+from lgov_openai_agents.items import FRAMEWORK
+from lgov_openai_agents.run_memory import RunMemory
 
 
 class AgentRun:
     """One run of an agent and those it hands over to; made for each run, never shared between two.
 
-    Who acts at the moment stands in an object and not in context variables of its own, because the SDK calls hooks in
-    tasks whose changes nobody sees. ``heard`` is what policies made of what users said, in this run and those before it;
-    ``input_judged`` says that the user's words have been judged, ``history_judged`` that those before them have.
-    ``sent`` is what the last request looked like, for who only watches: each later request begins with it.
-    ``exchanges`` holds what was denied inside a model call, by the id of a call in the reply that followed. ``waiting``
-    says that whoever opened the run has still to call the SDK for it.
+    ``agent`` is the name of the agent that acts now, ``span`` its span: attributes and not context variables, because
+    the SDK calls hooks in tasks of their own. ``memory`` outlives the run. ``input_evaluated`` says that the user's words
+    have been evaluated, ``history_evaluated`` that those before them have. ``exchanges`` holds what was denied inside a
+    model call, by the id of a call in the reply that followed. ``not_started`` says that `LgovRunner` opened the run and
+    has still to call the SDK for it.
     """
 
-    def __init__(self, governor: Governor, agent: Any, outer: AgentRun | None, heard: Heard) -> None:
-        name = agent_name(agent)
-        attributes = {semconv.AGENT_NAME: name, semconv.FRAMEWORK: FRAMEWORK}
+    def __init__(self, governor: Governor, agent: Any, outer: AgentRun | None, memory: RunMemory) -> None:
         self.governor = governor
         self.outer = outer
-        self.root = LiveSpan(governor, semconv.INVOKE_AGENT, name or "", attributes)
+        self.agent = agent_name(agent)
+        self.root = agent_span(governor, self.agent)
         self.span = self.root
-        self.agent = name
-        self.heard = heard
-        self.sent: SentText | None = None
+        self.memory = memory
         self.exchanges: dict[str, list[Any]] = {}
-        self.input_judged = False
-        self.history_judged = False
-        self.waiting = False
-        self._starting = agent
+        self.input_evaluated = False
+        self.history_evaluated = False
+        self.not_started = False
+        self._first = self.agent
 
     @property
     def nested(self) -> bool:
@@ -54,26 +45,31 @@ class AgentRun:
         return self.outer is not None
 
     def enter(self, agent: Any) -> None:
-        """Notes that ``agent`` acts from now on; one that was handed over to gets a span of its own."""
+        """Notes that ``agent`` acts from now on; one that was handed over to gets its own span."""
         name = agent_name(agent)
         if name == self.agent:
             return
-        self._leave()
-        self.agent = name
-        if name != agent_name(self._starting):
-            attributes = {semconv.AGENT_NAME: name, semconv.FRAMEWORK: FRAMEWORK}
-            self.span = LiveSpan(self.governor, semconv.INVOKE_AGENT, name or "", attributes, parent=self.root)
-
-    def _leave(self) -> None:
         if self.span is not self.root:
             self.span.end()
-            self.span = self.root
+        self.agent = name
+        self.span = self.root if name == self._first else agent_span(self.governor, name, parent=self.root)
 
     def end(self, error: BaseException | str | None = None) -> None:
         """Ends the run's spans."""
-        if self.span is not self.root:
-            self.span.end(error)
+        self.span.end(error)
         self.root.end(error)
+
+
+def agent_name(agent: Any) -> str | None:
+    """The agent's name, or None if it has none."""
+    name = getattr(agent, "name", None)
+    return name if isinstance(name, str) else None
+
+
+def agent_span(governor: Governor, name: str | None, parent: LiveSpan | None = None) -> LiveSpan:
+    """The span of an agent of this name, which begins now."""
+    attributes = {semconv.AGENT_NAME: name, semconv.FRAMEWORK: FRAMEWORK}
+    return LiveSpan(governor, semconv.INVOKE_AGENT, name or "", attributes, parent=parent)
 
 
 _RUN: contextvars.ContextVar[AgentRun | None] = contextvars.ContextVar("lgov_agents_run", default=None)
@@ -85,11 +81,9 @@ def current_run(governor: Governor) -> AgentRun | None:
     return run if run is not None and run.governor is governor else None
 
 
-def acting_in(run: AgentRun | None) -> AbstractContextManager[Any, None]:
-    """Makes the span of who acts in ``run`` current inside the block, unless the running code is deeper inside already."""
-    if run is None or run.span is run.root or current_span() is not run.root:
-        return _NOTHING
-    return run.span.active()
+def parent_in(run: AgentRun | None) -> LiveSpan | None:
+    """The span of the agent that acts in ``run``, as a parent; None where the current span is the parent already."""
+    return run.span if run is not None and run.span is not run.root and current_span() is run.root else None
 
 
 @contextmanager
@@ -103,18 +97,11 @@ def entering(run: AgentRun) -> Generator[AgentRun]:
         _RUN.reset(token)
 
 
-def new_run(governor: Governor, agent: Any, given: Any, heard: Heard) -> AgentRun:
-    """The run of ``agent`` that is about to begin. ``given`` is its input; a paused run's state was judged before."""
-    state_agent = getattr(given, "_current_agent", None)
-    run = AgentRun(governor, state_agent or agent, current_run(governor), heard)
-    run.input_judged = not isinstance(given, (str, Sequence))
+def new_run(governor: Governor, agent: Any, given: Any, memory: RunMemory) -> AgentRun:
+    """The run of ``agent`` that is about to begin. ``given`` is its input; that of a paused run was evaluated before."""
+    run = AgentRun(governor, paused_agent(given) or agent, current_run(governor), memory)
+    run.input_evaluated = not isinstance(given, (str, Sequence))
     return run
-
-
-def agent_name(agent: Any) -> str | None:
-    """The agent's name, or None if it has none."""
-    name = getattr(agent, "name", None)
-    return name if isinstance(name, str) else None
 
 
 class TrackingHooks(RunHooks[Any]):
@@ -122,41 +109,16 @@ class TrackingHooks(RunHooks[Any]):
 
     def __init__(self, run: AgentRun, inner: Any) -> None:
         self._run = run
-        self._inner = inner
+        self._inner = inner if inner is not None else RunHooks()
+        for name in ("on_agent_end", "on_llm_end", "on_handoff", "on_tool_start", "on_tool_end"):
+            setattr(self, name, getattr(self._inner, name))
 
     async def on_agent_start(self, context: Any, agent: Any) -> None:
         """The agent that acts changes."""
         self._run.enter(agent)
-        if self._inner is not None:
-            await self._inner.on_agent_start(context, agent)
+        await self._inner.on_agent_start(context, agent)
 
     async def on_llm_start(self, context: Any, agent: Any, system_prompt: str | None, input_items: list[Any]) -> None:
         """A resumed run has no start of its agent."""
         self._run.enter(agent)
-        if self._inner is not None:
-            await self._inner.on_llm_start(context, agent, system_prompt, input_items)
-
-    async def on_agent_end(self, context: Any, agent: Any, output: Any) -> None:
-        """Passes it on."""
-        if self._inner is not None:
-            await self._inner.on_agent_end(context, agent, output)
-
-    async def on_llm_end(self, context: Any, agent: Any, response: Any) -> None:
-        """Passes it on."""
-        if self._inner is not None:
-            await self._inner.on_llm_end(context, agent, response)
-
-    async def on_handoff(self, context: Any, from_agent: Any, to_agent: Any) -> None:
-        """Passes it on."""
-        if self._inner is not None:
-            await self._inner.on_handoff(context=context, from_agent=from_agent, to_agent=to_agent)
-
-    async def on_tool_start(self, context: Any, agent: Any, tool: Any) -> None:
-        """Passes it on."""
-        if self._inner is not None:
-            await self._inner.on_tool_start(context, agent, tool)
-
-    async def on_tool_end(self, context: Any, agent: Any, tool: Any, result: Any) -> None:
-        """Passes it on."""
-        if self._inner is not None:
-            await self._inner.on_tool_end(context, agent, tool, result)
+        await self._inner.on_llm_start(context, agent, system_prompt, input_items)

@@ -1,24 +1,22 @@
-"""Calls of the tools of MCP servers: how a server says that one failed, and those that a program makes itself.
+"""Calls of the tools of MCP servers: those that a program makes itself, and how a server says that one failed.
 
-The SDK turns a server's result into what the model reads and forgets whether the server called it an error. It is heard
-where every such call passes: `MCPServer.call_tool`.
+The SDK turns a server's result into what the model reads and drops whether the server called it an error, so the result
+is read in `MCPServer.call_tool`, which every such call goes through.
 """
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from lgov_core.instrumentation.shared_state import share_state
+from lgov_core.instrumentation import Governor
+from lgov_core.instrumentation.evaluated_call import covered_call
 from lgov_core.instrumentation.tool_call import ToolReading, agovern_tool
 from lgov_core.types import Action, Point
 from lgov_openai_agents.items import FRAMEWORK, text_of
 from lgov_openai_agents.runs import current_run
-from lgov_openai_agents.tools import inside_server_tool, note_failure, watching_server
-
-if TYPE_CHECKING:
-    from lgov_core.instrumentation import Governor
+from lgov_openai_agents.tools import note_error
 
 
 class MCPToolError(Exception):
@@ -32,17 +30,17 @@ def _reading(result: Any) -> ToolReading:
     return ToolReading(text)
 
 
-def _heard(result: Any) -> Any:
+def _observed(result: Any) -> Any:
     reading = _reading(result)
     if reading.status == "error":
-        note_failure(MCPToolError(reading.text))
+        note_error(MCPToolError(reading.text))
     return result
 
 
 def governed_call_tool(inner: Callable[..., Any], acting: Callable[[], Governor | None]) -> Callable[..., Any]:
-    """``call_tool`` of a class of servers, judged where no tool of an agent makes the call.
+    """``call_tool`` of a class of servers, evaluated where no tool of an agent makes the call.
 
-    A denial is a result that says of itself that it is an error.
+    A denial is an error result.
     """
 
     @functools.wraps(inner)
@@ -50,26 +48,30 @@ def governed_call_tool(inner: Callable[..., Any], acting: Callable[[], Governor 
         governor = acting()
         if governor is None:
             return await inner(self, tool_name, arguments, *args, **kwargs)
-        if inside_server_tool():
-            return _heard(await inner(self, tool_name, arguments, *args, **kwargs))
+        around = covered_call()
+        if around is not None and around.action is not None and around.action.kind == "mcp":
+            return _observed(await inner(self, tool_name, arguments, *args, **kwargs))
         run = current_run(governor)
-        given: dict[str, Any] = dict(arguments or {})
-        agent = run.agent if run is not None else None
         action = Action(
-            Point.PRE_TOOL_CALL, tool_name, "mcp", arguments=given, agent=agent, framework=FRAMEWORK, native=self
+            Point.PRE_TOOL_CALL,
+            tool_name,
+            "mcp",
+            arguments=dict(arguments or {}),
+            agent=run.agent if run is not None else None,
+            framework=FRAMEWORK,
+            native=self,
         )
 
         async def call(permitted: Mapping[str, Any]) -> Any:
             passed = arguments if permitted is action.arguments else dict(permitted)
-            with watching_server():
-                return await inner(self, tool_name, passed, *args, **kwargs)
+            return await inner(self, tool_name, passed, *args, **kwargs)
 
-        judged = await agovern_tool(governor, action, call, _reading)
-        if judged.told is not None:
-            return _result(judged.told, failed=True)
-        if judged.text is not None:
-            return _result(judged.text, failed=_reading(judged.result).status == "error")
-        return judged.result
+        governed = await agovern_tool(governor, action, call, _reading)
+        if governed.told is not None:
+            return _result(governed.told, failed=True)
+        if governed.text is not None:
+            return _result(governed.text, failed=_reading(governed.result).status == "error")
+        return governed.result
 
     return call_tool
 
@@ -80,22 +82,28 @@ def _result(text: str, *, failed: bool) -> Any:
     return CallToolResult.model_validate({"content": [{"type": "text", "text": text}], "isError": failed})
 
 
-def hearing(server: Any) -> Any:
-    """``server`` for an agent of `LgovRunner`: it shares all that the server is, and its failures are heard."""
-    if not hasattr(server, "__dict__") or isinstance(server, _Hearing):
-        return server
-    twin: Any = object.__new__(_hearing_class(type(server)))
-    share_state(twin, server)
-    return twin
+class ObservedServer:
+    """``inner``, an MCP server, for an agent of `LgovRunner`: everything is that server's, and its failures are noted."""
 
+    def __init__(self, inner: Any) -> None:
+        self.__dict__["inner"] = inner
 
-class _Hearing:
+    @property
+    def __class__(self) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
+        """That of the server: the SDK and programs ask ``isinstance``."""
+        return type(self.inner)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.__dict__["inner"], name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        setattr(self.__dict__["inner"], name, value)
+
     async def call_tool(self, *args: Any, **kwargs: Any) -> Any:
         """The server's result."""
-        parent: Any = super()
-        return _heard(await parent.call_tool(*args, **kwargs))
+        return _observed(await self.inner.call_tool(*args, **kwargs))
 
 
-@functools.cache
-def _hearing_class(cls: type) -> type:
-    return type(cls.__name__, (_Hearing, cls), {"__module__": cls.__module__, "__doc__": cls.__doc__})
+def observed_server(server: Any) -> Any:
+    """``server`` with its failures noted; one that is observed already as it is."""
+    return server if type(server) is ObservedServer else ObservedServer(server)

@@ -1,20 +1,19 @@
-"""The SDK's own traces: kept from the vendor, and shown to the governor where nothing else shows them."""
+"""The SDK's own traces: not sent to the vendor, and shown to the governor where nothing else shows them."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from agents import set_trace_processors
 from agents.tracing import get_trace_provider
 from agents.tracing.processor_interface import TracingProcessor
+from agents.tracing.processors import default_processor
 
-from lgov_core.instrumentation import json_text, semconv
+from lgov_core.instrumentation import Governor, json_text, semconv
 from lgov_core.instrumentation.live_span import LiveSpan
+from lgov_openai_agents._internals import trace_processors
 from lgov_openai_agents.items import FRAMEWORK
-
-if TYPE_CHECKING:
-    from lgov_core.instrumentation import Governor
 
 _OPERATIONS = {
     "agent": semconv.INVOKE_AGENT,
@@ -29,8 +28,8 @@ class LgovTracingProcessor(TracingProcessor):
 
         set_trace_processors([LgovTracingProcessor(governor)])
 
-    For programs that are governed in no other way: where `instrument` or `LgovRunner` is at work, agent, model and tool spans
-    are made there and these would be a second copy. ``set_trace_processors`` also takes out the SDK's exporter, which
+    For programs that are not governed in another way: `instrument` and `LgovRunner` make agent, model and tool spans, and
+    these would be a second copy. ``set_trace_processors`` also takes out the SDK's exporter, which
     sends prompts to the vendor. Callable from any thread.
     """
 
@@ -39,13 +38,13 @@ class LgovTracingProcessor(TracingProcessor):
         self._open: dict[str, LiveSpan] = {}
 
     def on_trace_start(self, trace: Any) -> None:
-        """A trace begins: its spans are what counts."""
+        """Nothing: only spans are shown."""
 
     def on_trace_end(self, trace: Any) -> None:
-        """A trace ends."""
+        """Nothing."""
 
     def on_span_start(self, span: Any) -> None:
-        """Opens our span beside the SDK's."""
+        """Opens a span for the SDK's."""
         data = span.span_data
         operation = _OPERATIONS.get(data.type) or str(data.type)
         name = getattr(data, "name", None) or getattr(data, "model", None) or ""
@@ -58,14 +57,14 @@ class LgovTracingProcessor(TracingProcessor):
         self._open[span.span_id] = LiveSpan(self._governor, operation, str(name), attributes, parent=parent)
 
     def on_span_end(self, span: Any) -> None:
-        """Ends our span with what the SDK's has learnt."""
+        """Ends it, with the attributes of the SDK's."""
         ours = self._open.pop(span.span_id, None)
         if ours is not None:
-            ours.set(_learnt(span.span_data))
+            ours.set(_attributes_of(span.span_data))
             ours.end(str(span.error.get("message")) if span.error else None)
 
     def shutdown(self) -> None:
-        """Shows what never ended."""
+        """Shows the spans that never ended."""
         for span in list(self._open.values()):
             span.abandon()
         self._open.clear()
@@ -74,7 +73,7 @@ class LgovTracingProcessor(TracingProcessor):
         """Nothing is held back."""
 
 
-def _learnt(data: Any) -> dict[str, Any]:
+def _attributes_of(data: Any) -> dict[str, Any]:
     if data.type == "function":
         return {semconv.TOOL_ARGUMENTS: _text(data.input), semconv.TOOL_RESULT: _text(data.output)}
     if data.type == "generation":
@@ -106,20 +105,14 @@ def _text(value: Any) -> str | None:
 
 def keep_traces_here() -> Callable[[], None]:
     """Takes the SDK's exporter out of its trace processors, and nothing else; returns what puts it back."""
-    from agents.tracing.processors import default_processor
-
     provider: Any = get_trace_provider()
-    present = _processors(provider)
+    present = trace_processors(provider)
     vendor = default_processor()
     set_trace_processors([one for one in present if one is not vendor])
 
     def put_back() -> None:
-        current = _processors(provider)
+        current = trace_processors(provider)
         if vendor in present and vendor not in current:
             set_trace_processors([vendor, *current])
 
     return put_back
-
-
-def _processors(provider: Any) -> list[Any]:
-    return list(getattr(getattr(provider, "_multi_processor", None), "_processors", ()))

@@ -342,7 +342,7 @@ def test_a_tool_beside_a_denied_hand_off_is_asked_for_again(erase: Any, ran: lis
     with ScriptedModelServer(replies) as server, instrumented(make_governor(denying("transfer_to_other"))):
         other = Agent(name="other", model=chat_model(server))
         result = run("sync", Agent(name="a", model=chat_model(server), tools=[erase], handoffs=[other]), "go")
-        assert "NOT RUN: what you asked for beside it was denied" in str(server.requests[1].body)
+        assert "NOT RUN: another call of the same reply was denied" in str(server.requests[1].body)
         assert result.context_wrapper.usage.requests == 3
     assert result.final_output == ANSWER
     assert ran == ["x"]
@@ -788,7 +788,7 @@ def test_an_agent_of_another_governor_and_a_copy_of_nobody_are_refused() -> None
         agent = LgovRunner(other).govern(Agent(name="a", model=chat_model(server)))
         with pytest.raises(UserError, match="another governor"):
             run_with(LgovRunner(governor), "sync", agent, "go")
-        with pytest.raises(UserError, match="nobody governs"):
+        with pytest.raises(UserError, match="has no governor"):
             run("sync", dataclasses.replace(agent), "go")
 
 
@@ -887,8 +887,8 @@ def test_a_way_around_is_found_by_the_self_test(broken: str, monkeypatch: pytest
 
         monkeypatch.setattr(execution, "_invoke_function_tool_with_metadata", around)
     elif broken in ("model", "MCP server"):
-        left_out, patch = Model if broken == "model" else MCPServer, instrumentation._patch_methods
-        monkeypatch.setattr(instrumentation, "_patch_methods", lambda p, base, w: base is left_out or patch(p, base, w))
+        left_out, patch = Model if broken == "model" else MCPServer, instrumentation.wrap_methods
+        monkeypatch.setattr(instrumentation, "wrap_methods", lambda p, base, w: base is left_out or patch(p, base, w))
     else:
         import agents
 

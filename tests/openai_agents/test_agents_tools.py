@@ -40,13 +40,12 @@ from cells_agents import (
     transform,
 )
 
-from lgov_core._util.json import json_text
 from lgov_core.errors import PolicyDenied
 from lgov_core.reward.air import AirPlugin
 from lgov_core.testing import ScriptedModelServer
 from lgov_core.trace import semconv
 from lgov_core.types import Action, Decision, Point
-from lgov_openai_agents import LgovRunner, governed_tool, items
+from lgov_openai_agents import LgovRunner, governed_tool
 
 SAID = {
     "type": "message",
@@ -615,73 +614,3 @@ def test_a_kind_of_tool_with_a_callable_of_its_own_is_governed(own: str, made: s
         assert "DENIED" in ask(kind)
         assert ran == []
     assert ask(kind) == "ran"
-
-
-# ---------------------------------------------------------------------- what is sent, as JSON
-
-
-def test_what_was_written_before_is_what_would_be_written_now() -> None:
-    text = {"type": "input_text", "text": "seen?"}
-    sent: list[Any] = [
-        {"role": "user", "content": "zwölf"},
-        {"role": "user", "content": [text, {"type": "input_image", "image_url": "u"}]},
-        {"type": "function_call", "call_id": "c1", "name": "add", "arguments": '{"b":1, "a": [2]}', "id": "f1"},
-        {"type": "function_call", "call_id": "c1", "name": "add", "arguments": "no object"},
-        {"type": "function_call_output", "call_id": "c1", "output": "3"},
-        {"type": "function_call_output", "call_id": "c1", "output": [text]},
-        {"type": "function_call_output", "call_id": 1, "output": "3"},
-        {"role": "function_call_output", "content": "c1"},
-        {"type": "computer_call_output", "call_id": "c2", "output": {"type": "computer_screenshot"}},
-        SAID,
-        {},
-    ]
-    before: items.SentText | None = None
-    for end in range(len(sent) + 1):
-        for given in (sent[:end], sent[:end], [*sent[:end], *sent[:end]], sent[1:end]):
-            told, before = items.messages_text("Add.", given, before)
-            mappings = [{"role": "system", "content": "Add."}, *map(items.as_mapping, given)]
-            assert told == json_text(mappings)
-    assert items.messages_text(None, "hi")[0] == json_text([{"role": "user", "content": "hi"}])
-    assert items.messages_text(None, [])[0] == "[]"
-
-
-@pytest.mark.parametrize("of_texts", [True, False])
-def test_what_a_program_changes_in_its_items_is_seen(of_texts: bool) -> None:
-    part: dict[str, Any] = {"type": "input_text", "text": "seen?"}
-    screenshot: dict[str, Any] = {"type": "computer_call_output", "call_id": "c2", "output": {"type": "taken"}}
-    given: list[Any] = [
-        {"role": "user", "content": "zwölf"},
-        {"role": "user", "content": [part]},
-        screenshot,
-        {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "13", "annotations": []}]},
-        {"type": "function_call", "call_id": "c1", "name": "add", "arguments": "{}", "provider_data": {"model": "m"}},
-    ]
-    if not of_texts:
-        given.append({"type": "computer_call", "call_id": "c3", "action": {"x": 1}})
-    before: items.SentText | None = None
-
-    def shown() -> str:
-        nonlocal before
-        told, before = items.messages_text(None, given, before)
-        assert told == json_text(list(map(items.as_mapping, given)))
-        return told
-
-    told = [shown()]
-    changes: list[tuple[dict[str, Any], str, Any]] = [
-        (given[0], "content", "dreizehn"), (part, "text", "seen!"), (screenshot["output"], "type", "taken again"),
-        (given[3]["content"][0], "text", "14"), (given[4], "arguments", '{"a": 1}'),
-    ]  # fmt: skip
-    for owner, name, value in changes:
-        owner[name] = value
-        told.append(shown())
-    given[1]["content"].append({"type": "input_text", "text": "more"})
-    told.append(shown())
-    if not of_texts:
-        for value in (True, 1.0):
-            given[5]["action"]["x"] = value
-            told.append(shown())
-    del given[2]
-    told.append(shown())
-    given.insert(0, {"role": "user", "content": "first"})
-    told.append(shown())
-    assert len(set(told)) == len(told)

@@ -1,10 +1,10 @@
-"""The self-test of `instrumentation`: a probe tool and a probe model of the real SDK, under a governor that denies."""
+"""The self-test of `instrument`: a probe tool and a probe model of the real SDK, under a governor that denies."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from agents import Agent, Model, ModelResponse, RunConfig, Runner, Usage, function_tool
 from agents.mcp import MCPServer
@@ -12,18 +12,16 @@ from agents.tool_context import ToolContext
 from openai.types.responses import ResponseFunctionToolCall
 
 from lgov_core.errors import InstrumentationError
+from lgov_core.instrumentation.instrumentor import Instrumentor
 from lgov_core.types import Point
 from lgov_openai_agents.items import message
 from lgov_openai_agents.replay import events_of
-
-if TYPE_CHECKING:
-    from lgov_core.instrumentation.instrumentor import Instrumentor
 
 _ARGUMENTS: tuple[Any, ...] = (None, "probe", None, [], None, [], None)
 
 
 class _ProbeModel(Model):
-    """Calls the probe tool once, then repeats what it was told."""
+    """Calls the probe tool once, then repeats the result."""
 
     def __init__(self, asked: list[str]) -> None:
         self.asked = asked

@@ -1,0 +1,83 @@
+"""Everything that lgov reads or sets in openai-agents 0.24 that the SDK does not document.
+
+`tests/openai_agents/test_agents_internals.py` checks each against the installed version.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from agents import FunctionTool
+from agents.tool import maybe_invoke_function_tool_failure_error_function, set_function_tool_failure_error_function
+
+from lgov_core.types import Kind
+
+Invoke = Callable[[Any, str], Awaitable[Any]]
+
+
+def kind_of(tool: FunctionTool) -> Kind:
+    """What a function tool calls: a function, another agent or an MCP server."""
+    if tool._is_agent_tool:
+        return "agent"
+    origin = getattr(tool._tool_origin, "type", None)
+    return "mcp" if getattr(origin, "value", None) == "mcp" else "function"
+
+
+def agent_of(tool: Any) -> Any:
+    """The agent behind an agent tool, or None."""
+    return getattr(tool, "_agent_instance", None)
+
+
+def bind(invoke: Any, tool: FunctionTool) -> Any:
+    """``invoke`` for ``tool``, a copy of the tool that it was made for."""
+    rebind = getattr(invoke, "__agents_bind_function_tool__", None)
+    return rebind(tool) if callable(rebind) else invoke
+
+
+def observe_errors(tool: FunctionTool, invoke: Any, observe: Callable[[BaseException], None]) -> Invoke:
+    """``invoke`` of ``tool``, which calls ``observe`` with what the tool raised before the SDK makes a text of it.
+
+    The copy of the tool has a failure function of its own, which asks for the tool's.
+    """
+    if not hasattr(invoke, "__agents_bind_function_tool__"):
+        return invoke
+
+    async def observed(context: Any, error: Exception) -> Any:
+        observe(error)
+        return await maybe_invoke_function_tool_failure_error_function(function_tool=tool, context=context, error=error)
+
+    failure_function: Any = observed
+    copied = FunctionTool.__copy__(tool)
+    return bind(invoke, set_function_tool_failure_error_function(copied, failure_function))
+
+
+def forget_prepared_arguments(context: Any) -> None:
+    """Drops what the SDK parsed for an approval: it insists that the tool gets the same."""
+    if getattr(context, "_function_tool_arguments", None) is not None:
+        context._function_tool_arguments = None
+
+
+def paused_agent(state: Any) -> Any:
+    """The agent that a paused run (`RunState`) goes on with; None for any other input."""
+    return getattr(state, "_current_agent", None)
+
+
+def base_url_of(model: Any) -> str | None:
+    """The URL that an OpenAI-style model sends its requests to; None for any other."""
+    url = getattr(getattr(model, "_client", None), "base_url", None)
+    return str(url) if url is not None else None
+
+
+def trace_processors(provider: Any) -> list[Any]:
+    """The processors of the SDK's trace provider."""
+    return list(getattr(getattr(provider, "_multi_processor", None), "_processors", ()))
+
+
+class RunEndCleanup:
+    """Passes the SDK's clean-up at the end of a run on to the model behind."""
+
+    inner: Any
+
+    async def _cleanup_on_run_end(self, owner: object) -> None:
+        await self.inner._cleanup_on_run_end(owner)

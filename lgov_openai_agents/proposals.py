@@ -1,0 +1,111 @@
+"""Acts that only the model's reply can be stopped at (hand-offs, acts on a computer), and the answer to denied ones."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from agents import ModelResponse
+from openai.types.responses import ResponseFunctionToolCall
+
+from lgov_core.instrumentation import Governor
+from lgov_core.instrumentation.live_span import LiveSpan
+from lgov_core.instrumentation.tool_call import ToolReading, agovern_tool
+from lgov_core.types import Action, Decision, Point
+from lgov_openai_agents import items
+from lgov_openai_agents.model_request import ModelRequest
+
+_MAKE_AGAIN = "NOT RUN: another call of the same reply was denied. Make this call again."
+
+#: Items of a reply that were denied, each with the decision.
+Denials = list[tuple[Any, Decision]]
+
+
+async def evaluate_proposals(
+    governor: Governor, request: ModelRequest, response: ModelResponse, agent: str | None, parent: LiveSpan | None
+) -> tuple[Denials, ModelResponse]:
+    """Evaluates what only this place can stop; returns what was denied, and the reply with transforms applied."""
+    handoffs = {one.tool_name for one in request.handoffs}
+    denied: Denials = []
+    output: list[Any] = []
+    for item in response.output:
+        proposal = _proposal(item, handoffs)
+        if proposal is not None:
+            action = replace(proposal, agent=agent, framework=items.FRAMEWORK, native=item)
+            governed = await agovern_tool(governor, action, _permitted, _reading, parent=parent)
+            if governed.result is None:
+                denied.append((item, governed.decision))
+            elif governed.result is not action.arguments and isinstance(item, ResponseFunctionToolCall):
+                text = items.arguments_text(governed.result, item.arguments)
+                item = item.model_copy(update={"arguments": text})
+        output.append(item)
+    return denied, replace(response, output=output)
+
+
+async def _permitted(arguments: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The outcome of a proposal is that it goes on, with these arguments."""
+    return arguments
+
+
+def _reading(_: Any) -> ToolReading:
+    return ToolReading("")
+
+
+def _proposal(item: Any, handoffs: set[str]) -> Action | None:
+    """The act that ``item`` proposes, if only the model's reply can be stopped at it."""
+    kind = getattr(item, "type", None)
+    if kind == "function_call" and item.name in handoffs and isinstance(item, ResponseFunctionToolCall):
+        arguments = items.arguments_of(item.arguments)
+        return Action(Point.PRE_TOOL_CALL, name=item.name, kind="handoff", arguments=arguments, call_id=item.call_id)
+    if kind == "mcp_approval_request":  # of a hosted MCP tool that the server asks about
+        arguments = items.arguments_of(item.arguments)
+        return Action(Point.PRE_TOOL_CALL, name=item.name, kind="mcp", arguments=arguments, call_id=item.id)
+    if kind == "computer_call":
+        plain = item.model_dump(exclude_none=True)
+        acts = plain.get("actions") or [plain.get("action") or {}]
+        return Action(Point.PRE_TOOL_CALL, name="computer", arguments={"actions": acts}, call_id=plain.get("call_id"))
+    return None
+
+
+def answered(response: ModelResponse, denials: Denials) -> list[Any]:
+    """The reply and the answers to it, as items for the next request."""
+    texts = {id(item): decision.denial_message() for item, decision in denials}
+    found: list[Any] = []
+    notes: list[Any] = []
+    for item, sent in zip(response.output, response.to_input_items(), strict=True):
+        if isinstance(item, ResponseFunctionToolCall):
+            found += [sent, answer_to(item, texts.get(id(item), _MAKE_AGAIN))]
+        elif id(item) in texts:
+            notes.append({"role": "developer", "content": texts[id(item)]})
+        elif not items.proposes_calls(replace(response, output=[item])):
+            found.append(sent)
+    return found + notes
+
+
+def answer_to(call: ResponseFunctionToolCall, text: str) -> dict[str, Any]:
+    """``text`` as the output of the call."""
+    return {"type": "function_call_output", "call_id": call.call_id, "output": text}
+
+
+def can_be_answered(response: ModelResponse) -> bool:
+    """Whether a text is an answer to everything that the reply asks for."""
+    return all(
+        isinstance(item, ResponseFunctionToolCall) or not items.proposes_calls(replace(response, output=[item]))
+        for item in response.output
+    )
+
+
+def next_request(request: ModelRequest, response: ModelResponse, exchange: list[Any], denials: Denials) -> ModelRequest:
+    """The request that tells the model what was denied (``exchange``, as `answered` made it), and asks it again."""
+    choice = getattr(request.model_settings, "tool_choice", None)
+    if isinstance(choice, str) and choice in {getattr(item, "name", None) for item, _ in denials}:
+        request = request.without_choice()
+    if request.is_kept_by_server and can_be_answered(response):
+        answers = [one for one in exchange if one.get("type") == "function_call_output"]
+        if request.conversation is not None:
+            return replace(request, input=answers)
+        if response.response_id is not None:
+            rest = {**request.rest, "previous_response_id": response.response_id}
+            return replace(request, input=answers, rest=rest)
+    return replace(request, input=[*items.as_list(request.input), *exchange])
