@@ -15,7 +15,7 @@ from lgov_core.governor import Governor
 from lgov_core.scope import RolloutScope, enter_scope
 from lgov_core.types import Span
 from lgov_langchain import LgovCallbackHandler
-from lgov_langchain.watching import ProcessHandler
+from lgov_langchain.process_handler import ProcessHandler
 
 
 @tool

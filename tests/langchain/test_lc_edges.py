@@ -363,7 +363,7 @@ else:
     ("missing", "said"),
     [
         (["langchain_core", "langgraph", "langchain"], "installed False\nrefused LangChain cannot be governed here"),
-        (["langchain_openai"], "installed True\narmed"),
+        (["langchain_openai"], "installed True\ninstrumented"),
     ],
 )
 def test_without_the_framework(missing: list[str], said: str) -> None:

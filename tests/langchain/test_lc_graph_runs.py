@@ -31,7 +31,8 @@ from lgov_core.governor import Governor
 from lgov_core.plugins import make_plugin_manager
 from lgov_core.trace import semconv
 from lgov_core.types import Point
-from lgov_langchain import LgovCallbackHandler, LgovMiddleware, graph_runs, instrument, uninstrument, wrap_tool_node
+from lgov_langchain import LgovCallbackHandler, LgovMiddleware, instrument, uninstrument, wrap_tool_node
+from lgov_langchain.process_handler import process_handler
 from lgov_langchain.runs import RunTree
 
 Q: Any = {"messages": [("user", "go")]}
@@ -86,7 +87,7 @@ def governor(witness: Witness) -> Iterator[Governor]:
         yield governor
     finally:
         uninstrument()
-        assert len(graph_runs._RUNS) == len(graph_runs._CALLS) == 0
+        assert len(process_handler().tree) == 0
 
 
 def paths(witness: Witness) -> list[str]:
