@@ -17,7 +17,7 @@ from lgov_core.types import Action, Point
 from lgov_langchain._internals import keep_reply_ids
 from lgov_langchain.callback_enforcement import CallbackEnforcement
 from lgov_langchain.messages import as_mappings
-from lgov_langchain.runs import FRAMEWORK, RunTree, agent_in, is_pause
+from lgov_langchain.runs import FRAMEWORK, Run, RunTree, agent_in, is_pause, running_config
 from lgov_langchain.tool_results import kind_of, result_reading
 
 if TYPE_CHECKING:
@@ -77,8 +77,13 @@ class LgovCallbackHandler(BaseCallbackHandler):
 
     def _begin_inside(self, run_id: UUID, parent_run_id: UUID | None) -> None:
         """A run begins whose span is the current one, and was opened elsewhere."""
-        if (above := self.tree.find(parent_run_id)) is not None:
-            self.tree.begin(run_id, above, inside=current_span())
+        self.tree.begin(run_id, self._above(parent_run_id), inside=current_span())
+
+    def _above(self, parent_run_id: UUID | None) -> Run | None:
+        """The open run above. LangChain reports none for a call without a config; then it is that of the running code."""
+        if parent_run_id is None:
+            parent_run_id = getattr(running_config().get("callbacks"), "parent_run_id", None)
+        return self.tree.find(parent_run_id)
 
     # ------------------------------------------------------------------ chains and agents
 
@@ -94,7 +99,7 @@ class LgovCallbackHandler(BaseCallbackHandler):
         **kwargs: Any,
     ) -> None:
         """A graph, a node or another runnable begins; the outermost graph and named agents inside it become spans."""
-        above, name = self.tree.find(parent_run_id), kwargs.get("name") or "agent"
+        above, name = self._above(parent_run_id), kwargs.get("name") or "agent"
         agent = self.tree.agent_of(above, name, metadata or {}, tags or (), kwargs.get("run_type"))
         run = self.tree.begin(run_id, above, agent=agent)
         if agent is not None and self.governor is not None:
@@ -160,7 +165,7 @@ class LgovCallbackHandler(BaseCallbackHandler):
         attributes = _model_attributes(serialized, metadata, kwargs.get("invocation_params") or {})
         if said is not None and observer.capture_content:
             attributes[semconv.INPUT_MESSAGES] = json_text(said())
-        run = self.tree.begin(run_id, self.tree.find(parent_run_id))
+        run = self.tree.begin(run_id, self._above(parent_run_id))
         model = str(attributes[semconv.REQUEST_MODEL])
         self.tree.open_span(observer, run, semconv.CHAT, model, attributes)
 
@@ -204,7 +209,7 @@ class LgovCallbackHandler(BaseCallbackHandler):
             framework=FRAMEWORK,
             call_id=call_id,
         )
-        above = self.tree.find(parent_run_id)
+        above = self._above(parent_run_id)
         if self._enforcement is not None:
             span = self._enforcement.permit(run_id, action, self.tree.span_above(observer, above))
             self.tree.begin(run_id, above, inside=span)

@@ -26,7 +26,7 @@ from langchain_core.messages import (
 from langchain_core.outputs import ChatGeneration, LLMResult
 from langchain_core.prompt_values import PromptValue
 
-from lgov_core.instrumentation import Step, Steps, arun_steps, run_steps
+from lgov_core.instrumentation import Steps, arun_steps, run_steps
 from lgov_core.types import Point
 from lgov_langchain._internals import combine_llm_outputs
 from lgov_langchain.endpoint import attributed
@@ -87,12 +87,15 @@ def wrap_stream(stream: Callable[..., Any]) -> Callable[..., Any]:
             yield from stream(self, input, config, **kwargs)
             return
 
-        def open_stream(sent: Sequence[BaseMessage]) -> tuple[Callable[[], Any], Callable[[], Any]]:
-            inner = stream(self, sent, config, **attributed(self, kwargs))
-            return partial(next, inner, _END), inner.close
+        with contextlib.ExitStack() as opened:
 
-        prompt = Prompt(self, messages, kwargs, self, agent_span(governor, config))
-        yield from stream_steps(_stream_flow(governor, prompt, open_stream))
+            def open_stream(sent: Sequence[BaseMessage]) -> Callable[[], Any]:
+                chunks = stream(self, sent, config, **attributed(self, kwargs))
+                opened.callback(chunks.close)
+                return partial(next, chunks, _END)
+
+            prompt = Prompt(self, messages, kwargs, self, agent_span(governor, config))
+            yield from stream_steps(_stream_flow(governor, prompt, open_stream))
 
     return governed_stream
 
@@ -107,18 +110,21 @@ def wrap_astream(astream: Callable[..., Any]) -> Callable[..., Any]:
         governor = acting_governor()
         messages = _as_messages(input) if governor is not None else []
         if governor is None or is_covered(governor, messages):
-            chunks = astream(self, input, config, **kwargs)
-        else:
+            async for chunk in astream(self, input, config, **kwargs):
+                yield chunk
+            return
+        async with contextlib.AsyncExitStack() as opened:
 
-            def open_stream(sent: Sequence[BaseMessage]) -> tuple[Callable[[], Any], Callable[[], Any]]:
-                inner = astream(self, sent, config, **attributed(self, kwargs))
-                return partial(anext, inner, _END), inner.aclose
+            def open_stream(sent: Sequence[BaseMessage]) -> Callable[[], Any]:
+                chunks = astream(self, sent, config, **attributed(self, kwargs))
+                opened.push_async_callback(chunks.aclose)
+                return partial(anext, chunks, _END)
 
             prompt = Prompt(self, messages, kwargs, self, agent_span(governor, config))
-            chunks = astream_steps(_stream_flow(governor, prompt, open_stream))
-        async with contextlib.aclosing(chunks):
-            async for chunk in chunks:
-                yield chunk
+            governed = astream_steps(_stream_flow(governor, prompt, open_stream))
+            async with contextlib.aclosing(governed):
+                async for chunk in governed:
+                    yield chunk
 
     return governed_astream
 
@@ -197,13 +203,13 @@ def _combined(model: BaseChatModel, results: Sequence[LLMResult]) -> LLMResult:
 def _stream_flow(
     governor: Governor,
     prompt: Prompt,
-    open_stream: Callable[[Sequence[BaseMessage]], tuple[Callable[[], Any], Callable[[], Any]]],
+    open_stream: Callable[[Sequence[BaseMessage]], Callable[[], Any]],
 ) -> StreamSteps:
-    """``open_stream`` returns two functions: one for the next chunk, or `_END`, and one that closes the stream."""
+    """``open_stream`` sends the messages and returns a function for the next chunk, or `_END`."""
     chunks, withheld = list[Any](), list[Any]()
 
-    def send(sent: SentCall) -> Generator[Step | Emit, Any, Reply]:
-        next_chunk, close = open_stream(sent.messages)
+    def send(sent: SentCall) -> Generator[Any, Any, Reply]:
+        next_chunk = open_stream(sent.messages)
         try:
             while (chunk := (yield from sent.send(next_chunk))) is not _END:
                 chunks.append(chunk)
@@ -214,8 +220,6 @@ def _stream_flow(
         except BaseException as error:
             sent.failed(error)
             raise
-        finally:
-            yield Step(close)
         return _whole(chunks)
 
     result = yield from govern_model_call(governor, prompt, send)
@@ -244,7 +248,8 @@ def _whole(chunks: Sequence[Any]) -> Reply:
         return Reply.of()
     first, *others = chunks
     message: Any = first if not others else first + others
-    return Reply.of(message_chunk_to_message(message) if isinstance(message, AIMessageChunk) else message)
+    whole: Any = message_chunk_to_message(message) if isinstance(message, AIMessageChunk) else message
+    return Reply.of(whole)
 
 
 def _as_chunk(result: Result, *, after_text: bool) -> AIMessageChunk:

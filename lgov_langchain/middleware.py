@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +21,8 @@ from lgov_langchain.sent_calls import ChangedCall, SentCall
 from lgov_langchain.tool_nodes import GovernedToolCalls
 
 if TYPE_CHECKING:
+    from types import CoroutineType
+
     from langchain.agents.middleware.types import ModelRequest
     from langchain_core.messages import ToolMessage
     from langgraph.prebuilt.tool_node import ToolCallRequest
@@ -72,7 +74,7 @@ class LgovMiddleware(AgentMiddleware[Any, Any, Any]):
 
     def awrap_tool_call(
         self, request: ToolCallRequest, handler: Callable[[ToolCallRequest], Awaitable[ToolMessage | Command[Any]]]
-    ) -> Coroutine[Any, Any, ToolMessage | Command[Any]]:
+    ) -> CoroutineType[Any, Any, ToolMessage | Command[Any]]:
         """As `wrap_tool_call`, for asynchronous agents."""
         return self._tool_calls.awrap_tool_call(request, handler)
 
@@ -84,7 +86,7 @@ class LgovMiddleware(AgentMiddleware[Any, Any, Any]):
 
     def awrap_model_call(
         self, request: ModelRequest[Any], handler: Callable[[ModelRequest[Any]], Awaitable[ModelResponse[Any]]]
-    ) -> Coroutine[Any, Any, Any]:
+    ) -> CoroutineType[Any, Any, Any]:
         """As `wrap_model_call`, for asynchronous agents."""
         return arun_steps(self._govern(request, handler))
 
@@ -132,7 +134,7 @@ class InnermostMiddleware(AgentMiddleware[Any, Any, Any]):
 
     def awrap_model_call(
         self, request: ModelRequest[Any], handler: Callable[[ModelRequest[Any]], Awaitable[ModelResponse[Any]]]
-    ) -> Coroutine[Any, Any, Any]:
+    ) -> CoroutineType[Any, Any, Any]:
         """As `wrap_model_call`, for asynchronous agents."""
         return arun_steps(self._govern(request, handler))
 

@@ -21,7 +21,7 @@ StreamSteps: TypeAlias = Generator[Step | Emit, Any, None]
 
 
 def stream_steps(steps: StreamSteps) -> Generator[Any]:
-    """Runs a flow for a synchronous reader. A reader who stops reading is a `GeneratorExit` in the flow."""
+    """Runs a flow for a synchronous reader. A reader who stops is a `GeneratorExit` in the flow, which must not yield then."""
     answer: Any = None
     error: BaseException | None = None
     while True:

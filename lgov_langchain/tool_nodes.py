@@ -179,10 +179,14 @@ def _wrappers(governed: GovernedToolCalls, inner: Any, ainner: Any) -> dict[str,
         return {"wrap_tool_call": governed.wrap_tool_call, "awrap_tool_call": governed.awrap_tool_call}
 
     def wrap(request: ToolCallRequest, handler: Handler) -> Any:
-        return governed.wrap_tool_call(request, handler if inner is None else lambda one: inner(one, handler))
+        return governed.wrap_tool_call(request, partial(_run_wrapped, inner, handler) if inner else handler)
 
     async def awrap(request: ToolCallRequest, handler: AsyncHandler) -> Any:
-        return await governed.awrap_tool_call(request, lambda one: ainner(one, handler))
+        return await governed.awrap_tool_call(request, partial(_run_wrapped, ainner, handler))
 
     # Without an asynchronous wrapper of its own the node runs the synchronous one around the synchronous tool; so do we.
     return {"wrap_tool_call": wrap, "awrap_tool_call": None if ainner is None else awrap}
+
+
+def _run_wrapped(wrapper: Callable[..., Any], handler: Callable[..., Any], request: ToolCallRequest) -> Any:
+    return wrapper(request, handler)

@@ -22,8 +22,10 @@ cancellation is thrown into the flow like any other exception.
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 from collections.abc import Awaitable, Callable, Generator
+from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, TypeAlias, TypeVar
 
@@ -80,3 +82,11 @@ async def arun_steps(steps: Steps[T]) -> T:
                 step = steps.send(answer)
     except StopIteration as end:
         return end.value
+
+
+def future_step(future: Future[Any], timeout_s: float) -> Step:
+    """Waits at most ``timeout_s`` seconds for ``future``. Raises `TimeoutError`, and what the future raises."""
+    return Step(
+        lambda: future.result(timeout_s),
+        lambda: asyncio.wait_for(asyncio.wrap_future(future), timeout_s),
+    )
