@@ -12,20 +12,20 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from lgov_langchain.callback import LgovCallbackHandler
-    from lgov_langchain.enforcing import DeniedToolError
+    from lgov_langchain.callback_enforcement import DeniedToolError
     from lgov_langchain.instrumentor import instrument, uninstrument
     from lgov_langchain.middleware import LgovMiddleware
-    from lgov_langchain.tool_calls import wrap_tool_node
+    from lgov_langchain.tool_nodes import wrap_tool_node
 
 __all__ = ["DeniedToolError", "LgovCallbackHandler", "LgovMiddleware", "instrument", "uninstrument", "wrap_tool_node"]
 
 _HOMES = {
-    "DeniedToolError": "lgov_langchain.enforcing",
+    "DeniedToolError": "lgov_langchain.callback_enforcement",
     "LgovCallbackHandler": "lgov_langchain.callback",
     "LgovMiddleware": "lgov_langchain.middleware",
     "instrument": "lgov_langchain.instrumentor",
     "uninstrument": "lgov_langchain.instrumentor",
-    "wrap_tool_node": "lgov_langchain.tool_calls",
+    "wrap_tool_node": "lgov_langchain.tool_nodes",
 }
 
 

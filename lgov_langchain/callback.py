@@ -13,8 +13,12 @@ from lgov_core.errors import PolicyError
 from lgov_core.instrumentation import json_text, semconv
 from lgov_core.instrumentation.evaluated_call import covered_call, model_call_covered
 from lgov_core.instrumentation.live_span import current_span
-from lgov_langchain import actions
-from lgov_langchain.runs import RunTree
+from lgov_core.types import Action, Point
+from lgov_langchain._internals import keep_reply_ids
+from lgov_langchain.callback_enforcement import CallbackEnforcement
+from lgov_langchain.messages import as_mappings
+from lgov_langchain.runs import FRAMEWORK, Run, RunTree, agent_in, is_pause, running_config
+from lgov_langchain.tool_results import kind_of, result_reading
 
 if TYPE_CHECKING:
     from langchain_core.messages import BaseMessage
@@ -55,19 +59,15 @@ class LgovCallbackHandler(BaseCallbackHandler):
         self.tree = RunTree()
         self._enforcement = None
         if not enforce or governor is None:
-            self.raise_error = False  # what merely observes must not break what it watches
+            self.raise_error = False  # what only observes must not break what it observes
         else:
             _check_can_stop(self)
-            from lgov_langchain.enforcing import CallbackEnforcement
-
             self._enforcement = CallbackEnforcement(governor)
-        from lgov_langchain.reply_ids import keep_reply_ids
-
         keep_reply_ids()
 
     @property
     def observer(self) -> Governor | None:
-        """Who is shown the spans; None if nobody is."""
+        """The governor that gets the spans, or None."""
         return self.governor
 
     @property
@@ -75,12 +75,17 @@ class LgovCallbackHandler(BaseCallbackHandler):
         """How many runs have begun and not ended."""
         return len(self.tree)
 
-    def begin_inside(self, run_id: UUID, parent_run_id: UUID | None) -> None:
-        """A run begins that somebody else shows, by the span that is current here."""
-        if (above := self.tree.find(parent_run_id)) is not None:
-            self.tree.begin(run_id, above, inside=current_span())
+    def _begin_inside(self, run_id: UUID, parent_run_id: UUID | None) -> None:
+        """A run begins whose span is the current one, and was opened elsewhere."""
+        self.tree.begin(run_id, self._above(parent_run_id), inside=current_span())
 
-    # ------------------------------------------------------------------ agents and plumbing
+    def _above(self, parent_run_id: UUID | None) -> Run | None:
+        """The open run above. LangChain reports none for a call without a config; then it is that of the running code."""
+        if parent_run_id is None:
+            parent_run_id = getattr(running_config().get("callbacks"), "parent_run_id", None)
+        return self.tree.find(parent_run_id)
+
+    # ------------------------------------------------------------------ chains and agents
 
     def on_chain_start(
         self,
@@ -94,8 +99,8 @@ class LgovCallbackHandler(BaseCallbackHandler):
         **kwargs: Any,
     ) -> None:
         """A graph, a node or another runnable begins; the outermost graph and named agents inside it become spans."""
-        above, name = self.tree.find(parent_run_id), kwargs.get("name") or "agent"
-        agent = self.tree.agent_begun(above, name, metadata or {}, tags or (), kwargs.get("run_type"))
+        above, name = self._above(parent_run_id), kwargs.get("name") or "agent"
+        agent = self.tree.agent_of(above, name, metadata or {}, tags or (), kwargs.get("run_type"))
         run = self.tree.begin(run_id, above, agent=agent)
         if agent is not None and self.governor is not None:
             self.tree.span_above(self.governor, run)
@@ -106,7 +111,7 @@ class LgovCallbackHandler(BaseCallbackHandler):
 
     def on_chain_error(self, error: BaseException, *, run_id: UUID, **kwargs: Any) -> None:
         """A runnable raised; a pause for a person is no error."""
-        self.tree.end(run_id, error=None if actions.is_interrupt(error) else error)
+        self.tree.end(run_id, error=None if is_pause(error) else error)
 
     # ------------------------------------------------------------------ models
 
@@ -121,7 +126,7 @@ class LgovCallbackHandler(BaseCallbackHandler):
         **kwargs: Any,
     ) -> None:
         """A chat model is called."""
-        said = (lambda: actions.as_mappings(messages[0])) if messages else None
+        said = (lambda: as_mappings(messages[0])) if messages else None
         self._begin_model(serialized, said, run_id, parent_run_id, metadata or {}, kwargs)
 
     def on_llm_start(
@@ -155,18 +160,20 @@ class LgovCallbackHandler(BaseCallbackHandler):
     ) -> None:
         observer = self.observer
         if observer is None or model_call_covered(observer):
-            self.begin_inside(run_id, parent_run_id)
+            self._begin_inside(run_id, parent_run_id)
             return
         attributes = _model_attributes(serialized, metadata, kwargs.get("invocation_params") or {})
         if said is not None and observer.capture_content:
             attributes[semconv.INPUT_MESSAGES] = json_text(said())
-        run = self.tree.begin(run_id, self.tree.find(parent_run_id))
+        run = self.tree.begin(run_id, self._above(parent_run_id))
         model = str(attributes[semconv.REQUEST_MODEL])
         self.tree.open_span(observer, run, semconv.CHAT, model, attributes)
 
     def on_llm_end(self, response: LLMResult, *, run_id: UUID, **kwargs: Any) -> None:
         """A model answered."""
-        self.tree.end(run_id, lambda: _reply_attributes(response, self._keeps_content))
+        observer = self.observer
+        content = observer is not None and observer.capture_content
+        self.tree.end(run_id, lambda: _reply_attributes(response, content))
 
     def on_llm_error(self, error: BaseException, *, run_id: UUID, **kwargs: Any) -> None:
         """A model call failed."""
@@ -191,24 +198,25 @@ class LgovCallbackHandler(BaseCallbackHandler):
         call_id = kwargs.get("tool_call_id")
         covered = call is not None and call.governor is observer and (call.name, call.call_id) == (name, call_id)
         if observer is None or covered:
-            self.begin_inside(run_id, parent_run_id)
+            self._begin_inside(run_id, parent_run_id)
             return
-        agent = actions.agent_in(metadata)
-        arguments = inputs if inputs is not None else {"input": input_str}
+        action = Action(
+            Point.PRE_TOOL_CALL,
+            name,
+            kind_of(name),
+            inputs if inputs is not None else {"input": input_str},
+            agent=agent_in(metadata),
+            framework=FRAMEWORK,
+            call_id=call_id,
+        )
+        above = self._above(parent_run_id)
         if self._enforcement is not None:
-            above = self.tree.span_above(observer, self.tree.find(parent_run_id))
-            span = self._enforcement.permit(run_id, name, arguments, call_id, agent, above)
-            self.tree.begin(run_id, self.tree.find(parent_run_id), inside=span)
-            return
-        attributes: dict[str, JSONValue] = {
-            semconv.TOOL_NAME: name,
-            semconv.TOOL_TYPE: actions.kind_of(name),
-            semconv.TOOL_CALL_ID: call_id,
-            semconv.AGENT_NAME: agent,
-            semconv.TOOL_ARGUMENTS: json_text(arguments) if self._keeps_content else None,
-        }
-        run = self.tree.begin(run_id, self.tree.find(parent_run_id))
-        self.tree.open_span(observer, run, semconv.EXECUTE_TOOL, name, attributes)
+            span = self._enforcement.permit(run_id, action, self.tree.span_above(observer, above))
+            self.tree.begin(run_id, above, inside=span)
+        else:
+            run = self.tree.begin(run_id, above)
+            attributes = _tool_attributes(action, observer.capture_content)
+            self.tree.open_span(observer, run, semconv.EXECUTE_TOOL, name, attributes)
 
     def on_tool_end(self, output: Any, *, run_id: UUID, **kwargs: Any) -> None:
         """A tool returned. Raises `DeniedToolError` if the model must not read the result and nobody else said so."""
@@ -216,20 +224,16 @@ class LgovCallbackHandler(BaseCallbackHandler):
             if self._enforcement is not None:
                 self._enforcement.returned(run_id, output)
         finally:
-            self.tree.end(run_id, lambda: _result_attributes(output, self._keeps_content))
+            self.tree.end(run_id, lambda: _result_attributes(output))
 
     def on_tool_error(self, error: BaseException, *, run_id: UUID, **kwargs: Any) -> None:
         """A tool raised; a pause for a person is no error."""
-        pause = actions.is_interrupt(error)
+        pause = is_pause(error)
         if (call := covered_call()) is not None and not pause:
             call.raised = error  # the framework may make a text of it
         if self._enforcement is not None:
             self._enforcement.raised(run_id, error)
         self.tree.end(run_id, error=None if pause else error)
-
-    @property
-    def _keeps_content(self) -> bool:
-        return self.observer is not None and self.observer.capture_content
 
 
 def _check_can_stop(handler: LgovCallbackHandler) -> None:
@@ -254,20 +258,30 @@ def _model_attributes(serialized: Any, metadata: dict[str, Any], parameters: dic
     return {
         semconv.REQUEST_MODEL: named or (serialized or {}).get("name") or "unknown",
         semconv.PROVIDER: metadata.get("ls_provider"),
-        semconv.AGENT_NAME: actions.agent_in(metadata),
-        semconv.FRAMEWORK: actions.FRAMEWORK,
+        semconv.AGENT_NAME: agent_in(metadata),
+        semconv.FRAMEWORK: FRAMEWORK,
     }
 
 
-def _result_attributes(output: Any, keeps_content: bool) -> dict[str, JSONValue]:
-    failed = any(message.status == "error" for message in actions.result_messages(output))
+def _tool_attributes(action: Action, content: bool) -> dict[str, JSONValue]:
     return {
-        semconv.TOOL_RESULT: actions.result_text(output) or str(output) if keeps_content else None,
-        semconv.ERROR_TYPE: "tool_error" if failed else None,
+        semconv.TOOL_NAME: action.name,
+        semconv.TOOL_TYPE: action.kind,
+        semconv.TOOL_CALL_ID: action.call_id,
+        semconv.AGENT_NAME: action.agent,
+        semconv.TOOL_ARGUMENTS: json_text(action.arguments) if content else None,
     }
 
 
-def _reply_attributes(response: LLMResult, keeps_content: bool) -> dict[str, JSONValue]:
+def _result_attributes(output: Any) -> dict[str, JSONValue]:
+    reading = result_reading(output)
+    return {
+        semconv.TOOL_RESULT: reading.text,
+        semconv.ERROR_TYPE: None if reading.status == "ok" else "tool_error",
+    }
+
+
+def _reply_attributes(response: LLMResult, content: bool) -> dict[str, JSONValue]:
     generations: Any = response.generations[0] if response.generations else ()
     if not generations:
         return {}
@@ -283,8 +297,8 @@ def _reply_attributes(response: LLMResult, keeps_content: bool) -> dict[str, JSO
         semconv.INPUT_TOKENS: usage.get("input_tokens"),
         semconv.OUTPUT_TOKENS: usage.get("output_tokens"),
     }
-    if keeps_content:
-        plain = {"role": "assistant", "content": generation.text}
-        said = plain if message is None else actions.as_mappings([message])[0]
+    if content:
+        text = {"role": "assistant", "content": generation.text}
+        said = text if message is None else as_mappings([message])[0]
         attributes[semconv.OUTPUT_MESSAGES] = json_text([said])
     return attributes

@@ -1,16 +1,18 @@
-"""Judges model calls where those of LangChain's chat models pass. Installed by `instrumentation`.
+"""Governs model calls where all those of LangChain's chat models pass. Installed by `instrumentor`.
 
-``invoke`` and ``batch`` go through ``generate``, ``ainvoke`` through ``agenerate``; ``stream`` and ``astream`` are ways of
-their own. A call that the middleware has judged passes through untouched. A call or reply that is denied becomes a reply
-that holds the denial and asks for no tools. Of a streamed reply, the text goes on as it comes; the tool calls it asks for
-are held back until the whole reply has been judged.
+``invoke`` and ``batch`` go through ``generate``, ``ainvoke`` through ``agenerate``; ``stream`` and ``astream`` do not. A call
+that the middleware has evaluated is not evaluated again. A call or reply that is denied becomes a reply that holds the
+denial and asks for no tools. Of a streamed reply, the text is passed on at once; the tool calls it asks for are withheld
+until the whole reply is evaluated, if any policy is asked about replies.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
-from collections.abc import AsyncGenerator, Callable, Generator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Generator, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from langchain_core.messages import (
@@ -24,116 +26,56 @@ from langchain_core.messages import (
 from langchain_core.outputs import ChatGeneration, LLMResult
 from langchain_core.prompt_values import PromptValue
 
-from lgov_core.instrumentation.model_call import ModelCall
-from lgov_core.scope import current_scope
-from lgov_langchain import actions
-from lgov_langchain.attribution import headers_for, with_headers
-from lgov_langchain.graph_runs import CallRun
+from lgov_core.instrumentation import Steps, arun_steps, run_steps
+from lgov_core.types import Point
+from lgov_langchain._internals import combine_llm_outputs
+from lgov_langchain.endpoint import attributed
 from lgov_langchain.instrumentor import acting_governor
-from lgov_langchain.model_calls import (
-    Reply,
-    Send,
-    Steps,
-    Verdict,
-    aadvance,
-    adrive,
-    advance,
-    are_covered,
-    drive,
-    failed,
-    heard,
-    inside,
-    is_covered,
-    judged,
-    open_call,
-    watched,
-)
-from lgov_langchain.reply_ids import keep_reply_ids
-from lgov_langchain.watching import place_of, standing_under
+from lgov_langchain.model_calls import Prompt, Reply, Result, govern_model_call
+from lgov_langchain.process_handler import agent_span
+from lgov_langchain.sent_calls import SentCall, is_covered
+from lgov_langchain.streams import Emit, StreamSteps, astream_steps, stream_steps
 
 if TYPE_CHECKING:
     from langchain_core.language_models import BaseChatModel
 
     from lgov_core.instrumentation import Governor
-    from lgov_core.instrumentation.live_span import LiveSpan
+
+_END = object()
 
 
 def wrap_generate(generate: Callable[..., LLMResult]) -> Callable[..., LLMResult]:
-    """``BaseChatModel.generate`` with the judgements around each of its calls."""
+    """``BaseChatModel.generate`` with an evaluation before and after each of its calls."""
 
     @functools.wraps(generate)
     def governed_generate(self: BaseChatModel, messages: list[list[BaseMessage]], *args: Any, **kwargs: Any) -> Any:
-        governor = acting_governor()
-        if governor is None or are_covered(governor, messages):
-            with CallRun(governor if len(messages) == 1 else None, kwargs, of_model=True):
-                return generate(self, messages, *args, **kwargs)
-        callbacks = args[1] if len(args) > 1 else kwargs.get("callbacks")
-        if governor.observe_only and len(messages) == 1:
-            sent = _attributed(self, kwargs)
-            call = _opened(governor, self, place_of(governor, callbacks=callbacks)[1])
-            with watched(governor, call, messages[0]), CallRun(governor, sent, of_model=True):
-                result = generate(self, messages, *args, **sent)
-            for lost in heard(call, _reply_in(result)):
-                governor.record(lost)
-            return result
-
-        def one_call(prompt: list[BaseMessage]) -> LLMResult:
-            came: list[LLMResult] = []
-
-            def send(sent: list[BaseMessage]) -> Reply:
-                came.append(generate(self, [sent], *args, **_attributed(self, kwargs)))
-                return _reply(came[0])
-
-            with standing_under(governor, callbacks=callbacks):
-                call, steps = _open(governor, self, prompt, kwargs)
-                return _result(drive(governor, call, steps, send), came)
-
-        return _together(self, [one_call(prompt) for prompt in messages])
+        flows = _generate_flows(generate, self, messages, args, kwargs)
+        if flows is None:
+            return generate(self, messages, *args, **kwargs)
+        return _combined(self, [run_steps(flow) for flow in flows])
 
     return governed_generate
 
 
 def wrap_agenerate(agenerate: Callable[..., Any]) -> Callable[..., Any]:
-    """``BaseChatModel.agenerate`` with the judgements around each of its calls."""
+    """``BaseChatModel.agenerate`` with an evaluation before and after each of its calls, which run concurrently."""
 
     @functools.wraps(agenerate)
     async def governed_agenerate(
         self: BaseChatModel, messages: list[list[BaseMessage]], *args: Any, **kwargs: Any
     ) -> Any:
-        governor = acting_governor()
-        if governor is None or are_covered(governor, messages):
-            with CallRun(governor if len(messages) == 1 else None, kwargs, of_model=True):
-                return await agenerate(self, messages, *args, **kwargs)
-        callbacks = args[1] if len(args) > 1 else kwargs.get("callbacks")
-        if governor.observe_only and len(messages) == 1:
-            sent = _attributed(self, kwargs)
-            call = _opened(governor, self, place_of(governor, callbacks=callbacks)[1])
-            with watched(governor, call, messages[0]), CallRun(governor, sent, of_model=True):
-                result = await agenerate(self, messages, *args, **sent)
-            for lost in heard(call, _reply_in(result)):
-                await governor.arecord(lost)
-            return result
-
-        async def one_call(prompt: list[BaseMessage]) -> LLMResult:
-            came: list[LLMResult] = []
-
-            async def send(sent: list[BaseMessage]) -> Reply:
-                came.append(await agenerate(self, [sent], *args, **_attributed(self, kwargs)))
-                return _reply(came[0])
-
-            with standing_under(governor, callbacks=callbacks):
-                call, steps = _open(governor, self, prompt, kwargs)
-                return _result(await adrive(governor, call, steps, send), came)
-
-        if len(messages) == 1:
-            return await one_call(messages[0])
-        return _together(self, list(await asyncio.gather(*(one_call(prompt) for prompt in messages))))
+        flows = _generate_flows(agenerate, self, messages, args, kwargs)
+        if flows is None:
+            return await agenerate(self, messages, *args, **kwargs)
+        if len(flows) == 1:
+            return await arun_steps(flows[0])
+        return _combined(self, await asyncio.gather(*map(arun_steps, flows)))
 
     return governed_agenerate
 
 
 def wrap_stream(stream: Callable[..., Any]) -> Callable[..., Any]:
-    """``BaseChatModel.stream`` with the judgements around it."""
+    """``BaseChatModel.stream`` with an evaluation before and after it."""
 
     @functools.wraps(stream)
     def governed_stream(
@@ -144,37 +86,22 @@ def wrap_stream(stream: Callable[..., Any]) -> Callable[..., Any]:
         if governor is None or is_covered(governor, messages):
             yield from stream(self, input, config, **kwargs)
             return
-        with standing_under(governor, config):
-            call, steps = _open(governor, self, messages, kwargs)
-            step = advance(governor, call, steps)
-        if isinstance(step, Verdict):
-            yield _as_chunk(step)
-            return
-        inner = stream(self, step.messages, config, **_attributed(self, kwargs))
-        chunks, held = list[Any](), list[Any]()
-        try:
-            while True:
-                with inside(governor, call, step.messages):
-                    chunk = next(inner, None)
-                if chunk is None:
-                    break
-                chunks.append(chunk)
-                if held or _waits(governor, chunk):
-                    held.append(chunk)
-                else:
-                    yield chunk
-        except BaseException as error:
-            failed(call, error)
-            raise
-        finally:
-            inner.close()
-        yield from _rest(advance(governor, call, steps, _whole(chunks)), held, shown=len(held) < len(chunks))
+
+        with contextlib.ExitStack() as opened:
+
+            def open_stream(sent: Sequence[BaseMessage]) -> Callable[[], Any]:
+                chunks = stream(self, sent, config, **attributed(self, kwargs))
+                opened.callback(chunks.close)
+                return partial(next, chunks, _END)
+
+            prompt = Prompt(self, messages, kwargs, self, agent_span(governor, config))
+            yield from stream_steps(_stream_flow(governor, prompt, open_stream))
 
     return governed_stream
 
 
 def wrap_astream(astream: Callable[..., Any]) -> Callable[..., Any]:
-    """``BaseChatModel.astream`` with the judgements around it."""
+    """``BaseChatModel.astream`` with an evaluation before and after it."""
 
     @functools.wraps(astream)
     async def governed_astream(
@@ -186,55 +113,20 @@ def wrap_astream(astream: Callable[..., Any]) -> Callable[..., Any]:
             async for chunk in astream(self, input, config, **kwargs):
                 yield chunk
             return
-        with standing_under(governor, config):
-            call, steps = _open(governor, self, messages, kwargs)
-            step = await aadvance(governor, call, steps)
-        if isinstance(step, Verdict):
-            yield _as_chunk(step)
-            return
-        inner = astream(self, step.messages, config, **_attributed(self, kwargs))
-        chunks, held = list[Any](), list[Any]()
-        try:
-            while True:
-                with inside(governor, call, step.messages):
-                    chunk = await anext(inner, None)
-                if chunk is None:
-                    break
-                chunks.append(chunk)
-                if held or _waits(governor, chunk):
-                    held.append(chunk)
-                else:
+        async with contextlib.AsyncExitStack() as opened:
+
+            def open_stream(sent: Sequence[BaseMessage]) -> Callable[[], Any]:
+                chunks = astream(self, sent, config, **attributed(self, kwargs))
+                opened.push_async_callback(chunks.aclose)
+                return partial(anext, chunks, _END)
+
+            prompt = Prompt(self, messages, kwargs, self, agent_span(governor, config))
+            governed = astream_steps(_stream_flow(governor, prompt, open_stream))
+            async with contextlib.aclosing(governed):
+                async for chunk in governed:
                     yield chunk
-        except BaseException as error:
-            failed(call, error)
-            raise
-        finally:
-            await inner.aclose()
-        for chunk in _rest(await aadvance(governor, call, steps, _whole(chunks)), held, shown=len(held) < len(chunks)):
-            yield chunk
 
     return governed_astream
-
-
-# ---------------------------------------------------------------------- before
-
-
-def _open(
-    governor: Governor, model: BaseChatModel, messages: Sequence[BaseMessage], settings: Mapping[str, Any]
-) -> tuple[ModelCall, Steps]:
-    call = _opened(governor, model)
-    return call, judged(call, messages, lambda: actions.reply_limit(model, settings))
-
-
-def _opened(governor: Governor, model: BaseChatModel, parent: LiveSpan | None = None) -> ModelCall:
-    keep_reply_ids()
-    return open_call(governor, model, model, parent)
-
-
-def _attributed(model: BaseChatModel, settings: Mapping[str, Any]) -> dict[str, Any]:
-    scope = current_scope()
-    headers = headers_for(model, scope, actions.agent_name()) if scope is not None else None
-    return with_headers(settings, headers) if headers else dict(settings)
 
 
 def _as_messages(given: Any) -> list[BaseMessage]:
@@ -243,7 +135,35 @@ def _as_messages(given: Any) -> list[BaseMessage]:
     return [HumanMessage(given)] if isinstance(given, str) else convert_to_messages(given)
 
 
-# ---------------------------------------------------------------------- after
+# ---------------------------------------------------------------------- whole replies
+
+
+def _generate_flows(
+    generate: Callable[..., Any], model: BaseChatModel, prompts: list[list[BaseMessage]], args: Any, kwargs: Any
+) -> list[Steps[LLMResult]] | None:
+    """A flow for each call; None if no call is to be evaluated here."""
+    governor = acting_governor()
+    if governor is None or all(is_covered(governor, messages) for messages in prompts):
+        return None
+    agent = agent_span(governor, callbacks=args[1] if len(args) > 1 else kwargs.get("callbacks"))
+
+    def send(messages: Sequence[BaseMessage]) -> Any:
+        return generate(model, [messages], *args, **attributed(model, kwargs))
+
+    return [_generate_flow(governor, Prompt(model, messages, kwargs, model, agent), send) for messages in prompts]
+
+
+def _generate_flow(
+    governor: Governor, prompt: Prompt, generate: Callable[[Sequence[BaseMessage]], Any]
+) -> Steps[LLMResult]:
+    results: list[LLMResult] = []
+
+    def send(sent: SentCall) -> Steps[Reply]:
+        results.append((yield from sent.send(partial(generate, sent.messages))))
+        return _reply(results[0])
+
+    result = yield from govern_model_call(governor, prompt, send)
+    return _llm_result(result, results[0] if results else None)
 
 
 def _reply(result: LLMResult) -> Reply:
@@ -251,51 +171,76 @@ def _reply(result: LLMResult) -> Reply:
     return Reply.of(*(message for message in messages if isinstance(message, AIMessage)))
 
 
-def _reply_in(result: LLMResult) -> AIMessage | None:
-    for one in (result.generations or [[]])[0]:
-        if isinstance(message := getattr(one, "message", None), AIMessage):
-            return message
-    return None
-
-
-def _result(verdict: Verdict, came: Sequence[LLMResult]) -> LLMResult:
-    if not came or verdict.message is None:
-        return came[0] if came else _denied(verdict)
-    result, messages = came[0], [verdict.message, *verdict.others]
-    before = result.generations[0]
-    if all(getattr(old, "message", None) is new for old, new in zip(before, messages, strict=False)):
-        return result
+def _llm_result(result: Result, returned: LLMResult | None) -> LLMResult:
+    if returned is None:
+        return LLMResult(generations=[[ChatGeneration(message=result.message or AIMessage(""))]])
+    if result.message is None:
+        return returned
+    before: Sequence[Any] = returned.generations[0]
+    after = [result.message, *result.others]
+    if all(getattr(old, "message", None) is new for old, new in zip(before, after, strict=False)):
+        return returned
     generations: list[Any] = [
         ChatGeneration(message=new, generation_info=old.generation_info)
-        for old, new in zip(before, messages, strict=False)
+        for old, new in zip(before, after, strict=False)
     ]
-    return LLMResult(generations=[generations], llm_output=result.llm_output, run=result.run)
+    return LLMResult(generations=[generations], llm_output=returned.llm_output, run=returned.run)
 
 
-def _denied(verdict: Verdict) -> LLMResult:
-    return LLMResult(generations=[[ChatGeneration(message=verdict.message or AIMessage(""))]])
-
-
-def _together(model: BaseChatModel, results: Sequence[LLMResult]) -> LLMResult:
+def _combined(model: BaseChatModel, results: Sequence[LLMResult]) -> LLMResult:
     if len(results) == 1:
         return results[0]
-    outputs: Any = [result.llm_output for result in results]
     return LLMResult(
         generations=[generations for result in results for generations in result.generations],
-        llm_output=model._combine_llm_outputs(outputs),
+        llm_output=combine_llm_outputs(model, [result.llm_output for result in results]),
         run=[run for result in results for run in result.run or ()] or None,
     )
 
 
-def _waits(governor: Governor, chunk: Any) -> bool:
-    """Whether a chunk may not go on before the reply is judged: it asks for a tool, or the reply is complete with it.
+# ---------------------------------------------------------------------- streams
 
-    Where nobody judges only what completes the reply waits, until that is noted.
+
+def _stream_flow(
+    governor: Governor,
+    prompt: Prompt,
+    open_stream: Callable[[Sequence[BaseMessage]], Callable[[], Any]],
+) -> StreamSteps:
+    """``open_stream`` sends the messages and returns a function for the next chunk, or `_END`."""
+    chunks, withheld = list[Any](), list[Any]()
+
+    def send(sent: SentCall) -> Generator[Any, Any, Reply]:
+        next_chunk = open_stream(sent.messages)
+        try:
+            while (chunk := (yield from sent.send(next_chunk))) is not _END:
+                chunks.append(chunk)
+                if withheld or _is_withheld(governor, chunk):
+                    withheld.append(chunk)
+                else:
+                    yield Emit(chunk)
+        except BaseException as error:
+            sent.failed(error)
+            raise
+        return _whole(chunks)
+
+    result = yield from govern_model_call(governor, prompt, send)
+    shown = len(withheld) < len(chunks)
+    if result.changed == "no" or (result.changed == "text" and shown):  # what is out cannot be taken back
+        for chunk in withheld:
+            yield Emit(chunk)
+    else:
+        yield Emit(_as_chunk(result, after_text=shown))
+
+
+def _is_withheld(governor: Governor, chunk: Any) -> bool:
+    """Whether a chunk may not be passed on before the reply is evaluated: it asks for a tool, or ends the reply.
+
+    The end is withheld even where no policy is asked, until the call's span has ended.
     """
     if not isinstance(chunk, AIMessageChunk):
         return True  # a model that does not stream: the chunk is the reply
-    asks = not governor.observe_only and bool(chunk.tool_call_chunks or chunk.tool_calls)
-    return asks or chunk.chunk_position == "last"
+    if chunk.chunk_position == "last":
+        return True
+    return bool(chunk.tool_call_chunks or chunk.tool_calls) and governor.evaluates(Point.POST_MODEL_CALL)
 
 
 def _whole(chunks: Sequence[Any]) -> Reply:
@@ -307,16 +252,7 @@ def _whole(chunks: Sequence[Any]) -> Reply:
     return Reply.of(whole)
 
 
-def _rest(step: Send | Verdict, held: Sequence[Any], *, shown: bool) -> Generator[Any, None, None]:
-    """The end of a stream: what was held back, or what stands in its place. What went out before cannot be taken back."""
-    assert isinstance(step, Verdict), "a call is sent once"
-    if step.changed == "no" or (step.changed == "text" and shown):
-        yield from held
-    else:
-        yield _as_chunk(step, after_text=shown)
-
-
-def _as_chunk(verdict: Verdict, *, after_text: bool = False) -> AIMessageChunk:
-    message = verdict.message or AIMessage("")
+def _as_chunk(result: Result, *, after_text: bool) -> AIMessageChunk:
+    message = result.message or AIMessage("")
     content = f"\n{message.text}" if after_text else message.content
     return AIMessageChunk(content=content, id=message.id, tool_calls=message.tool_calls, chunk_position="last")

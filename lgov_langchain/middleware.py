@@ -2,37 +2,23 @@
 
 from __future__ import annotations
 
-import inspect
-import operator
 from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from langchain.agents.middleware import AgentMiddleware
 from langchain.agents.middleware.types import ExtendedModelResponse, ModelResponse
-from langchain_core.messages import AIMessage, BaseMessage, SystemMessage
+from langchain_core.messages import BaseMessage, SystemMessage
 from langgraph.types import Command
 
-from lgov_core.instrumentation import json_text
+from lgov_core.instrumentation import Step, Steps, arun_steps, json_text, run_steps
 from lgov_core.instrumentation.endpoint_headers import demand_endpoint
-from lgov_core.instrumentation.model_call import ModelCall
-from lgov_core.scope import current_scope
-from lgov_langchain import actions
-from lgov_langchain.attribution import headers_for, with_headers
-from lgov_langchain.model_calls import (
-    Changed,
-    Reply,
-    Steps,
-    Verdict,
-    adrive,
-    drive,
-    heard,
-    judged,
-    open_call,
-    watched,
-)
-from lgov_langchain.reply_ids import keep_reply_ids
-from lgov_langchain.tool_calls import GovernedToolCalls
-from lgov_langchain.watching import standing_under, watch_process
+from lgov_langchain.endpoint import attributed
+from lgov_langchain.messages import first_reply
+from lgov_langchain.model_calls import Prompt, Reply, Result, govern_model_call
+from lgov_langchain.process_handler import agent_span, process_handler
+from lgov_langchain.sent_calls import ChangedCall, SentCall
+from lgov_langchain.tool_nodes import GovernedToolCalls
 
 if TYPE_CHECKING:
     from types import CoroutineType
@@ -75,21 +61,16 @@ class LgovMiddleware(AgentMiddleware[Any, Any, Any]):
         self.tools = []
         self._endpoint_headers = endpoint_headers is not False
         self._tool_calls = GovernedToolCalls(governor)
-        for name in ("wrap_tool_call", "awrap_tool_call", "wrap_model_call", "awrap_model_call"):
-            setattr(self, name, _with_signature(getattr(self, name)))
-        watch_process()
-        keep_reply_ids()
-
-    # ------------------------------------------------------------------ tools
+        process_handler()
 
     def wrap_tool_call(
         self, request: ToolCallRequest, handler: Callable[[ToolCallRequest], ToolMessage | Command[Any]]
     ) -> ToolMessage | Command[Any]:
-        """Judges the call, runs it if it may run, records what came of it and judges the result."""
+        """Evaluates the call, runs it if it may run, records the outcome and evaluates the result."""
         return self._tool_calls.wrap_tool_call(request, handler)
 
-    # The two asynchronous ones are no coroutine functions: around one of those langchain makes, for LangSmith's sake and
-    # also where nothing is sent there, two trips to a thread and a task, which cost more than all that happens here.
+    # The asynchronous hooks return a coroutine but are no coroutine functions: LangChain wraps those for LangSmith, and then
+    # each call waits for a thread of the default executor, twice.
 
     def awrap_tool_call(
         self, request: ToolCallRequest, handler: Callable[[ToolCallRequest], Awaitable[ToolMessage | Command[Any]]]
@@ -97,136 +78,75 @@ class LgovMiddleware(AgentMiddleware[Any, Any, Any]):
         """As `wrap_tool_call`, for asynchronous agents."""
         return self._tool_calls.awrap_tool_call(request, handler)
 
-    # ------------------------------------------------------------------ models
-
     def wrap_model_call(
         self, request: ModelRequest[Any], handler: Callable[[ModelRequest[Any]], ModelResponse[Any]]
     ) -> Any:
-        """Judges the user's new text and the call, sends it if it may be sent, and judges the reply."""
-        if self.governor.observe_only:
-            with standing_under(self.governor):
-                call, sent = self._open(request), _messages(request)
-                with watched(self.governor, call, sent):
-                    response = handler(self._attributed(request))
-                for lost in heard(call, _reply_in(response)):
-                    self.governor.record(lost)
-                return response
-        came: list[ModelResponse[Any]] = []
-
-        def send(messages: list[BaseMessage]) -> Reply:
-            came.append(handler(self._to_send(request, messages)))
-            return _reply(came[0])
-
-        with standing_under(self.governor):
-            call, steps = self._call(request)
-            return _response(drive(self.governor, call, steps, send), came)
+        """Evaluates the user's new text and the call, sends it if it may be sent, and evaluates the reply."""
+        return run_steps(self._govern(request, handler))
 
     def awrap_model_call(
         self, request: ModelRequest[Any], handler: Callable[[ModelRequest[Any]], Awaitable[ModelResponse[Any]]]
     ) -> CoroutineType[Any, Any, Any]:
         """As `wrap_model_call`, for asynchronous agents."""
-        return self._awrap_model_call(request, handler)
+        return arun_steps(self._govern(request, handler))
 
-    async def _awrap_model_call(
-        self, request: ModelRequest[Any], handler: Callable[[ModelRequest[Any]], Awaitable[ModelResponse[Any]]]
-    ) -> Any:
-        if self.governor.observe_only:
-            with standing_under(self.governor):
-                call, sent = self._open(request), _messages(request)
-                with watched(self.governor, call, sent):
-                    response = await handler(self._attributed(request))
-                for lost in heard(call, _reply_in(response)):
-                    await self.governor.arecord(lost)
-                return response
-        came: list[ModelResponse[Any]] = []
+    def _govern(self, request: ModelRequest[Any], handler: Callable[[ModelRequest[Any]], Any]) -> Steps[Any]:
+        responses: list[ModelResponse[Any]] = []
 
-        async def send(messages: list[BaseMessage]) -> Reply:
-            came.append(await handler(self._to_send(request, messages)))
-            return _reply(came[0])
+        def send(sent: SentCall) -> Steps[Reply]:
+            to_send = self._attributed(_with_messages(request, sent.messages))
+            responses.append((yield from sent.send(partial(handler, to_send))))
+            return _reply(responses[0])
 
-        with standing_under(self.governor):
-            call, steps = self._call(request)
-            return _response(await adrive(self.governor, call, steps, send), came)
-
-    def _open(self, request: ModelRequest[Any]) -> ModelCall:
-        keep_reply_ids()  # the model's package may have been imported since
-        return open_call(self.governor, request.model, request)
-
-    def _call(self, request: ModelRequest[Any]) -> tuple[ModelCall, Steps]:
-        call = self._open(request)
-        return call, judged(
-            call, _messages(request), lambda: actions.reply_limit(request.model, request.model_settings or {})
-        )
-
-    def _to_send(self, request: ModelRequest[Any], messages: list[BaseMessage]) -> ModelRequest[Any]:
-        return self._attributed(_with_messages(request, messages))
+        settings = request.model_settings or {}
+        prompt = Prompt(request.model, _messages(request), settings, request, agent_span(self.governor))
+        result = yield from govern_model_call(self.governor, prompt, send)
+        return _response(result, responses[0] if responses else None)
 
     def _attributed(self, request: ModelRequest[Any]) -> ModelRequest[Any]:
-        if not self._endpoint_headers or (scope := current_scope()) is None:
+        if not self._endpoint_headers:
             return request
-        headers = headers_for(request.model, scope, actions.agent_name())
-        return request.override(model_settings=with_headers(request.model_settings, headers)) if headers else request
+        return request.override(model_settings=attributed(request.model, request.model_settings or {}))
+
+
+class InstrumentedLgovMiddleware(LgovMiddleware):
+    """The middleware of an instrumented process. LangChain takes one of a name: this one may stand beside a program's own."""
 
 
 class InnermostMiddleware(AgentMiddleware[Any, Any, Any]):
-    """Stands behind all other middleware of an agent whose `LgovMiddleware` asks ``governor`` too, in an instrumented process.
+    """The last middleware of an agent in an instrumented process, for what the others made of a model call.
 
-    What the others made of a model call (a system prompt of their own, an edited conversation) is judged here in the
-    place of the call as it began, so that it remains one call with one span, which is counted and paid once. A model call
-    that they make beside it does not come here, and is a call of its own. A denial stands in place of the reply.
+    A changed call (a system prompt of their own, an edited conversation) is evaluated here in place of the call as it began,
+    so that it remains one call with one span, which is counted and paid once. A model call that they make beside it does not
+    pass here, and is a call of its own. A denial is returned in place of the reply.
     """
 
     def __init__(self, governor: Governor) -> None:
         super().__init__()
         self.governor = governor
         self.tools = []
-        for name in ("wrap_model_call", "awrap_model_call"):
-            setattr(self, name, _with_signature(getattr(self, name)))
 
     def wrap_model_call(
         self, request: ModelRequest[Any], handler: Callable[[ModelRequest[Any]], ModelResponse[Any]]
     ) -> Any:
-        """Judges the call if it is not what it was when it was judged, and sends it."""
-        changed = Changed.of(self.governor, _messages(request))
-        if changed is None:
-            return handler(request)
-        action = changed.judgement()
-        if action is not None and (denial := changed.decided(self.governor.decide(action))) is not None:
-            return ModelResponse(result=[denial])
-        with changed.sending():
-            return handler(_with_messages(request, changed.messages))
+        """Evaluates the call if it was changed since it was evaluated, and sends it."""
+        return run_steps(self._govern(request, handler))
 
     def awrap_model_call(
         self, request: ModelRequest[Any], handler: Callable[[ModelRequest[Any]], Awaitable[ModelResponse[Any]]]
     ) -> CoroutineType[Any, Any, Any]:
         """As `wrap_model_call`, for asynchronous agents."""
-        return self._awrap_model_call(request, handler)
+        return arun_steps(self._govern(request, handler))
 
-    async def _awrap_model_call(
-        self, request: ModelRequest[Any], handler: Callable[[ModelRequest[Any]], Awaitable[ModelResponse[Any]]]
-    ) -> Any:
-        changed = Changed.of(self.governor, _messages(request))
+    def _govern(self, request: ModelRequest[Any], handler: Callable[[ModelRequest[Any]], Any]) -> Steps[Any]:
+        changed = ChangedCall.of(self.governor, _messages(request))
         if changed is None:
-            return await handler(request)
-        action = changed.judgement()
-        if action is not None and (denial := changed.decided(await self.governor.adecide(action))) is not None:
+            return (yield Step(partial(handler, request)))
+        denial = yield from changed.evaluate()
+        if denial is not None:
             return ModelResponse(result=[denial])
         with changed.sending():
-            return await handler(_with_messages(request, changed.messages))
-
-
-def _with_signature(method: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
-    """``method`` as a function that holds its signature.
-
-    LangChain wraps each for LangSmith, which asks for the signature at every call, whether it is on or not; of a bound
-    method it would be made anew each time.
-    """
-
-    def wrap(request: Any, handler: Any) -> Any:
-        return method(request, handler)
-
-    wrap.__signature__ = inspect.signature(method)  # type: ignore[attr-defined]
-    return wrap
+            return (yield Step(partial(handler, _with_messages(request, changed.messages))))
 
 
 def _messages(request: ModelRequest[Any]) -> list[BaseMessage]:
@@ -234,42 +154,35 @@ def _messages(request: ModelRequest[Any]) -> list[BaseMessage]:
     return [request.system_message, *request.messages] if request.system_message else list(request.messages)
 
 
-def _with_messages(request: ModelRequest[Any], messages: list[BaseMessage]) -> ModelRequest[Any]:
-    if _are(messages, _messages(request)):
+def _with_messages(request: ModelRequest[Any], messages: Sequence[BaseMessage]) -> ModelRequest[Any]:
+    if list(map(id, messages)) == list(map(id, _messages(request))):
         return request
     system = messages[0] if messages and isinstance(messages[0], SystemMessage) else None
-    rest: Any = messages if system is None else messages[1:]
+    rest: Any = list(messages if system is None else messages[1:])
     return request.override(system_message=system, messages=rest)
 
 
-def _are(messages: Sequence[BaseMessage], others: Sequence[BaseMessage]) -> bool:
-    return len(messages) == len(others) and all(map(operator.is_, messages, others))
-
-
-def _reply_in(response: ModelResponse[Any]) -> AIMessage | None:
-    return actions.reply_of(response.result)
-
-
 def _reply(response: ModelResponse[Any]) -> Reply:
-    message = actions.reply_of(response.result)
+    message = first_reply(response.result)
     if message is None or response.structured_response is None or not message.tool_calls:
         return Reply(None, None) if message is None else Reply.of(message)
     # The call carries the agent's answer: nothing runs, and its arguments are what the caller gets.
     return Reply(message, json_text(message.tool_calls[0]["args"]))
 
 
-def _response(verdict: Verdict, came: Sequence[ModelResponse[Any]]) -> Any:
-    """What the agent gets."""
-    response = came[0] if came else None
-    if response is None or (verdict.changed == "all" and verdict.message is not None):
-        assert verdict.message is not None, "what is refused has words"
-        response = ModelResponse(result=[verdict.message])
-    elif verdict.changed == "text" and verdict.message is not None:
-        before = actions.reply_of(response.result)
+def _response(result: Result, response: ModelResponse[Any] | None) -> Any:
+    """What the agent gets. ``response`` is the model's, None if the call was not sent."""
+    message = result.message
+    if response is None or (result.changed == "all" and message is not None):
+        assert message is not None, "a call that is not sent has a denial"
+        new = ModelResponse(result=[message])
+    elif result.changed == "text" and message is not None:
+        before = first_reply(response.result)
         # An answer that was parsed out of this text (no call carries it) must not survive beside the new text.
-        structured = response.structured_response if verdict.message.tool_calls else None
-        result = [verdict.message if message is before else message for message in response.result]
-        response = ModelResponse(result=result, structured_response=structured)
-    if verdict.rewritten and came:  # The conversation must not bring the replaced text back at the next call.
-        return ExtendedModelResponse(response, Command(update={"messages": list(verdict.rewritten)}))
-    return response
+        structured = response.structured_response if message.tool_calls else None
+        new = ModelResponse([message if one is before else one for one in response.result], structured)
+    else:
+        new = response
+    if result.rewritten and response is not None:  # the conversation must not bring the replaced text back later
+        return ExtendedModelResponse(new, Command(update={"messages": list(result.rewritten)}))
+    return new

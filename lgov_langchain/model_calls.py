@@ -1,45 +1,32 @@
-"""The judgements around one model call, as a sequence of steps that synchronous, asynchronous and streaming code share."""
+"""The governed model call, as a flow that the middleware and the patched chat models share."""
 
 from __future__ import annotations
 
-import contextvars
-import operator
-import threading
-import weakref
-from collections.abc import Awaitable, Callable, Generator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from functools import partial
+from typing import TYPE_CHECKING, Any, Literal
 
 from langchain_core.messages import AIMessage, BaseMessage
 
-from lgov_core.errors import PolicyDenied
-from lgov_core.instrumentation import semconv
-from lgov_core.instrumentation.evaluated_call import covered_call, model_call_covered
-from lgov_core.instrumentation.message_decisions import MessageDecisionCache
-from lgov_core.instrumentation.model_call import ModelCall, ModelReading
+from lgov_core.instrumentation import Step, Steps, semconv
+from lgov_core.instrumentation.evaluated_call import covered_call
+from lgov_core.instrumentation.model_call import ModelCall
 from lgov_core.types import Action, Decision, Point, ToolOutcome
-from lgov_langchain import actions
-from lgov_langchain.enforcing import as_obeyed
+from lgov_langchain import messages
+from lgov_langchain._internals import keep_reply_ids
+from lgov_langchain.process_handler import inside, process_handler
+from lgov_langchain.runs import FRAMEWORK, agent_name
+from lgov_langchain.sent_calls import ChangedCallDenied, SentCall
 
 if TYPE_CHECKING:
     from lgov_core.instrumentation import Governor
     from lgov_core.instrumentation.live_span import LiveSpan
 
 
-T = TypeVar("T")
-
-
-@dataclass(frozen=True, slots=True)
-class Send:
-    """The step at which the call is sent, with these messages."""
-
-    messages: list[BaseMessage]
-
-
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """What came back. ``final`` is the agent's answer in words if this is its last reply, else None.
+    """What the model returned. ``final`` is the agent's answer as text if this is its last reply, else None.
 
     ``others`` are further replies to choose from, where the caller asked for several.
     """
@@ -49,20 +36,20 @@ class Reply:
     others: Sequence[AIMessage] = ()
 
     @classmethod
-    def of(cls, *messages: AIMessage) -> Reply:
+    def of(cls, *replies: AIMessage) -> Reply:
         """The reply of a bare model: it is the answer unless it asks for tools."""
-        if not messages:
+        if not replies:
             return cls(None, None)
-        first, *others = messages
-        return cls(first, None if first.tool_calls else actions.text_of(first), others)
+        first, *others = replies
+        return cls(first, None if first.tool_calls else messages.text_of(first), others)
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
-    """What the caller gets: ``message``, and how it differs from the reply that came.
+class Result:
+    """What the caller gets: ``message``, and how it differs from the model's reply.
 
-    ``changed`` is "no", "text" (reworded, its tool calls stand) or "all" (it stands in place of the reply).
-    ``rewritten`` are the user's messages as policies reworded them, ``others`` the further replies as they may be seen.
+    ``changed`` is "no", "text" (another text, the same tool calls) or "all" (another message).
+    ``rewritten`` are the user's messages that policies rewrote, ``others`` the further replies as the caller may read them.
     """
 
     message: AIMessage | None
@@ -71,397 +58,143 @@ class Verdict:
     others: Sequence[AIMessage] = ()
 
 
-Steps = Generator["Action | ToolOutcome | Send", Any, Verdict]
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """A model call that is about to be made. ``settings`` are its options, ``agent`` the span of the agent that makes it."""
 
-
-@dataclass(slots=True)
-class _Sent:
-    """The messages that a judged call is sent with, and what became of it where it was changed on its way.
-
-    ``went`` is true once it was sent in any form, ``denial`` what answered it where it was not.
-    """
-
-    call: ModelCall | None
+    model: Any
     messages: Sequence[BaseMessage]
-    went: bool = False
-    denial: tuple[AIMessage, Decision] | None = None
+    settings: Mapping[str, Any]
+    native: Any
+    agent: LiveSpan | None
 
 
-_SENT: contextvars.ContextVar[_Sent] = contextvars.ContextVar("lgov_langchain_sent", default=_Sent(None, ()))  # noqa: B039 - never written to
+def govern_model_call(governor: Governor, prompt: Prompt, send: Callable[[SentCall], Steps[Reply]]) -> Steps[Result]:
+    """Evaluates the user's new text and the call, sends it if allowed, then evaluates the reply and the answer.
 
-
-_HEARD: weakref.WeakKeyDictionary[Governor, MessageDecisionCache] = weakref.WeakKeyDictionary()
-_HEARD_LOCK = threading.Lock()
-
-
-class ChangedCallDenied(PolicyDenied):
-    """A judged model call was changed on its way and must not be sent as what it has become."""
-
-
-def open_call(governor: Governor, model: Any, native: Any, parent: LiveSpan | None = None) -> ModelCall:
-    """The call that the running code is about to make of ``model``, with its span: under ``parent``, or the current one."""
-    name, agent = actions.model_name(model), actions.agent_name()
-    return ModelCall(governor, framework=actions.FRAMEWORK, model=name, agent=agent, native=native, parent=parent)
-
-
-def judged(call: ModelCall, messages: Sequence[BaseMessage], further: Callable[[], Mapping[str, Any]]) -> Steps:
-    """Judges the user's new text, the call, the reply, and the answer. ``further`` says what else the call is judged on.
-
-    Yields an `Action` to be judged, a `ToolOutcome` to be recorded, or the `Send`; gets the `Decision`, nothing, or the
-    `Reply`.
+    ``send`` is a flow that sends the call, by `SentCall.send`, and returns the reply; of all flows only that one may emit.
+    What was denied comes back as a message with the denial. Raises `PolicyDenied` if a decision says abort, and what
+    ``send`` raises. The call's span ends in every case.
     """
-    if call.governor.observe_only:
-        return (yield from _watched(call, list(messages)))
-    heard = _heard_by(call.governor)
-    new = actions.new_user_messages(messages)
-    sent, rewritten = _as_heard(heard, messages, len(messages) - len(new)), list[BaseMessage]()
-    nested = covered_call() is not None  # inside a tool: it is another agent that speaks
-    for message in new:
-        text = actions.text_of(message)
-        decision: Decision = yield call.user_text(text, nested=nested)
+    keep_reply_ids()
+    with inside(prompt.agent):
+        call = ModelCall(
+            governor,
+            framework=FRAMEWORK,
+            model=messages.model_name(prompt.model),
+            agent=agent_name(),
+            native=prompt.native,
+        )
+    try:
+        with inside(prompt.agent):
+            denied, sent, rewritten = yield from _evaluate_prompt(call, prompt)
+        if denied is None:
+            sent_call = SentCall(call, sent)
+            try:
+                reply = yield from send(sent_call)
+            except ChangedCallDenied as error:
+                denied = error.decision
+            else:
+                with inside(prompt.agent):
+                    return (yield from _evaluate_reply(sent_call, reply, rewritten))
+        call.refused(denied)
+        return Result(messages.denial_reply(denied), "all")
+    except BaseException as error:
+        call.span.end(error)
+        raise
+
+
+def _decide(call: ModelCall, action: Action) -> Steps[Decision]:
+    return (yield Step(partial(call.governor.decide, action), partial(call.governor.adecide, action)))
+
+
+def _evaluate_prompt(
+    call: ModelCall, prompt: Prompt
+) -> Steps[tuple[Decision | None, list[BaseMessage], list[BaseMessage]]]:
+    """The denial if there is one, the messages to send, and the user's messages among them that policies rewrote."""
+    decisions = process_handler().message_decisions(call.governor)
+    new, rewritten = messages.new_user_messages(prompt.messages), list[BaseMessage]()
+    sent = list(prompt.messages)
+    earlier = sent[: len(sent) - len(new)]
+    replaced = decisions.instead_of(lambda: [messages.role_and_text(message) for message in earlier])
+    for position, (text, was_denied) in replaced.items():  # a transcript has what users really said
+        message = sent[position]
+        changed = message.model_copy(update={"content": text}) if was_denied else messages.with_text(message, text)
+        sent[position] = changed
+    nested = covered_call() is not None  # inside a tool the text is another agent's
+    for position, message in enumerate(new, start=len(earlier)):
+        text = messages.text_of(message)
+        decision = yield from _decide(call, call.user_text(text, nested=nested))
         if decision.blocks:
-            heard.denied(text, decision.denial_message())
-            call.refused(decision)
-            return Verdict(actions.denial_reply(decision), "all")
-        heard.let_through(text, decision.text)
+            decisions.denied(text, decision.denial_message())
+            return decision, sent, rewritten
+        decisions.let_through(text, decision.text)
         if decision.text is not None:
-            changed = actions.with_text(message, decision.text)
-            rewritten.append(changed)
-            sent = [changed if one is message else one for one in sent]
-    decision = yield call.request(actions.as_mappings(sent), **further())
+            sent[position] = messages.with_text(message, decision.text)
+            rewritten.append(sent[position])
+    limit = messages.reply_limit(prompt.model, prompt.settings)
+    decision = yield from _decide(call, call.request(messages.as_mappings(sent), **limit))
     if decision.blocks:
-        call.refused(decision)
-        return Verdict(actions.denial_reply(decision), "all")
+        return decision, sent, rewritten
     if decision.arguments is not None:
-        sent = actions.with_messages(sent, decision.arguments["messages"])
-    reply: Reply = yield Send(sent)
-    if reply.message is None:
+        sent = messages.with_messages(sent, decision.arguments["messages"])
+    return None, sent, rewritten
+
+
+def _evaluate_reply(sent: SentCall, reply: Reply, rewritten: Sequence[BaseMessage]) -> Steps[Result]:
+    call, message = sent.call, reply.message
+    if message is None:
         call.span.end()
-        return Verdict(None, rewritten=rewritten)
-    verdict = yield from _judged_reply(call, reply.message, reply.final, rewritten)
+        return Result(None, rewritten=rewritten)
+    if sent.denial is not None and message is sent.denial[0]:  # middleware changed the call, and that was denied
+        call.refused(sent.denial[1])
+        return Result(message, "all")
+    if (provider := message.response_metadata.get("model_provider")) is not None:
+        call.span.set({semconv.PROVIDER: provider})
+    reading = messages.model_reading(message)
+    call.answered(reading)
+    result = yield from _evaluate_message(call, call.reply(reading), message, reply.final)
     others: list[AIMessage] = []
     for other in reply.others:
-        decision = yield call.reply(actions.model_reading(other))
-        shown = other if decision.text is None else actions.with_text(other, decision.text)
-        others.append(actions.denial_reply(decision, other) if decision.blocks else shown)
-    return replace(verdict, others=others) if others else verdict
+        decision = yield from _decide(call, call.reply(messages.model_reading(other)))
+        if decision.blocks:
+            other = messages.denial_reply(decision, other)
+        elif decision.text is not None:
+            other = messages.with_text(other, decision.text)
+        others.append(other)
+    return replace(result, rewritten=rewritten, others=others)
 
 
-def _heard_by(governor: Governor) -> MessageDecisionCache:
-    """What became of what users said, as this governor judged it."""
-    with _HEARD_LOCK:
-        return _HEARD.setdefault(governor, MessageDecisionCache())
-
-
-def _as_heard(heard: MessageDecisionCache, messages: Sequence[BaseMessage], end: int) -> list[BaseMessage]:
-    """``messages``, those before ``end`` as a model may read them: a transcript brings back what users really said."""
-    sent = list(messages)
-    instead = heard.instead_of(lambda: [actions.role_and_text(message) for message in messages[:end]])
-    for position, (text, denied) in instead.items():
-        message = messages[position]
-        sent[position] = message.model_copy(update={"content": text}) if denied else actions.with_text(message, text)
-    return sent
-
-
-def _watched(call: ModelCall, messages: list[BaseMessage]) -> Steps:
-    """The call where nobody judges."""
-    _said(call, messages)
-    reply: Reply = yield Send(messages)
-    yield from heard(call, reply.message)
-    return Verdict(reply.message, others=reply.others)
-
-
-def _said(call: ModelCall, messages: Sequence[BaseMessage]) -> None:
-    call.said(lambda: actions.as_mappings(messages))
-
-
-def heard(call: ModelCall, reply: AIMessage | None) -> Sequence[ToolOutcome]:
-    """Ends the span of a call that nobody judges; returns what has to be recorded."""
-    if reply is None:
-        call.span.end()
-        return ()
-    reading = _answered(call, reply)
-    broken = reply.invalid_tool_calls
-    return [_lost(call.reply(reading), one) for one in broken] if broken else ()
-
-
-def _answered(call: ModelCall, reply: AIMessage) -> ModelReading:
-    reading = actions.model_reading(reply)
-    if (provider := reply.response_metadata.get("model_provider")) is not None:
-        call.span.attributes[semconv.PROVIDER] = provider
-    call.answered(reading)
-    return reading
-
-
-def _judged_reply(call: ModelCall, reply: AIMessage, final: str | None, rewritten: Sequence[BaseMessage]) -> Steps:
-    judgement = call.reply(_answered(call, reply))
-    decision: Decision = yield judgement
+def _evaluate_message(call: ModelCall, action: Action, reply: AIMessage, final: str | None) -> Steps[Result]:
+    decision = yield from _decide(call, action)
     if decision.blocks:
-        return Verdict(actions.denial_reply(decision, reply), "all", rewritten)
-    verdict = Verdict(reply, "no", rewritten)
+        return Result(messages.denial_reply(decision, reply), "all")
+    result = Result(reply)
     if decision.text is not None:
         final = final if final is None or reply.tool_calls else decision.text
-        verdict = Verdict(actions.with_text(reply, decision.text), "text", rewritten)
-    for broken in reply.invalid_tool_calls:  # Nothing can run, so there is nothing to judge, but it is not lost.
-        yield _lost(judgement, broken)
+        result = Result(messages.with_text(reply, decision.text), "text")
+    for broken in reply.invalid_tool_calls:  # nothing can run, so nothing is evaluated, but it is recorded
+        outcome = _invalid_call(action, broken)
+        yield Step(partial(call.governor.record, outcome), partial(call.governor.arecord, outcome))
     if final is None:
-        return verdict
-    decision = yield call.output(final)
+        return result
+    decision = yield from _decide(call, call.output(final))
     if decision.blocks:
-        return Verdict(actions.denial_reply(decision, reply), "all", rewritten)
+        return Result(messages.denial_reply(decision, reply), "all")
     if decision.text is None:
-        return verdict
-    answer = actions.with_text(reply, decision.text).model_copy(update={"content": decision.text, "tool_calls": []})
-    return Verdict(answer, "all", rewritten)
+        return result
+    answer = messages.with_text(reply, decision.text).model_copy(update={"content": decision.text, "tool_calls": []})
+    return Result(answer, "all")
 
 
-def _lost(judgement: Action, call: Mapping[str, Any]) -> ToolOutcome:
-    """What came of a proposed call that nobody can read."""
+def _invalid_call(reply: Action, call: Mapping[str, Any]) -> ToolOutcome:
+    """The outcome of a tool call whose arguments cannot be parsed."""
     action = Action(
         Point.PRE_TOOL_CALL,
         name=call.get("name") or "?",
-        agent=judgement.agent,
-        framework=actions.FRAMEWORK,
+        agent=reply.agent,
+        framework=FRAMEWORK,
         call_id=call.get("id"),
         text=call.get("args"),
     )
     return ToolOutcome(action, "invalid_args", error_type="InvalidToolCall", error=call["error"])
-
-
-# ---------------------------------------------------------------------- walking the steps
-
-
-def advance(governor: Governor, call: ModelCall, steps: Steps, answer: Any = None) -> Send | Verdict:
-    """Takes the judgements up to the next `Send`, or to the end."""
-    try:
-        while True:
-            step = steps.send(answer)
-            if isinstance(step, Send):
-                return step
-            answer = governor.decide(step) if isinstance(step, Action) else governor.record(step)
-    except StopIteration as end:
-        return end.value
-    except BaseException as error:
-        call.span.end(error)
-        raise
-
-
-async def aadvance(governor: Governor, call: ModelCall, steps: Steps, answer: Any = None) -> Send | Verdict:
-    """As `advance`, for asynchronous code."""
-    try:
-        while True:
-            step = steps.send(answer)
-            if isinstance(step, Send):
-                return step
-            is_action = isinstance(step, Action)
-            answer = await governor.adecide(step) if is_action else await governor.arecord(step)  # type: ignore[arg-type]
-    except StopIteration as end:
-        return end.value
-    except BaseException as error:
-        call.span.end(error)
-        raise
-
-
-def drive(governor: Governor, call: ModelCall, steps: Steps, send: Callable[[list[BaseMessage]], Reply]) -> Verdict:
-    """Walks all steps; ``send`` runs inside the call's span, and what it raises is noted and raised on."""
-    step = advance(governor, call, steps)
-    if isinstance(step, Verdict):
-        return step
-    try:
-        with inside(governor, call, step.messages) as sent:
-            reply = send(step.messages)
-    except ChangedCallDenied as denied:
-        call.refused(denied.decision)
-        return Verdict(actions.denial_reply(denied.decision), "all")
-    except BaseException as error:
-        failed(call, error)
-        raise
-    return _denied_on_the_way(sent, reply) or _end(advance(governor, call, steps, reply))
-
-
-async def adrive(
-    governor: Governor, call: ModelCall, steps: Steps, send: Callable[[list[BaseMessage]], Awaitable[Reply]]
-) -> Verdict:
-    """As `drive`, for asynchronous code."""
-    step = await aadvance(governor, call, steps)
-    if isinstance(step, Verdict):
-        return step
-    try:
-        with inside(governor, call, step.messages) as sent:
-            reply = await send(step.messages)
-    except ChangedCallDenied as denied:
-        call.refused(denied.decision)
-        return Verdict(actions.denial_reply(denied.decision), "all")
-    except BaseException as error:
-        failed(call, error)
-        raise
-    return _denied_on_the_way(sent, reply) or _end(await aadvance(governor, call, steps, reply))
-
-
-def _denied_on_the_way(sent: _Sent, reply: Reply) -> Verdict | None:
-    """The end of a call whose reply is the denial of what middleware made of it; None where the reply is the model's."""
-    if sent.denial is None or reply.message is not sent.denial[0] or sent.call is None:
-        return None
-    sent.call.refused(sent.denial[1])
-    return Verdict(reply.message, "all")
-
-
-def _end(step: Send | Verdict) -> Verdict:
-    assert isinstance(step, Verdict), "a call is sent once"
-    return step
-
-
-def failed(call: ModelCall, error: BaseException) -> None:
-    """Ends a call that brought no reply; a pause for a person is no failure."""
-    if actions.is_interrupt(error):
-        call.span.end()
-    else:
-        call.failed(error)
-
-
-class _Inside:
-    """What `inside` gives; a generator would take twice as long."""
-
-    __slots__ = ("_active", "_sent", "_token")
-
-    def __init__(self, governor: Governor, call: ModelCall, messages: Sequence[BaseMessage]) -> None:
-        self._sent = _Sent(call, messages)
-        self._active = call.span.active(model=governor)
-
-    def __enter__(self) -> _Sent:
-        self._token = _SENT.set(self._sent)
-        self._active.__enter__()
-        return self._sent
-
-    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
-        self._active.__exit__(kind, error, trace)
-        _SENT.reset(self._token)
-
-
-class _Watched(_Inside):
-    """What `watched` gives."""
-
-    __slots__ = ("_call",)
-
-    def __init__(self, governor: Governor, call: ModelCall, messages: Sequence[BaseMessage]) -> None:
-        _said(call, messages)
-        self._call = call
-        super().__init__(governor, call, messages)
-
-    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
-        super().__exit__(kind, error, trace)
-        if error is not None:
-            failed(self._call, error)
-
-
-def inside(governor: Governor, call: ModelCall, messages: Sequence[BaseMessage]) -> AbstractContextManager[_Sent, None]:
-    """The inside of a judged call of these messages. Not across a ``yield``."""
-    return _Inside(governor, call, messages)
-
-
-def watched(
-    governor: Governor, call: ModelCall, messages: Sequence[BaseMessage]
-) -> AbstractContextManager[_Sent, None]:
-    """The inside of a call that nobody judges: what comes back goes on as it is, and `heard` is to be told of it."""
-    return _Watched(governor, call, messages)
-
-
-def is_covered(governor: Governor, messages: Sequence[BaseMessage]) -> bool:
-    """Whether a call of ``messages`` here is the one that was judged, and not another one made beside it.
-
-    Middleware inside the judged call may call a model for purposes of its own, or send something else than was judged.
-    """
-    if not model_call_covered(governor):
-        return False
-    sent = _SENT.get().messages
-    if len(sent) != len(messages):
-        return False
-    return all(map(operator.is_, sent, messages)) or list(sent) == list(messages)
-
-
-def judged_beside(governor: Governor) -> bool:
-    """Whether the running code is the inside of a model call that another governor than ``governor`` has judged."""
-    call = _SENT.get().call
-    return call is not None and call.governor is not governor
-
-
-def are_covered(governor: Governor, calls: Sequence[Sequence[BaseMessage]]) -> bool:
-    """Whether a call of each of these messages here is one that was judged; so it is where there are none."""
-    if not calls:
-        return True
-    return model_call_covered(governor) and all([is_covered(governor, messages) for messages in calls])
-
-
-def judge_if_changed(beside: Governor | None, messages: Sequence[BaseMessage]) -> None:
-    """Judges the messages that a model is about to get inside of a judged call, if they are not those that were judged.
-
-    ``beside`` judges all model calls by itself. Raises `ChangedCallDenied` if they must not be sent; a decision that wants
-    others is a denial here.
-    """
-    call, sent = _SENT.get().call, _SENT.get().messages
-    if call is None or call.governor is beside or call.governor.observe_only or is_covered(call.governor, messages):
-        return
-    if not model_call_covered(call.governor):
-        return
-    said = actions.as_mappings(messages)
-    if said == actions.as_mappings(sent):
-        return
-    decision = as_obeyed(call.governor.decide(call.changed_request(said)), what="messages")
-    if decision.blocks:
-        raise ChangedCallDenied(decision)
-
-
-# ---------------------------------------------------------------------- changed on the way
-
-
-class Changed:
-    """A judged call of ``governor`` that middleware has given other messages, where it comes to the model at last.
-
-    `judgement` is to be judged, and `decided` told the decision; then the call goes on inside `sending`, where the model's
-    own net takes it for what it is, the call that was judged, and not for another one made beside it.
-    """
-
-    def __init__(self, sent: _Sent, call: ModelCall, messages: list[BaseMessage]) -> None:
-        self._sent = sent
-        self._call = call
-        self.messages = messages
-
-    @classmethod
-    def of(cls, governor: Governor, messages: list[BaseMessage]) -> Changed | None:
-        """The call that the running code is the inside of, if ``messages`` are not those that it was judged with."""
-        sent = _SENT.get()
-        if sent.call is None or not model_call_covered(governor):
-            return None
-        if is_covered(governor, messages):
-            sent.went = True
-            return None
-        return cls(sent, sent.call, messages)
-
-    def judgement(self) -> Action | None:
-        """What is to be judged now; None where nobody judges."""
-        if self._call.governor.observe_only:
-            _said(self._call, self.messages)
-            return None
-        if not self._sent.went:  # a retry is a call more, for whoever counts
-            self._call.overtaken()
-        return self._call.changed_request(actions.as_mappings(self.messages))
-
-    def decided(self, decision: Decision) -> AIMessage | None:
-        """The denial that takes the reply's place; None if the call may go on, with `messages` as policies want them."""
-        if decision.blocks:
-            denial = actions.denial_reply(decision)
-            self._sent.denial = (denial, decision)
-            return denial
-        if decision.arguments is not None:
-            self.messages = actions.with_messages(self.messages, decision.arguments["messages"])
-        return None
-
-    @contextmanager
-    def sending(self) -> Generator[None]:
-        """The inside of the call with its new messages. Not across a ``yield``."""
-        self._sent.went = True
-        token = _SENT.set(_Sent(self._call, self.messages))
-        try:
-            yield
-        finally:
-            _SENT.reset(token)

@@ -152,7 +152,7 @@ def test_a_changed_prompt_is_judged_before_it_is_sent(
             ask(agent, how)
     else:
         answer = ask(agent, how)["messages"][-1].text
-        assert {"allow": "done", "deny": "no passwords", "transform": "cannot be given here"}[verdict] in answer
+        assert {"allow": "done", "deny": "no passwords", "transform": "cannot provide"}[verdict] in answer
     assert len(model_server.bodies) == (verdict == "allow")
     asked = witness.decisions(Point.PRE_MODEL_CALL)
     assert [len(one.action.arguments["messages"]) for one in asked] == [1, 2]

@@ -96,9 +96,9 @@ def handler(witness: Witness) -> LgovCallbackHandler:
 @pytest.mark.parametrize(
     ("what", "runs", "told"),
     [
-        ("move", False, "other arguments were demanded"),
+        ("move", False, "the policy wants other arguments"),
         ("hide", True, "the result is secret"),
-        ("mask", True, "other results were demanded"),
+        ("mask", True, "the policy wants other results"),
     ],
 )
 def test_what_a_callback_cannot_do_is_a_denial(

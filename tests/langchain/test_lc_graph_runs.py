@@ -20,7 +20,6 @@ from langchain_core.language_models import BaseChatModel, FakeListLLM
 from langchain_core.messages import AIMessage
 from langchain_core.outputs import ChatGeneration, ChatResult, LLMResult
 from langchain_core.runnables import RunnableConfig
-from langchain_core.runnables.config import var_child_runnable_config
 from langchain_core.tools import tool
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.graph import MessagesState, StateGraph
@@ -31,7 +30,8 @@ from lgov_core.governor import Governor
 from lgov_core.plugins import make_plugin_manager
 from lgov_core.trace import semconv
 from lgov_core.types import Point
-from lgov_langchain import LgovCallbackHandler, LgovMiddleware, graph_runs, instrument, uninstrument, wrap_tool_node
+from lgov_langchain import LgovCallbackHandler, LgovMiddleware, instrument, uninstrument, wrap_tool_node
+from lgov_langchain.process_handler import process_handler
 from lgov_langchain.runs import RunTree
 
 Q: Any = {"messages": [("user", "go")]}
@@ -86,7 +86,7 @@ def governor(witness: Witness) -> Iterator[Governor]:
         yield governor
     finally:
         uninstrument()
-        assert len(graph_runs._RUNS) == len(graph_runs._CALLS) == 0
+        assert len(process_handler().tree) == 0
 
 
 def paths(witness: Witness) -> list[str]:
@@ -110,23 +110,14 @@ CLERK = [
 
 
 @pytest.mark.parametrize("how", ["invoke", "ainvoke", "stream", "astream"])
-def test_an_agent_is_seen_and_langchain_has_no_handler_to_tell(how: str, governor: Governor, witness: Witness) -> None:
-    handlers: list[Any] = []
-
-    @tool("add")
-    def spy(a: int, b: int) -> int:
-        """Adds."""
-        handlers.extend((var_child_runnable_config.get() or {})["callbacks"].handlers)  # type: ignore[union-attr]
-        return a + b
-
-    clerk = langchain.agents.create_agent(Replies(call={"args": {"a": 1, "b": 2}}), [spy], name="clerk")
+def test_an_agent_is_observed_however_it_is_run(how: str, governor: Governor, witness: Witness) -> None:
+    clerk = agent()
 
     async def read() -> Any:
         return await clerk.ainvoke(Q) if how == "ainvoke" else [chunk async for chunk in clerk.astream(Q)]
 
     asyncio.run(read()) if how[0] == "a" else list(clerk.stream(Q)) if how == "stream" else clerk.invoke(Q)
     assert paths(witness) == CLERK
-    assert handlers == []
 
 
 @pytest.mark.parametrize("collected", [False, True])
@@ -394,23 +385,15 @@ def test_after_uninstrument_the_middleware_of_agents_made_before_still_knows_its
     assert paths(witness) == CLERK
 
 
-@pytest.mark.parametrize("where", ["here", "in a thread of its own"])
-def test_what_begins_in_a_call_that_outlived_its_agents_run_is_inside_the_call(
-    where: str, governor: Governor, witness: Witness
-) -> None:
+def test_a_call_that_outlived_its_agents_run_is_still_above(governor: Governor, witness: Witness) -> None:
     called, cancelled, ended = threading.Event(), threading.Event(), threading.Event()
 
     @tool
-    def ask(callbacks: Any = None) -> str:
-        """Asks, when nobody waits for it any more."""
+    def ask() -> str:
+        """Asks, after its agent was cancelled."""
         called.set()
         cancelled.wait(30)
-        if where == "here":
-            agent(None).invoke(Q)
-        else:
-            thread = threading.Thread(target=agent(None).invoke, args=(Q, {"callbacks": callbacks}))
-            thread.start()
-            thread.join()
+        agent(None).invoke(Q)
         ended.set()
         return "done"
 

@@ -132,7 +132,7 @@ def test_what_a_client_parsed_out_of_a_rewritten_reply_is_rewritten_too(
 
 
 def test_what_was_parsed_goes_where_the_new_text_does_not_fit() -> None:
-    from lgov_langchain.actions import with_text
+    from lgov_langchain.messages import with_text
 
     reply = AIMessage("{}", additional_kwargs={"parsed": Answer(text="secret"), "refusal": None})
     assert with_text(reply, "***").additional_kwargs == {"refusal": None}

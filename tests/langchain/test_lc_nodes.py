@@ -133,7 +133,7 @@ def test_a_subclass_is_not_made_anew(governor: Any) -> None:
 
     with pytest.raises(PolicyError, match="Special"):
         wrap_tool_node(governor, Special([work]))
-    with pytest.raises(PolicyError, match="cannot be made anew"):
+    with pytest.raises(PolicyError, match="cannot make a governed node"):
         wrap_tool_node(governor, ToolNode([work]), name="other")
 
 

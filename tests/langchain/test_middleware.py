@@ -21,7 +21,7 @@ from lgov_core.governor import Governor
 from lgov_core.policies import PolicySet
 from lgov_core.scope import RolloutScope, enter_scope
 from lgov_core.types import Action, Decision, Effect, Point
-from lgov_langchain import LgovMiddleware, actions
+from lgov_langchain import LgovMiddleware, messages
 
 DROP = ("c1", "run_sql", {"query": "DROP TABLE staff"})
 COUNT = ("c2", "run_sql", {"query": "SELECT count(*) FROM staff"})
@@ -519,10 +519,10 @@ def test_a_transform_of_messages_leaves_each_picture_with_its_own() -> None:
         return HumanMessage([{"type": "text", "text": "look"}, image])
 
     first, asked, second = given = [picture("aa"), HumanMessage("well?"), picture("bb")]
-    said = actions.as_mappings(given)
-    assert [id(one) for one in actions.with_messages(given, [said[0], said[2]])] == [id(first), id(second)]
-    reworded = actions.with_messages(given, [{**said[0], "content": "so?"}, *said[1:]])
+    said = messages.as_mappings(given)
+    assert [id(one) for one in messages.with_messages(given, [said[0], said[2]])] == [id(first), id(second)]
+    reworded = messages.with_messages(given, [{**said[0], "content": "so?"}, *said[1:]])
     assert reworded[0].content == [{"type": "text", "text": "so?"}, first.content[1]]
     assert reworded[1:] == [asked, second]
-    alone = actions.with_messages(given, [{**said[0], "content": "so?"}])
+    alone = messages.with_messages(given, [{**said[0], "content": "so?"}])
     assert [one.content for one in alone] == ["so?"], "the picture of a message that is gone does not stay"

@@ -215,7 +215,7 @@ def test_a_folder_that_holds_a_training_is_not_begun_anew(serve: Serve, model_fo
     client.upload_data(TASKS)
     client.train(agents.digits)
     with (
-        pytest.raises(SettingsError, match="go on with --resume"),
+        pytest.raises(SettingsError, match="continue with --resume"),
         TrainingServer(settings(model_folder), folder=tmp_path / "first", store=str(tmp_path / "other.sqlite")),
     ):
         raise AssertionError("not reached")

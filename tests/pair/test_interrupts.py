@@ -167,7 +167,7 @@ def test_lgov_train_is_interrupted_at_every_moment_and_each_time_goes_on(session
     session.until_held()
     session.interrupt()
     session.let_go()
-    assert "0 updates are kept, go on with --resume --folder run" in session.assert_interrupted()
+    assert "0 updates are kept, continue with --resume --folder run" in session.assert_interrupted()
     # While held-out tasks are run.
     session.hold("test")
     session.train("--resume")
@@ -240,7 +240,7 @@ def test_a_server_is_interrupted_while_it_loads_and_twice_in_an_update(session: 
     session.interrupt()
     session.until_said("ending after")
     session.interrupt()
-    assert "0 updates are kept, go on with --resume --folder run" in session.assert_interrupted()
+    assert "0 updates are kept, continue with --resume --folder run" in session.assert_interrupted()
     thread.join()
     assert failed, "the client was not told"
     # The update that was given up is made from its batch when it goes on, before anybody asks.

@@ -96,7 +96,7 @@ def test_a_server_in_a_process_takes_tasks_and_is_interrupted_while_it_waits(sta
     server = start("--gpus", "0", "--algorithm", "grpo")
     assert Client(server.url, quiet=True).upload_data(TASKS) == {"train": 2, "test": 0}
     assert server.interrupt() == 130
-    assert "go on with --resume" in server.said
+    assert "continue with --resume" in server.said
 
 
 @slow
@@ -126,7 +126,7 @@ def test_a_server_is_interrupted_while_it_waits_and_while_it_collects_and_goes_o
     (tmp_path / "go").touch()
     thread.join(timeout=60)
     assert failed, "the client was not told"
-    assert "go on with --resume" in collecting.said
+    assert "continue with --resume" in collecting.said
     resumed = start("--resume")
     result = Client(resumed.url, quiet=True).train(agents.digits, nworkers=2)
     assert result.updates == 3

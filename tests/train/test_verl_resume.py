@@ -189,12 +189,12 @@ def drop_tasks(job: VerlJob) -> None:
 @pytest.mark.parametrize(
     ("changes", "spoil", "says"),
     [
-        ({"seed": 1}, None, r"begun with seed 0, and is to go on with 1"),
-        ({"tasks_per_step": 4}, None, "begun with tasks_per_step 2, and is to go on with 4"),
+        ({"seed": 1}, None, r"begun with seed 0, and is to continue with 1"),
+        ({"tasks_per_step": 4}, None, "begun with tasks_per_step 2, and is to continue with 4"),
         ({"group": 3}, None, "begun with group 2"),
-        ({"options": {"algorithm": "gspo"}}, None, "begun with algorithm 'grpo', and is to go on with 'gspo'"),
+        ({"options": {"algorithm": "gspo"}}, None, "begun with algorithm 'grpo', and is to continue with 'gspo'"),
         ({"model": "other"}, None, "begun with model"),
-        ({"update": VerlUpdate(loss="gspo")}, None, "begun with update.loss 'clip', and is to go on with 'gspo'"),
+        ({"update": VerlUpdate(loss="gspo")}, None, "begun with update.loss 'clip', and is to continue with 'gspo'"),
         ({"credit": CreditRules(scheme="identical")}, None, "begun with credit.scheme 'return_to_go'"),
         ({"cluster": VerlCluster(gpus=2)}, None, "were written by 1 GPUs, and 2 are to go on"),
         ({"stated": {"policy": {"sha256": "b" * 64}}}, None, "were collected under another policy"),

@@ -299,5 +299,5 @@ def test_ctrl_c_ends_the_job_and_says_how_it_goes_on(report: VerlReport, folder:
     with only_job(run, patience_s=60.0):  # Ray's processes are gone too
         updates = len(read_metrics(run / "metrics.jsonl")) if (run / "metrics.jsonl").exists() else 0
     said = log.read_text()
-    assert f"interrupted; {updates} updates are kept, go on with --resume --folder {run}" in said
+    assert f"interrupted; {updates} updates are kept, continue with --resume --folder {run}" in said
     assert "Traceback" not in said

@@ -1,0 +1,92 @@
+"""The parts of LangChain that lgov needs and that have no public equivalent.
+
+They are the same in all `VERSIONS`; ``tests/langchain/test_internals.py`` checks each with the installed ones. Where a
+`langchain_openai` has none of what is patched here, streamed replies have no id, and nothing else changes.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from langchain_core.language_models import BaseChatModel
+    from langchain_core.tools import BaseTool
+    from langgraph.prebuilt import ToolNode
+
+VERSIONS = {"langchain-core": ">=1.7,<1.9", "langgraph": ">=1.2.11,<1.3", "langchain-openai": ">=1.7,<2"}
+
+#: The key of a run's metadata that holds the ``name=`` of the agent it belongs to.
+AGENT_NAME = "lc_agent_name"
+
+#: The key of a run's metadata that says which package made the graph it belongs to, and the values for graphs.
+INTEGRATION = "ls_integration"
+GRAPHS = frozenset({"langgraph", "langchain_create_agent", "deepagents"})
+
+#: The key of a tool's metadata by which langgraph-swarm and langgraph-supervisor mark a hand-off.
+HANDOFF_DESTINATION = "__handoff_destination"
+
+
+@dataclass(frozen=True, slots=True)
+class NodeOptions:
+    """What a ``ToolNode`` was made with, besides its tools, name and tags."""
+
+    handle_tool_errors: Any
+    messages_key: str
+    wrap_tool_call: Callable[..., Any] | None
+    awrap_tool_call: Callable[..., Any] | None
+
+
+def node_options(node: ToolNode) -> NodeOptions:
+    """The options of ``node``."""
+    return NodeOptions(node._handle_tool_errors, node._messages_key, node._wrap_tool_call, node._awrap_tool_call)
+
+
+def handled_error_types(handler: Callable[..., str]) -> tuple[type[Exception], ...]:
+    """The types of the errors that a ``handle_tool_errors`` function is for, by its annotations."""
+    from langgraph.prebuilt.tool_node import _infer_handled_types
+
+    return _infer_handled_types(handler)
+
+
+def combine_llm_outputs(model: BaseChatModel, outputs: Sequence[dict[str, Any] | None]) -> dict[str, Any]:
+    """The ``llm_output`` of several calls as that of one."""
+    return model._combine_llm_outputs(list(outputs))
+
+
+def tool_function(tool: BaseTool) -> Callable[..., Any]:
+    """The function whose parameters a tool without ``func`` and ``coroutine`` is run with."""
+    return tool._run
+
+
+def keep_reply_ids() -> None:
+    """Makes streamed replies of ``langchain_openai`` keep the endpoint's id, as ``response_metadata["id"]``.
+
+    LangChain keeps that of a whole reply and drops that of a streamed one; a model call and the endpoint's record of it are
+    joined by it. Does nothing the second time, or before the package is imported: call it before each use. Any thread may.
+    """
+    base: Any = getattr(sys.modules.get("langchain_openai.chat_models.base"), "BaseChatOpenAI", None)
+    convert: Any = getattr(base, "_convert_chunk_to_generation_chunk", None)
+    if convert is None or hasattr(convert, "lgov_keeps_reply_ids"):
+        return
+
+    @functools.wraps(convert)
+    def convert_with_id(self: Any, chunk: Any, *args: Any, **kwargs: Any) -> Any:
+        converted = convert(self, chunk, *args, **kwargs)
+        info: Any = getattr(converted, "generation_info", None) or {}
+        # Only beside the other facts about the whole reply: they come once, in the last chunk of the text.
+        if "finish_reason" in info and (reply_id := _reply_id(chunk)) is not None:
+            converted.generation_info = {"id": reply_id, **info}
+        return converted
+
+    convert_with_id.lgov_keeps_reply_ids = True  # type: ignore[attr-defined]
+    base._convert_chunk_to_generation_chunk = convert_with_id
+
+
+def _reply_id(chunk: Any) -> str | None:
+    """The id in a chunk as the API sent it, or inside an event of the client library's stream helper."""
+    found = chunk.get("id") or (chunk.get("chunk") or {}).get("id") if isinstance(chunk, dict) else None
+    return found if isinstance(found, str) and found else None

@@ -1,0 +1,192 @@
+"""Governs the tool calls of LangGraph's ``ToolNode``: in agents through the middleware, in hand-made graphs directly."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from langchain_core.messages import ToolMessage
+from langgraph.prebuilt import ToolNode
+from langgraph.prebuilt.tool_node import TOOL_CALL_ERROR_TEMPLATE, TOOL_INVOCATION_ERROR_TEMPLATE
+
+from lgov_core.errors import PolicyError
+from lgov_core.instrumentation.tool_call import GovernedResult, ToolReading, agovern_tool, govern_tool
+from lgov_core.types import Action, Point
+from lgov_langchain._internals import handled_error_types, node_options
+from lgov_langchain.callback_enforcement import DeniedToolError
+from lgov_langchain.changed_calls import expect_call_below
+from lgov_langchain.process_handler import agent_span, inside, process_handler
+from lgov_langchain.runs import FRAMEWORK, agent_name, is_pause
+from lgov_langchain.tool_results import denial_message, kind_of, result_reading, with_result_text
+
+if TYPE_CHECKING:
+    from langgraph.prebuilt.tool_node import ToolCallRequest
+    from langgraph.types import Command
+
+    from lgov_core.instrumentation import Governor
+
+#: How the installed LangGraph begins its answer to a call whose arguments do not fit.
+_INVALID_ARGUMENTS = TOOL_INVOCATION_ERROR_TEMPLATE.partition("{")[0]
+
+Handler = Callable[["ToolCallRequest"], Any]
+AsyncHandler = Callable[["ToolCallRequest"], Awaitable[Any]]
+
+
+class GovernedToolCalls:
+    """The two wrappers that a ``ToolNode`` takes, for one governor. Any number of nodes, threads and tasks may share it."""
+
+    def __init__(self, governor: Governor) -> None:
+        self.governor = governor
+
+    def wrap_tool_call(self, request: ToolCallRequest, handler: Handler) -> ToolMessage | Command[Any]:
+        """Evaluates the call, runs it if it may run, records the outcome and evaluates the result."""
+        with inside(agent_span(self.governor, request.runtime.config)):
+            result = govern_tool(
+                self.governor,
+                _tool_action(request),
+                partial(_run, handler, request),
+                partial(_reading, request),
+                is_pause=is_pause,
+            )
+        return _answer(result, request)
+
+    async def awrap_tool_call(self, request: ToolCallRequest, handler: AsyncHandler) -> ToolMessage | Command[Any]:
+        """As `wrap_tool_call`, for asynchronous agents."""
+        with inside(agent_span(self.governor, request.runtime.config)):
+            result = await agovern_tool(
+                self.governor,
+                _tool_action(request),
+                partial(_arun, handler, request),
+                partial(_reading, request),
+                is_pause=is_pause,
+            )
+        return _answer(result, request)
+
+
+def _tool_action(request: ToolCallRequest) -> Action:
+    """The call as the model proposed it."""
+    call = request.tool_call
+    return Action(
+        Point.PRE_TOOL_CALL,
+        name=call["name"],
+        kind=kind_of(call["name"], request.tool),
+        arguments=dict(call["args"]),
+        agent=agent_name(getattr(request.runtime, "config", None)),
+        framework=FRAMEWORK,
+        call_id=call["id"],
+        native=request,
+    )
+
+
+def _run(handler: Handler, request: ToolCallRequest, arguments: Mapping[str, Any]) -> Any:
+    expect_call_below(request.runtime.config)
+    try:
+        return handler(_with_arguments(request, arguments))
+    except DeniedToolError as denied:  # it was changed on the way, and this node makes no messages of errors
+        return denial_message(denied.message, request.tool_call["name"], request.tool_call["id"] or "")
+
+
+async def _arun(handler: AsyncHandler, request: ToolCallRequest, arguments: Mapping[str, Any]) -> Any:
+    expect_call_below(request.runtime.config)
+    try:
+        return await handler(_with_arguments(request, arguments))
+    except DeniedToolError as denied:
+        return denial_message(denied.message, request.tool_call["name"], request.tool_call["id"] or "")
+
+
+def _with_arguments(request: ToolCallRequest, arguments: Mapping[str, Any]) -> ToolCallRequest:
+    if arguments == request.tool_call["args"]:
+        return request
+    return request.override(tool_call={**request.tool_call, "args": dict(arguments)})
+
+
+def _reading(request: ToolCallRequest, result: Any) -> ToolReading:
+    reading = result_reading(result)
+    if reading.status != "ok" and request.tool is None:
+        reading.status = "unknown_tool"
+    elif reading.status != "ok" and reading.text.startswith(_INVALID_ARGUMENTS):
+        reading.status = "invalid_args"
+    return reading
+
+
+def _answer(result: GovernedResult[Any], request: ToolCallRequest) -> Any:
+    if result.told is not None:
+        return denial_message(result.told, request.tool_call["name"], request.tool_call["id"] or "")
+    return result.result if result.text is None else with_result_text(result.result, result.text)
+
+
+# ---------------------------------------------------------------------- nodes of hand-made graphs
+
+
+def wrap_tool_node(governor: Governor, tools: ToolNode | Sequence[Any], **options: Any) -> ToolNode:
+    """A ``ToolNode`` for hand-made graphs, all of whose calls are governed by ``governor``::
+
+        graph.add_node("tools", wrap_tool_node(governor, [search, delete_file]))
+
+    ``tools`` are the tools themselves (``options`` then go to ``ToolNode``), or a ``ToolNode``, from which a governed one
+    like it is made; wrappers that it has run after the evaluation of the call. A denied call does not run and the model
+    reads the denial as the tool's error. A decision that says abort raises `PolicyDenied`, which a node with
+    ``handle_tool_errors=True`` makes an error message of. Raises `PolicyError` for a subclass of ``ToolNode``. Fails closed.
+    """
+    process_handler()
+    if isinstance(tools, ToolNode):
+        if type(tools) is not ToolNode or options:
+            raise PolicyError(
+                f"cannot make a governed node from a {type(tools).__name__} with {len(options)} options",
+                hint="give wrap_tool_node the tools and the options, or ToolNode's own wrap_tool_call=",
+            )
+        given = node_options(tools)
+        options = {
+            "name": tools.name or "tools",
+            "tags": None if tools.tags is None else list(tools.tags),
+            "handle_tool_errors": given.handle_tool_errors,
+            "messages_key": given.messages_key,
+            "wrap_tool_call": given.wrap_tool_call,
+            "awrap_tool_call": given.awrap_tool_call,
+        }
+        tools = list(tools.tools_by_name.values())
+    inner, ainner = options.pop("wrap_tool_call", None), options.pop("awrap_tool_call", None)
+    if "handle_tool_errors" in options and inner is None and ainner is None:
+        options["handle_tool_errors"] = _for_its_own_types(options["handle_tool_errors"])
+    return ToolNode(tools, **_wrappers(GovernedToolCalls(governor), inner, ainner), **options)
+
+
+def _for_its_own_types(handled: Any) -> Any:
+    """The ``handle_tool_errors`` of a node without a wrapper, for a node with one.
+
+    A node with a wrapper calls it for every type of error that comes out of the wrapper: those that it was not made for
+    have to be raised, as they are without a wrapper.
+    """
+    if isinstance(handled, (bool, str)):
+        return handled
+    names_types = isinstance(handled, (type, tuple))
+    types: Any = handled if names_types else handled_error_types(handled)
+    if types == (Exception,):
+        return handled
+
+    def handle(error: Exception) -> str:
+        if not isinstance(error, types):
+            raise error
+        return TOOL_CALL_ERROR_TEMPLATE.format(error=repr(error)) if names_types else handled(error)
+
+    return handle
+
+
+def _wrappers(governed: GovernedToolCalls, inner: Any, ainner: Any) -> dict[str, Any]:
+    """Our two wrappers around those that a node has. A node with only a synchronous one uses that in both ways."""
+    if inner is None and ainner is None:
+        return {"wrap_tool_call": governed.wrap_tool_call, "awrap_tool_call": governed.awrap_tool_call}
+
+    def wrap(request: ToolCallRequest, handler: Handler) -> Any:
+        return governed.wrap_tool_call(request, partial(_run_wrapped, inner, handler) if inner else handler)
+
+    async def awrap(request: ToolCallRequest, handler: AsyncHandler) -> Any:
+        return await governed.awrap_tool_call(request, partial(_run_wrapped, ainner, handler))
+
+    # Without an asynchronous wrapper of its own the node runs the synchronous one around the synchronous tool; so do we.
+    return {"wrap_tool_call": wrap, "awrap_tool_call": None if ainner is None else awrap}
+
+
+def _run_wrapped(wrapper: Callable[..., Any], handler: Callable[..., Any], request: ToolCallRequest) -> Any:
+    return wrapper(request, handler)
