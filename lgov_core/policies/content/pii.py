@@ -7,6 +7,7 @@ from typing import ClassVar
 
 from lgov_core.policies.content.content import MAX_CHARACTERS, ContentAction, ContentPolicy
 from lgov_core.policies.content.findings import Pattern
+from lgov_core.policies.content.pattern_file import load_patterns
 
 
 class PIIPolicy(ContentPolicy):
@@ -38,6 +39,6 @@ class PIIPolicy(ContentPolicy):
     @classmethod
     def patterns(cls) -> tuple[Pattern, ...]:
         """See `ContentPolicy.patterns`."""
-        from lgov_core.policies.content.pii_patterns import PATTERNS
+        from lgov_core.policies.content import pii_checks
 
-        return PATTERNS
+        return load_patterns("pii.yaml", pii_checks.check_of)

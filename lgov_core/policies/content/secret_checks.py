@@ -1,4 +1,4 @@
-"""Whether what looks like a secret is one: placeholders, entropy, checksums."""
+"""Whether what looks like a secret is one: placeholders, entropy, checksums. The formats are in ``secrets.yaml``."""
 
 from __future__ import annotations
 
@@ -7,6 +7,9 @@ import binascii
 import math
 import re
 from collections import Counter
+from collections.abc import Mapping
+from functools import partial
+from typing import Any, Final
 
 from lgov_core.policies.content.check_digits import base58_checked
 from lgov_core.policies.content.findings import Check, left_of
@@ -115,7 +118,7 @@ def not_left_out(text: str, start: int, end: int) -> int | None:
     return None if is_placeholder(text[start:end]) else end
 
 
-def given(check: Check, text: str, start: int, end: int) -> int | None:
+def _named_value(check: Check, text: str, start: int, end: int) -> int | None:
     """What ``check`` makes of a value given to a name, unless the name was given none: the next line names the next."""
     before = left_of(text, start, 8)
     gap = before[len(before.rstrip()) :]
@@ -191,3 +194,18 @@ def session_cookie(text: str, start: int, end: int) -> int | None:
 def wallet_key(text: str, start: int, end: int) -> int | None:
     """A private key of a wallet in import format: base58 of a version byte, 32 bytes and a double SHA-256's first four."""
     return end if base58_checked(text[start:end], (37, 38)) else None
+
+
+_BY_NAME: Final[Mapping[str, Check]] = {
+    check.__name__: check
+    for check in (
+        basic_credentials, bearer_token, machine_key, not_a_placeholder, not_left_out, option_password, password,
+        random_looking, session_cookie, spoken_password, url_password, wallet_key,
+    )
+}  # fmt: skip
+
+
+def check_of(row: Mapping[str, Any]) -> Check | None:
+    """The check of one row of ``secrets.yaml``."""
+    check = _BY_NAME.get(row.get("check", ""))
+    return partial(_named_value, check) if check is not None and "names" in row else check
