@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from types import MappingProxyType
-from typing import Any, ClassVar, Protocol, Self, runtime_checkable
+from typing import Any, ClassVar, Protocol, Self, TypeAlias, runtime_checkable
 
-from lgov_core.types import Action, Decision, Effect, Point, Severity, decision_of
+from lgov_core.types import Action, Decision, Effect, Point, Severity
 
 
 @runtime_checkable
@@ -36,10 +36,10 @@ class Policy(Protocol):
 
 @runtime_checkable
 class ObservingPolicy(Protocol):
-    """A policy that also hears what came of its judgements, because it keeps count of something.
+    """A policy that is also notified of decisions and outcomes, because it keeps count of something.
 
     ``observe`` gets every event that ``lgov_observe`` gets, on the thread where it happened, after the decision is
-    committed: an ``ObservedDecision`` (which tells whether what the policy allowed was denied by another), a
+    committed: an ``ObservedDecision`` (which says whether what the policy allowed was denied by another), a
     ``ToolOutcome``, and so on. It must not block. When it raises, the error is counted on the governor.
     """
 
@@ -48,6 +48,10 @@ class ObservingPolicy(Protocol):
     def observe(self, event: Any) -> None:
         """Takes note of ``event``."""
         ...
+
+
+#: Makes a policy: called with the rule's name as ``name`` and the entries of ``with`` as keyword arguments.
+PolicyFactory: TypeAlias = Callable[..., Policy]
 
 
 class BoundedPolicy:
@@ -71,14 +75,14 @@ class BoundedPolicy:
 
     def allow(self, rule: str = "") -> Decision:
         """An allow by this policy."""
-        return decision_of(Effect.ALLOW, self.name, rule, "")
+        return Decision(Effect.ALLOW, self.name, rule)
 
     def deny(self, rule: str, reason: str, severity: Severity = Severity.HIGH) -> Decision:
         """A deny by this policy: ``rule`` is a stable slug, ``reason`` a sentence the model can act on."""
-        return decision_of(Effect.DENY, self.name, rule, reason, severity)
+        return Decision(Effect.DENY, self.name, rule, reason, severity)
 
     def escalate(self, rule: str, reason: str, severity: Severity = Severity.HIGH) -> Decision:
-        """Blocks until somebody who may has said yes; written as `deny`."""
+        """Blocks until the call is approved; arguments as for `deny`."""
         return Decision(Effect.ESCALATE, policy=self.name, rule=rule, reason=reason, severity=severity)
 
     def transform(

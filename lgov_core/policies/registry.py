@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, Final, cast
 
 from lgov_core.errors import PluginError
 from lgov_core.plugins import make_plugin_manager
-from lgov_core.policies.base import Policy
+from lgov_core.policies.base import Policy, PolicyFactory
 from lgov_core.policies.policy_set import ConstantPolicy
 from lgov_core.types import Effect
-
-#: Makes a policy: gets the rule's name as ``name`` and the entries of ``with`` as keyword arguments.
-PolicyFactory = Callable[..., Policy]
 
 
 def allow(*, name: str, reason: str = "") -> Policy:
@@ -70,7 +67,7 @@ def available_policies() -> Mapping[str, PolicyFactory]:
     """The built-in policies and those of installed plugins (`lgov_core.hookspecs.lgov_policies`).
 
     Raises `PluginError` when a plugin cannot be loaded, gives something else than factories by name, or a name that is
-    taken: nobody could know which of two policies judges.
+    taken: it would be unclear which of the two policies judges.
     """
     manager = make_plugin_manager(builtin=())
     found: dict[str, PolicyFactory] = {}
@@ -84,7 +81,7 @@ def available_policies() -> Mapping[str, PolicyFactory]:
             ) from error
         for name, factory in given.items():
             if not isinstance(name, str) or not callable(factory):
-                raise PluginError(f"plugin {impl.plugin_name}: {name!r}: {factory!r} is no policy by name")
+                raise PluginError(f"plugin {impl.plugin_name}: {name!r}: {factory!r} is not a policy by name")
             if name in BUILTIN_POLICIES or name in found:
                 raise PluginError(
                     f"plugin {impl.plugin_name}: there is a policy {name!r} already", hint="rename or uninstall one"

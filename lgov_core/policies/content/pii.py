@@ -1,4 +1,4 @@
-"""PIIPolicy: data that tells who somebody is does not travel."""
+"""PIIPolicy: personal data stays out of actions and results."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class PIIPolicy(ContentPolicy):
     See `ContentPolicy` for where it looks and what the options mean; ``allow`` is for what may pass, such as
     ``*@example.org``.
 
-    Does not find names, postal addresses, ages or professions: those cannot be told by their shape.
+    Does not find names, postal addresses, ages or professions: those cannot be determined by their shape.
     """
 
     slug: ClassVar[str] = "pii"

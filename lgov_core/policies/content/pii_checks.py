@@ -87,7 +87,7 @@ def _email(text: str, start: int, end: int) -> int | None:
     if value.rpartition(".")[2] in _FILES or value.startswith("git@") or value.startswith(".") or ".." in value:
         return None
     left = left_of(text, start)
-    # user:password@host in a URL is no address
+    # user:password@host in a URL is not an address
     return None if re.search(r"://[^\s/]*$", left) and not left.lower().endswith("mailto:") else end
 
 

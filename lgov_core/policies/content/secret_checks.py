@@ -19,7 +19,7 @@ _PLACEHOLDER_WORD = re.compile(
     r"|not[_-]?set|undefined|fake|sample",
     re.IGNORECASE,
 )
-#: Within a key of a known format only what nobody would generate counts: AWS's own example key ends in EXAMPLE.
+#: Within a key of a known format only what no generator would produce counts: AWS's own example key ends in EXAMPLE.
 _PLACEHOLDER_IN_KEY = re.compile(
     r"example|placeholder|redacted|changeme|your|replace|insert|dummy|xxxx|X{6}|EXAMPLE|0{12}|1234567890abcdef1234"
 )
@@ -41,7 +41,7 @@ _NO_VALUE_WORDS = (
     " credential credentials reset forgotten protected policy manager prompt login username user admin visible"
 )
 _NO_VALUE = frozenset(_NO_VALUE_WORDS.split())
-#: A key of a kind that machines make has at least so many bits a character; English words have about 2.5 to 3.
+#: A key of a kind that machines make has at least this many bits a character; English words have about 2.5 to 3.
 MIN_BITS = 3.0
 MIN_KEY = 12
 MIN_PASSWORD = 6
@@ -64,7 +64,7 @@ def is_placeholder(value: str) -> bool:
 
 
 def not_a_placeholder(text: str, start: int, end: int) -> int | None:
-    """A key of a known format, unless nobody would take it for one."""
+    """A key of a known format, unless it is a placeholder."""
     value = text[start:end]
     tail = value[value.find("_", 2) + 1 :]
     if "_" not in value[2:] or 2 * len(tail) < len(value):  # an underscore late in a key is one of its characters

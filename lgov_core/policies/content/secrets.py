@@ -1,4 +1,4 @@
-"""SecretsPolicy: keys, tokens and passwords do not travel."""
+"""SecretsPolicy: keys, tokens and passwords stay out of actions and results."""
 
 from __future__ import annotations
 
