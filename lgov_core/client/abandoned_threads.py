@@ -16,7 +16,8 @@ def as_they_end(
 ) -> Generator[tuple[int, Found]]:
     """Calls ``run`` with each of ``given``, at most ``limit`` at a time; yields the index and the result as they end.
 
-    Raises what ``run`` raised. Once the generator is closed, or has raised, nothing more is begun; what runs continues in daemon
+    Raises what ``run`` raised. Once the generator is closed, or has raised, nothing more is begun; what runs
+    continues in daemon
     threads, and what comes of it is forgotten. For one thread.
     """
     waiting: queue.SimpleQueue[int] = queue.SimpleQueue()

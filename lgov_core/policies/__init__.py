@@ -1,4 +1,4 @@
-"""The judges: what they share (`Policy`, `Decision` making), the built-in ones, their combination and their files."""
+"""Policies: the protocol, the built-in policies, how they are combined into sets, and policy files."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from lgov_core.policies.approvals.approval import ApprovalPolicy
 from lgov_core.policies.approvals.approval_requests import ApprovalRequest, ApprovalRequests
-from lgov_core.policies.base import BoundedPolicy, ObservingPolicy, Policy
+from lgov_core.policies.base import BoundedPolicy, ObservingPolicy, Policy, PolicyFactory
 from lgov_core.policies.budgets.cost import CostControlPolicy, Spent
 from lgov_core.policies.budgets.loop import LoopPolicy
 from lgov_core.policies.budgets.rate import RateLimitPolicy
@@ -23,7 +23,7 @@ from lgov_core.policies.paths.path import PathPolicy
 from lgov_core.policies.policy_set import ConstantPolicy, PolicySet
 from lgov_core.policies.presets import PRESETS, preset
 from lgov_core.policies.provenance.policy import ProvenancePolicy
-from lgov_core.policies.registry import BUILTIN_POLICIES, PolicyFactory, available_policies
+from lgov_core.policies.registry import BUILTIN_POLICIES, available_policies
 from lgov_core.policies.reload import ReloadingPolicySet
 from lgov_core.policies.rule import Rule
 from lgov_core.policies.shell import ShellPolicy

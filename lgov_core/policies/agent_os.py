@@ -16,7 +16,7 @@ from lgov_core.types import Action, Decision, Effect, Severity
 INSTALL: Final = 'pip install "lgov[agent-os]" (3.7), or "lgov[agent-os-core]" (5), never both'
 MAX_DEPTH: Final = 32
 
-#: What documents may say and the engine passes over: whoever wrote it would believe that it holds.
+#: What documents may say and the engine passes over: its author would believe that it is enforced.
 _NOT_ENFORCED: Final = {
     "tool_allowlist": "write a rule that uses tool",
     "network_allowlist": "write a rule that uses egress",
@@ -181,7 +181,7 @@ def _named(value: Mapping[Any, Any], prefix: str, depth: int) -> Iterator[tuple[
         raise _Unclear("they are nested too deep")
     for key, item in value.items():
         if not isinstance(key, str) or "." in key:
-            raise _Unclear(f"the name {str(key)[:80]!r} holds a dot, or is no text")
+            raise _Unclear(f"the name {str(key)[:80]!r} holds a dot, or is not text")
         nested = isinstance(item, Mapping)
         yield prefix + key, dict(item) if nested else item
         if nested:

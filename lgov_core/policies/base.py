@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any, ClassVar, Self
 
-from lgov_core.types import Decision, Effect, ObservingPolicy, Point, Policy, Severity
+from lgov_core.types import Decision, Effect, ObservingPolicy, Point, Policy, PolicyFactory, Severity
 
-__all__ = ["BoundedPolicy", "ObservingPolicy", "Policy"]
+__all__ = ["BoundedPolicy", "ObservingPolicy", "Policy", "PolicyFactory"]
 
 
 class BoundedPolicy:
@@ -40,7 +40,7 @@ class BoundedPolicy:
         return Decision(Effect.DENY, self.name, rule, reason, severity)
 
     def escalate(self, rule: str, reason: str, severity: Severity = Severity.HIGH) -> Decision:
-        """Blocks until somebody who may has said yes; written as `deny`."""
+        """Blocks until the call is approved; arguments as for `deny`."""
         return Decision(Effect.ESCALATE, policy=self.name, rule=rule, reason=reason, severity=severity)
 
     def transform(

@@ -1,4 +1,4 @@
-"""Whatever a program gives as its policies, as one set."""
+"""Coerces what a program passes as its policies into one set."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from lgov_core.policies.reload import ReloadingPolicySet
 
 
 def policy_set_of(policy: Any, dialect: str | None = None) -> PolicySet | ReloadingPolicySet:
-    """The set that ``policy`` stands for; an empty one, which denies everything, for None.
+    """The set that ``policy`` means; an empty one, which denies everything, for None.
 
     It is a policy, several of them, a set, the path of a policy file or the name of a preset; ``dialect`` is that of the
     database that a preset's policies read statements for. Raises `PolicyError`.
@@ -36,7 +36,7 @@ def policy_set_of(policy: Any, dialect: str | None = None) -> PolicySet | Reload
         policies = tuple(cast(Iterable[Any], policy))
     except TypeError:
         raise PolicyError(
-            f"{policy!r} is no policy", hint="pass policies, a PolicySet, a preset's name or a policy file"
+            f"{policy!r} is not a policy", hint="pass policies, a PolicySet, a preset's name or a policy file"
         ) from None
     return PolicySet(policies)
 

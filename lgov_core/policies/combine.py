@@ -11,7 +11,7 @@ from lgov_core.types import ALLOW, Action, Decision, Effect, Severity
 
 
 class BadAnswer(Exception):
-    """A policy answered something that is no decision. The message says what, in words that may be told to the model."""
+    """A policy answered something that is not a decision. The message says what, in words that the model may read."""
 
 
 def fold(action: Action, decision: Decision) -> Action:
@@ -34,7 +34,7 @@ def combine(
     The most severe effect wins; of equals the first taken is the face (its policy, rule and reason). ``parts`` carries
     all of them, flattened. What the transforms left of the action is kept (``arguments``, ``text``) unless the result
     blocks. A result that blocks is a ``fault`` when every part that blocks is one. An empty sequence is an allow without
-    parts. With ``shadow_of``, the name of a set that only watches, the result allows and every part is ``shadowed``.
+    parts. With ``shadow_of``, the name of a set in shadow mode, the result allows and every part is ``shadowed``.
     """
     if not decisions:
         return ALLOW
@@ -47,7 +47,7 @@ def combine(
         parts = [part for decision in decisions for part in (decision.parts or (decision,))]
         shadowed = any(part.shadowed for part in parts)
     if shadow_of is not None:
-        reason = "The policies only watch; nothing is blocked."
+        reason = "The policy set is in shadow mode; nothing is blocked."
         marked = tuple(part.changed(shadowed=True) for part in parts)
         return Decision(Effect.ALLOW, shadow_of, "shadow", reason, parts=marked, latency_us=latency_us, shadowed=True)
     blocks = face.effect >= Effect.ESCALATE
@@ -61,14 +61,13 @@ def combine(
         face.rule,
         face.reason,
         face.severity,
-        aborts,
-        None if blocks or folded.arguments is original.arguments else folded.arguments,
-        None if blocks or folded.text is original.text else folded.text,
-        tuple(parts),
-        None,
-        latency_us,
-        shadowed,
-        faulty,
+        abort=aborts,
+        arguments=None if blocks or folded.arguments is original.arguments else folded.arguments,
+        text=None if blocks or folded.text is original.text else folded.text,
+        parts=tuple(parts),
+        latency_us=latency_us,
+        shadowed=shadowed,
+        fault=faulty,
     )
 
 
@@ -90,12 +89,12 @@ def checked(answer: object) -> Decision | None:
         raise BadAnswer("answered a severity that does not exist")
     for part in answer.parts:
         if not isinstance(part, Decision):  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise BadAnswer("answered parts that are no decisions")
+            raise BadAnswer("answered parts that are not decisions")
     if answer.effect is Effect.TRANSFORM:
         if answer.arguments is None and answer.text is None:
             raise BadAnswer("answered a transform without saying into what")
         if not isinstance(answer.arguments, Mapping | None) or not isinstance(answer.text, str | None):  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise BadAnswer("answered a transform into what is no argument mapping or no text")
+            raise BadAnswer("answered a transform into what is not an argument mapping or no text")
     return answer
 
 
@@ -123,9 +122,9 @@ def fault(policy: str, rule: str, reason: str) -> Decision:
 
 
 def private_copy(value: Any) -> Any:
-    """``value`` with containers of its own, so that whoever gets it changes nobody else's arguments.
+    """``value`` with containers of its own, so that changes to it do not reach the caller's arguments.
 
-    Mappings become dicts, lists and tuples stay what they are; what is no container is shared. Raises `RecursionError` for
+    Mappings become dicts, lists and tuples stay what they are; what is not a container is shared. Raises `RecursionError` for
     a value that contains itself.
     """
     if isinstance(value, Mapping):

@@ -9,7 +9,7 @@ from lgov_core.errors import PolicyFileError
 if TYPE_CHECKING:
     from yaml import Node
 
-#: Where a value stands in a document: keys and indexes from the root.
+#: The place of a value in a document: keys and indexes from the root.
 Place = tuple[str | int, ...]
 MAX_DEPTH = 32
 _SCALARS = frozenset(
@@ -51,7 +51,7 @@ class _Reader:
         self._seen: set[int] = set()
 
     def value(self, node: Node, place: Place) -> Any:
-        """The plain value of ``node``, which stands at ``place``."""
+        """The plain value of ``node``, at ``place``."""
         import yaml
 
         self.lines[place] = node.start_mark.line + 1

@@ -1,6 +1,6 @@
-"""Judging without consequences: a policy that is made within a dry_run keeps its books in memory.
+"""Judging without consequences: a policy that is made within a dry_run keeps its counts in memory.
 
-``lgov policy eval`` and its kin judge actions that never happen. They must not spend from the budgets, or use up the
+``lgov policy eval`` and similar commands judge actions that never happen. They must not spend from the budgets, or use up the
 approvals, that a running agent shares through a file.
 """
 
@@ -10,19 +10,19 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from contextvars import ContextVar
 
-_REHEARSING: ContextVar[bool] = ContextVar("lgov_rehearsal", default=False)
+_IN_DRY_RUN: ContextVar[bool] = ContextVar("lgov_dry_run", default=False)
 
 
 @contextmanager
 def dry_run() -> Generator[None]:
-    """Policies that are made inside the block share no file with anybody."""
-    token = _REHEARSING.set(True)
+    """Policies that are made inside the block share no file with other processes."""
+    token = _IN_DRY_RUN.set(True)
     try:
         yield
     finally:
-        _REHEARSING.reset(token)
+        _IN_DRY_RUN.reset(token)
 
 
-def rehearsing() -> bool:
-    """Whether the running code rehearses."""
-    return _REHEARSING.get()
+def in_dry_run() -> bool:
+    """Whether the running code is within a `dry_run`."""
+    return _IN_DRY_RUN.get()

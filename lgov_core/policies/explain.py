@@ -1,4 +1,4 @@
-"""Why a policy set answers what it answers: every rule, and what it said."""
+"""Explains a policy set's decision: every rule and its verdict."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from lgov_core.types import Action, Decision, new_id
 
 @dataclass(frozen=True, slots=True)
 class RuleVerdict:
-    """What one rule said. ``covers`` is false when it was not asked; then ``decision`` is None.
+    """The verdict of one rule. ``covers`` is false when it was not asked; then ``decision`` is None.
 
     A rule that covers the action and has no ``decision`` had no opinion. ``arguments`` and ``text`` are what it was
     asked about, as the transforms of the rules before it left them.
@@ -37,7 +37,7 @@ class Explanation:
 def explain(policies: PolicySet, action: Action) -> Explanation:
     """Asks every rule about ``action``, and then the set.
 
-    Policies that keep count (budgets, rates, loops) count it: ask a set that nobody else uses.
+    Policies that keep count (budgets, rates, loops) count it: use a set of its own.
     """
     if action.operation_id is None:
         # By it they know that both times it is one action.

@@ -1,6 +1,6 @@
 """Policy files: YAML to a `PolicySet`.
 
-Whatever is not understood is an error that says where it stands and what to write instead.
+Anything not understood is an error that says where it is and what to write instead.
 """
 
 from __future__ import annotations
@@ -16,20 +16,20 @@ from typing import Any
 
 from lgov_core._util.suggestions import suggest_name
 from lgov_core.errors import PolicyError, PolicyFileError
-from lgov_core.policies.base import Policy
+from lgov_core.policies.base import Policy, PolicyFactory
 from lgov_core.policies.conditions.conditions import Condition, ConditionProblem, compiled
 from lgov_core.policies.document import Place, read_yaml
-from lgov_core.policies.dry_run import rehearsing
+from lgov_core.policies.dry_run import in_dry_run
 from lgov_core.policies.policy_set import PolicySet, Rule
-from lgov_core.policies.registry import BUILTIN_POLICIES, PolicyFactory, available_policies
+from lgov_core.policies.registry import BUILTIN_POLICIES, available_policies
 from lgov_core.types import Point, Severity
 
 _TOP = ("version", "name", "mode", "default", "rules")
 _RULE = ("name", "on", "tools", "agents", "when", "use", "with", "severity")
-#: Built-in policies to which it is all the same what they judged before.
+#: Built-in policies without state.
 _WITHOUT_MEMORY = frozenset({"allow", "deny", "egress", "path", "pii", "secrets", "shell", "sql", "tool"})
-#: Options of built-in policies that name a file in which they keep books. Processes that share one may each stand in another
-#: folder, so in a policy file a relative one is meant from that file's folder.
+#: Options of built-in policies that name a file in which they keep their counts. Processes that share one may run in different
+#: folders, so in a policy file a relative path counts from that file's folder.
 _BOOKS: Mapping[str, str] = {"approval": "store", "cost": "ledger"}
 
 
@@ -185,7 +185,7 @@ class _Loading:
             try:
                 made.append(self.rule(("rules", index), rule))
             except PolicyFileError as error:
-                if not rehearsing():  # the rules behind it would open files for a set that will not be
+                if not in_dry_run():  # the rules behind it would open files for a set that will not be
                     raise
                 wrong.append(error)
         if wrong:
@@ -240,7 +240,7 @@ class _Loading:
             raise self.error(where, "with must be a mapping", "write with: {option: value}")
         try:
             said = json.dumps(options, sort_keys=True)
-        except (TypeError, ValueError):  # from Python, and told below
+        except (TypeError, ValueError):  # from Python, and reported below
             said = f"object {id(options)}"
         kept = self.kept.get(name)
         if kept is not None and (kept.use, kept.options) == (use, said):
@@ -266,7 +266,7 @@ class _Loading:
         return policy
 
     def books(self, use: str, options: Mapping[str, Any]) -> dict[str, Any]:
-        """The file that the policy keeps its books in, whatever folder the process stands in."""
+        """The option that names the file of a policy's counts, as a path from the policy file's folder."""
         option = _BOOKS.get(use, "")
         given = options.get(option)
         if self.folder is None or not isinstance(given, str) or not given:
@@ -301,7 +301,7 @@ class _Loading:
 
     def text(self, place: Place, value: Any) -> str:
         if not isinstance(value, str) or not value.strip():
-            raise self.error(place, f"{place[-1]} is {value!r}, which is no text", "put it in quotes")
+            raise self.error(place, f"{place[-1]} is {value!r}, which is not text", "put it in quotes")
         return value
 
     def strings(self, place: Place, value: Any) -> tuple[str, ...]:

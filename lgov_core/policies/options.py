@@ -13,7 +13,7 @@ def string_tuple(owner: str, option: str, value: object) -> tuple[str, ...]:
         raise PolicyError(f"{owner}: {option} must be a list of strings, not {value!r}", hint=f"write {option}: [...]")
     for item in value:
         if not isinstance(item, str) or not item:
-            raise PolicyError(f"{owner}: {option} holds {item!r}, which is no text", hint="put it in quotes")
+            raise PolicyError(f"{owner}: {option} holds {item!r}, which is not text", hint="put it in quotes")
     return tuple(value)
 
 

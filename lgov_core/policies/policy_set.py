@@ -18,7 +18,7 @@ from lgov_core.types import Action, Decision, Effect, Point, Severity
 Default = Literal["deny", "allow"]
 SetMode = Literal["enforce", "shadow"]
 
-#: Which rules reach a tool is remembered for so many names, of at most so many characters.
+#: Which rules reach a tool is remembered for this many names, of at most this many characters.
 REMEMBERED_NAMES = 2048
 MAX_REMEMBERED_NAME = 200
 
@@ -51,8 +51,8 @@ class PolicySet:
     policy wants to be ``deferred`` (approvals) at the end, and only when no other denies. Transforms
     fold: a later rule sees the arguments as the earlier ones left them; then the most severe effect wins. A policy that
     raises, or answers something that is not a `Decision` or None, counts as a deny in its slot (rule ``policy-error``),
-    a condition that cannot be told too (rule ``condition-error``), and the others are still asked. What a policy that
-    does not promise bounded cost does to the arguments it gets changes nobody else's.
+    a condition that cannot be determined too (rule ``condition-error``), and the others are still asked. What a policy that
+    does not promise bounded cost does to the arguments it gets stays private to it.
 
     A rule whose policy has no opinion (None) counts as one that does not cover the action. ``default`` is the answer to
     an act (``pre_tool_call``) that no rule covers; at other points such an action is allowed. A covered action is
@@ -85,7 +85,7 @@ class PolicySet:
         if mode not in ("enforce", "shadow"):
             raise PolicyError(f"{name}: mode {mode!r} is unknown", hint="write enforce or shadow")
         if isinstance(rules, str) or not isinstance(rules, Iterable):  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise PolicyError(f"{name}: {rules!r} is no list of rules", hint="write PolicySet([policy])")
+            raise PolicyError(f"{name}: {rules!r} is not a list of rules", hint="write PolicySet([policy])")
         made = [rule if isinstance(rule, Rule) else Rule(rule) for rule in rules]
         self.rules = tuple(sorted(made, key=lambda rule: rule.deferred))
         self.default: Default = default
@@ -122,7 +122,7 @@ class PolicySet:
         """The combined verdict; never None, because a set always has its default."""
         name = action.name
         if type(name) is not str:
-            taken = [self._deny("action-unclear", "The name of this action is no text.")]
+            taken = [self._deny("action-unclear", "The name of this action is not text.")]
             return self._one(taken, action, action)
         taken: list[Decision] = []
         current = action
@@ -152,7 +152,7 @@ class PolicySet:
         for policy in self._observing:
             try:
                 policy.observe(event)
-            except Exception as error:  # noqa: BLE001 - the others must hear of it all the same
+            except Exception as error:  # noqa: BLE001 - the others get the event all the same
                 failed = failed or error
         if failed is not None:
             raise failed

@@ -1,4 +1,4 @@
-"""Presets: policy sets for a kernel whose acts carry SQL, from nothing but reading to watching only."""
+"""Presets: policy sets for a kernel whose acts carry SQL, from read-only to shadow mode."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from lgov_core.types import Action, Decision, Point, Severity
 
 Preset: TypeAlias = Literal["strict", "read_only", "guarded", "permissive"]
 
-#: The names of the presets, from the strictest to the one that only watches.
+#: The names of the presets, from the strictest to the one in shadow mode.
 PRESETS: Final[tuple[Preset, ...]] = get_args(Preset)
 #: The arguments in which an act may carry SQL. `KernelSpace.execute` puts its input into ``input``.
 SQL_ARGUMENTS: Final = ("query", "input", "sql")
@@ -33,7 +33,7 @@ def preset(name: str, *, dialect: str | None = None) -> PolicySet:
       and UPDATE or DELETE rows that a WHERE picks out.
     - ``permissive``: judges as ``guarded`` and records what that would have denied, but blocks nothing (mode ``shadow``).
 
-    Under the first three an act without SQL, a text that is no SQL and a hand-off are denied: what is unknown is not
+    Under the first three an act without SQL, a text that is not SQL and a hand-off are denied: what is unknown is not
     allowed. None of them knows what your tools do; a rule on their names (`ToolPolicy`) belongs beside a preset. Points
     other than ``pre_tool_call`` are allowed.
 

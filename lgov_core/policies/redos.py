@@ -26,7 +26,7 @@ _CATEGORIES: Final = {
     _PARTS.CATEGORY_WORD: r"\w",
     _PARTS.CATEGORY_NOT_WORD: r"\W",
 }
-#: Characters of each kind that sets of characters are told apart by, beside those that the pattern names.
+#: Characters of each kind that sets of characters are distinguished by, beside those that the pattern names.
 _USUAL: Final = frozenset(map(chr, range(256))) | frozenset("\u0663\u0436\u4e2d\u2003\u2026\U0001f600")
 
 
@@ -34,9 +34,9 @@ def may_never_end(pattern: str) -> bool:
     """Whether ``pattern`` repeats what fits the same text in two ways: ``(a+)+``, ``([a-z]+ ?)*``, ``(a|aa)*``, ``(a?a?)*``.
 
     Each round then doubles the ways in which a text can be divided, and a text that does not match at its end is tried in
-    all of them. A repeat whose rounds can be told apart (``([a-z]+-)*``) is none of these. What only takes a power of the
+    all of them. A repeat whose rounds can be distinguished (``([a-z]+-)*``) is none of these. What only takes a power of the
     text's length (``.*.*.*x``) is not looked for, nor what repeats something that gives nothing back (``(?>a|ab)+``). A
-    pattern that is too intricate to tell counts as one. Raises ``re.error`` for what is no pattern.
+    pattern that is too intricate to tell counts as one. Raises ``re.error`` for what is not a pattern.
     """
     parsed = _PARSER.parse(pattern)
     characters = _named(parsed)
@@ -194,7 +194,7 @@ def _either(parts: list[_Part]) -> _Part:
 
 
 def _named(parsed: Any) -> frozenset[str]:
-    """Characters by which the sets of a pattern can be told apart: those that it names, with their neighbours."""
+    """Characters by which the sets of a pattern can be distinguished: those that it names, with their neighbours."""
     codes: set[int] = set()
     pending: list[Any] = [parsed]
     while pending:

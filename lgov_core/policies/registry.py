@@ -67,7 +67,7 @@ def available_policies() -> Mapping[str, PolicyFactory]:
     """The built-in policies and those of installed plugins (`lgov_core.hookspecs.lgov_policies`).
 
     Raises `PluginError` when a plugin cannot be loaded, gives something else than factories by name, or a name that is
-    taken: nobody could know which of two policies judges.
+    taken: it would be unclear which of the two policies judges.
     """
     manager = make_plugin_manager(builtin=())
     found: dict[str, PolicyFactory] = {}
@@ -81,7 +81,7 @@ def available_policies() -> Mapping[str, PolicyFactory]:
             ) from error
         for name, factory in given.items():
             if not isinstance(name, str) or not callable(factory):
-                raise PluginError(f"plugin {impl.plugin_name}: {name!r}: {factory!r} is no policy by name")
+                raise PluginError(f"plugin {impl.plugin_name}: {name!r}: {factory!r} is not a policy by name")
             if name in BUILTIN_POLICIES or name in found:
                 raise PluginError(
                     f"plugin {impl.plugin_name}: there is a policy {name!r} already", hint="rename or uninstall one"

@@ -11,10 +11,9 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from lgov_core.errors import PolicyError, PolicyFileError
-from lgov_core.policies.base import ObservingPolicy
+from lgov_core.policies.base import ObservingPolicy, PolicyFactory
 from lgov_core.policies.loader import MadePolicy, load_policy_text, read_policy_file
 from lgov_core.policies.policy_set import PolicySet
-from lgov_core.policies.registry import PolicyFactory
 from lgov_core.types import Action, Decision, Point
 
 _LOG = logging.getLogger("lgov.policies")

@@ -1,10 +1,9 @@
-"""Rule: a policy, and the actions about which it is asked."""
+"""Rule: a policy and the actions that it covers."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from fnmatch import translate
 from typing import Any, TypeAlias
 
@@ -21,53 +20,59 @@ _WILD = re.compile(r"[*?\[]")
 _EVERY_POINT = tuple(Point)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
 class Rule:
-    """A policy and the actions it covers.
+    """A policy and the actions it covers. Immutable once made; may be used from several threads at once.
 
     ``on`` are the points; when none are given, the policy's ``default_points``, and every point when it has none.
     ``tools`` and ``agents`` are globs (letter case matters) for the action's name and agent; an action without an agent
     is covered by ``*`` only. ``when`` narrows it further: a condition (`Condition`, the mapping that a policy file would
     hold, or CEL as text) on the action as the transforms before it left it. When it is false the rule does not cover the
-    action; when it cannot be told, the action is denied. ``severity`` replaces that of the policy's blocking decisions.
+    action; when it cannot be evaluated, the action is denied. ``severity`` replaces that of the policy's blocking decisions.
 
     Raises `PolicyError` for what has no meaning.
     """
 
-    policy: Policy
-    name: str = ""
-    on: Sequence[Point] = ()
-    tools: Sequence[str] = ("*",)
-    agents: Sequence[str] = ("*",)
-    severity: Severity | None = None
-    when: Condition | Mapping[str, Any] | str | None = None
-    condition: Condition | None = field(default=None, init=False, repr=False)
-    bounded: bool = field(default=False, init=False, repr=False)
-    deferred: bool = field(default=False, init=False, repr=False)
-    fits_agent: Fits | None = field(default=None, init=False, repr=False)
+    __slots__ = (
+        "agents",
+        "bounded",
+        "condition",
+        "deferred",
+        "fits_agent",
+        "name",
+        "on",
+        "policy",
+        "severity",
+        "tools",
+    )
 
-    def __post_init__(self) -> None:
-        if not isinstance(self.policy, Policy):  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise PolicyError(
-                f"rule {self.name!r}: {self.policy!r} is no policy", hint="a policy has a name and judge()"
-            )
-        name = self.name or self.policy.name
-        if not isinstance(name, str) or not name:  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise PolicyError(f"a rule's name is {name!r}", hint="give the rule or its policy a name")
-        points: Sequence[Point] = self.on or getattr(self.policy, "default_points", _EVERY_POINT)
-        agents = string_tuple(name, "agents", self.agents)
-        settle: Callable[[str, Any], None] = lambda slot, value: object.__setattr__(self, slot, value)  # noqa: E731
-        settle("name", name)
-        settle("on", _points(name, points))
-        settle("tools", string_tuple(name, "tools", self.tools))
-        settle("agents", agents)
-        settle("condition", None if self.when is None else condition_of(self.when, rule=name))
-        settle("bounded", bool(getattr(self.policy, "bounded", False)))
-        settle("deferred", bool(getattr(self.policy, "deferred", False)))
-        settle("fits_agent", None if "*" in agents else one_of_globs(agents))
+    def __init__(
+        self,
+        policy: Policy,
+        name: str = "",
+        on: Sequence[Point] = (),
+        tools: Sequence[str] = ("*",),
+        agents: Sequence[str] = ("*",),
+        severity: Severity | None = None,
+        when: Condition | Mapping[str, Any] | str | None = None,
+    ) -> None:
+        if not isinstance(policy, Policy):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise PolicyError(f"rule {name!r}: {policy!r} is not a policy", hint="a policy has a name and judge()")
+        self.policy = policy
+        self.name = name or policy.name
+        if not isinstance(self.name, str) or not self.name:  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise PolicyError(f"a rule's name is {self.name!r}", hint="give the rule or its policy a name")
+        self.on = _points(self.name, on or getattr(policy, "default_points", _EVERY_POINT))
+        self.tools = string_tuple(self.name, "tools", tools)
+        self.agents = string_tuple(self.name, "agents", agents)
+        self.severity = severity
+        self.condition = None if when is None else condition_of(when, rule=self.name)
+        self.bounded = bool(getattr(policy, "bounded", False))
+        self.deferred = bool(getattr(policy, "deferred", False))
+        #: Whether an agent's name fits; None for every agent.
+        self.fits_agent = None if "*" in self.agents else one_of_globs(self.agents)
 
     def covers(self, action: Action) -> bool:
-        """Whether the rule has a say about ``action``. A condition that cannot be told counts: it denies."""
+        """Whether the policy is asked about ``action``. A condition that cannot be evaluated counts: it denies."""
         if not self.reaches(action):
             return False
         try:

@@ -15,9 +15,10 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, Literal, Union, get_args, get_origin, get_type_hints
 
+from lgov_core.policies.base import PolicyFactory
 from lgov_core.policies.conditions.fields import FIELDS
 from lgov_core.policies.conditions.matchers import OPERATORS, TYPES
-from lgov_core.policies.registry import BUILTIN_POLICIES, PolicyFactory
+from lgov_core.policies.registry import BUILTIN_POLICIES
 from lgov_core.types import Point, Severity
 
 #: Where the schema of the built-in policies lies.

@@ -245,7 +245,7 @@ def test_what_makes_no_sense_is_refused() -> None:
         PolicySet(default="block")  # type: ignore[arg-type]
     with pytest.raises(PolicyError, match="enforce or shadow"):
         PolicySet(mode="audit")  # type: ignore[arg-type]
-    with pytest.raises(PolicyError, match="no policy"):
+    with pytest.raises(PolicyError, match="not a policy"):
         PolicySet.of(print)  # type: ignore[arg-type]
     with pytest.raises(PolicyError, match="constant"):
         ConstantPolicy(Effect.TRANSFORM)

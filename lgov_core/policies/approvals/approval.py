@@ -1,4 +1,4 @@
-"""ApprovalPolicy: a person, or a callback, has to say yes to exactly this call."""
+"""ApprovalPolicy: a person or a callback has to approve exactly this call."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from lgov_core.policies.approvals.approval_requests import ApprovalRequest, Appr
 from lgov_core.policies.approvals.canonical import NotCanonical, canonical_json, fingerprint
 from lgov_core.policies.base import BoundedPolicy
 from lgov_core.policies.budgets.bookkeeping import NOT_MADE, Judgements, checked_per, count_key, decided, now_of
-from lgov_core.policies.dry_run import rehearsing
+from lgov_core.policies.dry_run import in_dry_run
 from lgov_core.policies.options import positive_number, string_tuple
 from lgov_core.types import Action, Decision, Effect, Point, Severity, ToolOutcome, new_id
 
@@ -40,7 +40,7 @@ class _Asked:
 
 
 class ApprovalPolicy(BoundedPolicy):
-    """Lets a tool be called only after somebody approved exactly that call.
+    """Lets a tool be called only after a person or callback approved exactly that call.
 
     ``tools`` are globs for the tools that need it; about others it has no opinion. What is approved is the tool, its kind,
     the agent, the arguments, and the rollout (or session, attempt, agent; with ``global`` none: ``per``), bound to each
@@ -99,7 +99,7 @@ class ApprovalPolicy(BoundedPolicy):
     def _store(self, store: object) -> ApprovalRequests:
         if isinstance(store, ApprovalRequests):
             return store
-        if store is None or rehearsing():
+        if store is None or in_dry_run():
             return ApprovalRequests(clock=self._clock)
         if not isinstance(store, str | os.PathLike) or not os.fspath(store):
             raise PolicyError(f"{self.name}: store is {store!r}", hint="give the path of a file")
@@ -163,7 +163,7 @@ class ApprovalPolicy(BoundedPolicy):
         copy = json.loads(canonical_json(content))
         request = ApprovalRequest(new_id("apr"), digest, copy, now, "pending", now + self._answer_s)
         answer = _answer_of(self._approver, request, self._answer_s)
-        # Whoever holds the arguments might have changed them while somebody was thinking.
+        # The caller might have changed the arguments while the approver was deciding.
         if fingerprint(content) != digest:
             decision = self.deny("approval-changed", "The arguments changed while approval was asked for")
         elif answer is True:
@@ -177,7 +177,7 @@ class ApprovalPolicy(BoundedPolicy):
     def _approved(self, request: ApprovalRequest, by: str) -> Decision:
         return Decision(Effect.ALLOW, self.name, "approved", f"{by} approved it (request {request.request_id})")
 
-    # ------------------------------------------------------------------ what came of it
+    # ------------------------------------------------------------------ after the call
 
     def observe(self, event: Any) -> None:
         """Gives an approval back, or withdraws a request, when the call was not made because of something else."""

@@ -1,4 +1,4 @@
-"""Approvals on their way: what was asked for, who said yes or no, and for how long it holds."""
+"""Approval requests: what was asked for, who approved or rejected it, and when the answer expires."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from lgov_core.policies.budgets.bookkeeping import SharedState, now_of
 from lgov_core.policies.options import positive_integer, positive_number
 from lgov_core.types import new_id
 
-#: What became of a request. One that nobody answered in time, or whose approval was not used in time, has lapsed.
+#: State of a request. One that was not answered in time, or whose approval was not used in time, has lapsed.
 State: TypeAlias = Literal["pending", "approved", "rejected", "used", "lapsed"]
 
 APPROVALS: Final = FileKind(
@@ -74,8 +74,8 @@ class ApprovalRequest:
 class ApprovalRequests(SharedState):
     """The requests of an `ApprovalPolicy`, in the SQLite file at ``path`` or, without one, in this process.
 
-    The file (mode 0600) is made when it is missing; an operator's program opens the same file and answers. Whoever may
-    write to it may approve: keep it where the agent's tools cannot reach. How long an unanswered request waits, and how
+    The file (mode 0600) is made when it is missing; an operator's program opens the same file and answers. Any process that can
+    write to it can approve: keep it where the agent's tools cannot reach. How long an unanswered request waits, and how
     long an answer holds, is said by the policy that asks; ``expires_s`` shortens it, and never lengthens it. ``max_pending``
     is how many may wait at once. ``clock`` is Unix time in seconds.
 
@@ -124,7 +124,7 @@ class ApprovalRequests(SharedState):
 
     def _answer(self, request_id: str, state: State, by: str, reason: str | None) -> ApprovalRequest:
         if not isinstance(by, str) or not by.strip():  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise PolicyError(f"approval {request_id}: nobody answers for it", hint="say who you are in by")
+            raise PolicyError(f"approval {request_id}: no one is named as answering", hint="say who you are in by")
         with self._transaction() as (connection, now):
             _lapse(connection, now)
             found = self._one(connection, request_id)
@@ -183,7 +183,7 @@ class ApprovalRequests(SharedState):
             )
 
     def withdraw(self, request_id: str) -> None:
-        """Nobody needs to answer any more."""
+        """Withdraws a request: no answer is needed any more."""
         with self._transaction() as (connection, _):
             connection.execute("DELETE FROM requests WHERE request_id = ? AND state = 'pending'", (request_id,))
 
@@ -249,7 +249,7 @@ class ApprovalRequests(SharedState):
 def _lapse(connection: sqlite3.Connection, now: float) -> None:
     """Marks what has lapsed, and forgets what was over a good while ago, so that the table stays small.
 
-    So is an approval from a future further off than clocks are apart: where the clock was put back, nobody knows its age.
+    So is an approval from a future further off than clocks are apart: where the clock was put back, its age is unknown.
     """
     connection.execute(
         "UPDATE requests SET state = 'lapsed' WHERE until <= ? AND state IN ('pending', 'approved', 'rejected')", (now,)
@@ -261,11 +261,11 @@ def _lapse(connection: sqlite3.Connection, now: float) -> None:
 
 
 def _request(row: tuple[Any, ...]) -> ApprovalRequest:
-    """A row as a request. Raises `PolicyError` when what it shows is not what its digest stands for."""
+    """A row as a request. Raises `PolicyError` when its content does not match its digest."""
     request_id, digest, text, asked_at, state, answered_at, answered_by, reason, until = row
     if hashlib.sha256(text.encode()).hexdigest() != digest:
         raise PolicyError(
-            f"approval request {request_id} was changed: it shows another call than the one it stands for",
+            f"approval request {request_id} was changed: it shows another call than the one its digest is of",
             hint="find out who writes to the file, and start a new one",
         )
     content: dict[str, Any] = json.loads(text)

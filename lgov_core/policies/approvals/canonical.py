@@ -21,8 +21,8 @@ class NotCanonical(ValueError):
 def canonical_json(value: Any) -> str:
     """``value`` as ASCII JSON with sorted keys and no white space: equal texts mean equal values.
 
-    Lists and tuples are the same; 1, 1.0, true and "1" are not. Raises `NotCanonical` for a key that is no text, a number
-    that is not finite, anything that is no JSON value, and for more than `MAX_DEPTH` levels.
+    Lists and tuples are the same; 1, 1.0, true and "1" are not. Raises `NotCanonical` for a key that is not text, a number
+    that is not finite, anything that is not JSON value, and for more than `MAX_DEPTH` levels.
     """
     return json.dumps(_plain(value, 0), sort_keys=True, separators=(",", ":"), allow_nan=False)
 
@@ -51,7 +51,7 @@ def _plain(value: Any, depth: int) -> Any:
         found: dict[str, Any] = {}
         for key, item in value.items():
             if not isinstance(key, str):
-                raise NotCanonical(f"it holds the key {key!r}, which is no text")
+                raise NotCanonical(f"it holds the key {key!r}, which is not text")
             found[str.__str__(key)] = _plain(item, depth + 1)
         return found
     if isinstance(value, list | tuple):

@@ -14,7 +14,7 @@ from lgov_core.policies.budgets.bookkeeping import COMMON, NOT_MADE, Judgements,
 from lgov_core.policies.budgets.ledger import NANO, Amount, Balance, Ledger, Limits, MemoryLedger, Shortfall
 from lgov_core.policies.budgets.prices import Price, cost_table, find, price_of, price_table
 from lgov_core.policies.budgets.usage import most_input_tokens, most_output_tokens, tokens_used
-from lgov_core.policies.dry_run import rehearsing
+from lgov_core.policies.dry_run import in_dry_run
 from lgov_core.policies.options import positive_integer, positive_number
 from lgov_core.types import Action, Decision, Effect, ModelCallFailed, Point, ToolOutcome
 
@@ -69,7 +69,7 @@ class CostControlPolicy(BoundedPolicy):
     name share what is in it. Without it the budgets are in the memory of this process, ``max_budgets`` of them: see
     `MemoryLedger` for what happens beyond. ``clock`` gives seconds (monotonic; wall time with a file, which outlives it).
 
-    A limit is no permission: within its budget the policy has no opinion. May be called from several threads at once.
+    A limit is not a permission: within its budget the policy has no opinion. May be called from several threads at once.
     Fails closed. Raises `PolicyError` when made with something that has no meaning.
     """
 
@@ -145,7 +145,7 @@ class CostControlPolicy(BoundedPolicy):
             prompt = most_input_tokens(action.arguments, self.bytes_per_token) + self.prompt_overhead_tokens
             reply = most_output_tokens(action.arguments, self.max_output_tokens)
         except (ValueError, TypeError, RecursionError):
-            return self.deny("cost-unclear", "The size of this prompt cannot be told, so neither can its cost.")
+            return self.deny("cost-unclear", "The size of this prompt cannot be determined, so neither can its cost.")
         price = self._price(action.name)
         if price is None and self.limits.nano_usd is not None:
             return self.deny(
@@ -191,7 +191,7 @@ class CostControlPolicy(BoundedPolicy):
             if action.operation_id is not None:
                 self._ledger.settle(key, action.operation_id, actual, now)
             elif actual is not None and not self._asked_before_models:
-                # Nobody asks this policy before calls, so nothing was set aside for this one.
+                # The policy is not asked before calls, so nothing was set aside for this one.
                 self._ledger.settle(key, f"unasked {id(action)} {now}", actual, now)
         except PolicyError as error:
             # The call is over, and what was set aside for it stays spent: nothing gets cheaper by this.
@@ -236,7 +236,7 @@ class CostControlPolicy(BoundedPolicy):
     def _unusable(self, error: PolicyError) -> Decision:
         return self.deny("cost-ledger", f"The budget cannot be read, so nothing may be spent: {error.message}")
 
-    # ------------------------------------------------------------------ what came of it
+    # ------------------------------------------------------------------ after the call
 
     def observe(self, event: Any) -> None:
         """Gives back what was set aside for a call that was not made, and closes the budget of what has ended."""
@@ -320,7 +320,7 @@ def _limits(name: str, cost: object, tokens: object, calls: object, seconds: obj
 
 
 def _ledger(name: str, path: object, max_budgets: int) -> Ledger:
-    if path is None or rehearsing():
+    if path is None or in_dry_run():
         return MemoryLedger(max_budgets)
     if not isinstance(path, str | os.PathLike) or not os.fspath(path):
         raise PolicyError(f"{name}: ledger is {path!r}", hint="give the path of a file")

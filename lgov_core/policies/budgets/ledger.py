@@ -33,7 +33,7 @@ class Amount:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """The most that a budget may spend; None is no limit. ``seconds`` since its first action."""
+    """The most that a budget may spend; None means no limit. ``seconds`` since its first action."""
 
     nano_usd: int | None = None
     tokens: int | None = None
@@ -69,7 +69,7 @@ class Balance:
 
 @dataclass(frozen=True, slots=True)
 class Shortfall:
-    """Why something was not set aside: what is lacking, and the budget as it stands."""
+    """Why something was not set aside: what is lacking, and the budget's balance."""
 
     lack: Lack
     balance: Balance

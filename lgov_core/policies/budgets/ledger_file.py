@@ -47,7 +47,7 @@ class FileLedger(SharedState):
     """The budgets of the policy called ``owner`` in the file at ``path``, which is made (mode 0600) when it is missing.
 
     Any number of processes, and of policies with different names, may use one file; each change is one transaction. What
-    a process that died had set aside stays set aside, since nobody knows whether it was spent, until `reset`. Waits
+    a process that died had set aside stays set aside, since it is unknown whether it was spent, until `reset`. Waits
     ``busy_timeout_s`` for other processes at most. Every method raises `PolicyError` when the file cannot be used.
     """
 
@@ -169,7 +169,7 @@ class FileLedger(SharedState):
             yield self._connection
             self._connection.execute("COMMIT")
         except BaseException as error:
-            self._let_go()  # which rolls back; nobody can say how far it got
+            self._let_go()  # which rolls back: it is unknown how far it got
             if isinstance(error, sqlite3.Error | OSError | OverflowError):
                 raise describe(LEDGER, self.path, error) from error
             raise

@@ -1,4 +1,4 @@
-"""LoopPolicy: notices an agent that goes round in circles."""
+"""LoopPolicy: denies calls that an agent keeps repeating."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ class LoopPolicy(BoundedPolicy):
     The same call is the same tool with the same arguments. It may be made ``max_repeats`` times in a row, and so may a
     cycle of up to eight calls (A, B, A, B, ...): the call that would begin it once more is denied, and so are those that
     would go on with it, until the agent does something else. With ``window`` the same
-    call may also be made only ``max_repeats`` times among the last ``window`` calls, whatever stands between them. Tools
-    that fit a glob in ``ignore`` are neither counted nor denied. With ``abort_after`` the run is ended by so many such
+    call may also be made only ``max_repeats`` times among the last ``window`` calls, whatever comes between them. Tools
+    that fit a glob in ``ignore`` are neither counted nor denied. With ``abort_after`` the run is ended by that many such
     denials in a rollout.
 
     Counted for each attempt at a rollout; without one, for each session, agent, or all together. A call that another
     policy denies counts too. Remembers the calls of the ten thousand rollouts that were active last.
 
-    A limit is no permission: where nothing is repeated the policy has no opinion. May be called from several threads at
+    A limit is not a permission: where nothing is repeated the policy has no opinion. May be called from several threads at
     once. Raises `PolicyError` when made with something that has no meaning.
     """
 
@@ -102,7 +102,7 @@ class LoopPolicy(BoundedPolicy):
         return None
 
     def observe(self, event: Any) -> None:
-        """Hears that a judgement is over, and that a rollout is."""
+        """Ends the judgement of a decision that was taken, and forgets a rollout that ended."""
         found = decided(event)
         if found is not None:
             self._judgements.end(found[0])
@@ -159,7 +159,7 @@ class _Histories(SharedState):
 
     @contextmanager
     def of(self, key: str) -> Generator[_History]:
-        """The history of one rollout, for as long as the block lasts nobody else's."""
+        """The history of one rollout, exclusive for as long as the block lasts."""
         with self._lock:
             history = self._by_key.get(key)
             if history is None:
@@ -189,7 +189,7 @@ def _call(action: Action) -> str:
     try:
         return fingerprint([action.kind, action.name, action.arguments])
     except NotCanonical:
-        # Objects are told apart by their repr: two that look the same are the same call.
+        # Objects are distinguished by their repr: two that look the same are the same call.
         return f"{action.kind} {action.name[:200]} {_shown(action.arguments)}"
 
 

@@ -21,7 +21,7 @@ class Price(NamedTuple):
     output: float
 
     def nano_usd(self, input_tokens: int, output_tokens: int) -> int:
-        """The price of so many tokens in billionths of a dollar, rounded up."""
+        """The price of the given numbers of tokens in billionths of a dollar, rounded up."""
         return math.ceil((input_tokens * self.input + output_tokens * self.output) * (NANO // _MILLION))
 
 
@@ -32,7 +32,7 @@ def price_of(owner: str, option: str, value: object) -> Price:
     elif isinstance(value, Sequence) and not isinstance(value, str) and len(value) == 2:
         numbers = list(value)
     else:
-        raise PolicyError(f"{owner}: {option} is no price: {value!r}", hint=_HINT)
+        raise PolicyError(f"{owner}: {option} is not a price: {value!r}", hint=_HINT)
     return Price(*(_dollars(owner, option, number) for number in numbers))
 
 
@@ -64,7 +64,7 @@ def _table(owner: str, option: str, value: object) -> list[tuple[str, object]]:
         )
     for name in value:
         if not isinstance(name, str) or not name:
-            raise PolicyError(f"{owner}: {option} names {name!r}, which is no text", hint="put it in quotes")
+            raise PolicyError(f"{owner}: {option} names {name!r}, which is not text", hint="put it in quotes")
     return list(value.items())
 
 

@@ -33,12 +33,12 @@ class RateLimitPolicy(BoundedPolicy):
     A token bucket: it holds ``burst`` calls (``max_calls`` unless given) and fills up evenly. There is one for each agent,
     session, rollout or tool (``per``), or one for all (``global``), and for each point: tool calls and model calls do not
     use up each other's. Actions without the id in question share one. What is denied here uses nothing up; what another
-    policy denies does, since it was tried. Points at which nothing begins are passed over.
+    policy denies does, since it was tried. Points at which nothing begins are ignored.
 
     ``clock`` gives seconds and never goes back. A bucket that is full is forgotten, so memory is bounded by the calls of
     one period; beyond ``max_buckets`` at once new ones are denied.
 
-    A limit is no permission: within it the policy has no opinion. May be called from several threads at once. Raises
+    A limit is not a permission: within it the policy has no opinion. May be called from several threads at once. Raises
     `PolicyError` when made with something that has no meaning.
     """
 
@@ -84,7 +84,7 @@ class RateLimitPolicy(BoundedPolicy):
         return self.deny("rate-limit", reason, Severity.MEDIUM)
 
     def observe(self, event: Any) -> None:
-        """Hears that a judgement is over."""
+        """Ends the judgement of a decision that was taken."""
         found = decided(event)
         if found is not None:
             self._judgements.end(found[0])

@@ -11,7 +11,7 @@ from typing import Any, Final
 _MOST: Final = ("max_output_tokens", "max_completion_tokens", "max_tokens", "max_new_tokens")
 _REPLIES: Final = ("n", "best_of")
 _OPTIONS: Final = ("options", "settings", "model_settings", "sampling")
-#: More tokens than this are no count of anything.
+#: More tokens than this are not a count of anything.
 _ABSURD: Final = 2**40
 
 
@@ -50,7 +50,7 @@ def tokens_used(arguments: Mapping[str, Any]) -> tuple[int, int] | None:
 def _count(value: object) -> int | None:
     if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
         return None
-    return math.ceil(min(value, _ABSURD))  # a limit beyond all measure is no small one
+    return math.ceil(min(value, _ABSURD))  # a limit beyond all measure is not a small one
 
 
 def _with_text_keys(value: Mapping[Any, Any]) -> dict[str, Any]:

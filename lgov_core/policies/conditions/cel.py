@@ -92,7 +92,7 @@ def _value(value: Any, depth: int) -> Any:
             raise ConditionError("a number among the arguments is NaN")
         return value
     if isinstance(value, Mapping):
-        # A key that is no text cannot be asked for in CEL, and would make the library refuse the whole mapping.
+        # A key that is not text cannot be asked for in CEL, and would make the library refuse the whole mapping.
         return {key: _value(item, depth + 1) for key, item in value.items() if isinstance(key, str)}
     if isinstance(value, Sequence):
         return [_value(item, depth + 1) for item in value]

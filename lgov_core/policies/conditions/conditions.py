@@ -26,7 +26,7 @@ from lgov_core.types import Action
 
 __all__ = ["MAX_CONDITION_DEPTH", "Condition", "ConditionError", "condition_of"]
 
-#: Conditions may be nested so deeply.
+#: How deep conditions may be nested.
 MAX_CONDITION_DEPTH: Final = 16
 
 _Test: TypeAlias = Callable[[Action], bool]
@@ -60,7 +60,7 @@ class Condition:
         self._test = test
 
     def holds(self, action: Action) -> bool:
-        """Whether it is true of ``action``. Raises `ConditionError` when that cannot be told: treat it as a deny."""
+        """Whether it is true of ``action``. Raises `ConditionError` when that cannot be determined: treat it as a deny."""
         answer = self._test(action)
         if answer is True:
             return True
@@ -119,7 +119,7 @@ def _test_of(node: object, place: _Place) -> _Test:
         raise ConditionProblem(place, "the condition is nested too deeply", hint="say it with fewer levels")
     if not isinstance(node, Mapping) or not node:
         raise ConditionProblem(
-            place, f"{node!r} is no condition", hint="write all, any, not, or field with a comparison"
+            place, f"{node!r} is not a condition", hint="write all, any, not, or field with a comparison"
         )
     combiners = [key for key in _COMBINERS if key in node]
     if not combiners:
@@ -128,7 +128,7 @@ def _test_of(node: object, place: _Place) -> _Test:
         others = ", ".join(str(key) for key in node if key != combiners[0])
         raise ConditionProblem(
             (*place, combiners[0]),
-            f"{combiners[0]} stands beside {others}",
+            f"{combiners[0]} is used beside {others}",
             hint="put them into one list under all: or any:",
         )
     (combiner,) = combiners

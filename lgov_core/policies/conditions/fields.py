@@ -29,7 +29,7 @@ _MAPPINGS: Final[Mapping[str, Callable[[Action], Any]]] = {
 }
 #: The names with which a field may begin.
 FIELDS: Final = (*_TEXTS, *_MAPPINGS)
-#: What the agent itself writes; the rest comes from whoever runs it.
+#: What the agent itself writes; the rest comes from the operator.
 _THE_AGENTS = frozenset({"arguments", "name", "kind", "text"})
 
 
@@ -57,7 +57,7 @@ def field_of(name: object) -> Field:
         name.split(".") if isinstance(name, str) else list(name) if isinstance(name, list | tuple) else []
     )
     if not steps or not all(isinstance(step, str) and step for step in steps):
-        raise PolicyError(f"{name!r} is no field", hint=f"write one of: {', '.join(FIELDS)}; or arguments.NAME")
+        raise PolicyError(f"{name!r} is not a field", hint=f"write one of: {', '.join(FIELDS)}; or arguments.NAME")
     root, path = steps[0], tuple(steps[1:])
     shown = ".".join(steps)
     if root in _TEXTS:

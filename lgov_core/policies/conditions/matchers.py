@@ -13,7 +13,7 @@ from lgov_core.policies.conditions.fields import MISSING, Field
 
 
 class ConditionError(Exception):
-    """Whether a condition holds cannot be told. Whoever catches it must treat the act as denied.
+    """Whether a condition holds cannot be determined. The caller must treat the act as denied.
 
     ``not_the_agents`` says that what is missing or wrong is none of the agent's doing.
     """
@@ -199,7 +199,7 @@ def _exists(field: Field, expected: object) -> Reading:
 
 def _type(field: Field, expected: object) -> Reading:
     if not isinstance(expected, str) or expected not in TYPES:
-        raise PolicyError(f"{expected!r} is no type", hint=f"write one of: {', '.join(TYPES)}")
+        raise PolicyError(f"{expected!r} is not a type", hint=f"write one of: {', '.join(TYPES)}")
     accepted = TYPES[expected]
 
     def reading(value: Any) -> bool:

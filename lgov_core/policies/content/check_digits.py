@@ -159,7 +159,7 @@ def se_personnummer(value: str) -> bool:
 
 
 def base58_checked(value: str, lengths: tuple[int, ...]) -> bool:
-    """Base58 of so many bytes, of which the last four are the double SHA-256 of those before."""
+    """Base58 of one of ``lengths`` bytes, of which the last four are the double SHA-256 of those before."""
     number = 0
     for c in value:
         number = number * 58 + _BASE58.index(c)

@@ -218,7 +218,7 @@ class _Walk:
             if not number.is_integer() or abs(number) > 1e19:
                 return number
             written = str(int(number))
-        elif abs(number) >= 10**40:  # longer than any number that means somebody; and slow to write out
+        elif abs(number) >= 10**40:  # longer than any personal number; and slow to write out
             return number
         else:
             written = str(number)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import datetime
 from typing import Final
 
+from lgov_core.policies.content.check_digits import se_personnummer
+
 _FINNISH = "0123456789ABCDEFHJKLMNPRSTUVWXY"
 #: Taiwan's letters in the order of the numbers from 10 on that they stand for.
 _TAIWANESE: Final = "ABCDEFGHJKLMNPQRSTUVXYWZIO"
@@ -56,7 +58,8 @@ def tw_id(value: str) -> bool:
 
 
 def fi_hetu(value: str) -> bool:
-    """A Finnish identity code without its century sign: a date, three digits, a check character."""
+    """A Finnish identity code, with a letter for its century or without: a date, three digits, a check character."""
+    value = value if len(value) == 10 else value[:6] + value[7:]
     return _a_date(value[4:6], value[2:4], value[:2]) and _FINNISH[int(value[:6] + value[-4:-1]) % 31] == value[-1]
 
 
@@ -87,6 +90,17 @@ def cz_rc(digits: str) -> bool:
 def ru_snils(digits: str) -> bool:
     """A Russian insurance number: nine digits and a check of two."""
     return _sum(digits[:9], (9, 8, 7, 6, 5, 4, 3, 2, 1)) % 101 % 100 == int(digits[9:])
+
+
+def us_mbi(value: str) -> bool:
+    """A number of US Medicare, which uses no letter that looks like a digit."""
+    return not set("SLOIBZ") & set(value)
+
+
+def se_personnummer_of_a_person(value: str) -> bool:
+    """A Swedish personal number that is not a day of these years with a time of that day, as in names of files."""
+    moment = len(value) == 12 and value[:4] > "2015" and value[8:10] < "24" and value[10:] < "60"
+    return se_personnummer(value) and not moment
 
 
 def mrz(value: str) -> bool:

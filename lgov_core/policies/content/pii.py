@@ -1,4 +1,4 @@
-"""PIIPolicy: data that tells who somebody is does not travel."""
+"""PIIPolicy: personal data stays out of actions and results."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import ClassVar
 
 from lgov_core.policies.content.content import MAX_CHARACTERS, ContentAction, ContentPolicy
 from lgov_core.policies.content.findings import Pattern
+from lgov_core.policies.content.pattern_file import load_patterns
 
 
 class PIIPolicy(ContentPolicy):
@@ -18,7 +19,7 @@ class PIIPolicy(ContentPolicy):
     See `ContentPolicy` for where it looks and what the options mean; ``allow`` is for what may pass, such as
     ``*@example.org``.
 
-    Does not find names, postal addresses, ages or professions: those cannot be told by their shape.
+    Does not find names, postal addresses, ages or professions: those cannot be determined by their shape.
     """
 
     slug: ClassVar[str] = "pii"
@@ -38,6 +39,6 @@ class PIIPolicy(ContentPolicy):
     @classmethod
     def patterns(cls) -> tuple[Pattern, ...]:
         """See `ContentPolicy.patterns`."""
-        from lgov_core.policies.content.pii_patterns import PATTERNS
+        from lgov_core.policies.content import pii_checks
 
-        return PATTERNS
+        return load_patterns("pii.yaml", pii_checks.check_of)

@@ -1,4 +1,4 @@
-"""Whether what looks like a secret is one: placeholders, entropy, checksums."""
+"""Whether what looks like a secret is one: placeholders, entropy, checksums. The formats are in ``secrets.yaml``."""
 
 from __future__ import annotations
 
@@ -7,6 +7,9 @@ import binascii
 import math
 import re
 from collections import Counter
+from collections.abc import Mapping
+from functools import partial
+from typing import Any, Final
 
 from lgov_core.policies.content.check_digits import base58_checked
 from lgov_core.policies.content.findings import Check, left_of
@@ -16,7 +19,7 @@ _PLACEHOLDER_WORD = re.compile(
     r"|not[_-]?set|undefined|fake|sample",
     re.IGNORECASE,
 )
-#: Within a key of a known format only what nobody would generate counts: AWS's own example key ends in EXAMPLE.
+#: Within a key of a known format only what no generator would produce counts: AWS's own example key ends in EXAMPLE.
 _PLACEHOLDER_IN_KEY = re.compile(
     r"example|placeholder|redacted|changeme|your|replace|insert|dummy|xxxx|X{6}|EXAMPLE|0{12}|1234567890abcdef1234"
 )
@@ -38,7 +41,7 @@ _NO_VALUE_WORDS = (
     " credential credentials reset forgotten protected policy manager prompt login username user admin visible"
 )
 _NO_VALUE = frozenset(_NO_VALUE_WORDS.split())
-#: A key of a kind that machines make has at least so many bits a character; English words have about 2.5 to 3.
+#: A key of a kind that machines make has at least this many bits a character; English words have about 2.5 to 3.
 MIN_BITS = 3.0
 MIN_KEY = 12
 MIN_PASSWORD = 6
@@ -61,7 +64,7 @@ def is_placeholder(value: str) -> bool:
 
 
 def not_a_placeholder(text: str, start: int, end: int) -> int | None:
-    """A key of a known format, unless nobody would take it for one."""
+    """A key of a known format, unless it is a placeholder."""
     value = text[start:end]
     tail = value[value.find("_", 2) + 1 :]
     if "_" not in value[2:] or 2 * len(tail) < len(value):  # an underscore late in a key is one of its characters
@@ -115,7 +118,7 @@ def not_left_out(text: str, start: int, end: int) -> int | None:
     return None if is_placeholder(text[start:end]) else end
 
 
-def given(check: Check, text: str, start: int, end: int) -> int | None:
+def _named_value(check: Check, text: str, start: int, end: int) -> int | None:
     """What ``check`` makes of a value given to a name, unless the name was given none: the next line names the next."""
     before = left_of(text, start, 8)
     gap = before[len(before.rstrip()) :]
@@ -191,3 +194,18 @@ def session_cookie(text: str, start: int, end: int) -> int | None:
 def wallet_key(text: str, start: int, end: int) -> int | None:
     """A private key of a wallet in import format: base58 of a version byte, 32 bytes and a double SHA-256's first four."""
     return end if base58_checked(text[start:end], (37, 38)) else None
+
+
+_BY_NAME: Final[Mapping[str, Check]] = {
+    check.__name__: check
+    for check in (
+        basic_credentials, bearer_token, machine_key, not_a_placeholder, not_left_out, option_password, password,
+        random_looking, session_cookie, spoken_password, url_password, wallet_key,
+    )
+}  # fmt: skip
+
+
+def check_of(row: Mapping[str, Any]) -> Check | None:
+    """The check of one row of ``secrets.yaml``."""
+    check = _BY_NAME.get(row.get("check", ""))
+    return partial(_named_value, check) if check is not None and "names" in row else check

@@ -1,4 +1,4 @@
-"""SecretsPolicy: keys, tokens and passwords do not travel."""
+"""SecretsPolicy: keys, tokens and passwords stay out of actions and results."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import ClassVar
 
 from lgov_core.policies.content.content import MAX_CHARACTERS, ContentAction, ContentPolicy
 from lgov_core.policies.content.findings import Pattern
+from lgov_core.policies.content.pattern_file import load_patterns
 from lgov_core.types import Severity
 
 
@@ -38,6 +39,6 @@ class SecretsPolicy(ContentPolicy):
     @classmethod
     def patterns(cls) -> tuple[Pattern, ...]:
         """See `ContentPolicy.patterns`."""
-        from lgov_core.policies.content.secret_patterns import ALL
+        from lgov_core.policies.content import secret_checks
 
-        return ALL
+        return load_patterns("secrets.yaml", secret_checks.check_of)

@@ -12,7 +12,7 @@ from lgov_core.policies.content.findings import Finding, merged
 from lgov_core.policies.content.text_views import View, plain_view
 from lgov_core.types import Decision, Effect, Severity
 
-#: Characters that are held back at most. A text that gives no place to cut in so many is stopped.
+#: Characters that are held back at most. A text that gives no place to cut within them is stopped.
 MAX_HELD: Final = 65_536
 #: When more are held they are looked at again only once an eighth has come: a reply of small pieces would take minutes.
 LONG: Final = 4096

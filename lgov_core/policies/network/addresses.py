@@ -1,4 +1,4 @@
-"""Which IP addresses are somebody else's public host, and which are this machine, its network or its cloud."""
+"""Which IP addresses are public hosts, and which are this machine, its network or its cloud."""
 
 from __future__ import annotations
 

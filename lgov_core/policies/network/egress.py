@@ -246,12 +246,12 @@ def _place(owner: str, text: str) -> _Place:
         return _Place(ascii_host(host[2:] if below else host), below=below, port=port)
     except UnclearURL:
         raise PolicyError(
-            f"{owner}: domains holds {text!r}, which is no host name",
+            f"{owner}: domains holds {text!r}, which is not a host name",
             hint="write example.com, *.example.com, host:port, an address, a network, or * for every public host",
         ) from None
 
 
 def _port(owner: str, port: object) -> int:
     if isinstance(port, bool) or not isinstance(port, int) or not 0 < port < 65536:
-        raise PolicyError(f"{owner}: {port!r} in ports or domains is no port", hint="write a number from 1 to 65535")
+        raise PolicyError(f"{owner}: {port!r} in ports or domains is not a port", hint="write a number from 1 to 65535")
     return port

@@ -89,7 +89,7 @@ class _Handler(urllib.request.AbstractHTTPHandler):
         self._tls = tls
 
     def http_open(self, req: urllib.request.Request) -> http.client.HTTPResponse:
-        """Opens one request. A proxy that somebody set on it is refused: it would choose the address."""
+        """Opens one request. A proxy set on it is refused: it would choose the address."""
         pinned = self._policy.check_url(req.full_url)
         if req.has_proxy() or (req.host or "").lower() != _authority(req.full_url):
             raise PolicyDenied(self._policy.deny("url-proxy", "A proxy would choose the address; fetch without one."))

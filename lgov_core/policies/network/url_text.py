@@ -23,7 +23,7 @@ _UNSEEN = frozenset({"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp", "Zs"})
 
 
 class UnclearURL(Exception):
-    """A text that is no URL beyond doubt: ``rule`` is a slug, ``reason`` says what to write instead."""
+    """A text that is not a URL beyond doubt: ``rule`` is a slug, ``reason`` says what to write instead."""
 
     def __init__(self, rule: str, reason: str) -> None:
         super().__init__(reason)
@@ -60,7 +60,7 @@ def read_url(text: str) -> PlainURL:
     else:
         number = int(port)
         if number > 65535:
-            raise UnclearURL("url-unclear", f"{port} is no port.")
+            raise UnclearURL("url-unclear", f"{port} is not a port.")
     _agrees(text, scheme, host, port)
     return PlainURL(scheme, host, number, address)
 
@@ -74,12 +74,12 @@ def ascii_host(host: str) -> str:
         try:
             lowered = lowered.encode("idna").decode("ascii")
         except UnicodeError:
-            raise UnclearURL("url-host", "The host is no name; write it in ASCII (xn--...).") from None
+            raise UnclearURL("url-host", "The host is not a name; write it in ASCII (xn--...).") from None
     if lowered.endswith("."):
         raise UnclearURL("url-host", "Write the host without a dot at its end.")
     labels = lowered.split(".")
     if len(lowered) > 253 or not all(_LABEL.fullmatch(label) for label in labels):
-        raise UnclearURL("url-host", "The host is no host name.")
+        raise UnclearURL("url-host", "The host is not a host name.")
     if _NUMBER.fullmatch(labels[-1]):
         raise UnclearURL("url-address", "Write an IP address in its usual form (four decimal numbers), or a host name.")
     return lowered
@@ -104,7 +104,7 @@ def _host_and_port(authority: str) -> tuple[str, str | None]:
     if not host:
         raise UnclearURL("url-host", "The URL names no host.")
     if port is not None and _PORT.fullmatch(port) is None:
-        raise UnclearURL("url-unclear", "The port of the URL is no plain number.")
+        raise UnclearURL("url-unclear", "The port of the URL is not a plain number.")
     return host, port
 
 
@@ -118,7 +118,7 @@ def _address(host: str) -> Address | None:
         return ipaddress.IPv4Address(host)
     except ValueError:
         if host.startswith("["):
-            raise UnclearURL("url-address", "What stands in brackets is no IPv6 address.") from None
+            raise UnclearURL("url-address", "What is in brackets is not an IPv6 address.") from None
         return None
 
 

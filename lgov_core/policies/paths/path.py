@@ -59,7 +59,7 @@ class PathPolicy(BoundedPolicy):
     inside a root. Links are read at the moment of the judgement. Links into ``/proc``, ``/dev`` and ``/sys``, devices,
     sockets and pipes are refused.
 
-    What it cannot see: whoever can create links inside a root may change one between the judgement and the act; open
+    What it cannot see: a program that creates links inside a root may change one between the judgement and the act; open
     with ``O_NOFOLLOW`` (``openat2(RESOLVE_BENEATH)``) what `resolve` returns, or keep other writers out. A hard link
     inside a root to a file outside looks like any other file. A bind mount is a folder.
 
@@ -179,9 +179,9 @@ _is_open = _any_of(_OPEN_NAMES)
 
 def _folder(owner: str, option: str, value: object) -> str:
     if not isinstance(value, str) or not value:
-        raise PolicyError(f"{owner}: {option} holds {value!r}, which is no folder", hint="write an absolute path")
+        raise PolicyError(f"{owner}: {option} holds {value!r}, which is not a folder", hint="write an absolute path")
     if "\0" in value or "$" in value:
-        raise PolicyError(f"{owner}: {option} holds {value!r}, which is no folder", hint="write the path out")
+        raise PolicyError(f"{owner}: {option} holds {value!r}, which is not a folder", hint="write the path out")
     absolute = os.path.abspath(os.path.expanduser(value))  # the author of a policy may write ~, the model may not
     if os.path.exists(absolute) and not os.path.isdir(absolute):
         raise PolicyError(f"{owner}: {option} holds {value!r}, which is a file", hint="name the folder it lies in")

@@ -1,4 +1,4 @@
-"""What the text of a path may look like before anybody asks the file system about it."""
+"""Checks on the text of a path, before the file system is asked."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from urllib.parse import unquote_to_bytes
 
 MAX_PATH_BYTES = 4096
 MAX_NAME_BYTES = 255
-#: Times a text may be percent-encoded over itself before nobody can say what is meant.
+#: Times a text may be percent-encoded over itself before its meaning is unclear.
 MAX_DECODINGS = 4
 
 #: Letters that look like a separator or a dot and that normalisation leaves as they are.
@@ -16,7 +16,7 @@ _LOOKALIKES = frozenset(
     "\u0337\u0338\u2044\u2215\u29f8\u29f6\u2571\u27cb\u2216\u29f5\u29f9\u2572\u27cd\u20e5\u1735\u3033\u2cc6\u2f03"
     "\u3002\ua4f8\u0701\u0702\u06d4\u2cf9\ua60e"
 )
-#: Kinds of character that nobody sees: controls, formats (direction marks, zero width), lone surrogates, private use,
+#: Kinds of invisible character: controls, formats (direction marks, zero width), lone surrogates, private use,
 #: unassigned, line and paragraph separators.
 _UNSEEN = frozenset({"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"})
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.\-]+://|(?:file|jar|data|smb|nfs|dav|gopher|php|expect|zip):", re.I)
@@ -62,7 +62,7 @@ def _as_written(text: str) -> None:
     try:
         length = len(text.encode())
     except UnicodeEncodeError:
-        raise UnclearPath("path-characters", "The path holds characters that are no text.") from None
+        raise UnclearPath("path-characters", "The path holds characters that are not text.") from None
     if length > MAX_PATH_BYTES:
         raise UnclearPath("path-too-long", f"The path is longer than {MAX_PATH_BYTES} bytes.")
     _characters(text)
@@ -119,7 +119,7 @@ def _name(part: str) -> None:
     if part != part.strip() or part.endswith("."):
         raise UnclearPath("path-characters", "A name in the path begins or ends with a space, or ends with a dot.")
     if part.startswith("..") and not part.strip(".;"):
-        raise UnclearPath("path-characters", f"{part!r} is no name.")
+        raise UnclearPath("path-characters", f"{part!r} is not a name.")
     if _DEVICES.fullmatch(part) is not None:
         raise UnclearPath("path-windows", f"{part!r} names a device on some systems; choose another name.")
     if "~" in part and _SHORT_NAME.fullmatch(part) is not None:  # GIT~1 is .git there
@@ -134,7 +134,7 @@ def _decoded(text: str) -> str:
         try:
             text = unquote_to_bytes(text).decode()
         except UnicodeDecodeError:
-            raise UnclearPath("path-encoded", "The percent-encoding in the path is no UTF-8.") from None
+            raise UnclearPath("path-encoded", "The percent-encoding in the path is not UTF-8.") from None
     raise UnclearPath("path-encoded", "The path is percent-encoded over and over.")
 
 

@@ -1,4 +1,4 @@
-"""ProvenancePolicy: an agent writes to nobody, and goes nowhere, that its user has not named."""
+"""ProvenancePolicy: an agent may only use addresses that its user has named."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class ProvenancePolicy(BoundedPolicy):
     Addresses are e-mail addresses, URLs and host names, paths, account numbers and wallets, and phone numbers (``kinds``).
     They are looked for in the arguments whose name matches a glob of ``arguments`` (all unless said otherwise; the name is
     the key, at any depth). An argument named in ``whole`` must, as a whole, have been said, whatever it is. What a tool
-    returned counts for nothing, so that a text somebody planted there cannot make the agent write to a stranger.
+    returned counts for nothing, so that a text planted there cannot make the agent write to a stranger.
 
     What the user said is taken from ``Action.context["user_text"]``; from texts judged at ``input`` (not from those of an
     agent called by another: they are written by a model); and, with ``messages``, from the user's and the system's
@@ -301,11 +301,11 @@ def _strings(value: Any, name: str = "", depth: int = 0) -> Iterator[tuple[str, 
 
 
 def _written(value: object) -> str | None:
-    """A number, or whatever is no JSON, as text; None for what names nobody."""
+    """A number, or whatever is not JSON, as text; None for what cannot be an address."""
     if isinstance(value, float):  # to a program that reads JSON, 4111111111111111.0 is a whole number
         return str(int(value)) if value.is_integer() and abs(value) < 1e19 else None
-    nobody = value is None or isinstance(value, bool) or (isinstance(value, int) and abs(value) >= 10**40)
-    return None if nobody else str(value)
+    no_address = value is None or isinstance(value, bool) or (isinstance(value, int) and abs(value) >= 10**40)
+    return None if no_address else str(value)
 
 
 def _place(name: str) -> str:

@@ -1,4 +1,4 @@
-"""The addresses that stand in a text."""
+"""Finds the addresses in a text."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ _TRAILING = ".,;:!?)]}'\"*_»›”’"
 #: Stands for the name of an argument where any number may be an account or a phone: in what the user said.
 ANY: Final = "phone account"
 
-#: Somebody is written to, and it is not clear who: nobody can have said it.
+#: An e-mail recipient that cannot be determined, so that it was not said.
 UNCLEAR: Final = Address("email", "\0")
 
 _Read = Callable[[str], Address | None]

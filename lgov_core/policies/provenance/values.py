@@ -46,7 +46,7 @@ def email_form(address: str) -> str:
 def url_address(url: str) -> Address:
     """A URL as host (with a port that is not the usual one) and path; other schemes keep theirs.
 
-    Where a host ends at a backslash for some programs and not for others, nobody can tell whose it is.
+    Where a host ends at a backslash for some programs and not for others, it is unclear whose it is.
     """
     if _TWO_HOSTS.match(url) is not None:
         return Address("url", f"?{url}")
@@ -94,7 +94,7 @@ def phone_form(phone: str) -> str:
 
 
 def covers(said: Address, used: Address) -> bool:
-    """Whether somebody who said ``said`` has said ``used``.
+    """Whether ``used`` was said when ``said`` was.
 
     An e-mail address, account or phone number covers itself; a phone number also the same with its country's prefix. A
     URL covers what lies below it, so that a named host covers its pages, and a path covers what lies in it.

@@ -1,4 +1,4 @@
-"""Makes a reading statement return at most so many rows, where its text can be changed with certainty.
+"""Makes a reading statement return at most a given number of rows, where its text can be changed with certainty.
 
 A number is put behind (``LIMIT n``; ``FETCH FIRST n ROWS ONLY`` for Oracle, ``TOP n`` in front for SQL Server), or a
 greater number replaced. The changed text is parsed again and must mean the same but for the limit; otherwise nothing is
@@ -80,7 +80,7 @@ def row_count(tree: exp.Expr) -> int | None:
     options = limit.args.get("limit_options")
     if isinstance(options, exp.LimitOptions) and (options.args.get("percent") or options.args.get("with_ties")):
         return None
-    if limit.args.get("expressions"):  # LIMIT n BY: so many of each
+    if limit.args.get("expressions"):  # LIMIT n BY: n of each group
         return None
     number = limit.args.get("count") if isinstance(limit, exp.Fetch) else limit.expression
     while isinstance(number, exp.Paren):

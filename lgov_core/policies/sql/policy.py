@@ -40,7 +40,7 @@ class SQLPolicy(BoundedPolicy):
     ``dialect`` names the database's dialect (``sqlite``, ``postgres``, ``mysql``, ...) and goes before what the action
     says. Without it, and with ``"from_tool"``, the dialect is ``action.context["dialect"]``. Where the action names none
     either, ``"from_tool"`` denies, and a policy without a dialect reads the text in each of `COMMON_DIALECTS`: a reading in
-    which the text is no SQL at all does not count, of the others the most severe verdict wins, and a text that none can
+    which the text is not SQL at all does not count, of the others the most severe verdict wins, and a text that none can
     read is denied. That is a net, not a proof: what another database makes of the text is not asked. Name the dialect.
 
     ``argument`` names the argument that holds the SQL; of several names, each that is present is judged and at least
@@ -53,7 +53,7 @@ class SQLPolicy(BoundedPolicy):
     a table, everything that may reach the column is denied: its name, unless another table of the statement stands in
     front; ``*`` (not ``count(*)``, nor ``* EXCEPT (column)``), the row as a value, NATURAL JOIN, an INSERT into that table
     that names no columns, names for columns beside the table's alias, and SQLite's other names for a key (``rowid``).
-    ``max_rows``: a query must be limited to so many rows by a plain number. Where there is no limit, or a greater one, the
+    ``max_rows``: a query must be limited to that many rows by a plain number. Where there is no limit, or a greater one, the
     text is changed (LIMIT; TOP for SQL Server; FETCH FIRST for Oracle; comments are lost), parsed again and compared, and
     the decision is a transform; where that cannot be done with certainty, the query is denied. Rows that RETURNING gives
     are not counted. It needs a dialect.

@@ -54,7 +54,7 @@ def guard_sqlite(
     A refused statement raises ``sqlite3.DatabaseError``: "not authorized", "not authorized to use function: NAME",
     "access to TABLE.COLUMN is prohibited"; a write past the authorizer raises "attempt to write a readonly database".
     An error inside of the guard refuses. Not limited: how many rows a WHERE picks out (`SQLPolicy` does that), time, and
-    memory. Whoever holds the connection as a Python object can take the guard off again: give agents SQL, not the object.
+    memory. Code that holds the connection object can take the guard off again: give agents SQL, not the object.
 
     The guard replaces an authorizer that was set before. Raises `PolicyError` for what has no meaning. Call it on the
     thread that the connection belongs to, while no transaction is open.

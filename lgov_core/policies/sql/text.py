@@ -212,7 +212,7 @@ class _Scan:
                 self._callable = before + piece
                 return
             if before == "@@" and word not in _OWN_COUNTERS:
-                raise UnclearSQL("sql-catalog", f"@@{piece[:40]} tells about the server; leave it out.")
+                raise UnclearSQL("sql-catalog", f"@@{piece[:40]} reads server settings; leave it out.")
         self._words.append(word)
         self._names.append(word)
         self._callable = word
@@ -226,7 +226,7 @@ class _Scan:
                 self._check_depth()
 
     def add(self, kind: str, piece: str, start: int) -> None:
-        """Takes the next piece of the text, which is no word and no white space. Raises `UnclearSQL`."""
+        """Takes the next piece of the text, which is not a word and no white space. Raises `UnclearSQL`."""
         before_kind, before = self._before_kind, self._before
         self._before, self._before_kind = piece, kind
         if kind == "quoted":

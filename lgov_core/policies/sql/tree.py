@@ -111,7 +111,7 @@ def is_from_query(node: exp.Expr, table: str) -> bool:
 def unknown_function(node: exp.Expr) -> tuple[str, str] | None:
     """The qualifier and the name, in lower case, of a function that the parser knows nothing about.
 
-    None for any other node. A function with a qualifier is somebody's own, whatever it is called.
+    None for any other node. A function with a qualifier is user-defined, whatever it is called.
     """
     if isinstance(node, exp.Anonymous):
         parent = node.parent

@@ -18,7 +18,7 @@ NAMED_TOOLS = 8
 #: Characters of a denial about arguments: names in it are the model's own, of any length.
 MAX_PROBLEM = 300
 
-#: Keywords of later drafts that the validator would pass over in silence.
+#: Keywords of later drafts that the validator would silently ignore.
 _UNSUPPORTED = frozenset(
     {
         "prefixItems",
@@ -121,7 +121,7 @@ def _compiled(what: str, schema: object) -> Callable[[object], str | None]:
         except fastjsonschema.JsonSchemaValueException as error:
             return error.message.replace("data", "arguments", 1)[:MAX_PROBLEM]
         except _NoNumber as error:
-            return f"they hold {error}, which is no number in JSON"
+            return f"they hold {error}, which is not a number in JSON"
         except (OverflowError, ValueError):  # as a limit is compared with it, or as it is written out for the message
             return "they hold a number too long to be checked"
         except RecursionError:

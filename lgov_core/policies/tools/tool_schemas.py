@@ -1,4 +1,4 @@
-"""What a JSON Schema of a tool's arguments says must be checked: what a validator would pass over in silence is refused."""
+"""What a JSON Schema of a tool's arguments says must be checked: what a validator would silently ignore is refused."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def _pointed_at(root: Mapping[str, Any], reference: str) -> Any:
 def _check_spelling(what: str, part: Mapping[str, Any]) -> None:
     for keyword in part:
         if keyword not in _CHECKED and (meant := _near(str(keyword), _CHECKED)) is not None:
-            raise PolicyError(f"{what} holds {keyword}, which is no keyword of JSON Schema", hint=f"write {meant}")
+            raise PolicyError(f"{what} holds {keyword}, which is not a keyword of JSON Schema", hint=f"write {meant}")
     given = part.get("format")
     if isinstance(given, str) and given not in _FORMATS and given not in _UNCHECKED_FORMATS:
         meant = _MEANT.get(given.lower()) or _near(given, _FORMATS)
@@ -123,7 +123,7 @@ def _check_values(what: str, part: Mapping[str, Any], *, draft4: bool) -> None:
     for wanted in lists:
         for name in wanted if isinstance(wanted, list | tuple) else ():
             if not isinstance(name, str):
-                raise PolicyError(f"{what} requires {name!r}, which is no name", hint="put the name in quotes")
+                raise PolicyError(f"{what} requires {name!r}, which is not a name", hint="put the name in quotes")
     for keyword in ("exclusiveMinimum", "exclusiveMaximum"):
         if isinstance(part.get(keyword), bool) and not draft4:
             raise PolicyError(

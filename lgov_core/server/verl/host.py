@@ -105,13 +105,13 @@ class CoordinatorHost:
     ) -> list[JobResult]:
         """Waits for clients to run them. Raises `TrainError` when a client asked for the run to stop."""
 
-        def progress(done: int, total: int) -> None:
+        def report_stage(done: int, total: int) -> None:
             self._run.stage("rollouts", done, total)
             if progress is not None:
                 progress(done, total)
 
         try:
-            results = self._collector.collect_rollouts(rollouts, progress)
+            results = self._collector.collect_rollouts(rollouts, report_stage)
         except Stopped as stopped:
             self._run.end("stopped")
             raise TrainError("a client asked for the training to stop") from stopped
