@@ -146,7 +146,7 @@ class _Reader:
 
     def _value(self, option: str, kind: Kind, value: str | None) -> None:
         words = self.words
-        if kind.name == "exec":
+        if kind.name == "exec" and not kind.count:
             ends = [at for at, word in enumerate(words) if word in (";", "+")]
             if not ends:
                 raise unclear(f"The command behind {option} does not end.")
@@ -191,7 +191,7 @@ def _give(call: Call, entry: Entry, kinds: Sequence[Kind], operands: list[str]) 
             call.checks.extend((Kind("argument"), word) for word in more)
             return
         raise unknown(f"{entry.name} takes fewer words than this; leave {shown(more[0])} out.")
-    if repeated[0].count == "!" and repeated[0].name in ("command", "module", "environment"):
+    if repeated[0].count == "!" and repeated[0].name in ("command", "module", "environment", "tool"):
         call.commands.append((repeated[0].name, more))
     else:
         call.checks.extend((repeated[0], word) for word in more)

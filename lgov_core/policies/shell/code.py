@@ -54,7 +54,7 @@ _SIMPLE = (
     *(ast.comprehension, ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp, ast.IfExp, ast.Lambda, ast.arguments),
     *(ast.arg, ast.BinOp, ast.UnaryOp, ast.BoolOp, ast.Compare, ast.Constant, ast.JoinedStr, ast.FormattedValue, ast.List),
     *(ast.Tuple, ast.Dict, ast.Set, ast.Subscript, ast.Slice, ast.Starred, ast.keyword, ast.operator, ast.unaryop),
-    *(ast.boolop, ast.cmpop, ast.expr_context, ast.Break, ast.Continue, ast.Pass, ast.Import, ast.ImportFrom, ast.NamedExpr),
+    *(ast.boolop, ast.cmpop, ast.expr_context, ast.Break, ast.Continue, ast.Pass, ast.Import, ast.ImportFrom, ast.alias, ast.NamedExpr),
 )
 
 
@@ -93,7 +93,7 @@ class _Python:
         for node in nodes:
             if isinstance(node, ast.Name):
                 free = node.id in own or node.id in _BUILTINS or node.id in self._modules or node.id in self._taken
-                if not free and id(node) not in self._callees:
+                if (not free or node.id == "Path") and id(node) not in self._callees:
                     raise self._unknown(node.id)
             elif isinstance(node, ast.Attribute):
                 self._attribute(node)
@@ -120,10 +120,12 @@ class _Python:
     def _call(self, node: ast.Call) -> None:
         callee = node.func
         called = callee.id if isinstance(callee, ast.Name) else callee.attr if isinstance(callee, ast.Attribute) else ""
-        if isinstance(callee, ast.Name):
-            self._callees.add(id(callee))
+        if called == "replace" and len(node.args) < 2:
+            raise self._unknown("replace, which may rename a file,")  # a string's takes two words
         if called not in ("open", "Path"):
             return
+        if isinstance(callee, ast.Name):
+            self._callees.add(id(callee))
         if called == "open" and isinstance(callee, ast.Attribute):
             raise self._unknown("open of a module")
         words = [part.value for part in node.args if isinstance(part, ast.Constant) and isinstance(part.value, str)]
@@ -158,7 +160,7 @@ _datetime_names = _MODULES["datetime"]
 _AWK_ACTS = re.compile(r"\bsystem\b|\bgetline\b|\bENVIRON\b|\bclose\b|\bfflush\b|@|(?<!\|)\|(?!\|)|&\||\|&")
 #: A greater-than sign with a number behind it compares; others may write a file.
 _AWK_COMPARES = re.compile(r">=?\s*-?\d+(?:\.\d+)?\s*(?=[){};&|?:\n]|$)")
-_JQ_ENVIRONMENT = re.compile(r"(?<![.\w$\"])env\b|\$ENV|\$__prog|\binput_filename\b|\b(?:import|include|debug|stderr|input_line_number)\b")
+_JQ_ENVIRONMENT = re.compile(r"(?<![.\w$\"])env\b|\$ENV|\$__prog|\binput_filename\b|(?<![.\w$\"])(?:load\w*|strenv|envsubst)\b|\b(?:import|include|debug|stderr|input_line_number)\b")
 
 
 def check_awk(text: str) -> None:

@@ -45,9 +45,17 @@ def _own(session: Session, call: Call, word: str) -> None:
     if word in (".", "./...", "..."):
         return
     path = word.partition("::")[0].removesuffix("/...")
+    if "@" in path:
+        raise Refused("shell-network", f"{shown(word)} is not surely a file of this folder.")
     session.places.inside(path)
     session.places.mention(path)
     session.places.unwritten(path)
+
+
+def _patch(session: Session, call: Call, word: str) -> None:
+    session.places.inside(word)
+    if session.places.fetched:
+        raise Refused("shell-program", f"{shown(word)} may be what this text fetches; look at it first.")
 
 
 def _inside(session: Session, call: Call, word: str) -> None:
@@ -124,7 +132,7 @@ def _trap(session: Session, call: Call, word: str) -> None:
     if word != "-":
         state = session.state.copy()
         session.script(word, call.given, None)
-        session.state.replace(state)
+        session.state.merge(state)
 
 
 def _code(check: Callable[[str], None]) -> Check:
@@ -231,11 +239,6 @@ def _here(session: Session, call: Call, word: str) -> None:
 def _into(session: Session, call: Call, word: str) -> None:
     _local_path(session, call, word)
     session.places.write(word)
-
-
-def _needs_z(session: Session, call: Call, word: str) -> None:
-    if "-z" not in call.options:
-        raise Refused("shell-network", f"{call.entry.name} may only look whether a port is open, with -z.")
 
 
 def _clear(session: Session, call: Call, word: str) -> None:
@@ -349,6 +352,7 @@ KINDS: dict[str, Check] = {
     "local": _read_value,
     "own": _own,
     "inside": _inside,
+    "patch": _patch,
     "chdir": _chdir,
     "link": _link,
     "write": lambda session, call, word: session.places.write(word),
@@ -376,6 +380,7 @@ KINDS: dict[str, Check] = {
     "sql": _code(check_sql),
     "module": _nothing,
     "command": _nothing,
+    "tool": _nothing,
     "exec": _nothing,
     "pid": _pid,
     "mode": _mode,
@@ -394,7 +399,6 @@ KINDS: dict[str, Check] = {
     "tree_here": _reads_here,
     "here": _here,
     "into": _into,
-    "zero": _needs_z,
     "clear": _clear,
     "download": _download,
     "named": _named,

@@ -123,7 +123,7 @@ class Places:
     def move(self, field: str) -> None:
         """Refuses what may not be written, and the folders that the text works in."""
         self.write(field)
-        if any(_inside(root, path) for path in self._paths(field) for root in self._roots()):
+        if field in _SINKS or any(_inside(root, path) for path in self._paths(field) for root in self._roots()):
             raise Refused("shell-delete", f"{shown(field)} is the working folder itself, or holds it.")
 
     def delete(self, field: str, *, recursive: bool = False) -> None:

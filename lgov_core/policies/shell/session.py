@@ -13,7 +13,7 @@ from lgov_core.policies.shell.places import Places
 from lgov_core.policies.shell.refusal import Budget, Refused, unclear, unknown
 from lgov_core.policies.shell.state import State
 from lgov_core.policies.shell.table import Table
-from lgov_core.policies.shell.values import ANY, BELOW, INSTALLED, STAR, UNKNOWN, is_wild
+from lgov_core.policies.shell.values import ANY, BELOW, INSTALLED, STAR, UNKNOWN, is_wild, shown
 
 if TYPE_CHECKING:
     from lgov_core.policies.shell.syntax import Node
@@ -94,8 +94,8 @@ class Session:
             self.places.unwritten(name)
         for kind_name, words in call.commands:
             self._inner(call, kind_name, words)
-        if entry.name == "env" and not call.commands:
-            raise Refused("shell-secret", "All variables of the environment, secrets among them, are not shown; name one.")
+        if entry.needs and not call.commands and not call.operands:
+            raise unknown(f"{entry.name} without further words shows or runs more than is known here; name what is meant.")
         if entry.name in ("eval", "watch"):
             self.script(" ".join(call.operands), call.given, self.state.positional)
         self._check_input(call)
@@ -113,12 +113,15 @@ class Session:
             self._with_environment(call, words)
             return
         if kind == "module":
-            name = f"python -m {words[0]}"
+            name = f"python:{words[0]}"
             if self.table.known(name) is None:
-                raise unknown(f"{name[:60]} is not known here; add it to commands of the policy if it should be.")
+                raise unknown(f"python -m {words[0][:60]} is not known here; add it to commands of the policy if it should be.")
             self._known(name, words[1:], call.given)
             return
+        if kind == "tool" and "/" in words[0]:
+            raise Refused("shell-network", f"{shown(words[0])} is not the name of a known tool.")
         if kind == "exec":
+            words = words if call.entry.name == "find" or any("{}" in word for word in words) else [*words, "{}"]
             words = [word.replace("{}", found) for word in words for found in (self.files_of(call) if "{}" in word else [""])]
             self.run(words, _NO_FILE)
             return
@@ -133,8 +136,7 @@ class Session:
             return
         before = self.state.copy()
         self.run(words, call.given)
-        if call.entry.name != "builtin":
-            self.state.folders, self.state.failed = before.folders, before.failed
+        self.state.merge(before)
 
     def _with_environment(self, call: Call, words: list[str]) -> None:
         """Judges ``env NAME=value command``."""
@@ -155,7 +157,8 @@ class Session:
             if given.source == "pipe" and not (call.operands and call.operands[0] != "-"):
                 raise Refused("shell-program", f"{call.entry.name} would apply what comes from elsewhere; name a file.")
             return
-        if given.source == "file" and given.values == [""]:
+        alone = use in ("shell", "python", "node") and not call.checks and not {"--version", "-V", "-v"} & call.options
+        if given.source == "file" and given.values == [""] and not alone:
             return
         if UNKNOWN in "".join(given.values) or given.source == "file":
             raise Refused("shell-program", f"{call.entry.name} would run what comes from elsewhere; name a program file.")
@@ -209,8 +212,7 @@ class Session:
                 return
         elif name == "PYTHONPATH":
             for entry in (entry for value in values for entry in value.split(":") if entry):
-                self.places.inside(entry)
-                self.places.unwritten(entry)
+                self.places.script(entry)
             return
         elif self.table.closed_variables.fullmatch(name) is None:
             return

@@ -25,6 +25,8 @@ WORDS = frozenset(
 REDIRECTS = frozenset({"file_redirect", "herestring_redirect", "heredoc_redirect"})
 #: Node types with several words side by side, where the parser may miss the end of one.
 _LISTS = frozenset({"for_statement", "array", "declaration_command", "file_redirect", "case_statement", "command"})
+#: Node types that hold text of their own between their children.
+_OPEN_TEXT = frozenset({"string", "heredoc_body", "expansion", "regex", "concatenation", "ansi_c_string", "raw_string"})
 #: A character beyond U+FFFF where the parser looks for the digits of a range, ``{1..3}``: it indexes outside of a table.
 _FAR_LETTER = re.compile(rb"(\{[0-9.]*)[\xf0-\xf4][\x80-\xbf]{3}")
 #: Levels of nodes: about twenty substitutions, or forty blocks.
@@ -135,12 +137,15 @@ def _copied(raw: tree_sitter.Node, source: bytes) -> Node:
 def _check_gaps(nodes: list[Node], source: bytes) -> None:
     """Refuses an escaped space that the parser took for a gap between words, and words with no gap between them."""
     for node in nodes:
-        if node.type in ("string", "heredoc_body", "heredoc_redirect", "expansion", "regex"):
+        if node.type in _OPEN_TEXT:
             continue
         before, previous = node.start, None
         for child in node.children:
-            if b"\\" in source[before : child.start].replace(b"\\\n", b""):
+            gap = source[before : child.start].replace(b"\\\n", b"").strip()
+            if b"\\" in gap:
                 raise unclear("Put words with spaces in quotes.")
+            if gap and not (gap == b"-" and node.type == "redirected_statement"):
+                raise unclear(f"{gap.decode(errors='replace')[:20]!r} is not understood; write it more simply.")
             glued = previous is not None and child.start == before and child.type in WORDS
             if glued and node.type in _LISTS and previous.type in (WORDS - {"file_descriptor"}) | {"command_name"}:
                 raise unclear("Two words stand together in a way that is not understood.")
@@ -154,7 +159,7 @@ def _check_substitutions(nodes: list[Node], source: bytes) -> None:
     verbatim = False
     for node in nodes:
         if node.type in ("command_substitution", "arithmetic_expansion", "expansion"):
-            known.update((node.start, node.end - 1))
+            known.update((node.end - len(node.text.lstrip().encode()), node.end - 1))  # a space before it is part of it
         if node.type == "heredoc_start":
             verbatim = re.search(r"[\"'\\]", node.text) is not None
         elif node.type in _QUOTING and (verbatim or node.type != "heredoc_body"):

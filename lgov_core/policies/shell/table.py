@@ -13,7 +13,7 @@ An entry says what a command may be given; everything else is unknown. Its keys:
 - ``long: true``: options of more than one letter begin with a single ``-``. ``dashless: true``: the first word is options.
 - ``work: true``: it runs and changes what lies in the current folder. ``runs``: files of it that it takes commands from.
 - ``prints``: what its output may be used for, ``{"": kind, "--option": kind}``. ``stdin``: what it does with its input.
-- ``first: true``: options end at the first operand.
+- ``first: true``: options end at the first operand. ``needs: true``: it has at least one operand.
 
 A string in the place of an entry is the name of another command that takes the same. Kinds: `lgov_core.policies.shell.kinds`.
 """
@@ -31,7 +31,7 @@ from lgov_core.errors import PolicyError
 
 PATH = Path(__file__).with_name("commands.yaml")
 _KEYS = frozenset(
-    "flags values args after sub when acts like any plain long dashless work runs prints stdin first".split()
+    "flags values args after sub when acts like any plain long dashless work runs prints stdin first needs".split()
 )
 #: An entry for a name that may be run with any arguments.
 FREE: dict[str, Any] = {"any": True, "args": "argument*"}
@@ -68,6 +68,7 @@ class Entry:
     dashless: bool = False
     work: bool = False
     first: bool = False
+    needs: bool = False
 
 
 class Table:
@@ -151,7 +152,7 @@ class Table:
         flags.update(_flags(given))
         values.update(_values(entry.name, given.get("values", {})))
         made: dict[str, Any] = {"flags": frozenset(flags), "values": values}
-        for key in ("any", "plain", "long", "dashless", "work", "first"):
+        for key in ("any", "plain", "long", "dashless", "work", "first", "needs"):
             if key in given:
                 made[key] = bool(given[key])
         for key in ("args", "after"):
@@ -193,7 +194,7 @@ def _values(command: str, given: Mapping[str, Any]) -> dict[str, Kind]:
 
 
 def _parts(given: Any) -> list[Any]:
-    return given.split() if isinstance(given, str) else list(given)
+    return given.split() if isinstance(given, str) else [given] if isinstance(given, Mapping) else list(given)
 
 
 def _kind(command: str, given: Any) -> Kind:

@@ -225,6 +225,9 @@ class Walk:
         found = self._redirects.read([child for child in node.named if child is not body], given)
         if body is None:
             return NOTHING
+        rest = node.text.encode()[body.end - node.start :].lstrip()
+        if rest.startswith(b"- <<"):  # the parser leaves this word out
+            found.words.insert(0, [["-"]])
         if body.type == "command":
             printed = self._command(body, found.given, found.words)
         elif found.words:

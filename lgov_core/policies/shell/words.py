@@ -153,7 +153,7 @@ class Words:
 
     def _expansion(self, node: Node, *, quoted: bool) -> list[str]:
         match = _EXPANSION.fullmatch(node.text)
-        if match is None or "@" in match[4][:1] or (match[4] and match[1]):
+        if match is None or (match[4] and (match[1] or match[4][0] not in ":-+=?#%/^,")):
             raise unclear("Indirect and transforming expansions are not followed; write the value out.")
         length, name, index, rest = match.groups()
         if length:
