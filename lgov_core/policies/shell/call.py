@@ -77,14 +77,14 @@ class _Reader:
         """The operands; where the entry has sub-commands, the words from its name on; and what stands behind ``--``."""
         entry, words = self.entry, self.words
         if entry.dashless and words and not words[0].startswith("-"):
-            words[0] = f"-{words[0]}"
+            words[:] = self._undashed(words[0], words[1:])
         while words:
             word = words.pop(0)
             if word == "--":
                 if entry.sub:
                     raise unclear("Options before -- are not followed here; leave it out.")
                 return (self.operands, [], words) if entry.after is not None else (self.operands + words, [], [])
-            if word.startswith("-") and word != "-":
+            if word.startswith("-") and word != "-" and (not entry.plain or not entry.any or self._is_flag(word)):
                 self._option(word)
                 continue
             if word.startswith(UNKNOWN) and not entry.plain:
@@ -95,6 +95,19 @@ class _Reader:
             if entry.first or self._ends():
                 return self.operands + words, [], []
         return self.operands, [], []
+
+    def _is_flag(self, word: str) -> bool:
+        """Whether a word is options of a command that takes all other words as text (``echo ---``)."""
+        return all(f"-{letter}" in self.entry.flags for letter in word[1:])
+
+    def _undashed(self, letters: str, rest: list[str]) -> list[str]:
+        """``cfv a.tar b`` as ``-c -f a.tar -v b``: values stand behind all letters, in their order."""
+        found: list[str] = []
+        for option in (f"-{letter}" for letter in letters):
+            found.append(option)
+            if option in self.entry.values and rest:
+                found.append(rest.pop(0))
+        return found + rest
 
     def _ends(self) -> bool:
         """Whether all further words are taken as they are."""
@@ -107,6 +120,8 @@ class _Reader:
     def _option(self, word: str) -> None:
         name, equals, value = word.partition("=")
         entry, kind = self.entry, self.entry.values.get(name)
+        if word in entry.flags:
+            return self._note(word)
         if kind is not None and (equals or entry.long or name.startswith("--") or len(name) == 2):
             self._note(name)
             return self._value(name, kind, value if equals else None)

@@ -32,7 +32,7 @@ _METHODS = frozenset(
 _MODULES = {
     "json": names("load loads dump dumps"),
     "re": names("findall search match sub split compile fullmatch escape I M S IGNORECASE MULTILINE DOTALL"),
-    "sys": names("version version_info stdin argv path platform executable maxsize byteorder stdout stderr"),
+    "sys": names("version version_info stdin argv platform executable maxsize byteorder stdout stderr"),
     "math": names("sqrt pi e floor ceil log log2 log10 exp sin cos tan factorial gcd lcm comb perm prod hypot isqrt"),
     "collections": names("Counter defaultdict OrderedDict deque namedtuple"),
     "datetime": names("datetime date timedelta timezone now today utcnow fromisoformat fromtimestamp strptime utc"),
@@ -90,6 +90,9 @@ class _Python:
         for node in nodes:
             if isinstance(node, ast.Call):
                 self._call(node)
+        if "Path" in self._taken or "pathlib" in self._modules.values():
+            if any(isinstance(node, ast.Div) for node in nodes):
+                raise self._unknown("a Path that is put together")
         for node in nodes:
             if isinstance(node, ast.Name):
                 free = node.id in own or node.id in _BUILTINS or node.id in self._modules or node.id in self._taken
@@ -157,7 +160,7 @@ _datetime_names = _MODULES["datetime"]
 
 # ---------------------------------------------------------------------- other languages
 
-_AWK_ACTS = re.compile(r"\bsystem\b|\bgetline\b|\bENVIRON\b|\bclose\b|\bfflush\b|@|(?<!\|)\|(?!\|)|&\||\|&")
+_AWK_ACTS = re.compile(r"\bsystem\b|\bgetline\b|\bENVIRON\b|\bARGV\b|\bARGC\b|\bPROCINFO\b|\bSYMTAB\b|\bclose\b|\bfflush\b|@|(?<!\|)\|(?!\|)|&\||\|&")
 #: A greater-than sign with a number behind it compares; others may write a file.
 _AWK_COMPARES = re.compile(r">=?\s*-?\d+(?:\.\d+)?\s*(?=[){};&|?:\n]|$)")
 _JQ_ENVIRONMENT = re.compile(r"(?<![.\w$\"])env\b|\$ENV|\$__prog|\binput_filename\b|(?<![.\w$\"])(?:load\w*|strenv|envsubst)\b|\b(?:import|include|debug|stderr|input_line_number)\b")

@@ -33,7 +33,7 @@ def _plain_name(session: Session, call: Call, word: str) -> None:
 
 
 def _number(session: Session, call: Call, word: str) -> None:
-    if not re.fullmatch(r"[+-]?[\d.]+[a-zA-Z%]*|[\w.:,+%-]*", word):
+    if not re.fullmatch(r"[+-]?\d[\w.,:%+-]*|auto|max|", word):
         raise unclear(f"{shown(word)} must be a number here.")
 
 
@@ -45,7 +45,7 @@ def _own(session: Session, call: Call, word: str) -> None:
     if word in (".", "./...", "..."):
         return
     path = word.partition("::")[0].removesuffix("/...")
-    if "@" in path:
+    if re.search(r"[@\\{}$|<>]|://", path) or path == "-":
         raise Refused("shell-network", f"{shown(word)} is not surely a file of this folder.")
     session.places.inside(path)
     session.places.mention(path)
@@ -76,6 +76,23 @@ def _link(session: Session, call: Call, word: str) -> None:
 
 def _append(session: Session, call: Call, word: str) -> None:
     session.places.write(word, may_be_secret=True)
+
+
+def _script(session: Session, call: Call, word: str) -> None:
+    if word != "-":
+        session.program(word)
+    elif not call.entry.stdin:
+        raise unclear("A program that is read from the input is not known.")
+
+
+def _found(session: Session, call: Call, word: str) -> None:
+    session.places.mention(word)
+    call.patterns.append(word)
+
+
+def _app(session: Session, call: Call, word: str) -> None:
+    if re.fullmatch(r"[\w.]+(?::\w+(?:\(\))?)?", word) is None:
+        raise unknown(f"{shown(word)} is not the plain name of an application.")
 
 
 def _delete_found(session: Session, call: Call, word: str) -> None:
@@ -254,7 +271,7 @@ def _download(session: Session, call: Call, word: str) -> None:
 
 def _named(session: Session, call: Call, word: str) -> None:
     """Files the changes of which are undone: single ones, written out."""
-    if is_wild(word) or word.strip("./") == "" or word.startswith(":"):
+    if is_wild(word) or "." not in word.rpartition("/")[2].strip(".") or word.startswith(":"):
         raise Refused("shell-delete", f"Undoing all changes of {shown(word)} cannot be undone; name single files.")
     session.places.inside(word)
 
@@ -361,9 +378,10 @@ KINDS: dict[str, Check] = {
     "move": lambda session, call, word: session.places.move(word),
     "delete": lambda session, call, word: session.places.delete(word),
     "deltree": lambda session, call, word: session.places.delete(word, recursive=True),
-    "found": lambda session, call, word: call.patterns.append(word),
+    "found": _found,
+    "app": _app,
     "delfound": _delete_found,
-    "script": lambda session, call, word: session.program(word),
+    "script": _script,
     "argument": lambda session, call, word: session.places.argument(word),
     "assign": _assign,
     "variable": _variable,

@@ -108,6 +108,8 @@ class Places:
         """Refuses what may lie outside of the writable folders, or makes other programs run code."""
         if field in _SINKS:
             return
+        if field.startswith(("|", "!")):
+            raise unclear(f"{shown(field)} is not a plain file.")
         for path in self._paths(field):
             self.budget.spend(20 + len(path) // 8)
             if not any(_inside(path, root) for root in self.writable):

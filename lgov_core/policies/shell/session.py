@@ -42,8 +42,11 @@ class Session:
 
     # ------------------------------------------------------------------ one command
 
-    def run(self, words: Sequence[str], given: Input) -> list[str]:
-        """Judges a command given as evaluated words; what a line that it prints may be. Raises `Refused`."""
+    def run(self, words: Sequence[str], given: Input, *, direct: bool = False) -> list[str]:
+        """Judges a command given as evaluated words; what a line that it prints may be. Raises `Refused`.
+
+        With ``direct`` the shell runs it, so that it may be one of its functions.
+        """
         self.budget.command()
         self.budget.spend(sum(map(len, words)) // 8)
         if not words:
@@ -51,7 +54,7 @@ class Session:
         name, args = words[0], list(words[1:])
         if is_wild(name) or not name:
             raise unclear("It is not clear which command is run; write its name out.")
-        if name in self.functions:
+        if direct and name in self.functions:
             return self._call_function(name, args, given)
         folder, slash, base = name.rpartition("/")
         if slash and folder not in PROGRAM_FOLDERS and (self.table.known(base) is None or not _TOOL_FOLDER.fullmatch(folder)):
@@ -94,7 +97,7 @@ class Session:
             self.places.unwritten(name)
         for kind_name, words in call.commands:
             self._inner(call, kind_name, words)
-        if entry.needs and not call.commands and not call.operands:
+        if entry.needs and not call.commands and not call.operands and not (entry.needs == "any" and call.options):
             raise unknown(f"{entry.name} without further words shows or runs more than is known here; name what is meant.")
         if entry.name in ("eval", "watch"):
             self.script(" ".join(call.operands), call.given, self.state.positional)
@@ -126,7 +129,8 @@ class Session:
             self.run(words, _NO_FILE)
             return
         if call.entry.stdin == "words":
-            lines = [line for value in call.given.values for line in value.split("\n")]
+            known = call.given.source != "file" and not call.of("read")
+            lines = [line for value in call.given.values for line in value.split("\n")] if known else [UNKNOWN]
             marks = [mark or "{}" for mark in call.of("name")]
             if marks:
                 words = [word.replace(marks[0], line) for word in words for line in (lines if marks[0] in word else [""])]
@@ -149,6 +153,10 @@ class Session:
     def _check_input(self, call: Call) -> None:
         """Judges what a command does with what it reads: runs it as a program, or applies it."""
         use, given = call.entry.stdin, call.given
+        if use == "always":
+            if given.source != "file" or given.values != [""]:
+                raise Refused("shell-program", f"{call.entry.name} would run what it reads; give it no input.")
+            return
         if use in ("", "words") or (use != "applied" and call.operands and call.operands[0] != "-"):
             return
         if {"-c", "-m", "-e", "-p"} & call.options and use != "applied":
@@ -156,6 +164,9 @@ class Session:
         if use == "applied":
             if given.source == "pipe" and not (call.operands and call.operands[0] != "-"):
                 raise Refused("shell-program", f"{call.entry.name} would apply what comes from elsewhere; name a file.")
+            for text in given.values if given.source == "text" else ():
+                for path in re.findall(r"^\+\+\+ (?:[ab]/)?([^\t\n]+)", text, re.MULTILINE) or [UNKNOWN]:
+                    self.places.write(path, notes=False)
             return
         alone = use in ("shell", "python", "node") and not call.checks and not {"--version", "-V", "-v"} & call.options
         if given.source == "file" and given.values == [""] and not alone:

@@ -13,7 +13,7 @@ An entry says what a command may be given; everything else is unknown. Its keys:
 - ``long: true``: options of more than one letter begin with a single ``-``. ``dashless: true``: the first word is options.
 - ``work: true``: it runs and changes what lies in the current folder. ``runs``: files of it that it takes commands from.
 - ``prints``: what its output may be used for, ``{"": kind, "--option": kind}``. ``stdin``: what it does with its input.
-- ``first: true``: options end at the first operand. ``needs: true``: it has at least one operand.
+- ``first: true``: options end at the first operand. ``needs: word`` (or ``any``): it has an operand (or an option).
 
 A string in the place of an entry is the name of another command that takes the same. Kinds: `lgov_core.policies.shell.kinds`.
 """
@@ -68,7 +68,7 @@ class Entry:
     dashless: bool = False
     work: bool = False
     first: bool = False
-    needs: bool = False
+    needs: str = ""
 
 
 class Table:
@@ -152,7 +152,7 @@ class Table:
         flags.update(_flags(given))
         values.update(_values(entry.name, given.get("values", {})))
         made: dict[str, Any] = {"flags": frozenset(flags), "values": values}
-        for key in ("any", "plain", "long", "dashless", "work", "first", "needs"):
+        for key in ("any", "plain", "long", "dashless", "work", "first"):
             if key in given:
                 made[key] = bool(given[key])
         for key in ("args", "after"):
@@ -172,7 +172,7 @@ class Table:
             made["runs"] = tuple(str(given["runs"]).split())
         if "sub" in given:
             made["sub"] = _spread(given["sub"])
-        return replace(entry, **made, stdin=str(given.get("stdin", entry.stdin)))
+        return replace(entry, **made, stdin=str(given.get("stdin", entry.stdin)), needs=str(given.get("needs", entry.needs)))
 
 
 def _flags(given: Mapping[str, Any]) -> list[str]:

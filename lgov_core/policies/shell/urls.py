@@ -33,5 +33,7 @@ def check_url(word: str, *, local: bool = False) -> bool:
 
 def check_host(word: str) -> None:
     """Refuses the name of a machine that is not certain, or gives out credentials."""
+    if re.fullmatch(r"\+\w+", word):  # dig +short
+        return
     if _LOCAL.fullmatch(word) is None and (_HOST.fullmatch(word) is None or _METADATA.fullmatch(word)):
         raise Refused("shell-network", f"{shown(word)} is not a plain name of a machine that may be asked.")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from itertools import zip_longest
 from collections.abc import Callable, Sequence
 
 from lgov_core.policies.shell.call import Input
@@ -69,8 +70,11 @@ class Walk:
 
     def _sequence(self, children: Sequence[Node], given: Input) -> list[str]:
         printed = NOTHING
-        for child in children:
+        for child, behind in zip_longest(children, children[1:]):
             if child.is_named and child.type not in ("comment", "heredoc_body", "heredoc_end"):
+                if behind is not None and behind.type == "&":
+                    self._apart(lambda child=child: self.statement(child, given))
+                    continue
                 printed = _both(printed, self.statement(child, given))
                 self._state.settle()
         return printed
@@ -264,12 +268,12 @@ class Walk:
     def _run(self, words: Sequence[list[list[str]]], given: Input) -> list[str]:
         alternatives = list(product_of(words, MAX_ALTERNATIVES))
         if len(alternatives) == 1:
-            return self._session.run(alternatives[0], given)
+            return self._session.run(alternatives[0], given, direct=True)
         before, merged = self._state.copy(), None
         printed: list[str] = []
         for alternative in alternatives:
             self._state.replace(before)
-            printed.extend(self._session.run(alternative, given))
+            printed.extend(self._session.run(alternative, given, direct=True))
             if merged is not None:
                 self._state.merge(merged)
             merged = self._state.copy()
@@ -345,6 +349,7 @@ class Walk:
             if re.fullmatch(r"\w+|-v", child.text) is None:
                 raise unclear("Only variables are unset, and by their plain names.")
             if child.text != "-v":
+                self._session.check_variable(child.text, ["", UNKNOWN])
                 self._state.assign(child.text, [""])
         return NOTHING
 
