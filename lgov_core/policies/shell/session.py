@@ -130,7 +130,10 @@ class Session:
             return
         if call.entry.stdin == "words":
             known = call.given.source != "file" and not call.of("read")
-            lines = [line for value in call.given.values for line in value.split("\n")] if known else [UNKNOWN]
+            quotes = not {"-0", "--null", "-d", "--delimiter"} & call.options  # which xargs would undo
+            lines = [line for value in call.given.values for line in value.split("\n" if call.of("name") else None)]
+            if not known or (quotes and any(re.search(r"[\"'\\]", line) for line in lines)):
+                lines = [UNKNOWN]
             marks = [mark or "{}" for mark in call.of("name")]
             if marks:
                 words = [word.replace(marks[0], line) for word in words for line in (lines if marks[0] in word else [""])]

@@ -52,6 +52,8 @@ class Node:
         self.is_named, self.depth = raw.is_named, depth
         self.text = source[self.start : self.end].decode(errors="replace")
         self.children: list[Node] = []
+        if self.type == "word" and "\n" in self.text.replace("\\\n", ""):
+            raise unclear("A word over several lines is not understood; put it in quotes.")
         if depth > MAX_NESTING:
             raise Refused("shell-too-deep", "The command is nested too deeply; write it more simply.")
 
@@ -105,6 +107,9 @@ def parse(text: str) -> Node:
     root = _copied(raw, source)
     nodes = root.walk()
     _check_gaps(nodes, source)
+    for node in nodes:
+        if node.type == "heredoc_redirect":
+            _check_heredoc(node, source)
     _check_substitutions(nodes, source)
     return root
 
@@ -131,7 +136,22 @@ def _copied(raw: tree_sitter.Node, source: bytes) -> Node:
         while not cursor.goto_next_sibling():
             if not cursor.goto_parent():
                 return root
-            above.pop()
+            _hand_down(above.pop(), source)
+
+
+def _hand_down(node: Node, source: bytes) -> None:
+    """Gives the redirections behind a pipeline or list to its last command, whose they are."""
+    body = node.first("body") if node.type == "redirected_statement" else None
+    while body is not None and body.type in ("pipeline", "list", "negated_command"):
+        last = body.children[-1]
+        inner = Node.__new__(Node)
+        inner.type, inner.start, inner.end, inner.field = "redirected_statement", last.start, node.end, last.field
+        inner.is_named, inner.depth, inner.text = True, last.depth, source[last.start : node.end].decode()
+        inner.children = [last, *(child for child in node.children if child is not body)]
+        last.field = "body"
+        body.children[-1] = inner
+        node.type, node.children, node.end = body.type, body.children, node.end
+        node, body = inner, last
 
 
 def _check_gaps(nodes: list[Node], source: bytes) -> None:
@@ -150,6 +170,23 @@ def _check_gaps(nodes: list[Node], source: bytes) -> None:
             if glued and node.type in _LISTS and previous.type in (WORDS - {"file_descriptor"}) | {"command_name"}:
                 raise unclear("Two words stand together in a way that is not understood.")
             before, previous = child.end, child
+
+
+def _check_heredoc(node: Node, source: bytes) -> None:
+    """Refuses a here-document whose lines the parser took for words of the command."""
+    start = next((child.end for child in node.children if child.type == "heredoc_start"), node.end)
+    line = source.find(b"\n", start)
+    for child in node.children:
+        begins, ends = child.start, child.end
+        if child.type == "heredoc_body":
+            wrong = begins != line + 1
+        elif child.type == "heredoc_end":
+            body = next((other for other in node.children if other.type == "heredoc_body"), None)
+            wrong = source[body.end if body is not None else line + 1 : begins].strip(b"\t\n") != b""
+        else:
+            wrong = ends > line
+        if wrong and child.text:
+            raise unclear("A here-document that is not understood; write it more simply.")
 
 
 def _check_substitutions(nodes: list[Node], source: bytes) -> None:

@@ -356,21 +356,22 @@ class Walk:
     # ------------------------------------------------------------------ tests and arithmetic
 
     def _arithmetic(self, node: Node) -> None:
-        for child in node.named:
-            self._count(child)
+        self._words.arithmetic(node)
+        self._note_counted(node)
 
     def _count(self, node: Node) -> None:
         """An arithmetic expression, which may give its variables numbers."""
-        names = {inner.text for inner in node.walk() if inner.type in ("variable_name", "word")}
-        changing = re.search(r"(?<![=<>!])=(?!=)|\+\+|--", node.text) is not None
         if node.type == "variable_assignment":
             self._assign(node)
-        elif node.named:
-            if changing:
-                for name in names:
-                    if not self._session.table.closed_variables.fullmatch(name) and name != "PATH":
-                        self._state.variables.setdefault(name, ["1"])
-            self._words.arithmetic(node)
+        else:
+            self._words.operand(node)
+            self._note_counted(node)
+
+    def _note_counted(self, node: Node) -> None:
+        """Variables that an arithmetic expression may change hold numbers from then on."""
+        for name in {inner.text for inner in node.walk() if inner.type in ("variable_name", "word")}:
+            if re.match(r"[A-Za-z_]", name):
+                self._session.check_variable(name, ["1"])
 
     def _on_test_command(self, node: Node, given: Input) -> list[str]:
         self._test(node, double=node.text.startswith("[["))
