@@ -10,21 +10,25 @@ from itertools import pairwise
 
 from lgov_core.policies.content.credential_names import CREDENTIAL_NAMES
 from lgov_core.policies.options import names
-from lgov_core.policies.shell_words import ANY, HOME, PIPE, STAR, UNKNOWN
+from lgov_core.policies.shell.values import ANY, BELOW, HOME, PIPE, STAR, UNKNOWN, is_wild
 
-#: Names that hold keys, credentials or what somebody typed, wherever they lie.
+#: Names of keys, credentials and private history, wherever they lie.
 _SECRET_NAMES = (
     *CREDENTIAL_NAMES,
     *names(
         """
         .*_history .mozilla .thunderbird .gem .config/google-chrome .config/chromium share/keyrings .config/op .config/hub
-        .gradle/gradle.properties .subversion/auth .pulumi/credentials.json
+        .gradle/gradle.properties .subversion/auth .pulumi/credentials.json pip.conf
         """
     ),
 )
-_SECRET_NAME = re.compile("|".join(translate(glob) for glob in _SECRET_NAMES))
-_SECRET_PATHS = names(
-    """
+_SECRET_NAME = re.compile("|".join(map(translate, _SECRET_NAMES)))
+_SECRET_PLACE = re.compile(
+    "|".join(
+        map(
+            translate,
+            names(
+                """
     /etc/shadow* /etc/gshadow* /etc/passwd* /etc/sudoers* /etc/security/* /etc/ssl/private* /etc/krb5* /etc/ssh/*
     /etc/master.passwd /proc/*/environ /proc/*/mem /proc/*/maps /proc/*/fd* /proc/*/root* /proc/*/cwd* /proc/*/cmdline
     /proc/kcore /proc/kallsyms /dev/mem /dev/kmem /dev/sd* /dev/nvme* /dev/vd* /dev/hd* /dev/disk* /dev/mapper*
@@ -34,14 +38,16 @@ _SECRET_PATHS = names(
     /var/spool/mail* /var/lib/mysql* /var/lib/postgresql* /dev/kmsg /var/log/auth.log* /var/log/secure*
     /private/etc/master.passwd /Library/Keychains* /var/db/*
     """
+            ),
+        )
+    )
 )
-_SECRET_PLACE = re.compile("|".join(translate(glob) for glob in _SECRET_PATHS))
-#: Folders that hold some of these somewhere below.
+#: Folders with some of these somewhere below.
 HOLDING_SECRETS = re.compile(
-    r"/(?:etc|home|Users|root|proc|run|dev|var|var/run)|/home/[^/]+|/Users/[^/]+|/~/\.config|/etc/ss[hl]"
+    r"//?|/~|/(?:etc|home|Users|root|proc|run|dev|var|var/run)|/home/[^/]+|/Users/[^/]+|/~/\.config|/etc/ss[hl]"
 )
 _TEMPLATES = (".env.example", ".env.sample", ".env.template", ".env.dist", ".env.test", "*.pub", "known_hosts")
-#: What a word with a hole or a wildcard in it is compared with.
+#: What a word with a stand-in is compared with.
 _EXAMPLES = names(
     f"""
     /etc/shadow /etc/gshadow /etc/sudoers /etc/passwd {HOME}/.ssh/id_rsa {HOME}/.ssh/id_ed25519
@@ -50,18 +56,17 @@ _EXAMPLES = names(
     /etc/ssl/private/privkey.pem /etc/ssl/private/site.key {HOME}/store.p12 {HOME}/release.keystore
     """
 )
-#: Those that may lie in any folder.
-_ANYWHERE = (".env", "id_rsa", ".netrc", ".git-credentials", "server.key")
-#: Holes and wildcards in one word beyond which nobody can say what it names.
-MAX_HOLES = 24
+#: Stand-ins of one word beyond which it may be anything.
+MAX_WILD = 24
+_HOLE = re.compile(f"[{STAR}{ANY}{UNKNOWN}]")
 
 
 def is_secret(word: str) -> bool:
-    """Whether a word names a secret by its name or place, or may do so through a hole or a wildcard in it."""
-    if word == PIPE:  # the commands in it are judged by themselves
+    """Whether a path names a secret by its name or place, or may do so through a stand-in."""
+    if word == PIPE:  # its commands are judged by themselves
         return False
-    path = re.sub(r"/{2,}", "/", re.sub(f"[{STAR}{UNKNOWN}]{{2,}}", STAR if UNKNOWN not in word else UNKNOWN, word))
-    if len(re.findall(f"[{STAR}{ANY}{UNKNOWN}]", path)) > MAX_HOLES:
+    path = re.sub(f"{STAR}{{2,}}", STAR, re.sub(r"/{2,}", "/", word.replace(BELOW, "")))
+    if len(_HOLE.findall(path)) > MAX_WILD:
         return True
     if "/./" in path or "/../" in path or path.startswith("./"):
         path = os.path.normpath(path)
@@ -74,36 +79,24 @@ def is_secret(word: str) -> bool:
         return True
     if path.startswith("/") and _SECRET_PLACE.match(path) is not None:
         return True
-    return _may_be_secret(path) if re.search(f"[{UNKNOWN}{STAR}{ANY}]", path) else False
-
-
-def finds_secret(folder: str, pattern: str) -> bool:
-    """Whether a search below ``folder`` for files called ``pattern``, a glob, finds one of those that are known best."""
-    if pattern.strip("*") and any(fnmatchcase(name, pattern.lower()) for name in _ANYWHERE):
-        return True
-    home = re.sub(r"^/(?:home|Users)(?:/[^/]+)?(?=/|$)", HOME, folder)
-    return any(
-        example.startswith(home.rstrip("/") + "/") and fnmatchcase(example.rpartition("/")[2], pattern.lower())
-        for example in _EXAMPLES
-    )
+    return is_wild(path) and _may_be_secret(path)
 
 
 @lru_cache(4096)
 def _is_secret_name(name: str) -> bool:
-    return _SECRET_NAME.match(name) is not None
+    return _SECRET_NAME.match(name.lower()) is not None
 
 
 def _may_be_secret(path: str) -> bool:
     name = path.rpartition("/")[2]
-    literal = re.sub(f"[{UNKNOWN}{STAR}{ANY}/]", "", path)
-    if len(literal) < 2 or (not path.startswith(("/", ".")) and len(re.sub(f"[{STAR}{ANY}{UNKNOWN}.]", "", name)) < 2):
+    if len(_HOLE.sub("", path).replace("/", "")) < 2:
+        return False
+    if not path.startswith(("/", ".")) and len(_HOLE.sub("", name).replace(".", "")) < 2:
         return False
     steps = {UNKNOWN: ".*", STAR: "[^/]*", ANY: "[^/]"}
     pattern = re.compile("".join(steps.get(letter, re.escape(letter)) for letter in path), re.DOTALL)
     for example in _EXAMPLES:
-        if pattern.fullmatch(example) is None:
-            continue
-        hidden = example.rpartition("/")[2].startswith(".")
-        if not (hidden and name[:1] in (STAR, ANY)):  # a wildcard does not match a leading dot
+        hidden = example.rpartition("/")[2].startswith(".") and name[:1] in (STAR, ANY)  # no wildcard matches the dot
+        if not hidden and pattern.fullmatch(example) is not None:
             return True
     return False

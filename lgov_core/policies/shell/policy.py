@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import os
 import posixpath
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
+from typing import Any, Literal, cast, get_args
 
 from lgov_core.errors import PolicyError
 from lgov_core.policies.base import BoundedPolicy
 from lgov_core.policies.options import argument_names, string_tuple
-from lgov_core.policies.shell_places import Refused
-from lgov_core.policies.shell_words import HOME
+from lgov_core.policies.shell.refusal import Refused
+from lgov_core.policies.shell.table import FREE, default_table
+from lgov_core.policies.shell.values import HOME
 from lgov_core.types import Action, Decision, Point, Severity
 
+Unknown = Literal["deny", "escalate", "allow"]
 MAX_CHARACTERS = 20_000
 CACHED_TEXTS = 512
 _SEVERITY = {
@@ -24,7 +27,6 @@ _SEVERITY = {
     "shell-write": Severity.HIGH,
     "shell-environment": Severity.HIGH,
     "shell-program": Severity.HIGH,
-    "shell-code": Severity.HIGH,
 }
 
 
@@ -33,27 +35,23 @@ class ShellPolicy(BoundedPolicy):
 
     The text is parsed as bash, and every command in it is judged: in pipelines, lists, loops, functions, substitutions and
     here-documents, and those that another command runs (``env``, ``xargs``, ``find -exec``, ``bash -c``, ``eval``, ...).
-    A command must be known. Several hundred are, each with what it may be given; ``commands`` adds names that may be
-    run with any arguments that name no secret, in place of the judgement there is.
+    A command, its sub-command and its options must be in the table (``commands.yaml``), which says what each may be given.
+    What cannot be read for certain is denied.
 
     ``argument`` names the argument that holds the command, as text or as a list of words; of several names each that is
     present is judged and at least one must be. ``cwd`` is the folder the tool starts in (the working directory of this
     process unless given). ``writable`` are the folders in which files may be made, changed and removed (``cwd`` and
-    ``/tmp`` unless given). Reading is allowed everywhere but for keys, credentials and private history, which are known
-    by name; programs are run from the system's folders and from ``cwd``, beside them the tools of a virtual environment
-    that is writable, and what the text itself compiles. Whole trees are removed only where a build makes
-    them again (``build``, ``node_modules`` and what lies in them, what lies below ``/tmp``). With ``sudo`` a command may
-    only look; a dry run passes where the tool is known to have one, and so does asking a known command for ``--help``.
-    The network may be read from (GET) and not written to.
+    ``/tmp`` unless given). ``commands`` adds commands: a mapping of names to entries of the table's form, or a list of
+    names that may be run with any arguments that name no secret and nothing outside of these folders. ``unknown`` says
+    what happens to a command, an option or a program text that the table does not know: ``deny``, ``escalate`` or
+    ``allow``; its arguments must still be harmless in the same way.
 
-    What it cannot see: what the programs and scripts of ``cwd`` do (``make``, ``python script.py``, a test), aliases and
-    variables of the shell the text is run in, and symbolic links. It judges text and never asks the file system: run the
-    tool in a sandbox all the same. Only bash is understood; a tool that hands the text to another shell needs another
-    policy.
+    It judges text and never asks the file system: what the programs of ``cwd`` do, aliases and variables of the shell that
+    runs the text, and symbolic links are not seen. Run the tool in a sandbox all the same. Only bash is understood.
 
-    Judges ``pre_tool_call``; hand-offs and agents are none of its business. May be called from several threads at once;
-    recent verdicts are kept. Whatever is unclear, too long (20,000 characters) or too deep is denied: fails closed.
-    Raises `PolicyError` when made with a setting that has no meaning.
+    Judges ``pre_tool_call``, except hand-offs and agents. May be called from several threads at once; recent decisions are
+    cached. Anything unclear, too long (20,000 characters) or too deep is denied: it fails closed. Raises `PolicyError`
+    for an invalid setting.
     """
 
     def __init__(
@@ -62,7 +60,8 @@ class ShellPolicy(BoundedPolicy):
         argument: str | Sequence[str] = ("command", "cmd"),
         cwd: str | None = None,
         writable: Sequence[str] | None = None,
-        commands: Sequence[str] = (),
+        commands: Sequence[str] | Mapping[str, str | Mapping[str, Any]] = (),
+        unknown: Unknown = "deny",
         name: str = "shell",
     ) -> None:
         self.name = name
@@ -70,13 +69,15 @@ class ShellPolicy(BoundedPolicy):
         self.cwd = _folder(name, "cwd", os.getcwd() if cwd is None else cwd)
         given = (self.cwd, "/tmp") if writable is None else string_tuple(name, "writable", writable)
         self.writable = tuple(_folder(name, "writable", folder, self.cwd) for folder in given)
-        self.commands = frozenset(string_tuple(name, "commands", commands))
-        if any("/" in command or " " in command for command in self.commands):
-            raise PolicyError(f"{name}: commands holds a path or a whole command", hint="write names such as mytool")
+        if unknown not in get_args(Unknown):
+            raise PolicyError(f"{name}: unknown is {unknown!r}", hint="write deny, escalate or allow")
+        self.unknown = unknown
+        self.commands = _commands(name, commands)
+        self._table = default_table().extended(self.commands) if self.commands else None
         self._judge_cached = lru_cache(CACHED_TEXTS)(self._judge_text)
 
     def judge(self, action: Action) -> Decision | None:
-        """The verdict on a tool call that carries a command; None at other points."""
+        """The decision on a tool call that carries a command; None at other points."""
         if action.point is not Point.PRE_TOOL_CALL or action.kind in ("handoff", "agent"):
             return None
         values = [action.arguments[name] for name in self.arguments if name in action.arguments]
@@ -84,34 +85,48 @@ class ShellPolicy(BoundedPolicy):
         if not texts or any(text is None for text in texts):
             wanted = " or ".join(self.arguments)
             return self.deny("shell-missing", f"Give the command as text in the argument {wanted}.", Severity.MEDIUM)
-        verdicts = [self.judge_command(text) for text in texts if text is not None]
-        return max(verdicts, key=lambda verdict: verdict.effect)
+        decisions = [self.judge_command(text) for text in texts if text is not None]
+        return max(decisions, key=lambda decision: decision.effect)
 
     def judge_command(self, text: str) -> Decision:
-        """The verdict on one shell text. Recent verdicts are kept."""
+        """The decision on one shell text. Recent decisions are cached."""
         if len(text) > MAX_CHARACTERS:
-            return self.deny(
-                "shell-too-long", f"The command is longer than {MAX_CHARACTERS} characters.", Severity.MEDIUM
-            )
+            reason = f"The command is longer than {MAX_CHARACTERS} characters."
+            return self.deny("shell-too-long", reason, Severity.MEDIUM)
         try:
             return self._judge_cached(text)
-        except RecursionError:  # depends on the caller's stack as well, so it is not kept
-            return self.deny(
-                "shell-too-deep", "The command is nested too deeply; write it more simply.", Severity.MEDIUM
-            )
+        except RecursionError:  # depends on the caller's stack as well, so it is not cached
+            reason = "The command is nested too deeply; write it more simply."
+            return self.deny("shell-too-deep", reason, Severity.MEDIUM)
 
     def _judge_text(self, text: str) -> Decision:
-        from lgov_core.policies.shell_script import Script
+        from lgov_core.policies.shell.call import Input
+        from lgov_core.policies.shell.session import Session
+        from lgov_core.policies.shell.walk import Walk
 
         try:
             text.encode()
         except UnicodeEncodeError:
-            return self.deny("shell-unclear", "The command holds characters that are no text.", Severity.MEDIUM)
+            return self.deny("shell-unclear", "The command contains a lone surrogate.", Severity.MEDIUM)
+        session = Session(self._table or default_table(), self.cwd, self.writable, lenient=self.unknown != "deny")
         try:
-            Script(text, folder=self.cwd, writable=self.writable, commands=self.commands).judge()
+            Walk(session).text(text, Input("file", [""]))
         except Refused as refused:
             return self.deny(refused.rule, refused.reason, _SEVERITY.get(refused.rule, Severity.MEDIUM))
+        if session.unknown and self.unknown == "escalate":
+            return self.escalate("shell-unknown", session.unknown[0], Severity.MEDIUM)
         return self.allow()
+
+
+def _commands(owner: str, commands: object) -> Mapping[str, Any]:
+    """Entries by name. Raises `PolicyError` for names that are paths or whole commands."""
+    if isinstance(commands, Mapping):
+        found = dict(cast("Mapping[str, Any]", commands))
+    else:
+        found = dict.fromkeys(string_tuple(owner, "commands", commands), FREE)
+    if any(not isinstance(command, str) or "/" in command or " " in command or not command for command in found):
+        raise PolicyError(f"{owner}: commands holds a path or a whole command", hint="write names such as mytool")
+    return found
 
 
 def _text(value: object) -> str | None:
@@ -127,7 +142,7 @@ def _text(value: object) -> str | None:
 
 def _folder(owner: str, option: str, value: object, base: str = "/") -> str:
     if not isinstance(value, str) or not value or "\0" in value or "$" in value:
-        raise PolicyError(f"{owner}: {option} holds {value!r}, which is no folder", hint="write an absolute path")
+        raise PolicyError(f"{owner}: {option} holds {value!r}, which is not a folder", hint="write an absolute path")
     if value == "~" or value.startswith("~/"):
         return posixpath.normpath(HOME + value[1:])
     if option == "cwd" and not value.startswith("/"):

@@ -1,0 +1,217 @@
+"""Parses a shell text into a syntax tree, and refuses what the parser may read differently from the shell."""
+
+from __future__ import annotations
+
+import re
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+
+from lgov_core.policies.options import names
+from lgov_core.policies.shell.refusal import Refused, unclear
+
+if TYPE_CHECKING:
+    import tree_sitter
+
+#: Node types that are words, or parts of one.
+WORDS = frozenset(
+    names(
+        """
+    word string raw_string ansi_c_string translated_string number concatenation simple_expansion expansion
+    command_substitution process_substitution arithmetic_expansion brace_expression regex extglob_pattern array
+    subscript variable_name test_operator special_variable_name string_content file_descriptor
+    """
+    )
+)
+REDIRECTS = frozenset({"file_redirect", "herestring_redirect", "heredoc_redirect"})
+#: Node types with several words side by side, where the parser may miss the end of one.
+_LISTS = frozenset({"for_statement", "array", "declaration_command", "file_redirect", "case_statement", "command"})
+#: Node types that hold text of their own between their children.
+_OPEN_TEXT = frozenset({"string", "heredoc_body", "expansion", "regex", "concatenation", "ansi_c_string", "raw_string"})
+#: A character beyond U+FFFF where the parser looks for the digits of a range, ``{1..3}``: it indexes outside of a table.
+_FAR_LETTER = re.compile(rb"(\{[0-9.]*)[\xf0-\xf4][\x80-\xbf]{3}")
+#: Levels of nodes: about twenty substitutions, or forty blocks.
+MAX_NESTING = 100
+#: Signs that open something. On a syntax error the parser's time grows with the square of their number.
+_OPENING, MAX_OPENING = (b"|", b"<", b"(", b"{", b"["), 3_000
+_INVISIBLE = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f\u0085\u00a0\u00ad\u1680\u2000-\u200f\u2028-\u202f\u205f-\u2064\u2066-\u206f\u3000\ufeff"
+    "\ue000-\uf8ff]"
+)
+_SUBSTITUTION = re.compile(rb"\\.|`|\$\(|\$\[|\$\{", re.DOTALL)
+#: Nodes in which a substitution sign is plain text.
+_QUOTING = frozenset({"raw_string", "ansi_c_string", "comment", "heredoc_body"})
+
+
+class Node:
+    """A node of the syntax tree, copied from the parser's, which are slow to walk."""
+
+    __slots__ = ("children", "depth", "end", "field", "is_named", "start", "text", "type")
+
+    def __init__(self, raw: tree_sitter.Node, field: str | None, depth: int, source: bytes) -> None:
+        self.type, self.start, self.end, self.field = raw.type, raw.start_byte, raw.end_byte, field
+        self.is_named, self.depth = raw.is_named, depth
+        self.text = source[self.start : self.end].decode(errors="replace")
+        self.children: list[Node] = []
+        if self.type == "word" and "\n" in self.text.replace("\\\n", ""):
+            raise unclear("A word over several lines is not understood; put it in quotes.")
+        if depth > MAX_NESTING:
+            raise Refused("shell-too-deep", "The command is nested too deeply; write it more simply.")
+
+    @property
+    def named(self) -> list[Node]:
+        """The named children."""
+        return [child for child in self.children if child.is_named]
+
+    def first(self, field: str) -> Node | None:
+        """The first child of a field."""
+        return next((child for child in self.children if child.field == field), None)
+
+    def every(self, field: str) -> list[Node]:
+        """The children of a field."""
+        return [child for child in self.children if child.field == field]
+
+    def walk(self) -> list[Node]:
+        """The node and all below it, in the order of the text."""
+        found, waiting = list[Node](), [self]
+        while waiting:
+            node = waiting.pop()
+            found.append(node)
+            waiting.extend(reversed(node.children))
+        return found
+
+
+@lru_cache(1)
+def _language() -> Any:
+    import tree_sitter
+    import tree_sitter_bash
+
+    return tree_sitter.Language(tree_sitter_bash.language())
+
+
+def parse(text: str) -> Node:
+    """The syntax tree of ``text``, read as bash. Raises `Refused` for what is not bash or may be read in two ways."""
+    import tree_sitter
+
+    if _INVISIBLE.search(text.replace("\r\n", "\n")) or "\r" in text:
+        raise unclear("The command holds invisible or control characters; leave them out.")
+    # The parser takes a line continuation for a space; inside a word the shell takes it for nothing.
+    if re.search(r"(?:[^\s]|^)\\\n", text):
+        raise unclear("Put a space before a backslash at the end of a line.")
+    source = text.encode()
+    if sum(map(source.count, _OPENING)) > MAX_OPENING:
+        raise Refused("shell-too-deep", "The command holds too many opening signs; write less at a time.")
+    # Another letter of as many bytes in its place changes nothing in the tree.
+    raw = tree_sitter.Parser(_language()).parse(_FAR_LETTER.sub(b"\\1" + "××".encode(), source)).root_node
+    if raw.has_error:
+        raise Refused("shell-unparsable", "The command is not complete or not understood; write it more simply.")
+    root = _copied(raw, source)
+    nodes = root.walk()
+    _check_gaps(nodes, source)
+    for node in nodes:
+        if node.type == "heredoc_redirect":
+            _check_heredoc(node, source)
+    _check_substitutions(nodes, source)
+    return root
+
+
+def _copied(raw: tree_sitter.Node, source: bytes) -> Node:
+    """The tree below ``raw``. A list inside a list (``(a && b) && c``) becomes one, however long it is."""
+    cursor = raw.walk()
+    root: Node | None = None
+    above: list[Node] = []
+    while True:
+        node = cursor.node
+        assert node is not None
+        parent = above[-1] if above else None
+        if parent is not None and parent.type == node.type == "list":
+            here = parent
+        else:
+            here = Node(node, cursor.field_name, parent.depth + 1 if parent is not None else 0, source)
+            root = root or here
+            if parent is not None:
+                parent.children.append(here)
+        if cursor.goto_first_child():
+            above.append(here)
+            continue
+        while not cursor.goto_next_sibling():
+            if not cursor.goto_parent():
+                return root
+            _hand_down(above.pop(), source)
+
+
+def _hand_down(node: Node, source: bytes) -> None:
+    """Gives the redirections behind a pipeline or list to its last command, whose they are."""
+    body = node.first("body") if node.type == "redirected_statement" else None
+    while body is not None and body.type in ("pipeline", "list", "negated_command"):
+        last = body.children[-1]
+        inner = Node.__new__(Node)
+        inner.type, inner.start, inner.end, inner.field = "redirected_statement", last.start, node.end, last.field
+        inner.is_named, inner.depth, inner.text = True, last.depth, source[last.start : node.end].decode()
+        inner.children = [last, *(child for child in node.children if child is not body)]
+        last.field = "body"
+        body.children[-1] = inner
+        node.type, node.children, node.end = body.type, body.children, node.end
+        node, body = inner, last
+
+
+def _check_gaps(nodes: list[Node], source: bytes) -> None:
+    """Refuses an escaped space that the parser took for a gap between words, and words with no gap between them."""
+    for node in nodes:
+        if node.type in _OPEN_TEXT:
+            continue
+        before, previous = node.start, None
+        for child in node.children:
+            gap = source[before : child.start].replace(b"\\\n", b"").strip()
+            if b"\\" in gap:
+                raise unclear("Put words with spaces in quotes.")
+            if gap and not (gap == b"-" and node.type == "redirected_statement"):
+                raise unclear(f"{gap.decode(errors='replace')[:20]!r} is not understood; write it more simply.")
+            glued = previous is not None and child.start == before and child.type in WORDS
+            if glued and node.type in _LISTS and previous.type in (WORDS - {"file_descriptor"}) | {"command_name"}:
+                raise unclear("Two words stand together in a way that is not understood.")
+            before, previous = child.end, child
+
+
+def _check_heredoc(node: Node, source: bytes) -> None:
+    """Refuses a here-document whose lines the parser took for words of the command."""
+    start = next((child.end for child in node.children if child.type == "heredoc_start"), node.end)
+    line = source.find(b"\n", start)
+    for child in node.children:
+        begins, ends = child.start, child.end
+        if child.type == "heredoc_body":
+            wrong = begins != line + 1
+        elif child.type == "heredoc_end":
+            body = next((other for other in node.children if other.type == "heredoc_body"), None)
+            wrong = source[body.end if body is not None else line + 1 : begins].strip(b"\t\n") != b""
+        else:
+            wrong = ends > line
+        if wrong and child.text:
+            raise unclear("A here-document that is not understood; write it more simply.")
+
+
+def _check_substitutions(nodes: list[Node], source: bytes) -> None:
+    """Refuses a backtick, ``$(``, ``${`` or ``$[`` that the tree does not show as what the shell takes it for."""
+    known: set[int] = set()
+    quoted: list[tuple[int, int]] = []
+    verbatim = False
+    for node in nodes:
+        if node.type in ("command_substitution", "arithmetic_expansion", "expansion"):
+            known.update((node.end - len(node.text.lstrip().encode()), node.end - 1))  # a space before it is part of it
+        if node.type == "heredoc_start":
+            verbatim = re.search(r"[\"'\\]", node.text) is not None
+        elif node.type in _QUOTING and (verbatim or node.type != "heredoc_body"):
+            quoted.append((node.start, node.end))
+    spans = iter(sorted(quoted))
+    span = next(spans, None)
+    at = 0
+    while (match := _SUBSTITUTION.search(source, at)) is not None:
+        while span is not None and span[1] <= match.start():
+            span = next(spans, None)
+        if span is not None and match.end() > span[0]:
+            if match.start() < span[0]:
+                raise unclear("A backslash before a quote is not followed here; write it more simply.")
+            at = span[1]
+            continue
+        if match[0][:1] != b"\\" and match.start() not in known:
+            raise unclear("A substitution that is not understood; write it more simply.")
+        at = match.end()

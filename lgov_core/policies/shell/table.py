@@ -1,0 +1,221 @@
+"""The table of known commands: ``commands.yaml``, and the entries of a policy's own ``commands``.
+
+An entry says what a command may be given; everything else is unknown. Its keys:
+
+- ``flags``: options without a value, ``-#`` for ``-20``, ``-[abc]`` for ``-a -b -c``. A long one may carry a plain ``=value``.
+- ``values``: options with a value, and the kind of it: ``{"-o --output": write}``. ``kind?`` is a value that may be missing.
+- ``args``: kinds of the operands: ``"text read*"``. ``*`` takes any number, ``?`` may be missing, ``!`` takes all words that
+  follow as they are, options included. ``after``: the same for what stands behind ``--``.
+- ``sub``: sub-commands, each an entry. ``when``: keys that hold where one of these options is given (``-e+-i``: both are).
+- ``acts``: kinds that an option without a value is checked as.
+- ``like``: names of ``groups`` or commands whose flags and values it has too.
+- ``any: true``: unknown options are taken as arguments (kind ``argument``). ``plain: true``: text that is not known does no harm.
+- ``long: true``: options of more than one letter begin with a single ``-``. ``dashless: true``: the first word is options.
+- ``work: true``: it runs and changes what lies in the current folder. ``runs``: files of it that it takes commands from.
+- ``prints``: what its output may be used for, ``{"": kind, "--option": kind}``. ``stdin``: what it does with its input.
+- ``first: true``: options end at the first operand. ``needs: word`` (or ``any``): it has an operand (or an option).
+
+A string in the place of an entry is the name of another command that takes the same. Kinds: `lgov_core.policies.shell.kinds`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property, lru_cache
+from pathlib import Path
+from typing import Any, cast
+
+from lgov_core.errors import PolicyError
+
+PATH = Path(__file__).with_name("commands.yaml")
+_KEYS = frozenset(
+    "flags values args after sub when acts like any plain long dashless work runs prints stdin first needs".split()
+)
+#: An entry for a name that may be run with any arguments.
+FREE: dict[str, Any] = {"any": True, "args": "argument*"}
+_VERSION = re.compile(r"-?\d+(?:\.\d+)*$")
+
+
+@dataclass(frozen=True)
+class Kind:
+    """The kind of a word: a name, or a name with a list of what it may be; and how many words it takes."""
+
+    name: str
+    choices: tuple[str, ...] = ()
+    count: str = ""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """What one command may be given. See the module's documentation for the fields."""
+
+    name: str
+    flags: frozenset[str] = frozenset()
+    values: Mapping[str, Kind] = field(default_factory=dict[str, Kind])
+    args: tuple[Kind, ...] = ()
+    after: tuple[Kind, ...] | None = None
+    sub: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    when: tuple[tuple[tuple[frozenset[str], ...], Mapping[str, Any]], ...] = ()
+    acts: Mapping[str, Kind] = field(default_factory=dict[str, Kind])
+    prints: Mapping[str, str] = field(default_factory=dict[str, str])
+    runs: tuple[str, ...] = ()
+    stdin: str = ""
+    any: bool = False
+    plain: bool = False
+    long: bool = False
+    dashless: bool = False
+    work: bool = False
+    first: bool = False
+    needs: str = ""
+
+
+class Table:
+    """Commands by name. Entries are compiled when they are first used; may be shared by threads."""
+
+    def __init__(self, commands: Mapping[str, Any], groups: Mapping[str, Any], variables: Mapping[str, Any]) -> None:
+        self._commands, self._groups, self._variables = commands, groups, variables
+        #: What a closed variable may be set to all the same, as a regular expression.
+        self.allowed_values: Mapping[str, str] = _spread(variables["allowed"])
+        self._compiled: dict[str, Entry] = {}
+
+    def extended(self, commands: Mapping[str, Any]) -> Table:
+        """A table with further commands, which replace those of the same name. Raises `PolicyError` for a bad entry."""
+        made = Table({**self._commands, **commands}, self._groups, self._variables)
+        for name in commands:
+            made.entry(name)
+        return made
+
+    @cached_property
+    def closed_variables(self) -> re.Pattern[str]:
+        """Variables of the environment that no text may set."""
+        return re.compile("|".join(self._variables["closed"]))
+
+    def known(self, name: str) -> str | None:
+        """The name under which a command stands in the table: ``python3.12`` is ``python``."""
+        if name in self._commands:
+            return name
+        plain = _VERSION.sub("", name)
+        return plain if plain in self._commands else None
+
+    def entry(self, name: str) -> Entry:
+        """The entry of a command that the table knows."""
+        if name not in self._compiled:
+            self._compiled[name] = self._compile(name, self._commands[name])
+        return self._compiled[name]
+
+    def sub(self, entry: Entry, name: str) -> Entry | None:
+        """The entry of a sub-command, or None."""
+        given = entry.sub.get(name)
+        if given is None:
+            return None
+        called = f"{entry.name} {name}"
+        if called not in self._compiled:
+            if isinstance(given, str) and given in entry.sub:
+                given = entry.sub[given]
+            self._compiled[called] = self._compile(called, given)
+        return self._compiled[called]
+
+    def switched(self, entry: Entry, options: set[str]) -> Entry:
+        """The entry as it is where some of ``options`` are given."""
+        for asked, changes in entry.when:
+            if any(wanted <= options for wanted in asked):
+                entry = self._with(entry, changes)
+        return entry
+
+    # ------------------------------------------------------------------ compiling
+
+    def _compile(self, name: str, given: Any) -> Entry:
+        for _ in range(3):
+            if isinstance(given, str) and given in self._commands:
+                given = self._commands[given]
+        if given is None or given is True:
+            given = {}
+        if not isinstance(given, Mapping):
+            raise PolicyError(f"shell: the command {name!r} is {given!r}", hint="write a mapping such as {args: 'read*'}")
+        return self._with(Entry(name), cast("Mapping[str, Any]", given))
+
+    def _with(self, entry: Entry, given: Mapping[str, Any]) -> Entry:
+        wrong = set(given) - _KEYS
+        if wrong:
+            raise PolicyError(
+                f"shell: the command {entry.name!r} has the key {min(map(str, wrong))!r}",
+                hint=f"the keys are {', '.join(sorted(_KEYS))}",
+            )
+        flags, values = set(entry.flags), dict(entry.values)
+        for other in str(given.get("like", "")).split():
+            shared = self._groups.get(other, self._commands.get(other, {}))
+            shared_entry = self._with(Entry(other), {key: shared[key] for key in ("flags", "values", "like") if key in shared})
+            flags.update(shared_entry.flags)
+            values.update(shared_entry.values)
+        flags.update(_flags(given))
+        values.update(_values(entry.name, given.get("values", {})))
+        made: dict[str, Any] = {"flags": frozenset(flags), "values": values}
+        for key in ("any", "plain", "long", "dashless", "work", "first"):
+            if key in given:
+                made[key] = bool(given[key])
+        for key in ("args", "after"):
+            if key in given:
+                made[key] = tuple(_kind(entry.name, part) for part in _parts(given[key]))
+        if "when" in given:
+            made["when"] = tuple(
+                (tuple(frozenset(option.split("+")) for option in options.split()), keys)
+                for options, keys in given["when"].items()
+            )
+        if "acts" in given:
+            made["acts"] = _values(entry.name, given["acts"])
+        if "prints" in given:
+            printed = given["prints"]
+            made["prints"] = {"": printed} if isinstance(printed, str) else _spread(printed)
+        if "runs" in given:
+            made["runs"] = tuple(str(given["runs"]).split())
+        if "sub" in given:
+            made["sub"] = _spread(given["sub"])
+        return replace(entry, **made, stdin=str(given.get("stdin", entry.stdin)), needs=str(given.get("needs", entry.needs)))
+
+
+def _flags(given: Mapping[str, Any]) -> list[str]:
+    """Options without a value; ``-[abc]`` is ``-a -b -c``."""
+    found: list[str] = []
+    for option in str(given.get("flags", "")).split():
+        letters = re.fullmatch(r"-\[(.+)\]", option)
+        found.extend([f"-{letter}" for letter in letters[1]] if letters else [option])
+    return found
+
+
+def _spread(given: Mapping[str, Any]) -> dict[str, Any]:
+    """A mapping with keys of several names, spread to one name a key."""
+    return {name: value for key, value in given.items() for name in (str(key).split() or [""])}
+
+
+def _values(command: str, given: Mapping[str, Any]) -> dict[str, Kind]:
+    return {option: _kind(command, kind) for option, kind in _spread(given).items()}
+
+
+def _parts(given: Any) -> list[Any]:
+    return given.split() if isinstance(given, str) else [given] if isinstance(given, Mapping) else list(given)
+
+
+def _kind(command: str, given: Any) -> Kind:
+    from lgov_core.policies.shell.kinds import KINDS
+
+    count, choices, name = "", (), given
+    if isinstance(given, Mapping) and len(cast("Mapping[str, Any]", given)) == 1:
+        (name, listed), *_ = cast("Mapping[str, Any]", given).items()
+        choices = tuple(map(str, listed))
+    if isinstance(name, str) and name[-1:] in "*?!":
+        name, count = name[:-1], name[-1]
+    if not isinstance(name, str) or name not in KINDS:
+        raise PolicyError(f"shell: the command {command!r} has a word of kind {given!r}", hint=f"kinds: {', '.join(KINDS)}")
+    return Kind(name, choices, count)
+
+
+@lru_cache(1)
+def default_table() -> Table:
+    """The table of ``commands.yaml``, read once."""
+    import yaml
+
+    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+    data = yaml.load(PATH.read_bytes(), loader)
+    return Table(_spread(data["commands"]), data["groups"], data["variables"])
