@@ -230,7 +230,7 @@ def _tool_steps(
         call.span.end(error)
         raise
     if decision.blocks:
-        yield _recording(governor, call.denied(decision))
+        yield governor.record_step(call.denied(decision))
         return _ended(decision, raise_abort, ran=False)
     try:
         with call.span.active(tool=call.covered):
@@ -243,15 +243,11 @@ def _tool_steps(
             governor.record(outcome)  # at once: a cancelled task cannot wait
         raise
     if call.finish(outcome := call.returned(decision, reading)):
-        yield _recording(governor, outcome)
+        yield governor.record_step(outcome)
     if outcome.status == "denied" and outcome.decision is not None:
         return _ended(outcome.decision, raise_abort, ran=False)
     decision = yield from governor.decision_steps(call.result_action(reading, result))
     return _ended(decision, raise_abort, ran=True, result=result)
-
-
-def _recording(governor: Governor, outcome: ToolOutcome) -> Step:
-    return Step(lambda: governor.record(outcome), lambda: governor.arecord(outcome))
 
 
 def _ended(decision: Decision, raise_abort: bool, *, ran: bool, result: Any = None) -> GovernedResult[Any]:

@@ -1,0 +1,52 @@
+"""A dictionary of bounded size."""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Hashable
+from typing import Generic, TypeVar
+
+K = TypeVar("K", bound=Hashable)
+V = TypeVar("V")
+
+
+class BoundedDict(Generic[K, V]):
+    """Holds at most ``max_size`` entries and drops the least recently used one. Any thread may call its methods.
+
+    `get` and `put` count as use.
+    """
+
+    def __init__(self, max_size: int) -> None:
+        self.max_size = max_size
+        self._entries: OrderedDict[K, V] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def get(self, key: K) -> V | None:
+        """The value of ``key``, or None."""
+        with self._lock:
+            if key not in self._entries:
+                return None
+            self._entries.move_to_end(key)
+            return self._entries[key]
+
+    def put(self, key: K, value: V) -> None:
+        """Sets the value of ``key``."""
+        with self._lock:
+            self._entries[key] = value
+            self._entries.move_to_end(key)
+            while len(self._entries) > self.max_size:
+                self._entries.popitem(last=False)
+
+    def pop(self, key: K) -> V | None:
+        """Removes ``key`` and returns its value, or None."""
+        with self._lock:
+            return self._entries.pop(key, None)
+
+    def __contains__(self, key: object) -> bool:
+        with self._lock:
+            return key in self._entries
+
+    def __len__(self) -> int:
+        with self._lock:
+            return len(self._entries)
