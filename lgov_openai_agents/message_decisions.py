@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections import OrderedDict
 from collections.abc import Sequence
 from typing import Any
@@ -19,6 +20,7 @@ class Heard(MessageDecisionCache):
 
     def __init__(self) -> None:
         super().__init__()
+        self._lock = threading.Lock()
         self._owed: OrderedDict[str, list[Any]] = OrderedDict()
 
     def owe(self, place: str | None, answers: list[Any]) -> None:
