@@ -241,7 +241,7 @@ class KernelSpace:
         with self._lock:
             self._recent.append(violation)
         with enter_scope(_scope_of(action)):
-            failed = self._on_violation.tell(violation)
+            failed = self._on_violation.call(violation)
             if (
                 self.critical_signal is not None
                 and violation.severity == Severity.CRITICAL
@@ -289,7 +289,7 @@ class KernelSpace:
         here = current_scope()
         for scope in reached or (here if here is not None and here.rollout_id == target else None,):
             with enter_scope(scope):
-                failed += self._on_signal.tell((signal, target))
+                failed += self._on_signal.call((signal, target))
         return failed
 
     def _log_signal(self, target: str, signal: AgentSignal, automatic: bool) -> None:
