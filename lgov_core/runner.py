@@ -36,7 +36,7 @@ __all__ = [
 
 Mode: TypeAlias = Literal["train", "eval"]
 
-#: Seconds between two looks into a store that had no task.
+#: Seconds between two polls of a store without tasks.
 POLL_S: Final = 0.1
 #: How many violations that name no rollout are remembered.
 UNATTRIBUTED: Final = 1000
@@ -123,9 +123,9 @@ class GovernedRunner:
     async def step(self, input: Any, mode: Mode = "train", **_options: Any) -> GovernedRollout:
         """Runs one task and returns its rollout. Further keywords of other trainers (``resources``, …) are ignored.
 
-        ``mode`` is ``"train"`` or ``"eval"`` (ArgumentError for another), for those who read the rollout. The rollout is
-        the current one (`current_scope`), unless that is already being run here; then, and outside any, it is a new
-        one. What the agent raises becomes a rollout without success. Raises `PolicyViolationError` as said above, and
+        ``mode`` is ``"train"`` or ``"eval"`` (ArgumentError for another), kept on the rollout. The rollout is the current
+        one (`current_scope`), unless that is already being run here; then, and outside any, it is a new one. What the
+        agent raises becomes a rollout without success. Raises `PolicyViolationError` under ``fail_on_violation``, and
         `KernelError` when the kernel needs an agent and there is none.
         """
         here = current_scope()

@@ -51,22 +51,22 @@ class _Run:
 
 
 class InterceptorPolicy(BoundedPolicy):
-    """Asks interceptors about every action, in the name of a host that conforms to AGENT-HOOKS-0.1.
+    """Has interceptors judge every action, as a host that conforms to AGENT-HOOKS-0.1.
 
     Give it to a governor as a plugin (``Governor(plugins=[policy])``: coroutines of the interceptors then run in the
     agent's own event loop), or as a policy, alone or in a `PolicySet`; not both ways. What interceptors answer becomes a
     decision: deny; deny with approval an escalation; transform; allow with warnings a warn. ``composition`` says how
     several combine; by default all are asked, transforms fold, and the most severe verdict wins, as among policies.
 
-    Each interceptor gets a copy of the context and ``timeout_s`` to answer. One that is no coroutine function is called in
-    a thread, so that one that hangs is a deny and holds nobody up; one with ``bounded = True`` is called directly. A
+    Each interceptor gets a copy of the context and ``timeout_s`` to answer. One that is not a coroutine function is called
+    in a thread, so that one that hangs is a deny and blocks nothing else; one with ``bounded = True`` is called directly. A
     ``resolver`` is asked about denies with approval; without one they stay escalations. ``approval_redactor`` makes what it
     gets to see. ``identity_provider`` (``"jcs-sha256"``, one of your own, or None) names what was judged in records and
     approvals. With ``mode="evaluate_only"`` verdicts are only recorded. ``tools`` are the tools to name when a rollout
     begins. ``on_record`` gets the record of every emission, on the thread of the judgement; what it raises is ignored.
 
-    An exception, a timeout, an answer that is no verdict, an action that JSON cannot hold and a change that lgov cannot
-    make (of the tool calls in a reply, or of content into something that is no text) are denies. Without any interceptor
+    An exception, a timeout, an answer that is not a verdict, an action that JSON cannot hold and a change that lgov cannot
+    make (of the tool calls in a reply, or of content into something that is not a text) are denies. Without any interceptor
     everything is denied. ``agent_startup`` and ``agent_shutdown`` come where rollouts begin and end.
 
     May be called from any threads and event loops at once, if its interceptors may. Fails closed.
@@ -92,7 +92,9 @@ class InterceptorPolicy(BoundedPolicy):
         given = list(interceptors) if isinstance(interceptors, Iterable) else [interceptors]
         for one in given:
             if not callable(getattr(one, "intercept", None)):
-                raise PolicyError(f"{name}: {one!r} is no interceptor", hint="an interceptor has intercept(context)")
+                raise PolicyError(
+                    f"{name}: {one!r} is not an interceptor", hint="an interceptor has intercept(context)"
+                )
         try:
             self.mode = EnforcementMode(mode)
         except ValueError as error:

@@ -186,7 +186,7 @@ _COUNTS: Final = {
 
 
 def _usage_of(usage: Any) -> dict[str, Any]:
-    """``usage`` as policies read it, where it says both numbers: half of it would make a call look cheap."""
+    """``usage`` as policies read it, where it has both numbers: one alone would make a call look cheap."""
     if not isinstance(usage, Mapping):
         return {}
     counts: dict[str, int] = {}

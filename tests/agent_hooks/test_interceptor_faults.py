@@ -147,7 +147,7 @@ def test_a_change_that_an_agent_cannot_be_given_is_a_deny(point: str, change: di
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"interceptors": [object()]}, "is no interceptor"),
+        ({"interceptors": [object()]}, "is not an interceptor"),
         *(({"interceptors": [], "timeout_s": wrong}, "timeout_s") for wrong in (0, float("inf"), "5")),
         ({"interceptors": [], "mode": "watch"}, "mode 'watch' is unknown"),
         ({"interceptors": [], "identity_provider": "md5"}, "identity_provider"),
