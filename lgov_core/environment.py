@@ -5,25 +5,24 @@ from __future__ import annotations
 import copy
 import inspect
 import math
-import random
 import string
-import threading
-from collections.abc import Callable, Generator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from typing import Any, Final, TypeVar
 
 from lgov_core._util.suggestions import suggest_name
 from lgov_core.errors import ArgumentError, KernelError, PolicyDenied
-from lgov_core.kernel.violations import Collected, RolloutWatch
+from lgov_core.kernel.environment_config import EnvironmentConfig
+from lgov_core.kernel.rollout_watch import Collected, RolloutWatch
 from lgov_core.scope import RolloutScope, carry_into_threads, enter_scope
 from lgov_core.types import PolicyViolation, Severity, new_id
 
 try:
     import gymnasium
-    import numpy as np
     from gymnasium import spaces
     from gymnasium.error import ResetNeeded
+
+    from lgov_core.kernel.task_generator import make_task_generator
 except ModuleNotFoundError as missing:
     raise ModuleNotFoundError(
         f"lgov_core.environment needs {missing.name}: pip install 'lgov[gym]'", name=missing.name
@@ -36,38 +35,6 @@ ActionT = TypeVar("ActionT")
 MAX_TEXT: Final = 20_000
 
 _SCALES: Final = {Severity.CRITICAL: 10.0, Severity.HIGH: 5.0, Severity.MEDIUM: 1.0, Severity.LOW: 1.0}
-
-
-@dataclass(frozen=True)
-class EnvironmentConfig:
-    """How steps are paid and when episodes end. Raises `ArgumentError` (a ValueError) for a value without meaning.
-
-    A violation costs ``violation_penalty`` times 10 (critical), 5 (high) or 1 (medium, low); every step earns
-    ``step_penalty``, and one that succeeded without violation ``success_bonus`` too. The penalties are 0 or negative:
-    no violation ever pays. ``terminate_on_critical`` ends the episode on a critical violation; ``max_steps`` truncates
-    it. ``reset_kernel_state`` calls the kernel's ``reset`` at the beginning of each.
-    """
-
-    max_steps: int = 100
-    violation_penalty: float = -10.0
-    terminate_on_critical: bool = True
-    step_penalty: float = -0.1
-    success_bonus: float = 10.0
-    reset_kernel_state: bool = True
-
-    def __post_init__(self) -> None:
-        if isinstance(self.max_steps, bool) or not isinstance(self.max_steps, int) or self.max_steps < 1:  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise ArgumentError(f"max_steps must be a whole number, 1 or more, not {self.max_steps!r}")
-        for name, sign in (("violation_penalty", -1), ("step_penalty", -1), ("success_bonus", 1)):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-                raise ArgumentError(f"{name} must be a finite number, not {value!r}")
-            if value * sign < 0:
-                what = "0 or less" if sign < 0 else "0 or more"
-                raise ArgumentError(f"{name} must be {what}, not {value!r}", hint=f"write {-value!r}")
-        for name in ("terminate_on_critical", "reset_kernel_state"):
-            if not isinstance(getattr(self, name), bool):
-                raise ArgumentError(f"{name} must be True or False, not {getattr(self, name)!r}")
 
 
 class FreeText(spaces.Text):
@@ -141,14 +108,14 @@ class GovernedEnvironment(gymnasium.Env[Any, Any]):
             if given is not None and not callable(given):
                 raise ArgumentError(f"{name} {given!r} cannot be called", hint="pass a function")
         if config is not None and not isinstance(config, EnvironmentConfig):  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise ArgumentError(f"config {config!r} is no EnvironmentConfig")
+            raise ArgumentError(f"config {config!r} is not an EnvironmentConfig")
         self.kernel = kernel
         self.config = config if config is not None else EnvironmentConfig()
         self.observation_space = observation_space if observation_space is not None else FreeText()
         self.action_space = action_space if action_space is not None else FreeText()
         self._reward_fn = reward_fn if reward_fn is not None else _one_for_a_result
-        self._generate = _generator(task_generator)
-        self._watch = RolloutWatch(kernel, heard=_nothing, methods=("execute",))
+        self._generate = make_task_generator(task_generator)
+        self._watch = RolloutWatch(kernel, report=_nothing, methods=("execute",))
         self._seeded = False
         self._closed = False
         self._state: Any = None
@@ -196,12 +163,12 @@ class GovernedEnvironment(gymnasium.Env[Any, Any]):
 
         ``info``: ``violations`` and ``signals`` of this step, ``step`` (from 1), ``total_reward`` of the episode, this
         step included, ``success``, and ``error`` (None, or what the act raised). Raises ``ResetNeeded`` when no episode
-        is going on, and `ArgumentError` when ``reward_fn`` answers something that is not a finite number.
+        is running, and `ArgumentError` when ``reward_fn`` answers something that is not a finite number.
         """
         self._require_open()
         episode = self._episode
         if episode is None or episode.ended:
-            raise ResetNeeded("no episode is going on: call reset() before step()")
+            raise ResetNeeded("no episode is running: call reset() before step()")
         episode.steps += 1
         self._totals.steps += 1
         result, error = self._run(action, episode)
@@ -213,7 +180,7 @@ class GovernedEnvironment(gymnasium.Env[Any, Any]):
         blocked = any(violation.action_blocked for violation in violations)
         terminated = self._ends(violations)
         truncated = episode.steps >= self.config.max_steps
-        # Before the reward, which may raise: what has happened has happened.
+        # Before the reward function, which may raise.
         episode.ended = terminated or truncated
         success = error is None and result is not None and not blocked
         clean = success and not violations
@@ -242,7 +209,7 @@ class GovernedEnvironment(gymnasium.Env[Any, Any]):
         self._closed = True
         super().close()
 
-    # ------------------------------------------------------------------ around it
+    # ------------------------------------------------------------------ state
 
     @property
     def terminated(self) -> bool:
@@ -250,7 +217,7 @@ class GovernedEnvironment(gymnasium.Env[Any, Any]):
         return self._episode is not None and self._episode.ended
 
     def get_metrics(self) -> dict[str, Any]:
-        """Counts over all episodes so far, the one that is going on included.
+        """Counts over all episodes so far, the running one included.
 
         ``total_episodes``, ``total_steps``, ``total_violations``; ``successful_episodes``, those with a successful step
         and no violation; ``success_rate``, their share of all episodes (0 to 1); ``violations_per_episode`` and
@@ -345,7 +312,7 @@ def _one_for_a_result(_state: Any, _action: Any, result: Any) -> float:
 
 
 def _nothing(_violation: PolicyViolation, _rollout_id: str | None, _collected: bool) -> None:
-    """The lists of the episode are all that an environment needs."""
+    """An environment reads the lists of its episode."""
 
 
 def _severity(violation: PolicyViolation) -> Any:
@@ -360,63 +327,10 @@ def _succeeded(episode: _Episode | None) -> bool:
 def _finite(reward: Any) -> float:
     try:
         if isinstance(reward, str | bytes | bytearray):
-            raise TypeError("a text is no number, whatever it says")
+            raise TypeError("a text is not a number")
         value = float(reward)
     except (TypeError, ValueError, OverflowError) as error:
         raise ArgumentError(f"reward_fn answered {reward!r:.100} instead of a number") from error
     if not math.isfinite(value):
         raise ArgumentError(f"reward_fn answered {value}", hint="a reward must be a finite number")
     return value
-
-
-# ---------------------------------------------------------------------- tasks from seeds
-
-_GLOBAL_RANDOM = threading.Lock()
-
-
-def _generator(function: Callable[..., Any] | None) -> Callable[[np.random.Generator, bool], Any]:
-    """How a task is made from the environment's random numbers and whether they were seeded."""
-    if function is None:
-        return lambda _random, _seeded: ""
-    try:
-        parameters: Mapping[str, inspect.Parameter] = inspect.signature(function).parameters
-    except (TypeError, ValueError):  # a built-in that does not tell
-        parameters = {}
-    for name in ("np_random", "rng"):
-        if name in parameters:
-            return lambda np_random, _seeded: function(**{name: np_random})
-    if "seed" in parameters:
-        return lambda np_random, _seeded: function(seed=int(np_random.integers(2**31)))
-    needed = [one.name for one in parameters.values() if one.default is one.empty and one.kind not in _VARIADIC]
-    if needed:
-        raise ArgumentError(
-            f"the task generator wants {', '.join(needed)}", hint="let it take nothing, np_random, rng or seed"
-        )
-
-    def from_global(np_random: np.random.Generator, seeded: bool) -> Any:
-        if not seeded:
-            return function()
-        with _global_random(int(np_random.integers(2**31))):
-            return function()
-
-    return from_global
-
-
-_VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-
-
-@contextmanager
-def _global_random(seed: int) -> Generator[None]:
-    """``random`` and ``numpy.random`` seeded while the block runs, and then as they were before.
-
-    Another thread that draws from them meanwhile draws from the seeded ones.
-    """
-    with _GLOBAL_RANDOM:
-        python, numpy = random.getstate(), np.random.get_state()
-        random.seed(seed)
-        np.random.seed(seed)
-        try:
-            yield
-        finally:
-            random.setstate(python)
-            np.random.set_state(numpy)

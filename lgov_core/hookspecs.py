@@ -7,7 +7,7 @@ synchronous and from asynchronous agents.
 Decision hooks (``lgov_agent_startup`` … ``lgov_agent_shutdown``) share one contract. The governor walks the
 implementations itself: each gets the action as the transforms before it left it, transforms are folded in order, and of
 all effects the most severe wins. An implementation that raises, returns something that is not a `Decision`, or does not
-answer within the governor's timeout counts as a deny *in its slot*; it never removes the verdicts of the others.
+answer within the governor's timeout counts as a deny *in its slot*; it never removes the decisions of the others.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ def lgov_agent_startup(action: Action) -> Verdict:
 
 @hookspec
 def lgov_input(action: Action) -> Verdict:
-    """Judges what the user said before the agent sees it.
+    """Judges the user's text before the agent gets it.
 
     When: an agent is invoked, before its first model call.
     Gets: ``action.text``, the new user text.
@@ -118,7 +118,7 @@ def lgov_post_model_call(action: Action) -> Verdict:
 
     When: after every model call, before any proposed tool call is judged.
     Gets: ``action.text``, the reply's text; ``action.arguments["tool_calls"]``, the calls it proposes;
-        ``action.arguments["usage"]``, the tokens it took, where the model said so.
+        ``action.arguments["usage"]``, the tokens it took, where the model reported them.
     Returns: a `Decision` (transform replaces ``text``), an awaitable of one, or None for no opinion.
     If it raises: deny in its slot; the reply is replaced by the denial and its tool calls are dropped.
     Cost: once a model call; keep it under 100 µs.
@@ -132,7 +132,7 @@ def lgov_pre_tool_call(action: Action) -> Verdict:
     When: before every tool call, hand-off or call of another agent.
     Gets: ``action.name``, ``action.arguments``, ``action.call_id``.
     Returns: a `Decision` (transform replaces ``arguments``), an awaitable of one, or None for no opinion.
-    If it raises: deny in its slot; the tool does not run and the model is told.
+    If it raises: deny in its slot; the tool does not run and the model reads the denial.
     Cost: once a tool call; keep it under 100 µs.
     """
 
@@ -176,13 +176,13 @@ def lgov_agent_shutdown(action: Action) -> Verdict:
 
 @hookspec
 def lgov_reward(outcome: ToolOutcome) -> Sequence[Reward]:  # type: ignore[empty-body]
-    """Turns what came of a tool call into intermediate rewards (AIR).
+    """Turns the outcome of a tool call into intermediate rewards (AIR).
 
     When: after every tool call: succeeded, failed, timed out or denied.
     Gets: ``outcome`` with the action, its status, and the decision where there was one.
     Returns: rewards on explicit targets; the rewards of all plugins are collected. An empty list for none.
     If it raises: the error is reported as an event and no reward of that plugin is recorded; the agent goes on. So when
-        a reward is no finite number. Of a denial only one plugin may charge: those that may carry ``charges_denials``.
+        a reward is not a finite number. Only one plugin may charge for denials: it has ``charges_denials = True``.
     Cost: once a tool call; keep it under 100 µs.
     """
 
@@ -214,7 +214,7 @@ def lgov_rollout_reward(rollout: RolloutScope) -> Sequence[Reward]:  # type: ign
 
 @hookspec
 def lgov_observe(event: Any) -> None:
-    """Sees everything that happened: decisions, tool outcomes, rewards, spans.
+    """Gets every event: decisions, tool outcomes, rewards, spans.
 
     When: after each of them; for decisions, after their audit entry is committed.
     Gets: ``event``: an `ObservedDecision`, a `ToolOutcome`, a `ModelCallFailed`, a `Reward`, a `Span` or a

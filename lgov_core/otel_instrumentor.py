@@ -1,8 +1,8 @@
 """The entry point for ``opentelemetry-instrument python agent.py``: governs by the policy that ``LGOV_POLICY`` names.
 
 Best effort, and no substitute for ``lgov run``: OpenTelemetry logs what an instrumentor raises and runs the program all
-the same, and whoever sets ``OTEL_PYTHON_DISABLED_INSTRUMENTATIONS`` turns it off. So whatever goes wrong here ends the
-process with status 78 instead of being raised. Without ``LGOV_POLICY`` (or a ``policy`` in lgov.toml) it does nothing:
+the same, and ``OTEL_PYTHON_DISABLED_INSTRUMENTATIONS`` turns it off. So any error here ends the process with status 78
+instead of being raised. Without ``LGOV_POLICY`` (or a ``policy`` in lgov.toml) it does nothing:
 lgov being installed does not mean that every instrumented program wants to be governed.
 """
 

@@ -25,10 +25,10 @@ def make_plugin_manager(
 ) -> pluggy.PluginManager:
     """A manager with the hook specifications, the built-in adapters, third-party entry points and ``plugins``.
 
-    Every entry point of the group ``lgov`` is loaded on its own. One that cannot be loaded is fatal whatever it is: until
-    it is loaded nobody can know whether it judges, and a missing judge must not pass for a silent one. For the same reason
-    it is fatal when a function whose name begins with ``lgov_`` names no hook or is not marked ``@hookimpl``, and when a
-    plugin has no hook at all. A policy is a plugin too: it is asked at every point, as one given to a governor.
+    Every entry point of the group ``lgov`` is loaded on its own. One that cannot be loaded is fatal: whether it judges is
+    unknown until it is loaded, and a missing policy must not count as one without an opinion. For the same reason it is
+    fatal when a function whose name begins with ``lgov_`` names no hook or is not marked ``@hookimpl``, and when a
+    plugin has no hook at all. A policy is a plugin too: it judges at every point, like one given to a governor.
 
     Raises `PluginError`.
     """
@@ -54,9 +54,9 @@ def make_plugin_manager(
 
 
 def register(manager: pluggy.PluginManager, plugin: Any) -> None:
-    """Registers a plugin under its class's (or module's) name, so that an error can say whose it is.
+    """Registers a plugin under its class's (or module's) name, so that errors can name it.
 
-    A second one of that name is told apart by a number. Raises `PluginError` for a plugin without hooks, and `ValueError`
+    A second one of that name gets a number. Raises `PluginError` for a plugin without hooks, and `ValueError`
     for one that is registered already.
     """
     name = getattr(plugin, "__name__", None) or type(plugin).__name__
@@ -66,27 +66,27 @@ def register(manager: pluggy.PluginManager, plugin: Any) -> None:
 def _register(manager: pluggy.PluginManager, plugin: Any, name: str | None) -> None:
     if plugin is not None:
         manager.register(plugin, name=name)
-        if manager.get_hookcallers(plugin) or _unmarked(plugin):  # what is not marked is told by check_hooks
+        if manager.get_hookcallers(plugin) or _unmarked(plugin):  # check_hooks reports the unmarked
             return
         manager.unregister(plugin)
     if inspect.isclass(plugin) or not callable(getattr(plugin, "judge", None)):
         raise PluginError(
-            f"{name or repr(plugin)} is no plugin: it has no function of a hook's name that is marked @hookimpl",
+            f"{name or repr(plugin)} is not a plugin: it has no function of a hook's name that is marked @hookimpl",
             hint="pass an object or a module with hooks (lgov_core.hookspecs), or a policy",
         )
     manager.register(_PolicyPlugin(plugin), name=name)
 
 
 class _PolicyPlugin:
-    """A policy as a plugin: asked at every point, and told what was decided if it keeps count."""
+    """A policy as a plugin: judges at every point, and gets events if it is stateful."""
 
     def __init__(self, policy: Any) -> None:
         self._policy = policy
-        #: Whether it has to know one action from another, so that each gets an id.
+        #: Whether actions need an id that it can recognise.
         self.stateful = callable(getattr(policy, "observe", None)) and getattr(policy, "stateful", True)
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._policy, name)  # how it wants to be asked: bounded, timeout_s, deferred
+        return getattr(self._policy, name)  # bounded, timeout_s, deferred
 
     @hookspecs.hookimpl
     def lgov_agent_startup(self, action: Any) -> Any:

@@ -1,7 +1,7 @@
 """The pytest plugin: ``pytest --lgov-policy policy.yaml`` runs a project's own tests with its agents under policy.
 
-Each test is a rollout of its own (its node id), so that the record says which test made which decision. The frameworks
-are watched from before the first test module is imported. When the policy, the record or a framework cannot be had,
+Each test is a rollout of its own (its node id), so that the record shows which test made which decision. The import
+hook is installed before the first test module is imported. When the policy, the record or a framework cannot be loaded,
 pytest ends with status 78 and no test is run. Without the option the plugin does nothing and loads nothing.
 
 Fixtures: ``lgov_governor`` (the `Governor`; the test is skipped without ``--lgov-policy``) and ``lgov_decisions`` (the
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 class _Governed:
-    """What the plugin holds while a session is governed."""
+    """The state of a governed session."""
 
     def __init__(self, process: GovernedProcess, instrumented: list[str]) -> None:
         self.process = process
@@ -64,7 +64,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_configure(config: pytest.Config) -> None:
-    """Opens the policy and watches the frameworks, before any test module is imported."""
+    """Opens the policy and installs the import hook, before any test module is imported."""
     policy = config.getoption("--lgov-policy", default=None)
     if policy is None:
         return
@@ -113,25 +113,28 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, Any, Any]:
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    """In a process of pytest-xdist: tells the one that reports what was judged here."""
+    """In a process of pytest-xdist: sends the counts of this process to the one that reports."""
     governed = session.config.stash.get(_KEY, None)
-    said: dict[str, Any] | None = getattr(session.config, "workeroutput", None)
-    if governed is not None and said is not None:
-        said["lgov"] = {"effects": dict(governed.process.governor.effects), "instrumented": list(governed.instrumented)}
+    output: dict[str, Any] | None = getattr(session.config, "workeroutput", None)
+    if governed is not None and output is not None:
+        output["lgov"] = {
+            "effects": dict(governed.process.governor.effects),
+            "instrumented": list(governed.instrumented),
+        }
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_testnodedown(node: Any) -> None:
-    """Hears from a process of pytest-xdist that has ended. One that died counts for nothing; its record remains."""
+    """Adds the counts of a pytest-xdist process that has ended. One that crashed is not counted; its record remains."""
     governed = node.config.stash.get(_KEY, None)
-    told = getattr(node, "workeroutput", {}).get("lgov")
-    if governed is not None and told is not None:
-        governed.effects_elsewhere.update(told["effects"])
-        governed.instrumented_elsewhere.update(told["instrumented"])
+    sent = getattr(node, "workeroutput", {}).get("lgov")
+    if governed is not None and sent is not None:
+        governed.effects_elsewhere.update(sent["effects"])
+        governed.instrumented_elsewhere.update(sent["instrumented"])
 
 
 def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
-    """Says at the end what was judged."""
+    """Prints the closing report."""
     governed = config.stash.get(_KEY, None)
     if governed is None:
         return
@@ -156,7 +159,7 @@ def lgov_governor(request: pytest.FixtureRequest) -> Governor:
 
 @pytest.fixture
 def lgov_decisions(request: pytest.FixtureRequest, lgov_governor: Governor) -> list[ObservedDecision]:
-    """The decisions that this test has brought about so far."""
+    """The decisions of this test so far."""
     return request.config.stash[_KEY].decisions
 
 

@@ -9,8 +9,6 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from contextvars import ContextVar
-from dataclasses import dataclass, replace
 from typing import Any, Final, Literal, TypeAlias
 from weakref import WeakValueDictionary
 
@@ -19,8 +17,10 @@ from lgov_core.kernel import KernelSpace
 from lgov_core.kernel.agent_call import function_of
 from lgov_core.kernel.execution import Execution
 from lgov_core.kernel.governed_rollout import GovernedRollout, total_penalty
-from lgov_core.kernel.task_source import Task, TaskSource, WorkerCount, task_source
-from lgov_core.kernel.violations import Collected, RolloutWatch, require_callback, require_done
+from lgov_core.kernel.rollout_watch import Collected, RolloutWatch
+from lgov_core.kernel.task_source import Task, task_source
+from lgov_core.kernel.violations import require_callback, require_done
+from lgov_core.kernel.workers import Workers
 from lgov_core.reward.violation import PolicyViolation, PolicyViolationError, PolicyViolationType
 from lgov_core.scope import RolloutScope, carry_into_threads, current_scope, enter_scope
 from lgov_core.types import Outcome, new_id
@@ -36,7 +36,7 @@ __all__ = [
 
 Mode: TypeAlias = Literal["train", "eval"]
 
-#: Seconds between two looks into a store that had no task.
+#: Seconds between two polls of a store without tasks.
 POLL_S: Final = 0.1
 #: How many violations that name no rollout are remembered.
 UNATTRIBUTED: Final = 1000
@@ -53,8 +53,8 @@ class GovernedRunner:
     warning for each violation. ``violation_callback`` gets each `PolicyViolation`; what it raises is logged and counted
     in ``callback_errors``.
 
-    Each violation lands on the rollout whose code caused it, also from threads, executors and child tasks. One that
-    names no rollout is kept in ``unattributed`` and counted, and lands on none. Steps may overlap, in tasks and in
+    Each violation is attributed to the rollout whose code caused it, also from threads, executors and child tasks. One
+    that names no rollout is counted and kept in ``unattributed``. Steps may overlap, in tasks and in
     threads. Raises `ArgumentError` for a kernel that cannot govern: fails closed.
     """
 
@@ -77,14 +77,11 @@ class GovernedRunner:
         self.agent: Any = None
         self.unattributed: deque[PolicyViolation] = deque(maxlen=UNATTRIBUTED)
         self.callback_errors = 0
-        self._own = WorkerCount()
-        self._workers: dict[int | str, _Worker] = {}
-        self._current: ContextVar[int | str | None] = ContextVar("lgov_worker", default=None)
-        self._last: dict[str, Any] | None = None
+        self._workers = Workers()
         self._of_rollout: dict[str, int | str | None] = {}
         self._finished: WeakValueDictionary[str, GovernedRollout] = WeakValueDictionary()
         self._lock = threading.Lock()
-        self._watch = RolloutWatch(kernel, heard=self._heard)
+        self._watch = RolloutWatch(kernel, report=self._reported)
         carry_into_threads()
 
     # ------------------------------------------------------------------ life
@@ -108,48 +105,27 @@ class GovernedRunner:
         workers share their statistics, with ``run_id`` those of one run. What a store must have: see `TaskSource`.
         Raises `ArgumentError` for a store that has neither tasks nor statistics.
         """
-        worker = _Worker(None if store is None else task_source(store, run_id=run_id), WorkerCount())
-        with self._lock:
-            self._workers[worker_id] = worker
-            self._last = None
-        self._current.set(worker_id)
+        self._workers.begin(worker_id, None if store is None else task_source(store, run_id=run_id))
 
     def teardown_worker(self, worker_id: int | str) -> None:
         """Hands the last statistics of a worker to its store and lets go of both. Raises `ArgumentError` for no worker."""
-        worker = self._workers.get(worker_id)
-        if worker is None:
-            raise ArgumentError(
-                f"there is no worker {worker_id!r} here", hint="it was never begun, or has ended already"
-            )
-        self._report(worker_id)
-        last = self.get_stats()
-        with self._lock:
-            self._workers.pop(worker_id, None)
-            if not self._workers and worker.source is not None:
-                self._last = last
+        self._workers.end(worker_id)
 
     def teardown(self) -> None:
         """Stops listening to the kernel and lets go of the agent. Statistics stay; `init` begins again."""
-        for worker_id in tuple(self._workers):
+        for worker_id in self._workers.ids:
             self.teardown_worker(worker_id)
         self._watch.stop()
         self.agent = None
-
-    def _worker_id(self) -> int | str | None:
-        """The worker that the running code is: the one of this thread or task, or else the only one there is."""
-        current = self._current.get()
-        if current in self._workers:
-            return current
-        return next(iter(self._workers)) if len(self._workers) == 1 else None
 
     # ------------------------------------------------------------------ running
 
     async def step(self, input: Any, mode: Mode = "train", **_options: Any) -> GovernedRollout:
         """Runs one task and returns its rollout. Further keywords of other trainers (``resources``, …) are ignored.
 
-        ``mode`` is ``"train"`` or ``"eval"`` (ArgumentError for another), for those who read the rollout. The rollout is
-        the current one (`current_scope`), unless that is already being run here; then, and outside any, it is a new
-        one. What the agent raises becomes a rollout without success. Raises `PolicyViolationError` as said above, and
+        ``mode`` is ``"train"`` or ``"eval"`` (ArgumentError for another), kept on the rollout. The rollout is the current
+        one (`current_scope`), unless that is already being run here; then, and outside any, it is a new one. What the
+        agent raises becomes a rollout without success. Raises `PolicyViolationError` under ``fail_on_violation``, and
         `KernelError` when the kernel needs an agent and there is none.
         """
         here = current_scope()
@@ -168,7 +144,7 @@ class GovernedRunner:
     async def _step(
         self, task_input: Any, mode: str, scope: RolloutScope, collected: Collected, *, own: bool
     ) -> GovernedRollout:
-        worker_id = self._worker_id()
+        worker_id = self._workers.current()
         try:
             if mode not in ("train", "eval"):
                 raise ArgumentError(f"mode {mode!r} is unknown", hint="write train or eval")
@@ -181,7 +157,7 @@ class GovernedRunner:
             if isinstance(output, Execution):
                 output, outcome = output.output, output.outcome
             elif outcome is Outcome.SUCCEEDED and any(one.action_blocked for one in collected.violations):
-                outcome = Outcome.BLOCKED  # of another kernel nobody can know whether the rest was run
+                outcome = Outcome.BLOCKED  # whether another kernel ran the rest is unknown
             if isinstance(error, PolicyViolationError):
                 self._once(error.violation, collected)
             rollout = GovernedRollout(
@@ -205,10 +181,8 @@ class GovernedRunner:
                 self.kernel.forget_signals(scope.rollout_id, automatic_only=not own)
         with self._lock:
             rollout.total_penalty = total_penalty(rollout.violations)
-            self._last = None
-            for count in self._counts(worker_id):
-                count.rollouts += 1
-        self._report(worker_id)
+        self._workers.count(worker_id, rollouts=1)
+        self._workers.report(worker_id)
         if error is not None and not isinstance(error, LgovError | PolicyViolationError):
             _LOG.warning("rollout %s failed: %s", scope.rollout_id, rollout.error)
         if self.fail_on_violation:
@@ -236,19 +210,19 @@ class GovernedRunner:
             raise KernelError(
                 f"{type(self.kernel).__name__}.{execute.__name__} does not take an agent and an input"
             ) from error
-        except ValueError:  # a built-in that does not tell
+        except ValueError:  # a built-in without a signature
             pass
         return lambda: execute(*given)
 
     async def iter(self, *, event: Any = None) -> None:
-        """Takes tasks from the worker's store, runs them and hands the rollouts back.
+        """Takes tasks from the worker's store, runs them and hands their rollouts back.
 
         ``event`` is an ``asyncio.Event`` or ``threading.Event``: runs until it is set, and waits for tasks when there
         are none. Without one it runs until there are no more tasks. A task that raises under ``fail_on_violation`` is
         handed back as blocked, and the next is taken. Raises `KernelError` when there is no store to take tasks from.
         """
-        worker_id = self._worker_id()
-        source = None if worker_id is None else self._workers[worker_id].source
+        worker_id = self._workers.current()
+        source = self._workers.source(worker_id)
         if worker_id is None or source is None or not source.has_tasks:
             raise KernelError("there is no store to take tasks from", hint="call init_worker(worker_id, store) first")
         while event is None or not event.is_set():
@@ -264,7 +238,7 @@ class GovernedRunner:
                 await source.abandon(task, f"{type(error).__name__}: {error}")
                 raise
             await source.submit(task, rollout, worker_id)
-            await asyncio.sleep(0)  # so that whoever sets the event gets to do so
+            await asyncio.sleep(0)  # lets the code that sets the event run
 
     async def _run_task(self, task: Task) -> GovernedRollout:
         scope = RolloutScope(task.rollout_id or new_id("rollout"), attempt=task.attempt, task_id=task.task_id)
@@ -278,8 +252,8 @@ class GovernedRunner:
 
     # ------------------------------------------------------------------ violations
 
-    def _heard(self, violation: PolicyViolation, rollout_id: str | None, collected: bool) -> None:
-        """Takes note of a violation; ``collected`` says that it is on the list of a running rollout already."""
+    def _reported(self, violation: PolicyViolation, rollout_id: str | None, collected: bool) -> None:
+        """Records a violation; ``collected``: it is on the list of a running rollout already."""
         with self._lock:
             late = None if collected or rollout_id is None else self._finished.get(rollout_id)
             if rollout_id is None:
@@ -288,7 +262,7 @@ class GovernedRunner:
                 late.violations.append(violation)
                 late.total_penalty = total_penalty(late.violations)
             elif not collected:
-                return  # of somebody else who uses the same kernel
+                return  # of another user of the same kernel
         self._note(violation, rollout_id)
         if collected and self.fail_on_violation and violation.action_blocked and isinstance(self.kernel, KernelSpace):
             self.kernel.signal(rollout_id, "SIGTERM", automatic=True)
@@ -299,9 +273,7 @@ class GovernedRunner:
             self._note(violation, collected.rollout_id)
 
     def _note(self, violation: PolicyViolation, rollout_id: str | None) -> None:
-        with self._lock:
-            for count in self._counts(self._of_rollout.get(rollout_id or "")):
-                count.violations += 1
+        self._workers.count(self._of_rollout.get(rollout_id or ""), violations=1)
         if self.log_violations:
             _LOG.warning(
                 "policy violation: %s: %s (severity %s, %s)",
@@ -320,57 +292,25 @@ class GovernedRunner:
 
     # ------------------------------------------------------------------ statistics
 
-    def _counts(self, worker_id: int | str | None) -> tuple[WorkerCount, ...]:
-        worker = None if worker_id is None else self._workers.get(worker_id)
-        return (self._own,) if worker is None else (self._own, worker.count)
-
-    def _report(self, worker_id: int | str | None) -> None:
-        worker = None if worker_id is None else self._workers.get(worker_id)
-        if worker_id is not None and worker is not None and worker.source is not None:
-            with self._lock:
-                count = replace(worker.count)
-            worker.source.report(worker_id, count)
-
     def get_stats(self) -> dict[str, Any]:
         """``total_rollouts``, ``total_violations`` and ``violation_rate`` (violations a rollout; may exceed 1).
 
         With a store that keeps statistics these are those of all its workers, in all processes; `get_worker_stats` has
         them apart. Otherwise, those of this object.
         """
-        shared = self.get_worker_stats()
-        if shared:
-            rollouts = sum(stats["total_rollouts"] for stats in shared.values())
-            return _stats(WorkerCount(rollouts, sum(stats["total_violations"] for stats in shared.values())))
-        with self._lock:
-            return self._last or _stats(self._own)
+        return self._workers.stats()
 
     def get_worker_stats(self) -> dict[str, dict[str, Any]]:
         """The statistics of every worker that shares this one's store, by worker id; empty without such a store."""
-        worker_id = self._worker_id()
-        source = None if worker_id is None else self._workers[worker_id].source
-        return {} if source is None else {worker: _stats(count) for worker, count in source.reports().items()}
+        return self._workers.worker_stats()
 
     def get_violation_rate(self) -> float:
         """Violations a rollout; 0.0 before the first."""
         return self.get_stats()["violation_rate"]
 
 
-@dataclass(frozen=True, slots=True)
-class _Worker:
-    source: TaskSource | None
-    count: WorkerCount
-
-
 #: The name that the integration contributed to agent-lightning used.
 AgentOSRunner = GovernedRunner
-
-
-def _stats(count: WorkerCount) -> dict[str, Any]:
-    return {
-        "total_rollouts": count.rollouts,
-        "total_violations": count.violations,
-        "violation_rate": count.violations / count.rollouts if count.rollouts else 0.0,
-    }
 
 
 async def _ended(call: Callable[[], Any]) -> tuple[Any, Outcome, Exception | None]:

@@ -2,7 +2,7 @@
 
 The scope is a context variable, so a hundred interleaved rollouts in one event loop stay apart. asyncio tasks and
 ``asyncio.to_thread`` inherit it by themselves; plain threads and executors do not, so `carry_into_threads` makes
-``threading.Thread``, ``ThreadPoolExecutor`` and ``multiprocessing.pool.ThreadPool`` hand it on explicitly.
+``threading.Thread``, ``ThreadPoolExecutor`` and ``multiprocessing.pool.ThreadPool`` pass it on.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class RolloutScope:
         try:
             self.rollout_id.encode()
         except UnicodeEncodeError as error:
-            raise ScopeError(f"rollout id {self.rollout_id!r} holds half a character") from error
+            raise ScopeError(f"rollout id {self.rollout_id!r} contains a lone surrogate") from error
         if self.attempt < 1:
             raise ScopeError(f"attempt must be 1 or more, not {self.attempt}")
 
@@ -48,7 +48,7 @@ current_scope: Callable[[], RolloutScope | None] = _CURRENT.get
 
 
 class _Entered:
-    """What `enter_scope` gives; a generator would take twice as long, and this is on the path of every decision."""
+    """The context manager of `enter_scope`."""
 
     __slots__ = ("_scope", "_token")
 
@@ -97,7 +97,7 @@ def carry_into_threads() -> None:
 
     @functools.wraps(submit)
     def submit_in_scope(self: Any, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
-        # A worker thread of the pool may itself have inherited the scope of whoever made the pool grow, so the job's
+        # A worker thread of the pool may itself have inherited the scope of the job that started it, so the job's
         # own scope (or its absence) is set in any case.
         return submit(self, _carrying(fn, _CURRENT.get()), *args, **kwargs)
 

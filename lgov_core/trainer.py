@@ -33,9 +33,9 @@ from lgov_core.types import Outcome, Reward
 if TYPE_CHECKING:
     from lgov_core.runner import GovernedRollout
 
-#: Where settings are looked for that nobody gave.
+#: The default settings file.
 CONFIG_FILE: Final = "config.yaml"
-#: Fields of a task that are taken for what is said to the agent, the first that is there.
+#: Fields of a task that hold its text; the first that is set counts.
 _PROMPTS: Final = ("input", "question", "prompt", "task")
 
 _RESOURCE: contextvars.ContextVar[Resource | None] = contextvars.ContextVar("lgov_resource", default=None)
@@ -50,18 +50,17 @@ def current_resource() -> Resource:
 
 
 class Trainer:
-    """Trains ``model`` with what ``reward_fn`` says of the rollouts of ``runner``.
+    """Trains ``model`` with the rewards of ``reward_fn`` for the rollouts of ``runner``.
 
-    For each task ``runner.step`` is called, within a rollout of the training: so everything that its kernel's policies say
-    holds. ``agent`` is what the runner runs: ``agent(task)``, or ``agent(resource, task)`` where ``resource.model_api`` is
-    the model's address (`current_resource` gives the same); clients of the frameworks that lgov knows find it in
-    OPENAI_BASE_URL. Without an agent, here and at the runner, the model is the agent: it is asked with the task's text, and
-    its reply is the action that the kernel judges and runs. Without a runner the agent is ``agent(resource, task)`` and
+    For each task ``runner.step`` is called, within a rollout of the training: so the policies of its kernel apply.
+    ``agent`` is what the runner runs: ``agent(task)``, or ``agent(resource, task)`` where ``resource.model_api`` is the
+    model's address (`current_resource` gives the same); clients of the supported frameworks find it in OPENAI_BASE_URL.
+    Without an agent, here and at the runner, the model is the agent: it gets the task's text, and its reply is the action
+    that the kernel judges and runs. Without a runner the agent is ``agent(resource, task)`` and
     returns its reward, as for `Client.train`.
 
     ``reward_fn(rollout)`` gives the reward (default: the runner's success); of one with ``channels``, as `PolicyReward`,
-    each channel is a reward of its own. A rollout whose outcome says nothing about the agent is not rewarded and is tried
-    again.
+    each channel is a reward of its own. A rollout whose outcome is not trainable is not rewarded and is tried again.
 
     ``num_workers`` rollouts run at a time, each worker with ``runner.init_worker`` once. ``tasks`` and ``test_tasks`` are
     files of JSON lines or lists (of mappings, or of texts); ``model`` a name or a folder. What is not given is taken from
@@ -93,7 +92,9 @@ class Trainer:
             if reward_fn is not None:
                 raise ArgumentError("reward_fn scores the rollouts of a runner", hint="pass runner=, or leave it out")
         elif not callable(getattr(runner, "step", None)):
-            raise ArgumentError(f"a {type(runner).__name__} is no runner: it has no step", hint="pass a GovernedRunner")
+            raise ArgumentError(
+                f"a {type(runner).__name__} is not a runner: it has no step", hint="pass a GovernedRunner"
+            )
         self.runner, self.reward_fn, self.agent = runner, reward_fn, agent
         self._given = (tasks, test_tasks)
         found = CONFIG_FILE if config is None and Path(CONFIG_FILE).exists() else config
@@ -107,7 +108,7 @@ class Trainer:
         self.settings = load_train_settings(self._config, flags=self._flags)
 
     def train(self, num_epochs: int | None = None, *, num_steps: int | None = None) -> TrainResult:
-        """Trains for so many passes over the tasks, at most ``num_steps`` updates; returns the figures.
+        """Trains for ``num_epochs`` passes over the tasks, at most ``num_steps`` updates; returns the figures.
 
         Raises `TrainError` as `Client.train` does. On Ctrl-C a checkpoint is written and KeyboardInterrupt goes on.
         """
@@ -144,7 +145,7 @@ class Trainer:
             assert self.agent is not None
             agent, rules = self.agent, rules_in_use()
         else:
-            # A denial is charged by the reward function; AIR charges it only where a rule says so.
+            # A denial is charged by the reward function; AIR charges it only by a rule.
             rules = rules_in_use(AirRules(denied=0.0) if self.reward_fn is not None else None)
             agent = opened.enter_context(_RunnerAgent(self.runner, self.reward_fn, self.agent, runtime.nworkers, store))
         runner = AgentRunner(
@@ -210,7 +211,7 @@ class _RunnerAgent:
             with enter_scope(scope):
                 given: Any = task
                 if self._agent is None:
-                    given = _said(resource, _prompt(task))
+                    given = _ask_model(resource, _prompt(task))
                 elif set(task) == {"input"}:
                     given = task["input"]
                 rollout = asyncio.run(self._runner.step(given, mode="eval" if resource.mode == "test" else "train"))
@@ -256,13 +257,13 @@ def _prompt(task: Task) -> str:
     texts = [value for value in task.values() if isinstance(value, str)]
     if len(texts) != 1:
         raise TaskError(
-            f"what of the task is said to the model is not plain: it has {', '.join(task)}", hint="name a field input"
+            f"which field of the task is its text is unclear: it has {', '.join(task)}", hint="name a field input"
         )
     return texts[0]
 
 
-def _said(resource: Resource, text: str) -> str:
-    """What the model under training says to ``text``."""
+def _ask_model(resource: Resource, text: str) -> str:
+    """The reply of the model under training to ``text``."""
     body = json.dumps({"model": resource.model, "messages": [{"role": "user", "content": text}]}).encode()
     request = urllib.request.Request(
         f"{resource.model_api}/chat/completions", body, {"content-type": "application/json"}

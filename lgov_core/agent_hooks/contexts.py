@@ -1,4 +1,4 @@
-"""An `Action` as an agent context of AGENT-HOOKS-0.1, and what interceptors made of it put back. Pure functions."""
+"""An `Action` as an agent context of AGENT-HOOKS-0.1, and the changes of interceptors put back. Pure functions."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _ENDS: Final = ("completed", "error", "cancelled")
 
 
 class Unclear(ValueError):
-    """Something that has no form in the other vocabulary; the message says what, without its content."""
+    """A value that the other vocabulary cannot express; the message names it, without its content."""
 
 
 def context_of(
@@ -107,7 +107,7 @@ def _response(action: Action) -> dict[str, Any]:
     return {
         "content": None if calls and not text else text,
         "tool_calls": calls,
-        # Frameworks have different words for the ordinary ends; which of them it was, the reply itself says.
+        # Frameworks have different words for the ordinary ends; the reply itself shows which it was.
         "finish_reason": cut if cut in _CUT_SHORT else ("tool_calls" if calls else "stop"),
     }
 
@@ -171,7 +171,7 @@ def _plain(value: Any) -> Any:
         return value
     if isinstance(value, Mapping):
         if not all(isinstance(key, str) for key in value):
-            raise Unclear("a mapping has keys that are no texts")
+            raise Unclear("a mapping has keys that are not texts")
         return {str.__str__(key): _plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
         return [_plain(item) for item in value]
@@ -190,7 +190,7 @@ def _plain(value: Any) -> Any:
 def replaced(action: Action, before: Mapping[str, Any], after: Mapping[str, Any]) -> Replacement:
     """The arguments and the text that interceptors left where they changed ``before`` into ``after``; None where not.
 
-    Raises `Unclear` for a change that an agent of ours cannot be given.
+    Raises `Unclear` for a change that lgov cannot make.
     """
     point = action.point
     old, new = before[_MEMBER[point]], after[_MEMBER[point]]
@@ -214,7 +214,7 @@ def replaced(action: Action, before: Mapping[str, Any], after: Mapping[str, Any]
             _only(old, new, "content")
             content = new["content"]
             if not isinstance(content, str | None):
-                raise Unclear("the new content is no text")
+                raise Unclear("the new content is not a text")
             return None, content or ""
         case _:
             raise Unclear("nothing can be changed here")

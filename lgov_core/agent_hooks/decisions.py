@@ -1,4 +1,4 @@
-"""What interceptors answered as a `Decision`. Pure functions."""
+"""Verdicts of interceptors as a `Decision`. Pure functions."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from lgov_core.types import Action, Decision, Effect, Severity
 
 _MAX_SLUG: Final = 200
 _MAX_REASON: Final = 2000
-#: Failures of the judgement itself: they say nothing about the agent.
+#: Failures of the judgement itself: they are not the agent's doing.
 _FAULTS: Final = {
     "host_error:interceptor_failed": "An interceptor failed",
     "host_error:interceptor_timeout": "An interceptor did not answer in time",
-    "host_error:verdict_invalid": "An interceptor answered what is no verdict",
+    "host_error:verdict_invalid": "An interceptor did not answer a verdict",
     "host_error:transform_invalid": "An interceptor asked for a change that cannot be made",
     "host_error:transform_target_forbidden": "An interceptor asked to change what must not be changed here",
     "host_error:approval_resolver_failed": "Approval could not be asked for",
@@ -39,15 +39,15 @@ class Deciding:
 
     def __init__(self, name: str, mode: EnforcementMode) -> None:
         self._name = name
-        self._watching = mode is EnforcementMode.EVALUATE_ONLY
+        self._observe_only = mode is EnforcementMode.EVALUATE_ONLY
 
     def of(
         self, action: Action, sent: Mapping[str, Any], context: Mapping[str, Any], record: InterceptionRecord
     ) -> Decision:
         """The decision on ``action``: ``sent`` is its context as it was, ``context`` as the interceptors left it."""
         verdict = record.verdict
-        if self._watching:
-            return self._watched(verdict)
+        if self._observe_only:
+            return self._observed(verdict)
         if verdict.decision is TheirDecision.DENY:
             return self._denied(verdict)
         try:
@@ -72,14 +72,14 @@ class Deciding:
         effect = Effect.ESCALATE if verdict.approval is not None else Effect.DENY
         return self._named(effect, slug, _OTHER_ERRORS.get(slug) or verdict.message, Severity.HIGH)
 
-    def _watched(self, verdict: Verdict) -> Decision:
+    def _observed(self, verdict: Verdict) -> Decision:
         if verdict.decision is TheirDecision.ALLOW:
             return self._named(Effect.ALLOW, verdict.reason, verdict.message)
         effect = Effect.TRANSFORM if verdict.decision is TheirDecision.TRANSFORM else Effect.DENY
         return self._shadowed(self._named(effect, verdict.reason, verdict.message))
 
     def _shadowed(self, would: Decision) -> Decision:
-        reason = "The interceptors only watch; nothing is blocked."
+        reason = "The interceptors are in evaluate_only mode; nothing is blocked."
         parts = (would.changed(shadowed=True),)
         return Decision(Effect.ALLOW, self._name, "evaluate-only", reason, parts=parts, shadowed=True)
 
@@ -93,4 +93,4 @@ class Deciding:
         """The decision on what has no form in the contract, or in lgov."""
         reason = f"It cannot be judged: {error}."
         denied = Decision(Effect.DENY, self._name, "not-expressible", reason, Severity.HIGH)
-        return self._shadowed(denied) if self._watching else denied
+        return self._shadowed(denied) if self._observe_only else denied

@@ -1,4 +1,4 @@
-"""Interceptors and resolvers of others, called so that one that hangs can be given up."""
+"""Calls interceptors and resolvers so that one that hangs can be abandoned."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ T = TypeVar("T")
 
 
 class GuardedInterceptor:
-    """An interceptor that can be given up: one that may block is called in a thread."""
+    """An interceptor that can be abandoned: one that may block is called in a thread."""
 
     def __init__(self, inner: Interceptor, pool: ThreadPoolExecutor) -> None:
         self._inner = inner
@@ -32,7 +32,7 @@ class GuardedInterceptor:
 
 
 class GuardedResolver:
-    """As `GuardedInterceptor`, for who is asked to approve."""
+    """As `GuardedInterceptor`, for an approval resolver."""
 
     def __init__(self, inner: ApprovalResolver, pool: ThreadPoolExecutor) -> None:
         self._inner = inner
@@ -65,4 +65,4 @@ def run_without_waiting(judging: Coroutine[Any, Any, T]) -> T:
     except StopIteration as end:
         return end.value
     judging.close()
-    raise RuntimeError("an interceptor that says it is bounded waited for something")
+    raise RuntimeError("an interceptor with bounded=True waited for something")

@@ -5,8 +5,11 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import copy
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import itertools
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from threading import Lock
 from typing import Any, ClassVar, Final, Literal
 
 from agent_hooks import (
@@ -20,10 +23,10 @@ from agent_hooks import (
     Interceptor,
 )
 
+from lgov_core._util.bounded import BoundedDict
 from lgov_core.agent_hooks.contexts import Unclear, context_of
 from lgov_core.agent_hooks.decisions import Deciding
 from lgov_core.agent_hooks.guarded import GuardedInterceptor, GuardedResolver, run, run_without_waiting
-from lgov_core.agent_hooks.sessions import Remembered, Run
 from lgov_core.errors import PolicyError
 from lgov_core.governor import ObservedDecision
 from lgov_core.hookspecs import hookimpl
@@ -35,25 +38,35 @@ from lgov_core.types import Action, Decision, Effect, Point, new_id
 Mode = Literal["enforce", "evaluate_only"]
 
 _TOOL_POINTS: Final = (Point.PRE_TOOL_CALL, Point.POST_TOOL_CALL)
+#: Runs, and calls, of which the state is kept; beyond it the oldest is forgotten.
+MAX_REMEMBERED: Final = 4096
+
+
+@dataclass(slots=True)
+class _Run:
+    """One run as interceptors see it: ``blocked`` says that its last invocation was denied."""
+
+    blocked: bool = False
+    numbers: Iterator[int] = field(default_factory=itertools.count)  # next() is atomic
 
 
 class InterceptorPolicy(BoundedPolicy):
-    """Asks interceptors about every action, in the name of a host that conforms to AGENT-HOOKS-0.1.
+    """Has interceptors judge every action, as a host that conforms to AGENT-HOOKS-0.1.
 
     Give it to a governor as a plugin (``Governor(plugins=[policy])``: coroutines of the interceptors then run in the
     agent's own event loop), or as a policy, alone or in a `PolicySet`; not both ways. What interceptors answer becomes a
     decision: deny; deny with approval an escalation; transform; allow with warnings a warn. ``composition`` says how
     several combine; by default all are asked, transforms fold, and the most severe verdict wins, as among policies.
 
-    Each interceptor gets a copy of the context and ``timeout_s`` to answer. One that is no coroutine function is called in
-    a thread, so that one that hangs is a deny and holds nobody up; one with ``bounded = True`` is called directly. A
+    Each interceptor gets a copy of the context and ``timeout_s`` to answer. One that is not a coroutine function is called
+    in a thread, so that one that hangs is a deny and blocks nothing else; one with ``bounded = True`` is called directly. A
     ``resolver`` is asked about denies with approval; without one they stay escalations. ``approval_redactor`` makes what it
     gets to see. ``identity_provider`` (``"jcs-sha256"``, one of your own, or None) names what was judged in records and
     approvals. With ``mode="evaluate_only"`` verdicts are only recorded. ``tools`` are the tools to name when a rollout
     begins. ``on_record`` gets the record of every emission, on the thread of the judgement; what it raises is ignored.
 
-    An exception, a timeout, an answer that is no verdict, an action that JSON cannot hold and a change that lgov cannot
-    make (of the tool calls in a reply, or of content into something that is no text) are denies. Without any interceptor
+    An exception, a timeout, an answer that is not a verdict, an action that JSON cannot hold and a change that lgov cannot
+    make (of the tool calls in a reply, or of content into something that is not a text) are denies. Without any interceptor
     everything is denied. ``agent_startup`` and ``agent_shutdown`` come where rollouts begin and end.
 
     May be called from any threads and event loops at once, if its interceptors may. Fails closed.
@@ -79,7 +92,9 @@ class InterceptorPolicy(BoundedPolicy):
         given = list(interceptors) if isinstance(interceptors, Iterable) else [interceptors]
         for one in given:
             if not callable(getattr(one, "intercept", None)):
-                raise PolicyError(f"{name}: {one!r} is no interceptor", hint="an interceptor has intercept(context)")
+                raise PolicyError(
+                    f"{name}: {one!r} is not an interceptor", hint="an interceptor has intercept(context)"
+                )
         try:
             self.mode = EnforcementMode(mode)
         except ValueError as error:
@@ -100,9 +115,10 @@ class InterceptorPolicy(BoundedPolicy):
         #: How long a governor has to wait for all of them.
         self.timeout_s = self._each_s * max(1, len(given)) * (1 if resolver is None else 2) + 1.0
         self._session = new_id("session")
-        self._runs: Remembered[Run] = Remembered()
-        self._judged: Remembered[tuple[Mapping[str, Any], str | None]] = Remembered()
-        self._ran_with: Remembered[Mapping[str, Any]] = Remembered()
+        self._lock = Lock()
+        self._runs: BoundedDict[Hashable, _Run] = BoundedDict(MAX_REMEMBERED)
+        self._judged: BoundedDict[Hashable, tuple[Mapping[str, Any], str | None]] = BoundedDict(MAX_REMEMBERED)
+        self._ran_with: BoundedDict[Hashable, Mapping[str, Any]] = BoundedDict(MAX_REMEMBERED)
         try:
             self._emitter()
         except ValueError as error:
@@ -126,15 +142,15 @@ class InterceptorPolicy(BoundedPolicy):
         key = (action.operation_id, action.point) if action.operation_id is not None else None
         before = self._judged.get(key)
         if before is not None and before == (action.arguments, action.text):
-            # A governor asks again when somebody changed the action: this is what the interceptors made of it themselves.
+            # A governor asks again when a transform changed the action: this is the interceptors' own.
             return Decision(Effect.ALLOW, self.name, "judged", "The interceptors have judged it in this form.")
         run_key, session_id = self._run_of(action)
-        run = self._runs.get_or_make(run_key, Run)
+        run = self._run(run_key)
         if action.point is Point.INPUT:
             run.blocked = False
-        number = run.next_number()
+        number = next(run.numbers)
         if action.point is Point.AGENT_SHUTDOWN:
-            self._runs.drop(run_key)
+            self._runs.pop(run_key)
         emitter = self._emitter()
         try:
             context = context_of(
@@ -180,19 +196,27 @@ class InterceptorPolicy(BoundedPolicy):
         session_id = action.session_id or self._session
         return (session_id,), session_id
 
-    # ------------------------------------------------------------------ what came of it
+    def _run(self, key: Hashable) -> _Run:
+        with self._lock:
+            run = self._runs.get(key)
+            if run is None:
+                run = _Run()
+                self._runs.put(key, run)
+            return run
+
+    # ------------------------------------------------------------------ outcomes
 
     def observe(self, event: Any) -> None:
-        """Hears how a judgement ended, of which this policy was one voice."""
+        """Takes note of the committed decision, of which this policy's was one part."""
         if not isinstance(event, ObservedDecision):
             return
         action, decision = event.action, event.decision
-        self._judged.drop((action.operation_id, action.point))
+        self._judged.pop((action.operation_id, action.point))
         if action.point is Point.PRE_TOOL_CALL and action.operation_id is not None:
             if decision.arguments is not None and not decision.blocks:
                 self._ran_with.put(action.operation_id, private_copy(decision.arguments))
         elif action.point is Point.POST_TOOL_CALL:
-            self._ran_with.drop(action.operation_id)
+            self._ran_with.pop(action.operation_id)
         run = self._runs.get(self._run_of(action)[0])
         if run is not None and decision.blocks and action.point not in _TOOL_POINTS:
             run.blocked = True
@@ -200,50 +224,18 @@ class InterceptorPolicy(BoundedPolicy):
             run.blocked = False  # what was blocked was an agent inside this one
 
     def close(self) -> None:
-        """Gives the threads back; an interceptor that hangs keeps its own. What is asked afterwards may be denied."""
+        """Shuts the threads down; an interceptor that hangs keeps its own. Later actions may be denied."""
         self._pool.shutdown(wait=False, cancel_futures=True)
 
     # ------------------------------------------------------------------ as a plugin
 
     @hookimpl
     async def lgov_agent_startup(self, action: Action) -> Decision:
-        """See `lgov_core.hookspecs.lgov_agent_startup`."""
+        """Judges at every point; see `lgov_core.hookspecs`."""
         return await self.ajudge(action)
 
-    @hookimpl
-    async def lgov_input(self, action: Action) -> Decision:
-        """See `lgov_core.hookspecs.lgov_input`."""
-        return await self.ajudge(action)
-
-    @hookimpl
-    async def lgov_pre_model_call(self, action: Action) -> Decision:
-        """See `lgov_core.hookspecs.lgov_pre_model_call`."""
-        return await self.ajudge(action)
-
-    @hookimpl
-    async def lgov_post_model_call(self, action: Action) -> Decision:
-        """See `lgov_core.hookspecs.lgov_post_model_call`."""
-        return await self.ajudge(action)
-
-    @hookimpl
-    async def lgov_pre_tool_call(self, action: Action) -> Decision:
-        """See `lgov_core.hookspecs.lgov_pre_tool_call`."""
-        return await self.ajudge(action)
-
-    @hookimpl
-    async def lgov_post_tool_call(self, action: Action) -> Decision:
-        """See `lgov_core.hookspecs.lgov_post_tool_call`."""
-        return await self.ajudge(action)
-
-    @hookimpl
-    async def lgov_output(self, action: Action) -> Decision:
-        """See `lgov_core.hookspecs.lgov_output`."""
-        return await self.ajudge(action)
-
-    @hookimpl
-    async def lgov_agent_shutdown(self, action: Action) -> Decision:
-        """See `lgov_core.hookspecs.lgov_agent_shutdown`."""
-        return await self.ajudge(action)
+    lgov_input = lgov_pre_model_call = lgov_post_model_call = lgov_pre_tool_call = lgov_agent_startup
+    lgov_post_tool_call = lgov_output = lgov_agent_shutdown = lgov_agent_startup
 
     @hookimpl
     def lgov_observe(self, event: Any) -> None:

@@ -1,4 +1,4 @@
-"""A context of AGENT-HOOKS-0.1 as an `Action`, and what a session has to be remembered for that."""
+"""A context of AGENT-HOOKS-0.1 as an `Action`, and the state of a session that this needs."""
 
 from __future__ import annotations
 
@@ -8,12 +8,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from lgov_core._util.bounded import BoundedDict
 from lgov_core.agent_hooks.contexts import Unclear, plain
-from lgov_core.agent_hooks.sessions import Remembered
 from lgov_core.types import Action, Decision, Kind, Point, ToolOutcome, new_id
 
 #: Characters of a session's user text that policies get to see.
 MAX_USER_TEXT: Final = 65_536
+#: Calls of a session whose decision is kept until their result comes.
+MAX_OPEN_CALLS: Final = 4096
 #: The points before and after a call, and what is called.
 BEFORE: Final = {Point.PRE_MODEL_CALL: "model", Point.PRE_TOOL_CALL: "tool"}
 _AFTER: Final = {Point.POST_MODEL_CALL: "model", Point.POST_TOOL_CALL: "tool"}
@@ -29,15 +31,15 @@ _KINDS: Final[Mapping[Point, Kind]] = {
 
 @dataclass(slots=True)
 class Session:
-    """What was said and which calls are open in one session. Locked, as hosts may run calls at the same time."""
+    """The user's text and the open calls of one session. Any thread may call its methods."""
 
     user_text: str = ""
     _open: dict[tuple[str, str | None], list[str]] = field(default_factory=dict)  # pyright: ignore[reportUnknownVariableType]
-    _decisions: Remembered[Decision] = field(default_factory=Remembered)
+    _decisions: BoundedDict[str, Decision] = field(default_factory=lambda: BoundedDict(MAX_OPEN_CALLS))
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def said(self, text: str) -> None:
-        """Adds to what the user has said."""
+        """Appends to the user's text."""
         with self._lock:
             self.user_text = f"{self.user_text}\n{text}".strip()[-MAX_USER_TEXT:]
 
@@ -49,7 +51,7 @@ class Session:
         return operation
 
     def end(self, kind: str, call_id: str | None) -> str | None:
-        """The operation id of the call that ended; None where it cannot be told which of several that was."""
+        """The operation id of the call that ended; None when several are open under that id."""
         with self._lock:
             found = self._open.pop((kind, call_id), [])
         return found[0] if len(found) == 1 else None
@@ -61,12 +63,12 @@ class Session:
 
     def decision_on(self, operation: str | None) -> Decision | None:
         """The decision on a call that has run, once."""
-        return self._decisions.drop(operation)
+        return None if operation is None else self._decisions.pop(operation)
 
 
 @dataclass(slots=True)
 class _Reading:
-    """What a context says of its point."""
+    """The facts of a context's point."""
 
     name: Any
     arguments: dict[str, Any] = field(default_factory=dict)  # pyright: ignore[reportUnknownVariableType]
@@ -77,7 +79,7 @@ class _Reading:
 
 
 def action_of(context: Mapping[str, Any], point: Point, session_id: str, session: Session) -> Action:
-    """What the context says, as an action. Raises `Unclear`, or what looking things up in it raises."""
+    """The context as an action. Raises `Unclear`, or `KeyError`, `TypeError` and the like for one that is malformed."""
     agent = context["agent"]
     agent_name = string_of(agent.get("name") or agent["id"], "agent")
     read = _CALLS[point](context) if point in _CALLS else _text_or_life(context, point, agent_name)
@@ -142,7 +144,7 @@ def _tool_call(context: Mapping[str, Any]) -> _Reading:
     call = context["tool_call"]
     arguments = plain(call["args"])
     if not isinstance(arguments, dict):
-        raise Unclear("the arguments of a tool are no object")
+        raise Unclear("the arguments of a tool are not an object")
     return _Reading(call["name"], arguments, call_id=string_of(call["id"], "tool_call.id"))
 
 
@@ -162,7 +164,7 @@ _CALLS: Final[Mapping[Point, Callable[[Mapping[str, Any]], _Reading]]] = {
 
 
 def outcome_of(action: Action, context: Mapping[str, Any], decision: Decision | None) -> ToolOutcome:
-    """What came of the tool call that ``action``, its result, belongs to."""
+    """The outcome of the tool call whose result ``action`` is."""
     result = context["tool_result"]
     failed = bool(result.get("is_error"))
     took = result.get("duration_ms")
@@ -184,7 +186,7 @@ _COUNTS: Final = {
 
 
 def _usage_of(usage: Any) -> dict[str, Any]:
-    """``usage`` as policies read it, where it says both numbers: half of it would make a call look cheap."""
+    """``usage`` as policies read it, where it has both numbers: one alone would make a call look cheap."""
     if not isinstance(usage, Mapping):
         return {}
     counts: dict[str, int] = {}
@@ -198,9 +200,9 @@ def _usage_of(usage: Any) -> dict[str, Any]:
 
 
 def string_of(value: Any, what: str) -> str:
-    """``value`` where it is a text that says something. Raises `Unclear`."""
+    """``value`` where it is a text that is not empty. Raises `Unclear`."""
     if not isinstance(value, str) or not value:
-        raise Unclear(f"{what} is no text")
+        raise Unclear(f"{what} is not a text")
     return value
 
 

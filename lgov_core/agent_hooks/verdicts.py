@@ -43,7 +43,7 @@ def _slug(decision: Decision) -> str:
 
 
 def _warned(decision: Decision) -> list[Decision]:
-    """The parts that warn, and those that would have blocked if their set did not only watch."""
+    """The parts that warn, and those that would have blocked outside shadow mode."""
     parts = decision.parts or (decision,)
     return [part for part in parts if part.effect is Effect.WARN or (part.shadowed and part.blocks)]
 
@@ -72,7 +72,7 @@ def _model_arguments(context: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _as_before(old: Any, text: str, point: Point) -> Any:
-    """``text`` in the form that ``old`` had: where that was no text, what the text says as JSON."""
+    """``text`` in the form that ``old`` had: where that was not a text, the text read as JSON."""
     if old is None or isinstance(old, str):
         return text
     try:
@@ -80,5 +80,5 @@ def _as_before(old: Any, text: str, point: Point) -> Any:
     except (ValueError, RecursionError):
         value = text
     if type(value) is type(old) or point is Point.POST_TOOL_CALL:
-        return value  # a model reads a tool's result in any form
-    raise Unclear("content that is no text cannot be replaced by a text")
+        return value  # a tool's result may have any form
+    raise Unclear("content that is not a text cannot be replaced by a text")

@@ -1,4 +1,4 @@
-"""FlightRecorderEmitter: what a flight recorder wrote, as spans for a store, a file or a stream."""
+"""FlightRecorderEmitter: the entries of a flight recorder as spans, for a store, a file or a stream."""
 
 from __future__ import annotations
 
@@ -39,13 +39,13 @@ _BATCH: Final = 500
 class FlightRecorderEmitter:
     """Turns the entries of ``flight_recorder`` into spans, one each.
 
-    A recorder is a `FlightRecorder` or whatever has ``get_log()`` (entries oldest first) or ``query_logs()`` (in either
+    A recorder is a `FlightRecorder` or an object with ``get_log()`` (entries oldest first) or ``query_logs()`` (in either
     order); an entry is a mapping or an object with fields. Where ``get_log`` takes ``after``, the ``position`` of the last
-    entry seen (an entry that names none counts one), looking for news costs the same however much there is. Policy checks,
+    entry read (an entry without one counts as one), only new entries are read. Policy checks,
     signals and tool calls can be left out; entries of other types are always in. ``trace_id_prefix`` and the agent's id
     make up the trace id.
 
-    All methods may be called from any thread. Raises `ExportError` for an object that is no recorder.
+    All methods may be called from any thread. Raises `ExportError` for an object that is not a recorder.
     """
 
     def __init__(
@@ -119,8 +119,8 @@ class FlightRecorderEmitter:
         entries = self._read(self._position, self._last)
         if entries:
             self._new.extend(self._spans(entries, self._position))
-            told = [place for entry in entries if isinstance(place := entry.get("position"), int)]
-            self._position = max(told) if len(told) == len(entries) else self._position + len(entries)
+            places = [place for entry in entries if isinstance(place := entry.get("position"), int)]
+            self._position = max(places) if len(places) == len(entries) else self._position + len(entries)
             self._last = entries[-1]
 
     def _spans(self, entries: Sequence[Mapping[str, Any]], before: int) -> list[LightningSpan]:
@@ -176,7 +176,7 @@ class FlightRecorderEmitter:
             if inspect.isawaitable(answer):
                 try:
                     answer = await answer
-                except Exception as error:  # noqa: BLE001 - counted, and told at the end
+                except Exception as error:  # noqa: BLE001 - counted, and raised at the end
                     answer = delivery.failed(error)
             delivery.taken(answer)
         return await asyncio.to_thread(delivery.end)
@@ -229,7 +229,7 @@ class _Delivery:
             return call()
         except ExportError:
             raise
-        except Exception as error:  # noqa: BLE001 - counted, and told at the end
+        except Exception as error:  # noqa: BLE001 - counted, and raised at the end
             return self.failed(error)
 
     def failed(self, error: Exception) -> bool:
@@ -302,7 +302,7 @@ def _reader_of(recorder: Any) -> Callable[[int, Mapping[str, Any] | None], Seque
     read: Any = getattr(recorder, name, None)
     if inspect.isclass(recorder) or not callable(read):
         raise ExportError(
-            f"a {type(recorder).__name__} is no flight recorder: it has no get_log and no query_logs",
+            f"a {type(recorder).__name__} is not a flight recorder: it has no get_log and no query_logs",
             hint="pass a FlightRecorder",
         )
     takes = _parameters(read)
@@ -341,9 +341,9 @@ def _parameters(read: Any) -> frozenset[str]:
 
 
 def _checked(found: Any, recorder: Any) -> Sequence[Mapping[str, Any]]:
-    """The entries as mappings. Raises `ExportError` for an answer that is no list of entries."""
+    """The entries as mappings. Raises `ExportError` for an answer that is not a list of entries."""
     if inspect.iscoroutine(found):
         found.close()
     if not isinstance(found, Sequence) or isinstance(found, str | bytes):
-        raise ExportError(f"the recorder {type(recorder).__name__} answered no list of entries")
+        raise ExportError(f"the recorder {type(recorder).__name__} did not return a list of entries")
     return [entry_of(entry) for entry in found]

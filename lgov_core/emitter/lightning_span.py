@@ -24,17 +24,17 @@ POLICY_CHECK: Final = "policy_check"
 SIGNAL: Final = "signal"
 TOOL_CALL: Final = "tool_call"
 
-#: Verdicts that found nothing, or that were not enforced, or that say nothing about a policy. Every other is a violation.
+#: Verdicts without a finding, without enforcement or without a policy. Every other is a violation.
 _HARMLESS: Final = frozenset({"", "allow", "allowed", "pass", "passed", "ok", "shadow", "pending", "error", "none"})
 #: Effects of an act that went on although a policy found something.
 _FINDINGS: Final = ("warn", "transform")
 _RESULTS: Final = {"allow": "allowed", "deny": "denied", "blocked": "denied", "block": "denied"}
-#: Where the parts of a span come from; the first field that is there counts.
+#: The fields of an entry for each part of a span; the first that is set counts.
 _IDS: Final = ("entry_id", "span_id", "log_id", "trace_id", "id")
 _AGENTS: Final = ("agent_id", "agent")
 _TIMES: Final = ("timestamp", "time", "start_time", "created_at")
 _VERDICTS: Final = ("policy_verdict", "policy_result", "verdict")
-_SPOKEN_FOR: Final = frozenset({"entry_type", *_AGENTS, *_TIMES, "metadata"})
+_MAPPED: Final = frozenset({"entry_type", *_AGENTS, *_TIMES, "metadata"})
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,7 @@ def began_at(entry: Mapping[str, Any]) -> datetime:
 
 
 def entry_type_of(entry: Mapping[str, Any]) -> str:
-    """The type that an entry names, or else the one that its fields speak for."""
+    """The type that an entry names, else the one that its fields imply."""
     named = entry.get("entry_type")
     if named is not None and named != "":
         return str(getattr(named, "value", named))
@@ -104,9 +104,9 @@ def violated(entry: Mapping[str, Any]) -> bool:
     """
     if entry_type_of(entry) != POLICY_CHECK or entry.get("fault") is True:
         return False
-    told = entry.get("policy_violated")
-    if isinstance(told, bool):
-        return told
+    stated = entry.get("policy_violated")
+    if isinstance(stated, bool):
+        return stated
     verdict, metadata = _verdict(entry), entry.get("metadata")
     if verdict == "allowed" and isinstance(metadata, Mapping):
         return metadata.get("effect") in _FINDINGS
@@ -114,7 +114,7 @@ def violated(entry: Mapping[str, Any]) -> bool:
 
 
 def policy_of(entry: Mapping[str, Any]) -> str:
-    """The name of the policy that spoke."""
+    """The name of the policy."""
     return str(entry.get("policy_name") or entry.get("policy") or "unknown")
 
 
@@ -136,7 +136,7 @@ def span_of(entry: Mapping[str, Any], *, trace_id_prefix: str, number: int) -> L
         attributes[_PREFIX + "tool_args"] = short(_first(entry, ("tool_args", "args")))
         attributes[_PREFIX + "tool_result"] = short(_first(entry, ("tool_result", "result")))
     for key, value in entry.items():
-        if key not in _SPOKEN_FOR and value is not None and not (kind == POLICY_CHECK and key in _VERDICTS):
+        if key not in _MAPPED and value is not None and not (kind == POLICY_CHECK and key in _VERDICTS):
             attributes.setdefault(_PREFIX + str(key), short(value))
     metadata = entry.get("metadata")
     if isinstance(metadata, Mapping):

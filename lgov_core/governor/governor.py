@@ -205,6 +205,10 @@ class Governor:
             return self.record(outcome)
         return await asyncio.to_thread(self.record, outcome)
 
+    def record_step(self, outcome: ToolOutcome) -> Step:
+        """The step of `record` and `arecord`, for flows that record an outcome on their way."""
+        return Step(lambda: self.record(outcome), lambda: self.arecord(outcome))
+
     def _settle(self, action: Action) -> None:
         """Collects and shows the rewards of an attempt that has ended."""
         if action.rollout_id is None:

@@ -1,4 +1,4 @@
-"""Tells our own training endpoint which rollout a model call belongs to, and tells nobody else.
+"""Headers that name the rollout of a model call, for lgov's own training endpoint only.
 
 The headers ``x-lgov-rollout-id``, ``x-lgov-attempt`` and ``x-lgov-agent`` are put on a call only if it goes to the
 endpoint named by the environment variable ``LGOV_ENDPOINT``: same scheme, host and port, and a path below its path.
@@ -45,7 +45,7 @@ def is_below(url: str, endpoint: str) -> bool:
     try:
         inner, outer = urlsplit(url), urlsplit(endpoint)
         same_place = _place(inner) == _place(outer)
-    except ValueError:  # a port that is no number, a host that is none
+    except ValueError:  # a malformed port or host
         return False
     path = outer.path.rstrip("/")
     return same_place and (inner.path.rstrip("/") == path or inner.path.startswith(f"{path}/"))

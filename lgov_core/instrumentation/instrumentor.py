@@ -1,7 +1,7 @@
-"""Instruments a framework for a whole process: patches that can be undone, one governor, and a proof that it holds.
+"""Instruments a framework for a whole process: patches that can be undone, one governor, and a self-test.
 
-An adapter makes one `Instrumentor`, says in a function what is to be patched, and gives a self-test. The patches it installs
-ask `Instrumentor.governor` each time they are passed: without one they only pass calls through.
+An adapter makes one `Instrumentor` and gives it a function that patches the framework, and a self-test. The patches look
+up `Instrumentor.governor` at each call: without one they only call through.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class _Instrumented:
 
 
 class Instrumentor:
-    """The governor under which a framework stands in this process. All methods may be called from any thread.
+    """The governor of a framework in this process. All methods may be called from any thread.
 
     ``framework`` is its name in messages; ``tested`` maps its distributions to the version ranges that the tests cover.
     """
@@ -81,20 +81,19 @@ class Instrumentor:
 
     @property
     def governor(self) -> Governor | None:
-        """Whom the patches ask: the governor of a self-test that is running, else the instrumented one, else None."""
+        """The governor that the patches use: that of a running self-test, else the instrumented one, else None."""
         probe = self._probe.get()
         return self._governor if probe is None else probe
 
     def instrument(self, governor: Governor, patch: Callable[[Patches], None], self_test: Callable[[], None]) -> None:
-        """Patches the framework and proves that the patches hold.
+        """Patches the framework and tests that the patches hold.
 
-        Instrumentation again with the same governor changes nothing. Warns of versions outside the tested range. Raises
+        A second call with the same governor changes nothing. Warns of versions outside the tested range. Raises
         `InstrumentationError` when another governor is instrumented, or when ``patch`` or ``self_test`` raises; then
-        nothing stays patched
-        and the process must not run agents.
+        nothing stays patched and the process must not run agents.
 
-        ``patch`` imports the framework, and an import that is watched (``lgov run``) instruments it from inside: that governor
-        comes first, and the call that was patching is the one that is refused.
+        ``patch`` imports the framework, and under ``lgov run`` that import instruments it from inside: then that governor is
+        the instrumented one, and this call fails.
         """
         with self._lock:
             if self._is_instrumented_by(governor):
@@ -141,14 +140,14 @@ class Instrumentor:
 
     @contextmanager
     def denying_everything(self, only: Container[Point] | None = None) -> Generator[Governor]:
-        """Makes the patches ask a governor that denies everything, in this thread or task only: for self-tests.
+        """Makes the patches use a governor that denies everything, in this thread or task only: for self-tests.
 
-        ``only`` names the points at which it denies; at others it has no opinion, so that what lies behind is reached.
+        ``only`` names the points at which it denies; at others it has no opinion, so that the call goes on.
         """
         alone = pluggy.PluginManager(hookspecs.PROJECT)
         alone.add_hookspecs(hookspecs)
         denier = Governor(_DenyEverything(only), manager=alone)
-        denier.exports_spans = False  # the program's traces are no place for a probe
+        denier.exports_spans = False  # a self-test does not belong into the program's traces
         token = self._probe.set(denier)
         try:
             yield denier
@@ -190,8 +189,7 @@ def outside_tested_range(
 def in_fresh_thread(function: Callable[[], None], timeout_s: float = 60.0) -> None:
     """Runs ``function`` in a thread of its own, where no event loop is running, and raises what it raised.
 
-    Raises `InstrumentationError` when it has not ended after ``timeout_s``: a self-test that waits for ever (for the
-    lock of a module
+    Raises `InstrumentationError` when it has not ended after ``timeout_s``: a self-test that hangs (on the lock of a module
     that is still being imported, say) must not leave a process that is neither governed nor stopped.
     """
     raised: list[BaseException] = []

@@ -1,93 +1,84 @@
-"""What became of what users said, kept until a transcript brings it back as it was said.
+"""Remembers the decision on each user message, so that the same message in a later request is not judged again.
 
-A program sends its whole transcript with each model call, or a framework keeps it. What was denied reached no model then,
-and what was rewritten reached it in its new form: the same must hold for every later call.
+A program sends its whole transcript with each model call, or a framework keeps it. A message that was denied reached no
+model, and one that was rewritten reached it in its new form: the same must hold for every later call.
 """
 
 from __future__ import annotations
 
-import threading
-from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
+from lgov_core._util.bounded import BoundedDict
 from lgov_core.scope import current_scope
 
-#: How many texts are remembered; the oldest are forgotten first.
+#: How many messages are remembered; the oldest are forgotten first.
 MAX_REMEMBERED = 20_000
+
+_Key: TypeAlias = tuple[str | None, str]
 
 
 class Instead(NamedTuple):
-    """What stands in place of a user's message: ``text``, and of the message nothing else if it was ``denied``."""
+    """The replacement of a user's message: ``text``, and of the message nothing else if it was ``denied``."""
 
     text: str
     denied: bool
 
 
 class MessageDecisionCache:
-    """Texts of users that were judged, by rollout. Callable from any thread or task."""
+    """The decisions on user messages, by rollout. Callable from any thread or task."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._allowed: OrderedDict[tuple[str | None, str], str] = OrderedDict()
-        self._rewritten: OrderedDict[tuple[str | None, str], str] = OrderedDict()
-        self._denied: OrderedDict[tuple[str | None, str], str] = OrderedDict()
+        self._allowed: BoundedDict[_Key, str] = BoundedDict(MAX_REMEMBERED)
+        self._rewritten: BoundedDict[_Key, str] = BoundedDict(MAX_REMEMBERED)
+        self._denied: BoundedDict[_Key, str] = BoundedDict(MAX_REMEMBERED)
 
     def let_through(self, text: str, instead: str | None) -> None:
-        """Notes that ``text`` was allowed, as it was or with ``instead`` in its place."""
-        self._put(self._allowed, text, "")
+        """Notes that ``text`` was allowed, unchanged or with ``instead`` in its place."""
+        self._allowed.put(_key(text), "")
         if instead is not None:
-            self._put(self._rewritten, text, instead)
-        elif self._rewritten:
-            with self._lock:
-                self._rewritten.pop((_rollout(), text), None)
+            self._rewritten.put(_key(text), instead)
+        else:
+            self._rewritten.pop(_key(text))
 
     def withheld(self, text: str, denial: str) -> None:
-        """Notes that ``text``, which a transcript from elsewhere holds, may not be read; ``denial`` stands for it."""
-        self._put(self._rewritten, text, denial)
+        """Notes that ``text``, from a transcript that lgov did not see grow, was denied; ``denial`` replaces it."""
+        self._rewritten.put(_key(text), denial)
 
     def knows(self, text: str, answer: str | None) -> bool:
-        """Whether ``text`` has been judged here; ``answer`` is what the agent said to it."""
-        key = (_rollout(), text)
+        """Whether ``text`` was judged here; ``answer`` is the agent's reply to it."""
+        key = _key(text)
         return (
             key in self._allowed or key in self._rewritten or (answer is not None and self._denied.get(key) == answer)
         )
 
     def denied(self, text: str, denial: str) -> None:
         """Notes that ``text`` was answered with ``denial`` and reached no model."""
-        self._put(self._denied, text, denial)
+        self._denied.put(_key(text), denial)
 
     def instead_of(self, transcript: Callable[[], Sequence[tuple[str, str]]]) -> Mapping[int, Instead]:
-        """What a model may read at which place: the new form of what was rewritten, the denial of what was denied.
+        """The replacements by position: the new form of a rewritten message, the denial of a denied one.
 
-        ``transcript`` gives role and text of each message; it is asked only where there is something to look for. A text
-        was denied if its denial is what was answered to it: the same text may have been allowed elsewhere.
+        ``transcript`` gives role and text of each message; it is called only if there is anything to look for. A text
+        was denied if its denial is the answer to it: the same text may have been allowed elsewhere.
         """
-        if not self._rewritten and not self._denied:
+        if not len(self._rewritten) and not len(self._denied):
             return {}
-        rollout = _rollout()
         instead: dict[int, Instead] = {}
         unanswered: list[tuple[int, str]] = []
         for position, (role, text) in enumerate(transcript()):
             if role == "user":
                 unanswered.append((position, text))
-                new = self._rewritten.get((rollout, text))
+                new = self._rewritten.get(_key(text))
                 if new is not None:
                     instead[position] = Instead(new, denied=False)
             elif role == "assistant":
-                denied = (at for at, said in unanswered if self._denied.get((rollout, said)) == text)
+                denied = (at for at, said in unanswered if self._denied.get(_key(said)) == text)
                 instead.update((at, Instead(text, denied=True)) for at in denied)
                 unanswered.clear()
         return instead
 
-    def _put(self, kept: OrderedDict[tuple[str | None, str], str], text: str, value: str) -> None:
-        with self._lock:
-            kept[(_rollout(), text)] = value
-            kept.move_to_end((_rollout(), text))
-            if len(kept) > MAX_REMEMBERED:
-                kept.popitem(last=False)
 
-
-def _rollout() -> str | None:
+def _key(text: str) -> _Key:
     scope = current_scope()
-    return scope.rollout_id if scope is not None else None
+    return (scope.rollout_id if scope is not None else None), text

@@ -1,8 +1,6 @@
-"""The steps of a governed model call, the same for every framework; those of a tool call are in
-`lgov_core.instrumentation.tool_call`.
+"""A governed model call, the same for every framework: the actions that are judged, and the span.
 
-An adapter reads what is sent and what came back, and sends the call. What is judged of it, and the span around it, are
-made here.
+An adapter reads the request and the reply, and sends the call. `lgov_core.instrumentation.tool_call` is the same for tools.
 """
 
 from __future__ import annotations
@@ -25,10 +23,10 @@ _NOT_CONNECTED = frozenset(
 
 @dataclass(slots=True)
 class ModelReading:
-    """What a model wrote; nobody changes it. ``tool_calls`` are mappings with ``id``, ``name`` and ``args``.
+    """What a model wrote. ``tool_calls`` are mappings with ``id``, ``name`` and ``args``.
 
-    ``usage`` is ``{"input_tokens": int, "output_tokens": int}`` where the model said so. ``response_id`` must be the
-    id that the endpoint gave to the reply: by it this call and the endpoint's record of it are joined.
+    ``usage`` is ``{"input_tokens": int, "output_tokens": int}`` where the model reported it. ``response_id`` must be
+    the id that the endpoint gave to the reply: it joins this call with the endpoint's record of it.
     """
 
     text: str
@@ -44,8 +42,8 @@ class ModelCall:
 
     The adapter judges `request` (and before it `user_text`, once for each new text of the user), sends the call inside
     ``span.active(model=governor)``, ends the span by `answered` or `failed`, and judges `reply`, then `output` where the reply
-    proposes no tool call. A call that was refused is ended by `refused`. ``parent`` is the span that the call's stands
-    under, if not the current one.
+    proposes no tool call. A call that was refused is ended by `refused`. ``parent`` is the parent span,
+    if not the current one.
     """
 
     def __init__(
@@ -71,7 +69,7 @@ class ModelCall:
 
     @property
     def _action(self) -> Action:
-        """The call, made when somebody first has a use for it: where nobody judges, hardly ever."""
+        """The call; made on first use, as an observing governor rarely needs it."""
         if self._made is None:
             framework, model, agent, native = self._who
             self._made = Action(
@@ -87,7 +85,7 @@ class ModelCall:
         return self._made
 
     def user_text(self, text: str, *, nested: bool = False) -> Action:
-        """What the user said, to be judged before the model sees it. ``nested``: another agent said it."""
+        """The user's text, to be judged before the model sees it. ``nested``: another agent wrote it."""
         return self._text_action(Point.INPUT, text, parent_id=self.span.parent_id if nested else None)
 
     def request(self, messages: Sequence[Mapping[str, Any]], **further: Any) -> Action:
@@ -102,18 +100,18 @@ class ModelCall:
         return self.request(messages, **self._further)
 
     def overtaken(self) -> None:
-        """Says to the policies that keep count that the call is not sent as it was judged: it is changed and judged anew."""
+        """Tells stateful policies that the call is not sent as it was judged: it is changed and judged again."""
         self.governor.observe(ModelCallFailed(self._action, "Changed", refused=True))
 
     def said(self, messages: Callable[[], Sequence[Mapping[str, Any]]]) -> None:
-        """Notes what is sent, where nobody judges it; ``messages`` gives what `request` takes, and is asked if it is kept.
+        """Puts the messages on the span of a call that is not judged; ``messages`` is called only if content is captured.
 
-        What it raises is no reason not to send: then the messages are not noted.
+        If it raises, the messages are left out.
         """
         if self.governor.capture_content:
             try:
                 self.span.set({semconv.INPUT_MESSAGES: json_text(messages())})
-            except Exception:  # noqa: BLE001 - as said above
+            except Exception:  # noqa: BLE001 - telemetry must not stop the call
                 return
 
     def refused(self, decision: Decision) -> None:
@@ -124,12 +122,12 @@ class ModelCall:
             raise PolicyDenied(decision)
 
     def failed(self, error: BaseException) -> None:
-        """Ends the span of a call that brought no reply, and says so to the policies that keep count."""
+        """Ends the span of a call without a reply, and shows the failure to stateful policies."""
         self.span.end(error)
         self.governor.observe(ModelCallFailed(self._action, type(error).__name__, was_refused(error)))
 
     def answered(self, reading: ModelReading) -> None:
-        """Ends the span with what came back."""
+        """Ends the span with the reply."""
         usage = reading.usage or {}
         content = self.governor.capture_content
         self.span.set(

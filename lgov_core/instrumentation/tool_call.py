@@ -1,8 +1,7 @@
-"""The steps of a governed tool call, the same for every framework; those of a model call are in
-`lgov_core.instrumentation.model_call`.
+"""A governed tool call, the same for every framework: judge, refuse or run, record, judge the result; and the span.
 
-An adapter translates: it says what the call is (an `Action`), how to run it, and how to read what came back. The order
-of things stands here, once: judge, refuse or run, record, judge what came back; and the span around it.
+An adapter gives the call as an `Action`, a function that runs it, and one that reads the result.
+`lgov_core.instrumentation.model_call` is the same for models.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ _NESTED = frozenset({dict, list})
 
 @dataclass(slots=True)
 class ToolReading:
-    """What a tool gave back, as the model will read it, and whether the tool says that it failed. Nobody changes it."""
+    """A tool's result as the model will read it, and whether the tool reported a failure."""
 
     text: str
     status: ToolStatus = "ok"
@@ -38,11 +37,11 @@ class ToolReading:
 
 @dataclass(slots=True)
 class GovernedResult(Generic[T]):
-    """How a tool call ended; nobody changes it.
+    """How a tool call ended.
 
     ``decision`` is the last one taken: before the call if that refused it, else after it. ``ran`` says whether the tool
     ran. ``result`` is what it returned, None if it did not run or the result is withheld. ``text`` replaces what the model
-    reads, where a policy rewrote it; ``told`` is what the model reads instead of a result that it does not get, else None.
+    reads, where a policy rewrote it; ``told`` is the denial that the model reads instead of a withheld result, else None.
     """
 
     decision: Decision
@@ -57,14 +56,11 @@ class GovernedResult(Generic[T]):
 
 
 def own_arguments(arguments: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The arguments for ourselves, as far as JSON goes: what others change inside of theirs was not judged.
-
-    A list that a tool sorts or empties is still in the record as it was proposed.
-    """
+    """A copy of the JSON containers in the arguments, so that the record holds them as proposed whatever the tool does."""
     try:
         own = dict(arguments)
         return own if _NESTED.isdisjoint(map(type, own.values())) else _own(own)
-    except RecursionError:  # deeper than any policy reads
+    except RecursionError:  # nested too deeply to copy
         return arguments
 
 
@@ -75,10 +71,10 @@ def _own(value: Any) -> Any:
 
 
 class ToolCall:
-    """One tool call on its way: what its judgements, its outcome and its span are made from.
+    """One tool call in progress: its actions, its outcome and its span.
 
-    `govern_tool` and `agovern_tool` go through it in the right order. An adapter that does not see the tool run (the model
-    proposes a call, and what came of it is read in a later request) takes the steps itself: judge `action`, then record
+    `govern_tool` and `agovern_tool` use it in the right order. An adapter that does not see the tool run (the model
+    proposes a call, and the result is read in a later request) takes the steps itself: judge `action`, then record
     `denied`, or `finish` with what `returned` and record that. The span begins here and must be ended by one of them.
     """
 
@@ -106,7 +102,7 @@ class ToolCall:
 
     @property
     def as_run(self) -> Action:
-        """The call as it ran: as it was proposed, unless somebody changed it after that was judged."""
+        """The call as it ran: as proposed, unless it was changed and judged again."""
         return self.covered.action or self.action
 
     def denied(self, decision: Decision) -> ToolOutcome:
@@ -119,12 +115,12 @@ class ToolCall:
         return ToolOutcome(self.as_run, "denied", decision=decision, started_at=self.started_at)
 
     def returned(self, decision: Decision, reading: ToolReading) -> ToolOutcome:
-        """What came of a call that ended: denied, if what it had been changed to was not to run."""
+        """The outcome of a call that returned; denied, if its changed form was denied."""
         error_type, error = reading.error_type, None
         if reading.status != "ok":
             if self.covered.refused is not None:
                 return self._denied(self.covered.refused)
-            raised = self.covered.raised  # what the framework made a text of
+            raised = self.covered.raised  # before the framework turned it into a text
             error_type = error_type or (type(raised).__name__ if raised is not None else None)
             error = reading.error or (str(raised) if raised is not None else None) or reading.text
         return ToolOutcome(
@@ -139,7 +135,7 @@ class ToolCall:
         )
 
     def raised(self, decision: Decision, error: BaseException) -> ToolOutcome:
-        """What came of a call that raised: denied, if what it had been changed to was not to run."""
+        """The outcome of a call that raised; denied, if its changed form was denied."""
         if self.covered.refused is not None:
             return self._denied(self.covered.refused)
         return ToolOutcome(
@@ -168,14 +164,14 @@ class ToolCall:
         )
 
     def _end(self, outcome: ToolOutcome) -> None:
-        said: dict[str, JSONValue] = {semconv.TOOL_STATUS: outcome.status, semconv.TOOL_RESULT: outcome.result}
+        attributes: dict[str, JSONValue] = {semconv.TOOL_STATUS: outcome.status, semconv.TOOL_RESULT: outcome.result}
         if outcome.decision is not None and outcome.decision.decision_id is not None:
-            said[semconv.DECISION_ID] = outcome.decision.decision_id
+            attributes[semconv.DECISION_ID] = outcome.decision.decision_id
         if outcome.status == "ok":
-            self.span.set(said)
+            self.span.set(attributes)
             self.span.end()
         else:
-            self.span.set({**said, semconv.ERROR_MESSAGE: outcome.error})
+            self.span.set({**attributes, semconv.ERROR_MESSAGE: outcome.error})
             self.span.end(outcome.error_type or outcome.status)
 
 
@@ -230,7 +226,7 @@ def _tool_steps(
         call.span.end(error)
         raise
     if decision.blocks:
-        yield _recording(governor, call.denied(decision))
+        yield governor.record_step(call.denied(decision))
         return _ended(decision, raise_abort, ran=False)
     try:
         with call.span.active(tool=call.covered):
@@ -243,15 +239,11 @@ def _tool_steps(
             governor.record(outcome)  # at once: a cancelled task cannot wait
         raise
     if call.finish(outcome := call.returned(decision, reading)):
-        yield _recording(governor, outcome)
+        yield governor.record_step(outcome)
     if outcome.status == "denied" and outcome.decision is not None:
         return _ended(outcome.decision, raise_abort, ran=False)
     decision = yield from governor.decision_steps(call.result_action(reading, result))
     return _ended(decision, raise_abort, ran=True, result=result)
-
-
-def _recording(governor: Governor, outcome: ToolOutcome) -> Step:
-    return Step(lambda: governor.record(outcome), lambda: governor.arecord(outcome))
 
 
 def _ended(decision: Decision, raise_abort: bool, *, ran: bool, result: Any = None) -> GovernedResult[Any]:
@@ -263,18 +255,18 @@ def _ended(decision: Decision, raise_abort: bool, *, ran: bool, result: Any = No
     return GovernedResult(decision, ran=ran)
 
 
-#: How mcp 2 and mcp 1 say that a server did not answer in time.
+#: The timeout errors of mcp 2 and mcp 1.
 _MCP_ERRORS = frozenset({"MCPError", "McpError"})
 _MCP_TIMEOUTS = frozenset({-32001, 408})
 
 
 def failure_status(error: BaseException) -> ToolStatus:
-    """What a tool that raised ``error`` is recorded as."""
+    """The status of a tool that raised ``error``."""
     if isinstance(error, TimeoutError):
         return "timeout"
     if type(error).__name__ in _MCP_ERRORS and getattr(getattr(error, "error", None), "code", None) in _MCP_TIMEOUTS:
         return "timeout"
-    # Arguments that do not fit are a ValidationError of either pydantic generation.
+    # pydantic raises a ValidationError for arguments that do not fit the schema.
     return "invalid_args" if type(error).__name__ == "ValidationError" else "error"
 
 

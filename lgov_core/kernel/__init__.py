@@ -1,5 +1,5 @@
-"""What stands behind `KernelSpace` and `GovernedRunner`: running an agent function under policy, signals, violations
-and task sources.
+"""The parts of `KernelSpace`, `GovernedRunner` and `GovernedEnvironment`: one execution under policy, signals, violations,
+task sources and workers.
 """
 
 from lgov_core.kernel.space import KernelSpace

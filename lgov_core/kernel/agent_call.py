@@ -1,4 +1,4 @@
-"""One call of an agent or an executor: what is judged, how it is called, and what its answer reads like."""
+"""One call of an agent or an executor: the action that is judged, the function that is called, the text of its answer."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from lgov_core.types import Action, Decision, Point, new_id
 
 #: The name of the act when no agent is named.
 EXECUTE = "execute"
-#: The argument under which an input that is no mapping is judged.
+#: The argument under which an input that is not a mapping is judged.
 INPUT = "input"
 
 #: How an agent that is an object is called: the first of these methods it has.
@@ -48,14 +48,14 @@ class AgentCall:
 
     @property
     def given(self) -> Any:
-        """The input as it was given."""
+        """The input, before any change."""
         return self.action.arguments[INPUT] if self.plain else self.action.arguments
 
     def with_text(self, text: str) -> AgentCall:
-        """The call with another input text. Raises `KernelError` where the input is no text."""
+        """The call with another input text. Raises `KernelError` where the input is not a text."""
         if not self.plain or not isinstance(self.given, str):
             raise KernelError(
-                f"a policy changed the text of the input of {self.action.name}, which is no text",
+                f"a policy changed the text of the input of {self.action.name}, which is not a text",
                 hint=f"let it change the arguments at {Point.PRE_TOOL_CALL} instead",
             )
         return replace(self, action=self.action.changed(arguments={INPUT: text}))
@@ -71,7 +71,7 @@ def prepare(
 ) -> AgentCall:
     """The call of ``agent`` (or else ``executor``) with the input ``given``. Raises `KernelError`.
 
-    Containers are copied, so that what was judged is what is run even when somebody changes them meanwhile; `KernelError`
+    Containers are copied, so that the input cannot change between judging and running; `KernelError`
     also for one that holds itself or is nested too deeply for that.
     """
     function = executor if agent is None else function_of(agent, prefer_async=prefer_async)
@@ -98,7 +98,7 @@ def prepare(
 
 
 def name_of(agent: Any) -> str:
-    """What an agent is called: its ``name``, or that of the function or class."""
+    """The name of an agent: its ``name``, or that of the function or class."""
     for candidate in (getattr(agent, "name", None), getattr(agent, "__name__", None)):
         if isinstance(candidate, str) and candidate:
             return candidate
@@ -106,7 +106,7 @@ def name_of(agent: Any) -> str:
 
 
 def function_of(agent: Any, *, prefer_async: bool = False) -> Function:
-    """How ``agent`` is called with one input. Raises `KernelError` for what cannot be called."""
+    """The function of one input that runs ``agent``. Raises `KernelError` when there is none."""
     if inspect.isclass(agent):
         raise KernelError(f"{agent.__name__} is a class, not an agent", hint="pass an instance of it")
     if inspect.isroutine(agent) or isinstance(agent, partial):
@@ -117,7 +117,7 @@ def function_of(agent: Any, *, prefer_async: bool = False) -> Function:
             return _with_one_input(method)
     methods = ", ".join(_SYNC_METHODS)
     raise KernelError(
-        f"{type(agent).__name__} is no agent", hint=f"pass a function, or an object with one of {methods}"
+        f"{type(agent).__name__} is not an agent", hint=f"pass a function, or an object with one of {methods}"
     )
 
 
@@ -125,7 +125,7 @@ def _with_one_input(function: Callable[..., Any]) -> Function:
     """``function`` itself, or, where it takes its input by keyword only (``run(*, task)``), a call that does so."""
     try:
         parameters = inspect.signature(function).parameters.values()
-    except (TypeError, ValueError):  # a built-in that does not tell
+    except (TypeError, ValueError):  # a built-in without a signature
         return function
     by_position = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     if any(one.kind in by_position or one.kind is inspect.Parameter.VAR_POSITIONAL for one in parameters):

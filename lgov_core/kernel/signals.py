@@ -48,7 +48,7 @@ _LETS_PASS_AFTER_TERM = (Point.POST_MODEL_CALL, Point.POST_TOOL_CALL, Point.OUTP
 
 @dataclass(slots=True)
 class _Box:
-    """What one target (a rollout or an agent) was sent."""
+    """The signals of one target (a rollout or an agent)."""
 
     stopped: bool = False
     expired: bool = False
@@ -61,7 +61,7 @@ class SignalPolicy(BoundedPolicy):
     """Denies what a signal has stopped or ended; has no opinion on anything else.
 
     A target is the id of a rollout or the name of an agent. `wait_steps` holds an action of a stopped target
-    for ``stop_timeout_s`` seconds at most; one that nobody resumed in that time is denied, and so is everything of that
+    for ``stop_timeout_s`` seconds at most; one that was not resumed in that time is denied, and so is everything of that
     target until ``SIGCONT``: fails closed. `judge` itself never waits. May be called from several threads and tasks.
     """
 
@@ -96,7 +96,7 @@ class SignalPolicy(BoundedPolicy):
         _release(released)
 
     def forget(self, target: str, *, automatic_only: bool = False) -> None:
-        """Forgets what ``target`` was sent; with ``automatic_only`` only what nobody sent by hand."""
+        """Forgets what ``target`` was sent; with ``automatic_only`` only what the kernel sent by itself."""
         with self._lock:
             box = self._boxes.get(target)
             if box is None or (automatic_only and not box.automatic):
@@ -106,7 +106,7 @@ class SignalPolicy(BoundedPolicy):
         _release(released)
 
     def forget_automatic(self) -> None:
-        """Forgets everything that nobody sent by hand."""
+        """Forgets everything that the kernel sent by itself."""
         with self._lock:
             targets = [target for target, box in self._boxes.items() if box.automatic]
         for target in targets:

@@ -47,17 +47,17 @@ class KernelSpace:
 
     ``policy`` is a policy, several of them, a `PolicySet`, a `ReloadingPolicySet`, the name of a preset (``"strict"``,
     ``"read_only"``, ``"guarded"``, ``"permissive"``) or the path of a policy file; without one every act is denied.
-    ``recorder`` is where decisions are committed before the act: a `FlightRecorder`, an `AuditLog` or whatever has their
-    two methods; None is the record of this process. ``executor`` runs what `execute` gets without an agent. ``dialect``
+    ``recorder`` is where decisions are committed before the act: a `FlightRecorder`, an `AuditLog` or an object with
+    their two methods; None keeps the record in memory. ``executor`` runs what `execute` gets without an agent. ``dialect``
     is that of the database behind the acts. ``critical_signal`` is sent to a rollout whose act was found critical (None:
-    nothing is sent; the denial is only told). ``stop_timeout_s`` is how long a stopped rollout waits to be resumed.
+    nothing is sent). ``stop_timeout_s`` is how long a stopped rollout waits to be resumed.
     ``plugins`` and ``timeout_s`` are those of the `Governor`, which is at ``governor`` for the adapters of frameworks:
     what it judges obeys the same signals and is reported the same way.
 
     An act that is denied is never run and has no result. All methods may be called from any thread and any number of
     tasks. Makes threads carry the rollout that started them (`carry_into_threads`), in the whole process. Fails closed.
 
-    Raises `PolicyError` or `ArgumentError` when made with something that has no meaning.
+    Raises `PolicyError` or `ArgumentError` when made with invalid arguments.
     """
 
     def __init__(
@@ -139,7 +139,7 @@ class KernelSpace:
         with _checking():
             decision = self.governor.decide(action)
         if not decision.blocks:
-            # What a policy set aside for the act is given back. Not recorded: there is no outcome of what was not run.
+            # Policies give back what they reserved for the act. Not recorded: what was not run has no outcome.
             self.policy_set.observe(ToolOutcome(action, "denied", decision=decision, error="only checked"))
         return decision
 
@@ -190,7 +190,7 @@ class KernelSpace:
 
         It is called on the thread of the decision, before the decision is answered, inside the rollout that the act
         belongs to (`current_scope`). A callback that requires four arguments gets ``policy_name, description,
-        severity, blocked`` instead. What it raises is counted in ``governor.failures``; the decision stands.
+        severity, blocked`` instead. What it raises is counted in ``governor.failures``; the decision is unchanged.
         """
         return self._on_violation.add(callback, 4)
 
@@ -241,7 +241,7 @@ class KernelSpace:
         with self._lock:
             self._recent.append(violation)
         with enter_scope(_scope_of(action)):
-            failed = self._on_violation.tell(violation)
+            failed = self._on_violation.call(violation)
             if (
                 self.critical_signal is not None
                 and violation.severity == Severity.CRITICAL
@@ -289,7 +289,7 @@ class KernelSpace:
         here = current_scope()
         for scope in reached or (here if here is not None and here.rollout_id == target else None,):
             with enter_scope(scope):
-                failed += self._on_signal.tell((signal, target))
+                failed += self._on_signal.call((signal, target))
         return failed
 
     def _log_signal(self, target: str, signal: AgentSignal, automatic: bool) -> None:
@@ -312,13 +312,13 @@ class KernelSpace:
         self.signals.forget_automatic()
 
     def close(self) -> None:
-        """Gives the governor's threads back. The recorder stays open: whoever made it closes it."""
+        """Shuts the governor's threads down. The recorder stays open: close it where it was made."""
         self.governor.close()
 
 
 @dataclass(slots=True, eq=False)
 class _Place:
-    """Where an execution is going on.
+    """A running execution.
 
     ``own`` is the scope when the rollout ends with the execution; ``disturbed`` is set once judging or recording failed
     in it.
@@ -331,14 +331,14 @@ class _Place:
 
 
 def _marked(execution: Execution, place: _Place) -> Execution:
-    """The execution, no success when the machines disturbed it: it says nothing about the agent."""
+    """The execution; a success becomes an infrastructure outcome when judging or recording failed in it."""
     if place.disturbed and execution.outcome is Outcome.SUCCEEDED:
         return replace(execution, outcome=Outcome.INFRASTRUCTURE)
     return execution
 
 
 class _Watch:
-    """The kernel as a plugin of its governor: it hears of decisions once they are committed."""
+    """The kernel as a plugin of its governor: gets decisions once they are committed."""
 
     def __init__(self, kernel: KernelSpace) -> None:
         self._kernel = kernel
@@ -376,6 +376,6 @@ def _recorder(recorder: Any, policies: PolicySet | ReloadingPolicySet) -> AuditR
     methods = (getattr(recorder, method, None) for method in ("commit", "commit_outcome"))
     if answers_to_anything(recorder) or not all(callable(method) for method in methods):
         raise ArgumentError(
-            f"a {type(recorder).__name__} records no decisions", hint="pass a FlightRecorder or an AuditLog"
+            f"a {type(recorder).__name__} cannot record decisions", hint="pass a FlightRecorder or an AuditLog"
         )
     return recorder

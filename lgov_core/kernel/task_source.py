@@ -1,4 +1,4 @@
-"""Where a runner's workers get their tasks, and through which they share their statistics."""
+"""The stores from which a runner's workers take tasks, and through which they share their statistics."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Task:
 
 @dataclass(slots=True)
 class WorkerCount:
-    """What one worker has counted. ``reporter`` tells apart objects and processes that are the same worker by name."""
+    """The counts of one worker. ``reporter`` tells apart objects and processes that are the same worker by name."""
 
     rollouts: int = 0
     violations: int = 0
@@ -59,11 +59,11 @@ class TaskSource(Protocol):
     has_tasks: bool
 
     async def next_task(self) -> Task | None:
-        """A task that nobody else gets, or None when there is none now."""
+        """A task that no other worker gets, or None when there is none now."""
         ...
 
     async def submit(self, task: Task, rollout: GovernedRollout, worker_id: int | str) -> None:
-        """Hands back what came of a task."""
+        """Hands back the rollout of a task."""
         ...
 
     async def abandon(self, task: Task, reason: str) -> None:
@@ -152,7 +152,7 @@ class _TraceStoreTasks:
         )
 
     async def abandon(self, task: Task, reason: str) -> None:
-        # Not in a thread: whoever abandons a task may be on its way out.
+        # Not in a thread: the caller may be shutting down.
         self._store.finish_attempt(cast(str, task.rollout_id), task.attempt, Outcome.INFRASTRUCTURE, error=reason)
 
     def report(self, worker_id: int | str, count: WorkerCount) -> None:
@@ -202,7 +202,7 @@ class _QueueTasks:
         await _settled(self._store.submit_rollout(rollout))
 
     async def abandon(self, task: Task, reason: str) -> None:
-        """Such a store cannot be told."""
+        """Such a store has no method for it."""
 
     def report(self, worker_id: int | str, count: WorkerCount) -> None:
         if self._has_counts:

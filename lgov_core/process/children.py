@@ -108,24 +108,26 @@ def govern_child() -> None:
 
 
 class _Child:
-    """One governed child: what it was told, and what it has opened once a framework was imported."""
+    """One governed child: its inherited options, and what it has opened once a framework was imported."""
 
-    def __init__(self, told: dict[str, Any]) -> None:
+    def __init__(self, inherited: dict[str, Any]) -> None:
         self.options = ProcessOptions(
-            Path(told["policy"]),
-            Path(told["audit"]),
-            told["store"],
-            told["timeout_s"],
-            told["capture_content"],
-            tuple(told["redact"]),
+            Path(inherited["policy"]),
+            Path(inherited["audit"]),
+            inherited["store"],
+            inherited["timeout_s"],
+            inherited["capture_content"],
+            tuple(inherited["redact"]),
         )
-        self.scope = RolloutScope(told["rollout_id"], told["attempt"], told["session_id"], told["task_id"])
-        self.reports = Path(told["reports"])
+        self.scope = RolloutScope(
+            inherited["rollout_id"], inherited["attempt"], inherited["session_id"], inherited["task_id"]
+        )
+        self.reports = Path(inherited["reports"])
         self.process: GovernedProcess | None = None
         self.pid = os.getpid()
         spawned = any(word.startswith("from multiprocessing.") for word in sys.orig_argv)
-        self.started_by = BY_CHILD if told.get("in_child") else BY_MULTIPROCESSING if spawned else BY_PROGRAM
-        os.environ[VARIABLE] = json.dumps({**told, "in_child": True})  # for those that this one starts
+        self.started_by = BY_CHILD if inherited.get("in_child") else BY_MULTIPROCESSING if spawned else BY_PROGRAM
+        os.environ[VARIABLE] = json.dumps({**inherited, "in_child": True})  # for those that this one starts
 
     def begin(self) -> None:
         from lgov_core.plugins import make_plugin_manager

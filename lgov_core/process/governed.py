@@ -1,4 +1,4 @@
-"""What a process under policy holds open: the policy, the record, the store, the governor, and the guard of imports.
+"""The open parts of a governed process: the policy, the audit record, the store, the governor.
 
 ``lgov run``, the Python processes that its program starts, the pytest plugin and the OpenTelemetry entry point all open
 the same thing; they differ in when, and in what they do when it cannot be opened.

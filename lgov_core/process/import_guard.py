@@ -28,7 +28,7 @@ INSTRUMENT_TIMEOUT_S = 120.0
 
 
 class FrameworkGuard(MetaPathFinder):
-    """Watches for the import of the modules of ``adapters``.
+    """Import hook for the modules of ``adapters``.
 
     ``governor`` is asked for when the first framework is imported. ``refuse`` is called with a sentence when a framework
     cannot be governed, and must end the process. Safe with any number of importing threads.
@@ -47,7 +47,7 @@ class FrameworkGuard(MetaPathFinder):
         self.instrumented: list[str] = []
 
     def install(self) -> None:
-        """Begins to watch; frameworks that are loaded already are instrumented at once."""
+        """Registers the import hook; frameworks that are loaded already are instrumented at once."""
         sys.meta_path.insert(0, self)
         for adapter in self._adapters:
             there = {name: module for name in adapter.modules if (module := sys.modules.get(name)) is not None}
@@ -94,7 +94,7 @@ class FrameworkGuard(MetaPathFinder):
         if not self._lock.acquire(timeout=INSTRUMENT_TIMEOUT_S):
             self._refuse(f"{adapter.name} was not instrumented within {INSTRUMENT_TIMEOUT_S:g} s")
         try:
-            # A module of the same name that is not the framework is nobody's business.
+            # A module of the same name that is not the framework is left alone.
             if adapter.name in self._begun or not adapter.installed():
                 return
             self._begun.add(adapter.name)
@@ -104,7 +104,7 @@ class FrameworkGuard(MetaPathFinder):
                 self._refuse(f"{adapter.name} cannot be governed: {error}")
             self.instrumented.append(adapter.name)
             for reason in dict.fromkeys(adapter.unsupported.values()):
-                _LOG.info("%s: not governed, because there is no such thing or no way in: %s", adapter.name, reason)
+                _LOG.info("%s: not governed: %s", adapter.name, reason)
         finally:
             self._lock.release()
 

@@ -1,4 +1,4 @@
-"""What ``lgov run`` says at the end: what was covered, what was not, and how near the program came to a known gap."""
+"""The closing report of ``lgov run``: what was governed, what was not, and calls near a known gap."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ class RunReport:
         # What children judged counts too, also of a framework that only they have loaded.
         elsewhere = [name for name in self.judged if name not in (*self.frameworks, *_OURSELVES)]
         judged = [name for name in (*self.frameworks, *elsewhere) if name in self.judged]
-        # A framework that others are built on (the openai client, say) judges nothing when they do it.
+        # A framework below others (the openai client, say) has no decisions where those judge.
         for framework in judged or self.frameworks:
             lines.append(f"{framework}: judged {_in_words(self.judged.get(framework, {}))}")
         for framework, points in self.uncovered.items():

@@ -98,7 +98,7 @@ def run_program(command: Sequence[str], options: RunOptions) -> int:
     import system, so it is for a process that does nothing else. Fails closed.
     """
     if VARIABLE in os.environ:
-        already = "this process was started by a governed program and stands under its policy already"
+        already = "this process was started by a governed program and is under its policy already"
         hint = "start it without lgov run, or the program around it with --children allow"
         return _cannot(InstrumentationError(already, hint=hint), options)
     try:
@@ -171,11 +171,11 @@ def _watch_children(children: Counter[str]) -> None:
     """Notes every program that this process starts. An audit hook stays for the life of the process."""
 
     def notice(event: str, arguments: tuple[Any, ...]) -> None:
-        if event in _CHILD_EVENTS and not _asks_platform() and not _is_told_already(event):
+        if event in _CHILD_EVENTS and not _asks_platform() and not _is_repeated(event):
             name = _program_name(event, arguments)
             children[name] += 1
             if event == "os.exec":  # The process becomes another one: there will be no closing report.
-                say(f"the program replaces itself by {name}: of what that does this report says nothing")
+                say(f"the program replaces itself by {name}, which this report does not cover")
 
     sys.addaudithook(notice)
 
@@ -190,8 +190,8 @@ def _asks_platform() -> bool:
     return False
 
 
-def _is_told_already(event: str) -> bool:
-    """Whether it is ``subprocess`` that starts what it has told already: from Python 3.13 on it does so by posix_spawn."""
+def _is_repeated(event: str) -> bool:
+    """Whether ``subprocess`` starts by posix_spawn (from Python 3.13 on) what it has announced already."""
     return event == "os.posix_spawn" and sys._getframe(2).f_code.co_filename == subprocess.__file__
 
 
@@ -214,7 +214,7 @@ def _begin_attempt(run: _Run, command: Sequence[str]) -> None:
 
 
 def _end_attempt(run: _Run, status: int) -> None:
-    """Closes the attempt. A crash or an interrupt says nothing about how well the agent did its task."""
+    """Closes the attempt. A crash or an interrupt is an infrastructure outcome."""
     if run.process.store is None or not run.attempt_open:
         return
     run.attempt_open = False
@@ -263,23 +263,24 @@ def _finish(run: _Run) -> None:
 
 
 def _multiprocessing_children(governed: int) -> Counter[str]:
-    """Children that ``multiprocessing`` spawned, without an audit event: as many as say so. Forked ones stay governed."""
+    """Children that ``multiprocessing`` spawned without an audit event, by their reports. Forked ones stay governed."""
     spawned = ("multiprocessing.popen_spawn_posix", "multiprocessing.popen_spawn_win32", "multiprocessing.forkserver")
     return Counter({BY_MULTIPROCESSING: governed or 1} if any(name in sys.modules for name in spawned) else {})
 
 
 def _refuse(run: _Run, reason: str) -> NoReturn:
     end_process(
-        lambda: _tell("stopped", InstrumentationError(reason), run.options), lambda: _end_attempt(run, CANNOT_GOVERN)
+        lambda: _print_error("stopped", InstrumentationError(reason), run.options),
+        lambda: _end_attempt(run, CANNOT_GOVERN),
     )
 
 
 def _cannot(error: LgovError, options: RunOptions) -> int:
-    _tell("not run", error, options)
+    _print_error("not run", error, options)
     return CANNOT_GOVERN
 
 
-def _tell(what: str, error: LgovError, options: RunOptions) -> None:
+def _print_error(what: str, error: LgovError, options: RunOptions) -> None:
     if options.as_json:
         write_error(json.dumps({"error": {**error.as_json(), "message": f"{what}: {error.message}"}}))
     else:

@@ -1,4 +1,4 @@
-"""Rewards from what tools and policies said."""
+"""Rewards from tool outcomes, model calls and policy decisions."""
 
 from lgov_core.reward import air
 from lgov_core.reward.air_plugin import AirPlugin

@@ -1,4 +1,4 @@
-"""Automatic intermediate rewards (AIR): what a tool, a policy or a model said becomes a small reward on that very call.
+"""Automatic intermediate rewards (AIR): a tool's outcome, a denial or a model's reply earns a small reward on that call.
 
     from lgov_core import air
 

@@ -1,4 +1,4 @@
-"""AIR rules in YAML. Whatever is not understood is an error that says where it stands and what to write instead."""
+"""AIR rules in YAML. Every mistake is an error with its line and what to write instead."""
 
 from __future__ import annotations
 
@@ -68,9 +68,9 @@ AIR_FILE_SCHEMA: Final[dict[str, Any]] = {
 
 
 def load_rules(path: str | PathLike[str], *, section: str | None = None) -> RuleSet:
-    """The AIR rules in a YAML file, or in its top-level ``section``; what else is in the file is then not looked at.
+    """The AIR rules in a YAML file, or in its top-level ``section``; the rest of the file is then ignored.
 
-    Raises `RewardFileError` with the line when anything in them is not understood.
+    Raises `RewardFileError` with the line for any mistake in them.
     """
     source = str(path)
     try:
@@ -149,7 +149,7 @@ class _Reading:
             raise self.error((*place, "shaped"), f"shaped is {shaped!r}", "write true or false")
         name = given.get("name", f"rule {index + 1}")
         if not isinstance(name, str) or not name.strip():
-            raise self.error((*place, "name"), f"name is {name!r}, which is no text", "put it in quotes")
+            raise self.error((*place, "name"), f"name is {name!r}, which is not a text", "put it in quotes")
         for key, known in (("on", tuple(PARAMETERS)), ("milestone", ("call", "tool"))):
             if key in given and given[key] not in known:
                 raise self.error(

@@ -16,9 +16,9 @@ from lgov_core.scope import RolloutScope
 from lgov_core.trace import semconv
 from lgov_core.types import Reward, Span, ToolOutcome
 
-#: Statuses that mean the call itself was bad, whoever noticed.
+#: Statuses of a call that was itself wrong.
 _ERRORS: Final = frozenset({"error", "invalid_args", "unknown_tool"})
-#: What a tool ends with that the program, or the person before it, has stopped.
+#: Errors of a tool that the program or its user stopped.
 _STOPPED = frozenset({"CancelledError", "KeyboardInterrupt", "SystemExit", "GeneratorExit"})
 #: Attempts that have earned something and not ended. Beyond it nothing more is paid, and that is an error.
 MOST_OPEN_ATTEMPTS: Final = 65_536
@@ -60,19 +60,19 @@ class AirPlugin:
     Shaped rules (the default) pay differences of a potential Φ: potential-based shaping after Ng, Harada and Russell 1999,
     F = γ Φ(s') - Φ(s) with γ = 1, Φ = 0 at the beginning and at the end. Φ is the sum of what the facts reached so far are
     worth, held within the set's ``cap``: each new (rule, milestone) adds to it, each failure takes from it. A milestone
-    reached again is no new fact and earns nothing. When the attempt ends, what remains of Φ is taken back: by a reward on
+    reached again earns nothing. When the attempt ends, what remains of Φ is taken back: by a reward on
     the attempt, which falls to its last call, or with several agents on the last call of each agent that was paid. So the
     ``air`` of a whole attempt sums to 0 whatever was called: no policy is better or worse for it, and which policies are
-    best does not change. What AIR still does is to say *when* something was gained: see docs/rewards.md for which credit
+    best does not change. What AIR adds is *when* something was gained: see docs/rewards.md for which credit
     schemes make use of that.
 
     Rules that are not shaped pay each call anew, up to ``cap`` in absolute sum over the attempt. Denials are in the
     dimension ``compliance``, at full price each time. Outside a rollout nothing is kept and each call is paid for itself.
 
     Accounts are kept by attempt, in this process, until the attempt ends. Safe in any thread. A rule that raises, or pays
-    what is no finite number, is an error that the governor counts and shows; then the call earns nothing of any rule and
-    nothing is booked. A call in a rollout that has no id was proposed by no model (the program itself made it), or by one
-    that nobody can name: it earns nothing, for the reward would fall to another call, and is counted in ``unplaced``.
+    a number that is not finite, is an error that the governor counts and shows; then the call earns nothing of any rule and
+    nothing is booked. A call in a rollout that has no id was not proposed by a known model call (the
+    program may have made it): it earns nothing, for the reward would fall to another call, and is counted in ``unplaced``.
     """
 
     def __init__(self, rules: AirRules | RuleSet | None = None) -> None:
@@ -83,7 +83,7 @@ class AirPlugin:
 
     @property
     def charges_denials(self) -> bool:
-        """Whether a denial costs something here. Of a governor's plugins only one may say so."""
+        """Whether a denial costs something here. Only one plugin of a governor may."""
         base = self.rules.base
         return (base is not None and base.denied != 0) or any(rule.event == "denied" for rule in self.rules.rules)
 
@@ -160,7 +160,7 @@ class AirPlugin:
         if len(account.last) < 2 and len({*account.of_agent} - {None}) < 2:
             return [Reward(-account.potential, "air", source="air:end")]
         # Each takes its own back: where only one agent is trained, it must not pay for what another was paid, nor keep
-        # what another lost. Without spans of its calls nobody knows its last; then it is the last that it was paid for.
+        # what another lost. Without spans of its calls the last is unknown; then it is the last that was paid.
         found: list[Reward] = []
         for agent, paid in account.of_agent.items():
             if paid:

@@ -14,7 +14,7 @@ from lgov_core.reward.air_values import AirRules, number
 
 #: What a rule is about.
 Event: TypeAlias = Literal["tool_success", "tool_failure", "denied", "model_call"]
-#: What makes a success new: each (tool, arguments), each tool, or what a function of the call says.
+#: What makes a success new: each (tool, arguments), each tool, or the result of a function of the call.
 Milestone: TypeAlias = "Literal['call', 'tool'] | Callable[..., Hashable]"
 
 _TOOL: Final = ("tool_name", "arguments", "agent", "call_id", "outcome")
@@ -33,7 +33,7 @@ class AirRule:
 
     ``reward`` is a number, or a function of what it asks for by its parameters' names (`PARAMETERS`) that returns one, or
     None for nothing. ``tools`` are names of models for ``model_call``. ``shaped`` pays a difference of potentials, taken
-    back when the attempt ends; ``milestone`` says what makes a positive payment a new one.
+    back when the attempt ends; ``milestone`` is what makes a success new.
 
     Raises `RewardError` for a function whose parameters have no meaning, and for one that is not a plain function.
     """
@@ -79,7 +79,7 @@ class AirRule:
         return 0.0 if paid is None else number(f"what AIR rule {self.name!r} paid", paid)
 
     def reached(self, facts: Mapping[str, Any]) -> Hashable:
-        """What the ``milestone`` function says of a call; None where it is none."""
+        """The result of the ``milestone`` function for a call; None where ``milestone`` is not a function."""
         if not callable(self.milestone):
             return None
         reached = self.milestone(**{name: facts[name] for name in self._asks["milestone"]})
@@ -135,8 +135,8 @@ class RuleSet:
     def on_tool_failure(self, /, *tools: Any, **options: Any) -> Any:
         """As `on_tool_success`, when a tool failed, does not exist or was called with arguments that do not fit.
 
-        Instead of ``output`` there are ``error``, ``error_type`` and ``status``. A timeout is no failure of the call,
-        nor is that the program cancelled it.
+        Instead of ``output`` there are ``error``, ``error_type`` and ``status``. A timeout is not a failure of the call,
+        and neither is a cancellation by the program.
         """
         return self._decorated("tool_failure", tools, options)
 
@@ -152,7 +152,7 @@ class RuleSet:
         """As `on_tool_success`, when a model has replied; globs are for the model's name.
 
         The function may ask for ``model``, ``agent``, ``response_id``, ``finish_reason``, ``input_tokens``,
-        ``output_tokens`` and ``span``; what the provider did not say is None.
+        ``output_tokens`` and ``span``; what the provider did not report is None.
         """
         return self._decorated("model_call", tools, options)
 
@@ -182,7 +182,9 @@ def _asked(what: str, function: Callable[..., Any], event: Event) -> tuple[str, 
     try:
         parameters = inspect.signature(function).parameters.values()
     except (TypeError, ValueError) as error:
-        raise RewardError(f"{what}: what {function!r} takes cannot be told", hint="wrap it in a function") from error
+        raise RewardError(
+            f"{what}: the parameters of {function!r} are unknown", hint="wrap it in a function"
+        ) from error
     known = PARAMETERS[event]
     asked: list[str] = []
     for parameter in parameters:

@@ -1,4 +1,4 @@
-"""AirRules: what each kind of tool outcome is worth where no rule of one's own says otherwise."""
+"""AirRules: what each kind of tool outcome is worth where no rule covers it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class AirRules:
     """How much each kind of tool outcome is worth.
 
     ``tool_success`` and ``tool_error`` go to the dimension ``air``; ``denied`` goes to ``compliance``, so that a penalty is
-    never averaged away by tool rewards. A tool that timed out says something about the machines, not about the call: no
+    never averaged away by tool rewards. A tool that timed out is an infrastructure problem: no
     reward. So does a denial because a policy failed or the record could not be written (`Decision.fault`).
 
     ``shaped`` pays ``air`` as a difference of potentials that is taken back when the attempt ends (see `AirPlugin`): a

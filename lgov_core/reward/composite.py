@@ -16,7 +16,7 @@ class CompositeReward:
     penalty into a reward. With ``normalize`` they are scaled so that they sum to 1. What a function raises is raised.
     Safe to call from many threads when the functions are.
 
-    Raises `RewardError` for no components, for weights that have no meaning, and when a component is not finite.
+    Raises `RewardError` for no components, for weights that are not finite, and when a component is not finite.
     """
 
     def __init__(self, components: Iterable[tuple[Callable[[Any], float], float]], normalize: bool = False) -> None:
@@ -25,7 +25,7 @@ class CompositeReward:
             try:
                 function, weight = component
             except (TypeError, ValueError) as error:
-                raise RewardError(f"{component!r} is no component", hint="write (function, weight)") from error
+                raise RewardError(f"{component!r} is not a component", hint="write (function, weight)") from error
             if not callable(function):
                 raise RewardError(f"{function!r} cannot be called", hint="write (function, weight)")
             weight = finite(f"the weight of {_named(function)}", weight)

@@ -122,13 +122,13 @@ class RewardConfig:
     def charge(self, violation: Any) -> float:
         """What one violation adds to a reward, 0 or less.
 
-        A penalty of its own, other than that of its severity, is charged as it stands; else the one configured for the
+        A penalty of its own, other than that of its severity, is charged as given; else the one configured for the
         severity. ``violation`` is a `PolicyViolation` or whatever has ``severity`` and ``penalty``. Raises `RewardError`
         for a severity or a penalty without meaning.
         """
         severity = severity_of(getattr(violation, "severity", None))
         own: Any = getattr(violation, "penalty", None)
-        # A class of somebody else may have a penalty of 0 that nobody ever set.
+        # Another class may have a penalty of 0 by default.
         if own is not None and (own != 0 or isinstance(violation, PolicyViolation)):
             price = _number("the penalty of a violation", own)
             if price < 0:

@@ -1,4 +1,4 @@
-"""PolicyReward: a task's reward, with what the policies found charged to it."""
+"""PolicyReward: a task's reward less the penalties of policy violations."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class PolicyReward:
                 f"base_reward_fn {base_reward_fn!r} cannot be called", hint="pass a function of a rollout"
             )
         if config is not None and not isinstance(config, RewardConfig):  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise RewardError(f"config {config!r} is no RewardConfig")
+            raise RewardError(f"config {config!r} is not a RewardConfig")
         self.kernel = kernel
         self.base_reward_fn = base_reward_fn if base_reward_fn is not None else _one_for_success
         self.config = config if config is not None else RewardConfig()
@@ -72,7 +72,7 @@ class PolicyReward:
         """The same by dimension: ``task``, ``compliance`` (penalties and bonus) and ``air``. Counts nothing.
 
         Each is bounded on its own. ``air`` is the sum of the ``air`` among ``rewards`` (those of the rollout's calls);
-        their ``compliance`` is left out, because the violations of the rollout say the same. Put into `group_advantages`
+        their ``compliance`` is left out, because the rollout's violations are the same findings. Put into `group_advantages`
         for the rollouts of one task.
         """
         violations, base = self._base(rollout)
@@ -135,7 +135,7 @@ class PolicyReward:
         outcome = getattr(rollout, "outcome", None)
         if self.config.refuse_untrainable and outcome in (Outcome.INFRASTRUCTURE, Outcome.TIMEOUT):
             raise RewardError(
-                f"the rollout ended by {outcome}, which says nothing about the agent",
+                f"the rollout ended by {outcome}, which is not the agent's doing",
                 hint="leave out rollouts whose outcome is not trainable",
             )
         base = finite("the base reward", self.base_reward_fn(rollout))

@@ -1,4 +1,4 @@
-"""From a decision to the policy violation that it is."""
+"""From a decision to its policy violation."""
 
 from __future__ import annotations
 
@@ -22,9 +22,8 @@ _TYPES: Final = {
 def violation_of(decision: Decision, names: Mapping[str, str] | None = None) -> PolicyViolation | None:
     """The one violation that ``decision`` is, or None.
 
-    None for an allow, also when a set only watched (shadow), and for a fault: a judgement that failed says nothing about
-    the agent. Of several policies that had the winning effect, the most severe is named. ``names`` maps the names of
-    policies to what violations call them.
+    None for an allow, also of a set in shadow mode, and for a fault, which is not the agent's doing. Of several
+    policies that had the winning effect, the most severe is named. ``names`` maps names of policies to those in violations.
     """
     if decision.effect is Effect.ALLOW or decision.fault:
         return None

@@ -1,4 +1,4 @@
-"""What a policy is to whoever runs one."""
+"""The protocols of policies."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ class Policy(Protocol):
 
     ``judge`` returns a `Decision`, or None when the policy has no opinion on this action (which is not an allow: a set
     whose policies all have no opinion falls back to its default). It may be called from several threads at once. When it
-    raises, the caller denies. ``bounded`` says that its cost is bounded by construction, so that it may run without a
-    watchdog; leave it out (or False) for anything that may wait.
+    raises, the caller denies. ``bounded`` says that its cost is bounded by construction, so that it may run
+    inline; leave it out (or False) for anything that may wait.
 
     More attributes are optional. ``default_points`` are the points at which a rule that names none asks the policy; a
     policy without them is asked at every point.

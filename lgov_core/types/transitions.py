@@ -17,8 +17,8 @@ class Transition:
 
     ``prompt_ids`` (int, length P) and ``response_ids`` (int, length R) are the exact tokens; ``response_mask`` (length R) is
     1 where the model chose the token and may be trained on it. ``logprobs`` (length R) are the behaviour
-    log-probabilities at the temperature sampled, None where nobody recorded them. ``weights_version`` is None where it is
-    not known, and ``outcome`` where nobody said how the attempt ended. ``rewards`` maps a dimension to what this turn
+    log-probabilities at the temperature sampled, None where they were not recorded. ``weights_version`` is None where
+    unknown, and ``outcome`` where the end of the attempt was not recorded. ``rewards`` maps a dimension to what this turn
     earned. Until credit is assigned ``value_to_go``, ``credit`` and ``advantages`` are None; then ``value_to_go`` is the
     return that the scheme gives this turn, ``credit`` the advantage of the turn as one number, ``advantages`` (length R)
     that of each response token, and ``loss_weight`` multiplies this transition's summed token loss: the weights of one

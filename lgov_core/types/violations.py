@@ -34,7 +34,7 @@ class PolicyViolation:
 
     ``severity`` is critical, high, medium or low, in any case; it is kept in lower case. ``action_blocked`` is True for
     the type BLOCKED unless it is given. ``penalty`` is 100, 50, 10 or 1 by severity unless it is given; it is what the
-    violation costs, finite and 0 or more. Two violations are equal when they say the same, whenever that was. May be
+    violation costs, finite and 0 or more. The timestamp does not count when violations are compared. May be
     shared between threads.
 
     Raises `RewardError` for another severity, type or penalty: what cannot be weighed must not pass for harmless.
@@ -45,8 +45,8 @@ class PolicyViolation:
     description: str
     severity: str
     timestamp: datetime = field(default_factory=lambda: datetime.now(UTC), compare=False)
-    action_blocked: bool = cast(bool, None)  # None stands for "by the type", and is never seen from outside
-    penalty: float = cast(float, None)  # None stands for "by the severity"
+    action_blocked: bool = cast(bool, None)  # None: by the type; set in __post_init__
+    penalty: float = cast(float, None)  # None: by the severity; set in __post_init__
 
     def __post_init__(self) -> None:
         try:

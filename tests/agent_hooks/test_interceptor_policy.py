@@ -1,11 +1,10 @@
-"""Interceptors under lgov's governor: every verdict, every way of failing, on the synchronous and asynchronous paths."""
+"""Interceptors as a policy of a governor: verdicts, approvals, changes and runs, for every kind of interceptor."""
 
 from __future__ import annotations
 
 import asyncio
 import contextvars
 import threading
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from enum import StrEnum
 from pathlib import Path
@@ -20,79 +19,21 @@ from agent_hooks import (
     InterceptionRecord,
     Verdict,
 )
+from interceptors import KINDS, PATHS, Async, Bounded, Sync, allows, at, call, decide
 
 from lgov_core import AuditLog, Governor, PolicySet
 from lgov_core.agent_hooks import InterceptorPolicy, LgovInterceptor
-from lgov_core.agent_hooks.sessions import MAX_REMEMBERED, Remembered
-from lgov_core.errors import PolicyError
+from lgov_core.agent_hooks.policy import MAX_REMEMBERED
 from lgov_core.policies import ConstantPolicy, Rule
 from lgov_core.policies.base import BoundedPolicy
 from lgov_core.scope import RolloutScope
 from lgov_core.types import Action, Decision, Effect, Point
-
-Answer = Callable[[dict[str, Any]], Any]
-
-
-class Sync:
-    """An interceptor that is no coroutine function: it runs in a thread."""
-
-    def __init__(self, answer: Answer) -> None:
-        self.answer = answer
-        self.seen: list[dict[str, Any]] = []
-        self.threads: list[int] = []
-
-    def intercept(self, context: dict[str, Any]) -> Any:
-        self.seen.append(context)
-        self.threads.append(threading.get_ident())
-        return self.answer(context)
-
-
-class Bounded(Sync):
-    bounded = True
-
-
-class Async(Sync):
-    async def intercept(self, context: dict[str, Any]) -> Any:
-        await asyncio.sleep(0)
-        return Sync.intercept(self, context)
-
-
-KINDS = (Sync, Bounded, Async)
-PATHS = ("plugin", "policy", "set", "async plugin", "async policy")
-
-
-def allows(_context: dict[str, Any]) -> Any:
-    return Verdict.allow()
-
-
-def at(point: str, verdict: Any) -> Answer:
-    return lambda context: verdict if context["interception_point"] == point else Verdict.allow()
 
 
 def redirect(context: dict[str, Any]) -> Any:
     if context["interception_point"] != "pre_tool_call":
         return Verdict.allow()
     return {"decision": "transform", "transform": {"path": "$target.url", "value": "https://safe"}}
-
-
-def call(**arguments: Any) -> Action:
-    arguments = arguments or {"url": "https://x"}
-    return Action(Point.PRE_TOOL_CALL, "get", arguments=arguments, agent="clerk", call_id="t-1", operation_id="op_1")
-
-
-def decide(path: str, policy: InterceptorPolicy, action: Action, **options: Any) -> Decision:
-    """The decision by one of the ways in which a policy can be given and asked."""
-    options.setdefault("timeout_s", 5.0)
-    if path.endswith("plugin"):
-        governor = Governor(plugins=[policy], **options)
-    else:
-        governor = Governor(PolicySet.of(policy) if path == "set" else policy, **options)
-    if path.startswith("async"):
-        return asyncio.run(governor.adecide(action))
-    return governor.decide(action)
-
-
-# ---------------------------------------------------------------------- verdicts
 
 
 @pytest.mark.parametrize("path", PATHS)
@@ -155,15 +96,12 @@ def test_interceptors_see_what_other_policies_made_of_it() -> None:
     assert [one["tool_call"]["args"]["url"] for one in sees.seen] == ["https://clean"]
 
 
-def test_a_form_is_put_before_the_interceptors_once_and_again_for_every_decision() -> None:
+def test_each_form_of_an_action_is_judged_once_a_decision() -> None:
     interceptor = Sync(redirect)
     governor = Governor(plugins=[InterceptorPolicy([interceptor])])
     for number in (1, 2):
         assert governor.decide(call()).arguments == {"url": "https://safe"}
         assert len(interceptor.seen) == number
-
-
-# ---------------------------------------------------------------------- approvals
 
 
 class Resolver:
@@ -191,21 +129,6 @@ def test_a_resolver_lifts_or_confirms_a_liftable_deny(path: str) -> None:
     assert (nobody.effect, nobody.fault) == (Effect.DENY, False)
 
 
-def test_a_resolver_that_hangs_is_a_deny() -> None:
-    released = threading.Event()
-
-    class Hangs:
-        def resolve(self, request: ApprovalRequest, /) -> ApprovalResolution:
-            released.wait(60)
-            return ApprovalResolution(ApprovalOutcome.APPROVE, request.context_identity, Verdict.allow())
-
-    policy = InterceptorPolicy([Bounded(at("pre_tool_call", Verdict.escalate()))], resolver=Hangs(), timeout_s=0.05)
-    for path in PATHS:
-        decision = decide(path, policy, call())
-        assert (decision.rule, decision.fault) == ("host_error:approval_resolver_failed", True)
-    released.set()
-
-
 def test_what_a_resolver_sees_can_be_redacted() -> None:
     resolver = Resolver("approve", Verdict.allow())
     policy = InterceptorPolicy(
@@ -217,67 +140,7 @@ def test_what_a_resolver_sees_can_be_redacted() -> None:
     assert "swordfish" not in repr(resolver.requests)
 
 
-# ---------------------------------------------------------------------- fails closed
-
-
-def raises(_context: dict[str, Any]) -> Any:
-    raise RuntimeError("the password is swordfish")
-
-
-@pytest.mark.parametrize("path", PATHS)
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize(
-    ("answer", "rule"),
-    [
-        (raises, "host_error:interceptor_failed"),
-        (lambda _context: None, "host_error:verdict_invalid"),
-        (lambda _context: True, "host_error:verdict_invalid"),
-        (lambda _context: {"decision": "maybe"}, "host_error:verdict_invalid"),
-        (
-            lambda _context: {"decision": "transform", "transform": {"path": "$target.no.where", "value": 1}},
-            "host_error:transform_invalid",
-        ),
-        (
-            lambda _context: {"decision": "transform", "transform": {"path": "$target", "value": "no arguments"}},
-            "not-expressible",
-        ),
-    ],
-    ids=["raises", "nothing", "true", "maybe", "nowhere", "no-object"],
-)
-def test_whatever_breaks_is_a_deny(kind: type[Sync], answer: Answer, rule: str, path: str) -> None:
-    decision = decide(path, InterceptorPolicy([Sync(allows), kind(answer)]), call())
-    assert decision.effect is Effect.DENY
-    # An object that is no set of arguments is refused by one side or the other, depending on where it is seen first.
-    assert decision.rule == rule or (rule == "not-expressible" and decision.rule.startswith("host_error:"))
-    assert decision.fault is (decision.rule.startswith("host_error:"))
-    assert "swordfish" not in repr(decision)
-
-
-@pytest.mark.parametrize("path", PATHS)
-@pytest.mark.parametrize("kind", ["thread", "coroutine"])
-def test_an_interceptor_that_hangs_is_a_deny_and_the_others_are_still_asked(kind: str, path: str) -> None:
-    released = threading.Event()
-
-    class Hangs:
-        def intercept(self, context: dict[str, Any]) -> Any:
-            released.wait(60)
-            return Verdict.allow()
-
-    class Sleeps:
-        async def intercept(self, context: dict[str, Any]) -> Any:
-            await asyncio.sleep(60)
-            return Verdict.allow()
-
-    after = Bounded(allows)
-    policy = InterceptorPolicy([Hangs() if kind == "thread" else Sleeps(), after], timeout_s=0.05)
-    decision = decide(path, policy, call())
-    assert (decision.effect, decision.rule) == (Effect.DENY, "host_error:interceptor_timeout")
-    assert decision.fault
-    assert len(after.seen) == 1
-    released.set()
-
-
-def test_an_agents_loop_is_not_held_up_by_an_interceptor_that_blocks() -> None:
+def test_a_blocking_interceptor_leaves_the_event_loop_free() -> None:
     inside, released = threading.Event(), threading.Event()
 
     class Blocks:
@@ -296,33 +159,7 @@ def test_an_agents_loop_is_not_held_up_by_an_interceptor_that_blocks() -> None:
     assert not asyncio.run(go()).blocks
 
 
-def test_no_interceptor_at_all_denies_everything() -> None:
-    governor = Governor(plugins=[InterceptorPolicy([])])
-    assert governor.decide(call()).rule == "host_error:no_interceptor"
-    assert governor.decide(Action(Point.OUTPUT, "agent", "text", text="x")).blocks
-
-
-@pytest.mark.parametrize("value", [object(), {1: 2}, b"bytes", float("nan"), {1, 2}])
-def test_arguments_that_json_cannot_hold_are_a_deny_with_a_record(value: Any) -> None:
-    records: list[InterceptionRecord] = []
-    interceptor = Sync(allows)
-    policy = InterceptorPolicy([interceptor], on_record=records.append)
-    for path in PATHS:
-        assert decide(path, policy, call(value=value)).effect is Effect.DENY
-    assert interceptor.seen == []
-    assert {record.verdict.reason for record in records} == {"host_error:context_invalid"}
-    assert len(records) == len(PATHS)
-
-
-def test_arguments_that_hold_themselves_are_a_deny() -> None:
-    loop: dict[str, Any] = {}
-    loop["self"] = loop
-    for kind in KINDS:
-        for path in PATHS:
-            assert decide(path, InterceptorPolicy([kind(allows)]), call(value=loop)).blocks
-
-
-def test_plain_classes_of_values_reach_interceptors_as_plain_values() -> None:
+def test_subclasses_of_scalars_reach_interceptors_plain() -> None:
     class Colour(StrEnum):
         RED = "red"
 
@@ -331,30 +168,6 @@ def test_plain_classes_of_values_reach_interceptors_as_plain_values() -> None:
     args = interceptor.seen[0]["tool_call"]["args"]
     assert args == {"colour": "red", "pair": [1, 2]}
     assert type(args["colour"]) is str
-
-
-@pytest.mark.parametrize(
-    ("point", "change"),
-    [
-        ("post_model_call", {"path": "$target.tool_calls", "value": []}),
-        ("post_model_call", {"path": "$target.content", "value": [{"type": "text"}]}),
-        ("input", {"path": "$target.role", "value": "system"}),
-        ("output", {"path": "$target.content", "value": 4}),
-        ("pre_model_call", {"path": "$target", "value": "no messages"}),
-        ("agent_startup", {"path": "$target.tools_registered", "value": []}),
-    ],
-)
-def test_a_change_that_an_agent_cannot_be_given_is_a_deny(point: str, change: dict[str, Any]) -> None:
-    arguments: dict[str, Any] = {
-        "pre_model_call": {"messages": [{"role": "user", "content": "x"}]},
-        "post_model_call": {"tool_calls": [{"id": "1", "name": "rm", "args": {}}]},
-    }.get(point, {})
-    action = Action(Point(point), "thing", arguments=arguments, text="x", operation_id="op_1")
-    verdict = {"decision": "transform", "transform": change}
-    for path in PATHS:
-        decision = decide(path, InterceptorPolicy([Sync(at(point, verdict))]), action)
-        assert decision.effect is Effect.DENY
-        assert decision.rule in ("not-expressible", "host_error:transform_target_forbidden"), decision
 
 
 @pytest.mark.parametrize(
@@ -381,23 +194,6 @@ def test_changed_messages_keep_what_else_the_request_holds() -> None:
     verdict = {"decision": "transform", "transform": {"path": "$target[0].content", "value": "y"}}
     decision = decide("plugin", InterceptorPolicy([Sync(at("pre_model_call", verdict))]), action)
     assert decision.arguments == {"messages": [{"role": "user", "content": "y"}], "temperature": 0}
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"interceptors": [object()]}, "is no interceptor"),
-        *(({"interceptors": [], "timeout_s": wrong}, "timeout_s") for wrong in (0, float("inf"), "5")),
-        ({"interceptors": [], "mode": "watch"}, "mode 'watch' is unknown"),
-        ({"interceptors": [], "identity_provider": "md5"}, "identity_provider"),
-    ],
-)
-def test_options_without_meaning_are_refused(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(PolicyError, match=message):
-        InterceptorPolicy(**options)
-
-
-# ---------------------------------------------------------------------- runs, records, threads
 
 
 def test_only_watching_records_and_blocks_nothing(tmp_path: Path) -> None:
@@ -429,7 +225,7 @@ def test_a_run_is_a_session_with_numbers_and_an_end() -> None:
     assert contexts[1]["extensions"]["lgov"]["rollout_id"] == "ro_1"
 
 
-def test_a_result_is_shown_with_the_arguments_that_the_tool_ran_with() -> None:
+def test_a_result_comes_with_the_arguments_that_ran() -> None:
     interceptor = Sync(redirect)
     governor = Governor(plugins=[InterceptorPolicy([interceptor])])
     governor.decide(call())
@@ -439,7 +235,7 @@ def test_a_result_is_shown_with_the_arguments_that_the_tool_ran_with() -> None:
     assert interceptor.seen[-1]["tool_result"] == {"value": "4", "is_error": False}
 
 
-def test_context_variables_of_the_agent_reach_every_kind_of_interceptor() -> None:
+def test_context_variables_reach_every_kind_of_interceptor() -> None:
     tenant: contextvars.ContextVar[str] = contextvars.ContextVar("tenant", default="nobody")
 
     def who(_context: dict[str, Any]) -> Any:
@@ -473,27 +269,11 @@ def test_many_threads_and_loops_at_once_do_not_mix() -> None:
     assert sorted(record.sequence for record in records) == list(range(200))
 
 
-def test_what_is_remembered_is_bounded() -> None:
-    remembered: Remembered[int] = Remembered(limit=10)
-    for number in range(100):
-        remembered.put(number, number)
-    assert [remembered.get(number) for number in (89, 90, 99)] == [None, 90, 99]
+def test_the_state_of_runs_and_calls_is_bounded() -> None:
     policy = InterceptorPolicy([Bounded(allows)])
     for number in range(MAX_REMEMBERED + 10):
         policy.judge(Action(Point.PRE_TOOL_CALL, "t", operation_id=f"op_{number}", session_id=f"s{number}"))
-    assert len(policy._runs._values) == len(policy._judged._values) == MAX_REMEMBERED
-
-
-@pytest.mark.filterwarnings("ignore:coroutine 'sleep' was never awaited")
-def test_a_bounded_interceptor_that_waits_is_a_deny() -> None:
-    class Lies:
-        bounded = True
-
-        def intercept(self, context: dict[str, Any]) -> Any:
-            return asyncio.sleep(60)
-
-    decision = Governor(InterceptorPolicy([Lies()], timeout_s=0.05)).decide(call())
-    assert (decision.effect, decision.fault) == (Effect.DENY, True)
+    assert len(policy._runs) == len(policy._judged) == MAX_REMEMBERED
 
 
 def test_both_directions_at_once() -> None:

@@ -394,7 +394,7 @@ def test_options_without_meaning_are_refused(record: AuditLog, options: dict[str
 
 @pytest.mark.parametrize("recorder", [object(), Mock()])
 def test_what_records_nothing_is_no_recorder(recorder: Any) -> None:
-    with pytest.raises(ArgumentError, match="records no decisions"):
+    with pytest.raises(ArgumentError, match="cannot record decisions"):
         KernelSpace(sql(), recorder=recorder)
 
 

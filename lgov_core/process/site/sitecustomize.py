@@ -20,7 +20,7 @@ def _govern() -> None:
 
 
 def _next_one() -> None:
-    """Runs the sitecustomize that this file stands in front of, if there is one."""
+    """Runs the sitecustomize that this file shadows, if there is one."""
     here = os.path.dirname(os.path.abspath(__file__))
     rest = [entry for entry in sys.path if os.path.abspath(entry) != here]
     if len(rest) == len(sys.path):

@@ -1,0 +1,196 @@
+"""Collects what a kernel reports, lgov's own or another, by the rollout that it belongs to."""
+
+from __future__ import annotations
+
+import inspect
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from lgov_core.errors import ArgumentError
+from lgov_core.kernel.violations import answers_to_anything, require_done
+from lgov_core.scope import current_scope
+from lgov_core.types import PolicyViolation, PolicyViolationType, Severity
+
+_SEVERITIES: Final = frozenset(severity.value for severity in Severity)
+_NOTHING_UNGOVERNED: Final = (
+    "pass a KernelSpace, or an object with execute and on_policy_violation; nothing is run ungoverned"
+)
+
+
+@dataclass(slots=True)
+class Collected:
+    """The reports for one rollout so far, in order."""
+
+    rollout_id: str
+    violations: list[PolicyViolation] = field(default_factory=lambda: [])
+    signals: list[str] = field(default_factory=lambda: [])
+
+
+class RolloutWatch:
+    """Registers with a kernel and collects its reports by the rollout that they belong to.
+
+    The kernel may be any object with ``execute`` (or, where ``needs_execute`` says so, only ``execute_async``) and
+    ``on_policy_violation``; ``on_signal`` is used where it is there. A report may be a `PolicyViolation`, an object or a
+    mapping with its fields, or ``(policy_name, description, severity, blocked)``. It belongs to the ``rollout_id`` that
+    it names (an attribute, a key or a keyword argument), else to the rollout of the running code. ``report`` is called
+    with each violation, its rollout's id and whether that rollout is being collected here. A report that cannot be
+    understood counts as a blocked violation of high severity. Raises `ArgumentError` for a kernel that cannot be used.
+    """
+
+    def __init__(
+        self,
+        kernel: Any,
+        *,
+        report: Callable[[PolicyViolation, str | None, bool], None],
+        methods: tuple[str, ...] = ("execute", "execute_async"),
+    ) -> None:
+        require_kernel(kernel, methods)
+        self._kernel, self._report = kernel, report
+        self._open: dict[str, Collected] = {}
+        self._lock = threading.Lock()
+        self._removals: list[Any] | None = None
+        self.listen()
+
+    def listen(self) -> None:
+        """Registers with the kernel, unless that is done. Raises `ArgumentError` when it does not accept callbacks."""
+        if self._removals is not None:
+            return
+        removals: list[Any] = []
+        try:
+            for hook, callback in (("on_policy_violation", self._violation), ("on_signal", self._signal)):
+                if callable(register := _method(self._kernel, hook)):
+                    removals.append(self._registered(hook, register, callback))
+        except BaseException:
+            for removal in removals:
+                if callable(removal):
+                    removal()
+            raise
+        self._removals = [removal for removal in removals if callable(removal)]
+
+    def _registered(self, hook: str, register: Callable[..., Any], callback: Callable[..., Any]) -> Any:
+        what = f"a {type(self._kernel).__name__} cannot govern: its {hook}"
+        try:
+            removal = register(callback)
+            require_done(removal)
+        except Exception as error:
+            raise ArgumentError(f"{what} does not register a callback: {error}", hint=_NOTHING_UNGOVERNED) from error
+        if answers_to_anything(removal):
+            raise ArgumentError(f"{what} is a mock", hint=_NOTHING_UNGOVERNED)
+        return removal
+
+    def stop(self) -> None:
+        """Takes back what was registered. A kernel whose hooks return no removal goes on reporting."""
+        if not self._removals:
+            return
+        for removal in self._removals:
+            removal()
+        self._removals = None
+
+    def begin(self, rollout_id: str) -> Collected | None:
+        """Starts to collect for a rollout; None when that is being done already."""
+        with self._lock:
+            if rollout_id in self._open:
+                return None
+            collected = self._open[rollout_id] = Collected(rollout_id)
+            return collected
+
+    def end(self, rollout_id: str) -> None:
+        """Stops collecting for a rollout."""
+        with self._lock:
+            self._open.pop(rollout_id, None)
+
+    def _violation(self, *report: Any, **named: Any) -> None:
+        rollout_id = _named_rollout(report, named)
+        violation = as_violation(*report, **{key: value for key, value in named.items() if key != "rollout_id"})
+        with self._lock:
+            collected = self._open.get(rollout_id) if rollout_id is not None else None
+            if collected is not None:
+                collected.violations.append(violation)
+        self._report(violation, rollout_id, collected is not None)
+
+    def _signal(self, *report: Any, **named: Any) -> None:
+        rollout_id = _named_rollout(report, named)
+        what = report[0] if report else named.get("signal", "")
+        name = what if isinstance(what, str) else getattr(what, "name", what)
+        with self._lock:
+            collected = self._open.get(rollout_id) if rollout_id is not None else None
+            if collected is not None:
+                collected.signals.append(str(name))
+
+
+def require_kernel(kernel: Any, methods: tuple[str, ...]) -> None:
+    """Raises `ArgumentError` unless ``kernel`` has one of ``methods`` and reports its violations.
+
+    What has an attribute of any name (a mock, a ``__getattr__`` that knows everything) has them only by chance.
+    """
+    if kernel is None or inspect.isclass(kernel):
+        raise ArgumentError(f"{kernel!r} is not a kernel", hint=_NOTHING_UNGOVERNED)
+    what = f"a {type(kernel).__name__} cannot govern"
+    runs = [method for name in methods if callable(method := _method(kernel, name))]
+    if not runs:
+        raise ArgumentError(f"{what}: it has no {' or '.join(methods)}", hint=_NOTHING_UNGOVERNED)
+    reports = _method(kernel, "on_policy_violation")
+    if not callable(reports):
+        raise ArgumentError(f"{what}: it has no on_policy_violation", hint=_NOTHING_UNGOVERNED)
+    if any(answers_to_anything(part) for part in (kernel, reports, *runs)):
+        raise ArgumentError(f"{what}: it is a mock", hint=_NOTHING_UNGOVERNED)
+
+
+def _method(kernel: Any, name: str) -> Any:
+    try:
+        return getattr(kernel, name, None)
+    except Exception as error:
+        raise ArgumentError(
+            f"a {type(kernel).__name__} cannot govern: its {name} raised {type(error).__name__}: {error}",
+            hint=_NOTHING_UNGOVERNED,
+        ) from error
+
+
+def as_violation(*report: Any, **named: Any) -> PolicyViolation:
+    """A `PolicyViolation` out of whatever a kernel reports; see `RolloutWatch`."""
+    if len(report) == 1 and isinstance(report[0], PolicyViolation):
+        return report[0]
+    source: dict[str, Any] = dict(named)
+    if len(report) == 1:
+        only = report[0]
+        if isinstance(only, Mapping):
+            source |= {str(key): value for key, value in only.items()}
+        else:
+            for key in ("policy_name", "policy", "description", "severity", "action_blocked", "blocked", "penalty"):
+                if hasattr(only, key):
+                    source[key] = getattr(only, key)
+    else:
+        source |= dict(zip(("policy_name", "description", "severity", "blocked"), report, strict=False))
+    policy = source.get("policy_name", source.get("policy"))
+    given: Any = source.get("severity")
+    written: Any = getattr(given, "value", given)
+    severity: Any = written.strip().lower() if isinstance(written, str) else None
+    blocked = source.get("action_blocked", source.get("blocked"))
+    if policy is None or severity not in _SEVERITIES or not isinstance(blocked, bool):
+        # An unclear report must not count as harmless.
+        what = ", ".join(repr(part)[:200] for part in report) or repr(source)[:200]
+        return PolicyViolation(
+            violation_type=PolicyViolationType.BLOCKED,
+            policy_name=str(policy or "unknown"),
+            description=f"The kernel reported something unclear: {what}",
+            severity=severity if severity in _SEVERITIES else Severity.HIGH.value,
+            action_blocked=True,
+        )
+    return PolicyViolation(
+        violation_type=PolicyViolationType.BLOCKED if blocked else PolicyViolationType.WARNED,
+        policy_name=str(policy),
+        description=str(source.get("description", "")),
+        severity=severity,
+        action_blocked=blocked,
+    )
+
+
+def _named_rollout(report: tuple[Any, ...], named: Mapping[str, Any]) -> str | None:
+    for source in (named, *report):
+        found = source.get("rollout_id") if isinstance(source, Mapping) else getattr(source, "rollout_id", None)
+        if isinstance(found, str):
+            return found
+    scope = current_scope()
+    return None if scope is None else scope.rollout_id
