@@ -1,22 +1,25 @@
-"""Observes what LangChain does: agent runs, model calls and tool calls become spans. Alone, it also stops denied tools."""
+"""The callback handler: agent runs, model calls and tool calls become spans. Alone, it also stops denied tools."""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
 from langchain_core.callbacks import AsyncCallbackHandler, BaseCallbackHandler
+from langchain_core.messages import AIMessage, HumanMessage
 
 from lgov_core.errors import PolicyError
 from lgov_core.instrumentation import json_text, semconv
 from lgov_core.instrumentation.evaluated_call import covered_call, model_call_covered
 from lgov_core.instrumentation.live_span import current_span
+from lgov_core.instrumentation.model_call import ModelCall
+from lgov_core.instrumentation.tool_call import ToolCall
 from lgov_core.types import Action, Point
 from lgov_langchain._internals import keep_reply_ids
 from lgov_langchain.callback_enforcement import CallbackEnforcement
-from lgov_langchain.messages import as_mappings
+from lgov_langchain.messages import as_mappings, model_reading
 from lgov_langchain.runs import FRAMEWORK, Run, RunTree, agent_in, is_pause, running_config
 from lgov_langchain.tool_results import kind_of, result_reading
 
@@ -25,7 +28,6 @@ if TYPE_CHECKING:
     from langchain_core.outputs import LLMResult
 
     from lgov_core.instrumentation import Governor
-    from lgov_core.types import JSONValue
 
 
 class LgovCallbackHandler(BaseCallbackHandler):
@@ -110,74 +112,60 @@ class LgovCallbackHandler(BaseCallbackHandler):
         self.tree.end(run_id)
 
     def on_chain_error(self, error: BaseException, *, run_id: UUID, **kwargs: Any) -> None:
-        """A runnable raised; a pause for a person is no error."""
-        self.tree.end(run_id, error=None if is_pause(error) else error)
+        """A runnable raised; a pause for a person is not an error."""
+        self.tree.end(run_id, None if is_pause(error) else error)
 
     # ------------------------------------------------------------------ models
 
     def on_chat_model_start(
-        self,
-        serialized: dict[str, Any],
-        messages: list[list[BaseMessage]],
-        *,
-        run_id: UUID,
-        parent_run_id: UUID | None = None,
-        metadata: dict[str, Any] | None = None,
-        **kwargs: Any,
+        self, serialized: dict[str, Any], messages: list[list[BaseMessage]], *, run_id: UUID, **kwargs: Any
     ) -> None:
         """A chat model is called."""
-        said = (lambda: as_mappings(messages[0])) if messages else None
-        self._begin_model(serialized, said, run_id, parent_run_id, metadata or {}, kwargs)
+        self._begin_model(serialized, messages[0] if messages else [], run_id, **kwargs)
 
-    def on_llm_start(
-        self,
-        serialized: dict[str, Any],
-        prompts: list[str],
-        *,
-        run_id: UUID,
-        parent_run_id: UUID | None = None,
-        metadata: dict[str, Any] | None = None,
-        **kwargs: Any,
-    ) -> None:
+    def on_llm_start(self, serialized: dict[str, Any], prompts: list[str], *, run_id: UUID, **kwargs: Any) -> None:
         """A plain text model is called."""
-        self._begin_model(
-            serialized,
-            lambda: [{"role": "user", "content": prompt} for prompt in prompts],
-            run_id,
-            parent_run_id,
-            metadata or {},
-            kwargs,
-        )
+        self._begin_model(serialized, [HumanMessage(prompt) for prompt in prompts], run_id, **kwargs)
 
     def _begin_model(
         self,
-        serialized: Any,
-        said: Callable[[], Any] | None,
+        serialized: dict[str, Any] | None,
+        prompt: Sequence[BaseMessage],
         run_id: UUID,
-        parent_run_id: UUID | None,
-        metadata: dict[str, Any],
-        kwargs: dict[str, Any],
+        parent_run_id: UUID | None = None,
+        metadata: dict[str, Any] | None = None,
+        invocation_params: dict[str, Any] | None = None,
+        **kwargs: Any,
     ) -> None:
         observer = self.observer
         if observer is None or model_call_covered(observer):
             self._begin_inside(run_id, parent_run_id)
             return
-        attributes = _model_attributes(serialized, metadata, kwargs.get("invocation_params") or {})
-        if said is not None and observer.capture_content:
-            attributes[semconv.INPUT_MESSAGES] = json_text(said())
-        run = self.tree.begin(run_id, self._above(parent_run_id))
-        model = str(attributes[semconv.REQUEST_MODEL])
-        self.tree.open_span(observer, run, semconv.CHAT, model, attributes)
+        metadata, parameters = metadata or {}, invocation_params or {}
+        named = metadata.get("ls_model_name") or parameters.get("model") or parameters.get("model_name")
+        above = self._above(parent_run_id)
+        call = ModelCall(
+            observer,
+            framework=FRAMEWORK,
+            model=str(named or (serialized or {}).get("name") or "unknown"),
+            agent=agent_in(metadata),
+            parent=self.tree.span_above(observer, above),
+        )
+        call.span.set({semconv.PROVIDER: metadata.get("ls_provider")})
+        if observer.capture_content:
+            call.span.set({semconv.INPUT_MESSAGES: json_text(as_mappings(prompt))})
+        self.tree.begin(run_id, above, span=call.span).model_call = call
 
     def on_llm_end(self, response: LLMResult, *, run_id: UUID, **kwargs: Any) -> None:
         """A model answered."""
-        observer = self.observer
-        content = observer is not None and observer.capture_content
-        self.tree.end(run_id, lambda: _reply_attributes(response, content))
+        run = self.tree.find(run_id)
+        if run is not None and run.model_call is not None and (reply := _first_reply(response)) is not None:
+            run.model_call.answered(model_reading(reply))
+        self.tree.end(run_id)
 
     def on_llm_error(self, error: BaseException, *, run_id: UUID, **kwargs: Any) -> None:
         """A model call failed."""
-        self.tree.end(run_id, error=error)
+        self.tree.end(run_id, error)
 
     # ------------------------------------------------------------------ tools
 
@@ -192,7 +180,7 @@ class LgovCallbackHandler(BaseCallbackHandler):
         inputs: dict[str, Any] | None = None,
         **kwargs: Any,
     ) -> None:
-        """A tool is about to run. Raises `DeniedToolError` if it must not and nobody else would have stopped it."""
+        """A tool is about to run. Raises `DeniedToolError` if it must not and nothing else would have stopped it."""
         observer, call = self.observer, covered_call()
         name = (serialized or {}).get("name") or "tool"
         call_id = kwargs.get("tool_call_id")
@@ -210,30 +198,31 @@ class LgovCallbackHandler(BaseCallbackHandler):
             call_id=call_id,
         )
         above = self._above(parent_run_id)
+        parent = self.tree.span_above(observer, above)
         if self._enforcement is not None:
-            span = self._enforcement.permit(run_id, action, self.tree.span_above(observer, above))
-            self.tree.begin(run_id, above, inside=span)
+            self.tree.begin(run_id, above, inside=self._enforcement.permit(run_id, action, parent))
         else:
-            run = self.tree.begin(run_id, above)
-            attributes = _tool_attributes(action, observer.capture_content)
-            self.tree.open_span(observer, run, semconv.EXECUTE_TOOL, name, attributes)
+            self.tree.begin(run_id, above, span=ToolCall(observer, action, parent).span)
 
     def on_tool_end(self, output: Any, *, run_id: UUID, **kwargs: Any) -> None:
-        """A tool returned. Raises `DeniedToolError` if the model must not read the result and nobody else said so."""
+        """A tool returned. Raises `DeniedToolError` if the model must not read the result and nothing else stopped it."""
         try:
             if self._enforcement is not None:
                 self._enforcement.returned(run_id, output)
         finally:
-            self.tree.end(run_id, lambda: _result_attributes(output))
+            run, reading = self.tree.find(run_id), result_reading(output)
+            if run is not None and run.span is not None:
+                run.span.set({semconv.TOOL_RESULT: reading.text})
+            self.tree.end(run_id, None if reading.status == "ok" else "tool_error")
 
     def on_tool_error(self, error: BaseException, *, run_id: UUID, **kwargs: Any) -> None:
-        """A tool raised; a pause for a person is no error."""
+        """A tool raised; a pause for a person is not an error."""
         pause = is_pause(error)
         if (call := covered_call()) is not None and not pause:
             call.raised = error  # the framework may make a text of it
         if self._enforcement is not None:
             self._enforcement.raised(run_id, error)
-        self.tree.end(run_id, error=None if pause else error)
+        self.tree.end(run_id, None if pause else error)
 
 
 def _check_can_stop(handler: LgovCallbackHandler) -> None:
@@ -253,52 +242,11 @@ def _check_can_stop(handler: LgovCallbackHandler) -> None:
         )
 
 
-def _model_attributes(serialized: Any, metadata: dict[str, Any], parameters: dict[str, Any]) -> dict[str, JSONValue]:
-    named = metadata.get("ls_model_name") or parameters.get("model") or parameters.get("model_name")
-    return {
-        semconv.REQUEST_MODEL: named or (serialized or {}).get("name") or "unknown",
-        semconv.PROVIDER: metadata.get("ls_provider"),
-        semconv.AGENT_NAME: agent_in(metadata),
-        semconv.FRAMEWORK: FRAMEWORK,
-    }
-
-
-def _tool_attributes(action: Action, content: bool) -> dict[str, JSONValue]:
-    return {
-        semconv.TOOL_NAME: action.name,
-        semconv.TOOL_TYPE: action.kind,
-        semconv.TOOL_CALL_ID: action.call_id,
-        semconv.AGENT_NAME: action.agent,
-        semconv.TOOL_ARGUMENTS: json_text(action.arguments) if content else None,
-    }
-
-
-def _result_attributes(output: Any) -> dict[str, JSONValue]:
-    reading = result_reading(output)
-    return {
-        semconv.TOOL_RESULT: reading.text,
-        semconv.ERROR_TYPE: None if reading.status == "ok" else "tool_error",
-    }
-
-
-def _reply_attributes(response: LLMResult, content: bool) -> dict[str, JSONValue]:
-    generations: Any = response.generations[0] if response.generations else ()
-    if not generations:
-        return {}
-    generation = generations[0]
-    message = getattr(generation, "message", None)
-    details = {**(generation.generation_info or {}), **getattr(message, "response_metadata", {})}
-    reasons = [(one.generation_info or {}).get("finish_reason") or details.get("finish_reason") for one in generations]
-    usage = getattr(message, "usage_metadata", None) or {}
-    attributes: dict[str, JSONValue] = {
-        semconv.RESPONSE_ID: details.get("id"),
-        semconv.RESPONSE_MODEL: details.get("model_name"),
-        semconv.FINISH_REASONS: [reason for reason in reasons if reason] or None,
-        semconv.INPUT_TOKENS: usage.get("input_tokens"),
-        semconv.OUTPUT_TOKENS: usage.get("output_tokens"),
-    }
-    if content:
-        text = {"role": "assistant", "content": generation.text}
-        said = text if message is None else as_mappings([message])[0]
-        attributes[semconv.OUTPUT_MESSAGES] = json_text([said])
-    return attributes
+def _first_reply(response: LLMResult) -> AIMessage | None:
+    """The first reply; that of a plain text model as a message."""
+    generation: Any = next(iter(response.generations[0] if response.generations else ()), None)
+    if generation is None:
+        return None
+    message = getattr(generation, "message", None) or AIMessage(generation.text)
+    details = {**(generation.generation_info or {}), **message.response_metadata}
+    return message.model_copy(update={"response_metadata": details})

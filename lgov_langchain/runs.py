@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextvars
 import threading
 import time
-from collections.abc import Callable, Hashable, Iterable, Mapping
+from collections.abc import Hashable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from langchain_core.runnables.config import var_child_runnable_config
@@ -21,6 +21,7 @@ from lgov_langchain._internals import AGENT_NAME, GRAPHS, INTEGRATION
 
 if TYPE_CHECKING:
     from lgov_core.instrumentation.live_span import SpanObserver
+    from lgov_core.instrumentation.model_call import ModelCall
     from lgov_core.types import JSONValue
 
 FRAMEWORK = "langchain"
@@ -48,24 +49,39 @@ def is_pause(error: BaseException) -> bool:
 
 
 class Run:
-    """A run. ``agent`` is the name of the agent whose run it is; None if it is not an agent's.
+    """A run. ``agent`` is the name of the agent whose run it is, if it is one.
 
-    ``inside`` is a span opened elsewhere that this run is in. ``context`` is the context in which an agent's run began.
-    ``open`` are all open runs below the outermost one, which share it. Only its tree changes a run.
+    ``span`` is the span of a tool or model call, which ends with the run; ``inside`` one opened elsewhere that the run is in.
+    ``open`` are all open runs below the outermost one, which share it.
     """
 
-    __slots__ = ("agent", "context", "ended", "inside", "open", "parent", "run_id", "spans", "started_at")
+    __slots__ = (
+        "agent", "agent_spans", "context", "ended", "inside", "model_call", "open", "parent", "run_id", "span", "started_at",
+    )  # fmt: skip
 
-    def __init__(self, run_id: Hashable, parent: Run | None, agent: str | None, inside: LiveSpan | None) -> None:
+    def __init__(
+        self,
+        run_id: Hashable,
+        parent: Run | None = None,
+        agent: str | None = None,
+        inside: LiveSpan | None = None,
+        span: LiveSpan | None = None,
+    ) -> None:
         self.run_id = run_id
         self.parent = parent
         self.agent = agent
         self.inside = inside
+        self.span = span
         self.context = contextvars.copy_context() if agent is not None else None
         self.started_at = time.time()
-        self.spans: list[tuple[SpanObserver, LiveSpan]] = []
+        self.agent_spans: dict[SpanObserver, LiveSpan] = {}
+        self.model_call: ModelCall | None = None
         self.open: dict[Hashable, Run] = {} if parent is None else parent.open
         self.ended = False
+
+    def spans(self) -> list[LiveSpan]:
+        """The spans that end with the run."""
+        return [*self.agent_spans.values(), *([self.span] if self.span is not None else [])]
 
 
 class RunTree:
@@ -100,34 +116,30 @@ class RunTree:
         return agent or name if is_agent and not is_node else None
 
     def begin(
-        self, run_id: Hashable, above: Run | None, *, agent: str | None = None, inside: LiveSpan | None = None
+        self,
+        run_id: Hashable,
+        above: Run | None,
+        *,
+        agent: str | None = None,
+        inside: LiveSpan | None = None,
+        span: LiveSpan | None = None,
     ) -> Run:
         """Opens a run, below ``above`` if that is still open."""
         with self._lock:
-            parent = None if above is None or above.ended else above
-            run = Run(run_id, parent, agent, inside)
+            run = Run(run_id, None if above is None or above.ended else above, agent, inside, span)
             self._runs[run_id] = run
-            if parent is not None:
+            if run.parent is not None:
                 run.open[run_id] = run
         return run
-
-    def open_span(
-        self, observer: SpanObserver, run: Run, operation: str, name: str, attributes: dict[str, JSONValue]
-    ) -> None:
-        """Opens a span for a run that is not an agent's; it ends with the run."""
-        with self._lock:
-            above = self.span_above(observer, run.parent)
-            span = LiveSpan(observer, operation, name, attributes, parent=above, started_at=run.started_at)
-            run.spans.append((observer, span))
 
     def span_above(self, observer: SpanObserver, run: Run | None) -> LiveSpan | None:
         """The span of ``observer`` for what happens in ``run``. That of an agent is opened when it is first asked for."""
         while run is not None:
-            if (span := _span_of(observer, run)) is not None:
-                return span
             if run.agent is not None:
                 with self._lock:
-                    return _span_of(observer, run) or self._open_agent_span(observer, run)
+                    return run.agent_spans.get(observer) or self._open_agent_span(observer, run)
+            if run.span is not None and run.span.observer is observer:
+                return run.span
             if run.inside is not None:
                 return run.inside
             run = run.parent
@@ -135,24 +147,18 @@ class RunTree:
 
     def _open_agent_span(self, observer: SpanObserver, run: Run) -> LiveSpan:
         assert run.context is not None, "an agent's run has one"
-        above = run.inside if run.inside is not None else self.span_above(observer, run.parent)
+        above = self.span_above(observer, run.parent)
         attributes: dict[str, JSONValue] = {semconv.AGENT_NAME: run.agent, semconv.FRAMEWORK: FRAMEWORK}
 
         def open_span() -> LiveSpan:
             name = run.agent or ""
             return LiveSpan(observer, semconv.INVOKE_AGENT, name, attributes, parent=above, started_at=run.started_at)
 
-        span = run.context.run(open_span)  # with the rollout and the caller's spans of the agent's own begin
-        run.spans.append((observer, span))
+        span = run.agent_spans[observer] = run.context.run(open_span)  # in the rollout in which the agent began
         return span
 
-    def end(
-        self,
-        run_id: Hashable,
-        attributes: Callable[[], dict[str, JSONValue]] = dict,
-        error: BaseException | None = None,
-    ) -> None:
-        """Closes a run and ends its spans, with ``attributes()`` on them.
+    def end(self, run_id: Hashable, error: BaseException | str | None = None) -> None:
+        """Closes a run and ends its spans.
 
         Runs that are still open when the outermost one ends are shown as never ended, not silently dropped.
         """
@@ -169,15 +175,10 @@ class RunTree:
             if left:
                 run.open.clear()
         for one in left:
-            for _, span in one.spans:
+            for span in one.spans():
                 span.abandon()
-        for _, span in run.spans:
-            span.set(attributes())
+        for span in run.spans():
             span.end(error)
-
-
-def _span_of(observer: SpanObserver, run: Run) -> LiveSpan | None:
-    return next((span for whose, span in run.spans if whose is observer), None)
 
 
 def _in_agent(run: Run | None) -> bool:

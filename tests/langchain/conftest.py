@@ -1,9 +1,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
+from lc_agents import Database
 from scripted import ModelServer, Witness, serve_model
 
 
@@ -23,3 +25,8 @@ def chat(model_server: ModelServer) -> Any:
 @pytest.fixture
 def witness() -> Witness:
     return Witness()
+
+
+@pytest.fixture
+def database(tmp_path: Path) -> Database:
+    return Database(tmp_path / "company.db")

@@ -1,24 +1,19 @@
-"""What happens at the edges: streams given up, slow policies, cancellation, retries, shared agents, other versions."""
+"""What happens at the edges: streams given up, slow policies, cancellation, shared agents."""
 
 from __future__ import annotations
 
 import asyncio
-import subprocess
-import sys
 import threading
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any
 
 import langchain.agents
 import pytest
-from langchain.agents.middleware import ModelRetryMiddleware, ToolRetryMiddleware
 from langchain_core.messages import ToolMessage
 from langchain_core.tools import tool
 from scripted import ModelServer, Witness, allow, at, calls, deny, make_governor, says
 
-import lgov_langchain.instrumentor as instrumentation
 from lgov_core.governor import Governor
 from lgov_core.scope import RolloutScope, carry_into_threads, enter_scope
 from lgov_core.testing import ScriptedReply
@@ -51,9 +46,6 @@ def governed(way: str, governor: Governor) -> Any:
 
 def no_digging(action: Action) -> Decision | None:
     return deny("no digging") if action.arguments.get("what") == "dig" else None
-
-
-# ---------------------------------------------------------------------- streams
 
 
 @WAYS
@@ -107,9 +99,6 @@ def test_a_stream_given_up_ends_its_spans(
     assert all(span.ended_at is not None for span in witness.spans)
 
 
-# ---------------------------------------------------------------------- slow policies
-
-
 class Stuck:
     """A policy that does not answer until it is let go, and does not promise to."""
 
@@ -144,9 +133,6 @@ def test_a_policy_that_takes_too_long_is_a_denial(
     assert "did not answer within" in model_server.last_results()["c1"]
     assert witness.outcomes[0].decision is not None
     assert witness.outcomes[0].decision.fault
-
-
-# ---------------------------------------------------------------------- cancellation
 
 
 @WAYS
@@ -204,75 +190,6 @@ def test_a_cancelled_run_leaves_nothing_open_and_says_what_ran(
     assert [one.error_type for one in witness.outcomes] == (["CancelledError"] if where == "tool" else [])
 
 
-# ---------------------------------------------------------------------- retries
-
-
-@WAYS
-@pytest.mark.parametrize("how", ["invoke", "ainvoke"])
-def test_a_tool_that_is_tried_again_is_one_call(
-    how: str, way: str, model_server: ModelServer, chat: Any, witness: Witness
-) -> None:
-    tries: list[str] = []
-
-    @tool
-    def flaky(what: str) -> str:
-        """Works at the third try."""
-        tries.append(what)
-        if len(tries) < 3:
-            raise ConnectionError("again")
-        return "at last"
-
-    governor = make_governor(at(Point.PRE_TOOL_CALL, lambda action: None), witness=witness)
-    retry: Any = ToolRetryMiddleware(max_retries=3, initial_delay=0, jitter=False)
-    model_server.play(calls(("c1", "flaky", {"what": "x"})), says("done"))
-    with governed(way, governor) as middleware:
-        agent = langchain.agents.create_agent(chat, [flaky], middleware=[*middleware, retry])
-        _ = agent.invoke(QUESTION) if how == "invoke" else asyncio.run(agent.ainvoke(QUESTION))
-    assert len(tries) == 3
-    assert model_server.last_results()["c1"] == "at last"
-    assert len(witness.decisions()) == 1
-    assert [(one.status, one.error_type) for one in witness.outcomes] == [("ok", None)]
-    assert len([span for span in witness.spans if span.name == "execute_tool flaky"]) == 1
-
-
-def test_a_denial_is_not_tried_again(model_server: ModelServer, chat: Any, witness: Witness) -> None:
-    governor = make_governor(at(Point.PRE_TOOL_CALL, no_digging), witness=witness)
-    retry: Any = ToolRetryMiddleware(max_retries=3, initial_delay=0, jitter=False)
-    model_server.play(calls(("c1", "work", {"what": "dig"})), says("done"))
-    agent = langchain.agents.create_agent(chat, [work], middleware=[retry, LgovMiddleware(governor)])
-    agent.invoke(QUESTION)
-    assert len(witness.decisions()) == 1
-
-
-@WAYS
-def test_a_model_that_is_tried_again_is_one_call(
-    way: str, model_server: ModelServer, chat: Any, witness: Witness
-) -> None:
-    governor = make_governor(at(Point.PRE_TOOL_CALL, lambda action: None), witness=witness)
-    retry: Any = ModelRetryMiddleware(max_retries=2, initial_delay=0, jitter=False)
-    model_server.play(ScriptedReply("busy", status=503, headers={"connection": "close"}), says("done"))
-    with governed(way, governor) as middleware:
-        agent = langchain.agents.create_agent(chat, [work], middleware=[*middleware, retry])
-        assert agent.invoke(QUESTION)["messages"][-1].text == "done"
-    assert len(witness.decisions(Point.PRE_MODEL_CALL)) == 1
-    (span,) = [span for span in witness.spans if span.name == "chat scripted"]
-    assert str(span.attributes[semconv.RESPONSE_ID]).startswith("chatcmpl")
-
-
-def test_a_model_with_retries_of_its_own_is_judged_at_each_try(
-    model_server: ModelServer, chat: Any, witness: Witness
-) -> None:
-    governor = make_governor(at(Point.PRE_TOOL_CALL, lambda action: None), witness=witness)
-    model_server.play(ScriptedReply("busy", status=503, headers={"connection": "close"}), says("done"))
-    with governed("instrumented", governor):
-        assert chat.with_retry(wait_exponential_jitter=False).invoke("hi").text == "done"
-    errors = [span.attributes.get(semconv.ERROR_TYPE) is not None for span in witness.spans]
-    assert errors == [True, False]
-
-
-# ---------------------------------------------------------------------- one agent, several rollouts
-
-
 @WAYS
 @pytest.mark.parametrize("how", ["threads", "tasks"])
 def test_one_agent_in_several_rollouts_at_once(
@@ -322,97 +239,3 @@ def test_one_agent_in_several_rollouts_at_once(
     for outcome in witness.outcomes:
         assert str(outcome.action.call_id).partition("-")[2] == str(outcome.action.rollout_id)[1:]
     assert sorted(ran) == sorted(str(number) for number in range(count))
-
-
-# ---------------------------------------------------------------------- other versions, none at all
-
-
-def test_a_version_outside_the_tested_range_is_warned_of_and_still_proved(
-    witness: Witness, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(instrumentation._INSTRUMENTOR, "tested", {"langchain-core": ">=0.1,<0.2"})
-    governor = make_governor(at(Point.PRE_TOOL_CALL, no_digging), witness=witness)
-    with pytest.warns(UserWarning, match=r"langchain-core .* is outside the range lgov was tested with \(>=0.1,<0.2\)"):
-        instrument(governor)
-    try:
-        assert "no digging" in work.invoke({"what": "dig"})
-    finally:
-        uninstrument()
-
-
-PROGRAM = """
-import sys
-for name in {missing}:
-    sys.modules[name] = None
-from lgov_core.errors import InstrumentationError
-from lgov_core.governor import Governor
-from lgov_langchain.plugin import lgov_framework
-adapter = lgov_framework()
-print("installed", adapter.installed())
-try:
-    adapter.instrument(Governor())
-except InstrumentationError as error:
-    print("refused", error)
-else:
-    print("instrumented")
-    adapter.uninstrument()
-"""
-
-
-@pytest.mark.parametrize(
-    ("missing", "said"),
-    [
-        (["langchain_core", "langgraph", "langchain"], "installed False\nrefused LangChain cannot be governed here"),
-        (["langchain_openai"], "installed True\ninstrumented"),
-    ],
-)
-def test_without_the_framework(missing: list[str], said: str) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", PROGRAM.format(missing=missing)], capture_output=True, text=True, check=True
-    )
-    assert done.stdout.startswith(said), done.stdout
-
-
-# ---------------------------------------------------------------------- the self-test finds every way around
-
-
-@pytest.mark.parametrize(
-    ("owner", "name", "found"),
-    [
-        ("tool", "run", "probe tool ran.*run"),
-        ("tool", "arun", "probe tool ran.*arun"),
-        ("model", "generate", "probe model was asked.*invoke"),
-        ("model", "agenerate", "probe model was asked.*ainvoke"),
-        ("model", "stream", "probe model was asked.*stream"),
-        ("model", "astream", "probe model was asked.*astream"),
-        ("langchain", "create_agent", "did not get the governing middleware"),
-    ],
-)
-def test_a_patch_that_does_not_hold_is_found(
-    owner: str, name: str, found: str, witness: Witness, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As if the patch of one path had no effect in some other version: instrumentation refuses, and nothing stays patched."""
-    from langchain_core.language_models import BaseChatModel
-    from langchain_core.tools import BaseTool
-
-    from lgov_core.errors import InstrumentationError
-    from lgov_core.instrumentation.instrumentor import Patches
-
-    replace: Callable[..., None] = Patches.replace
-
-    def all_but_one(self: Any, target: Any, attribute: str, new: Any) -> None:
-        if attribute != name:
-            replace(self, target, attribute, new)
-
-    before = (BaseTool.run, BaseTool.arun, BaseChatModel.generate, BaseChatModel.stream, langchain.agents.create_agent)
-    monkeypatch.setattr(Patches, "replace", all_but_one)
-    with pytest.raises(InstrumentationError, match=found):
-        instrument(make_governor(witness=witness))
-    assert before == (
-        BaseTool.run,
-        BaseTool.arun,
-        BaseChatModel.generate,
-        BaseChatModel.stream,
-        langchain.agents.create_agent,
-    )
-    assert instrumentation.acting_governor() is None

@@ -252,7 +252,7 @@ def test_uninstrumenting_puts_everything_back(witness: Witness) -> None:
 def test_a_way_around_is_found_by_the_self_test(witness: Witness, monkeypatch: pytest.MonkeyPatch) -> None:
     """As if a future LangChain no longer called ``run`` from ``invoke``."""
     before = BaseTool.run
-    monkeypatch.setattr(BaseTool, "invoke", lambda self, input, config=None, **kwargs: self.func(**input["args"]))
+    monkeypatch.setattr(BaseTool, "invoke", lambda self, input, config=None, **kwargs: self._run(**input["args"]))
     with pytest.raises(InstrumentationError, match="probe tool ran"):
         instrument(make_governor(witness=witness))
     assert BaseTool.run is before

@@ -17,7 +17,9 @@ from scripted import Judging, ModelServer, Witness, allow, calls, deny, make_gov
 
 from lgov_core.errors import PolicyDenied
 from lgov_core.governor import Governor
+from lgov_core.hookspecs import hookimpl
 from lgov_core.instrumentation.evaluated_call import model_call_covered
+from lgov_core.plugins import register
 from lgov_core.scope import RolloutScope, enter_scope
 from lgov_core.trace import semconv
 from lgov_core.types import Action, Decision, Effect, ModelCallFailed, Point
@@ -145,14 +147,39 @@ def test_tool_calls_are_held_back_until_the_reply_is_judged(
     assert not seen[1][1]
 
 
-def _chunks(model: Any, how: str) -> list[Any]:
-    if how == "stream":
-        return list(model.stream("hello"))
+@pytest.mark.parametrize("how", STREAMS)
+@pytest.mark.parametrize("point", ["pre_tool_call", "post_model_call"])
+def test_tool_calls_are_withheld_only_for_policies_on_replies(
+    point: str, how: str, model_server: ModelServer, chat: Any, witness: Witness
+) -> None:
+    class Plugin:
+        """Evaluates at one point."""
 
-    async def consume() -> list[Any]:
-        return [chunk async for chunk in model.astream("hello")]
+    setattr(Plugin, f"lgov_{point}", hookimpl(specname=f"lgov_{point}")(lambda self, action: allow()))
+    governor = make_governor(witness=witness)
+    register(governor.manager, Plugin())
+    model_server.play(calls(("c1", "add", {"a": 1, "b": 2})))
+    ended: list[bool] = []
 
-    return asyncio.run(consume())
+    def note(chunk: Any) -> None:
+        if chunk.tool_call_chunks:
+            ended.append(bool(witness.spans))
+
+    instrument(governor)
+    try:
+        for chunk in _chunks(chat.bind_tools([add]), how, note):
+            assert chunk is not None
+    finally:
+        uninstrument()
+    assert ended[0] == (point == "post_model_call"), "what is withheld comes after the call's span has ended"
+    assert [one.attributes.get(semconv.ERROR_TYPE) for one in witness.spans] == [None]
+
+
+def _chunks(model: Any, how: str, note: Callable[[Any], None] = lambda chunk: None) -> list[Any]:
+    async def aread() -> list[Any]:
+        return [note(chunk) or chunk async for chunk in model.astream("hello")]
+
+    return [note(chunk) or chunk for chunk in model.stream("hello")] if how == "stream" else asyncio.run(aread())
 
 
 @pytest.mark.parametrize("how", WAYS)

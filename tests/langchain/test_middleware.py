@@ -1,72 +1,25 @@
-"""The middleware in real agents, against a real HTTP model that plays a script."""
+"""Tool calls of agents with the middleware."""
 
 from __future__ import annotations
 
 import asyncio
 import inspect
-import sqlite3
-from pathlib import Path
 from typing import Annotated, Any
 
 import pytest
 from langchain.agents import create_agent
 from langchain.agents.middleware import AgentMiddleware
-from langchain_core.messages import AIMessage, HumanMessage, ToolMessage
+from langchain_core.messages import ToolMessage
 from langchain_core.tools import InjectedToolCallId, tool
 from langgraph.types import Command
+from lc_agents import COUNT, DROP, Database, ask
 from scripted import ModelServer, Witness, at, calls, deny, make_governor, says
 
-from lgov_core.errors import PolicyDenied, SettingsError
+from lgov_core.errors import PolicyDenied
 from lgov_core.governor import Governor
 from lgov_core.policies import PolicySet
-from lgov_core.scope import RolloutScope, enter_scope
 from lgov_core.types import Action, Decision, Effect, Point
-from lgov_langchain import LgovMiddleware, messages
-
-DROP = ("c1", "run_sql", {"query": "DROP TABLE staff"})
-COUNT = ("c2", "run_sql", {"query": "SELECT count(*) FROM staff"})
-
-
-class Database:
-    """A SQLite file with three rows, and tools over it."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self.execute("CREATE TABLE staff(name)")
-        self.execute("INSERT INTO staff VALUES ('a'), ('b'), ('c')")
-
-    def execute(self, query: str) -> list[Any]:
-        connection = sqlite3.connect(self.path)
-        try:
-            with connection:
-                return connection.execute(query).fetchall()
-        finally:
-            connection.close()
-
-    @property
-    def rows(self) -> int:
-        return self.execute("SELECT count(*) FROM staff")[0][0]
-
-    def sync_tool(self) -> Any:
-        @tool
-        def run_sql(query: str) -> str:
-            """Runs SQL."""
-            return str(self.execute(query))
-
-        return run_sql
-
-    def async_tool(self) -> Any:
-        @tool
-        async def run_sql(query: str) -> str:
-            """Runs SQL."""
-            return await asyncio.to_thread(lambda: str(self.execute(query)))
-
-        return run_sql
-
-
-@pytest.fixture
-def database(tmp_path: Path) -> Database:
-    return Database(tmp_path / "company.db")
+from lgov_langchain import LgovMiddleware
 
 
 def no_drop(action: Action) -> Decision | None:
@@ -76,27 +29,6 @@ def no_drop(action: Action) -> Decision | None:
 @pytest.fixture
 def governor(witness: Witness) -> Governor:
     return make_governor(at(Point.PRE_TOOL_CALL, no_drop), witness=witness)
-
-
-def ask(agent: Any, how: str, text: str = "tidy up") -> list[Any]:
-    """Runs the agent in one of LangChain's ways and returns the messages of the conversation."""
-    question = {"messages": [{"role": "user", "content": text}]}
-    if how == "invoke":
-        return agent.invoke(question)["messages"]
-    if how == "batch":
-        return agent.batch([question])[0]["messages"]
-    if how == "stream":
-        return list(agent.stream(question, stream_mode="values"))[-1]["messages"]
-    if how == "ainvoke":
-        return asyncio.run(agent.ainvoke(question))["messages"]
-
-    async def consume() -> list[Any]:
-        last: Any = None
-        async for mode, chunk in agent.astream(question, stream_mode=["values", "messages"]):
-            last = chunk if mode == "values" else last
-        return last["messages"]
-
-    return asyncio.run(consume())
 
 
 @pytest.mark.parametrize(
@@ -287,106 +219,6 @@ def test_results_are_judged_before_the_model_reads_them(
     assert results["c3"] == "[([redacted],)]"
 
 
-@pytest.mark.parametrize("how", ["invoke", "ainvoke"])
-@pytest.mark.parametrize("point", [Point.INPUT, Point.PRE_MODEL_CALL])
-def test_a_denied_question_never_reaches_the_model(
-    point: Point, how: str, model_server: ModelServer, chat: Any, witness: Witness
-) -> None:
-    governor = make_governor(at(point, lambda action: deny("not that")), witness=witness)
-    messages = ask(create_agent(chat, [], middleware=[LgovMiddleware(governor)]), how, "something bad")
-    assert model_server.bodies == []
-    assert "not that" in messages[-1].text
-    (seen,) = witness.decisions(point)
-    said = seen.action.text if point is Point.INPUT else seen.action.arguments["messages"][-1]["content"]
-    assert said == "something bad"
-
-
-@pytest.mark.parametrize("how", ["invoke", "ainvoke"])
-def test_a_denied_reply_proposes_nothing(
-    how: str, model_server: ModelServer, chat: Any, database: Database, witness: Witness
-) -> None:
-    def judge(action: Action) -> Decision | None:
-        return deny("no drops") if "DROP" in str(action.arguments["tool_calls"]) else None
-
-    governor = make_governor(at(Point.POST_MODEL_CALL, judge), witness=witness)
-    model_server.play(calls(DROP))
-    messages = ask(create_agent(chat, [database.sync_tool()], middleware=[LgovMiddleware(governor)]), how)
-    assert database.rows == 3
-    assert isinstance(messages[-1], AIMessage)
-    assert messages[-1].tool_calls == []
-    assert "no drops" in messages[-1].text
-    assert witness.decisions() == []
-
-
-@pytest.mark.parametrize("point", [Point.POST_MODEL_CALL, Point.OUTPUT])
-def test_the_answer_can_be_rewritten(point: Point, model_server: ModelServer, chat: Any, witness: Witness) -> None:
-    def judge(action: Action) -> Decision | None:
-        if action.text and "42" in action.text:
-            return Decision(Effect.TRANSFORM, policy="redact", text=action.text.replace("42", "**"))
-        return None
-
-    model_server.play(says("it is 42"))
-    agent = create_agent(chat, [], middleware=[LgovMiddleware(make_governor(at(point, judge), witness=witness))])
-    assert ask(agent, "invoke")[-1].text == "it is **"
-
-
-@pytest.mark.surface("langchain", "input", "observe", "transform", "sync")
-def test_rewritten_user_text_stays_rewritten_for_the_whole_conversation(
-    model_server: ModelServer, chat: Any, database: Database, witness: Witness
-) -> None:
-    def judge(action: Action) -> Decision | None:
-        if action.text and "1234" in action.text:
-            return Decision(Effect.TRANSFORM, policy="redact", text=action.text.replace("1234", "****"))
-        return None
-
-    governor = make_governor(at(Point.INPUT, judge), witness=witness)
-    model_server.play(calls(COUNT), says("done"))
-    agent = create_agent(chat, [database.sync_tool()], middleware=[LgovMiddleware(governor)])
-    messages = ask(agent, "invoke", "my pin is 1234")
-    assert [body["messages"][0]["content"] for body in model_server.bodies] == ["my pin is ****"] * 2
-    assert messages[0].content == "my pin is ****"
-    assert len(witness.decisions(Point.INPUT)) == 1
-
-
-@pytest.mark.surface("langchain", "pre_model_call", "transform", "sync")
-def test_messages_rewritten_before_the_call_are_what_is_sent(
-    model_server: ModelServer, chat: Any, witness: Witness
-) -> None:
-    def judge(action: Action) -> Decision | None:
-        said = action.arguments["messages"]
-        if said[0]["content"] == "be safe":
-            return None
-        return Decision(
-            Effect.TRANSFORM, policy="frame", arguments={"messages": [{"role": "system", "content": "be safe"}, *said]}
-        )
-
-    model_server.play(says("ok"))
-    governor = make_governor(at(Point.PRE_MODEL_CALL, judge), witness=witness)
-    ask(create_agent(chat, [], middleware=[LgovMiddleware(governor)]), "invoke", "hello")
-    sent = [(message["role"], message["content"]) for message in model_server.bodies[0]["messages"]]
-    assert sent == [("system", "be safe"), ("user", "hello")]
-
-
-def test_a_denied_structured_answer_is_not_returned(model_server: ModelServer, chat: Any, witness: Witness) -> None:
-    from langchain.agents.structured_output import ToolStrategy
-    from pydantic import BaseModel
-
-    class Answer(BaseModel):
-        """The answer."""
-
-        number: int
-
-    def judge(action: Action) -> Decision | None:
-        return deny("no numbers") if "42" in (action.text or "") else None
-
-    governor = make_governor(at(Point.OUTPUT, judge), witness=witness)
-    model_server.play(calls(("c1", "Answer", {"number": 42})))
-    agent = create_agent(chat, [], response_format=ToolStrategy(Answer), middleware=[LgovMiddleware(governor)])
-    state = agent.invoke({"messages": [("user", "how many?")]})
-    assert state.get("structured_response") is None
-    assert "no numbers" in state["messages"][-1].text
-
-
 def test_the_stream_of_updates_keeps_its_form(
     model_server: ModelServer, chat: Any, database: Database, governor: Governor
 ) -> None:
@@ -444,42 +276,6 @@ def test_state_updates_of_a_denied_result_are_dropped(model_server: ModelServer,
     assert results["c2"] == "secret of b"
 
 
-# ---------------------------------------------------------------------- attribution
-
-
-@pytest.mark.parametrize("how", ["invoke", "ainvoke"])
-def test_calls_to_our_endpoint_carry_the_rollout(
-    how: str, model_server: ModelServer, chat: Any, governor: Governor, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("LGOV_ENDPOINT", model_server.url)
-    model_server.play(says("one"), says("two"))
-    agent = create_agent(chat, [], name="clérk", middleware=[LgovMiddleware(governor, endpoint_headers=True)])
-    with enter_scope(RolloutScope("rollout-7", attempt=2)):
-        ask(agent, how)
-    ask(agent, how)
-    inside, outside = model_server.headers
-    assert (inside["x-lgov-rollout-id"], inside["x-lgov-attempt"]) == ("rollout-7", "2")
-    assert inside["x-lgov-agent"] == "cl%C3%A9rk"
-    assert not any(name.startswith("x-lgov-") for name in outside)
-
-
-@pytest.mark.parametrize("endpoint", ["", "http://127.0.0.1:1", "https://{host}", "http://{host}0", "http://{host}/v"])
-def test_no_other_host_learns_of_rollouts(
-    endpoint: str, model_server: ModelServer, chat: Any, governor: Governor, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("LGOV_ENDPOINT", endpoint.format(host=model_server.url.removeprefix("http://")))
-    model_server.play(says("one"))
-    with enter_scope(RolloutScope("rollout-7")):
-        ask(create_agent(chat, [], middleware=[LgovMiddleware(governor)]), "invoke")
-    assert not any(name.startswith("x-lgov-") for name in model_server.headers[0])
-
-
-def test_demanding_headers_needs_an_endpoint(governor: Governor, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("LGOV_ENDPOINT", raising=False)
-    with pytest.raises(SettingsError, match="LGOV_ENDPOINT"):
-        LgovMiddleware(governor, endpoint_headers=True)
-
-
 def test_both_ways_of_every_hook_are_there() -> None:
     for name in ("wrap_tool_call", "wrap_model_call"):
         assert getattr(LgovMiddleware, name) is not getattr(AgentMiddleware, name)
@@ -511,18 +307,3 @@ async def test_governing_an_asynchronous_agent_takes_no_thread(
     whose = [part.__module__ for job in asked for part in getattr(job, "args", ()) if inspect.isfunction(part)]
     assert answer["messages"][-2].text == "seen"
     assert not [module for module in whose if module.startswith("langsmith")]
-
-
-def test_a_transform_of_messages_leaves_each_picture_with_its_own() -> None:
-    def picture(data: str) -> HumanMessage:
-        image = {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{data}"}}
-        return HumanMessage([{"type": "text", "text": "look"}, image])
-
-    first, asked, second = given = [picture("aa"), HumanMessage("well?"), picture("bb")]
-    said = messages.as_mappings(given)
-    assert [id(one) for one in messages.with_messages(given, [said[0], said[2]])] == [id(first), id(second)]
-    reworded = messages.with_messages(given, [{**said[0], "content": "so?"}, *said[1:]])
-    assert reworded[0].content == [{"type": "text", "text": "so?"}, first.content[1]]
-    assert reworded[1:] == [asked, second]
-    alone = messages.with_messages(given, [{**said[0], "content": "so?"}])
-    assert [one.content for one in alone] == ["so?"], "the picture of a message that is gone does not stay"

@@ -1,0 +1,120 @@
+"""Other versions of LangChain, and none at all: `instrument` refuses where it cannot govern."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import langchain.agents
+import pytest
+from langchain_core.tools import tool
+from scripted import Witness, at, deny, make_governor
+
+import lgov_langchain.instrumentor as instrumentation
+from lgov_core.types import Action, Decision, Point
+from lgov_langchain import instrument, uninstrument
+
+QUESTION: Any = {"messages": [("user", "go")]}
+WAYS = pytest.mark.parametrize("way", ["explicit", "instrumented"])
+ran: list[str] = []
+
+
+@tool
+def work(what: str) -> str:
+    """Works."""
+    ran.append(what)
+    return f"{what} done"
+
+
+def no_digging(action: Action) -> Decision | None:
+    return deny("no digging") if action.arguments.get("what") == "dig" else None
+
+
+def test_a_version_outside_the_tested_range_is_warned_of_and_still_proved(
+    witness: Witness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(instrumentation._INSTRUMENTOR, "tested", {"langchain-core": ">=0.1,<0.2"})
+    governor = make_governor(at(Point.PRE_TOOL_CALL, no_digging), witness=witness)
+    with pytest.warns(UserWarning, match=r"langchain-core .* is outside the range lgov was tested with \(>=0.1,<0.2\)"):
+        instrument(governor)
+    try:
+        assert "no digging" in work.invoke({"what": "dig"})
+    finally:
+        uninstrument()
+
+
+PROGRAM = """
+import sys
+for name in {missing}:
+    sys.modules[name] = None
+from lgov_core.errors import InstrumentationError
+from lgov_core.governor import Governor
+from lgov_langchain.plugin import lgov_framework
+adapter = lgov_framework()
+print("installed", adapter.installed())
+try:
+    adapter.instrument(Governor())
+except InstrumentationError as error:
+    print("refused", error)
+else:
+    print("instrumented")
+    adapter.uninstrument()
+"""
+
+
+@pytest.mark.parametrize(
+    ("missing", "said"),
+    [
+        (["langchain_core", "langgraph", "langchain"], "installed False\nrefused LangChain cannot be governed here"),
+        (["langchain_openai"], "installed True\ninstrumented"),
+    ],
+)
+def test_without_the_framework(missing: list[str], said: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM.format(missing=missing)], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.startswith(said), done.stdout
+
+
+@pytest.mark.parametrize(
+    ("owner", "name", "found"),
+    [
+        ("tool", "run", "probe tool ran.*run"),
+        ("tool", "arun", "probe tool ran.*arun"),
+        ("model", "generate", "probe model was asked.*invoke"),
+        ("model", "agenerate", "probe model was asked.*ainvoke"),
+        ("model", "stream", "probe model was asked.*stream"),
+        ("model", "astream", "probe model was asked.*astream"),
+        ("langchain", "create_agent", "did not get the governing middleware"),
+    ],
+)
+def test_a_patch_that_does_not_hold_is_found(
+    owner: str, name: str, found: str, witness: Witness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As if the patch of one path had no effect in some other version: instrumentation refuses, and nothing stays patched."""
+    from langchain_core.language_models import BaseChatModel
+    from langchain_core.tools import BaseTool
+
+    from lgov_core.errors import InstrumentationError
+    from lgov_core.instrumentation.instrumentor import Patches
+
+    replace: Callable[..., None] = Patches.replace
+
+    def all_but_one(self: Any, target: Any, attribute: str, new: Any) -> None:
+        if attribute != name:
+            replace(self, target, attribute, new)
+
+    before = (BaseTool.run, BaseTool.arun, BaseChatModel.generate, BaseChatModel.stream, langchain.agents.create_agent)
+    monkeypatch.setattr(Patches, "replace", all_but_one)
+    with pytest.raises(InstrumentationError, match=found):
+        instrument(make_governor(witness=witness))
+    assert before == (
+        BaseTool.run,
+        BaseTool.arun,
+        BaseChatModel.generate,
+        BaseChatModel.stream,
+        langchain.agents.create_agent,
+    )
+    assert instrumentation.acting_governor() is None
