@@ -1,8 +1,8 @@
 """Governs every openai client of this process without touching its code.
 
-`instrument` wraps ``OpenAI.request`` and ``AsyncOpenAI.request``, through which each call of every client goes (Azure's and the
-module's own client too, clients made before, and those that frameworks make for themselves), so that it sends through the
-one door of the process. A model call inside one that a framework's adapter has judged passes untouched.
+`instrument` wraps ``OpenAI.request`` and ``AsyncOpenAI.request``, through which each call of every client goes: Azure's and the
+module's own client too, clients made before, and those that frameworks make for themselves. A model call inside one that
+a framework's adapter has evaluated is passed on.
 """
 
 from __future__ import annotations
@@ -19,55 +19,60 @@ from lgov_core.types import Point
 
 if TYPE_CHECKING:
     from lgov_core.instrumentation import Governor
-    from lgov_openai.client import Door
+    from lgov_openai.interceptor import Interceptor
 
 #: The versions that the tests run against.
 TESTED = {"openai": ">=3.15,<4"}
 
 _INSTRUMENTOR = Instrumentor("openai", TESTED)
-#: The door of the process; made when openai is first instrumented, because making it imports openai.
-_DOOR: list[Door] = []
 
 
 def instrument(governor: Governor) -> None:
-    """Makes every openai client of this process governed by ``governor``, and proves it by a self-test.
+    """Governs every openai client of this process by ``governor``, and proves it by a self-test.
 
-    Instrumentation again with the same governor changes nothing. Warns about versions outside the tested range.
-    Raises `InstrumentationError`
-    if openai is missing, if another governor is instrumented already, or if the self-test finds a way around; then
-    nothing stays
-    patched and the process must not run agents.
+    Instrumentation again with the same governor changes nothing. Warns about versions outside the tested range. Raises
+    `InstrumentationError` if openai is missing, if another governor is instrumented, or if the self-test finds a way
+    around; then nothing stays patched and the process must not run agents.
     """
     _INSTRUMENTOR.instrument(governor, _patch, _self_test)
 
 
 def uninstrument() -> None:
-    """Undoes `instrument` and forgets all transcripts."""
+    """Undoes `instrument` and forgets all conversations."""
     _INSTRUMENTOR.uninstrument()
-    for door in _DOOR:
-        door.forget()
 
 
 def _patch(patches: Patches) -> None:
     from openai import AsyncOpenAI, OpenAI
 
-    from lgov_openai.client import Door
+    from lgov_openai.interceptor import Interceptor
 
-    if not _DOOR:
-        _DOOR.append(Door(lambda: _INSTRUMENTOR.governor))
-        atexit.register(_DOOR[0].settle)
-    for cls in (OpenAI, AsyncOpenAI):
-        patches.replace(cls, "request", _through_the_door(cls.request))
+    interceptor = Interceptor(lambda: _INSTRUMENTOR.governor)
+    patches.undo_by(interceptor.forget)
+    atexit.register(interceptor.end_streams)
+    patches.undo_by(lambda: atexit.unregister(interceptor.end_streams))
+    patches.replace(OpenAI, "request", _governed(OpenAI.request, interceptor))
+    patches.replace(AsyncOpenAI, "request", _agoverned(AsyncOpenAI.request, interceptor))
 
 
-def _through_the_door(request: Callable[..., Any]) -> Callable[..., Any]:
-    from lgov_openai.client import stand_before
+def _governed(request: Callable[..., Any], interceptor: Interceptor) -> Callable[..., Any]:
+    from lgov_openai.interceptor import intercepting
 
     @functools.wraps(request)
     def governed_request(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if _INSTRUMENTOR.governor is not None:
-            stand_before(self, _DOOR[0])
-        return request(self, *args, **kwargs)
+        with intercepting(self, (interceptor,)):
+            return request(self, *args, **kwargs)
+
+    return governed_request
+
+
+def _agoverned(request: Callable[..., Any], interceptor: Interceptor) -> Callable[..., Any]:
+    from lgov_openai.interceptor import intercepting
+
+    @functools.wraps(request)
+    async def governed_request(self: Any, *args: Any, **kwargs: Any) -> Any:
+        with intercepting(self, (interceptor,)):
+            return await request(self, *args, **kwargs)
 
     return governed_request
 

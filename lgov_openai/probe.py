@@ -9,7 +9,8 @@ import httpx2
 from openai import AsyncOpenAI, OpenAI
 
 from lgov_openai.chat import ChatProtocol
-from lgov_openai.protocol import JSON, Wire
+from lgov_openai.content import JSON
+from lgov_openai.protocol import MessageProtocol
 from lgov_openai.responses import ResponsesProtocol
 
 _CALL = {"id": "probe", "type": "function", "function": {"name": "lgov_probe", "arguments": "{}"}}
@@ -20,8 +21,8 @@ def answer(request: httpx2.Request) -> httpx2.Response:
     """What the model of the self-test answers."""
     body: JSON = json.loads(request.content)
     chat = request.url.path.endswith("/chat/completions")
-    wire: Wire = ChatProtocol() if chat else ResponsesProtocol()
-    reply = wire.invented(body, "probe")
+    protocol: MessageProtocol = ChatProtocol() if chat else ResponsesProtocol()
+    reply = protocol.denial_reply(body, "probe")
     if "DENIED" not in json.dumps(body):
         if chat:
             message = {"role": "assistant", "content": None, "tool_calls": [_CALL]}
@@ -30,7 +31,7 @@ def answer(request: httpx2.Request) -> httpx2.Response:
             reply["output"] = [_ITEM]
     if body.get("stream"):
         headers = {"content-type": "text/event-stream"}
-        return httpx2.Response(200, headers=headers, content=wire.to_stream(body, reply, ()))
+        return httpx2.Response(200, headers=headers, content=protocol.to_stream(body, reply, ()))
     return httpx2.Response(200, json=reply)
 
 

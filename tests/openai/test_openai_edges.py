@@ -17,6 +17,7 @@ import pytest
 
 from lgov_core.errors import InstrumentationError, PolicyDenied
 from lgov_core.governor import Governor
+from lgov_core.instrumentation import Step
 from lgov_core.policies.base import BoundedPolicy
 from lgov_core.scope import RolloutScope, enter_scope
 from lgov_core.testing import ScriptedModelServer, ScriptedReply
@@ -452,9 +453,12 @@ def test_a_request_that_cannot_be_read_is_denied(governor, what):
 
 
 def test_instrumentation_refuses_where_a_probe_gets_through(governor, monkeypatch):
-    from lgov_openai import client
+    from lgov_openai import interceptor
 
-    monkeypatch.setattr(client.Door, "send", lambda self, request, send: send(request))
+    def passes_on(self, request, send):
+        return (yield Step(lambda: send(request)))
+
+    monkeypatch.setattr(interceptor.Interceptor, "steps", passes_on)
     with pytest.raises(
         InstrumentationError, match=r"reached the program.*chat\.completions\.create.*responses\.create"
     ):
@@ -493,6 +497,7 @@ class Gone:
 sys.meta_path.insert(0, Gone())
 from lgov_core.errors import InstrumentationError
 from lgov_core.governor import Governor
+from lgov_core.instrumentation import Step
 from lgov_openai.plugin import lgov_framework
 try:
     lgov_framework().instrument(Governor([]))

@@ -236,21 +236,20 @@ def test_ids_that_a_server_uses_again_tell_nothing_by_themselves(governor):
 
 
 def test_ids_that_come_again_and_again_do_not_fill_the_memory(governor):
-    from lgov_openai.transcript import MAX_NAMESAKES, Transcripts
+    from lgov_openai.transcript import MAX_PER_ID
 
     seen = Seen()
     governor.manager.register(seen)
-    kept: list[Transcripts] = []
     with ScriptedModelServer(lambda body: asks(("call_0", "look", {}))) as server:
         client = on(server, governor)
-        kept += [door.memory_of(governor) for door in type(client)._lgov_doors]
-        for number in range(MAX_NAMESAKES + 20):
+        (interceptor,) = client._lgov_interceptors
+        for number in range(MAX_PER_ID + 20):
             create(client, [{"role": "user", "content": str(number)}])
     ended = [span for span in seen.spans if span.name == "execute_tool look"]
     assert len(ended) == 19, "calls that were forgotten are shown as ones whose end nobody saw"
     assert all(span.ended_at is None for span in ended)
-    kept[0].close()
-    assert len([span for span in seen.spans if span.name == "execute_tool look"]) == MAX_NAMESAKES + 20
+    interceptor.forget()
+    assert len([span for span in seen.spans if span.name == "execute_tool look"]) == MAX_PER_ID + 20
 
 
 def test_equal_answers_of_two_rollouts_keep_their_own_history_and_an_unclear_one_stays_as_it_is(governor):
