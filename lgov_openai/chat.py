@@ -21,8 +21,6 @@ _REPLY_ONLY = frozenset({"annotations", "parsed"})
 class ChatProtocol:
     """`lgov_openai.protocol.MessageProtocol` for chat completions."""
 
-    # ------------------------------------------------------------------ requests
-
     def entries(self, body: JSON) -> list[JSON]:
         return list(body["messages"])
 
@@ -40,7 +38,8 @@ class ChatProtocol:
         return mapping
 
     def with_text(self, entry: JSON, text: str) -> JSON:
-        return {**entry, "content": content_with_text(entry.get("content"), text)}
+        is_result = entry.get("role") in _RESULT_ROLES
+        return {**entry, "content": text if is_result else content_with_text(entry.get("content"), text)}
 
     def user_text(self, entry: JSON) -> str | None:
         return text_of(entry.get("content")) if entry.get("role") == "user" else None
@@ -49,9 +48,6 @@ class ChatProtocol:
         if entry.get("role") not in _RESULT_ROLES:
             return None
         return entry.get("tool_call_id"), text_of(entry.get("content"))
-
-    def with_result(self, entry: JSON, text: str) -> JSON:
-        return {**entry, "content": text}
 
     def from_model(self, entry: JSON) -> bool:
         return entry.get("role") == "assistant"
@@ -65,8 +61,8 @@ class ChatProtocol:
             found.append(Proposal(None, str(legacy.get("name")), raw, read_arguments(raw), index=-1))
         return found
 
-    def entry_id(self, entry: JSON) -> str | None:
-        return None
+    def ids(self, entry: JSON) -> list[str]:
+        return [call.call_id for call in self.proposals(entry) if call.call_id]
 
     def parent(self, body: JSON) -> str | None:
         return None
@@ -77,8 +73,6 @@ class ChatProtocol:
             if isinstance(asked.get(key), Mapping):  # It named the call that was denied.
                 asked[key] = "auto"
         return asked
-
-    # ------------------------------------------------------------------ replies
 
     def turns(self, reply: JSON) -> list[Turn]:
         found: list[Turn] = []
@@ -170,13 +164,8 @@ class ChatProtocol:
             "usage": {"prompt_tokens": 0, "completion_tokens": 0, "total_tokens": 0},
         }
 
-    # ------------------------------------------------------------------ streams
-
-    def from_stream(self, events: Sequence[JSON]) -> JSON | None:
-        return completion_of(events)
-
-    def to_stream(self, body: JSON, reply: JSON, events: Sequence[JSON]) -> str:
-        return stream_of(body, reply, events)
+    from_stream = staticmethod(completion_of)
+    to_stream = staticmethod(stream_of)
 
 
 def _text(entry: JSON) -> str:

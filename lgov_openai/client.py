@@ -1,20 +1,85 @@
-"""`govern_client` puts one openai client, and all copies made of it, under policy."""
+"""Puts the model calls of openai clients under policy, between a client and its HTTP client.
+
+Everything that an openai client offers (``create``, ``parse``, ``stream``, raw responses, tool runners) calls the client's
+``request``, which sends by the ``send`` method of its HTTP client. Both are wrapped: ``request`` says which client is
+sending, ``send`` evaluates. The openai client makes what the program gets from the response, as always.
+"""
 
 from __future__ import annotations
 
-from functools import partial
+import contextvars
+import functools
+import inspect
+import threading
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
+from weakref import WeakKeyDictionary
 
 from openai import AsyncOpenAI, OpenAI
 
-from lgov_openai.interceptor import Interceptor, intercepting
+from lgov_core.errors import InstrumentationError
+from lgov_core.instrumentation import Step, Steps, arun_steps, run_steps
+from lgov_core.instrumentation.evaluated_call import model_call_covered
+from lgov_openai._internals import http_client_of
+from lgov_openai.exchange import Exchange
+from lgov_openai.http_messages import attribute, body_of, protocol_of, unreadable
+from lgov_openai.memory import Memory
+from lgov_openai.request_evaluation import RequestEvaluation
 
 if TYPE_CHECKING:
     from lgov_core.instrumentation import Governor
 
 C = TypeVar("C", OpenAI, AsyncOpenAI)
 
+#: The attribute of a governed openai client that holds its interceptors, and of a wrapped ``send``.
 _MARKER = "_lgov_interceptors"
+_LOCK = threading.Lock()
+#: The openai client whose request is being sent, and its interceptors, the outermost first.
+_SENDING: contextvars.ContextVar[tuple[Any, Sequence[Interceptor]]] = contextvars.ContextVar(
+    "lgov_openai_sending", default=(None, ())
+)
+
+
+class Interceptor:
+    """Evaluates model calls by the governor that ``governor`` returns at that moment (None: they are passed on).
+
+    It has one memory of conversations for each governor. Callable from any thread and any number of tasks.
+    """
+
+    def __init__(self, governor: Callable[[], Governor | None]) -> None:
+        self.governor = governor
+        self._memories: WeakKeyDictionary[Governor, Memory] = WeakKeyDictionary()
+
+    def end_recordings(self) -> None:
+        """Ends the spans of replies that the program has not read to their end."""
+        for memory in list(self._memories.values()):
+            memory.end_recordings()
+
+    def forget(self) -> None:
+        """Ends all open spans and forgets all conversations."""
+        memories, self._memories = self._memories, WeakKeyDictionary()
+        for memory in list(memories.values()):
+            memory.close()
+
+    def steps(self, request: Any, send: Callable[[Any], Steps[Any]]) -> Steps[Any]:
+        """Sends ``request`` by ``send`` if policy allows it; returns the response for the openai client.
+
+        Fails closed: raises `PolicyDenied` for a request or reply that cannot be read, unless nothing evaluates it.
+        """
+        governor, protocol = self.governor(), protocol_of(request.method, request.url.path)
+        if governor is None or protocol is None or model_call_covered(governor):
+            return (yield from send(request))
+        yield Step(request.read, request.aread)
+        memory = self._memories.get(governor) or self._memories.setdefault(governor, Memory())
+        try:
+            evaluation = RequestEvaluation(governor, memory, protocol, body_of(request))
+        except Exception as error:
+            if governor.observe_only:
+                return (yield from send(request))
+            raise unreadable("request") from error
+        attribute(request)
+        return (yield from Exchange(evaluation, request, send).steps())
 
 
 def govern_client(client: C, governor: Governor) -> C:
@@ -29,32 +94,88 @@ def govern_client(client: C, governor: Governor) -> C:
     aborts the run raises `PolicyDenied`. Fails closed: a reply that cannot be read is withheld.
 
     Governing a client twice with one governor changes nothing; with two governors both evaluate. Raises
-    `InstrumentationError` if the client's HTTP client cannot be governed. Not while another thread uses the client.
+    `InstrumentationError` if the client's HTTP client cannot be governed.
     """
-    interceptors: tuple[Interceptor, ...] = getattr(client, _MARKER, ())
+    interceptors: Sequence[Interceptor] = getattr(client, _MARKER, ())
     if not any(one.governor() is governor for one in interceptors):
-        _govern(client, (*interceptors, Interceptor(lambda: governor)))
+        _wrap_client(client, (*interceptors, Interceptor(lambda: governor)))
     return client
 
 
-def _govern(client: Any, interceptors: tuple[Interceptor, ...]) -> Any:
-    with intercepting(client, interceptors):  # raises for a client that cannot be governed
-        pass
+def _wrap_client(client: Any, interceptors: Sequence[Interceptor]) -> Any:
+    _wrap_send(http_client_of(client))
     setattr(client, _MARKER, interceptors)
-    client.request = partial(_arequest if isinstance(client, AsyncOpenAI) else _request, client)
-    client.copy, client.with_options = partial(_copy, client, "copy"), partial(_copy, client, "with_options")
+    request = wrapped_request(_request_of_class, interceptors, asynchronous=isinstance(client, AsyncOpenAI))
+    client.request = functools.partial(request, client)
+    for name in ("copy", "with_options"):
+        setattr(client, name, functools.partial(_governed_copy, client, name, interceptors))
     return client
 
 
-def _request(client: Any, *args: Any, **kwargs: Any) -> Any:
-    with intercepting(client, getattr(client, _MARKER)):
-        return type(client).request(client, *args, **kwargs)
+def _request_of_class(client: Any, *args: Any, **kwargs: Any) -> Any:
+    return type(client).request(client, *args, **kwargs)
 
 
-async def _arequest(client: Any, *args: Any, **kwargs: Any) -> Any:
-    with intercepting(client, getattr(client, _MARKER)):
-        return await type(client).request(client, *args, **kwargs)
+def _governed_copy(client: Any, method: str, interceptors: Sequence[Interceptor], *args: Any, **kwargs: Any) -> Any:
+    return _wrap_client(getattr(type(client), method)(client, *args, **kwargs), interceptors)
 
 
-def _copy(client: Any, method: str, *args: Any, **kwargs: Any) -> Any:
-    return _govern(getattr(type(client), method)(client, *args, **kwargs), getattr(client, _MARKER))
+def wrapped_request(
+    request: Callable[..., Any], interceptors: Sequence[Interceptor], *, asynchronous: bool
+) -> Callable[..., Any]:
+    """``request`` of openai clients, whose HTTP requests ``interceptors`` evaluate."""
+
+    @functools.wraps(request)
+    def governed_request(client: Any, *args: Any, **kwargs: Any) -> Any:
+        with _sending(client, interceptors):
+            return request(client, *args, **kwargs)
+
+    @functools.wraps(request)
+    async def agoverned_request(client: Any, *args: Any, **kwargs: Any) -> Any:
+        with _sending(client, interceptors):
+            return await request(client, *args, **kwargs)
+
+    return agoverned_request if asynchronous else governed_request
+
+
+@contextmanager
+def _sending(client: Any, interceptors: Sequence[Interceptor]) -> Generator[None]:
+    around, outer = _SENDING.get()
+    outer = outer if around is client else ()
+    _wrap_send(http_client_of(client))
+    token = _SENDING.set((client, (*outer, *(one for one in interceptors if one not in outer))))
+    try:
+        yield
+    finally:
+        _SENDING.reset(token)
+
+
+def _wrap_send(http_client: Any) -> None:
+    """Makes ``http_client`` send through the interceptors of the client that is sending, if it does not yet."""
+    with _LOCK:
+        send = http_client.send
+        if hasattr(send, _MARKER):
+            return
+
+        @functools.wraps(send)
+        def governed_send(request: Any, **kwargs: Any) -> Any:
+            return run_steps(_send_steps(request, functools.partial(send, **kwargs), _SENDING.get()[1]))
+
+        @functools.wraps(send)
+        async def agoverned_send(request: Any, **kwargs: Any) -> Any:
+            return await arun_steps(_send_steps(request, functools.partial(send, **kwargs), _SENDING.get()[1]))
+
+        wrapper = agoverned_send if inspect.iscoroutinefunction(send) else governed_send
+        setattr(wrapper, _MARKER, True)
+        try:
+            http_client.send = wrapper
+        except AttributeError as error:
+            name = type(http_client).__name__
+            raise InstrumentationError(f"{name}.send cannot be wrapped, so this client cannot be governed") from error
+
+
+def _send_steps(request: Any, send: Callable[[Any], Any], interceptors: Sequence[Interceptor]) -> Steps[Any]:
+    if not interceptors:
+        return (yield Step(lambda: send(request)))
+    first, *inner = interceptors
+    return (yield from first.steps(request, lambda one: _send_steps(one, send, inner)))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from lgov_core.errors import PolicyDenied
@@ -14,8 +15,8 @@ from lgov_openai.actions import FRAMEWORK, evaluate
 from lgov_openai.content import JSON, with_total_usage
 from lgov_openai.http_messages import Reply, denial_response, read_reply, request_with, response_with, unreadable
 from lgov_openai.protocol import Turn, rewritten_entries
+from lgov_openai.recording import Recording
 from lgov_openai.request_evaluation import RequestEvaluation
-from lgov_openai.transcript import ids_of
 from lgov_openai.turn_evaluation import EvaluatedTurn, evaluate_turn
 
 #: How often the model is asked again after all calls of a reply were denied; then the program gets the denial.
@@ -28,7 +29,7 @@ _TOKEN_LIMITS = ("max_output_tokens", "max_completion_tokens", "max_tokens")
 class Exchange:
     """Evaluates and sends one request of a program. ``send`` sends a request of the client's HTTP library."""
 
-    def __init__(self, evaluation: RequestEvaluation, request: Any, send: Callable[[Any], Any]) -> None:
+    def __init__(self, evaluation: RequestEvaluation, request: Any, send: Callable[[Any], Steps[Any]]) -> None:
         self._evaluation = evaluation
         self._governor = evaluation.governor
         self._memory = evaluation.memory
@@ -75,8 +76,6 @@ class Exchange:
                 continue
             return (yield from self._deliver(call, reply, evaluated, hidden, spent))
 
-    # ------------------------------------------------------------------ the request
-
     def _ask(
         self, call: ModelCall, body: JSON, sent: Sequence[JSON], changed: bool, *, again: bool
     ) -> Steps[Any | Decision]:
@@ -100,7 +99,7 @@ class Exchange:
         request = request_with(body, self._request, again=again) if changed else self._request
         try:
             with call.span.active(model=self._governor):
-                response = yield Step(lambda: self._send(request))
+                response = yield from self._send(request)
                 if self._evaluates_reply:
                     yield Step(response.read, response.aread)
         except BaseException as error:
@@ -115,8 +114,6 @@ class Exchange:
         reply = self._protocol.denial_reply(self._body, decision.denial_message())
         self._memory.turns.add_unsent(str(reply["id"]), self._body.get("previous_response_id"))
         return denial_response(with_total_usage(reply, spent), self._protocol, self._body, self._request)
-
-    # ------------------------------------------------------------------ the reply
 
     def _read(self, call: ModelCall, response: Any) -> Reply:
         try:
@@ -134,12 +131,10 @@ class Exchange:
         def conclude(reply: Reply, error: BaseException | None) -> None:
             run_steps(self._evaluate_reply(call, reply, error))
 
-        self._memory.streams.record(
-            response,
-            (current_scope(), self._evaluation.digest),
-            lambda arrived: read_reply(arrived, self._protocol, partial=True),
-            conclude,
-        )
+        def read(arrived: Any) -> Reply:
+            return read_reply(arrived, self._protocol, partial=True)
+
+        Recording(response, (current_scope(), self._evaluation.digest), read, conclude, self._memory.recordings)
 
     def _evaluate_reply(
         self, call: ModelCall, reply: Reply, error: BaseException | None = None
@@ -165,7 +160,7 @@ class Exchange:
                 given = self._protocol.with_turn_text(turn, decision.text if number == 0 else "")
             evaluated.append((yield from evaluate_turn(self._evaluation, turn, given)))
         self._memory.turns.count_ids(
-            name for turn in reply.turns for entry in turn.entries for name in ids_of(self._protocol, entry)
+            name for turn in reply.turns for entry in turn.entries for name in self._protocol.ids(entry)
         )
         return evaluated
 
@@ -182,15 +177,17 @@ class Exchange:
         delivered: list[Turn] = []
         for turn, one in zip(reply.turns, evaluated, strict=True):
             if one.denied and not one.turn.proposals:
-                one = one.replaced_by(self._protocol.denial_turn(self._body, "\n".join(one.denials)))
+                denial = self._protocol.denial_turn(self._body, "\n".join(one.denials))
+                one = replace(one, turn=denial, replaced=True)
             elif not one.turn.proposals and not one.replaced and one.turn.text:
                 decision: Decision = yield evaluate(self._governor, call.output(one.turn.text))
                 if decision.blocks:
                     if decision.abort:
                         raise PolicyDenied(decision)
-                    one = one.replaced_by(self._protocol.denial_turn(self._body, decision.denial_message()))
+                    denial = self._protocol.denial_turn(self._body, decision.denial_message())
+                    one = replace(one, turn=denial, replaced=True)
                 elif decision.text is not None:
-                    one = one.with_turn(self._protocol.with_turn_text(one.turn, decision.text))
+                    one = replace(one, turn=self._protocol.with_turn_text(one.turn, decision.text))
             delivered.append(one.turn)
             self._remember(reply.content, turn, one, hidden)
         if not spent and all(given == turn for given, turn in zip(delivered, reply.turns, strict=True)):
@@ -220,10 +217,10 @@ class Exchange:
 
     def _received_at(self, entry: JSON, turn: Turn, position: int) -> int | None:
         """Which entry of the delivered turn ``entry`` is; None if the program does not get it."""
-        ids = set(ids_of(self._protocol, entry))
+        ids = set(self._protocol.ids(entry))
         if not ids:
             return position if len(turn.entries) == 1 and position == 0 else None
-        return next((at for at, one in enumerate(turn.entries) if ids & set(ids_of(self._protocol, one))), None)
+        return next((at for at, one in enumerate(turn.entries) if ids & set(self._protocol.ids(one))), None)
 
 
 def _token_limit(body: JSON) -> dict[str, int]:

@@ -60,9 +60,6 @@ def protocol_of(method: str, path: str) -> MessageProtocol | None:
     return next((protocol for ending, protocol in _PROTOCOLS if path.rstrip("/").endswith(ending)), None)
 
 
-# ---------------------------------------------------------------------- requests
-
-
 def body_of(request: Any) -> JSON:
     """The JSON object in the body of ``request``. Raises ValueError for anything else."""
     body = json.loads(request.content)
@@ -90,9 +87,6 @@ def request_with(body: JSON, request: Any, *, again: bool) -> Any:
         headers = [(name, new_id("lgov") if name.lower() in _IDEMPOTENCY_KEYS else value) for name, value in headers]
     content, extensions = json.dumps(body).encode(), dict(request.extensions)
     return type(request)(request.method, request.url, headers=headers, content=content, extensions=extensions)
-
-
-# ---------------------------------------------------------------------- responses
 
 
 def read_reply(response: Any, protocol: MessageProtocol, *, partial: bool = False) -> Reply:

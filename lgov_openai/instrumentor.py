@@ -9,9 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import atexit
-import functools
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from lgov_core.errors import InstrumentationError
 from lgov_core.instrumentation.instrumentor import Instrumentor, Patches, in_fresh_thread
@@ -19,7 +17,6 @@ from lgov_core.types import Point
 
 if TYPE_CHECKING:
     from lgov_core.instrumentation import Governor
-    from lgov_openai.interceptor import Interceptor
 
 #: The versions that the tests run against.
 TESTED = {"openai": ">=3.15,<4"}
@@ -45,61 +42,35 @@ def uninstrument() -> None:
 def _patch(patches: Patches) -> None:
     from openai import AsyncOpenAI, OpenAI
 
-    from lgov_openai.interceptor import Interceptor
+    from lgov_openai.client import Interceptor, wrapped_request
 
     interceptor = Interceptor(lambda: _INSTRUMENTOR.governor)
     patches.undo_by(interceptor.forget)
-    atexit.register(interceptor.end_streams)
-    patches.undo_by(lambda: atexit.unregister(interceptor.end_streams))
-    patches.replace(OpenAI, "request", _governed(OpenAI.request, interceptor))
-    patches.replace(AsyncOpenAI, "request", _agoverned(AsyncOpenAI.request, interceptor))
-
-
-def _governed(request: Callable[..., Any], interceptor: Interceptor) -> Callable[..., Any]:
-    from lgov_openai.interceptor import intercepting
-
-    @functools.wraps(request)
-    def governed_request(self: Any, *args: Any, **kwargs: Any) -> Any:
-        with intercepting(self, (interceptor,)):
-            return request(self, *args, **kwargs)
-
-    return governed_request
-
-
-def _agoverned(request: Callable[..., Any], interceptor: Interceptor) -> Callable[..., Any]:
-    from lgov_openai.interceptor import intercepting
-
-    @functools.wraps(request)
-    async def governed_request(self: Any, *args: Any, **kwargs: Any) -> Any:
-        with intercepting(self, (interceptor,)):
-            return await request(self, *args, **kwargs)
-
-    return governed_request
-
-
-# ---------------------------------------------------------------------- the proof
+    atexit.register(interceptor.end_recordings)
+    patches.undo_by(lambda: atexit.unregister(interceptor.end_recordings))
+    for cls in (OpenAI, AsyncOpenAI):
+        request = wrapped_request(cls.request, (interceptor,), asynchronous=cls is AsyncOpenAI)
+        patches.replace(cls, "request", request)
 
 
 def _self_test() -> None:
     """Raises `InstrumentationError` if a proposed call reaches the program although a probe governor denies all calls.
 
-    Runs in this thread: while openai is being imported (which is when ``lgov run`` instruments it) no other thread could import
-    what it needs. Inside a running event loop another loop cannot run here, so that only then a thread is used, and not at
-    all in the middle of the import; there the synchronous half has to do.
+    Runs in this thread: while openai is being imported (``lgov run`` instruments it then) another thread could not import
+    what it needs. In a running event loop the asynchronous half needs a thread, so that it is left out during the import.
     """
     import openai
 
-    from lgov_openai import probe
+    from lgov_openai.probe import aungoverned_ways, ungoverned_ways
 
-    got: list[str] = []
     with _INSTRUMENTOR.denying_everything(only=frozenset({Point.PRE_TOOL_CALL})):
-        probe.ask(got)
+        ways = ungoverned_ways()
         if not _loop_is_running():
-            asyncio.run(probe.aask(got))
+            ways += asyncio.run(aungoverned_ways())
         elif not getattr(openai.__spec__, "_initializing", False):
-            in_fresh_thread(lambda: asyncio.run(probe.aask(got)))
-    if got:
-        raise InstrumentationError(f"a denied probe call reached the program all the same ({', '.join(got)})")
+            in_fresh_thread(lambda: ways.extend(asyncio.run(aungoverned_ways())))
+    if ways:
+        raise InstrumentationError(f"a denied probe call reached the program all the same ({', '.join(ways)})")
 
 
 def _loop_is_running() -> bool:

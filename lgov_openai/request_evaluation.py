@@ -51,8 +51,6 @@ class RequestEvaluation:
         """The transcript to send: what the model may read, with what the program never received."""
         return self.memory.turns.restored(self.protocol, self.program, self.prefixes, self.current, self.parent)
 
-    # ------------------------------------------------------------------ tool results
-
     def _evaluate_results(self) -> Steps[None]:
         calls: dict[str | None, tuple[Proposal, str]] = {}
         results: list[tuple[int, Proposal | None, str | None]] = []
@@ -67,11 +65,12 @@ class RequestEvaluation:
                 proposal, prefix = calls.get(result[0], (None, None))
                 results.append((position, proposal, prefix))
         unknown = [result[0] for result in self._results if result and result[0] and result[0] not in self.memory.calls]
-        self.memory.streams.catch_up((current_scope(), self.prefixes[turn_start]), unknown)
+        for recording in list(self.memory.recordings):
+            recording.catch_up((current_scope(), self.prefixes[turn_start]), unknown)
         for position, proposal, prefix in results:
             replacement = yield from self._evaluate_result(position, proposal, prefix)
             if replacement is not None:
-                self.current[position] = self.protocol.with_result(self.program[position], replacement)
+                self.current[position] = self.protocol.with_text(self.program[position], replacement)
 
     def _evaluate_result(self, position: int, proposal: Proposal | None, prefix: str | None) -> Steps[str | None]:
         """The text in place of the result, None if the model may read it. ``prefix`` is the digest before its call's turn."""
@@ -79,7 +78,7 @@ class RequestEvaluation:
         call_id, text = self._results[position] or (None, "")
         digest = hashlib.blake2b(text.encode(errors="surrogatepass"), digest_size=16).hexdigest()
         key = (call_id, proposal.identity if proposal is not None else None, prefix, digest)
-        if (known := self.memory.calls.decided(key)) is not None:
+        if (known := self.memory.results.get(key)) is not None:
             return known[0]
         pending, unrecorded = self.memory.calls.claim(call_id, proposal, prefix)
         if pending is None:
@@ -97,10 +96,8 @@ class RequestEvaluation:
         if decision.blocks and decision.abort:
             raise PolicyDenied(decision)
         replacement = decision.denial_message(after=True) if decision.blocks else decision.text
-        self.memory.calls.decide(key, replacement)
+        self.memory.results.put(key, (replacement,))
         return replacement
-
-    # ------------------------------------------------------------------ user messages
 
     def _evaluate_messages(self) -> Steps[Decision | None]:
         """Evaluates the messages since the model's last turn, and earlier ones that no policy here has evaluated."""

@@ -31,8 +31,6 @@ class ResponsesProtocol:
     The instructions of a request are the first entry of its transcript: a system message with a type of its own.
     """
 
-    # ------------------------------------------------------------------ requests
-
     def entries(self, body: JSON) -> list[JSON]:
         given = body.get("input")
         items: list[JSON] = [{"role": "user", "content": given}] if isinstance(given, str) else list(given or ())
@@ -41,12 +39,9 @@ class ResponsesProtocol:
         return items
 
     def with_entries(self, body: JSON, entries: Sequence[JSON]) -> JSON:
-        changed = dict(body)
-        items = list(entries)
-        if items and items[0].get("type") == _INSTRUCTIONS:
-            changed["instructions"] = items.pop(0)["content"]
-        changed["input"] = items
-        return changed
+        if entries and entries[0].get("type") == _INSTRUCTIONS:
+            return {**body, "instructions": entries[0]["content"], "input": list(entries[1:])}
+        return {**body, "input": list(entries)}
 
     def mapping(self, entry: JSON) -> JSON:
         if calls := self.proposals(entry):
@@ -57,7 +52,7 @@ class ResponsesProtocol:
 
     def with_text(self, entry: JSON, text: str) -> JSON:
         if self.tool_result(entry) is not None:
-            return self.with_result(entry, text)
+            return {**entry, "output": _shell_output(text) if entry.get("type") == "shell_call_output" else text}
         if entry.get("type") == "reasoning":
             return {**entry, "summary": [{"type": "summary_text", "text": text}]}
         return {**entry, "content": _content(entry, text)}
@@ -75,11 +70,6 @@ class ResponsesProtocol:
         else:
             text = text_of(output)
         return entry.get("call_id") or entry.get("id"), text
-
-    def with_result(self, entry: JSON, text: str) -> JSON:
-        if entry.get("type") == "shell_call_output":
-            return {**entry, "output": _shell_output(text)}
-        return {**entry, "output": text}
 
     def from_model(self, entry: JSON) -> bool:
         kind = str(entry.get("type"))
@@ -104,9 +94,10 @@ class ResponsesProtocol:
             raw = json.dumps(arguments)
         return [Proposal(call_id, name, raw, arguments, _KINDS.get(kind, "function"), position)]
 
-    def entry_id(self, entry: JSON) -> str | None:
-        found = entry.get("id")
-        return found if isinstance(found, str) and found else None
+    def ids(self, entry: JSON) -> list[str]:
+        ids = [call.call_id for call in self.proposals(entry) if call.call_id]
+        own = entry.get("id")
+        return [*ids, own] if isinstance(own, str) and own and own not in ids else ids
 
     def parent(self, body: JSON) -> str | None:
         if isinstance(previous := body.get("previous_response_id"), str):
@@ -125,8 +116,6 @@ class ResponsesProtocol:
         if isinstance(asked.get("tool_choice"), Mapping):  # It named the call that was denied.
             asked["tool_choice"] = "auto"
         return asked
-
-    # ------------------------------------------------------------------ replies
 
     def turns(self, reply: JSON) -> list[Turn]:
         return [self._turn(list(reply.get("output") or ()))]
@@ -168,18 +157,30 @@ class ResponsesProtocol:
     def with_turn_text(self, turn: Turn, text: str) -> Turn:
         items: list[JSON] = []
         placed = False
-        for item in turn.entries:
-            if item.get("type") != "message":
-                items.append(item)
-            elif not placed:
+        for item in turn.entries:  # each keeps its position
+            if item.get("type") == "message":
+                item = {**item, "content": _content(item, "" if placed else text)}
                 placed = True
-                items.append({**item, "content": _content(item, text)})
+            items.append(item)
         if not placed:
             items.append(_message(text))
         return self._turn(items)
 
     def denied_result(self, turn: Turn, proposal: Proposal, text: str) -> JSON | None:
-        return _denied_result(turn.entries[proposal.entry], text)
+        item = turn.entries[proposal.entry]
+        kind, call_id = item.get("type"), item.get("call_id")
+        if kind in ("function_call", "custom_tool_call"):
+            return {"type": f"{kind}_output", "call_id": call_id, "output": text}
+        if kind == "shell_call":
+            return {"type": "shell_call_output", "call_id": call_id, "output": _shell_output(text)}
+        if kind == "local_shell_call":
+            return {"type": "local_shell_call_output", "id": call_id, "call_id": call_id, "output": text}
+        if kind == "apply_patch_call":
+            return {"type": "apply_patch_call_output", "call_id": call_id, "status": "failed", "output": text}
+        if kind == "mcp_approval_request":
+            answer = {"approval_request_id": item.get("id"), "approve": False, "reason": text}
+            return {"type": "mcp_approval_response", **answer}
+        return None
 
     def denial_turn(self, body: JSON, text: str) -> Turn:
         wanted = ((body.get("text") or {}).get("format") or {}).get("type")
@@ -207,31 +208,8 @@ class ResponsesProtocol:
             },
         }
 
-    # ------------------------------------------------------------------ streams
-
-    def from_stream(self, events: Sequence[JSON]) -> JSON | None:
-        return response_of(events)
-
-    def to_stream(self, body: JSON, reply: JSON, events: Sequence[JSON]) -> str:
-        return stream_of(reply, events)
-
-
-def _denied_result(item: JSON, text: str) -> JSON | None:
-    """The result by which the model reads that the call ``item`` was denied; None where the API has none."""
-    kind, call_id = item.get("type"), item.get("call_id")
-    if kind in ("function_call", "custom_tool_call"):
-        return {"type": f"{kind}_output", "call_id": call_id, "output": text}
-    if kind == "shell_call":
-        return {"type": "shell_call_output", "call_id": call_id, "output": _shell_output(text)}
-    if kind == "local_shell_call":
-        return {"type": "local_shell_call_output", "id": call_id, "call_id": call_id, "output": text}
-    if kind == "apply_patch_call":
-        return {"type": "apply_patch_call_output", "call_id": call_id, "status": "failed", "output": text}
-    if kind == "mcp_approval_request":
-        return {
-            "type": "mcp_approval_response", "approval_request_id": item.get("id"), "approve": False, "reason": text
-        }  # fmt: skip
-    return None
+    from_stream = staticmethod(response_of)
+    to_stream = staticmethod(stream_of)
 
 
 def _shell_output(text: str) -> list[JSON]:
@@ -239,18 +217,14 @@ def _shell_output(text: str) -> list[JSON]:
 
 
 def _message(text: str, *, refusal: bool = False) -> JSON:
-    part: JSON = (
-        {"type": "refusal", "refusal": text}
-        if refusal
-        else {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
-    )
+    part: JSON = {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
+    if refusal:
+        part = {"type": "refusal", "refusal": text}
     return {"id": new_id("msg"), "type": "message", "role": "assistant", "status": "completed", "content": [part]}
 
 
 def _text(entry: JSON) -> str:
-    if entry.get("type") == "reasoning":
-        return text_of(entry.get("summary"))
-    return text_of(entry.get("content"))
+    return text_of(entry.get("summary" if entry.get("type") == "reasoning" else "content"))
 
 
 def _content(entry: JSON, text: str) -> Any:
@@ -259,7 +233,6 @@ def _content(entry: JSON, text: str) -> Any:
         return [{"type": "refusal", "refusal": text}]
     if isinstance(content, list):
         content = [part for part in content if part.get("type") != "refusal"]
-        # Annotations and logprobs of the old text are wrong for the new one.
-        content = [{**part, "annotations": [], "logprobs": []} if part.get("type") == "output_text" else part
-                   for part in content]  # fmt: skip
+        of_old_text: JSON = {"annotations": [], "logprobs": []}
+        content = [{**part, **of_old_text} if part.get("type") == "output_text" else part for part in content]
     return content_with_text(content, text)

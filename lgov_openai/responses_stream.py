@@ -28,22 +28,24 @@ def response_of(events: Sequence[JSON]) -> JSON | None:
     return response
 
 
-def stream_of(response: JSON, events: Sequence[JSON]) -> str:
-    """``response`` as events. An item that is unchanged and not a call keeps its own ``events``."""
+def stream_of(body: JSON, reply: JSON, events: Sequence[JSON]) -> str:
+    """``reply`` as the events of any request. An item that is unchanged and not a call keeps its own ``events``."""
     frames: list[JSON] = []
     heads = [event for event in events if event.get("type") in ("response.created", "response.in_progress")]
-    begun = {**response, "status": "in_progress", "output": [], "usage": None}
+    begun = {**reply, "status": "in_progress", "output": [], "usage": None}
     for kind in [event["type"] for event in heads] or ["response.created", "response.in_progress"]:
         frames.append({"type": kind, "response": begun})
-    received = _by_item(events)
-    for index, item in enumerate(response["output"]):
-        original = received.get(str(item.get("id")))
-        if original is not None and original[0] == item and not _is_call(item):
-            frames.extend({**event, "output_index": index} for event in original[1])
+    ended = {
+        event["output_index"]: event["item"] for event in events if event.get("type") == "response.output_item.done"
+    }
+    for index, item in enumerate(reply["output"]):
+        before = next((at for at, one in ended.items() if one == item and not _is_call(item)), None)
+        if before is not None:
+            frames.extend({**event, "output_index": index} for event in events if event.get("output_index") == before)
         else:
             frames.extend(_events_of(index, item))
-    last = "response.incomplete" if response.get("status") == "incomplete" else "response.completed"
-    frames.append({"type": last, "response": response})
+    last = "response.incomplete" if reply.get("status") == "incomplete" else "response.completed"
+    frames.append({"type": last, "response": reply})
     return "".join(
         f"event: {frame['type']}\ndata: {json.dumps({**frame, 'sequence_number': number})}\n\n"
         for number, frame in enumerate(frames)
@@ -52,15 +54,6 @@ def stream_of(response: JSON, events: Sequence[JSON]) -> str:
 
 def _is_call(item: Mapping[str, Any]) -> bool:
     return str(item.get("type")).endswith("_call") or item.get("type") == "mcp_approval_request"
-
-
-def _by_item(events: Sequence[JSON]) -> dict[str, tuple[JSON, list[JSON]]]:
-    """For each item id: the finished item, and all its events."""
-    ended = {e["output_index"]: e["item"] for e in events if e.get("type") == "response.output_item.done"}
-    found: dict[str, tuple[JSON, list[JSON]]] = {}
-    for index, item in ended.items():
-        found[str(item.get("id"))] = (item, [event for event in events if event.get("output_index") == index])
-    return found
 
 
 def _events_of(index: int, item: JSON) -> Iterator[JSON]:

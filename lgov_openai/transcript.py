@@ -46,13 +46,6 @@ def canonical(protocol: MessageProtocol, entry: JSON) -> str:
     return json.dumps(entry, sort_keys=True)
 
 
-def ids_of(protocol: MessageProtocol, entry: JSON) -> list[str]:
-    """The ids of an entry of the model: those of its calls, and its own."""
-    ids = [call.call_id for call in protocol.proposals(entry) if call.call_id]
-    own = protocol.entry_id(entry)
-    return ids if own is None or own in ids else [*ids, own]
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class ChangedTurn:
     """A turn that the program received changed.
@@ -70,9 +63,9 @@ class ChangedTurn:
         """Which of the received entries ``entry`` is a copy of."""
         if not protocol.from_model(entry):
             return None
-        ids = set(ids_of(protocol, entry))
+        ids = set(protocol.ids(entry))
         for position, mine in enumerate(self.received):
-            if ids & set(ids_of(protocol, mine)):
+            if ids & set(protocol.ids(mine)):
                 return position
         text = canonical(protocol, entry)
         return next((at for at, mine in enumerate(self.received) if canonical(protocol, mine) == text), None)
@@ -83,8 +76,8 @@ class ChangedTurns:
 
     def __init__(self) -> None:
         self._lock = threading.RLock()
-        self._by_id: BoundedDict[str, list[ChangedTurn]] = BoundedDict(MAX_REMEMBERED)
-        self._by_text: BoundedDict[tuple[str, str], list[ChangedTurn]] = BoundedDict(MAX_REMEMBERED)
+        #: By the ids of their entries, and by the digest of the transcript before and the text.
+        self._turns: BoundedDict[str | tuple[str, str], list[ChangedTurn]] = BoundedDict(MAX_REMEMBERED)
         self._owed: BoundedDict[str, list[JSON]] = BoundedDict(MAX_REMEMBERED)
         self._uses: BoundedDict[str, int] = BoundedDict(MAX_REMEMBERED)
         self._unsent: BoundedDict[str, tuple[str | None]] = BoundedDict(MAX_REMEMBERED)
@@ -100,11 +93,9 @@ class ChangedTurns:
         turn = ChangedTurn(prefix, current_scope(), received, actual)
         with self._lock:
             for entry in received:
-                for name in ids_of(protocol, entry):
-                    self._by_id.put(name, [*(self._by_id.get(name) or ())[-MAX_PER_ID:], turn])
-                if not protocol.proposals(entry):
-                    key = (prefix, canonical(protocol, entry))
-                    self._by_text.put(key, [*(self._by_text.get(key) or ())[-MAX_PER_ID:], turn])
+                by_text = [] if protocol.proposals(entry) else [(prefix, canonical(protocol, entry))]
+                for key in (*protocol.ids(entry), *by_text):
+                    self._turns.put(key, [*(self._turns.get(key) or ())[-MAX_PER_ID:], turn])
 
     def count_ids(self, ids: Iterable[str]) -> None:
         """Counts the ids of a reply: one that came twice does not identify a turn by itself."""
@@ -171,17 +162,17 @@ class ChangedTurns:
         if not protocol.from_model(entry):
             return None
         text = canonical(protocol, entry)
-        for name in ids_of(protocol, entry):
+        for name in protocol.ids(entry):
             turns = [
                 turn
-                for turn in self._by_id.get(name) or ()
-                if any(name in ids_of(protocol, mine) and canonical(protocol, mine) == text for mine in turn.received)
+                for turn in self._turns.get(name) or ()
+                if any(name in protocol.ids(mine) and canonical(protocol, mine) == text for mine in turn.received)
             ]
             if (self._uses.get(name) or 0) > 1:
                 turns = [turn for turn in turns if turn.prefix == prefix]
             if (found := _only(turns)) is not None:
                 return found
-        return None if protocol.proposals(entry) else _only(self._by_text.get((prefix, text)) or ())
+        return None if protocol.proposals(entry) else _only(self._turns.get((prefix, text)) or ())
 
 
 def _only(turns: Sequence[ChangedTurn]) -> ChangedTurn | None:

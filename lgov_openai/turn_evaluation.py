@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from lgov_core.errors import PolicyDenied
 from lgov_core.instrumentation import Steps
@@ -12,7 +12,7 @@ from lgov_core.scope import current_scope
 from lgov_core.types import Decision, Effect, Point, ToolOutcome
 from lgov_openai.actions import evaluate, record, tool_action
 from lgov_openai.content import JSON, read_arguments
-from lgov_openai.pending_calls import PendingCall
+from lgov_openai.memory import PendingCall
 from lgov_openai.protocol import Proposal, Turn
 from lgov_openai.request_evaluation import RequestEvaluation
 
@@ -30,14 +30,6 @@ class EvaluatedTurn:
     denials: Sequence[str] = ()
     results: Sequence[JSON | None] = ()
     replaced: bool = False
-
-    def with_turn(self, turn: Turn) -> EvaluatedTurn:
-        """With another turn."""
-        return replace(self, turn=turn)
-
-    def replaced_by(self, denial: Turn) -> EvaluatedTurn:
-        """With a denial in the turn's place."""
-        return replace(self, turn=denial, replaced=True)
 
 
 def evaluate_turn(request: RequestEvaluation, turn: Turn, given: Turn) -> Steps[EvaluatedTurn]:
