@@ -20,28 +20,21 @@ def text_of(content: Any) -> str:
 
 
 def _part_text(part: Any) -> str | None:
-    if isinstance(part, str):
-        return part
     if isinstance(part, Mapping):
-        for key in ("text", "refusal"):
-            if isinstance(value := part.get(key), str):
-                return value
-    return None
+        texts = (part.get(key) for key in ("text", "refusal"))
+        return next((text for text in texts if isinstance(text, str)), None)
+    return part if isinstance(part, str) else None
 
 
 def content_with_text(content: Any, text: str) -> Any:
     """``content`` with ``text`` in place of all its texts; other parts (pictures) stay."""
     if not isinstance(content, list):
         return text
-    kept: list[Any] = []
-    placed = False
-    for part in cast(list[Any], content):
-        if _part_text(part) is None:
-            kept.append(part)
-        elif not placed:
-            placed = True
-            kept.append(text if isinstance(part, str) else {**part, "text": text})
-    return kept if placed else [*kept, {"type": "text", "text": text}]
+    parts = cast(list[Any], content)
+    first = next((at for at, part in enumerate(parts) if _part_text(part) is not None), len(parts))
+    kept = [part for part in parts[first:] if _part_text(part) is None]
+    placed = {**parts[first], "text": text} if first < len(parts) and isinstance(parts[first], dict) else None
+    return [*parts[:first], placed or {"type": "text", "text": text}, *kept]
 
 
 def read_arguments(raw: str, *, unique_keys: bool = True) -> JSON | None:
@@ -95,22 +88,12 @@ def read_events(text: str, *, partial: bool = False) -> list[JSON]:
     ``partial``: the stream may have been cut; an incomplete last event is left out.
     """
     events: list[JSON] = []
-    *blocks, last = text.replace("\r\n", "\n").replace("\r", "\n").split("\n\n")
-    for block in blocks:
-        events.extend(_events_in(block))
-    try:
-        events.extend(_events_in(last))
-    except ValueError:
-        if not partial:
-            raise
+    blocks = text.replace("\r\n", "\n").replace("\r", "\n").split("\n\n")
+    for block in blocks[:-1] if partial else blocks:
+        data = "\n".join(line[5:].removeprefix(" ") for line in block.split("\n") if line.startswith("data:"))
+        if data and data != "[DONE]":
+            value = json.loads(data)
+            if not isinstance(value, dict):
+                raise ValueError("an event is not a JSON object")
+            events.append(cast(JSON, value))
     return events
-
-
-def _events_in(block: str) -> list[JSON]:
-    data = "\n".join(line[5:].removeprefix(" ") for line in block.split("\n") if line.startswith("data:"))
-    if not data or data == "[DONE]":
-        return []
-    value = json.loads(data)
-    if not isinstance(value, dict):
-        raise ValueError("an event is not a JSON object")
-    return [cast(JSON, value)]

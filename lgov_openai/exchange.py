@@ -176,7 +176,7 @@ class Exchange:
         assert reply.content is not None
         delivered: list[Turn] = []
         for turn, one in zip(reply.turns, evaluated, strict=True):
-            if one.denied and not one.turn.proposals:
+            if one.denials and not one.turn.proposals:
                 denial = self._protocol.denial_turn(self._body, "\n".join(one.denials))
                 one = replace(one, turn=denial, replaced=True)
             elif not one.turn.proposals and not one.replaced and one.turn.text:
@@ -193,9 +193,8 @@ class Exchange:
         if not spent and all(given == turn for given, turn in zip(delivered, reply.turns, strict=True)):
             if not (reply.events and any(turn.proposals for turn in reply.turns)):
                 return reply.response
-            return response_with(
-                reply, reply.content, self._protocol, self._body
-            )  # exactly the calls that were evaluated
+            # Rewritten, so that the program assembles exactly the calls that were evaluated.
+            return response_with(reply, reply.content, self._protocol, self._body)
         content = with_total_usage(self._protocol.with_turns(reply.content, delivered), spent)
         return response_with(reply, content, self._protocol, self._body)
 
@@ -203,7 +202,7 @@ class Exchange:
         """Remembers the difference between what the model wrote and read, and what the program gets."""
         results = [result for result in one.results if result is not None]
         actual: list[tuple[JSON, int | None]] = [(entry, None) for entry in hidden]
-        if one.replaced and not one.denied:  # the model reads the denial, too
+        if one.replaced and not one.denials:  # the model reads the denial, too
             actual.extend((entry, at) for at, entry in enumerate(one.turn.entries))
         else:
             actual.extend((entry, self._received_at(entry, one.turn, at)) for at, entry in enumerate(turn.entries))

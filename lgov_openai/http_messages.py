@@ -6,6 +6,7 @@ A client may use httpx2 or httpx: what is made is of the class of what it replac
 from __future__ import annotations
 
 import json
+import sys
 from codecs import utf_8_decode
 from collections.abc import Sequence
 from contextlib import suppress
@@ -13,7 +14,6 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, cast
 
-import httpx
 import httpx2
 from openai import APIStatusError
 
@@ -58,6 +58,12 @@ def protocol_of(method: str, path: str) -> MessageProtocol | None:
     if method.upper() != "POST":
         return None
     return next((protocol for ending, protocol in _PROTOCOLS if path.rstrip("/").endswith(ending)), None)
+
+
+def library_of(message: Any) -> Any:
+    """The HTTP library of a request or response: httpx2, or httpx."""
+    httpx: Any = sys.modules.get("httpx")
+    return httpx if httpx is not None and isinstance(message, httpx.Request | httpx.Response) else httpx2
 
 
 def body_of(request: Any) -> JSON:
@@ -121,10 +127,9 @@ def _is_stream(response: Any) -> bool:
 
 def response_with(reply: Reply, content: JSON, protocol: MessageProtocol, body: JSON) -> Any:
     """The response of ``reply`` with other content, in the same form."""
-    streamed = _is_stream(reply.response)
-    return _response_with(
-        protocol.to_stream(body, content, reply.events) if streamed else json.dumps(content), reply.response
-    )
+    if _is_stream(reply.response):
+        return _response_with(protocol.to_stream(body, content, reply.events), reply.response)
+    return _response_with(json.dumps(content), reply.response)
 
 
 def denial_response(content: JSON, protocol: MessageProtocol, body: JSON, request: Any) -> Any:
@@ -132,8 +137,7 @@ def denial_response(content: JSON, protocol: MessageProtocol, body: JSON, reques
     streamed = bool(body.get("stream"))
     text = protocol.to_stream(body, content, ()) if streamed else json.dumps(content)
     headers = {"content-type": "text/event-stream" if streamed else "application/json"}
-    library: Any = httpx if isinstance(request, httpx.Request) else httpx2
-    response = library.Response(200, headers=headers, content=text.encode(), request=request)
+    response = library_of(request).Response(200, headers=headers, content=text.encode(), request=request)
     response.elapsed = timedelta(0)
     return response
 

@@ -16,15 +16,12 @@ if TYPE_CHECKING:
 #: Tools are functions of the program, so a call is evaluated when the model proposes it, and its result when the program
 #: sends it. A denied text takes the place of the reply; the model is not asked again.
 SURFACE: Mapping[Point, Surface] = {
-    point: Surface(observe=True, block=True, tell=tell, transform=True, stream=True, sync=True)
-    for point, tell in {
-        Point.INPUT: False,
-        Point.PRE_MODEL_CALL: False,
-        Point.POST_MODEL_CALL: False,
-        Point.PRE_TOOL_CALL: True,
-        Point.POST_TOOL_CALL: True,
-        Point.OUTPUT: False,
-    }.items()
+    Point.INPUT: Surface(observe=True, block=True, transform=True, stream=True, sync=True),
+    Point.PRE_MODEL_CALL: Surface(observe=True, block=True, transform=True, stream=True, sync=True),
+    Point.POST_MODEL_CALL: Surface(observe=True, block=True, transform=True, stream=True, sync=True),
+    Point.PRE_TOOL_CALL: Surface(observe=True, block=True, tell=True, transform=True, stream=True, sync=True),
+    Point.POST_TOOL_CALL: Surface(observe=True, block=True, tell=True, transform=True, stream=True, sync=True),
+    Point.OUTPUT: Surface(observe=True, block=True, transform=True, stream=True, sync=True),
 }
 
 UNSUPPORTED: Mapping[tuple[str, str], str] = {

@@ -58,76 +58,51 @@ class Turn:
 class MessageProtocol(Protocol):
     """One of the two APIs. All methods are pure: they never change their arguments."""
 
-    # -- requests
-
-    #: The transcript in a request body.
+    # The transcript in a request body.
     def entries(self, body: JSON) -> list[JSON]: ...
-
-    #: The request with another transcript.
+    # The request with another transcript.
     def with_entries(self, body: JSON, entries: Sequence[JSON]) -> JSON: ...
-
-    #: The entry as policies get it: ``role``, ``content`` (text), and its tool calls or the call it is the result of.
+    # The entry as policies get it: ``role``, ``content`` (text), and its tool calls or the call it is the result of.
     def mapping(self, entry: JSON) -> JSON: ...
-
-    #: The entry with its text replaced; other content (pictures) stays, except in a tool result.
+    # The entry with its text replaced; other content (pictures) stays, except in a tool result.
     def with_text(self, entry: JSON, text: str) -> JSON: ...
-
-    #: The text of a user message; None for any other entry.
+    # The text of a user message; None for any other entry.
     def user_text(self, entry: JSON) -> str | None: ...
-
-    #: Call id and text of a tool result; None for any other entry.
+    # Call id and text of a tool result; None for any other entry.
     def tool_result(self, entry: JSON) -> tuple[str | None, str] | None: ...
-
-    #: Whether the model wrote the entry.
+    # Whether the model wrote the entry.
     def from_model(self, entry: JSON) -> bool: ...
-
-    #: The tool calls in an entry of the model.
+    # The tool calls in an entry of the model.
     def proposals(self, entry: JSON) -> list[Proposal]: ...
-
-    #: The ids of an entry of the model: those of its calls, and its own where the API has one.
+    # The ids of an entry of the model: those of its calls, and its own where the API has one.
     def ids(self, entry: JSON) -> list[str]: ...
-
-    #: The id of the stored response or conversation that the request continues.
+    # The id of the stored response or conversation that the request continues.
     def parent(self, body: JSON) -> str | None: ...
-
-    #: The request that follows ``body``: ``results`` answer the calls of ``turn``, which was all of ``reply``.
+    # The request that follows ``body``: ``results`` answer the calls of ``turn``, which was all of ``reply``.
     def continued(self, body: JSON, sent: Sequence[JSON], reply: JSON, turn: Turn, results: Sequence[JSON]) -> JSON: ...
 
-    # -- replies
-
-    #: What the model wrote, one turn a choice.
+    # What the model wrote, one turn a choice.
     def turns(self, reply: JSON) -> list[Turn]: ...
-
-    #: Text, calls, usage and ids of the whole reply.
+    # Text, calls, usage and ids of the whole reply.
     def reading(self, reply: JSON, turns: Sequence[Turn]) -> ModelReading: ...
-
-    #: The reply with other turns.
+    # The reply with other turns.
     def with_turns(self, reply: JSON, turns: Sequence[Turn]) -> JSON: ...
-
-    #: The turn without these calls.
+    # The turn without these calls.
     def without(self, turn: Turn, proposals: Sequence[Proposal]) -> Turn: ...
-
-    #: The turn with other arguments for one call.
+    # The turn with other arguments for one call.
     def with_arguments(self, turn: Turn, proposal: Proposal, arguments: Mapping[str, Any]) -> Turn: ...
-
-    #: The turn with its text replaced.
+    # The turn with its text replaced.
     def with_turn_text(self, turn: Turn, text: str) -> Turn: ...
-
-    #: The tool result by which the model reads that the call was denied; None where the API has none for it.
+    # The tool result by which the model reads that the call was denied; None where the API has none for it.
     def denied_result(self, turn: Turn, proposal: Proposal, text: str) -> JSON | None: ...
-
-    #: A turn that says ``text`` in the model's place: a refusal where the program asked for a structure.
+    # A turn that says ``text`` in the model's place: a refusal where the program asked for a structure.
     def denial_turn(self, body: JSON, text: str) -> Turn: ...
-
-    #: A whole reply that says ``text``, for a request that was not sent.
+    # A whole reply that says ``text``, for a request that was not sent.
     def denial_reply(self, body: JSON, text: str) -> JSON: ...
 
-    # -- streams
-
-    #: The whole reply in the events of a stream; None if the stream did not finish.
+    # The whole reply in the events of a stream; None if the stream did not finish.
     def from_stream(self, events: Sequence[JSON]) -> JSON | None: ...
-
-    #: ``reply`` as server-sent events; ``events`` are those of the reply it was made from, if any.
+    # ``reply`` as server-sent events; ``events`` are those of the reply it was made from, if any.
     def to_stream(self, body: JSON, reply: JSON, events: Sequence[JSON]) -> str: ...
 
 

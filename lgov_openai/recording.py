@@ -7,13 +7,10 @@ import weakref
 from collections.abc import AsyncIterator, Callable, Generator, Hashable, Iterator
 from contextlib import contextmanager
 from contextvars import copy_context
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
-import httpx
-import httpx2
-
-from lgov_openai.http_messages import Reply
+from lgov_openai.http_messages import Reply, library_of
 
 
 class Recording:
@@ -40,7 +37,7 @@ class Recording:
         self._conclude = partial(copy_context().run, conclude)
         self._open = open_recordings
         self._lock = threading.RLock()  # a garbage collection may close the body in the thread that holds it
-        response.stream = body = _RecordedBody(response.stream, self)
+        response.stream = body = _body_class(library_of(response))(response.stream, self)
         self._body = weakref.ref(body)
         self._open.add(self)
 
@@ -78,8 +75,8 @@ class Recording:
             return Reply(None, error=error)
 
 
-class _RecordedBody(httpx.SyncByteStream, httpx.AsyncByteStream, httpx2.SyncByteStream, httpx2.AsyncByteStream):
-    """The body of a response of any client; passes each piece on as it arrives."""
+class _RecordedBody:
+    """The body of a response, which passes each piece on as it arrives."""
 
     def __init__(self, body: Any, recording: Recording) -> None:
         self._body = body
@@ -113,3 +110,9 @@ class _RecordedBody(httpx.SyncByteStream, httpx.AsyncByteStream, httpx2.SyncByte
             await self._body.aclose()
         finally:
             self._recording.end(GeneratorExit())
+
+
+@cache
+def _body_class(library: Any) -> type[_RecordedBody]:
+    """The body for an HTTP library, which recognises one by its base classes."""
+    return type("RecordedBody", (_RecordedBody, library.SyncByteStream, library.AsyncByteStream), {})

@@ -21,12 +21,11 @@ from lgov_openai.request_evaluation import RequestEvaluation
 class EvaluatedTurn:
     """A turn as the program may get it.
 
-    ``denied`` are the calls removed from it, ``denials`` the texts for them and ``results`` the entries by which the
-    model reads those (None where the API has none). ``replaced``: the turn is a denial, in the model's place.
+    ``denials`` are the texts for the calls that were removed, ``results`` the entries by which the model reads them (None
+    where the API has none). ``replaced``: the turn is a denial, in the model's place.
     """
 
     turn: Turn
-    denied: Sequence[Proposal] = ()
     denials: Sequence[str] = ()
     results: Sequence[JSON | None] = ()
     replaced: bool = False
@@ -54,7 +53,7 @@ def evaluate_turn(request: RequestEvaluation, turn: Turn, given: Turn) -> Steps[
     results = [protocol.denied_result(turn, one, text) for one, text in zip(denied, denials, strict=True)]
     gone = {one.position for one in denied}
     given = protocol.without(given, [one for one in given.proposals if one.position in gone]) if gone else given
-    return EvaluatedTurn(given, denied, denials, results)
+    return EvaluatedTurn(given, denials, results)
 
 
 def _evaluate_call(request: RequestEvaluation, proposal: Proposal) -> Steps[tuple[ToolCall, Decision]]:

@@ -1,4 +1,4 @@
-"""Streamed replies of a client whose governor only watches: how a program may read them, or stop reading."""
+"""Streams with ``observe_only``: the program may read them as it likes, or stop reading."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import weakref
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from typing import Any
 
+import httpx
 import httpx2
 import openai
 import pytest
@@ -73,7 +74,7 @@ def read_to_the_finish(chunks: Any) -> None:
             return
 
 
-def test_results_of_calls_in_a_stream_that_was_not_read_to_its_end_are_recorded(client: Any, seen: Seen) -> None:
+def test_results_of_a_stream_not_read_to_its_end(client: Any, seen: Seen) -> None:
     with ScriptedModelServer([CALL, ScriptedReply("done")]) as server:
         first = ask(client, server)
         read_to_the_finish(first)
@@ -90,7 +91,7 @@ def test_results_of_calls_in_a_stream_that_was_not_read_to_its_end_are_recorded(
     assert len(seen.of(semconv.EXECUTE_TOOL)) == 1
 
 
-def test_a_stream_that_is_closed_when_the_reply_was_whole_is_a_call_that_was_answered(client: Any, seen: Seen) -> None:
+def test_a_stream_closed_after_the_whole_reply_succeeded(client: Any, seen: Seen) -> None:
     with ScriptedModelServer([CALL]) as server:
         chunks = ask(client, server)
         read_to_the_finish(chunks)
@@ -100,7 +101,7 @@ def test_a_stream_that_is_closed_when_the_reply_was_whole_is_a_call_that_was_ans
     assert json.loads(str(call.attributes[semconv.OUTPUT_MESSAGES]))[0]["tool_calls"][0]["name"] == "add"
 
 
-def test_a_stream_that_is_closed_before_is_one_that_the_program_left(client: Any, seen: Seen) -> None:
+def test_a_stream_closed_early_ends_with_generator_exit(client: Any, seen: Seen) -> None:
     with ScriptedModelServer([ScriptedReply("one two three")]) as server:
         with ask(client, server) as chunks:
             next(chunks)
@@ -118,7 +119,7 @@ def test_a_dropped_stream_ends_when_it_is_collected(client: Any, seen: Seen) -> 
     assert [span.attributes.get(semconv.ERROR_TYPE) for span in seen.of(semconv.CHAT)] == ["GeneratorExit"]
 
 
-def test_a_reply_that_is_dropped_unread_is_ended_with_the_next_request(client: Any, seen: Seen) -> None:
+def test_a_reply_dropped_unread_ends_with_the_next_request(client: Any, seen: Seen) -> None:
     with ScriptedModelServer([CALL, ScriptedReply("done")]) as server:
         client.base_url = server.base_url
         client.chat.completions.with_raw_response.create(model="m", messages=QUESTION, stream=True)
@@ -128,7 +129,7 @@ def test_a_reply_that_is_dropped_unread_is_ended_with_the_next_request(client: A
     assert [span.attributes.get(semconv.ERROR_TYPE) for span in seen.of(semconv.CHAT)] == ["GeneratorExit", None]
 
 
-def test_a_generator_that_the_program_closes_ends_its_call_at_once(client: Any, seen: Seen) -> None:
+def test_closing_a_generator_ends_the_call_at_once(client: Any, seen: Seen) -> None:
     def pass_on(server: ScriptedModelServer) -> Iterator[Any]:
         with ask(client, server) as chunks:
             yield from chunks
@@ -140,7 +141,7 @@ def test_a_generator_that_the_program_closes_ends_its_call_at_once(client: Any, 
         assert [span.attributes[semconv.ERROR_TYPE] for span in seen.of(semconv.CHAT)] == ["GeneratorExit"]
 
 
-def test_a_server_may_give_every_call_the_same_id(client: Any, seen: Seen) -> None:
+def test_reused_call_ids_in_streams(client: Any, seen: Seen) -> None:
     with ScriptedModelServer([CALL, CALL, ScriptedReply("done")]) as server:
         messages = [*QUESTION]
         kept = []
@@ -152,7 +153,7 @@ def test_a_server_may_give_every_call_the_same_id(client: Any, seen: Seen) -> No
 
 
 @pytest.mark.parametrize("retries", [0, 1])
-def test_an_error_in_place_of_a_stream_is_the_server_s(client: Any, seen: Seen, retries: int) -> None:
+def test_an_error_status_ends_the_call_with_it(client: Any, seen: Seen, retries: int) -> None:
     busy = ScriptedReply("busy", status=503, headers={"retry-after-ms": "1"})
     with ScriptedModelServer([busy, ScriptedReply("done")]) as server:
         trying = client.with_options(max_retries=retries, base_url=server.base_url)
@@ -165,7 +166,7 @@ def test_an_error_in_place_of_a_stream_is_the_server_s(client: Any, seen: Seen, 
     assert errors == ["APIStatusError", None][: retries + 1]
 
 
-def test_open_streams_are_ended_when_the_process_ends(seen: Seen) -> None:
+def test_open_streams_end_with_uninstrument(seen: Seen) -> None:
     import lgov_openai
 
     with ScriptedModelServer([CALL]) as server, openai.OpenAI(base_url=server.base_url, api_key="k") as plain:
@@ -179,7 +180,7 @@ def test_open_streams_are_ended_when_the_process_ends(seen: Seen) -> None:
     assert len(seen.of(semconv.CHAT)) == 1
 
 
-def test_a_call_stands_where_it_was_asked_for_whoever_reads_the_stream(client: Any, seen: Seen) -> None:
+def test_spans_belong_to_the_rollout_of_the_request(client: Any, seen: Seen) -> None:
     with ScriptedModelServer([CALL, ScriptedReply("done")]) as server:
         with enter_scope(RolloutScope("r1")):
             chunks = ask(client, server)
@@ -196,7 +197,7 @@ def test_a_call_stands_where_it_was_asked_for_whoever_reads_the_stream(client: A
     ]
 
 
-def test_what_a_plugin_raises_does_not_reach_a_program_that_reads(seen: Seen) -> None:
+def test_an_error_of_a_plugin_does_not_reach_the_program(seen: Seen) -> None:
     class Broken:
         @hookimpl
         def lgov_observe(self, event: object) -> None:
@@ -247,6 +248,15 @@ def test_a_body_may_come_in_any_pieces(seen: Seen, end: bytes, size: int) -> Non
     assert json.loads(str(call.attributes[semconv.OUTPUT_MESSAGES]))[0]["content"] == "one two"
 
 
+def test_a_stream_of_an_httpx_client_is_recorded(seen: Seen) -> None:
+    with ScriptedModelServer([ScriptedReply("one two")]) as server, httpx.Client() as http:
+        plain = openai.OpenAI(base_url=server.base_url, api_key="k", max_retries=0, http_client=http)  # type: ignore[arg-type]
+        text = [chunk.choices[0].delta.content or "" for chunk in ask(govern_client(plain, watching(seen)), server)]
+    assert "".join(text) == "one two"
+    (call,) = seen.of(semconv.CHAT)
+    assert json.loads(str(call.attributes[semconv.OUTPUT_MESSAGES]))[0]["content"] == "one two"
+
+
 def test_a_body_may_be_compressed(seen: Seen) -> None:
     body = gzip.compress(events(*TEXT) + b"data: [DONE]\n\n")
     client = answering(seen, [body[:30], body[30:]], content_encoding="gzip")
@@ -258,7 +268,7 @@ def test_a_body_may_be_compressed(seen: Seen) -> None:
 
 @pytest.mark.parametrize("tail", [b"data: [DO", b"data: {", b'data: {"id": "\xc3', b"da"])
 @pytest.mark.parametrize("closed", [True, False])
-def test_a_piece_may_end_within_an_event_that_the_program_does_not_read(seen: Seen, tail: bytes, closed: bool) -> None:
+def test_a_piece_may_end_within_an_event(seen: Seen, tail: bytes, closed: bool) -> None:
     call = {"index": 0, "id": "call_0", "type": "function", "function": {"name": "add", "arguments": '{"a": 1}'}}
     first = events(chunk(role="assistant", tool_calls=[call]), chunk("tool_calls"))
     client = answering(seen, [first + tail, b"never read"])
@@ -273,7 +283,7 @@ def test_a_piece_may_end_within_an_event_that_the_program_does_not_read(seen: Se
 
 
 @pytest.mark.parametrize("kind", ["text/event-stream", "application/octet-stream", ""])
-def test_a_stream_need_not_say_that_it_is_one(seen: Seen, kind: str) -> None:
+def test_a_stream_need_not_be_declared(seen: Seen, kind: str) -> None:
     came: list[str] = []
 
     class Body(httpx2.SyncByteStream):
@@ -294,7 +304,7 @@ def test_a_stream_need_not_say_that_it_is_one(seen: Seen, kind: str) -> None:
     assert json.loads(str(call.attributes[semconv.OUTPUT_MESSAGES]))[0]["content"] == "one two"
 
 
-def test_a_whole_reply_may_be_read_in_pieces_too(seen: Seen) -> None:
+def test_a_whole_reply_may_be_read_in_pieces(seen: Seen) -> None:
     body = json.dumps({"id": "chatcmpl-1", "model": "m", "choices": [
         {"index": 0, "message": {"role": "assistant", "content": "hi"}, "finish_reason": "stop"}
     ]}).encode()  # fmt: skip
@@ -306,7 +316,7 @@ def test_a_whole_reply_may_be_read_in_pieces_too(seen: Seen) -> None:
 
 
 @pytest.mark.parametrize("body", [b"", b"data: [DONE]\n\n", events(TEXT[0]), b"data: {\n\n", b'{"error": {}}'])
-def test_a_body_without_a_whole_reply_goes_on_and_its_call_failed(seen: Seen, body: bytes) -> None:
+def test_an_incomplete_body_is_passed_on_and_failed(seen: Seen, body: bytes) -> None:
     client = answering(seen, [body])
     with client.chat.completions.with_streaming_response.create(model="m", messages=QUESTION, stream=True) as raw:
         assert b"".join(raw.iter_bytes()) == body
@@ -314,7 +324,7 @@ def test_a_body_without_a_whole_reply_goes_on_and_its_call_failed(seen: Seen, bo
     assert semconv.ERROR_TYPE in call.attributes
 
 
-def test_a_body_that_is_not_what_its_encoding_says_is_the_program_s_affair(seen: Seen) -> None:
+def test_a_wrong_content_encoding_is_passed_on(seen: Seen) -> None:
     client = answering(seen, [b"no gzip"], content_encoding="gzip")
     with pytest.raises(openai.APIConnectionError):
         list(client.chat.completions.create(model="m", messages=QUESTION, stream=True))
