@@ -14,16 +14,12 @@ if TYPE_CHECKING:
 
 __all__ = ["govern_client", "instrument", "uninstrument"]
 
-_HOMES = {
-    "instrument": "lgov_openai.instrumentor",
-    "uninstrument": "lgov_openai.instrumentor",
-    "govern_client": "lgov_openai.client",
-}
+_MODULES = {"instrument": "instrumentor", "uninstrument": "instrumentor", "govern_client": "client"}
 
 
 def __getattr__(name: str) -> Any:
-    if name in _HOMES:
-        return getattr(importlib.import_module(_HOMES[name]), name)
+    if name in _MODULES:
+        return getattr(importlib.import_module(f"lgov_openai.{_MODULES[name]}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

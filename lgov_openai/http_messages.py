@@ -1,6 +1,6 @@
-"""The HTTP requests and responses of model calls: what they say, and others made in their place.
+"""Reads the HTTP requests and responses of model calls, and makes others in their place.
 
-Which HTTP library made them is the client's choice: what is made here is of the class of what was given.
+A client may use httpx2 or httpx: what is made is of the class of what it replaces.
 """
 
 from __future__ import annotations
@@ -8,169 +8,150 @@ from __future__ import annotations
 import json
 import sys
 from codecs import utf_8_decode
+from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from datetime import timedelta
-from functools import lru_cache
 from typing import Any, cast
 
+import httpx2
 from openai import APIStatusError
 
 from lgov_core.errors import PolicyDenied
 from lgov_core.instrumentation.endpoint_headers import endpoint_headers
+from lgov_core.instrumentation.model_call import ModelReading
 from lgov_core.scope import current_scope
 from lgov_core.types import Decision, Effect, new_id
 from lgov_openai.chat import ChatProtocol
-from lgov_openai.exchange import Answer, Received, Send
-from lgov_openai.protocol import JSON, Wire, dump, loads, read_events
+from lgov_openai.content import JSON, read_events
+from lgov_openai.protocol import MessageProtocol, Turn
 from lgov_openai.responses import ResponsesProtocol
-from lgov_openai.stream_observer import OF_THE_BODY
 
-_WIRES: tuple[tuple[str, Wire], ...] = (("/chat/completions", ChatProtocol()), ("/responses", ResponsesProtocol()))
-_ONCE = frozenset({"idempotency-key", "x-idempotency-key"})
-
+_PROTOCOLS: tuple[tuple[str, MessageProtocol], ...] = (
+    ("/chat/completions", ChatProtocol()),
+    ("/responses", ResponsesProtocol()),
+)
+_IDEMPOTENCY_KEYS = frozenset({"idempotency-key", "x-idempotency-key"})
+#: Headers that describe how a body was sent.
+_BODY_HEADERS = frozenset({"content-length", "content-encoding", "transfer-encoding"})
 #: What a line of server-sent events may begin with.
-_FIELDS = (b"data:", b"event:", b"id:", b"retry:", b":")
-_NOT_AS_EXPECTED = (ValueError, TypeError, KeyError, IndexError, AttributeError, RecursionError)
+_EVENT_FIELDS = (b"data:", b"event:", b"id:", b"retry:", b":")
 
 
-@lru_cache(maxsize=64)
-def wire_of(method: str, path: str) -> Wire | None:
-    """The protocol that a request to this path speaks; None if it is no model call."""
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """What a model call returned. ``content`` is None if it is not a complete reply; ``error`` then says why.
+
+    ``response`` is for the program. ``events`` are those of a stream. ``turns`` and ``reading`` are read from ``content``.
+    """
+
+    response: Any
+    content: JSON | None = None
+    events: Sequence[JSON] = ()
+    error: Exception | None = None
+    turns: Sequence[Turn] = ()
+    reading: ModelReading | None = None
+
+
+def protocol_of(method: str, path: str) -> MessageProtocol | None:
+    """The API that a request calls; None if it is not a model call."""
     if method.upper() != "POST":
         return None
-    path = path.rstrip("/")
-    for ending, wire in _WIRES:
-        if path.endswith(ending):
-            return wire
-    return None
+    return next((protocol for ending, protocol in _PROTOCOLS if path.rstrip("/").endswith(ending)), None)
 
 
-# ---------------------------------------------------------------------- requests
+def library_of(message: Any) -> Any:
+    """The HTTP library of a request or response: httpx2, or httpx."""
+    httpx: Any = sys.modules.get("httpx")
+    return httpx if httpx is not None and isinstance(message, httpx.Request | httpx.Response) else httpx2
 
 
 def body_of(request: Any) -> JSON:
-    """What ``request`` says. Raises `PolicyDenied` where that is no JSON object."""
-    try:
-        body = json.loads(request.content)
-        if isinstance(body, dict):
-            return cast(JSON, body)
-    except (ValueError, RecursionError):
-        pass
-    raise unreadable("request")
+    """The JSON object in the body of ``request``. Raises ValueError for anything else."""
+    body = json.loads(request.content)
+    if not isinstance(body, dict):
+        raise ValueError("the body is not a JSON object")
+    return cast(JSON, body)
 
 
 def unreadable(what: str) -> PolicyDenied:
-    """The denial of a request or a reply that nobody can judge."""
-    reason = f"the {what} cannot be read, so nobody can judge it"
+    """The denial of a request or a reply that cannot be read, so that it cannot be evaluated."""
+    reason = f"the {what} cannot be read, so no policy can evaluate it"
     return PolicyDenied(Decision(Effect.DENY, "lgov", f"unreadable-{what}", reason, fault=True))
 
 
 def attribute(request: Any) -> None:
-    """Tells our own endpoint whose call it is."""
+    """Adds the headers by which lgov's own endpoint knows the rollout."""
     if (scope := current_scope()) is not None:
         request.headers.update(endpoint_headers(str(request.url), scope))
 
 
-def request_of(step: Send, request: Any) -> Any:
-    """What is sent for ``request``."""
-    if step.body is None:
-        return request
-    headers = [(name, value) for name, value in request.headers.multi_items() if name.lower() not in OF_THE_BODY]
-    if step.again:  # A server that knows the key would answer with the reply it gave before.
-        headers = [(name, new_id("lgov") if name.lower() in _ONCE else value) for name, value in headers]
-    content = json.dumps(step.body, separators=(",", ":")).encode()
-    return type(request)(
-        request.method, request.url, headers=headers, content=content, extensions=dict(request.extensions)
-    )
+def request_with(body: JSON, request: Any, *, again: bool) -> Any:
+    """``request`` with another body. ``again``: one has been sent for it, so that its idempotency key was used."""
+    headers = [(name, value) for name, value in request.headers.multi_items() if name.lower() not in _BODY_HEADERS]
+    if again:
+        headers = [(name, new_id("lgov") if name.lower() in _IDEMPOTENCY_KEYS else value) for name, value in headers]
+    content, extensions = json.dumps(body).encode(), dict(request.extensions)
+    return type(request)(request.method, request.url, headers=headers, content=content, extensions=extensions)
 
 
-# ---------------------------------------------------------------------- responses
-
-
-def received(response: Any, wire: Wire) -> Received:
-    """What a response says that has been read. Raises `PolicyDenied` for one that cannot be understood."""
-    if (refused := _refused(response)) is not None:
-        return refused
-    try:
-        events = read_events(response.content.decode()) if _is_stream(response) else []
-        reply = wire.from_stream(events) if _is_stream(response) else loads(response.content)
-        if reply is not None:
-            return _understood(response, wire, reply, events)
-    except _NOT_AS_EXPECTED as error:
-        raise unreadable("reply") from error
+def read_reply(response: Any, protocol: MessageProtocol, *, partial: bool = False) -> Reply:
+    """Reads the body of ``response``; with ``partial`` one that may have been cut. Raises any error for an unreadable one."""
+    if not response.is_success:
+        error = APIStatusError(f"Error code: {response.status_code}", response=response, body=None)
+        return Reply(response, error=error)
+    if not _is_stream(response):
+        return _read(response, protocol, json.loads(response.content))
+    text, _ = utf_8_decode(response.content, "strict", not partial)
+    events = read_events(text, partial=partial)
+    if (content := protocol.from_stream(events)) is not None:
+        return _read(response, protocol, content, events)
     failed = [event for event in events if "error" in event or event.get("type") in ("error", "response.failed")]
     if not failed:
-        raise unreadable("reply")
-    # The program learns that the model failed, and nothing of what it said until then.
-    said = "".join(f"data: {dump(event)}\n\n" for event in failed)
-    return Received(_made(response, said), None, error=RuntimeError("the model failed in the middle of a stream"))
+        raise ValueError("the stream ended before the reply did")
+    # The program learns that the model failed, and gets nothing that was not evaluated.
+    frames = "".join(f"data: {json.dumps(event)}\n\n" for event in failed)
+    return Reply(_response_with(frames, response), error=RuntimeError("the model failed in the middle of a stream"))
 
 
-def seen(response: Any, wire: Wire) -> Received:
-    """As `received`, for a response that goes on as it came: one that cannot be understood is one without a reply."""
-    if (refused := _refused(response)) is not None:
-        return refused
-    try:
-        content: bytes = response.content
-        # A stream begins with the name of a field. Clients that asked for one do not ask how it calls itself.
-        if content.startswith(_FIELDS) or (_is_stream(response) and content[:1] != b"{"):
-            text, _ = utf_8_decode(content)  # without half a character at its end
-            reply = wire.from_stream(read_events(text, cut=True))
-        else:
-            reply = loads(content)
-        if reply is None:
-            return Received(response, None, error=RuntimeError("a stream without an end"))
-        return _understood(response, wire, reply)
-    except Exception as error:  # noqa: BLE001 - whatever it is, it is the program's affair
-        return Received(response, None, error=error)
+def _read(response: Any, protocol: MessageProtocol, content: JSON, events: Sequence[JSON] = ()) -> Reply:
+    turns = protocol.turns(content)
+    return Reply(response, content, events, turns=turns, reading=protocol.reading(content, turns))
 
 
 def _is_stream(response: Any) -> bool:
-    """Whether a reply comes as server-sent events."""
-    return str(response.headers.get("content-type", "")).lower().startswith("text/event-stream")
+    """Whether the body is server-sent events, which a server need not declare."""
+    declared = str(response.headers.get("content-type", "")).lower().startswith("text/event-stream")
+    return response.content.startswith(_EVENT_FIELDS) or (declared and response.content[:1] != b"{")
 
 
-def _refused(response: Any) -> Received | None:
-    if 200 <= response.status_code < 300:
-        return None
-    error = APIStatusError(f"Error code: {response.status_code}", response=response, body=None)
-    return Received(response, None, error=error)
+def response_with(reply: Reply, content: JSON, protocol: MessageProtocol, body: JSON) -> Any:
+    """The response of ``reply`` with other content, in the same form."""
+    if _is_stream(reply.response):
+        return _response_with(protocol.to_stream(body, content, reply.events), reply.response)
+    return _response_with(json.dumps(content), reply.response)
 
 
-def _understood(response: Any, wire: Wire, reply: JSON, events: list[JSON] | None = None) -> Received:
-    turns = wire.turns(reply)
-    return Received(response, reply, events or [], turns=turns, reading=wire.reading(reply, turns))
-
-
-def response_of(answer: Answer, wire: Wire, body: JSON, request: Any) -> Any:
-    """What the openai client reads."""
-    came = answer.received
-    if answer.reply is None:
-        assert came is not None
-        return came.response
-    if came is not None:
-        content = wire.to_stream(body, answer.reply, came.events) if _is_stream(came.response) else None
-        return _made(came.response, json.dumps(answer.reply) if content is None else content)
+def denial_response(content: JSON, protocol: MessageProtocol, body: JSON, request: Any) -> Any:
+    """A response to ``request``, which was not sent, in the form that its ``body`` asks for."""
     streamed = bool(body.get("stream"))
-    content = wire.to_stream(body, answer.reply, ()) if streamed else json.dumps(answer.reply)
-    library = sys.modules[type(request).__module__.partition(".")[0]]
+    text = protocol.to_stream(body, content, ()) if streamed else json.dumps(content)
     headers = {"content-type": "text/event-stream" if streamed else "application/json"}
-    made = library.Response(200, headers=headers, content=content.encode(), request=request)
-    made.elapsed = timedelta(0)
-    return made
+    response = library_of(request).Response(200, headers=headers, content=text.encode(), request=request)
+    response.elapsed = timedelta(0)
+    return response
 
 
-def _made(response: Any, content: str) -> Any:
-    """``response`` with another body."""
-    headers = [(name, value) for name, value in response.headers.multi_items() if name.lower() not in OF_THE_BODY]
+def _response_with(text: str, response: Any) -> Any:
+    headers = [(name, value) for name, value in response.headers.multi_items() if name.lower() not in _BODY_HEADERS]
     made = type(response)(
         response.status_code,
         headers=headers,
-        content=content.encode(errors="replace"),
+        content=text.encode(),
         request=response.request,
         extensions=response.extensions,
     )
     made.elapsed = timedelta(0)
-    with suppress(RuntimeError):  # a response that no client measured has no such time
+    with suppress(RuntimeError):  # no client measured the response
         made.elapsed = response.elapsed
     return made

@@ -1,17 +1,15 @@
 """Governs every openai client of this process without touching its code.
 
-`instrument` wraps ``OpenAI.request`` and ``AsyncOpenAI.request``, through which each call of every client goes (Azure's and the
-module's own client too, clients made before, and those that frameworks make for themselves), so that it sends through the
-one door of the process. A model call inside one that a framework's adapter has judged passes untouched.
+`instrument` wraps ``OpenAI.request`` and ``AsyncOpenAI.request``, through which each call of every client goes: Azure's and the
+module's own client too, clients made before, and those that frameworks make for themselves. A model call inside one that
+a framework's adapter has evaluated is passed on.
 """
 
 from __future__ import annotations
 
 import asyncio
 import atexit
-import functools
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from lgov_core.errors import InstrumentationError
 from lgov_core.instrumentation.instrumentor import Instrumentor, Patches, in_fresh_thread
@@ -19,82 +17,60 @@ from lgov_core.types import Point
 
 if TYPE_CHECKING:
     from lgov_core.instrumentation import Governor
-    from lgov_openai.client import Door
 
 #: The versions that the tests run against.
 TESTED = {"openai": ">=3.15,<4"}
 
 _INSTRUMENTOR = Instrumentor("openai", TESTED)
-#: The door of the process; made when openai is first instrumented, because making it imports openai.
-_DOOR: list[Door] = []
 
 
 def instrument(governor: Governor) -> None:
-    """Makes every openai client of this process governed by ``governor``, and proves it by a self-test.
+    """Governs every openai client of this process by ``governor``, and proves it by a self-test.
 
-    Instrumentation again with the same governor changes nothing. Warns about versions outside the tested range.
-    Raises `InstrumentationError`
-    if openai is missing, if another governor is instrumented already, or if the self-test finds a way around; then
-    nothing stays
-    patched and the process must not run agents.
+    Instrumentation again with the same governor changes nothing. Warns about versions outside the tested range. Raises
+    `InstrumentationError` if openai is missing, if another governor is instrumented, or if the self-test finds a way
+    around; then nothing stays patched and the process must not run agents.
     """
     _INSTRUMENTOR.instrument(governor, _patch, _self_test)
 
 
 def uninstrument() -> None:
-    """Undoes `instrument` and forgets all transcripts."""
+    """Undoes `instrument` and forgets all conversations."""
     _INSTRUMENTOR.uninstrument()
-    for door in _DOOR:
-        door.forget()
 
 
 def _patch(patches: Patches) -> None:
     from openai import AsyncOpenAI, OpenAI
 
-    from lgov_openai.client import Door
+    from lgov_openai.client import Interceptor, wrapped_request
 
-    if not _DOOR:
-        _DOOR.append(Door(lambda: _INSTRUMENTOR.governor))
-        atexit.register(_DOOR[0].settle)
+    interceptor = Interceptor(lambda: _INSTRUMENTOR.governor)
+    patches.undo_by(interceptor.forget)
+    atexit.register(interceptor.end_recordings)
+    patches.undo_by(lambda: atexit.unregister(interceptor.end_recordings))
     for cls in (OpenAI, AsyncOpenAI):
-        patches.replace(cls, "request", _through_the_door(cls.request))
-
-
-def _through_the_door(request: Callable[..., Any]) -> Callable[..., Any]:
-    from lgov_openai.client import stand_before
-
-    @functools.wraps(request)
-    def governed_request(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if _INSTRUMENTOR.governor is not None:
-            stand_before(self, _DOOR[0])
-        return request(self, *args, **kwargs)
-
-    return governed_request
-
-
-# ---------------------------------------------------------------------- the proof
+        request = wrapped_request(cls.request, (interceptor,), asynchronous=cls is AsyncOpenAI)
+        patches.replace(cls, "request", request)
 
 
 def _self_test() -> None:
     """Raises `InstrumentationError` if a proposed call reaches the program although a probe governor denies all calls.
 
-    Runs in this thread: while openai is being imported (which is when ``lgov run`` instruments it) no other thread could import
-    what it needs. Inside a running event loop another loop cannot run here, so that only then a thread is used, and not at
-    all in the middle of the import; there the synchronous half has to do.
+    Runs in this thread: while openai is being imported (``lgov run`` instruments it then) another thread could not import
+    what it needs. In a running event loop the asynchronous half needs a thread, so that it is left out during the import.
     """
     import openai
 
-    from lgov_openai import probe
+    from lgov_openai.probe import aungoverned_ways, ungoverned_ways
 
-    got: list[str] = []
     with _INSTRUMENTOR.denying_everything(only=frozenset({Point.PRE_TOOL_CALL})):
-        probe.ask(got)
+        ways = ungoverned_ways()
         if not _loop_is_running():
-            asyncio.run(probe.aask(got))
+            ways += asyncio.run(aungoverned_ways())
         elif not getattr(openai.__spec__, "_initializing", False):
-            in_fresh_thread(lambda: asyncio.run(probe.aask(got)))
-    if got:
-        raise InstrumentationError(f"a denied probe call reached the program all the same ({', '.join(got)})")
+            in_fresh_thread(lambda: ways.extend(asyncio.run(aungoverned_ways())))
+    if ways:
+        raise InstrumentationError(f"a denied probe call reached the program all the same ({', '.join(ways)})")
 
 
 def _loop_is_running() -> bool:

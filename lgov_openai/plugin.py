@@ -13,9 +13,8 @@ from lgov_openai.instrumentor import TESTED, instrument, uninstrument
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-#: The tools live in the program, so a call is judged when the model proposes it and its result when the program sends it
-#: back. Streams are held until the reply has been judged. A denied text ends in the program: the denial stands in its
-#: place, and the model is not asked again.
+#: Tools are functions of the program, so a call is evaluated when the model proposes it, and its result when the program
+#: sends it. A denied text takes the place of the reply; the model is not asked again.
 SURFACE: Mapping[Point, Surface] = {
     Point.INPUT: Surface(observe=True, block=True, transform=True, stream=True, sync=True),
     Point.PRE_MODEL_CALL: Surface(observe=True, block=True, transform=True, stream=True, sync=True),
@@ -34,8 +33,8 @@ UNSUPPORTED: Mapping[tuple[str, str], str] = {
 GAPS: tuple[Gap, ...] = (
     Gap(
         "calls the model did not propose",
-        "Tools are functions of the program: what it calls of itself, or with other arguments than the model proposed, is"
-        " never seen.",
+        "Tools are functions of the program: a call that it makes on its own, or with other arguments than the model"
+        " proposed, is not evaluated.",
     ),
     Gap(
         "hosted tools",
@@ -44,12 +43,12 @@ GAPS: tuple[Gap, ...] = (
     ),
     Gap(
         "replies that are fetched later",
-        "A response that was made in the background, or stored, reaches the program by retrieve() unjudged.",
+        "A response that was made in the background, or stored, reaches the program by retrieve() without evaluation.",
         ("retrieve",),
     ),
     Gap(
         "connections that stay open",
-        "Realtime sessions and the Responses API over a websocket do not pass the HTTP client.",
+        "Realtime sessions and the Responses API over a websocket do not use the client's HTTP client.",
     ),
     Gap(
         "runs on the server",
@@ -58,18 +57,18 @@ GAPS: tuple[Gap, ...] = (
     ),
     Gap(
         "other kinds of requests",
-        "Completions of a plain prompt, embeddings, images, audio and moderation are not judged, in neither direction.",
+        "Completions of a plain prompt, embeddings, images, audio and moderation are not evaluated, in either direction.",
     ),
     Gap(
         "other ways to a model",
-        "Requests that a program sends by itself (httpx, requests) or through another client library are not seen.",
+        "Requests that a program sends without the openai client (httpx, requests, other libraries) are not evaluated.",
         ("post", "urlopen"),
     ),
 )
 
 
 def installed() -> bool:
-    """Whether openai can be imported, found out without importing it."""
+    """Whether openai can be imported; does not import it."""
     return importlib.util.find_spec("openai") is not None
 
 

@@ -9,63 +9,58 @@ import httpx2
 from openai import AsyncOpenAI, OpenAI
 
 from lgov_openai.chat import ChatProtocol
-from lgov_openai.protocol import JSON, Wire
+from lgov_openai.content import JSON
+from lgov_openai.protocol import MessageProtocol
 from lgov_openai.responses import ResponsesProtocol
 
 _CALL = {"id": "probe", "type": "function", "function": {"name": "lgov_probe", "arguments": "{}"}}
 _ITEM = {"type": "function_call", "id": "fc_probe", "call_id": "probe", "name": "lgov_probe", "arguments": "{}"}
-
-
-def answer(request: httpx2.Request) -> httpx2.Response:
-    """What the model of the self-test answers."""
-    body: JSON = json.loads(request.content)
-    chat = request.url.path.endswith("/chat/completions")
-    wire: Wire = ChatProtocol() if chat else ResponsesProtocol()
-    reply = wire.invented(body, "probe")
-    if "DENIED" not in json.dumps(body):
-        if chat:
-            message = {"role": "assistant", "content": None, "tool_calls": [_CALL]}
-            reply["choices"][0].update(message=message, finish_reason="tool_calls")
-        else:
-            reply["output"] = [_ITEM]
-    if body.get("stream"):
-        headers = {"content-type": "text/event-stream"}
-        return httpx2.Response(200, headers=headers, content=wire.to_stream(body, reply, ()))
-    return httpx2.Response(200, json=reply)
-
-
-_ASK: dict[str, Any] = {"model": "probe", "messages": [{"role": "user", "content": "probe"}]}
-_ASK_RESPONSES: dict[str, Any] = {"model": "probe", "input": "probe"}
+_CHAT: dict[str, Any] = {"model": "probe", "messages": [{"role": "user", "content": "probe"}]}
+_RESPONSE: dict[str, Any] = {"model": "probe", "input": "probe"}
 _CLIENT: dict[str, Any] = {"api_key": "probe", "base_url": "http://probe.invalid/v1"}
 
 
-def ask(got: list[str]) -> None:
-    """Asks as programs do; adds to ``got`` the name of each way by which the proposed call came through."""
-    transport = httpx2.MockTransport(answer)
-    with OpenAI(**_CLIENT, http_client=httpx2.Client(transport=transport)) as on:
-        if _calls(on.chat.completions.create(**_ASK)):
-            got.append("chat.completions.create")
-        if _calls(on.chat.completions.with_raw_response.create(**_ASK).parse()):
-            got.append("chat.completions.with_raw_response")
-        if any(_calls(chunk) for chunk in on.chat.completions.create(**_ASK, stream=True)):
-            got.append("chat.completions.create(stream=True)")
-        if _calls(on.responses.create(**_ASK_RESPONSES)):
-            got.append("responses.create")
+def answer(request: httpx2.Request) -> httpx2.Response:
+    """The reply of the model."""
+    body: JSON = json.loads(request.content)
+    chat = request.url.path.endswith("/chat/completions")
+    protocol: MessageProtocol = ChatProtocol() if chat else ResponsesProtocol()
+    reply = protocol.denial_reply(body, "probe")
+    if "DENIED" not in json.dumps(body) and chat:
+        message = {"role": "assistant", "content": None, "tool_calls": [_CALL]}
+        reply["choices"][0].update(message=message, finish_reason="tool_calls")
+    elif "DENIED" not in json.dumps(body):
+        reply["output"] = [_ITEM]
+    if body.get("stream"):
+        headers = {"content-type": "text/event-stream"}
+        return httpx2.Response(200, headers=headers, content=protocol.to_stream(body, reply, ()))
+    return httpx2.Response(200, json=reply)
 
 
-async def aask(got: list[str]) -> None:
-    """As `ask`, by the asynchronous client."""
-    client = httpx2.AsyncClient(transport=httpx2.MockTransport(answer))
-    async with AsyncOpenAI(**_CLIENT, http_client=client) as on:
-        if _calls(await on.chat.completions.create(**_ASK)):
-            got.append("AsyncOpenAI chat.completions.create")
-        async for chunk in await on.chat.completions.create(**_ASK, stream=True):
-            if _calls(chunk):
-                got.append("AsyncOpenAI chat.completions.create(stream=True)")
-        if _calls(await on.responses.create(**_ASK_RESPONSES)):
-            got.append("AsyncOpenAI responses.create")
+def ungoverned_ways() -> list[str]:
+    """Calls the model as programs do; returns the ways in which the proposed call reached the caller."""
+    with OpenAI(**_CLIENT, http_client=httpx2.Client(transport=httpx2.MockTransport(answer))) as client:
+        replies = {
+            "chat.completions.create": [client.chat.completions.create(**_CHAT)],
+            "chat.completions.with_raw_response": [client.chat.completions.with_raw_response.create(**_CHAT).parse()],
+            "chat.completions.create(stream=True)": list(client.chat.completions.create(**_CHAT, stream=True)),
+            "responses.create": [client.responses.create(**_RESPONSE)],
+        }
+    return _with_call(replies)
 
 
-def _calls(reply: Any) -> bool:
-    """Whether a reply or a chunk of one proposes the call."""
-    return "lgov_probe" in str(reply.model_dump())
+async def aungoverned_ways() -> list[str]:
+    """As `ungoverned_ways`, with the asynchronous client."""
+    http_client = httpx2.AsyncClient(transport=httpx2.MockTransport(answer))
+    async with AsyncOpenAI(**_CLIENT, http_client=http_client) as client:
+        stream = await client.chat.completions.create(**_CHAT, stream=True)
+        replies = {
+            "AsyncOpenAI chat.completions.create(stream=True)": [chunk async for chunk in stream],
+            "AsyncOpenAI chat.completions.create": [await client.chat.completions.create(**_CHAT)],
+            "AsyncOpenAI responses.create": [await client.responses.create(**_RESPONSE)],
+        }
+    return _with_call(replies)
+
+
+def _with_call(replies: dict[str, Any]) -> list[str]:
+    return [way for way, parts in replies.items() if any("lgov_probe" in str(part.model_dump()) for part in parts)]

@@ -1,22 +1,23 @@
 """The typed events of a streamed response, read and written.
 
-A program may act on any of several events that say the same (a finished call is told three times), so the events of calls
-are never passed on as they came: they are written anew from the response that was judged.
+Several events hold the same finished call, and a program may act on any of them. So the events of calls are never passed
+on: they are written anew from the response that was evaluated.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from lgov_openai.protocol import JSON, dump
+from lgov_openai.content import JSON
 
 _LAST = ("response.completed", "response.incomplete")
 _FAILED = ("response.failed", "error")
 
 
 def response_of(events: Sequence[JSON]) -> JSON | None:
-    """The response that the stream ends with; None if it failed or broke off."""
+    """The response in the last event of a stream; None if it failed or did not finish."""
     last = next((event for event in events if event.get("type") in _LAST), None)
     if last is None or any(event.get("type") in _FAILED for event in events):
         return None
@@ -27,39 +28,32 @@ def response_of(events: Sequence[JSON]) -> JSON | None:
     return response
 
 
-def stream_of(response: JSON, events: Sequence[JSON]) -> str:
-    """``response`` as a stream. Items that came as they are and are no calls keep the ``events`` in which they came."""
+def stream_of(body: JSON, reply: JSON, events: Sequence[JSON]) -> str:
+    """``reply`` as the events of any request. An item that is unchanged and not a call keeps its own ``events``."""
     frames: list[JSON] = []
     heads = [event for event in events if event.get("type") in ("response.created", "response.in_progress")]
-    begun = {**response, "status": "in_progress", "output": [], "usage": None}
+    begun = {**reply, "status": "in_progress", "output": [], "usage": None}
     for kind in [event["type"] for event in heads] or ["response.created", "response.in_progress"]:
         frames.append({"type": kind, "response": begun})
-    came = _by_item(events)
-    for index, item in enumerate(response["output"]):
-        original = came.get(str(item.get("id")))
-        if original is not None and original[0] == item and not _is_call(item):
-            frames.extend({**event, "output_index": index} for event in original[1])
+    ended = {
+        event["output_index"]: event["item"] for event in events if event.get("type") == "response.output_item.done"
+    }
+    for index, item in enumerate(reply["output"]):
+        before = next((at for at, one in ended.items() if one == item and not _is_call(item)), None)
+        if before is not None:
+            frames.extend({**event, "output_index": index} for event in events if event.get("output_index") == before)
         else:
             frames.extend(_events_of(index, item))
-    last = "response.incomplete" if response.get("status") == "incomplete" else "response.completed"
-    frames.append({"type": last, "response": response})
+    last = "response.incomplete" if reply.get("status") == "incomplete" else "response.completed"
+    frames.append({"type": last, "response": reply})
     return "".join(
-        f"event: {frame['type']}\ndata: {dump({**frame, 'sequence_number': number})}\n\n"
+        f"event: {frame['type']}\ndata: {json.dumps({**frame, 'sequence_number': number})}\n\n"
         for number, frame in enumerate(frames)
     )
 
 
 def _is_call(item: Mapping[str, Any]) -> bool:
     return str(item.get("type")).endswith("_call") or item.get("type") == "mcp_approval_request"
-
-
-def _by_item(events: Sequence[JSON]) -> dict[str, tuple[JSON, list[JSON]]]:
-    """For each item id: the item as it ended, and all its events."""
-    ended = {e["output_index"]: e["item"] for e in events if e.get("type") == "response.output_item.done"}
-    found: dict[str, tuple[JSON, list[JSON]]] = {}
-    for index, item in ended.items():
-        found[str(item.get("id"))] = (item, [event for event in events if event.get("output_index") == index])
-    return found
 
 
 def _events_of(index: int, item: JSON) -> Iterator[JSON]:

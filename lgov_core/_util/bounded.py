@@ -14,13 +14,13 @@ V = TypeVar("V")
 class BoundedDict(Generic[K, V]):
     """Holds at most ``max_size`` entries and drops the least recently used one. Any thread may call its methods.
 
-    `get` and `put` count as use.
+    `get` and `put` count as use. A garbage collection inside a method may call another.
     """
 
     def __init__(self, max_size: int) -> None:
         self.max_size = max_size
         self._entries: OrderedDict[K, V] = OrderedDict()
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
 
     def get(self, key: K) -> V | None:
         """The value of ``key``, or None."""
@@ -30,13 +30,12 @@ class BoundedDict(Generic[K, V]):
             self._entries.move_to_end(key)
             return self._entries[key]
 
-    def put(self, key: K, value: V) -> None:
-        """Sets the value of ``key``."""
+    def put(self, key: K, value: V) -> V | None:
+        """Sets the value of ``key``. Returns the value that was dropped for it, or None."""
         with self._lock:
             self._entries[key] = value
             self._entries.move_to_end(key)
-            while len(self._entries) > self.max_size:
-                self._entries.popitem(last=False)
+            return self._entries.popitem(last=False)[1] if len(self._entries) > self.max_size else None
 
     def pop(self, key: K) -> V | None:
         """Removes ``key`` and returns its value, or None."""
@@ -50,3 +49,8 @@ class BoundedDict(Generic[K, V]):
     def __len__(self) -> int:
         with self._lock:
             return len(self._entries)
+
+    def values(self) -> list[V]:
+        """The values now, the least recently used first."""
+        with self._lock:
+            return list(self._entries.values())

@@ -101,7 +101,7 @@ async def test_async_streamed_chat(ask: Any, way: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.cell("openai", "streaming", "tool")
-def test_the_tool_runner_on_a_stream_begins_no_denied_call_early(way: str, tmp_path: Path) -> None:
+def test_the_streaming_tool_runner_starts_no_denied_call(way: str, tmp_path: Path) -> None:
     with open_cell(tmp_path, one_call(tmp_path), says(ANSWER)) as cell, governed(way, cell) as on:
         answer = programs.run_tools(on(programs.client(cell.base_url)), tools_of(cell), stream=True)
         cell.check(answer, agent_span=False)

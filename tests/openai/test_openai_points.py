@@ -1,84 +1,24 @@
-"""Every point at which something is judged, and what becomes of it: text, replies, results, and the forms of replies."""
+"""User messages, model calls, replies and answers: what a decision on each does."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from typing import Any
 
-import openai
 import pytest
 from pydantic import BaseModel
 
 from lgov_core.errors import PolicyDenied
-from lgov_core.governor import Governor
-from lgov_core.policies.base import BoundedPolicy
-from lgov_core.testing import ScriptedCall, ScriptedModelServer, ScriptedReply
+from lgov_core.testing import ScriptedCall, ScriptedReply
 from lgov_core.trace import semconv
 from lgov_core.types import Action, Decision, Point
-from lgov_openai import govern_client
-from tests.cells import Seen, asks, says
-from tests.openai import openai_programs as programs
-
-USER = {"role": "user", "content": "go"}
-
-
-class Rule(BoundedPolicy):
-    """Asks a function at one point; allows at the others."""
-
-    name = "rule"
-
-    def __init__(self, point: Point, judge: Callable[[Rule, Action], Decision | None]) -> None:
-        self.point, self.asked = point, judge
-
-    def judge(self, action: Action) -> Decision | None:
-        if action.point is not self.point:
-            return self.allow("fine") if action.point is Point.PRE_TOOL_CALL else None
-        return self.asked(self, action) or self.allow("fine")
-
-
-def denies(rule: Rule, action: Action) -> Decision:
-    return rule.deny("no", "not here")
-
-
-def hides(rule: Rule, action: Action) -> Decision | None:
-    text = action.text or ""
-    return rule.transform("hide", "hidden", text=text.replace("4711", "****")) if "4711" in text else None
-
-
-class Served:
-    def __init__(self, server: ScriptedModelServer, rule: Rule) -> None:
-        self.server, self.rule, self.seen = server, rule, Seen()
-        self.governor = Governor([rule], plugins=[self.seen], capture_content=True)
-        self.client = govern_client(programs.client(server.base_url), self.governor)
-
-    def chat(self, *messages: Any, **asked: Any) -> Any:
-        return self.client.chat.completions.create(model="m", messages=list(messages) or [USER], **asked)
-
-    @property
-    def judged(self) -> list[Action]:
-        """What was judged at the rule's point, as it came."""
-        return [event.action for event in self.seen.decisions(self.rule.point)]
-
-    def sent(self, number: int = -1) -> Any:
-        body = self.server.requests[number].body
-        return body.get("messages") or body["input"]
-
-
-@contextmanager
-def served(point: Point, judge: Any, *script: ScriptedReply) -> Iterator[Served]:
-    with ScriptedModelServer(list(script)) as server:
-        one = Served(server, Rule(point, judge))
-        yield one
-        one.governor.close()
-
-
-# ---------------------------------------------------------------------- what the user says
+from tests.cells import asks, says
+from tests.openai.rules import USER, Rule, denies, hides, served
 
 
 @pytest.mark.surface("openai", "input", "block", "stream", "sync")
-def test_a_denied_text_is_not_sent_and_the_program_gets_the_denial_in_every_form():
+def test_a_denied_message_is_answered_in_every_form():
     with served(Point.INPUT, denies) as one:
         whole = one.chat()
         chunks = list(one.chat(stream=True, stream_options={"include_usage": True}))
@@ -95,7 +35,7 @@ def test_a_denied_text_is_not_sent_and_the_program_gets_the_denial_in_every_form
 
 
 @pytest.mark.surface("openai", "input", "observe", "transform", "sync")
-def test_a_text_is_judged_once_and_stays_rewritten_in_every_later_request():
+def test_a_message_is_evaluated_once_and_stays_rewritten():
     with served(Point.INPUT, hides, says("ok"), says("ok"), ScriptedReply("busy", status=500), says("ok")) as one:
         client = one.client.with_options(max_retries=1)
         pin = {"role": "user", "content": "my pin is 4711"}
@@ -114,11 +54,8 @@ def test_a_text_is_judged_once_and_stays_rewritten_in_every_later_request():
     assert len(one.server.requests) == 4
 
 
-# ---------------------------------------------------------------------- the call
-
-
 @pytest.mark.surface("openai", "pre_model_call", "block", "sync")
-def test_a_denied_model_call_is_not_sent_and_one_that_says_abort_raises():
+def test_a_denied_model_call_is_not_sent_and_abort_raises():
     def aborts(rule: Rule, action: Action) -> Decision:
         return Decision(denies(rule, action).effect, "rule", "stop", "enough", abort=True)
 
@@ -133,7 +70,7 @@ def test_a_denied_model_call_is_not_sent_and_one_that_says_abort_raises():
 
 
 @pytest.mark.surface("openai", "pre_model_call", "observe", "transform", "sync")
-def test_messages_are_rewritten_and_what_cannot_be_sent_is_denied():
+def test_messages_are_rewritten_and_unclear_ones_denied():
     def rewrites(rule: Rule, action: Action) -> Decision:
         first, *rest = [dict(message) for message in action.arguments["messages"]]
         if first.get("content") in ("odd", None):
@@ -166,7 +103,7 @@ def masks(rule: Rule, action: Action) -> Decision:
     return rule.transform("mask", "masked", arguments={"messages": masked(action.arguments["messages"])})
 
 
-def test_the_arguments_of_earlier_calls_are_rewritten_too():
+def test_arguments_of_earlier_calls_are_rewritten_too():
     two = {"id": "c2", "type": "custom", "custom": {"name": "do", "input": "of 4711"}}
     call = {"id": "c1", "type": "function", "function": {"name": "look", "arguments": '{"path": "é4711"}'}}
     made = {"role": "assistant", "content": "4711 it is", "tool_calls": [call, two]}
@@ -182,7 +119,7 @@ def test_the_arguments_of_earlier_calls_are_rewritten_too():
     assert json.loads(old["function_call"]["arguments"]) == {"x": "****"}
 
 
-def test_every_kind_of_item_is_rewritten_where_it_stands():
+def test_every_kind_of_item_is_rewritten_in_its_place():
     thought = {"type": "reasoning", "id": "rs_1", "summary": [{"type": "summary_text", "text": "it is 4711"}]}
     call = {"type": "function_call", "call_id": "c1", "name": "look", "arguments": '{"path": "4711"}'}
     custom = {"type": "custom_tool_call", "call_id": "c2", "name": "do", "input": "of 4711"}
@@ -203,9 +140,6 @@ def test_every_kind_of_item_is_rewritten_where_it_stands():
         {**shell, "action": {"type": "exec", "command": ["cat", "****"], "env": {}}},
     ]
     assert sent[5:] == [{**one, "output": "****"} for one in outputs]
-
-
-# ---------------------------------------------------------------------- what the model says
 
 
 @pytest.mark.surface("openai", "post_model_call", "block", "stream", "sync")
@@ -232,7 +166,7 @@ def test_a_denied_reply_is_withheld_with_its_calls():
         pytest.param(Point.OUTPUT, marks=pytest.mark.surface("openai", "output", "transform", "stream", "sync")),
     ],
 )
-def test_text_is_rewritten_for_the_program_and_stays_true_for_the_model(point: Point):
+def test_text_is_rewritten_for_the_program_only(point: Point):
     with served(point, hides, *[says("it is 4711")] * 5) as one:
         message = one.chat().choices[0].message
         one.chat(USER, message, USER)
@@ -246,7 +180,7 @@ def test_text_is_rewritten_for_the_program_and_stays_true_for_the_model(point: P
 
 
 @pytest.mark.surface("openai", "output", "block", "sync")
-def test_a_denied_answer_does_not_pass_for_a_structure():
+def test_a_denied_structured_answer_is_a_refusal():
     class City(BaseModel):
         name: str
 
@@ -259,7 +193,7 @@ def test_a_denied_answer_does_not_pass_for_a_structure():
     assert response.output[0].content[0].refusal.startswith("DENIED")
 
 
-def test_several_choices_are_judged_one_by_one():
+def test_several_choices_are_evaluated_one_by_one():
     def choice(index: int, name: str) -> dict[str, Any]:
         function = {"name": name, "arguments": "{}"}
         message = {"role": "assistant", "content": None, "tool_calls": [
@@ -280,134 +214,7 @@ def test_several_choices_are_judged_one_by_one():
     assert second.message.tool_calls[0].id == "c1"
 
 
-# ---------------------------------------------------------------------- calls
-
-
-@pytest.mark.surface("openai", "pre_tool_call", "transform", "sync")
-def test_a_call_is_rewritten_for_the_program_and_stays_true_for_the_model():
-    def elsewhere(rule: Rule, action: Action) -> Decision | None:
-        if action.arguments["path"] == "/tmp/safe":
-            return None
-        return rule.transform("move", "moved", arguments={"path": "/tmp/safe"})
-
-    with served(Point.PRE_TOOL_CALL, elsewhere, asks(("c1", "look", {"path": "/etc"})), says("ok")) as one:
-        message = one.chat().choices[0].message
-        assert json.loads(message.tool_calls[0].function.arguments) == {"path": "/tmp/safe"}
-        one.chat(USER, message, {"role": "tool", "tool_call_id": "c1", "content": "seen"})
-    assert json.loads(one.sent()[1]["tool_calls"][0]["function"]["arguments"]) == {"path": "/etc"}
-    (outcome,) = one.seen.outcomes
-    assert (outcome.status, outcome.result, outcome.action.call_id) == ("ok", "seen", "c1")
-
-
-@pytest.mark.parametrize("written", ['{"path": ', "[1]", '{"path": "/tmp/a", "path": "/etc"}'])
-def test_arguments_that_nobody_can_be_sure_of_do_not_reach_the_program(written: str):
-    script = [asks(("c1", "look", written)), says("sorry"), asks(("c2", "look", written)), says("sorry")]
-    with served(Point.PRE_TOOL_CALL, lambda rule, action: None, *script) as one:
-        assert one.chat().choices[0].message.content == "sorry"
-        assert one.client.responses.create(model="m", input="go").output_text == "sorry"
-    assert one.judged == []
-    assert "not one JSON object" in one.sent(1)[-1]["content"]
-    assert [outcome.status for outcome in one.seen.outcomes] == ["invalid_args", "invalid_args"]
-
-
-@pytest.mark.parametrize(
-    ("item", "name", "kind", "answer"),
-    [
-        ({"type": "custom_tool_call", "name": "run", "input": "rm x"}, "run", "function", "custom_tool_call_output"),
-        ({"type": "local_shell_call", "action": {"type": "exec", "command": ["rm", "x"], "env": {}}}, "local_shell",
-         "shell", "local_shell_call_output"),
-        ({"type": "shell_call", "action": {"commands": ["rm x"]}}, "shell", "shell", "shell_call_output"),
-        ({"type": "apply_patch_call", "operation": {"type": "delete_file", "path": "x"}}, "apply_patch", "function",
-         "apply_patch_call_output"),
-    ],
-    ids=lambda value: value if isinstance(value, str) else None,
-)  # fmt: skip
-@pytest.mark.surface("openai", "pre_tool_call", "observe", "block", "tell", "sync")
-def test_every_kind_of_call_that_the_program_would_make_is_judged(item: Any, name: str, kind: str, answer: str):
-    item = {"id": "it_1", "call_id": "c1", "status": "completed", **item}
-    body = {"id": "resp_1", "object": "response", "created_at": 1, "model": "m", "status": "completed", "output": [item],
-            "parallel_tool_calls": True, "tool_choice": "auto", "tools": []}  # fmt: skip
-    reply = ScriptedReply(body=json.dumps(body).encode())
-    with served(Point.PRE_TOOL_CALL, denies, reply, says("no")) as one:
-        assert one.client.responses.create(model="m", input="go").output_text == "no"
-    (action,) = one.judged
-    assert (action.name, action.kind, action.call_id) == (name, kind, "c1")
-    assert any(word in json.dumps(dict(action.arguments)) for word in ("rm", "delete_file"))
-    assert one.sent()[-2] == item
-    assert one.sent()[-1]["type"] == answer
-    assert "DENIED" in json.dumps(one.sent()[-1])
-
-
-def test_a_remote_tool_that_asks_for_approval_is_refused_for_the_program():
-    item = {"id": "mcpr_1", "type": "mcp_approval_request", "name": "erase", "arguments": "{}", "server_label": "files"}
-    body = {"id": "resp_1", "object": "response", "created_at": 1, "model": "m", "status": "completed", "output": [item],
-            "parallel_tool_calls": True, "tool_choice": "auto", "tools": []}  # fmt: skip
-    with served(Point.PRE_TOOL_CALL, denies, ScriptedReply(body=json.dumps(body).encode()), says("no")) as one:
-        assert one.client.responses.create(model="m", input="go").output_text == "no"
-    assert (one.judged[0].kind, one.judged[0].name) == ("mcp", "erase")
-    answer = one.sent()[-1]
-    assert (answer["type"], answer["approval_request_id"], answer["approve"]) == (
-        "mcp_approval_response",
-        "mcpr_1",
-        False,
-    )
-
-
-# ---------------------------------------------------------------------- results
-
-
-@pytest.mark.parametrize(
-    "judge",
-    [
-        pytest.param(hides, marks=pytest.mark.surface("openai", "post_tool_call", "observe", "transform", "sync")),
-        pytest.param(denies, marks=pytest.mark.surface("openai", "post_tool_call", "observe", "block", "tell", "sync")),
-    ],
-)
-def test_a_result_is_judged_before_the_model_reads_it_and_recorded_once(judge: Any):
-    with served(Point.POST_TOOL_CALL, judge, asks(("c1", "look", {})), says("ok"), says("ok")) as one:
-        message = one.chat().choices[0].message
-        result = {"role": "tool", "tool_call_id": "c1", "content": "the pin is 4711"}
-        one.chat(USER, message, result)
-        one.chat(USER, message, result, {"role": "assistant", "content": "ok"}, USER)
-    assert one.sent(1)[2] == one.sent(2)[2]
-    read = one.sent(1)[2]["content"]
-    assert read == "the pin is ****" if judge is hides else "its result is withheld" in read
-    (action,) = one.judged
-    assert (action.name, action.call_id, action.text) == ("look", "c1", "the pin is 4711")
-    (outcome,) = one.seen.outcomes
-    assert (outcome.status, outcome.result) == ("ok", "the pin is 4711")
-    (span,) = [span for span in one.seen.spans if span.attributes[semconv.OPERATION] == semconv.EXECUTE_TOOL]
-    assert (span.attributes[semconv.TOOL_STATUS], span.attributes[semconv.TOOL_CALL_ID]) == ("ok", "c1")
-    pre = one.seen.decisions()[0].action
-    assert (pre.operation_id, pre.span_id) == (action.operation_id, span.span_id)
-
-
-def test_a_result_that_a_program_shortens_later_is_judged_anew_and_recorded_once():
-    with served(Point.POST_TOOL_CALL, hides, asks(("c1", "look", {})), says("ok"), says("ok")) as one:
-        message = one.chat().choices[0].message
-        one.chat(USER, message, {"role": "tool", "tool_call_id": "c1", "content": "the pin is 4711"})
-        one.chat(USER, message, {"role": "tool", "tool_call_id": "c1", "content": "4711"})
-    assert one.sent(2)[2]["content"] == "****"
-    assert [action.text for action in one.judged] == ["the pin is 4711", "4711"]
-    assert [outcome.result for outcome in one.seen.outcomes] == ["the pin is 4711"]
-
-
-def test_results_through_the_servers_transcript_and_of_calls_nobody_saw():
-    with served(Point.POST_TOOL_CALL, hides, asks(("c1", "look", {})), says("ok"), says("ok")) as one:
-        first = one.client.responses.create(model="m", input="go")
-        output = {"type": "function_call_output", "call_id": "c1", "output": [{"type": "input_text", "text": "4711"}]}
-        one.client.responses.create(model="m", input=[output], previous_response_id=first.id)
-        one.chat(USER, {"role": "tool", "tool_call_id": "loaded", "name": "old", "content": "4711"})
-    assert one.sent(1)[0]["output"] == "****"
-    assert one.sent(2)[1]["content"] == "****"
-    assert [outcome.action.call_id for outcome in one.seen.outcomes] == ["c1"]
-    assert [(action.name, action.call_id) for action in one.judged] == [("look", "c1"), ("old", "loaded")]
-
-
-# ---------------------------------------------------------------------- what stays as it was
-
-
-def test_a_reply_with_which_nothing_is_wrong_comes_byte_for_byte():
+def test_an_allowed_reply_is_unchanged():
     extra = {"system_fingerprint": "fp", "service_tier": "default", "vendor_field": {"a": 1}}
     with served(Point.OUTPUT, lambda rule, action: None, ScriptedReply("hé", extra=extra)) as one:
         raw = one.client.chat.completions.with_raw_response.create(model="m", messages=[USER])
@@ -416,7 +223,7 @@ def test_a_reply_with_which_nothing_is_wrong_comes_byte_for_byte():
     assert raw.parse().choices[0].message.content == "hé"
 
 
-def test_usage_of_rounds_that_the_program_did_not_see_is_counted():
+def test_usage_of_hidden_rounds_is_added():
     script = [asks(("c1", "erase_file", {})), says("no")]
     with served(Point.PRE_TOOL_CALL, denies, *script, *script) as one:
         whole = one.chat().usage
@@ -425,21 +232,3 @@ def test_usage_of_rounds_that_the_program_did_not_see_is_counted():
     used = [span.attributes[semconv.INPUT_TOKENS] for span in chats]
     assert (whole.prompt_tokens, last.usage.prompt_tokens) == (used[0] + used[1], used[2] + used[3])
     assert len({span.attributes[semconv.RESPONSE_ID] for span in chats}) == 4
-
-
-def test_copies_are_governed_and_other_calls_pass():
-    with served(Point.PRE_TOOL_CALL, denies, asks(("c1", "look", {})), says("no")) as one:
-        copied = one.client.with_options(timeout=30).copy()
-        assert isinstance(copied, openai.OpenAI)
-        assert copied.chat.completions.create(model="m", messages=[USER]).choices[0].message.content == "no"
-        assert [model.id for model in copied.models.list()] == ["scripted"]
-        assert govern_client(one.client, one.governor) is one.client
-    assert len(one.judged) == 1
-
-
-def test_a_client_on_the_older_http_library_is_governed():
-    import httpx
-
-    with served(Point.PRE_TOOL_CALL, denies, asks(("c1", "look", {})), says("no")) as one, httpx.Client() as http:
-        on = govern_client(programs.client(one.server.base_url, http_client=http), one.governor)
-        assert on.chat.completions.create(model="m", messages=[USER]).choices[0].message.content == "no"

@@ -58,10 +58,10 @@ def play(mode: str, way: str, api: str, policy: surfaces.AtPoint) -> surfaces.Ra
 
 @pytest.mark.parametrize(("way", "api"), [("one line", "responses"), ("instrumented", "chat")])
 @surfaces.cases("openai")
-def test_what_is_declared_is_what_can_be_done(point: Point, mode: str, way: str, api: str) -> None:
+def test_the_declared_surface_is_what_works(point: Point, mode: str, way: str, api: str) -> None:
     runs = [play(mode, way, api, surfaces.AtPoint(point, effect)) for effect in ("deny", "change")]
     assert surfaces.found(point, *runs) == surfaces.of(point)
 
 
-def test_no_point_is_declared_that_was_not_tried() -> None:
+def test_every_declared_point_is_tried() -> None:
     assert set(SURFACE) == set(surfaces.WORDS)

@@ -1,79 +1,19 @@
-"""What the model reads is what it said and was told, whatever the program was given; and nothing is guessed."""
+"""What the model reads is what it wrote and read, whatever the program received."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from typing import Any
 
-import openai
-import pytest
-
-from lgov_core.errors import PolicyDenied
-from lgov_core.governor import Governor
-from lgov_core.policies.base import BoundedPolicy
 from lgov_core.scope import RolloutScope, enter_scope
 from lgov_core.testing import ScriptedModelServer, ScriptedReply
-from lgov_core.types import Action, Decision, Point
-from lgov_openai import govern_client
-from tests.cells import NoErasing, Seen, asks, says
+from tests.cells import Seen, asks, says
 from tests.openai import openai_programs as programs
-
-USER = {"role": "user", "content": "go"}
-
-
-@pytest.fixture
-def governor() -> Iterator[Governor]:
-    with_denial = Governor([NoErasing(["erase_file"])])
-    yield with_denial
-    with_denial.close()
+from tests.openai.transcripts import USER, assert_each_continues_the_one_before, create, on, read, shape
 
 
-def on(server: ScriptedModelServer, governor: Governor, **options: Any) -> openai.OpenAI:
-    return govern_client(programs.client(server.base_url, **options), governor)
-
-
-def read(server: ScriptedModelServer, number: int = -1) -> list[dict[str, Any]]:
-    body = server.requests[number].body
-    return body.get("messages") or body["input"]
-
-
-def shape(messages: list[dict[str, Any]]) -> list[Any]:
-    """Each message in a word: who, and which calls."""
-    found: list[Any] = []
-    for one in messages:
-        calls = [call["id"] for call in one.get("tool_calls") or ()]
-        kind = one.get("type", "message")
-        found.append(
-            f"{kind}:{one['call_id']}"
-            if "call_id" in one
-            else f"assistant:{','.join(calls)}"
-            if calls
-            else f"tool:{one['tool_call_id']}"
-            if one.get("role") == "tool"
-            else f"{one['role']}:{text(one)}"
-        )
-    return found
-
-
-def text(message: dict[str, Any]) -> str:
-    content = message["content"]
-    return content if isinstance(content, str) else "".join(part["text"] for part in content)
-
-
-def create(client: openai.OpenAI, messages: list[Any]) -> Any:
-    return client.chat.completions.create(model="m", messages=messages, tools=programs.CHAT_TOOLS).choices[0].message
-
-
-def assert_each_continues_the_one_before(server: ScriptedModelServer) -> None:
-    for number in range(1, len(server.requests)):
-        before, after = read(server, number - 1), read(server, number)
-        assert after[: len(before)] == before, (shape(before), shape(after))
-
-
-def test_rounds_that_the_program_never_saw_stay_where_they_were(governor):
+def test_hidden_rounds_are_restored_in_their_place(governor):
     script = [
         asks(("a", "erase_file", {"path": "x"})),
         asks(("b", "erase_file", {"path": "y"}), ("c", "look", {"path": "y"})),
@@ -101,7 +41,7 @@ def test_rounds_that_the_program_never_saw_stay_where_they_were(governor):
     assert all("DENIED" in last[at]["content"] for at in (2, 4, 7))
 
 
-def test_responses_items_come_back_between_their_siblings(governor):
+def test_removed_items_are_restored_between_the_others(governor):
     script = [
         ScriptedReply("Now.", tool_calls=asks(("a", "erase_file", {"path": "x"}), ("b", "look", {"path": "x"})).tool_calls),
         asks(("c", "erase_file", {"path": "y"})),
@@ -123,44 +63,7 @@ def test_responses_items_come_back_between_their_siblings(governor):
     ]  # fmt: skip
 
 
-def test_a_transcript_kept_by_the_server_gets_the_answers_it_needs(governor):
-    script = [
-        asks(("a", "erase_file", {}), ("b", "look", {})),
-        asks(("c", "erase_file", {})),
-        says("Then not."),
-        says("x"),
-    ]
-    with ScriptedModelServer(script) as server:
-        client = on(server, governor)
-        first = client.responses.create(model="m", input="go")
-        output = {"type": "function_call_output", "call_id": "b", "output": "seen"}
-        second = client.responses.create(model="m", input=[output], previous_response_id=first.id)
-        branch = client.responses.create(model="m", input=[output], previous_response_id=first.id)
-    assert (second.output_text, branch.output_text) == ("Then not.", "x")
-    assert [shape(read(server, number)) for number in (1, 2, 3)] == [
-        ["function_call_output:a", "function_call_output:b"],
-        ["function_call_output:c"],
-        ["function_call_output:a", "function_call_output:b"],
-    ]
-    hidden = server.requests[2].body["previous_response_id"]
-    assert hidden not in (first.id, second.id)
-    assert server.requests[3].body["previous_response_id"] == first.id
-
-
-def test_a_conversation_on_the_server_gets_them_once_and_again_after_a_failure(governor):
-    script = [asks(("a", "erase_file", {}), ("b", "look", {})), ScriptedReply("no", status=500), says("ok"), says("ok")]
-    output = {"type": "function_call_output", "call_id": "b", "output": "seen"}
-    with ScriptedModelServer(script) as server:
-        client = on(server, governor, max_retries=1)
-        client.responses.create(model="m", input="go", conversation="conv_1")
-        client.responses.create(model="m", input=[output], conversation="conv_1")
-        client.responses.create(model="m", input="more", conversation="conv_1")
-    wanted = ["function_call_output:a", "function_call_output:b"]
-    assert [shape(read(server, number)) for number in (1, 2)] == [wanted, wanted]
-    assert read(server, 3) == "more"
-
-
-def test_a_program_that_builds_its_messages_anew_each_time(governor):
+def test_rebuilt_messages_are_restored_by_call_id(governor):
     script = [asks(("a", "erase_file", {}), ("b", "look", {})), says("ok"), says("ok")]
     with ScriptedModelServer(script) as server:
         client = on(server, governor)
@@ -179,7 +82,7 @@ def test_a_program_that_builds_its_messages_anew_each_time(governor):
     assert shape(read(server, 2)) == ["system:It is one.", "user:go"]
 
 
-def test_conversations_interleaved_through_one_client_stay_apart(governor):
+def test_interleaved_conversations_stay_apart(governor):
     def script(body):
         name = body["messages"][0]["content"]
         results = [one for one in body["messages"] if one["role"] == "tool"]
@@ -213,7 +116,7 @@ def test_conversations_interleaved_through_one_client_stay_apart(governor):
         assert all(one.body["messages"] == longest[: len(one.body["messages"])] for one in own)
 
 
-def test_ids_that_a_server_uses_again_tell_nothing_by_themselves(governor):
+def test_reused_call_ids_need_the_same_transcript_before(governor):
     """Some servers call every first call `call_0`. What one conversation was denied is not put into another."""
     script = [
         asks(("call_0", "look", {}), ("call_1", "erase_file", {})),
@@ -235,25 +138,24 @@ def test_ids_that_a_server_uses_again_tell_nothing_by_themselves(governor):
     assert shape(read(server, 4)) == ["user:third", "assistant:call_0", "tool:call_0"]
 
 
-def test_ids_that_come_again_and_again_do_not_fill_the_memory(governor):
-    from lgov_openai.transcript import MAX_NAMESAKES, Transcripts
+def test_reused_call_ids_do_not_fill_the_memory(governor):
+    from lgov_openai.transcript import MAX_PER_ID
 
     seen = Seen()
     governor.manager.register(seen)
-    kept: list[Transcripts] = []
     with ScriptedModelServer(lambda body: asks(("call_0", "look", {}))) as server:
         client = on(server, governor)
-        kept += [door.memory_of(governor) for door in type(client)._lgov_doors]
-        for number in range(MAX_NAMESAKES + 20):
+        (interceptor,) = client._lgov_interceptors
+        for number in range(MAX_PER_ID + 20):
             create(client, [{"role": "user", "content": str(number)}])
     ended = [span for span in seen.spans if span.name == "execute_tool look"]
     assert len(ended) == 19, "calls that were forgotten are shown as ones whose end nobody saw"
     assert all(span.ended_at is None for span in ended)
-    kept[0].close()
-    assert len([span for span in seen.spans if span.name == "execute_tool look"]) == MAX_NAMESAKES + 20
+    interceptor.forget()
+    assert len([span for span in seen.spans if span.name == "execute_tool look"]) == MAX_PER_ID + 20
 
 
-def test_equal_answers_of_two_rollouts_keep_their_own_history_and_an_unclear_one_stays_as_it_is(governor):
+def test_equal_answers_are_told_apart_by_rollout(governor):
     script = [
         asks(("a", "erase_file", {"path": "x"})),
         says("same"),
@@ -274,7 +176,7 @@ def test_equal_answers_of_two_rollouts_keep_their_own_history_and_an_unclear_one
     assert shape(read(server, 6)) == ["user:go", "assistant:same", "user:more"]
 
 
-def test_two_histories_that_would_both_fit_are_both_left_alone(governor):
+def test_an_ambiguous_history_is_not_restored(governor):
     script = [
         asks(("a", "erase_file", {"path": "x"})),
         says("same"),
@@ -290,7 +192,7 @@ def test_two_histories_that_would_both_fit_are_both_left_alone(governor):
     assert read(server) == after
 
 
-def test_what_a_program_changed_itself_stays_changed(governor):
+def test_a_change_of_the_program_stays(governor):
     script = [asks(("a", "erase_file", {}), ("b", "look", {})), says("ok")]
     with ScriptedModelServer(script) as server:
         client = on(server, governor)
@@ -301,7 +203,7 @@ def test_what_a_program_changed_itself_stays_changed(governor):
     assert read(server)[1]["tool_calls"][0]["function"]["arguments"] == '{"path": "mine"}'
 
 
-def test_a_model_that_does_not_give_up_is_stopped_and_the_program_is_told(governor):
+def test_a_model_that_does_not_give_up_is_stopped(governor):
     from lgov_openai.exchange import MAX_ROUNDS
 
     asked = [asks((f"c{number}", "erase_file", {})) for number in range(MAX_ROUNDS + 1)]
@@ -315,7 +217,7 @@ def test_a_model_that_does_not_give_up_is_stopped_and_the_program_is_told(govern
     assert shape(read(server)) == ["user:go", *expected, "user:well"]
 
 
-def test_a_choice_of_tool_that_names_the_denied_one_is_lifted(governor):
+def test_a_tool_choice_of_the_denied_call_is_lifted(governor):
     choice = {"type": "function", "function": {"name": "erase_file"}}
     with ScriptedModelServer([asks(("a", "erase_file", {})), says("no")]) as server:
         on(server, governor).chat.completions.create(
@@ -330,7 +232,7 @@ def test_a_choice_of_tool_that_names_the_denied_one_is_lifted(governor):
     assert keys[0] == "k" != keys[1]
 
 
-def test_the_old_way_of_calling_functions(governor):
+def test_legacy_function_calls_are_evaluated(governor):
     """`functions` and `function_call` have no ids; they are judged all the same."""
     message = {"role": "assistant", "content": None, "function_call": {"name": "erase_file", "arguments": "{}"}}
     body = {"id": "chatcmpl-1", "object": "chat.completion", "created": 1, "model": "m"}
@@ -343,74 +245,3 @@ def test_the_old_way_of_calling_functions(governor):
     assert (reply.choices[0].message.content, reply.choices[0].message.function_call) == ("no", None)
     assert read(server)[1]["function_call"]["name"] == "erase_file"
     assert (read(server)[2]["role"], read(server)[2]["name"]) == ("function", "erase_file")
-
-
-def test_a_text_that_was_denied_is_sent_with_no_later_request():
-    seen = Seen()
-
-    class NoPasswords(BoundedPolicy):
-        name = "passwords"
-
-        def judge(self, action: Action) -> Decision:
-            denied = action.point is Point.INPUT and "hunter2" in (action.text or "")
-            return self.deny("no", "a password") if denied else self.allow("fine")
-
-    said, hello = {"role": "user", "content": "hunter2"}, {"role": "user", "content": "hello"}
-    with ScriptedModelServer([says("one"), says("two"), says("three"), says("four"), says("5"), says("6")]) as server:
-        client = on(server, Governor([NoPasswords()], plugins=[seen]))
-        denial = create(client, [said])
-        assert "DENIED" in denial.content
-        assert create(client, [said, denial, hello]).content == "one"
-        assert create(client, [said, denial, hello, {"role": "assistant", "content": "one"}, hello]).content == "two"
-        assert_each_continues_the_one_before(server)
-        # A server knows nothing of the reply that was the denial.
-        first = client.responses.create(model="m", input="hi")
-        refused = client.responses.create(model="m", input="hunter2", previous_response_id=first.id)
-        assert client.responses.create(model="m", input="so?", previous_response_id=refused.id).output_text == "four"
-        assert server.requests[-1].body["previous_response_id"] == first.id
-        assert not [request for request in server.requests if "hunter2" in str(request.body)]
-        assert len(seen.decisions(Point.INPUT)) == 6
-        # Nor where the transcript comes from somewhere else.
-        elsewhere = on(server, Governor([NoPasswords()], plugins=[seen]))
-        before = [said, {"role": "assistant", "content": "Hm."}, {"role": "user", "content": "early"}]
-        for number in range(2):
-            create(elsewhere, [*before, {"role": "assistant", "content": "Yes?"}, hello])
-            assert len(seen.decisions(Point.INPUT)) == 9, number
-        assert not [request for request in server.requests if "hunter2" in str(request.body)]
-
-
-def test_what_ends_a_run_ends_it_also_where_it_was_said_earlier():
-    class NoPasswords(BoundedPolicy):
-        name = "passwords"
-
-        def judge(self, action: Action) -> Decision:
-            denied = action.point is Point.INPUT and "hunter2" in (action.text or "")
-            return replace(self.deny("no", "a password"), abort=True) if denied else self.allow()
-
-    earlier = [{"role": "user", "content": "hunter2"}, {"role": "assistant", "content": "Hm."}]
-    with ScriptedModelServer([says("one")]) as server:
-        client = on(server, Governor([NoPasswords()]))
-        with pytest.raises(PolicyDenied):
-            create(client, [*earlier, {"role": "user", "content": "hello"}])
-        assert server.requests == []
-
-
-def test_after_a_reply_that_nobody_gave_a_conversation_begins_anew_or_with_the_same_words():
-    denied = ["hunter2"]
-
-    class NoPasswords(BoundedPolicy):
-        name = "passwords"
-
-        def judge(self, action: Action) -> Decision:
-            return self.deny("no", "a password") if action.text in denied else self.allow()
-
-    with ScriptedModelServer([says("one"), says("two")]) as server:
-        client = on(server, Governor([NoPasswords()]))
-        refused = client.responses.create(model="m", input="hunter2")
-        assert client.responses.create(model="m", input="so?", previous_response_id=refused.id).output_text == "one"
-        assert "previous_response_id" not in server.requests[0].body
-        said = [{"role": "user", "content": "hunter2"}]
-        assert "DENIED" in create(client, said).content
-        denied.clear()  # the policy was changed meanwhile
-        assert create(client, said).content == "two"
-        assert server.requests[1].body["messages"] == said

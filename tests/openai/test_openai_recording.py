@@ -1,4 +1,4 @@
-"""Streamed replies of a client whose governor only watches: how a program may read them, or stop reading."""
+"""Streams with ``observe_only``: the program may read them as it likes, or stop reading."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import weakref
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from typing import Any
 
+import httpx
 import httpx2
 import openai
 import pytest
@@ -22,7 +23,6 @@ from lgov_core.testing import ScriptedCall, ScriptedModelServer, ScriptedReply
 from lgov_core.trace import semconv
 from lgov_core.types import Span
 from lgov_openai import govern_client
-from lgov_openai.stream_observer import Passing
 
 QUESTION: list[Any] = [{"role": "user", "content": "go"}]
 CALL = ScriptedReply(tool_calls=[ScriptedCall("add", {"a": 1}, "call_0")])
@@ -74,7 +74,7 @@ def read_to_the_finish(chunks: Any) -> None:
             return
 
 
-def test_results_of_calls_in_a_stream_that_was_not_read_to_its_end_are_recorded(client: Any, seen: Seen) -> None:
+def test_results_of_a_stream_not_read_to_its_end(client: Any, seen: Seen) -> None:
     with ScriptedModelServer([CALL, ScriptedReply("done")]) as server:
         first = ask(client, server)
         read_to_the_finish(first)
@@ -87,11 +87,11 @@ def test_results_of_calls_in_a_stream_that_was_not_read_to_its_end_are_recorded(
             for _ in chunks:
                 pass
     assert [span.attributes.get(semconv.ERROR_TYPE) for span in seen.of(semconv.CHAT)] == [None, None]
-    type(client)._lgov_doors[0].forget()  # shows the calls that still wait for their results
+    client._lgov_interceptors[0].forget()  # shows the calls that still wait for their results
     assert len(seen.of(semconv.EXECUTE_TOOL)) == 1
 
 
-def test_a_stream_that_is_closed_when_the_reply_was_whole_is_a_call_that_was_answered(client: Any, seen: Seen) -> None:
+def test_a_stream_closed_after_the_whole_reply_succeeded(client: Any, seen: Seen) -> None:
     with ScriptedModelServer([CALL]) as server:
         chunks = ask(client, server)
         read_to_the_finish(chunks)
@@ -101,28 +101,25 @@ def test_a_stream_that_is_closed_when_the_reply_was_whole_is_a_call_that_was_ans
     assert json.loads(str(call.attributes[semconv.OUTPUT_MESSAGES]))[0]["tool_calls"][0]["name"] == "add"
 
 
-def test_a_stream_that_is_closed_before_is_one_that_the_program_left(client: Any, seen: Seen) -> None:
+def test_a_stream_closed_early_ends_with_generator_exit(client: Any, seen: Seen) -> None:
     with ScriptedModelServer([ScriptedReply("one two three")]) as server:
         with ask(client, server) as chunks:
             next(chunks)
         assert [span.attributes[semconv.ERROR_TYPE] for span in seen.of(semconv.CHAT)] == ["GeneratorExit"]
 
 
-def test_a_stream_that_is_dropped_is_ended_with_the_next_request(client: Any, seen: Seen) -> None:
-    with ScriptedModelServer([CALL, ScriptedReply("done")]) as server:
+def test_a_dropped_stream_ends_when_it_is_collected(client: Any, seen: Seen) -> None:
+    with ScriptedModelServer([CALL]) as server:
         chunks = ask(client, server)
         next(chunks)
         dropped = weakref.ref(chunks.response)
         del chunks
         gc.collect()
-        assert dropped() is None
-        assert seen.spans == []  # the collector may come while somebody holds a lock
-        for _ in ask(client, server):
-            pass
-    assert [span.attributes.get(semconv.ERROR_TYPE) for span in seen.of(semconv.CHAT)] == ["GeneratorExit", None]
+    assert dropped() is None
+    assert [span.attributes.get(semconv.ERROR_TYPE) for span in seen.of(semconv.CHAT)] == ["GeneratorExit"]
 
 
-def test_a_reply_that_is_dropped_unread_is_ended_with_the_next_request(client: Any, seen: Seen) -> None:
+def test_a_reply_dropped_unread_ends_with_the_next_request(client: Any, seen: Seen) -> None:
     with ScriptedModelServer([CALL, ScriptedReply("done")]) as server:
         client.base_url = server.base_url
         client.chat.completions.with_raw_response.create(model="m", messages=QUESTION, stream=True)
@@ -132,7 +129,7 @@ def test_a_reply_that_is_dropped_unread_is_ended_with_the_next_request(client: A
     assert [span.attributes.get(semconv.ERROR_TYPE) for span in seen.of(semconv.CHAT)] == ["GeneratorExit", None]
 
 
-def test_a_generator_that_the_program_closes_ends_its_call_at_once(client: Any, seen: Seen) -> None:
+def test_closing_a_generator_ends_the_call_at_once(client: Any, seen: Seen) -> None:
     def pass_on(server: ScriptedModelServer) -> Iterator[Any]:
         with ask(client, server) as chunks:
             yield from chunks
@@ -144,25 +141,7 @@ def test_a_generator_that_the_program_closes_ends_its_call_at_once(client: Any, 
         assert [span.attributes[semconv.ERROR_TYPE] for span in seen.of(semconv.CHAT)] == ["GeneratorExit"]
 
 
-def test_calls_are_known_before_their_reply_is_shown(client: Any, seen: Seen) -> None:
-    known: list[bool] = []
-
-    class Asking:
-        @hookimpl
-        def lgov_observe(self, event: object) -> None:
-            if isinstance(event, Span):  # another thread may bring the results meanwhile
-                known.append("call_0" in memory._pending)
-
-    governor = watching(Asking())
-    with openai.OpenAI(base_url="http://model.invalid/v1", api_key="k", max_retries=0) as plain:
-        governed = govern_client(plain, governor)
-        memory = type(governed)._lgov_doors[0].memory_of(governor)  # type: ignore[attr-defined]
-        with ScriptedModelServer([CALL]) as server:
-            list(ask(governed, server))
-    assert known == [True]
-
-
-def test_a_server_may_give_every_call_the_same_id(client: Any, seen: Seen) -> None:
+def test_reused_call_ids_in_streams(client: Any, seen: Seen) -> None:
     with ScriptedModelServer([CALL, CALL, ScriptedReply("done")]) as server:
         messages = [*QUESTION]
         kept = []
@@ -174,7 +153,7 @@ def test_a_server_may_give_every_call_the_same_id(client: Any, seen: Seen) -> No
 
 
 @pytest.mark.parametrize("retries", [0, 1])
-def test_an_error_in_place_of_a_stream_is_the_server_s(client: Any, seen: Seen, retries: int) -> None:
+def test_an_error_status_ends_the_call_with_it(client: Any, seen: Seen, retries: int) -> None:
     busy = ScriptedReply("busy", status=503, headers={"retry-after-ms": "1"})
     with ScriptedModelServer([busy, ScriptedReply("done")]) as server:
         trying = client.with_options(max_retries=retries, base_url=server.base_url)
@@ -187,41 +166,21 @@ def test_an_error_in_place_of_a_stream_is_the_server_s(client: Any, seen: Seen, 
     assert errors == ["APIStatusError", None][: retries + 1]
 
 
-def test_nothing_is_kept_of_a_stream_that_ended(client: Any) -> None:
-    with ScriptedModelServer([ScriptedReply("done")]) as server:
-        chunks = ask(client, server)
-        ended, stream = weakref.ref(chunks.response), weakref.ref(chunks.response.stream)
-        for _ in chunks:
-            pass
-        passing = chunks.response.stream._passing
-        assert (passing._noting, passing._pieces) == (None, [])
-        del chunks, passing
-        gc.collect()
-    assert (ended(), stream()) == (None, None)
-    assert not [one for one in gc.get_objects() if type(one) is Passing]
-
-
-def test_what_is_left_of_streams_is_shown_at_the_end_of_the_process(seen: Seen) -> None:
+def test_open_streams_end_with_uninstrument(seen: Seen) -> None:
     import lgov_openai
-    from lgov_openai import instrumentor as instrumentation
 
-    governor = watching(seen)
-    lgov_openai.instrument(governor)
-    try:
-        with ScriptedModelServer([CALL]) as server, openai.OpenAI(base_url=server.base_url, api_key="k") as plain:
-            chunks = ask(plain, server)
-            read_to_the_finish(chunks)
-            assert seen.spans == []
-            instrumentation._DOOR[0].settle()
-            assert [span.attributes.get(semconv.ERROR_TYPE) for span in seen.spans] == [None]
-            for _ in chunks:
-                pass
-        assert len(seen.spans) == 1
-    finally:
+    with ScriptedModelServer([CALL]) as server, openai.OpenAI(base_url=server.base_url, api_key="k") as plain:
+        lgov_openai.instrument(watching(seen))
+        chunks = ask(plain, server)
+        read_to_the_finish(chunks)
+        assert seen.spans == []
         lgov_openai.uninstrument()
+        assert [span.attributes.get(semconv.ERROR_TYPE) for span in seen.of(semconv.CHAT)] == [None]
+        assert "".join(str(chunk.choices) for chunk in chunks) == ""
+    assert len(seen.of(semconv.CHAT)) == 1
 
 
-def test_a_call_stands_where_it_was_asked_for_whoever_reads_the_stream(client: Any, seen: Seen) -> None:
+def test_spans_belong_to_the_rollout_of_the_request(client: Any, seen: Seen) -> None:
     with ScriptedModelServer([CALL, ScriptedReply("done")]) as server:
         with enter_scope(RolloutScope("r1")):
             chunks = ask(client, server)
@@ -238,7 +197,7 @@ def test_a_call_stands_where_it_was_asked_for_whoever_reads_the_stream(client: A
     ]
 
 
-def test_what_a_plugin_raises_does_not_reach_a_program_that_reads(seen: Seen) -> None:
+def test_an_error_of_a_plugin_does_not_reach_the_program(seen: Seen) -> None:
     class Broken:
         @hookimpl
         def lgov_observe(self, event: object) -> None:
@@ -289,6 +248,15 @@ def test_a_body_may_come_in_any_pieces(seen: Seen, end: bytes, size: int) -> Non
     assert json.loads(str(call.attributes[semconv.OUTPUT_MESSAGES]))[0]["content"] == "one two"
 
 
+def test_a_stream_of_an_httpx_client_is_recorded(seen: Seen) -> None:
+    with ScriptedModelServer([ScriptedReply("one two")]) as server, httpx.Client() as http:
+        plain = openai.OpenAI(base_url=server.base_url, api_key="k", max_retries=0, http_client=http)  # type: ignore[arg-type]
+        text = [chunk.choices[0].delta.content or "" for chunk in ask(govern_client(plain, watching(seen)), server)]
+    assert "".join(text) == "one two"
+    (call,) = seen.of(semconv.CHAT)
+    assert json.loads(str(call.attributes[semconv.OUTPUT_MESSAGES]))[0]["content"] == "one two"
+
+
 def test_a_body_may_be_compressed(seen: Seen) -> None:
     body = gzip.compress(events(*TEXT) + b"data: [DONE]\n\n")
     client = answering(seen, [body[:30], body[30:]], content_encoding="gzip")
@@ -300,7 +268,7 @@ def test_a_body_may_be_compressed(seen: Seen) -> None:
 
 @pytest.mark.parametrize("tail", [b"data: [DO", b"data: {", b'data: {"id": "\xc3', b"da"])
 @pytest.mark.parametrize("closed", [True, False])
-def test_a_piece_may_end_within_an_event_that_the_program_does_not_read(seen: Seen, tail: bytes, closed: bool) -> None:
+def test_a_piece_may_end_within_an_event(seen: Seen, tail: bytes, closed: bool) -> None:
     call = {"index": 0, "id": "call_0", "type": "function", "function": {"name": "add", "arguments": '{"a": 1}'}}
     first = events(chunk(role="assistant", tool_calls=[call]), chunk("tool_calls"))
     client = answering(seen, [first + tail, b"never read"])
@@ -314,28 +282,8 @@ def test_a_piece_may_end_within_an_event_that_the_program_does_not_read(seen: Se
         assert semconv.ERROR_TYPE not in seen.of(semconv.CHAT)[0].attributes
 
 
-def test_choices_that_come_after_the_program_went_on_are_not_lost(seen: Seen) -> None:
-    def part(index: int) -> dict[str, Any]:
-        function = {"name": "add", "arguments": json.dumps({"a": index})}
-        call = {"index": 0, "id": f"call_{index}", "type": "function", "function": function}
-        choice = {"index": index, "delta": {"tool_calls": [call]}, "finish_reason": "tool_calls"}
-        return {**chunk(), "choices": [choice]}
-
-    client = answering(seen, [events(part(0)), events(part(1)) + b"data: [DONE]\n\n"])
-    chunks = client.chat.completions.create(model="m", messages=QUESTION, stream=True, n=2)
-    next(chunks)
-    for index in range(2):
-        asked = part(index)["choices"][0]["delta"]["tool_calls"]
-        asked = [{name: value for name, value in one.items() if name != "index"} for one in asked]
-        told = {"role": "tool", "tool_call_id": f"call_{index}", "content": str(index)}
-        messages = [*QUESTION, {"role": "assistant", "tool_calls": asked}, told]
-        client.chat.completions.create(model="m", messages=messages, stream=True).close()
-        list(chunks)
-    assert [span.attributes[semconv.TOOL_RESULT] for span in seen.of(semconv.EXECUTE_TOOL)] == ["0", "1"]
-
-
 @pytest.mark.parametrize("kind", ["text/event-stream", "application/octet-stream", ""])
-def test_a_stream_need_not_say_that_it_is_one(seen: Seen, kind: str) -> None:
+def test_a_stream_need_not_be_declared(seen: Seen, kind: str) -> None:
     came: list[str] = []
 
     class Body(httpx2.SyncByteStream):
@@ -356,7 +304,7 @@ def test_a_stream_need_not_say_that_it_is_one(seen: Seen, kind: str) -> None:
     assert json.loads(str(call.attributes[semconv.OUTPUT_MESSAGES]))[0]["content"] == "one two"
 
 
-def test_a_whole_reply_may_be_read_in_pieces_too(seen: Seen) -> None:
+def test_a_whole_reply_may_be_read_in_pieces(seen: Seen) -> None:
     body = json.dumps({"id": "chatcmpl-1", "model": "m", "choices": [
         {"index": 0, "message": {"role": "assistant", "content": "hi"}, "finish_reason": "stop"}
     ]}).encode()  # fmt: skip
@@ -368,7 +316,7 @@ def test_a_whole_reply_may_be_read_in_pieces_too(seen: Seen) -> None:
 
 
 @pytest.mark.parametrize("body", [b"", b"data: [DONE]\n\n", events(TEXT[0]), b"data: {\n\n", b'{"error": {}}'])
-def test_a_body_without_a_whole_reply_goes_on_and_its_call_failed(seen: Seen, body: bytes) -> None:
+def test_an_incomplete_body_is_passed_on_and_failed(seen: Seen, body: bytes) -> None:
     client = answering(seen, [body])
     with client.chat.completions.with_streaming_response.create(model="m", messages=QUESTION, stream=True) as raw:
         assert b"".join(raw.iter_bytes()) == body
@@ -376,7 +324,7 @@ def test_a_body_without_a_whole_reply_goes_on_and_its_call_failed(seen: Seen, bo
     assert semconv.ERROR_TYPE in call.attributes
 
 
-def test_a_body_that_is_not_what_its_encoding_says_is_the_program_s_affair(seen: Seen) -> None:
+def test_a_wrong_content_encoding_is_passed_on(seen: Seen) -> None:
     client = answering(seen, [b"no gzip"], content_encoding="gzip")
     with pytest.raises(openai.APIConnectionError):
         list(client.chat.completions.create(model="m", messages=QUESTION, stream=True))

@@ -1,0 +1,111 @@
+"""The chunks of a streamed chat completion, read and written."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from lgov_openai.content import JSON
+
+
+def completion_of(events: Sequence[JSON]) -> JSON | None:
+    """The completion in the chunks of a stream; None if it failed or a choice did not finish."""
+    choices: dict[int, JSON] = {}
+    head: JSON = {}
+    for chunk in events:
+        if "choices" not in chunk:
+            if "error" in chunk:
+                return None
+            continue
+        head = {**head, **{key: value for key, value in chunk.items() if key != "choices" and value is not None}}
+        for part in chunk["choices"]:
+            empty: JSON = {"index": part["index"], "message": {"role": "assistant", "content": None}}
+            choice = choices.setdefault(part["index"], {**empty, "finish_reason": None, "logprobs": None})
+            _add_delta(choice["message"], part.get("delta") or {})
+            choice["finish_reason"] = part.get("finish_reason") or choice["finish_reason"]
+            choice["logprobs"] = _joined(choice["logprobs"], part.get("logprobs"))
+            if part.get("token_ids"):
+                choice["token_ids"] = [*choice.get("token_ids", []), *part["token_ids"]]
+    if not choices or any(choice["finish_reason"] is None for choice in choices.values()):
+        return None
+    for choice in choices.values():
+        for call in choice["message"].get("tool_calls") or ():
+            call.pop("index", None)
+    return {**head, "object": "chat.completion", "choices": [choices[index] for index in sorted(choices)]}
+
+
+def stream_of(body: JSON, reply: JSON, events: Sequence[JSON]) -> str:
+    """``reply`` as the chunks that the request ``body`` asked for; ``events`` are those it was made from, if any."""
+    head = {key: value for key, value in reply.items() if key not in ("choices", "usage")}
+    head["object"] = "chat.completion.chunk"
+    with_usage = bool((body.get("stream_options") or {}).get("include_usage"))
+    chunks: list[JSON] = []
+    for choice in reply["choices"]:
+        for number, delta in enumerate(deltas := list(_deltas(choice["message"]))):
+            last = number == len(deltas) - 1
+            part = {"index": choice["index"], "delta": delta, "finish_reason": None, "logprobs": None}
+            if last:
+                part = {**part, "finish_reason": choice["finish_reason"], "logprobs": choice.get("logprobs")}
+                part |= {key: choice[key] for key in ("token_ids",) if key in choice}
+            chunks.append({**head, "choices": [part], **({"usage": None} if with_usage else {})})
+    if with_usage or any(event.get("usage") for event in events):
+        chunks.append({**head, "choices": [], "usage": reply.get("usage")})
+    return "".join(f"data: {json.dumps(chunk)}\n\n" for chunk in chunks) + "data: [DONE]\n\n"
+
+
+def _add_delta(message: JSON, delta: JSON) -> None:
+    for key, value in delta.items():
+        if value is None or key == "role":
+            continue
+        if key == "tool_calls":
+            for part in value:
+                calls = message.setdefault("tool_calls", [])
+                call = next((one for one in calls if one["index"] == part["index"]), None)
+                if call is None:
+                    calls.append(call := {"index": part["index"]})
+                _merge(call, part)
+        else:
+            _merge(message, {key: value})
+
+
+def _merge(into: JSON, part: Mapping[str, Any]) -> None:
+    for key, value in part.items():
+        old = into.get(key)
+        if value is None:
+            continue
+        if old is None or key in ("index", "id", "type"):
+            into[key] = old if old is not None else (dict(value) if isinstance(value, Mapping) else value)
+        elif isinstance(old, str) and isinstance(value, str):
+            into[key] = old + value
+        elif isinstance(old, dict) and isinstance(value, Mapping):
+            _merge(old, value)
+        elif isinstance(old, list) and isinstance(value, list):
+            into[key] = [*old, *value]
+        else:
+            into[key] = value
+
+
+def _joined(first: Any, second: Any) -> Any:
+    if not isinstance(second, Mapping):
+        return first
+    joined: JSON = dict(first or {})
+    _merge(joined, second)
+    return joined
+
+
+def _deltas(message: JSON) -> Sequence[JSON]:
+    """The message in pieces: its beginning, its text, and each call's name before its arguments."""
+    found: list[JSON] = [{"role": "assistant", "content": "" if message.get("content") is not None else None}]
+    for key, value in message.items():
+        if key not in ("role", "tool_calls", "function_call") and value not in (None, "", []):
+            found.append({key: value})
+    if (legacy := message.get("function_call")) is not None:
+        found.append({"function_call": legacy})
+    for index, call in enumerate(message.get("tool_calls") or ()):
+        kind = "custom" if "custom" in call else "function"
+        field = "input" if kind == "custom" else "arguments"
+        body = call[kind]
+        found.append({"tool_calls": [{**call, "index": index, kind: {**body, field: ""}}]})
+        found.append({"tool_calls": [{"index": index, kind: {field: body.get(field) or ""}}]})
+    return [*found, {}]
