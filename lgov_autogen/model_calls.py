@@ -6,8 +6,7 @@ withheld until the reply has been evaluated, or passed on as it comes where noth
 
 from __future__ import annotations
 
-import functools
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing
 from typing import Any
 
@@ -119,30 +118,3 @@ def _raise_abort(run: Run, messages: Sequence[LLMMessage]) -> None:
         if not is_same_loop:
             return
     raise PolicyDenied(decision)
-
-
-def wrap_create(
-    calls: ModelCalls, acting: Callable[[], Governor | None], create: Callable[..., Any]
-) -> Callable[..., Any]:
-    """``ChatCompletionClient.create``, governed by what ``acting`` returns."""
-
-    @functools.wraps(create)
-    async def governed_create(self: Any, messages: Sequence[Any], **options: Any) -> Any:
-        return await calls.create(acting(), self, functools.partial(create, self), messages, options)
-
-    return governed_create
-
-
-def wrap_create_stream(
-    calls: ModelCalls, acting: Callable[[], Governor | None], create_stream: Callable[..., Any]
-) -> Callable[..., Any]:
-    """``ChatCompletionClient.create_stream``, governed by what ``acting`` returns."""
-
-    @functools.wraps(create_stream)
-    async def governed_create_stream(self: Any, messages: Sequence[Any], **options: Any) -> AsyncGenerator[Any]:
-        stream = calls.create_stream(acting(), self, functools.partial(create_stream, self), messages, options)
-        async with aclosing(stream) as reply:
-            async for piece in reply:
-                yield piece
-
-    return governed_create_stream

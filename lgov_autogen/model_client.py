@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
-from typing import Any, Literal, Self
+from typing import Any, Self
 
-from autogen_core import CancellationToken, Component, ComponentModel
+from autogen_core import Component, ComponentModel
 from autogen_core.models import (
     ChatCompletionClient,
     CreateResult,
@@ -63,33 +63,15 @@ class GovernedChatCompletionClient(
         self._use_governor(governor)
         self._calls = ModelCalls(_evaluated_when_run)
 
-    async def create(
-        self,
-        messages: Sequence[LLMMessage],
-        *,
-        tools: Sequence[Tool | ToolSchema] = [],
-        tool_choice: Tool | Literal["auto", "required", "none"] = "auto",
-        json_output: bool | type[BaseModel] | None = None,
-        extra_create_args: Mapping[str, Any] = {},
-        cancellation_token: CancellationToken | None = None,
-    ) -> CreateResult:
-        """The governed reply; raises what the client behind raises."""
-        options = _options(tools, tool_choice, json_output, extra_create_args, cancellation_token)
+    async def create(self, messages: Sequence[LLMMessage], **options: Any) -> CreateResult:  # type: ignore[override]
+        """The governed reply; takes and raises what that of the client behind does."""
         client = self.client
         return await self._calls.create(self.governor, client, client.create, messages, options, self.agent)
 
-    async def create_stream(
-        self,
-        messages: Sequence[LLMMessage],
-        *,
-        tools: Sequence[Tool | ToolSchema] = [],
-        tool_choice: Tool | Literal["auto", "required", "none"] = "auto",
-        json_output: bool | type[BaseModel] | None = None,
-        extra_create_args: Mapping[str, Any] = {},
-        cancellation_token: CancellationToken | None = None,
+    async def create_stream(  # type: ignore[override]
+        self, messages: Sequence[LLMMessage], **options: Any
     ) -> AsyncGenerator[str | CreateResult, None]:
         """As `create`; the text comes once the reply has been evaluated, or as it comes where nothing evaluates it."""
-        options = _options(tools, tool_choice, json_output, extra_create_args, cancellation_token)
         client = self.client
         stream = self._calls.create_stream(self.governor, client, client.create_stream, messages, options, self.agent)
         async with aclosing(stream) as reply:
@@ -137,15 +119,3 @@ class GovernedChatCompletionClient(
 def _evaluated_when_run(governor: Governor, tool: Any) -> bool:
     """In a process that is not instrumented only a governed workbench evaluates calls when they run."""
     return acting_governor() is governor or is_governed_schema(tool, governor)
-
-
-def _options(
-    tools: Any, tool_choice: Any, json_output: Any, extra_create_args: Any, cancellation_token: Any
-) -> dict[str, Any]:
-    return {
-        "tools": tools,
-        "tool_choice": tool_choice,
-        "json_output": json_output,
-        "extra_create_args": extra_create_args,
-        "cancellation_token": cancellation_token,
-    }

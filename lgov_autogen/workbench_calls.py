@@ -7,17 +7,16 @@ for a decision that says abort; the run then ends at its next step.
 from __future__ import annotations
 
 import asyncio
-import functools
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from typing import Any
 
 from autogen_core.tools import ImageResultContent, TextResultContent, ToolResult
 
 from lgov_autogen._internals import tool_in
+from lgov_autogen.current_governor import acting_governor
+from lgov_autogen.governed_call import Emit, GovernedCall, Run
 from lgov_autogen.runs import end_at_next_step
-from lgov_autogen.tool_action import as_given, is_evaluated, kind_of, note_abort, tool_action
-from lgov_autogen.tool_events import Emit, events_of
+from lgov_autogen.tool_action import kind_of, note_abort, tool_action
 from lgov_core.errors import PolicyDenied
 from lgov_core.instrumentation import Governor
 from lgov_core.instrumentation.evaluated_call import covered_call
@@ -27,48 +26,17 @@ from lgov_core.instrumentation.tool_call import ToolReading, agovern_tool, failu
 IMAGE = "[image]"
 
 
-@dataclass(frozen=True, slots=True)
-class WorkbenchCall:
-    """One call of a workbench's tool, with the arguments of ``Workbench.call_tool``; ``agent`` as policies name it.
+class WorkbenchCall(GovernedCall):
+    """One call of a workbench's tool, with the arguments of ``Workbench.call_tool``."""
 
-    Without a governor, and inside a call that it has evaluated, the workbench's own method answers.
-    """
+    __slots__ = ()
 
-    governor: Governor | None
-    workbench: Any
-    name: str
-    arguments: Any
-    token: Any
-    call_id: str | None
-    agent: str | None = None
+    def parameters(self, arguments: Any) -> tuple[Any, ...]:
+        """Those of ``Workbench.call_tool``."""
+        return self.name, arguments, self.token, self.call_id
 
-    async def result(self, call_tool: Callable[..., Awaitable[ToolResult]]) -> ToolResult:
-        """The governed result; ``call_tool`` is the workbench's own method. Raises only when cancelled from outside."""
-        if self.governor is None or self._is_evaluated(self.governor):
-            return await call_tool(self.name, self.arguments, self.token, self.call_id)
-        return await self._govern(self.governor, lambda arguments: call_tool(*self._with(arguments)))
-
-    async def events(self, stream: Callable[..., AsyncIterator[Any]]) -> AsyncGenerator[Any]:
-        """The events of the workbench's own method ``stream`` as they come, then the governed result."""
-        governor = self.governor
-        if governor is None or self._is_evaluated(governor):
-            async for event in stream(self.name, self.arguments, self.token, self.call_id):
-                yield event
-            return
-
-        def governed(emit: Emit) -> Awaitable[ToolResult]:
-            return self._govern(governor, lambda arguments: self._result_in(stream(*self._with(arguments)), emit))
-
-        async for event in events_of(governed):
-            yield event
-
-    def _is_evaluated(self, governor: Governor) -> bool:
-        return is_evaluated(governor, self.name, self.arguments, self.call_id)
-
-    def _with(self, permitted: Mapping[str, Any]) -> tuple[Any, ...]:
-        return self.name, as_given(self.arguments, permitted), self.token, self.call_id
-
-    async def _result_in(self, events: AsyncIterator[Any], emit: Emit) -> ToolResult:
+    async def last_of(self, events: AsyncIterator[Any], emit: Emit) -> ToolResult:
+        """The last `ToolResult`."""
         result: ToolResult | None = None
         async for event in events:
             if isinstance(event, ToolResult):
@@ -79,11 +47,10 @@ class WorkbenchCall:
             raise RuntimeError(f"the workbench's stream of {self.name} ended without a result")
         return result
 
-    async def _govern(
-        self, governor: Governor, run: Callable[[Mapping[str, Any]], Awaitable[ToolResult]]
-    ) -> ToolResult:
-        kind = kind_of(tool_in(self.workbench, self.name), self.workbench)
-        action = tool_action(self.name, kind, self.arguments, self.workbench, call_id=self.call_id, agent=self.agent)
+    async def govern(self, governor: Governor, run: Run) -> ToolResult:
+        """Raises only when cancelled from outside."""
+        kind = kind_of(tool_in(self.owner, self.name), self.owner)
+        action = tool_action(self.name, kind, self.arguments, self.owner, call_id=self.call_id, agent=self.agent)
         try:
             governed = await agovern_tool(governor, action, run, _reading, raise_abort=False)
         except asyncio.CancelledError:
@@ -93,11 +60,11 @@ class WorkbenchCall:
         if (denial := governed.told) is not None:
             note_abort(governed.decision, action.call_id)
             return error_result(self.name, denial)
-        assert governed.result is not None
+        result: ToolResult | None = governed.result
+        assert result is not None
         if governed.text is None:
-            return governed.result
-        content = TextResultContent(content=governed.text)
-        return ToolResult(name=self.name, result=[content], is_error=governed.result.is_error)
+            return result
+        return ToolResult(name=self.name, result=[TextResultContent(content=governed.text)], is_error=result.is_error)
 
 
 def _only_by_token(token: Any) -> bool:
@@ -122,28 +89,25 @@ def _reading(result: ToolResult) -> ToolReading:
     return ToolReading(text, "error" if raised is None else failure_status(raised))
 
 
-def wrap_call_tool(acting: Callable[[], Governor | None], call_tool: Callable[..., Any]) -> Callable[..., Any]:
-    """``Workbench.call_tool``, governed by what ``acting`` returns."""
+async def call_tool(
+    workbench: Any,
+    own: Callable[..., Any],
+    name: str,
+    arguments: Any = None,
+    cancellation_token: Any = None,
+    call_id: str | None = None,
+) -> ToolResult:
+    """``Workbench.call_tool`` in an instrumented process; ``own`` is the workbench's own method."""
+    return await WorkbenchCall(acting_governor(), workbench, name, arguments, cancellation_token, call_id).result(own)
 
-    @functools.wraps(call_tool)
-    async def governed_call_tool(
-        self: Any, name: str, arguments: Any = None, cancellation_token: Any = None, call_id: str | None = None
-    ) -> ToolResult:
-        call = WorkbenchCall(acting(), self, name, arguments, cancellation_token, call_id)
-        return await call.result(functools.partial(call_tool, self))
 
-    return governed_call_tool
-
-
-def wrap_call_tool_stream(acting: Callable[[], Governor | None], stream: Callable[..., Any]) -> Callable[..., Any]:
-    """``StreamWorkbench.call_tool_stream``, governed by what ``acting`` returns."""
-
-    @functools.wraps(stream)
-    async def governed_call_tool_stream(
-        self: Any, name: str, arguments: Any = None, cancellation_token: Any = None, call_id: str | None = None
-    ) -> AsyncGenerator[Any]:
-        call = WorkbenchCall(acting(), self, name, arguments, cancellation_token, call_id)
-        async for event in call.events(functools.partial(stream, self)):
-            yield event
-
-    return governed_call_tool_stream
+def call_tool_stream(
+    workbench: Any,
+    own: Callable[..., Any],
+    name: str,
+    arguments: Any = None,
+    cancellation_token: Any = None,
+    call_id: str | None = None,
+) -> AsyncGenerator[Any]:
+    """``StreamWorkbench.call_tool_stream`` in an instrumented process."""
+    return WorkbenchCall(acting_governor(), workbench, name, arguments, cancellation_token, call_id).events(own)

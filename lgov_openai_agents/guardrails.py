@@ -23,7 +23,7 @@ from agents import (
 from lgov_core.instrumentation import Governor
 from lgov_core.instrumentation.tool_call import ToolCall, ToolReading
 from lgov_core.types import Action, Decision, Effect, Point
-from lgov_openai_agents.items import FRAMEWORK, arguments_of, as_list, as_mapping, new_user_positions, result_text
+from lgov_openai_agents.items import FRAMEWORK, arguments_of, as_list, as_mapping, end_of_history, result_text
 from lgov_openai_agents.runs import agent_name, current_run
 
 _NAME = "lgov"
@@ -106,8 +106,8 @@ def lgov_input_guardrail(governor: Governor) -> InputGuardrail[Any]:
         if current_run(governor) is not None:
             return GuardrailFunctionOutput(output_info=None, tripwire_triggered=False)
         listed = as_list(given)
-        for position in new_user_positions(listed):
-            action = _text_action(Point.INPUT, agent, as_mapping(listed[position])["content"], context)
+        for item in listed[end_of_history(listed) :]:
+            action = _text_action(Point.INPUT, agent, as_mapping(item)["content"], context)
             decision = await governor.adecide(action)
             if decision.effect >= Effect.TRANSFORM:
                 return GuardrailFunctionOutput(output_info=_info(decision), tripwire_triggered=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import importlib.metadata
 from collections.abc import Callable
 from pathlib import Path
@@ -22,12 +23,12 @@ from lgov_autogen import (
     GovernedWorkbench,
     governing,
     instrument,
-    model_calls,
     runs,
     tool_calls,
     uninstrument,
     workbench_calls,
 )
+from lgov_autogen.model_calls import ModelCalls
 from lgov_autogen.plugin import lgov_framework
 from lgov_core.errors import InstrumentationError
 from lgov_core.instrumentation.adapter import MODES, SHAPES
@@ -161,15 +162,12 @@ def test_uninstrumenting_puts_everything_back() -> None:
     assert asyncio.run(tool().run_json({"word": "x"}, CancellationToken())) == "acted on x"
 
 
-@pytest.mark.parametrize(
-    "broken",
-    ["wrap_call_tool", "wrap_call_tool_stream", "wrap_run_json", "wrap_run_json_stream"],
-)
+@pytest.mark.parametrize("broken", ["call_tool", "call_tool_stream", "run_json", "run_json_stream"])
 def test_a_way_around_is_found_by_the_self_test(broken: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """As if a future AutoGen no longer went through what is patched: the process must not run agents."""
-    for name in {broken, "wrap_run_json", "wrap_run_json_stream"} if "call_tool" in broken else {broken}:
+    for name in {broken, "run_json", "run_json_stream"} if "call_tool" in broken else {broken}:
         module = workbench_calls if "call_tool" in name else tool_calls
-        monkeypatch.setattr(module, name, lambda acting, method: method)
+        monkeypatch.setattr(module, name, lambda _, own, *args, **kwargs: own(*args, **kwargs))
     before = BaseTool.run_json
     with playing("explicit", DENY) as (parts, _seen, _server):
         with pytest.raises(InstrumentationError, match=r"ran all the same|was not told"):
@@ -177,15 +175,14 @@ def test_a_way_around_is_found_by_the_self_test(broken: str, monkeypatch: pytest
         assert BaseTool.run_json is before, "nothing stays patched"
 
 
-def test_a_model_client_that_gets_through_is_found_by_the_self_test(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("wrap_create", "wrap_create_stream"):
-        with monkeypatch.context() as patch:
-            patch.setattr(model_calls, name, lambda calls, acting, method: method)
-            with (
-                playing("explicit", DENY) as (parts, _seen, _server),
-                pytest.raises(InstrumentationError, match="create"),
-            ):
-                instrument(parts.governor)
+@pytest.mark.parametrize("method", ["create", "create_stream"])
+def test_an_ungoverned_model_client_fails_the_self_test(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def ungoverned(calls: Any, governor: Any, client: Any, own: Any, messages: Any, options: Any) -> Any:
+        return own(messages, **options)
+
+    monkeypatch.setattr(ModelCalls, method, ungoverned)
+    with playing("explicit", DENY) as (parts, _seen, _server), pytest.raises(InstrumentationError, match="create"):
+        instrument(parts.governor)
 
 
 def test_instrumentation_inside_a_running_loop_works() -> None:
@@ -196,15 +193,14 @@ def test_instrumentation_inside_a_running_loop_works() -> None:
     asyncio.run(main())
 
 
-async def test_while_uninstrumented_wrappers_left_behind_pass_everything_through() -> None:
-    """Somebody may have wrapped our wrapper: then it cannot be taken away, and must do nothing."""
-    wrapped = tool_calls.wrap_run_json(lambda: None, BaseTool.run_json)
-    assert await wrapped(tool(), {"word": "x"}, CancellationToken()) == "acted on x"
-    agent_stream = runs.wrap_on_messages_stream(lambda: None, _three)
-    assert [event async for event in agent_stream(None)] == [1, 2, 3]
+async def test_wrappers_left_behind_pass_everything_through() -> None:
+    """A program may have wrapped our wrapper: then it cannot be taken away, and must do nothing."""
+    own = functools.partial(BaseTool.run_json, tool())
+    assert await tool_calls.run_json(tool(), own, {"word": "x"}, CancellationToken()) == "acted on x"
+    assert [event async for event in runs.on_messages_stream(None, _three)] == [1, 2, 3]
 
 
-async def _three(self: Any) -> Any:
+async def _three() -> Any:
     for number in (1, 2, 3):
         yield number
 
