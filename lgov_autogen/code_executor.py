@@ -11,7 +11,7 @@ from autogen_core.code_executor import CodeBlock, CodeExecutor, CodeResult
 from pydantic import BaseModel
 
 from lgov_autogen.current_governor import GovernedComponent, acting_governor
-from lgov_autogen.tool_action import note_abort, tool_action
+from lgov_autogen.governed_call import note_abort, tool_action
 from lgov_core.instrumentation import Governor
 from lgov_core.instrumentation.evaluated_call import covered_call
 from lgov_core.instrumentation.tool_call import ToolReading, agovern_tool

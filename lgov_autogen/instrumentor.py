@@ -47,10 +47,10 @@ def _patch(patches: Patches) -> None:
     from autogen_core.models import ChatCompletionClient
     from autogen_core.tools import BaseTool, FunctionTool, Workbench
 
-    from lgov_autogen import _internals, code_executor, model_calls, runs, tool_calls, workbench_calls
+    from lgov_autogen import _internals, code_executor, model_client, runs, tool_calls, workbench
 
     # Whatever an agent of this process runs is evaluated when it runs, whether it was offered or not.
-    calls = model_calls.ModelCalls(lambda governor, tool: True)
+    calls = model_client.ModelCalls(lambda governor, tool: True)
 
     def create(client: Any, own: Any, messages: Any, **options: Any) -> Any:
         return calls.create(acting_governor(), client, own, messages, options)
@@ -60,14 +60,14 @@ def _patch(patches: Patches) -> None:
 
     methods: dict[type, dict[str, Callable[..., Any]]] = {
         ChatCompletionClient: {"create": create},
-        Workbench: {"call_tool": workbench_calls.call_tool},
+        Workbench: {"call_tool": workbench.call_tool},
         BaseTool: {"run_json": tool_calls.run_json},
         CodeExecutor: {"execute_code_blocks": code_executor.execute_code_blocks},
         BaseChatAgent: {"on_messages": runs.on_messages},
     }
     streams: dict[type, dict[str, Callable[..., Any]]] = {
         ChatCompletionClient: {"create_stream": create_stream},
-        Workbench: {"call_tool_stream": workbench_calls.call_tool_stream},
+        Workbench: {"call_tool_stream": workbench.call_tool_stream},
         BaseTool: {"run_json_stream": tool_calls.run_json_stream},
         BaseChatAgent: {"on_messages_stream": runs.on_messages_stream},
         BaseGroupChat: {"run_stream": runs.run_team_stream},

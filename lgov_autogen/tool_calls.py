@@ -10,8 +10,7 @@ from typing import Any
 
 from lgov_autogen._internals import is_handoff
 from lgov_autogen.current_governor import acting_governor
-from lgov_autogen.governed_call import Emit, GovernedCall, Run
-from lgov_autogen.tool_action import kind_of, note_abort, tool_action
+from lgov_autogen.governed_call import Emit, GovernedCall, Run, kind_of, note_abort, tool_action
 from lgov_core.errors import PolicyDenied
 from lgov_core.instrumentation import Governor
 from lgov_core.instrumentation.tool_call import ToolReading, agovern_tool

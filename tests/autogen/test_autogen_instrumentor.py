@@ -20,9 +20,11 @@ from lgov_autogen import (
     runs,
     tool_calls,
     uninstrument,
-    workbench_calls,
 )
-from lgov_autogen.model_calls import ModelCalls
+from lgov_autogen import (
+    workbench as workbench_module,
+)
+from lgov_autogen.model_client import ModelCalls
 from lgov_autogen.plugin import lgov_framework
 from lgov_core.errors import InstrumentationError
 from lgov_core.instrumentation.adapter import MODES, SHAPES
@@ -102,7 +104,7 @@ async def test_classes_that_are_defined_later_are_governed() -> None:
 
             async def call_tool(self, name: str, *args: Any, **kwargs: Any) -> Any:
                 ran.append("still later")
-                return workbench_calls.error_result(name, "ran")
+                return workbench_module.error_result(name, "ran")
 
             async def list_tools(self) -> Any:
                 return []
@@ -156,7 +158,7 @@ def test_uninstrumenting_puts_everything_back() -> None:
 def test_a_way_around_is_found_by_the_self_test(broken: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """As if a future AutoGen no longer went through what is patched: the process must not run agents."""
     for name in {broken, "run_json", "run_json_stream"} if "call_tool" in broken else {broken}:
-        module = workbench_calls if "call_tool" in name else tool_calls
+        module = workbench_module if "call_tool" in name else tool_calls
         monkeypatch.setattr(module, name, lambda _, own, *args, **kwargs: own(*args, **kwargs))
     before = BaseTool.run_json
     with playing("explicit", DENY) as (parts, _seen, _server):
