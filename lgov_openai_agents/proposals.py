@@ -38,9 +38,9 @@ async def evaluate_proposals(
     denied: Denials = []
     output: list[Any] = []
     for item in response.output:
-        proposal = _proposal(item, handoffs)
-        if proposal is not None:
-            action = replace(proposal, agent=agent, framework=items.FRAMEWORK, native=item)
+        action = _proposal(item, handoffs)
+        if action is not None:
+            action = replace(action, agent=agent, framework=items.FRAMEWORK, native=item)
             governed = await agovern_tool(governor, action, _permitted, _reading, parent=parent)
             if governed.result is None:
                 denied.append((item, governed.decision))

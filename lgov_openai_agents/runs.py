@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextvars
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -12,6 +12,7 @@ from agents import RunHooks
 from lgov_core.instrumentation import BoundedDict, Governor, semconv
 from lgov_core.instrumentation.live_span import LiveSpan, current_span
 from lgov_core.instrumentation.message_decisions import MessageDecisionCache
+from lgov_core.types import Action, Kind, Point
 from lgov_openai_agents import items
 from lgov_openai_agents._internals import paused_agent
 
@@ -120,6 +121,30 @@ def current_run(governor: Governor) -> AgentRun | None:
     """The run that ``governor`` governs and the running code belongs to, or None."""
     run = _RUN.get()
     return run if run is not None and run.governor is governor else None
+
+
+def tool_action(
+    governor: Governor,
+    name: str,
+    kind: Kind,
+    arguments: Mapping[str, Any],
+    native: Any,
+    *,
+    call_id: str | None = None,
+    agent: Any = None,
+) -> Action:
+    """A tool call before it runs, by ``agent`` or else by the one that acts in the current run of ``governor``."""
+    run = current_run(governor)
+    return Action(
+        Point.PRE_TOOL_CALL,
+        name=name,
+        kind=kind,
+        arguments=arguments,
+        agent=agent_name(agent) or (run.agent if run is not None else None),
+        framework=items.FRAMEWORK,
+        call_id=call_id,
+        native=native,
+    )
 
 
 def parent_in(run: AgentRun | None) -> LiveSpan | None:

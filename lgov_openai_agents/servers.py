@@ -12,9 +12,8 @@ from typing import Any
 from lgov_core.instrumentation import Governor
 from lgov_core.instrumentation.evaluated_call import covered_call
 from lgov_core.instrumentation.tool_call import ToolReading, agovern_tool
-from lgov_core.types import Action, Point
-from lgov_openai_agents.items import FRAMEWORK, text_of
-from lgov_openai_agents.runs import current_run
+from lgov_openai_agents.items import text_of
+from lgov_openai_agents.runs import tool_action
 from lgov_openai_agents.tools import note_error
 
 
@@ -52,16 +51,7 @@ async def call_tool(
     around = covered_call()
     if governor is None or (around is not None and around.action is not None and around.action.kind == "mcp"):
         return _observed(await own(tool_name, arguments, *args, **kwargs))
-    run = current_run(governor)
-    action = Action(
-        Point.PRE_TOOL_CALL,
-        tool_name,
-        "mcp",
-        arguments=dict(arguments or {}),
-        agent=run.agent if run is not None else None,
-        framework=FRAMEWORK,
-        native=server,
-    )
+    action = tool_action(governor, tool_name, "mcp", dict(arguments or {}), server)
 
     async def call(permitted: Mapping[str, Any]) -> Any:
         passed = arguments if permitted is action.arguments else dict(permitted)
