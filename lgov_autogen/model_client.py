@@ -147,7 +147,7 @@ class GovernedChatCompletionClient(
     Policies see what the user (or another agent) newly said, the call, the reply, a final answer, and, as soon as the
     model proposes them, hand-offs and the calls of tools that nothing evaluates when they run (a `GovernedWorkbench` of
     the same governor does, and so does an instrumented process). A denied call is taken out of the reply; if nothing is
-    left of it the model is told and asked again, at most three times. At the next call the model finds its denied
+    left of it the model reads the denial and is asked again, at most three times. At the next call the model finds its denied
     proposal and the denial where they were, although the agent's own conversation does not hold them. ``usage`` counts
     every request.
 

@@ -174,7 +174,7 @@ class ModelExchange:
         return result if decision.text is None else wording.with_text(result, decision.text)
 
     async def _evaluated_calls(self, result: CreateResult) -> tuple[CreateResult | None, Decision | None]:
-        """The reply without the calls that are denied. None where all are: then the model is told and asked again."""
+        """The reply without the calls that are denied. None where all are, and the model is to be asked again."""
         proposed = result.content
         if isinstance(proposed, str):
             return result, None

@@ -97,9 +97,9 @@ class _Probes:
                 result = events[-1]
             else:
                 result = await agent.run(task="x")
-        told = result.messages[-1] if isinstance(result, TaskResult) else None
-        if not isinstance(told, BaseChatMessage) or "DENIED" not in told.to_text():
-            raise InstrumentationError("an agent was not told that its tool call was denied")
+        last = result.messages[-1] if isinstance(result, TaskResult) else None
+        if not isinstance(last, BaseChatMessage) or "DENIED" not in last.to_text():
+            raise InstrumentationError("an agent did not read that its tool call was denied")
 
     # ------------------------------------------------------------------ probes: real subclasses, made after the patching
 

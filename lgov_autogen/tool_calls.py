@@ -57,7 +57,7 @@ class _ToolCall(GovernedCall):
 def _text_of(tool: Any, value: Any) -> str:
     try:
         return str(tool.return_value_as_string(value))
-    except Exception:  # noqa: BLE001 - a value that the tool cannot show is judged as Python shows it
+    except Exception:  # noqa: BLE001 - a value that the tool cannot show is evaluated as Python shows it
         return str(value)
 
 

@@ -24,7 +24,7 @@ SINGLE = "input"
 _NO_ID = frozenset({"", "__fake_id__"})
 
 
-# ---------------------------------------------------------------------- what is sent
+# ---------------------------------------------------------------------- the request
 
 
 def as_list(given: str | Sequence[TResponseInputItem]) -> list[Any]:
@@ -185,7 +185,7 @@ def _plain(item: Any) -> Mapping[str, Any]:
     return dump(exclude_none=True) if dump is not None else {}
 
 
-# ---------------------------------------------------------------------- what came back
+# ---------------------------------------------------------------------- the reply
 
 
 def arguments_of(raw: Any) -> dict[str, Any]:

@@ -2,8 +2,8 @@
 
 One path serves whole and streamed replies: a reply is a stream of events whose last item is the `ModelResponse`. The
 events are withheld until the reply has been evaluated, or passed on as they come where nothing evaluates replies. Acts
-that the SDK offers no other place to stop (hand-offs, acts on a computer) are evaluated here too: the model is told of a
-denied one and asked again, and the run goes on with its next reply.
+that the SDK offers no other place to stop (hand-offs, acts on a computer) are evaluated here too: the model reads the
+denial and is asked again, and the run goes on with its next reply.
 """
 
 from __future__ import annotations

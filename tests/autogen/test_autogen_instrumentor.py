@@ -162,7 +162,7 @@ def test_a_way_around_is_found_by_the_self_test(broken: str, monkeypatch: pytest
         monkeypatch.setattr(module, name, lambda _, own, *args, **kwargs: own(*args, **kwargs))
     before = BaseTool.run_json
     with playing("explicit", DENY) as (parts, _seen, _server):
-        with pytest.raises(InstrumentationError, match=r"ran all the same|was not told"):
+        with pytest.raises(InstrumentationError, match=r"ran all the same|did not read"):
             instrument(parts.governor)
         assert BaseTool.run_json is before, "nothing stays patched"
 
