@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Self
@@ -11,8 +10,8 @@ from autogen_core import CancellationToken, Component, ComponentModel
 from autogen_core.code_executor import CodeBlock, CodeExecutor, CodeResult
 from pydantic import BaseModel
 
-from lgov_autogen.current_governor import GovernedComponent
-from lgov_autogen.tool_action import note_abort, tool_action
+from lgov_autogen.current_governor import GovernedComponent, acting_governor
+from lgov_autogen.governed_call import note_abort, tool_action
 from lgov_core.instrumentation import Governor
 from lgov_core.instrumentation.evaluated_call import covered_call
 from lgov_core.instrumentation.tool_call import ToolReading, agovern_tool
@@ -76,19 +75,11 @@ def _reading(result: CodeResult) -> ToolReading:
     return ToolReading(result.output, "error", error_type=f"exit_code_{result.exit_code}", error=result.output)
 
 
-def wrap_execute_code_blocks(acting: Callable[[], Governor | None], execute: Callable[..., Any]) -> Callable[..., Any]:
-    """``CodeExecutor.execute_code_blocks`` with each block evaluated before it runs."""
-
-    @functools.wraps(execute)
-    async def governed_execute(
-        self: Any, code_blocks: list[CodeBlock], cancellation_token: CancellationToken
-    ) -> CodeResult:
-        def run(blocks: list[CodeBlock]) -> Awaitable[CodeResult]:
-            return execute(self, blocks, cancellation_token)
-
-        return await govern_code(acting(), code_blocks, run, self)
-
-    return governed_execute
+async def execute_code_blocks(
+    executor: Any, own: Callable[..., Any], code_blocks: list[CodeBlock], cancellation_token: CancellationToken
+) -> CodeResult:
+    """``CodeExecutor.execute_code_blocks`` in an instrumented process; ``own`` is the executor's own method."""
+    return await govern_code(acting_governor(), code_blocks, lambda blocks: own(blocks, cancellation_token), executor)
 
 
 def _is_evaluated(governor: Governor, blocks: Sequence[CodeBlock]) -> bool:

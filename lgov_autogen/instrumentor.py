@@ -10,11 +10,13 @@ sandbox.
 
 from __future__ import annotations
 
-from functools import partial
+from collections.abc import Callable
+from typing import Any
 
 from lgov_autogen.current_governor import INSTRUMENTOR, acting_governor
 from lgov_core.instrumentation import Governor
 from lgov_core.instrumentation.instrumentor import Patches, in_fresh_thread
+from lgov_core.instrumentation.methods import governed_method, governed_stream, wrap_methods
 
 
 def instrument(governor: Governor) -> None:
@@ -45,32 +47,32 @@ def _patch(patches: Patches) -> None:
     from autogen_core.models import ChatCompletionClient
     from autogen_core.tools import BaseTool, FunctionTool, Workbench
 
-    from lgov_autogen import _internals, code_executor, model_calls, runs, tool_calls, workbench_calls
-    from lgov_core.instrumentation.subclasses import wrap_methods
+    from lgov_autogen import _internals, code_executor, model_client, runs, tool_calls, workbench
 
-    acting = acting_governor
     # Whatever an agent of this process runs is evaluated when it runs, whether it was offered or not.
-    calls = model_calls.ModelCalls(lambda governor, tool: True)
-    wraps = {
-        ChatCompletionClient: {
-            "create": partial(model_calls.wrap_create, calls, acting),
-            "create_stream": partial(model_calls.wrap_create_stream, calls, acting),
-        },
-        Workbench: {
-            "call_tool": partial(workbench_calls.wrap_call_tool, acting),
-            "call_tool_stream": partial(workbench_calls.wrap_call_tool_stream, acting),
-        },
-        BaseTool: {
-            "run_json": partial(tool_calls.wrap_run_json, acting),
-            "run_json_stream": partial(tool_calls.wrap_run_json_stream, acting),
-        },
-        CodeExecutor: {"execute_code_blocks": partial(code_executor.wrap_execute_code_blocks, acting)},
-        BaseChatAgent: {
-            "on_messages": partial(runs.wrap_on_messages, acting),
-            "on_messages_stream": partial(runs.wrap_on_messages_stream, acting),
-        },
-        BaseGroupChat: {"run_stream": partial(runs.wrap_team_stream, acting)},
+    calls = model_client.ModelCalls(lambda governor, tool: True)
+
+    def create(client: Any, own: Any, messages: Any, **options: Any) -> Any:
+        return calls.create(acting_governor(), client, own, messages, options)
+
+    def create_stream(client: Any, own: Any, messages: Any, **options: Any) -> Any:
+        return calls.create_stream(acting_governor(), client, own, messages, options)
+
+    methods: dict[type, dict[str, Callable[..., Any]]] = {
+        ChatCompletionClient: {"create": create},
+        Workbench: {"call_tool": workbench.call_tool},
+        BaseTool: {"run_json": tool_calls.run_json},
+        CodeExecutor: {"execute_code_blocks": code_executor.execute_code_blocks},
+        BaseChatAgent: {"on_messages": runs.on_messages},
     }
-    for base, methods in wraps.items():
-        wrap_methods(patches, base, methods)
+    streams: dict[type, dict[str, Callable[..., Any]]] = {
+        ChatCompletionClient: {"create_stream": create_stream},
+        Workbench: {"call_tool_stream": workbench.call_tool_stream},
+        BaseTool: {"run_json_stream": tool_calls.run_json_stream},
+        BaseChatAgent: {"on_messages_stream": runs.on_messages_stream},
+        BaseGroupChat: {"run_stream": runs.run_team_stream},
+    }
+    for wrap, by_class in ((governed_method, methods), (governed_stream, streams)):
+        for base, governed in by_class.items():
+            wrap_methods(patches, base, {name: wrap(govern) for name, govern in governed.items()})
     patches.replace(FunctionTool, "run", _internals.wrap_function_run(FunctionTool.run))

@@ -1,12 +1,16 @@
-"""`GovernedChatCompletionClient`: any model client of AutoGen, governed."""
+"""Governed calls of model clients, and `GovernedChatCompletionClient`.
+
+One path serves whole and streamed replies: a reply is a stream of text whose last item is the result. The text is
+withheld until the reply has been evaluated, or passed on as it comes where nothing evaluates replies.
+"""
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing
-from typing import Any, Literal, Self
+from typing import Any, Self
 
-from autogen_core import CancellationToken, Component, ComponentModel
+from autogen_core import Component, ComponentModel
 from autogen_core.models import (
     ChatCompletionClient,
     CreateResult,
@@ -19,9 +23,113 @@ from autogen_core.tools import Tool, ToolSchema
 from pydantic import BaseModel
 
 from lgov_autogen.current_governor import GovernedComponent, acting_governor
-from lgov_autogen.model_calls import ModelCalls
+from lgov_autogen.messages import with_decisions
+from lgov_autogen.model_exchange import CallMemory, ModelExchange, Refused, Reply
+from lgov_autogen.proposals import ProposedCalls, results_in
+from lgov_autogen.runs import Run, ensure_run
 from lgov_autogen.workbench import is_governed_schema
+from lgov_core.errors import PolicyDenied
 from lgov_core.instrumentation import Governor
+from lgov_core.instrumentation.evaluated_call import model_call_covered
+
+
+class ModelCalls:
+    """Governs model calls, and remembers what their callers do not see. Serves any number of clients and tasks.
+
+    ``evaluated_later``: see `ProposedCalls`.
+    """
+
+    def __init__(self, evaluated_later: Callable[[Governor, Any], bool]) -> None:
+        self._memory = CallMemory(ProposedCalls(evaluated_later))
+
+    async def create(
+        self,
+        governor: Governor | None,
+        client: Any,
+        create: Callable[..., Awaitable[CreateResult]],
+        messages: Sequence[LLMMessage],
+        options: Mapping[str, Any],
+        agent: str | None = None,
+    ) -> CreateResult:
+        """The governed reply of ``create``, a method of ``client``, with the keyword arguments ``options``.
+
+        Raises what the client raises, and `PolicyDenied` where a decision says abort, or where a denial cannot replace
+        the structured answer that was asked for. Without a governor, and inside a call that it has evaluated, the
+        client answers.
+        """
+        if governor is None or model_call_covered(governor):
+            return await create(messages, **options)
+
+        async def ask(sent: Sequence[LLMMessage], **how: Any) -> Reply:
+            yield await create(sent, **how)
+
+        async with aclosing(self._reply(governor, client, ask, messages, options, agent)) as reply:
+            async for piece in reply:
+                if isinstance(piece, CreateResult):
+                    return piece
+        raise RuntimeError("the model client gave no result")
+
+    async def create_stream(
+        self,
+        governor: Governor | None,
+        client: Any,
+        create_stream: Callable[..., AsyncIterator[str | CreateResult]],
+        messages: Sequence[LLMMessage],
+        options: Mapping[str, Any],
+        agent: str | None = None,
+    ) -> Reply:
+        """As `create`, for a streamed reply."""
+        if governor is None or model_call_covered(governor):
+            async for piece in create_stream(messages, **options):
+                yield piece
+            return
+        async with aclosing(self._reply(governor, client, create_stream, messages, options, agent)) as reply:
+            async for piece in reply:
+                yield piece
+
+    async def _reply(
+        self,
+        governor: Governor,
+        client: Any,
+        ask: Callable[..., AsyncIterator[str | CreateResult]],
+        messages: Sequence[LLMMessage],
+        options: Mapping[str, Any],
+        agent: str | None,
+    ) -> Reply:
+        run = ensure_run()
+        _raise_abort(run, messages)
+        memory = self._memory
+        await memory.proposals.settle(messages)
+        exchange = ModelExchange(
+            memory=memory,
+            governor=governor,
+            client=client,
+            ask=ask,
+            run=run,
+            agent=agent if agent is not None else run.agent,
+            options=dict(options),
+            messages=memory.transcript.restored(with_decisions(memory.decisions, messages)),
+        )
+        try:
+            async with aclosing(exchange.reply()) as reply:
+                async for piece in reply:
+                    yield piece
+        except Refused as refused:
+            yield refused.result
+
+
+def _raise_abort(run: Run, messages: Sequence[LLMMessage]) -> None:
+    """Ends a run whose tool call was denied with ``abort``: here raising reaches the caller."""
+    if run.aborted is None:
+        return
+    decision = run.aborted
+    if run.owner is None:  # a program's own loop, which may be another one than the one that was aborted
+        run.aborted = None
+        is_same_loop = run.aborted_calls & results_in(messages).keys()
+        run.aborted_calls.clear()
+        if not is_same_loop:
+            return
+    raise PolicyDenied(decision)
 
 
 class GovernedChatCompletionClientConfig(BaseModel):
@@ -39,7 +147,7 @@ class GovernedChatCompletionClient(
     Policies see what the user (or another agent) newly said, the call, the reply, a final answer, and, as soon as the
     model proposes them, hand-offs and the calls of tools that nothing evaluates when they run (a `GovernedWorkbench` of
     the same governor does, and so does an instrumented process). A denied call is taken out of the reply; if nothing is
-    left of it the model is told and asked again, at most three times. At the next call the model finds its denied
+    left of it the model reads the denial and is asked again, at most three times. At the next call the model finds its denied
     proposal and the denial where they were, although the agent's own conversation does not hold them. ``usage`` counts
     every request.
 
@@ -63,33 +171,15 @@ class GovernedChatCompletionClient(
         self._use_governor(governor)
         self._calls = ModelCalls(_evaluated_when_run)
 
-    async def create(
-        self,
-        messages: Sequence[LLMMessage],
-        *,
-        tools: Sequence[Tool | ToolSchema] = [],
-        tool_choice: Tool | Literal["auto", "required", "none"] = "auto",
-        json_output: bool | type[BaseModel] | None = None,
-        extra_create_args: Mapping[str, Any] = {},
-        cancellation_token: CancellationToken | None = None,
-    ) -> CreateResult:
-        """The governed reply; raises what the client behind raises."""
-        options = _options(tools, tool_choice, json_output, extra_create_args, cancellation_token)
+    async def create(self, messages: Sequence[LLMMessage], **options: Any) -> CreateResult:  # type: ignore[override]
+        """The governed reply; takes and raises what that of the client behind does."""
         client = self.client
         return await self._calls.create(self.governor, client, client.create, messages, options, self.agent)
 
-    async def create_stream(
-        self,
-        messages: Sequence[LLMMessage],
-        *,
-        tools: Sequence[Tool | ToolSchema] = [],
-        tool_choice: Tool | Literal["auto", "required", "none"] = "auto",
-        json_output: bool | type[BaseModel] | None = None,
-        extra_create_args: Mapping[str, Any] = {},
-        cancellation_token: CancellationToken | None = None,
+    async def create_stream(  # type: ignore[override]
+        self, messages: Sequence[LLMMessage], **options: Any
     ) -> AsyncGenerator[str | CreateResult, None]:
         """As `create`; the text comes once the reply has been evaluated, or as it comes where nothing evaluates it."""
-        options = _options(tools, tool_choice, json_output, extra_create_args, cancellation_token)
         client = self.client
         stream = self._calls.create_stream(self.governor, client, client.create_stream, messages, options, self.agent)
         async with aclosing(stream) as reply:
@@ -137,15 +227,3 @@ class GovernedChatCompletionClient(
 def _evaluated_when_run(governor: Governor, tool: Any) -> bool:
     """In a process that is not instrumented only a governed workbench evaluates calls when they run."""
     return acting_governor() is governor or is_governed_schema(tool, governor)
-
-
-def _options(
-    tools: Any, tool_choice: Any, json_output: Any, extra_create_args: Any, cancellation_token: Any
-) -> dict[str, Any]:
-    return {
-        "tools": tools,
-        "tool_choice": tool_choice,
-        "json_output": json_output,
-        "extra_create_args": extra_create_args,
-        "cancellation_token": cancellation_token,
-    }

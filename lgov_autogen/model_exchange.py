@@ -6,6 +6,7 @@ import operator
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from autogen_core import FunctionCall
@@ -28,6 +29,7 @@ from lgov_core.instrumentation import Governor
 from lgov_core.instrumentation.evaluated_call import covered_call
 from lgov_core.instrumentation.message_decisions import MessageDecisionCache
 from lgov_core.instrumentation.model_call import ModelCall
+from lgov_core.instrumentation.reply_stream import reply_pieces
 from lgov_core.types import Action, Decision, Point
 
 #: How often a model that proposes nothing but denied calls is asked before the denial is the answer.
@@ -35,8 +37,6 @@ MAX_ROUNDS = 3
 
 #: Text as it comes, then the result.
 Reply = AsyncGenerator[str | CreateResult, None]
-
-_END: Any = object()
 
 
 class Refused(Exception):
@@ -81,9 +81,13 @@ class ModelExchange:
         denial: Decision | None = None
         for number in range(MAX_ROUNDS):
             call, exchange = await self._permitted(first=number == 0), Exchange(self.agent)
-            async with aclosing(self._asked(call, exchange)) as pieces:
+            self.withheld, self.received = [], None
+            ask = partial(self.ask, self.messages, **self.options)
+            async with aclosing(reply_pieces(call, ask, partial(observing, self.client, exchange))) as pieces:
                 async for piece in pieces:
-                    if self._withholds:
+                    if isinstance(piece, CreateResult):
+                        self.received = piece
+                    elif self._withholds:
                         self.withheld.append(piece)
                     else:
                         yield piece
@@ -144,27 +148,6 @@ class ModelExchange:
                 images = [part for part in message.content if not isinstance(part, str)]
                 message.content = [decision.text, *images] if images else decision.text
 
-    async def _asked(self, call: ModelCall, exchange: Exchange) -> AsyncGenerator[str]:
-        """Sends the request and gives the reply's text as it comes; its result is `received`, None if there is none."""
-        self.withheld, self.received, pieces = [], None, None
-        try:
-            while True:
-                with call.span.active(model=self.governor), observing(self.client, exchange):
-                    pieces = aiter(self.ask(self.messages, **self.options)) if pieces is None else pieces
-                    piece = await anext(pieces, _END)
-                if piece is _END:
-                    return
-                if isinstance(piece, CreateResult):
-                    self.received = piece
-                else:
-                    yield piece
-        except BaseException as error:
-            call.failed(error)
-            raise
-        finally:
-            if isinstance(pieces, AsyncGenerator):
-                await pieces.aclose()
-
     async def _evaluated(self, call: ModelCall, exchange: Exchange) -> CreateResult | None:
         """The reply as policies left it; ends the span. None where it cannot be read and nothing evaluates it."""
         result = self.received
@@ -191,7 +174,7 @@ class ModelExchange:
         return result if decision.text is None else wording.with_text(result, decision.text)
 
     async def _evaluated_calls(self, result: CreateResult) -> tuple[CreateResult | None, Decision | None]:
-        """The reply without the calls that are denied. None where all are: then the model is told and asked again."""
+        """The reply without the calls that are denied. None where all are, and the model is to be asked again."""
         proposed = result.content
         if isinstance(proposed, str):
             return result, None

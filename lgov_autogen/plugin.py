@@ -14,8 +14,8 @@ from lgov_core.types import Point
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-#: ``input`` is judged with the model call that first shows it, ``output`` with the one that writes it. A streamed reply is
-#: held until it is judged. AutoGen has nothing synchronous.
+#: ``input`` is evaluated with the model call that first shows it, ``output`` with the one that writes it. A streamed reply
+#: is withheld until it has been evaluated. AutoGen has nothing synchronous.
 SURFACE: Mapping[Point, Surface] = {
     Point.INPUT: Surface(observe=True, block=True, transform=True, stream=True),
     Point.PRE_MODEL_CALL: Surface(observe=True, block=True, transform=True, stream=True),
@@ -33,27 +33,27 @@ UNSUPPORTED: Mapping[tuple[str, str], str] = {
 GAPS = (
     Gap(
         "tool.run",
-        "a tool's run(), or the function behind it, called by the program itself is not seen; run_json is",
+        "a tool's run(), or the function behind it, called by the program itself is not governed; run_json is",
         calls=("_func",),
     ),
     Gap(
         "MCP session",
-        "a call of a tool on an mcp ClientSession that the program opened itself is not seen; a workbench's is",
+        "a call of a tool on an mcp ClientSession that the program opened itself is not governed; a workbench's is",
         calls=("ClientSession",),
     ),
     Gap(
         "model client of another kind",
-        "a model client that is no subclass of ChatCompletionClient is not seen, nor are the hand-offs it proposes",
+        "a model client that is not a subclass of ChatCompletionClient is not governed, nor are the hand-offs it proposes",
         calls=(),
     ),
     Gap(
         "agents that bring their own client",
-        "OpenAIAgent and OpenAIAssistantAgent ask their model past ChatCompletionClient; their tools are judged",
+        "OpenAIAgent and OpenAIAssistantAgent call their model without ChatCompletionClient; their tools are governed",
         calls=("OpenAIAgent", "OpenAIAssistantAgent"),
     ),
     Gap(
         "runtime of its own",
-        "the members of a team on a runtime that was started elsewhere are judged, but as of the rollout it was started in",
+        "the members of a team on a runtime that was started elsewhere are governed in the rollout that it was started in",
         calls=("SingleThreadedAgentRuntime",),
     ),
     Gap(

@@ -17,9 +17,9 @@ from autogen_core.models import (
 from autogen_core.tools import BaseTool
 
 from lgov_autogen._internals import has_handoffs, is_handoff
+from lgov_autogen.governed_call import tool_action
 from lgov_autogen.messages import call_arguments, judged_arguments
 from lgov_autogen.runs import current_run
-from lgov_autogen.tool_action import tool_action
 from lgov_autogen.transcript import MAX_REMEMBERED
 from lgov_core.errors import PolicyDenied
 from lgov_core.instrumentation import BoundedDict, Governor

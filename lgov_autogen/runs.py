@@ -1,18 +1,17 @@
 """Which agent the running code works for, and the span of its run.
 
-A run is a context variable, which the tasks of its tools inherit. `wrap_on_messages` and `wrap_on_messages_stream` open
-one around each run of an agent, `wrap_team_stream` one around each run of a team.
+A run is a context variable, which the tasks of its tools inherit.
 """
 
 from __future__ import annotations
 
 import contextvars
-import functools
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator
+from collections.abc import AsyncGenerator, Callable, Generator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+from lgov_autogen.current_governor import acting_governor
 from lgov_autogen.messages import FRAMEWORK
 from lgov_core.errors import PolicyDenied
 from lgov_core.instrumentation import Governor, semconv
@@ -108,57 +107,39 @@ def _run_of(governor: Governor, name: str, owner: object) -> tuple[Run, LiveSpan
     return run, LiveSpan(governor, semconv.INVOKE_AGENT, name, attributes)
 
 
-def wrap_on_messages(acting: Callable[[], Governor | None], on_messages: Callable[..., Any]) -> Callable[..., Any]:
-    """``BaseChatAgent.on_messages`` inside a run."""
-
-    @functools.wraps(on_messages)
-    async def governed_on_messages(self: Any, *args: Any, **kwargs: Any) -> Any:
-        governor = acting()
-        if governor is None or _is_own_method(self):
-            return await on_messages(self, *args, **kwargs)
-        run, span = _run_of(governor, str(self.name), self)
-        try:
-            with _step(run, span):
-                response = await on_messages(self, *args, **kwargs)
-        except BaseException as error:
-            span.end(error)
-            raise
-        span.end()
-        return response
-
-    return governed_on_messages
+async def on_messages(agent: Any, own: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """``BaseChatAgent.on_messages`` inside a run; ``own`` is the agent's own method."""
+    governor = acting_governor()
+    if governor is None or _is_own_method(agent):
+        return await own(*args, **kwargs)
+    run, span = _run_of(governor, str(agent.name), agent)
+    try:
+        with _step(run, span):
+            response = await own(*args, **kwargs)
+    except BaseException as error:
+        span.end(error)
+        raise
+    span.end()
+    return response
 
 
-def wrap_on_messages_stream(
-    acting: Callable[[], Governor | None], stream: Callable[..., AsyncGenerator[Any]]
-) -> Callable[..., AsyncGenerator[Any]]:
+def on_messages_stream(agent: Any, own: Callable[..., Any], *args: Any, **kwargs: Any) -> AsyncGenerator[Any]:
     """``BaseChatAgent.on_messages_stream`` inside a run; an aborted run ends at the next event."""
-    return _wrap_stream(acting, stream, is_agent=True)
+    governor = acting_governor()
+    events: AsyncGenerator[Any] = own(*args, **kwargs)
+    if governor is None or _is_own_method(agent):
+        return events
+    return _events_in(*_run_of(governor, str(agent.name), agent), events)
 
 
-def wrap_team_stream(
-    acting: Callable[[], Governor | None], stream: Callable[..., AsyncGenerator[Any]]
-) -> Callable[..., AsyncGenerator[Any]]:
+def run_team_stream(team: Any, own: Callable[..., Any], *args: Any, **kwargs: Any) -> AsyncGenerator[Any]:
     """``BaseGroupChat.run_stream`` inside a run; the members' runs are below it."""
-    return _wrap_stream(acting, stream, is_agent=False)
+    governor = acting_governor()
+    events: AsyncGenerator[Any] = own(*args, **kwargs)
+    return events if governor is None else _events_in(*_run_of(governor, str(team.name), None), events)
 
 
-def _wrap_stream(
-    acting: Callable[[], Governor | None], stream: Callable[..., AsyncGenerator[Any]], *, is_agent: bool
-) -> Callable[..., AsyncGenerator[Any]]:
-    @functools.wraps(stream)
-    async def governed_stream(self: Any, *args: Any, **kwargs: Any) -> AsyncGenerator[Any]:
-        governor = acting()
-        events: AsyncIterator[Any] = stream(self, *args, **kwargs)
-        if governor is not None and not (is_agent and _is_own_method(self)):
-            events = _events_in(*_run_of(governor, str(self.name), self if is_agent else None), events)
-        async for event in events:
-            yield event
-
-    return governed_stream
-
-
-async def _events_in(run: Run, span: LiveSpan, events: Any) -> AsyncIterator[Any]:
+async def _events_in(run: Run, span: LiveSpan, events: AsyncGenerator[Any]) -> AsyncGenerator[Any]:
     """The events of a run, each fetched inside the run; ends the span with the last of them."""
     problem: BaseException | None = None
     try:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, cast
 
 from autogen_agentchat.agents import AssistantAgent
 from autogen_agentchat.base import TaskResult
@@ -18,6 +18,8 @@ from autogen_core.tools import BaseStreamTool, FunctionTool, StaticStreamWorkben
 from opentelemetry import context, trace
 from pydantic import BaseModel
 
+from lgov_autogen.code_executor import GovernedCodeExecutor
+from lgov_autogen.model_client import GovernedChatCompletionClient
 from lgov_core.errors import InstrumentationError
 from lgov_core.instrumentation import Governor
 from lgov_core.instrumentation.evaluated_call import covering_model_call
@@ -69,7 +71,7 @@ class _Probes:
     async def try_everything(self) -> None:
         tool, streaming = self._tool(), self._stream_tool()
         token = CancellationToken()
-        said = [SystemMessage(content="x")]  # what a user said and was denied would be looked for in every later call
+        said = [SystemMessage(content="x")]  # a denied text of a user would be looked for in every later call
         ways: dict[str, Callable[[], Awaitable[Any]]] = {
             "run_json": lambda: tool.run_json({}, token),
             "run_json of a streaming tool": lambda: streaming.run_json({}, token),
@@ -95,9 +97,9 @@ class _Probes:
                 result = events[-1]
             else:
                 result = await agent.run(task="x")
-        told = result.messages[-1] if isinstance(result, TaskResult) else None
-        if not isinstance(told, BaseChatMessage) or "DENIED" not in told.to_text():
-            raise InstrumentationError("an agent was not told that its tool call was denied")
+        last = result.messages[-1] if isinstance(result, TaskResult) else None
+        if not isinstance(last, BaseChatMessage) or "DENIED" not in last.to_text():
+            raise InstrumentationError("an agent did not read that its tool call was denied")
 
     # ------------------------------------------------------------------ probes: real subclasses, made after the patching
 
@@ -128,22 +130,13 @@ class _Probes:
     def _executor(self) -> CodeExecutor:
         probes = self
 
-        class ProbeExecutor(CodeExecutor):
+        class ProbeExecutor(GovernedCodeExecutor):
             async def execute_code_blocks(
                 self, code_blocks: list[CodeBlock], cancellation_token: CancellationToken
             ) -> CodeResult:
                 return CodeResult(exit_code=0, output=probes.act())
 
-            async def start(self) -> None:
-                return None
-
-            async def stop(self) -> None:
-                return None
-
-            async def restart(self) -> None:
-                return None
-
-        return ProbeExecutor()
+        return ProbeExecutor(cast("Any", None))
 
     def _client(self, *, calls: bool = False) -> ChatCompletionClient:
         probes = self
@@ -154,48 +147,20 @@ class _Probes:
                 probes.act()
             return CreateResult(finish_reason="unknown", content=content, usage=RequestUsage(0, 0), cached=False)
 
-        class ProbeClient(ChatCompletionClient):
-            component_type = "model"
-
-            async def create(self, messages: Sequence[Any], **options: Any) -> CreateResult:  # type: ignore[override]
+        class ProbeClient(GovernedChatCompletionClient):
+            async def create(self, messages: Sequence[Any], **options: Any) -> CreateResult:
                 return reply()
 
-            async def create_stream(  # type: ignore[override]
+            async def create_stream(
                 self, messages: Sequence[Any], **options: Any
             ) -> AsyncGenerator[str | CreateResult, None]:
                 yield reply()
 
-            async def close(self) -> None:
-                return None
-
-            def actual_usage(self) -> RequestUsage:
-                return RequestUsage(0, 0)
-
-            def total_usage(self) -> RequestUsage:
-                return RequestUsage(0, 0)
-
-            def count_tokens(self, messages: Sequence[Any], **options: Any) -> int:  # type: ignore[override]
-                return 0
-
-            def remaining_tokens(self, messages: Sequence[Any], **options: Any) -> int:  # type: ignore[override]
-                return 0
-
-            @property
-            def capabilities(self) -> Any:
-                return self.model_info
-
             @property
             def model_info(self) -> Any:
-                info: Mapping[str, Any] = {
-                    "vision": False,
-                    "function_calling": True,
-                    "json_output": False,
-                    "family": "unknown",
-                    "structured_output": False,
-                }
-                return info
+                return {"vision": False, "function_calling": True, "json_output": False, "family": "unknown"}
 
-        return ProbeClient()
+        return ProbeClient(cast("Any", None))
 
 
 async def _drain(events: AsyncGenerator[Any, None]) -> None:

@@ -23,8 +23,8 @@ from agents import (
 from lgov_core.instrumentation import Governor
 from lgov_core.instrumentation.tool_call import ToolCall, ToolReading
 from lgov_core.types import Action, Decision, Effect, Point
-from lgov_openai_agents.items import FRAMEWORK, arguments_of, as_list, as_mapping, new_user_positions, result_text
-from lgov_openai_agents.runs import agent_name, current_run
+from lgov_openai_agents.items import FRAMEWORK, arguments_of, as_list, as_mapping, end_of_history, result_text
+from lgov_openai_agents.runs import agent_name, current_run, tool_action
 
 _NAME = "lgov"
 
@@ -55,15 +55,9 @@ class LgovToolGuardrails:
         if current_run(self.governor) is not None:
             return ToolGuardrailFunctionOutput.allow()
         context = data.context
-        action = Action(
-            Point.PRE_TOOL_CALL,
-            name=context.qualified_tool_name,
-            arguments=arguments_of(context.tool_arguments),
-            agent=agent_name(data.agent),
-            framework=FRAMEWORK,
-            call_id=context.tool_call_id,
-            native=data,
-        )
+        arguments = arguments_of(context.tool_arguments)
+        name, call_id = context.qualified_tool_name, context.tool_call_id
+        action = tool_action(self.governor, name, "function", arguments, data, call_id=call_id, agent=data.agent)
         call = ToolCall(self.governor, action)
         decision = await self.governor.adecide(call.action)
         if not decision.blocks and decision.arguments is None:
@@ -106,8 +100,8 @@ def lgov_input_guardrail(governor: Governor) -> InputGuardrail[Any]:
         if current_run(governor) is not None:
             return GuardrailFunctionOutput(output_info=None, tripwire_triggered=False)
         listed = as_list(given)
-        for position in new_user_positions(listed):
-            action = _text_action(Point.INPUT, agent, as_mapping(listed[position])["content"], context)
+        for item in listed[end_of_history(listed) :]:
+            action = _text_action(Point.INPUT, agent, as_mapping(item)["content"], context)
             decision = await governor.adecide(action)
             if decision.effect >= Effect.TRANSFORM:
                 return GuardrailFunctionOutput(output_info=_info(decision), tripwire_triggered=True)

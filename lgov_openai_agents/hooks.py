@@ -12,12 +12,12 @@ from lgov_core.instrumentation import Governor
 from lgov_core.instrumentation.evaluated_call import covered_call
 from lgov_core.instrumentation.live_span import LiveSpan
 from lgov_core.instrumentation.model_call import ModelCall
-from lgov_core.types import Action, Point, ToolOutcome
+from lgov_core.types import ToolOutcome
 from lgov_openai_agents.guardrails import LgovToolGuardrails
 from lgov_openai_agents.invokers import is_governed
 from lgov_openai_agents.items import FRAMEWORK, arguments_of, reading_of
 from lgov_openai_agents.model_request import model_name
-from lgov_openai_agents.runs import agent_name, agent_span, current_run
+from lgov_openai_agents.runs import agent_name, agent_span, current_run, tool_action
 
 
 class LgovRunHooks(RunHooks[Any]):
@@ -77,15 +77,10 @@ class LgovRunHooks(RunHooks[Any]):
         """Evaluates a call that is about to run. Raises `PolicyDenied`."""
         if current_run(self.governor) is not None or covered_call() is not None or _is_governed(tool):
             return
-        action = Action(
-            Point.PRE_TOOL_CALL,
-            name=getattr(context, "qualified_tool_name", None) or tool.name,
-            arguments=arguments_of(getattr(context, "tool_arguments", None)),
-            agent=agent_name(agent),
-            framework=FRAMEWORK,
-            call_id=getattr(context, "tool_call_id", None),
-            native=context,
-        )
+        name = getattr(context, "qualified_tool_name", None) or tool.name
+        arguments = arguments_of(getattr(context, "tool_arguments", None))
+        call_id = getattr(context, "tool_call_id", None)
+        action = tool_action(self.governor, name, "function", arguments, context, call_id=call_id, agent=agent)
         decision = await self.governor.adecide(action)
         if decision.blocks or decision.arguments is not None:
             await self.governor.arecord(ToolOutcome(action, "denied", decision=decision))

@@ -10,16 +10,21 @@ tool or model is changed or copied.
 
 from __future__ import annotations
 
-import functools
+import dataclasses
 import os
-from collections.abc import Callable
-from contextlib import aclosing
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from lgov_core.errors import InstrumentationError
 from lgov_core.instrumentation import Governor
 from lgov_core.instrumentation.instrumentor import Instrumentor, Patches, in_fresh_thread
-from lgov_core.instrumentation.subclasses import wrap_methods
+from lgov_core.instrumentation.methods import (
+    governed_method,
+    governed_stream,
+    on_subclass,
+    subclasses_of,
+    wrap_methods,
+)
 
 #: The versions that the tests run against.
 TESTED = {"openai-agents": ">=0.24,<0.25"}
@@ -54,47 +59,36 @@ def _patch(patches: Patches) -> None:
     from agents import Model, Runner
     from agents.mcp import MCPServer
 
-    from lgov_openai_agents.governed_fields import govern_fields
+    from lgov_openai_agents import servers
     from lgov_openai_agents.invokers import FIELDS
-    from lgov_openai_agents.run_memory import RunMemory
-    from lgov_openai_agents.run_methods import RUN_METHODS, wrap_run_method
-    from lgov_openai_agents.servers import governed_call_tool
+    from lgov_openai_agents.models import govern_response, govern_stream
+    from lgov_openai_agents.runner import RUN_METHODS, wrap_run_method
+    from lgov_openai_agents.runs import RunMemory
 
+    acting = acting_governor
     for tool_class, wraps in FIELDS.items():
-        govern_fields(patches, tool_class, wraps, acting_governor)
-    wrap_methods(patches, Model, {"get_response": _wrap_get_response, "stream_response": _wrap_stream_response})
-    wrap_methods(patches, MCPServer, {"call_tool": lambda own: governed_call_tool(own, acting_governor)})
+        _govern_fields(patches, tool_class, wraps, acting)
+
+    def get_response(model: Any, own: Any, *args: Any, **kwargs: Any) -> Any:
+        return govern_response(acting(), model, own, args, kwargs)
+
+    def stream_response(model: Any, own: Any, *args: Any, **kwargs: Any) -> Any:
+        return govern_stream(acting(), model, own, args, kwargs)
+
+    def call_tool(server: Any, own: Any, *args: Any, **kwargs: Any) -> Any:
+        return servers.call_tool(acting(), server, own, *args, **kwargs)
+
+    replies = {"get_response": governed_method(get_response), "stream_response": governed_stream(stream_response)}
+    wrap_methods(patches, Model, replies)
+    wrap_methods(patches, MCPServer, {"call_tool": governed_method(call_tool)})
     memory = RunMemory()
     for name in RUN_METHODS:
-        wrapped = wrap_run_method(getattr(Runner, name), acting_governor, memory)
+        wrapped = wrap_run_method(getattr(Runner, name), acting, memory)
         patches.replace(Runner, name, classmethod(wrapped))
     if os.environ.get(TRACES_VARIABLE, "").strip().lower() not in ("1", "true", "yes", "send"):
         from lgov_openai_agents.tracing import keep_traces_here
 
         patches.undo_by(keep_traces_here())
-
-
-def _wrap_get_response(inner: Callable[..., Any]) -> Callable[..., Any]:
-    from lgov_openai_agents.model_calls import govern_response
-
-    @functools.wraps(inner)
-    async def get_response(self: Any, *args: Any, **kwargs: Any) -> Any:
-        return await govern_response(acting_governor(), self, functools.partial(inner, self), args, kwargs)
-
-    return get_response
-
-
-def _wrap_stream_response(inner: Callable[..., Any]) -> Callable[..., Any]:
-    from lgov_openai_agents.model_calls import govern_stream
-
-    @functools.wraps(inner)
-    async def stream_response(self: Any, *args: Any, **kwargs: Any) -> Any:
-        stream = govern_stream(acting_governor(), self, functools.partial(inner, self), args, kwargs)
-        async with aclosing(stream) as events:
-            async for event in events:
-                yield event
-
-    return stream_response
 
 
 def _self_test() -> None:
@@ -105,3 +99,73 @@ def _self_test() -> None:
     in_fresh_thread(lambda: attempt(_INSTRUMENTOR, ran))
     if ran:
         raise InstrumentationError(f"a denied probe ran all the same ({', '.join(ran)})")
+
+
+# ---------------------------------------------------------------------- fields that hold a callable
+
+GovernorOf = Callable[[], Governor | None]
+
+#: Makes the governed callable, from the tool, its own callable, and what gives the governor.
+Govern = Callable[[Any, Any, GovernorOf], Any]
+
+_NOTHING: Any = object()
+
+
+def _govern_fields(patches: Patches, base: type, wraps: Mapping[str, Govern], acting: GovernorOf) -> None:
+    """Governs these fields of ``base`` and of the classes below it, which may have a property or a method instead."""
+
+    def treat(cls: type) -> None:
+        for name, govern in wraps.items():
+            own = vars(cls).get(name, _NOTHING)
+            if isinstance(own, dataclasses.Field):
+                # A dataclass that is being defined: it will put the default in the place of this declaration.
+                if own.default is not dataclasses.MISSING:
+                    own.default = _GovernedField(name, govern, own.default, acting)
+            elif not isinstance(own, _GovernedField) and (cls is base or own is not _NOTHING):
+                patches.replace(cls, name, _GovernedField(name, govern, own, acting))
+
+    for cls in subclasses_of(base):
+        treat(cls)
+    on_subclass(patches, base, treat)
+
+
+class _GovernedField:
+    """A field that gives the governed callable; the instance keeps what was stored.
+
+    ``own`` is what the class has in its place: nothing, a default, a method or a property.
+    """
+
+    def __init__(self, name: str, govern: Govern, own: Any, acting: GovernorOf) -> None:
+        self._name = name
+        self._made = f"_lgov_{name}"
+        self._govern = govern
+        self._own = own
+        self._acting = acting
+
+    def __get__(self, instance: Any, owner: type | None = None) -> Any:
+        if instance is None or self._name not in vars(instance) or hasattr(type(self._own), "__set__"):
+            found = self._of_class(instance, owner)
+        else:
+            found = vars(instance)[self._name]
+        if instance is None or found is None or self._acting() is None:
+            return found
+        # The same object each time: the SDK compares what it approved with what it runs. Bound methods are only equal.
+        made = vars(instance).get(self._made)
+        if made is None or made[0] != found or made[1] is not instance:
+            made = vars(instance)[self._made] = (found, instance, self._govern(instance, found, self._acting))
+        return made[2]
+
+    def _of_class(self, instance: Any, owner: type | None) -> Any:
+        if self._own is _NOTHING:
+            raise AttributeError(self._name)
+        getter: Any = getattr(type(self._own), "__get__", None)
+        return self._own if getter is None else getter(self._own, instance, owner)
+
+    def __set__(self, instance: Any, value: Any) -> None:
+        if hasattr(type(self._own), "__set__"):
+            type(self._own).__set__(self._own, instance, value)
+            return
+        made = vars(instance).get(self._made)
+        if made is not None and value is made[2]:  # stored as it was read
+            value = made[0]
+        vars(instance)[self._name] = self._own if value is self else value

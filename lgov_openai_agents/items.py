@@ -24,7 +24,7 @@ SINGLE = "input"
 _NO_ID = frozenset({"", "__fake_id__"})
 
 
-# ---------------------------------------------------------------------- what is sent
+# ---------------------------------------------------------------------- the request
 
 
 def as_list(given: str | Sequence[TResponseInputItem]) -> list[Any]:
@@ -65,14 +65,12 @@ def text_of(content: Any) -> str:
     return json_text(dump(exclude_none=True)) if callable(dump) else str(content)
 
 
-def new_user_positions(items: Sequence[Any]) -> list[int]:
-    """The positions of the user's messages at the end of ``items``, since the agent last did anything."""
-    found: list[int] = []
-    for position in range(len(items) - 1, -1, -1):
-        if not is_user_message(items[position]):
-            break
-        found.append(position)
-    return found[::-1]
+def end_of_history(items: Sequence[Any]) -> int:
+    """Where in ``items`` the user's messages at the end begin, since the agent last did anything."""
+    position = len(items)
+    while position and is_user_message(items[position - 1]):
+        position -= 1
+    return position
 
 
 def user_messages(items: Sequence[Any]) -> list[tuple[int, str, str | None]]:
@@ -187,7 +185,7 @@ def _plain(item: Any) -> Mapping[str, Any]:
     return dump(exclude_none=True) if dump is not None else {}
 
 
-# ---------------------------------------------------------------------- what came back
+# ---------------------------------------------------------------------- the reply
 
 
 def arguments_of(raw: Any) -> dict[str, Any]:

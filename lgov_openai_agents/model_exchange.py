@@ -1,9 +1,15 @@
-"""One governed model call, with the further rounds in which denied proposals are answered inside it."""
+"""One governed model call: what users said, the request, the reply, and the acts that it proposes.
+
+One path serves whole and streamed replies: a reply is a stream of events whose last item is the `ModelResponse`. The
+events are withheld until the reply has been evaluated, or passed on as they come where nothing evaluates replies. Acts
+that the SDK offers no other place to stop (hand-offs, acts on a computer) are evaluated here too: the model reads the
+denial and is asked again, and the run goes on with its next reply.
+"""
 
 from __future__ import annotations
 
 import operator
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import aclosing
 from dataclasses import replace
 from typing import Any
@@ -14,21 +20,25 @@ from openai.types.responses import ResponseCompletedEvent, ResponseFunctionToolC
 from lgov_core.errors import PolicyDenied
 from lgov_core.instrumentation import Governor
 from lgov_core.instrumentation.model_call import ModelCall
+from lgov_core.instrumentation.reply_stream import reply_pieces
 from lgov_core.types import Action, Decision, Effect, Point
 from lgov_openai_agents import items
-from lgov_openai_agents.hosted import without_denied_tools
 from lgov_openai_agents.model_request import ModelRequest, model_name
-from lgov_openai_agents.proposals import answer_to, answered, can_be_answered, evaluate_proposals, next_request
+from lgov_openai_agents.proposals import (
+    answer_to,
+    answered,
+    can_be_answered,
+    evaluate_proposals,
+    next_request,
+    without_denied_tools,
+)
 from lgov_openai_agents.replay import events_of, failure_in, response_of
-from lgov_openai_agents.run_memory import RunMemory
-from lgov_openai_agents.runs import AgentRun, parent_in
+from lgov_openai_agents.runs import AgentRun, RunMemory, parent_in
 
 #: How often a model is asked again after it proposed what is denied; then the denial is the answer.
 MAX_DENIED_ROUNDS = 3
 
 Ask = Callable[[ModelRequest], AsyncIterator[Any]]
-
-_END = object()
 
 
 class IncompleteReply(Exception):
@@ -150,60 +160,37 @@ class ModelExchange:
         return None
 
     async def _evaluate_input(self, call: ModelCall) -> Decision | None:
-        """Evaluates the new texts of the user; without a run, which knows those before it, all of them."""
-        given, run = items.as_list(self._request.input), self._run
-        decisions, nested = self._memory.decisions, run is not None and run.nested
-        new: list[int] = []
-        if run is None:
-            new = [position for position, item in enumerate(given) if items.is_user_message(item)]
-        elif not run.input_evaluated:
-            new = items.new_user_positions(given)
-        if run is None or not run.history_evaluated:
-            refusal = await self._evaluate_history(call, given, set(new), nested)
-            if refusal is not None:
-                return refusal
-        for position in new:
-            text = items.as_mapping(given[position])["content"]
-            decision = await self._governor.adecide(call.user_text(text, nested=nested))
-            if decision.blocks:
+        """Evaluates the texts of the user that are new, and those that this process does not know.
+
+        A session or a paused run may come from another process. Without a run, which knows those before, all are new.
+        """
+        given, run, decisions = items.as_list(self._request.input), self._run, self._memory.decisions
+        first_new = 0 if run is None else len(given) if run.input_evaluated else items.end_of_history(given)
+        for position, text, answer in items.user_messages(given):
+            is_new = position >= first_new
+            if not is_new and (run is None or run.history_evaluated or decisions.knows(text, answer)):
+                continue
+            decision = await self._governor.adecide(call.user_text(text, nested=run is not None and run.nested))
+            if not decision.blocks:
+                decisions.let_through(text, decision.text)
+            elif is_new or decision.abort:
                 decisions.denied(text, decision.denial_message())
                 return decision
-            decisions.let_through(text, decision.text)
+            else:
+                decisions.withheld(text, decision.denial_message())
         if run is not None:
             run.input_evaluated = run.history_evaluated = True
         self._request = replace(self._request, input=self._memory.with_decisions(given))
-        return None
-
-    async def _evaluate_history(
-        self, call: ModelCall, given: Sequence[Any], new: set[int], nested: bool
-    ) -> Decision | None:
-        """Evaluates texts that this process does not know: a session or a paused run may come from another one."""
-        decisions = self._memory.decisions
-        for position, text, answer in items.user_messages(given):
-            if position in new or decisions.knows(text, answer):
-                continue
-            decision = await self._governor.adecide(call.user_text(text, nested=nested))
-            if decision.blocks and decision.abort:
-                return decision
-            if decision.blocks:
-                decisions.withheld(text, decision.denial_message())
-            else:
-                decisions.let_through(text, decision.text)
         return None
 
     # ---------------------------------------------------------------------- the model and its reply
 
     async def _asked(self, call: ModelCall) -> AsyncGenerator[Any]:
         """Sends the request; gives the events that are not withheld. The reply is `_received`, None if incomplete."""
-        source, events = None, list[Any]()
-        try:
-            while True:
-                with call.span.active(model=self._governor):
-                    if source is None:
-                        source = aiter(self._ask(self._request.with_headers(self._model, self._agent)))
-                    event = await anext(source, _END)
-                if event is _END:
-                    break
+        events: list[Any] = []
+        request = self._request.with_headers(self._model, self._agent)
+        async with aclosing(reply_pieces(call, lambda: self._ask(request))) as pieces:
+            async for event in pieces:
                 if isinstance(event, ModelResponse):
                     self._received = event
                     continue
@@ -213,12 +200,6 @@ class ModelExchange:
                     self._withheld.append(event)
                 else:
                     yield event
-        except BaseException as error:
-            call.failed(error)
-            raise
-        finally:
-            if isinstance(source, AsyncGenerator):
-                await source.aclose()
         self._received = self._received or response_of(events)
         if self._received is None:
             call.failed(IncompleteReply())

@@ -14,8 +14,8 @@ from lgov_openai_agents.instrumentor import TESTED, instrument, uninstrument
 #: Files that the SDK has and a program's own package of that very common name has not, taken together.
 _SDK_FILES = ("guardrail.py", "run.py", "model_settings.py")
 
-#: ``input`` is judged with the first model call and ``output`` with the last one. A denied request, reply or answer is
-#: replaced by the denial, which the caller reads; only tool calls and their results are told to the model.
+#: ``input`` is evaluated with the first model call, ``output`` with the last one. A denied request, reply or answer is
+#: replaced by the denial, which the caller reads; the model reads those of tool calls and results.
 SURFACE: Mapping[Point, Surface] = {
     Point.INPUT: Surface(observe=True, block=True, transform=True, stream=True, sync=True),
     Point.PRE_MODEL_CALL: Surface(observe=True, block=True, transform=True, stream=True, sync=True),
@@ -33,12 +33,12 @@ GAPS = (
     ),
     Gap(
         "a result that is the answer",
-        "with tool_use_behavior a tool's result ends the run: it is judged as a result, not as the final answer",
+        "with tool_use_behavior a tool's result ends the run: it is evaluated as a result, not as the final answer",
         ("StopAtTools",),
     ),
     Gap(
         "tools at the provider",
-        "a hosted tool can only be left out of the request: what it did there is judged with the reply, when it has happened",
+        "a hosted tool can only be left out of the request: what it did there is evaluated with the reply, afterwards",
     ),
 )
 

@@ -1,4 +1,4 @@
-"""Acts that only the model's reply can be stopped at (hand-offs, acts on a computer), and the answer to denied ones."""
+"""Acts that are evaluated with a model call: hosted tools that it offers, hand-offs and computer acts that it proposes."""
 
 from __future__ import annotations
 
@@ -6,13 +6,21 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from agents import ModelResponse
+from agents import (
+    CodeInterpreterTool,
+    FileSearchTool,
+    HostedMCPTool,
+    ImageGenerationTool,
+    ModelResponse,
+    ShellTool,
+    WebSearchTool,
+)
 from openai.types.responses import ResponseFunctionToolCall
 
 from lgov_core.instrumentation import Governor
 from lgov_core.instrumentation.live_span import LiveSpan
 from lgov_core.instrumentation.tool_call import ToolReading, agovern_tool
-from lgov_core.types import Action, Decision, Point
+from lgov_core.types import Action, Decision, Point, ToolOutcome
 from lgov_openai_agents import items
 from lgov_openai_agents.model_request import ModelRequest
 
@@ -30,9 +38,9 @@ async def evaluate_proposals(
     denied: Denials = []
     output: list[Any] = []
     for item in response.output:
-        proposal = _proposal(item, handoffs)
-        if proposal is not None:
-            action = replace(proposal, agent=agent, framework=items.FRAMEWORK, native=item)
+        action = _proposal(item, handoffs)
+        if action is not None:
+            action = replace(action, agent=agent, framework=items.FRAMEWORK, native=item)
             governed = await agovern_tool(governor, action, _permitted, _reading, parent=parent)
             if governed.result is None:
                 denied.append((item, governed.decision))
@@ -109,3 +117,56 @@ def next_request(request: ModelRequest, response: ModelResponse, exchange: list[
             rest = {**request.rest, "previous_response_id": response.response_id}
             return replace(request, input=answers, rest=rest)
     return replace(request, input=[*items.as_list(request.input), *exchange])
+
+
+# ---------------------------------------------------------------------- hosted tools
+
+_HOSTED = (CodeInterpreterTool, FileSearchTool, HostedMCPTool, ImageGenerationTool, WebSearchTool)
+
+
+def _hosted_action(tool: Any) -> Action | None:
+    """The action of offering ``tool``, which runs at the provider; None for a tool that runs here."""
+    if isinstance(tool, HostedMCPTool):
+        config: Any = tool.tool_config
+        arguments = {
+            key: config[key] for key in ("server_label", "server_url", "connector_id", "allowed_tools") if key in config
+        }
+        return Action(Point.PRE_TOOL_CALL, name=tool.name, kind="hosted", arguments=arguments, native=tool)
+    if isinstance(tool, _HOSTED) or (isinstance(tool, ShellTool) and tool.executor is None):
+        return Action(Point.PRE_TOOL_CALL, name=tool.name, kind="hosted", native=tool)
+    return None
+
+
+async def without_denied_tools(
+    governor: Governor, request: ModelRequest, agent: str | None, span_id: str | None
+) -> ModelRequest:
+    """``request`` without the hosted tools that the policies deny, and with instructions that say so."""
+    kept: list[Any] = []
+    denials: list[str] = []
+    gone: set[Any] = set()
+    for tool in request.tools:
+        action = _hosted_action(tool)
+        if action is not None:
+            action = replace(action, agent=agent, framework=items.FRAMEWORK, span_id=span_id)
+            decision = await governor.adecide(action)
+            if decision.blocks:
+                await governor.arecord(ToolOutcome(action, "denied", decision=decision))
+                denials.append(f"{tool.name}: {decision.denial_message()}")
+                gone |= _choices_of(tool)
+                continue
+        kept.append(tool)
+    if not denials:
+        return request
+    instructions = "\n".join([request.system_instructions or "", *denials]).strip()
+    choice = getattr(request.model_settings, "tool_choice", None)
+    # A server refuses a choice of what it is not offered.
+    if getattr(choice, "server_label", choice) in gone or (choice == "required" and not kept and not request.handoffs):
+        request = request.without_choice()
+    return replace(request, tools=kept, system_instructions=instructions)
+
+
+def _choices_of(tool: Any) -> set[Any]:
+    """What a ``tool_choice`` may call the tool."""
+    if isinstance(tool, HostedMCPTool):
+        return {tool.name, "mcp", tool.tool_config.get("server_label")}
+    return {tool.name, "web_search_preview"} if isinstance(tool, WebSearchTool) else {tool.name}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -49,65 +50,40 @@ def failure_in(events: Sequence[Any]) -> list[Any]:
     ]
 
 
+#: The fields that the two classes for usage share.
+_USAGE = ("input_tokens", "output_tokens", "total_tokens", "input_tokens_details", "output_tokens_details")
+
+
 def _usage(used: ResponseUsage | None) -> Usage:
-    if used is None:
-        return Usage()
-    return Usage(
-        requests=1,
-        input_tokens=used.input_tokens,
-        output_tokens=used.output_tokens,
-        total_tokens=used.total_tokens,
-        input_tokens_details=used.input_tokens_details,
-        output_tokens_details=used.output_tokens_details,
-    )
+    return Usage() if used is None else Usage(requests=1, **{name: getattr(used, name) for name in _USAGE})
 
 
 def events_of(answer: ModelResponse, held: Sequence[Any], model: str) -> Iterator[Any]:
     """The events of a stream that brings ``answer``. ``held`` are those of the reply that it replaces, if any."""
     original = next((one.response for one in reversed(held) if isinstance(one, ResponseCompletedEvent)), None)
     response = _response(answer, original, model)
-    numbers = iter(range(1_000_000))
     opening = response.model_copy(update={"output": [], "status": "in_progress", "usage": None})
-    yield ResponseCreatedEvent(type="response.created", response=opening, sequence_number=next(numbers))
+    numbers = itertools.count()
+
+    def event(cls: type[Any], kind: str, **fields: Any) -> Any:
+        return cls.model_construct(type=f"response.{kind}", sequence_number=next(numbers), **fields)
+
+    yield event(ResponseCreatedEvent, "created", response=opening)
     for position, item in enumerate(response.output):
-        yield ResponseOutputItemAddedEvent.model_construct(
-            type="response.output_item.added", item=item, output_index=position, sequence_number=next(numbers)
-        )
-        if isinstance(item, ResponseOutputMessage):
-            yield from _text_events(item, position, numbers)
-        yield ResponseOutputItemDoneEvent.model_construct(
-            type="response.output_item.done", item=item, output_index=position, sequence_number=next(numbers)
-        )
-    yield ResponseCompletedEvent(type="response.completed", response=response, sequence_number=next(numbers))
-
-
-def _text_events(item: ResponseOutputMessage, position: int, numbers: Iterator[int]) -> Iterator[Any]:
-    for index, part in enumerate(item.content):
-        if not isinstance(part, ResponseOutputText):
-            continue
-        where: dict[str, Any] = {"item_id": item.id, "output_index": position, "content_index": index}
-        yield ResponseContentPartAddedEvent(
-            type="response.content_part.added", part=part, sequence_number=next(numbers), **where
-        )
-        yield ResponseTextDeltaEvent(
-            type="response.output_text.delta", delta=part.text, logprobs=[], sequence_number=next(numbers), **where
-        )
-        yield ResponseTextDoneEvent(
-            type="response.output_text.done", text=part.text, logprobs=[], sequence_number=next(numbers), **where
-        )
-        yield ResponseContentPartDoneEvent(
-            type="response.content_part.done", part=part, sequence_number=next(numbers), **where
-        )
+        yield event(ResponseOutputItemAddedEvent, "output_item.added", item=item, output_index=position)
+        for index, part in enumerate(item.content if isinstance(item, ResponseOutputMessage) else ()):
+            if isinstance(part, ResponseOutputText):
+                at: dict[str, Any] = {"item_id": item.id, "output_index": position, "content_index": index}
+                yield event(ResponseContentPartAddedEvent, "content_part.added", part=part, **at)
+                yield event(ResponseTextDeltaEvent, "output_text.delta", delta=part.text, logprobs=[], **at)
+                yield event(ResponseTextDoneEvent, "output_text.done", text=part.text, logprobs=[], **at)
+                yield event(ResponseContentPartDoneEvent, "content_part.done", part=part, **at)
+        yield event(ResponseOutputItemDoneEvent, "output_item.done", item=item, output_index=position)
+    yield event(ResponseCompletedEvent, "completed", response=response)
 
 
 def _response(answer: ModelResponse, original: Response | None, model: str) -> Response:
-    usage = ResponseUsage.model_construct(
-        input_tokens=answer.usage.input_tokens,
-        output_tokens=answer.usage.output_tokens,
-        total_tokens=answer.usage.total_tokens,
-        input_tokens_details=answer.usage.input_tokens_details,
-        output_tokens_details=answer.usage.output_tokens_details,
-    )
+    usage = ResponseUsage.model_construct(**{name: getattr(answer.usage, name) for name in _USAGE})
     if original is not None:
         return original.model_copy(update={"output": answer.output, "usage": usage})
     return Response.model_construct(

@@ -1,19 +1,61 @@
-"""The agent run that the running code belongs to, and the spans of the agents in it."""
+"""The agent run that the running code belongs to, the spans of the agents in it, and what outlives a run."""
 
 from __future__ import annotations
 
 import contextvars
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 from agents import RunHooks
 
-from lgov_core.instrumentation import Governor, semconv
+from lgov_core.instrumentation import BoundedDict, Governor, semconv
 from lgov_core.instrumentation.live_span import LiveSpan, current_span
+from lgov_core.instrumentation.message_decisions import MessageDecisionCache
+from lgov_core.types import Action, Kind, Point
+from lgov_openai_agents import items
 from lgov_openai_agents._internals import paused_agent
-from lgov_openai_agents.items import FRAMEWORK
-from lgov_openai_agents.run_memory import RunMemory
+
+#: How many conversations that a server keeps are remembered; the oldest are dropped.
+MAX_CONVERSATIONS = 20_000
+
+
+class RunMemory:
+    """The decisions on users' messages, and the answers to calls that the SDK never saw.
+
+    A session gives back what users said in its first form; a conversation that the server keeps cannot go on before each
+    call in it has an answer. One for each `LgovRunner` and each instrumented process. Callable from any thread or task.
+    """
+
+    def __init__(self) -> None:
+        self.decisions = MessageDecisionCache()
+        self._answers: BoundedDict[str, list[Any]] = BoundedDict(MAX_CONVERSATIONS)
+
+    def keep_answers(self, conversation: str | None, answers: list[Any]) -> None:
+        """Notes what has to be sent first when the reply or the conversation of this id goes on."""
+        if conversation is not None and answers:
+            self._answers.put(conversation, [*self.answers_for(conversation), *answers])
+
+    def answers_for(self, conversation: str | None) -> list[Any]:
+        """What `keep_answers` noted."""
+        return [] if conversation is None else self._answers.get(conversation) or []
+
+    def answers_sent(self, conversation: str | None) -> None:
+        """The server has the answers for this conversation."""
+        if conversation is not None:
+            self._answers.pop(conversation)
+
+    def with_decisions(self, given: Sequence[Any]) -> Sequence[Any]:
+        """``given`` as a model may read it; the same object where nothing is replaced."""
+        instead = self.decisions.instead_of(
+            lambda: [(one["role"], one["content"]) for one in map(items.as_mapping, given)]
+        )
+        if not instead:
+            return given
+        return [
+            items.with_text(item, instead[position].text) if position in instead else item
+            for position, item in enumerate(given)
+        ]
 
 
 class AgentRun:
@@ -68,7 +110,7 @@ def agent_name(agent: Any) -> str | None:
 
 def agent_span(governor: Governor, name: str | None, parent: LiveSpan | None = None) -> LiveSpan:
     """The span of an agent of this name, which begins now."""
-    attributes = {semconv.AGENT_NAME: name, semconv.FRAMEWORK: FRAMEWORK}
+    attributes = {semconv.AGENT_NAME: name, semconv.FRAMEWORK: items.FRAMEWORK}
     return LiveSpan(governor, semconv.INVOKE_AGENT, name or "", attributes, parent=parent)
 
 
@@ -79,6 +121,30 @@ def current_run(governor: Governor) -> AgentRun | None:
     """The run that ``governor`` governs and the running code belongs to, or None."""
     run = _RUN.get()
     return run if run is not None and run.governor is governor else None
+
+
+def tool_action(
+    governor: Governor,
+    name: str,
+    kind: Kind,
+    arguments: Mapping[str, Any],
+    native: Any,
+    *,
+    call_id: str | None = None,
+    agent: Any = None,
+) -> Action:
+    """A tool call before it runs, by ``agent`` or else by the one that acts in the current run of ``governor``."""
+    run = current_run(governor)
+    return Action(
+        Point.PRE_TOOL_CALL,
+        name=name,
+        kind=kind,
+        arguments=arguments,
+        agent=agent_name(agent) or (run.agent if run is not None else None),
+        framework=items.FRAMEWORK,
+        call_id=call_id,
+        native=native,
+    )
 
 
 def parent_in(run: AgentRun | None) -> LiveSpan | None:

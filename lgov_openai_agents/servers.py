@@ -6,16 +6,14 @@ is read in `MCPServer.call_tool`, which every such call goes through.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from lgov_core.instrumentation import Governor
 from lgov_core.instrumentation.evaluated_call import covered_call
 from lgov_core.instrumentation.tool_call import ToolReading, agovern_tool
-from lgov_core.types import Action, Point
-from lgov_openai_agents.items import FRAMEWORK, text_of
-from lgov_openai_agents.runs import current_run
+from lgov_openai_agents.items import text_of
+from lgov_openai_agents.runs import tool_action
 from lgov_openai_agents.tools import note_error
 
 
@@ -37,43 +35,34 @@ def _observed(result: Any) -> Any:
     return result
 
 
-def governed_call_tool(inner: Callable[..., Any], acting: Callable[[], Governor | None]) -> Callable[..., Any]:
-    """``call_tool`` of a class of servers, evaluated where no tool of an agent makes the call.
+async def call_tool(
+    governor: Governor | None,
+    server: Any,
+    own: Callable[..., Any],
+    tool_name: str,
+    arguments: Any = None,
+    *args: Any,
+    **kwargs: Any,
+) -> Any:
+    """``MCPServer.call_tool``, evaluated where no tool of an agent makes the call; ``own`` is the server's own method.
 
     A denial is an error result.
     """
+    around = covered_call()
+    if governor is None or (around is not None and around.action is not None and around.action.kind == "mcp"):
+        return _observed(await own(tool_name, arguments, *args, **kwargs))
+    action = tool_action(governor, tool_name, "mcp", dict(arguments or {}), server)
 
-    @functools.wraps(inner)
-    async def call_tool(self: Any, tool_name: str, arguments: Any = None, *args: Any, **kwargs: Any) -> Any:
-        governor = acting()
-        if governor is None:
-            return await inner(self, tool_name, arguments, *args, **kwargs)
-        around = covered_call()
-        if around is not None and around.action is not None and around.action.kind == "mcp":
-            return _observed(await inner(self, tool_name, arguments, *args, **kwargs))
-        run = current_run(governor)
-        action = Action(
-            Point.PRE_TOOL_CALL,
-            tool_name,
-            "mcp",
-            arguments=dict(arguments or {}),
-            agent=run.agent if run is not None else None,
-            framework=FRAMEWORK,
-            native=self,
-        )
+    async def call(permitted: Mapping[str, Any]) -> Any:
+        passed = arguments if permitted is action.arguments else dict(permitted)
+        return await own(tool_name, passed, *args, **kwargs)
 
-        async def call(permitted: Mapping[str, Any]) -> Any:
-            passed = arguments if permitted is action.arguments else dict(permitted)
-            return await inner(self, tool_name, passed, *args, **kwargs)
-
-        governed = await agovern_tool(governor, action, call, _reading)
-        if governed.told is not None:
-            return _result(governed.told, failed=True)
-        if governed.text is not None:
-            return _result(governed.text, failed=_reading(governed.result).status == "error")
-        return governed.result
-
-    return call_tool
+    governed = await agovern_tool(governor, action, call, _reading)
+    if governed.told is not None:
+        return _result(governed.told, failed=True)
+    if governed.text is not None:
+        return _result(governed.text, failed=_reading(governed.result).status == "error")
+    return governed.result
 
 
 def _result(text: str, *, failed: bool) -> Any:

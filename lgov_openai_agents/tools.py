@@ -19,10 +19,10 @@ from agents import FunctionTool
 from lgov_core.instrumentation import Governor
 from lgov_core.instrumentation.evaluated_call import covered_call
 from lgov_core.instrumentation.tool_call import ToolReading, agovern_tool, failure_status
-from lgov_core.types import Action, Kind, Point, ToolStatus
+from lgov_core.types import Kind, ToolStatus
 from lgov_openai_agents._internals import Invoke, forget_prepared_arguments, kind_of
-from lgov_openai_agents.items import FRAMEWORK, arguments_of, arguments_text, result_text
-from lgov_openai_agents.runs import agent_name, current_run, parent_in
+from lgov_openai_agents.items import arguments_of, arguments_text, result_text
+from lgov_openai_agents.runs import current_run, parent_in, tool_action
 
 #: The part of its timeout that a cancelled tool must have used: the SDK's clock started a little earlier.
 _NEARLY = 0.95
@@ -67,22 +67,13 @@ async def govern_act(governor: Governor, act: Act) -> Any:
     around = covered_call()
     if around is not None and around.covers(governor, act.name, act.arguments, act.call_id):
         return await awaited(act.run(act.arguments))
-    run = current_run(governor)
-    action = Action(
-        Point.PRE_TOOL_CALL,
-        name=act.name,
-        kind=act.kind,
-        arguments=act.arguments,
-        agent=agent_name(getattr(act.context, "agent", None)) or (run.agent if run is not None else None),
-        framework=FRAMEWORK,
-        call_id=act.call_id,
-        native=act.context,
-    )
+    agent = getattr(act.context, "agent", None)
+    action = tool_action(governor, act.name, act.kind, act.arguments, act.context, call_id=act.call_id, agent=agent)
 
     async def call(permitted: Mapping[str, Any]) -> Any:
         return await awaited(act.run(permitted))
 
-    governed = await agovern_tool(governor, action, call, act.read, parent=parent_in(run))
+    governed = await agovern_tool(governor, action, call, act.read, parent=parent_in(current_run(governor)))
     if governed.told is not None:
         return act.denied(governed.told)
     return governed.result if governed.text is None else act.rewritten(governed.result, governed.text)

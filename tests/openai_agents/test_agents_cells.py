@@ -141,9 +141,7 @@ async def _with_server(runner: Any, mode: str, agent_with: Any) -> Any:
 
 
 @ways
-def test_what_a_server_calls_an_error_is_one_and_its_tools_are_judged_whoever_calls_them(
-    tmp_path: Path, way: str, model: str
-) -> None:
+def test_a_servers_error_is_one_and_all_its_calls_are_governed(tmp_path: Path, way: str, model: str) -> None:
     """The SDK forgets it: to the model, an error is a text like any other."""
     missing = {"path": str(tmp_path / "missing.txt")}
     replies = (asks(("c1", "read_file", missing), ("c2", "add", {"a": 2, "b": 3})), says(ANSWER))
@@ -169,7 +167,7 @@ def test_what_a_server_calls_an_error_is_one_and_its_tools_are_judged_whoever_ca
     assert len(cell.seen.decisions()) == (3 if way == "instrumented" else 2)
 
 
-def test_a_server_that_does_not_answer_in_time_is_no_failure_of_the_agent() -> None:
+def test_a_server_that_does_not_answer_is_a_timeout() -> None:
     errors = importlib.import_module("mcp.shared.exceptions")
     if hasattr(errors, "MCPError"):
         late, wrong = errors.MCPError(-32001, "timed out"), errors.MCPError(-32602, "no such tool")

@@ -1,8 +1,10 @@
-"""Wraps methods in every class below a base class: those that exist, and those that are defined later."""
+"""Replaces methods in every class below a base class: those that exist, and those that are defined later."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+import functools
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping
+from contextlib import aclosing
 from typing import Any
 
 from lgov_core.instrumentation.instrumentor import Patches
@@ -25,6 +27,34 @@ def wrap_methods(patches: Patches, base: type, wraps: Mapping[str, Wrap]) -> Non
     for cls in subclasses_of(base):
         treat(cls)
     on_subclass(patches, base, treat)
+
+
+def governed_method(govern: Callable[..., Awaitable[Any]]) -> Wrap:
+    """Wraps an asynchronous method: ``govern`` gets the object, its own method, and the arguments."""
+
+    def wrap(own: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(own)
+        async def method(self: Any, *args: Any, **kwargs: Any) -> Any:
+            return await govern(self, functools.partial(own, self), *args, **kwargs)
+
+        return method
+
+    return wrap
+
+
+def governed_stream(govern: Callable[..., AsyncGenerator[Any]]) -> Wrap:
+    """As `governed_method`, for an asynchronous generator; it is closed with the one that the program reads."""
+
+    def wrap(own: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(own)
+        async def method(self: Any, *args: Any, **kwargs: Any) -> AsyncGenerator[Any]:
+            async with aclosing(govern(self, functools.partial(own, self), *args, **kwargs)) as events:
+                async for event in events:
+                    yield event
+
+        return method
+
+    return wrap
 
 
 def on_subclass(patches: Patches, base: type, treat: Callable[[type], None]) -> None:

@@ -1,0 +1,151 @@
+"""Instrumenting the SDK, headers for our endpoint, and what the adapter declares."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from agents import (
+    Agent,
+    Model,
+    Runner,
+)
+from agents.mcp import MCPServer
+from cells import ANSWER, Seen, asks, open_cell, says
+from cells_agents import (
+    as_response,
+    chat_model,
+    denying,
+    eraser,
+    instrumented,
+    make_governor,
+    responses_model,
+    run,
+)
+
+import lgov_openai_agents.instrumentor as instrumentation
+from lgov_core.errors import InstrumentationError
+from lgov_core.instrumentation.instrumentor import outside_tested_range
+from lgov_core.scope import RolloutScope, enter_scope
+from lgov_core.testing import ScriptedModelServer
+from lgov_core.types import Point
+from lgov_openai_agents import instrument, uninstrument
+from lgov_openai_agents.plugin import lgov_framework
+
+
+@pytest.fixture
+def seen() -> Seen:
+    return Seen()
+
+
+def test_calls_to_our_endpoint_say_whose_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    with ScriptedModelServer([says(ANSWER), says(ANSWER)]) as server:
+        agent = Agent(name="a", model=chat_model(server))
+        with instrumented(make_governor(lambda action: None)), enter_scope(RolloutScope("rol_1", 2)):
+            run("sync", agent, "go")
+            monkeypatch.setenv("LGOV_ENDPOINT", server.base_url.removesuffix("/v1"))
+            run("sync", agent, "go")
+        assert "x-lgov-rollout-id" not in server.requests[0].headers
+        sent = server.requests[1].headers
+        assert (sent["x-lgov-rollout-id"], sent["x-lgov-attempt"], sent["x-lgov-agent"]) == ("rol_1", "2", "a")
+
+
+def test_models_by_name_and_models_of_the_program_are_governed(seen: Seen, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An agent without a model instance gets one from the provider; a class made after instrumentation is governed too."""
+    from agents import Model, ModelResponse, Usage
+
+    from lgov_openai_agents.items import message
+
+    with ScriptedModelServer([as_response(_said())]) as server:
+        monkeypatch.setenv("OPENAI_BASE_URL", server.base_url)
+        monkeypatch.setenv("OPENAI_API_KEY", "none")
+        with instrumented(make_governor(denying("late", "gpt-x", point=Point.OUTPUT), seen)):
+
+            class Late(Model):
+                async def get_response(self, *args: Any, **kwargs: Any) -> ModelResponse:
+                    return ModelResponse(output=[message("late")], usage=Usage(), response_id=None)
+
+                async def stream_response(self, *args: Any, **kwargs: Any) -> Any:
+                    raise NotImplementedError
+                    yield
+
+            assert "DENIED" in run("sync", Agent(name="late", model=Late()), "go").final_output
+            assert "DENIED" in run("sync", Agent(name="gpt-x", model="gpt-x"), "go").final_output
+    assert {span.name for span in seen.spans if span.name.startswith("chat")} == {"chat Late", "chat gpt-x"}
+
+
+def _said() -> dict[str, Any]:
+    part = {"type": "output_text", "text": ANSWER, "annotations": []}
+    return {"type": "message", "id": "m", "role": "assistant", "status": "completed", "content": [part]}
+
+
+def test_instrumentation_is_undone_and_repeated() -> None:
+    from agents import FunctionTool, Model, OpenAIResponsesModel
+
+    before = (vars(Runner)["run"], OpenAIResponsesModel.get_response, Model.__init_subclass__)
+    governor = make_governor(lambda action: None)
+    instrument(governor)
+    instrument(governor)
+    with pytest.raises(InstrumentationError, match="another governor"):
+        instrument(make_governor(lambda action: None))
+    assert vars(Runner)["run"] is not before[0]
+    uninstrument()
+    uninstrument()
+    assert (vars(Runner)["run"], OpenAIResponsesModel.get_response) == before[:2]
+    assert "on_invoke_tool" not in vars(FunctionTool)
+    assert "__init_subclass__" not in vars(Model)
+
+
+@pytest.mark.parametrize("broken", ["tool", "model", "MCP server", "runner"])
+def test_a_way_around_is_found_by_the_self_test(broken: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if a future SDK called a tool or a model in another way than it does."""
+    if broken == "tool":
+        import agents.run_internal.tool_execution as execution
+
+        async def around(*, function_tool: Any, context: Any, arguments: str) -> Any:
+            from agents.tool import _FunctionToolInvocationResult
+
+            return _FunctionToolInvocationResult(await vars(function_tool)["on_invoke_tool"](context, arguments))
+
+        monkeypatch.setattr(execution, "_invoke_function_tool_with_metadata", around)
+    elif broken in ("model", "MCP server"):
+        left_out, patch = Model if broken == "model" else MCPServer, instrumentation.wrap_methods
+        monkeypatch.setattr(instrumentation, "wrap_methods", lambda p, base, w: base is left_out or patch(p, base, w))
+    else:
+        import agents
+
+        monkeypatch.setattr(agents.FunctionTool, "__getattribute__", lambda self, name: vars_of(self, name))
+    with pytest.raises(InstrumentationError, match="ran all the same" if broken in ("model", "MCP server") else None):
+        instrument(make_governor(lambda action: None))
+    assert instrumentation.acting_governor() is None
+
+
+def vars_of(instance: Any, name: str) -> Any:
+    stored = object.__getattribute__(instance, "__dict__")
+    return stored[name] if name in stored else object.__getattribute__(instance, name)
+
+
+def test_versions_outside_the_tested_range_are_named() -> None:
+    (problem,) = outside_tested_range(lgov_framework().tested, {"openai-agents": "0.99.0"}.__getitem__)
+    assert "openai-agents 0.99.0" in problem
+    assert ">=0.24,<0.25" in problem
+
+
+def test_the_adapter_says_what_it_can_do() -> None:
+    adapter = lgov_framework()
+    assert adapter.installed()
+    assert set(adapter.surface) == set(Point) - {Point.AGENT_STARTUP, Point.AGENT_SHUTDOWN}
+    assert all(
+        one.observe and one.block and one.transform and one.stream and one.sync for one in adapter.surface.values()
+    )
+    assert {point for point, one in adapter.surface.items() if one.tell} == {Point.PRE_TOOL_CALL, Point.POST_TOOL_CALL}
+    assert adapter.unsupported == {}
+
+
+def test_the_cell_that_is_not_governed_loses_its_file(tmp_path: Path) -> None:
+    """The cells test something: the same agent without lgov erases the file."""
+    call = ("c1", "erase_file", {"path": str(tmp_path / "precious.txt")})
+    with open_cell(tmp_path, asks(call), says(ANSWER)) as cell:
+        run("sync", Agent(name="cleaner", model=responses_model(cell), tools=[eraser(cell)]), "tidy up")
+        assert not cell.file.exists()

@@ -1,0 +1,79 @@
+"""What lgov uses of the SDK's internals is there in the installed version."""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from agents import Agent, Model, RunContextWrapper, RunState, function_tool
+from agents.mcp import MCPUtil
+from agents.tool_context import ToolContext
+from agents.tracing import get_trace_provider
+from agents.tracing.processors import default_processor
+from cells_agents import MODELS
+from mcp.types import Tool
+
+from lgov_openai_agents import _internals
+from lgov_openai_agents.self_test import _ProbeServer
+
+
+@function_tool
+def fail() -> str:
+    """Fails."""
+    raise OSError("disk full")
+
+
+def context_of(tool: Any) -> Any:
+    return ToolContext(None, tool_name=tool.name, tool_call_id="c", tool_arguments="{}")
+
+
+def test_the_kinds_of_function_tools_are_told_apart() -> None:
+    agent = Agent(name="a")
+    agent_tool = agent.as_tool("ask", "Asks.")
+    described: Any = Tool.model_validate({"name": "read", "inputSchema": {"type": "object"}})
+    mcp_tool = MCPUtil.to_function_tool(described, _ProbeServer([]), False)
+    assert [_internals.kind_of(tool) for tool in (fail, agent_tool, mcp_tool)] == ["function", "agent", "mcp"]
+    assert _internals.agent_of(agent_tool) is agent
+    assert _internals.agent_of(fail) is None
+
+
+@pytest.mark.parametrize("own", [True, False])
+def test_what_a_tool_raises_is_observed_and_its_text_is_kept(own: bool) -> None:
+    tool = fail
+    if own:
+        tool = function_tool(fail.__wrapped__, failure_error_function=lambda context, error: "it did not work")
+    raised: list[BaseException] = []
+    observed = _internals.observe_errors(tool, tool.on_invoke_tool, raised.append)
+    text = asyncio.run(observed(context_of(tool), "{}"))  # type: ignore[arg-type]
+    assert text == asyncio.run(tool.on_invoke_tool(context_of(tool), "{}"))  # type: ignore[arg-type]
+    assert [type(error) for error in raised] == [OSError]
+
+
+def test_prepared_arguments_can_be_forgotten() -> None:
+    context = context_of(fail)
+    assert context._function_tool_arguments is None
+    context._function_tool_arguments = object()
+    _internals.forget_prepared_arguments(context)
+    assert context._function_tool_arguments is None
+
+
+def test_the_agent_of_a_paused_run_is_known() -> None:
+    agent = Agent(name="a")
+    state = RunState(context=RunContextWrapper(None), original_input="go", starting_agent=agent)
+    assert _internals.paused_agent(state) is agent
+    assert _internals.paused_agent("go") is None
+
+
+@pytest.mark.parametrize("kind", MODELS)
+def test_the_url_of_a_model_is_known(kind: str) -> None:
+    assert _internals.base_url_of(MODELS[kind](SimpleNamespace(base_url="http://x/v1"))) == "http://x/v1/"
+
+
+def test_the_vendors_trace_processor_is_found() -> None:
+    assert default_processor() in _internals.trace_processors(get_trace_provider())
+
+
+def test_a_model_has_a_clean_up_at_the_end_of_a_run() -> None:
+    assert asyncio.iscoroutinefunction(Model._cleanup_on_run_end)
