@@ -1,4 +1,4 @@
-"""JSON between servers, by orjson where it says the same as Python's own."""
+"""JSON between servers, by orjson where it gives the same as Python's json."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import orjson
 def read_fast(raw: bytes) -> Any:
     """The value that ``raw`` is. Raises `ValueError`.
 
-    What orjson refuses and Python reads (NaN, half a surrogate pair) is read all the same. Whole numbers beyond 64 bits
+    What orjson refuses and Python reads (NaN, a lone surrogate) is read too. Whole numbers beyond 64 bits
     become floats.
     """
     try:
@@ -25,10 +25,10 @@ def write_fast(value: Mapping[str, Any]) -> bytes:
     """``value`` as JSON in UTF-8. Raises `ValueError` or `TypeError` for what JSON cannot hold."""
     try:
         return orjson.dumps(value)
-    except TypeError:  # a number beyond 64 bits, half a surrogate pair
+    except TypeError:  # a number beyond 64 bits, a lone surrogate
         return in_utf8(json.dumps(value, ensure_ascii=False))
 
 
 def in_utf8(text: str) -> bytes:
-    """JSON text as bytes. Half a surrogate pair, which JSON can say and UTF-8 cannot, is written as JSON says it."""
+    """JSON text as bytes. A lone surrogate, which UTF-8 cannot encode, is written as a JSON escape."""
     return text.encode("utf-8", "backslashreplace")

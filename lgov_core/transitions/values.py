@@ -30,8 +30,8 @@ class Transition:
 
     ``prompt_ids`` (int, length P) and ``response_ids`` (int, length R) are the exact tokens; ``response_mask`` (length R) is
     1 where the model chose the token and may be trained on it. ``logprobs`` (length R) are the behaviour
-    log-probabilities at the temperature sampled, None where nobody recorded them. ``weights_version`` is None where it is
-    not known, and ``outcome`` where nobody said how the attempt ended. ``rewards`` maps a dimension to what this turn
+    log-probabilities at the temperature sampled, None where they were not recorded. ``weights_version`` is None where it is
+    not known, and ``outcome`` where it is unknown. ``rewards`` maps a dimension to what this turn
     earned. Until credit is assigned ``value_to_go``, ``credit`` and ``advantages`` are None; then ``value_to_go`` is the
     return that the scheme gives this turn, ``credit`` the advantage of the turn as one number, ``advantages`` (length R)
     that of each response token, and ``loss_weight`` multiplies this transition's summed token loss: the weights of one
@@ -125,7 +125,7 @@ class TransitionSet:
     """Transitions in the order rollout, turn; with every diagnostic that came up while making them.
 
     ``unassigned`` are the rewards that are on none of them, though the record has them: of an unknown or ambiguous target,
-    of a call that cannot be trained on, final ones of an attempt without a selected call, and those that are no numbers.
+    of a call that cannot be trained on, final ones of an attempt without a selected call, and those that are not numbers.
     Each has a diagnostic too.
     """
 

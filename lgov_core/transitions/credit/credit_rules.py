@@ -20,7 +20,7 @@ class CreditRules:
     ``scheme`` is ``return_to_go`` (a turn gets the discounted rewards from it on), ``identical`` (the whole return: the
     Agent Lightning paper's choice), ``step`` (what the turn itself earned), ``gigpo``, ``flow_grpo``, ``gae`` (what a critic
     did not expect; ``gae_lambda`` is its λ, from 0 to 1), or a name that a plugin knows (hook ``lgov_assign_credit``);
-    formulas, sources and biases stand in `lgov_core.transitions.credit.credit_schemes`.
+    formulas, sources and biases are in `lgov_core.transitions.credit.credit_schemes`.
     ``discount`` is γ, from 0 to 1. ``baseline`` is what a turn is compared with: ``turn`` the mean over the group's rollouts
     that reached it, ``rollout`` the mean return, ``none`` nothing; means count each rollout once, however many turns it
     has. ``leave_one_out`` leaves a rollout out of the mean that it is compared with: with γ = 1 and ``loss="rollouts"`` the
@@ -44,7 +44,7 @@ class CreditRules:
     tokens). ``turns``: 1 / (rollouts x its turns x the turn's tokens). None: the scheme's own, which is ``turns`` for
     ``flow_grpo`` and else ``tokens``. ``loss_length`` divides all weights (Dr. GRPO's constant: in practice the longest reply).
     With ``skip_equal`` the rollouts of a group in which nothing is to be learnt are not counted in the weights (DAPO,
-    arXiv 2503.14476: such groups are no part of the batch).
+    arXiv 2503.14476: such groups are not part of the batch).
 
     Raises `TransitionError` for a value without meaning.
     """
