@@ -19,7 +19,7 @@ class HeldByAnother(Exception):
 
 @contextlib.contextmanager
 def hold(path: Path) -> Generator[None]:
-    """Holds ``path`` within the block; the file is made if it is not there, and says who holds it.
+    """Holds ``path`` within the block; the file is created if needed, and contains the process id of the holder.
 
     Raises `HeldByAnother`, and `OSError` when the file cannot be written.
     """

@@ -1,8 +1,8 @@
-"""Opens SQLite files the way lgov's records need them, and says in words what went wrong with one.
+"""Opens SQLite files, and describes their errors.
 
 Every file is private to its owner (mode 0600), in WAL mode with ``synchronous=NORMAL``: a commit survives the death of
 the process, and of the machine up to the last checkpoint. Each kind of file carries its own ``application_id``, so that
-a path to some other program's database is refused instead of being written into.
+another program's database is refused instead of being written to.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import os
 import sqlite3
 import time
 import weakref
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, Protocol
@@ -23,7 +23,7 @@ from lgov_core.errors import LgovError
 
 @dataclass(frozen=True, slots=True)
 class FileKind:
-    """One kind of file: what it is called, how it is recognised, how it is made, and which error speaks for it.
+    """One kind of file: its name for messages, its id, its schema, and the error class for it.
 
     ``migrations`` has, for each older version that can be opened, the statements that make a file of it one of the next
     version. A file is brought up to date when it is opened, in one transaction.
@@ -38,15 +38,15 @@ class FileKind:
 
 
 _HEADER: Final = b"SQLite format 3\0"
-#: How the names of the files end that SQLite makes beside a database.
+#: The suffixes of the files that SQLite creates beside a database.
 BESIDE: Final = ("-wal", "-shm", "-journal")
 
 
 def is_database(path: Path) -> bool:
     """Whether ``path`` is a SQLite database or one of the files beside it, so that nothing must be written over it.
 
-    One that is in use is known by the files beside it and not opened: to close any descriptor of a file drops the locks
-    that this process holds on it.
+    One that is in use is recognised by the files beside it and not opened: closing any descriptor of a file drops the
+    locks that this process holds on it.
     """
     if path.is_dir():
         return False
@@ -64,9 +64,9 @@ def is_database(path: Path) -> bool:
 def open_sqlite(
     kind: FileKind, path: Path, *, busy_timeout_s: float, expected: tuple[int, int] | None = None
 ) -> sqlite3.Connection:
-    """A connection in autocommit mode to the file at ``path``, which is made when it does not exist.
+    """A connection in autocommit mode to the file at ``path``, which is created when it does not exist.
 
-    With ``expected``, what `file_identity` said before, it must be the same file still. A file of an older version that
+    With ``expected`` (from `file_identity`) it must still be the same file. A file of an older version that
     ``kind`` knows how to migrate is migrated, whole or not at all. Another process that is busy with the file is waited
     for, ``busy_timeout_s`` seconds at most. The connection may be handed from thread to thread.
     Raises ``kind.error`` when the file cannot be opened, is something else, or was written by a newer lgov.
@@ -122,7 +122,7 @@ def _make_private_file(kind: FileKind, path: Path) -> None:
     if path.is_dir():
         raise kind.error(f"{kind.what} {path} is a directory", hint="give the path of a file in it")
     if not path.parent.is_dir():
-        raise kind.error(f"{kind.what} {path}: there is no folder {path.parent}", hint="make the folder first")
+        raise kind.error(f"{kind.what} {path}: the folder {path.parent} does not exist", hint="create the folder first")
     # Only a new file may be opened and closed here: closing any descriptor of a file drops every lock that this process
     # holds on it, those of other connections among them.
     with contextlib.suppress(FileExistsError):
@@ -187,7 +187,7 @@ def _version(kind: FileKind, path: Path, connection: sqlite3.Connection) -> int:
         return 0
     if application_id != kind.application_id:
         raise kind.error(
-            f"{path} is a SQLite database, but no {kind.what} of lgov",
+            f"{path} is a SQLite database, but not an lgov {kind.what}",
             hint="give the path of a new file, or of one that lgov made for this purpose",
         )
     if version > kind.version:
@@ -204,7 +204,7 @@ def _version(kind: FileKind, path: Path, connection: sqlite3.Connection) -> int:
 
 
 def require_same_file(kind: FileKind, path: str | os.PathLike[str], expected: tuple[int, int]) -> None:
-    """Raises ``kind.error`` unless ``path`` names the file it named before: one moved away swallows rows unseen."""
+    """Raises ``kind.error`` unless ``path`` names the file it named before: rows written to a moved file are lost."""
     try:
         found = file_identity(path)
     except OSError:
@@ -217,13 +217,13 @@ def require_same_file(kind: FileKind, path: str | os.PathLike[str], expected: tu
 
 
 def file_identity(path: str | os.PathLike[str]) -> tuple[int, int]:
-    """What tells the file at ``path`` from any other: device and inode. Raises `OSError`."""
+    """The identity of the file at ``path``: device and inode. Raises `OSError`."""
     status = os.stat(path)
     return status.st_dev, status.st_ino
 
 
 def is_busy(error: BaseException) -> bool:
-    """Whether ``error`` says that someone else holds the file."""
+    """Whether ``error`` is that the file is locked."""
     return _primary_code(error) in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
 
 
@@ -246,7 +246,7 @@ _HINTS = {
 
 
 def describe(kind: FileKind, path: str | os.PathLike[str], error: BaseException) -> LgovError:
-    """``error`` as ``kind.error``: which file, what SQLite or the system said, and what to do about it."""
+    """``error`` as ``kind.error``: which file, what went wrong, and what to do."""
     if isinstance(error, LgovError):
         return error
     hint = _HINTS.get(_primary_code(error) or -1)
@@ -266,30 +266,25 @@ class QuietAcrossFork(Protocol):
         ...
 
     def after_fork_in_parent(self) -> None:
-        """Lets work go on."""
+        """Allows work again."""
         ...
 
     def after_fork_in_child(self) -> None:
-        """Makes the child's copy fit for use, or for saying that it is not."""
+        """Makes the child's copy usable, or has it refuse to work."""
         ...
 
 
 def keep_quiet_across_fork(owner: QuietAcrossFork) -> None:
-    """Has ``owner`` called around every fork of this process for as long as it is alive."""
+    """Calls ``owner`` around every fork of this process while it is alive."""
     if not hasattr(os, "register_at_fork"):  # no fork on this platform
         return
-    reference = weakref.ref(owner)
 
-    def before() -> None:
-        if (alive := reference()) is not None:
-            alive.before_fork()
+    def weak(method: Callable[[], None]) -> Callable[[], None]:
+        reference = weakref.WeakMethod(method)
+        return lambda: None if (alive := reference()) is None else alive()
 
-    def in_parent() -> None:
-        if (alive := reference()) is not None:
-            alive.after_fork_in_parent()
-
-    def in_child() -> None:
-        if (alive := reference()) is not None:
-            alive.after_fork_in_child()
-
-    os.register_at_fork(before=before, after_in_parent=in_parent, after_in_child=in_child)
+    os.register_at_fork(
+        before=weak(owner.before_fork),
+        after_in_parent=weak(owner.after_fork_in_parent),
+        after_in_child=weak(owner.after_fork_in_child),
+    )

@@ -46,7 +46,7 @@ def attest(files: Mapping[str, str], predicate_type: str, predicate: Mapping[str
     """A statement about ``files`` (name to SHA-256 in hex) as one line of JSON without its line feed.
 
     With ``signer`` it is a DSSE envelope; without, the statement itself, which proves nothing to those who do not trust
-    whoever keeps it. Raises what the signer raises.
+    its keeper. Raises what the signer raises.
     """
     statement = {
         "_type": STATEMENT,
@@ -74,7 +74,7 @@ def read_attestation(line: str) -> Attestation:
         key: bytes | None = None
         payload = line.encode()
         if not isinstance(said, dict):
-            raise ValueError("it is no JSON object")
+            raise ValueError("it is not a JSON object")
         if "payload" in said:
             if said["payloadType"] != PAYLOAD_TYPE:
                 raise ValueError(f"its payload is {said['payloadType']!r}")
@@ -85,7 +85,7 @@ def read_attestation(line: str) -> Attestation:
                 raise ValueError("its signature is wrong")
             said = json.loads(payload)
         if said["_type"] != STATEMENT or not isinstance(said["predicate"], dict):
-            raise ValueError("it is no in-toto statement")
+            raise ValueError("it is not an in-toto statement")
     except (ValueError, LookupError, TypeError, RecursionError, binascii.Error) as error:
         what = f"there is no {error}" if isinstance(error, LookupError) else str(error)
         raise AuditError(f"the statement cannot be read: {what}") from error

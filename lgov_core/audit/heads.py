@@ -34,7 +34,7 @@ class Signer(Protocol):
 class Heads:
     """Writes heads with ``signer``, and each to the end of the file ``anchor`` too. For one thread at a time.
 
-    A head covers the entries of all writers since the head before it, in the order of the record, whoever wrote them.
+    A head covers the entries of all writers since the head before it, in the order of the record.
     """
 
     def __init__(self, signer: Signer, anchor: str | os.PathLike[str], *, every: int) -> None:

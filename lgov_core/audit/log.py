@@ -78,7 +78,7 @@ class AuditLog:
     hashed or stored (see `Redaction`).
 
     Fails closed: every failure is an `AuditError`, nothing is half-written, a record whose tables or triggers are not
-    lgov's is not written to, and whoever gets an error must not let the act go on. Raises `AuditError` when the file
+    lgov's is not written to, and after an error the caller must not perform the act. Raises `AuditError` when the file
     cannot be opened.
     """
 
@@ -97,7 +97,7 @@ class AuditLog:
     ) -> None:
         # Absolute: the file is opened again later, wherever the program's working directory is by then.
         self.path = Path(path).absolute()
-        #: May be set later, by whoever knows which policies decide.
+        #: May be set later, once the policies are known.
         self.policy_digest: str | Callable[[], str | None] = policy_digest or ""
         self.code_version = _own_version() if code_version is None else code_version
         self._busy_timeout_s = busy_timeout_s
@@ -150,7 +150,7 @@ class AuditLog:
         return self._append(fields, arguments, content, "aud")
 
     def commit_outcome(self, outcome: ToolOutcome, decision_id: str | None) -> str:
-        """Appends what came of an act, as an entry that refers to its decision's, and returns the new entry's id.
+        """Appends the outcome of an act, as an entry that refers to its decision's, and returns the new entry's id.
 
         The arguments are kept with the decision; the outcome keeps them only when there was none. Raises `AuditError`.
         Callable from any thread.
@@ -289,9 +289,9 @@ class AuditLog:
         busy, _, _ = self._open().execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
         if busy:
             raise AuditError(
-                f"audit record {self.path}: the texts are erased, but someone is reading, and so they are still in "
+                f"audit record {self.path}: the texts are erased, but another process is reading, so they are still in "
                 f"{self.path.name}-wal",
-                hint="erase again once nobody reads the record",
+                hint="erase again once no process reads the record",
             )
 
     def _start_over(self, connection: sqlite3.Connection) -> None:
@@ -343,7 +343,7 @@ class AuditLog:
             raise self.signing_error
 
     def _close_at_exit(self) -> None:
-        """Has what nobody closes signed when the interpreter ends."""
+        """Signs what is unsigned when the interpreter ends without `close`."""
 
         def close() -> None:
             if (alive := reference()) is not None:

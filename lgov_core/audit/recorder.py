@@ -46,7 +46,7 @@ class FlightRecorder(AuditLog):
     outcome of a trace is an entry of its own, and `get_log` and `query_logs` put the two together.
 
     Raises `AuditError`. All methods may be called from any thread. Fails closed: an entry that cannot be committed
-    raises, and whoever gets that must not let the act go on.
+    raises, and the caller must not perform the act then.
     """
 
     def __init__(
@@ -129,7 +129,7 @@ class FlightRecorder(AuditLog):
         and trace.
 
         A trace carries its end when that has been read with it, and is ``pending`` without; an end whose beginning was
-        read before stands for itself. The outcome of a denied act says nothing new and is left out. Keys:
+        read before is listed by itself. The outcome of a denied act says nothing new and is left out. Keys:
         ``trace_id``, ``entry_type`` (``policy_check``, ``tool_call``, ``signal``), ``timestamp`` (ISO 8601, UTC),
         ``agent_id``, ``tool_name``, ``tool_args`` (a mapping, None once erased), ``input_prompt``, ``policy_verdict``
         (one of `VERDICTS`), ``policy_name``, ``rule``, ``violation_reason``, ``severity``, ``fault`` (the

@@ -17,7 +17,7 @@ _MIN_LENGTH: Final = 4
 
 @dataclass(frozen=True, slots=True)
 class Redaction:
-    """``value_of(key, value)`` says what is recorded for a value that stands under ``key``.
+    """``value_of(key, value)`` returns what is recorded for a value under ``key``.
 
     It is asked about every value in arguments (the keys of mappings at any depth, those in texts that are JSON
     themselves too; items of a list under the list's key) and about the texts of an entry (under ``text``, ``result``,

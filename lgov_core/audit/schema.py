@@ -86,7 +86,7 @@ def _require_own_schema(path: Path, connection: sqlite3.Connection) -> None:
     if found != _OWN_SCHEMA:
         raise AuditError(
             f"audit record {path}: its tables or triggers are not those that lgov makes",
-            hint="somebody changed them; keep a copy, check it with lgov audit verify, and start a new record",
+            hint="they were changed; keep a copy, check it with lgov audit verify, and start a new record",
         )
 
 

@@ -19,7 +19,7 @@ _PORTION: Final = 1 << 20
 
 
 def tensor_head(name: str, dtype: str, shape: Sequence[int]) -> bytes:
-    """What stands before a tensor's bytes when it is hashed: no two tensors that differ share it and their bytes."""
+    """The prefix of a tensor's bytes when it is hashed: two different tensors never have the same prefix and bytes."""
     return json.dumps([name, dtype, list(shape)], separators=(",", ":")).encode() + b"\0"
 
 

@@ -12,7 +12,7 @@ from lgov_core.errors import AuditError
 
 if TYPE_CHECKING:
     from lgov_core.audit import AuditLog
-    from lgov_core.store.protocol import TraceStore
+    from lgov_core.store import RolloutQueue
 
 #: Where SQLite keeps a file's application id, and what an audit record has there.
 _APPLICATION_ID = slice(68, 72)
@@ -20,7 +20,7 @@ _AUDIT_RECORD = b"lgvA"
 
 
 @contextmanager
-def opened_store(place: str) -> Generator[TraceStore]:
+def opened_store(place: str) -> Generator[RolloutQueue]:
     """The trace store at ``place`` (a path or an address), which must be there. Raises `StoreError`."""
     from lgov_core.store import open_store
 

@@ -1,4 +1,4 @@
-"""Where rollouts, calls, rewards and spans are kept."""
+"""The trace store: rollouts, calls, rewards, spans and the queue of work. `open_store` opens one."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from lgov_core._util.sqlite_file import is_blank
 from lgov_core.errors import StoreError
 from lgov_core.store.protocol import TraceStore
 from lgov_core.store.queue import RolloutQueue
-from lgov_core.store.retention import Pruned, Retention, StoreStatistics
+from lgov_core.store.retention import Pruned, StoreStatistics
 from lgov_core.store.work import STATE_MOVES, Claim, EndedRollouts, QueueEntry, RolloutConfig, RolloutState
 
 __all__ = [
@@ -18,7 +18,6 @@ __all__ = [
     "EndedRollouts",
     "Pruned",
     "QueueEntry",
-    "Retention",
     "RolloutConfig",
     "RolloutQueue",
     "RolloutState",
@@ -34,9 +33,9 @@ _POSTGRES = ("postgresql://", "postgres://")
 def open_store(place: str | os.PathLike[str], *, make: bool = True) -> RolloutQueue:
     """The store at ``place``: a path, or ``sqlite:///path`` (``sqlite:////path`` when the path is absolute), or
     ``postgresql://user@host:port/database`` for a server that several machines share (needs the extra ``postgres``), or
-    ``memory://`` for a new one that nothing is left of, for tests.
+    ``memory://`` for a new one in memory, for tests.
 
-    A store that is not there is made, unless ``make`` is false. Raises `StoreError` for another kind of address, and when
+    A store that does not exist is created, unless ``make`` is false. Raises `StoreError` for another kind of address, and when
     the store cannot be opened.
     """
     path = os.fspath(place)
@@ -70,7 +69,7 @@ def open_store(place: str | os.PathLike[str], *, make: bool = True) -> RolloutQu
 def _open_postgres(address: str, make: bool) -> RolloutQueue:
     try:
         from lgov_core.store.postgres.store import PostgresStore
-    except ImportError as error:  # psycopg, or the libraries that it stands on
+    except ImportError as error:  # psycopg, or the libraries that it needs
         raise StoreError(
             f"a trace store in PostgreSQL needs psycopg: {error}", hint="pip install 'lgov[postgres]'"
         ) from error

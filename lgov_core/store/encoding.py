@@ -30,7 +30,7 @@ def object_text(values: Mapping[str, str]) -> str:
 
 
 def object_values(text: str) -> tuple[dict[str, str], dict[str, Any]]:
-    """What `object_text` was made from, and what it says: the values' JSON texts and the values, by name."""
+    """The inverse of `object_text`: the JSON texts of the values, and the values, by name."""
     texts: dict[str, str] = {}
     values: dict[str, Any] = {}
     end = 0

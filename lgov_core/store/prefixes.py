@@ -3,7 +3,7 @@
 An agent sends its whole conversation with every call. The prompt of one call mostly begins with the prompt and the response
 of the one before it, its list of messages with the messages of that one, and the tools are the same. `Fold` says how much
 of an earlier call is repeated; `FoldIndex` finds the earlier call of which the most is. Pure, for every back end; exact:
-what is folded comes back as it was (see `unfold`).
+what is folded is read back unchanged (see `unfold`).
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ AttemptKey: TypeAlias = "tuple[str, int | None]"
 
 #: Bytes of a token id.
 TOKEN: Final = 4
-#: So much at least must be repeated to make a reference worth its while, in bytes.
+#: The least that must be repeated for a reference to be worthwhile, in bytes.
 _WORTH: Final = 64
-#: Of so many ends of conversations in one attempt at the most is known how they began.
+#: The most ends of conversations that are remembered of one attempt.
 _ENDS_OF_AN_ATTEMPT: Final = 256
 
 
@@ -51,8 +51,8 @@ class Fold:
     """What a call has in common with the call ``base``, which is its ``seq``; None: nothing.
 
     Its prompt begins with the first ``prompt_shared`` tokens of that call's prompt and response. The values of its request
-    that ``request`` names begin, as JSON texts, with so many characters of that call's value of the name, and end with so
-    many of them: (head, tail).
+    that ``request`` names begin, as JSON texts, with ``head`` characters of that call's value of the name, and end
+    with its last ``tail``: (head, tail).
     """
 
     base: int | None = None
@@ -96,24 +96,10 @@ def fold(earlier: Earlier, prompt: bytes | None, request: Mapping[str, str]) -> 
         if min(len(text), len(before)) < _WORTH:
             continue
         head = common_prefix(text, before)
-        tail = _common_tail(text, before, min(len(text), len(before)) - head)
+        tail = min(common_prefix(text[::-1], before[::-1]), min(len(text), len(before)) - head)
         if head + tail >= _WORTH:
             repeats[name] = head, tail
     return Fold(earlier.seq, shared, repeats)
-
-
-def _common_tail(one: str, other: str, limit: int) -> int:
-    low, high = 0, limit
-    from_one, from_other = len(one), len(other)
-    if one[from_one - high :] == other[from_other - high :]:
-        return high
-    while high - low > 1:
-        middle = (low + high) // 2
-        if one[from_one - middle : from_one - low] == other[from_other - middle : from_other - low]:
-            low = middle
-        else:
-            high = middle
-    return low
 
 
 @dataclass(slots=True)
@@ -182,7 +168,7 @@ class FoldIndex:
         return best
 
     def add(self, key: AttemptKey, call: Earlier, repeats: Fold = WHOLE) -> None:
-        """Makes a call known that was written; ``repeats`` is what `find` said of it.
+        """Adds a call that was written; ``repeats`` is what `find` returned for it.
 
         An earlier call of which it repeats everything is known through it from now on.
         """

@@ -1,4 +1,4 @@
-"""What a trace store does. One contract; every back end passes the same tests."""
+"""The contract of a trace store; every database passes the same tests."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class TraceStore(Protocol):
     ) -> Attempt:
         """Closes an attempt and adds its final rewards in the same transaction.
 
-        Closing it again raises `StoreError`: the first outcome stands.
+        Closing it again raises `StoreError`: the first outcome stays.
         """
         ...
 
@@ -57,7 +57,7 @@ class TraceStore(Protocol):
         """Adds spans, all of them or none, and returns how many were new.
 
         A span that is there already, equal in every field, is not written again, so a batch may be sent twice. One that has
-        the id of another and says something else is kept beside it: which of them is right is for readers to say. The same
+        the id of another and different contents is kept beside it; readers decide which of them is right. The same
         holds for `add_span`.
         """
         ...

@@ -24,7 +24,7 @@ CALL_COLUMNS: Final = (
 )
 #: A call of which only what is new is stored: see `lgov_core.store.prefixes`.
 FOLDED_COLUMNS: Final = f"{CALL_COLUMNS}, base, prompt_shared, request_repeats"
-#: Times further from 1970 are none.
+#: Times further from 1970 count as 0 in a digest.
 _MOST_SECONDS: Final = 2.0**50
 #: No reply has more choices than this.
 _MOST_CHOICES: Final = 2**31
@@ -69,7 +69,7 @@ def exists_already(table: str, row: Row) -> StoreError:
 
 
 def rollout_row(rollout: Rollout) -> Row:
-    """A row of ``ROLLOUT_COLUMNS``. An id in which there is a NUL, by which nobody could look it up, raises `StoreError`."""
+    """A row of ``ROLLOUT_COLUMNS``. An id that contains a NUL, which no look-up would find, raises `StoreError`."""
     if "\0" in rollout.rollout_id:
         raise StoreError(
             f"rollout {rollout.rollout_id!r} has a NUL in its id", hint="give it an id of printable characters"
@@ -169,7 +169,7 @@ def call_of(row: Row) -> CapturedCall:
 
 
 def reward_row(reward: Reward) -> Row:
-    """A row of ``REWARD_COLUMNS``. A value that is no finite number, and a choice that is none, raise `StoreError`."""
+    """A row of ``REWARD_COLUMNS``. A value that is not a finite number, and an invalid choice, raise `StoreError`."""
     try:
         value = float(reward.value)
     except (TypeError, ValueError, OverflowError):

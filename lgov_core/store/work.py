@@ -1,4 +1,4 @@
-"""What a queue of rollouts hands out and answers: values and the rules of their states. Pure; every back end uses them."""
+"""The values of a queue of rollouts, and the rules of their states. Pure; every database uses them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from lgov_core.types import Attempt, Outcome, Rollout
 
 
 class RolloutState(StrEnum):
-    """Where a rollout of the queue stands. `STATE_MOVES` says what may follow what."""
+    """The state of a rollout of the queue. `STATE_MOVES` has the allowed transitions."""
 
     QUEUED = "queued"
     RUNNING = "running"
@@ -103,7 +103,7 @@ class RolloutConfig:
         return min(self.retry_delay_s * 2.0 ** min(attempt - 1, 60), max(_LONGEST_DELAY_S, self.retry_delay_s))
 
     def lease_until(self, now: float, lease_s: float) -> float:
-        """Until when (Unix seconds) a worker heard from at ``now`` holds an attempt that it leased for ``lease_s`` seconds."""
+        """Until when (Unix seconds) a worker that reports at ``now`` holds an attempt leased for ``lease_s`` seconds."""
         return now + (lease_s if self.unresponsive_s is None else min(lease_s, self.unresponsive_s))
 
     def deadline(self, started_at: float) -> float | None:
@@ -132,7 +132,7 @@ class QueueEntry:
     """A rollout as the queue sees it. Times are Unix seconds.
 
     ``attempt`` is the number of its last attempt, 0 before the first; ``outcome`` is how that one ended, None while it
-    runs; ``reason`` says in words why. While it is running, ``worker_id`` has it until ``lease_until``, and until
+    runs; ``reason`` is the reason as text. While it is running, ``worker_id`` has it until ``lease_until``, and until
     ``deadline`` at the latest; the three are None in every other state. A rollout that waits is not handed out before
     ``available_at``. ``ended_at`` is set in the states after which nothing follows.
     """
@@ -162,7 +162,7 @@ class QueueEntry:
 class Claim:
     """A rollout handed to a worker, with the attempt that was opened for it.
 
-    The worker must be heard from before ``lease_until`` (see `RolloutQueue.heartbeat`) and be done before ``deadline``;
+    The worker must call `RolloutQueue.heartbeat` before ``lease_until`` and finish before ``deadline``;
     both are Unix seconds by the store's clock.
     """
 
@@ -182,7 +182,7 @@ class EndedRollouts:
 
 
 def require_lease(lease_s: float) -> None:
-    """Raises `StoreError` for the length of a lease (seconds) that is none."""
+    """Raises `StoreError` unless ``lease_s`` is a positive number of seconds."""
     if not (_is_seconds(lease_s) and lease_s > 0):
         raise StoreError(f"a lease of {lease_s!r} s", hint="give seconds, more than 0")
 

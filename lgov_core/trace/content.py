@@ -1,4 +1,4 @@
-"""Spans without what was said: prompts, replies, arguments, results, and whatever may quote them."""
+"""Removes content from spans: prompts, replies, arguments, results, and whatever may quote them."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from lgov_core.trace import identity, semconv
 from lgov_core.trace.mapping.mapping import canonical
 from lgov_core.types import JSONValue, Span, SpanEvent
 
-#: What stays: names, ids, counts, verdicts and numbers. A list of what may stay, so that a name that nobody thought of
-#: goes. Token ids are not on it, because they are the prompt; nor are a decision's reason and an error's text.
+#: What stays: names, ids, counts, verdicts and numbers. An allow-list, so that unknown names are removed. Token ids are
+#: not on it, because they are the prompt; nor are a decision's reason and an error's text.
 KEPT: Final = frozenset(
     {
         semconv.OPERATION,
@@ -76,7 +76,7 @@ _OF_EVENTS: Final[Mapping[str, frozenset[str]]] = {
     ),
     "exception": frozenset({"exception.type"}),
 }
-#: Values of the names above are short; what is longer is none of them.
+#: Values of the names above are short; longer values are dropped.
 _LONGEST: Final = 500
 
 

@@ -33,7 +33,7 @@ _LONGEST: Final = 200
 def take(attributes: MutableMapping[str, JSONValue]) -> tuple[str | None, int | None]:
     """The rollout and attempt that ``attributes`` name. lgov's own two names are taken out of them.
 
-    A name that is no id stays where it is and says nothing: the span then belongs to no rollout.
+    A name that is not a valid id stays where it is and is ignored.
     """
     rollout_id = next((found for name in ROLLOUT_NAMES if (found := _rollout(attributes.get(name))) is not None), None)
     attempt = next((nth for name in ATTEMPT_NAMES if (nth := _attempt(attributes.get(name))) is not None), None)

@@ -41,8 +41,8 @@ class RolloutReader(Protocol):
 
 
 def rollout_ids_in(store: RolloutReader, run_id: str | None = None) -> list[str]:
-    """The rollouts in ``store``, or those of a run; without a run also those that nobody opened, which only have calls,
-    spans or rewards. Raises `StoreError`.
+    """The rollouts in ``store``, or those of a run; without a run also those that were never added, which only have
+    calls, spans or rewards. Raises `StoreError`.
     """
     ids = dict.fromkeys(rollout.rollout_id for rollout in store.rollouts(run_id=run_id))
     if run_id is None:
@@ -55,7 +55,7 @@ def rollout_ids_in(store: RolloutReader, run_id: str | None = None) -> list[str]
 def rollout_spans(store: RolloutReader, rollout_id: str) -> list[Span]:
     """Everything that ``store`` holds of a rollout, as spans.
 
-    Each attempt is a span ``lgov.rollout`` with its task, run and outcome. Below it stand the recorded spans that have no
+    Each attempt is a span ``lgov.rollout`` with its task, run and outcome. Below it are the recorded spans that have no
     parent, the captured calls (below the span of the same response, where the agent's side recorded one) and the
     rewards, as spans ``lgov.reward``. Ids that are made here are made of the ids that things have, so they are always
     the same. Nothing for a rollout that is not there. Raises `StoreError` for what cannot be read.
@@ -65,8 +65,8 @@ def rollout_spans(store: RolloutReader, rollout_id: str) -> list[Span]:
     rollout = next(iter(store.rollouts(ids=ids)), None)
     attempts = {attempt.attempt: attempt for attempt in store.attempts(ids)}
     times = [one.started_at for one in (*spans, *calls)] or [rollout.created_at if rollout else 0.0]
-    told = {one.attempt for one in (*spans, *rewards) if one.attempt is not None} | {one.attempt or 1 for one in calls}
-    for number in (told or ({1} if spans or rewards else set[int]())) - attempts.keys():
+    named = {one.attempt for one in (*spans, *rewards) if one.attempt is not None} | {one.attempt or 1 for one in calls}
+    for number in (named or ({1} if spans or rewards else set[int]())) - attempts.keys():
         attempts[number] = Attempt(rollout_id, number, min(times))
     known = {attempt.attempt: _attempt_span(rollout, attempt) for attempt in attempts.values()}
     shown = {
@@ -82,7 +82,7 @@ def rollout_spans(store: RolloutReader, rollout_id: str) -> list[Span]:
 
 
 def _under(attempts: Mapping[int, Span], span: Span) -> Span:
-    """A span at the top of its attempt stands under the attempt's; one of a trace of its own stays where it was."""
+    """A span at the top of its attempt gets the attempt's span as parent; one of a trace of its own is unchanged."""
     if span.parent_id is not None or span.trace_id is not None:
         return span
     return replace(span, parent_id=attempts[max(attempts) if span.attempt is None else span.attempt].span_id)
@@ -146,7 +146,7 @@ def _call_span(call: CapturedCall, of_attempt: Span, shown: Span | None) -> Span
 
 
 def _reply(call: CapturedCall) -> Any:
-    """What was answered, in the words of the API it was asked over."""
+    """The reply, in the form of the API of the call."""
     choices = call.response.get("choices")
     if isinstance(choices, list) and call.choice < len(choices):
         return [choices[call.choice].get("message", choices[call.choice])]

@@ -88,7 +88,7 @@ DECISION_SEVERITY: Final = "lgov.decision.severity"
 DECISION_SHADOWED: Final = "lgov.decision.shadowed"
 DECISION_LATENCY_US: Final = "lgov.decision.latency_us"
 
-# What came of a tool call: one of the values of `lgov_core.types.ToolStatus`, and the error's text.
+# The status of a tool call: one of the values of `lgov_core.types.ToolStatus`, and the error's text.
 TOOL_STATUS: Final = "lgov.tool.status"
 ERROR_MESSAGE: Final = "lgov.error.message"
 
@@ -105,7 +105,7 @@ EVALUATION_SCORE: Final = "gen_ai.evaluation.score.value"
 EVALUATION_LABEL: Final = "gen_ai.evaluation.score.label"
 EVALUATION_EXPLANATION: Final = "gen_ai.evaluation.explanation"
 
-# One attempt at a rollout as a whole: the span that everything in it stands under when rollouts are sent elsewhere.
+# One attempt at a rollout as a whole: the root span of the attempt when rollouts are exported.
 ROLLOUT_SPAN_NAME: Final = "lgov.rollout"
 RUN_ID: Final = "lgov.run_id"
 
@@ -130,7 +130,7 @@ def execute_tool_span_name(tool: str) -> str:
 
 
 def storable(name: str) -> str:
-    """``name`` as every store can keep it: NULs and halves of characters, which JSON can write, are replaced."""
+    """``name`` as every store can keep it: NULs and lone surrogates are replaced."""
     if not name.isascii():
         name = name.encode("utf-8", "replace").decode()
     return name.replace("\0", "\ufffd")

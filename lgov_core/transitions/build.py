@@ -257,7 +257,7 @@ class _Work:
         aside, unknown = set_aside(calls, used)
         trained = {call.response_id for call in chosen}
         self._found += [
-            Diagnostic(Finding.UNKNOWN_CHOICE, name, "nothing says which choice was gone on with: the first counts")
+            Diagnostic(Finding.UNKNOWN_CHOICE, name, "it is unknown which choice was continued: the first counts")
             for name in unknown
             if name in trained
         ]
@@ -287,8 +287,8 @@ class _Work:
                 return False
         elif len(logprobs) != len(call.response_ids) or not all(map(math.isfinite, logprobs)):
             counts = f"{len(call.response_ids)} tokens, {len(logprobs)} log-probabilities"
-            told = "a log-probability is not finite" if len(logprobs) == len(call.response_ids) else counts
-            found.append(Diagnostic(Finding.LENGTHS_DIFFER, call.response_id, told))
+            detail = "a log-probability is not finite" if len(logprobs) == len(call.response_ids) else counts
+            found.append(Diagnostic(Finding.LENGTHS_DIFFER, call.response_id, detail))
             return False
         if call.finish_reason in _CUT_OFF:
             found.append(Diagnostic(Finding.TRUNCATED_REPLY, call.response_id))

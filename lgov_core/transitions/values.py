@@ -26,7 +26,7 @@ class TransitionSet:
     """Transitions in the order rollout, turn; with every diagnostic that came up while making them.
 
     ``unassigned`` are the rewards that are on none of them, though the record has them: of an unknown or ambiguous target,
-    of a call that cannot be trained on, final ones of an attempt without a selected call, and those that are no numbers.
+    of a call that cannot be trained on, final ones of an attempt without a selected call, and those that are not numbers.
     Each has a diagnostic too.
     """
 

@@ -5,15 +5,9 @@ from __future__ import annotations
 import pytest
 
 from lgov_core.errors import StoreError
-from lgov_core.store import Pruned, Retention, RolloutConfig, RolloutQueue, RolloutState
+from lgov_core.store import Pruned, RolloutConfig, RolloutQueue, RolloutState
 from lgov_core.types import CapturedCall, Outcome, Reward, Rollout, Span
 from tests.contract.backends import Place
-
-
-@pytest.fixture
-def kept(store: RolloutQueue) -> Retention:
-    assert isinstance(store, Retention)
-    return store
 
 
 def add(store: RolloutQueue, rollout_id: str | None, at: float, *, run: str | None = "run1", turns: int = 2) -> None:
@@ -40,22 +34,22 @@ def left(store: RolloutQueue) -> set[str | None]:
     return calls
 
 
-def test_nothing_is_deleted_unless_something_says_what(kept: Retention) -> None:
+def test_nothing_is_deleted_unless_something_says_what(store: RolloutQueue) -> None:
     with pytest.raises(StoreError, match="what to delete"):
-        kept.prune()
+        store.prune()
     for wrong in ({"keep_last": -1}, {"before": float("nan")}):
         with pytest.raises(StoreError):
-            kept.prune(**wrong)  # type: ignore[arg-type]
+            store.prune(**wrong)  # type: ignore[arg-type]
 
 
-def test_by_age(store: RolloutQueue, kept: Retention, reopen: Place) -> None:
+def test_by_age(store: RolloutQueue, reopen: Place) -> None:
     for rollout_id, at in (("a", 1000.0), ("b", 2000.0), ("unannounced", 1500.0), (None, 1200.0), (None, 2200.0)):
         add(store, rollout_id, at, run=None if rollout_id == "unannounced" else "run1")
-    assert kept.prune(before=999.0) == Pruned()
+    assert store.prune(before=999.0) == Pruned()
     expected = Pruned(rollouts=2, attempts=0, calls=6, rewards=3, spans=3)
-    assert kept.prune(before=1600.0, dry_run=True) == expected
+    assert store.prune(before=1600.0, dry_run=True) == expected
     assert left(store) == {"a", "b", "unannounced", None}
-    assert kept.prune(before=1600.0) == expected
+    assert store.prune(before=1600.0) == expected
     assert left(store) == {"b", None}
     assert [c.response_id for c in store.calls() if c.rollout_id is None] == ["None-2200.0-0", "None-2200.0-1"]
     assert [c.prompt_ids for c in store.calls(["b"])] == [tuple(range(100)), (*range(100), 0, 7)]
@@ -68,24 +62,24 @@ def test_by_age(store: RolloutQueue, kept: Retention, reopen: Place) -> None:
     again.close()
 
 
-def test_by_run_and_by_number(store: RolloutQueue, kept: Retention) -> None:
+def test_by_run_and_by_number(store: RolloutQueue) -> None:
     for i in range(6):
         add(store, f"r{i}", 1000.0 + i, run="odd" if i % 2 else "even", turns=1)
     add(store, "unannounced", 500.0, run=None, turns=1)
     add(store, None, 400.0, turns=1)
-    assert kept.prune(run_id="nobody") == Pruned()
-    assert kept.prune(run_id="odd", keep_last=1).rollouts == 2
+    assert store.prune(run_id="nobody") == Pruned()
+    assert store.prune(run_id="odd", keep_last=1).rollouts == 2
     assert left(store) == {"r0", "r2", "r4", "r5", "unannounced", None}
-    assert kept.prune(run_id="even", before=1002.0).rollouts == 1
-    assert kept.prune(keep_last=2).rollouts == 2
+    assert store.prune(run_id="even", before=1002.0).rollouts == 1
+    assert store.prune(keep_last=2).rollouts == 2
     assert left(store) == {"r4", "r5", None}
-    assert kept.prune(keep_last=1, before=1004.5) == Pruned(1, 0, 2, 2, 2)
+    assert store.prune(keep_last=1, before=1004.5) == Pruned(1, 0, 2, 2, 2)
     assert left(store) == {"r5"}
-    assert kept.prune(run_id="odd", keep_last=0).rollouts == 1
+    assert store.prune(run_id="odd", keep_last=0).rollouts == 1
     assert left(store) == set()
 
 
-def test_what_is_not_over_is_spared(store: RolloutQueue, kept: Retention) -> None:
+def test_what_is_not_over_is_spared(store: RolloutQueue) -> None:
     for rollout_id in ("open", "over"):
         add(store, rollout_id, 100.0)
         store.start_attempt(rollout_id, 1)
@@ -96,42 +90,40 @@ def test_what_is_not_over_is_spared(store: RolloutQueue, kept: Retention) -> Non
     store.claim("w", 2, lease_s=3600.0, run_id="run1")
     assert {e.rollout_id for e in store.queue_entries(states=[RolloutState.RUNNING])} == {"waits", "runs"}
     store.finish_attempt("waits", 1, Outcome.INFRASTRUCTURE)
-    pruned = kept.prune(run_id="run1")
+    pruned = store.prune(run_id="run1")
     assert (pruned.rollouts, pruned.spared, pruned.attempts) == (2, 4, 1)
     assert {r.rollout_id for r in store.rollouts()} == {"open", "waits", "runs", "again"}
     assert {e.rollout_id for e in store.queue_entries()} == {"waits", "runs", "again"}
     assert store.finish_attempt("runs", 1, Outcome.SUCCEEDED).outcome is Outcome.SUCCEEDED
 
 
-def test_a_reader_of_endings_sees_no_ending_twice_after_older_ones_were_deleted(
-    store: RolloutQueue, kept: Retention
-) -> None:
+def test_a_reader_of_endings_sees_no_ending_twice_after_older_ones_were_deleted(store: RolloutQueue) -> None:
     store.enqueue([Rollout(f"r{i}", "t", "run1", {}, 100.0) for i in range(4)])
     for i in range(2):
         store.cancel(f"r{i}", "x")
     page = store.ended_since()
-    assert kept.prune(run_id="run1").rollouts == 2
+    assert store.prune(run_id="run1").rollouts == 2
     store.cancel("r2", "x")
     after = store.ended_since(page.cursor)
     assert [e.rollout_id for e in after.entries] == ["r2"]
     assert [e.rollout_id for e in store.ended_since().entries] == ["r2"]
 
 
-def test_many_are_deleted_in_portions(store: RolloutQueue, kept: Retention) -> None:
+def test_many_are_deleted_in_portions(store: RolloutQueue) -> None:
     store.add_rollouts([Rollout(f"r{i:03}", "t", "run1", {}, float(i)) for i in range(250)])
-    assert kept.prune(keep_last=5).rollouts == 245
+    assert store.prune(keep_last=5).rollouts == 245
     assert [r.rollout_id for r in store.rollouts()] == [f"r{i}" for i in range(245, 250)]
 
 
-def test_statistics(store: RolloutQueue, kept: Retention) -> None:
-    empty = kept.statistics()
+def test_statistics(store: RolloutQueue) -> None:
+    empty = store.statistics()
     assert (empty.rollouts, empty.unannounced, empty.oldest, empty.newest, dict(empty.queue)) == (0, 0, None, None, {})
     add(store, "a", 1000.0)
     add(store, "b", 2000.0, run=None)
     add(store, None, 3000.0)
     store.start_attempt("a", 1)
     store.enqueue([Rollout("q", "t", "run1", {}, 1500.0)])
-    found = kept.statistics()
+    found = store.statistics()
     assert (found.rollouts, found.unannounced, found.attempts, found.open_attempts) == (2, 1, 1, 1)
     assert (found.calls, found.rewards, found.spans) == (6, 3, 3)
     assert dict(found.queue) == {RolloutState.QUEUED: 1}
@@ -140,12 +132,12 @@ def test_statistics(store: RolloutQueue, kept: Retention) -> None:
     assert found.size_bytes >= 0
 
 
-def test_vacuum_changes_nothing_that_is_read(store: RolloutQueue, kept: Retention, reopen: Place) -> None:
+def test_vacuum_changes_nothing_that_is_read(store: RolloutQueue, reopen: Place) -> None:
     for i in range(30):
         add(store, f"r{i}", 1000.0 + i)
-    kept.prune(keep_last=3)
+    store.prune(keep_last=3)
     before = [list(store.calls()), store.spans(), store.rewards(), store.rollouts()]
-    kept.vacuum()
+    store.vacuum()
     assert [list(store.calls()), store.spans(), store.rewards(), store.rollouts()] == before
     add(store, "late", 2000.0)
     again = reopen()
@@ -153,13 +145,13 @@ def test_vacuum_changes_nothing_that_is_read(store: RolloutQueue, kept: Retentio
     again.close()
 
 
-def test_attempts_that_nobody_opened(store: RolloutQueue, kept: Retention) -> None:
-    assert kept.unannounced() == []
+def test_attempts_that_nobody_opened(store: RolloutQueue) -> None:
+    assert store.unannounced() == []
     add(store, "announced", 1000.0)
     store.start_attempt("announced", 1)
     add(store, "by-calls", 900.0, run=None)
     add(store, None, 800.0, run=None)
     store.add_spans([Span("x", "s1", 50.0, 60.0, {}, "by-spans", 2), Span("x", "s2", 40.0, None, {}, "by-spans", 2)])
     store.add_spans([Span("x", "s3", 70.0, 80.0, {}, "announced", 2), Span("x", "s4", 70.0, 80.0, {}, "announced", 1)])
-    found = [(one.rollout_id, one.attempt, one.started_at, one.outcome) for one in kept.unannounced()]
+    found = [(one.rollout_id, one.attempt, one.started_at, one.outcome) for one in store.unannounced()]
     assert found == [("by-spans", 2, 40.0, None), ("announced", 2, 70.0, None), ("by-calls", 1, 895.0, None)]

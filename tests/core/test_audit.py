@@ -302,10 +302,10 @@ def test_every_failure_to_open_is_an_audit_error(tmp_path: Path) -> None:
     connection.close()
     for path, match in (
         (text, "not a database"),
-        (other, "no audit record"),
+        (other, "not an lgov audit record"),
         (newer, "upgrade lgov"),
         (tmp_path, "is a directory"),
-        (tmp_path / "missing" / "a.sqlite", "no folder"),
+        (tmp_path / "missing" / "a.sqlite", "does not exist"),
     ):
         with pytest.raises(AuditError, match=match):
             AuditLog(path)

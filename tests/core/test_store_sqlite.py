@@ -234,13 +234,13 @@ def test_what_is_no_store_is_left_alone(tmp_path: Path) -> None:
     connection.commit()
     connection.close()
     before = company.read_bytes()
-    with pytest.raises(StoreError, match=r"company\.sqlite is a SQLite database, but no trace store"):
+    with pytest.raises(StoreError, match=r"company\.sqlite is a SQLite database, but not an lgov trace store"):
         SQLiteStore(company)
     assert company.read_bytes() == before
 
     with pytest.raises(StoreError, match="is a directory"):
         SQLiteStore(tmp_path)
-    with pytest.raises(StoreError, match="no folder"):
+    with pytest.raises(StoreError, match="does not exist"):
         SQLiteStore(tmp_path / "missing" / "store.sqlite")
     assert sorted(p.name for p in tmp_path.iterdir()) == ["company.sqlite", "notes.txt"]
 

@@ -100,7 +100,7 @@ def test_a_collector_that_refuses_is_told_and_counted(collector: CollectorServer
     sink.lgov_observe(one_span()[0])
     sink.close()
     assert (sink.sent, sink.dropped) == (0, 1)
-    assert "it answered 400" in sink.told
+    assert "it answered 400" in sink.last_problem
 
 
 def test_closing_does_not_wait_for_a_collector_that_is_away(collector: CollectorServer) -> None:  # noqa: F811

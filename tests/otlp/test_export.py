@@ -331,7 +331,7 @@ def test_batches(collector: CollectorServer) -> None:
 
 @pytest.mark.parametrize("url", ["", "collector:4318", "ftp://host/x", "http://"])
 def test_an_address_that_is_none(url: str) -> None:
-    with pytest.raises(TraceError, match="no collector's address"):
+    with pytest.raises(TraceError, match="not the address of a collector"):
         Collector(url)
 
 

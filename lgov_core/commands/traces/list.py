@@ -40,15 +40,12 @@ def list_rollouts(store: str, run_id: str | None, outcome: str | None, limit: in
     Attempts known only from recorded calls and spans have the outcome unknown and belong to no
     run.
     """
-    from lgov_core.store import Retention
-
     with opened_store(store) as recorded:
         rollouts = {rollout.rollout_id: rollout for rollout in recorded.rollouts(run_id=run_id)}
         every = [(one, _outcome(one)) for one in recorded.attempts(None if run_id is None else list(rollouts))]
-        if isinstance(recorded, Retention):
-            named = recorded.unannounced()
-            every += [(one, _UNKNOWN) for one in named if run_id is None or one.rollout_id in rollouts]
-            every.sort(key=lambda one: one[0].started_at)
+        named = recorded.unannounced()
+        every += [(one, _UNKNOWN) for one in named if run_id is None or one.rollout_id in rollouts]
+        every.sort(key=lambda one: one[0].started_at)
         found = [one for one in every if outcome in (None, one[1])]
         shown = found[-limit:]
         earned = _earned(recorded, every, {attempt.rollout_id for attempt, _ in shown})

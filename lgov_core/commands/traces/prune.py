@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Generator
-from contextlib import contextmanager
 from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
@@ -15,10 +13,9 @@ import click
 from lgov_core.commands.group import Exit, exit_status, json_option
 from lgov_core.commands.output import write_json
 from lgov_core.commands.recorded import opened_store
-from lgov_core.errors import StoreError
 
 if TYPE_CHECKING:
-    from lgov_core.store import Pruned, Retention
+    from lgov_core.store import Pruned
 
 if TYPE_CHECKING:  # click 8.1 has no type parameter here
     _Type = click.ParamType[float]
@@ -45,16 +42,6 @@ class Moment(_Type):
         return (when if when.tzinfo else when.replace(tzinfo=UTC)).timestamp()
 
 
-@contextmanager
-def _kept(store: str) -> Generator[Retention]:
-    from lgov_core.store import Retention
-
-    with opened_store(store) as recorded:
-        if not isinstance(recorded, Retention):
-            raise StoreError(f"{store} is kept in something that deletes nothing")
-        yield recorded
-
-
 @click.command(epilog=_STATUS)
 @click.argument("store")
 @click.option(
@@ -63,7 +50,7 @@ def _kept(store: str) -> Generator[Retention]:
     help="Rollouts whose last activity is older than an age (30d, 12h) or a date (2026-01-31).",
 )
 @click.option("--run", "run_id", help="Rollouts of this run.")
-@click.option("--keep-last", type=click.IntRange(min=0), help="Keep the N most recent rollouts.")
+@click.option("--keep-last", type=click.IntRange(min=0), help="Keep the N most recently active rollouts.")
 @click.option("--dry-run", is_flag=True, help="List what would be deleted, and delete nothing.")
 @click.option("--vacuum", is_flag=True, help="Return free space to the file system; blocks other writers meanwhile.")
 @click.option("--yes", is_flag=True, help="Skip the confirmation.")
@@ -90,7 +77,7 @@ def prune(
     from lgov_core.store import Pruned
 
     pruned = Pruned()
-    with _kept(store) as recorded:
+    with opened_store(store) as recorded:
         if before is not None or run_id is not None or keep_last is not None:
             pruned = recorded.prune(before=before, run_id=run_id, keep_last=keep_last, dry_run=True)
             if not dry_run:
@@ -112,7 +99,7 @@ def prune(
 @json_option
 def stats(store: str, as_json: bool) -> None:
     """Say what is in STORE and how much room it takes."""
-    with _kept(store) as recorded:
+    with opened_store(store) as recorded:
         found = recorded.statistics()
     if as_json:
         write_json({**asdict(found), "queue": {state.value: count for state, count in found.queue.items()}})

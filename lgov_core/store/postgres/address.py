@@ -1,4 +1,4 @@
-"""Where a PostgreSQL trace store is, and what may be said about it. A password is never said."""
+"""The address of a PostgreSQL trace store, and errors about it. A password is never shown."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from lgov_core.errors import StoreError
 
-#: What a connection is opened with unless the address says otherwise: a server that has vanished is noticed.
+#: What a connection is opened with unless the address says otherwise; a server that vanished is detected.
 _DEFAULTS: Final[Mapping[str, str]] = {
     "connect_timeout": "10",
     "keepalives_idle": "30",
@@ -45,15 +45,14 @@ def read_address(place: str) -> PostgresAddress:
     """The database that ``place`` (``postgresql://user@host:port/database?option=value``) names.
 
     What it leaves out, libpq finds where it always looks: PGHOST, PGUSER, PGPASSWORD, PGSERVICE, ~/.pgpass and so on.
-    Raises `StoreError` for what is no such address. Its message holds nothing of the address, because nobody can tell
-    which part of a malformed one is the password.
+    Raises `StoreError` for a malformed address; its message contains no part of it, because any part may be the password.
     """
     rest = place.partition("://")[2]
     if credentials := re.match("[^@/]*@", rest):
         rest = rest[credentials.end() :]
     hosts = re.split("[/?]", rest, maxsplit=1)[0]
     if "@" in rest.partition("?")[0] or not re.fullmatch(_HOSTS, hosts):
-        raise StoreError("the address of the PostgreSQL trace store has a host or port that is none", hint=_ESCAPE)
+        raise StoreError("the address of the PostgreSQL trace store has an invalid host or port", hint=_ESCAPE)
     try:
         given: dict[str, Any] = conninfo_to_dict(place)
     except psycopg.Error:  # its text quotes what it could not read
@@ -80,9 +79,9 @@ _HINTS: Final[Mapping[str, str]] = {
     "25006": "the server is a standby or read-only; give the address of the primary",
     "28": "check the user, and the password in PGPASSWORD or ~/.pgpass",
     "3D000": "make the database first: createdb",
-    "3F000": "the tables are gone; somebody removed the schema",
+    "3F000": "the schema was removed",
     "42501": "let the user create a schema in the database, or use the tables of the one that is there",
-    "42P01": "the tables are gone; somebody removed them",
+    "42P01": "the tables were removed",
     "53100": "the server's disk is full: make space; nothing was half-written and writing can go on after that",
     "53200": "the server is out of memory; nothing was half-written",
     "53300": "the server has no connection left: raise its max_connections, or use fewer stores",
@@ -92,7 +91,7 @@ _HINTS: Final[Mapping[str, str]] = {
 
 
 def describe(address: PostgresAddress, error: BaseException) -> StoreError:
-    """``error`` as a `StoreError`: which database, what the server or the driver said, and what to do about it."""
+    """``error`` as a `StoreError`: which database, what went wrong, and what to do."""
     if isinstance(error, StoreError):
         return error
     message = " ".join(str(error).split()) or type(error).__name__

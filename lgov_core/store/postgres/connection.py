@@ -39,7 +39,7 @@ def connect(address: PostgresAddress, schema: str) -> Connection:
 
 
 def opened(address: PostgresAddress, schema: str) -> Connection:
-    """As `connect`, but raises `StoreError` that says what to do."""
+    """As `connect`, but raises `StoreError`."""
     try:
         return connect(address, schema)
     except psycopg.Error as error:
@@ -47,7 +47,7 @@ def opened(address: PostgresAddress, schema: str) -> Connection:
 
 
 def is_lost(connection: Connection, error: BaseException) -> bool:
-    """Whether ``error`` says that the connection has gone, and not that the server refused a statement."""
+    """Whether ``error`` means that the connection is lost, and not that the server refused a statement."""
     if isinstance(error, StoreError) and error.__cause__ is not None:
         error = error.__cause__
     # With an error of this severity the server ends the session, which the driver notices only at the next statement.

@@ -21,7 +21,7 @@ from lgov_core.store.sql.database import DatabaseUnavailable, HeldConnection, Tr
 #: How often a transaction is tried again because another one got in its way.
 _CONFLICTS: Final = 5
 
-#: An unreachable server is tried again after so many seconds, then after twice as many, up to the longest pause.
+#: An unreachable server is tried again after the first pause, then after twice that, up to the longest pause.
 _FIRST_PAUSE_S: Final = 0.01
 _LONGEST_PAUSE_S: Final = 0.5
 

@@ -13,8 +13,8 @@ from lgov_core.store import rows
 from lgov_core.store.postgres.connection import Connection
 from lgov_core.store.rows import Row
 
-#: Appends rollouts to the order of those that ended. Its lock is held until the commit, so that whoever sees a place sees all
-#: those before it; it is the last lock that a transaction takes, so nobody who holds it waits for another.
+#: Appends rollouts to the order of those that ended. Its lock is held until the commit, so that a reader who sees a place sees
+#: all those before it; it is the last lock that a transaction takes, so no holder of it waits for another.
 _END: Final = """
     WITH lock AS MATERIALIZED (SELECT pg_advisory_xact_lock(hashtextextended('lgov ended ' || current_schema(), 0)))
     UPDATE queue SET ended_seq = places.place FROM (
@@ -107,6 +107,6 @@ class PostgresTransaction:
 
     def commit(self) -> None:
         """Commits. Raises `StoreError` when the server rolled back instead."""
-        said = self.connection.execute(b"COMMIT").statusmessage
-        if said != "COMMIT":
-            raise StoreError(f"the server did not commit but answered {said}")
+        status = self.connection.execute(b"COMMIT").statusmessage
+        if status != "COMMIT":
+            raise StoreError(f"the server did not commit but answered {status}")

@@ -77,5 +77,5 @@ class FoldingWriter:
         try:
             for (seq,) in reversed(transaction.execute(_ENDS, (*key, after, *key))):
                 self._index.add(key, unfolding.earlier(seq))
-        except StoreError:  # a damaged call is no reason not to write this one
+        except StoreError:  # a damaged call must not keep this one from being written
             self._index.forget(key)

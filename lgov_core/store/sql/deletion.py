@@ -46,7 +46,7 @@ _OLD_REWARDS: Final = f"rollout_id IS NULL AND response_id IN (SELECT response_i
 
 
 def delete_rollouts(transaction: Transaction, ids: list[str], tables: tuple[str, ...], *, dry_run: bool) -> Pruned:
-    """Deletes rollouts, except unfinished ones, from all ``tables``: a table stands before those that it refers to."""
+    """Deletes rollouts, except unfinished ones, from all ``tables``: a table is before those that it refers to."""
     spared = {rollout_id for (rollout_id,) in transaction.execute(_UNFINISHED, (ids, ids))}
     going = [rollout_id for rollout_id in ids if rollout_id not in spared]
     counts = {table: _delete(transaction, table, "rollout_id = ANY(?)", going, dry_run=dry_run) for table in tables}

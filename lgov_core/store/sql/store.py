@@ -15,9 +15,9 @@ from lgov_core.types import Attempt, Rollout
 
 
 class SqlStore(SqlTraces):
-    """A `RolloutQueue` with `Retention`. A subclass opens the connections, and names what differs."""
+    """A `RolloutQueue`. A subclass opens the connections, and names what differs."""
 
-    #: Tables with rows of a rollout; one stands before those that it refers to.
+    #: Tables with rows of a rollout; one is before those that it refers to.
     _tables: ClassVar = ("queue", "rewards", "spans", "calls", "attempts", "rollouts")
     #: The rollouts that ended: their place in that order, and the entry.
     _ended: ClassVar[str]
@@ -100,7 +100,7 @@ class SqlStore(SqlTraces):
         keep_last: int | None = None,
         dry_run: bool = False,
     ) -> Pruned:
-        """Deletes rollouts with all that belongs to them: those that fit everything given. See `Retention.prune`.
+        """Deletes rollouts with all that belongs to them: those that fit everything given. See `RolloutQueue.prune`.
 
         While a portion is deleted, nothing else writes to the store.
         """
@@ -141,7 +141,7 @@ class SqlStore(SqlTraces):
         )
 
     def unannounced(self) -> list[Attempt]:
-        """Attempts that calls and spans name and that were never opened. See `Retention.unannounced`."""
+        """Attempts that calls and spans name and that were never opened. See `RolloutQueue.unannounced`."""
         self._check()
         return [Attempt(*row) for row in self._reading.fetch(deletion.UNANNOUNCED)]
 

@@ -83,7 +83,7 @@ class SQLiteTransaction:
 class SQLiteDatabase(HeldConnection[sqlite3.Connection]):
     """A connection to the file at ``path``, which is created (mode 0600) when it does not exist; None: in memory.
 
-    ``identity`` is what `file_identity` said of the file before; without it the connection is opened at once.
+    With ``identity`` (from `file_identity`) the connection is opened when first used, without it at once.
     """
 
     def __init__(self, path: Path | None, *, busy_timeout_s: float, identity: tuple[int, int] | None = None) -> None:

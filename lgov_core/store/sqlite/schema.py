@@ -1,7 +1,7 @@
 """The tables of a SQLite trace store, format 4, and how files of earlier formats become one.
 
 ``seq`` is the order of writing in every table. Rollouts, attempts and the queue are bound to each other; calls, rewards and
-spans may name a rollout that nobody announced, because what was seen is kept even when its rollout is not known. Times are
+spans may name a rollout that was never added: they are kept even so. Times are
 Unix seconds. Token ids are little-endian int32 in blobs; mappings are JSON text. Logprobs are little-endian floats in a
 blob: of 32 bits where that keeps each of them exactly, else of 64; the length tells which.
 
@@ -9,11 +9,11 @@ Of a call's prompt and request only what is new is stored. ``base`` is the ``seq
 NULL when nothing is left out. The prompt begins with the first ``prompt_shared`` tokens of that call's prompt and response,
 and ``prompt_rest`` is what follows. ``request_repeats`` has, by name, of which values of the request only what is new is
 stored, as ``{name: [head, tail]}``: as a JSON text, such a value begins with the first ``head`` characters of that call's
-value of the name, ends with its last ``tail``, and the string under the name in ``request`` is the text that stands between.
+value of the name, ends with its last ``tail``, and the string under the name in ``request`` is the text in between.
 The prompt's token ids are left out of ``response`` too (see `lgov_core.store.reply_text`); in format 2 they never were.
 A ``seq`` is never used twice, so that a reference cannot come to mean another call, and an attempt is only deleted as a whole.
 
-``digest`` of a span is over everything it says: the same span sent again is not written again. Spans that were moved from
+``digest`` of a span is over all its fields: the same span sent again is not written again. Spans that were moved from
 format 1 have none. Rewards of formats before 4 say no ``choice``.
 """
 

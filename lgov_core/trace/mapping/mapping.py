@@ -40,7 +40,7 @@ _MESSAGES: Final = (semconv.INPUT_MESSAGES, semconv.OUTPUT_MESSAGES)
 
 
 def canonical(span: Span) -> Span:
-    """``span`` with what it says in other names (`mapping_table`) also said in lgov's.
+    """``span`` with the attributes of other instrumentations (`mapping.table`) repeated under lgov's names.
 
     Its own attributes stay, and where one of ours is there already, it counts. Messages are JSON text in the form of
     chat completions, whatever they were written in, unless they hold what has no place there; the tool calls in a reply
@@ -73,7 +73,7 @@ def canonical(span: Span) -> Span:
 
 
 def states_result(span: Span) -> bool:
-    """Whether ``span`` says how an attempt as a whole went: its outcome, or a reward or evaluation that names no call.
+    """Whether ``span`` states the result of a whole attempt: its outcome, or a reward or evaluation that names no call.
 
     Asked of a span as it came, and of what `canonical` makes of it: one of the two is enough.
     """
@@ -126,7 +126,7 @@ def _first(rows: Sequence[Row], given: Mapping[str, JSONValue], texts: dict[str,
 
 
 def _messages(ours: str, span: Span) -> str | None:
-    """The messages in the form of chat completions, or None where there are none or they stand there so already."""
+    """The messages in the form of chat completions, or None where there are none or they have that form already."""
     given = span.attributes.get(ours)
     if given is not None:
         found = from_json(given)
@@ -153,7 +153,7 @@ def _of_event(event: SpanEvent, kinds: Mapping[str, str]) -> list[Any]:
 
 
 def _finish_reasons(span: Span) -> list[JSONValue]:
-    """Why each choice of a reply ended, where the choices stand in events."""
+    """Why each choice of a reply ended, where the choices are in events."""
     kinds = MESSAGE_EVENTS[semconv.OUTPUT_MESSAGES]
     reasons = [event.attributes.get("finish_reason") for event in span.events if event.name in kinds]
     return [reason for reason in reasons if isinstance(reason, str)]

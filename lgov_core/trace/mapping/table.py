@@ -16,7 +16,7 @@ from lgov_core.trace import semconv
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """Where the value of ``ours`` may stand: in ``theirs``, or in the JSON text there at ``path`` (keys with dots).
+    """Where the value of ``ours`` may be: in ``theirs``, or in the JSON text there at ``path`` (keys with dots).
 
     ``form`` names how it is read (`mapping_values.FORMS`). ``choice`` translates values (in lower case); what it lacks is
     not read. ``when`` limits the row to spans that have an attribute of that value. ``content``: it may quote what was
@@ -50,7 +50,7 @@ _AGENTOPS_TOOL: Final = ("agentops.span.kind", "tool")
 _AGENTOPS_AGENT: Final = ("agentops.span.kind", "agent")
 #: What agent-lightning's tracer of functions puts before the fields of a reply.
 _AGL_OUT: Final = "agentlightning.operation.output"
-#: Where LangChain's reply stands in the text that OpenInference writes of it.
+#: Where LangChain's reply is in the text that OpenInference writes of it.
 _LC_REPLY: Final = "generations.0.0.message.kwargs.response_metadata"
 
 ROWS: Final = (

@@ -10,7 +10,7 @@ from lgov_core.types import JSONValue
 
 Read = Callable[[Any], JSONValue]
 
-#: Integers of more digits are no counts and no token ids.
+#: Integers of more digits are neither counts nor token ids.
 _DIGITS: Final = 18
 
 
@@ -38,7 +38,7 @@ def _list(value: Any) -> JSONValue:
 
 
 def text(value: Any) -> str | None:
-    """``value`` as text: JSON of what is none."""
+    """``value`` as text; other values as JSON."""
     return value if isinstance(value, str) or value is None else json.dumps(value, ensure_ascii=False)
 
 
@@ -85,7 +85,7 @@ def from_json(value: Any) -> Any:
 
 
 def at_path(value: Any, path: str) -> Any:
-    """What stands at ``path`` (keys and indexes with dots between them) in a JSON value, or None."""
+    """The value at ``path`` (keys and indexes with dots between them) in a JSON value, or None."""
     for key in path.split("."):
         if isinstance(value, Mapping):
             value = value.get(key)
@@ -127,7 +127,7 @@ def _lists(value: Any, depth: int) -> Any:
 def message_of(given: Any) -> dict[str, Any] | None:
     """One message in the form in which chat completions have it, whatever it was written in.
 
-    None for what is none, or has a part that has no place there (an image, what a model thought).
+    None for other values, and for messages with a part that has no place there (an image, reasoning).
     Read: OpenInference's (``message.role`` and so on), OpenLLMetry's and agentops's, the parts of OpenTelemetry's own
     conventions, and a choice that holds a message.
     """

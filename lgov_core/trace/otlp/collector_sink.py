@@ -26,9 +26,10 @@ class CollectorSink:
     """Sends spans, decisions, tool outcomes and rewards to ``collector``: a plugin for a governor.
 
     Nothing waits for it: events go into a queue of at most ``queue`` spans, and a thread sends them. What finds no room,
-    and what the collector does not take even after `Collector.attempts`, is dropped and counted in ``dropped``; ``told``
-    is what went wrong last. A decision is sent when the span it belongs under has ended, so that it goes into its trace.
-    With ``content=False`` nothing that was said goes out (`lgov_core.trace.content.without_content`).
+    and what the collector does not take even after `Collector.attempts`, is dropped and counted in ``dropped``;
+    ``last_problem`` describes the last failure. A decision is sent when its parent span has ended, so that it goes into the
+    same trace.
+    With ``content=False`` no content is sent (`lgov_core.trace.content.without_content`).
 
     `close` sends what is left, and waits for it. Callable from any thread. This is telemetry: the audit record and the
     trace store hold what must not be lost.
@@ -46,7 +47,7 @@ class CollectorSink:
         self._stopping = threading.Event()
         self.sent = 0
         self.dropped = 0
-        self.told = ""
+        self.last_problem = ""
         self._thread = threading.Thread(target=self._run, name="lgov-collector-sink", daemon=True)
         self._thread.start()
 
@@ -109,9 +110,9 @@ class CollectorSink:
         try:
             result = send_spans(batch, self._collector, content=self._content, sleep=self._stopping.wait)
         except TraceError as error:
-            taken, self.told = 0, str(error)
+            taken, self.last_problem = 0, str(error)
         else:
-            taken, self.told = result.spans, result.messages[-1] if result.messages else self.told
+            taken, self.last_problem = result.spans, result.messages[-1] if result.messages else self.last_problem
         with self._lock:
             self.sent += taken
             self.dropped += len(batch) - taken

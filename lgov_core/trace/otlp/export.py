@@ -53,13 +53,14 @@ class Collector:
         parts = urlsplit(self.url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise TraceError(
-                f"{self.url!r} is no collector's address", hint="write http://host:4318/v1/traces, with the path"
+                f"{self.url!r} is not the address of a collector",
+                hint="write http://host:4318/v1/traces, with the path",
             )
 
 
 @dataclass(slots=True)
 class Sent:
-    """What became of an export. ``rejected`` spans reached the collector, which did not want them."""
+    """The result of an export. ``rejected`` spans reached the collector, which refused them."""
 
     rollouts: int = 0
     spans: int = 0
@@ -187,7 +188,7 @@ class _Sender:
             reply = self._connection.getresponse()
             answer = reply.read(_ANSWER_READ)
             if not reply.isclosed():
-                self.close()  # a longer answer than anybody needs
+                self.close()  # the rest of a long answer is not needed
             return reply.status, answer, {name.lower(): value for name, value in reply.getheaders()}, ""
         except (OSError, http.client.HTTPException) as error:
             self.close()
@@ -248,7 +249,7 @@ def _size_of(value: JSONValue) -> int:
 
 
 def _said(answer: bytes) -> str:
-    """The beginning of an answer, in characters that a terminal can show."""
+    """The beginning of an answer, in printable characters."""
     text = answer[:200].decode(errors="replace")
     return "".join(char if char.isprintable() else " " for char in text).strip() or "nothing more"
 

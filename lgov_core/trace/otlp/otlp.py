@@ -29,11 +29,11 @@ CONTENT_TYPES: Final[Mapping[str, Protocol]] = {
 }
 CONTENT_TYPE_OF: Final[Mapping[Protocol, str]] = {"protobuf": "application/x-protobuf", "json": "application/json"}
 
-#: Bytes of a request's body when it is unpacked, unless the caller says otherwise.
+#: Bytes of a request's body when it is unpacked, by default.
 MAX_INFLATED: Final = 64 * 1024 * 1024
 
-#: Different problems that are told; all are counted.
-_PROBLEMS_TOLD: Final = 5
+#: The most different problems that are reported; all are counted.
+_PROBLEMS_REPORTED: Final = 5
 
 #: The codes of google.rpc.Code that belong to the statuses we answer with.
 _RPC_CODES: Final = {400: 3, 401: 16, 403: 7, 404: 5, 413: 3, 415: 3, 429: 8, 503: 14}
@@ -89,9 +89,9 @@ def decode_traces(
     """The spans of an ``ExportTraceServiceRequest``, all of them ``claimed``, in their own names (see `mapping`).
 
     ``encoding`` is the ``Content-Encoding``: gzip, deflate, identity or None; unpacked the body has at most
-    ``max_inflated`` bytes. A span that cannot be read is counted and loses no other. Attributes that are no finite
-    number stay so (a float ``nan`` or ``inf``). Pure; callable from any thread. Fails closed: raises `TraceError` (its
-    ``status`` is 400, 413 or 415) for a body that is no such request.
+    ``max_inflated`` bytes. A span that cannot be read is counted and loses no other. Attributes that are not
+    finite stay so (a float ``nan`` or ``inf``). Pure; callable from any thread. Fails closed: raises `TraceError` (its
+    ``status`` is 400, 413 or 415) for an invalid request.
     """
     protocol = protocol_of(content_type)
     plain = inflate(body, encoding, max_inflated)
@@ -109,13 +109,13 @@ def decode_traces(
                 problems[str(error)] = None
     except (ValueError, RecursionError) as error:
         raise TraceError(f"the body is not an ExportTraceServiceRequest: {str(error)[:200]}") from error
-    return DecodedTraces(tuple(spans), rejected, tuple(problems)[:_PROBLEMS_TOLD])
+    return DecodedTraces(tuple(spans), rejected, tuple(problems)[:_PROBLEMS_REPORTED])
 
 
 def inflate(body: bytes, encoding: str | None, limit: int) -> bytes:
     """``body`` unpacked, of at most ``limit`` bytes; no more than that is ever unpacked.
 
-    Raises `TraceError`: 413 for more, 415 for an unknown encoding, 400 for what is not packed as it says.
+    Raises `TraceError`: 413 for more, 415 for an unknown encoding, 400 for an invalid stream.
     """
     kind = (encoding or "").strip().lower()
     if kind in ("", "identity"):
@@ -182,7 +182,7 @@ def status_body(protocol: Protocol, status: int, message: str) -> bytes:
 
 
 def rejected_in(body: bytes, content_type: str | None) -> tuple[int, str]:
-    """What a collector's answer says: how many spans it rejected, and its message; (0, "") for what cannot be read."""
+    """How many spans a collector's answer says were rejected, and its message; (0, "") for an unreadable answer."""
     try:
         binary = protocol_of(content_type) == "protobuf"
         answer = protobuf.to_json("ExportTraceServiceResponse", body) if binary else json.loads(body)

@@ -1,6 +1,6 @@
-"""A span as OTLP has it, in plain Python values, and what of it is a `Span` of lgov's.
+"""A span as OTLP has it, in plain Python values, and its conversion to and from lgov's `Span`.
 
-Both formats (protobuf and JSON) are read into an `OTLPSpan` and written from one, so that what a field means stands in
+Both formats (protobuf and JSON) are read into an `OTLPSpan` and written from one, so that the meaning of a field is in
 one place. What an OTLP span has and a `Span` has no field for becomes an attribute (``otel.*``, ``span.kind``), and goes
 back to its place when the span is written.
 """
@@ -25,7 +25,7 @@ _STATUS: Final = ("", "OK", "ERROR")
 #: The scope and the service under which lgov's own spans are written.
 OUR_SCOPE: Final = "lgov"
 
-#: Attributes that stand elsewhere in an OTLP span.
+#: Attributes that have a field of their own in an OTLP span.
 ELSEWHERE: Final = frozenset(
     {
         semconv.SCOPE_NAME,
@@ -40,7 +40,7 @@ ELSEWHERE: Final = frozenset(
 )
 
 
-#: Integers from here on, and below as many less than nought, are written as text.
+#: Integers outside of [-2^63, 2^63) are written as text.
 INT64: Final = 2**63
 
 
@@ -98,7 +98,7 @@ class Scope:
     version: str = ""
 
 
-#: A span as it stands in a request, the attributes of its resource, and its scope.
+#: A span as it is in a request, the attributes of its resource, and its scope.
 Found: TypeAlias = tuple[Any, Mapping[str, JSONValue], Scope]
 
 
@@ -117,7 +117,7 @@ def span_of(found: OTLPSpan, resource: Mapping[str, JSONValue], scope: Scope) ->
     """The span as lgov keeps it, marked as a claim.
 
     Its rollout and attempt are those that it names, or else those that its resource names (`lgov_core.trace.identity`).
-    Raises `BadSpan` for ids that are no ids.
+    Raises `BadSpan` for invalid ids.
     """
     for what, text, digits in (("trace", found.trace_id, 32), ("span", found.span_id, 16)):
         if not is_id(text, digits):
@@ -153,12 +153,12 @@ def span_of(found: OTLPSpan, resource: Mapping[str, JSONValue], scope: Scope) ->
 
 
 def encodable(text: str) -> str:
-    """``text`` without halves of surrogate pairs: Python and JSON can write them, and nothing that stores text can."""
+    """``text`` with lone surrogates replaced: UTF-8 cannot encode them."""
     return text if text.isascii() else text.encode("utf-8", "replace").decode()
 
 
 def is_id(text: str, digits: int) -> bool:
-    """Whether ``text`` is an id of OpenTelemetry's: so many hexadecimal digits in lower case, other than zeros."""
+    """Whether ``text`` is an OpenTelemetry id: ``digits`` lower-case hexadecimal digits, not all zero."""
     return len(text) == digits and text.strip("0") != "" and not text.strip("0123456789abcdef")
 
 

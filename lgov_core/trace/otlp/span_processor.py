@@ -85,7 +85,7 @@ class LgovSpanProcessor:
             try:
                 self._store.flush()
                 done.append(True)
-            except Exception:  # noqa: BLE001 - the answer says it
+            except Exception:  # noqa: BLE001 - the result tells the caller
                 self._count()
 
         waiting = threading.Thread(target=flush, name="lgov-flush-spans", daemon=True)

@@ -53,11 +53,11 @@ def assign_credit(
     when it is split into more transitions (for ``turns``: their sum does not).
 
     A scheme that is not built in is asked of the plugins of ``manager`` (None: those that are installed). Raises
-    `TransitionError` for a scheme that nobody knows, for one that raises or answers with what does not fit (naming the
+    `TransitionError` for an unknown scheme, for one that raises or answers with what does not fit (naming the
     plugin), and for a reward that is not finite: nothing is filled in.
     """
     rules = rules or CreditRules()
-    check_known(rules, manager)  # also where no group is compared, and nobody would be asked
+    check_known(rules, manager)  # also where no group is compared
     found = list(data.diagnostics)
     groups = data.groups()
     counted: list[list[Transition]] = []
@@ -126,7 +126,7 @@ def _scores(rollouts: Rollouts, rules: CreditRules, manager: pluggy.PluginManage
         if not all(math.isfinite(value) for row in credit for value in row):
             raise TransitionError(
                 f"the rewards of task {rollouts[0][0].task_id} are too large to be compared",
-                hint="a difference or a deviation of them is no finite number; look for the rule that made them",
+                hint="a difference or a deviation of them is not finite; look for the rule that made them",
             )
         return _spread(credit, rollouts)
     scores: Scores = []
@@ -208,7 +208,7 @@ def _returns(rollout: Sequence[Transition], rules: CreditRules) -> list[float]:
     values = returns_to_go(_bounded(rollout, _scales(rollout, rules)), discount)
     if not all(map(math.isfinite, values)):
         raise TransitionError(
-            f"rollout {rollout[0].rollout_id} earned {values[0]}, which is no finite number",
+            f"rollout {rollout[0].rollout_id} earned {values[0]}, which is not a finite number",
             hint="a reward must be finite; look for the rule that made it",
         )
     return values[:1] * len(values) if rules.scheme in ("identical", "flow_grpo") else values
@@ -261,7 +261,7 @@ def _states(rollout: Sequence[Transition], rules: CreditRules) -> list[Hashable]
 
 
 def _values(rollouts: Rollouts) -> Turns | None:
-    """What the critic said of each turn; None where it said nothing of one."""
+    """The critic's value of each turn; None where one is missing."""
     values = [[turn.value for turn in rollout if turn.value is not None] for rollout in rollouts]
     return values if list(map(len, values)) == list(map(len, rollouts)) else None
 
@@ -270,7 +270,7 @@ def _values(rollouts: Rollouts) -> Turns | None:
 class _Normal:
     """Mean and deviation of the advantages of all trained tokens; the deviation is that of a sample, as in verl.
 
-    What was set aside is compared with its own alternatives only, and is no part of the mean.
+    What was set aside is compared with its own alternatives only, and is not part of the mean.
     """
 
     mean: float

@@ -123,8 +123,8 @@ def gigpo(channel: Channel, rules: CreditRules) -> Turns:
     Source: GiGPO, arXiv 2505.10978, eq. 3 (episodes), 5 (discounted returns), 6 (groups of equal states), 7 and 8; R is
     undiscounted there and here. A state is the same if agent and tokens are equal (`CreditRules.state`). Each visit
     counts in a state's mean, as in the paper; the mean of episodes counts rollouts. With ``leave_one_out`` both means are
-    over other rollouts. Biased: a turn whose state nobody else saw gets nothing from the second term, so states weigh as
-    they happen to be shared.
+    over other rollouts. Biased: a turn whose state no other rollout reached gets nothing from the second term, so states
+    weigh as they happen to be shared.
     """
     returns = channel.returns(rules.discount)
     totals = [row[0] for row in channel.returns(1.0)]

@@ -1,4 +1,4 @@
-"""Credit schemes of plugins: asked by name, checked, and never trusted to be silent."""
+"""Runs the credit schemes of plugins, and checks what they return."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def _checked(
             elif len(tokens) != len(turn.response_ids):
                 raise wrong(f"{len(tokens)} for the {len(turn.response_ids)} tokens of turn {turn.turn} of {name}")
             if not all(map(_is_number, tokens)):
-                raise wrong(f"{value!r:.60} for turn {turn.turn} of rollout {name}, which is no finite number")
+                raise wrong(f"{value!r:.60} for turn {turn.turn} of rollout {name}, which is not a finite number")
             credit.append([float(one) for one in tokens])
         checked.append(credit)
     return checked

@@ -26,7 +26,7 @@ _BLOCKING: Final = frozenset(effect.label for effect in Effect if effect >= Effe
 class Keep:
     """Which rollouts are good enough to learn from.
 
-    ``outcomes``: how the attempt ended (an attempt of which nobody knows never fits). ``min_reward``: the least sum of
+    ``outcomes``: how the attempt ended (an unknown outcome never fits). ``min_reward``: the least sum of
     ``dimension``'s rewards over the attempt; None asks for none. ``compliant``: no denied act, neither as a negative
     reward in ``compliance`` nor as a decision on record.
     """
@@ -46,7 +46,7 @@ class Exported:
 
 
 def denied_attempts(spans: Iterable[Span]) -> dict[tuple[str, int], list[str]]:
-    """Per attempt the reasons of the decisions that blocked an act. Spans that came from outside are no decisions."""
+    """Per attempt the reasons of the decisions that blocked an act. Spans that came from outside do not count."""
     found: dict[tuple[str, int], list[str]] = defaultdict(list)
     for span in spans:
         if span.name != semconv.DECISION_SPAN_NAME or span.claimed or span.rollout_id is None or span.attempt is None:

@@ -10,7 +10,7 @@ from lgov_core.transitions.reading.conversations import Message
 
 
 class UnreadableArguments(ValueError):
-    """The arguments of a tool call are no JSON object, so that no template can write them as the model would."""
+    """The arguments of a tool call are not a JSON object, so that no template can write them as the model would."""
 
 
 def template_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:

@@ -15,7 +15,7 @@ ChoiceKey: TypeAlias = tuple[str, int]
 
 
 def set_aside(calls: Sequence[CapturedCall], used: Collection[str]) -> tuple[frozenset[ChoiceKey], list[str]]:
-    """Which choices of the ``calls`` of one attempt (in order) it did not go on with; and the replies where nobody knows.
+    """Which choices of the ``calls`` of one attempt (in order) it did not go on with; and the replies where this is unknown.
 
     It went on with a choice if the prompt of a later call begins with that choice's prompt and reply, in tokens or in
     messages, or if a tool call that only this choice proposed was ``used`` (it ran, or a reward names it). Where it went on
@@ -48,7 +48,7 @@ def set_aside(calls: Sequence[CapturedCall], used: Collection[str]) -> tuple[fro
 def _by_tokens(calls: Sequence[CapturedCall]) -> set[ChoiceKey]:
     ends: PrefixIndex[tuple[int, ...]] = PrefixIndex()
     known: set[ChoiceKey] = set()
-    before = ""  # choices of one reply stand together
+    before = ""  # choices of one reply follow each other
     replies: set[tuple[int, ...]] = set()
     for number, call in enumerate(calls):
         if not call.prompt_ids:

@@ -38,7 +38,7 @@ def chat_conversation(call: CapturedCall) -> Conversation | None:
     if call.route != "chat":
         return None
     messages, choices = call.request.get("messages"), call.response.get("choices")
-    reply = _chosen(choices, call.choice) if isinstance(choices, Sequence) else _told(call)
+    reply = _chosen(choices, call.choice) if isinstance(choices, Sequence) else _reply_of_spans(call)
     if not isinstance(messages, Sequence) or not isinstance(reply, Mapping):
         return None
     if not isinstance(choices, Sequence) and not all(map(_is_chat_message, (*messages, reply))):
@@ -53,19 +53,19 @@ def _chosen(choices: Sequence[Any], index: int) -> Any:
     return None
 
 
-def _told(call: CapturedCall) -> Message | None:
-    """The reply as spans tell it: messages, one a choice."""
-    told = call.response.get("messages")
-    if not isinstance(told, Sequence) or not told or not (len(told) == 1 or call.choice < len(told)):
+def _reply_of_spans(call: CapturedCall) -> Message | None:
+    """The reply as spans show it: messages, one a choice."""
+    shown = call.response.get("messages")
+    if not isinstance(shown, Sequence) or not shown or not (len(shown) == 1 or call.choice < len(shown)):
         return None
-    reply: Any = told[0 if len(told) == 1 else call.choice]
+    reply: Any = shown[0 if len(shown) == 1 else call.choice]
     if not isinstance(reply, Mapping) or reply.get("role") != "assistant":
         return None
     return {name: said for name, said in reply.items() if name != "finish_reason"}
 
 
 def _is_chat_message(message: Any) -> bool:
-    """Whether it has the form of a chat message: what spans tell is anybody's, and in the words of any API."""
+    """Whether it has the form of a chat message: spans are untrusted, and of any API."""
     if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
         return False
     content, calls = message.get("content"), message.get("tool_calls") or ()
@@ -157,8 +157,8 @@ def _digests(messages: Sequence[Message]) -> list[bytes]:
 
 
 def _digest(before: bytes, message: Any) -> bytes:
-    """Clients send a reply back with more or fewer empty fields: only what says something counts."""
-    said: Any = message  # what is no message is what it is
+    """Clients send a reply back with more or fewer empty fields: empty fields are ignored."""
+    said: Any = message  # anything else is compared as it is
     if isinstance(message, Mapping):
         calls: Any = message.get("tool_calls") or ()
         if isinstance(calls, list | tuple):

@@ -1,4 +1,4 @@
-"""What is on record of rollouts: from a trace store, from spans, or from both, joined on the response's id."""
+"""The records of rollouts: from a trace store, from spans, or from both, joined on the response's id."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _NO_TREE = SpanTree((), [])
 class Records:
     """Rollouts with everything that belongs to them, in any order; and what was found wrong while reading.
 
-    ``origins`` are the spans that describe a call, by its response id, and ``tree`` the tree they stand in: what a
+    ``origins`` are the spans that describe a call, by its response id, and ``tree`` their tree: what a
     selection by span attributes looks at. ``proposed_in`` says for calls (rollout and response id) that were made inside
     a tool call which tool call that was, and ``tools_run`` which tool calls (rollout, attempt, id) there were spans of. All
     four are empty where there were no spans.
@@ -43,7 +43,7 @@ class Records:
 
 
 def of_rollouts(records: Records, rollout_ids: Sequence[str]) -> Records:
-    """What ``records`` hold of the given rollouts. Spans stay: what they say of a call may stand above it.
+    """What ``records`` hold of the given rollouts. Spans stay: an attribute of a call may be on a span above it.
 
     Raises `TransitionError` for one of which they hold nothing.
     """
@@ -78,7 +78,7 @@ def read_spans(spans: Iterable[Span]) -> Records:
 
     Pure: the same spans give the same records in whatever order they come, and a span that comes twice counts once. What
     a span does not say is taken from the spans above it (rollout, attempt, agent), never from clocks. A span without a
-    rollout is left out, with a diagnostic if it is a call or a reward. Never raises for what a span says.
+    rollout is left out, with a diagnostic if it is a call or a reward. Never raises for the contents of a span.
     """
     return _read(SpanReading(spans))
 
@@ -118,10 +118,10 @@ def join(recorded: Records, spans: Iterable[Span]) -> Records:
     Spans that name the same response id add the agent's name, the rollout and the tool calls where the record has none,
     and stand in for calls that were not captured. Tokens that a span claims otherwise are a finding.
 
-    Of an attempt with captured calls the record knows all: a call that only came in from outside is left out and told,
-    since whoever holds a key of the attempt could make one up, and it could take the final reward.
+    Of an attempt with captured calls the record knows all: a call that only came in from outside is left out with a
+    diagnostic, since any holder of a key of the attempt could invent one that takes the final reward.
 
-    A rollout that nobody announced is there by its captured calls: a group of its own, whose attempts have ended where they
+    A rollout that was never added exists by its captured calls: a group of its own, whose attempts have ended where they
     have a final reward.
     """
     rollouts = {rollout.rollout_id for rollout in recorded.rollouts}
@@ -131,21 +131,21 @@ def join(recorded: Records, spans: Iterable[Span]) -> Records:
     for call in recorded.calls:
         if call.rollout_id is not None and (call.attempt or 1) > last.get(call.rollout_id, 0):
             last[call.rollout_id] = call.attempt or 1
-    told = _read(SpanReading(spans, last), rollouts, attempted)
-    if not told.spans:
+    spanned = _read(SpanReading(spans, last), rollouts, attempted)
+    if not spanned.spans:
         return _with_unannounced(recorded, rollouts)
-    found = [*recorded.diagnostics, *told.diagnostics]
+    found = [*recorded.diagnostics, *spanned.diagnostics]
     by_response: dict[str, list[CapturedCall]] = {}
-    for call in told.calls:
+    for call in spanned.calls:
         by_response.setdefault(call.response_id, []).append(call)
     captured = {(call.response_id, call.choice) for call in recorded.calls}
     responses = {response_id for response_id, _ in captured}
     proposed = {(call.response_id, name) for call in recorded.calls for name in call.tool_call_ids}
     calls = [_joined(call, by_response.get(call.response_id, ()), proposed, found) for call in recorded.calls]
     on_record = {(call.rollout_id, attempt) for call in calls for attempt in (call.attempt, None)}
-    for call in told.calls:
+    for call in spanned.calls:
         if (call.response_id, call.choice) not in captured and (call.rollout_id, call.attempt) in on_record:
-            origins = [span for span in told.origins.get(call.response_id, ()) if span.rollout_id == call.rollout_id]
+            origins = [span for span in spanned.origins.get(call.response_id, ()) if span.rollout_id == call.rollout_id]
             if call.response_ids is not None and all(span.claimed for span in origins):
                 found.append(
                     Diagnostic(Finding.CLAIM_NOT_CAPTURED, call.response_id, "only a span from outside has it")
@@ -158,11 +158,11 @@ def join(recorded: Records, spans: Iterable[Span]) -> Records:
             calls.append(call)
     rewards = {reward.reward_id for reward in recorded.rewards}
     joined = replace(
-        told,
-        rollouts=(*recorded.rollouts, *told.rollouts),
-        attempts=(*recorded.attempts, *told.attempts),
+        spanned,
+        rollouts=(*recorded.rollouts, *spanned.rollouts),
+        attempts=(*recorded.attempts, *spanned.attempts),
         calls=tuple(calls),
-        rewards=(*recorded.rewards, *(one for one in told.rewards if one.reward_id not in rewards)),
+        rewards=(*recorded.rewards, *(one for one in spanned.rewards if one.reward_id not in rewards)),
         diagnostics=tuple(found),
     )
     return _with_unannounced(joined, rollouts)
@@ -205,17 +205,17 @@ def _with_unannounced(records: Records, announced: Container[str]) -> Records:
 
 
 def _joined(
-    call: CapturedCall, told: Sequence[CapturedCall], proposed: Set[tuple[str, str]], found: list[Diagnostic]
+    call: CapturedCall, shown: Sequence[CapturedCall], proposed: Set[tuple[str, str]], found: list[Diagnostic]
 ) -> CapturedCall:
-    """``call`` with what spans tell of it; ``proposed`` are the tool calls that captured calls are known to have proposed."""
-    if not told:
+    """``call`` with what spans say of it; ``proposed`` are the tool calls that captured calls are known to have proposed."""
+    if not shown:
         return call
     agent, rollout_id, attempt, tools = call.agent, call.rollout_id, call.attempt, call.tool_call_ids
-    if len(told) > 1:  # where they contradict each other, the order of arrival decides nothing
-        told = sorted(told, key=repr)
-    for one in told:
+    if len(shown) > 1:  # where they contradict each other, the order of arrival decides nothing
+        shown = sorted(shown, key=repr)
+    for one in shown:
         if None not in (call.rollout_id, one.rollout_id) and call.rollout_id != one.rollout_id:
-            continue  # nobody says anything about another rollout's calls
+            continue  # a span says nothing about another rollout's calls
         agent = agent or one.agent
         if rollout_id is None and one.rollout_id is not None:
             rollout_id, attempt = one.rollout_id, one.attempt

@@ -101,7 +101,7 @@ class RewardTargets:
     def assign(
         self, rewards: Iterable[Reward], found: list[Diagnostic], unassigned: list[Reward]
     ) -> dict[int, dict[str, float]]:
-        """What each transition (by index) earned, by dimension. What finds no transition is told and kept apart.
+        """What each transition (by index) earned, by dimension. What finds no transition is reported and kept apart.
 
         Sums are exact (`math.fsum`), so no order of rewards changes them.
         """

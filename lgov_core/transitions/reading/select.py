@@ -64,7 +64,7 @@ class Selecting:
         return not selection.attributes or self._attributes_match(call)
 
     def missed(self) -> list[Diagnostic]:
-        """What was selected and never came up, and the calls of agents that nobody named."""
+        """What was selected and never came up, and the calls without an agent's name."""
         found = [Diagnostic(Finding.AGENT_NOT_KNOWN, response_id) for response_id in self._nameless]
         for patterns, names, finding in (
             (self._selection.agents, self._agents, Finding.UNKNOWN_AGENT),

@@ -53,7 +53,7 @@ class SpanReading:
         self._proposals: dict[tuple[str | None, str], set[tuple[str, int | None]]] = {}
         for span, place in self.tree:
             self._read(span, place)
-        # Spans that name no attempt belong to the last one that others name: what is said of a rollout is said of that.
+        # Spans that name no attempt belong to the last one that others name.
         self._last = dict(last or {})
         for rollout_id, attempt in self._seen:
             self._last[rollout_id] = max(self._last.get(rollout_id, 1), attempt or 1)
@@ -104,7 +104,7 @@ class SpanReading:
             else:
                 if not inner:  # of spans inside each other the outermost says how the attempt ended
                     seen.outcomes.add(outcome)
-        if (task_id := attributes.get(semconv.TASK_ID)) not in (None, ""):  # no text is no task that others share
+        if (task_id := attributes.get(semconv.TASK_ID)) not in (None, ""):  # an empty text is not a shared task
             self._tasks.setdefault(rollout_id, set()).add(str(task_id))
         if semconv.RUN_ID in attributes:
             self._runs.setdefault(rollout_id, set()).add(str(attributes[semconv.RUN_ID]))
@@ -118,7 +118,7 @@ class SpanReading:
                 if semconv.ERROR_TYPE not in attributes and span.ended_at is not None:
                     self.found.append(Diagnostic(Finding.NO_RESPONSE_ID, span.span_id, span.name))
                 return
-            self.found.append(Diagnostic(Finding.NO_RESPONSE_ID, span.span_id, "its span's id stands for it"))
+            self.found.append(Diagnostic(Finding.NO_RESPONSE_ID, span.span_id, "its span's id is used instead"))
             response_id = span.span_id
         choice = attributes.get(semconv.CHOICE, 0)
         if type(choice) is not int or choice < 0:
@@ -129,7 +129,7 @@ class SpanReading:
             self.proposed_in[place.rollout_id, response_id] = place.tool_call_id
 
     def _read_tool(self, span: Span, place: Place) -> None:
-        """A tool span may itself name the call that proposed it, or stand right under that call's span."""
+        """A tool span may itself name the call that proposed it, or be directly below that call's span."""
         tool_call = span.attributes.get(semconv.TOOL_CALL_ID)
         if not isinstance(tool_call, str) or not tool_call:
             return
@@ -189,8 +189,8 @@ class SpanReading:
             if rollout_id in known:
                 continue
             if len(seen.outcomes) > 1:
-                told = ", ".join(sorted(seen.outcomes))
-                self.found.append(Diagnostic(Finding.OUTCOMES_DIFFER, rollout_id, f"attempt {number}: {told}"))
+                names = ", ".join(sorted(seen.outcomes))
+                self.found.append(Diagnostic(Finding.OUTCOMES_DIFFER, rollout_id, f"attempt {number}: {names}"))
             outcome = next(iter(seen.outcomes)) if len(seen.outcomes) == 1 else None
             running = seen.open and not seen.outcomes and not judged & {(rollout_id, number), (rollout_id, None)}
             yield Attempt(rollout_id, number, seen.started_at, None if running else seen.ended_at, outcome)

@@ -12,7 +12,7 @@ from lgov_core.types import Reward, Span, SpanEvent
 
 
 def reward_of_span(span: Span, place: Place) -> Reward:
-    """The reward that an ``lgov.reward`` span is. A value that is no number is NaN: it is told later and never counted."""
+    """The reward of an ``lgov.reward`` span. A value that is not a number is NaN: it is reported later and never counted."""
     get = span.attributes.get
     choice = get(semconv.CHOICE)
     return Reward(
@@ -49,22 +49,22 @@ def _id(span: Span) -> str:
 
 
 def _named(value: object) -> str | None:
-    """The id that a reward names. What is no text is an id all the same: it names something, if only what is not there."""
+    """The id that a reward names. Other values than text are ids too: of something that does not exist."""
     return text_of(value) if value is None or isinstance(value, str) else str(value)
 
 
 def _judged(event: SpanEvent, target: Reward) -> Reward:
     """The reward of an event, on the target that it names itself, or else on ``target``."""
-    told = event.attributes
-    choice = told.get(semconv.CHOICE)
-    response_id, tool_call = _named(told.get(semconv.RESPONSE_ID)), _named(told.get(semconv.TOOL_CALL_ID))
+    given = event.attributes
+    choice = given.get(semconv.CHOICE)
+    response_id, tool_call = _named(given.get(semconv.RESPONSE_ID)), _named(given.get(semconv.TOOL_CALL_ID))
     if response_id is not None or tool_call is not None:
         target = replace(target, response_id=response_id, tool_call_id=tool_call, choice=None)
     return replace(
         target,
-        value=number_of(told.get(semconv.REWARD_VALUE, told.get(semconv.EVALUATION_SCORE))),
-        dimension=str(told.get(semconv.REWARD_DIMENSION) or told.get(semconv.EVALUATION_NAME) or "task"),
-        source=str(told.get(semconv.REWARD_SOURCE) or ""),
+        value=number_of(given.get(semconv.REWARD_VALUE, given.get(semconv.EVALUATION_SCORE))),
+        dimension=str(given.get(semconv.REWARD_DIMENSION) or given.get(semconv.EVALUATION_NAME) or "task"),
+        source=str(given.get(semconv.REWARD_SOURCE) or ""),
         choice=choice if type(choice) is int else target.choice,
     )
 
@@ -93,7 +93,7 @@ def _target(span: Span, tree: SpanTree, reward_id: str) -> Reward:
 
 
 def _inside_something(span: Span, tree: SpanTree) -> bool:
-    """Whether an agent, a call or a tool of the same attempt stands above the span."""
+    """Whether an agent, a call or a tool of the same attempt is above the span."""
     place = tree.place(span)
     above = tree.above(span)
     while above is not None:

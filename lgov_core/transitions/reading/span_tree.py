@@ -16,13 +16,13 @@ CALL_OPERATIONS: Final = frozenset({semconv.CHAT, semconv.TEXT_COMPLETION, "gene
 #: Operations that hand something down: the name of an agent, the id of a tool call.
 _STEPS: Final = frozenset({semconv.INVOKE_AGENT, semconv.EXECUTE_TOOL})
 
-#: Operations whose spans say whose a call is. A missing parent of another span takes nothing away from anybody.
+#: Operations whose spans say whose a call is. A missing parent of another span changes nothing.
 _OF_INTEREST: Final = CALL_OPERATIONS | _STEPS
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a span stands: what it says itself, or else what the nearest span above it says.
+    """The place of a span in the tree: what it says itself, or else what the nearest span above it says.
 
     ``agent`` is the name of the nearest ``invoke_agent`` span that has one (the span itself included), ``tool_call_id``
     that of the nearest ``execute_tool`` span. ``ended_above`` is true when the span or one above it in the same attempt
@@ -71,7 +71,7 @@ class SpanTree:
         return (*self._index.values(), *self._others)
 
     def place(self, span: Span) -> Place:
-        """Where ``span``, one of those kept, stands."""
+        """The place of ``span``, one of those kept."""
         return self._places[id(span)]
 
     def place_above(self, span: Span) -> Place:
@@ -198,7 +198,7 @@ def _placed(span: Span, above: Place) -> Place:
 
 def _of_interest(span: Span) -> bool:
     attributes: Mapping[str, Any] = span.attributes
-    # The tool spans that a governor's sink writes stand under whatever asked for the tool, which need not be a span.
+    # The parent of a tool span that a governor's sink writes is whatever asked for the tool, which need not be a span.
     if attributes.get(semconv.OPERATION) == semconv.EXECUTE_TOOL and not span.claimed:
         return False
     return span.name == semconv.REWARD_SPAN_NAME or attributes.get(semconv.OPERATION) in _OF_INTEREST

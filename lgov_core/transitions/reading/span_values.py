@@ -26,7 +26,7 @@ def text_of(value: object) -> str | None:
 
 
 def number_of(value: object) -> float:
-    """``value`` as a float; NaN for what is no number (truth values and numbers written as text are none)."""
+    """``value`` as a float; NaN for other values (also booleans and numbers written as text)."""
     if type(value) is float:
         return value
     if type(value) is int:
@@ -38,7 +38,7 @@ def number_of(value: object) -> float:
 
 
 def number_or(value: object, otherwise: float) -> float:
-    """``value`` as a float, ``otherwise`` for what is no finite number."""
+    """``value`` as a float, ``otherwise`` for what is not a finite number."""
     number = number_of(value)
     return number if math.isfinite(number) else otherwise
 
@@ -51,7 +51,7 @@ def version_of(value: object) -> int | None:
 
 
 def tokens_of(attributes: Mapping[str, JSONValue]) -> Tokens:
-    """The exact tokens that a call's span claims; None for each part that is missing or is no list of numbers."""
+    """The exact tokens that a call's span claims; None for each part that is missing or not a list of numbers."""
     get = attributes.get
     return (
         _integers(get(semconv.PROMPT_TOKEN_IDS)),
@@ -82,9 +82,9 @@ def finish_reason_of(value: object) -> str:
 
 
 def request_of(attributes: Mapping[str, JSONValue]) -> dict[str, Any]:
-    """What a model read, as its span tells: the messages, instructions first, and the tools, in the form of chat completions.
+    """What a model read, according to its span: messages (instructions first) and tools, in the form of chat completions.
 
-    Empty where the messages are not told, or the instructions cannot be read: half a prompt is none.
+    Empty where the messages are not recorded or the instructions cannot be read.
     """
     request = messages_of(attributes.get(semconv.INPUT_MESSAGES))
     if not request:
@@ -103,15 +103,15 @@ def request_of(attributes: Mapping[str, JSONValue]) -> dict[str, Any]:
     return {**request, "tools": tools} if tools else request
 
 
-def _tool(told: Mapping[str, Any]) -> dict[str, Any]:
-    """A tool's definition; the conventions write what is said of a function beside its type."""
-    if told.get("type", "function") != "function" or "function" in told:
-        return dict(told)
-    return {"type": "function", "function": {name: value for name, value in told.items() if name != "type"}}
+def _tool(given: Mapping[str, Any]) -> dict[str, Any]:
+    """A tool's definition; in the conventions the fields of a function are beside its type."""
+    if given.get("type", "function") != "function" or "function" in given:
+        return dict(given)
+    return {"type": "function", "function": {name: value for name, value in given.items() if name != "type"}}
 
 
 def messages_of(value: object) -> dict[str, Any]:
-    """``{"messages": [...]}`` from the JSON text of messages; empty for what is none."""
+    """``{"messages": [...]}`` from the JSON text of messages; else empty."""
     if value is None:
         return {}
     if isinstance(value, str):
@@ -139,7 +139,7 @@ def proposed_tool_calls(attributes: Mapping[str, JSONValue]) -> tuple[str, ...]:
 
 
 def _ids_in(said: object) -> Iterator[str]:
-    """Walks messages of any API. Depth costs no recursion: the reply may be anybody's."""
+    """Walks messages of any API. Iterative: the reply is untrusted and may be nested deeply."""
     waiting: list[tuple[Any, bool]] = [(said, False)]
     while waiting:
         here, is_call = waiting.pop()

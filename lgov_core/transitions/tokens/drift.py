@@ -1,7 +1,7 @@
 """Retokenisation drift: the conversation went on, and its tokens are not those that the model had seen and written.
 
 It happens where a reply's text is tokenised anew, or rendered otherwise (a tool call as JSON with other spaces, thinking
-left out): what is trained then is not what was sampled, so such turns are never joined, and the difference is told.
+left out): what is trained then is not what was sampled, so such turns are never joined, and the difference is a diagnostic.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def find_drift(calls: Iterable[CapturedCall], found: list[Diagnostic]) -> None:
 
     A call goes on from one of the same agent if its messages begin with that one's messages and reply; where messages are
     not on record, if its prompt begins with the whole of that one's prompt and is longer. A context that was rewritten
-    is no drift.
+    is not drift.
     """
     by_agent: dict[tuple[str | None, str], list[CapturedCall]] = {}
     before: CapturedCall | None = None
@@ -95,9 +95,9 @@ def _reply_text(call: CapturedCall) -> str:
         chosen = choices[call.choice] if call.choice < len(choices) else choices[0]
         return _text(chosen.get("message")) if isinstance(chosen, Mapping) else ""
     for name in ("messages", "output"):
-        told = response.get(name)
-        if isinstance(told, Sequence) and not isinstance(told, str) and told:
-            return _text(told[0])
+        shown = response.get(name)
+        if isinstance(shown, Sequence) and not isinstance(shown, str) and shown:
+            return _text(shown[0])
     return _text(response)
 
 

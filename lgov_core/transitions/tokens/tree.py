@@ -1,4 +1,4 @@
-"""A trie of tokens: what the calls of a group have in common stands in it once. Pure structure, no tensors."""
+"""A trie of tokens: what the calls of a group have in common is in it once. Pure structure, no tensors."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Served:
 class Node:
     """A run of tokens that no sequence parts from in the middle.
 
-    ``parent`` is the number of the node above, -1 at a top; ``depth`` how many tokens stand above the first of ``ids``
+    ``parent`` is the number of the node above, -1 at a top; ``depth`` how many tokens are above the first of ``ids``
     (its position). ``serves`` names every sequence whose tokens lead through the whole node.
     """
 
@@ -39,7 +39,7 @@ class Node:
 class TokenTree:
     """The trie over prompt and reply of ``transitions``.
 
-    ``nodes`` are in depth-first order: a node stands after its parent, and what stands under it follows it directly, so
+    ``nodes`` are in depth-first order: a node is after its parent, and its descendants follow it directly, so
     that the tokens one after the other are a layout in which every ancestor comes before its descendants. ``total``
     tokens of all transitions are ``distinct`` tokens in the tree.
     """
