@@ -13,7 +13,7 @@ from starlette.responses import Response
 
 from lgov_core.client.wire import ENDED, PROTOCOL_HEADER, VERSION_HEADER
 from lgov_core.errors import ClientError, EndpointError, LgovError
-from lgov_core.gateway.routes.api_routes import read_body
+from lgov_core.gateway.routes.bodies import read_body
 from lgov_core.gateway.serving.access import Access, RuledRoute
 from lgov_core.server.coordinator import Coordinator, check_protocol
 

@@ -15,7 +15,8 @@ from lgov_core.errors import EndpointError, LgovError
 from lgov_core.gateway.agent_lightning.rollouts import LightningRollouts
 from lgov_core.gateway.agent_lightning.values import attempt_number, unprocessable
 from lgov_core.gateway.formats.json_body import read_json
-from lgov_core.gateway.routes.api_routes import ApiRoutes, read_body
+from lgov_core.gateway.routes.api_routes import ApiRoutes
+from lgov_core.gateway.routes.bodies import json_response, read_body
 from lgov_core.gateway.serving.access import Access, RuledRoute, grant_of
 from lgov_core.gateway.serving.admission import Admission, AdmissionState
 from lgov_core.gateway.serving.limits import retry_headers
@@ -96,30 +97,30 @@ class LightningRoutes:
 
     async def create(self, request: Request) -> Response:
         """``POST /api/rollouts``: a list of rollouts; one whose id exists is given back as it is."""
-        return _json(await asyncio.to_thread(self._kept.create, await self._body(request)), 201)
+        return json_response(await asyncio.to_thread(self._kept.create, await self._body(request)), 201)
 
     async def list(self, request: Request) -> Response:
         """``GET /api/rollouts?state_in=...&limit=``."""
         states, limit = request.query_params.getlist("state_in"), _whole(request, "limit", 500)
-        return _json(await asyncio.to_thread(self._kept.in_states, states, limit))
+        return json_response(await asyncio.to_thread(self._kept.in_states, states, limit))
 
     async def ended(self, request: Request) -> Response:
         """``GET /api/rollouts/terminal?after=&limit=``."""
         after, limit = _whole(request, "after", 0), _whole(request, "limit", 1000)
-        return _json(await asyncio.to_thread(self._kept.ended, after, limit))
+        return json_response(await asyncio.to_thread(self._kept.ended, after, limit))
 
     async def statuses(self, request: Request) -> Response:
         """``POST /api/rollouts/status``: a list of ids."""
-        return _json(await asyncio.to_thread(self._kept.statuses, await self._body(request)))
+        return json_response(await asyncio.to_thread(self._kept.statuses, await self._body(request)))
 
     async def get(self, request: Request) -> Response:
         """``GET /api/rollouts/{rollout_id}``."""
-        return _json(await asyncio.to_thread(self._kept.get, request.path_params["rollout_id"]))
+        return json_response(await asyncio.to_thread(self._kept.get, request.path_params["rollout_id"]))
 
     async def patch(self, request: Request) -> Response:
         """``PATCH /api/rollouts/{rollout_id}``: its status."""
         body = await self._body(request)
-        return _json(await asyncio.to_thread(self._kept.patch, request.path_params["rollout_id"], body))
+        return json_response(await asyncio.to_thread(self._kept.patch, request.path_params["rollout_id"], body))
 
     async def delete(self, request: Request) -> Response:
         """``DELETE /api/rollouts/{rollout_id}``."""
@@ -135,13 +136,13 @@ class LightningRoutes:
         if grant.attempt not in (None, attempt_number(path["attempt_id"])):
             raise EndpointError("the key is for another attempt", status=403)
         kept = self._kept.add_event
-        return _json(await asyncio.to_thread(kept, path["rollout_id"], path["attempt_id"], body, grant))
+        return json_response(await asyncio.to_thread(kept, path["rollout_id"], path["attempt_id"], body, grant))
 
     async def events(self, request: Request) -> Response:
         """``GET /api/rollouts/{rollout_id}/events?event_type=&format=``."""
         query = request.query_params
         rollout_id = request.path_params["rollout_id"]
-        return _json(
+        return json_response(
             await asyncio.to_thread(self._kept.events, rollout_id, query.get("event_type"), query.get("format"))
         )
 
@@ -161,12 +162,14 @@ class LightningRoutes:
             found.append((model, endpoint, version))
         for model, endpoint, version in found:
             await self._models.register(model, endpoint, version or None)
-        return _json([{"model": model, "endpoint": at, "version": version} for model, at, version in found], 201)
+        return json_response(
+            [{"model": model, "endpoint": at, "version": version} for model, at, version in found], 201
+        )
 
     async def clear(self, request: Request) -> Response:
         """``DELETE /api/models``: calls that run go on to their end."""
         await self._models.clear()
-        return _json({"status": "ok"})
+        return json_response({"status": "ok"})
 
     # ------------------------------------------------------------------ calls
 
@@ -188,7 +191,7 @@ class LightningRoutes:
                 self._kept.note_failed_call, path["rollout_id"], path["attempt_id"], error.status, answer
             )
             if isinstance(error, UpstreamRejection):
-                return _json(answer, error.status)
+                return json_response(answer, error.status)
             raise
 
     async def _object(self, request: Request) -> Mapping[str, Any]:
@@ -250,9 +253,9 @@ def _with_details(handler: Callable[[Request], Any]) -> Callable[[Request], Any]
         try:
             return await handler(request)
         except EndpointError as error:
-            return _json({"detail": str(error)}, error.status, retry_headers(error))
+            return json_response({"detail": str(error)}, error.status, retry_headers(error))
         except LgovError as error:
-            return _json({"detail": str(error)}, 500)
+            return json_response({"detail": str(error)}, 500)
 
     return answer
 
@@ -266,7 +269,7 @@ def _whole(request: Request, name: str, default: int) -> int:
 
 
 def _pause_state(state: AdmissionState) -> Response:
-    return _json(
+    return json_response(
         {
             "paused": state.paused,
             "retry_after_seconds": round(state.retry_after_s),
@@ -274,7 +277,3 @@ def _pause_state(state: AdmissionState) -> Response:
             "inflight": state.running,
         }
     )
-
-
-def _json(content: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
-    return Response(json.dumps(content), status, headers, media_type="application/json")

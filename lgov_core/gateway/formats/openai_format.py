@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
-import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, cast
 
 from lgov_core.errors import EndpointError, LgovError
+from lgov_core.gateway.formats.json_body import json_text
 from lgov_core.gateway.formats.request_fields import flag, model_name, number, shown
 from lgov_core.gateway.protocol import ChatRequest, Completion, StreamPiece
 
@@ -137,13 +136,6 @@ def _logprobs(completion: Completion) -> dict[str, Any] | None:
     return {"content": content, "refusal": None}
 
 
-def _tool_calls(completion: Completion) -> list[dict[str, Any]]:
-    return [
-        {"id": call.call_id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
-        for call in completion.tool_calls
-    ]
-
-
 def completion_body(completion: Completion, body: Mapping[str, Any]) -> Mapping[str, Any]:
     """The reply to request ``body``: an upstream's own JSON as it is, else built from the completion and its choices.
 
@@ -169,7 +161,10 @@ def completion_body(completion: Completion, body: Mapping[str, Any]) -> Mapping[
 def _choice_body(index: int, completion: Completion, body: Mapping[str, Any]) -> dict[str, Any]:
     message: dict[str, Any] = {"role": "assistant", "content": completion.content, "refusal": None}
     if completion.tool_calls:
-        message["tool_calls"] = _tool_calls(completion)
+        message["tool_calls"] = [
+            {"id": call.call_id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+            for call in completion.tool_calls
+        ]
     choice: dict[str, Any] = {"index": index, "message": message, "finish_reason": completion.finish_reason}
     choice["logprobs"] = _logprobs(completion) if flag(body, "logprobs") else None
     if completion.matched_stop is not None:
@@ -182,8 +177,7 @@ def _choice_body(index: int, completion: Completion, body: Mapping[str, Any]) ->
 def completion_pieces(completion: Completion, body: Mapping[str, Any]) -> Iterator[StreamPiece]:
     """A finished completion as a stream: what `Engine.stream` yields, for engines that do not stream by themselves.
 
-    Text goes out word by word, each tool call whole, the choices in turns; token ids and logprobs, where asked for,
-    with the chunk that finishes their choice.
+    Choice by choice: its text, its tool calls, then its finish reason with token ids and logprobs, where asked for.
     """
     head: dict[str, Any] = {
         "id": completion.response_id,
@@ -191,40 +185,20 @@ def completion_pieces(completion: Completion, body: Mapping[str, Any]) -> Iterat
         "created": int(time.time()),
         "model": completion.model,
     }
-
-    def piece(choice: Mapping[str, Any], **more: Any) -> StreamPiece:
-        return StreamPiece(json.dumps({**head, "choices": [choice], **more}, ensure_ascii=False, separators=(",", ":")))
-
-    waiting = [_choice_chunks(index, choice, body) for index, choice in enumerate(completion.choices)]
-    while waiting:
-        for chunks in list(waiting):
-            choice = next(chunks, None)
-            if choice is None:
-                waiting.remove(chunks)
-                continue
-            more: dict[str, Any] = {}
-            if choice["finish_reason"] is not None:
-                more["lgov"] = {"weights_version": weights_version(completion)}
-                if flag(body, "return_token_ids"):
-                    more["prompt_token_ids"] = completion.prompt_ids
-            yield piece(choice, **more)
-    if wants_usage(body):
-        yield StreamPiece(json.dumps({**head, "choices": [], "usage": usage_body(completion)}))
-    yield StreamPiece(completion=completion)
-
-
-def _choice_chunks(index: int, completion: Completion, body: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    def chunk(delta: Mapping[str, Any], finish_reason: str | None = None, **more: Any) -> dict[str, Any]:
-        return {"index": index, "delta": delta, "logprobs": None, "finish_reason": finish_reason, **more}
-
-    yield chunk({"role": "assistant", "content": "" if completion.content is not None else None})
-    for word in re.findall(r"\s*\S+|\s+$", completion.content or ""):
-        yield chunk({"content": word})
-    for place, call in enumerate(_tool_calls(completion)):
-        yield chunk({"tool_calls": [{"index": place, **call}]})
-    more: dict[str, Any] = {"logprobs": _logprobs(completion)} if flag(body, "logprobs") else {}
-    if completion.matched_stop is not None:
-        more["stop_reason"] = completion.matched_stop
+    last: dict[str, Any] = {"lgov": {"weights_version": weights_version(completion)}}
     if flag(body, "return_token_ids"):
-        more["token_ids"] = completion.response_ids
-    yield chunk({}, completion.finish_reason, **more)
+        last["prompt_token_ids"] = completion.prompt_ids
+    for index, choice in enumerate(completion.choices):
+        written = _choice_body(index, choice, body)
+        empty = {"index": index, "logprobs": None, "finish_reason": None}
+        deltas: list[dict[str, Any]] = [{"role": "assistant", "content": "" if choice.content is not None else None}]
+        if choice.content:
+            deltas.append({"content": choice.content})
+        calls = written.pop("message").get("tool_calls", ())
+        deltas += [{"tool_calls": [{"index": place, **call}]} for place, call in enumerate(calls)]
+        for delta in deltas:
+            yield StreamPiece(json_text({**head, "choices": [{**empty, "delta": delta}]}))
+        yield StreamPiece(json_text({**head, "choices": [{**written, "delta": {}}], **last}))
+    if wants_usage(body):
+        yield StreamPiece(json_text({**head, "choices": [], "usage": usage_body(completion)}))
+    yield StreamPiece(completion=completion)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from typing import Any
 
@@ -12,7 +11,7 @@ from starlette.responses import Response
 from lgov_core.errors import EndpointError, ScopeError
 from lgov_core.gateway.formats.json_body import read_json
 from lgov_core.gateway.formats.request_fields import flag, number, only_known, text
-from lgov_core.gateway.routes.api_routes import read_body
+from lgov_core.gateway.routes.bodies import json_response, read_body
 from lgov_core.gateway.serving.access import Access, RuledRoute
 from lgov_core.gateway.serving.admission import Admission, AdmissionState
 from lgov_core.gateway.serving.capture import Counters
@@ -45,11 +44,11 @@ class AdminRoutes:
 
     async def state(self, request: Request) -> Response:
         """``GET /admin/state``: calls that run and wait, whether it is paused, the version of the weights, the counters."""
-        return _json({**self._admission.state().as_dict(), "counters": self._counters.as_dict()})
+        return json_response({**self._admission.state().as_dict(), "counters": self._counters.as_dict()})
 
     async def health(self, request: Request) -> Response:
         """``GET /healthz``: answers as long as the endpoint does; needs no key."""
-        return _json({"status": "ok"})
+        return json_response({"status": "ok"})
 
     async def pause(self, request: Request) -> Response:
         """``POST /admin/pause``: holds new calls and answers when the running ones have ended.
@@ -87,7 +86,7 @@ class AdminRoutes:
             )
         except ScopeError as error:
             raise EndpointError(str(error)) from error
-        return _json({"key": key})
+        return json_response({"key": key})
 
     async def metrics(self, request: Request) -> Response:
         """``GET /metrics``, in the text format of Prometheus."""
@@ -102,8 +101,4 @@ async def _object(request: Request, *known: str) -> Mapping[str, Any]:
 
 
 def _state(state: AdmissionState) -> Response:
-    return _json(state.as_dict())
-
-
-def _json(content: Mapping[str, Any]) -> Response:
-    return Response(json.dumps(content), media_type="application/json")
+    return json_response(state.as_dict())

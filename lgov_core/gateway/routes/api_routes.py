@@ -9,14 +9,14 @@ from functools import partial
 from typing import Any, cast
 
 from starlette.exceptions import HTTPException
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
 from lgov_core.errors import EndpointError, LgovError
 from lgov_core.gateway.formats.apis import APIS, MESSAGES, RESPONSES, Api, api_of
 from lgov_core.gateway.formats.completions_format import readable_prompts
-from lgov_core.gateway.formats.json_body import json_text, read_json, utf8
+from lgov_core.gateway.formats.json_body import read_json
 from lgov_core.gateway.formats.messages_request import read_messages_request
 from lgov_core.gateway.formats.reply_writer import ReplyWriter, written_anew
 from lgov_core.gateway.formats.request_fields import model_name
@@ -34,37 +34,14 @@ from lgov_core.gateway.protocol import (
     StreamPiece,
     speaks,
 )
+from lgov_core.gateway.routes.bodies import ROLLOUT_PREFIX, json_response, read_body
 from lgov_core.gateway.routes.embeddings import judged_embeddings
 from lgov_core.gateway.serving.access import grant_of
 from lgov_core.gateway.serving.attribution import Attribution, attribute
 from lgov_core.gateway.serving.capture import Capture, Exchange
 from lgov_core.gateway.serving.limits import retry_headers
 from lgov_core.gateway.serving.streaming import StreamedReply, as_lgov_error
-from lgov_core.gateway.upstream.received import ReceivedBody, UpstreamRejection
-
-ROLLOUT_PREFIX = "/rollout/{rollout_id}/attempt/{attempt}"
-
-
-async def read_body(request: Request, limit: int) -> bytes:
-    """The request's body. Raises `EndpointError` (413) for one of more than ``limit`` bytes.
-
-    A body that is moderately too long is read to its end and thrown away, since a client that is cut off while it
-    sends does not see the answer.
-    """
-    parts: list[bytes] = []
-    size = 0
-    try:
-        async for part in request.stream():
-            size += len(part)
-            if size <= limit:
-                parts.append(part)
-            elif size > 8 * limit:
-                break
-    except ClientDisconnect as error:
-        raise EndpointError("the client left while it was sending its request") from error
-    if size > limit:
-        raise EndpointError(f"the request has more than {limit} bytes", status=413)
-    return b"".join(parts)
+from lgov_core.gateway.upstream.received import UpstreamRejection
 
 
 class ApiRoutes:
@@ -215,7 +192,7 @@ class ApiRoutes:
                 reply = self._written(api, exchange.request, exchange.body or {}, changed)[0]
         if kept is not None:
             kept(reply)
-        return _json(reply)
+        return json_response(reply)
 
     async def _admit(
         self,
@@ -266,7 +243,7 @@ class ApiRoutes:
         reply, events = self._written(api, asked, body, said(refusal.text, api.new_id(), asked.model))
         if api is RESPONSES and asked.route != api.route:
             self._keep(body, who, reply)
-        return Response(events, media_type="text/event-stream") if asked.stream else _json(reply)
+        return Response(events, media_type="text/event-stream") if asked.stream else json_response(reply)
 
     @staticmethod
     def _written(
@@ -281,7 +258,7 @@ class ApiRoutes:
         if count is None:
             raise EndpointError(f"{engine.name} cannot count the tokens of a prompt", status=404)
         asked = MESSAGES.native(body) if "messages" in speaks(engine) else read_messages_request(body, counting=True)
-        return _json({"input_tokens": await count(asked)})
+        return json_response({"input_tokens": await count(asked)})
 
     async def embeddings(self, request: Request) -> Response:
         """``POST .../v1/embeddings``: passed on, not recorded."""
@@ -289,7 +266,9 @@ class ApiRoutes:
         embed = getattr(engine, "embed", None)
         if embed is None or "embeddings" not in speaks(engine):
             raise EndpointError(f"{engine.name} makes no embeddings", status=404, hint="ask a model that does")
-        return _json(await (embed(body) if self._gate is None else judged_embeddings(self._gate, embed, body, who)))
+        return json_response(
+            await (embed(body) if self._gate is None else judged_embeddings(self._gate, embed, body, who))
+        )
 
     async def models(self, request: Request) -> Response:
         """``GET .../v1/models``, for clients of either kind."""
@@ -306,7 +285,7 @@ class ApiRoutes:
         ends = (
             {"has_more": False, "first_id": data[0]["id"], "last_id": data[-1]["id"]} if data else {"has_more": False}
         )
-        return _json({"object": "list", "data": data, **ends})
+        return json_response({"object": "list", "data": data, **ends})
 
     def _error_response(self, api: Api) -> Callable[[LgovError], Response]:
         return partial(self.refuse, api=api)
@@ -322,8 +301,8 @@ class ApiRoutes:
             if error.route == api.route or api is not MESSAGES:
                 headers = {**error.headers, "content-type": error.content_type}
                 return Response(error.body, status, headers)
-            return _json(api.error_body(error, status), status, error.headers)
-        return _json(api.error_body(error, status), status, retry_headers(error))
+            return json_response(api.error_body(error, status), status, error.headers)
+        return json_response(api.error_body(error, status), status, retry_headers(error))
 
     async def on_error(self, request: Request, error: Exception) -> Response:
         """Turns what a handler raised into a response."""
@@ -335,9 +314,3 @@ class ApiRoutes:
             hint = f"POST /v1 {', '.join(one.path for one in APIS)}, GET /v1/models and GET /healthz are there"
             return self.refuse(EndpointError(said_, status=error.status_code, hint=hint), api)
         return self.refuse(EndpointError(f"{type(error).__name__}: {error}", status=500), api)
-
-
-def _json(content: Mapping[str, Any], status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
-    if isinstance(content, ReceivedBody):
-        return Response(content.received, status, media_type="application/json")
-    return Response(utf8(json_text(content)), status, headers, media_type="application/json")

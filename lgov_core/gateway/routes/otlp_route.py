@@ -12,7 +12,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from lgov_core.errors import EndpointError, LgovError, TraceError
-from lgov_core.gateway.routes.api_routes import ROLLOUT_PREFIX, read_body
+from lgov_core.gateway.routes.bodies import ROLLOUT_PREFIX, read_body
 from lgov_core.gateway.serving.access import Access, RuledRoute
 from lgov_core.gateway.serving.attribution import ATTEMPT_HEADER, ROLLOUT_HEADER, Attribution, attribute, bearer_key
 from lgov_core.gateway.serving.keys import KeyGrant, KeyRing

@@ -1,0 +1,44 @@
+"""Bodies of requests and responses, as all routes read and write them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+
+from lgov_core.errors import EndpointError
+from lgov_core.gateway.formats.json_body import json_text, utf8
+from lgov_core.gateway.upstream.received import ReceivedBody
+
+ROLLOUT_PREFIX = "/rollout/{rollout_id}/attempt/{attempt}"
+
+
+async def read_body(request: Request, limit: int) -> bytes:
+    """The request's body. Raises `EndpointError` (413) for one of more than ``limit`` bytes.
+
+    A body that is moderately too long is read to its end and thrown away, since a client that is cut off while it
+    sends does not see the answer.
+    """
+    parts: list[bytes] = []
+    size = 0
+    try:
+        async for part in request.stream():
+            size += len(part)
+            if size <= limit:
+                parts.append(part)
+            elif size > 8 * limit:
+                break
+    except ClientDisconnect as error:
+        raise EndpointError("the client left while it was sending its request") from error
+    if size > limit:
+        raise EndpointError(f"the request has more than {limit} bytes", status=413)
+    return b"".join(parts)
+
+
+def json_response(content: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
+    """``content`` as a JSON response; a body that an upstream wrote goes out byte for byte."""
+    if isinstance(content, ReceivedBody):
+        return Response(content.received, status, media_type="application/json")
+    return Response(utf8(json_text(content)), status, headers, media_type="application/json")
