@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping, Sequence
-from functools import lru_cache
 from typing import Any
 
 from lgov_core.types import ALLOW, Action, Decision, Effect, Severity
@@ -38,14 +37,9 @@ def combine(
     """
     if not decisions:
         return ALLOW
-    if len(decisions) == 1:
-        face = decisions[0]
-        parts = face.parts or decisions
-        shadowed = face.shadowed
-    else:
-        face = max(decisions, key=_effect)  # max keeps the first of equals
-        parts = [part for decision in decisions for part in (decision.parts or (decision,))]
-        shadowed = any(part.shadowed for part in parts)
+    face = max(decisions, key=lambda decision: decision.effect)  # max keeps the first of equals
+    parts = [part for decision in decisions for part in (decision.parts or (decision,))]
+    shadowed = any(part.shadowed for part in (face, *parts))
     if shadow_of is not None:
         reason = "The policy set is in shadow mode; nothing is blocked."
         marked = tuple(part.changed(shadowed=True) for part in parts)
@@ -69,10 +63,6 @@ def combine(
         shadowed=shadowed,
         fault=faulty,
     )
-
-
-def _effect(decision: Decision) -> Effect:
-    return decision.effect
 
 
 def checked(answer: object) -> Decision | None:
@@ -104,16 +94,9 @@ def complete(answer: Decision, policy: str, severity: Severity | None = None) ->
         severity = answer.severity
     if answer.rule and answer.reason and answer.policy == policy and severity is answer.severity:
         return answer
-    if answer.effect is Effect.ALLOW and not (answer.rule or answer.reason or answer.parts):
-        return _plain_allow(policy)
-    reason = answer.reason or f"{policy} answers {answer.effect.label}."
+    plain = answer.effect is Effect.ALLOW and not (answer.rule or answer.parts)
+    reason = answer.reason or f"{policy} {'has nothing against it' if plain else f'answers {answer.effect.label}'}."
     return answer.changed(policy=policy, rule=answer.rule or answer.effect.label, reason=reason, severity=severity)
-
-
-@lru_cache(1024)
-def _plain_allow(policy: str) -> Decision:
-    # Decisions are frozen, and this is the one that is taken most often.
-    return Decision(Effect.ALLOW, policy, "allow", f"{policy} has nothing against it.")
 
 
 def fault(policy: str, rule: str, reason: str) -> Decision:

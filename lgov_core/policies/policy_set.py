@@ -12,7 +12,7 @@ from lgov_core.policies.base import BoundedPolicy, ObservingPolicy, Policy
 from lgov_core.policies.combine import BadAnswer, checked, combine, complete, fault, fold, private_copy
 from lgov_core.policies.conditions.conditions import ConditionError
 from lgov_core.policies.digest import digest_of
-from lgov_core.policies.rule import Fits, Rule, is_literal, one_of_globs
+from lgov_core.policies.rule import Rule
 from lgov_core.types import Action, Decision, Effect, Point, Severity
 
 Default = Literal["deny", "allow"]
@@ -99,7 +99,6 @@ class PolicySet:
         self.stateful = any(getattr(policy, "stateful", True) for policy in self._observing)
         waits = [getattr(rule.policy, "timeout_s", None) for rule in self.rules]
         self.timeout_s = max((wait for wait in waits if isinstance(wait, int | float)), default=None)
-        self._index = {point: _Index([rule for rule in self.rules if point in rule.on]) for point in Point}
         self._remembered = lru_cache(REMEMBERED_NAMES)(self._rules_for)
 
     @classmethod
@@ -144,7 +143,9 @@ class PolicySet:
         return combine(taken, original=original, folded=folded, shadow_of=shadow_of)
 
     def _rules_for(self, point: Point, name: str) -> tuple[Rule, ...]:
-        return self._index[point].rules_for(name)
+        return tuple(
+            rule for rule in self.rules if point in rule.on and (rule.fits_tool is None or rule.fits_tool(name))
+        )
 
     def observe(self, event: Any) -> None:
         """Hands ``event`` to the policies that keep count; each gets it once. What one raises is raised at the end."""
@@ -213,34 +214,6 @@ class PolicySet:
     def lgov_observe(self, event: Any) -> None:
         """See `lgov_core.hookspecs.lgov_observe`."""
         self.observe(event)
-
-
-class _Index:
-    """The rules of one point, found by the name of the tool without asking each."""
-
-    def __init__(self, rules: list[Rule]) -> None:
-        self._rules = rules
-        self._literal: dict[str, list[int]] = {}
-        self._wild: list[tuple[int, Fits | None]] = []
-        for place, rule in enumerate(rules):
-            if "*" in rule.tools:
-                self._wild.append((place, None))
-                continue
-            for tool in rule.tools:
-                if is_literal(tool):
-                    self._literal.setdefault(tool, []).append(place)
-            wild = [tool for tool in rule.tools if not is_literal(tool)]
-            if wild:
-                self._wild.append((place, one_of_globs(wild)))
-
-    def rules_for(self, name: str) -> tuple[Rule, ...]:
-        """The rules whose globs fit ``name``, in the order of the set."""
-        places = set(self._literal.get(name, ()))
-        if self._wild:
-            places.update([place for place, fits in self._wild if fits is None or fits(name)])
-        if not places:
-            return ()
-        return tuple(self._rules[place] for place in sorted(places))
 
 
 def ask(rule: Rule, action: Action) -> Decision | None:

@@ -38,6 +38,7 @@ class Rule:
         "condition",
         "deferred",
         "fits_agent",
+        "fits_tool",
         "name",
         "on",
         "policy",
@@ -68,7 +69,8 @@ class Rule:
         self.condition = None if when is None else condition_of(when, rule=self.name)
         self.bounded = bool(getattr(policy, "bounded", False))
         self.deferred = bool(getattr(policy, "deferred", False))
-        #: Whether an agent's name fits; None for every agent.
+        #: Whether the name of a tool, or an agent, fits the globs; None for every name.
+        self.fits_tool = None if "*" in self.tools else one_of_globs(self.tools)
         self.fits_agent = None if "*" in self.agents else one_of_globs(self.agents)
 
     def covers(self, action: Action) -> bool:
@@ -84,7 +86,7 @@ class Rule:
         """Whether point, name and agent are those of the rule, whatever its condition says."""
         return (
             action.point in self.on
-            and ("*" in self.tools or one_of_globs(self.tools)(action.name))
+            and (self.fits_tool is None or self.fits_tool(action.name))
             and (self.fits_agent is None or (action.agent is not None and self.fits_agent(action.agent)))
         )
 
@@ -94,11 +96,6 @@ def one_of_globs(globs: Sequence[str]) -> Fits:
     literal = frozenset(glob for glob in globs if not _WILD.search(glob))
     wild = tuple(re.compile(translate(glob)).match for glob in globs if _WILD.search(glob))
     return lambda text: text in literal or any(match(text) for match in wild)
-
-
-def is_literal(glob: str) -> bool:
-    """Whether ``glob`` fits no text but itself."""
-    return _WILD.search(glob) is None
 
 
 def _points(rule: str, points: object) -> tuple[Point, ...]:

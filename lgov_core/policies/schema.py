@@ -16,8 +16,6 @@ from pathlib import Path
 from typing import Any, Final, Literal, Union, get_args, get_origin, get_type_hints
 
 from lgov_core.policies.base import PolicyFactory
-from lgov_core.policies.conditions.fields import FIELDS
-from lgov_core.policies.conditions.matchers import OPERATORS, TYPES
 from lgov_core.policies.registry import BUILTIN_POLICIES
 from lgov_core.types import Point, Severity
 
@@ -31,117 +29,25 @@ _SIMPLE: Final[Mapping[Any, dict[str, Any]]] = {
     float: {"type": "number"},
     type(None): {"type": "null"},
 }
-_TEXTS: Final = {"type": "array", "items": {"type": "string", "minLength": 1}, "minItems": 1}
-_LENGTH: Final = {"type": "integer", "minimum": 0}
 
 
 def policy_file_schema(registry: Mapping[str, PolicyFactory] = BUILTIN_POLICIES) -> dict[str, Any]:
     """The JSON Schema (draft 7) of files whose rules use the policies of ``registry``.
 
-    A file that does not fit it does not load; one that fits may still hold what only the policies themselves can tell (an
-    unknown dialect, say). A policy under another name, from a plugin, fits with any options.
+    A file that does not fit it does not load; one that fits may still hold what only the policies themselves can check (an
+    unknown dialect, say). A policy under another name, from a plugin, fits with any options. What does not depend on
+    code is taken from the file at `SCHEMA_PATH` itself.
     """
-    rule: dict[str, Any] = {
-        "type": "object",
-        "additionalProperties": False,
-        "required": ["use"],
-        "properties": {
-            "name": _about(
-                "For messages and the record: the policy that a decision names.", type="string", pattern=r"\S"
-            ),
-            "on": _about(
-                "The points at which it is asked; those that the policy is made for unless said otherwise.",
-                type="array",
-                items={"enum": [point.value for point in Point]},
-                minItems=1,
-            ),
-            "tools": _about("Globs for the tool's name; all unless said otherwise.", **_TEXTS),
-            "agents": _about("Globs for the agent's name; all unless said otherwise.", **_TEXTS),
-            "when": {"description": "A condition, or CEL as text.", "anyOf": [{"type": "string"}, _ref("condition")]},
-            "use": _about(
-                "The policy that judges.", anyOf=[{"enum": sorted(registry)}, {"type": "string", "pattern": r"\S"}]
-            ),
-            "with": {"description": "What the policy is made with.", "type": ["object", "null"]},
-            "severity": _about(
-                "Instead of the policy's own, when it blocks.", enum=[*(level.value for level in Severity), None]
-            ),
-        },
-        "allOf": [
-            {
-                "if": {"required": ["use"], "properties": {"use": {"const": use}}},
-                "then": _options(registry[use]),
-            }
-            for use in sorted(registry)
-        ],
-    }
-    return {
-        "$schema": "http://json-schema.org/draft-07/schema#",
-        "title": "lgov policy file",
-        "type": "object",
-        "additionalProperties": False,
-        "required": ["version", "rules"],
-        "properties": {
-            "version": _about("Of the format.", type="integer", const=1),
-            "name": _about("For messages and the record.", type="string", pattern=r"\S"),
-            "mode": _about("enforce, or shadow: judge and record, block nothing.", enum=["enforce", "shadow"]),
-            "default": _about("The answer to an act that no rule covers.", enum=["deny", "allow"]),
-            "rules": {"type": "array", "minItems": 1, "items": _ref("rule")},
-        },
-        "definitions": {"rule": rule, "condition": _condition()},
-    }
-
-
-def _about(description: str, **schema: Any) -> dict[str, Any]:
-    return {"description": description, **schema}
-
-
-def _ref(name: str) -> dict[str, str]:
-    return {"$ref": f"#/definitions/{name}"}
-
-
-def _condition() -> dict[str, Any]:
-    def only(name: str, inner: dict[str, Any]) -> dict[str, Any]:
-        return {"type": "object", "additionalProperties": False, "required": [name], "properties": {name: inner}}
-
-    several = {"type": "array", "minItems": 1, "items": _ref("condition")}
-    scalar = {"type": ["string", "number", "boolean", "null"]}
-    roots = "|".join(FIELDS)
-    special: dict[str, dict[str, Any]] = {
-        "eq": {},
-        "ne": {},
-        "in": {"type": "array", "minItems": 1, "items": scalar},
-        "not_in": {"type": "array", "minItems": 1, "items": scalar},
-        "contains": scalar,
-        "exists": {"type": "boolean"},
-        "type": {"enum": list(TYPES)},
-        "length": {
-            "anyOf": [
-                _LENGTH,
-                {
-                    "type": "object",
-                    "minProperties": 1,
-                    "additionalProperties": False,
-                    "properties": dict.fromkeys(("eq", "ne", "lt", "le", "gt", "ge"), _LENGTH),
-                },
-            ]
-        },
-        **{key: {"type": "string", "minLength": 1} for key in ("glob", "starts_with", "ends_with")},
-        **{key: {"type": ["string", "number"]} for key in ("lt", "le", "gt", "ge")},
-    }
-    comparison = {
-        "type": "object",
-        "additionalProperties": False,
-        "required": ["field"],
-        "minProperties": 2,
-        "properties": {
-            "field": _about(
-                f"One of {', '.join(FIELDS)}; arguments.NAME and context.NAME lead further in.",
-                anyOf=[{"type": "string", "pattern": rf"^({roots})(\.[^.]+)*$"}, _TEXTS],
-            ),
-            **{name: special[name] for name in OPERATORS},
-        },
-    }
-    return {"anyOf": [comparison, only("all", several), only("any", several), only("not", _ref("condition"))]}
+    schema: dict[str, Any] = json.loads(SCHEMA_PATH.read_text(encoding="utf-8"))
+    rule = schema["definitions"]["rule"]
+    rule["properties"]["on"]["items"]["enum"] = [point.value for point in Point]
+    rule["properties"]["severity"]["enum"] = [*(level.value for level in Severity), None]
+    rule["properties"]["use"]["anyOf"][0]["enum"] = sorted(registry)
+    rule["allOf"] = [
+        {"if": {"required": ["use"], "properties": {"use": {"const": use}}}, "then": _options(registry[use])}
+        for use in sorted(registry)
+    ]
+    return schema
 
 
 def _options(factory: Callable[..., Any]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Paths, URLs and shell commands somebody may try, judged by the policy file beside them; and how many are judged right."""
+"""Shell commands judged by the policy file beside them, and how many are judged right."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from lgov_core.policies import PolicySet, ShellPolicy, load_policy_file
 from lgov_core.types import Action, Point
 
 HERE = Path(__file__).parent
-TOPICS = ("paths", "urls", "shell", "shell_more", "shell_everyday", "shell_sessions")
+TOPICS = ("shell", "shell_more", "shell_everyday", "shell_sessions")
 
 
 def cases(topic: str) -> list[dict[str, Any]]:

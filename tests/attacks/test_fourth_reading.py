@@ -91,7 +91,7 @@ OTHERWISE = {
     ),
     *(f"shell-hb-b{number}" for number in ("031", "038", "047", "054", "080", "094")),
 }
-FILES = sorted(path.name for path in HERE.glob("*_[defghijmn].jsonl") if not path.name.startswith("sql_"))
+FILES = sorted(path.name for path in HERE.glob("shell_[defghijmn].jsonl"))
 
 
 @pytest.mark.parametrize("name", FILES)

@@ -11,13 +11,13 @@ import time
 from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Final, Literal, TypeAlias
 
-from lgov_core._util.sqlite_file import FileKind, describe, file_identity, open_sqlite, require_same_file
+from lgov_core._util.sqlite_file import FileKind
 from lgov_core.errors import PolicyError
 from lgov_core.policies.approvals.canonical import canonical_json
-from lgov_core.policies.budgets.bookkeeping import SharedState, now_of
+from lgov_core.policies.budgets.bookkeeping import now_of
+from lgov_core.policies.budgets.shared_database import SharedDatabase
 from lgov_core.policies.options import positive_integer, positive_number
 from lgov_core.types import new_id
 
@@ -71,7 +71,7 @@ class ApprovalRequest:
         return self.content["arguments"]
 
 
-class ApprovalRequests(SharedState):
+class ApprovalRequests(SharedDatabase):
     """The requests of an `ApprovalPolicy`, in the SQLite file at ``path`` or, without one, in this process.
 
     The file (mode 0600) is made when it is missing; an operator's program opens the same file and answers. Any process that can
@@ -91,15 +91,10 @@ class ApprovalRequests(SharedState):
         busy_timeout_s: float = 1.5,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        self.path = None if path is None else Path(path)
         self.expires_s = math.inf if expires_s is None else positive_number("approvals", "expires_s", expires_s)
         self.max_pending = positive_integer("approvals", "max_pending", max_pending)
-        self._busy_timeout_s = busy_timeout_s
         self._clock = clock
-        self._connection: sqlite3.Connection | None = None
-        self._identity: tuple[int, int] | None = None
-        self._open()
-        super().__init__()
+        super().__init__(APPROVALS, path, busy_timeout_s=busy_timeout_s)
 
     # ------------------------------------------------------------------ for people
 
@@ -109,7 +104,7 @@ class ApprovalRequests(SharedState):
 
     def all(self) -> list[ApprovalRequest]:
         """Every request that is still known, oldest first."""
-        with self._transaction() as (connection, now):
+        with self._change() as (connection, now):
             _lapse(connection, now)
             rows = connection.execute(f"SELECT {_COLUMNS} FROM requests ORDER BY asked_at, request_id").fetchall()
         return [_request(row) for row in rows]
@@ -125,7 +120,7 @@ class ApprovalRequests(SharedState):
     def _answer(self, request_id: str, state: State, by: str, reason: str | None) -> ApprovalRequest:
         if not isinstance(by, str) or not by.strip():  # pyright: ignore[reportUnnecessaryIsInstance]
             raise PolicyError(f"approval {request_id}: no one is named as answering", hint="say who you are in by")
-        with self._transaction() as (connection, now):
+        with self._change() as (connection, now):
             _lapse(connection, now)
             found = self._one(connection, request_id)
             if found is None:
@@ -151,7 +146,7 @@ class ApprovalRequests(SharedState):
         A new one is made when there is none: it waits for ``expires_s`` seconds, and its answer holds as long. None when too
         many are pending already.
         """
-        with self._transaction() as (connection, now):
+        with self._change() as (connection, now):
             _lapse(connection, now)
             row = connection.execute(
                 f"SELECT {_COLUMNS} FROM requests WHERE digest = ? AND state IN ('approved', 'rejected', 'pending')"
@@ -177,20 +172,15 @@ class ApprovalRequests(SharedState):
 
     def give_back(self, request_id: str) -> None:
         """The approval was not used after all; it holds for as long as it would have."""
-        with self._transaction() as (connection, _):
+        with self._change() as (connection, _):
             connection.execute(
                 "UPDATE requests SET state = 'approved' WHERE request_id = ? AND state = 'used'", (request_id,)
             )
 
     def withdraw(self, request_id: str) -> None:
         """Withdraws a request: no answer is needed any more."""
-        with self._transaction() as (connection, _):
+        with self._change() as (connection, _):
             connection.execute("DELETE FROM requests WHERE request_id = ? AND state = 'pending'", (request_id,))
-
-    def close(self) -> None:
-        """Closes the file; the next call opens it again. What is kept in memory is gone."""
-        with self._lock:
-            self._let_go()
 
     # ------------------------------------------------------------------ the file
 
@@ -199,51 +189,9 @@ class ApprovalRequests(SharedState):
         return None if row is None else _request(row)
 
     @contextmanager
-    def _transaction(self) -> Generator[tuple[sqlite3.Connection, float]]:
-        if not self._lock.acquire(timeout=self._busy_timeout_s):
-            raise PolicyError(f"approvals: other threads held them for {self._busy_timeout_s:g} s")
-        try:
-            connection = self._open()
-            connection.execute("BEGIN IMMEDIATE")
-            try:
-                yield connection, now_of("approvals", self._clock)
-                connection.execute("COMMIT")
-            except BaseException:
-                if connection.in_transaction:
-                    connection.execute("ROLLBACK")
-                raise
-        except (sqlite3.Error, OSError) as error:
-            self._let_go()
-            raise describe(APPROVALS, self.path or Path(":memory:"), error) from error
-        finally:
-            self._lock.release()
-
-    def _open(self) -> sqlite3.Connection:
-        if self.path is None:
-            if self._connection is None:
-                self._connection = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False)
-                for statement in APPROVALS.schema:
-                    self._connection.execute(statement)
-            return self._connection
-        if self._identity is not None:
-            require_same_file(APPROVALS, self.path, self._identity)
-        if self._connection is None:
-            self._connection = open_sqlite(
-                APPROVALS, self.path, busy_timeout_s=self._busy_timeout_s, expected=self._identity
-            )
-            self._identity = file_identity(self.path)
-        return self._connection
-
-    def _let_go(self) -> None:
-        connection, self._connection = self._connection, None
-        if connection is not None:
-            connection.close()
-
-    def before_fork(self) -> None:
-        """Closes the file, so that no child inherits the connection. Called by the interpreter."""
-        super().before_fork()
-        if self.path is not None:
-            self._let_go()
+    def _change(self) -> Generator[tuple[sqlite3.Connection, float]]:
+        with self.transaction() as connection:
+            yield connection, now_of("approvals", self._clock)
 
 
 def _lapse(connection: sqlite3.Connection, now: float) -> None:

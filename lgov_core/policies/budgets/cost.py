@@ -10,8 +10,9 @@ from typing import Any, ClassVar, Final, Literal, Protocol
 
 from lgov_core.errors import PolicyError
 from lgov_core.policies.base import BoundedPolicy
+from lgov_core.policies.budgets.amounts import NANO, Amount, Balance, Limits, Shortfall
 from lgov_core.policies.budgets.bookkeeping import COMMON, NOT_MADE, Judgements, checked_per, count_key, decided, now_of
-from lgov_core.policies.budgets.ledger import NANO, Amount, Balance, Ledger, Limits, MemoryLedger, Shortfall
+from lgov_core.policies.budgets.ledger import Ledger
 from lgov_core.policies.budgets.prices import Price, cost_table, find, price_of, price_table
 from lgov_core.policies.budgets.usage import most_input_tokens, most_output_tokens, tokens_used
 from lgov_core.policies.dry_run import in_dry_run
@@ -67,7 +68,7 @@ class CostControlPolicy(BoundedPolicy):
 
     ``ledger`` is the path of a SQLite file (made when missing) that several processes spend from; policies of the same
     name share what is in it. Without it the budgets are in the memory of this process, ``max_budgets`` of them: see
-    `MemoryLedger` for what happens beyond. ``clock`` gives seconds (monotonic; wall time with a file, which outlives it).
+    `Ledger` for what happens beyond. ``clock`` gives seconds (monotonic; wall time with a file, which outlives it).
 
     A limit is not a permission: within its budget the policy has no opinion. May be called from several threads at once.
     Fails closed. Raises `PolicyError` when made with something that has no meaning.
@@ -118,7 +119,7 @@ class CostControlPolicy(BoundedPolicy):
             raise PolicyError(f"{name}: clock is {clock!r}", hint="give a function that returns seconds")
         positive_integer(name, "max_budgets", max_budgets)
         self._ledger = _ledger(name, ledger, max_budgets)
-        in_memory = isinstance(self._ledger, MemoryLedger)
+        in_memory = self._ledger.path is None
         self._clock: Callable[[], float] = clock or (time.monotonic if in_memory else time.time)
         # A file may have to be waited for, so the governor watches the time.
         self.bounded = in_memory
@@ -281,9 +282,9 @@ class CostControlPolicy(BoundedPolicy):
                 f"{self.name}: what was spent was not counted per {self.per}",
                 hint="give the rule another name to begin anew",
             )
-        if not isinstance(previous._ledger, MemoryLedger):
+        if previous._ledger.path is not None:
             return
-        if not isinstance(self._ledger, MemoryLedger):
+        if self._ledger.path is not None:
             raise PolicyError(
                 f"{self.name}: what was spent is in memory, not in the ledger", hint="restart the program to begin anew"
             )
@@ -321,12 +322,10 @@ def _limits(name: str, cost: object, tokens: object, calls: object, seconds: obj
 
 def _ledger(name: str, path: object, max_budgets: int) -> Ledger:
     if path is None or in_dry_run():
-        return MemoryLedger(max_budgets)
+        return Ledger(None, name, max_budgets=max_budgets)
     if not isinstance(path, str | os.PathLike) or not os.fspath(path):
         raise PolicyError(f"{name}: ledger is {path!r}", hint="give the path of a file")
-    from lgov_core.policies.budgets.ledger_file import FileLedger
-
-    return FileLedger(path, name)
+    return Ledger(path, name)
 
 
 def _figures(total: float, limit: float, asked: float, unit: str) -> str:

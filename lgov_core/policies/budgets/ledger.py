@@ -1,251 +1,205 @@
-"""Ledger: what each budget has spent and set aside, in one process."""
+"""Ledger: what each budget has spent and set aside, in a SQLite file that processes share or in memory."""
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from dataclasses import dataclass
-from typing import Final, Literal, Protocol, TypeAlias
+import os
+import sqlite3
+from typing import Final
 
-from lgov_core.policies.budgets.bookkeeping import SharedState
+from lgov_core._util.sqlite_file import FileKind
+from lgov_core.errors import PolicyError
+from lgov_core.policies.budgets.amounts import Amount, Balance, Lack, Limits, Shortfall
+from lgov_core.policies.budgets.shared_database import SharedDatabase
 
-#: One US dollar. Money is counted in whole billionths of one, so that sums are exact.
-NANO: Final = 1_000_000_000
-#: Reservations that may wait for their settlement; the oldest one beyond counts as spent.
+#: Reservations in memory that may wait for their settlement; the oldest one beyond counts as spent.
 MAX_OPEN: Final = 100_000
 
-Lack: TypeAlias = Literal["cost", "tokens", "calls", "seconds", "budgets", "closed"]
+LEDGER: Final = FileKind(
+    what="budget ledger",
+    application_id=int.from_bytes(b"lgvB"),
+    version=1,
+    schema=(
+        """CREATE TABLE budgets (
+            owner TEXT NOT NULL, key TEXT NOT NULL,
+            nano_usd INTEGER NOT NULL, tokens INTEGER NOT NULL, calls INTEGER NOT NULL,
+            reserved_nano_usd INTEGER NOT NULL, reserved_tokens INTEGER NOT NULL, reserved_calls INTEGER NOT NULL,
+            since REAL NOT NULL, until REAL NOT NULL,
+            PRIMARY KEY (owner, key)
+        ) WITHOUT ROWID""",
+        """CREATE TABLE reservations (
+            owner TEXT NOT NULL, operation TEXT NOT NULL, key TEXT NOT NULL,
+            nano_usd INTEGER NOT NULL, tokens INTEGER NOT NULL, calls INTEGER NOT NULL,
+            PRIMARY KEY (owner, operation)
+        )""",
+    ),
+    error=PolicyError,
+)
+
+_MOVE = (
+    "UPDATE budgets SET nano_usd = nano_usd + ?, tokens = tokens + ?, calls = calls + ?,"
+    " reserved_nano_usd = reserved_nano_usd + ?, reserved_tokens = reserved_tokens + ?,"
+    " reserved_calls = reserved_calls + ? WHERE owner = ? AND key = ?"
+)
+_COLUMNS = "nano_usd, tokens, calls, reserved_nano_usd, reserved_tokens, reserved_calls, since, until"
+#: What a ledger in memory has beside the tables of the file, so that its budgets can be dropped.
+_IN_MEMORY: Final = ("CREATE TABLE ended (key TEXT UNIQUE)", "CREATE TABLE dropped (key TEXT PRIMARY KEY)")
 
 
-@dataclass(frozen=True, slots=True)
-class Amount:
-    """Something to spend: billionths of a US dollar, tokens and calls."""
+class Ledger(SharedDatabase):
+    """The budgets of the policy called ``owner``, in the file at ``path`` or, without one, in memory.
 
-    nano_usd: int = 0
-    tokens: int = 0
-    calls: int = 0
-
-    def __add__(self, other: Amount) -> Amount:
-        return Amount(self.nano_usd + other.nano_usd, self.tokens + other.tokens, self.calls + other.calls)
-
-    def __sub__(self, other: Amount) -> Amount:
-        return Amount(self.nano_usd - other.nano_usd, self.tokens - other.tokens, self.calls - other.calls)
-
-
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """The most that a budget may spend; None means no limit. ``seconds`` since its first action."""
-
-    nano_usd: int | None = None
-    tokens: int | None = None
-    calls: int | None = None
-    seconds: float | None = None
-
-    def lack(self, total: Amount, elapsed_s: float) -> Lack | None:
-        """What there would not be enough of, or None."""
-        if self.seconds is not None and elapsed_s >= self.seconds:
-            return "seconds"
-        if self.nano_usd is not None and total.nano_usd > self.nano_usd:
-            return "cost"
-        if self.tokens is not None and total.tokens > self.tokens:
-            return "tokens"
-        if self.calls is not None and total.calls > self.calls:
-            return "calls"
-        return None
-
-
-@dataclass(frozen=True, slots=True)
-class Balance:
-    """A budget at one moment: what is spent for good, what is set aside for calls under way, and its age in seconds."""
-
-    spent: Amount = Amount()
-    reserved: Amount = Amount()
-    elapsed_s: float = 0.0
-
-    @property
-    def total(self) -> Amount:
-        """Spent and set aside together: what limits are compared with."""
-        return self.spent + self.reserved
-
-
-@dataclass(frozen=True, slots=True)
-class Shortfall:
-    """Why something was not set aside: what is lacking, and the budget's balance."""
-
-    lack: Lack
-    balance: Balance
-
-
-class Ledger(Protocol):
-    """Keeps the budgets of one policy.
-
-    ``key`` names a budget, ``operation`` one call, ``now`` is the policy's clock in seconds. Every method is atomic and
-    may be called from several threads at once.
+    Any number of processes, and of policies with different names, may use one file. What a process that died had set aside
+    stays set aside, since it is unknown whether it was spent, until `reset`. In memory there are ``max_budgets`` at most.
+    When they are used up, those that have ended are dropped, oldest first; one that comes back after that is refused,
+    because what it had spent is not known any more, and so is a new one when none has ended. See `SharedDatabase`.
     """
 
-    def reserve(
-        self, key: str, operation: str | None, amount: Amount, limits: Limits, now: float, *, again: bool = False
-    ) -> Shortfall | None:
-        """Sets ``amount`` aside, or says what is lacking and changes nothing.
-
-        ``again`` replaces what the operation had set aside before. Without an operation the amount is spent at once.
-        """
-        ...
-
-    def settle(self, key: str, operation: str, actual: Amount | None, now: float) -> None:
-        """What was set aside for the operation is spent: ``actual`` of it, or all where None.
-
-        What was never set aside is spent from ``key`` when ``actual`` says how much.
-        """
-        ...
-
-    def release(self, operation: str) -> None:
-        """Gives back what was set aside for the operation, if anything still is."""
-        ...
-
-    def balance(self, key: str | None, now: float) -> Balance:
-        """One budget, or the sum of all; its age is then that of the oldest."""
-        ...
-
-    def reset(self, key: str | None) -> None:
-        """Forgets one budget, or all, with what was set aside."""
-        ...
-
-    def ended(self, key: str) -> None:
-        """Notes that no more is expected from a budget."""
-        ...
-
-
-class _Book:
-    """One budget in memory. Used under the ledger's lock."""
-
-    __slots__ = ("reserved", "since", "spent", "until")
-
-    def __init__(self, now: float) -> None:
-        self.spent = Amount()
-        self.reserved = Amount()
-        self.since = self.until = now
-
-    def balance(self, now: float) -> Balance:
-        # A clock that is put back must not give time back.
-        self.until = max(self.until, now)
-        return Balance(self.spent, self.reserved, self.until - self.since)
-
-
-class MemoryLedger(SharedState):
-    """Budgets in the memory of this process; gone with it.
-
-    Holds ``max_budgets``. When they are used up, those that have ended are dropped, oldest first; one that comes back
-    after that is refused, because what it had spent is not known any more, and so is a new one when none has ended. A
-    forked child goes on with a copy.
-    """
-
-    def __init__(self, max_budgets: int) -> None:
-        super().__init__()
+    def __init__(
+        self,
+        path: str | os.PathLike[str] | None,
+        owner: str,
+        *,
+        max_budgets: int = 100_000,
+        busy_timeout_s: float = 1.5,
+    ) -> None:
+        self.owner = owner
         self.max_budgets = max_budgets
-        self._books: dict[str, _Book] = {}
-        self._open: OrderedDict[str, tuple[str, Amount]] = OrderedDict()
-        self._ended: OrderedDict[str, None] = OrderedDict()
-        self._dropped: set[int] = set()
+        super().__init__(LEDGER, path, busy_timeout_s=busy_timeout_s, more=_IN_MEMORY)
 
     def reserve(
         self, key: str, operation: str | None, amount: Amount, limits: Limits, now: float, *, again: bool = False
     ) -> Shortfall | None:
-        """See `Ledger.reserve`."""
-        with self._lock:
-            book = self._book(key, now)
-            if not isinstance(book, _Book):
-                return Shortfall(book, Balance())
-            before = self._open.get(operation, ("", Amount())) if operation is not None else ("", Amount())
-            replaced = before[1] if again and before[0] == key else Amount()
-            balance = book.balance(now)
-            lack = limits.lack(balance.total - replaced + amount, balance.elapsed_s)
+        """Sets ``amount`` aside for a call, or says what is lacking and changes nothing.
+
+        ``key`` names the budget, ``operation`` the call, ``now`` is the policy's clock in seconds. ``again`` replaces what
+        the operation had set aside before. Without an operation the amount is spent at once.
+        """
+        with self.transaction() as connection:
+            refusal = self._open_budget(connection, key)
+            if refusal is not None:
+                return Shortfall(refusal, Balance())
+            balance = self._balance(connection, key, now)
+            before = self._reserved(connection, operation)
+            replaced = before[1] if before is not None and again and before[0] == key else None
+            total = balance.total + amount if replaced is None else balance.total - replaced + amount
+            lack = limits.lack(total, balance.elapsed_s)
             if lack is not None:
                 return Shortfall(lack, balance)
             if operation is None:
-                book.spent += amount
+                self._move(connection, key, amount, Amount())
                 return None
-            if operation in self._open:
-                if replaced is before[1]:
-                    book.reserved -= replaced
-                else:
-                    self._spend(*before)
-            self._open[operation] = (key, amount)
-            book.reserved += amount
-            if len(self._open) > MAX_OPEN:
-                _, oldest = self._open.popitem(last=False)
-                self._spend(*oldest)
+            if before is not None:
+                spent = Amount() if replaced is not None else before[1]
+                self._move(connection, before[0], spent, Amount() - before[1])
+            self._move(connection, key, Amount(), amount)
+            connection.execute(
+                "INSERT OR REPLACE INTO reservations VALUES (?, ?, ?, ?, ?, ?)",
+                (self.owner, operation, key, amount.nano_usd, amount.tokens, amount.calls),
+            )
+            self._spend_oldest(connection)
             return None
 
     def settle(self, key: str, operation: str, actual: Amount | None, now: float) -> None:
-        """See `Ledger.settle`."""
-        with self._lock:
-            found = self._open.pop(operation, None)
+        """Spends what was set aside for the operation: ``actual`` of it, or all where None.
+
+        What was never set aside is spent from ``key`` when ``actual`` says how much.
+        """
+        with self.transaction() as connection:
+            found = self._reserved(connection, operation)
             if found is not None:
-                self._spend(*found, actual)
-            elif actual is not None and isinstance(book := self._book(key, now), _Book):
-                book.spent += actual
+                self._move(connection, found[0], found[1] if actual is None else actual, Amount() - found[1])
+                self._forget(connection, operation)
+            elif actual is not None and self._open_budget(connection, key) is None:
+                self._balance(connection, key, now)
+                self._move(connection, key, actual, Amount())
 
     def release(self, operation: str) -> None:
-        """See `Ledger.release`."""
-        with self._lock:
-            found = self._open.pop(operation, None)
-            if found is not None and (book := self._books.get(found[0])) is not None:
-                book.reserved -= found[1]
+        """Gives back what was set aside for the operation, if anything still is."""
+        with self.transaction() as connection:
+            found = self._reserved(connection, operation)
+            if found is not None:
+                self._move(connection, found[0], Amount(), Amount() - found[1])
+                self._forget(connection, operation)
 
     def balance(self, key: str | None, now: float) -> Balance:
-        """See `Ledger.balance`."""
-        with self._lock:
-            if key is not None:
-                return self._books[key].balance(now) if key in self._books else Balance()
-            each = [book.balance(now) for book in self._books.values()]
+        """One budget, or the sum of all; its age is then that of the oldest."""
+        where, given = ("owner = ?", (self.owner,)) if key is None else ("owner = ? AND key = ?", (self.owner, key))
+        with self.transaction() as connection:
+            rows = connection.execute(f"SELECT {_COLUMNS} FROM budgets WHERE {where}", given).fetchall()
         spent = reserved = Amount()
-        for one in each:
-            spent, reserved = spent + one.spent, reserved + one.reserved
-        return Balance(spent, reserved, max((one.elapsed_s for one in each), default=0.0))
+        for row in rows:
+            spent, reserved = spent + Amount(*row[:3]), reserved + Amount(*row[3:6])
+        return Balance(spent, reserved, max((max(row[7], now) - row[6] for row in rows), default=0.0))
 
     def reset(self, key: str | None) -> None:
-        """See `Ledger.reset`."""
-        with self._lock:
-            if key is None:
-                for everything in (self._books, self._open, self._ended, self._dropped):
-                    everything.clear()
-                return
-            self._books.pop(key, None)
-            self._ended.pop(key, None)
-            self._dropped.discard(hash(key))
-            for operation in [name for name, (owner, _) in self._open.items() if owner == key]:
-                del self._open[operation]
+        """Forgets one budget, or all, with what was set aside."""
+        where, given = ("owner = ?", (self.owner,)) if key is None else ("owner = ? AND key = ?", (self.owner, key))
+        with self.transaction() as connection:
+            for table in ("budgets", "reservations"):
+                connection.execute(f"DELETE FROM {table} WHERE {where}", given)
+            for table in ("ended", "dropped") if self.path is None else ():
+                connection.execute(f"DELETE FROM {table} WHERE ? IS NULL OR key = ?", (key, key))
 
     def ended(self, key: str) -> None:
-        """See `Ledger.ended`."""
-        with self._lock:
-            if key in self._books:
-                self._ended[key] = None
+        """Notes that no more is expected from a budget, so that it may be dropped from memory."""
+        if self.path is None:
+            with self.transaction() as connection:
+                connection.execute("INSERT OR REPLACE INTO ended SELECT key FROM budgets WHERE key = ?", (key,))
 
-    def _spend(self, key: str, reserved: Amount, actual: Amount | None = None) -> None:
-        book = self._books.get(key)
-        if book is not None:
-            book.reserved -= reserved
-            book.spent += reserved if actual is None else actual
+    # ------------------------------------------------------------------ within a transaction
 
-    def _book(self, key: str, now: float) -> _Book | Literal["budgets", "closed"]:
-        book = self._books.get(key)
-        if book is not None:
-            self._ended.pop(key, None)  # it goes on after all
-            return book
-        if hash(key) in self._dropped:
+    def _open_budget(self, connection: sqlite3.Connection, key: str) -> Lack | None:
+        """Makes room in memory for a budget that may be new; says why there is none."""
+        if self.path is not None:
+            return None
+        if connection.execute("SELECT 1 FROM budgets WHERE key = ?", (key,)).fetchone():
+            connection.execute("DELETE FROM ended WHERE key = ?", (key,))  # it goes on after all
+            return None
+        if connection.execute("SELECT 1 FROM dropped WHERE key = ?", (key,)).fetchone():
             return "closed"
-        if len(self._books) >= self.max_budgets and not self._drop_one():
+        if connection.execute("SELECT count(*) FROM budgets").fetchone()[0] < self.max_budgets:
+            return None
+        (dropped,) = connection.execute("SELECT count(*) FROM dropped").fetchone()
+        oldest = connection.execute(
+            "SELECT key FROM ended JOIN budgets USING (key) WHERE reserved_calls = 0 ORDER BY ended.rowid LIMIT 1"
+        ).fetchone()
+        if oldest is None or dropped >= 10 * self.max_budgets:
             return "budgets"
-        book = self._books[key] = _Book(now)
-        return book
+        connection.execute("DELETE FROM budgets WHERE key = ?", oldest)
+        connection.execute("DELETE FROM ended WHERE key = ?", oldest)
+        connection.execute("INSERT INTO dropped VALUES (?)", oldest)
+        return None
 
-    def _drop_one(self) -> bool:
-        if len(self._dropped) >= 10 * self.max_budgets:
-            return False
-        for key in self._ended:
-            if self._books[key].reserved == Amount():
-                del self._books[key], self._ended[key]
-                self._dropped.add(hash(key))
-                return True
-        return False
+    def _spend_oldest(self, connection: sqlite3.Connection) -> None:
+        """Spends the oldest reservation in memory when there are too many."""
+        if self.path is None and connection.execute("SELECT count(*) FROM reservations").fetchone()[0] > MAX_OPEN:
+            (operation,) = connection.execute("SELECT operation FROM reservations ORDER BY rowid LIMIT 1").fetchone()
+            found = self._reserved(connection, operation)
+            assert found is not None
+            self._move(connection, found[0], found[1], Amount() - found[1])
+            self._forget(connection, operation)
+
+    def _balance(self, connection: sqlite3.Connection, key: str, now: float) -> Balance:
+        connection.execute(
+            f"INSERT INTO budgets (owner, key, {_COLUMNS}) VALUES (?, ?, 0, 0, 0, 0, 0, 0, ?, ?)"
+            " ON CONFLICT DO UPDATE SET until = max(until, excluded.until)",
+            (self.owner, key, now, now),
+        )
+        row = connection.execute(
+            f"SELECT {_COLUMNS} FROM budgets WHERE owner = ? AND key = ?", (self.owner, key)
+        ).fetchone()
+        return Balance(Amount(*row[:3]), Amount(*row[3:6]), row[7] - row[6])
+
+    def _reserved(self, connection: sqlite3.Connection, operation: str | None) -> tuple[str, Amount] | None:
+        row = connection.execute(
+            "SELECT key, nano_usd, tokens, calls FROM reservations WHERE owner = ? AND operation = ?",
+            (self.owner, operation),
+        ).fetchone()
+        return None if row is None else (row[0], Amount(*row[1:]))
+
+    def _move(self, connection: sqlite3.Connection, key: str, spent: Amount, reserved: Amount) -> None:
+        given = (spent.nano_usd, spent.tokens, spent.calls, reserved.nano_usd, reserved.tokens, reserved.calls)
+        connection.execute(_MOVE, (*given, self.owner, key))
+
+    def _forget(self, connection: sqlite3.Connection, operation: str) -> None:
+        connection.execute("DELETE FROM reservations WHERE owner = ? AND operation = ?", (self.owner, operation))

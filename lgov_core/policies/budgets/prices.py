@@ -8,7 +8,7 @@ from fnmatch import fnmatchcase
 from typing import Any, NamedTuple
 
 from lgov_core.errors import PolicyError
-from lgov_core.policies.budgets.ledger import NANO
+from lgov_core.policies.budgets.amounts import NANO
 
 _HINT = "write {input: 2.5, output: 10}: US dollars for a million tokens"
 _MILLION = 1_000_000

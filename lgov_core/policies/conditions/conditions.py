@@ -15,7 +15,7 @@ true, so that ``{field: arguments.amount, exists: true}`` can guard what follows
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any, Final, TypeAlias
 
 from lgov_core._util.suggestions import suggest_name
@@ -164,9 +164,12 @@ def _comparison(node: Mapping[Any, Any], place: _Place) -> _Test:
             place, f"{field.name} is compared with nothing", hint=f"write one of: {', '.join(OPERATORS)}"
         )
     readings = tuple(_reading(field, operator, node[operator], (*place, operator)) for operator in operators)
-    if len(readings) == 1:
-        return _one(field, readings[0])
-    return _each(field, readings)
+
+    def test(action: Action) -> bool:
+        value = field.read(action)
+        return all(reading(value) for reading in readings)
+
+    return test
 
 
 def _reading(field: Field, operator: str, expected: object, place: _Place) -> Reading:
@@ -174,16 +177,3 @@ def _reading(field: Field, operator: str, expected: object, place: _Place) -> Re
         return OPERATORS[operator](field, expected)
     except PolicyError as error:
         raise ConditionProblem(place, error.message, hint=error.hint) from error
-
-
-def _one(field: Field, reading: Reading) -> _Test:
-    read = field.read
-    return lambda action: reading(read(action))
-
-
-def _each(field: Field, readings: Sequence[Reading]) -> _Test:
-    def test(action: Action) -> bool:
-        value = field.read(action)
-        return all(reading(value) for reading in readings)
-
-    return test

@@ -67,12 +67,10 @@ def field_of(name: object) -> Field:
         return Field(root, _present(_TEXTS[root]), True, root in _THE_AGENTS, values)
     if root not in _MAPPINGS:
         close = difflib.get_close_matches(root.lower(), FIELDS, n=1)
-        hint = (
-            f"did you mean {'.'.join((close[0], *path))}?"
-            if close
-            else f"write arguments.{shown}, or one of: {', '.join(FIELDS)}"
+        hint = f"write arguments.{shown}, or one of: {', '.join(FIELDS)}"
+        raise PolicyError(
+            f"there is no field {shown}", hint=f"did you mean {'.'.join((close[0], *path))}?" if close else hint
         )
-        raise PolicyError(f"there is no field {shown}", hint=hint)
     return Field(shown, _inside(_MAPPINGS[root], path), False, root in _THE_AGENTS)
 
 
@@ -85,10 +83,6 @@ def _present(read: Callable[[Action], Any]) -> Callable[[Action], Any]:
 
 
 def _inside(read: Callable[[Action], Any], path: tuple[str, ...]) -> Callable[[Action], Any]:
-    if len(path) == 1:
-        (only,) = path
-        return lambda action: _step(read(action), only)
-
     def value(action: Action) -> Any:
         found = read(action)
         for step in path:

@@ -21,9 +21,6 @@ ContentAction = Literal["deny", "redact"]
 MAX_CHARACTERS: Final = 1_000_000
 #: How deep the arguments may be nested.
 MAX_DEPTH: Final = 64
-#: Keys without a finding that a policy remembers, and how long such a key may be.
-MAX_KEPT_KEYS: Final = 2_000
-MAX_KEPT_KEY: Final = 64
 _KEY_WORDS = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
 _PLAIN_KEY = re.compile(r"[A-Za-z_][A-Za-z0-9_-]{0,39}")
 
@@ -80,7 +77,6 @@ class ContentPolicy(BoundedPolicy):
         self.max_characters = positive_integer(name, "max_characters", max_characters)
         self._allow = tuple(glob.casefold() for glob in string_tuple(name, "allow", allow))
         self._table = PatternTable([pattern for pattern in self.patterns() if pattern.kind in self.kinds])
-        self._plain_keys: set[str] = set()
 
     @classmethod
     def patterns(cls) -> tuple[Pattern, ...]:
@@ -120,17 +116,6 @@ class ContentPolicy(BoundedPolicy):
         """What is found in ``text`` from ``start`` on, in order and without overlaps; the text before it is context."""
         found = look_through(text, self._table.find, start)
         return [f for f in found if not self.is_allowed(text[f.start : f.end])] if self._allow else found
-
-    def is_plain_key(self, key: str) -> bool:
-        """Whether ``key`` holds nothing; the keys of arguments are few and come again, so those are remembered."""
-        if key in self._plain_keys:
-            return True
-        if len(key) > MAX_KEPT_KEY or self.find(key):
-            return False
-        if len(self._plain_keys) >= MAX_KEPT_KEYS:
-            self._plain_keys = set()
-        self._plain_keys.add(key)
-        return True
 
     def stream(self) -> StreamingRedactor:
         """Applies this policy to a text that arrives in pieces."""
@@ -180,12 +165,7 @@ class _Walk:
         changed: dict[Any, Any] = {}
         same = True
         for key, item in mapping.items():
-            if not isinstance(key, str):
-                new_key = self.other(key, "", place)
-            elif self.policy.is_plain_key(key):
-                new_key, self.left = key, self.left - len(key)
-            else:
-                new_key = self.text(key, "", f"a key of {place}")
+            new_key = self.text(key, "", f"a key of {place}") if isinstance(key, str) else self.other(key, "", place)
             named = new_key is key and isinstance(key, str) and _PLAIN_KEY.fullmatch(key) is not None
             new_item = self.value(
                 item, key if isinstance(key, str) else "", f"{place}.{key}" if named else place, depth + 1

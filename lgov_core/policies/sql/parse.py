@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -33,17 +32,9 @@ def make_parser(dialect: str) -> tuple[Parse, frozenset[str]]:
 
     reader = Dialect.get_or_raise(dialect)
 
-    class OfThread(threading.local):
-        """A tokenizer for each thread: making one takes a good part of what using it does."""
-
-        def __init__(self) -> None:
-            self.tokenizer = reader.tokenizer()
-
-    of_thread = OfThread()
-
     def parse(text: str) -> tuple[exp.Expr | None, list[Any]]:
         try:
-            tokens = of_thread.tokenizer.tokenize(text)
+            tokens = reader.tokenize(text)
             most = _NODES + _NODES_OF_TOKEN * len(tokens)
             trees = reader.parser(error_level=ErrorLevel.IMMEDIATE, max_nodes=most).parse(tokens, text)
         except ParseError as error:

@@ -75,7 +75,7 @@ class Reader:
         except UnclearSQL as unclear:
             return ReadText(Refusal(unclear.rule, unclear.reason, Severity.MEDIUM, unread=unclear.refused))
         if not statements:
-            return ReadText(Refusal("sql-unparsable", "There is not SQL in it; write one statement.", Severity.MEDIUM))
+            return ReadText(Refusal("sql-unparsable", "There is no SQL in it; write one statement.", Severity.MEDIUM))
         gravest: Refusal | None = None
         instead: list[str | None] = []
         for statement in statements:

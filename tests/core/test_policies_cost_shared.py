@@ -1,0 +1,325 @@
+"""CostControlPolicy under a governor, in threads and processes, and from a policy file."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+from cost_helpers import BOUND, PRICES, after, before, governor, refused, tool
+
+from lgov_core.cli import cli
+from lgov_core.errors import PolicyError, PolicyFileError
+from lgov_core.policies import (
+    CostControlPolicy,
+    PolicySet,
+    ReloadingPolicySet,
+    Rule,
+    SQLPolicy,
+    ToolPolicy,
+    load_policies,
+)
+from lgov_core.policies import dry_run as dry_run
+from lgov_core.scope import RolloutScope
+from lgov_core.types import Action, Decision, Effect, Point, ToolOutcome
+
+
+@pytest.fixture(params=["memory", "file"])
+def ledger(request: pytest.FixtureRequest, tmp_path: Path) -> Any:
+    return None if request.param == "memory" else tmp_path / "budgets.sqlite"
+
+
+# ---------------------------------------------------------------------- under a governor
+
+
+@pytest.mark.parametrize("as_plugin", [False, True])
+def test_what_another_policy_denies_is_given_back(ledger: Any, as_plugin: bool) -> None:
+    policy = CostControlPolicy(max_calls=2, ledger=ledger)
+    only = ToolPolicy(allow=["good"])
+    subject = governor(plugins=[PolicySet([Rule(policy), Rule(only)])]) if as_plugin else governor(policy, only)
+    with subject.rollout(RolloutScope("ro_1")):
+        for _ in range(5):
+            assert subject.decide(tool(name="bad", rollout=None)).policy in ("tool", only.name)
+        assert policy.spent("ro_1").reserved_calls == 0
+        effects = [subject.decide(tool(name="good", rollout=None)).effect for _ in range(3)]
+    assert effects == [Effect.ALLOW, Effect.ALLOW, Effect.DENY]
+    subject.close()
+
+
+def test_a_call_that_is_judged_again_after_a_transform_counts_once(ledger: Any) -> None:
+    class Shortens:
+        name = "shortens"
+        bounded = True
+
+        def judge(self, action: Action) -> Decision | None:
+            if action.arguments.get("q") == "short":
+                return Decision(Effect.ALLOW, self.name)
+            return Decision(Effect.TRANSFORM, self.name, arguments={"q": "short"})
+
+    policy = CostControlPolicy(max_calls=3, ledger=ledger)
+    subject = governor(policy, Shortens())
+    for _ in range(3):
+        assert subject.decide(tool(arguments={"q": "long"})).effect is Effect.TRANSFORM
+    spent = policy.spent("ro_1")
+    assert spent.calls + spent.reserved_calls == 3
+    assert subject.decide(tool(arguments={"q": "long"})).effect is Effect.DENY
+    subject.close()
+
+
+def test_one_operation_id_for_many_calls_buys_nothing(ledger: Any) -> None:
+    policy = CostControlPolicy(max_calls=2, ledger=ledger)
+    subject = governor(policy, ToolPolicy(allow=["*"]))
+    effects = [subject.decide(tool("always the same")).effect for _ in range(4)]
+    assert effects == [Effect.ALLOW, Effect.ALLOW, Effect.DENY, Effect.DENY]
+    subject.close()
+
+
+@pytest.mark.parametrize(
+    ("status", "calls"), [("ok", 1), ("error", 1), ("timeout", 1), ("unknown_tool", 0), ("denied", 0)]
+)
+def test_a_tool_call_counts_when_it_was_made(ledger: Any, status: Any, calls: int) -> None:
+    policy = CostControlPolicy(max_calls=5, ledger=ledger)
+    subject = governor(policy, ToolPolicy(allow=["*"]))
+    decision = subject.decide(tool("op_1"))
+    subject.record(ToolOutcome(tool("op_1"), status, decision=decision))
+    spent = policy.spent("ro_1")
+    assert (spent.calls, spent.reserved_calls) == (calls, 0)
+    subject.close()
+
+
+def test_beside_an_sql_policy_it_counts_and_permits_nothing() -> None:
+    cost = CostControlPolicy(max_cost_usd=100)
+    subject = governor(SQLPolicy(dialect="sqlite", deny=["DROP"], argument="input"), cost)
+    query = Action(Point.PRE_TOOL_CALL, "agent", "text", arguments={"input": "SELECT 1"})
+    assert cost.name == "CostControlPolicy"
+    assert cost.judge(query) is None
+    assert subject.decide(query).effect is Effect.ALLOW
+    assert subject.decide(Action(Point.PRE_TOOL_CALL, "a", "text", arguments={"input": "DROP TABLE t"})).blocks
+    assert governor(cost).decide(query).rule == "no-policy", "a limit is no permission"
+
+
+def test_it_goes_on_counting_where_the_one_before_it_stopped() -> None:
+    old = CostControlPolicy(max_calls=2)
+    old.judge(tool())
+    new = CostControlPolicy(max_calls=2, max_seconds=100)
+    new.continue_from(old)
+    assert new.judge(tool()) is None
+    assert refused(new.judge(tool())) == "call-budget"
+
+
+def test_what_cannot_be_counted_on_is_not_taken_over(tmp_path: Path) -> None:
+    for new in (
+        CostControlPolicy(max_calls=1, per="agent"),
+        CostControlPolicy(max_calls=1, ledger=tmp_path / "b.sqlite"),
+    ):
+        with pytest.raises(PolicyError):
+            new.continue_from(CostControlPolicy(max_calls=1))
+
+
+def test_an_edit_of_the_policy_file_is_no_fresh_budget(tmp_path: Path) -> None:
+    path = tmp_path / "policy.yaml"
+    text = "version: 1\nrules:\n  - {name: all, use: allow}\n  - {name: budget, use: cost, with: {max_calls: 2}}\n"
+    path.write_text(text)
+    subject = ReloadingPolicySet(path)
+    assert not subject.judge(tool()).blocks
+    path.write_text(text.replace("max_calls: 2", "max_calls: 3"))
+    assert subject.reload()
+    assert [subject.judge(tool()).blocks for _ in range(3)] == [False, False, True]
+    path.write_text(text.replace("max_calls: 2", "max_calls: 9, per: agent"))
+    with pytest.raises(PolicyError, match="another name"):
+        subject.reload()
+    assert subject.judge(tool()).blocks
+
+
+def test_the_commands_that_only_look_spend_nothing(tmp_path: Path) -> None:
+    ledger, file, cases = tmp_path / "budgets.sqlite", tmp_path / "policy.yaml", tmp_path / "cases.jsonl"
+    file.write_text(json.dumps(document(max_calls=1, ledger=str(ledger))))
+    lines = [
+        {"id": str(n), "name": "t", "rollout_id": "ro_1", "expect": "allow" if n == 0 else "deny"} for n in range(2)
+    ]
+    cases.write_text("\n".join(json.dumps(line) for line in lines))
+    for arguments in (["check", str(file)], ["eval", str(file), str(cases)], ["explain", str(file), "--action", "{}"]):
+        arguments = [part.replace("{}", '{"name": "t"}') for part in arguments]
+        result = CliRunner().invoke(cli, ["policy", *arguments])
+        assert result.exit_code == 0, result.output
+    assert not ledger.exists()
+
+
+def test_a_ledger_that_cannot_be_used_denies_and_says_so(tmp_path: Path) -> None:
+    path = tmp_path / "budgets.sqlite"
+    policy = CostControlPolicy(max_calls=5, ledger=path)
+    assert policy.judge(tool()) is None
+    path.unlink()
+    decision = policy.judge(tool())
+    assert refused(decision) == "cost-ledger"
+    reply = policy.judge(after(input_tokens=1, output_tokens=1))
+    assert reply is not None
+    assert reply.effect is Effect.WARN
+
+
+# ---------------------------------------------------------------------- several threads, several processes
+
+
+@pytest.fixture
+def hasty_threads() -> Iterator[None]:
+    """Threads that are interrupted nearly everywhere."""
+    usual = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    yield
+    sys.setswitchinterval(usual)
+
+
+@pytest.mark.usefixtures("hasty_threads")
+def test_threads_do_not_overspend_by_one(ledger: Any) -> None:
+    policy = CostControlPolicy(max_calls=3, ledger=ledger)
+    allowed: list[int] = []
+    # Many budgets that everybody runs at: each is a race. A file is slow, so fewer do.
+    budgets = 20 if ledger else 500
+    start = threading.Barrier(8)
+
+    def work(number: int) -> None:
+        for budget in range(budgets):
+            start.wait()
+            action = tool(f"op_{number}_{budget}", rollout=f"ro_{budget}")
+            if policy.judge(action) is None:
+                allowed.append(budget)
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    spent = [policy.spent(f"ro_{budget}") for budget in range(budgets)]
+    assert [one.reserved_calls for one in spent] == [3] * budgets
+    assert sorted(allowed) == sorted([*range(budgets)] * 3)
+
+
+def _spend(path: str, number: int, results: Any) -> None:
+    policy = CostControlPolicy(max_tokens=40 * BOUND, per="global", ledger=path)
+    allowed = 0
+    for turn in range(20):
+        operation = f"op_{os.getpid()}_{turn}"
+        if policy.judge(before(operation)) is None:
+            allowed += 1
+            if turn % 5 == 0:
+                policy.release(operation)
+                allowed -= 1
+            elif turn % 2:
+                policy.judge(after(operation, input_tokens=BOUND - 1, output_tokens=1))
+    results.put(allowed)
+
+
+def test_processes_share_one_budget(tmp_path: Path) -> None:
+    path = str(tmp_path / "budgets.sqlite")
+    spawn = multiprocessing.get_context("spawn")
+    results = spawn.Queue()
+    workers = [spawn.Process(target=_spend, args=(path, number, results)) for number in range(4)]
+    for worker in workers:
+        worker.start()
+    allowed = [results.get(timeout=120) for _ in workers]
+    for worker in workers:
+        worker.join()
+    assert [worker.exitcode for worker in workers] == [0] * 4
+    policy = CostControlPolicy(max_tokens=40 * BOUND, per="global", ledger=path)
+    spent = policy.spent()
+    # Four would like to make 64 calls; released ones count for nothing, and what is left is less than one call.
+    assert sum(allowed) == spent.calls + spent.reserved_calls <= 40
+    assert (spent.tokens + spent.reserved_tokens) == sum(allowed) * BOUND
+    assert sum(allowed) >= 36, "released calls may keep a few others out for a moment, not all of them"
+    while policy.judge(before(f"rest_{policy.spent().reserved_calls}")) is None:
+        pass
+    total = policy.spent()
+    assert total.tokens + total.reserved_tokens == 40 * BOUND
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this platform does not fork")
+def test_a_forked_child_spends_from_the_same_file(tmp_path: Path) -> None:
+    policy = CostControlPolicy(max_calls=3, per="global", ledger=tmp_path / "budgets.sqlite")
+    assert policy.judge(tool()) is None
+    child = os.fork()
+    if child == 0:
+        os._exit(0 if policy.judge(tool()) is None else 1)
+    assert os.waitpid(child, 0)[1] == 0
+    assert policy.judge(tool()) is None
+    assert refused(policy.judge(tool())) == "call-budget"
+
+
+# ---------------------------------------------------------------------- from a file, and mistakes
+
+
+def document(**options: Any) -> dict[str, Any]:
+    allow = {"name": "all", "use": "allow"}
+    return {"version": 1, "rules": [allow, {"name": "budget", "use": "cost", "with": options}]}
+
+
+def test_from_a_policy_file(tmp_path: Path) -> None:
+    subject = load_policies(document(max_cost_usd=0.5, per="session", tool_costs={"*": 0.25}, prices=PRICES))
+    first, second = (Action(Point.PRE_TOOL_CALL, "t", session_id=session) for session in ("a", "b"))
+    assert [subject.judge(first).effect.label for _ in range(3)] == ["allow", "allow", "deny"]
+    denied = subject.judge(first)
+    assert (denied.policy, denied.rule) == ("budget", "cost-budget")
+    assert subject.judge(second).effect is Effect.ALLOW
+    budget = next(rule for rule in subject.rules if rule.name == "budget")
+    assert set(budget.on) >= {Point.PRE_MODEL_CALL, Point.POST_MODEL_CALL, Point.PRE_TOOL_CALL}
+    assert subject.bounded
+    assert not load_policies(document(max_calls=1, ledger=str(tmp_path / "b.sqlite"))).bounded
+
+
+def test_a_rehearsal_spends_nothing_that_is_shared(tmp_path: Path) -> None:
+    path = str(tmp_path / "budgets.sqlite")
+    with dry_run():
+        rehearsed = load_policies(document(max_calls=1, ledger=path))
+    rehearsed.judge(tool())
+    assert rehearsed.judge(tool()).blocks
+    assert not os.path.exists(path)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({}, "no limit"),
+        ({"max_cost_usd": 0}, "max_cost_usd"),
+        ({"max_cost_usd": float("inf")}, "max_cost_usd"),
+        ({"max_cost_usd": float("nan")}, "max_cost_usd"),
+        ({"max_cost_usd": "100"}, "max_cost_usd"),
+        ({"max_tokens": 1.5}, "max_tokens"),
+        ({"max_calls": True}, "max_calls"),
+        ({"max_seconds": -1}, "max_seconds"),
+        ({"max_calls": 1, "per": "user"}, "per"),
+        ({"max_calls": 1, "prices": {"m": 3}}, "prices"),
+        ({"max_calls": 1, "prices": {"m": {"input": -1, "output": 1}}}, "prices"),
+        ({"max_calls": 1, "prices": {"m": {"input": 1}}}, "prices"),
+        ({"max_calls": 1, "tool_costs": {"t": float("nan")}}, "tool_costs"),
+        ({"max_calls": 1, "tool_costs": [1]}, "tool_costs"),
+        ({"max_calls": 1, "ledger": 5}, "ledger"),
+        ({"max_calls": 1, "ledger": ""}, "ledger"),
+        ({"max_calls": 1, "bytes_per_token": 0}, "bytes_per_token"),
+        ({"max_calls": 1, "max_output_tokens": 0}, "max_output_tokens"),
+    ],
+)
+def test_settings_without_a_meaning_are_refused(options: dict[str, Any], said: str) -> None:
+    with pytest.raises(PolicyError, match=said):
+        CostControlPolicy(**options)
+    with pytest.raises(PolicyFileError):
+        load_policies(document(**options))
+
+
+def test_a_file_that_is_something_else_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "notes.txt"
+    path.write_text("not a database, and long enough to be told from an empty one" * 20)
+    with pytest.raises(PolicyError, match=r"notes\.txt"):
+        CostControlPolicy(max_calls=1, ledger=path)
+
+
+@pytest.mark.parametrize("option", ["max_tokens", "n"])
+@pytest.mark.parametrize("most", [2**40, 10**400, float("inf")], ids=["large", "huge", "endless"])
+def test_a_limit_beyond_all_measure_is_no_small_one(option: str, most: Any, ledger: Any) -> None:
+    policy = CostControlPolicy(max_tokens=1_000_000, ledger=ledger)
+    assert refused(policy.judge(before("op", **{option: most}))) == "token-budget"
