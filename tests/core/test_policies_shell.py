@@ -12,11 +12,11 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from lgov_core.policies.shell_syntax import parse_shell
+from lgov_core.policies.shell_words import UNKNOWN, Words
 
 from lgov_core.errors import PolicyError
 from lgov_core.policies import ShellPolicy, load_policies
-from lgov_core.policies.shell_syntax import parse_shell
-from lgov_core.policies.shell_words import UNKNOWN, Words
 from lgov_core.types import Action, Point
 
 SIGNS = ["ls", ";", "&&", "|", "(", ")", "$(", "`", "'", '"', "{", "}", "\n", "<<E", "E", "x=1", "$x", ">f", " "]

@@ -8,7 +8,7 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
 
-from lgov_core._util.sqlite_file import FileKind, describe, file_identity, open_database, require_same_file
+from lgov_core._util.sqlite_file import FileKind, describe, file_identity, open_sqlite, require_same_file
 from lgov_core.policies.budgets.bookkeeping import SharedState
 
 
@@ -70,7 +70,7 @@ class SharedDatabase(SharedState):
         if self._identity is not None:
             require_same_file(self._kind, self.path, self._identity)
         if self._connection is None:
-            self._connection = open_database(
+            self._connection = open_sqlite(
                 self._kind, self.path, busy_timeout_s=self._busy_timeout_s, expected=self._identity
             )
             self._identity = file_identity(self.path)
