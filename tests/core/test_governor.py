@@ -510,7 +510,7 @@ def _not_marked(_self: object, action: Action) -> Decision:
     "plugin", [type("P", (), {"lgov_pre_tool_call": _not_marked})(), object(), None, SQLPolicy, lambda action: None]
 )
 def test_a_plugin_that_would_never_be_asked_is_refused(plugin: Any) -> None:
-    with pytest.raises(PluginError, match=r"not marked|no plugin"):
+    with pytest.raises(PluginError, match=r"not marked|not a plugin"):
         governor(plugin)
 
 
@@ -519,7 +519,7 @@ def test_a_plugin_that_would_never_be_asked_is_refused(plugin: Any) -> None:
 )
 @pytest.mark.parametrize("made", [Governor, PolicySet], ids=["governor", "set"])
 def test_what_is_no_policy_is_refused_in_words(made: Any, policies: Any) -> None:
-    with pytest.raises(PolicyError, match=r"not a policy|no policy|no list of rules"):
+    with pytest.raises(PolicyError, match=r"not a policy|not a list of rules"):
         made(policies)
 
 
