@@ -135,10 +135,8 @@ class Governor:
         return self._only_watches
 
     def evaluates(self, point: Point) -> bool:
-        """Whether a decision is taken at ``point``: a policy or plugin is asked, or their absence denies (pre_tool_call)."""
-        if self.observe_only:
-            return False
-        return point is Point.PRE_TOOL_CALL or bool(self._judges.of(point))
+        """Whether any policy or plugin is asked at ``point``; with none at all, ``pre_tool_call`` is a denial, so True."""
+        return not self._only_watches and (point is Point.PRE_TOOL_CALL or bool(self._judges.of(point)))
 
     def _refuse_judges(self) -> None:
         """Raises `PolicyError` when somebody wants to judge where nobody is asked: a missing judge must not pass unseen."""
