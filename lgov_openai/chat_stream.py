@@ -24,9 +24,7 @@ def completion_of(events: Sequence[JSON]) -> JSON | None:
             choice = choices.setdefault(part["index"], {**empty, "finish_reason": None, "logprobs": None})
             _add_delta(choice["message"], part.get("delta") or {})
             choice["finish_reason"] = part.get("finish_reason") or choice["finish_reason"]
-            choice["logprobs"] = _joined(choice["logprobs"], part.get("logprobs"))
-            if part.get("token_ids"):
-                choice["token_ids"] = [*choice.get("token_ids", []), *part["token_ids"]]
+            _merge(choice, {"logprobs": part.get("logprobs"), "token_ids": part.get("token_ids") or None})
     if not choices or any(choice["finish_reason"] is None for choice in choices.values()):
         return None
     for choice in choices.values():
@@ -42,13 +40,10 @@ def stream_of(body: JSON, reply: JSON, events: Sequence[JSON]) -> str:
     with_usage = bool((body.get("stream_options") or {}).get("include_usage"))
     chunks: list[JSON] = []
     for choice in reply["choices"]:
-        for number, delta in enumerate(deltas := list(_deltas(choice["message"]))):
-            last = number == len(deltas) - 1
-            part = {"index": choice["index"], "delta": delta, "finish_reason": None, "logprobs": None}
-            if last:
-                part = {**part, "finish_reason": choice["finish_reason"], "logprobs": choice.get("logprobs")}
-                part |= {key: choice[key] for key in ("token_ids",) if key in choice}
-            chunks.append({**head, "choices": [part], **({"usage": None} if with_usage else {})})
+        part: JSON = {"index": choice["index"], "finish_reason": None, "logprobs": None}
+        last = {key: choice[key] for key in ("finish_reason", "logprobs", "token_ids") if key in choice}
+        parts = [*({**part, "delta": delta} for delta in _deltas(choice["message"])), {**part, "delta": {}, **last}]
+        chunks += [{**head, "choices": [one], **({"usage": None} if with_usage else {})} for one in parts]
     if with_usage or any(event.get("usage") for event in events):
         chunks.append({**head, "choices": [], "usage": reply.get("usage")})
     return "".join(f"data: {json.dumps(chunk)}\n\n" for chunk in chunks) + "data: [DONE]\n\n"
@@ -86,16 +81,8 @@ def _merge(into: JSON, part: Mapping[str, Any]) -> None:
             into[key] = value
 
 
-def _joined(first: Any, second: Any) -> Any:
-    if not isinstance(second, Mapping):
-        return first
-    joined: JSON = dict(first or {})
-    _merge(joined, second)
-    return joined
-
-
 def _deltas(message: JSON) -> Sequence[JSON]:
-    """The message in pieces: its beginning, its text, and each call's name before its arguments."""
+    """The message in pieces: its role, its text, and each call's name before its arguments."""
     found: list[JSON] = [{"role": "assistant", "content": "" if message.get("content") is not None else None}]
     for key, value in message.items():
         if key not in ("role", "tool_calls", "function_call") and value not in (None, "", []):
@@ -108,4 +95,4 @@ def _deltas(message: JSON) -> Sequence[JSON]:
         body = call[kind]
         found.append({"tool_calls": [{**call, "index": index, kind: {**body, field: ""}}]})
         found.append({"tool_calls": [{"index": index, kind: {field: body.get(field) or ""}}]})
-    return [*found, {}]
+    return found
