@@ -5,7 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from lgov_runs import POLICY
+
+POLICY = """
+version: 1
+name: test
+rules:
+  - {name: sql, tools: [run_sql], use: sql, with: {dialect: sqlite, mode: read_only, argument: query}}
+"""
 
 
 @pytest.fixture
