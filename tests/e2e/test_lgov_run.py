@@ -21,13 +21,6 @@ from lgov_core.testing import ScriptedCall, ScriptedModelServer, ScriptedReply
 EXAMPLE = Path(__file__).parents[2] / "examples" / "01_langchain_agent"
 
 
-POLICY = """
-version: 1
-name: test
-rules:
-  - {name: sql, tools: [run_sql], use: sql, with: {dialect: sqlite, mode: read_only, argument: query}}
-"""
-
 
 ALLOW_ALL = """
 version: 1
