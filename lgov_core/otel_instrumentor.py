@@ -15,8 +15,7 @@ from lgov_core.process.governed import (
     DEFAULT_AUDIT,
     ProcessOptions,
     end_process,
-    installed_adapters,
-    open_process,
+    govern_process,
     say,
 )
 
@@ -35,8 +34,6 @@ class LgovInstrumentor:
         Ends the process with 78 when that cannot be done. Does nothing without a policy in the settings. OpenTelemetry's
         own arguments are not used.
         """
-        from lgov_core.plugins import make_plugin_manager
-        from lgov_core.process.import_guard import FrameworkGuard
         from lgov_core.scope import RolloutScope, carry_into_threads, enter_scope
         from lgov_core.settings import load_settings
         from lgov_core.types import new_id
@@ -45,8 +42,6 @@ class LgovInstrumentor:
             settings = load_settings()
             if settings.policy is None or self._process is not None:
                 return
-            manager = make_plugin_manager()
-            adapters = installed_adapters(manager)
             options = ProcessOptions(
                 settings.policy,
                 settings.audit or DEFAULT_AUDIT,
@@ -54,12 +49,12 @@ class LgovInstrumentor:
                 settings.timeout_s,
                 redact=settings.redact,
             )
-            self._process = process = open_process(options, manager=manager)
-            self._scope = enter_scope(RolloutScope(new_id("rol"), 1))  # kept: dropped, it would leave the scope
+            self._process, guard = govern_process(options, _refuse)
+            self._scope = enter_scope(RolloutScope(new_id("rol"), 1))  # kept: garbage collection would leave the scope
             self._scope.__enter__()
             carry_into_threads()
-            FrameworkGuard(adapters, lambda: process.governor, _refuse).install()
-            atexit.register(process.close)
+            guard.install()
+            atexit.register(self._process.close)
         except BaseException as error:  # noqa: BLE001 - raised, it would be logged, and the program would run
             _refuse(f"{type(error).__name__}: {error}")
 

@@ -69,23 +69,19 @@ def pytest_configure(config: pytest.Config) -> None:
     if policy is None:
         return
     from lgov_core.errors import LgovError
-    from lgov_core.plugins import make_plugin_manager
-    from lgov_core.process.governed import ProcessOptions, installed_adapters, open_process
-    from lgov_core.process.import_guard import FrameworkGuard
+    from lgov_core.process.governed import ProcessOptions, govern_process
     from lgov_core.scope import carry_into_threads
 
     try:
-        manager = make_plugin_manager()
-        adapters = installed_adapters(manager)
-        audit = config.invocation_params.dir / str(config.getoption("--lgov-audit"))
-        process = open_process(ProcessOptions(config.invocation_params.dir / str(policy), audit), manager=manager)
+        folder = config.invocation_params.dir
+        options = ProcessOptions(folder / str(policy), folder / str(config.getoption("--lgov-audit")))
+        process, guard = govern_process(options, partial(_stop, config))
     except LgovError as error:
         _cannot(str(error))
     except (Exception, SystemExit) as error:  # noqa: BLE001 - whatever is broken here, no test may run without it
         _cannot(f"{type(error).__name__}: {error}")
-    guard = FrameworkGuard(adapters, lambda: process.governor, partial(_stop, config))
     governed = _Governed(process, guard.instrumented)
-    manager.register(governed)
+    process.governor.manager.register(governed)
     process.governor.plugins_changed()
     config.stash[_KEY] = governed
     carry_into_threads()

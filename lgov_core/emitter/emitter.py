@@ -11,9 +11,10 @@ import threading
 from collections import Counter, deque
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, cast
 
 from lgov_core._util.atomic_file import atomic_file
+from lgov_core._util.steps import Step, Steps, arun_steps, run_steps
 from lgov_core.emitter.lightning_span import (
     POLICY_CHECK,
     SIGNAL,
@@ -155,31 +156,43 @@ class FlightRecorderEmitter:
         (``stored``) and what the first error was. Inside a running event loop an asynchronous store needs
         `aemit_to_store`.
         """
-        take = _taker_of(store)
-        if inspect.iscoroutinefunction(take):
+        if inspect.iscoroutinefunction(_taker_of(store)):
             _require_no_loop()
-            return asyncio.run(self.aemit_to_store(store))
-        delivery = _Delivery(store, take)
-        for span in self.get_spans():
-            answer = delivery.hand(span)
-            if inspect.isawaitable(answer):
-                _require_no_loop(answer)
-                answer = delivery.settle(lambda answer=answer: asyncio.run(_awaited(answer)))
-            delivery.taken(answer)
-        return delivery.end()
+            return asyncio.run(self.aemit_to_store(store))  # one loop for all spans
+        return run_steps(self._emission(store))
 
     async def aemit_to_store(self, store: Any) -> int:
-        """As `emit_to_store`, for a running event loop: what an asynchronous store answers is awaited."""
-        delivery = _Delivery(store, _taker_of(store))
-        for span in await asyncio.to_thread(self.get_spans):
-            answer = delivery.hand(span)
-            if inspect.isawaitable(answer):
-                try:
-                    answer = await answer
-                except Exception as error:  # noqa: BLE001 - counted, and raised at the end
-                    answer = delivery.failed(error)
-            delivery.taken(answer)
-        return await asyncio.to_thread(delivery.end)
+        """As `emit_to_store`, for a running event loop: awaitable answers of the store are awaited."""
+        return await arun_steps(self._emission(store))
+
+    def _emission(self, store: Any) -> Steps[int]:
+        take = _taker_of(store)
+        own = all(hasattr(store, name) for name in ("add_span", "flush", "dropped_spans", "add_rewards"))
+        dropped = store.dropped_spans if own else 0
+        stored, first = 0, cast("Exception | None", None)
+        spans = yield Step(self.get_spans, lambda: asyncio.to_thread(self.get_spans))
+        for number, span in enumerate([*spans, None], start=1):
+            try:
+                if own and (span is None or number % _BATCH == 0):
+                    yield Step(store.flush, lambda: asyncio.to_thread(store.flush))
+                if span is None:
+                    break
+                answer = take(_own_span(span) if own else span)
+                if inspect.isawaitable(answer):
+                    answer = yield Step(lambda answer=answer: _run(answer), lambda answer=answer: answer)
+                stored += answer is not False
+            except ExportError:
+                raise
+            except Exception as error:  # noqa: BLE001 - counted, and raised at the end
+                first = first or error
+        if own:
+            stored -= store.dropped_spans - dropped
+        if stored < len(spans):
+            why = "it answered False or dropped them" if first is None else repr(first)
+            raise ExportError(
+                f"{len(spans) - stored} of {len(spans)} spans were not stored: {why}", stored=stored
+            ) from first
+        return stored
 
     # ------------------------------------------------------------------ to a file
 
@@ -205,50 +218,6 @@ def create_emitter(
 ) -> FlightRecorderEmitter:
     """A `FlightRecorderEmitter` for ``recorder``. An unknown keyword is a TypeError."""
     return FlightRecorderEmitter(recorder, include_policy_checks, include_signals, include_tool_calls, trace_id_prefix)
-
-
-class _Delivery:
-    """Counts what a store really took."""
-
-    def __init__(self, store: Any, take: Callable[[Any], Any]) -> None:
-        self._take = take
-        self._own = all(hasattr(store, name) for name in ("add_span", "flush", "dropped_spans", "add_rewards"))
-        self._store = store
-        self._dropped = store.dropped_spans if self._own else 0
-        self._tried = self._stored = 0
-        self._first: Exception | None = None
-
-    def hand(self, span: LightningSpan) -> Any:
-        self._tried += 1
-        if self._own and self._tried % _BATCH == 0:
-            self.settle(self._store.flush)
-        return self.settle(lambda: self._take(_own_span(span) if self._own else span))
-
-    def settle(self, call: Callable[[], Any]) -> Any:
-        try:
-            return call()
-        except ExportError:
-            raise
-        except Exception as error:  # noqa: BLE001 - counted, and raised at the end
-            return self.failed(error)
-
-    def failed(self, error: Exception) -> bool:
-        self._first = self._first or error
-        return False
-
-    def taken(self, answer: Any) -> None:
-        self._stored += answer is not False
-
-    def end(self) -> int:
-        if self._own:
-            self.settle(self._store.flush)
-            self._stored -= self._store.dropped_spans - self._dropped
-        if self._stored < self._tried:
-            why = "it answered False or dropped them" if self._first is None else repr(self._first)
-            raise ExportError(
-                f"{self._tried - self._stored} of {self._tried} spans were not stored: {why}", stored=self._stored
-            ) from self._first
-        return self._stored
 
 
 def _array(spans: Sequence[LightningSpan]) -> Iterator[str]:
@@ -292,8 +261,14 @@ def _require_no_loop(answer: Any = None) -> None:
     raise ExportError("this store is asynchronous", hint="write await emitter.aemit_to_store(store)")
 
 
-async def _awaited(answer: Any) -> Any:
-    return await answer
+def _run(answer: Any) -> Any:
+    """Awaits on an event loop of its own."""
+
+    async def wait() -> Any:
+        return await answer
+
+    _require_no_loop(answer)
+    return asyncio.run(wait())
 
 
 def _reader_of(recorder: Any) -> Callable[[int, Mapping[str, Any] | None], Sequence[Mapping[str, Any]]]:

@@ -141,7 +141,9 @@ class _Child:
                 self.process.tally.reports = self.reports
             return self.process.governor
 
-        self.entered = enter_scope(self.scope)  # for as long as the process lives; dropped, it would leave the scope
+        self.entered = enter_scope(
+            self.scope
+        )  # for as long as the process lives; garbage collection would leave the scope
         self.entered.__enter__()
         carry_into_threads()
         FrameworkGuard(installed_adapters(manager), opened, _refuse).install()

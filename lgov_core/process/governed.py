@@ -22,6 +22,7 @@ from lgov_core.hookspecs import hookimpl
 if TYPE_CHECKING:
     from lgov_core.audit import AuditLog
     from lgov_core.governor import Governor
+    from lgov_core.process.import_guard import FrameworkGuard
     from lgov_core.store.protocol import TraceStore
     from lgov_core.types import Adapter
 
@@ -140,6 +141,22 @@ def open_process(options: ProcessOptions, *, plugins: Sequence[object] = (), man
             store.close()
         raise
     return GovernedProcess(options, governor, audit, store, tally)
+
+
+def govern_process(
+    options: ProcessOptions, refuse: Callable[[str], NoReturn], *, plugins: Sequence[object] = ()
+) -> tuple[GovernedProcess, FrameworkGuard]:
+    """Opens everything, and makes the guard of the frameworks' imports, which has still to be installed.
+
+    ``refuse`` is called with a sentence when a framework cannot be governed. Raises `LgovError`; then nothing stays open.
+    """
+    from lgov_core.plugins import make_plugin_manager
+    from lgov_core.process.import_guard import FrameworkGuard
+
+    manager = make_plugin_manager()
+    adapters = installed_adapters(manager)
+    process = open_process(options, plugins=plugins, manager=manager)
+    return process, FrameworkGuard(adapters, lambda: process.governor, refuse)
 
 
 def installed_adapters(manager: Any) -> list[Adapter]:

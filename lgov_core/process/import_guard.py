@@ -37,8 +37,8 @@ class FrameworkGuard(MetaPathFinder):
     def __init__(
         self, adapters: Iterable[Adapter], governor: Callable[[], Governor], refuse: Callable[[str], NoReturn]
     ) -> None:
-        self._adapters = tuple(adapters)
-        self._by_module = {module: adapter for adapter in self._adapters for module in adapter.modules}
+        self.adapters = tuple(adapters)
+        self._by_module = {module: adapter for adapter in self.adapters for module in adapter.modules}
         self._governor = governor
         self._refuse = refuse
         self._lock = threading.RLock()
@@ -49,7 +49,7 @@ class FrameworkGuard(MetaPathFinder):
     def install(self) -> None:
         """Registers the import hook; frameworks that are loaded already are instrumented at once."""
         sys.meta_path.insert(0, self)
-        for adapter in self._adapters:
+        for adapter in self.adapters:
             there = {name: module for name in adapter.modules if (module := sys.modules.get(name)) is not None}
             self._modules.update(there)
             if there:

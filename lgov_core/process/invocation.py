@@ -1,25 +1,24 @@
-"""What ``lgov run -- python …`` is asked to run, and the running of it inside this interpreter."""
+"""The command of ``lgov run -- python …``, and running it inside this interpreter."""
 
 from __future__ import annotations
 
 import builtins
+import importlib.util
 import io
 import os
 import pkgutil
 import re
-import runpy
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from importlib.machinery import SourceFileLoader, SourcelessFileLoader
+from importlib.machinery import ModuleSpec, SourceFileLoader, SourcelessFileLoader
 from pathlib import Path
-from types import ModuleType, TracebackType
+from types import CodeType, ModuleType, TracebackType
+from typing import Any
 
 from lgov_core.errors import InstrumentationError
 
 _PYTHON = re.compile(r"python(3(\.\d+)?)?(\.exe)?")
-#: What ``python -m`` itself calls. It runs a module in the ``__main__`` that is there, and leaves it there.
-_run_as_main: Callable[..., object] = vars(runpy)["_run_module_as_main"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +40,7 @@ class Invocation:
 
 
 def parse_command(command: Sequence[str]) -> Invocation:
-    """Understands ``python [-u] SCRIPT …`` and ``python [-u] -m MODULE …``.
+    """Parses ``python [-u] SCRIPT …`` and ``python [-u] -m MODULE …``.
 
     Raises `InstrumentationError` for anything that cannot be run inside this interpreter: another program, another interpreter,
     another option, a script that is not there.
@@ -124,7 +123,7 @@ def execute(invocation: Invocation) -> int:
     try:
         if invocation.is_module:
             _put_on_path(str(invocation.folder))
-            _run_as_main(invocation.target)
+            _run_module(invocation.target)
         else:
             _run_script(invocation)
     except SystemExit as end:
@@ -140,9 +139,10 @@ def _run_script(invocation: Invocation) -> None:
     # Absolute, as Python makes it: the program may go to another folder. Not normalised: what lies before a ``..`` may
     # be a link.
     path = os.path.join(os.getcwd(), invocation.target)
-    if pkgutil.get_importer(path) is not None:  # a folder or an archive
-        sys.path[0 : 0 if sys.flags.safe_path else 1] = [path]  # its code is found there alone
-        _run_as_main("__main__", alter_argv=False)
+    importer: Any = pkgutil.get_importer(path)
+    if importer is not None:  # a folder or an archive
+        sys.path[0 : 0 if sys.flags.safe_path else 1] = [path]
+        _run_found(importer.find_spec("__main__"), path)
         return
     _put_on_path(str(invocation.folder))
     with io.open_code(path) as file:
@@ -150,9 +150,40 @@ def _run_script(invocation: Invocation) -> None:
     loader = SourcelessFileLoader if code is not None else SourceFileLoader
     if code is None:
         code = compile(Path(path).read_bytes(), path, "exec", dont_inherit=True)
-    names = vars(sys.modules["__main__"])
-    names.update(__file__=path, __cached__=None, __loader__=loader("__main__", path))
-    exec(code, names)
+    _run_code(code, __file__=path, __cached__=None, __loader__=loader("__main__", path))
+
+
+def _run_module(name: str) -> None:
+    """As ``python -m``: a module, or the ``__main__`` of a package."""
+    spec = importlib.util.find_spec(name)
+    if spec is not None and spec.submodule_search_locations is not None:
+        name = f"{name}.__main__"
+        spec = importlib.util.find_spec(name)
+    if spec is not None and spec.origin is not None:
+        sys.argv[0] = spec.origin
+    _run_found(spec, name)
+
+
+def _run_found(spec: ModuleSpec | None, name: str) -> None:
+    loader: Any = spec.loader if spec is not None else None
+    code: CodeType | None = loader.get_code(spec.name) if spec is not None and hasattr(loader, "get_code") else None
+    if spec is None or code is None:
+        sys.exit(f"{sys.executable}: No module named {name}")
+    _run_code(
+        code,
+        __file__=spec.origin,
+        __cached__=spec.cached,
+        __loader__=loader,
+        __package__=spec.parent,
+        __spec__=spec,
+    )
+
+
+def _run_code(code: CodeType, **names: Any) -> None:
+    """Runs ``code`` in the ``__main__`` that is there, which stays there."""
+    main = vars(sys.modules["__main__"])
+    main.update(names)
+    exec(code, main)
 
 
 def _put_on_path(entry: str) -> None:
@@ -171,7 +202,6 @@ def _status(code: object) -> int:
 
 def _from_program(trace: TracebackType | None) -> TracebackType | None:
     """``trace`` without the frames that only started the program."""
-    ours = {__file__, runpy.__file__, "<frozen runpy>"}
-    while trace is not None and trace.tb_frame.f_code.co_filename in ours:
+    while trace is not None and trace.tb_frame.f_code.co_filename == __file__:
         trace = trace.tb_next
     return trace

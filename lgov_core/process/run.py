@@ -1,9 +1,9 @@
 """Runs an unedited Python program under policy: what ``lgov run`` does.
 
-Everything is decided before the program's first line: the policy is loaded, the record opened, the frameworks
-watched. If any of that fails, or the program later imports a framework that cannot be governed, the process ends with
-status 78 and a sentence that says why. Governance covers this process, its threads, and the Python processes that it
-starts (`lgov_core.process.children`); the closing report names the other programs that were started.
+Before the program's first line the policy is loaded, the record opened and the import hook installed. If any of that
+fails, or the program later imports a framework that cannot be governed, the process ends with status 78 and a message.
+Governance covers this process, its threads, and the Python processes that it starts (`lgov_core.process.children`); the
+closing report names the other programs that were started.
 """
 
 from __future__ import annotations
@@ -29,8 +29,7 @@ from lgov_core.process.governed import (
     GovernedProcess,
     ProcessOptions,
     end_process,
-    installed_adapters,
-    open_process,
+    govern_process,
     policy_in,
     say,
     write_error,
@@ -41,7 +40,7 @@ from lgov_core.scope import RolloutScope, carry_into_threads
 from lgov_core.types import Outcome, Rollout, new_id
 
 if TYPE_CHECKING:
-    from lgov_core.types import Adapter
+    pass
 
 _CHILD_EVENTS = frozenset({"subprocess.Popen", "os.posix_spawn", "os.exec", "os.spawn", "os.system"})
 
@@ -74,13 +73,12 @@ class RunOptions:
 
 @dataclass(slots=True)
 class _Run:
-    """What is open while the program runs, and what the closing report needs."""
+    """The state of a running program, for its closing report."""
 
     scope: RolloutScope
     options: RunOptions
     folder: Path
-    process: GovernedProcess
-    adapters: list[Adapter]
+    process: GovernedProcess = field(init=False)
     guard: FrameworkGuard = field(init=False)
     child_reports: ChildReports | None = None
     attempt_open: bool = False
@@ -134,11 +132,9 @@ def run_program(command: Sequence[str], options: RunOptions) -> int:
 
 
 def _prepare(invocation: Invocation, scope: RolloutScope, options: RunOptions) -> _Run:
-    from lgov_core.plugins import make_plugin_manager
-
-    manager = make_plugin_manager()
-    adapters = installed_adapters(manager)
-    process = open_process(
+    run = _Run(scope, options, invocation.folder)
+    run.script = None if invocation.is_module else Path(invocation.target).resolve()
+    run.process, run.guard = govern_process(
         ProcessOptions(
             options.policy or policy_in(invocation.folder),
             options.audit or DEFAULT_AUDIT,
@@ -147,12 +143,9 @@ def _prepare(invocation: Invocation, scope: RolloutScope, options: RunOptions) -
             options.capture_content,
             options.redact,
         ),
+        partial(_refuse, run),
         plugins=options.plugins,
-        manager=manager,
     )
-    run = _Run(scope, options, invocation.folder, process, adapters)
-    run.script = None if invocation.is_module else Path(invocation.target).resolve()
-    run.guard = FrameworkGuard(adapters, lambda: process.governor, partial(_refuse, run))
     return run
 
 
@@ -241,7 +234,7 @@ def _finish(run: _Run) -> None:
     began, judged, problems = reports.read() if reports is not None else (Counter[str](), Counter[Any](), list[str]())
     children = run.children + _multiprocessing_children(began[BY_MULTIPROCESSING])
     report = make_report(
-        run.adapters,
+        run.guard.adapters,
         run.guard.instrumented,
         process.tally.judged + judged,
         folder=run.folder,

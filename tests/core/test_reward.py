@@ -1,57 +1,29 @@
-"""PolicyReward and what goes with it: what rollouts earn, that violations never pay, and where penalties land."""
+"""PolicyReward: what rollouts and calls earn; statistics; rewards for training."""
 
 from __future__ import annotations
 
 import math
 import threading
-import warnings
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import fields
 from fractions import Fraction
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from reward_cases import Run, violation
 
-from lgov_core import Governor, LgovError, Outcome, Reward, RolloutScope, SQLPolicy
+from lgov_core import Governor, Outcome, Reward, RolloutScope, SQLPolicy
 from lgov_core.errors import RewardError
 from lgov_core.policies.combine import fault
 from lgov_core.reward import (
     AirPlugin,
     AirRules,
-    CompositeReward,
     PolicyReward,
-    PolicyViolation,
-    PolicyViolationType,
     RewardConfig,
-    create_policy_reward,
     group_advantages,
     policy_penalty,
 )
 from lgov_core.scope import enter_scope
 from lgov_core.types import ALLOW, Action, Decision, Effect, Point, Severity, ToolOutcome
-
-SEVERITIES = ("critical", "high", "medium", "low")
-
-
-def violation(severity: str = "critical", **fields: Any) -> PolicyViolation:
-    return PolicyViolation(PolicyViolationType.BLOCKED, "SQLPolicy", "no", severity, **fields)
-
-
-@dataclass
-class Run:
-    """What a reward reads of a rollout."""
-
-    success: bool = True
-    violations: list[Any] = field(default_factory=list)
-    task_output: Any = None
-    outcome: Outcome | None = None
-    error: str | None = None
-    rollout_id: str = "r1"
-
-
-# ---------------------------------------------------------------------- the documented defaults
 
 
 def test_the_defaults_are_the_documented_ones() -> None:
@@ -88,7 +60,7 @@ def test_base_plus_penalties_plus_bonus_within_the_bounds(run: Run, reward: floa
     assert PolicyReward("kernel")(run) == reward
 
 
-def test_the_ceiling_holds_too_and_both_bounds_can_be_switched_off() -> None:
+def test_both_bounds_hold_and_can_be_switched_off() -> None:
     assert PolicyReward(base_reward_fn=lambda _: 1e6)(Run()) == 100.0
     unbounded = RewardConfig(min_reward=None, max_reward=None)
     assert PolicyReward(base_reward_fn=lambda _: 1e6, config=unbounded)(Run()) == 1e6 + 5
@@ -110,7 +82,7 @@ def test_what_raised_earns_no_bonus() -> None:
     assert PolicyReward()(Run(success=False, outcome=Outcome.FAILED, error="ValueError: no")) == 0.0
 
 
-def test_the_multiplicative_mode_halves_a_reward_and_never_a_loss() -> None:
+def test_multiplicative_mode_halves_a_reward_never_a_loss() -> None:
     config = RewardConfig(multiplicative=True, multiplicative_factor=0.5)
     bad = [violation("low")]
     assert PolicyReward(base_reward_fn=lambda _: 0.9, config=config)(Run(violations=bad)) == pytest.approx(0.45)
@@ -118,7 +90,7 @@ def test_the_multiplicative_mode_halves_a_reward_and_never_a_loss() -> None:
     assert PolicyReward(base_reward_fn=lambda _: -10.0, config=config)(Run(violations=bad)) == -15.0
 
 
-def test_a_penalty_of_its_own_is_charged_as_it_stands() -> None:
+def test_an_explicit_penalty_is_charged_as_given() -> None:
     config = RewardConfig(critical_penalty=-80.0)
     assert policy_penalty([violation(penalty=7.0)]) == -7.0
     assert policy_penalty([violation(penalty=0.0)]) == 0.0
@@ -126,150 +98,7 @@ def test_a_penalty_of_its_own_is_charged_as_it_stands() -> None:
     assert PolicyReward(config=config)(Run(violations=[violation()])) == -79.0
 
 
-# ---------------------------------------------------------------------- a violation never pays
-
-
-numbers = st.floats(-1e6, 1e6)
-penalties = st.floats(-1e6, 0)
-
-
-@st.composite
-def configs(draw: st.DrawFn) -> RewardConfig:
-    bounds = draw(st.sampled_from([(None, None), (-100.0, 100.0), (-1.0, 1.0), (None, 10.0)]))
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        return RewardConfig(
-            *(draw(penalties) for _ in SEVERITIES),
-            clean_bonus=draw(st.floats(0, 100)),
-            multiplicative=draw(st.booleans()),
-            multiplicative_factor=draw(st.floats(0, 1)),
-            min_reward=bounds[0],
-            max_reward=bounds[1],
-            bonus_needs_success=draw(st.booleans()),
-            task_bounds=draw(st.sampled_from([None, (-1.0, 1.0)])),
-            compliance_floor=draw(st.sampled_from([None, -1.0])),
-        )
-
-
-@given(
-    config=configs(),
-    base=numbers,
-    success=st.booleans(),
-    outcome=st.sampled_from([None, *Outcome]),
-    found=st.lists(st.sampled_from(SEVERITIES), max_size=4),
-    more=st.sampled_from(SEVERITIES),
-    own=st.one_of(st.none(), st.floats(0, 1e6)),
-)
-def test_another_violation_never_improves_the_reward(
-    config: RewardConfig, base: float, success: bool, outcome: Outcome, found: list[str], more: str, own: float | None
-) -> None:
-    reward = PolicyReward(base_reward_fn=lambda _: base, config=config)
-    run = Run(success, [violation(one) for one in found], outcome=outcome)
-    worse = replace(run, violations=[*run.violations, violation(more, **({} if own is None else {"penalty": own}))])
-    assert reward(worse) <= reward(run)
-
-
-def test_a_penalty_below_the_default_floor_lowers_the_floor() -> None:
-    conservative = RewardConfig(critical_penalty=-200.0, high_penalty=-100.0, medium_penalty=-30.0, low_penalty=-5.0)
-    run = Run(success=False, violations=[violation()])
-    assert conservative.min_reward == -200.0
-    assert PolicyReward(config=conservative)(run) == -200.0
-    assert PolicyReward()(run) == -100.0
-
-
-def test_a_floor_that_takes_penalties_back_is_kept_and_warned_of() -> None:
-    with pytest.warns(UserWarning, match=r"min_reward -100 takes back .* \(-200\)"):
-        config = RewardConfig(critical_penalty=-200.0, min_reward=-100.0)
-    assert PolicyReward(config=config)(Run(False, [violation()])) == -100.0
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        RewardConfig(critical_penalty=-200.0)
-        RewardConfig(critical_penalty=-200.0, min_reward=None)
-        RewardConfig.for_training()
-
-
-# ---------------------------------------------------------------------- what has no meaning is an error
-
-
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        *({name: value} for name in ("critical_penalty", "low_penalty", "clean_bonus", "min_reward", "max_reward")
-          for value in (math.nan, math.inf, -math.inf, "5", True)),
-        {"critical_penalty": 100.0},
-        {"clean_bonus": -1.0},
-        {"multiplicative_factor": 1.5},
-        {"multiplicative_factor": -0.5},
-        {"min_reward": 5.0, "max_reward": 5.0},
-        {"multiplicative": "yes"},
-        {"task_bounds": (1.0, -1.0)},
-        {"compliance_floor": math.nan},
-    ],
-    ids=str,
-)  # fmt: skip
-def test_a_configuration_without_meaning_is_refused(wrong: dict[str, Any]) -> None:
-    with pytest.raises(RewardError, match=next(iter(wrong))) as raised:
-        RewardConfig(**wrong)
-    assert isinstance(raised.value, LgovError)
-
-
-@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, None, "1.0", b"1", [], object(), 10**400])
-def test_a_base_reward_that_is_no_finite_number_is_an_error_and_is_not_counted(value: Any) -> None:
-    reward = PolicyReward(base_reward_fn=lambda _: value)
-    with pytest.raises(RewardError, match="base reward"):
-        reward(Run())
-    assert reward.get_stats()["total_rewards"] == 0
-
-
-def test_an_asynchronous_base_reward_is_refused_with_a_hint() -> None:
-    async def base(_: Any) -> float:
-        return 1.0
-
-    with pytest.raises(RewardError, match="plain functions"):
-        PolicyReward(base_reward_fn=base)(Run())  # type: ignore[arg-type]
-
-
-def test_what_the_base_reward_raises_is_raised() -> None:
-    with pytest.raises(AttributeError, match="accuracy"):
-        PolicyReward(base_reward_fn=lambda run: run.task_output.accuracy)(Run(task_output="text"))
-
-
-@pytest.mark.parametrize(
-    "run",
-    [
-        *(None, object(), SimpleNamespace(success=True), Run(violations=None), Run(violations="")),  # type: ignore[arg-type]
-        *(Run(success=unclear) for unclear in ("False", None, [], 2)),  # type: ignore[arg-type]
-    ],
-)
-def test_what_cannot_tell_its_violations_is_not_clean(run: Any) -> None:
-    with pytest.raises(RewardError, match="cannot be scored"):
-        PolicyReward()(run)
-
-
-@pytest.mark.parametrize("found", [object(), SimpleNamespace(severity="awful"), {"severity": "high"}])
-def test_a_violation_that_cannot_be_weighed_is_an_error(found: Any) -> None:
-    with pytest.raises(RewardError, match="severity"):
-        PolicyReward()(Run(violations=[found]))
-
-
-def test_a_violation_of_another_class_is_charged_by_its_severity_unless_it_has_a_price() -> None:
-    assert policy_penalty([SimpleNamespace(severity="HIGH", penalty=0.0)]) == -50.0
-    assert policy_penalty([SimpleNamespace(severity="high")]) == -50.0
-    assert policy_penalty([SimpleNamespace(severity="high", penalty=3)]) == -3.0
-    with pytest.raises(RewardError, match="penalty"):
-        policy_penalty([SimpleNamespace(severity="high", penalty=-3)])
-
-
-def test_a_penalty_helper_that_would_pay_is_refused() -> None:
-    assert math.copysign(1, policy_penalty([])) == 1.0
-    with pytest.raises(RewardError, match="low_penalty"):
-        policy_penalty([violation()], low_penalty=2.0)
-
-
-# ---------------------------------------------------------------------- statistics, factory, composite
-
-
-def test_statistics_have_the_five_documented_keys_and_can_be_reset() -> None:
+def test_statistics_have_five_keys_and_can_be_reset() -> None:
     reward = PolicyReward()
     empty = {"total_rewards": 0, "total_penalties": 0.0, "avg_penalty": 0.0, "violation_rate": 0.0, "clean_rate": 0.0}
     assert reward.get_stats() == empty
@@ -311,68 +140,7 @@ def test_no_rollout_is_lost_when_many_threads_score() -> None:
     assert (stats["total_rewards"], stats["total_penalties"], stats["clean_rate"]) == (8000, -4000.0, 0.5)
 
 
-def test_the_factory_takes_penalties_by_severity_and_fields_by_name() -> None:
-    reward = create_policy_reward("kernel", lambda _: 2.0, {"critical": -200.0, "LOW": -2.0}, clean_bonus=10.0)
-    assert reward(Run()) == 12.0
-    assert reward(Run(violations=[violation("low")])) == 0.0
-    assert reward(Run(violations=[violation()])) == -198.0
-    assert reward.config.high_penalty == -50.0
-
-
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [
-        ({"severity_penalties": {"fatal": -1.0}}, "fatal"),
-        ({"severity_penalties": {"low": 1.0}}, "low_penalty"),
-        ({"severity_penalties": {"low": -1.0}, "low_penalty": -2.0}, "twice"),
-        ({"clean_bonsu": 1.0}, "clean_bonsu"),
-    ],
-)
-def test_the_factory_refuses_what_it_does_not_know(options: dict[str, Any], said: str) -> None:
-    with pytest.raises(RewardError, match=said):
-        create_policy_reward("kernel", **options)
-
-
-def test_a_composite_is_the_weighted_sum() -> None:
-    parts = [(lambda _: 1.0, 1.0), (lambda _: -10.0, 0.5), (lambda _: 2.0, 0.5)]
-    assert CompositeReward(parts)(Run()) == -3.0
-    normal = CompositeReward(parts, normalize=True)
-    assert normal.weights == (0.5, 0.25, 0.25)
-    assert normal(Run()) == -1.5
-    assert CompositeReward([(PolicyReward(), 0.5), (normal, 1.0)])(Run()) == 1.5
-
-
-@pytest.mark.parametrize(
-    "components",
-    [
-        [],
-        [(len, 0.0)],
-        [(len, -1.0)],
-        [(len, math.nan)],
-        [(len, "1")],
-        [("len", 1.0)],
-        [len],
-        [(len, 1e308), (len, 1e308)],
-    ],
-    ids=str,
-)
-def test_a_composite_without_meaning_is_refused(components: list[Any]) -> None:
-    with pytest.raises(RewardError):
-        CompositeReward(components)
-
-
-def test_a_component_that_is_not_finite_is_an_error_that_names_it() -> None:
-    def speed(_: Any) -> float:
-        return math.nan
-
-    with pytest.raises(RewardError, match="speed"):
-        CompositeReward([(speed, 0.0), (lambda _: 1.0, 1.0)])(Run())
-
-
-# ---------------------------------------------------------------------- for training
-
-
-def test_for_training_everything_is_bounded_and_failures_earn_nothing() -> None:
+def test_for_training_rewards_are_bounded() -> None:
     reward = PolicyReward(base_reward_fn=lambda run: 50.0 if run.success else -50.0, config=RewardConfig.for_training())
     assert reward(Run()) == pytest.approx(1.05)
     assert reward(Run(success=False)) == -1.0
@@ -390,7 +158,7 @@ def test_for_training_what_the_machines_ended_is_refused(outcome: Outcome) -> No
             score(Run(success=False, outcome=outcome))
 
 
-def test_channels_are_the_parts_and_take_air_of_this_rollout_only() -> None:
+def test_channels_hold_the_air_of_their_rollout_only() -> None:
     reward = PolicyReward(config=RewardConfig.for_training())
     said = [
         Reward(0.05, "air", rollout_id="r1"),
@@ -437,9 +205,6 @@ def test_noise_in_a_channel_in_which_all_are_alike_stays_small() -> None:
 def test_groups_that_cannot_be_compared_are_an_error(group: Any, options: Any) -> None:
     with pytest.raises(RewardError):
         group_advantages(group, **options)
-
-
-# ---------------------------------------------------------------------- on the call that offended
 
 
 def sql(statement: str, call_id: str) -> Action:

@@ -1,4 +1,4 @@
-"""``lgov run`` as a person uses it: real processes, unedited programs."""
+"""lgov run: an unedited program is governed, and the report says what was judged."""
 
 from __future__ import annotations
 
@@ -12,20 +12,15 @@ import zipfile
 from pathlib import Path
 
 import pytest
+from lgov_runs import AGENT, LGOV, WORKER, lgov_run, make_company, write
 
 from lgov_core.audit import AuditLog
 from lgov_core.store import open_store
 from lgov_core.testing import ScriptedCall, ScriptedModelServer, ScriptedReply
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "01_langchain_agent"
-LGOV = (sys.executable, "-c", "from lgov_core.cli import main; main()")
 
-POLICY = """
-version: 1
-name: test
-rules:
-  - {name: sql, tools: [run_sql], use: sql, with: {dialect: sqlite, mode: read_only, argument: query}}
-"""
+
 
 ALLOW_ALL = """
 version: 1
@@ -34,63 +29,6 @@ default: allow
 rules:
   - {name: everything, use: allow}
 """
-
-AGENT = """
-import pathlib, sqlite3, sys
-pathlib.Path("it-ran").touch()
-from langchain.agents import create_agent
-from langchain_core.tools import tool
-from langchain_openai import ChatOpenAI
-
-@tool
-def run_sql(query: str) -> str:
-    "Runs SQL."
-    connection = sqlite3.connect("company.db")
-    with connection:
-        return str(connection.execute(query).fetchall())
-
-agent = create_agent(ChatOpenAI(model="scripted", max_retries=0), [run_sql], name="clerk")
-print(agent.invoke({"messages": [("user", " ".join(sys.argv[1:]))]})["messages"][-1].text)
-sys.exit(7)
-"""
-
-
-def lgov_run(
-    folder: Path, *command: str, options: tuple[str, ...] = (), env: dict[str, str] | None = None
-) -> subprocess.CompletedProcess[str]:
-    """Runs ``lgov run`` in ``folder`` with an environment that names no model and no settings."""
-    clean = {key: value for key, value in os.environ.items() if not key.startswith(("OPENAI_", "LGOV_", "PYTEST_"))}
-    return subprocess.run(
-        [*LGOV, "run", *options, "--", *command],
-        cwd=folder,
-        env={**clean, "TMPDIR": str(folder), **(env or {})},
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-
-
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    (tmp_path / "policy.yaml").write_text(POLICY)
-    return tmp_path
-
-
-def write(folder: Path, text: str, name: str = "agent.py") -> str:
-    (folder / name).write_text(text)
-    return name
-
-
-def make_company(folder: Path) -> None:
-    connection = sqlite3.connect(folder / "company.db")
-    with connection:
-        connection.execute("CREATE TABLE staff(name)")
-        connection.execute("INSERT INTO staff VALUES ('a'), ('b'), ('c')")
-    connection.close()
-
-
-# ---------------------------------------------------------------------- it governs
 
 
 def test_the_example_keeps_its_rows_and_its_files(tmp_path: Path) -> None:
@@ -190,7 +128,7 @@ with concurrent.futures.ThreadPoolExecutor() as pool:
     audit.close()
 
 
-def test_a_program_without_a_framework_is_told_that_nothing_was_judged(folder: Path) -> None:
+def test_the_report_says_that_no_framework_was_imported(folder: Path) -> None:
     done = lgov_run(folder, "python", "-u", write(folder, "import sys; print(sys.argv, __name__)"), "-x", "--y")
     assert done.returncode == 0
     assert done.stdout == "['agent.py', '-x', '--y'] __main__\n"
@@ -202,215 +140,6 @@ def test_a_module_is_run_as_python_runs_it(folder: Path) -> None:
     write(folder, "NAME = 'next door'\n", "neighbour.py")
     done = lgov_run(folder, sys.executable, "-m", "tool_main", "a")
     assert done.stdout == "next door __main__ ['a']\n", done.stderr
-
-
-def test_started_programs_are_reported_as_not_governed(folder: Path) -> None:
-    done = lgov_run(folder, "python", write(folder, "import subprocess, sys; subprocess.run([sys.executable, '-V'])"))
-    assert done.returncode == 0
-    assert "not governed" in done.stderr
-
-
-# ---------------------------------------------------------------------- the processes that the program starts
-
-WORKER = """
-import sqlite3, sys
-from langchain_core.tools import tool
-
-@tool
-def run_sql(query: str) -> str:
-    "Runs SQL."
-    with sqlite3.connect("company.db") as connection:
-        return str(connection.execute(query).fetchall())
-
-if __name__ == "__main__":
-    print(run_sql.invoke({"query": sys.argv[1]}), flush=True)
-"""
-
-STARTERS = {
-    "subprocess": "subprocess.run([sys.executable, 'worker.py', {query!r}], check=True)",
-    "module": "subprocess.run([sys.executable, '-m', 'worker', {query!r}], check=True)",
-    "shell": "subprocess.run(f'{{sys.executable}} worker.py \"{query}\"', shell=True, check=True)",
-    "other folder": "subprocess.run([sys.executable, '../{folder}/worker.py', {query!r}], check=True)",
-    "grandchild": "subprocess.run([sys.executable, 'middle.py', {query!r}], check=True)",
-}
-
-
-@pytest.mark.parametrize("way", sorted(STARTERS))
-def test_a_python_process_that_the_program_starts_is_governed(way: str, folder: Path) -> None:
-    make_company(folder)
-    write(folder, WORKER, "worker.py")
-    write(folder, "import subprocess, sys; subprocess.run([sys.executable, 'worker.py', sys.argv[1]])", "middle.py")
-    start = STARTERS[way].format(query="DROP TABLE staff", folder=folder.name)
-    program = write(folder, f"import subprocess, sys\n{start}\nprint('parent goes on')\n")
-    done = lgov_run(folder, "python", program, options=("--audit", "audit.db", "--rollout-id", "r-1", "--json"))
-    assert done.returncode == 0, done.stderr
-    assert "DENIED" in done.stdout
-    assert "parent goes on" in done.stdout
-    report = json.loads(done.stderr.splitlines()[-1])["report"]
-    assert report["governed_children"] == (2 if way == "grandchild" else 1)
-    assert report["judged"]["langchain"]["pre_tool_call"] == {"deny": 1}
-    audit = AuditLog(folder / "audit.db")
-    (denied,) = [entry for entry in audit.entries("r-1") if entry.effect == "deny"]
-    audit.close()
-    assert denied.name == "run_sql"
-    assert not list(folder.glob("lgov-children-*")), "the children's reports are read and removed"
-
-
-def test_a_spawned_worker_is_governed(folder: Path) -> None:
-    make_company(folder)
-    write(folder, WORKER, "worker.py")
-    program = """
-import multiprocessing
-
-def work(query):
-    import worker
-    return worker.run_sql.invoke({"query": query})
-
-if __name__ == "__main__":
-    with multiprocessing.get_context("spawn").Pool(1) as pool:
-        print(pool.apply(work, ("DROP TABLE staff",)))
-        print(pool.apply(work, ("SELECT count(*) FROM staff",)))
-"""
-    done = lgov_run(folder, "python", write(folder, program))
-    assert done.returncode == 0, done.stderr
-    denied, counted = done.stdout.splitlines()
-    assert "DENIED" in denied
-    assert counted == "[(3,)]"
-    assert "were governed" in done.stderr
-
-
-def test_children_write_to_the_same_store(folder: Path) -> None:
-    make_company(folder)
-    write(folder, WORKER, "worker.py")
-    program = write(
-        folder, "import subprocess, sys\nsubprocess.run([sys.executable, 'worker.py', 'SELECT 1'], cwd='.')\n"
-    )
-    options = ("--store", "store.db", "--rollout-id", "r-1", "--no-content")
-    done = lgov_run(folder, "python", program, options=options)
-    assert done.stdout == "[(1,)]\n", done.stderr
-    assert "lgov: trace store: store.db, rollout r-1\n" in done.stderr
-    store = open_store(str(folder / "store.db"))
-    spans = store.spans(["r-1"])
-    store.close()
-    assert "execute_tool run_sql" in {span.name for span in spans}
-    assert "SELECT 1" not in str(spans), "without content no argument is on a span"
-
-
-def test_what_is_redacted_is_in_no_record_also_of_children(folder: Path) -> None:
-    make_company(folder)
-    write(folder, WORKER, "worker.py")
-    write(folder, "[tool.lgov]\nredact = ['query']\n", "pyproject.toml")
-    program = write(
-        folder,
-        "import subprocess, sys, worker\nprint(worker.run_sql.invoke({'query': 'SELECT 41 + 1'}))\n"
-        "subprocess.run([sys.executable, 'worker.py', 'SELECT 42 + 1'])\n",
-    )
-    done = lgov_run(folder, "python", program, options=("--audit", "audit.db"))
-    assert sorted(done.stdout.splitlines()) == ["[(42,)]", "[(43,)]"], done.stderr
-    with AuditLog(folder / "audit.db") as record:
-        entries = [entry for entry in record.entries() if entry.name == "run_sql" and entry.kind == "decision"]
-    assert {entry.arguments for entry in entries} == {'{"query":"[redacted]"}'}
-    assert len({entry.writer for entry in entries}) == 2  # the program's and the child's
-    assert b" + 1" not in (folder / "audit.db").read_bytes()
-
-
-def test_a_child_that_cannot_be_governed_does_not_run(folder: Path) -> None:
-    write(folder, WORKER + "\nopen('went-on', 'w')\n", "worker.py")
-    program = """
-import pathlib, subprocess, sys
-pathlib.Path("policy.yaml").write_text("version: 1\\nrules: [")
-done = subprocess.run([sys.executable, "worker.py", "SELECT 1"], capture_output=True, text=True)
-print(done.returncode, "policy.yaml" in done.stderr)
-"""
-    done = lgov_run(folder, "python", write(folder, program))
-    assert done.stdout == "78 True\n", done.stderr
-    assert not (folder / "went-on").exists()
-
-
-def test_an_interpreter_without_lgov_does_not_run_either(folder: Path) -> None:
-    """As it is for the Python of another environment: what is started is Python, and it finds no lgov."""
-    program = """
-import os, subprocess, sys
-environment = {**os.environ, "PYTHONPATH": os.environ["PYTHONPATH"].split(os.pathsep)[0]}
-done = subprocess.run([sys._base_executable, "-s", "-c", "print('ran')"], capture_output=True, text=True, env=environment)
-print(done.returncode, done.stdout, "--children allow" in done.stderr)
-"""
-    if os.path.realpath(sys.prefix) == os.path.realpath(sys.base_prefix):
-        pytest.skip("needs a virtual environment, beside which there is a Python without lgov")
-    done = lgov_run(folder, "python", write(folder, program))
-    assert done.stdout == "78  True\n", done.stderr
-
-
-def test_isolated_and_allowed_children_are_named(folder: Path) -> None:
-    program = write(folder, "import subprocess, sys\nsubprocess.run([sys.executable, '-I', '-c', 'print(1)'])\n")
-    done = lgov_run(folder, "python", program)
-    assert done.stdout == "1\n"
-    assert "1 processes that the program started were not governed (it started python" in done.stderr
-    program = write(folder, "import os; print(os.environ.get('LGOV_CHILD'))")
-    done = lgov_run(folder, "python", program, options=("--children", "allow"))
-    assert done.stdout == "None\n"
-
-
-def test_children_that_are_not_governed_are_counted_beside_those_that_are(folder: Path) -> None:
-    program = """
-import multiprocessing, subprocess, sys
-
-if __name__ == "__main__":
-    for _ in range(2):
-        one = multiprocessing.get_context("spawn").Process(target=print)
-        one.start()
-        one.join()
-    subprocess.run([sys.executable, "-c", "import subprocess, sys; subprocess.run([sys.executable, '-c', 'print(1)'])"])
-    for _ in range(3):
-        subprocess.run([sys.executable, "-I", "-c", "print(2)"])
-"""
-    done = lgov_run(folder, "python", write(folder, program), options=("--json",))
-    report = json.loads(done.stderr.splitlines()[-1])["report"]
-    assert report["ungoverned_children"] == 3
-    assert report["governed_children"] >= 4  # multiprocessing starts one more that keeps its things tidy
-
-
-def test_a_childs_own_sitecustomize_still_runs(folder: Path) -> None:
-    (folder / "site").mkdir()
-    write(folder, "import builtins; builtins.OWN = 'own'", "site/sitecustomize.py")
-    program = write(folder, "import subprocess, sys\nsubprocess.run([sys.executable, '-c', 'print(OWN)'])\n")
-    env = {"PYTHONPATH": os.pathsep.join([str(folder / "site"), *sys.path])}
-    done = lgov_run(folder, "python", program, env=env)
-    assert done.stdout == "own\n", done.stderr
-
-
-def test_lgov_run_inside_a_governed_program_is_refused(folder: Path) -> None:
-    write(folder, "print('inner ran')", "inner.py")
-    command = [*LGOV, "run", "--policy", "policy.yaml", "--", "python", "inner.py"]
-    program = write(folder, f"import subprocess\nprint(subprocess.run({command!r}).returncode)\n")
-    done = lgov_run(folder, "python", program)
-    assert done.stdout == "78\n"
-    assert "is under its policy already" in done.stderr
-
-
-@pytest.mark.parametrize("adapter", ["lgov_langchain", "lgov_openai_agents"])
-def test_a_program_that_instruments_itself_is_refused(adapter: str, folder: Path) -> None:
-    """Its ``instrument`` imports the framework, which lgov run is waiting for: two instrumentors, one inside the other."""
-    program = f"""
-from importlib import import_module
-from lgov_core import Governor
-from lgov_core.errors import InstrumentationError
-from lgov_core.policies import preset
-
-adapter = import_module("{adapter}")
-own = Governor(preset("permissive"))
-try:
-    adapter.instrument(own)
-except InstrumentationError as error:
-    print("refused" if "already governed" in str(error) else error)
-print(import_module("{adapter}.instrumentor")._INSTRUMENTOR.governor not in (own, None))
-"""
-    done = lgov_run(folder, "python", write(folder, program))
-    assert done.stdout == "refused\nTrue\n", done.stderr
-    assert "governed: none" not in done.stderr
-
-
-# ---------------------------------------------------------------------- the closing report
 
 
 def test_the_report_says_what_was_judged(folder: Path) -> None:
@@ -534,181 +263,6 @@ def test_an_interrupt_ends_with_130_and_a_report(folder: Path) -> None:
     assert "audit record" in errors
 
 
-# ---------------------------------------------------------------------- it does not run what it cannot govern
-
-
-@pytest.mark.parametrize(
-    ("policy", "says"),
-    [
-        (None, "no policy"),
-        ("version: 1\nrules: [\n", "policy.yaml"),
-        ("version: 1\nname: empty\nrules: []\n", "policy.yaml"),
-        ("version: 1\nrules:\n  - {name: a, use: nosuchpolicy}\n", "nosuchpolicy"),
-    ],
-)
-def test_without_a_sound_policy_no_line_runs(policy: str | None, says: str, folder: Path) -> None:
-    if policy is None:
-        (folder / "policy.yaml").unlink()
-    else:
-        (folder / "policy.yaml").write_text(policy)
-    done = lgov_run(folder, "python", write(folder, AGENT), "hello")
-    assert done.returncode == 78
-    assert "lgov: not run: " in done.stderr
-    assert says in done.stderr
-    assert not (folder / "it-ran").exists()
-
-
-def test_a_policy_file_that_is_named_must_be_there(folder: Path) -> None:
-    done = lgov_run(folder, "python", write(folder, AGENT), options=("--policy", "other.yaml"))
-    assert done.returncode == 78
-    assert "other.yaml" in done.stderr
-    assert not (folder / "it-ran").exists()
-
-
-def test_without_a_record_no_line_runs(folder: Path) -> None:
-    (folder / "taken").write_text("a file, not a folder")
-    done = lgov_run(folder, "python", write(folder, AGENT), options=("--audit", "taken/audit.db"))
-    assert done.returncode == 78
-    assert not (folder / "it-ran").exists()
-
-
-@pytest.mark.parametrize(
-    "command",
-    [
-        ("bash", "agent.py"),
-        ("python9.9", "agent.py"),
-        ("/usr/bin/env", "python", "agent.py"),
-        ("python", "-c", "print(1)"),
-        ("python", "-I", "agent.py"),
-        ("python", "nothing-here.py"),
-        ("python", "."),
-        ("python",),
-    ],
-)
-def test_what_is_no_python_program_of_this_interpreter_is_refused(command: tuple[str, ...], folder: Path) -> None:
-    write(folder, AGENT)
-    done = lgov_run(folder, *command)
-    assert done.returncode == 78
-    assert "lgov: not run: " in done.stderr
-    assert not (folder / "it-ran").exists()
-
-
-@pytest.mark.parametrize("program", ["agent.py", "./agent.py"])
-def test_a_program_without_its_python_is_told_the_whole_command(program: str, folder: Path) -> None:
-    write(folder, AGENT)
-    done = lgov_run(folder, program)
-    assert done.returncode == 78
-    assert f"lgov run -- python {program}" in done.stderr
-    assert not (folder / "it-ran").exists()
-
-
-def test_another_environment_of_the_same_python_is_refused(folder: Path) -> None:
-    other = folder / "venv" / "bin"
-    other.mkdir(parents=True)
-    (other / "python").symlink_to(Path(sys.executable).resolve())
-    done = lgov_run(folder, str(other / "python"), write(folder, AGENT))
-    assert done.returncode == 78
-    assert not (folder / "it-ran").exists()
-
-
-def test_a_framework_that_cannot_be_governed_ends_the_program(folder: Path) -> None:
-    """As if a release of AutoGen had none of the classes that are governed."""
-    pytest.importorskip("autogen_core")
-    (folder / "autogen_agentchat").mkdir()
-    write(folder, "", "autogen_agentchat/__init__.py")
-    program = """
-import pathlib
-try:
-    import autogen_agentchat
-except BaseException:
-    pass
-import autogen_agentchat
-pathlib.Path("went-on").touch()
-"""
-    done = lgov_run(folder, "python", write(folder, program), options=("--store", "store.db", "--rollout-id", "r"))
-    assert done.returncode == 78
-    assert "AutoGen cannot be governed here" in done.stderr
-    assert not (folder / "went-on").exists()
-    store = open_store(str(folder / "store.db"))
-    assert [attempt.outcome for attempt in store.attempts(["r"])] == ["blocked"]
-    store.close()
-
-
-@pytest.mark.parametrize("stderr", ["sys.stderr = None", "sys.stderr.close()", "os.close(2)", "sys.stderr = Raises()"])
-@pytest.mark.parametrize("where", ["itself", "child"])
-def test_it_ends_also_where_nothing_can_be_said(stderr: str, where: str, folder: Path) -> None:
-    """What was raised while saying why would have been one more exception that a program can catch."""
-    pytest.importorskip("autogen_core")
-    (folder / "autogen_agentchat").mkdir()
-    write(folder, "", "autogen_agentchat/__init__.py")
-    program = f"""
-import os, pathlib, sys
-
-class Raises:
-    def write(self, text):
-        raise RuntimeError("no")
-
-{stderr}
-for _ in range(2):
-    try:
-        import autogen_agentchat
-    except BaseException:
-        pass
-pathlib.Path("went-on").touch()
-"""
-    write(folder, program)
-    write(folder, "import subprocess, sys; sys.exit(subprocess.call([sys.executable, 'agent.py']))", "child.py")
-    done = lgov_run(folder, "python", "agent.py" if where == "itself" else "child.py")
-    assert done.returncode == 78
-    assert not (folder / "went-on").exists()
-
-
-def test_json_is_asked_for_and_an_error_is_json(folder: Path) -> None:
-    write(folder, "print('it ran')")
-    for options, command in ((("--policy", "other.yaml"), "agent.py"), ((), "gone.py"), (("--nonsense",), "agent.py")):
-        done = lgov_run(folder, "python", command, options=("--json", *options))
-        assert (done.stdout, done.returncode) == ("", 2 if "--nonsense" in options else 78)
-        assert json.loads(done.stderr)["error"]["message"]
-
-
-def test_the_agents_sdk_is_told_from_a_folder_of_the_same_name(folder: Path) -> None:
-    (folder / "agents").mkdir()
-    write(folder, "", "agents/__init__.py")
-    program = write(folder, "import agents, pathlib; pathlib.Path('went-on').touch()")
-    assert lgov_run(folder, "python", program).returncode == 0
-    assert (folder / "went-on").exists()
-
-    (folder / "went-on").unlink()
-    for name in ("guardrail.py", "run.py", "model_settings.py"):
-        write(folder, "", f"agents/{name}")
-    done = lgov_run(folder, "python", program)
-    assert done.returncode == 78
-    assert "Agents SDK" in done.stderr
-    assert not (folder / "went-on").exists()
-
-
-def test_a_langchain_that_cannot_be_instrumented_ends_the_program(folder: Path) -> None:
-    """As if a future LangChain no longer had what the backstop wraps."""
-    package = folder / "langchain_core"
-    package.mkdir()
-    write(folder, "", "langchain_core/__init__.py")
-    program = "try:\n    import langchain_core\nexcept BaseException:\n    pass\nopen('went-on', 'w')\n"
-    done = lgov_run(folder, "python", write(folder, program))
-    assert done.returncode == 78
-    assert "langchain cannot be governed" in done.stderr
-    assert not (folder / "went-on").exists()
-
-
-def test_a_policy_that_forbids_the_start_is_obeyed(folder: Path) -> None:
-    (folder / "policy.yaml").write_text(
-        "version: 1\nrules:\n  - {name: closed, on: [agent_startup], use: deny, with: {reason: closed today}}\n"
-    )
-    done = lgov_run(folder, "python", write(folder, AGENT))
-    assert done.returncode == 78
-    assert "closed today" in done.stderr
-    assert not (folder / "it-ran").exists()
-
-
 def test_open_policies_are_open(folder: Path) -> None:
     (folder / "policy.yaml").write_text(ALLOW_ALL)
     make_company(folder)
@@ -724,7 +278,7 @@ def test_open_policies_are_open(folder: Path) -> None:
     connection.close()
 
 
-def test_a_program_that_moves_to_another_folder_stays_governed_and_recorded(folder: Path) -> None:
+def test_a_program_that_changes_its_folder_stays_governed(folder: Path) -> None:
     """Files of lgov are opened more than once: by then a relative path means another file."""
     make_company(folder)
     write(folder, WORKER, "worker.py")
@@ -756,65 +310,3 @@ worker.run_sql.func("SELECT 3")
     store = open_store(str(folder / "traces.db"))
     assert [span.name for span in store.spans(["r-1"])].count("execute_tool run_sql") == 2
     store.close()
-
-
-def test_a_second_copy_of_a_framework_ends_the_program(folder: Path) -> None:
-    """What was instrumented are the classes of the first one."""
-    program = """
-import sys
-import autogen_core
-import importlib
-importlib.reload(autogen_core)
-print("reloaded", flush=True)
-for name in [name for name in sys.modules if name.split(".")[0] == "autogen_core"]:
-    del sys.modules[name]
-try:
-    import autogen_core
-finally:
-    open("went-on", "w")
-"""
-    done = lgov_run(folder, "python", write(folder, program))
-    assert (done.returncode, done.stdout) == (78, "reloaded\n")
-    assert "autogen_core was imported a second time" in done.stderr
-    assert not (folder / "went-on").exists()
-
-
-@pytest.mark.parametrize("way", ["os.fork", "pool"])
-def test_what_a_forked_child_was_denied_is_in_the_report(way: str, folder: Path) -> None:
-    make_company(folder)
-    write(folder, WORKER, "worker.py")
-    program = """
-import os
-
-def work(query):
-    import worker
-    return worker.run_sql.invoke({"query": query})
-
-"""
-    if way == "pool":
-        program += "import multiprocessing\nwith multiprocessing.get_context('fork').Pool(1) as pool:\n"
-        program += "    print(pool.apply(work, ('DROP TABLE staff',)))\n"
-    else:
-        program += (
-            "child = os.fork()\nif child == 0:\n    print(work('DROP TABLE staff'), flush=True)\n    os._exit(0)\n"
-        )
-        program += "os.waitpid(child, 0)\n"
-    done = lgov_run(folder, "python", write(folder, program), options=("--json",))
-    assert "DENIED" in done.stdout, done.stderr
-    report = json.loads(done.stderr.splitlines()[-1])["report"]
-    assert report["judged"]["langchain"]["pre_tool_call"] == {"deny": 1}
-    assert report["denied"] == 1
-
-
-def test_asking_which_machine_this_is_starts_no_other_program(folder: Path) -> None:
-    done = lgov_run(folder, "python", write(folder, "import platform\nprint(platform.processor())\n"))
-    assert done.returncode == 0
-    assert "other processes" not in done.stderr
-
-
-def test_instrumentation_says_what_a_framework_cannot_be_governed_in(folder: Path) -> None:
-    program = "import logging, sys; logging.basicConfig(level='INFO', stream=sys.stdout)\nimport autogen_core\n"
-    done = lgov_run(folder, "python", write(folder, program))
-    assert done.returncode == 0, done.stderr
-    assert "lgov.instrumentation:autogen: not governed" in done.stdout
-    assert "AutoGen 0.7 has no synchronous API" in done.stdout

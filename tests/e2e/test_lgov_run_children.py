@@ -1,0 +1,215 @@
+"""Processes that a governed program starts."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+
+import pytest
+from lgov_runs import LGOV, WORKER, lgov_run, make_company, write
+
+from lgov_core.audit import AuditLog
+from lgov_core.store import open_store
+
+
+def test_started_programs_are_reported_as_not_governed(folder: Path) -> None:
+    done = lgov_run(folder, "python", write(folder, "import subprocess, sys; subprocess.run([sys.executable, '-V'])"))
+    assert done.returncode == 0
+    assert "not governed" in done.stderr
+
+
+STARTERS = {
+    "subprocess": "subprocess.run([sys.executable, 'worker.py', {query!r}], check=True)",
+    "module": "subprocess.run([sys.executable, '-m', 'worker', {query!r}], check=True)",
+    "shell": "subprocess.run(f'{{sys.executable}} worker.py \"{query}\"', shell=True, check=True)",
+    "other folder": "subprocess.run([sys.executable, '../{folder}/worker.py', {query!r}], check=True)",
+    "grandchild": "subprocess.run([sys.executable, 'middle.py', {query!r}], check=True)",
+}
+
+
+@pytest.mark.parametrize("way", sorted(STARTERS))
+def test_a_python_process_that_the_program_starts_is_governed(way: str, folder: Path) -> None:
+    make_company(folder)
+    write(folder, WORKER, "worker.py")
+    write(folder, "import subprocess, sys; subprocess.run([sys.executable, 'worker.py', sys.argv[1]])", "middle.py")
+    start = STARTERS[way].format(query="DROP TABLE staff", folder=folder.name)
+    program = write(folder, f"import subprocess, sys\n{start}\nprint('parent goes on')\n")
+    done = lgov_run(folder, "python", program, options=("--audit", "audit.db", "--rollout-id", "r-1", "--json"))
+    assert done.returncode == 0, done.stderr
+    assert "DENIED" in done.stdout
+    assert "parent goes on" in done.stdout
+    report = json.loads(done.stderr.splitlines()[-1])["report"]
+    assert report["governed_children"] == (2 if way == "grandchild" else 1)
+    assert report["judged"]["langchain"]["pre_tool_call"] == {"deny": 1}
+    audit = AuditLog(folder / "audit.db")
+    (denied,) = [entry for entry in audit.entries("r-1") if entry.effect == "deny"]
+    audit.close()
+    assert denied.name == "run_sql"
+    assert not list(folder.glob("lgov-children-*")), "the children's reports are read and removed"
+
+
+def test_a_spawned_worker_is_governed(folder: Path) -> None:
+    make_company(folder)
+    write(folder, WORKER, "worker.py")
+    program = """
+import multiprocessing
+
+def work(query):
+    import worker
+    return worker.run_sql.invoke({"query": query})
+
+if __name__ == "__main__":
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
+        print(pool.apply(work, ("DROP TABLE staff",)))
+        print(pool.apply(work, ("SELECT count(*) FROM staff",)))
+"""
+    done = lgov_run(folder, "python", write(folder, program))
+    assert done.returncode == 0, done.stderr
+    denied, counted = done.stdout.splitlines()
+    assert "DENIED" in denied
+    assert counted == "[(3,)]"
+    assert "were governed" in done.stderr
+
+
+def test_children_write_to_the_same_store(folder: Path) -> None:
+    make_company(folder)
+    write(folder, WORKER, "worker.py")
+    program = write(
+        folder, "import subprocess, sys\nsubprocess.run([sys.executable, 'worker.py', 'SELECT 1'], cwd='.')\n"
+    )
+    options = ("--store", "store.db", "--rollout-id", "r-1", "--no-content")
+    done = lgov_run(folder, "python", program, options=options)
+    assert done.stdout == "[(1,)]\n", done.stderr
+    assert "lgov: trace store: store.db, rollout r-1\n" in done.stderr
+    store = open_store(str(folder / "store.db"))
+    spans = store.spans(["r-1"])
+    store.close()
+    assert "execute_tool run_sql" in {span.name for span in spans}
+    assert "SELECT 1" not in str(spans), "without content no argument is on a span"
+
+
+def test_what_is_redacted_is_in_no_record_also_of_children(folder: Path) -> None:
+    make_company(folder)
+    write(folder, WORKER, "worker.py")
+    write(folder, "[tool.lgov]\nredact = ['query']\n", "pyproject.toml")
+    program = write(
+        folder,
+        "import subprocess, sys, worker\nprint(worker.run_sql.invoke({'query': 'SELECT 41 + 1'}))\n"
+        "subprocess.run([sys.executable, 'worker.py', 'SELECT 42 + 1'])\n",
+    )
+    done = lgov_run(folder, "python", program, options=("--audit", "audit.db"))
+    assert sorted(done.stdout.splitlines()) == ["[(42,)]", "[(43,)]"], done.stderr
+    with AuditLog(folder / "audit.db") as record:
+        entries = [entry for entry in record.entries() if entry.name == "run_sql" and entry.kind == "decision"]
+    assert {entry.arguments for entry in entries} == {'{"query":"[redacted]"}'}
+    assert len({entry.writer for entry in entries}) == 2  # the program's and the child's
+    assert b" + 1" not in (folder / "audit.db").read_bytes()
+
+
+def test_a_child_that_cannot_be_governed_does_not_run(folder: Path) -> None:
+    write(folder, WORKER + "\nopen('went-on', 'w')\n", "worker.py")
+    program = """
+import pathlib, subprocess, sys
+pathlib.Path("policy.yaml").write_text("version: 1\\nrules: [")
+done = subprocess.run([sys.executable, "worker.py", "SELECT 1"], capture_output=True, text=True)
+print(done.returncode, "policy.yaml" in done.stderr)
+"""
+    done = lgov_run(folder, "python", write(folder, program))
+    assert done.stdout == "78 True\n", done.stderr
+    assert not (folder / "went-on").exists()
+
+
+def test_an_interpreter_without_lgov_does_not_run_either(folder: Path) -> None:
+    """As it is for the Python of another environment: what is started is Python, and it finds no lgov."""
+    program = """
+import os, subprocess, sys
+environment = {**os.environ, "PYTHONPATH": os.environ["PYTHONPATH"].split(os.pathsep)[0]}
+done = subprocess.run([sys._base_executable, "-s", "-c", "print('ran')"], capture_output=True, text=True, env=environment)
+print(done.returncode, done.stdout, "--children allow" in done.stderr)
+"""
+    if os.path.realpath(sys.prefix) == os.path.realpath(sys.base_prefix):
+        pytest.skip("needs a virtual environment, beside which there is a Python without lgov")
+    done = lgov_run(folder, "python", write(folder, program))
+    assert done.stdout == "78  True\n", done.stderr
+
+
+def test_isolated_and_allowed_children_are_named(folder: Path) -> None:
+    program = write(folder, "import subprocess, sys\nsubprocess.run([sys.executable, '-I', '-c', 'print(1)'])\n")
+    done = lgov_run(folder, "python", program)
+    assert done.stdout == "1\n"
+    assert "1 processes that the program started were not governed (it started python" in done.stderr
+    program = write(folder, "import os; print(os.environ.get('LGOV_CHILD'))")
+    done = lgov_run(folder, "python", program, options=("--children", "allow"))
+    assert done.stdout == "None\n"
+
+
+def test_governed_and_ungoverned_children_are_counted(folder: Path) -> None:
+    program = """
+import multiprocessing, subprocess, sys
+
+if __name__ == "__main__":
+    for _ in range(2):
+        one = multiprocessing.get_context("spawn").Process(target=print)
+        one.start()
+        one.join()
+    subprocess.run([sys.executable, "-c", "import subprocess, sys; subprocess.run([sys.executable, '-c', 'print(1)'])"])
+    for _ in range(3):
+        subprocess.run([sys.executable, "-I", "-c", "print(2)"])
+"""
+    done = lgov_run(folder, "python", write(folder, program), options=("--json",))
+    report = json.loads(done.stderr.splitlines()[-1])["report"]
+    assert report["ungoverned_children"] == 3
+    assert report["governed_children"] >= 4  # multiprocessing starts one more that keeps its things tidy
+
+
+def test_a_childs_own_sitecustomize_still_runs(folder: Path) -> None:
+    (folder / "site").mkdir()
+    write(folder, "import builtins; builtins.OWN = 'own'", "site/sitecustomize.py")
+    program = write(folder, "import subprocess, sys\nsubprocess.run([sys.executable, '-c', 'print(OWN)'])\n")
+    env = {"PYTHONPATH": os.pathsep.join([str(folder / "site"), *sys.path])}
+    done = lgov_run(folder, "python", program, env=env)
+    assert done.stdout == "own\n", done.stderr
+
+
+def test_lgov_run_inside_a_governed_program_is_refused(folder: Path) -> None:
+    write(folder, "print('inner ran')", "inner.py")
+    command = [*LGOV, "run", "--policy", "policy.yaml", "--", "python", "inner.py"]
+    program = write(folder, f"import subprocess\nprint(subprocess.run({command!r}).returncode)\n")
+    done = lgov_run(folder, "python", program)
+    assert done.stdout == "78\n"
+    assert "is under its policy already" in done.stderr
+
+
+@pytest.mark.parametrize("way", ["os.fork", "pool"])
+def test_what_a_forked_child_was_denied_is_in_the_report(way: str, folder: Path) -> None:
+    make_company(folder)
+    write(folder, WORKER, "worker.py")
+    program = """
+import os
+
+def work(query):
+    import worker
+    return worker.run_sql.invoke({"query": query})
+
+"""
+    if way == "pool":
+        program += "import multiprocessing\nwith multiprocessing.get_context('fork').Pool(1) as pool:\n"
+        program += "    print(pool.apply(work, ('DROP TABLE staff',)))\n"
+    else:
+        program += (
+            "child = os.fork()\nif child == 0:\n    print(work('DROP TABLE staff'), flush=True)\n    os._exit(0)\n"
+        )
+        program += "os.waitpid(child, 0)\n"
+    done = lgov_run(folder, "python", write(folder, program), options=("--json",))
+    assert "DENIED" in done.stdout, done.stderr
+    report = json.loads(done.stderr.splitlines()[-1])["report"]
+    assert report["judged"]["langchain"]["pre_tool_call"] == {"deny": 1}
+    assert report["denied"] == 1
+
+
+def test_asking_which_machine_this_is_starts_no_other_program(folder: Path) -> None:
+    done = lgov_run(folder, "python", write(folder, "import platform\nprint(platform.processor())\n"))
+    assert done.returncode == 0
+    assert "other processes" not in done.stderr

@@ -1,0 +1,233 @@
+"""GovernedRunner: each task is a rollout, and each violation is on the rollout it belongs to."""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+from kernel_cases import DROP, sql
+from runner_cases import ForeignKernel, violation
+
+from lgov_core import AuditLog, Effect, KernelSpace, Outcome, RolloutScope, SQLPolicy
+from lgov_core.errors import ArgumentError, KernelError
+from lgov_core.policies import ConstantPolicy
+from lgov_core.runner import (
+    AgentOSRunner,
+    GovernedRollout,
+    GovernedRunner,
+    PolicyViolation,
+    PolicyViolationError,
+    PolicyViolationType,
+)
+from lgov_core.scope import enter_scope
+
+
+async def test_a_clean_step(kernel: KernelSpace) -> None:
+    rollout = await GovernedRunner(kernel).step("SELECT name FROM users WHERE id = 42")
+    assert (rollout.success, rollout.task_output, rollout.violations) == (True, [("Ada",)], [])
+    assert (rollout.total_penalty, rollout.signals_sent, rollout.outcome) == (0.0, [], Outcome.SUCCEEDED)
+    assert rollout.execution_time_ms > 0
+
+
+async def test_a_drop_is_not_executed_and_costs_a_hundred(kernel: KernelSpace, users: sqlite3.Connection) -> None:
+    rollout = await GovernedRunner(kernel).step(DROP)
+    assert users.execute("SELECT count(*) FROM users").fetchone() == (1,)
+    assert (rollout.success, rollout.task_output, rollout.outcome) == (False, None, Outcome.BLOCKED)
+    assert [(one.policy_name, one.severity, one.action_blocked) for one in rollout.violations] == [
+        ("SQLPolicy", "critical", True)
+    ]
+    assert (rollout.total_penalty, rollout.signals_sent) == (100.0, ["SIGTERM"])
+
+
+async def test_a_step_without_executor_is_judged_with_an_accuracy(record: AuditLog) -> None:
+    rollout = await GovernedRunner(KernelSpace(sql(), record)).step("SELECT 1")
+    assert (rollout.success, rollout.task_output.accuracy) == (True, 1.0)
+
+
+async def test_the_agent_of_init_is_run_and_forgotten_by_teardown(record: AuditLog) -> None:
+    runner = GovernedRunner(KernelSpace(ConstantPolicy(Effect.ALLOW), record))
+    runner.init(agent=lambda given: f"did {given}")
+    assert (await runner.step(input="x", mode="eval")).task_output == "did x"
+    runner.teardown()
+    assert runner.get_stats()["total_rollouts"] == 1
+    assert (await runner.step("y")).task_output.action.name == "execute"
+
+
+def test_an_agent_that_cannot_be_called_is_refused_by_init(kernel: KernelSpace) -> None:
+    with pytest.raises(KernelError):
+        GovernedRunner(kernel).init(object())
+
+
+@pytest.mark.parametrize(
+    ("error", "outcome"),
+    [
+        (ValueError("no"), Outcome.FAILED),
+        (TimeoutError("late"), Outcome.TIMEOUT),
+        (ConnectionResetError("gone"), Outcome.INFRASTRUCTURE),
+    ],
+)
+async def test_what_an_agent_raises_is_no_success_and_no_violation(
+    record: AuditLog, error: Exception, outcome: Outcome
+) -> None:
+    def agent(_: Any) -> None:
+        raise error
+
+    runner = GovernedRunner(KernelSpace(ConstantPolicy(Effect.ALLOW), record))
+    runner.init(agent)
+    rollout = await runner.step("x")
+    assert (rollout.success, rollout.violations, rollout.outcome) == (False, [], outcome)
+    assert str(error) in (rollout.error or "")
+
+
+async def test_an_agent_that_recovers_from_a_denial_succeeds(record: AuditLog) -> None:
+    kernel = KernelSpace(sql(), record, executor=lambda text: text, critical_signal=None)
+
+    def agent(given: str) -> str:
+        assert kernel.execute(DROP) is None
+        return kernel.execute(given)
+
+    runner = GovernedRunner(kernel)
+    runner.init(agent)
+    rollout = await runner.step("SELECT 1")
+    assert (rollout.success, rollout.task_output, len(rollout.violations)) == (True, "SELECT 1", 1)
+
+
+async def test_fail_on_violation_raises_and_records_a_block_once(kernel: KernelSpace) -> None:
+    heard: list[PolicyViolation] = []
+    runner = GovernedRunner(kernel, fail_on_violation=True, violation_callback=heard.append)
+    with pytest.raises(PolicyViolationError) as raised:
+        await runner.step(DROP)
+    assert raised.value.violation is heard[0]
+    assert runner.get_stats() == {"total_rollouts": 1, "total_violations": 1, "violation_rate": 1.0}
+
+
+async def test_fail_on_violation_lets_a_warning_pass(record: AuditLog) -> None:
+    kernel = KernelSpace(ConstantPolicy(Effect.WARN, name="careful"), record)
+    rollout = await GovernedRunner(kernel, fail_on_violation=True).step("x")
+    assert rollout.success
+    assert {one.violation_type for one in rollout.violations} == {PolicyViolationType.WARNED}
+
+
+async def test_fail_on_violation_also_stops_the_rest_of_the_rollout(record: AuditLog) -> None:
+    kernel = KernelSpace(SQLPolicy(dialect="sqlite", argument="input", tables=["users"]), record, executor=lambda t: t)
+    ran: list[Any] = []
+
+    def agent(_: str) -> str:
+        ran.append(kernel.execute("SELECT * FROM other"))
+        ran.append(kernel.execute("SELECT * FROM users"))
+        return "done"
+
+    runner = GovernedRunner(kernel, fail_on_violation=True)
+    runner.init(agent)
+    with pytest.raises(PolicyViolationError):
+        await runner.step("SELECT 1")
+    assert ran == [None, None]
+
+
+async def test_a_callback_that_raises_is_counted(kernel: KernelSpace) -> None:
+    def broken(_: PolicyViolation) -> None:
+        raise RuntimeError("no")
+
+    runner = GovernedRunner(kernel, violation_callback=broken)
+    assert len((await runner.step(DROP)).violations) == 1
+    assert runner.callback_errors == 1
+
+
+async def test_violations_are_logged_unless_switched_off(kernel: KernelSpace, caplog: pytest.LogCaptureFixture) -> None:
+    await GovernedRunner(kernel, log_violations=False).step(DROP)
+    assert "policy violation" not in caplog.text
+    await GovernedRunner(kernel).step(DROP)
+    assert caplog.text.count("policy violation") == 1
+
+
+async def test_an_unknown_mode_is_refused(kernel: KernelSpace) -> None:
+    with pytest.raises(ArgumentError, match="mode"):
+        await GovernedRunner(kernel).step("SELECT 1", mode="test")  # type: ignore[arg-type]
+
+
+def test_a_rollout_sums_its_own_penalties() -> None:
+    rollout = GovernedRollout("in", None, False, [violation("high"), violation("low")], total_penalty=-7.0)
+    assert (rollout.total_penalty, rollout.outcome) == (51.0, Outcome.BLOCKED)
+
+
+def test_the_contributed_name_is_the_same_runner() -> None:
+    assert AgentOSRunner is GovernedRunner
+
+
+def in_thread(work: Callable[[], Any]) -> None:
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join(30)
+
+
+@pytest.mark.parametrize("how", ["here", "thread", "executor", "to_thread", "task", "late"])
+async def test_a_hundred_interleaved_steps_do_not_mix(record: AuditLog, how: str) -> None:
+    kernel = KernelSpace(sql(), record, executor=lambda text: text, critical_signal=None)
+    runner = GovernedRunner(kernel, log_violations=False)
+    pool = ThreadPoolExecutor(4)
+    late: list[asyncio.Task[Any]] = []
+
+    async def agent(given: dict[str, Any]) -> str:
+        async def child() -> None:
+            await asyncio.sleep(0)
+            await kernel.execute_async(given["inner"])
+
+        for _ in range(given["times"]):
+            await asyncio.sleep(0)
+            match how:
+                case "here":
+                    kernel.execute(given["inner"])
+                case "thread":
+                    in_thread(lambda: kernel.execute(given["inner"]))
+                case "executor":
+                    await asyncio.wrap_future(pool.submit(kernel.execute, given["inner"]))
+                case "to_thread":
+                    await asyncio.to_thread(kernel.execute, given["inner"])
+                case "task":
+                    await asyncio.create_task(child())
+                case _:
+                    late.append(asyncio.create_task(child()))
+        return "done"
+
+    runner.init(agent)
+    tasks = [{"input": "SELECT 1", "inner": DROP, "times": number % 4} for number in range(100)]
+    rollouts = await asyncio.gather(*(runner.step(task) for task in tasks))
+    await asyncio.gather(*late)
+    pool.shutdown()
+    assert [len(rollout.violations) for rollout in rollouts] == [number % 4 for number in range(100)]
+    assert [rollout.total_penalty for rollout in rollouts] == [number % 4 * 100.0 for number in range(100)]
+    assert len({rollout.rollout_id for rollout in rollouts}) == 100
+    assert runner.get_stats()["total_violations"] == 150
+    assert not runner.unattributed
+
+
+async def test_a_step_is_the_current_rollout_unless_that_is_running(kernel: KernelSpace) -> None:
+    async def agent(_: str) -> None:
+        await asyncio.sleep(0)
+
+    runner = GovernedRunner(kernel)
+    runner.init(agent)
+    with enter_scope(RolloutScope("mine")):
+        first, second = await asyncio.gather(runner.step("SELECT 1"), runner.step("SELECT 1"))
+        third = await runner.step("SELECT 1")
+    assert first.rollout_id == "mine"
+    assert third.rollout_id == "mine"
+    assert second.rollout_id != "mine"
+
+
+async def test_two_runners_of_one_kernel_do_not_mix(kernel: KernelSpace) -> None:
+    one, other = GovernedRunner(kernel), GovernedRunner(kernel)
+    await one.step(DROP)
+    assert (one.get_stats()["total_violations"], other.get_stats()["total_violations"]) == (1, 0)
+
+
+async def test_what_names_no_rollout_is_kept_apart(record: AuditLog) -> None:
+    kernel = ForeignKernel()
+    runner = GovernedRunner(kernel)
+    kernel.report(violation())
+    assert (len(runner.unattributed), runner.get_stats()["total_violations"]) == (1, 1)
