@@ -30,7 +30,30 @@ if TYPE_CHECKING:
     from lgov_core.instrumentation import Governor
 
 
-class LgovMiddleware(AgentMiddleware[Any, Any, Any]):
+class _ModelCallMiddleware(AgentMiddleware[Any, Any, Any]):
+    """The synchronous and the asynchronous hook for model calls, over one flow.
+
+    ``awrap_model_call`` returns a coroutine and is not a coroutine function: LangChain wraps those for LangSmith, and then each
+    call waits for a thread of the default executor, twice.
+    """
+
+    def _govern(self, request: ModelRequest[Any], handler: Callable[[ModelRequest[Any]], Any]) -> Steps[Any]:
+        raise NotImplementedError
+
+    def wrap_model_call(
+        self, request: ModelRequest[Any], handler: Callable[[ModelRequest[Any]], ModelResponse[Any]]
+    ) -> Any:
+        """Evaluates the call, sends it if it may be sent, and evaluates the reply."""
+        return run_steps(self._govern(request, handler))
+
+    def awrap_model_call(
+        self, request: ModelRequest[Any], handler: Callable[[ModelRequest[Any]], Awaitable[ModelResponse[Any]]]
+    ) -> CoroutineType[Any, Any, Any]:
+        """As `wrap_model_call`, for asynchronous agents."""
+        return arun_steps(self._govern(request, handler))
+
+
+class LgovMiddleware(_ModelCallMiddleware):
     """Puts every model call and tool call of an agent under ``governor``::
 
         agent = create_agent(model, tools, middleware=[LgovMiddleware(governor)])
@@ -68,26 +91,11 @@ class LgovMiddleware(AgentMiddleware[Any, Any, Any]):
         """Evaluates the call, runs it if it may run, records the outcome and evaluates the result."""
         return self._tool_calls.wrap_tool_call(request, handler)
 
-    # The asynchronous hooks return a coroutine but are no coroutine functions: LangChain wraps those for LangSmith, and then
-    # each call waits for a thread of the default executor, twice.
-
     def awrap_tool_call(
         self, request: ToolCallRequest, handler: Callable[[ToolCallRequest], Awaitable[ToolMessage | Command[Any]]]
     ) -> CoroutineType[Any, Any, ToolMessage | Command[Any]]:
         """As `wrap_tool_call`, for asynchronous agents."""
         return self._tool_calls.awrap_tool_call(request, handler)
-
-    def wrap_model_call(
-        self, request: ModelRequest[Any], handler: Callable[[ModelRequest[Any]], ModelResponse[Any]]
-    ) -> Any:
-        """Evaluates the user's new text and the call, sends it if it may be sent, and evaluates the reply."""
-        return run_steps(self._govern(request, handler))
-
-    def awrap_model_call(
-        self, request: ModelRequest[Any], handler: Callable[[ModelRequest[Any]], Awaitable[ModelResponse[Any]]]
-    ) -> CoroutineType[Any, Any, Any]:
-        """As `wrap_model_call`, for asynchronous agents."""
-        return arun_steps(self._govern(request, handler))
 
     def _govern(self, request: ModelRequest[Any], handler: Callable[[ModelRequest[Any]], Any]) -> Steps[Any]:
         responses: list[ModelResponse[Any]] = []
@@ -112,7 +120,7 @@ class InstrumentedLgovMiddleware(LgovMiddleware):
     """The middleware of an instrumented process, with its own name: LangChain accepts only one middleware of a name."""
 
 
-class InnermostMiddleware(AgentMiddleware[Any, Any, Any]):
+class InnermostMiddleware(_ModelCallMiddleware):
     """The last middleware of an agent in an instrumented process, for what the others made of a model call.
 
     A changed call (a system prompt of their own, an edited conversation) is evaluated here in place of the call as it began,
@@ -124,18 +132,6 @@ class InnermostMiddleware(AgentMiddleware[Any, Any, Any]):
         super().__init__()
         self.governor = governor
         self.tools = []
-
-    def wrap_model_call(
-        self, request: ModelRequest[Any], handler: Callable[[ModelRequest[Any]], ModelResponse[Any]]
-    ) -> Any:
-        """Evaluates the call if it was changed since it was evaluated, and sends it."""
-        return run_steps(self._govern(request, handler))
-
-    def awrap_model_call(
-        self, request: ModelRequest[Any], handler: Callable[[ModelRequest[Any]], Awaitable[ModelResponse[Any]]]
-    ) -> CoroutineType[Any, Any, Any]:
-        """As `wrap_model_call`, for asynchronous agents."""
-        return arun_steps(self._govern(request, handler))
 
     def _govern(self, request: ModelRequest[Any], handler: Callable[[ModelRequest[Any]], Any]) -> Steps[Any]:
         def send(messages: Sequence[BaseMessage]) -> Any:
