@@ -9,7 +9,6 @@ from __future__ import annotations
 import functools
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -30,19 +29,14 @@ GRAPHS = frozenset({"langgraph", "langchain_create_agent", "deepagents"})
 HANDOFF_DESTINATION = "__handoff_destination"
 
 
-@dataclass(frozen=True, slots=True)
-class NodeOptions:
-    """What a ``ToolNode`` was made with, besides its tools, name and tags."""
-
-    handle_tool_errors: Any
-    messages_key: str
-    wrap_tool_call: Callable[..., Any] | None
-    awrap_tool_call: Callable[..., Any] | None
-
-
-def node_options(node: ToolNode) -> NodeOptions:
-    """The options of ``node``."""
-    return NodeOptions(node._handle_tool_errors, node._messages_key, node._wrap_tool_call, node._awrap_tool_call)
+def node_options(node: ToolNode) -> dict[str, Any]:
+    """The options that ``node`` was made with, besides its name and tags."""
+    return {
+        "handle_tool_errors": node._handle_tool_errors,
+        "messages_key": node._messages_key,
+        "wrap_tool_call": node._wrap_tool_call,
+        "awrap_tool_call": node._awrap_tool_call,
+    }
 
 
 def handled_error_types(handler: Callable[..., str]) -> tuple[type[Exception], ...]:

@@ -15,13 +15,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from lgov_core.instrumentation.evaluated_call import CoveredCall, covered_call
-from lgov_core.instrumentation.tool_call import GovernedResult, agovern_tool, govern_tool
+from lgov_core.instrumentation.tool_call import agovern_tool, govern_tool
 from lgov_core.types import Action, Point
 from lgov_langchain._internals import tool_function
 from lgov_langchain.instrumentor import acting_governor
 from lgov_langchain.process_handler import agent_span, inside
 from lgov_langchain.runs import FRAMEWORK, agent_name, is_pause
-from lgov_langchain.tool_results import denial_message, kind_of, result_reading, with_result_text
+from lgov_langchain.tool_results import answer, kind_of, result_reading
 
 if TYPE_CHECKING:
     from langchain_core.tools import BaseTool
@@ -47,7 +47,7 @@ def wrap_run(run: Callable[..., Any]) -> Callable[..., Any]:
 
         with call.recorded():
             result = govern_tool(call.governor, call.action, go, result_reading, is_pause=is_pause)
-        return call.answer(result)
+        return answer(result, self.name, call.action.call_id)
 
     return governed_run
 
@@ -66,7 +66,7 @@ def wrap_arun(arun: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[An
 
         with call.recorded():
             result = await agovern_tool(call.governor, call.action, go, result_reading, is_pause=is_pause)
-        return call.answer(result)
+        return answer(result, self.name, call.action.call_id)
 
     return governed_arun
 
@@ -89,13 +89,6 @@ class _UncoveredCall:
             return self.tool_input
         injected = {key: value for key, value in self.tool_input.items() if key not in self.action.arguments}
         return {**arguments, **injected}
-
-    def answer(self, result: GovernedResult[Any]) -> Any:
-        """What the caller of the tool gets."""
-        call_id = self.action.call_id
-        if result.told is not None:
-            return result.told if call_id is None else denial_message(result.told, self.action.name, call_id)
-        return result.result if result.text is None else with_result_text(result.result, result.text)
 
     @contextmanager
     def recorded(self) -> Generator[None]:

@@ -36,7 +36,7 @@ class LgovCallbackHandler(BaseCallbackHandler):
         agent.invoke(question, config={"callbacks": [LgovCallbackHandler(governor)]})
 
     It observes. Beside `LgovMiddleware`, `wrap_tool_node` or `instrument` of the same governor it adds what those do not see
-    and shows no call twice. Where it stands alone it stops a denied tool all the same, as far as a callback can: the
+    and shows no call twice. Without any of these it stops a denied tool itself, as far as a callback can: the
     tool does not run, and in agents of ``create_agent`` and graphs with a ``ToolNode`` (whose ``handle_tool_errors``
     lets invocation errors through to the model, as it does by default) the model reads why. Anywhere else the denial
     is raised out of the tool as `DeniedToolError`. A callback cannot change arguments or results, so a decision that

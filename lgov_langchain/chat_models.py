@@ -167,8 +167,8 @@ def _generate_flow(
 
 
 def _reply(result: LLMResult) -> Reply:
-    messages = [getattr(one, "message", None) for one in (result.generations or [[]])[0]]
-    return Reply.of(*(message for message in messages if isinstance(message, AIMessage)))
+    found = [getattr(one, "message", None) for one in (result.generations or [[]])[0]]
+    return Reply.of(*(message for message in found if isinstance(message, AIMessage)))
 
 
 def _llm_result(result: Result, returned: LLMResult | None) -> LLMResult:
@@ -176,14 +176,10 @@ def _llm_result(result: Result, returned: LLMResult | None) -> LLMResult:
         return LLMResult(generations=[[ChatGeneration(message=result.message or AIMessage(""))]])
     if result.message is None:
         return returned
-    before: Sequence[Any] = returned.generations[0]
-    after = [result.message, *result.others]
-    if all(getattr(old, "message", None) is new for old, new in zip(before, after, strict=False)):
+    pairs = list(zip(returned.generations[0], [result.message, *result.others], strict=False))
+    if all(getattr(old, "message", None) is new for old, new in pairs):
         return returned
-    generations: list[Any] = [
-        ChatGeneration(message=new, generation_info=old.generation_info)
-        for old, new in zip(before, after, strict=False)
-    ]
+    generations: list[Any] = [ChatGeneration(message=new, generation_info=old.generation_info) for old, new in pairs]
     return LLMResult(generations=[generations], llm_output=returned.llm_output, run=returned.run)
 
 

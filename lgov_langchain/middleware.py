@@ -11,13 +11,13 @@ from langchain.agents.middleware.types import ExtendedModelResponse, ModelRespon
 from langchain_core.messages import BaseMessage, SystemMessage
 from langgraph.types import Command
 
-from lgov_core.instrumentation import Step, Steps, arun_steps, json_text, run_steps
+from lgov_core.instrumentation import Steps, arun_steps, json_text, run_steps
 from lgov_core.instrumentation.endpoint_headers import demand_endpoint
 from lgov_langchain.endpoint import attributed
 from lgov_langchain.messages import first_reply
 from lgov_langchain.model_calls import Prompt, Reply, Result, govern_model_call
 from lgov_langchain.process_handler import agent_span, process_handler
-from lgov_langchain.sent_calls import ChangedCall, SentCall
+from lgov_langchain.sent_calls import SentCall, send_changed
 from lgov_langchain.tool_nodes import GovernedToolCalls
 
 if TYPE_CHECKING:
@@ -30,27 +30,49 @@ if TYPE_CHECKING:
     from lgov_core.instrumentation import Governor
 
 
-class LgovMiddleware(AgentMiddleware[Any, Any, Any]):
+class _ModelCallMiddleware(AgentMiddleware[Any, Any, Any]):
+    """The synchronous and the asynchronous hook for model calls, over one flow.
+
+    ``awrap_model_call`` returns a coroutine and is not a coroutine function: LangChain wraps those for LangSmith, and then each
+    call waits for a thread of the default executor, twice.
+    """
+
+    def _govern(self, request: ModelRequest[Any], handler: Callable[[ModelRequest[Any]], Any]) -> Steps[Any]:
+        raise NotImplementedError
+
+    def wrap_model_call(
+        self, request: ModelRequest[Any], handler: Callable[[ModelRequest[Any]], ModelResponse[Any]]
+    ) -> Any:
+        """Evaluates the call, sends it if it may be sent, and evaluates the reply."""
+        return run_steps(self._govern(request, handler))
+
+    def awrap_model_call(
+        self, request: ModelRequest[Any], handler: Callable[[ModelRequest[Any]], Awaitable[ModelResponse[Any]]]
+    ) -> CoroutineType[Any, Any, Any]:
+        """As `wrap_model_call`, for asynchronous agents."""
+        return arun_steps(self._govern(request, handler))
+
+
+class LgovMiddleware(_ModelCallMiddleware):
     """Puts every model call and tool call of an agent under ``governor``::
 
         agent = create_agent(model, tools, middleware=[LgovMiddleware(governor)])
 
-    A denied tool call does not run: the model reads the denial as the tool's error and goes on, and the other calls
-    it made beside it are not touched. A denied model call is not sent and a denied reply is dropped together with the
-    tool calls it proposed: the denial stands in its place and ends the run. User text and final answers are judged in
-    the same step (``input``, ``output``), so the agent's graph keeps its shape and what it streams keeps its form. A
-    decision that says abort raises `PolicyDenied` out of the agent. An exception out of a tool is recorded and goes
-    on as it would have. Every call becomes a span under its agent's, and is the current one of OpenTelemetry while it
-    runs.
+    A denied tool call does not run: the model reads the denial as the tool's error and goes on, and its other calls of the
+    same reply run. A denied model call is not sent, and a denied reply is dropped together with its tool calls: the denial
+    is returned in its place and ends the run. User text and final answers are evaluated in the same step (``input``,
+    ``output``), so the agent's graph and its stream of updates keep their form. A decision that says abort raises
+    `PolicyDenied` out of the agent. What a tool raises is recorded and raised on. Every call becomes a span below its
+    agent's, and is the current one of OpenTelemetry while it runs.
 
     ``endpoint_headers`` controls the headers that attribute model calls to rollouts at lgov's own endpoint: None adds
     them where ``LGOV_ENDPOINT`` says so, True demands that it is set (`SettingsError` otherwise), False never adds
     them. They are never sent to another host.
 
-    Put it first: what stands before it in the list is not seen. Tool calls and messages that what stands after it
-    changes are judged again before they go on; a decision that wants others is a denial there. Works in synchronous,
-    asynchronous, streamed and batched agents; one instance may serve any number of agents, threads and tasks.
-    Streamed tokens of a reply reach a streaming caller before the reply can be judged. Fails closed.
+    Put it first: middleware before it in the list is not governed. Tool calls and messages that middleware after it changes
+    are evaluated again before they run or are sent; a decision that would change them once more is a denial there. Works in
+    synchronous, asynchronous, streamed and batched agents; any number of agents, threads and tasks may share one instance.
+    Streamed tokens of a reply reach the reader before the reply can be evaluated. Fails closed.
     """
 
     def __init__(self, governor: Governor, *, endpoint_headers: bool | None = None) -> None:
@@ -69,26 +91,11 @@ class LgovMiddleware(AgentMiddleware[Any, Any, Any]):
         """Evaluates the call, runs it if it may run, records the outcome and evaluates the result."""
         return self._tool_calls.wrap_tool_call(request, handler)
 
-    # The asynchronous hooks return a coroutine but are no coroutine functions: LangChain wraps those for LangSmith, and then
-    # each call waits for a thread of the default executor, twice.
-
     def awrap_tool_call(
         self, request: ToolCallRequest, handler: Callable[[ToolCallRequest], Awaitable[ToolMessage | Command[Any]]]
     ) -> CoroutineType[Any, Any, ToolMessage | Command[Any]]:
         """As `wrap_tool_call`, for asynchronous agents."""
         return self._tool_calls.awrap_tool_call(request, handler)
-
-    def wrap_model_call(
-        self, request: ModelRequest[Any], handler: Callable[[ModelRequest[Any]], ModelResponse[Any]]
-    ) -> Any:
-        """Evaluates the user's new text and the call, sends it if it may be sent, and evaluates the reply."""
-        return run_steps(self._govern(request, handler))
-
-    def awrap_model_call(
-        self, request: ModelRequest[Any], handler: Callable[[ModelRequest[Any]], Awaitable[ModelResponse[Any]]]
-    ) -> CoroutineType[Any, Any, Any]:
-        """As `wrap_model_call`, for asynchronous agents."""
-        return arun_steps(self._govern(request, handler))
 
     def _govern(self, request: ModelRequest[Any], handler: Callable[[ModelRequest[Any]], Any]) -> Steps[Any]:
         responses: list[ModelResponse[Any]] = []
@@ -110,10 +117,10 @@ class LgovMiddleware(AgentMiddleware[Any, Any, Any]):
 
 
 class InstrumentedLgovMiddleware(LgovMiddleware):
-    """The middleware of an instrumented process. LangChain takes one of a name: this one may stand beside a program's own."""
+    """The middleware of an instrumented process, with its own name: LangChain accepts only one middleware of a name."""
 
 
-class InnermostMiddleware(AgentMiddleware[Any, Any, Any]):
+class InnermostMiddleware(_ModelCallMiddleware):
     """The last middleware of an agent in an instrumented process, for what the others made of a model call.
 
     A changed call (a system prompt of their own, an edited conversation) is evaluated here in place of the call as it began,
@@ -126,27 +133,11 @@ class InnermostMiddleware(AgentMiddleware[Any, Any, Any]):
         self.governor = governor
         self.tools = []
 
-    def wrap_model_call(
-        self, request: ModelRequest[Any], handler: Callable[[ModelRequest[Any]], ModelResponse[Any]]
-    ) -> Any:
-        """Evaluates the call if it was changed since it was evaluated, and sends it."""
-        return run_steps(self._govern(request, handler))
-
-    def awrap_model_call(
-        self, request: ModelRequest[Any], handler: Callable[[ModelRequest[Any]], Awaitable[ModelResponse[Any]]]
-    ) -> CoroutineType[Any, Any, Any]:
-        """As `wrap_model_call`, for asynchronous agents."""
-        return arun_steps(self._govern(request, handler))
-
     def _govern(self, request: ModelRequest[Any], handler: Callable[[ModelRequest[Any]], Any]) -> Steps[Any]:
-        changed = ChangedCall.of(self.governor, _messages(request))
-        if changed is None:
-            return (yield Step(partial(handler, request)))
-        denial = yield from changed.evaluate()
-        if denial is not None:
-            return ModelResponse(result=[denial])
-        with changed.sending():
-            return (yield Step(partial(handler, _with_messages(request, changed.messages))))
+        def send(messages: Sequence[BaseMessage]) -> Any:
+            return handler(_with_messages(request, messages))
+
+        return send_changed(self.governor, _messages(request), send)
 
 
 def _messages(request: ModelRequest[Any]) -> list[BaseMessage]:

@@ -14,6 +14,8 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
+from langchain_core.tracers.context import register_configure_hook
+
 from lgov_core.instrumentation.live_span import current_span
 from lgov_core.instrumentation.message_decisions import MessageDecisionCache
 from lgov_langchain.callback import LgovCallbackHandler
@@ -45,11 +47,17 @@ class ProcessHandler(LgovCallbackHandler):
             return self._decisions.setdefault(governor, MessageDecisionCache())
 
 
-@functools.cache
 def process_handler() -> ProcessHandler:
     """The handler; from the first call on LangChain reports to it every run that begins, in every thread."""
-    from langchain_core.tracers.context import register_configure_hook
+    with _REGISTRATION:
+        return _registered_handler()
 
+
+_REGISTRATION = threading.Lock()
+
+
+@functools.cache
+def _registered_handler() -> ProcessHandler:
     handler, changed = ProcessHandler(), ChangedCallHandler()
     for one in (handler, changed):  # LangChain leaves the coroutines of those after a handler that raises unawaited
         variable = contextvars.ContextVar[Any](f"lgov_langchain_{type(one).__name__}", default=one)
@@ -62,17 +70,13 @@ def agent_span(governor: Governor, config: Mapping[str, Any] | None = None, call
 
     A handler of the program's own for ``governor`` comes before the one of the process.
     """
-    for manager in (callbacks, (config or {}).get("callbacks"), running_config().get("callbacks")):
-        run_id = getattr(manager, "parent_run_id", None)
-        if run_id is None:
-            continue
-        handlers = [one for one in getattr(manager, "handlers", ()) if isinstance(one, LgovCallbackHandler)]
-        handlers.sort(key=lambda one: one.observer is not governor or isinstance(one, ProcessHandler))
-        for handler in handlers:
-            is_governors = handler.observer is governor or isinstance(handler, ProcessHandler)
-            if is_governors and (run := handler.tree.find(run_id)) is not None:
-                return handler.tree.span_above(governor, run)
-        return None
+    managers: Any = (callbacks, (config or {}).get("callbacks"), running_config().get("callbacks"))
+    manager: Any = next((one for one in managers if getattr(one, "parent_run_id", None) is not None), None)
+    handlers = [one for one in getattr(manager, "handlers", ()) if isinstance(one, LgovCallbackHandler)]
+    of_process = [one for one in handlers if isinstance(one, ProcessHandler)]
+    for handler in (*(one for one in handlers if one.governor is governor), *of_process):
+        if (run := handler.tree.find(manager.parent_run_id)) is not None:
+            return handler.tree.span_above(governor, run)
     return None
 
 

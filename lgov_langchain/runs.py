@@ -1,7 +1,7 @@
 """The runs of LangChain that are open, and the spans of those that are agents.
 
 LangChain reports to its callback handlers the begin and the end of each run, and the run above it. A handler cannot make its
-span the current one of the code that runs, so whoever opens a span inside a run asks the tree for the span above.
+span the current one of the code that runs, so code that opens a span inside a run asks the tree for the span above.
 """
 
 from __future__ import annotations

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import contextvars
-from collections.abc import Callable, Generator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from lgov_core.errors import PolicyDenied
@@ -78,48 +78,29 @@ def is_covered(governor: Governor, prompt: Sequence[BaseMessage]) -> bool:
     return model_call_covered(governor) and sent is not None and list(sent.messages) == list(prompt)
 
 
-class ChangedCall:
-    """An allowed call to which middleware has given other messages, where it comes to the model at last.
+def send_changed(governor: Governor, prompt: Sequence[BaseMessage], function: Callable[[Any], Any]) -> Steps[Any]:
+    """Sends the evaluated call that the running code is inside of, by ``function(messages)``.
 
-    After `evaluate` it goes on inside `sending`, where it is the call that was evaluated, and not another one beside it.
+    If ``prompt`` is not what it was evaluated with, it is evaluated again, and sent as the policies want it. Returns what
+    ``function`` returns, or the denial in place of the reply. A call that ``governor`` has not evaluated is only sent.
     """
-
-    def __init__(self, sent: SentCall, prompt: list[BaseMessage]) -> None:
-        self._sent = sent
-        self.messages = prompt
-
-    @classmethod
-    def of(cls, governor: Governor, prompt: list[BaseMessage]) -> ChangedCall | None:
-        """The call that the running code is inside of, if ``prompt`` is not what it was evaluated with."""
-        sent = _SENT.get()
-        if sent is None or not model_call_covered(governor):
-            return None
-        if is_covered(governor, prompt):
-            sent.went = True
-            return None
-        return cls(sent, prompt)
-
-    def evaluate(self) -> Steps[AIMessage | None]:
-        """The denial in place of the reply; None if the call may go on, with `messages` as the policies want them."""
-        call = self._sent.call
-        if not self._sent.went:  # a retry is another call for policies that count
-            call.overtaken()
-        action = call.changed_request(messages.as_mappings(self.messages))
-        decision = yield Step(lambda: call.governor.decide(action), lambda: call.governor.adecide(action))
+    sent = _SENT.get()
+    if sent is None or not model_call_covered(governor):
+        return (yield Step(partial(function, prompt)))
+    if not is_covered(governor, prompt):
+        if not sent.went:  # a retry is another call for policies that count
+            sent.call.overtaken()
+        action = sent.call.changed_request(messages.as_mappings(prompt))
+        decision = yield Step(partial(governor.decide, action), partial(governor.adecide, action))
         if decision.blocks:
             denial = messages.denial_reply(decision)
-            self._sent.denial = (denial, decision)
+            sent.denial = (denial, decision)
             return denial
         if decision.arguments is not None:
-            self.messages = messages.with_messages(self.messages, decision.arguments["messages"])
-        return None
-
-    @contextmanager
-    def sending(self) -> Generator[None]:
-        """The inside of the call with its new messages."""
-        self._sent.went = True
-        token = _SENT.set(SentCall(self._sent.call, self.messages))
-        try:
-            yield
-        finally:
-            _SENT.reset(token)
+            prompt = messages.with_messages(prompt, decision.arguments["messages"])
+    sent.went = True
+    token = _SENT.set(SentCall(sent.call, prompt))  # for the patched chat model it is the call that was evaluated
+    try:
+        return (yield Step(partial(function, prompt)))
+    finally:
+        _SENT.reset(token)

@@ -11,14 +11,15 @@ from langgraph.prebuilt import ToolNode
 from langgraph.prebuilt.tool_node import TOOL_CALL_ERROR_TEMPLATE, TOOL_INVOCATION_ERROR_TEMPLATE
 
 from lgov_core.errors import PolicyError
-from lgov_core.instrumentation.tool_call import GovernedResult, ToolReading, agovern_tool, govern_tool
+from lgov_core.instrumentation import Step, Steps, arun_steps, run_steps
+from lgov_core.instrumentation.tool_call import ToolReading, agovern_tool, govern_tool
 from lgov_core.types import Action, Point
 from lgov_langchain._internals import handled_error_types, node_options
 from lgov_langchain.callback_enforcement import DeniedToolError
 from lgov_langchain.changed_calls import expect_call_below
 from lgov_langchain.process_handler import agent_span, inside, process_handler
 from lgov_langchain.runs import FRAMEWORK, agent_name, is_pause
-from lgov_langchain.tool_results import denial_message, kind_of, result_reading, with_result_text
+from lgov_langchain.tool_results import answer, denial_message, kind_of, result_reading
 
 if TYPE_CHECKING:
     from langgraph.prebuilt.tool_node import ToolCallRequest
@@ -42,26 +43,23 @@ class GovernedToolCalls:
     def wrap_tool_call(self, request: ToolCallRequest, handler: Handler) -> ToolMessage | Command[Any]:
         """Evaluates the call, runs it if it may run, records the outcome and evaluates the result."""
         with inside(agent_span(self.governor, request.runtime.config)):
-            result = govern_tool(
-                self.governor,
-                _tool_action(request),
-                partial(_run, handler, request),
-                partial(_reading, request),
-                is_pause=is_pause,
-            )
-        return _answer(result, request)
+            result = govern_tool(**self._call(request, handler, run_steps))
+        return answer(result, request.tool_call["name"], request.tool_call["id"] or "")
 
     async def awrap_tool_call(self, request: ToolCallRequest, handler: AsyncHandler) -> ToolMessage | Command[Any]:
         """As `wrap_tool_call`, for asynchronous agents."""
         with inside(agent_span(self.governor, request.runtime.config)):
-            result = await agovern_tool(
-                self.governor,
-                _tool_action(request),
-                partial(_arun, handler, request),
-                partial(_reading, request),
-                is_pause=is_pause,
-            )
-        return _answer(result, request)
+            result = await agovern_tool(**self._call(request, handler, arun_steps))
+        return answer(result, request.tool_call["name"], request.tool_call["id"] or "")
+
+    def _call(self, request: ToolCallRequest, handler: Any, run: Callable[[Steps[Any]], Any]) -> dict[str, Any]:
+        return {
+            "governor": self.governor,
+            "action": _tool_action(request),
+            "run": lambda arguments: run(_run_flow(handler, request, arguments)),
+            "read": partial(_reading, request),
+            "is_pause": is_pause,
+        }
 
 
 def _tool_action(request: ToolCallRequest) -> Action:
@@ -79,26 +77,15 @@ def _tool_action(request: ToolCallRequest) -> Action:
     )
 
 
-def _run(handler: Handler, request: ToolCallRequest, arguments: Mapping[str, Any]) -> Any:
+def _run_flow(handler: Callable[..., Any], request: ToolCallRequest, arguments: Mapping[str, Any]) -> Steps[Any]:
     expect_call_below(request.runtime.config)
+    call = request.tool_call
+    if arguments != call["args"]:
+        request = request.override(tool_call={**call, "args": dict(arguments)})
     try:
-        return handler(_with_arguments(request, arguments))
+        return (yield Step(partial(handler, request)))
     except DeniedToolError as denied:  # it was changed on the way, and this node makes no messages of errors
-        return denial_message(denied.message, request.tool_call["name"], request.tool_call["id"] or "")
-
-
-async def _arun(handler: AsyncHandler, request: ToolCallRequest, arguments: Mapping[str, Any]) -> Any:
-    expect_call_below(request.runtime.config)
-    try:
-        return await handler(_with_arguments(request, arguments))
-    except DeniedToolError as denied:
-        return denial_message(denied.message, request.tool_call["name"], request.tool_call["id"] or "")
-
-
-def _with_arguments(request: ToolCallRequest, arguments: Mapping[str, Any]) -> ToolCallRequest:
-    if arguments == request.tool_call["args"]:
-        return request
-    return request.override(tool_call={**request.tool_call, "args": dict(arguments)})
+        return denial_message(denied.message, call["name"], call["id"] or "")
 
 
 def _reading(request: ToolCallRequest, result: Any) -> ToolReading:
@@ -108,12 +95,6 @@ def _reading(request: ToolCallRequest, result: Any) -> ToolReading:
     elif reading.status != "ok" and reading.text.startswith(_INVALID_ARGUMENTS):
         reading.status = "invalid_args"
     return reading
-
-
-def _answer(result: GovernedResult[Any], request: ToolCallRequest) -> Any:
-    if result.told is not None:
-        return denial_message(result.told, request.tool_call["name"], request.tool_call["id"] or "")
-    return result.result if result.text is None else with_result_text(result.result, result.text)
 
 
 # ---------------------------------------------------------------------- nodes of hand-made graphs
@@ -136,15 +117,8 @@ def wrap_tool_node(governor: Governor, tools: ToolNode | Sequence[Any], **option
                 f"cannot make a governed node from a {type(tools).__name__} with {len(options)} options",
                 hint="give wrap_tool_node the tools and the options, or ToolNode's own wrap_tool_call=",
             )
-        given = node_options(tools)
-        options = {
-            "name": tools.name or "tools",
-            "tags": None if tools.tags is None else list(tools.tags),
-            "handle_tool_errors": given.handle_tool_errors,
-            "messages_key": given.messages_key,
-            "wrap_tool_call": given.wrap_tool_call,
-            "awrap_tool_call": given.awrap_tool_call,
-        }
+        tags = None if tools.tags is None else list(tools.tags)
+        options = {"name": tools.name or "tools", "tags": tags, **node_options(tools)}
         tools = list(tools.tools_by_name.values())
     inner, ainner = options.pop("wrap_tool_call", None), options.pop("awrap_tool_call", None)
     if "handle_tool_errors" in options and inner is None and ainner is None:

@@ -9,7 +9,7 @@ from typing import Any, TypeGuard
 
 from langchain_core.messages import ToolMessage
 
-from lgov_core.instrumentation.tool_call import ToolReading
+from lgov_core.instrumentation.tool_call import GovernedResult, ToolReading
 from lgov_core.types import Kind
 from lgov_langchain._internals import HANDOFF_DESTINATION
 from lgov_langchain.messages import content_with_text, text_of
@@ -51,6 +51,13 @@ def result_reading(result: Any) -> ToolReading:
 def denial_message(denial: str, name: str, call_id: str) -> ToolMessage:
     """The denial as the answer to a tool call."""
     return ToolMessage(content=denial, name=name, tool_call_id=call_id, status="error")
+
+
+def answer(result: GovernedResult[Any], name: str, call_id: str | None) -> Any:
+    """What the caller of a governed tool gets. A denial is text where the call has no id."""
+    if result.told is not None:
+        return result.told if call_id is None else denial_message(result.told, name, call_id)
+    return result.result if result.text is None else with_result_text(result.result, result.text)
 
 
 def with_result_text(result: Any, text: str) -> Any:

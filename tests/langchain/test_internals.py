@@ -40,7 +40,7 @@ def test_the_options_of_a_tool_node() -> None:
         "wrap_tool_call": wrap,
         "awrap_tool_call": awrap,
     }
-    assert _internals.node_options(ToolNode([add], **options)) == _internals.NodeOptions(**options)
+    assert _internals.node_options(ToolNode([add], **options)) == options
 
 
 def test_the_types_that_an_error_handler_is_for() -> None:

@@ -186,7 +186,7 @@ def test_what_a_person_edits_is_judged(model_server: ModelServer, chat: Any, wit
 
 @HOW
 @pytest.mark.parametrize("handled", [True, False])
-def test_so_are_the_wrappers_of_a_governed_node(how: str, handled: bool, witness: Witness) -> None:
+def test_a_call_changed_by_a_nodes_wrapper_is_evaluated(how: str, handled: bool, witness: Witness) -> None:
     governor = make_governor(at(Point.PRE_TOOL_CALL, only_tmp), witness=witness)
     changing: Any = Changing("arguments")
     graph: Any = StateGraph(MessagesState)
@@ -255,7 +255,7 @@ def test_a_changed_prompt_is_one_call_in_an_instrumented_process(
 
 
 @HOW
-def test_a_model_that_middleware_asks_beside_the_call_is_a_call_of_its_own(
+def test_a_model_call_by_middleware_is_a_call_of_its_own(
     how: str, model_server: ModelServer, chat: Any, witness: Witness
 ) -> None:
     class Asking(Adding):

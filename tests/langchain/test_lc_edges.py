@@ -50,7 +50,7 @@ def no_digging(action: Action) -> Decision | None:
 
 @WAYS
 @pytest.mark.parametrize("how", ["stream", "astream"])
-def test_a_denial_in_the_middle_of_a_stream_is_seen_by_who_streams(
+def test_a_reader_of_a_stream_gets_the_denial(
     how: str, way: str, model_server: ModelServer, chat: Any, witness: Witness
 ) -> None:
     governor = make_governor(at(Point.PRE_TOOL_CALL, no_digging), witness=witness)

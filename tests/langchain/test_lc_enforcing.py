@@ -195,9 +195,7 @@ def test_what_langchain_does_with_an_asynchronous_handler_is_why(model_server: M
     assert ran == ["dig"]
 
 
-def test_a_handler_that_only_observes_stops_nothing_and_breaks_nothing(
-    model_server: ModelServer, chat: Any, witness: Witness
-) -> None:
+def test_a_handler_that_only_observes_stops_nothing(model_server: ModelServer, chat: Any, witness: Witness) -> None:
     ran.clear()
     governor = make_governor(Judging(lambda action: deny("no")), witness=witness)
     handler = LgovCallbackHandler(governor, enforce=False)

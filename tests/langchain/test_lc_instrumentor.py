@@ -81,9 +81,7 @@ def test_a_middleware_of_the_same_governor_is_not_doubled(
     assert len(witness.decisions()) == 1
 
 
-def test_a_lenient_middleware_of_the_program_does_not_replace_ours(
-    governor: Governor, model_server: ModelServer, chat: Any
-) -> None:
+def test_a_lenient_middleware_does_not_replace_ours(governor: Governor, model_server: ModelServer, chat: Any) -> None:
     from langchain.agents import create_agent
 
     lenient = make_governor(Judging(lambda action: allow()), witness=Witness())
@@ -92,7 +90,7 @@ def test_a_lenient_middleware_of_the_program_does_not_replace_ours(
     assert ran == []
 
 
-def test_a_lenient_middleware_on_an_older_reference_does_not_switch_the_backstop_off(
+def test_a_lenient_middleware_on_an_older_create_agent(
     governor: Governor, model_server: ModelServer, chat: Any
 ) -> None:
     lenient = make_governor(Judging(lambda action: allow()), witness=Witness())
@@ -104,7 +102,7 @@ def test_a_lenient_middleware_on_an_older_reference_does_not_switch_the_backstop
 
 
 @pytest.mark.parametrize("asynchronous", [False, True])
-def test_a_reference_taken_before_instrumentation_is_governed_by_the_backstop(
+def test_a_create_agent_imported_before_is_governed(
     asynchronous: bool, governor: Governor, model_server: ModelServer, chat: Any, witness: Witness
 ) -> None:
     model_server.play(calls(("c1", "erase", {"path": "home"}), ("c2", "erase", {"path": "tmp"})), says("done"))
@@ -146,7 +144,7 @@ def test_bare_tools_are_governed(governor: Governor, witness: Witness) -> None:
     assert [outcome.status for outcome in witness.outcomes] == ["denied"] * 7 + ["ok"]
 
 
-def test_middleware_that_rewrites_arguments_does_not_smuggle_them_past(
+def test_arguments_that_middleware_rewrites_are_evaluated(
     governor: Governor, model_server: ModelServer, chat: Any, witness: Witness
 ) -> None:
     from langchain.agents import create_agent
@@ -161,7 +159,7 @@ def test_middleware_that_rewrites_arguments_does_not_smuggle_them_past(
     assert [outcome.status for outcome in witness.outcomes] == ["denied"], "one call has one outcome"
 
 
-def test_a_call_that_runs_after_a_changed_one_was_denied_is_recorded_too(
+def test_a_call_that_runs_after_its_changed_form_was_denied(
     governor: Governor, model_server: ModelServer, chat: Any, witness: Witness
 ) -> None:
     from langchain.agents import create_agent
@@ -194,7 +192,7 @@ def test_a_tool_inside_a_tool_is_a_call_of_its_own(governor: Governor, model_ser
     assert "only tmp" in model_server.last_results()["c1"]
 
 
-def test_the_backstop_transforms_judges_results_and_records_failures(witness: Witness) -> None:
+def test_bare_tools_have_transforms_results_and_failures(witness: Witness) -> None:
     def judge(action: Action) -> Decision | None:
         if action.point is Point.POST_TOOL_CALL and "tmp" in (action.text or ""):
             return Decision(Effect.TRANSFORM, policy="redact", text=(action.text or "").replace("tmp", "***"))

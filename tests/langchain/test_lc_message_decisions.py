@@ -119,7 +119,7 @@ def test_a_text_that_is_allowed_by_now_is_sent(model_server: ModelServer, chat: 
 
 @HOW
 @pytest.mark.parametrize("point", [Point.POST_MODEL_CALL, Point.OUTPUT])
-def test_what_a_client_parsed_out_of_a_rewritten_reply_is_rewritten_too(
+def test_what_is_parsed_from_a_rewritten_reply_is_rewritten(
     how: str, point: Point, model_server: ModelServer, chat: Any, witness: Witness
 ) -> None:
     model_server.play(says('{"text": "the secret"}'))

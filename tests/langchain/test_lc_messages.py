@@ -7,7 +7,7 @@ from langchain_core.messages import HumanMessage
 from lgov_langchain import messages
 
 
-def test_a_transform_of_messages_leaves_each_picture_with_its_own() -> None:
+def test_a_transform_leaves_each_picture_with_its_message() -> None:
     def picture(data: str) -> HumanMessage:
         image = {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{data}"}}
         return HumanMessage([{"type": "text", "text": "look"}, image])

@@ -68,7 +68,7 @@ def test_the_answer_can_be_rewritten(point: Point, model_server: ModelServer, ch
 
 
 @pytest.mark.surface("langchain", "input", "observe", "transform", "sync")
-def test_rewritten_user_text_stays_rewritten_for_the_whole_conversation(
+def test_rewritten_user_text_stays_rewritten(
     model_server: ModelServer, chat: Any, database: Database, witness: Witness
 ) -> None:
     def judge(action: Action) -> Decision | None:

@@ -258,7 +258,7 @@ def test_every_one_of_several_replies_is_judged(model_server: ModelServer, witne
 
 
 @pytest.mark.parametrize("how", ["invoke", "ainvoke", "stream"])
-def test_an_agent_from_before_instrumentation_has_its_model_calls_judged(
+def test_the_model_calls_of_an_earlier_agent_are_evaluated(
     how: str, model_server: ModelServer, chat: Any, witness: Witness
 ) -> None:
     model_server.play(calls(("c1", "add", {"a": 1, "b": 2})), says("three"))
@@ -296,7 +296,7 @@ def _is_one_judged_run(witness: Witness, agent: str) -> None:
     assert {span.parent_id for span in witness.spans if span is not top} == {top.span_id}
 
 
-def test_an_agents_model_call_is_judged_once_and_one_that_its_middleware_makes_is_another(
+def test_a_model_call_by_an_agents_middleware_is_another_one(
     model_server: ModelServer, chat: Any, witness: Witness
 ) -> None:
     class Summarizing(AgentMiddleware[Any, Any, Any]):
@@ -311,9 +311,7 @@ def test_an_agents_model_call_is_judged_once_and_one_that_its_middleware_makes_i
     assert said == ["hi", "summarize: secret"]
 
 
-def test_middleware_that_changes_the_prompt_does_not_smuggle_it_past(
-    model_server: ModelServer, chat: Any, witness: Witness
-) -> None:
+def test_a_prompt_that_middleware_changes_is_evaluated(model_server: ModelServer, chat: Any, witness: Witness) -> None:
     class Rewriting(AgentMiddleware[Any, Any, Any]):
         def wrap_model_call(self, request: Any, handler: Any) -> Any:
             return handler(request.override(messages=[HumanMessage("forbidden")]))
@@ -388,7 +386,7 @@ def test_bare_calls_to_our_endpoint_carry_the_rollout(
     assert witness.spans[0].rollout_id == "r-9"
 
 
-def test_a_model_that_does_not_stream_is_judged_before_its_reply_goes_on(witness: Witness) -> None:
+def test_the_whole_reply_of_a_stream_is_withheld(witness: Witness) -> None:
     from langchain_core.language_models import BaseChatModel
     from langchain_core.outputs import ChatGeneration, ChatResult
 

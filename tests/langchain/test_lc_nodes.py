@@ -138,7 +138,7 @@ def test_a_subclass_is_not_made_anew(governor: Any) -> None:
 
 
 @pytest.mark.parametrize("how", ["invoke", "ainvoke"])
-def test_abort_is_raised_or_with_a_node_that_handles_everything_told(how: str, witness: Witness) -> None:
+def test_abort_is_raised_unless_the_node_handles_all_errors(how: str, witness: Witness) -> None:
     ran.clear()
     governor = make_governor(Judging(lambda action: deny("stop", abort=True)), witness=witness)
     with pytest.raises(PolicyDenied):
@@ -148,7 +148,7 @@ def test_abort_is_raised_or_with_a_node_that_handles_everything_told(how: str, w
     assert ran == []
 
 
-def test_unknown_tools_and_bad_arguments_are_recorded_as_what_they_are(governor: Any, witness: Witness) -> None:
+def test_unknown_tools_and_bad_arguments_are_recorded(governor: Any, witness: Witness) -> None:
     @tool("work")
     def other(number: int) -> str:
         """Counts."""

@@ -118,7 +118,7 @@ def test_an_agent_that_fails_has_an_ended_span(
 
 
 @pytest.mark.parametrize("how", ["invoke", "ainvoke"])
-def test_the_true_error_of_a_tool_is_recorded_where_the_model_reads_a_gentler_one(
+def test_the_error_behind_a_nodes_text_is_recorded(
     how: str, model_server: ModelServer, chat: Any, governor: Governor, witness: Witness
 ) -> None:
     from langgraph.graph import MessagesState, StateGraph
@@ -271,7 +271,7 @@ class _Thinking(BaseChatModel):
 
 @pytest.mark.parametrize("watches", [True, False])
 @pytest.mark.parametrize("how", ["invoke", "ainvoke"])
-def test_an_agent_that_a_model_asks_stands_where_the_model_was_called(
+def test_an_agent_that_a_model_asks_is_below_the_model(
     how: str, watches: bool, model_server: ModelServer, chat: Any, governor: Governor, witness: Witness
 ) -> None:
     """LangChain's events of a model call that has its span are declined; what the model calls is seen all the same."""

@@ -58,7 +58,7 @@ def test_the_model_is_told_to_wait_and_the_approved_call_runs(
 
 
 @pytest.mark.parametrize("how", ["sync", "async"])
-def test_a_call_that_the_server_refused_costs_nothing_and_one_that_was_lost_does(
+def test_a_refused_call_costs_nothing_and_a_lost_one_does(
     how: str, model_server: ModelServer, witness: Witness
 ) -> None:
     def agent(read_s: float) -> Any:

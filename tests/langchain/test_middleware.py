@@ -74,7 +74,7 @@ def test_only_the_denied_one_of_parallel_calls_is_stopped(
 
 @pytest.mark.parametrize("how", ["invoke", "ainvoke"])
 @pytest.mark.surface("langchain", "pre_tool_call", "transform")
-def test_transform_changes_what_runs_but_not_what_is_recorded_as_proposed(
+def test_a_transform_changes_what_runs_not_what_was_proposed(
     how: str, model_server: ModelServer, chat: Any, database: Database, witness: Witness
 ) -> None:
     def limit(action: Action) -> Decision | None:
@@ -118,7 +118,7 @@ def test_without_any_policy_no_tool_runs(
 
 
 @pytest.mark.parametrize("how", ["invoke", "ainvoke"])
-def test_a_raising_tool_is_recorded_and_ends_the_run_as_langchain_has_it(
+def test_a_raising_tool_is_recorded_and_ends_the_run(
     how: str, model_server: ModelServer, chat: Any, governor: Governor, witness: Witness
 ) -> None:
     @tool
@@ -151,7 +151,7 @@ def test_a_tool_that_times_out_is_recorded_as_that(
 
 
 @pytest.mark.parametrize("how", ["invoke", "ainvoke"])
-def test_calls_that_do_not_fit_are_judged_and_recorded_as_what_they_are(
+def test_calls_that_do_not_fit_are_recorded(
     how: str, model_server: ModelServer, chat: Any, database: Database, governor: Governor, witness: Witness
 ) -> None:
     model_server.play(
@@ -165,7 +165,7 @@ def test_calls_that_do_not_fit_are_judged_and_recorded_as_what_they_are(
     assert set(model_server.last_results()) == {"c1", "c2", "c3"}
 
 
-def test_a_call_with_broken_json_is_recorded_and_the_good_one_beside_it_runs(
+def test_a_call_with_broken_json_is_recorded(
     model_server: ModelServer, chat: Any, database: Database, governor: Governor, witness: Witness
 ) -> None:
     model_server.play(calls(("c1", "run_sql", '{"query": '), COUNT), says("done"))
