@@ -14,13 +14,13 @@ V = TypeVar("V")
 class BoundedDict(Generic[K, V]):
     """A dictionary that drops its oldest entry when it would exceed ``max_size``. Any thread may call its methods.
 
-    `put` makes an entry the newest; `get` does not change the order.
+    `put` makes an entry the newest; `get` does not change the order. A garbage collection inside a method may call another.
     """
 
     def __init__(self, max_size: int) -> None:
         self.max_size = max_size
         self._entries: OrderedDict[K, V] = OrderedDict()
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
 
     def get(self, key: K) -> V | None:
         """The value for ``key``, or None."""
@@ -28,7 +28,7 @@ class BoundedDict(Generic[K, V]):
             return self._entries.get(key)
 
     def put(self, key: K, value: V) -> V | None:
-        """Sets ``key`` and makes it the newest entry. Returns the value that was dropped for it, if any."""
+        """Sets ``key`` and makes it the newest entry. Returns the value that was dropped for it, or None."""
         with self._lock:
             self._entries[key] = value
             self._entries.move_to_end(key)
@@ -46,3 +46,8 @@ class BoundedDict(Generic[K, V]):
     def __len__(self) -> int:
         with self._lock:
             return len(self._entries)
+
+    def values(self) -> list[V]:
+        """The values now, the oldest first."""
+        with self._lock:
+            return list(self._entries.values())

@@ -135,7 +135,7 @@ class Governor:
         return self._only_watches
 
     def evaluates(self, point: Point) -> bool:
-        """Whether any policy or plugin is asked at ``point``; an act that no policy covers is denied, so it counts too."""
+        """Whether any policy or plugin is asked at ``point``; with none at all, ``pre_tool_call`` is a denial, so True."""
         return not self._only_watches and (point is Point.PRE_TOOL_CALL or bool(self._judges.of(point)))
 
     def _refuse_judges(self) -> None:
