@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 from types import SimpleNamespace
 from typing import Any
 
@@ -90,4 +91,4 @@ def test_the_trace_processors_are_found() -> None:
 
 
 def test_a_model_has_a_clean_up_at_the_end_of_a_run() -> None:
-    assert asyncio.iscoroutinefunction(Model._cleanup_on_run_end)
+    assert inspect.iscoroutinefunction(Model._cleanup_on_run_end)
