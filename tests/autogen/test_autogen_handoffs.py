@@ -18,6 +18,7 @@ from autogen_core.models import (
     UserMessage,
 )
 
+from lgov_autogen import proposals
 from lgov_core.errors import PolicyDenied
 from lgov_core.trace import semconv
 from lgov_core.types import Action, Decision, Point
@@ -238,6 +239,15 @@ async def test_the_client_alone_can_rewrite_arguments_and_end_a_run() -> None:
         assert [json.loads(call.arguments) for call in reply.content] == [{"word": "two"}]
         with pytest.raises(PolicyDenied, match="stop"):
             await client.create([UserMessage(content="go", source="user")], tools=[tool])
+
+
+async def test_of_too_many_pending_calls_the_oldest_never_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(proposals, "MAX_REMEMBERED", 1)
+    replies = [asks(("c1", "shout", {"word": "a"}), ("c2", "shout", {"word": "b"}))]
+    with playing("explicit", FINE, *replies) as (parts, seen, _server):
+        await parts.client().create([UserMessage(content="go", source="user")], tools=[as_tool(shout)])
+    tools = [span for span in seen.spans if span.attributes[semconv.OPERATION] == semconv.EXECUTE_TOOL]
+    assert [(span.attributes[semconv.TOOL_CALL_ID], span.ended_at) for span in tools] == [("c1", None)]
 
 
 def _agent_of_tools(name: str, client: Any, tools: Sequence[Any], stream: bool) -> Any:

@@ -3,19 +3,27 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from agents import Agent, Model, RunContextWrapper, RunState, function_tool
+from agents import (
+    Agent,
+    Model,
+    RunContextWrapper,
+    RunState,
+    add_trace_processor,
+    function_tool,
+    set_trace_processors,
+)
 from agents.mcp import MCPUtil
 from agents.tool_context import ToolContext
 from agents.tracing import get_trace_provider
-from agents.tracing.processors import default_processor
-from cells_agents import MODELS
+from cells_agents import MODELS, make_governor
 from mcp.types import Tool
 
-from lgov_openai_agents import _internals
+from lgov_openai_agents import LgovTracingProcessor, _internals
 from lgov_openai_agents.self_test import _ProbeServer
 
 
@@ -71,9 +79,16 @@ def test_the_url_of_a_model_is_known(kind: str) -> None:
     assert _internals.base_url_of(MODELS[kind](SimpleNamespace(base_url="http://x/v1"))) == "http://x/v1/"
 
 
-def test_the_vendors_trace_processor_is_found() -> None:
-    assert default_processor() in _internals.trace_processors(get_trace_provider())
+def test_the_trace_processors_are_found() -> None:
+    provider = get_trace_provider()
+    before = _internals.trace_processors(provider)
+    own: Any = LgovTracingProcessor(make_governor(lambda action: None))
+    add_trace_processor(own)
+    try:
+        assert _internals.trace_processors(provider) == [*before, own]
+    finally:
+        set_trace_processors(before)
 
 
 def test_a_model_has_a_clean_up_at_the_end_of_a_run() -> None:
-    assert asyncio.iscoroutinefunction(Model._cleanup_on_run_end)
+    assert inspect.iscoroutinefunction(Model._cleanup_on_run_end)
